@@ -1,0 +1,33 @@
+# `make fig9` and `make test` work in a bare clone: they make .venv, install the pinned packages, and run. No GPU needed.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: fig9 test measure format clean
+
+fig9: .venv/run.stamp
+	$(BIN)/python experiments/fig9.py
+
+measure: .venv/run.stamp
+	$(BIN)/python experiments/fig9.py --measure
+
+test: .venv/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest
+
+format: .venv/dev.stamp
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# A stamp is newer than the files that it depends on, so that a second make installs nothing.
+.venv/run.stamp: requirements.txt pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
+.venv/dev.stamp: requirements-dev.txt .venv/run.stamp
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	touch $@
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache

@@ -1,0 +1,146 @@
+"""The mask of a chunk, and attention over the KV cache in three back ends with one signature.
+
+A back end attends the new rows of n requests to all that these requests have in one layer's cache:
+
+    attend(q, keys, values, slots, contexts) -> y
+        q         (n, Tq, n_head, head_dim)   Tq new rows of each request: n = 1 for a chunk, Tq = 1 for decodes
+        keys      (n_kv_head, slots, length, head_dim)   the layer's whole cache; values alike
+        slots     n slot numbers, the cache row of each request
+        contexts  n token counts, the request's new rows included: row i of a request sits at position context - Tq + i
+        y         (n, Tq, n_head, head_dim)
+
+Nothing else is needed: a chunk, a whole prompt and a decode differ only in Tq and context. With grouped-query attention
+(n_kv_head < n_head) query head h reads key head h // (n_head / n_kv_head).
+"""
+
+import math as pymath
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from configs import UserError
+
+Attend = Callable[[Tensor, Tensor, Tensor, Sequence[int], Sequence[int]], Tensor]
+
+
+@lru_cache(maxsize=8)  # every layer of an iteration asks for the same mask
+def chunk_mask(start: int, length: int, device: str | torch.device = "cpu") -> Tensor:
+    """Which keys the rows of a chunk may see (SARATHI, Fig 6): Boolean (length, start + length), True = sees.
+
+    Row i is prompt token start + i; it sees itself and everything before. Stacked, the masks of a prompt's chunks are the rows of the
+    lower triangle: that is why a chunked prefill computes what the full prefill does.
+    """
+    row = torch.arange(start, start + length, device=device)[:, None]  # (length, 1)
+    column = torch.arange(start + length, device=device)[None, :]  # (1, start + length)
+    return column <= row
+
+
+def math(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int]) -> Tensor:
+    """The reference: one request at a time, every step written out, scores in at least float32."""
+    _, rows, n_head, head_dim = q.shape
+    groups = n_head // keys.shape[0]
+    exact = torch.promote_types(q.dtype, torch.float32)
+    out = torch.empty_like(q)
+    for i, (slot, context) in enumerate(zip(slots, contexts, strict=True)):
+        query = q[i].transpose(0, 1).to(exact)  # (n_head, Tq, head_dim)
+        key = keys[:, slot, :context].repeat_interleave(groups, dim=0).to(exact)  # (n_head, context, head_dim)
+        value = values[:, slot, :context].repeat_interleave(groups, dim=0).to(exact)  # (n_head, context, head_dim)
+        scores = query @ key.transpose(1, 2) / pymath.sqrt(head_dim)  # (n_head, Tq, context)
+        scores = scores.masked_fill(~chunk_mask(context - rows, rows, q.device), float("-inf"))
+        out[i] = (scores.softmax(dim=-1) @ value).transpose(0, 1)  # (Tq, n_head, head_dim)
+    return out
+
+
+def sdpa(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int]) -> Tensor:
+    """PyTorch's fused attention, reading the cache in place."""
+    if q.is_cuda and len(slots) > 1:
+        return _sdpa_gathered(q, keys, values, slots, contexts)
+    _, rows, n_head, head_dim = q.shape
+    n_kv_head, groups = keys.shape[0], n_head // keys.shape[0]
+    out = torch.empty_like(q)
+    # A loop, because contexts differ and a padded batch would read the longest for all; the views below copy nothing.
+    for i, (slot, context) in enumerate(zip(slots, contexts, strict=True)):
+        key = keys[:, slot, :context]  # (n_kv_head, context, head_dim)
+        value = values[:, slot, :context]  # (n_kv_head, context, head_dim)
+        if rows == 1:  # a decode sees all of its context: its grouped heads can be the rows of one unmasked product
+            query = q[i].view(1, n_kv_head, groups, head_dim)
+            if q.dtype == torch.bfloat16 and not q.is_cuda:
+                # Few-row bf16 products are slow on CPUs; as float32 a request's K and V pass through the caches, 3x faster.
+                y = F.scaled_dot_product_attention(query.float(), key[None].float(), value[None].float())
+            else:
+                y = F.scaled_dot_product_attention(query, key[None], value[None])
+            out[i] = y.view(1, n_head, head_dim)
+        else:  # key heads are the batch dimension, so that grouping is a broadcast and not a copy
+            query = q[i].view(rows, n_kv_head, groups, head_dim).permute(1, 2, 0, 3)  # (n_kv_head, groups, Tq, head_dim)
+            key = key[:, None].expand(-1, groups, -1, -1)  # (n_kv_head, groups, context, head_dim)
+            value = value[:, None].expand(-1, groups, -1, -1)  # (n_kv_head, groups, context, head_dim)
+            whole = rows == context  # a whole prompt: its lower triangle needs no mask in memory
+            mask = None if whole else chunk_mask(context - rows, rows, q.device)
+            y = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=whole)
+            out[i] = y.permute(2, 0, 1, 3).reshape(rows, n_head, head_dim)
+    return out
+
+
+def _sdpa_gathered(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int]) -> Tensor:
+    """Many requests in one kernel launch, at the price of a padded copy: on a GPU, launches cost more than that."""
+    rows, longest = q.shape[1], max(contexts)
+    index = torch.tensor(slots, device=q.device)
+    key = keys[:, index, :longest].transpose(0, 1)  # (n, n_kv_head, longest, head_dim)
+    value = values[:, index, :longest].transpose(0, 1)  # (n, n_kv_head, longest, head_dim)
+    last_seen = torch.tensor(contexts, device=q.device)[:, None] - rows + torch.arange(rows, device=q.device)  # (n, Tq)
+    mask = torch.arange(longest, device=q.device) <= last_seen[:, :, None]  # (n, Tq, longest)
+    y = F.scaled_dot_product_attention(q.transpose(1, 2), key, value, attn_mask=mask[:, None], enable_gqa=True)
+    return y.transpose(1, 2)  # (n, Tq, n_head, head_dim)
+
+
+def xformers(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int]) -> Tensor:
+    """The paper's back end (SARATHI, Sec 4.5): xformers' memory-efficient attention on the cache as it lies, CUDA only.
+
+    The cache is one long row of keys, `length` of them to a slot; the padded-keys mask says how many of each slot are real. Slots that
+    are not in the batch get zero queries, so nothing is gathered.
+    """
+    from xformers.ops import fmha  # here, because it only exists with CUDA
+
+    n, rows, n_head, head_dim = q.shape
+    n_kv_head, n_slots, length, _ = keys.shape
+    groups = n_head // n_kv_head
+    order = sorted(range(n), key=lambda i: slots[i])  # the mask wants the requests in the order of their slots
+    context_of = dict(zip(slots, contexts, strict=True))
+    bias = fmha.attn_bias.BlockDiagonalCausalWithOffsetPaddedKeysMask.from_seqlens(
+        q_seqlen=[rows if slot in context_of else 0 for slot in range(n_slots)],
+        kv_padding=length,
+        kv_seqlen=[context_of.get(slot, 1) for slot in range(n_slots)],
+    )
+    query = q[order].view(1, n * rows, n_kv_head, groups, head_dim)
+    key = keys.view(n_kv_head, n_slots * length, head_dim).transpose(0, 1)[None, :, :, None]  # (1, slots * length, n_kv_head, 1, head_dim)
+    value = values.view(n_kv_head, n_slots * length, head_dim).transpose(0, 1)[None, :, :, None]
+    shape = (1, n_slots * length, n_kv_head, groups, head_dim)
+    y = fmha.memory_efficient_attention_forward(query, key.expand(shape), value.expand(shape), attn_bias=bias)
+    out = torch.empty_like(q)
+    out[order] = y.view(n, rows, n_head, head_dim)
+    return out
+
+
+BACKENDS: dict[str, Attend] = {"math": math, "sdpa": sdpa, "xformers": xformers}
+
+
+def choose_backend(name: str, device: torch.device) -> Attend:
+    """A back end by name; "auto" is xformers where it runs (CUDA, installed) and sdpa elsewhere."""
+    if name == "auto":
+        name = "xformers" if device.type == "cuda" and _xformers_installed() else "sdpa"
+    if name not in BACKENDS:
+        raise UserError(f"unknown attention {name!r}: choose from auto, {', '.join(BACKENDS)}")
+    if name == "xformers" and (device.type != "cuda" or not _xformers_installed()):
+        raise UserError(f"attention 'xformers' needs a CUDA device and the xformers package; this is {device}: choose auto, sdpa or math")
+    return BACKENDS[name]
+
+
+def _xformers_installed() -> bool:
+    try:
+        import xformers.ops  # noqa: F401  (here, because it is slow to import and absent on many machines)
+    except ImportError:
+        return False
+    return True

@@ -1,0 +1,134 @@
+"""Seconds that a batch takes on a GPU that you do not have, operator by operator.
+
+Every operator either computes or moves bytes, and the two overlap, though not perfectly:
+
+    t = (t_compute^p + t_memory^p)^(1/p)      t_compute = FLOPs / (peak * efficiency)      t_memory = bytes / (bandwidth * efficiency)
+
+With p -> infinity this is the roofline, max(t_compute, t_memory); a finite p rounds off its corner, near 128 to 256 tokens on an
+A6000, where SARATHI lives. Matrix products run in whole tiles (SARATHI, Fig 7), so token 257 costs as much as tokens 257 to 384.
+All times are in seconds, all sizes in bytes or tokens.
+"""
+
+from dataclasses import dataclass
+
+from configs import GPU, ModelConfig
+from scheduler import Batch
+
+TILE = 128  # rows of a tile of a matrix product (SARATHI, Sec 4.4: "the tile size in our experiments")
+SMALLEST_TILE = 16  # rows below which a tensor core cannot go
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """How much of the data sheet a GPU gives in practice: the only fitted constants of the cost model."""
+
+    compute: float  # share of peak that linear operators reach
+    memory: float  # share of the bandwidth, for weights, activations, and keys and values alike
+    attention: float  # share of peak that prefill attention reaches, counting masked blocks as work (they are not skipped)
+    p: float  # sharpness of the roofline's corner
+
+
+# Printed by experiments/fit_a6000.py from nine numbers of SARATHI's Table 2 and Fig 7, and from nothing else. Those nine cannot tell more
+# constants apart: a fixed time per layer for decode attention fits to zero, and a share of the bandwidth of its own for keys and values
+# runs off to 1. Both are left out, so short contexts and small models may come out too fast.
+EFFICIENCY: dict[str, Efficiency] = {"a6000": Efficiency(compute=0.7739, memory=0.7483, attention=0.557, p=2.1587)}
+
+
+def padded(tokens: int) -> int:
+    """Rows that a matrix product really computes: `tokens` rounded up to whole tiles.
+
+    Below one tile of 128 rows, libraries switch to tiles of 64, 32 and 16: 4 decodes do not pay for 128 rows.
+    """
+    tile = TILE
+    while tile > SMALLEST_TILE and tokens <= tile // 2:
+        tile //= 2
+    return -(-tokens // tile) * tile
+
+
+class CostModel:
+    """Seconds of a `Batch` for one model on one GPU.
+
+    A GPU without constants of its own takes the A6000's: its speed then comes from its data sheet, and only the shares of peak and
+    bandwidth are borrowed. That is a guess, fair within one generation (A6000, A40, A100), less so across (H100, H200).
+
+    bytes_per_value: 2 for fp16 and bf16, as in the papers.
+    """
+
+    def __init__(self, model: ModelConfig, gpu: GPU, efficiency: Efficiency | None = None, bytes_per_value: int = 2) -> None:
+        self.model = model
+        self.gpu = gpu
+        self.efficiency = efficiency or EFFICIENCY.get(gpu.name, EFFICIENCY["a6000"])
+        self.bytes_per_value = bytes_per_value
+        self.kv_bytes = model.kv_bytes_per_token(bytes_per_value)  # m_kv: K and V of one token, over all layers
+        self.seconds_per_cached_token = self.kv_bytes / (gpu.bandwidth * self.efficiency.memory)
+        self._without_attention: dict[tuple[int, int], float] = {}  # (tokens, sampled rows) -> seconds: few distinct keys, asked often
+
+    def roofline(self, flops: float, size: float, share_of_peak: float) -> float:
+        """Seconds of one operator that computes `flops` and moves `size` bytes."""
+        p = self.efficiency.p
+        compute = flops / (self.gpu.peak * share_of_peak)
+        memory = size / (self.gpu.bandwidth * self.efficiency.memory)
+        return (compute**p + memory**p) ** (1 / p)
+
+    def linear(self, tokens: int, inputs: int, outputs: int) -> float:
+        """Seconds of one matrix product (tokens, inputs) @ (inputs, outputs). Padding costs FLOPs, not bytes."""
+        flops = 2 * padded(tokens) * inputs * outputs
+        size = (inputs * outputs + tokens * (inputs + outputs)) * self.bytes_per_value
+        return self.roofline(flops, size, self.efficiency.compute)
+
+    def linears(self, tokens: int) -> dict[str, float]:
+        """Seconds of the four linear operators over all layers, decodes fused with the chunk (SARATHI, Sec 4.3.1)."""
+        return {name: self.model.n_layer * self.linear(tokens, *shape) for name, shape in self.model.linears.items()}
+
+    def head(self, sampled: int) -> float:
+        """Seconds of the logits for the rows that get a token: all that we count of the paper's 'others'.
+
+        The rest (norms, activations, residuals) is left out, as SARATHI does: under 5 % in Sec 3.1, and Table 2's totals are exactly
+        linear + attention.
+        """
+        return self.linear(sampled, self.model.hidden, self.model.vocab_size) if sampled else 0.0
+
+    def chunk_attention(self, start: int, length: int) -> float:
+        """Seconds, over all layers, in which `length` prompt tokens attend to themselves and the `start` tokens before them.
+
+        QK^T and AV take 2 FLOPs each per query, key and channel; a chunk reads all earlier keys and values again (SARATHI, Sec 4.2).
+        """
+        model, context = self.model, start + length
+        channels = model.n_layer * model.n_head * model.head_dim
+        flops = 4 * length * context * channels
+        size = context * self.kv_bytes + 2 * length * channels * self.bytes_per_value  # keys and values; queries in, result out
+        return self.roofline(flops, size, self.efficiency.attention)
+
+    def attention(self, batch: Batch) -> float:
+        """Seconds of attention over all layers: each chunk on its own, then all decodes (SARATHI, Sec 4.3.1).
+
+        A decode does 2 FLOPs per cached value that it reads: bandwidth alone decides. `context` is what was cached before this step.
+        """
+        decodes = batch.decodes
+        seconds = (len(decodes) + sum([request.context for request in decodes])) * self.seconds_per_cached_token
+        for chunk in batch.chunks:
+            seconds += self.chunk_attention(chunk.start, chunk.length)
+        return seconds
+
+    def operators(self, batch: Batch) -> dict[str, float]:
+        """Seconds per operator over all layers, in the order in which a layer runs them."""
+        linears = self.linears(batch.num_tokens)
+        return {
+            "preproj": linears["preproj"],
+            "attn": self.attention(batch),
+            "postproj": linears["postproj"],
+            "ffn_ln1": linears["ffn_ln1"],
+            "ffn_ln2": linears["ffn_ln2"],
+            "others": self.head(len(batch.sampled)),
+        }
+
+    def seconds(self, batch: Batch) -> float:
+        """Seconds of the whole iteration: the sum of `operators`, but fast enough for a simulation of a million iterations."""
+        tokens = sampled = len(batch.decodes)
+        for chunk in batch.chunks:
+            tokens += chunk.length
+            sampled += chunk.is_last
+        key = (tokens, sampled)
+        if key not in self._without_attention:
+            self._without_attention[key] = sum(self.linears(tokens).values()) + self.head(sampled)
+        return self._without_attention[key] + self.attention(batch)

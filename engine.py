@@ -1,0 +1,374 @@
+"""The loop: scheduler -> executor -> scheduler. `LLM` runs it with a real model, `simulate` with the cost model.
+
+A student who understands `run` has understood the engine. Both executors take the same batches from the same scheduler:
+
+    ModelExecutor   torch, the wall clock, real tokens
+    CostExecutor    the cost model of a named GPU, a virtual clock, placeholder tokens
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import checkpoint
+from attention import choose_backend
+from configs import GPUS, MODELS, UserError, lookup
+from costmodel import CostModel
+from kvcache import KVCache
+from model import OPERATORS, FlatBatch, Span, Transformer, untimed
+from sampling import Sampler, SamplingParams, sample
+from scheduler import Batch, Request, Scheduler, make_scheduler
+from timeline import Trace
+
+__all__ = ["LLM", "RequestOutput", "SamplingParams", "simulate"]
+
+DEMO_DIRECTORY = Path(__file__).parent / "demo"
+
+
+@dataclass(slots=True)
+class Result:
+    """tokens: one for each request of `batch.sampled`. seconds: how long the batch took. operators: seconds of each, if timed."""
+
+    tokens: list[int]
+    seconds: float
+    operators: dict[str, float] | None = None
+
+
+def run(scheduler: Scheduler, executor: "ModelExecutor | CostExecutor", requests: Iterable[Request], trace: Trace) -> Iterator[tuple]:
+    """The one loop of the engine. Yields (batch, tokens) after each iteration; fills `trace`."""
+    arriving = deque(sorted(requests, key=lambda request: request.arrival))
+    while arriving or scheduler.has_work:
+        now = executor.now()
+        while arriving and arriving[0].arrival <= now:
+            scheduler.add(arriving.popleft())
+        batch = scheduler.schedule(now)
+        if batch is None:
+            assert arriving, f"{scheduler.name} has work but schedules nothing"
+            executor.wait_until(arriving[0].arrival)
+            continue
+        result = executor.execute(batch)
+        ended = scheduler.update(batch, result.tokens)
+        trace.record(batch, now, result.seconds, result.operators, ended)
+        for request in ended:
+            executor.release(request)
+        yield batch, result.tokens
+
+
+class CostExecutor:
+    """Runs nothing: asks the cost model for the seconds, and moves a virtual clock by them."""
+
+    def __init__(self, cost_model: CostModel):
+        self.cost_model = cost_model
+        self.clock = 0.0
+
+    def now(self) -> float:
+        return self.clock
+
+    def wait_until(self, moment: float) -> None:
+        self.clock = moment
+
+    def execute(self, batch: Batch) -> Result:
+        seconds = self.cost_model.seconds(batch)
+        self.clock += seconds
+        return Result([0] * len(batch.sampled), seconds)
+
+    def release(self, request: Request) -> None:
+        pass
+
+
+class OperatorTimer:
+    """A `run` hook for `Transformer.forward`: seconds of each of the paper's operators (SARATHI, Fig 3 and 10)."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.seconds = dict.fromkeys(OPERATORS, 0.0)
+
+    def __call__(self, name: str, operator: Any, *args: Any) -> Any:
+        start = synchronized_clock(self.device)
+        result = operator(*args)
+        self.seconds[name] += synchronized_clock(self.device) - start
+        return result
+
+
+def synchronized_clock(device: torch.device) -> float:
+    """The wall clock in seconds, once the device has done all that it was asked to."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+class ModelExecutor:
+    """Runs batches on the model for real. Holds the cache and the slot of each request."""
+
+    def __init__(self, model: Transformer, cache: KVCache, attend: Any, time_operators: bool = False):
+        self.model, self.cache, self.attend = model, cache, attend
+        self.time_operators = time_operators
+        self.slot_of: dict[int, int] = {}  # by request id
+        self.origin = time.perf_counter()
+
+    def now(self) -> float:
+        return time.perf_counter() - self.origin
+
+    def wait_until(self, moment: float) -> None:
+        time.sleep(max(0.0, moment - self.now()))
+
+    def execute(self, batch: Batch) -> Result:
+        start = self.now()
+        flat = self.flatten(batch)
+        timer = OperatorTimer(self.model.device) if self.time_operators else None
+        logits = self.model(flat, self.cache, self.attend, timer or untimed)  # (S, vocab)
+        tokens = sample(logits, [request.sampler for request in batch.sampled])
+        synchronized_clock(self.model.device)  # an iteration without a sampled token would end before its kernels do
+        return Result(tokens, self.now() - start, timer.seconds if timer else None)
+
+    def release(self, request: Request) -> None:
+        self.cache.free(self.slot_of.pop(request.request_id))
+
+    def flatten(self, batch: Batch) -> FlatBatch:
+        """Lay a batch out as rows, chunks first, and take its places in the cache."""
+        tokens: list[int] = []
+        slots: list[int] = []
+        positions: list[int] = []
+        spans: list[Span] = []
+        logit_rows: list[int] = []
+        for chunk in batch.chunks:
+            request, end = chunk.request, chunk.start + chunk.length
+            if chunk.start == 0:
+                self.slot_of[request.request_id] = self.cache.allocate()
+            slot = self.slot_of[request.request_id]
+            place = self.cache.extend(slot, chunk.length)
+            assert place == chunk.start, "the cache and the scheduler disagree about a request's length"
+            spans.append(Span(slice(len(tokens), len(tokens) + chunk.length), (slot,), (end,)))
+            tokens.extend(request.prompt[chunk.start : end])
+            slots.extend([slot] * chunk.length)
+            positions.extend(range(chunk.start, end))
+            if chunk.is_last:
+                logit_rows.append(len(tokens) - 1)
+        if batch.decodes:
+            first = len(tokens)
+            for request in batch.decodes:
+                slot = self.slot_of[request.request_id]
+                tokens.append(request.output[-1])
+                slots.append(slot)
+                positions.append(self.cache.extend(slot, 1))
+            spans.append(Span(slice(first, len(tokens)), tuple(slots[first:]), tuple(p + 1 for p in positions[first:])))
+            logit_rows.extend(range(first, len(tokens)))
+        device = self.model.device
+
+        def on_device(numbers: list[int]) -> Tensor:
+            return torch.tensor(numbers, dtype=torch.long, device=device)
+
+        return FlatBatch(on_device(tokens), on_device(slots), on_device(positions), spans, on_device(logit_rows))
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """What became of one prompt. Times in seconds from the request's arrival; text is "" where the model has no tokenizer."""
+
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    text: str
+    finish_reason: str  # "stop" or "length"
+    ttft: float  # time to first token
+    latency: float  # time to last token
+
+
+@dataclass(frozen=True)
+class StreamedToken:
+    """One token as it comes. index: of the prompt; text: what this token adds ("" inside a multi-token character)."""
+
+    index: int
+    token_id: int
+    text: str
+    finish_reason: str | None
+
+
+class LLM:
+    """A model, its cache and a scheduling policy; names follow vLLM.
+
+    model: "demo" (trained, in the box), a name of `configs.MODELS` (random weights), or a Hugging Face directory.
+    policy, chunk_size (C, tokens), max_batch_size (B, requests): see scheduler.py; they may be changed between two calls, but for B,
+    which sizes the cache. max_length: longest prompt + output, in tokens; the cache is allocated at once for B of them.
+    dtype: "auto" is bfloat16 where the hardware has it, else float32. device: "auto" is cuda where there is one, else cpu.
+    After a call, `trace` tells what its iterations did. Raises configs.UserError with one line that names a bad value.
+    """
+
+    def __init__(
+        self,
+        model: str = "demo",
+        *,
+        policy: str = "sarathi",
+        chunk_size: int = 256,
+        max_batch_size: int = 8,
+        max_length: int | None = None,
+        dtype: str = "auto",
+        device: str = "auto",
+        attention: str = "auto",
+        seed: int = 0,
+        time_operators: bool = False,
+    ):
+        make_scheduler(policy, max_batch_size, chunk_size)  # complains before the weights are loaded
+        self.device = choose_device(device)
+        self.dtype = choose_dtype(dtype, self.device)
+        self.attend = choose_backend(attention, self.device)
+        self.policy, self.chunk_size, self.max_batch_size, self.seed = policy, chunk_size, max_batch_size, seed
+        self.time_operators = time_operators
+        directory = DEMO_DIRECTORY if model == "demo" else Path(model)
+        from_checkpoint = model == "demo" or (model not in MODELS and directory.is_dir())
+        if not from_checkpoint and model not in MODELS:
+            raise UserError(f"unknown model {model!r}: choose from {', '.join(MODELS)}, or give a Hugging Face directory")
+        self.config = checkpoint.load_config(directory) if from_checkpoint else MODELS[model]
+        self.max_length = self.config.max_length if max_length is None else max_length
+        if not 1 <= self.max_length <= self.config.max_length:
+            raise UserError(f"max_length is {max_length}; {self.config.name} allows 1 to {self.config.max_length} tokens")
+        self.model = new_model(self.config, self.dtype, self.device)
+        if from_checkpoint:
+            checkpoint.load_weights(self.model, directory)
+        else:
+            self.model.init_weights(seed)
+        self.weights = str(directory) if from_checkpoint else f"random (seed {seed})"
+        self.tokenizer = checkpoint.load_tokenizer(directory) if from_checkpoint else None
+        self.cache = KVCache(self.config, max_batch_size, self.max_length, self.dtype, self.device)
+        self.trace = Trace()
+
+    def generate(
+        self, prompts: str | Sequence, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """Complete the prompts: strings or lists of token ids; one SamplingParams for all or one for each. Outputs in order."""
+        requests = self._requests(prompts, sampling_params)
+        for _ in self._run(requests):
+            pass
+        done = dict(self.trace.finished)
+        return [
+            RequestOutput(
+                prompt_token_ids=list(request.prompt),
+                token_ids=request.output,
+                text=self._text(request),
+                finish_reason=request.finish_reason,
+                ttft=self.trace.first_token[request.request_id] - request.arrival,
+                latency=done[request.request_id] - request.arrival,
+            )
+            for request in requests
+        ]
+
+    def stream(
+        self, prompts: str | Sequence, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Iterator[StreamedToken]:
+        """Like `generate`, but yields each token when its iteration ends; the prompts' tokens come interleaved."""
+        requests = self._requests(prompts, sampling_params)
+        shown = [""] * len(requests)
+        for batch, tokens in self._run(requests):
+            for request, token in zip(batch.sampled, tokens, strict=True):
+                index, text = request.request_id, self._text(request)
+                if text.endswith("\ufffd") and request.finish_reason is None:
+                    text = shown[index]  # half a character: wait for the rest of its bytes
+                piece, shown[index] = text[len(shown[index]) :], text
+                yield StreamedToken(index, token, piece, request.finish_reason)
+
+    def _run(self, requests: list[Request]) -> Iterator[tuple]:
+        scheduler = make_scheduler(self.policy, self.max_batch_size, self.chunk_size)
+        self.cache.reset()
+        self.trace = Trace()
+        return run(scheduler, ModelExecutor(self.model, self.cache, self.attend, self.time_operators), requests, self.trace)
+
+    def _requests(self, prompts: str | Sequence, params: SamplingParams | Sequence[SamplingParams] | None) -> list[Request]:
+        """Requests for the prompts, or a UserError before anything runs."""
+        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+            prompts = [prompts]
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(prompts)
+        if len(params) != len(prompts):
+            raise UserError(f"{len(prompts)} prompts but {len(params)} sampling_params: give one, or one for each prompt")
+        requests = []
+        for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
+            ids = self._token_ids(index, prompt)
+            if len(ids) + param.max_tokens > self.max_length:
+                raise UserError(
+                    f"prompt {index}: {len(ids)} prompt tokens + max_tokens {param.max_tokens} exceed max_length {self.max_length}"
+                )
+            eos = self.tokenizer.eos_id if self.tokenizer else None
+            stop_ids = set(param.stop_ids) | (set() if eos is None or param.ignore_eos else {eos})
+            seed = self.seed + index if param.seed is None else param.seed
+            sampler = Sampler(param, seed) if param.temperature > 0 else None
+            requests.append(Request(index, ids, param.max_tokens, frozenset(stop_ids), sampler=sampler))
+        return requests
+
+    def _token_ids(self, index: int, prompt: str | Sequence[int]) -> list[int]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise UserError(f"prompt {index} is text, but {self.config.name} ({self.weights} weights) has no tokenizer: give token ids")
+            ids = self.tokenizer.encode(prompt)
+        else:
+            ids = list(prompt)
+        if not ids:
+            raise UserError(f"prompt {index} is empty; it needs at least one token")
+        for token in ids:
+            if not 0 <= token < self.config.vocab_size:
+                raise UserError(f"prompt {index}: token id {token} is not in 0 .. {self.config.vocab_size - 1}")
+        return ids
+
+    def _text(self, request: Request) -> str:
+        if self.tokenizer is None:
+            return ""
+        spoken = request.output[:-1] if request.finish_reason == "stop" else request.output
+        return self.tokenizer.decode(spoken)
+
+
+def new_model(config: Any, dtype: torch.dtype, device: torch.device) -> Transformer:
+    """A model whose parameters are allocated once, in their final dtype and place."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            return Transformer(config).eval()
+    finally:
+        torch.set_default_dtype(before)
+
+
+def choose_device(name: str) -> torch.device:
+    """cuda where there is one, else cpu; or the named one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.split(":")[0] not in ("cpu", "cuda"):
+        raise UserError(f"unknown device {name!r}: choose from auto, cpu, cuda")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"device {name!r} is not here: PyTorch sees no CUDA GPU; choose cpu or auto")
+    return torch.device(name)
+
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """bfloat16 where the hardware multiplies it natively, else float32 (float16 on an older GPU); or the named one."""
+    if name != "auto":
+        if name not in DTYPES:
+            raise UserError(f"unknown dtype {name!r}: choose from auto, {', '.join(DTYPES)}")
+        return DTYPES[name]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    native = any(getattr(torch.cpu, check, bool)() for check in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"))
+    return torch.bfloat16 if native else torch.float32
+
+
+def simulate(
+    requests: Iterable[Request],
+    model: str = "llama-13b",
+    gpu: str = "a6000",
+    *,
+    policy: str = "sarathi",
+    chunk_size: int = 256,
+    max_batch_size: int = 18,
+) -> Trace:
+    """What the same scheduler would do on a GPU that you do not have: predicted times, placeholder tokens."""
+    cost_model = CostModel(lookup(MODELS, model, "model"), lookup(GPUS, gpu, "GPU"))
+    trace = Trace()
+    for _ in run(make_scheduler(policy, max_batch_size, chunk_size), CostExecutor(cost_model), requests, trace):
+        pass
+    return trace

@@ -1,0 +1,311 @@
+"""SARATHI, Fig 9: throughput gain of SARATHI over the baseline against the ratio of prompt tokens to decodes (P:D).
+
+    python experiments/fig9.py              predicted for LLaMA-13B on an A6000, against the paper's points: seconds, no GPU needed
+    python experiments/fig9.py --measure    and the real engine on this machine: minutes
+
+The gain peaks where the chunks of a prompt carry all decodes and none is left over. A prompt makes P / (C - (B - 1)) chunks, each with
+B - 1 decodes aboard: balance is at P:D = C/(B-1) - 1, which the paper rounds to C/(B-1). Left of it, decodes run out of chunks to ride
+on; right of it, chunks run out of decodes.
+
+Throughput is that of a steady state. All requests are alike (P prompt tokens and D decodes, P + D = L), and we count between the
+completion of request number k*B and that of number m*B, with another B requests behind. So neither the start-up nor the drain counts,
+and the window holds whole periods of both policies: the baseline completes B requests at a time, SARATHI one at a time.
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import cycle
+
+import matplotlib.pyplot as plt
+from common import (
+    SERIES,
+    Point,
+    make_directory,
+    make_parser,
+    median_ratio,
+    paper_numbers,
+    positive,
+    print_table,
+    progress,
+    save_figure,
+    steady_seconds,
+    this_machine,
+    use_style,
+    write_csv,
+)
+
+from cli import run_main
+from configs import GPUS, MODELS, UserError
+from engine import LLM, SamplingParams, simulate
+from kvcache import max_batch_size
+from scheduler import Request
+from timeline import Trace
+
+MODEL, GPU = "llama-13b", "a6000"
+BATCH_SIZES = {1024: 18, 2048: 9, 3072: 6}  # L -> B: what fitted the paper's A6000 (Sec 3.1 says 18 at 1K; so half and a third)
+CHUNK_SIZES = (128, 256, 512)
+PAPER = [  # (L, C, id of the gain, P:D): Fig 9a and Sec 5.1.3; Fig 11a has C=256 at the other lengths, at P:D = C/(B-1)
+    (1024, 256, "f9_c256", 14),
+    (1024, 512, "f9_c512", 28),
+    (2048, 256, "f11a_sarathi_2k", 256 / 8),
+    (3072, 256, "f11a_sarathi_3k", 256 / 5),
+]
+STYLE = {chunk_size: SERIES[index] for index, chunk_size in enumerate(CHUNK_SIZES)}
+MEASURE_DEFAULTS = {
+    "device": "auto",
+    "dtype": "auto",
+    "model": "laptop",
+    "length": 512,
+    "batch_size": 8,
+    "chunk_sizes": [128, 256],
+    "pairs": 5,
+}
+QUICK_DEFAULTS = {"length": 128, "batch_size": 4, "chunk_sizes": [64], "pairs": 1}
+
+
+@dataclass(frozen=True)
+class Gain:
+    """One point of one curve. low and high: the smallest and the largest of the measured pairs."""
+
+    length: int  # L
+    batch_size: int  # B
+    chunk_size: int  # C
+    ratio: float  # P:D, after rounding to whole tokens
+    gain: float
+    low: float
+    high: float
+
+
+def split(length: int, ratio: float) -> tuple[int, int]:
+    """P and D, whole and at least 1, with P + D = length and P:D nearest to `ratio`."""
+    decodes = min(length - 1, max(1, round(length / (1 + ratio))))
+    return length - decodes, decodes
+
+
+def ratios(length: int, batch_size: int, chunk_sizes: list[int], count: int) -> list[float]:
+    """`count` values of P:D from 1 to 200, evenly on a log axis, and the balance of each chunk size; each D once."""
+    spread = [200 ** (i / (count - 1)) for i in range(count)]
+    balance = [chunk_size / (batch_size - 1) - 1 for chunk_size in chunk_sizes]
+    pairs = {split(length, ratio) for ratio in spread + [ratio for ratio in balance if ratio >= 1]}
+    return sorted(prompt / decodes for prompt, decodes in pairs)
+
+
+def tokens_per_second(trace: Trace, length: int, batch_size: int, first: int, last: int) -> float:
+    """Prompt tokens and decodes per second between the completions of requests first * B and last * B."""
+    return (last - first) * batch_size * length / steady_seconds(trace.finished, first * batch_size, last * batch_size)
+
+
+# ---------------------------------------------------------------------------------------------------- predicted
+
+
+def predicted_throughput(length: int, batch_size: int, ratio: float, policy: str, chunk_size: int = 256) -> float:
+    """Tokens per second on the A6000. D decodes after the prefill's first token make D + 1 output tokens."""
+    prompt, decodes = split(length, ratio)
+    requests = [Request(i, range(prompt), decodes + 1) for i in range(5 * batch_size)]
+    trace = simulate(requests, MODEL, GPU, policy=policy, chunk_size=chunk_size, max_batch_size=batch_size)
+    return tokens_per_second(trace, length, batch_size, first=2, last=4)
+
+
+def predict(count: int) -> list[Gain]:
+    """All three panels."""
+    places = [(length, size, ratio) for length, size in BATCH_SIZES.items() for ratio in ratios(length, size, list(CHUNK_SIZES), count)]
+    gains = []
+    for length, batch_size, ratio in progress(places, "predicting"):
+        baseline = predicted_throughput(length, batch_size, ratio, "baseline")
+        for chunk_size in CHUNK_SIZES:
+            gain = predicted_throughput(length, batch_size, ratio, "sarathi", chunk_size) / baseline
+            gains.append(Gain(length, batch_size, chunk_size, ratio, gain, gain, gain))
+    return gains
+
+
+def peak(gains: list[Gain], length: int, chunk_size: int) -> Gain:
+    """The best point of one curve."""
+    return max((gain for gain in gains if (gain.length, gain.chunk_size) == (length, chunk_size)), key=lambda gain: gain.gain)
+
+
+def print_prediction(gains: list[Gain]) -> None:
+    numbers = paper_numbers()
+    print(f"SARATHI Fig 9, {MODEL} on {GPU}: largest throughput gain over the baseline, predicted by the cost model\n")
+    rows = []
+    for length, batch_size in BATCH_SIZES.items():
+        for chunk_size in CHUNK_SIZES:
+            best = peak(gains, length, chunk_size)
+            row = [length, batch_size, chunk_size, f"{best.gain:.2f}", f"{best.ratio:.1f}", f"{chunk_size / (batch_size - 1):.1f}"]
+            paper = [(numbers[name], ratio) for paper_length, size, name, ratio in PAPER if (paper_length, size) == (length, chunk_size)]
+            row += [f"{paper[0][0]:.2f}", f"{paper[0][1]:.0f}", f"{100 * (best.gain / paper[0][0] - 1):+.1f} %"] if paper else ["-"] * 3
+            rows.append(row)
+    print_table(["L", "B", "C", "peak gain", "at P:D", "C/(B-1)", "paper gain", "paper P:D", "error"], rows)
+    fits = {length: max_batch_size(MODELS[MODEL], GPUS[GPU], length) for length in BATCH_SIZES}
+    print("\nPaper, L = 1K: Fig 9a. L = 2K and 3K: Fig 11a, measured at P:D = C/(B-1).")
+    print("B is the paper's. Its memory formula (M_G - M_S) / (L * m_kv) alone would allow", end=" ")
+    print(f"{', '.join(map(str, fits.values()))}: it leaves nothing for activations.")
+
+
+# ---------------------------------------------------------------------------------------------------- measured
+
+
+def load(options: argparse.Namespace) -> LLM:
+    """The model to measure, or a UserError about the flags before anything runs."""
+    if options.batch_size < 2:
+        raise UserError(f"--batch-size is {options.batch_size}; it must be at least 2: a chunk needs decodes to carry")
+    if options.length < 2:
+        raise UserError(f"--length is {options.length}; it must be at least 2: one prompt token and one decode")
+    for chunk_size in options.chunk_sizes:
+        if chunk_size < options.batch_size:
+            raise UserError(f"--chunk-sizes: {chunk_size} is smaller than --batch-size {options.batch_size}: decodes would fill the chunk")
+    return LLM(options.model, max_batch_size=options.batch_size, max_length=options.length + 1, dtype=options.dtype, device=options.device)
+
+
+def measure(llm: LLM, options: argparse.Namespace) -> list[Gain]:
+    """The real engine, baseline and SARATHI in alternation on one model instance."""
+    length, batch_size, chunk_sizes = options.length, options.batch_size, sorted(set(options.chunk_sizes))
+
+    def throughput(prompt: int, decodes: int, policy: str, chunk_size: int) -> float:
+        llm.policy, llm.chunk_size = policy, chunk_size
+        count = 2 * batch_size if policy == "baseline" else 3 * batch_size  # the baseline's batches never meet: it needs none behind
+        prompts = [[(31 * i + 7 * j) % llm.config.vocab_size for j in range(prompt)] for i in range(count)]
+        llm.generate(prompts, SamplingParams(max_tokens=decodes + 1, temperature=0.0, ignore_eos=True))
+        return tokens_per_second(llm.trace, length, batch_size, first=1, last=2)
+
+    factors = [1] if options.quick else [0.5, 1, 2]  # of the balance, P:D = C/(B-1) - 1
+    places = sorted({split(length, factor * size / (batch_size - 1) - 1) for factor in factors for size in chunk_sizes})  # (P, D)
+    runs = [(place, chunk_size) for place in places for _ in range(options.pairs) for chunk_size in (None, *chunk_sizes)]
+    llm.generate([[0] * min(length, chunk_sizes[-1])] * batch_size, SamplingParams(max_tokens=1))  # warm up: first kernels, first pages
+    seen: dict[tuple, list[float]] = {}
+    for place, chunk_size in progress(runs, "measuring"):
+        policy = "baseline" if chunk_size is None else "sarathi"
+        seen.setdefault((place, chunk_size), []).append(throughput(*place, policy, chunk_size or chunk_sizes[0]))
+    gains = []
+    for place in places:
+        for chunk_size in chunk_sizes:
+            ratio = median_ratio(list(zip(seen[place, chunk_size], seen[place, None], strict=True)))
+            gains.append(Gain(length, batch_size, chunk_size, place[0] / place[1], *ratio))
+    return gains
+
+
+def print_measurement(gains: list[Gain], model: str, hardware: str, pairs: int) -> None:
+    length, batch_size = gains[0].length, gains[0].batch_size
+    print(f"\nMeasured: {model} on {hardware}, L = {length}, B = {batch_size}; median of {pairs} alternating pairs\n")
+    rows = []
+    for gain in sorted(gains, key=lambda gain: (gain.chunk_size, gain.ratio)):
+        balance = gain.chunk_size / (batch_size - 1)
+        rows.append([gain.chunk_size] + [f"{value:.3g}" for value in (gain.ratio, balance, gain.gain, gain.low, gain.high)])
+    print_table(["C", "P:D", "C/(B-1)", "gain", "lowest", "highest"], rows)
+
+
+# ---------------------------------------------------------------------------------------------------- picture and file
+
+
+def draw_panel(axes: plt.Axes, gains: list[Gain], title: str, markevery: int = 4) -> None:
+    """Gain against P:D, one curve for each chunk size, and where C/(B-1) says that it should peak."""
+    spare = cycle(SERIES[len(STYLE) :])
+    for chunk_size in sorted({gain.chunk_size for gain in gains}):
+        colour, marker = STYLE.get(chunk_size) or next(spare)
+        curve = sorted((gain for gain in gains if gain.chunk_size == chunk_size), key=lambda gain: gain.ratio)
+        x, y = [gain.ratio for gain in curve], [gain.gain for gain in curve]
+        axes.plot(x, y, color=colour, marker=marker, markevery=markevery, label=f"C = {chunk_size}")
+        axes.fill_between(x, [gain.low for gain in curve], [gain.high for gain in curve], color=colour, alpha=0.2, linewidth=0)
+        axes.axvline(chunk_size / (curve[0].batch_size - 1), color=colour, linestyle=":", linewidth=1.8)
+    axes.axhline(1.0, color="black", linewidth=1)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:.3g}")
+    axes.xaxis.set_minor_formatter("")
+    axes.set_xlabel("P:D (prompt tokens per decode)")
+    axes.set_title(title)
+
+
+def draw(gains: list[Gain], measured: list[Gain], measured_title: str) -> plt.Figure:
+    """Three predicted panels with the paper's points; a fourth where something was measured."""
+    use_style()
+    numbers = paper_numbers()
+    if measured:
+        figure, grid = plt.subplots(2, 2, figsize=(13, 10.5), layout="constrained")
+        panels = list(grid.flat)
+    else:
+        figure, grid = plt.subplots(1, 3, figsize=(17, 6), sharey=True, layout="constrained")
+        panels = list(grid)
+    for axes, (length, batch_size) in zip(panels, BATCH_SIZES.items(), strict=False):
+        draw_panel(axes, [gain for gain in gains if gain.length == length], f"predicted: L = {length // 1024}K, B = {batch_size}")
+        axes.set_ylim(0.5, 1.4)
+        axes.set_xticks([1, 2, 5, 10, 20, 50, 100, 200])
+        for paper_length, chunk_size, name, ratio in PAPER:
+            if paper_length == length:
+                axes.plot(ratio, numbers[name], "*", color=STYLE[chunk_size][0], markeredgecolor="black", markersize=19, zorder=5)
+    if measured:
+        draw_panel(panels[3], measured, measured_title, markevery=1)
+        places = sorted({gain.ratio for gain in measured})
+        panels[3].set_xlim(places[0] / 1.5, places[-1] * 1.5)
+        panels[3].set_xticks(places)
+        panels[3].margins(y=0.15)
+        panels[3].legend(loc="best")
+    for axes in panels if measured else panels[:1]:
+        axes.set_ylabel("throughput / baseline's")
+    panels[0].plot([], [], "*", color="white", markeredgecolor="black", markersize=15, label="paper")
+    panels[0].plot([], [], ":", color="black", label="P:D = C/(B-1)")
+    panels[0].legend(loc="lower left")
+    figure.suptitle(f"SARATHI Fig 9: gain over the baseline, {MODEL} on {GPU} (cost model) and the paper's points", fontsize=18)
+    return figure
+
+
+def points(gains: list[Gain], source: str, model: str, hardware: str) -> list[Point]:
+    """Rows of fig9.csv."""
+
+    def point(gain: Gain, name: str, value: float) -> Point:
+        series = f"C={gain.chunk_size} L={gain.length} B={gain.batch_size}{name}"
+        return Point("fig9", series, gain.ratio, "P:D", value, "throughput over baseline", source, model, hardware)
+
+    parts: list[tuple[str, Callable[[Gain], float]]] = [("", lambda gain: gain.gain)]
+    if source == "measured":
+        parts += [(" lowest", lambda gain: gain.low), (" highest", lambda gain: gain.high)]
+    return [point(gain, name, value(gain)) for gain in gains for name, value in parts]
+
+
+def paper_points() -> list[Point]:
+    numbers = paper_numbers()
+    gains = [Gain(length, BATCH_SIZES[length], chunk, ratio, *[numbers[name]] * 3) for length, chunk, name, ratio in PAPER]
+    return points(gains, "paper", MODEL, GPU)
+
+
+def make_fig9_parser() -> argparse.ArgumentParser:
+    parser = make_parser(__doc__)
+    parser.add_argument("--measure", action="store_true", help="also run the real engine on this machine")
+    group = parser.add_argument_group("only with --measure")
+    group.add_argument("--device", help="auto, cpu, cuda (default: auto)")
+    group.add_argument("--dtype", help="auto, float32, bfloat16, ... (default: auto)")
+    group.add_argument("--model", help="a name of configs.MODELS or a Hugging Face directory (default: laptop)")
+    group.add_argument("--length", type=positive, metavar="L", help="tokens of a request, prompt and decodes (default: 512)")
+    group.add_argument("--batch-size", type=positive, metavar="B", help="requests in a batch (default: 8)")
+    group.add_argument("--chunk-sizes", type=positive, nargs="+", metavar="C", help="(default: 128 256)")
+    group.add_argument("--pairs", type=positive, help="baseline-SARATHI pairs for each point (default: 5)")
+    return parser
+
+
+def main() -> None:
+    options = make_fig9_parser().parse_args()
+    given = [name for name in MEASURE_DEFAULTS if getattr(options, name) is not None]
+    if given and not options.measure:
+        raise UserError(f"--{given[0].replace('_', '-')} needs --measure: the predicted part is always {MODEL} on {GPU}")
+    defaults = MEASURE_DEFAULTS | (QUICK_DEFAULTS if options.quick else {})
+    for name in defaults.keys() - set(given):
+        setattr(options, name, defaults[name])
+    llm = load(options) if options.measure else None
+    make_directory(options.out)
+
+    gains = predict(8 if options.quick else 41)
+    print_prediction(gains)
+    rows = paper_points() + points(gains, "predicted", MODEL, GPU)
+    measured, title = [], ""
+    if llm is not None:
+        hardware = f"{this_machine(str(llm.device))}, {str(llm.dtype).removeprefix('torch.')}"
+        measured = measure(llm, options)
+        print_measurement(measured, llm.config.name, hardware, options.pairs)
+        rows += points(measured, "measured", llm.config.name, hardware)
+        title = f"measured: {llm.config.name}, L = {options.length}, B = {options.batch_size}\n{hardware}"
+    write_csv(options.out / "fig9.csv", rows)
+    save_figure(draw(gains, measured, title), options.out / "fig9.png")
+    print(f"\nwrote {options.out / 'fig9.png'} and {options.out / 'fig9.csv'}")
+
+
+if __name__ == "__main__":
+    run_main(main)

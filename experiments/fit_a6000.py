@@ -1,0 +1,91 @@
+"""Where the A6000's constants in costmodel.py come from: `python experiments/fit_a6000.py` prints them.
+
+Nine numbers of SARATHI (Table 2 and Fig 7, LLaMA-13B on an A6000) and four constants. Least squares on log ratios, so that 5 % of
+a short time weighs as much as 5 % of a long one. Every other figure is predicted with these constants, and never fitted.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+
+from common import paper_numbers, print_table
+
+from configs import GPUS, MODELS
+from costmodel import EFFICIENCY, CostModel, Efficiency
+from scheduler import Batch, Chunk, Request
+
+DIGITS = 4  # decimals of the printed constants
+
+
+def prompt(length: int) -> Chunk:
+    """A whole prompt as one chunk."""
+    return Chunk(Request(0, range(length), max_tokens=2), 0, length)
+
+
+def decodes(count: int, context: int = 1024) -> list[Request]:
+    """Requests whose next decode attends to `context` tokens, its own included."""
+    return [Request(1 + i, range(context - 1), max_tokens=2, prefilled=context - 1, context=context - 1) for i in range(count)]
+
+
+BATCHES = {  # SARATHI Table 2: the prefill row is one prompt of 1024 tokens, as its time per token says (234.8 / 1024 = 0.229)
+    "t2_prefill": Batch([prompt(1024)], []),
+    "t2_decode": Batch([], decodes(4)),
+    "t2_hybrid": Batch([prompt(1021)], decodes(3)),
+    "f7_128": Batch([prompt(128)], []),
+    "f7_256": Batch([prompt(256)], []),
+    "f7_257": Batch([prompt(257)], []),
+}
+
+
+def modelled(efficiency: Efficiency) -> dict[str, float]:
+    """The nine numbers in ms, as the cost model sees them with these constants."""
+    cost = CostModel(MODELS["llama-13b"], GPUS["a6000"], efficiency)
+    times = {}
+    for name, batch in BATCHES.items():
+        if name.startswith("f7"):
+            times[name] = 1e3 * cost.seconds(batch)
+        else:
+            times[f"{name}_linear"] = 1e3 * sum(cost.linears(batch.num_tokens).values())
+            times[f"{name}_attn"] = 1e3 * cost.attention(batch)
+    return times
+
+
+def loss(efficiency: Efficiency, numbers: Mapping[str, float]) -> float:
+    """Sum of squared log ratios, modelled over published."""
+    return sum(math.log(time / numbers[name]) ** 2 for name, time in modelled(efficiency).items())
+
+
+def fit(numbers: Mapping[str, float]) -> Efficiency:
+    """Compass search: try each constant a step up and a step down, keep what helps, halve the step when nothing does."""
+    best = Efficiency(compute=0.7, memory=0.7, attention=0.5, p=3.0)
+    least, step = loss(best, numbers), 0.1
+    while step > 1e-6:
+        improved = False
+        for field in fields(Efficiency):
+            for factor in (1 + step, 1 / (1 + step)):
+                values = asdict(best)
+                values[field.name] *= factor
+                if field.name != "p" and values[field.name] > 1:  # no GPU beats its data sheet
+                    continue
+                trial = Efficiency(**values)
+                if (error := loss(trial, numbers)) < least:
+                    best, least, improved = trial, error, True
+        if not improved:
+            step /= 2
+    return best
+
+
+def main() -> None:
+    numbers = paper_numbers()
+    fitted = {name: round(value, DIGITS) for name, value in asdict(fit(numbers)).items()}
+    print("Fitted on SARATHI Table 2 and Fig 7; in costmodel.py:\n")
+    print(f'    "a6000": Efficiency({", ".join(f"{name}={value}" for name, value in fitted.items())})\n')
+    times = modelled(Efficiency(**fitted))
+    rows = [[name, f"{numbers[name]:.2f}", f"{time:.2f}", f"{100 * (time / numbers[name] - 1):+.1f} %"] for name, time in times.items()]
+    print_table(["number", "paper, ms", "fitted, ms", "error"], rows)
+    if Efficiency(**fitted) != EFFICIENCY["a6000"]:
+        raise SystemExit("costmodel.py holds other constants: paste the line above into EFFICIENCY")
+
+
+if __name__ == "__main__":
+    main()

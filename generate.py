@@ -1,0 +1,113 @@
+"""Text in, text out: `python generate.py "The with statement" --policy sarathi --chunk-size 64 --max-tokens 64`.
+
+One prompt is streamed; several prompts, or a file with one to a line, make a real batch. Ends with a short table of what the run did.
+"""
+
+import argparse
+from pathlib import Path
+
+from tqdm import tqdm
+
+from cli import Parser, run_main
+from configs import UserError
+from engine import LLM, SamplingParams
+from scheduler import POLICIES
+from timeline import Trace
+
+
+def parse_args() -> argparse.Namespace:
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("prompts", nargs="*", help="one or more prompts")
+    parser.add_argument("--file", type=Path, help="a UTF-8 text file with one prompt to a line; empty lines are skipped")
+    parser.add_argument("--model", default="demo", help="demo, or a Hugging Face directory (default: demo)")
+    parser.add_argument("--policy", default="sarathi", help=f"one of {', '.join(POLICIES)} (default: sarathi)")
+    parser.add_argument("--chunk-size", type=int, default=64, help="C, tokens of a hybrid batch (default: 64)")
+    parser.add_argument("--max-batch-size", type=int, default=8, help="B, requests that run at once (default: 8)")
+    parser.add_argument("--max-length", type=int, help="longest prompt + output, in tokens (default: all that the model allows)")
+    parser.add_argument("--max-tokens", type=int, default=64, help="output tokens at most (default: 64)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
+    parser.add_argument("--top-k", type=int, default=0, help="draw from the k likeliest tokens; 0: from all (default: 0)")
+    parser.add_argument("--top-p", type=float, default=1.0, help="draw from the likeliest tokens that reach p (default: 1)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sampling (default: 0)")
+    parser.add_argument("--ignore-eos", action="store_true", help="go on after the end-of-text token")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 or float64 (default: auto, by the hardware)")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+    parser.add_argument("--attention", default="auto", help="auto, math, sdpa or xformers (default: auto)")
+    return parser.parse_args()
+
+
+def read_prompts(args: argparse.Namespace) -> list[str]:
+    prompts = list(args.prompts)
+    if args.file:
+        try:
+            prompts += [line for line in args.file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read prompts from {str(args.file)!r}: {error}") from None
+    if not prompts:
+        raise UserError("no prompt: give one on the command line, or a file with --file")
+    return prompts
+
+
+def stream_one(llm: LLM, prompt: str, params: SamplingParams) -> None:
+    tokens = llm.stream(prompt, params)
+    first = next(tokens)  # complains before anything is printed
+    print(prompt, first.text, sep="", end="", flush=True)
+    for token in tokens:
+        print(token.text, end="", flush=True)
+    print("\n")
+
+
+def run_batch(llm: LLM, prompts: list[str], params: SamplingParams) -> None:
+    pieces = [""] * len(prompts)
+    with tqdm(total=len(prompts), desc="requests", unit="request") as bar:
+        for token in llm.stream(prompts, params):
+            pieces[token.index] += token.text
+            if token.finish_reason:
+                bar.update()
+    for index, (prompt, text) in enumerate(zip(prompts, pieces, strict=True)):
+        print(f"--- {index + 1} of {len(prompts)}\n{prompt}{text}\n")
+
+
+def table(llm: LLM, trace: Trace) -> str:
+    """Rates are per second of the iterations that did the work: a hybrid batch's seconds count for both of its kinds."""
+    prefill = sum(iteration.seconds for iteration in trace.iterations if iteration.num_prefill_tokens)
+    decode = sum(iteration.seconds for iteration in trace.iterations if iteration.num_decodes)
+    rows = [
+        ("policy", f"{llm.policy}, C = {llm.chunk_size}, B = {llm.max_batch_size}"),
+        ("prefill", rate(trace.num_prefill_tokens, prefill)),
+        ("decode", rate(trace.num_decodes, decode)),
+        ("iterations", f"{len(trace.iterations)} in {trace.seconds:.2f} s"),
+        ("mean batch", f"{trace.mean_batch_size:.2f} requests"),
+        ("model", f"{llm.config.name}, {llm.config.parameters / 1e6:.1f} M parameters"),
+        ("device, dtype", f"{llm.device}, {str(llm.dtype).removeprefix('torch.')}"),
+    ]
+    return "\n".join(f"{name:<14}{value}" for name, value in rows)
+
+
+def rate(tokens: int, seconds: float) -> str:
+    return f"{tokens} tokens, {tokens / seconds:.0f} tokens/s" if tokens else "none"
+
+
+def main() -> None:
+    args = parse_args()
+    prompts = read_prompts(args)
+    params = SamplingParams(args.max_tokens, args.temperature, args.top_k, args.top_p, args.seed, ignore_eos=args.ignore_eos)
+    llm = LLM(
+        args.model,
+        policy=args.policy,
+        chunk_size=args.chunk_size,
+        max_batch_size=args.max_batch_size,
+        max_length=args.max_length,
+        dtype=args.dtype,
+        device=args.device,
+        attention=args.attention,
+    )
+    if len(prompts) == 1:
+        stream_one(llm, prompts[0], params)
+    else:
+        run_batch(llm, prompts, params)
+    print(table(llm, llm.trace))
+
+
+if __name__ == "__main__":
+    run_main(main)

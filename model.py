@@ -1,0 +1,163 @@
+"""A nanoGPT-style decoder over one flat hybrid batch, in two flavours: LLaMA and GPT-2.
+
+`forward` takes T rows, one per token, with no padding: the chunks of some requests and the decodes of others, side by side. Every linear
+operator (preproj, postproj, ffn_ln1, ffn_ln2) runs once, fused over all T rows: the weights are read once for prefill
+and decode alike, which is what makes piggybacked decodes cheap (SARATHI, Sec 4.3). Only attention is split: per
+chunk, and over the decodes together.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attention import Attend, sdpa
+from configs import ModelConfig
+from kvcache import KVCache
+
+OPERATORS = ("preproj", "attn", "postproj", "ffn_ln1", "ffn_ln2", "others")  # the paper's names (SARATHI, Sec 2.1)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Rows that attend together: the rows of one chunk (n = 1), or one row of each decode (Tq = 1)."""
+
+    rows: slice  # of the flat batch: n * Tq of them
+    slots: tuple[int, ...]  # n
+    contexts: tuple[int, ...]  # n: tokens in the cache once these rows are written
+
+
+@dataclass(frozen=True)
+class FlatBatch:
+    """One iteration's rows. Long tensors on the model's device."""
+
+    tokens: Tensor  # (T,)
+    slots: Tensor  # (T,) the cache slot of each row
+    positions: Tensor  # (T,) its place in the request
+    spans: list[Span]
+    logit_rows: Tensor  # (S,) rows that a token is sampled from
+
+
+def untimed(name: str, operator: Callable, *args: Any) -> Any:
+    """How operators run unless somebody wants their times: straight through. See `engine.OperatorTimer` for the other way."""
+    return operator(*args)
+
+
+class Layer(nn.Module):
+    """One decoder block. x: (T, H) throughout."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        gpt2 = config.flavour == "gpt2"
+        norm = nn.LayerNorm if gpt2 else nn.RMSNorm
+        self.norm_1 = norm(config.hidden, eps=config.norm_eps)
+        self.norm_2 = norm(config.hidden, eps=config.norm_eps)
+        for name, (inputs, outputs) in config.linears.items():
+            setattr(self, name, nn.Linear(inputs, outputs, bias=gpt2))
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, attend: Callable, run: Callable = untimed) -> Tensor:
+        """attend(q, k, v) -> y, all (T, heads, head_dim), decides who sees whom; run(name, operator, *args) runs an operator."""
+        qkv = run("preproj", self.preproj, run("others", self.norm_1, x))  # (T, (n_head + 2 * n_kv_head) * head_dim)
+        q, k, v = run("others", self.split_heads, qkv, rotary)
+        y = run("attn", attend, q, k, v)  # (T, n_head, head_dim)
+        x = x + run("postproj", self.postproj, y.flatten(1))
+        inner = run("ffn_ln1", self.ffn_ln1, run("others", self.norm_2, x))  # (T, H2), or (T, 2 * H2): gate and up
+        return x + run("ffn_ln2", self.ffn_ln2, run("others", self.activate, inner))
+
+    def split_heads(self, qkv: Tensor, rotary: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+        config = self.config
+        qkv = qkv.view(len(qkv), config.n_head + 2 * config.n_kv_head, config.head_dim)
+        if rotary is not None:  # q and k lie side by side: one rotation serves both
+            cos, sin = rotary  # (T, 1, head_dim / 2) each
+            left, right = qkv[:, : config.n_head + config.n_kv_head].chunk(2, dim=-1)
+            qk = torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+            return qk[:, : config.n_head], qk[:, config.n_head :], qkv[:, config.n_head + config.n_kv_head :]
+        return qkv.split((config.n_head, config.n_kv_head, config.n_kv_head), dim=1)
+
+    def activate(self, inner: Tensor) -> Tensor:
+        if self.config.flavour == "gpt2":
+            return F.gelu(inner, approximate="tanh")
+        gate, up = inner.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+
+class Transformer(nn.Module):
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocab_size, config.hidden)
+        self.positions = nn.Embedding(config.max_length, config.hidden) if config.flavour == "gpt2" else None
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.n_layer))
+        self.norm = (nn.LayerNorm if config.flavour == "gpt2" else nn.RMSNorm)(config.hidden, eps=config.norm_eps)
+        self.head = None if config.tied else nn.Linear(config.hidden, config.vocab_size, bias=False)
+        if config.flavour == "llama":
+            angles = torch.outer(torch.arange(config.max_length), self._frequencies(config))  # (max_length, head_dim / 2)
+            self.register_buffer("cos", angles.cos()[:, None], persistent=False)
+            self.register_buffer("sin", angles.sin()[:, None], persistent=False)
+
+    @staticmethod
+    def _frequencies(config: ModelConfig) -> Tensor:
+        return config.rope_theta ** (-torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim)
+
+    @property
+    def device(self) -> torch.device:
+        return self.embed.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed.weight.dtype
+
+    def init_weights(self, seed: int = 0) -> "Transformer":
+        """Random weights for a model without a checkpoint: GPT-2's scheme, N(0, 0.02), outputs of a residual branch scaled down."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                branch = name.endswith(("postproj.weight", "ffn_ln2.weight"))
+                scale = (2 * self.config.n_layer) ** -0.5 if branch else 1.0
+                nn.init.normal_(parameter, std=0.02 * scale, generator=generator)
+        return self
+
+    @torch.inference_mode()
+    def forward(self, batch: FlatBatch, cache: KVCache, attend: Attend = sdpa, run: Callable = untimed) -> Tensor:
+        """Write the rows' K and V into the cache, and return logits (S, vocab) for `batch.logit_rows` alone."""
+        x, rotary = self._embed(batch.tokens, batch.positions)  # (T, H)
+        for index, layer in enumerate(self.layers):
+
+            def attend_cache(q: Tensor, k: Tensor, v: Tensor, index: int = index) -> Tensor:
+                cache.write(index, batch.slots, batch.positions, k, v)
+                y = torch.empty_like(q)  # (T, n_head, head_dim)
+                for span in batch.spans:
+                    rows = q[span.rows].unflatten(0, (len(span.slots), -1))  # (n, Tq, n_head, head_dim)
+                    y[span.rows] = attend(rows, cache.k[index], cache.v[index], span.slots, span.contexts).flatten(0, 1)
+                return y
+
+            x = layer(x, rotary, attend_cache, run)
+        return run("others", self._logits, x[batch.logit_rows])
+
+    def forward_full(self, tokens: Tensor) -> Tensor:
+        """Logits (B, T, vocab) of whole sequences (B, T), without a cache: for training, and as the exactness tests' oracle."""
+        b, t = tokens.shape
+        positions = torch.arange(t, device=tokens.device).repeat(b)  # (B * T,)
+        x, rotary = self._embed(tokens.flatten(), positions)  # (B * T, H)
+
+        def attend_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k, v = (heads.unflatten(0, (b, t)).transpose(1, 2) for heads in (q, k, v))  # (B, heads, T, head_dim)
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            return y.transpose(1, 2).flatten(0, 1)  # (B * T, n_head, head_dim)
+
+        for layer in self.layers:
+            x = layer(x, rotary, attend_causal)
+        return self._logits(x).view(b, t, -1)
+
+    def _embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        x = self.embed(tokens)
+        if self.positions is not None:
+            return x + self.positions(positions), None
+        return x, (self.cos[positions].to(x.dtype), self.sin[positions].to(x.dtype))
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return F.linear(self.norm(x), self.embed.weight if self.head is None else self.head.weight)

@@ -1,0 +1,70 @@
+"""From a row of logits to a token: greedy, or drawn with a request's own seeded generator.
+
+Each drawn token uses up exactly one random number of its own request, so that the draw depends on the request alone and
+not on who else is in the batch: seeded sampling gives the same text under every policy.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from configs import UserError
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to choose a request's tokens. The names are vLLM's.
+
+    max_tokens: output tokens at most. temperature: 0 is greedy. top_k: draw from the k likeliest tokens; 0 means all.
+    top_p: draw from the fewest likeliest tokens whose probabilities reach p. seed: of this request; None takes the engine's
+    seed plus the request's number. stop_ids: tokens that end the output. ignore_eos: go on after the end-of-text token.
+    """
+
+    max_tokens: int = 64
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        for name, allowed, fine in (
+            ("max_tokens", "at least 1", self.max_tokens >= 1),
+            ("temperature", "at least 0 and finite", 0 <= self.temperature < float("inf")),
+            ("top_k", "at least 0 (0: all tokens)", self.top_k >= 0),
+            ("top_p", "above 0 and at most 1", 0 < self.top_p <= 1),
+        ):
+            if not fine:
+                raise UserError(f"{name} is {getattr(self, name)}; it must be {allowed}")
+
+
+class Sampler:
+    """One request's sampling parameters and random state."""
+
+    def __init__(self, params: SamplingParams, seed: int):
+        self.params = params
+        self.generator = torch.Generator().manual_seed(seed)  # on the CPU, so that a seed means the same on every device
+
+    def draw(self, logits: Tensor) -> int:
+        """A token id from logits (vocab,)."""
+        params = self.params
+        logits, ids = (logits.double().cpu() / params.temperature).sort(descending=True, stable=True)  # (vocab,) each
+        if params.top_k:
+            logits = logits[: params.top_k]
+        cumulative = logits.softmax(dim=0).cumsum(dim=0)
+        if params.top_p < 1:  # keep a token if those before it do not reach p
+            keep = int((cumulative - logits.softmax(dim=0) < params.top_p).sum())
+            cumulative = cumulative[: max(1, keep)]
+        u = torch.rand((), generator=self.generator, dtype=torch.float64) * cumulative[-1]
+        return int(ids[min(int(torch.searchsorted(cumulative, u, right=True)), len(cumulative) - 1)])
+
+
+def sample(logits: Tensor, samplers: list[Sampler | None]) -> list[int]:
+    """A token id for each row of logits (S, vocab); rows without a sampler are greedy."""
+    tokens = logits.argmax(dim=-1).tolist()
+    for row, sampler in enumerate(samplers):
+        if sampler is not None:
+            tokens[row] = sampler.draw(logits[row])
+    return tokens

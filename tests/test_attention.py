@@ -1,0 +1,94 @@
+"""The mask of a chunk, and the three back ends against each other."""
+
+import pytest
+import torch
+
+from attention import BACKENDS, choose_backend, chunk_mask
+from configs import UserError
+
+
+def test_stacked_chunk_masks_are_the_lower_triangle() -> None:
+    """Promise 1 (SARATHI, Sec 4.2 and Fig 6), for all prompt lengths up to 64 and all chunk sizes: exact, Boolean."""
+    for length in range(1, 65):
+        triangle = torch.ones(length, length, dtype=torch.bool).tril()
+        for chunk_size in range(1, length + 1):
+            stacked = torch.zeros(length, length, dtype=torch.bool)
+            for start in range(0, length, chunk_size):
+                end = min(start + chunk_size, length)
+                stacked[start:end, :end] = chunk_mask(start, end - start)
+            assert torch.equal(stacked, triangle), (length, chunk_size)
+
+
+def test_fig6() -> None:
+    """The paper's picture: chunks of four; the second chunk's rows see 5, 6, 7 and 8 keys."""
+    assert chunk_mask(4, 4).sum(dim=1).tolist() == [5, 6, 7, 8]
+    assert chunk_mask(4, 4).shape == (4, 8)
+
+
+CASES = {
+    "whole prompt": (7, [2], [7]),
+    "later chunk": (5, [0], [23]),
+    "first chunk of one row": (1, [3], [1]),
+    "decodes": (1, [3, 0, 2], [9, 31, 1]),
+    "all slots decode": (1, [0, 1, 2, 3], [32, 1, 17, 5]),
+    "several chunks": (3, [1, 3], [3, 20]),
+}
+
+
+def attention_case(name: str, n_kv_head: int, dtype: torch.dtype, device: str = "cpu") -> tuple:
+    rows, slots, contexts = CASES[name]
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(len(slots), rows, 4, 16, generator=generator, dtype=torch.float64)
+    keys, values = torch.randn(2, n_kv_head, 4, 32, 16, generator=generator, dtype=torch.float64)
+    return tuple(tensor.to(device, dtype) for tensor in (q, keys, values)) + (slots, contexts)
+
+
+@pytest.mark.parametrize("n_kv_head", [4, 2, 1])
+@pytest.mark.parametrize("case", CASES)
+def test_sdpa_equals_math(case: str, n_kv_head: int) -> None:
+    arguments = attention_case(case, n_kv_head, torch.float64)
+    torch.testing.assert_close(BACKENDS["sdpa"](*arguments), BACKENDS["math"](*arguments), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bfloat16_stays_close_to_float64(case: str) -> None:
+    exact = BACKENDS["math"](*attention_case(case, 2, torch.float64))
+    for backend in ("math", "sdpa"):
+        rounded = BACKENDS[backend](*attention_case(case, 2, torch.bfloat16))
+        assert rounded.dtype == torch.bfloat16
+        torch.testing.assert_close(rounded.double(), exact, rtol=0.05, atol=0.05)
+
+
+def test_only_the_context_counts() -> None:
+    """What lies behind a request's context, or in other slots, is never read, not even NaN."""
+    q, keys, values, slots, contexts = attention_case("decodes", 2, torch.float64)
+    expected = BACKENDS["math"](q, keys, values, slots, contexts)
+    live = torch.zeros(4, 32, dtype=torch.bool)
+    for slot, context in zip(slots, contexts, strict=True):
+        live[slot, :context] = True
+    for cache in (keys, values):
+        cache[:, ~live] = float("nan")
+    for backend in ("math", "sdpa"):
+        torch.testing.assert_close(BACKENDS[backend](q, keys, values, slots, contexts), expected)
+
+
+def test_choice() -> None:
+    cpu = torch.device("cpu")
+    assert choose_backend("auto", cpu) is BACKENDS["sdpa"]
+    with pytest.raises(UserError, match="'flash'.*math, sdpa, xformers"):
+        choose_backend("flash", cpu)
+    with pytest.raises(UserError, match="xformers.*CUDA"):
+        choose_backend("xformers", cpu)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("backend", ["sdpa", "xformers"])
+@pytest.mark.parametrize("n_kv_head", [4, 2, 1])
+@pytest.mark.parametrize("case", CASES)
+def test_cuda_back_ends(case: str, n_kv_head: int, backend: str) -> None:
+    if backend == "xformers":
+        pytest.importorskip("xformers.ops")
+    exact = BACKENDS["math"](*attention_case(case, n_kv_head, torch.float64))
+    result = BACKENDS[backend](*attention_case(case, n_kv_head, torch.bfloat16, "cuda"))
+    torch.testing.assert_close(result.double().cpu(), exact, rtol=0.05, atol=0.05)

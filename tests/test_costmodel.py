@@ -1,0 +1,174 @@
+"""The cost model: its shape, what it was fitted to, and what it predicts without having been fitted to it."""
+
+import time
+from itertools import pairwise
+
+import fit_a6000
+import pytest
+from common import paper_numbers
+
+from configs import GPUS, MODELS
+from costmodel import EFFICIENCY, TILE, CostModel, Efficiency, padded
+from scheduler import Batch, Chunk, Request
+
+NUMBERS = paper_numbers()
+
+
+def chunk(length: int, start: int = 0, prompt: int | None = None) -> Chunk:
+    return Chunk(Request(0, range(prompt or start + length), max_tokens=2), start, length)
+
+
+def decodes(count: int, context: int) -> list[Request]:
+    """Decodes that attend to `context` tokens, their own included."""
+    return [Request(1 + i, range(context - 1), max_tokens=2, prefilled=context - 1, context=context - 1) for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def cost() -> CostModel:
+    return CostModel(MODELS["llama-13b"], GPUS["a6000"])
+
+
+def test_padded_to_tiles():
+    assert [padded(tokens) for tokens in (1, 16, 17, 33, 64, 65, 128, 129, 256, 257)] == [16, 16, 32, 64, 64, 128, 128, 256, 256, 384]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("gpu", GPUS)
+def test_more_tokens_never_cost_less(model, gpu):
+    cost = CostModel(MODELS[model], GPUS[gpu])
+    chunks = [cost.seconds(Batch([chunk(length)], [])) for length in range(1, 600)]
+    assert all(later > earlier > 0 for earlier, later in pairwise(chunks))
+    contexts = [cost.seconds(Batch([], decodes(4, context))) for context in (2, 100, 1000)]
+    assert contexts == sorted(contexts)
+    starts = [cost.seconds(Batch([chunk(128, start)], [])) for start in (0, 128, 512)]
+    assert starts == sorted(starts)
+
+
+def test_tile_step(cost):
+    def linear(tokens):
+        return sum(cost.linears(tokens).values())
+
+    within = linear(2 * TILE) / linear(TILE + 1)  # the same rows: only 127 more activations to move
+    across = linear(TILE + 1) / linear(TILE)  # twice the rows, for one token more
+    assert within < 1.02 and across > 1.2
+
+
+def test_operators_sum_to_seconds(cost):
+    for batch in (
+        Batch([chunk(300)], []),
+        Batch([chunk(239, start=17, prompt=900)], decodes(17, 800)),
+        Batch([], decodes(5, 70)),
+        Batch([chunk(10), chunk(20, prompt=30)], decodes(2, 9)),
+    ):
+        operators = cost.operators(batch)
+        assert list(operators) == ["preproj", "attn", "postproj", "ffn_ln1", "ffn_ln2", "others"]
+        assert sum(operators.values()) == pytest.approx(cost.seconds(batch), rel=1e-12)
+
+
+def test_logits_only_for_sampled_rows(cost):
+    unfinished = Batch([chunk(128, prompt=129)], [])
+    assert cost.operators(unfinished)["others"] == 0
+    assert 0 < cost.operators(Batch([chunk(128)], []))["others"] < 0.05 * cost.seconds(unfinished)
+
+
+def test_hybrid_is_cheaper_than_its_parts(cost):
+    piece, riders = chunk(239, start=239, prompt=956), decodes(17, 990)
+    apart = cost.seconds(Batch([piece], [])) + cost.seconds(Batch([], riders))
+    assert cost.seconds(Batch([piece], riders)) < 0.75 * apart  # the weights are read once instead of twice
+
+
+def test_a_decode_attends_to_its_cache_and_to_itself(cost):
+    gap = cost.attention(Batch([], decodes(1, 1025))) - cost.attention(Batch([], decodes(1, 1024)))
+    assert cost.attention(Batch([], decodes(1, 1024))) == pytest.approx(1024 * gap)
+
+
+def test_no_operator_beats_the_data_sheet():
+    for gpu in GPUS.values():
+        cost = CostModel(MODELS["llama-13b"], gpu)
+        operators, model = cost.operators(Batch([], decodes(1, 1024))), cost.model
+        for name, (inputs, outputs) in model.linears.items():
+            assert 0.5 * gpu.bandwidth < 2 * model.n_layer * inputs * outputs / operators[name] < gpu.bandwidth
+        prefill = cost.operators(Batch([chunk(2048)], []))
+        for name, (inputs, outputs) in model.linears.items():
+            assert 0.5 * gpu.peak < 2 * 2048 * model.n_layer * inputs * outputs / prefill[name] < gpu.peak
+
+
+def test_grouped_query_attention_reads_fewer_keys():
+    cost = CostModel(MODELS["demo"], GPUS["a6000"])
+    assert cost.kv_bytes == 2 * 4 * 2 * 64 * 2
+    assert CostModel(MODELS["demo"], GPUS["a6000"], bytes_per_value=4).kv_bytes == 2 * cost.kv_bytes
+
+
+# ------------------------------------------------------------------------------------------ the fit
+
+
+class Recorder(dict):
+    """A dict that remembers which keys were read."""
+
+    def __init__(self, *args) -> None:
+        super().__init__(*args)
+        self.read: set[str] = set()
+
+    def __getitem__(self, key):
+        self.read.add(key)
+        return super().__getitem__(key)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> tuple[Efficiency, set[str]]:
+    numbers = Recorder(NUMBERS)
+    return fit_a6000.fit(numbers), numbers.read
+
+
+def test_constants_come_from_the_script(fitted):
+    for name in ("compute", "memory", "attention", "p"):
+        assert getattr(EFFICIENCY["a6000"], name) == pytest.approx(getattr(fitted[0], name), abs=1e-4)
+
+
+def test_fit_reads_table_2_and_fig_7_only(fitted):
+    linear_and_attention = {f"t2_{row}_{part}" for row in ("prefill", "decode", "hybrid") for part in ("linear", "attn")}
+    assert fitted[1] == linear_and_attention | {"f7_128", "f7_256", "f7_257"}
+
+
+def test_constants_are_physical():
+    for efficiency in EFFICIENCY.values():
+        assert all(0.3 < share < 1 for share in (efficiency.compute, efficiency.memory, efficiency.attention))
+        assert efficiency.p > 1
+
+
+def test_fitted_numbers_within_5_percent():
+    for name, milliseconds in fit_a6000.modelled(EFFICIENCY["a6000"]).items():
+        assert milliseconds == pytest.approx(NUMBERS[name], rel=0.05), name
+
+
+# ------------------------------------------------------------------------------------------ predictions: nothing here was fitted
+
+
+@pytest.mark.parametrize("batch_size, published", [(1, "f3_b1"), (2, "f3_b2"), (18, "f3_b18")])
+def test_fig_3_cost_of_a_decode_over_a_prefill_token(cost, batch_size, published):
+    per_prefill_token = cost.seconds(Batch([chunk(1024)], [])) / 1024
+    per_decode_token = cost.seconds(Batch([], decodes(batch_size, 1024))) / batch_size
+    assert per_decode_token / per_prefill_token == pytest.approx(NUMBERS[published], rel=0.15)
+
+
+def test_fig_13_prefill_lost_to_chunks(cost):
+    def prefill(size, length=1024):
+        return sum(cost.seconds(Batch([chunk(size, start, prompt=length)], [])) for start in range(0, length, size))
+
+    whole = prefill(1024)
+    assert prefill(512) / whole - 1 < NUMBERS["f13_prefill_c512"] / 100
+    # Sec 5.4 says "within 20 %" for 256, Sec 4.2 even 12.5 %. But Fig 7's own 69.8 ms for 256 tokens, against Table 2's 234.8 ms for
+    # 1024, makes 19 % before any earlier keys are read again. The model, fitted to those two, stays near them.
+    assert 0.19 < prefill(256) / whole - 1 < 0.27
+    assert prefill(128) / whole == pytest.approx(NUMBERS["f13_prefill_c128"], rel=0.15)
+
+
+def test_fast_enough_to_simulate(cost):
+    batch = Batch([chunk(239, start=239, prompt=956)], decodes(17, 990))
+    best = float("inf")
+    for _ in range(20):
+        start = time.perf_counter()
+        for _ in range(100):
+            cost.seconds(batch)
+        best = min(best, (time.perf_counter() - start) / 100)
+    assert best < 20e-6  # about 3 microseconds on an idle core: the margin is for busy ones

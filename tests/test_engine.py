@@ -1,0 +1,298 @@
+"""The backbone: whatever the policy, chunk size, batch size or arrival order, a request gets the same tokens."""
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+from conftest import TINY, tiny_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import attention
+from configs import GPUS, MODELS, UserError
+from costmodel import CostModel
+from engine import LLM, CostExecutor, ModelExecutor, Result, SamplingParams, run, simulate
+from kvcache import KVCache
+from model import OPERATORS, FlatBatch, Span, Transformer
+from sampling import Sampler
+from scheduler import POLICIES, Batch, Request, make_scheduler
+from timeline import Trace
+
+PROMPTS = [[5, 17, 3], list(range(20, 50)), [9] * 11, [96, 0, 1, 2, 3, 4, 5, 6], [42], list(range(40, 3, -2)), [8, 8, 1], [77] * 23]
+
+
+def prefill_logits(model: Transformer, tokens: list[int], chunks: list[int], backend: str, slot: int = 1) -> torch.Tensor:
+    """Logits (T, vocab) of every prompt token, prefilled chunk by chunk into one slot of a cache full of stale values."""
+    cache = KVCache(model.config, 2, model.config.max_length, model.dtype, model.device)
+    cache.k.fill_(3.0), cache.v.fill_(-5.0)
+    while cache.allocate() != slot:
+        pass
+    logits = []
+    for length in chunks:
+        start = cache.extend(slot, length)
+        rows = torch.arange(length, device=model.device)
+        ids = torch.tensor(tokens[start : start + length], device=model.device)
+        flat = FlatBatch(ids, torch.full_like(rows, slot), start + rows, [Span(slice(0, length), (slot,), (start + length,))], rows)
+        logits.append(model(flat, cache, attention.BACKENDS[backend]))
+    return torch.cat(logits)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), name=st.sampled_from(sorted(TINY)), backend=st.sampled_from(["math", "sdpa"]))
+def test_chunked_prefill_is_the_full_prefill(data: st.DataObject, name: str, backend: str) -> None:
+    """Promise 1: logits of every row agree to 1e-10 in float64, for any split of the prompt into chunks."""
+    chunks = data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=6).filter(lambda lengths: sum(lengths) <= 64))
+    tokens = data.draw(st.lists(st.integers(0, 96), min_size=sum(chunks), max_size=sum(chunks)))
+    model = tiny_model(name)
+    with torch.inference_mode():
+        full = model.forward_full(torch.tensor([tokens]))[0]  # no cache, no chunks
+    assert full.std() > 0.1, "logits that are all alike would agree by accident"
+    torch.testing.assert_close(prefill_logits(model, tokens, chunks, backend), full, rtol=0, atol=1e-10)
+
+
+@functools.cache
+def tiny_expected(name: str, count: int) -> dict[int, list[int]]:
+    """`count` greedy tokens of each of PROMPTS."""
+    model = tiny_model(name)
+    return {i: one_at_a_time(model, prompt, count) for i, prompt in enumerate(PROMPTS)}
+
+
+def one_at_a_time(model: Transformer, prompt: list[int], count: int) -> list[int]:
+    """Greedy tokens without cache, batch or scheduler: recompute everything for every token."""
+    tokens = list(prompt)
+    with torch.inference_mode():
+        for _ in range(count):
+            tokens.append(int(model.forward_full(torch.tensor([tokens], device=model.device))[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def generate(
+    model: Transformer, requests: list[Request], policy: str, chunk_size: int, batch_size: int, backend: str = "sdpa"
+) -> dict[int, list[int]]:
+    cache = KVCache(model.config, batch_size, model.config.max_length, model.dtype, model.device)
+    executor = ModelExecutor(model, cache, attention.BACKENDS[backend])
+    for _ in run(make_scheduler(policy, batch_size, chunk_size), executor, requests, Trace()):
+        pass
+    assert cache.used == [None] * batch_size, "a slot leaks"
+    return {request.request_id: request.output for request in requests}
+
+
+def test_same_tokens_under_every_policy(tiny: Transformer) -> None:
+    """Policies x chunk sizes x batch sizes x arrival orders: the tokens of one request at a time."""
+    lengths = [3 + 2 * i for i in range(len(PROMPTS))]
+    expected = {i: one_at_a_time(tiny, prompt, lengths[i]) for i, prompt in enumerate(PROMPTS)}
+    assert len({tuple(tokens[:3]) for tokens in expected.values()}) > 4, "the prompts must lead to different texts"
+    orders = [list(range(8)), list(range(8))[::-1], [3, 0, 7, 1, 6, 2, 5, 4]]
+    for policy in POLICIES:
+        for chunk_size in (1, 3, 8, 64) if policy == "sarathi" else (8,):
+            for batch_size in (1, 3, 8):
+                for order in orders:
+                    requests = [Request(i, PROMPTS[i], lengths[i]) for i in order]
+                    assert generate(tiny, requests, policy, chunk_size, batch_size) == expected, (policy, chunk_size, batch_size, order)
+
+
+class ScriptedClock(ModelExecutor):
+    """The real executor under a clock that counts iterations, so that arrivals fall between known iterations."""
+
+    moment = 0.0
+
+    def now(self) -> float:
+        return self.moment
+
+    def wait_until(self, moment: float) -> None:
+        self.moment = moment
+
+    def execute(self, batch: Batch) -> Result:
+        self.moment += 1.0
+        return Result(super().execute(batch).tokens, 1.0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    arrivals=st.lists(st.floats(0, 40), min_size=len(PROMPTS), max_size=len(PROMPTS)),
+    policy=st.sampled_from(sorted(POLICIES)),
+    chunk_size=st.integers(1, 40),
+    batch_size=st.integers(1, 5),
+)
+def test_same_tokens_for_any_arrivals(arrivals: list[float], policy: str, chunk_size: int, batch_size: int) -> None:
+    model = tiny_model("llama-gqa")
+    cache = KVCache(model.config, batch_size, 64, model.dtype)
+    requests = [Request(i, prompt, 6, arrival=arrivals[i]) for i, prompt in enumerate(PROMPTS)]
+    trace = Trace()
+    for _ in run(make_scheduler(policy, batch_size, chunk_size), ScriptedClock(model, cache, attention.sdpa), requests, trace):
+        pass
+    for request in requests:
+        assert request.output == tiny_expected("llama-gqa", 6)[request.request_id]
+        assert trace.first_token[request.request_id] > request.arrival
+
+
+@pytest.fixture
+def llm(small: str) -> LLM:
+    llm = LLM(small, dtype="float64", max_batch_size=3, chunk_size=8, device="cpu")
+    llm.model = tiny_model("llama-gqa")
+    return llm
+
+
+def test_seeded_sampling_is_the_same_under_every_policy(llm: LLM) -> None:
+    params = [
+        SamplingParams(12, temperature=t, top_k=k, top_p=p, seed=i) for i, (t, k, p) in enumerate([(1, 0, 1), (0.7, 5, 1), (2, 0, 0.8)] * 2)
+    ]
+    texts = []
+    for policy in POLICIES:
+        for chunk_size in (4, 32):
+            llm.policy, llm.chunk_size = policy, chunk_size
+            texts.append([out.token_ids for out in llm.generate(PROMPTS[:6], params)])
+    assert all(text == texts[0] for text in texts)
+    assert texts[0][0] != llm.generate(PROMPTS[:6], SamplingParams(12))[0].token_ids, "a temperature of 1 is not greedy"
+    other = [dataclasses.replace(param, seed=99) for param in params]
+    assert [out.token_ids for out in llm.generate(PROMPTS[:6], other)] != texts[0]
+
+
+def test_sampler_follows_the_distribution() -> None:
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
+    sampler = Sampler(SamplingParams(temperature=1.0), seed=0)
+    counts = torch.bincount(torch.tensor([sampler.draw(logits) for _ in range(4000)]), minlength=4) / 4000
+    torch.testing.assert_close(counts.double(), logits.double().softmax(0), rtol=0, atol=0.03)
+    top = Sampler(SamplingParams(temperature=1.0, top_k=2), seed=0)
+    assert {top.draw(logits) for _ in range(200)} == {0, 1}
+    nucleus = Sampler(SamplingParams(temperature=1.0, top_p=0.7), seed=0)  # 0.64 does not reach 0.7, 0.64 + 0.24 does
+    assert {nucleus.draw(logits) for _ in range(200)} == {0, 1}
+    assert Sampler(SamplingParams(temperature=1.0, top_p=1e-9), seed=0).draw(logits) == 0
+
+
+def test_generate_and_stream_agree(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=9)
+    outputs = llm.generate(PROMPTS, params)
+    assert [out.prompt_token_ids for out in outputs] == PROMPTS  # in order
+    assert all(len(out.token_ids) == 9 and out.finish_reason == "length" and 0 < out.ttft <= out.latency for out in outputs)
+    streamed: dict[int, list[int]] = {}
+    for token in llm.stream(PROMPTS, params):
+        streamed.setdefault(token.index, []).append(token.token_id)
+    assert [streamed[i] for i in range(len(PROMPTS))] == [out.token_ids for out in outputs]
+    assert sum(iteration.num_prefill_tokens for iteration in llm.trace.iterations) == sum(map(len, PROMPTS))
+    assert llm.trace.num_decodes == 8 * len(PROMPTS)
+
+
+def test_stop_ids_and_one_prompt(llm: LLM) -> None:
+    free = llm.generate([PROMPTS[1]], SamplingParams(max_tokens=10))[0].token_ids
+    stop = next(token for i, token in enumerate(free) if i > 0 and token not in free[:i])
+    out = llm.generate(PROMPTS[1], SamplingParams(max_tokens=10, stop_ids=(stop,)))[0]
+    assert out.token_ids == free[: free.index(stop) + 1] and out.finish_reason == "stop"
+
+
+def test_an_iteration_allocates_no_cache(llm: LLM) -> None:
+    """SARATHI, Sec 4.5: allocated once; three runs over all slots leave the same memory in place."""
+    places = llm.cache.k.data_ptr(), llm.cache.v.data_ptr(), llm.cache.bytes
+    for policy in POLICIES:
+        llm.policy = policy
+        for _ in llm.stream(PROMPTS, SamplingParams(max_tokens=5)):
+            assert (llm.cache.k.data_ptr(), llm.cache.v.data_ptr(), llm.cache.bytes) == places
+
+
+def test_linears_are_fused_and_logits_only_for_sampled_rows(llm: LLM) -> None:
+    """SARATHI, Sec 4.3: in a hybrid batch each linear runs once a layer, over chunk and decodes together."""
+    calls: list[tuple[str, int]] = []
+    layer = llm.model.layers[0]
+    hooks = [
+        getattr(layer, name).register_forward_hook(lambda module, inputs, out, name=name: calls.append((name, len(inputs[0]))))
+        for name in llm.config.linears
+    ]
+    heads: list[int] = []
+    hooks.append(llm.model.head.register_forward_hook(lambda module, inputs, out: heads.append(len(out))))
+    logits = llm.model._logits
+    llm.model._logits = lambda x: heads.append(len(x)) or logits(x)
+    llm.generate([PROMPTS[0], PROMPTS[1]], SamplingParams(max_tokens=4))
+    for hook in hooks:
+        hook.remove()
+    names = list(llm.config.linears)
+    assert [name for name, _ in calls] == names * len(llm.trace.iterations)
+    rows = [count for name, count in calls if name == "preproj"]
+    assert rows == [iteration.num_prefill_tokens + iteration.num_decodes for iteration in llm.trace.iterations]
+    assert any(iteration.kind == "hybrid" for iteration in llm.trace.iterations)
+    assert sum(heads) == 2 * 4, "one row of logits for each output token, and no more"
+
+
+def test_operator_times(llm: LLM) -> None:
+    plain = llm.generate(PROMPTS[:3], SamplingParams(max_tokens=3))
+    assert all(iteration.operators is None for iteration in llm.trace.iterations)
+    llm.time_operators = True
+    assert [out.token_ids for out in llm.generate(PROMPTS[:3], SamplingParams(max_tokens=3))] == [out.token_ids for out in plain]
+    for iteration in llm.trace.iterations:
+        assert set(iteration.operators) == set(OPERATORS) and min(iteration.operators.values()) > 0
+        assert sum(iteration.operators.values()) <= iteration.seconds
+
+
+def test_simulate_runs_the_same_schedule_as_the_model(llm: LLM) -> None:
+    """One loop, two executors: the same batches, only the seconds differ."""
+    for policy in POLICIES:
+        llm.policy = policy
+        llm.generate(PROMPTS, SamplingParams(max_tokens=7))
+        requests = [Request(i, range(len(prompt)), 7) for i, prompt in enumerate(PROMPTS)]
+        priced = simulate(requests, "laptop", "a6000", policy=policy, chunk_size=8, max_batch_size=3)
+
+        def shapes(trace: Trace) -> list[tuple[int, int, int]]:
+            return [(it.num_prefill_tokens, it.num_decodes, it.num_chunks) for it in trace.iterations]
+
+        assert shapes(priced) == shapes(llm.trace)
+        assert [i for i, _ in priced.finished] == [i for i, _ in llm.trace.finished]
+
+
+def test_virtual_clock_waits_for_arrivals() -> None:
+    executor = CostExecutor(CostModel(MODELS["llama-13b"], GPUS["a6000"]))
+    trace = Trace()
+    requests = [Request(0, range(100), 1, arrival=5.0), Request(1, range(100), 1, arrival=1.0)]
+    for _ in run(make_scheduler("baseline", 4, 256), executor, requests, trace):
+        pass
+    assert [iteration.start for iteration in trace.iterations] == [1.0, 5.0]
+    assert [i for i, _ in trace.finished] == [1, 0]
+
+
+BAD_OPTIONS = [
+    ({"model": "gpt5"}, "unknown model 'gpt5': choose from llama-13b.*demo.*Hugging Face directory"),
+    ({"policy": "fifo"}, "unknown policy 'fifo': choose from baseline"),
+    ({"dtype": "int3"}, "unknown dtype 'int3': choose from auto, float32"),
+    ({"device": "tpu"}, "unknown device 'tpu': choose from auto, cpu, cuda"),
+    ({"attention": "flash"}, "unknown attention 'flash'"),
+    ({"chunk_size": 0}, "chunk_size is 0"),
+    ({"max_batch_size": -1}, "max_batch_size is -1"),
+    ({"max_length": 5000}, "max_length is 5000; tiny-llama-gqa allows 1 to 64|max_length is 5000; small allows 1 to 64"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD_OPTIONS)
+def test_bad_options(small: str, options: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        LLM(**{"model": small, **options})
+
+
+def test_bad_prompts(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=10)
+    for prompts, message in [
+        ([[1, 2], []], "prompt 1 is empty"),
+        ([list(range(55))], r"prompt 0: 55 prompt tokens \+ max_tokens 10 exceed max_length 64"),
+        ([[1, 97]], "prompt 0: token id 97 is not in 0 .. 96"),
+        (["text"], "prompt 0 is text.*no tokenizer"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            llm.generate(prompts, params)
+    with pytest.raises(UserError, match="2 prompts but 1 sampling_params"):
+        llm.generate([[1], [2]], [params])
+    assert len(llm.generate([[1, 2]], params)[0].token_ids) == 10, "a refused call leaves the engine usable"
+
+
+@pytest.mark.parametrize("options", [{"max_tokens": 0}, {"temperature": -1.0}, {"top_k": -2}, {"top_p": 0.0}, {"top_p": 1.5}])
+def test_bad_sampling(options: dict) -> None:
+    with pytest.raises(UserError, match=f"{next(iter(options))} is"):
+        SamplingParams(**options)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("name", TINY)
+def test_same_tokens_on_cuda(name: str) -> None:
+    model = tiny_model(name, device="cuda")
+    expected = {i: one_at_a_time(model, prompt, 6) for i, prompt in enumerate(PROMPTS)}
+    for policy in POLICIES:
+        requests = [Request(i, prompt, 6) for i, prompt in enumerate(PROMPTS)]
+        assert generate(model, requests, policy, 8, 3) == expected

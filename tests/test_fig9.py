@@ -1,0 +1,132 @@
+"""Figure 9: predicted peaks near the paper's, the CSV's form, and flags that complain in one line."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import fig9
+import pytest
+import torch
+from common import ROOT, Point, paper_numbers, steady_seconds
+
+import checkpoint
+import configs
+from cli import run_main
+from engine import new_model
+
+
+@pytest.fixture(scope="module")
+def gains_1k():
+    """The curves of the first panel around their peaks."""
+    gains = []
+    for ratio in (6, 10, 14, 15, 20, 28, 29.12, 40):
+        baseline = fig9.predicted_throughput(1024, 18, ratio, "baseline")
+        for chunk_size in fig9.CHUNK_SIZES:
+            gain = fig9.predicted_throughput(1024, 18, ratio, "sarathi", chunk_size) / baseline
+            gains.append(fig9.Gain(1024, 18, chunk_size, ratio, gain, gain, gain))
+    return gains
+
+
+@pytest.mark.parametrize("chunk_size, published, ratio", [(256, "f9_c256", 14), (512, "f9_c512", 28)])
+def test_predicted_peak_is_the_papers(gains_1k, chunk_size, published, ratio):
+    best = fig9.peak(gains_1k, 1024, chunk_size)
+    assert best.gain == pytest.approx(paper_numbers()[published], rel=0.05)
+    assert ratio / 1.2 < best.ratio < ratio * 1.2
+
+
+def test_small_chunks_gain_less(gains_1k):
+    peaks = [fig9.peak(gains_1k, 1024, chunk_size).gain for chunk_size in (128, 512, 256)]
+    assert peaks == sorted(peaks)  # SARATHI Sec 5.1.3: 128 gains much less than 256 and 512, 256 the most
+
+
+def test_steady_state_does_not_depend_on_the_window():
+    prompt, decodes = fig9.split(1024, 10)
+    for policy in ("baseline", "sarathi"):
+        requests = [fig9.Request(i, range(prompt), decodes + 1) for i in range(8 * 18)]
+        trace = fig9.simulate(requests, policy=policy)
+        windows = [fig9.tokens_per_second(trace, 1024, 18, first, last) for first, last in ((2, 3), (2, 4), (3, 7))]
+        assert windows == pytest.approx([windows[0]] * 3, rel=1e-6)
+
+
+def test_steady_seconds_counts_from_one():
+    assert steady_seconds([(7, 1.0), (3, 2.5), (5, 4.0)], first=1, last=3) == 3.0
+
+
+@pytest.mark.parametrize("length", [2, 1024])
+@pytest.mark.parametrize("ratio", [0.01, 1, 14, 5000])
+def test_split_keeps_the_length(length, ratio):
+    prompt, decodes = fig9.split(length, ratio)
+    assert prompt + decodes == length and prompt >= 1 and decodes >= 1
+
+
+def test_points_name_their_source():
+    with pytest.raises(AssertionError):
+        Point("fig9", "s", 1.0, "P:D", 1.0, "x", "guessed", "llama-13b", "a6000")
+
+
+def run_fig9(*flags: str) -> subprocess.CompletedProcess:
+    script = [sys.executable, str(ROOT / "experiments" / "fig9.py"), *flags]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # a tiny model's threads would only wait for one another
+    return subprocess.run(script, check=False, capture_output=True, text=True, timeout=300, env=environment)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_quick_run_writes_table_picture_and_csv(tmp_path):
+    result = run_fig9("--quick", "--out", str(tmp_path / "new"))
+    assert result.returncode == 0, result.stderr
+    assert "peak gain" in result.stdout and "1.27" in result.stdout
+    assert (tmp_path / "new" / "fig9.png").read_bytes().startswith(b"\x89PNG")
+    rows = read(tmp_path / "new" / "fig9.csv")
+    assert list(rows[0]) == ["figure", "series", "x", "x_unit", "y", "y_unit", "source", "model", "hardware"]
+    assert {row["source"] for row in rows} == {"paper", "predicted"}
+    assert {row["model"] for row in rows} <= configs.MODELS.keys() and {row["hardware"] for row in rows} <= configs.GPUS.keys()
+    assert {(row["x"], row["y"]) for row in rows if row["source"] == "paper"} >= {("14", "1.27"), ("28", "1.23")}
+
+
+def test_quick_measurement_adds_measured_rows(tmp_path):
+    model = new_model(configs.MODELS["demo"], torch.float32, torch.device("cpu"))
+    model.init_weights(seed=0)
+    checkpoint.save(model, tmp_path / "tiny")
+    where = ["--device", "cpu", "--dtype", "float32", "--model", str(tmp_path / "tiny"), "--out", str(tmp_path)]
+    result = run_fig9("--measure", "--quick", *where, "--length", "64", "--batch-size", "3", "--chunk-sizes", "16")
+    assert result.returncode == 0, result.stderr
+    measured = [row for row in read(tmp_path / "fig9.csv") if row["source"] == "measured"]
+    assert {row["model"] for row in measured} == {"tiny"} and {row["hardware"] for row in measured}.isdisjoint(configs.GPUS)
+    by_series = {row["series"]: float(row["y"]) for row in measured}
+    middle, low, high = (by_series[f"C=16 L=64 B=3{name}"] for name in ("", " lowest", " highest"))
+    assert 0 < low <= middle <= high
+
+
+@pytest.mark.parametrize(
+    "flags, complaint",
+    [
+        (["--pairs", "3"], "--pairs needs --measure"),
+        (["--measure", "--pairs", "0"], "'0' is not a whole number"),
+        (["--measure", "--chunk-sizes", "x"], "'x' is not a whole number"),
+        (["--measure", "--quick", "--batch-size", "1"], "--batch-size is 1"),
+        (["--measure", "--quick", "--chunk-sizes", "3"], "3 is smaller than --batch-size 4"),
+        (["--measure", "--quick", "--model", "nobody"], "unknown model 'nobody'"),
+        (["--measure", "--quick", "--dtype", "int3"], "unknown dtype 'int3'"),
+        (["--quick", "--out", "/dev/null/x"], "/dev/null"),
+        (["--no-such-flag"], "--no-such-flag"),
+    ],
+)
+def test_bad_flags_are_one_line(flags, complaint, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["fig9.py", "--out", str(tmp_path), *flags])
+    with pytest.raises(SystemExit) as ended:
+        run_main(fig9.main)
+    said = capsys.readouterr()
+    assert ended.value.code == 2 and said.out == ""
+    assert complaint in said.err and len(said.err.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_bad_flag_sets_the_exit_status():
+    result = run_fig9("--pairs", "3")
+    assert result.returncode == 2 and "Traceback" not in result.stderr

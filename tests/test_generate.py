@@ -1,0 +1,82 @@
+"""The command line as a newcomer meets it: text, a table, and one clear line for each mistake."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def generate(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "generate.py", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+
+
+def test_streams_text_and_ends_with_a_table() -> None:
+    done = generate("The with statement", "--policy", "sarathi", "--chunk-size", "64", "--max-tokens", "24", "--ignore-eos")
+    assert done.returncode == 0, done.stderr
+    text, table = done.stdout.split("\npolicy ")
+    assert text.startswith("The with statement") and len(text) > len("The with statement") + 20
+    for line in ("prefill", "decode        23 tokens", "iterations    24 in", "mean batch    1.00", "device, dtype cpu"):
+        assert line in table, table
+
+
+def test_several_prompts_make_a_batch(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("The with statement\n\nReturn a new list\n", encoding="utf-8")
+    outputs = []
+    for policy in ("baseline", "sarathi"):
+        arguments = (
+            "class Path:",
+            "--file",
+            str(prompts),
+            "--max-tokens",
+            "12",
+            "--dtype",
+            "float32",
+            "--policy",
+            policy,
+            "--chunk-size",
+            "8",
+        )
+        done = generate(*arguments)
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout[: done.stdout.index("policy  ")])
+    assert "--- 3 of 3\nReturn a new list" in outputs[0]
+    assert outputs[0] == outputs[1], "the policy changes the time, never the text"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("hi", "--model", "gpt5"), "unknown model 'gpt5': choose from"),
+        (("hi", "--model", "laptop"), "laptop (random (seed 0) weights) has no tokenizer"),
+        (("hi", "--policy", "fifo"), "unknown policy 'fifo': choose from baseline, sarathi"),
+        (("hi", "--dtype", "int3"), "unknown dtype 'int3': choose from auto, float32"),
+        (("hi", "--chunk-size", "0"), "chunk_size is 0; it must be at least 1"),
+        (("hi", "--chunk-size", "big"), "argument --chunk-size: invalid int value: 'big'"),
+        (("hi", "--max-tokens", "1024"), "max_tokens 1024 exceed max_length 1024"),
+        (("hi", "--colour", "red"), "unrecognized arguments: --colour red"),
+        (("",), "prompt 0 is empty"),
+        ((), "no prompt: give one"),
+        (("--file", "no-such-file.txt"), "cannot read prompts from 'no-such-file.txt'"),
+    ],
+)
+def test_one_clear_line_for_a_mistake(arguments: tuple[str, ...], message: str) -> None:
+    done = generate(*arguments)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: ") and message in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_truncated_weights(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(ROOT / "demo", broken)
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100_000])
+    done = generate("hi", "--model", str(broken))
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "model.safetensors" in done.stderr and "truncated" in done.stderr

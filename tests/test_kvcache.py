@@ -1,0 +1,68 @@
+"""The cache: its book-keeping, its errors, and that no iteration allocates."""
+
+import pytest
+import torch
+from conftest import TINY
+
+from configs import GPUS, MODELS
+from kvcache import CacheError, KVCache, max_batch_size
+
+
+def make_cache(slots: int = 2, length: int = 8) -> KVCache:
+    return KVCache(TINY["llama-gqa"], slots, length)
+
+
+def test_allocate_extend_free_reset() -> None:
+    cache = make_cache()
+    assert (cache.allocate(), cache.allocate()) == (0, 1)
+    assert cache.extend(1, 5) == 0
+    assert cache.extend(1, 3) == 5  # exactly full
+    cache.free(0)
+    assert cache.allocate() == 0 and cache.extend(0, 1) == 0  # empty again
+    cache.reset()
+    assert cache.allocate() == 0
+
+
+def test_errors() -> None:
+    cache = make_cache()
+    with pytest.raises(CacheError, match="slot 0 is free"):
+        cache.extend(0, 1)
+    with pytest.raises(CacheError, match="slot 0 is free"):
+        cache.free(0)
+    with pytest.raises(CacheError, match="slot 2 does not exist"):
+        cache.free(2)
+    slot = cache.allocate()
+    with pytest.raises(CacheError, match="slot 0 holds 0 of 8 tokens; 9 more do not fit"):
+        cache.extend(slot, 9)
+    cache.extend(slot, 8)
+    with pytest.raises(CacheError, match="slot 0 holds 8 of 8 tokens; 1 more do not fit"):
+        cache.extend(slot, 1)
+    cache.allocate()
+    with pytest.raises(CacheError, match="no slot left: all 2"):
+        cache.allocate()
+
+
+def test_write_is_in_place_and_hits_its_places_only() -> None:
+    cache = make_cache()
+    config = TINY["llama-gqa"]
+    before = cache.k.data_ptr(), cache.v.data_ptr()
+    k = torch.randn(3, config.n_kv_head, config.head_dim)
+    cache.write(1, torch.tensor([1, 1, 0]), torch.tensor([4, 5, 0]), k, -k)
+    assert (cache.k.data_ptr(), cache.v.data_ptr()) == before
+    assert torch.equal(cache.k[1, :, 1, 4:6].transpose(0, 1), k[:2]) and torch.equal(cache.v[1, :, 0, 0], -k[2])
+    assert cache.k.count_nonzero() == k.numel()
+
+
+def test_paper_formula() -> None:
+    """B = floor((M_G - M_S) / (L * m_kv)) by hand for LLaMA-13B on a 48 GB A6000 at L = 1024."""
+    model, gpu = MODELS["llama-13b"], GPUS["a6000"]
+    assert model.kv_bytes_per_token() == 2 * 40 * 5120 * 2
+    assert 12.9e9 < model.parameters < 13.1e9
+    assert max_batch_size(model, gpu, 1024) == int((48e9 - 2 * model.parameters) / (1024 * 819200))
+    assert max_batch_size(model, gpu, 1024) >= 18  # the paper fits 18: its formula leaves nothing for activations
+    assert max_batch_size(MODELS["gpt3-175b"], gpu, 1024) == 0
+
+
+def test_td_pipe_kv_size() -> None:
+    """TD-Pipe, Sec 2.2: a Llama-30B token keeps 1.52 MiB (the 30B and 33B of LLaMA are one model)."""
+    assert MODELS["llama-33b"].kv_bytes_per_token() / 2**20 == pytest.approx(1.52, abs=0.01)
