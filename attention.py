@@ -16,6 +16,7 @@ Nothing else is needed: a chunk, a whole prompt and a decode differ only in Tq a
 import math as pymath
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
@@ -128,19 +129,11 @@ BACKENDS: dict[str, Attend] = {"math": math, "sdpa": sdpa, "xformers": xformers}
 
 
 def choose_backend(name: str, device: torch.device) -> Attend:
-    """A back end by name; "auto" is xformers where it runs (CUDA, installed) and sdpa elsewhere."""
+    """A back end by name; "auto" is sdpa, which runs everywhere. xformers, the paper's choice, is for the asking."""
     if name == "auto":
-        name = "xformers" if device.type == "cuda" and _xformers_installed() else "sdpa"
+        name = "sdpa"
     if name not in BACKENDS:
         raise UserError(f"unknown attention {name!r}: choose from auto, {', '.join(BACKENDS)}")
-    if name == "xformers" and (device.type != "cuda" or not _xformers_installed()):
+    if name == "xformers" and (device.type != "cuda" or find_spec("xformers") is None):
         raise UserError(f"attention 'xformers' needs a CUDA device and the xformers package; this is {device}: choose auto, sdpa or math")
     return BACKENDS[name]
-
-
-def _xformers_installed() -> bool:
-    try:
-        import xformers.ops  # noqa: F401  (here, because it is slow to import and absent on many machines)
-    except ImportError:
-        return False
-    return True

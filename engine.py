@@ -1,46 +1,35 @@
 """The loop: scheduler -> executor -> scheduler. `LLM` runs it with a real model, `simulate` with the cost model.
 
-A student who understands `run` has understood the engine. Both executors take the same batches from the same scheduler:
+A student who understands `run` has understood the engine. It cannot tell the two executors apart:
 
     ModelExecutor   torch, the wall clock, real tokens
     CostExecutor    the cost model of a named GPU, a virtual clock, placeholder tokens
 """
 
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 import checkpoint
 from attention import choose_backend
-from configs import GPUS, MODELS, UserError, lookup
+from configs import GPUS, MODELS, ModelConfig, UserError, lookup
 from costmodel import CostModel
+from executor import CostExecutor, ModelExecutor
 from kvcache import KVCache
-from model import OPERATORS, FlatBatch, Span, Transformer, untimed
-from sampling import Sampler, SamplingParams, sample
+from model import Transformer
+from sampling import Sampler, SamplingParams
 from scheduler import Batch, Request, Scheduler, make_scheduler
 from timeline import Trace
 
 __all__ = ["LLM", "RequestOutput", "SamplingParams", "simulate"]
 
-DEMO_DIRECTORY = Path(__file__).parent / "demo"
 
-
-@dataclass(slots=True)
-class Result:
-    """tokens: one for each request of `batch.sampled`. seconds: how long the batch took. operators: seconds of each, if timed."""
-
-    tokens: list[int]
-    seconds: float
-    operators: dict[str, float] | None = None
-
-
-def run(scheduler: Scheduler, executor: "ModelExecutor | CostExecutor", requests: Iterable[Request], trace: Trace) -> Iterator[tuple]:
+def run(
+    scheduler: Scheduler, executor: ModelExecutor | CostExecutor, requests: Iterable[Request], trace: Trace
+) -> Iterator[tuple[Batch, list[int]]]:
     """The one loop of the engine. Yields (batch, tokens) after each iteration; fills `trace`."""
     arriving = deque(sorted(requests, key=lambda request: request.arrival))
     while arriving or scheduler.has_work:
@@ -58,113 +47,6 @@ def run(scheduler: Scheduler, executor: "ModelExecutor | CostExecutor", requests
         for request in ended:
             executor.release(request)
         yield batch, result.tokens
-
-
-class CostExecutor:
-    """Runs nothing: asks the cost model for the seconds, and moves a virtual clock by them."""
-
-    def __init__(self, cost_model: CostModel):
-        self.cost_model = cost_model
-        self.clock = 0.0
-
-    def now(self) -> float:
-        return self.clock
-
-    def wait_until(self, moment: float) -> None:
-        self.clock = moment
-
-    def execute(self, batch: Batch) -> Result:
-        seconds = self.cost_model.seconds(batch)
-        self.clock += seconds
-        return Result([0] * len(batch.sampled), seconds)
-
-    def release(self, request: Request) -> None:
-        pass
-
-
-class OperatorTimer:
-    """A `run` hook for `Transformer.forward`: seconds of each of the paper's operators (SARATHI, Fig 3 and 10)."""
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        self.seconds = dict.fromkeys(OPERATORS, 0.0)
-
-    def __call__(self, name: str, operator: Any, *args: Any) -> Any:
-        start = synchronized_clock(self.device)
-        result = operator(*args)
-        self.seconds[name] += synchronized_clock(self.device) - start
-        return result
-
-
-def synchronized_clock(device: torch.device) -> float:
-    """The wall clock in seconds, once the device has done all that it was asked to."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
-class ModelExecutor:
-    """Runs batches on the model for real. Holds the cache and the slot of each request."""
-
-    def __init__(self, model: Transformer, cache: KVCache, attend: Any, time_operators: bool = False):
-        self.model, self.cache, self.attend = model, cache, attend
-        self.time_operators = time_operators
-        self.slot_of: dict[int, int] = {}  # by request id
-        self.origin = time.perf_counter()
-
-    def now(self) -> float:
-        return time.perf_counter() - self.origin
-
-    def wait_until(self, moment: float) -> None:
-        time.sleep(max(0.0, moment - self.now()))
-
-    def execute(self, batch: Batch) -> Result:
-        start = self.now()
-        flat = self.flatten(batch)
-        timer = OperatorTimer(self.model.device) if self.time_operators else None
-        logits = self.model(flat, self.cache, self.attend, timer or untimed)  # (S, vocab)
-        tokens = sample(logits, [request.sampler for request in batch.sampled])
-        synchronized_clock(self.model.device)  # an iteration without a sampled token would end before its kernels do
-        return Result(tokens, self.now() - start, timer.seconds if timer else None)
-
-    def release(self, request: Request) -> None:
-        self.cache.free(self.slot_of.pop(request.request_id))
-
-    def flatten(self, batch: Batch) -> FlatBatch:
-        """Lay a batch out as rows, chunks first, and take its places in the cache."""
-        tokens: list[int] = []
-        slots: list[int] = []
-        positions: list[int] = []
-        spans: list[Span] = []
-        logit_rows: list[int] = []
-        for chunk in batch.chunks:
-            request, end = chunk.request, chunk.start + chunk.length
-            if chunk.start == 0:
-                self.slot_of[request.request_id] = self.cache.allocate()
-            slot = self.slot_of[request.request_id]
-            place = self.cache.extend(slot, chunk.length)
-            assert place == chunk.start, "the cache and the scheduler disagree about a request's length"
-            spans.append(Span(slice(len(tokens), len(tokens) + chunk.length), (slot,), (end,)))
-            tokens.extend(request.prompt[chunk.start : end])
-            slots.extend([slot] * chunk.length)
-            positions.extend(range(chunk.start, end))
-            if chunk.is_last:
-                logit_rows.append(len(tokens) - 1)
-        if batch.decodes:
-            first = len(tokens)
-            for request in batch.decodes:
-                slot = self.slot_of[request.request_id]
-                tokens.append(request.output[-1])
-                slots.append(slot)
-                positions.append(self.cache.extend(slot, 1))
-            spans.append(Span(slice(first, len(tokens)), tuple(slots[first:]), tuple(p + 1 for p in positions[first:])))
-            logit_rows.extend(range(first, len(tokens)))
-        device = self.model.device
-
-        def on_device(numbers: list[int]) -> Tensor:
-            return torch.tensor(numbers, dtype=torch.long, device=device)
-
-        return FlatBatch(on_device(tokens), on_device(slots), on_device(positions), spans, on_device(logit_rows))
 
 
 @dataclass(frozen=True)
@@ -219,7 +101,7 @@ class LLM:
         self.attend = choose_backend(attention, self.device)
         self.policy, self.chunk_size, self.max_batch_size, self.seed = policy, chunk_size, max_batch_size, seed
         self.time_operators = time_operators
-        directory = DEMO_DIRECTORY if model == "demo" else Path(model)
+        directory = checkpoint.DEMO if model == "demo" else Path(model)
         from_checkpoint = model == "demo" or (model not in MODELS and directory.is_dir())
         if not from_checkpoint and model not in MODELS:
             raise UserError(f"unknown model {model!r}: choose from {', '.join(MODELS)}, or give a Hugging Face directory")
@@ -271,7 +153,7 @@ class LLM:
                 piece, shown[index] = text[len(shown[index]) :], text
                 yield StreamedToken(index, token, piece, request.finish_reason)
 
-    def _run(self, requests: list[Request]) -> Iterator[tuple]:
+    def _run(self, requests: list[Request]) -> Iterator[tuple[Batch, list[int]]]:
         scheduler = make_scheduler(self.policy, self.max_batch_size, self.chunk_size)
         self.cache.reset()
         self.trace = Trace()
@@ -320,7 +202,7 @@ class LLM:
         return self.tokenizer.decode(spoken)
 
 
-def new_model(config: Any, dtype: torch.dtype, device: torch.device) -> Transformer:
+def new_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Transformer:
     """A model whose parameters are allocated once, in their final dtype and place."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

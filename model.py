@@ -42,7 +42,7 @@ class FlatBatch:
 
 
 def untimed(name: str, operator: Callable, *args: Any) -> Any:
-    """How operators run unless somebody wants their times: straight through. See `engine.OperatorTimer` for the other way."""
+    """How operators run unless somebody wants their times: straight through. See `executor.OperatorTimer` for the other way."""
     return operator(*args)
 
 

@@ -81,6 +81,22 @@ def test_choice() -> None:
         choose_backend("xformers", cpu)
 
 
+@pytest.mark.parametrize("n_kv_head", [4, 2, 1])
+@pytest.mark.parametrize("case", CASES)
+def test_xformers_layout(case: str, n_kv_head: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel needs CUDA, but what we hand to it does not: with the mask written out, it must give what `math` gives."""
+    fmha = pytest.importorskip("xformers.ops").fmha
+
+    def written_out(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_bias: object) -> torch.Tensor:
+        bias = attn_bias.materialize((query.shape[1], key.shape[1]), dtype=query.dtype)  # (rows, slots * length)
+        scores = torch.einsum("bqgnd,bkgnd->bgnqk", query, key) / query.shape[-1] ** 0.5 + bias
+        return torch.einsum("bgnqk,bkgnd->bqgnd", scores.softmax(dim=-1), value)
+
+    monkeypatch.setattr(fmha, "memory_efficient_attention_forward", written_out)
+    arguments = attention_case(case, n_kv_head, torch.float64)
+    torch.testing.assert_close(BACKENDS["xformers"](*arguments), BACKENDS["math"](*arguments), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("backend", ["sdpa", "xformers"])

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import attention
 from configs import GPUS, MODELS, UserError
 from costmodel import CostModel
-from engine import LLM, CostExecutor, ModelExecutor, Result, SamplingParams, run, simulate
+from engine import LLM, SamplingParams, run, simulate
+from executor import CostExecutor, ModelExecutor, Result
 from kvcache import KVCache
 from model import OPERATORS, FlatBatch, Span, Transformer
 from sampling import Sampler

@@ -1,0 +1,62 @@
+"""The README is true: its code runs, its files exist, its numbers are what the commands print today."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+def run(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_quick_start_runs() -> None:
+    printed = run("-c", BLOCKS[0])
+    assert printed.count("to the first token") == 3 and "predicted: " in printed and "hybrid" in printed
+    assert len(BLOCKS[0].splitlines()) <= 20
+
+
+def test_the_policy_example_works() -> None:
+    check = """
+scheduler = ShortestPromptFirst(2, 8)
+for i, length in enumerate([9, 3, 5]):
+    scheduler.add(Request(i, range(length), 1))
+print("first:", scheduler.schedule(0.0).chunks[0].request.request_id)
+"""
+    assert run("-c", "from collections import deque\nfrom scheduler import *\n" + BLOCKS[1] + check) == "first: 1\n"
+
+
+def test_named_files_exist() -> None:
+    names = re.findall(r"`([\w/]+(?:\.py|\.csv|\.md|/))`", README) + re.findall(r"\]\((?!http|#)([^)]+)\)", README)
+    missing = [name for name in names if not any((ROOT / folder / name).exists() for folder in ("", "experiments"))]
+    assert len(names) > 15 and not missing
+
+
+def test_demo_numbers() -> None:
+    metrics = json.loads((ROOT / "demo" / "metrics.json").read_text(encoding="utf-8"))
+    for key in ("held_out_nats_per_token", "unigram_nats_per_token"):
+        assert f"{metrics[key]:.2f}" in README, key
+
+
+def test_fig9_prints_what_the_readme_shows(tmp_path: Path) -> None:
+    printed = run("experiments/fig9.py", "--out", str(tmp_path))
+    for line in printed.splitlines():
+        if re.match(r" *\d+ .*\d", line):
+            assert line.rstrip() in README, line
+
+    def predicted(path: Path) -> list[dict]:
+        with open(path, newline="", encoding="utf-8") as file:
+            return [row for row in csv.DictReader(file) if row["source"] == "predicted"]
+
+    fresh, committed = predicted(tmp_path / "fig9.csv"), predicted(ROOT / "results" / "fig9.csv")
+    assert [row["x"] for row in fresh] == [row["x"] for row in committed]
+    for new, old in zip(fresh, committed, strict=True):
+        assert abs(float(new["y"]) / float(old["y"]) - 1) < 1e-4, new
