@@ -6,6 +6,7 @@ A student who understands `run` has understood the engine. It cannot tell the tw
     CostExecutor    the cost model of a named GPU, a virtual clock, placeholder tokens
 """
 
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -109,6 +110,7 @@ class LLM:
         self.max_length = self.config.max_length if max_length is None else max_length
         if not 1 <= self.max_length <= self.config.max_length:
             raise UserError(f"max_length is {max_length}; {self.config.name} allows 1 to {self.config.max_length} tokens")
+        check_memory(self.config, max_batch_size, self.max_length, self.dtype, self.device)
         self.model = new_model(self.config, self.dtype, self.device)
         if from_checkpoint:
             checkpoint.load_weights(self.model, directory)
@@ -211,6 +213,22 @@ def new_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> 
             return Transformer(config).eval()
     finally:
         torch.set_default_dtype(before)
+
+
+def check_memory(config: ModelConfig, slots: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
+    """A UserError if the weights and the cache alone are more than the device's memory, before anything is allocated."""
+    if device.type == "cuda":
+        memory = torch.cuda.mem_get_info(device)[0]  # free bytes
+    elif hasattr(os, "sysconf"):
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:
+        return  # Windows does not say without another package
+    weights, cache = config.parameters * dtype.itemsize, slots * length * config.kv_bytes_per_token(dtype.itemsize)
+    if weights + cache > memory:
+        raise UserError(
+            f"{config.name} needs {weights / 1e9:.1f} GB of weights and {cache / 1e9:.1f} GB of cache ({slots} slots of {length} tokens), "
+            f"but {device} has {memory / 1e9:.1f} GB: choose a smaller model, max_batch_size or max_length"
+        )
 
 
 def choose_device(name: str) -> torch.device:

@@ -282,6 +282,11 @@ def test_bad_prompts(llm: LLM) -> None:
     assert len(llm.generate([[1, 2]], params)[0].token_ids) == 10, "a refused call leaves the engine usable"
 
 
+def test_a_model_too_large_for_the_machine() -> None:
+    with pytest.raises(UserError, match=r"gpt3-175b needs 698.\d GB of weights and .* GB of cache \(8 slots of 4096 tokens\), but cpu has"):
+        LLM("gpt3-175b", dtype="float32", device="cpu")
+
+
 @pytest.mark.parametrize("options", [{"max_tokens": 0}, {"temperature": -1.0}, {"top_k": -2}, {"top_p": 0.0}, {"top_p": 1.5}])
 def test_bad_sampling(options: dict) -> None:
     with pytest.raises(UserError, match=f"{next(iter(options))} is"):
