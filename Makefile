@@ -22,11 +22,12 @@ format: .venv/dev.stamp
 # A stamp is newer than the files that it depends on, so that a second make installs nothing.
 .venv/run.stamp: requirements.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@echo 'installing into .venv; the first time takes a few minutes'
+	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt
 	touch $@
 
 .venv/dev.stamp: requirements-dev.txt .venv/run.stamp
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(BIN)/python -m pip install --disable-pip-version-check -r requirements-dev.txt
 	touch $@
 
 clean:

@@ -54,7 +54,7 @@ def test_several_prompts_make_a_batch(tmp_path: Path) -> None:
     [
         (("hi", "--model", "gpt5"), "unknown model 'gpt5': choose from"),
         (("hi", "--model", "laptop"), "laptop (random (seed 0) weights) has no tokenizer"),
-        (("hi", "--policy", "fifo"), "unknown policy 'fifo': choose from baseline, sarathi"),
+        (("hi", "--policy", "fifo"), "unknown policy 'fifo': choose from baseline, orca, sarathi"),
         (("hi", "--dtype", "int3"), "unknown dtype 'int3': choose from auto, float32"),
         (("hi", "--chunk-size", "0"), "chunk_size is 0; it must be at least 1"),
         (("hi", "--chunk-size", "big"), "argument --chunk-size: invalid int value: 'big'"),
