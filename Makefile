@@ -2,10 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: fig9 test measure format clean
+.PHONY: fig9 figures test notebooks notebooks-refresh measure format clean
 
 fig9: .venv/run.stamp
 	$(BIN)/python experiments/fig9.py
+
+figures: .venv/run.stamp
+	$(BIN)/python experiments/all.py
 
 measure: .venv/run.stamp
 	$(BIN)/python experiments/fig9.py --measure
@@ -14,6 +17,14 @@ test: .venv/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest
+
+# Executes all lessons from scratch, writes nothing, and fails on any error. Offline once .venv is there.
+notebooks: .venv/dev.stamp
+	$(BIN)/python notebooks/execute.py
+
+# The same, and writes the .ipynb files that are committed: after a change to a lesson's .py file, on an idle machine.
+notebooks-refresh: .venv/dev.stamp
+	$(BIN)/python notebooks/execute.py --refresh
 
 format: .venv/dev.stamp
 	$(BIN)/ruff check --fix .

@@ -164,7 +164,40 @@ class Baseline(Scheduler):
         return Batch([], list(self.running))
 
 
-class Sarathi(Scheduler):
+class IterationLevel(Scheduler):
+    """What Orca and SARATHI share: requests enter and leave between any two iterations, and chunks run beside decodes.
+
+    A batch is the chunks that the policy picks, and one decode of every other running request (SARATHI, Sec 4.5: its Orca is its
+    own mixed batching, without a bound on the prefills of a batch). The policies differ in `prefills` alone.
+    """
+
+    def schedule(self, now: float) -> Batch | None:
+        decodes = [request for request in self.running if not request.in_prefill]
+        chunks = self.prefills(len(decodes))
+        return Batch(chunks, decodes) if chunks or decodes else None
+
+    def prefills(self, num_decodes: int) -> list[Chunk]:
+        """The chunks of the next batch, which also runs `num_decodes` decodes."""
+        raise NotImplementedError
+
+
+class Orca(IterationLevel):
+    """Iteration-level scheduling with whole prompts (SARATHI, Sec 5.2): a request enters as soon as a slot is free.
+
+    How well its prefills meet decodes is the workload's doing. If all requests start and end together, it is the baseline; if they are
+    staggered, so that one starts at a time, it is SARATHI with C = the longest prompt (and room for the decodes).
+    """
+
+    name = "orca"
+
+    def prefills(self, num_decodes: int) -> list[Chunk]:
+        chunks = []
+        while (request := self.admit()) is not None:
+            chunks.append(Chunk(request, 0, len(request.prompt)))
+        return chunks
+
+
+class Sarathi(IterationLevel):
     """Chunked prefills and decode-maximal batching (SARATHI, Sec 4.2 to 4.4).
 
     Each batch has at most one prefill chunk; every other slot is a decode. The chunk shrinks to C minus the number of decodes,
@@ -174,17 +207,15 @@ class Sarathi(Scheduler):
 
     name = "sarathi"
 
-    def schedule(self, now: float) -> Batch | None:
-        decodes = [request for request in self.running if not request.in_prefill]
-        prefill = next((request for request in self.running if request.in_prefill), None) or self.admit()
-        if prefill is None:
-            return Batch([], decodes) if decodes else None
-        room = max(1, self.chunk_size - len(decodes))
-        length = min(room, len(prefill.prompt) - prefill.prefilled)
-        return Batch([Chunk(prefill, prefill.prefilled, length)], decodes)
+    def prefills(self, num_decodes: int) -> list[Chunk]:
+        request = next((request for request in self.running if request.in_prefill), None) or self.admit()
+        if request is None:
+            return []
+        room = max(1, self.chunk_size - num_decodes)
+        return [Chunk(request, request.prefilled, min(room, len(request.prompt) - request.prefilled))]
 
 
-POLICIES: dict[str, type[Scheduler]] = {policy.name: policy for policy in (Baseline, Sarathi)}
+POLICIES: dict[str, type[Scheduler]] = {policy.name: policy for policy in (Baseline, Orca, Sarathi)}
 
 
 def make_scheduler(policy: str, max_batch_size: int, chunk_size: int) -> Scheduler:

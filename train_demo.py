@@ -33,6 +33,7 @@ from model import Transformer
 SKIP = {"test", "tests", "idlelib", "lib2to3", "encodings", "site-packages", "turtledemo", "pydoc_data", "__pycache__"}
 TOKENS_PER_STEP = 4096
 MAX_RATE = 3e-3  # of AdamW, reached after 2 % of the time
+DROPOUT, DECAY = 0.1, 1.0  # both high for the model's size: a dozen passes over so little text, and it would learn it by heart
 SAMPLE = 1500  # characters of each held-out document to ship, for tests and exercises
 PHASES = ((0.0, 256), (0.75, 512), (0.9, 1024))  # from this share of the time on, train on contexts this long
 
@@ -155,9 +156,12 @@ def main() -> None:
     print(f"{len(train):,} training tokens, {len(held_out):,} held out; unigram baseline {unigram:.3f} nats per token")
 
     model = Transformer(config).init_weights(args.seed)
+    for layer in model.layers:
+        for branch in (layer.postproj, layer.ffn_ln2):
+            branch.register_forward_hook(lambda module, _, y: F.dropout(y, DROPOUT, module.training))
     matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
     gains = [parameter for parameter in model.parameters() if parameter.dim() == 1]  # decaying a norm's gain would shrink the signal
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": gains, "weight_decay": 0.0}]
+    groups = [{"params": matrices, "weight_decay": DECAY}, {"params": gains, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95))
 
     times = {}
@@ -182,6 +186,7 @@ def main() -> None:
         bar.set_postfix_str(f"step {steps}, context {context}, loss {smooth:.3f}", refresh=False)
         bar.update(min(time.perf_counter() - start, seconds) - bar.n)
     bar.close()
+    model.eval()
     seconds = time.perf_counter() - start
 
     save(model, args.out, eos_id=tokenizer.eos_id)

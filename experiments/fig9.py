@@ -13,37 +13,47 @@ and the window holds whole periods of both policies: the baseline completes B re
 """
 
 import argparse
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle
 
 import matplotlib.pyplot as plt
 from common import (
+    BATCH_SIZES,
+    MEASURE_DEFAULTS,
     SERIES,
     Point,
+    Run,
+    Workload,
+    balance,
+    curves,
+    hardware_of,
+    load_llm,
     make_directory,
-    make_parser,
-    median_ratio,
+    make_figure_parser,
+    measured_gains,
+    measured_title,
     paper_numbers,
+    parse_options,
     positive,
+    predicted_throughput,
     print_table,
     progress,
     save_figure,
-    steady_seconds,
-    this_machine,
+    series_options,
+    split,
     use_style,
+    with_kept,
     write_csv,
 )
 
-from cli import run_main
+from cli import Parser, run_main
 from configs import GPUS, MODELS, UserError
-from engine import LLM, SamplingParams, simulate
+from engine import LLM
 from kvcache import max_batch_size
-from scheduler import Request
-from timeline import Trace
 
 MODEL, GPU = "llama-13b", "a6000"
-BATCH_SIZES = {1024: 18, 2048: 9, 3072: 6}  # L -> B: what fitted the paper's A6000 (Sec 3.1 says 18 at 1K; so half and a third)
 CHUNK_SIZES = (128, 256, 512)
 PAPER = [  # (L, C, id of the gain, P:D): Fig 9a and Sec 5.1.3; Fig 11a has C=256 at the other lengths, at P:D = C/(B-1)
     (1024, 256, "f9_c256", 14),
@@ -52,15 +62,7 @@ PAPER = [  # (L, C, id of the gain, P:D): Fig 9a and Sec 5.1.3; Fig 11a has C=25
     (3072, 256, "f11a_sarathi_3k", 256 / 5),
 ]
 STYLE = {chunk_size: SERIES[index] for index, chunk_size in enumerate(CHUNK_SIZES)}
-MEASURE_DEFAULTS = {
-    "device": "auto",
-    "dtype": "auto",
-    "model": "laptop",
-    "length": 512,
-    "batch_size": 8,
-    "chunk_sizes": [128, 256],
-    "pairs": 5,
-}
+DEFAULTS = MEASURE_DEFAULTS | {"length": 512, "batch_size": 8, "chunk_sizes": [128, 256], "pairs": 5}
 QUICK_DEFAULTS = {"length": 128, "batch_size": 4, "chunk_sizes": [64], "pairs": 1}
 
 
@@ -77,34 +79,15 @@ class Gain:
     high: float
 
 
-def split(length: int, ratio: float) -> tuple[int, int]:
-    """P and D, whole and at least 1, with P + D = length and P:D nearest to `ratio`."""
-    decodes = min(length - 1, max(1, round(length / (1 + ratio))))
-    return length - decodes, decodes
-
-
 def ratios(length: int, batch_size: int, chunk_sizes: list[int], count: int) -> list[float]:
     """`count` values of P:D from 1 to 200, evenly on a log axis, and the balance of each chunk size; each D once."""
     spread = [200 ** (i / (count - 1)) for i in range(count)]
-    balance = [chunk_size / (batch_size - 1) - 1 for chunk_size in chunk_sizes]
-    pairs = {split(length, ratio) for ratio in spread + [ratio for ratio in balance if ratio >= 1]}
+    balances = [balance(chunk_size, batch_size) for chunk_size in chunk_sizes]
+    pairs = {split(length, ratio) for ratio in spread + [ratio for ratio in balances if ratio >= 1]}
     return sorted(prompt / decodes for prompt, decodes in pairs)
 
 
-def tokens_per_second(trace: Trace, length: int, batch_size: int, first: int, last: int) -> float:
-    """Prompt tokens and decodes per second between the completions of requests first * B and last * B."""
-    return (last - first) * batch_size * length / steady_seconds(trace.finished, first * batch_size, last * batch_size)
-
-
 # ---------------------------------------------------------------------------------------------------- predicted
-
-
-def predicted_throughput(length: int, batch_size: int, ratio: float, policy: str, chunk_size: int = 256) -> float:
-    """Tokens per second on the A6000. D decodes after the prefill's first token make D + 1 output tokens."""
-    prompt, decodes = split(length, ratio)
-    requests = [Request(i, range(prompt), decodes + 1) for i in range(5 * batch_size)]
-    trace = simulate(requests, MODEL, GPU, policy=policy, chunk_size=chunk_size, max_batch_size=batch_size)
-    return tokens_per_second(trace, length, batch_size, first=2, last=4)
 
 
 def predict(count: int) -> list[Gain]:
@@ -112,9 +95,10 @@ def predict(count: int) -> list[Gain]:
     places = [(length, size, ratio) for length, size in BATCH_SIZES.items() for ratio in ratios(length, size, list(CHUNK_SIZES), count)]
     gains = []
     for length, batch_size, ratio in progress(places, "predicting"):
-        baseline = predicted_throughput(length, batch_size, ratio, "baseline")
+        work = Workload(length, batch_size, ratio)
+        baseline = predicted_throughput(work, "baseline")
         for chunk_size in CHUNK_SIZES:
-            gain = predicted_throughput(length, batch_size, ratio, "sarathi", chunk_size) / baseline
+            gain = predicted_throughput(work, "sarathi", chunk_size) / baseline
             gains.append(Gain(length, batch_size, chunk_size, ratio, gain, gain, gain))
     return gains
 
@@ -122,6 +106,23 @@ def predict(count: int) -> list[Gain]:
 def peak(gains: list[Gain], length: int, chunk_size: int) -> Gain:
     """The best point of one curve."""
     return max((gain for gain in gains if (gain.length, gain.chunk_size) == (length, chunk_size)), key=lambda gain: gain.gain)
+
+
+PUBLISHED = ("f9_c256", "f9_c512", "f9_broad")  # ids of the numbers in the paper's text
+
+
+def predicted_numbers(gains: list[Gain]) -> dict[str, float]:
+    """Our prediction of each number that the paper's text gives, by its id.
+
+    "About 10 % over a large range of P:D, if SARATHI changes the chunk size" (Sec 5.1.3): the gain of the best chunk size, as the median over the
+    P:D drawn (1 to 200, even on a log axis) and the three lengths, in %.
+    """
+    best: dict[tuple, float] = {}
+    for gain in gains:
+        place = (gain.length, gain.ratio)
+        best[place] = max(best.get(place, 0.0), gain.gain)
+    peaks = {name: peak(gains, length, chunk_size).gain for length, chunk_size, name, _ in PAPER if name in PUBLISHED}
+    return peaks | {"f9_broad": 100 * (statistics.median(best.values()) - 1)}
 
 
 def print_prediction(gains: list[Gain]) -> None:
@@ -154,34 +155,17 @@ def load(options: argparse.Namespace) -> LLM:
     for chunk_size in options.chunk_sizes:
         if chunk_size < options.batch_size:
             raise UserError(f"--chunk-sizes: {chunk_size} is smaller than --batch-size {options.batch_size}: decodes would fill the chunk")
-    return LLM(options.model, max_batch_size=options.batch_size, max_length=options.length + 1, dtype=options.dtype, device=options.device)
+    return load_llm(options, options.batch_size, options.length)
 
 
 def measure(llm: LLM, options: argparse.Namespace) -> list[Gain]:
     """The real engine, baseline and SARATHI in alternation on one model instance."""
     length, batch_size, chunk_sizes = options.length, options.batch_size, sorted(set(options.chunk_sizes))
-
-    def throughput(prompt: int, decodes: int, policy: str, chunk_size: int) -> float:
-        llm.policy, llm.chunk_size = policy, chunk_size
-        count = 2 * batch_size if policy == "baseline" else 3 * batch_size  # the baseline's batches never meet: it needs none behind
-        prompts = [[(31 * i + 7 * j) % llm.config.vocab_size for j in range(prompt)] for i in range(count)]
-        llm.generate(prompts, SamplingParams(max_tokens=decodes + 1, temperature=0.0, ignore_eos=True))
-        return tokens_per_second(llm.trace, length, batch_size, first=1, last=2)
-
-    factors = [1] if options.quick else [0.5, 1, 2]  # of the balance, P:D = C/(B-1) - 1
-    places = sorted({split(length, factor * size / (batch_size - 1) - 1) for factor in factors for size in chunk_sizes})  # (P, D)
-    runs = [(place, chunk_size) for place in places for _ in range(options.pairs) for chunk_size in (None, *chunk_sizes)]
-    llm.generate([[0] * min(length, chunk_sizes[-1])] * batch_size, SamplingParams(max_tokens=1))  # warm up: first kernels, first pages
-    seen: dict[tuple, list[float]] = {}
-    for place, chunk_size in progress(runs, "measuring"):
-        policy = "baseline" if chunk_size is None else "sarathi"
-        seen.setdefault((place, chunk_size), []).append(throughput(*place, policy, chunk_size or chunk_sizes[0]))
-    gains = []
-    for place in places:
-        for chunk_size in chunk_sizes:
-            ratio = median_ratio(list(zip(seen[place, chunk_size], seen[place, None], strict=True)))
-            gains.append(Gain(length, batch_size, chunk_size, place[0] / place[1], *ratio))
-    return gains
+    factors = [1] if options.quick else [0.5, 1, 2]  # of the balance
+    places = sorted({split(length, factor * balance(size, batch_size)) for factor in factors for size in chunk_sizes})  # (P, D)
+    works = [Workload(length, batch_size, prompt / decodes) for prompt, decodes in places]
+    gains = measured_gains(llm, [Run(work, "sarathi", chunk_size) for work in works for chunk_size in chunk_sizes], options.pairs)
+    return [Gain(length, batch_size, entry.chunk_size, entry.work.ratio, *gain) for entry, gain in gains.items()]
 
 
 def print_measurement(gains: list[Gain], model: str, hardware: str, pairs: int) -> None:
@@ -215,7 +199,7 @@ def draw_panel(axes: plt.Axes, gains: list[Gain], title: str, markevery: int = 4
     axes.set_title(title)
 
 
-def draw(gains: list[Gain], measured: list[Gain], measured_title: str) -> plt.Figure:
+def draw(gains: list[Gain], measured: list[Gain], title: str) -> plt.Figure:
     """Three predicted panels with the paper's points; a fourth where something was measured."""
     use_style()
     numbers = paper_numbers()
@@ -233,7 +217,7 @@ def draw(gains: list[Gain], measured: list[Gain], measured_title: str) -> plt.Fi
             if paper_length == length:
                 axes.plot(ratio, numbers[name], "*", color=STYLE[chunk_size][0], markeredgecolor="black", markersize=19, zorder=5)
     if measured:
-        draw_panel(panels[3], measured, measured_title, markevery=1)
+        draw_panel(panels[3], measured, title, markevery=1)
         places = sorted({gain.ratio for gain in measured})
         panels[3].set_xlim(places[0] / 1.5, places[-1] * 1.5)
         panels[3].set_xticks(places)
@@ -267,13 +251,21 @@ def paper_points() -> list[Point]:
     return points(gains, "paper", MODEL, GPU)
 
 
-def make_fig9_parser() -> argparse.ArgumentParser:
-    parser = make_parser(__doc__)
-    parser.add_argument("--measure", action="store_true", help="also run the real engine on this machine")
-    group = parser.add_argument_group("only with --measure")
-    group.add_argument("--device", help="auto, cpu, cuda (default: auto)")
-    group.add_argument("--dtype", help="auto, float32, bfloat16, ... (default: auto)")
-    group.add_argument("--model", help="a name of configs.MODELS or a Hugging Face directory (default: laptop)")
+def newest_measured(rows: list[Point]) -> list[Gain]:
+    """The measured rows of one model and machine as gains: of this run, or kept from an earlier one."""
+    found = curves(rows, "measured")
+    gains = []
+    for series, curve in found.items():
+        if series.endswith(("lowest", "highest")):
+            continue
+        options = series_options(series)
+        for middle, low, high in zip(curve, found[f"{series} lowest"], found[f"{series} highest"], strict=True):
+            gains.append(Gain(options["L"], options["B"], options["C"], middle.x, middle.y, low.y, high.y))
+    return gains
+
+
+def make_fig9_parser() -> Parser:
+    parser, group = make_figure_parser(__doc__)
     group.add_argument("--length", type=positive, metavar="L", help="tokens of a request, prompt and decodes (default: 512)")
     group.add_argument("--batch-size", type=positive, metavar="B", help="requests in a batch (default: 8)")
     group.add_argument("--chunk-sizes", type=positive, nargs="+", metavar="C", help="(default: 128 256)")
@@ -282,27 +274,21 @@ def make_fig9_parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    options = make_fig9_parser().parse_args()
-    given = [name for name in MEASURE_DEFAULTS if getattr(options, name) is not None]
-    if given and not options.measure:
-        raise UserError(f"--{given[0].replace('_', '-')} needs --measure: the predicted part is always {MODEL} on {GPU}")
-    defaults = MEASURE_DEFAULTS | (QUICK_DEFAULTS if options.quick else {})
-    for name in defaults.keys() - set(given):
-        setattr(options, name, defaults[name])
+    options = parse_options(make_fig9_parser(), DEFAULTS, QUICK_DEFAULTS)
     llm = load(options) if options.measure else None
     make_directory(options.out)
 
     gains = predict(8 if options.quick else 41)
     print_prediction(gains)
     rows = paper_points() + points(gains, "predicted", MODEL, GPU)
-    measured, title = [], ""
     if llm is not None:
-        hardware = f"{this_machine(str(llm.device))}, {str(llm.dtype).removeprefix('torch.')}"
         measured = measure(llm, options)
-        print_measurement(measured, llm.config.name, hardware, options.pairs)
-        rows += points(measured, "measured", llm.config.name, hardware)
-        title = f"measured: {llm.config.name}, L = {options.length}, B = {options.batch_size}\n{hardware}"
+        print_measurement(measured, llm.config.name, hardware_of(llm), options.pairs)
+        rows += points(measured, "measured", llm.config.name, hardware_of(llm))
+    rows = with_kept(options.out / "fig9.csv", rows)
     write_csv(options.out / "fig9.csv", rows)
+    measured = newest_measured(rows)
+    title = f"{measured_title(rows)}\nL = {measured[0].length}, B = {measured[0].batch_size}" if measured else ""
     save_figure(draw(gains, measured, title), options.out / "fig9.png")
     print(f"\nwrote {options.out / 'fig9.png'} and {options.out / 'fig9.csv'}")
 

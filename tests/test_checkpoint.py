@@ -105,6 +105,21 @@ def test_transformers_4_spelling_of_the_rotary_base(saved, tmp_path):
     assert load_config(tmp_path).rope_theta == 1234.0
 
 
+def test_absent_keys_mean_what_transformers_takes_them_for(tmp_path):
+    """Older files leave out what was not thought of yet: GPT-2's on the hub says nothing of n_inner or tying."""
+    gpt2 = {"model_type": "gpt2", **GPT2}
+    llama = {key: value for key, value in LLAMA.items() if key not in ("num_key_value_heads", "rms_norm_eps")} | {"model_type": "llama"}
+    for raw, theirs in ((gpt2, transformers.GPT2Config(**gpt2)), (llama, transformers.LlamaConfig(**llama))):
+        (tmp_path / "config.json").write_text(json.dumps(raw))
+        found = load_config(tmp_path)
+        assert found.tied == theirs.tie_word_embeddings
+        if raw is gpt2:
+            assert (found.intermediate, found.norm_eps, found.n_kv_head) == (128, theirs.layer_norm_epsilon, 4)
+        else:
+            assert (found.n_kv_head, found.norm_eps) == (theirs.num_key_value_heads, theirs.rms_norm_eps)
+            assert found.rope_theta == theirs.rope_parameters["rope_theta"]
+
+
 def test_gpt2_without_the_wrappers_prefix_and_with_mask_buffers(tmp_path):
     """The file on the hub: names start at `h.0`, and each layer carries its causal mask."""
     reference = oracle("gpt2")

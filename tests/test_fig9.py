@@ -9,12 +9,12 @@ from pathlib import Path
 import fig9
 import pytest
 import torch
-from common import ROOT, Point, paper_numbers, steady_seconds
+from common import ROOT, Point, Workload, paper_numbers, predicted_throughput, split, steady_seconds, tokens_per_second
 
 import checkpoint
 import configs
 from cli import run_main
-from engine import new_model
+from engine import new_model, simulate
 
 
 @pytest.fixture(scope="module")
@@ -22,9 +22,10 @@ def gains_1k():
     """The curves of the first panel around their peaks."""
     gains = []
     for ratio in (6, 10, 14, 15, 20, 28, 29.12, 40):
-        baseline = fig9.predicted_throughput(1024, 18, ratio, "baseline")
+        work = Workload(1024, 18, ratio)
+        baseline = predicted_throughput(work, "baseline")
         for chunk_size in fig9.CHUNK_SIZES:
-            gain = fig9.predicted_throughput(1024, 18, ratio, "sarathi", chunk_size) / baseline
+            gain = predicted_throughput(work, "sarathi", chunk_size) / baseline
             gains.append(fig9.Gain(1024, 18, chunk_size, ratio, gain, gain, gain))
     return gains
 
@@ -42,11 +43,9 @@ def test_small_chunks_gain_less(gains_1k):
 
 
 def test_steady_state_does_not_depend_on_the_window():
-    prompt, decodes = fig9.split(1024, 10)
-    for policy in ("baseline", "sarathi"):
-        requests = [fig9.Request(i, range(prompt), decodes + 1) for i in range(8 * 18)]
-        trace = fig9.simulate(requests, policy=policy)
-        windows = [fig9.tokens_per_second(trace, 1024, 18, first, last) for first, last in ((2, 3), (2, 4), (3, 7))]
+    for policy, staggered in (("baseline", False), ("sarathi", False), ("orca", True)):
+        trace = simulate(Workload(1024, 18, 10, staggered).requests(8 * 18), policy=policy)
+        windows = [tokens_per_second(trace, 1024, 18, first, last) for first, last in ((2, 3), (2, 4), (3, 7))]
         assert windows == pytest.approx([windows[0]] * 3, rel=1e-6)
 
 
@@ -57,7 +56,7 @@ def test_steady_seconds_counts_from_one():
 @pytest.mark.parametrize("length", [2, 1024])
 @pytest.mark.parametrize("ratio", [0.01, 1, 14, 5000])
 def test_split_keeps_the_length(length, ratio):
-    prompt, decodes = fig9.split(length, ratio)
+    prompt, decodes = split(length, ratio)
     assert prompt + decodes == length and prompt >= 1 and decodes >= 1
 
 

@@ -74,6 +74,31 @@ def test_paper_example() -> None:
     assert [chunk.length for batch in batches for chunk in batch.chunks if len(batch.decodes) == 17 and not chunk.is_last] == [239] * 4
 
 
+def test_orca_runs_whole_prompts_beside_decodes() -> None:
+    """Requests enter as soon as a slot is free, however many, and their prompts are never split (SARATHI, Sec 5.2)."""
+    batches = drive(make_scheduler("orca", 3, 2), requests_of((5, 2), (9, 4), (4, 2), (6, 2), (7, 1)))
+    assert shapes(batches) == [([5, 9, 4], 0), ([], 3), ([6, 7], 1), ([], 2)]
+
+
+def test_orca_at_its_worst_is_the_baseline() -> None:
+    """All requests start and end together: no prefill ever meets a decode."""
+    work = [(20, 6)] * 12
+    assert shapes(drive(make_scheduler("orca", 4, 8), requests_of(*work))) == shapes(
+        drive(make_scheduler("baseline", 4, 8), requests_of(*work))
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(prompt=st.integers(1, 40), batch_size=st.integers(1, 6), longer=st.integers(0, 10), count=st.integers(1, 24))
+def test_orca_at_its_best_is_sarathi_with_long_chunks(prompt: int, batch_size: int, longer: int, count: int) -> None:
+    """Requests that start one after the other: the same batches as SARATHI whose C holds the longest prompt and the decodes."""
+    work, arrive_at = [(prompt, batch_size + longer)] * count, list(range(count))
+    orca = drive(make_scheduler("orca", batch_size, 1), requests_of(*work), arrive_at)
+    sarathi = drive(make_scheduler("sarathi", batch_size, prompt + batch_size), requests_of(*work), arrive_at)
+    assert shapes(orca) == shapes(sarathi)
+    assert all(len(batch.chunks) <= 1 for batch in orca)
+
+
 def test_chunk_never_shrinks_to_nothing() -> None:
     """More decodes than C: the prompt still moves on, one token at a time."""
     batches = drive(make_scheduler("sarathi", 6, 2), requests_of(*[(3, 30)] * 6))
@@ -130,7 +155,7 @@ def test_update_catches_a_batch_over_B() -> None:
 @pytest.mark.parametrize(
     ("policy", "batch_size", "chunk_size", "message"),
     [
-        ("fifo", 4, 8, "unknown policy 'fifo': choose from baseline, sarathi"),
+        ("fifo", 4, 8, "unknown policy 'fifo': choose from baseline, orca, sarathi"),
         ("sarathi", 0, 8, "max_batch_size is 0; it must be at least 1"),
         ("sarathi", 4, 0, "chunk_size is 0; it must be at least 1"),
     ],

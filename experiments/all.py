@@ -1,0 +1,194 @@
+"""All figures and tables, and results/index.html: a gallery with what the paper claims, what we see and where we differ.
+
+    python experiments/all.py       (or: make figures)
+
+Each script runs as a reader would run it, without --measure; measured rows that results/ already holds stay, and are shown. Every number in
+the captions comes from the CSV files.
+"""
+
+import html
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import fidelity
+import fig9
+from common import ROOT, Point, curves, make_directory, make_parser, print_table, progress, read_csv, three_digits
+
+from cli import run_main
+
+
+@dataclass(frozen=True)
+class Caption:
+    """Texts with holes: {paper[SERIES@X]:.1f} and {predicted[SERIES@X]:.1f} are points of the figure's CSV, @X where a series has an x."""
+
+    section: str
+    claim: str
+    see: str
+
+
+CAPTIONS = {
+    "table2": Caption(
+        "Sec 4.3.1",
+        "A decode takes {paper[decode-only, per decode]:.2f} ms in a decode-only batch and {paper[decode-maximal, per decode]:.1f} ms on top of a prefill.",
+        "The cost model was fitted to this table: {predicted[decode-only, per decode]:.2f} and {predicted[decode-maximal, per decode]:.2f} ms.",
+    ),
+    "fig3": Caption(
+        "Sec 3.1",
+        "Prefill costs the same per token at every batch size; a decode costs {paper[decode over prefill L=1024@1]:g} times as much alone and still "
+        "{paper[decode over prefill L=1024@18]:g} times as much in a batch of 18.",
+        "{predicted[decode over prefill L=1024@1]:.0f} and {predicted[decode over prefill L=1024@18]:.1f} times.",
+    ),
+    "fig4": Caption(
+        "Sec 3.1",
+        "One layer's prefill saturates at {paper[largest prefill throughput]:g} tokens/ms once B x L reaches 512; its decode only at "
+        "{paper[decode saturates at]:g} requests.",
+        "Prefill saturates at {predicted[largest prefill throughput]:.0f} tokens/ms; decode reaches 90 % of its largest throughput at "
+        "{predicted[decode saturates at]:.0f} requests.",
+    ),
+    "fig6": Caption(
+        "Sec 4.2",
+        "Each query of a chunk sees the keys of all tokens before it, and none after: a chunked prefill computes what the whole one does.",
+        "The masks that the engine uses, cell by cell; the last query sees {predicted[chunk 3@11]:.0f} keys.",
+    ),
+    "fig7": Caption(
+        "Sec 4.4",
+        "From 256 to 257 tokens an iteration grows from {paper[prefill-only iteration@256]:g} to {paper[prefill-only iteration@257]:g} ms: another tile of 128.",
+        "The cost model was fitted to these points: {predicted[prefill-only iteration@256]:.1f} and {predicted[prefill-only iteration@257]:.1f} ms.",
+    ),
+    "fig8": Caption(
+        "Sec 5.1.1",
+        "A decode that rides on a chunk is {paper[smallest speedup]:g} to {paper[largest speedup]:g} times cheaper, less so in larger batches and longer sequences.",
+        "{predicted[smallest speedup]:.1f} to {predicted[largest speedup]:.1f} times, falling with B and with L.",
+    ),
+    "table4": Caption(
+        "Sec 5.1.2",
+        "At 1K, LLaMA-13B gains {paper[throughput gain, llama-13b B=6 P:D=50@1024]:g}x on an A6000, and LLaMA-33B "
+        "{paper[throughput gain, llama-33b B=10 P:D=28@1024]:g}x on an A100.",
+        "{predicted[throughput gain, llama-13b B=6 P:D=50@1024]:.2f}x and {predicted[throughput gain, llama-33b B=10 P:D=28@1024]:.2f}x. "
+        "The A100 borrows the A6000's constants.",
+    ),
+    "fig9": Caption(
+        "Sec 5.1.3",
+        "The gain peaks where chunks carry all decodes: {paper[C=256 L=1024 B=18@14]:g}x for C = 256 at P:D = 14, "
+        "{paper[C=512 L=1024 B=18@28]:g}x for C = 512 at 28.",
+        "The peaks: {peaks}.",
+    ),
+    "fig10": Caption(
+        "Sec 5.1.4",
+        "SARATHI shortens the ffn {paper[min reduction, ffn]:g} to {paper[max reduction, ffn]:g} times and the projections "
+        "{paper[min reduction, preproj and postproj]:g} to {paper[max reduction, preproj and postproj]:g} times.",
+        "{predicted[min reduction, ffn]:.2f} to {predicted[max reduction, ffn]:.2f} times, for all linear operators alike.",
+    ),
+    "fig11": Caption(
+        "Sec 5.2",
+        "Orca at its worst is the baseline. At its best, with staggered requests, it gains {paper[orca best (a)@1024]:g}x at 1K, "
+        "SARATHI {paper[sarathi C=256 (a)@1024]:g}x.",
+        "{predicted[orca worst (a)@1024]:.2f}x at its worst, {predicted[orca best (a)@1024]:.2f}x at its best; SARATHI "
+        "{predicted[sarathi C=256 (a)@1024]:.2f}x.",
+    ),
+    "fig13": Caption(
+        "Sec 5.4",
+        "Chunks of 64 make a prefill about {paper[prefill, largest@64]:g} times as long, chunks of 128 about {paper[prefill, largest@128]:g} times; yet with decodes aboard, "
+        "128 still gains up to {paper[end to end, largest@128]:g}x.",
+        "{predicted[prefill, largest@64]:.1f} and {predicted[prefill, largest@128]:.1f} times; 128 gains up to {predicted[end to end, largest@128]:.2f}x. "
+        "C = 320, no multiple of the tile, falls from {predicted[end to end, largest@256]:.2f}x at 256 to {predicted[end to end, largest@320]:.2f}x.",
+    ),
+}  # fmt: skip
+
+STYLE = """
+body { font: 18px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
+img { max-width: 100%; } section { border-top: 1px solid #bbb; margin-top: 2rem; }
+table { border-collapse: collapse; font-size: 15px; } td, th { padding: 0.15rem 0.7rem; text-align: left; border-bottom: 1px solid #ddd; }
+dt { font-weight: bold; } dd { margin: 0 0 0.5rem 1rem; }
+"""
+
+
+def run_script(name: str, flags: list[str]) -> tuple[float, subprocess.CompletedProcess]:
+    start = time.perf_counter()
+    script = [sys.executable, str(ROOT / "experiments" / f"{name}.py"), *flags]
+    result = subprocess.run(script, check=False, capture_output=True, text=True)
+    return time.perf_counter() - start, result
+
+
+def values(points: list[Point], source: str) -> dict[str, float]:
+    """The points of one source by SERIES@X, or by SERIES where no x belongs to them."""
+    return {p.series + (f"@{p.x:g}" if p.x_unit else ""): p.y for p in points if p.source == source}
+
+
+def fill(name: str, text: str, points: list[Point]) -> str:
+    """A caption's text with its holes filled."""
+    holes = {source: values(points, source) for source in ("paper", "predicted")}
+    if name == "fig9":
+        tops = [max(curve, key=lambda point: point.y) for curve in curves(points, "predicted").values()]
+        wanted = [point for point in tops if point.series.startswith(("C=256", "C=512")) and "L=1024" in point.series]
+        holes["peaks"] = "; ".join(f"{point.series}: {point.y:.2f}x at P:D = {point.x:.1f}" for point in wanted)
+    return text.format(**holes)
+
+
+def table(rows: list[list[str]]) -> str:
+    lines = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
+    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+
+
+def measured_list(points: list[Point]) -> str:
+    """What was measured, folded; empty if nothing was."""
+    newest = [point for curve in curves(points, "measured").values() for point in curve]
+    if not newest:
+        return ""
+    rows = [[p.series, f"{p.x_unit} = {p.x:.4g}" if p.x_unit else "", three_digits(p.y), p.y_unit] for p in newest]
+    where = html.escape(f"{newest[0].model} on {newest[0].hardware}")
+    return f"<details><summary>Measured: {where}</summary>{table(rows)}</details>"
+
+
+def section(name: str, out: Path, rows: list[fidelity.Row]) -> str:
+    """One figure of the gallery. rows: its published numbers beside ours."""
+    caption, points = CAPTIONS[name], read_csv(out / f"{name}.csv")
+    numbers = [[*fidelity.cells(row)[1:]] for row in rows]
+    differ = "".join(
+        f"<dd>{html.escape(f'{row.quantity}: {fidelity.cells(row)[5]}. {row.explanation}')}</dd>" for row in rows if row.explanation
+    )
+    title = f"{name.replace('fig', 'Fig ').replace('table', 'Table ')} ({caption.section})"
+    return f"""<section id="{name}"><h2>{title}</h2><img src="{name}.png" alt="{title}"><dl>
+<dt>The paper claims</dt><dd>{html.escape(fill(name, caption.claim, points))}</dd>
+<dt>We see</dt><dd>{html.escape(fill(name, caption.see, points))}</dd>
+<dt>Where we differ by more than {fidelity.LIMIT:g} %</dt>{differ or "<dd>Nowhere.</dd>"}</dl>
+{f"<details><summary>Numbers: paper, predicted, error</summary>{table(numbers)}</details>" if numbers else ""}{measured_list(points)}</section>"""
+
+
+def gallery(out: Path) -> str:
+    """results/index.html."""
+    rows = fidelity.read(out / "fidelity.csv")
+    ids = {figure.name: list(figure.paper) for figure in fidelity.FIGURES} | {"fig9": [*fig9.PUBLISHED]}
+    sections = [section(name, out, [row for row in rows if row.id in ids.get(name, [])]) for name in CAPTIONS]
+    lines = "".join(f"<li>{html.escape(line)}</li>" for line in fidelity.summary(rows))
+    return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>nano-sarathi: SARATHI's single-GPU figures</title><style>{STYLE}</style>
+<h1>SARATHI on a single GPU: the paper, and what we see</h1>
+<p><i>paper</i>: published. <i>predicted</i>: by our cost model, for the paper's GPU. <i>measured</i>: on the machine that is named.
+"We see" is predicted, unless it says otherwise. Made by <code>experiments/all.py</code>; how close it all is: <a href="fidelity.md">fidelity.md</a>.</p><ul>{lines}</ul>
+{"".join(sections)}</html>
+"""
+
+
+def main() -> None:
+    options = make_parser(__doc__).parse_args()
+    make_directory(options.out)
+    flags = ["--out", str(options.out), *(["--quick"] if options.quick else [])]
+    rows, failed = [], []
+    for name in progress([*CAPTIONS, "fidelity"], "running"):
+        seconds, result = run_script(name, flags)
+        rows.append([f"{name}.py", f"{seconds:.1f}", "ok" if result.returncode == 0 else f"FAILED, exit status {result.returncode}"])
+        if result.returncode != 0:
+            failed.append(f"{name}.py: {(result.stderr.strip().splitlines() or ['no message'])[-1]}")
+    print_table(["script", "seconds", ""], rows)
+    if failed:
+        print("", *failed, sep="\n", file=sys.stderr)
+        raise SystemExit(1)
+    (options.out / "index.html").write_text(gallery(options.out), encoding="utf-8")
+    print(f"\nwrote {options.out / 'index.html'}")
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,225 @@
+"""The chunk size for a model, a GPU and a workload: what SARATHI leaves to future work (Sec 6), asked of the cost model.
+
+    python experiments/choose_chunk.py --model llama-13b --gpu a6000 --pd 14 --length 1024 --batch-size 18
+    python experiments/choose_chunk.py --pd 14 --length 1024 --tbt-slo 100                      no pause between two tokens above 100 ms
+    python experiments/choose_chunk.py --calibration results/calibration-laptop.json --pd 14    for the machine that calibrate.py measured
+
+All requests are alike: P prompt tokens and D decodes, P + D = L, P:D as given, and there are always more of them. For each chunk size C
+the scheduler runs against the cost model until the throughput is steady; the best C is the one with the most tokens per second.
+Small chunks read the weights too often and leave tiles half empty; large ones run out before all decodes have ridden along.
+"""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+from calibrate import CalibratedModel, Calibration
+from common import (
+    COLOURS,
+    Point,
+    Workload,
+    make_directory,
+    make_parser,
+    positive,
+    print_table,
+    progress,
+    save_figure,
+    split,
+    tokens_per_second,
+    use_style,
+    write_csv,
+)
+
+from cli import run_main
+from configs import GPUS, MODELS, UserError, lookup
+from costmodel import TILE, CostModel
+from engine import run
+from executor import CostExecutor
+from kvcache import max_batch_size
+from scheduler import make_scheduler
+from timeline import Trace
+
+MOST_REQUESTS = 256  # B above which the sweep would take longer than anybody waits
+LEAST_ROOM = 32  # prompt tokens that a chunk must have room for beside B - 1 decodes: fewer are never worth their iteration
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One chunk size in the steady state. chunk_size 0 stands for the baseline."""
+
+    chunk_size: int  # C
+    throughput: float  # tokens/s, prompts and decodes together
+    worst: float  # s: the longest iteration that a decode waits for, so the longest time between two tokens
+
+
+def candidates(length: int, batch_size: int, ratio: float) -> list[int]:
+    """Chunk sizes worth a look: half tiles up to four tiles, whole tiles beyond, until the longest prompt fits beside its decodes."""
+    prompt, _ = split(length, ratio)
+    enough = prompt + batch_size - 1  # from here on, every prompt is one chunk
+    sizes = [*range(TILE // 2, 4 * TILE, TILE // 2), *range(4 * TILE, enough + TILE, TILE)]
+    found = [size for size in sizes if batch_size - 1 + LEAST_ROOM <= size < enough + TILE]
+    return found or [-(-(batch_size - 1 + LEAST_ROOM) // TILE) * TILE]
+
+
+def steady(cost: CostModel, work: Workload, chunk_size: int) -> Choice:
+    """Throughput and longest iteration of SARATHI with this chunk size, or of the baseline."""
+    trace, batch_size = Trace(), work.batch_size
+    scheduler = make_scheduler("sarathi" if chunk_size else "baseline", batch_size, chunk_size or 1)
+    for _ in run(scheduler, CostExecutor(cost), work.requests(5 * batch_size), trace):
+        pass
+    worst = max(iteration.seconds for iteration in trace.iterations if iteration.num_decodes)
+    return Choice(chunk_size, tokens_per_second(trace, work.length, batch_size, first=2, last=4), worst)
+
+
+def choose(choices: list[Choice], bound: float = float("inf")) -> Choice:
+    """The largest throughput whose longest iteration stays within `bound` seconds; of equals, the smallest chunk."""
+    allowed = [choice for choice in choices if choice.worst <= bound]
+    if not allowed:
+        least = min(choices, key=lambda choice: choice.worst)
+        raise UserError(
+            f"--tbt-slo {1e3 * bound:g} ms: no chunk size keeps it; the shortest longest iteration is {1e3 * least.worst:.1f} ms, "
+            f"with C = {least.chunk_size}: allow more, or fewer requests with --batch-size"
+        )
+    return max(allowed, key=lambda choice: (choice.throughput, -choice.chunk_size))
+
+
+# ---------------------------------------------------------------------------------------------------- what is shown
+
+
+def print_choice(best: Choice, free: Choice, baseline: Choice, choices: list[Choice], work: Workload, bound: float) -> None:
+    rows = []
+    for choice in choices:
+        cells = [f"{choice.throughput:.0f}", f"{choice.throughput / baseline.throughput:.3f}", f"{1e3 * choice.worst:.1f}"]
+        rows.append([choice.chunk_size, *cells, "best" if choice == best else "too slow" if choice.worst > bound else ""])
+    rows.append(["baseline", f"{baseline.throughput:.0f}", "1.000", f"{1e3 * baseline.worst:.1f}", ""])
+    print_table(["C", "tokens/s", "gain", "longest iteration, ms", ""], rows)
+    size, gain = best.chunk_size, best.throughput / baseline.throughput
+    print(f"\nBest: C = {size}, {100 * (gain - 1):+.1f} % throughput over the baseline")
+    if gain <= 1:
+        print("No chunk size that is allowed gains: the baseline is faster", end=", ")
+        print("and nothing bars it." if baseline.worst <= bound else f"but its own decodes take {1e3 * baseline.worst:.1f} ms.")
+    if bound < float("inf"):
+        lost = 100 * (1 - best.throughput / free.throughput)
+        print(f"The bound of {1e3 * bound:g} ms costs {lost:.1f} % throughput: without it, the best is C = {free.chunk_size}", end=" ")
+        print(f"({100 * (free.throughput / baseline.throughput - 1):+.1f} %, {1e3 * free.worst:.1f} ms).")
+    balance = f"Rule of thumb (Sec 4.3): P:D = C/(B-1), here C = {work.ratio * (work.batch_size - 1):.0f}"
+    print(f"{balance}. The same elsewhere, where C counts a batch's decodes too:\n")
+    print(f"  vLLM    --max-num-batched-tokens {size} --max-num-seqs {work.batch_size} --enable-chunked-prefill")
+    print(f"  SGLang  --chunked-prefill-size {size} --max-running-requests {work.batch_size} --enable-mixed-chunk")
+    print("\nBoth may fill a batch with the chunks of several prompts; SARATHI takes one.")
+
+
+def draw(best: Choice, baseline: Choice, choices: list[Choice], bound: float, title: str) -> plt.Figure:
+    """Gain over C, and below it what a running request waits for its next token."""
+    use_style()
+    figure, (gains, waits) = plt.subplots(2, 1, figsize=(10, 9), sharex=True, layout="constrained")
+    sizes = [choice.chunk_size for choice in choices]
+    gains.plot(sizes, [choice.throughput / baseline.throughput for choice in choices], "o-", color=COLOURS["blue"])
+    gains.axhline(1, color="black", linewidth=1)
+    gains.plot(
+        [best.chunk_size], [best.throughput / baseline.throughput], "s", color=COLOURS["vermilion"], markersize=12,
+        label=f"C = {best.chunk_size}: {best.throughput / baseline.throughput:.2f}x",
+    )  # fmt: skip
+    gains.set(ylabel="throughput over the baseline", title=title)
+    gains.legend()
+    waits.plot(sizes, [1e3 * choice.worst for choice in choices], "o-", color=COLOURS["green"], label="sarathi")
+    waits.axhline(1e3 * baseline.worst, color="black", linewidth=1.8, linestyle="--", label="baseline (decodes never meet a prefill)")
+    if bound < float("inf"):
+        waits.axhline(1e3 * bound, color=COLOURS["vermilion"], linestyle=":", label=f"bound: {1e3 * bound:g} ms")
+    waits.set(xlabel="C (tokens)", ylabel="longest iteration (ms)")
+    waits.set_ylim(bottom=0)
+    waits.legend()
+    return figure
+
+
+def points(baseline: Choice, choices: list[Choice], model: str, hardware: str) -> list[Point]:
+    rows = []
+    for choice in choices:
+        for series, y, unit in (
+            ("throughput", choice.throughput, "tokens/s"),
+            ("gain", choice.throughput / baseline.throughput, "throughput over baseline"),
+            ("longest iteration", 1e3 * choice.worst, "ms"),
+        ):
+            rows.append(Point("choose_chunk", series, choice.chunk_size, "C", y, unit, "predicted", model, hardware))
+    return rows
+
+
+# ---------------------------------------------------------------------------------------------------- flags
+
+
+def above_zero(text: str) -> float:
+    """A flag's value that must be a finite number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
+
+
+def cost_model(options: argparse.Namespace) -> CostModel:
+    """Of the named model and GPU, or of the machine that was calibrated."""
+    if options.calibration is None:
+        return CostModel(lookup(MODELS, options.model or "llama-13b", "model"), lookup(GPUS, options.gpu or "a6000", "GPU"))
+    calibration = Calibration.read(options.calibration)
+    if options.gpu is not None:
+        raise UserError("--gpu and --calibration exclude each other: a calibration is of the machine it was made on")
+    if options.model not in (None, calibration.model.name):
+        raise UserError(f"--model {options.model}: the calibration is of {calibration.model.name}; calibrate.py --model makes others")
+    return CalibratedModel(calibration)
+
+
+def workload(options: argparse.Namespace, cost: CostModel) -> Workload:
+    """What to run, with B from the memory formula unless it was given; or a UserError about the flags."""
+    model, gpu, length = cost.model, cost.gpu, options.length
+    if not 2 <= length <= model.max_length:
+        raise UserError(f"--length is {length}; {model.name} allows 2 to {model.max_length} tokens")
+    fits = max_batch_size(model, gpu, length, cost.bytes_per_value)
+    batch_size = options.batch_size
+    if batch_size is None:
+        if fits < 2:
+            raise UserError(f"{model.name} on {gpu.name}: {fits} requests of {length} tokens fit, and a chunk needs decodes to carry")
+        batch_size = min(fits, MOST_REQUESTS)
+        print(f"B = {batch_size}: (M_G - M_S) / (L * m_kv) = {fits}", end="")
+        print(f", cut to {MOST_REQUESTS}" if fits > MOST_REQUESTS else "", end="")
+        print(". The formula leaves nothing for activations; real systems fit fewer: --batch-size.\n")
+    elif not 2 <= batch_size <= MOST_REQUESTS:
+        raise UserError(f"--batch-size is {batch_size}; it must be from 2 (a chunk needs decodes to carry) to {MOST_REQUESTS}")
+    elif batch_size > fits:
+        print(f"Note: by (M_G - M_S) / (L * m_kv), {fits} requests of {length} tokens fit into {gpu.name}, not {batch_size}.\n")
+    return Workload(length, batch_size, options.pd)
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--model", help=f"one of {', '.join(MODELS)} (default: llama-13b)")
+    parser.add_argument("--gpu", help=f"one of {', '.join(GPUS)} (default: a6000)")
+    parser.add_argument("--calibration", type=Path, metavar="FILE", help="a machine that calibrate.py measured, in place of --gpu")
+    parser.add_argument("--pd", type=above_zero, default=14.0, metavar="RATIO", help="P:D, prompt tokens per decode (default: 14)")
+    parser.add_argument("--length", type=positive, default=1024, metavar="L", help="tokens of a request (default: 1024)")
+    parser.add_argument("--batch-size", type=positive, metavar="B", help="requests in a batch (default: as many as fit, by the formula)")
+    parser.add_argument("--tbt-slo", type=above_zero, metavar="MS", help="longest time between two tokens that is allowed")
+    options = parser.parse_args()
+    cost = cost_model(options)
+    work = workload(options, cost)
+    bound = options.tbt_slo / 1e3 if options.tbt_slo else float("inf")
+    make_directory(options.out)
+
+    sizes = candidates(work.length, work.batch_size, work.ratio)
+    sizes = sizes[::3] if options.quick else sizes
+    baseline = steady(cost, work, 0)
+    choices = [steady(cost, work, size) for size in progress(sizes, "sweeping")]
+    best, free = choose(choices, bound), choose(choices)
+    prompt, decodes = split(work.length, work.ratio)
+    title = f"{cost.model.name} on {cost.gpu.name}\nL = {work.length}, P:D = {prompt / decodes:.3g}, B = {work.batch_size}"
+    print(f"{title.replace(chr(10), ', ')}: predicted by the cost model\n")
+    print_choice(best, free, baseline, choices, work, bound)
+    write_csv(options.out / "choose_chunk.csv", points(baseline, choices, cost.model.name, cost.gpu.name))
+    save_figure(draw(best, baseline, choices, bound, f"{title}: predicted"), options.out / "choose_chunk.png")
+    print(f"\nwrote {options.out / 'choose_chunk.png'} and .csv")
+
+
+if __name__ == "__main__":
+    run_main(main)
