@@ -13,11 +13,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import fidelity
-import fig9
-from common import ROOT, Point, curves, make_directory, make_parser, print_table, progress, read_csv, three_digits
-
 from cli import run_main
+from experiments import fidelity, fig9
+from experiments.common import ROOT, Point, curves, make_directory, make_parser, print_table, progress, read_csv, three_digits
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import ROOT, hardware_of, make_batch, make_directory, positive, print_table, time_batches
 
 from cli import Parser, run_main
 from configs import GPU, ModelConfig, UserError
 from costmodel import CostModel
 from engine import LLM
 from executor import Result
+from experiments.common import ROOT, hardware_of, make_batch, make_directory, positive, print_table, time_batches
 from kvcache import KVCache
 from scheduler import Batch
 

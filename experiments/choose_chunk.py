@@ -14,8 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from calibrate import CalibratedModel, Calibration
-from common import (
+
+from cli import run_main
+from configs import GPUS, MODELS, UserError, lookup
+from costmodel import TILE, CostModel
+from engine import run
+from executor import CostExecutor
+from experiments.calibrate import CalibratedModel, Calibration
+from experiments.common import (
     COLOURS,
     Point,
     Workload,
@@ -30,12 +36,6 @@ from common import (
     use_style,
     write_csv,
 )
-
-from cli import run_main
-from configs import GPUS, MODELS, UserError, lookup
-from costmodel import TILE, CostModel
-from engine import run
-from executor import CostExecutor
 from kvcache import max_batch_size
 from scheduler import make_scheduler
 from timeline import Trace

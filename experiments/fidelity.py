@@ -11,20 +11,10 @@ import statistics
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
-import fig3
-import fig4
-import fig7
-import fig8
-import fig9
-import fig10
-import fig11
-import fig13
-import table2
-import table4
-from common import ROOT, make_directory, make_parser, paper_numbers, print_table, progress, three_digits
-
 from cli import run_main
 from configs import GPUS, MODELS
+from experiments import fig3, fig4, fig7, fig8, fig9, fig10, fig11, fig13, table2, table4
+from experiments.common import ROOT, make_directory, make_parser, paper_numbers, print_table, progress, three_digits
 from kvcache import max_batch_size
 
 FIGURES = [module.FIGURE for module in (table2, fig3, fig4, fig7, fig8, table4, fig10, fig11, fig13)]

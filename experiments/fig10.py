@@ -11,7 +11,10 @@ model lets it fall a little, for the reason that fig13.py gives. Times are of a 
 import statistics
 
 import matplotlib.pyplot as plt
-from common import (
+
+from cli import run_main
+from engine import LLM
+from experiments.common import (
     BATCH_SIZES,
     Figure,
     Point,
@@ -29,10 +32,7 @@ from common import (
     steady_operators,
     warm_up,
 )
-from fig3 import LOOK
-
-from cli import run_main
-from engine import LLM
+from experiments.fig3 import LOOK
 from timeline import Trace
 
 MODEL, GPU, CHUNK_SIZES = "llama-13b", "a6000", (256, 512)

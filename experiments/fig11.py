@@ -10,7 +10,10 @@ baseline's (see fig9.py).
 """
 
 import matplotlib.pyplot as plt
-from common import (
+
+from cli import run_main
+from engine import LLM
+from experiments.common import (
     BATCH_SIZES,
     COLOURS,
     Figure,
@@ -32,9 +35,6 @@ from common import (
     split,
     star,
 )
-
-from cli import run_main
-from engine import LLM
 
 MODEL, GPU, CHUNK_SIZE, LENGTH = "llama-13b", "a6000", 256, 1024  # C of panel (a), L of panel (b)
 STYLE = {  # by a series' first word, and C where there are several

@@ -11,7 +11,10 @@ chunk has less of it. Attention is so small a part of the prefill that (b) hardl
 """
 
 import matplotlib.pyplot as plt
-from common import (
+
+from cli import run_main
+from engine import LLM
+from experiments.common import (
     BATCH_SIZES,
     SERIES,
     SPREAD,
@@ -36,9 +39,6 @@ from common import (
     star,
     warm_up,
 )
-
-from cli import run_main
-from engine import LLM
 from scheduler import Request
 from timeline import Trace
 

@@ -8,7 +8,12 @@ operators' cost per token falls as 1/B, while its attention's, which reads each 
 """
 
 import matplotlib.pyplot as plt
-from common import (
+
+from cli import run_main
+from configs import GPUS, MODELS
+from costmodel import CostModel
+from engine import LLM
+from experiments.common import (
     COLOURS,
     Figure,
     Point,
@@ -23,11 +28,6 @@ from common import (
     three_digits,
     time_batches,
 )
-
-from cli import run_main
-from configs import GPUS, MODELS
-from costmodel import CostModel
-from engine import LLM
 from model import OPERATORS
 from scheduler import Batch
 

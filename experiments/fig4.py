@@ -12,7 +12,12 @@ exceed the GPU's FLOP/s per byte/s. One layer would fit a CPU's caches: what is 
 from dataclasses import replace
 
 import matplotlib.pyplot as plt
-from common import (
+
+from cli import run_main
+from configs import GPUS, MODELS, ModelConfig
+from costmodel import CostModel
+from engine import LLM
+from experiments.common import (
     SERIES,
     Figure,
     Point,
@@ -25,12 +30,7 @@ from common import (
     run_figure,
     time_batches,
 )
-from fig3 import LOOK
-
-from cli import run_main
-from configs import GPUS, MODELS, ModelConfig
-from costmodel import CostModel
-from engine import LLM
+from experiments.fig3 import LOOK
 from scheduler import Batch
 
 MODEL, GPU, CONTEXT = "llama-13b", "a6000", 1024

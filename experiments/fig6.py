@@ -8,12 +8,12 @@ three masks are the lower triangle of a whole prefill.
 """
 
 import matplotlib.pyplot as plt
-from common import COLOURS, Figure, Point, Scale, curves, generate, hardware_of, run_figure
 from matplotlib.colors import ListedColormap
 
 from attention import chunk_mask
 from cli import run_main
 from engine import LLM
+from experiments.common import COLOURS, Figure, Point, Scale, curves, generate, hardware_of, run_figure
 from scheduler import Request
 
 CHUNK_SIZE, CHUNKS = 4, 3

@@ -8,12 +8,24 @@ CPU has other tiles (AMX: 16 rows), so the steps of a measured curve, if any, ar
 """
 
 import matplotlib.pyplot as plt
-from common import COLOURS, Figure, Point, Scale, curves, hardware_of, make_batch, measured_title, run_figure, star, time_batches
 
 from cli import run_main
 from configs import GPUS, MODELS
 from costmodel import TILE, CostModel
 from engine import LLM
+from experiments.common import (
+    COLOURS,
+    Figure,
+    Point,
+    Scale,
+    curves,
+    hardware_of,
+    make_batch,
+    measured_title,
+    run_figure,
+    star,
+    time_batches,
+)
 
 MODEL, GPU = "llama-13b", "a6000"
 

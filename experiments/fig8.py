@@ -10,7 +10,12 @@ among more decodes) and with L (more attention).
 """
 
 import matplotlib.pyplot as plt
-from common import (
+
+from cli import run_main
+from configs import GPUS, MODELS
+from costmodel import CostModel
+from engine import LLM
+from experiments.common import (
     BATCH_SIZES,
     SERIES,
     Figure,
@@ -24,11 +29,6 @@ from common import (
     series_options,
     time_batches,
 )
-
-from cli import run_main
-from configs import GPUS, MODELS
-from costmodel import CostModel
-from engine import LLM
 from scheduler import Batch
 
 MODEL, GPU, CHUNK_SIZE = "llama-13b", "a6000", 256

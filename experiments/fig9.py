@@ -19,7 +19,11 @@ from dataclasses import dataclass
 from itertools import cycle
 
 import matplotlib.pyplot as plt
-from common import (
+
+from cli import Parser, run_main
+from configs import GPUS, MODELS, UserError
+from engine import LLM
+from experiments.common import (
     BATCH_SIZES,
     MEASURE_DEFAULTS,
     SERIES,
@@ -47,10 +51,6 @@ from common import (
     with_kept,
     write_csv,
 )
-
-from cli import Parser, run_main
-from configs import GPUS, MODELS, UserError
-from engine import LLM
 from kvcache import max_batch_size
 
 MODEL, GPU = "llama-13b", "a6000"

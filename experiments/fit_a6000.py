@@ -8,10 +8,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 
-from common import paper_numbers, print_table
-
 from configs import GPUS, MODELS
 from costmodel import EFFICIENCY, CostModel, Efficiency
+from experiments.common import paper_numbers, print_table
 from scheduler import Batch, Chunk, Request
 
 DIGITS = 4  # decimals of the printed constants

@@ -5,10 +5,9 @@ The engine must never wait for its scheduler: an iteration of a real model takes
 
 import time
 
-from common import make_parser, print_table
-
 from cli import run_main
 from engine import simulate
+from experiments.common import make_parser, print_table
 from scheduler import POLICIES, Request
 
 

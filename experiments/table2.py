@@ -8,13 +8,13 @@ decode is the decode-maximal batch's total less that of the prefill-only batch, 
 """
 
 import matplotlib.pyplot as plt
-from common import COLOURS, Figure, Point, Scale, curves, hardware_of, make_batch, measured_title, run_figure, time_batches
-from fit_a6000 import BATCHES
 
 from cli import run_main
 from configs import GPUS, MODELS
 from costmodel import CostModel
 from engine import LLM
+from experiments.common import COLOURS, Figure, Point, Scale, curves, hardware_of, make_batch, measured_title, run_figure, time_batches
+from experiments.fit_a6000 import BATCHES
 from scheduler import Batch
 
 MODEL, GPU = "llama-13b", "a6000"

@@ -8,7 +8,11 @@ peak and bandwidth, and only its data sheet is new. Nothing here was fitted to t
 """
 
 import matplotlib.pyplot as plt
-from common import (
+
+from cli import run_main
+from configs import GPUS
+from engine import LLM
+from experiments.common import (
     COLOURS,
     Figure,
     Point,
@@ -24,11 +28,7 @@ from common import (
     run_figure,
     time_batches,
 )
-from fig8 import batches, predicted_speedup, speedup
-
-from cli import run_main
-from configs import GPUS
-from engine import LLM
+from experiments.fig8 import batches, predicted_speedup, speedup
 
 CHUNK_SIZE = 256
 ROWS = [  # id of the paper's numbers, model, GPU, L, B, P:D

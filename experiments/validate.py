@@ -24,8 +24,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from calibrate import CalibratedModel, Calibration
-from common import (
+
+from cli import run_main
+from configs import GPU, GPUS, ModelConfig, UserError
+from costmodel import EFFICIENCY, CostModel, Efficiency
+from engine import LLM, run
+from executor import CostExecutor
+from experiments.calibrate import CalibratedModel, Calibration
+from experiments.common import (
     ROOT,
     SERIES,
     Point,
@@ -43,12 +49,6 @@ from common import (
     warm_up,
     write_csv,
 )
-
-from cli import run_main
-from configs import GPU, GPUS, ModelConfig, UserError
-from costmodel import EFFICIENCY, CostModel, Efficiency
-from engine import LLM, run
-from executor import CostExecutor
 from scheduler import POLICIES, Request, make_scheduler
 from timeline import Trace
 

@@ -3,12 +3,12 @@
 import time
 from itertools import pairwise
 
-import fit_a6000
 import pytest
-from common import paper_numbers
 
 from configs import GPUS, MODELS
 from costmodel import EFFICIENCY, TILE, CostModel, Efficiency, padded
+from experiments import fit_a6000
+from experiments.common import paper_numbers
 from scheduler import Batch, Chunk, Request
 
 NUMBERS = paper_numbers()

@@ -6,15 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fig9
 import pytest
 import torch
-from common import ROOT, Point, Workload, paper_numbers, predicted_throughput, split, steady_seconds, tokens_per_second
 
 import checkpoint
 import configs
 from cli import run_main
 from engine import new_model, simulate
+from experiments import fig9
+from experiments.common import ROOT, Point, Workload, paper_numbers, predicted_throughput, split, steady_seconds, tokens_per_second
 
 
 @pytest.fixture(scope="module")

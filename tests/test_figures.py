@@ -6,12 +6,16 @@ import re
 import sys
 from pathlib import Path
 
-import fidelity
-import fig6
-import fig8
 import pytest
 import torch
-from common import (
+
+import checkpoint
+import configs
+from attention import chunk_mask
+from cli import run_main
+from engine import LLM, new_model
+from experiments import fidelity, fig6, fig8
+from experiments.common import (
     MODELS,
     Point,
     Workload,
@@ -26,13 +30,7 @@ from common import (
     with_kept,
     write_csv,
 )
-from common import Run as MeasuredRun
-
-import checkpoint
-import configs
-from attention import chunk_mask
-from cli import run_main
-from engine import LLM, new_model
+from experiments.common import Run as MeasuredRun
 
 gallery = importlib.import_module("all")
 FIGURES = {figure.name: figure for figure in (*fidelity.FIGURES, fig6.FIGURE)}

@@ -1,0 +1,1 @@
+"""One script for each figure and table of the papers, over `common.py`."""

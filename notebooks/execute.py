@@ -1,0 +1,119 @@
+"""Run the lessons from scratch: `make notebooks` (a check, writes nothing) and `make notebooks-refresh` (writes the .ipynb files).
+
+    python notebooks/execute.py [--refresh] [LESSON.py ...]
+
+A lesson's source is its .py file (jupytext, percent format). Any error, and any output that does not belong into a committed
+notebook (warnings, paths of this machine), ends the run with exit status 1.
+"""
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+import jupytext
+import nbformat
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+HERE = Path(__file__).resolve().parent
+LIMIT = 600  # s, per cell: far above what any needs
+
+
+def lessons() -> list[Path]:
+    """The sources, in the order of the course."""
+    return sorted(HERE.glob("[0-9][0-9]_*.py"))
+
+
+def convert(source: Path) -> nbformat.NotebookNode:
+    """The notebook of a percent script, without outputs. Cell ids are numbers, so that a refresh changes no more than it must."""
+    notebook = jupytext.read(source)
+    for number, cell in enumerate(notebook.cells):
+        cell.id = f"cell-{number}"
+        cell.metadata.clear()
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    notebook.metadata = nbformat.from_dict(
+        {"jupytext": {"formats": "ipynb,py:percent"}, "kernelspec": kernel}
+    )
+    return notebook
+
+
+def execute(notebook: nbformat.NotebookNode) -> None:
+    """Run all cells in this very Python: a user's own kernels named python3 are not looked at."""
+    manager = AsyncKernelManager(
+        kernel_name="python3",
+        kernel_spec_manager=KernelSpecManager(kernel_dirs=[], ensure_native_kernel=True),
+    )
+    metadata = notebook.metadata.copy()
+    quiet = ["--log-level=ERROR"]
+    place = {"metadata": {"path": str(HERE)}}
+    NotebookClient(
+        notebook,
+        km=manager,
+        timeout=LIMIT,
+        resources=place,
+        record_timing=False,
+        coalesce_streams=True,
+        extra_arguments=quiet,
+    ).execute()
+    notebook.metadata = metadata  # without the version of this Python
+
+
+def complaints(notebook: nbformat.NotebookNode) -> list[str]:
+    """What must not be in a committed notebook."""
+    found = []
+    for number, cell in enumerate(notebook.cells):
+        for output in cell.get("outputs", []):
+            text = str(output.get("text", "")) + str(
+                {kind: data for kind, data in output.get("data", {}).items() if kind != "image/png"}
+            )
+            if output.output_type == "error" or output.get("name") == "stderr":
+                found.append(
+                    f"cell {number}: {output.get('ename', 'stderr')}: {output.get('evalue', text)[:300]}"
+                )
+            found += [
+                f"cell {number}: the output names {path}"
+                for path in (str(HERE.parent), str(Path.home()) + "/")
+                if path in text
+            ]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("lessons", nargs="*", type=Path, help="only these sources (default: all)")
+    parser.add_argument(
+        "--refresh", action="store_true", help="write the executed notebooks beside their sources"
+    )
+    options = parser.parse_args()
+    if not options.refresh:  # a check may share its cores: PyTorch's waiting threads should not spin (that costs small operators time)
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    failed = False
+    for source in options.lessons or lessons():
+        print(f"{source.stem} ...", end=" ", flush=True)
+        notebook, start = convert(source), time.perf_counter()
+        try:
+            execute(notebook)
+            problems = complaints(notebook)
+        except CellExecutionError as error:
+            problems = [str(error)]
+        print(
+            "failed" if problems else "ok",
+            f"{time.perf_counter() - start:.1f} s",
+            *problems,
+            sep="\n" if problems else "  ",
+            flush=True,
+        )
+        failed |= bool(problems)
+        if options.refresh and not problems:
+            nbformat.write(notebook, source.with_suffix(".ipynb"))
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

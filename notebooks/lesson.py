@@ -1,0 +1,67 @@
+"""What all lessons share: the look of the pictures, the paper's numbers, a stopwatch. Nothing of the engine is in here.
+
+The engine's modules and `experiments` come from the editable install (requirements.txt).
+"""
+
+import time
+from collections.abc import Callable
+
+import matplotlib
+from IPython import get_ipython
+
+from experiments.common import COLOURS, SERIES, paper_numbers, print_table, star, this_machine, use_style
+
+if shell := get_ipython():
+    shell.run_line_magic("matplotlib", "inline")  # common.py chose a back end that only writes files
+
+__all__ = [
+    "COLOURS", "GREY", "OPERATOR_COLOURS", "SERIES", "bars", "fastest", "paper", "plain_ticks", "print_table", "star", "this_machine",
+]  # fmt: skip
+
+use_style()
+matplotlib.rcParams.update(
+    {"figure.constrained_layout.use": True, "figure.figsize": (11, 4.6), "figure.dpi": 90, "savefig.dpi": 90}
+)
+
+paper = paper_numbers()  # every published number by its id, in experiments/paper_numbers.csv
+GREY = "#999999"
+OPERATOR_COLOURS = dict(
+    zip(
+        ("preproj", "attn", "postproj", "ffn_ln1", "ffn_ln2", "others"),
+        [colour for colour, _ in SERIES[:5]] + [GREY],
+        strict=True,
+    )
+)
+
+
+def fastest(measure: Callable[[], float], budget: float = 0.4, least: int = 3) -> float:
+    """The smallest of what `measure()` returns in `budget` seconds of trying, at least `least` times.
+
+    The smallest, because whatever else a machine does only ever adds time. The first try warms up.
+    """
+    measure()
+    results, end = [], time.perf_counter() + budget
+    while len(results) < least or time.perf_counter() < end:
+        results.append(measure())
+    return min(results)
+
+
+def plain_ticks(axis, places=None) -> None:
+    """Ticks of a log axis as plain numbers: at these places, or at 1, 2, 5, 10, 20, ..."""
+    if places is None:
+        axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:g}")
+    else:
+        axis.set_ticks(list(places), [f"{place:g}" for place in places])
+    axis.set_minor_locator(matplotlib.ticker.NullLocator())
+
+
+def bars(axes, places, operators, width: float = 0.6) -> None:
+    """Stacked bars: one for each place, `operators` a list of {operator: height}."""
+    low = [0.0] * len(operators)
+    for name, colour in OPERATOR_COLOURS.items():
+        heights = [each.get(name, 0.0) for each in operators]
+        axes.bar(
+            places, heights, width, bottom=low, color=colour, label=name, edgecolor="white", linewidth=0.5
+        )
+        low = [under + height for under, height in zip(low, heights, strict=True)]

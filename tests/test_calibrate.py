@@ -1,0 +1,311 @@
+"""Calibration and validation: known laws are recovered, files keep what they hold, and broken ones say where in one line."""
+
+import csv
+import dataclasses
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from cli import run_main
+from configs import GPUS, MODELS, ModelConfig, UserError
+from costmodel import CostModel, Efficiency
+from engine import run
+from executor import CostExecutor, Result
+from experiments import calibrate, validate
+from experiments.calibrate import CalibratedModel, Calibration, Curve, fit_decodes, make_plan
+from experiments.common import make_batch
+from experiments.validate import read_profile
+from scheduler import POLICIES, Batch, make_scheduler
+from timeline import Trace
+
+MODEL = MODELS["laptop"]
+PER_TOKEN = {"preproj": 4e-5, "postproj": 2e-5, "ffn_ln1": 9e-5, "ffn_ln2": 5e-5, "others": 1e-5}  # s, and 2 ms each to begin with
+
+
+def law(batch: Batch) -> dict[str, float]:
+    """A made-up machine: everything is a straight line, but for the square of a prompt's attention."""
+    operators = {name: 2e-3 + slope * batch.num_tokens for name, slope in PER_TOKEN.items()}
+    operators["others"] += 1e-3 + 1e-4 * len(batch.sampled) if batch.sampled else 0.0
+    attention = 3e-4 + sum(5e-4 + 1e-6 * request.context for request in batch.decodes)
+    for chunk in batch.chunks:
+        if chunk.start == 0:
+            attention += 1e-4 + 2e-6 * chunk.length + 1e-8 * chunk.length**2
+        else:
+            attention += 4e-4 + 3e-6 * chunk.length + 1e-6 * chunk.start + 3e-8 * chunk.start * chunk.length
+    return operators | {"attn": attention}
+
+
+def calibrated() -> Calibration:
+    """The made-up machine, calibrated."""
+    plan = make_plan(2048)
+    results = [Result([], sum(law(batch).values()), law(batch) | {"others": 0.0}) for batch in plan.batches]
+    llm = SimpleNamespace(config=MODEL, device=torch.device("cpu"), dtype=torch.bfloat16)
+    return calibrate.calibrate(llm, "laptop", plan, results)
+
+
+@pytest.fixture(scope="module")
+def found() -> Calibration:
+    return calibrated()
+
+
+def test_curve_joins_and_continues():
+    curve = Curve([2, 4, 10], [1.0, 3.0, 6.0])
+    assert [curve(x) for x in (2, 3, 4, 7, 10, 12)] == pytest.approx([1, 2, 3, 4.5, 6, 7])
+    assert curve(1.5) == pytest.approx(0.5) and curve(0) == 0.0  # time is never negative
+
+
+def test_decodes_are_taken_apart():
+    times = {(count, context): 0.002 + count * (1e-4 + 1e-6 * context) for count in (1, 8) for context in (16, 512, 1024)}
+    fixed, curve = fit_decodes(times)
+    assert fixed == pytest.approx(0.002)
+    assert curve.x == [15, 511, 1023]  # cached before the step: a decode attends to itself as well
+    assert curve(511) == pytest.approx(1e-4 + 1e-6 * 512)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        make_batch([(0, 100, 100)]),
+        make_batch([(0, 300, 900)]),
+        make_batch([(0, 700, 700)] * 8),
+        make_batch(decodes=5, context=300),
+        make_batch([(300, 100, 900)], decodes=6, context=70),
+        make_batch([(900, 500, 1400)], decodes=3, context=1200),
+    ],
+)
+def test_a_known_machine_is_recovered(found, batch):
+    cost, truth = CalibratedModel(found), law(batch)
+    assert cost.operators(batch) == pytest.approx(truth, rel=0.01)
+    assert cost.seconds(batch) == pytest.approx(sum(truth.values()), rel=0.003)
+    assert sum(cost.operators(batch).values()) == pytest.approx(cost.seconds(batch))
+
+
+def test_machine_as_a_gpu(found):
+    weights, linear = MODEL.n_layer * MODEL.layer_weights, 8e-3 + 2e-4
+    assert found.gpu.bandwidth == pytest.approx(2 * weights / linear)
+    assert found.gpu.peak == pytest.approx(2 * 4096 * weights / (8e-3 + 4096 * 2e-4))
+    assert found.gpu.memory > 1e8
+
+
+def test_round_trip(found, tmp_path):
+    found.save(tmp_path / "c.json")
+    again = Calibration.read(tmp_path / "c.json")
+    assert again == dataclasses.replace(found, starts=list(found.starts), chunks=list(found.chunks))
+    batch = make_batch([(300, 100, 900)], decodes=6, context=70)
+    assert CalibratedModel(again).seconds(batch) == CalibratedModel(found).seconds(batch)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_runs_on_a_calibration(found, policy):
+    work = validate.Draw(policy, 3, 64, ((200, 5), (40, 9), (90, 1), (300, 4)))
+    trace = validate.predict(CalibratedModel(found), work)
+    assert sorted(number for number, _ in trace.finished) == [0, 1, 2, 3]
+    assert trace.num_prefill_tokens == 630 and trace.num_decodes == 4 + 8 + 0 + 3
+    again = Trace()
+    for _ in run(make_scheduler(policy, 3, 64), CostExecutor(CalibratedModel(found)), work.requests(), again):
+        pass
+    assert again.seconds == trace.seconds > 0
+
+
+def spoil(data: dict, *place: str | int, value: object = None) -> str:
+    """JSON text of `data` with one entry replaced, or left out where there is no value."""
+    data = json.loads(json.dumps(data))
+    inner = data
+    for key in place[:-1]:
+        inner = inner[key]
+    if value is None:
+        del inner[place[-1]]
+    else:
+        inner[place[-1]] = value
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    "change, complaint",
+    [
+        (lambda data: "{", "Expecting"),
+        (lambda data: "[1, 2]", "list"),
+        (lambda data: spoil(data, "decode"), "'decode'"),
+        (lambda data: spoil(data, "torch"), "torch"),
+        (lambda data: spoil(data, "surprise", value=1), "surprise"),
+        (lambda data: spoil(data, "head", "x", value=[1, 2]), "as many x (2) as seconds (4)"),
+        (lambda data: spoil(data, "head", "seconds", 0, value=-1.0), "not negative"),
+        (lambda data: spoil(data, "head", "x", value=[1, 1, 2, 3]), "must increase"),
+        (lambda data: spoil(data, "operators", "ffn_ln2"), "ffn_ln2"),
+        (lambda data: spoil(data, "starts", value=[1]), "4 for 1"),
+        (lambda data: spoil(data, "model", "n_head", value=7), "n_head 7"),
+        (lambda data: spoil(data, "head", "x", value="abcd"), "head"),
+        (lambda data: spoil(data, "attention", value="much"), "attention"),
+    ],
+)
+def test_a_broken_calibration_is_one_line(found, tmp_path, change, complaint):
+    path = tmp_path / "broken.json"
+    found.save(path)
+    path.write_text(change(json.loads(path.read_text())))
+    with pytest.raises(UserError) as error:
+        Calibration.read(path)
+    said = str(error.value)
+    assert str(path) in said and complaint in said and "\n" not in said
+
+
+def test_a_missing_calibration_is_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"none\.json: No such file"):
+        Calibration.read(tmp_path / "none.json")
+
+
+def call(monkeypatch, main, *flags: object) -> int:
+    """The exit status of a script's main."""
+    monkeypatch.setattr(sys, "argv", ["script", *map(str, flags)])
+    try:
+        run_main(main)
+    except SystemExit as ended:
+        return ended.code
+    return 0
+
+
+def test_calibrate_then_validate_for_real(tmp_path, monkeypatch, capsys):
+    """A model that is small enough for seconds; how well it is predicted is no matter of a test on a busy machine."""
+    monkeypatch.setitem(MODELS, "little", ModelConfig("little", 1, 2, 16, 24, 31, 1200))
+    where = tmp_path / "sub" / "c.json"
+    assert call(monkeypatch, calibrate.main, "--quick", "--model", "little", "--device", "cpu", "--out", where) == 0
+    assert "Hybrid batches" in capsys.readouterr().out
+    assert call(monkeypatch, validate.main, "--quick", "--calibration", where, "--out", tmp_path) == 0
+    assert "signed median" in capsys.readouterr().out
+    assert (tmp_path / "validate.png").read_bytes().startswith(b"\x89PNG")
+    rows = list(csv.DictReader((tmp_path / "validate.csv").open()))
+    assert len(rows) == 2 * 3 * len(POLICIES) and {row["source"] for row in rows} == {"predicted", "measured"}
+    other = json.loads(where.read_text())
+    other["gpu"]["name"] = "another machine"
+    where.write_text(json.dumps(other))
+    assert call(monkeypatch, validate.main, "--quick", "--calibration", where, "--out", tmp_path) == 2
+    assert "the calibration is of another machine" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "main, flags, complaint",
+    [
+        (calibrate.main, ["--model", "nobody"], "unknown model 'nobody'"),
+        (calibrate.main, ["--seconds", "0"], "'0' is not a whole number"),
+        (calibrate.main, ["--model", "tiny"], "tiny allows 64 tokens; a calibration needs 1024"),
+        (calibrate.main, ["--model", "tiny", "--out", "/dev/null/c.json"], "/dev/null"),
+        (validate.main, ["--calibration", "none.json"], "none.json: No such file"),
+        (validate.main, ["--workloads", "-3"], "'-3' is not a whole number"),
+        (validate.main, ["--profiles", "nowhere"], "no GPU/MODEL/mlp.csv there"),
+    ],
+)
+def test_bad_flags_are_one_line(main, flags, complaint, monkeypatch, capsys):
+    monkeypatch.setitem(MODELS, "tiny", ModelConfig("tiny", 1, 2, 16, 24, 31, 64))
+    assert call(monkeypatch, main, *flags) == 2
+    said = capsys.readouterr()
+    assert complaint in said.err and len(said.err.splitlines()) == 1 and said.out == ""
+
+
+def test_workloads_are_seeded_and_in_bounds():
+    workloads = validate.draw_workloads(20, seed=0)
+    assert workloads == validate.draw_workloads(20, seed=0) != validate.draw_workloads(20, seed=1)
+    assert {work.policy for work in workloads} == set(POLICIES)
+    for work in workloads:
+        assert 2 <= work.batch_size <= 8 and work.batch_size <= len(work.lengths) <= 2 * work.batch_size
+        assert all(32 <= prompt <= 1024 and 4 <= output <= 128 for prompt, output in work.lengths)
+
+
+def test_quantile_is_one_of_the_values():
+    values = [5.0, 1.0, 4.0, 2.0, 3.0]
+    assert [validate.quantile(values, share) for share in (0.0, 0.5, 0.9, 1.0)] == [1.0, 3.0, 5.0, 5.0]
+
+
+# ------------------------------------------------------------------------------------------ profiles in Vidur's format
+
+TRUTH = Efficiency(compute=0.6, memory=0.8, attention=0.5, p=3.0)
+SHAPES = {"small": (4, 4, 512, 1024, True), "grouped": (8, 2, 1024, 2048, True), "plain": (4, 4, 512, 2048, False)}
+COLUMNS = [*(f"time_stats.{name}.median" for name in validate.OPERATORS.values()), "num_tokens", "num_tensor_parallel_workers"]
+COLUMNS += ["n_embd", "n_expanded_embd", "n_head", "n_kv_head", "use_gated_mlp"]
+
+
+def profile(name: str) -> list[list]:
+    """Lines of an mlp.csv, as an A100 with the efficiencies of TRUTH would have given it: the shapes are written out by hand."""
+    heads, kv_heads, hidden, inner, gated = SHAPES[name]
+    cost, lines = CostModel(MODELS["laptop"], GPUS["a100-80gb"], TRUTH), []
+    for workers in (1, 2):
+        for tokens in range(8, 1024, 24):
+            qkv = (heads + 2 * kv_heads) * hidden // heads // workers
+            up = (2 if gated else 1) * inner // workers
+            shapes = [(hidden, qkv), (hidden // workers, hidden), (hidden, up), (inner // workers, hidden)]
+            times = [1e3 * cost.linear(tokens, *shape) for shape in shapes]
+            lines.append([*times, tokens, workers, hidden, inner, heads, kv_heads, gated])
+    return lines
+
+
+def write(path, lines: list[list], columns: list[str] = COLUMNS) -> None:
+    path.parent.mkdir(parents=True)
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([columns, *lines])
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_profile_is_read_as_it_was_meant(tmp_path, name):
+    write(tmp_path / "m" / "mlp.csv", profile(name))
+    rows = read_profile(tmp_path / "m" / "mlp.csv")
+    cost = CostModel(rows[0].model, GPUS["a100-80gb"], TRUTH)
+    assert max(abs(row.error(cost)) for row in rows) < 1e-9
+
+
+def test_the_fit_recovers_the_constants(tmp_path):
+    write(tmp_path / "m" / "mlp.csv", profile("grouped"))
+    fitted = validate.fit_linears(read_profile(tmp_path / "m" / "mlp.csv"), GPUS["a100-80gb"])
+    for name in ("compute", "memory", "p"):
+        assert getattr(fitted, name) == pytest.approx(getattr(TRUTH, name), rel=0.02)
+
+
+def test_profiles_are_summed_up(tmp_path, monkeypatch, capsys):
+    for name in SHAPES:
+        write(tmp_path / "a100" / "family" / name / "mlp.csv", profile(name))
+    write(tmp_path / "h100" / "small" / "mlp.csv", profile("small"))
+    assert call(monkeypatch, validate.main, "--profiles", tmp_path) == 0
+    said = capsys.readouterr().out
+    assert "borrowed: a6000" in said and "family/grouped" in said and "all others: median 0." in said
+    assert any(line.split()[:2] == ["h100", "small"] for line in said.splitlines())
+
+
+@pytest.mark.parametrize(
+    "column, value, complaint",
+    [
+        ("time_stats.mlp_up_proj.median", "", "line 4, column time_stats.mlp_up_proj.median: '' is not a number"),
+        ("time_stats.mlp_up_proj.median", "nan", "column time_stats.mlp_up_proj.median: 'nan'"),
+        ("num_tokens", "3.5", "line 4, column num_tokens: '3.5' is not a whole number"),
+        ("n_kv_head", "0", "column n_kv_head: '0'"),
+        ("n_head", "7", "n_head 7"),
+        ("use_gated_mlp", "perhaps", "column use_gated_mlp: 'perhaps'"),
+        ("use_gated_mlp", None, "column use_gated_mlp: None"),
+    ],
+)
+def test_a_malformed_profile_names_file_and_column(tmp_path, monkeypatch, capsys, column, value, complaint):
+    lines = profile("small")
+    if value is None:
+        lines[2].pop()
+    else:
+        lines[2][COLUMNS.index(column)] = value
+    path = tmp_path / "a100" / "small" / "mlp.csv"
+    write(path, lines)
+    assert call(monkeypatch, validate.main, "--profiles", tmp_path) == 2
+    said = capsys.readouterr()
+    assert str(path) in said.err and complaint in said.err and len(said.err.splitlines()) == 1 and said.out == ""
+
+
+def test_other_broken_profiles(tmp_path, monkeypatch, capsys):
+    def complaint(folder: str) -> str:
+        assert call(monkeypatch, validate.main, "--profiles", tmp_path / folder) == 2
+        return capsys.readouterr().err
+
+    write(tmp_path / "1" / "a100" / "m" / "mlp.csv", [line[:-1] for line in profile("small")], COLUMNS[:-1])
+    assert "no column use_gated_mlp" in complaint("1")
+    write(tmp_path / "2" / "a100" / "m" / "mlp.csv", [])
+    assert "no rows" in complaint("2")
+    write(tmp_path / "3" / "voodoo2" / "m" / "mlp.csv", profile("small"))
+    assert "voodoo2: no GPU of that name" in complaint("3")
+    (tmp_path / "4" / "a40" / "m").mkdir(parents=True)
+    (tmp_path / "4" / "a40" / "m" / "mlp.csv").write_bytes(b"\xff\xfe\x00num_tokens")
+    assert "mlp.csv" in complaint("4")

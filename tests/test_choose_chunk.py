@@ -1,0 +1,117 @@
+"""The chosen chunk size is the best of all, not only of those that were looked at; bounds are kept; mistakes are one line."""
+
+import csv
+import sys
+
+import pytest
+from test_calibrate import MODEL, calibrated
+
+from cli import run_main
+from configs import GPUS, MODELS, UserError
+from costmodel import CostModel
+from experiments import choose_chunk
+from experiments.choose_chunk import candidates, choose, steady
+from experiments.common import Workload
+
+WORK = Workload(1024, 18, 14.0)
+
+
+@pytest.fixture(scope="module")
+def cost() -> CostModel:
+    return CostModel(MODELS["llama-13b"], GPUS["a6000"])
+
+
+@pytest.fixture(scope="module")
+def choices(cost) -> list[choose_chunk.Choice]:
+    return [steady(cost, WORK, size) for size in candidates(1024, 18, 14.0)]
+
+
+def test_the_papers_case(cost, choices):
+    best = choose(choices)
+    assert best.chunk_size == 256  # SARATHI Sec 5.1.3: at B = 18, 256 gains the most
+    assert 1.2 < best.throughput / steady(cost, WORK, 0).throughput < 1.3  # Fig 9a: 1.27 at P:D = 14
+
+
+def test_no_other_size_is_much_better(cost, choices):
+    brute = [steady(cost, WORK, size) for size in range(64, 1100, 24)]
+    assert choose(choices).throughput >= 0.999 * choose(brute).throughput
+
+
+def test_the_bound_is_kept(choices):
+    free = choose(choices)
+    for bound in (0.06, 0.08, 0.1, 0.2, 1.0):
+        best = choose(choices, bound)
+        assert best.worst <= bound and best.throughput <= free.throughput
+        assert all(choice.throughput <= best.throughput for choice in choices if choice.worst <= bound)
+    assert choose(choices, 1.0) == free
+    with pytest.raises(UserError, match=r"--tbt-slo 10 ms: no chunk size keeps it.*C = 64"):
+        choose(choices, 0.01)
+
+
+@pytest.mark.parametrize("length, batch_size, ratio", [(2, 2, 1.0), (64, 40, 200.0), (1024, 18, 14.0), (4096, 256, 0.01), (4096, 2, 500.0)])
+def test_candidates_leave_room(length, batch_size, ratio):
+    sizes = candidates(length, batch_size, ratio)
+    assert sizes == sorted(set(sizes)) and sizes[0] >= batch_size
+    assert sizes[-1] >= choose_chunk.split(length, ratio)[0] + batch_size - 1  # whole prompts are looked at
+
+
+def call(monkeypatch, *flags: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["choose_chunk.py", *map(str, flags)])
+    try:
+        run_main(choose_chunk.main)
+    except SystemExit as ended:
+        return ended.code
+    return 0
+
+
+def test_flags_for_other_engines_and_files(tmp_path, monkeypatch, capsys):
+    assert call(monkeypatch, "--batch-size", 18, "--out", tmp_path) == 0
+    said = capsys.readouterr().out
+    assert "--max-num-batched-tokens 256 --max-num-seqs 18 --enable-chunked-prefill" in said
+    assert "--chunked-prefill-size 256" in said and "Best: C = 256, +2" in said
+    assert (tmp_path / "choose_chunk.png").read_bytes().startswith(b"\x89PNG")
+    rows = list(csv.DictReader((tmp_path / "choose_chunk.csv").open()))
+    assert {row["source"] for row in rows} == {"predicted"} and {row["hardware"] for row in rows} == {"a6000"}
+
+
+def test_batch_size_from_memory_and_bound(tmp_path, monkeypatch, capsys):
+    assert call(monkeypatch, "--quick", "--tbt-slo", 100, "--out", tmp_path) == 0
+    said = capsys.readouterr().out
+    assert "B = 26" in said and "leaves nothing for activations" in said and "The bound of 100 ms costs" in said
+
+
+@pytest.mark.parametrize(
+    "flags, complaint",
+    [
+        (["--model", "nobody"], "unknown model 'nobody'"),
+        (["--gpu", "voodoo2"], "unknown GPU 'voodoo2'"),
+        (["--pd", "-1"], "'-1' is not a number above 0"),
+        (["--pd", "x"], "'x' is not a number above 0"),
+        (["--pd", "nan"], "'nan' is not a number above 0"),
+        (["--length", "1"], "--length is 1"),
+        (["--length", "9999"], "llama-13b allows 2 to 4096"),
+        (["--batch-size", "1"], "--batch-size is 1"),
+        (["--batch-size", "100000"], "--batch-size is 100000"),
+        (["--model", "gpt3-175b"], "0 requests of 1024 tokens fit"),
+        (["--tbt-slo", "0"], "'0' is not a number above 0"),
+        (["--quick", "--batch-size", "18", "--tbt-slo", "1"], "no chunk size keeps it"),
+        (["--calibration", "none.json"], "none.json"),
+        (["--out", "/dev/null/x"], "/dev/null"),
+    ],
+)
+def test_bad_flags_are_one_line(flags, complaint, tmp_path, monkeypatch, capsys):
+    assert call(monkeypatch, "--out", tmp_path, *flags) == 2
+    said = capsys.readouterr()
+    assert complaint in said.err and len(said.err.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_from_a_calibration(tmp_path, monkeypatch, capsys):
+    found = calibrated()  # a made-up machine
+    found.save(tmp_path / "c.json")
+    out = tmp_path / "out"
+    assert call(monkeypatch, "--calibration", tmp_path / "c.json", "--length", 512, "--batch-size", 8, "--out", out) == 0
+    assert f"{MODEL.name} on {found.gpu.name}" in capsys.readouterr().out
+    for flags, complaint in ((["--gpu", "a6000"], "exclude each other"), (["--model", "gpt2"], "the calibration is of laptop")):
+        assert call(monkeypatch, "--calibration", tmp_path / "c.json", "--out", out, *flags) == 2
+        assert complaint in capsys.readouterr().err
