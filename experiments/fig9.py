@@ -220,7 +220,7 @@ def draw(gains: list[Gain], measured: list[Gain], title: str) -> plt.Figure:
         draw_panel(panels[3], measured, title, markevery=1)
         places = sorted({gain.ratio for gain in measured})
         panels[3].set_xlim(places[0] / 1.5, places[-1] * 1.5)
-        panels[3].set_xticks(places)
+        panels[3].set_xticks([tick for tick in (1, 2, 5, 10, 20, 50, 100, 200) if places[0] / 1.5 <= tick <= places[-1] * 1.5])
         panels[3].margins(y=0.15)
         panels[3].legend(loc="best")
     for axes in panels if measured else panels[:1]:

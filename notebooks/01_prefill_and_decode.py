@@ -100,7 +100,7 @@ print_table(["iteration", "tokens", "ms (measured)", "ms per token (measured)"],
 # ## Step 2: how many tokens make an iteration slow?
 #
 # **The paper's claim (Sec 3.1, Fig 3 and 4a).** Prefill's cost per token is almost the same for every batch size: even one prompt saturates the
-# GPU, from about 512 tokens on. Decode's cost per token falls steeply with the batch size: adding requests is almost free.
+# GPU, from about 512 tokens on. Decode's cost per token falls steeply with the batch size: one more request costs the linear operators next to nothing.
 #
 # **Predict first.** An iteration with 2 decodes: twice the time of one with 1 decode? And one with 32? Will a prompt of 32 tokens
 # take longer than 32 decodes of 32 different requests?

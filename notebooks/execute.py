@@ -91,7 +91,9 @@ def main() -> None:
         "--refresh", action="store_true", help="write the executed notebooks beside their sources"
     )
     options = parser.parse_args()
-    if not options.refresh:  # a check may share its cores: PyTorch's waiting threads should not spin (that costs small operators time)
+    if not options.refresh:
+        # A check may share its cores with others: PyTorch's waiting threads should not spin. Small operators
+        # take longer so; a refresh, which shows times, is for an idle machine.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     failed = False
     for source in options.lessons or lessons():

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import matplotlib
 from IPython import get_ipython
 
+from engine import keep_freed_memory
 from experiments.common import COLOURS, SERIES, paper_numbers, print_table, star, this_machine, use_style
 
 if shell := get_ipython():
@@ -18,6 +19,7 @@ __all__ = [
     "COLOURS", "GREY", "OPERATOR_COLOURS", "SERIES", "bars", "fastest", "paper", "plain_ticks", "print_table", "star", "this_machine",
 ]  # fmt: skip
 
+keep_freed_memory()  # as LLM does, for lessons that build a model by hand: page faults would blur the times of decodes
 use_style()
 matplotlib.rcParams.update(
     {"figure.constrained_layout.use": True, "figure.figsize": (11, 4.6), "figure.dpi": 90, "savefig.dpi": 90}
