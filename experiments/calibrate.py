@@ -68,6 +68,8 @@ class Curve:
     def __post_init__(self) -> None:
         if len(self.x) != len(self.seconds) or len(self.x) < 2:
             raise UserError(f"a curve needs at least two points and as many x ({len(self.x)}) as seconds ({len(self.seconds)})")
+        if not all(isinstance(value, int | float) for value in (*self.x, *self.seconds)):
+            raise UserError(f"the x and seconds of a curve must be numbers, unlike {list(self.x)}, {list(self.seconds)}")
         if not all(left < right for left, right in pairwise(self.x)):
             raise UserError(f"the x of a curve must increase, unlike {list(self.x)}")
         if not all(0 <= value < float("inf") for value in self.seconds):
@@ -78,6 +80,14 @@ class Curve:
         left = right - 1
         slope = (self.seconds[right] - self.seconds[left]) / (self.x[right] - self.x[left])
         return max(0.0, self.seconds[left] + slope * (x - self.x[left]))
+
+
+def named_curve(name: str, raw: dict) -> Curve:
+    """The curve of a file's field; what is wrong with it is said with the field's name."""
+    try:
+        return Curve(**raw)
+    except (TypeError, UserError) as error:
+        raise UserError(f"{name}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,8 @@ class Calibration:
     chunks: Sequence[Curve]  # of a chunk that starts at starts[i], over its length
 
     def __post_init__(self) -> None:
+        if not isinstance(self.attention, int | float):
+            raise UserError(f"attention must be a number, not {self.attention!r}")
         if set(self.operators) != {*LINEARS, "others"}:
             raise UserError(f"operators must be {', '.join(LINEARS)}, others, not {', '.join(self.operators)}")
         if len(self.starts) != len(self.chunks) or len(self.starts) < 2:
@@ -115,9 +127,9 @@ class Calibration:
         """The calibration in a file, or a UserError that says in one line what is wrong with it."""
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-            data |= {name: Curve(**data[name]) for name in ("head", "decode", "prompt")}
-            data["operators"] = {name: Curve(**curve) for name, curve in data["operators"].items()}
-            data["chunks"] = [Curve(**curve) for curve in data["chunks"]]
+            data |= {name: named_curve(name, data[name]) for name in ("head", "decode", "prompt")}
+            data["operators"] = {name: named_curve(name, curve) for name, curve in data["operators"].items()}
+            data["chunks"] = [named_curve("chunks", curve) for curve in data["chunks"]]
             data |= {"model": ModelConfig(**data["model"]), "gpu": GPU(**data["gpu"])}
             return Calibration(**data)
         except OSError as error:
@@ -352,6 +364,8 @@ def main() -> None:
     options = parser.parse_args()
 
     begin = time.perf_counter()
+    if options.out:
+        make_directory(options.out.parent)
     llm = load_llm(options.model, options.dtype, options.device)
     path = options.out or ROOT / "results" / f"calibration-{llm.config.name}.json"
     make_directory(path.parent)

@@ -251,7 +251,8 @@ def read_profile(path: Path) -> list[Row]:
                 if row["use_gated_mlp"] not in ("True", "False"):
                     raise UserError(f"{path}, line {line}, column use_gated_mlp: {row['use_gated_mlp']!r} is not True or False")
                 flavour = "llama" if row["use_gated_mlp"] == "True" else "gpt2"
-                model = ModelConfig(str(path.parent), 1, heads, hidden, intermediate, 1, tokens, n_kv_head=kv_heads, flavour=flavour)
+                name = f"{path}, line {line}"  # what a complaint about the shape starts with
+                model = ModelConfig(name, 1, heads, hidden, intermediate, 1, tokens, n_kv_head=kv_heads, flavour=flavour)
                 seconds = {name: 1e-3 * cell(line, row, column, float) for name, column in times.items()}
                 rows.append(Row(model, tokens, parallel, seconds))
     except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -32,14 +32,14 @@ from experiments.common import (
 )
 from experiments.common import Run as MeasuredRun
 
-gallery = importlib.import_module("all")
+gallery = importlib.import_module("experiments.all")
 FIGURES = {figure.name: figure for figure in (*fidelity.FIGURES, fig6.FIGURE)}
 SCRIPTS = [*FIGURES, "fig9", "fidelity"]
 
 
 def call(script: str, *flags: str) -> None:
     """Run a script's main in this process, as `python experiments/SCRIPT.py FLAGS` would."""
-    module = importlib.import_module(script)
+    module = importlib.import_module(f"experiments.{script}")
     arguments, sys.argv = sys.argv, [f"{script}.py", *flags]
     try:
         run_main(module.main)
