@@ -161,8 +161,12 @@ class LLM:
     def _run(self, requests: list[Request]) -> Iterator[tuple[Batch, list[int]]]:
         scheduler = make_scheduler(self.policy, self.max_batch_size, self.chunk_size)
         self.cache.reset()
-        self.trace = Trace()
-        return run(scheduler, ModelExecutor(self.model, self.cache, self.attend, self.time_operators), requests, self.trace)
+        self.trace = trace = Trace()
+        executor = ModelExecutor(self.model, self.cache, self.attend, self.time_operators)
+        for iteration in run(scheduler, executor, requests, trace):
+            yield iteration
+            if self.trace is not trace:  # its slots now hold somebody else's tokens
+                raise UserError("this stream is over: a later call to generate or stream has taken the cache")
 
     def _requests(self, prompts: str | Sequence, params: SamplingParams | Sequence[SamplingParams] | None) -> list[Request]:
         """Requests for the prompts, or a UserError before anything runs."""

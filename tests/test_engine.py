@@ -182,6 +182,17 @@ def test_stop_ids_and_one_prompt(llm: LLM) -> None:
     assert out.token_ids == free[: free.index(stop) + 1] and out.finish_reason == "stop"
 
 
+def test_a_stream_that_is_left_or_overtaken(llm: LLM) -> None:
+    """Leaving a stream costs nothing; going on with it after another call would read that call's cache, and is refused."""
+    params = SamplingParams(max_tokens=5)
+    expected = [out.token_ids for out in llm.generate(PROMPTS, params)]
+    abandoned = llm.stream(PROMPTS, params)
+    next(abandoned)
+    assert [out.token_ids for out in llm.generate(PROMPTS, params)] == expected
+    with pytest.raises(UserError, match="this stream is over"):
+        list(abandoned)
+
+
 def test_an_iteration_allocates_no_cache(llm: LLM) -> None:
     """SARATHI, Sec 4.5: allocated once; three runs over all slots leave the same memory in place."""
     places = llm.cache.k.data_ptr(), llm.cache.v.data_ptr(), llm.cache.bytes
