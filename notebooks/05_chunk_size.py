@@ -216,7 +216,7 @@ axes.axhline(1, color="black", linewidth=1)
 axes.set(xscale="log", xlabel="P:D (dotted: C/(B-1))", ylabel="throughput / baseline's")
 axes.set_title("LLaMA-13B, A6000, L = 1024, B = 18")
 plain_ticks(axes.xaxis, [1, 2, 5, 10, 20, 50, 100, 200])
-axes.legend(loc="lower center")
+axes.legend(loc="lower left")
 plt.show()
 
 # %%
