@@ -261,7 +261,10 @@ def choose_device(name: str) -> torch.device:
         raise UserError(f"unknown device {name!r}: choose from auto, cpu, cuda")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"device {name!r} is not here: PyTorch sees no CUDA GPU; choose cpu or auto")
-    return torch.device(name)
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise UserError(f"unknown device {name!r}: choose from auto, cpu, cuda, cuda:0, ...") from None
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}

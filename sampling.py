@@ -34,6 +34,7 @@ class SamplingParams:
             ("max_tokens", "at least 1", self.max_tokens >= 1),
             ("temperature", "at least 0 and finite", 0 <= self.temperature < float("inf")),
             ("top_k", "at least 0 (0: all tokens)", self.top_k >= 0),
+            ("seed", "between 0 and 2**63 - 1", self.seed is None or 0 <= self.seed < 2**63),
             ("top_p", "above 0 and at most 1", 0 < self.top_p <= 1),
         ):
             if not fine:
@@ -50,7 +51,9 @@ class Sampler:
     def draw(self, logits: Tensor) -> int:
         """A token id from logits (vocab,)."""
         params = self.params
-        logits, ids = (logits.double().cpu() / params.temperature).sort(descending=True, stable=True)  # (vocab,) each
+        logits = logits.double().cpu()
+        logits = (logits - logits.max()) / params.temperature  # the largest is 0, so that no temperature overflows
+        logits, ids = logits.sort(descending=True, stable=True)  # (vocab,) each
         if params.top_k:
             logits = logits[: params.top_k]
         cumulative = logits.softmax(dim=0).cumsum(dim=0)

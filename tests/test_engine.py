@@ -160,6 +160,7 @@ def test_sampler_follows_the_distribution() -> None:
     nucleus = Sampler(SamplingParams(temperature=1.0, top_p=0.7), seed=0)  # 0.64 does not reach 0.7, 0.64 + 0.24 does
     assert {nucleus.draw(logits) for _ in range(200)} == {0, 1}
     assert Sampler(SamplingParams(temperature=1.0, top_p=1e-9), seed=0).draw(logits) == 0
+    assert Sampler(SamplingParams(temperature=1e-310), seed=0).draw(logits.flip(0)) == 3, "next to no temperature is greedy"
 
 
 def test_generate_and_stream_agree(llm: LLM) -> None:
@@ -264,6 +265,7 @@ BAD_OPTIONS = [
     ({"model": "gpt5"}, "unknown model 'gpt5': choose from llama-13b.*demo.*Hugging Face directory"),
     ({"policy": "fifo"}, "unknown policy 'fifo': choose from baseline"),
     ({"dtype": "int3"}, "unknown dtype 'int3': choose from auto, float32"),
+    ({"device": "cpu:x"}, "unknown device 'cpu:x'"),
     ({"device": "tpu"}, "unknown device 'tpu': choose from auto, cpu, cuda"),
     ({"attention": "flash"}, "unknown attention 'flash'"),
     ({"chunk_size": 0}, "chunk_size is 0"),
@@ -298,7 +300,9 @@ def test_a_model_too_large_for_the_machine() -> None:
         LLM("gpt3-175b", dtype="float32", device="cpu")
 
 
-@pytest.mark.parametrize("options", [{"max_tokens": 0}, {"temperature": -1.0}, {"top_k": -2}, {"top_p": 0.0}, {"top_p": 1.5}])
+@pytest.mark.parametrize(
+    "options", [{"max_tokens": 0}, {"temperature": -1.0}, {"top_k": -2}, {"top_p": 0.0}, {"top_p": 1.5}, {"seed": 2**63}, {"seed": -1}]
+)
 def test_bad_sampling(options: dict) -> None:
     with pytest.raises(UserError, match=f"{next(iter(options))} is"):
         SamplingParams(**options)
