@@ -18,27 +18,12 @@ import matplotlib.pyplot as plt
 from cli import run_main
 from configs import GPUS, MODELS, UserError, lookup
 from costmodel import TILE, CostModel
-from engine import run
 from executor import CostExecutor
 from experiments.calibrate import CalibratedModel, Calibration
-from experiments.common import (
-    COLOURS,
-    Point,
-    Workload,
-    make_directory,
-    make_parser,
-    positive,
-    print_table,
-    progress,
-    save_figure,
-    split,
-    tokens_per_second,
-    use_style,
-    write_csv,
-)
+from experiments.common import Point, make_directory, make_parser, positive, print_table, progress, write_csv
+from experiments.look import COLOURS, save_figure, use_style
+from experiments.workloads import Workload, run_priced, split, tokens_per_second
 from kvcache import max_batch_size
-from scheduler import make_scheduler
-from timeline import Trace
 
 MOST_REQUESTS = 256  # B above which the sweep would take longer than anybody waits
 LEAST_ROOM = 32  # prompt tokens that a chunk must have room for beside B - 1 decodes: fewer are never worth their iteration
@@ -64,10 +49,8 @@ def candidates(length: int, batch_size: int, ratio: float) -> list[int]:
 
 def steady(cost: CostModel, work: Workload, chunk_size: int) -> Choice:
     """Throughput and longest iteration of SARATHI with this chunk size, or of the baseline."""
-    trace, batch_size = Trace(), work.batch_size
-    scheduler = make_scheduler("sarathi" if chunk_size else "baseline", batch_size, chunk_size or 1)
-    for _ in run(scheduler, CostExecutor(cost), work.requests(5 * batch_size), trace):
-        pass
+    batch_size, policy = work.batch_size, "sarathi" if chunk_size else "baseline"
+    trace = run_priced(CostExecutor(cost), work.requests(5 * batch_size), policy, chunk_size or 1, batch_size)
     worst = max(iteration.seconds for iteration in trace.iterations if iteration.num_decodes)
     return Choice(chunk_size, tokens_per_second(trace, work.length, batch_size, first=2, last=4), worst)
 

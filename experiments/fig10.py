@@ -5,7 +5,7 @@
 
 SARATHI shortens the linear operators, because decodes share the weights that a chunk reads anyway. Attention gains nothing by that; the cost
 model lets it fall a little, for the reason that fig13.py gives. Times are of a steady state, per request: see `balance` and
-`steady_operators` in common.py.
+`steady_operators` in workloads.py.
 """
 
 import statistics
@@ -14,25 +14,12 @@ import matplotlib.pyplot as plt
 
 from cli import run_main
 from engine import LLM
-from experiments.common import (
-    BATCH_SIZES,
-    Figure,
-    Point,
-    Scale,
-    Workload,
-    balance,
-    curves,
-    hardware_of,
-    measured_title,
-    measured_trace,
-    progress,
-    run_figure,
-    series_options,
-    simulate_operators,
-    steady_operators,
-    warm_up,
-)
+from experiments.common import Point, curves, progress, series_options
 from experiments.fig3 import LOOK
+from experiments.figure import Figure, Scale, run_figure
+from experiments.look import measured_title
+from experiments.measuring import measured_on, measured_trace, warm_up
+from experiments.workloads import BATCH_SIZES, Workload, balance, simulate_operators, steady_operators
 from timeline import Trace
 
 MODEL, GPU, CHUNK_SIZES = "llama-13b", "a6000", (256, 512)
@@ -87,7 +74,7 @@ def measure(llm: LLM, scale: Scale) -> list[Point]:
                 seen[policy].append(per_request(measured_trace(llm, work, policy, chunk_size, operators=True), size, 2 * size))
         for policy, turns in seen.items():
             ms[policy, length, size, chunk_size] = {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
-    return to_points(ms, "measured", llm.config.name, hardware_of(llm))
+    return to_points(ms, *measured_on(llm))
 
 
 def draw_panel(axes: plt.Axes, found: dict[str, list[Point]], place: str, title: str) -> None:
@@ -134,6 +121,7 @@ def draw(points: list[Point]) -> plt.Figure:
 
 FIGURE = Figure(
     name="fig10",
+    description=__doc__,
     paper={
         "f10_linear": ("max reduction, linear operators", 0),
         "f10_ffn_low": ("min reduction, ffn", 0),
@@ -151,7 +139,7 @@ FIGURE = Figure(
 
 
 def main() -> None:
-    run_figure(FIGURE, __doc__)
+    run_figure(FIGURE)
 
 
 if __name__ == "__main__":

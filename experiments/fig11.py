@@ -5,7 +5,7 @@
 
 Orca's worst and best case are workloads, not policies (Sec 5.2). Worst: all requests start and end together, so that no prefill ever
 meets a decode, and Orca is the baseline. Best: requests are staggered, so that each whole prompt rides with the decodes of
-the others. (a) over lengths, where P:D is balanced (see `balance` in common.py); (b) over P:D, at L = 1K. All gains are those of a steady state over the
+the others. (a) over lengths, where P:D is balanced (see `balance` in workloads.py); (b) over P:D, at L = 1K. All gains are those of a steady state over the
 baseline's (see fig9.py).
 """
 
@@ -13,28 +13,11 @@ import matplotlib.pyplot as plt
 
 from cli import run_main
 from engine import LLM
-from experiments.common import (
-    BATCH_SIZES,
-    COLOURS,
-    Figure,
-    Point,
-    Run,
-    Scale,
-    Workload,
-    balance,
-    curves,
-    gain_points,
-    hardware_of,
-    log_ticks,
-    measured_gains,
-    measured_title,
-    predicted_gain,
-    progress,
-    run_figure,
-    series_options,
-    split,
-    star,
-)
+from experiments.common import Point, curves, progress, series_options
+from experiments.figure import Figure, Scale, run_figure
+from experiments.look import COLOURS, log_ticks, measured_title, plot_points, star
+from experiments.measuring import Run, gain_points, measured_gains, measured_on
+from experiments.workloads import BATCH_SIZES, Workload, balance, predicted_gain, split
 
 MODEL, GPU, CHUNK_SIZE, LENGTH = "llama-13b", "a6000", 256, 1024  # C of panel (a), L of panel (b)
 STYLE = {  # by a series' first word, and C where there are several
@@ -78,7 +61,7 @@ def measure(llm: LLM, scale: Scale) -> list[Point]:
     """Both panels in one sweep: P:D at the balance of each chunk size."""
 
     def point(series: str, x: float, y: float) -> Point:
-        return Point("fig11", series, x, "P:D", y, "throughput over baseline", "measured", llm.config.name, hardware_of(llm))
+        return Point("fig11", series, x, "P:D", y, "throughput over baseline", *measured_on(llm))
 
     (length,), (batch_size,) = scale.lengths, scale.batch_sizes
     balances = [balance(size, batch_size) for size in scale.chunk_sizes]
@@ -105,11 +88,10 @@ def draw_ratios(axes: plt.Axes, found: dict[str, list[Point]], title: str, marke
         if series.endswith(("lowest", "highest")):
             continue
         colour, marker, _ = style(series)
-        x, label = [point.x for point in curve], " ".join(series.split()[:2])
-        axes.plot(x, [point.y for point in curve], color=colour, marker=marker, markevery=markevery, label=label)
+        plot_points(axes, curve, color=colour, marker=marker, markevery=markevery, label=" ".join(series.split()[:2]))
         if f"{series} lowest" in found:
             low, high = ([point.y for point in found[f"{series} {end}"]] for end in ("lowest", "highest"))
-            axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+            axes.fill_between([point.x for point in curve], low, high, color=colour, alpha=0.15, linewidth=0)
     axes.axhline(1, color="black", linewidth=1)
     axes.set(xlabel="P:D (prompt tokens per decode)", title=title)
 
@@ -151,6 +133,7 @@ def draw(points: list[Point]) -> plt.Figure:
 
 FIGURE = Figure(
     name="fig11",
+    description=__doc__,
     paper={
         "f11a_orca_best_1k": ("orca best (a)", 1024),
         "f11a_sarathi_1k": ("sarathi C=256 (a)", 1024),
@@ -170,7 +153,7 @@ FIGURE = Figure(
 
 
 def main() -> None:
-    run_figure(FIGURE, __doc__)
+    run_figure(FIGURE)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
     python experiments/fig13.py --measure    and the real engine on this machine: minutes
 
 (a) and (b): the prefill of one prompt of L tokens, in chunks of C over whole. (c): throughput over the baseline's in a steady state (see
-fig9.py), at the P:D where the chunks carry all decodes (`balance` in common.py). C = 320 is no multiple of the tile, and shows it.
+fig9.py), at the P:D where the chunks carry all decodes (`balance` in workloads.py). C = 320 is no multiple of the tile, and shows it.
 
 In (a) the cost model falls below 1, where the paper stays above: it takes a whole prompt's masked half for work, as its fit wants, and a
 chunk has less of it. Attention is so small a part of the prefill that (b) hardly feels it.
@@ -14,31 +14,11 @@ import matplotlib.pyplot as plt
 
 from cli import run_main
 from engine import LLM
-from experiments.common import (
-    BATCH_SIZES,
-    SERIES,
-    SPREAD,
-    Figure,
-    Point,
-    Run,
-    Scale,
-    Workload,
-    balance,
-    curves,
-    gain_points,
-    generate,
-    hardware_of,
-    measured_gains,
-    measured_title,
-    median_ratio,
-    predicted_gain,
-    progress,
-    run_figure,
-    series_options,
-    simulate_operators,
-    star,
-    warm_up,
-)
+from experiments.common import SPREAD, Point, curves, progress, series_options
+from experiments.figure import Figure, Scale, run_figure
+from experiments.look import SERIES, measured_title, plot_points, star
+from experiments.measuring import Run, gain_points, generate, measured_gains, measured_on, median_ratio, warm_up
+from experiments.workloads import BATCH_SIZES, Workload, balance, predicted_gain, simulate_operators
 from scheduler import Request
 from timeline import Trace
 
@@ -88,10 +68,10 @@ def predict(quick: bool) -> list[Point]:
 
 def measure(llm: LLM, scale: Scale) -> list[Point]:
     """Alternating: whole, then each chunk size; the medians of `repeats` turns."""
-    (length,), (batch_size,), where = scale.lengths, scale.batch_sizes, (llm.config.name, hardware_of(llm))
+    (length,), (batch_size,) = scale.lengths, scale.batch_sizes
 
     def point(series: str, x: float, y: float) -> Point:
-        return Point("fig13", series, x, "C", y, "x", "measured", *where)
+        return Point("fig13", series, x, "C", y, "x", *measured_on(llm))
 
     plan = [("orca", 1)] + [("sarathi", chunk_size) for chunk_size in scale.chunk_sizes]
     seen: dict[tuple, list[dict[str, float]]] = {}
@@ -120,9 +100,7 @@ def draw(points: list[Point]) -> plt.Figure:
         for axes, letter, (part, label) in zip(panels, "abc", PARTS.items(), strict=True):
             lines = {series: curve for series, curve in found.items() if series.startswith(f"{part} L=") and not series.endswith(SPREAD)}
             for (series, curve), (colour, marker) in zip(lines.items(), SERIES, strict=False):
-                axes.plot(
-                    [p.x for p in curve], [p.y for p in curve], color=colour, marker=marker, label=f"L = {series_options(series)['L']}"
-                )
+                plot_points(axes, curve, color=colour, marker=marker, label=f"L = {series_options(series)['L']}")
             stars = paper.get(f"{part}, largest", []) if source == "predicted" else []
             for number, point in enumerate(stars):
                 star(axes, point.x, point.y, label="paper" if number == 0 else None)
@@ -147,6 +125,7 @@ def draw(points: list[Point]) -> plt.Figure:
 
 FIGURE = Figure(
     name="fig13",
+    description=__doc__,
     paper={
         "f13_attn_c64": ("attention, largest", 64),
         "f13_prefill_c64": ("prefill, largest", 64),
@@ -165,7 +144,7 @@ FIGURE = Figure(
 
 
 def main() -> None:
-    run_figure(FIGURE, __doc__)
+    run_figure(FIGURE)
 
 
 if __name__ == "__main__":

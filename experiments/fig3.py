@@ -13,21 +13,11 @@ from cli import run_main
 from configs import GPUS, MODELS
 from costmodel import CostModel
 from engine import LLM
-from experiments.common import (
-    COLOURS,
-    Figure,
-    Point,
-    Scale,
-    curves,
-    hardware_of,
-    make_batch,
-    measured_title,
-    run_figure,
-    series_options,
-    star,
-    three_digits,
-    time_batches,
-)
+from experiments.common import Point, curves, series_options, three_digits
+from experiments.figure import Figure, Scale, run_figure
+from experiments.look import COLOURS, measured_title, plot_points, star
+from experiments.measuring import measured_on, time_batches
+from experiments.workloads import make_batch
 from model import OPERATORS
 from scheduler import Batch
 
@@ -88,7 +78,7 @@ def measure(llm: LLM, scale: Scale) -> list[Point]:
     shapes = {(phase, size): batch for size in scale.batch_sizes for phase, batch in batches(length, size).items()}
     results = time_batches(llm, list(shapes.values()), scale.repeats, operators=True)
     seconds = {key: result.operators for key, result in zip(shapes, results, strict=True)}
-    return to_points(seconds, length, "measured", llm.config.name, hardware_of(llm))
+    return to_points(seconds, length, *measured_on(llm))
 
 
 def draw_phase(axes: plt.Axes, found: dict[str, list[Point]], phase: str, title: str) -> None:
@@ -107,7 +97,7 @@ def draw_phase(axes: plt.Axes, found: dict[str, list[Point]], phase: str, title:
 
 def draw_ratio(axes: plt.Axes, found: dict[str, list[Point]], paper: list[Point], title: str) -> None:
     curve = found["decode over prefill"]
-    axes.plot([point.x for point in curve], [point.y for point in curve], "o-", color=COLOURS["blue"], label=curve[0].source)
+    plot_points(axes, curve, marker="o", color=COLOURS["blue"], label=curve[0].source)
     for number, point in enumerate(paper):
         star(axes, point.x, point.y, label="paper" if number == 0 else None)
     axes.set_yscale("log")
@@ -138,6 +128,7 @@ def draw(points: list[Point]) -> plt.Figure:
 
 FIGURE = Figure(
     name="fig3",
+    description=__doc__,
     paper={f"f3_b{size}": (f"decode over prefill L={LENGTH}", size) for size in (1, 2, 18)},
     predict=predict,
     measure=measure,
@@ -151,7 +142,7 @@ FIGURE = Figure(
 
 
 def main() -> None:
-    run_figure(FIGURE, __doc__)
+    run_figure(FIGURE)
 
 
 if __name__ == "__main__":

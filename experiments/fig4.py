@@ -17,20 +17,12 @@ from cli import run_main
 from configs import GPUS, MODELS, ModelConfig
 from costmodel import CostModel
 from engine import LLM
-from experiments.common import (
-    SERIES,
-    Figure,
-    Point,
-    Scale,
-    curves,
-    hardware_of,
-    log_ticks,
-    make_batch,
-    measured_title,
-    run_figure,
-    time_batches,
-)
+from experiments.common import Point, curves
 from experiments.fig3 import LOOK
+from experiments.figure import Figure, Scale, run_figure
+from experiments.look import SERIES, log_ticks, measured_title, plot_points
+from experiments.measuring import measured_on, time_batches
+from experiments.workloads import make_batch
 from scheduler import Batch
 
 MODEL, GPU, CONTEXT = "llama-13b", "a6000", 1024
@@ -105,13 +97,13 @@ def measure(llm: LLM, scale: Scale) -> list[Point]:
         key: (sum(result.operators.values()) - result.operators["others"]) / llm.config.n_layer
         for key, result in zip(shapes, results, strict=True)
     }
-    return throughput_points(seconds, shapes, "measured", llm.config.name, hardware_of(llm))
+    return throughput_points(seconds, shapes, *measured_on(llm))
 
 
 def draw_throughput(axes: plt.Axes, found: dict[str, list[Point]], phase: str, title: str) -> None:
     lines = {series: curve for series, curve in found.items() if series.startswith(f"{phase} L=")}
     for (series, curve), (colour, marker) in zip(lines.items(), SERIES, strict=False):
-        axes.plot([p.x for p in curve], [p.y for p in curve], color=colour, marker=marker, label=series.removeprefix(f"{phase} "))
+        plot_points(axes, curve, color=colour, marker=marker, label=series.removeprefix(f"{phase} "))
     ticks = sorted({point.x for curve in lines.values() for point in curve})
     log_ticks(axes, ticks[:: 2 if len(ticks) > 6 else 1])
     axes.set_ylim(bottom=0)
@@ -121,7 +113,7 @@ def draw_throughput(axes: plt.Axes, found: dict[str, list[Point]], phase: str, t
 def draw_intensity(axes: plt.Axes, found: dict[str, list[Point]], phase: str) -> None:
     for name, (colour, _) in LOOK.items():
         if curve := found.get(f"{phase} intensity, {name}"):
-            axes.plot([point.x for point in curve], [point.y for point in curve], color=colour, marker=MARKERS[name], label=name)
+            plot_points(axes, curve, color=colour, marker=MARKERS[name], label=name)
     (balance,) = found["FLOP to bandwidth ratio"]
     axes.axhline(balance.y, color="black", linestyle="--")
     axes.text(1, 1.1 * balance.y, f"above: bound by compute ({balance.y:.0f} FLOP/B)", fontsize=12, va="bottom")
@@ -158,6 +150,7 @@ def draw(points: list[Point]) -> plt.Figure:
 
 FIGURE = Figure(
     name="fig4",
+    description=__doc__,
     paper={
         "f4_peak": ("largest prefill throughput", 0),
         "s42_chunk256_drop": ("prefill throughput lost with 256 tokens", 0),
@@ -173,7 +166,7 @@ FIGURE = Figure(
 
 
 def main() -> None:
-    run_figure(FIGURE, __doc__)
+    run_figure(FIGURE)
 
 
 if __name__ == "__main__":

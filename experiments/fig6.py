@@ -13,7 +13,10 @@ from matplotlib.colors import ListedColormap
 from attention import chunk_mask
 from cli import run_main
 from engine import LLM
-from experiments.common import COLOURS, Figure, Point, Scale, curves, generate, hardware_of, run_figure
+from experiments.common import Point, curves
+from experiments.figure import Figure, Scale, run_figure
+from experiments.look import COLOURS
+from experiments.measuring import generate, measured_on
 from scheduler import Request
 
 CHUNK_SIZE, CHUNKS = 4, 3
@@ -42,8 +45,8 @@ def measure(llm: LLM, scale: Scale) -> list[Point]:
     whole, points = outputs("baseline", 1), []
     for chunk_size in scale.chunk_sizes:
         same = sum(a == b for a, b in zip(outputs("sarathi", chunk_size), whole, strict=True)) / len(whole)
-        where = llm.config.name, hardware_of(llm)
-        points.append(Point("fig6", "output tokens equal to the whole prefill's", chunk_size, "C", 100 * same, "%", "measured", *where))
+        series = "output tokens equal to the whole prefill's"
+        points.append(Point("fig6", series, chunk_size, "C", 100 * same, "%", *measured_on(llm)))
     return points
 
 
@@ -75,6 +78,7 @@ def draw(points: list[Point]) -> plt.Figure:
 
 FIGURE = Figure(
     name="fig6",
+    description=__doc__,
     paper={},  # the paper draws the masks and states no number: `predict` gives its rule as the paper's points
     predict=predict,
     measure=measure,
@@ -86,7 +90,7 @@ FIGURE = Figure(
 
 
 def main() -> None:
-    run_figure(FIGURE, __doc__)
+    run_figure(FIGURE)
 
 
 if __name__ == "__main__":

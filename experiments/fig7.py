@@ -13,19 +13,11 @@ from cli import run_main
 from configs import GPUS, MODELS
 from costmodel import TILE, CostModel
 from engine import LLM
-from experiments.common import (
-    COLOURS,
-    Figure,
-    Point,
-    Scale,
-    curves,
-    hardware_of,
-    make_batch,
-    measured_title,
-    run_figure,
-    star,
-    time_batches,
-)
+from experiments.common import Point, curves
+from experiments.figure import Figure, Scale, run_figure
+from experiments.look import COLOURS, measured_title, plot_points, star
+from experiments.measuring import measured_on, time_batches
+from experiments.workloads import make_batch
 
 MODEL, GPU = "llama-13b", "a6000"
 
@@ -47,9 +39,8 @@ def predict(quick: bool) -> list[Point]:
 def measure(llm: LLM, scale: Scale) -> list[Point]:
     tokens = sizes(max(scale.lengths), 32)
     results = time_batches(llm, [make_batch([(0, n, n)]) for n in tokens], scale.repeats)
-    where = llm.config.name, hardware_of(llm)
     return [
-        Point("fig7", "prefill-only iteration", n, "tokens", 1e3 * result.seconds, "ms", "measured", *where)
+        Point("fig7", "prefill-only iteration", n, "tokens", 1e3 * result.seconds, "ms", *measured_on(llm))
         for n, result in zip(tokens, results, strict=True)
     ]
 
@@ -60,13 +51,7 @@ def draw(points: list[Point]) -> plt.Figure:
     titles = {"predicted": f"fitted: {MODEL} on {GPU}", "measured": measured_title(points) if measured else ""}
     for axes, source, marker in zip(panels[0], titles, ("", "o"), strict=False):
         (curve,) = curves(points, source).values()
-        axes.plot(
-            [point.x for point in curve],
-            [point.y for point in curve],
-            color=COLOURS["blue"],
-            marker=marker,
-            label="fitted" if source == "predicted" else source,
-        )
+        plot_points(axes, curve, color=COLOURS["blue"], marker=marker, label="fitted" if source == "predicted" else source)
         axes.set_xticks(range(0, int(curve[-1].x) + 1, TILE))
         axes.set(xlim=(0, None), ylim=(0, None))
         axes.set(xlabel="prompt tokens in the iteration", ylabel="ms", title=titles[source])
@@ -82,6 +67,7 @@ def draw(points: list[Point]) -> plt.Figure:
 
 FIGURE = Figure(
     name="fig7",
+    description=__doc__,
     paper={f"f7_{tokens}": ("prefill-only iteration", tokens) for tokens in (128, 256, 257)},
     predict=predict,
     measure=measure,
@@ -93,7 +79,7 @@ FIGURE = Figure(
 
 
 def main() -> None:
-    run_figure(FIGURE, __doc__)
+    run_figure(FIGURE)
 
 
 if __name__ == "__main__":

@@ -15,20 +15,11 @@ from cli import run_main
 from configs import GPUS, MODELS
 from costmodel import CostModel
 from engine import LLM
-from experiments.common import (
-    BATCH_SIZES,
-    SERIES,
-    Figure,
-    Point,
-    Scale,
-    curves,
-    hardware_of,
-    make_batch,
-    measured_title,
-    run_figure,
-    series_options,
-    time_batches,
-)
+from experiments.common import Point, curves, series_options
+from experiments.figure import Figure, Scale, run_figure
+from experiments.look import SERIES, measured_title, plot_points
+from experiments.measuring import measured_on, time_batches
+from experiments.workloads import BATCH_SIZES, make_batch
 from scheduler import Batch
 
 MODEL, GPU, CHUNK_SIZE = "llama-13b", "a6000", 256
@@ -73,8 +64,7 @@ def measure(llm: LLM, scale: Scale) -> list[Point]:
         times = [result.seconds for result in time_batches(llm, [batch for shape in shapes for batch in shape], scale.repeats)]
         for i, batch_size in enumerate(scale.batch_sizes):
             y = speedup(times[3 * i : 3 * i + 3], batch_size)
-            series = f"L={length} C={chunk_size}"
-            points.append(Point("fig8", series, batch_size, "B", y, "x", "measured", llm.config.name, hardware_of(llm)))
+            points.append(Point("fig8", f"L={length} C={chunk_size}", batch_size, "B", y, "x", *measured_on(llm)))
     return points
 
 
@@ -82,7 +72,7 @@ def draw_panel(axes: plt.Axes, found: dict[str, list[Point]], title: str) -> Non
     lines = {series: curve for series, curve in found.items() if curve[0].x_unit}
     for (series, curve), (colour, marker) in zip(lines.items(), SERIES, strict=False):
         options = series_options(series)
-        axes.plot([p.x for p in curve], [p.y for p in curve], color=colour, marker=marker, label=f"L = {options['L']}, C = {options['C']}")
+        plot_points(axes, curve, color=colour, marker=marker, label=f"L = {options['L']}, C = {options['C']}")
     axes.axhline(1, color="black", linewidth=1)
     axes.set_xticks(sorted({int(point.x) for curve in lines.values() for point in curve}))
     axes.set_ylim(bottom=0)
@@ -108,6 +98,7 @@ def draw(points: list[Point]) -> plt.Figure:
 
 FIGURE = Figure(
     name="fig8",
+    description=__doc__,
     paper={"f8_low": ("smallest speedup", 0), "f8_high": ("largest speedup", 0)},
     predict=predict,
     measure=measure,
@@ -119,7 +110,7 @@ FIGURE = Figure(
 
 
 def main() -> None:
-    run_figure(FIGURE, __doc__)
+    run_figure(FIGURE)
 
 
 if __name__ == "__main__":

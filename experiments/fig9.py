@@ -24,33 +24,23 @@ from cli import Parser, run_main
 from configs import GPUS, MODELS, UserError
 from engine import LLM
 from experiments.common import (
-    BATCH_SIZES,
     MEASURE_DEFAULTS,
-    SERIES,
     Point,
-    Run,
-    Workload,
-    balance,
     curves,
-    hardware_of,
-    load_llm,
     make_directory,
     make_figure_parser,
-    measured_gains,
-    measured_title,
     paper_numbers,
     parse_options,
     positive,
-    predicted_throughput,
     print_table,
     progress,
-    save_figure,
     series_options,
-    split,
-    use_style,
     with_kept,
     write_csv,
 )
+from experiments.look import SERIES, measured_title, save_figure, use_style
+from experiments.measuring import Run, hardware_of, load_llm, measured_gains
+from experiments.workloads import BATCH_SIZES, Workload, balance, predicted_throughput, split
 from kvcache import max_batch_size
 
 MODEL, GPU = "llama-13b", "a6000"

@@ -13,8 +13,12 @@ from cli import run_main
 from configs import GPUS, MODELS
 from costmodel import CostModel
 from engine import LLM
-from experiments.common import COLOURS, Figure, Point, Scale, curves, hardware_of, make_batch, measured_title, run_figure, time_batches
+from experiments.common import Point, curves
+from experiments.figure import Figure, Scale, run_figure
 from experiments.fit_a6000 import BATCHES
+from experiments.look import COLOURS, measured_title
+from experiments.measuring import measured_on, time_batches
+from experiments.workloads import make_batch
 from scheduler import Batch
 
 MODEL, GPU = "llama-13b", "a6000"
@@ -56,8 +60,7 @@ def measure(llm: LLM, scale: Scale) -> list[Point]:
     }
     results = time_batches(llm, list(batches.values()), scale.repeats, operators=True)
     cells = table(batches, {row: result.operators for row, result in zip(batches, results, strict=True)})
-    where = llm.config.name, hardware_of(llm)
-    return [Point("table2", f"{cell} L={length} B={size}", 0, "", y, "ms", "measured", *where) for cell, y in cells.items()]
+    return [Point("table2", f"{cell} L={length} B={size}", 0, "", y, "ms", *measured_on(llm)) for cell, y in cells.items()]
 
 
 def draw_panel(axes: plt.Axes, bars: dict[str, dict[str, float]], title: str) -> None:
@@ -97,6 +100,7 @@ def draw(points: list[Point]) -> plt.Figure:
 
 FIGURE = Figure(
     name="table2",
+    description=__doc__,
     paper={
         **{
             f"{name}_{short}": (f"{row}, {cell}", 0)
@@ -116,7 +120,7 @@ FIGURE = Figure(
 
 
 def main() -> None:
-    run_figure(FIGURE, __doc__)
+    run_figure(FIGURE)
 
 
 if __name__ == "__main__":

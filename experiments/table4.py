@@ -12,23 +12,12 @@ import matplotlib.pyplot as plt
 from cli import run_main
 from configs import GPUS
 from engine import LLM
-from experiments.common import (
-    COLOURS,
-    Figure,
-    Point,
-    Run,
-    Scale,
-    Workload,
-    balance,
-    curves,
-    hardware_of,
-    measured_gains,
-    measured_title,
-    predicted_gain,
-    run_figure,
-    time_batches,
-)
+from experiments.common import Point, curves
 from experiments.fig8 import batches, predicted_speedup, speedup
+from experiments.figure import Figure, Scale, run_figure
+from experiments.look import COLOURS, measured_title
+from experiments.measuring import Run, measured_gains, measured_on, time_batches
+from experiments.workloads import Workload, balance, predicted_gain
 
 CHUNK_SIZE = 256
 ROWS = [  # id of the paper's numbers, model, GPU, L, B, P:D
@@ -76,7 +65,7 @@ def measure(llm: LLM, scale: Scale) -> list[Point]:
         }
         for quantity, y in values.items():
             series = f"{name(quantity, llm.config.name, batch_size, ratio)} C={chunk_size}"
-            points.append(Point("table4", series, length, "L", y, UNITS[quantity], "measured", llm.config.name, hardware_of(llm)))
+            points.append(Point("table4", series, length, "L", y, UNITS[quantity], *measured_on(llm)))
     return points
 
 
@@ -118,6 +107,7 @@ def draw(points: list[Point]) -> plt.Figure:
 
 FIGURE = Figure(
     name="table4",
+    description=__doc__,
     paper={
         f"{row}_{short}": (name(quantity, model, batch_size, ratio), length)
         for row, model, _, length, batch_size, ratio in ROWS
@@ -136,7 +126,7 @@ FIGURE = Figure(
 
 
 def main() -> None:
-    run_figure(FIGURE, __doc__)
+    run_figure(FIGURE)
 
 
 if __name__ == "__main__":

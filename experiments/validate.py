@@ -28,28 +28,14 @@ import matplotlib.pyplot as plt
 from cli import run_main
 from configs import GPU, GPUS, ModelConfig, UserError
 from costmodel import EFFICIENCY, CostModel, Efficiency
-from engine import LLM, run
+from engine import LLM
 from executor import CostExecutor
 from experiments.calibrate import CalibratedModel, Calibration
-from experiments.common import (
-    ROOT,
-    SERIES,
-    Point,
-    generate,
-    make_batch,
-    make_directory,
-    make_parser,
-    positive,
-    print_table,
-    progress,
-    save_figure,
-    this_machine,
-    time_batches,
-    use_style,
-    warm_up,
-    write_csv,
-)
-from scheduler import POLICIES, Request, make_scheduler
+from experiments.common import ROOT, Point, make_directory, make_parser, positive, print_table, progress, write_csv
+from experiments.look import SERIES, save_figure, use_style
+from experiments.measuring import generate, this_machine, time_batches, warm_up
+from experiments.workloads import make_batch, run_priced
+from scheduler import POLICIES, Request
 from timeline import Trace
 
 BATCH_SIZES, PROMPTS, OUTPUTS, CHUNK_SIZES = (2, 8), (32, 1024), (4, 128), (64, 128, 256, 512)
@@ -95,10 +81,7 @@ def draw_workloads(count: int, seed: int) -> list[Draw]:
 
 
 def predict(cost: CostModel, work: Draw) -> Trace:
-    trace = Trace()
-    for _ in run(make_scheduler(work.policy, work.batch_size, work.chunk_size), CostExecutor(cost), work.requests(), trace):
-        pass
-    return trace
+    return run_priced(CostExecutor(cost), work.requests(), work.policy, work.chunk_size, work.batch_size)
 
 
 def load_llm(calibration: Calibration) -> LLM:

@@ -57,7 +57,7 @@ for requests, chunk_size in ((4, 128), (4, 256), (18, 256), (18, 512)):
 # Now let the scheduler count. `simulate` runs the real `Scheduler` against the cost model; each iteration of its trace has a `kind`.
 
 # %%
-from experiments.common import Workload, predicted_throughput, split
+from experiments.workloads import Workload, predicted_throughput, split
 
 
 def iterations(ratio, chunk_size=256, requests=18, length=1024):

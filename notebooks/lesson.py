@@ -10,10 +10,12 @@ import matplotlib
 from IPython import get_ipython
 
 from engine import keep_freed_memory
-from experiments.common import COLOURS, SERIES, paper_numbers, print_table, star, this_machine, use_style
+from experiments.common import paper_numbers, print_table
+from experiments.look import COLOURS, SERIES, star, use_style
+from experiments.measuring import this_machine
 
 if shell := get_ipython():
-    shell.run_line_magic("matplotlib", "inline")  # common.py chose a back end that only writes files
+    shell.run_line_magic("matplotlib", "inline")  # look.py chose a back end that only writes files
 
 __all__ = [
     "COLOURS", "GREY", "OPERATOR_COLOURS", "SERIES", "bars", "fastest", "paper", "plain_ticks", "print_table", "star", "this_machine",

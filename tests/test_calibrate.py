@@ -16,8 +16,8 @@ from engine import run
 from executor import CostExecutor, Result
 from experiments import calibrate, validate
 from experiments.calibrate import CalibratedModel, Calibration, Curve, fit_decodes, make_plan
-from experiments.common import make_batch
 from experiments.validate import read_profile
+from experiments.workloads import make_batch
 from scheduler import POLICIES, Batch, make_scheduler
 from timeline import Trace
 

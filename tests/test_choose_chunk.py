@@ -11,7 +11,7 @@ from configs import GPUS, MODELS, UserError
 from costmodel import CostModel
 from experiments import choose_chunk
 from experiments.choose_chunk import candidates, choose, steady
-from experiments.common import Workload
+from experiments.workloads import Workload
 
 WORK = Workload(1024, 18, 14.0)
 

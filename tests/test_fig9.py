@@ -14,7 +14,8 @@ import configs
 from cli import run_main
 from engine import new_model, simulate
 from experiments import fig9
-from experiments.common import ROOT, Point, Workload, paper_numbers, predicted_throughput, split, steady_seconds, tokens_per_second
+from experiments.common import ROOT, Point, paper_numbers
+from experiments.workloads import Workload, predicted_throughput, split, steady_seconds, tokens_per_second
 
 
 @pytest.fixture(scope="module")

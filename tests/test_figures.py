@@ -15,22 +15,10 @@ from attention import chunk_mask
 from cli import run_main
 from engine import LLM, new_model
 from experiments import fidelity, fig6, fig8
-from experiments.common import (
-    MODELS,
-    Point,
-    Workload,
-    balance,
-    curves,
-    make_batch,
-    measured_gains,
-    paper_numbers,
-    predicted_gain,
-    read_csv,
-    time_batches,
-    with_kept,
-    write_csv,
-)
-from experiments.common import Run as MeasuredRun
+from experiments.common import Point, curves, paper_numbers, read_csv, with_kept, write_csv
+from experiments.measuring import Run as MeasuredRun
+from experiments.measuring import measured_gains, time_batches
+from experiments.workloads import Workload, balance, make_batch, predicted_gain
 
 gallery = importlib.import_module("experiments.all")
 FIGURES = {figure.name: figure for figure in (*fidelity.FIGURES, fig6.FIGURE)}
@@ -228,7 +216,7 @@ def test_a_new_measurement_replaces_only_its_own(tmp_path: Path) -> None:
 def test_batches_of_a_chosen_shape_run_and_are_priced(tiny: str) -> None:
     batch = make_batch([(8, 16, 40), (0, 5, 5)], decodes=2, context=30)
     assert (batch.num_prefill_tokens, batch.num_tokens, len(batch.sampled)) == (21, 23, 3)
-    assert fig8.CostModel(MODELS["llama-13b"], configs.GPUS["a6000"]).seconds(batch) > 0
+    assert fig8.CostModel(configs.MODELS["llama-13b"], configs.GPUS["a6000"]).seconds(batch) > 0
     llm = LLM(tiny, max_batch_size=4, max_length=65, dtype="float32", device="cpu")
     plain, timed = time_batches(llm, [batch], 2)[0], time_batches(llm, [batch], 2, operators=True)[0]
     assert plain.seconds > 0 and plain.operators is None

@@ -1,0 +1,140 @@
+"""The real engine on this machine: single batches timed in alternation, and whole workloads beside their baseline.
+
+A machine drifts (frequency, neighbours): what is compared runs in alternation, and medians are taken, with the range beside them.
+"""
+
+import argparse
+import os
+import platform
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from engine import LLM, RequestOutput, SamplingParams
+from executor import ModelExecutor, Result
+from experiments.common import SPREAD, Point, progress
+from experiments.workloads import Workload, tokens_per_second
+from scheduler import Batch, Request
+from timeline import Trace
+
+
+def load_llm(options: argparse.Namespace, batch_size: int, length: int) -> LLM:
+    """The model to measure, with room for B requests of L tokens and a last output token."""
+    return LLM(options.model, max_batch_size=batch_size, max_length=length + 1, dtype=options.dtype, device=options.device)
+
+
+def this_machine(device: str = "cpu") -> str:
+    """The name of the hardware that a measurement ran on."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    name = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+    return f"{name} ({os.cpu_count()} cores)"
+
+
+def measured_on(llm: LLM) -> tuple[str, str, str]:
+    """The last three fields of a measured `Point`: source, model, hardware."""
+    return "measured", llm.config.name, hardware_of(llm)
+
+
+def hardware_of(llm: LLM) -> str:
+    """Where an LLM runs, as the `hardware` column names it: machine and dtype."""
+    return f"{this_machine(str(llm.device))}, {str(llm.dtype).removeprefix('torch.')}"
+
+
+# ---------------------------------------------------------------------------------------------------- single batches
+
+
+def time_batches(llm: LLM, batches: Sequence[Batch], repeats: int, operators: bool = False) -> list[Result]:
+    """The median seconds of each batch on the real engine, run in alternation so that a machine's drift hits all alike.
+
+    operators: time the operators too (each median by itself), at the price of a clock call around each. Nothing is sampled twice: each
+    run starts from a cache that holds what the batch's requests had before.
+    """
+    llm.cache.k.fill_(0.01)  # memory that was never written is all one page of zeros, and reads faster than a real cache
+    llm.cache.v.fill_(0.01)
+    executor = ModelExecutor(llm.model, llm.cache, llm.attend, operators)
+    seen: list[list[Result]] = [[] for _ in batches]
+    for turn in progress(range(repeats + 1), "measuring"):
+        for batch, results in zip(batches, seen, strict=True):
+            llm.cache.reset()
+            executor.slot_of.clear()
+            for request in [chunk.request for chunk in batch.chunks if chunk.start > 0] + batch.decodes:
+                executor.slot_of[request.request_id] = slot = llm.cache.allocate()
+                llm.cache.extend(slot, request.context)
+            result = executor.execute(batch)
+            if turn > 0:  # the first turn warms up
+                results.append(result)
+    return [
+        Result(
+            tokens=[],
+            seconds=statistics.median(result.seconds for result in results),
+            operators={name: statistics.median(result.operators[name] for result in results) for name in results[0].operators}
+            if operators
+            else None,
+        )
+        for results in seen
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------- whole workloads
+
+
+def generate(llm: LLM, requests: Sequence[Request], policy: str, chunk_size: int, operators: bool = False) -> list[RequestOutput]:
+    """Run requests of these lengths for real, with made-up prompts; `llm.trace` then tells what happened."""
+    llm.policy, llm.chunk_size, llm.time_operators = policy, chunk_size, operators
+    vocabulary = llm.config.vocab_size
+    prompts = [[(31 * request.request_id + 7 * j) % vocabulary for j in request.prompt] for request in requests]
+    params = [SamplingParams(max_tokens=request.max_tokens, temperature=0.0, ignore_eos=True) for request in requests]
+    return llm.generate(prompts, params)
+
+
+def warm_up(llm: LLM) -> None:
+    """First kernels, first pages: one short prompt in every slot."""
+    generate(llm, [Request(i, range(min(64, llm.max_length - 2)), 2) for i in range(llm.max_batch_size)], "baseline", 1)
+
+
+def measured_trace(llm: LLM, work: Workload, policy: str, chunk_size: int, operators: bool = False) -> Trace:
+    """As many requests as one period between completions B and 2B needs: where all end together, none behind."""
+    together = policy == "baseline" or (policy == "orca" and not work.staggered)
+    generate(llm, work.requests((2 if together else 3) * work.batch_size), policy, chunk_size, operators)
+    return llm.trace
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measurement that `measured_gains` compares with the baseline on the same lengths."""
+
+    work: Workload
+    policy: str
+    chunk_size: int
+
+
+def measured_gains(llm: LLM, runs: Sequence[Run], repeats: int) -> dict[Run, tuple[float, float, float]]:
+    """Throughput over the baseline's: median, smallest and largest of `repeats` alternating pairs on one model instance."""
+    baselines = {entry: Run(replace(entry.work, staggered=False), "baseline", 1) for entry in runs}
+    plan = []
+    for baseline in dict.fromkeys(baselines.values()):
+        plan += repeats * [baseline, *[entry for entry in runs if baselines[entry] == baseline]]
+    seen: dict[Run, list[float]] = {}
+    warm_up(llm)
+    for entry in progress(plan, "measuring"):
+        trace = measured_trace(llm, entry.work, entry.policy, entry.chunk_size)
+        seen.setdefault(entry, []).append(tokens_per_second(trace, entry.work.length, entry.work.batch_size, first=1, last=2))
+    return {entry: median_ratio(list(zip(seen[entry], seen[baseline], strict=True))) for entry, baseline in baselines.items()}
+
+
+def median_ratio(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
+    """Median, smallest and largest of first / second over alternating measurements: a machine's drift hits both of a pair."""
+    ratios = [first / second for first, second in pairs]
+    return statistics.median(ratios), min(ratios), max(ratios)
+
+
+def gain_points(point: Callable[..., Point], series: str, x: float, gain: tuple[float, float, float]) -> list[Point]:
+    """A measured gain and, as series of their own, the lowest and the highest pair."""
+    return [point(series=series + name, x=x, y=y) for name, y in zip(("", *SPREAD), gain, strict=True)]
