@@ -39,6 +39,8 @@ def run(
         while arriving and arriving[0].arrival <= now:
             scheduler.add(arriving.popleft())
         batch = scheduler.schedule(now)
+        while scheduler.preempted:
+            executor.release(scheduler.preempted.pop())
         if batch is None:
             assert arriving, f"{scheduler.name} has work but schedules nothing"
             executor.wait_until(arriving[0].arrival)
@@ -77,7 +79,8 @@ class LLM:
     """A model, its cache and a scheduling policy; names follow vLLM.
 
     model: "demo" (trained, in the box), a name of `configs.MODELS` (random weights), or a Hugging Face directory.
-    policy, chunk_size (C, tokens), max_batch_size (B, requests): see scheduler.py; they may be changed between two calls, but for B,
+    policy, chunk_size (C, tokens; the token budget), max_batch_size (B, requests), cache_tokens (what the cache may hold of all requests
+    together; None: all that fits its slots): see scheduler.py; they may be changed between two calls, but for B,
     which sizes the cache. max_length: longest prompt + output, in tokens; the cache is allocated at once for B of them.
     dtype: "auto" is bfloat16 where the hardware has it, else float32. device: "auto" is cuda where there is one, else cpu.
     After a call, `trace` tells what its iterations did. Raises configs.UserError with one line that names a bad value.
@@ -90,6 +93,7 @@ class LLM:
         policy: str = "sarathi",
         chunk_size: int = 256,
         max_batch_size: int = 8,
+        cache_tokens: int | None = None,
         max_length: int | None = None,
         dtype: str = "auto",
         device: str = "auto",
@@ -97,11 +101,12 @@ class LLM:
         seed: int = 0,
         time_operators: bool = False,
     ):
-        make_scheduler(policy, max_batch_size, chunk_size)  # complains before the weights are loaded
+        make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)  # complains before the weights are loaded
         self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.device)
         self.attend = choose_backend(attention, self.device)
-        self.policy, self.chunk_size, self.max_batch_size, self.seed = policy, chunk_size, max_batch_size, seed
+        self.policy, self.chunk_size, self.max_batch_size, self.cache_tokens = policy, chunk_size, max_batch_size, cache_tokens
+        self.seed = seed
         self.time_operators = time_operators
         directory = checkpoint.DEMO if model == "demo" else Path(model)
         from_checkpoint = model == "demo" or (model not in MODELS and directory.is_dir())
@@ -125,30 +130,38 @@ class LLM:
             keep_freed_memory()  # after the weights and the cache, which do go back to the system when the LLM goes
 
     def generate(
-        self, prompts: str | Sequence, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: str | Sequence,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        arrival_times: Sequence[float] | None = None,
     ) -> list[RequestOutput]:
-        """Complete the prompts: strings or lists of token ids; one SamplingParams for all or one for each. Outputs in order."""
-        requests = self._requests(prompts, sampling_params)
+        """Complete the prompts: strings or lists of token ids; one SamplingParams for all or one for each. Outputs in order.
+
+        arrival_times: seconds from the call at which each prompt reaches the scheduler, in real time; None: all at once.
+        """
+        requests = self._requests(prompts, sampling_params, arrival_times)
         for _ in self._run(requests):
             pass
-        done = dict(self.trace.finished)
         return [
             RequestOutput(
                 prompt_token_ids=list(request.prompt),
                 token_ids=request.output,
                 text=self._text(request),
                 finish_reason=request.finish_reason,
-                ttft=self.trace.first_token[request.request_id] - request.arrival,
-                latency=done[request.request_id] - request.arrival,
+                ttft=self.trace.lives[request.request_id].ttft,
+                latency=self.trace.lives[request.request_id].latency,
             )
             for request in requests
         ]
 
     def stream(
-        self, prompts: str | Sequence, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: str | Sequence,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        arrival_times: Sequence[float] | None = None,
     ) -> Iterator[StreamedToken]:
         """Like `generate`, but yields each token when its iteration ends; the prompts' tokens come interleaved."""
-        requests = self._requests(prompts, sampling_params)
+        requests = self._requests(prompts, sampling_params, arrival_times)
         shown = [""] * len(requests)
         for batch, tokens in self._run(requests):
             for request, token in zip(batch.sampled, tokens, strict=True):
@@ -159,7 +172,7 @@ class LLM:
                 yield StreamedToken(index, token, piece, request.finish_reason)
 
     def _run(self, requests: list[Request]) -> Iterator[tuple[Batch, list[int]]]:
-        scheduler = make_scheduler(self.policy, self.max_batch_size, self.chunk_size)
+        scheduler = make_scheduler(self.policy, self.max_batch_size, self.chunk_size, self.cache_tokens)
         self.cache.reset()
         self.trace = trace = Trace()
         executor = ModelExecutor(self.model, self.cache, self.attend, self.time_operators)
@@ -168,7 +181,12 @@ class LLM:
             if self.trace is not trace:  # its slots now hold somebody else's tokens
                 raise UserError("this stream is over: a later call to generate or stream has taken the cache")
 
-    def _requests(self, prompts: str | Sequence, params: SamplingParams | Sequence[SamplingParams] | None) -> list[Request]:
+    def _requests(
+        self,
+        prompts: str | Sequence,
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        arrival_times: Sequence[float] | None = None,
+    ) -> list[Request]:
         """Requests for the prompts, or a UserError before anything runs."""
         if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
             prompts = [prompts]
@@ -176,9 +194,15 @@ class LLM:
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
             raise UserError(f"{len(prompts)} prompts but {len(params)} sampling_params: give one, or one for each prompt")
+        arrivals = [0.0] * len(prompts) if arrival_times is None else [float(moment) for moment in arrival_times]
+        if len(arrivals) != len(prompts):
+            raise UserError(f"{len(prompts)} prompts but {len(arrivals)} arrival_times: give one for each prompt")
+        scheduler = make_scheduler(self.policy, self.max_batch_size, self.chunk_size, self.cache_tokens)
         requests = []
         for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
             ids = self._token_ids(index, prompt)
+            if not 0 <= arrivals[index] < float("inf"):
+                raise UserError(f"prompt {index}: arrival time {arrivals[index]} is not a number of seconds from 0")
             if len(ids) + param.max_tokens > self.max_length:
                 raise UserError(
                     f"prompt {index}: {len(ids)} prompt tokens + max_tokens {param.max_tokens} exceed max_length {self.max_length}"
@@ -187,7 +211,8 @@ class LLM:
             stop_ids = set(param.stop_ids) | (set() if eos is None or param.ignore_eos else {eos})
             seed = self.seed + index if param.seed is None else param.seed
             sampler = Sampler(param, seed) if param.temperature > 0 else None
-            requests.append(Request(index, ids, param.max_tokens, frozenset(stop_ids), sampler=sampler))
+            requests.append(Request(index, ids, param.max_tokens, frozenset(stop_ids), arrivals[index], sampler=sampler))
+            scheduler.check(requests[-1])
         return requests
 
     def _token_ids(self, index: int, prompt: str | Sequence[int]) -> list[int]:
@@ -290,10 +315,11 @@ def simulate(
     policy: str = "sarathi",
     chunk_size: int = 256,
     max_batch_size: int = 18,
+    cache_tokens: int | None = None,
 ) -> Trace:
     """What the same scheduler would do on a GPU that you do not have: predicted times, placeholder tokens."""
     cost_model = CostModel(lookup(MODELS, model, "model"), lookup(GPUS, gpu, "GPU"))
     trace = Trace()
-    for _ in run(make_scheduler(policy, max_batch_size, chunk_size), CostExecutor(cost_model), requests, trace):
+    for _ in run(make_scheduler(policy, max_batch_size, chunk_size, cache_tokens), CostExecutor(cost_model), requests, trace):
         pass
     return trace

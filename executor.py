@@ -114,7 +114,7 @@ class ModelExecutor:
             place = self.cache.extend(slot, chunk.length)
             assert place == chunk.start, "the cache and the scheduler disagree about a request's length"
             spans.append(Span(slice(len(tokens), len(tokens) + chunk.length), (slot,), (end,)))
-            tokens.extend(request.prompt[chunk.start : end])
+            tokens.extend(request.tokens(chunk.start, end))
             slots.extend([slot] * chunk.length)
             positions.extend(range(chunk.start, end))
             if chunk.is_last:

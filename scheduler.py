@@ -6,6 +6,17 @@ which tokens came out of it (`update`). The same object drives the real model an
 A request of P prompt tokens first runs as *chunks* (its prefill, whole or in parts), then as one *decode* per iteration. The
 last chunk already yields the first output token, so D decodes yield D + 1 output tokens, and at the end P + D tokens
 have their keys and values in the cache.
+
+The policies, one class each, below `Scheduler`:
+
+    request_level   FasterTransformer: a batch of requests starts and ends together (SARATHI's baseline)
+    orca            iteration-level: whole prompts join the decodes as soon as a slot is free
+    vllm_v0         whole prompts first and alone; decodes wait for them
+    sarathi         one chunk beside all decodes, C tokens together
+    sarathi_serve   all decodes, then as many chunks as the token budget C has room for
+    dynamic         the same, but a request's chunks shrink as its prefill goes on
+    chunked_only    half of sarathi_serve: chunks, but never beside decodes
+    hybrid_only     the other half: prompts beside decodes, but never cut into chunks
 """
 
 from collections import deque
@@ -30,21 +41,39 @@ class Request:
     max_tokens: int
     stop_ids: frozenset[int] = frozenset()
     arrival: float = 0.0
-    prefilled: int = 0  # prompt tokens whose K and V are in the cache
+    prefilled: int = 0  # tokens of its prefill whose K and V are in the cache
     context: int = 0  # all tokens whose K and V are in the cache
     output: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    recomputed: int = 0  # output tokens that are prefilled again, because the request was preempted after them
+    preemptions: int = 0
     sampler: object = None  # what the executor needs to draw this request's tokens; schedulers never look at it
 
     def __post_init__(self) -> None:
         if len(self.prompt) == 0:
             raise UserError(f"request {self.request_id}: the prompt is empty; it needs at least one token")
-        if self.max_tokens < 1:
-            raise UserError(f"request {self.request_id}: max_tokens is {self.max_tokens}; it must be at least 1")
+        if not isinstance(self.max_tokens, int) or self.max_tokens < 1:
+            raise UserError(f"request {self.request_id}: max_tokens is {self.max_tokens}; it must be a whole number, at least 1")
+
+    @property
+    def prefill_length(self) -> int:
+        """Tokens to prefill: the prompt and, after a preemption, the output so far."""
+        return len(self.prompt) + self.recomputed
 
     @property
     def in_prefill(self) -> bool:
-        return self.prefilled < len(self.prompt)
+        return self.prefilled < len(self.prompt) + self.recomputed
+
+    @property
+    def most_cached(self) -> int:
+        """Tokens that the cache holds at its end, at most: the last output token is never fed back."""
+        return len(self.prompt) + self.max_tokens - 1
+
+    def tokens(self, start: int, end: int) -> Sequence[int]:
+        """Tokens start .. end - 1 of what is prefilled."""
+        if end <= len(self.prompt):
+            return self.prompt[start:end]
+        return [*self.prompt, *self.output][start:end]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +86,8 @@ class Chunk:
 
     @property
     def is_last(self) -> bool:
-        """The last chunk of a prompt: the first output token is sampled from its last row."""
-        return self.start + self.length == len(self.request.prompt)
+        """The last chunk of a prefill: an output token is sampled from its last row."""
+        return self.start + self.length == self.request.prefill_length
 
 
 @dataclass(slots=True)
@@ -84,29 +113,48 @@ class Batch:
 
 
 class Scheduler:
-    """What all policies share: the queue, the running requests, and the bookkeeping after an iteration.
+    """What all policies share: the queue, the running requests, the memory, and the bookkeeping after an iteration.
 
     A policy is a subclass with `schedule`. `waiting` is first come, first served; `running` holds at most
     `max_batch_size` requests (B: each of them holds one slot of the KV cache), in order of admission.
+
+    cache_tokens: what the KV cache holds, in tokens of all requests together; None: as much as B requests ever need. A running request
+    takes its whole prefill at once, then a token per decode. When the decodes' next tokens do not fit, the newest request
+    is preempted: it loses its cache, waits at the head of the queue, and prefills its prompt and its output so far
+    again (vLLM's recomputation). The oldest is never preempted, so that the work always ends.
     """
 
     name = "?"
 
-    def __init__(self, max_batch_size: int, chunk_size: int = 256):
-        for option, value in (("max_batch_size", max_batch_size), ("chunk_size", chunk_size)):
-            if value < 1:
-                raise UserError(f"{option} is {value}; it must be at least 1")
+    def __init__(self, max_batch_size: int, chunk_size: int = 256, cache_tokens: int | None = None):
+        for option, value in (("max_batch_size", max_batch_size), ("chunk_size", chunk_size), ("cache_tokens", cache_tokens)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise UserError(f"{option} is {value}; it must be a whole number, at least 1")
         self.max_batch_size = max_batch_size  # B
-        self.chunk_size = chunk_size  # C; policies that run whole prompts ignore it
+        self.chunk_size = chunk_size  # C, the token budget; policies that run whole prompts ignore it
+        self.cache_tokens = cache_tokens
+        self.reserved = 0  # tokens of the cache that running requests have taken
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.preempted: list[Request] = []  # by the last `schedule`: the loop frees their slots
 
     def schedule(self, now: float) -> Batch | None:
         """The next batch, or None when there is nothing to run. `now`: seconds on the engine's clock."""
         raise NotImplementedError
 
+    def check(self, request: Request) -> None:
+        """A UserError if the request can never fit the cache, or has run before."""
+        if request.context or request.output:
+            raise UserError(f"request {request.request_id} has run before: make a new Request for each run")
+        if self.cache_tokens is not None and request.most_cached > self.cache_tokens:
+            raise UserError(
+                f"request {request.request_id} can never run: {len(request.prompt)} prompt tokens + max_tokens {request.max_tokens} "
+                f"need {request.most_cached} tokens of cache, which holds {self.cache_tokens}"
+            )
+
     def add(self, request: Request) -> None:
-        """Queue a request that has arrived."""
+        """Queue a request that has arrived; refuses what `check` refuses."""
+        self.check(request)
         self.waiting.append(request)
 
     @property
@@ -114,65 +162,117 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def admit(self) -> Request | None:
-        """Move the oldest waiting request into the running batch, if one waits and a slot is free."""
+        """Move the oldest waiting request into the running batch, if one waits, a slot is free and its prefill fits the cache."""
         if not self.waiting or len(self.running) >= self.max_batch_size:
             return None
-        request = self.waiting.popleft()
-        assert request.prefilled == 0 and request not in self.running, "a request holds one slot"
-        self.running.append(request)
+        request = self.waiting[0]
+        if self.cache_tokens is not None and self.running:
+            next_tokens = len(self.running) + 1  # one for each, else the newcomer would be preempted at once
+            if self.reserved + request.prefill_length + next_tokens > self.cache_tokens:
+                return None
+        assert request.prefilled == 0, "a request holds one slot"
+        self.running.append(self.waiting.popleft())
+        self.reserved += request.prefill_length
+        return request
+
+    def decodes(self) -> list[Request]:
+        """All running requests that are past their prefill, once the newest have been preempted until a token for each fits."""
+        decodes = [request for request in self.running if not request.in_prefill]
+        if self.cache_tokens is not None:
+            while self.reserved + len(decodes) > self.cache_tokens:
+                newest = self.preempt()
+                decodes = [request for request in decodes if request is not newest]
+        return decodes
+
+    def preempt(self) -> Request:
+        """Send the newest running request back to the head of the queue; its output so far becomes part of its prefill."""
+        request = self.running.pop()
+        self.reserved -= request.prefill_length if request.in_prefill else request.context
+        request.prefilled = request.context = 0
+        request.recomputed = len(request.output)
+        request.preemptions += 1
+        self.waiting.appendleft(request)
+        self.preempted.append(request)
         return request
 
     def update(self, batch: Batch, tokens: Sequence[int]) -> list[Request]:
         """Account for a batch that ran; `tokens` belong to `batch.sampled`. Returns the requests that have ended."""
         assert len(batch.chunks) + len(batch.decodes) <= self.max_batch_size, "a batch exceeds B"
+        sampled = batch.sampled
         for chunk in batch.chunks:
             request = chunk.request
             assert chunk.start == request.prefilled and chunk.length > 0, "prompt tokens run exactly once and in order"
             request.prefilled = request.context = chunk.start + chunk.length
-            assert request.prefilled <= len(request.prompt), "a chunk runs past its prompt"
+            assert request.prefilled <= request.prefill_length, "a chunk runs past its prompt"
         for request in batch.decodes:
             request.context += 1
+        self.reserved += len(batch.decodes)
+        assert self.cache_tokens is None or self.reserved <= self.cache_tokens, "the cache overflows"
         ended = []
-        for request, token in zip(batch.sampled, tokens, strict=True):
+        for request, token in zip(sampled, tokens, strict=True):
             request.output.append(token)
             if token in request.stop_ids:
                 request.finish_reason = "stop"
-            elif len(request.output) == request.max_tokens:
+            elif len(request.output) >= request.max_tokens:
                 request.finish_reason = "length"
             else:
                 continue
             ended.append(request)
+            self.reserved -= request.context
         if ended:
             self.running = [request for request in self.running if request.finish_reason is None]
         return ended
 
 
-class Baseline(Scheduler):
-    """Request-level scheduling, as FasterTransformer does it: the paper's baseline (SARATHI, Sec 4.1 and 5.1).
+def whole(request: Request) -> Chunk:
+    """The whole prefill of a request as one chunk."""
+    return Chunk(request, 0, request.prefill_length)
+
+
+class RequestLevel(Scheduler):
+    """Request-level scheduling, as FasterTransformer does it: the baseline of SARATHI (Sec 4.1, 5.1) and Sarathi-Serve (Algorithm 1).
 
     A batch of requests is admitted only when the one before has ended. It runs one prefill-only iteration of
     whole prompts, then decode-only iterations until its last request is done.
     """
 
-    name = "baseline"
+    name = "request_level"
 
     def schedule(self, now: float) -> Batch | None:
-        if not self.running:
-            while self.admit():
-                pass
-            return Batch([Chunk(request, 0, len(request.prompt)) for request in self.running], []) if self.running else None
-        return Batch([], list(self.running))
+        if self.running:
+            return Batch([], self.decodes())
+        while self.admit():
+            pass
+        return Batch([whole(request) for request in self.running], []) if self.running else None
+
+
+class VLLMv0(Scheduler):
+    """Prefill-prioritised scheduling, as vLLM did it before chunked prefill (Sarathi-Serve, Algorithm 2).
+
+    Whoever can be admitted prefills at once, whole and without decodes beside it; decodes run when nobody can. New requests get their
+    first token early, and the running ones pay for it with generation stalls.
+    """
+
+    name = "vllm_v0"
+
+    def schedule(self, now: float) -> Batch | None:
+        chunks = []
+        while (request := self.admit()) is not None:
+            chunks.append(whole(request))
+        if chunks:
+            return Batch(chunks, [])
+        return Batch([], self.decodes()) if self.running else None
 
 
 class IterationLevel(Scheduler):
-    """What Orca and SARATHI share: requests enter and leave between any two iterations, and chunks run beside decodes.
+    """What Orca, SARATHI and Sarathi-Serve share: requests enter and leave between any two iterations, and chunks run beside decodes.
 
-    A batch is the chunks that the policy picks, and one decode of every other running request (SARATHI, Sec 4.5: its Orca is its
-    own mixed batching, without a bound on the prefills of a batch). The policies differ in `prefills` alone.
+    A batch is one decode of every running request that is past its prefill, and the chunks that the policy picks (SARATHI, Sec 4.5: its
+    Orca is its own mixed batching, without a bound on the prefills of a batch). The policies differ in `prefills` alone.
     """
 
     def schedule(self, now: float) -> Batch | None:
-        decodes = [request for request in self.running if not request.in_prefill]
+        decodes = self.decodes()
         chunks = self.prefills(len(decodes))
         return Batch(chunks, decodes) if chunks or decodes else None
 
@@ -193,31 +293,109 @@ class Orca(IterationLevel):
     def prefills(self, num_decodes: int) -> list[Chunk]:
         chunks = []
         while (request := self.admit()) is not None:
-            chunks.append(Chunk(request, 0, len(request.prompt)))
+            chunks.append(whole(request))
         return chunks
 
 
 class Sarathi(IterationLevel):
     """Chunked prefills and decode-maximal batching (SARATHI, Sec 4.2 to 4.4).
 
-    Each batch has at most one prefill chunk; every other slot is a decode. The chunk shrinks to C minus the number of decodes,
-    so that the fused linears see exactly C tokens: choose C as a multiple of the GPU's tile (Sec 4.4). The chunk keeps at
-    least one token, for else a prompt would starve behind C decodes. Without a prompt to prefill, decodes run alone.
+    Each batch has at most one prefill chunk; every other slot is a decode. The chunk shrinks to C minus the number of decodes, so
+    that the fused linears see C tokens, unless the prompt's last chunk is shorter: choose C as a multiple of the GPU's tile (Sec 4.4).
+    Without a prompt to prefill, decodes run alone. Never more than C tokens: decodes that fill C come one by one from batches that had room.
     """
 
     name = "sarathi"
 
     def prefills(self, num_decodes: int) -> list[Chunk]:
+        room = self.chunk_size - num_decodes
+        if room < 1:
+            return []
         request = next((request for request in self.running if request.in_prefill), None) or self.admit()
         if request is None:
             return []
-        room = max(1, self.chunk_size - num_decodes)
-        return [Chunk(request, request.prefilled, min(room, len(request.prompt) - request.prefilled))]
+        return [Chunk(request, request.prefilled, min(room, request.prefill_length - request.prefilled))]
 
 
-POLICIES: dict[str, type[Scheduler]] = {policy.name: policy for policy in (Baseline, Orca, Sarathi)}
+class SarathiServe(IterationLevel):
+    """Stall-free batching (Sarathi-Serve, Algorithm 3): running decodes first, then started prefills, then new requests.
+
+    C is the token budget of the whole batch, which several chunks may share: no iteration is longer than C tokens, and no decode ever waits.
+    """
+
+    name = "sarathi_serve"
+
+    def prefills(self, num_decodes: int) -> list[Chunk]:
+        chunks, tokens = [], num_decodes
+        started = deque(request for request in self.running if request.in_prefill)
+        while tokens < self.chunk_size and (request := started.popleft() if started else self.admit()) is not None:
+            room = self.budget(request) - tokens
+            if room < 1:
+                break
+            chunks.append(Chunk(request, request.prefilled, min(room, request.prefill_length - request.prefilled)))
+            tokens += chunks[-1].length
+        return chunks
+
+    def budget(self, request: Request) -> int:
+        """Tokens to which the batch may grow with this request's chunk."""
+        return self.chunk_size
 
 
-def make_scheduler(policy: str, max_batch_size: int, chunk_size: int) -> Scheduler:
-    """A scheduler by its policy's name."""
-    return lookup(POLICIES, policy, "policy")(max_batch_size, chunk_size)
+class Dynamic(SarathiServe):
+    """Sarathi-Serve with a dynamic chunk schedule: the budget falls with the stage of a request's prefill, C, C/2, C/4.
+
+    A late chunk attends to all the tokens before it, so that equal chunks take longer and longer; smaller ones even the
+    iterations out. A request leaves a stage when it has prefilled as many tokens as the stages so far are long.
+    """
+
+    name = "dynamic"
+
+    def budget(self, request: Request) -> int:
+        stages, behind = (self.chunk_size, self.chunk_size // 2, self.chunk_size // 4), 0
+        for stage in stages[:-1]:
+            behind += stage
+            if request.prefilled < behind:
+                return stage
+        return max(1, stages[-1])
+
+
+class ChunkedOnly(SarathiServe):
+    """Ablation (Sarathi-Serve, Sec 5.4): chunks up to the token budget, but in batches of their own, in turn with decode-only ones."""
+
+    name = "chunked_only"
+    prefill_last = False  # was the last batch one of chunks?
+
+    def schedule(self, now: float) -> Batch | None:
+        chunks = [] if self.prefill_last and any(not request.in_prefill for request in self.running) else self.prefills(0)
+        self.prefill_last = bool(chunks)
+        if chunks:
+            return Batch(chunks, [])
+        decodes = self.decodes()
+        return Batch([], decodes) if decodes else None
+
+
+class HybridOnly(IterationLevel):
+    """Ablation (Sarathi-Serve, Sec 5.4): whole prompts beside the decodes while the token budget lasts, but at least one."""
+
+    name = "hybrid_only"
+
+    def prefills(self, num_decodes: int) -> list[Chunk]:
+        chunks, tokens = [], num_decodes
+        while self.waiting and (not chunks or tokens + self.waiting[0].prefill_length <= self.chunk_size):
+            request = self.admit()
+            if request is None:
+                break
+            chunks.append(whole(request))
+            tokens += request.prefill_length
+        return chunks
+
+
+POLICIES: dict[str, type[Scheduler]] = {
+    policy.name: policy for policy in (RequestLevel, Orca, VLLMv0, Sarathi, SarathiServe, Dynamic, ChunkedOnly, HybridOnly)
+}
+
+
+def make_scheduler(policy: str, max_batch_size: int, chunk_size: int, cache_tokens: int | None = None) -> Scheduler:
+    """A scheduler by its policy's name; "baseline" is SARATHI's word for request_level."""
+    name = "request_level" if policy == "baseline" else policy
+    return lookup(POLICIES, name, "policy")(max_batch_size, chunk_size, cache_tokens)

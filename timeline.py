@@ -1,22 +1,37 @@
-"""What happened in a run: one record per iteration, and the times at which requests started to speak and ended.
+"""What happened in a run: one record per iteration and one per request, and the words in which serving is judged.
 
 A trace comes out of every run, real or priced, so that both are read with the same words. All times are seconds on the engine's clock.
+
+    TTFT                 time to first token: from a request's arrival to the end of the iteration that yields its first token. It holds the wait
+                         in the queue and the whole prefill.
+    TBT                  time between tokens: the gaps between one request's consecutive tokens, all of them and not their mean, for a reader
+                         notices the one long pause. The first token has no gap. n output tokens have n - 1.
+    generation stall     a gap longer than a bound that the caller gives (Sarathi-Serve, Sec 3.2: other requests' prefills cause them).
+    normalised latency   (last token - arrival) / output tokens, in seconds per token (Orca, Sec 6.2; vLLM, Sec 6.1).
+    scheduling delay     from a request's arrival to the start of the first iteration in which it runs.
+    throughput           tokens processed per second, prompt tokens and decodes together, from the first iteration's start to the last one's end.
+    SLO, capacity        an upper bound on, say, the P99 of all TBTs; the largest request rate that still meets it (experiments/serving.py).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from scheduler import Batch, Request
 
 
 @dataclass(slots=True)
 class Iteration:
+    """One batch as it ran."""
+
     start: float  # s
     seconds: float
     num_prefill_tokens: int
     num_decodes: int
     num_chunks: int
     operators: dict[str, float] | None = None  # seconds per operator, where they were asked for
+    chunks: tuple[tuple[int, int, int], ...] = ()  # (request id, first token, tokens) of each
+    decodes: tuple[int, ...] = ()  # request ids
 
     @property
     def kind(self) -> str:
@@ -25,23 +40,76 @@ class Iteration:
         return "prefill" if self.num_chunks else "decode"
 
 
+@dataclass(slots=True)
+class Life:
+    """The times of one request, in seconds on the engine's clock."""
+
+    request_id: int
+    arrival: float
+    prompt_tokens: int
+    scheduled: float  # start of its first iteration
+    tokens: list[float] = field(default_factory=list)  # when each output token was there
+    finished: float | None = None
+    preemptions: int = 0
+
+    @property
+    def ttft(self) -> float:
+        """Time to first token."""
+        return self.tokens[0] - self.arrival
+
+    @property
+    def tbt(self) -> list[float]:
+        """Times between tokens: one fewer than it has output tokens."""
+        return [after - before for before, after in pairwise(self.tokens)]
+
+    @property
+    def scheduling_delay(self) -> float:
+        return self.scheduled - self.arrival
+
+    @property
+    def latency(self) -> float:
+        """From arrival to the last token."""
+        return self.tokens[-1] - self.arrival
+
+    @property
+    def normalised_latency(self) -> float:
+        """Seconds of latency per output token."""
+        return self.latency / len(self.tokens)
+
+
 @dataclass
 class Trace:
-    """iterations: in order. finished: (request id, time), in order of completion. first_token: time by request id."""
+    """iterations: in order. lives: by request id, in order of their first iteration. finished: (request id, time), in order of completion."""
 
     iterations: list[Iteration] = field(default_factory=list)
+    lives: dict[int, Life] = field(default_factory=dict)
     finished: list[tuple[int, float]] = field(default_factory=list)
-    first_token: dict[int, float] = field(default_factory=dict)
 
     def record(self, batch: Batch, start: float, seconds: float, operators: dict[str, float] | None, ended: Sequence[Request]) -> None:
-        """Append one iteration; `ended` are the requests that it completed."""
-        chunks, end = batch.chunks, start + seconds
-        self.iterations.append(Iteration(start, seconds, batch.num_prefill_tokens, len(batch.decodes), len(chunks), operators))
-        for chunk in chunks:
+        """Append one iteration after the scheduler has accounted for it; `ended` are the requests that it completed."""
+        lives, end = self.lives, start + seconds
+        chunks = tuple([(chunk.request.request_id, chunk.start, chunk.length) for chunk in batch.chunks])
+        decodes = tuple([request.request_id for request in batch.decodes])
+        prefill_tokens = sum([length for _, _, length in chunks])
+        self.iterations.append(Iteration(start, seconds, prefill_tokens, len(decodes), len(chunks), operators, chunks, decodes))
+        for chunk in batch.chunks:
+            request = chunk.request
+            life = lives.get(request.request_id)
+            if life is None:
+                life = lives[request.request_id] = Life(request.request_id, request.arrival, len(request.prompt), start)
+            life.preemptions = request.preemptions
             if chunk.is_last:
-                self.first_token[chunk.request.request_id] = end
+                life.tokens.append(end)
+        for request_id in decodes:
+            lives[request_id].tokens.append(end)
         for request in ended:
+            lives[request.request_id].finished = end
             self.finished.append((request.request_id, end))
+
+    @property
+    def first_token(self) -> dict[int, float]:
+        """When each request's first token was there, by request id."""
+        return {request_id: life.tokens[0] for request_id, life in self.lives.items() if life.tokens}
 
     @property
     def seconds(self) -> float:
@@ -67,3 +135,22 @@ class Trace:
         """Requests in an iteration, on average."""
         work = sum(iteration.num_chunks + iteration.num_decodes for iteration in self.iterations)
         return work / len(self.iterations) if self.iterations else 0.0
+
+    @property
+    def ttfts(self) -> list[float]:
+        """Every request's time to first token."""
+        return [life.ttft for life in self.lives.values() if life.tokens]
+
+    @property
+    def tbts(self) -> list[float]:
+        """All gaps between tokens, of all requests."""
+        return [gap for life in self.lives.values() for gap in life.tbt]
+
+    def stalls(self, bound: float) -> list[tuple[int, float, float]]:
+        """Generation stalls: (request id, start, seconds) of each gap between two tokens that is longer than `bound` seconds."""
+        return [
+            (life.request_id, before, after - before)
+            for life in self.lives.values()
+            for before, after in pairwise(life.tokens)
+            if after - before > bound
+        ]

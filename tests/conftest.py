@@ -40,3 +40,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> str:
     """A name that `LLM` accepts for a model that loads at once."""
     monkeypatch.setitem(MODELS, "small", dataclasses.replace(TINY["llama-gqa"], name="small"))
     return "small"
+
+
+def one_at_a_time(model: Transformer, prompt: list[int], count: int) -> list[int]:
+    """Greedy tokens without cache, batch or scheduler: recompute everything for every token."""
+    tokens = list(prompt)
+    with torch.inference_mode():
+        for _ in range(count):
+            tokens.append(int(model.forward_full(torch.tensor([tokens], device=model.device))[0, -1].argmax()))
+    return tokens[len(prompt) :]

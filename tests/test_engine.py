@@ -5,7 +5,7 @@ import functools
 
 import pytest
 import torch
-from conftest import TINY, tiny_model
+from conftest import TINY, one_at_a_time, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,15 +57,6 @@ def tiny_expected(name: str, count: int) -> dict[int, list[int]]:
     """`count` greedy tokens of each of PROMPTS."""
     model = tiny_model(name)
     return {i: one_at_a_time(model, prompt, count) for i, prompt in enumerate(PROMPTS)}
-
-
-def one_at_a_time(model: Transformer, prompt: list[int], count: int) -> list[int]:
-    """Greedy tokens without cache, batch or scheduler: recompute everything for every token."""
-    tokens = list(prompt)
-    with torch.inference_mode():
-        for _ in range(count):
-            tokens.append(int(model.forward_full(torch.tensor([tokens], device=model.device))[0, -1].argmax()))
-    return tokens[len(prompt) :]
 
 
 def generate(
@@ -263,7 +254,7 @@ def test_virtual_clock_waits_for_arrivals() -> None:
 
 BAD_OPTIONS = [
     ({"model": "gpt5"}, "unknown model 'gpt5': choose from llama-13b.*demo.*Hugging Face directory"),
-    ({"policy": "fifo"}, "unknown policy 'fifo': choose from baseline"),
+    ({"policy": "fifo"}, "unknown policy 'fifo': choose from request_level"),
     ({"dtype": "int3"}, "unknown dtype 'int3': choose from auto, float32"),
     ({"device": "cpu:x"}, "unknown device 'cpu:x'"),
     ({"device": "tpu"}, "unknown device 'tpu': choose from auto, cpu, cuda"),

@@ -54,9 +54,9 @@ def test_several_prompts_make_a_batch(tmp_path: Path) -> None:
     [
         (("hi", "--model", "gpt5"), "unknown model 'gpt5': choose from"),
         (("hi", "--model", "laptop"), "laptop (random (seed 0) weights) has no tokenizer"),
-        (("hi", "--policy", "fifo"), "unknown policy 'fifo': choose from baseline, orca, sarathi"),
+        (("hi", "--policy", "fifo"), "unknown policy 'fifo': choose from request_level, orca, vllm_v0, sarathi"),
         (("hi", "--dtype", "int3"), "unknown dtype 'int3': choose from auto, float32"),
-        (("hi", "--chunk-size", "0"), "chunk_size is 0; it must be at least 1"),
+        (("hi", "--chunk-size", "0"), "chunk_size is 0; it must be a whole number, at least 1"),
         (("hi", "--chunk-size", "big"), "argument --chunk-size: invalid int value: 'big'"),
         (("hi", "--max-tokens", "1024"), "max_tokens 1024 exceed max_length 1024"),
         (("hi", "--colour", "red"), "unrecognized arguments: --colour red"),

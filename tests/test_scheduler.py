@@ -99,11 +99,11 @@ def test_orca_at_its_best_is_sarathi_with_long_chunks(prompt: int, batch_size: i
     assert all(len(batch.chunks) <= 1 for batch in orca)
 
 
-def test_chunk_never_shrinks_to_nothing() -> None:
-    """More decodes than C: the prompt still moves on, one token at a time."""
-    batches = drive(make_scheduler("sarathi", 6, 2), requests_of(*[(3, 30)] * 6))
-    assert min(chunk.length for batch in batches for chunk in batch.chunks) == 1
-    assert any(len(batch.decodes) == 5 and batch.chunks for batch in batches)
+def test_decodes_that_fill_the_budget_hold_prompts_back() -> None:
+    """B > C: never more than C tokens, and the next prompt starts when a decode has ended."""
+    for policy in ("sarathi", "sarathi_serve"):
+        batches = drive(make_scheduler(policy, 6, 2), requests_of(*[(3, 30)] * 6))
+        assert max(batch.num_tokens for batch in batches) == 2 == max(len(batch.decodes) for batch in batches)
 
 
 @settings(max_examples=150, deadline=None)
@@ -128,7 +128,13 @@ def test_invariants(policy: str, batch_size: int, chunk_size: int, work: list[tu
     first_chunks = [chunk.request for batch in batches for chunk in batch.chunks if chunk.start == 0]
     assert [arrive_at[request.request_id] for request in first_chunks] == sorted(arrive_at)
     if policy == "sarathi":
-        assert all(len(batch.chunks) <= 1 and batch.num_tokens <= max(chunk_size, len(batch.decodes) + 1) for batch in batches)
+        assert all(len(batch.chunks) <= 1 for batch in batches)
+    if policy in ("sarathi", "sarathi_serve", "dynamic", "chunked_only"):
+        assert all(batch.num_tokens <= chunk_size for batch in batches if batch.chunks)
+    if policy in ("request_level", "vllm_v0", "chunked_only"):
+        assert not any(batch.chunks and batch.decodes for batch in batches)
+    if policy in ("request_level", "orca", "vllm_v0", "hybrid_only"):
+        assert all(chunk.length == len(chunk.request.prompt) for batch in batches for chunk in batch.chunks)
     assert not scheduler.running and not scheduler.waiting
 
 
@@ -155,9 +161,9 @@ def test_update_catches_a_batch_over_B() -> None:
 @pytest.mark.parametrize(
     ("policy", "batch_size", "chunk_size", "message"),
     [
-        ("fifo", 4, 8, "unknown policy 'fifo': choose from baseline, orca, sarathi"),
-        ("sarathi", 0, 8, "max_batch_size is 0; it must be at least 1"),
-        ("sarathi", 4, 0, "chunk_size is 0; it must be at least 1"),
+        ("fifo", 4, 8, "unknown policy 'fifo': choose from request_level, orca, vllm_v0, sarathi, "),
+        ("sarathi", 0, 8, "max_batch_size is 0; it must be a whole number, at least 1"),
+        ("sarathi", 4, 0, "chunk_size is 0; it must be a whole number, at least 1"),
     ],
 )
 def test_bad_options(policy: str, batch_size: int, chunk_size: int, message: str) -> None:
@@ -170,3 +176,15 @@ def test_bad_requests() -> None:
         Request(3, [], 1)
     with pytest.raises(UserError, match="request 3: max_tokens is 0"):
         Request(3, [1], 0)
+    with pytest.raises(UserError, match="max_tokens is 2.5; it must be a whole number"):
+        Request(3, [1], 2.5)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="cache_tokens is 0"):
+        make_scheduler("sarathi", 4, 8, 0)
+    with pytest.raises(
+        UserError,
+        match="request 0 can never run: 5 prompt tokens .max_tokens 4 need 8 tokens of cache, which holds 7".replace(" .", r" \+ "),
+    ):
+        make_scheduler("sarathi", 4, 8, 7).add(requests_of((5, 4))[0])
+    drive(make_scheduler("sarathi", 4, 8), [request := requests_of((5, 4))[0]])
+    with pytest.raises(UserError, match="request 0 has run before"):
+        make_scheduler("sarathi", 4, 8).add(request)
