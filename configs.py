@@ -95,6 +95,16 @@ class GPU:
     source: str = ""
 
 
+@dataclass(frozen=True)
+class Link:
+    """What joins GPUs. One message of `size` bytes takes latency + size / bandwidth seconds."""
+
+    name: str
+    bandwidth: float  # bytes/s of one GPU in one direction, from the data sheet
+    latency: float  # s: of a small message, or of a small all-reduce over up to eight GPUs
+    source: str = ""
+
+
 def _by_name(entries: Iterable) -> dict:
     return {entry.name: entry for entry in entries}
 
@@ -107,6 +117,11 @@ MODELS: dict[str, ModelConfig] = _by_name(
             "gpt3-175b", 96, 96, 12288, 49152, 50257, 4096, flavour="gpt2", tied=True,
             source="SARATHI Sec 4.5; GPT-3 paper, Table 2.1 (positions stretched to the 4K of SARATHI Sec 5.3)",
         ),
+        ModelConfig(
+            "mistral-7b", 32, 32, 4096, 14336, 32000, 32768, n_kv_head=8,
+            source="Mistral-7B-v0.1, Hugging Face config; its sliding window of 4096 tokens is left out",
+        ),
+        ModelConfig("yi-34b", 60, 56, 7168, 20480, 64000, 200000, n_kv_head=8, rope_theta=5e6, source="Yi-34B-200K, Hugging Face config"),
         ModelConfig("gpt2", 12, 12, 768, 3072, 50257, 1024, flavour="gpt2", tied=True, source="GPT-2 small, Hugging Face config"),
         ModelConfig("laptop", 16, 16, 1024, 2752, 8192, 4096, source="ours: LLaMA shape at 0.2 B parameters, for a laptop's CPU"),
         ModelConfig("demo", 4, 4, 256, 576, 1024, 1024, n_kv_head=2, tied=True, source="ours: trained by train_demo.py, in demo/"),
@@ -121,5 +136,15 @@ GPUS: dict[str, GPU] = _by_name(
         GPU("a100-80gb", 80e9, 312e12, 2039e9, source="NVIDIA A100 80GB SXM data sheet"),
         GPU("h100", 80e9, 989.4e12, 3350e9, source="NVIDIA H100 SXM data sheet"),
         GPU("h200", 141e9, 989.4e12, 4800e9, source="NVIDIA H200 SXM data sheet"),
+    ]
+)
+
+LINKS: dict[str, Link] = _by_name(
+    [
+        # Latencies: NCCL's own tuning model (src/graph/tuning.cc): 3.6 to 8.4 us for a ring all-reduce, and 0.5 to 3.4 us for each of its steps.
+        Link("nvlink-a100", 300e9, 10e-6, source="A100 data sheet: 600 GB/s both ways"),
+        Link("nvlink-h100", 450e9, 10e-6, source="H100 data sheet: 900 GB/s both ways"),
+        Link("pcie4", 32e9, 15e-6, source="PCIe 4.0 x16: 64 GB/s both ways"),
+        Link("infiniband-hdr", 25e9, 15e-6, source="InfiniBand HDR: 200 Gb/s each way, one port for each GPU"),
     ]
 )

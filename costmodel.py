@@ -7,11 +7,14 @@ Every operator either computes or moves bytes, and the two overlap, though not p
 With p -> infinity this is the roofline, max(t_compute, t_memory); a finite p rounds off its corner, near 128 to 256 tokens on an
 A6000, where SARATHI lives. Matrix products run in whole tiles (SARATHI, Fig 7), so token 257 costs as much as tokens 257 to 384.
 All times are in seconds, all sizes in bytes or tokens.
+
+With tensor parallelism every GPU holds 1/tp of each weight matrix and of the heads (Megatron-LM, Sec 3): all compute at once, and
+two all-reduces per layer add up what they found.
 """
 
 from dataclasses import dataclass
 
-from configs import GPU, ModelConfig
+from configs import GPU, LINKS, Link, ModelConfig, UserError
 from scheduler import Batch
 
 TILE = 128  # rows of a tile of a matrix product (SARATHI, Sec 4.4: "the tile size in our experiments")
@@ -51,15 +54,31 @@ class CostModel:
     A GPU without constants of its own takes the A6000's: its speed then comes from its data sheet, and only the shares of peak and
     bandwidth are borrowed. That is a guess, fair within one generation (A6000, A40, A100), less so across (H100, H200).
 
-    bytes_per_value: 2 for fp16 and bf16, as in the papers.
+    bytes_per_value: 2 for fp16 and bf16, as in the papers. tp: GPUs that share each layer, joined by `link`, of which we assume that it
+    reaches the same share of its data sheet as the memory does. UserError if tp does not divide the heads.
     """
 
-    def __init__(self, model: ModelConfig, gpu: GPU, efficiency: Efficiency | None = None, bytes_per_value: int = 2) -> None:
+    def __init__(
+        self,
+        model: ModelConfig,
+        gpu: GPU,
+        efficiency: Efficiency | None = None,
+        bytes_per_value: int = 2,
+        tp: int = 1,
+        link: Link = LINKS["nvlink-a100"],
+    ) -> None:
+        if tp < 1 or model.n_head % tp or (model.n_kv_head % tp and tp % model.n_kv_head):
+            raise UserError(f"tp is {tp}; it must divide the {model.n_head} heads of {model.name}, and fit its {model.n_kv_head} KV heads")
         self.model = model
         self.gpu = gpu
         self.efficiency = efficiency or EFFICIENCY.get(gpu.name, EFFICIENCY["a6000"])
         self.bytes_per_value = bytes_per_value
-        self.kv_bytes = model.kv_bytes_per_token(bytes_per_value)  # m_kv: K and V of one token, over all layers
+        self.tp, self.link = tp, link
+        kv_heads = max(1, model.n_kv_head // tp)  # of one GPU; fewer KV heads than GPUs are copied
+        self.kv_bytes = model.kv_bytes_per_token(bytes_per_value) * kv_heads // model.n_kv_head  # m_kv on one GPU: K and V of one token
+        columns, rows = ("preproj", "ffn_ln1"), ("postproj", "ffn_ln2")  # which side of a weight matrix the GPUs divide
+        sides = {name: (1, tp) for name in columns} | {name: (tp, 1) for name in rows}
+        self.shapes = {name: (i // sides[name][0], o // sides[name][1]) for name, (i, o) in model.linears.items()}
         self.seconds_per_cached_token = self.kv_bytes / (gpu.bandwidth * self.efficiency.memory)
         self._without_attention: dict[tuple[int, int], float] = {}  # (tokens, sampled rows) -> seconds: few distinct keys, asked often
 
@@ -78,7 +97,7 @@ class CostModel:
 
     def linears(self, tokens: int) -> dict[str, float]:
         """Seconds of the four linear operators over all layers, decodes fused with the chunk (SARATHI, Sec 4.3.1)."""
-        return {name: self.model.n_layer * self.linear(tokens, *shape) for name, shape in self.model.linears.items()}
+        return {name: self.model.n_layer * self.linear(tokens, *shape) for name, shape in self.shapes.items()}
 
     def others(self, tokens: int, sampled: int) -> float:
         """Seconds of the paper's 'others', of which we count the head alone: the logits of the `sampled` rows that get a token.
@@ -86,7 +105,17 @@ class CostModel:
         The rest (norms, activations, residuals) is left out, as SARATHI does: under 5 % in Sec 3.1, and Table 2's totals are exactly
         linear + attention. It grows with `tokens`, and a model that was measured knows it (experiments/calibrate.py).
         """
-        return self.linear(sampled, self.model.hidden, self.model.vocab_size) if sampled else 0.0
+        return self.linear(sampled, self.model.hidden, self.model.vocab_size // self.tp) if sampled else 0.0
+
+    def all_reduces(self, tokens: int) -> float:
+        """Seconds of communication: after attention and after the FFN of each layer, the GPUs add up their parts of (tokens, H).
+
+        In a ring each GPU sends 2 (tp - 1) / tp of the tensor.
+        """
+        if self.tp == 1:
+            return 0.0
+        size = tokens * self.model.hidden * self.bytes_per_value * 2 * (self.tp - 1) / self.tp
+        return 2 * self.model.n_layer * (self.link.latency + size / (self.link.bandwidth * self.efficiency.memory))
 
     def chunk_attention(self, start: int, length: int) -> float:
         """Seconds, over all layers, in which `length` prompt tokens attend to themselves and the `start` tokens before them.
@@ -94,7 +123,7 @@ class CostModel:
         QK^T and AV take 2 FLOPs each per query, key and channel; a chunk reads all earlier keys and values again (SARATHI, Sec 4.2).
         """
         model, context = self.model, start + length
-        channels = model.n_layer * model.n_head * model.head_dim
+        channels = model.n_layer * model.n_head * model.head_dim // self.tp
         flops = 4 * length * context * channels
         size = context * self.kv_bytes + 2 * length * channels * self.bytes_per_value  # keys and values; queries in, result out
         return self.roofline(flops, size, self.efficiency.attention)
@@ -111,8 +140,9 @@ class CostModel:
         return seconds
 
     def operators(self, batch: Batch) -> dict[str, float]:
-        """Seconds per operator over all layers, in the order in which a layer runs them."""
+        """Seconds per operator over all layers, in the order in which a layer runs them; with tp > 1, "all_reduce" too."""
         linears = self.linears(batch.num_tokens)
+        communication = {"all_reduce": self.all_reduces(batch.num_tokens)} if self.tp > 1 else {}
         return {
             "preproj": linears["preproj"],
             "attn": self.attention(batch),
@@ -120,6 +150,7 @@ class CostModel:
             "ffn_ln1": linears["ffn_ln1"],
             "ffn_ln2": linears["ffn_ln2"],
             "others": self.others(batch.num_tokens, len(batch.sampled)),
+            **communication,
         }
 
     def seconds(self, batch: Batch) -> float:
@@ -130,5 +161,5 @@ class CostModel:
             sampled += chunk.is_last
         key = (tokens, sampled)
         if key not in self._without_attention:
-            self._without_attention[key] = sum(self.linears(tokens).values()) + self.others(*key)
+            self._without_attention[key] = sum(self.linears(tokens).values()) + self.others(*key) + self.all_reduces(tokens)
         return self._without_attention[key] + self.attention(batch)

@@ -17,7 +17,7 @@ import torch
 
 import checkpoint
 from attention import choose_backend
-from configs import GPUS, MODELS, ModelConfig, UserError, lookup
+from configs import GPUS, LINKS, MODELS, ModelConfig, UserError, lookup
 from costmodel import CostModel
 from executor import CostExecutor, ModelExecutor
 from kvcache import KVCache
@@ -316,9 +316,11 @@ def simulate(
     chunk_size: int = 256,
     max_batch_size: int = 18,
     cache_tokens: int | None = None,
+    tp: int = 1,
+    link: str = "nvlink-a100",
 ) -> Trace:
-    """What the same scheduler would do on a GPU that you do not have: predicted times, placeholder tokens."""
-    cost_model = CostModel(lookup(MODELS, model, "model"), lookup(GPUS, gpu, "GPU"))
+    """What the same scheduler would do on a GPU that you do not have, or on `tp` of them: predicted times, placeholder tokens."""
+    cost_model = CostModel(lookup(MODELS, model, "model"), lookup(GPUS, gpu, "GPU"), tp=tp, link=lookup(LINKS, link, "link"))
     trace = Trace()
     for _ in run(make_scheduler(policy, max_batch_size, chunk_size, cache_tokens), CostExecutor(cost_model), requests, trace):
         pass

@@ -23,6 +23,16 @@ def max_batch_size(model: ModelConfig, gpu: GPU, length: int, bytes_per_value: i
     return max(0, int(free // (length * model.kv_bytes_per_token(bytes_per_value))))
 
 
+def max_tokens(model: ModelConfig, gpu: GPU, tp: int = 1, utilization: float = 0.9, bytes_per_value: int = 2) -> int:
+    """How many tokens of all requests together fit `tp` GPUs that share the model, where no request reserves more than it uses.
+
+    utilization: share of the memory that weights and cache may take; the rest is for activations (0.9: vLLM's gpu_memory_utilization).
+    """
+    copies = max(1, tp // model.n_kv_head)  # GPUs beyond the number of KV heads hold copies
+    free = tp * gpu.memory * utilization - model.parameters * bytes_per_value
+    return max(0, int(free // (model.kv_bytes_per_token(bytes_per_value) * copies)))
+
+
 class KVCache:
     """Keys and values of all layers for `slots` requests of up to `length` tokens each."""
 

@@ -5,10 +5,11 @@ from itertools import pairwise
 
 import pytest
 
-from configs import GPUS, MODELS
+from configs import GPUS, LINKS, MODELS, UserError
 from costmodel import EFFICIENCY, TILE, CostModel, Efficiency, padded
 from experiments import fit_a6000
 from experiments.common import paper_numbers
+from kvcache import max_tokens
 from scheduler import Batch, Chunk, Request
 
 NUMBERS = paper_numbers()
@@ -172,3 +173,34 @@ def test_fast_enough_to_simulate(cost):
             cost.seconds(batch)
         best = min(best, (time.perf_counter() - start) / 100)
     assert best < 20e-6  # about 3 microseconds on an idle core: the margin is for busy ones
+
+
+@pytest.mark.parametrize("model", ["yi-34b", "gpt3-175b", "llama-13b"])
+def test_tensor_parallelism(model):
+    """Work and memory are divided; what is added is two all-reduces per layer, checked by hand."""
+    config, link = MODELS[model], LINKS["nvlink-a100"]
+    one, eight = (CostModel(config, GPUS["a100-80gb"], tp=tp, link=link) for tp in (1, 8))
+    assert sum(i * o for i, o in eight.shapes.values()) * 8 == config.layer_weights and eight.kv_bytes * 8 == one.kv_bytes
+    batch = Batch([chunk(500, start=12)], decodes(12, 3000))
+    operators = eight.operators(batch)
+    size = 512 * config.hidden * 2  # bytes of the activations; a ring sends 2 * 7/8 of them
+    each = link.latency + size * 1.75 / (300e9 * one.efficiency.memory)
+    assert operators.pop("all_reduce") == pytest.approx(2 * config.n_layer * each)
+    assert sum(operators.values()) + 2 * config.n_layer * each == pytest.approx(eight.seconds(batch), rel=1e-12)
+    # 512 tokens are compute-bound, and what computes is divided by 8; activations, which are not, keep it from being less.
+    assert one.operators(batch)["ffn_ln1"] / 8 < operators["ffn_ln1"] < one.operators(batch)["ffn_ln1"] / 6
+    assert operators["attn"] == pytest.approx(one.operators(batch)["attn"] / 8)
+
+
+def test_tensor_parallelism_must_divide_the_heads():
+    for tp in (0, 3, 16):
+        with pytest.raises(UserError, match=f"tp is {tp}; it must divide the 40 heads of llama-13b"):
+            CostModel(MODELS["llama-13b"], GPUS["a6000"], tp=tp)
+
+
+def test_memory_of_several_gpus():
+    """Yi-34B on two A100: 0.9 of 160 GB, less 68.8 GB of weights, at 245,760 bytes a token (60 layers, 8 KV heads of 128, K and V, fp16)."""
+    yi = MODELS["yi-34b"]
+    assert yi.kv_bytes_per_token() == 245_760 and yi.parameters == pytest.approx(34.4e9, rel=0.01)
+    assert max_tokens(yi, GPUS["a100-80gb"], tp=2) == int((144e9 - 2 * yi.parameters) // 245_760)
+    assert max_tokens(yi, GPUS["a6000"]) == 0
