@@ -192,15 +192,7 @@ class Row:
     seconds: dict[str, float]
 
     def predicted(self, cost: CostModel) -> dict[str, float]:
-        """A worker has a share of the outputs of the first product of each pair, and of the inputs of the second."""
-        split = {
-            "preproj": (1, self.parallel),
-            "postproj": (self.parallel, 1),
-            "ffn_ln1": (1, self.parallel),
-            "ffn_ln2": (self.parallel, 1),
-        }
-        shapes = {name: (inputs // split[name][0], outputs // split[name][1]) for name, (inputs, outputs) in self.model.linears.items()}
-        return {name: cost.linear(self.tokens, *shape) for name, shape in shapes.items()}
+        return CostModel(self.model, cost.gpu, cost.efficiency, tp=self.parallel).linears(self.tokens)
 
     def error(self, cost: CostModel) -> float:
         """Of all four linear operators together, relative to the measurement."""
