@@ -1,12 +1,15 @@
 """The chunk size for a model, a GPU and a workload: what SARATHI leaves to future work (Sec 6), asked of the cost model.
 
     python experiments/choose_chunk.py --model llama-13b --gpu a6000 --pd 14 --length 1024 --batch-size 18
-    python experiments/choose_chunk.py --pd 14 --length 1024 --tbt-slo 100                      no pause between two tokens above 100 ms
+    python experiments/choose_chunk.py --pd 14 --length 1024 --tbt-slo 100                      no TBT above 100 ms
     python experiments/choose_chunk.py --calibration results/calibration-laptop.json --pd 14    for the machine that calibrate.py measured
 
 All requests are alike: P prompt tokens and D decodes, P + D = L, P:D as given, and there are always more of them. For each chunk size C
 the scheduler runs against the cost model until the throughput is steady; the best C is the one with the most tokens per second.
 Small chunks read the weights too often and leave tiles half empty; large ones run out before all decodes have ridden along.
+
+The longest TBT (time between two tokens of a request) is the longest iteration that holds a decode: in SARATHI's, decodes wait for the chunk beside
+them. The baseline's decodes never meet a prefill; whom its prefills keep waiting are the requests that have no token yet, and that is no TBT.
 """
 
 import argparse
@@ -35,7 +38,7 @@ class Choice:
 
     chunk_size: int  # C
     throughput: float  # tokens/s, prompts and decodes together
-    worst: float  # s: the longest iteration that a decode waits for, so the longest time between two tokens
+    longest_tbt: float  # s: the longest iteration that holds a decode
 
 
 def candidates(length: int, batch_size: int, ratio: float) -> list[int]:
@@ -48,20 +51,20 @@ def candidates(length: int, batch_size: int, ratio: float) -> list[int]:
 
 
 def steady(cost: CostModel, work: Workload, chunk_size: int) -> Choice:
-    """Throughput and longest iteration of SARATHI with this chunk size, or of the baseline."""
+    """Throughput and longest TBT of SARATHI with this chunk size, or of the baseline."""
     batch_size, policy = work.batch_size, "sarathi" if chunk_size else "baseline"
     trace = run_priced(CostExecutor(cost), work.requests(5 * batch_size), policy, chunk_size or 1, batch_size)
-    worst = max(iteration.seconds for iteration in trace.iterations if iteration.num_decodes)
-    return Choice(chunk_size, tokens_per_second(trace, work.length, batch_size, first=2, last=4), worst)
+    longest = max(iteration.seconds for iteration in trace.iterations if iteration.num_decodes)
+    return Choice(chunk_size, tokens_per_second(trace, work.length, batch_size, first=2, last=4), longest)
 
 
 def choose(choices: list[Choice], bound: float = float("inf")) -> Choice:
-    """The largest throughput whose longest iteration stays within `bound` seconds; of equals, the smallest chunk."""
-    allowed = [choice for choice in choices if choice.worst <= bound]
+    """The largest throughput whose longest TBT stays within `bound` seconds; of equals, the smallest chunk."""
+    allowed = [choice for choice in choices if choice.longest_tbt <= bound]
     if not allowed:
-        least = min(choices, key=lambda choice: choice.worst)
+        least = min(choices, key=lambda choice: choice.longest_tbt)
         raise UserError(
-            f"--tbt-slo {1e3 * bound:g} ms: no chunk size keeps it; the shortest longest iteration is {1e3 * least.worst:.1f} ms, "
+            f"--tbt-slo {1e3 * bound:g} ms: no chunk size keeps it; the least that is possible is {1e3 * least.longest_tbt:.1f} ms, "
             f"with C = {least.chunk_size}: allow more, or fewer requests with --batch-size"
         )
     return max(allowed, key=lambda choice: (choice.throughput, -choice.chunk_size))
@@ -73,24 +76,25 @@ def choose(choices: list[Choice], bound: float = float("inf")) -> Choice:
 def print_choice(best: Choice, free: Choice, baseline: Choice, choices: list[Choice], work: Workload, bound: float) -> None:
     rows = []
     for choice in choices:
-        cells = [f"{choice.throughput:.0f}", f"{choice.throughput / baseline.throughput:.3f}", f"{1e3 * choice.worst:.1f}"]
-        rows.append([choice.chunk_size, *cells, "best" if choice == best else "too slow" if choice.worst > bound else ""])
-    rows.append(["baseline", f"{baseline.throughput:.0f}", "1.000", f"{1e3 * baseline.worst:.1f}", ""])
-    print_table(["C", "tokens/s", "gain", "longest iteration, ms", ""], rows)
+        cells = [f"{choice.throughput:.0f}", f"{choice.throughput / baseline.throughput:.3f}", f"{1e3 * choice.longest_tbt:.1f}"]
+        rows.append([choice.chunk_size, *cells, "best" if choice == best else "too slow" if choice.longest_tbt > bound else ""])
+    rows.append(["baseline", f"{baseline.throughput:.0f}", "1.000", f"{1e3 * baseline.longest_tbt:.1f}", ""])
+    print_table(["C", "tokens/s", "gain", "longest TBT, ms", ""], rows)
     size, gain = best.chunk_size, best.throughput / baseline.throughput
     print(f"\nBest: C = {size}, {100 * (gain - 1):+.1f} % throughput over the baseline")
     if gain <= 1:
         print("No chunk size that is allowed gains: the baseline is faster", end=", ")
-        print("and nothing bars it." if baseline.worst <= bound else f"but its own decodes take {1e3 * baseline.worst:.1f} ms.")
+        print("and nothing bars it." if baseline.longest_tbt <= bound else f"but its own decodes take {1e3 * baseline.longest_tbt:.1f} ms.")
     if bound < float("inf"):
         lost = 100 * (1 - best.throughput / free.throughput)
         print(f"The bound of {1e3 * bound:g} ms costs {lost:.1f} % throughput: without it, the best is C = {free.chunk_size}", end=" ")
-        print(f"({100 * (free.throughput / baseline.throughput - 1):+.1f} %, {1e3 * free.worst:.1f} ms).")
+        print(f"({100 * (free.throughput / baseline.throughput - 1):+.1f} %, {1e3 * free.longest_tbt:.1f} ms).")
     balance = f"Rule of thumb (Sec 4.3): P:D = C/(B-1), here C = {work.ratio * (work.batch_size - 1):.0f}"
-    print(f"{balance}. The same elsewhere, where C counts a batch's decodes too:\n")
+    print(f"{balance}. The same elsewhere, where as here C counts a batch's decodes too:\n")
     print(f"  vLLM    --max-num-batched-tokens {size} --max-num-seqs {work.batch_size} --enable-chunked-prefill")
     print(f"  SGLang  --chunked-prefill-size {size} --max-running-requests {work.batch_size} --enable-mixed-chunk")
-    print("\nBoth may fill a batch with the chunks of several prompts; SARATHI takes one.")
+    print("\nvLLM chunks prefills by default; SGLang mixes chunks with decodes only if told to.")
+    print("Both may fill a batch with the chunks of several prompts; SARATHI takes one.")
 
 
 def draw(best: Choice, baseline: Choice, choices: list[Choice], bound: float, title: str) -> plt.Figure:
@@ -106,25 +110,28 @@ def draw(best: Choice, baseline: Choice, choices: list[Choice], bound: float, ti
     )  # fmt: skip
     gains.set(ylabel="throughput over the baseline", title=title)
     gains.legend()
-    waits.plot(sizes, [1e3 * choice.worst for choice in choices], "o-", color=COLOURS["green"], label="sarathi")
-    waits.axhline(1e3 * baseline.worst, color="black", linewidth=1.8, linestyle="--", label="baseline (decodes never meet a prefill)")
+    waits.plot(sizes, [1e3 * choice.longest_tbt for choice in choices], "o-", color=COLOURS["green"], label="sarathi")
+    waits.axhline(
+        1e3 * baseline.longest_tbt, color="black", linewidth=1.8, linestyle="--", label="baseline: its decodes never meet a prefill"
+    )
     if bound < float("inf"):
         waits.axhline(1e3 * bound, color=COLOURS["vermilion"], linestyle=":", label=f"bound: {1e3 * bound:g} ms")
-    waits.set(xlabel="C (tokens)", ylabel="longest iteration (ms)")
+    waits.set(xlabel="C (tokens)", ylabel="longest time between\ntwo tokens, TBT (ms)")
     waits.set_ylim(bottom=0)
     waits.legend()
     return figure
 
 
-def points(baseline: Choice, choices: list[Choice], model: str, hardware: str) -> list[Point]:
-    rows = []
+def points(baseline: Choice, choices: list[Choice], work: Workload, model: str, hardware: str) -> list[Point]:
+    rows, (prompt, decodes) = [], split(work.length, work.ratio)
+    shape = f"L={work.length} B={work.batch_size} P={prompt} D={decodes}"
     for choice in choices:
         for series, y, unit in (
             ("throughput", choice.throughput, "tokens/s"),
             ("gain", choice.throughput / baseline.throughput, "throughput over baseline"),
-            ("longest iteration", 1e3 * choice.worst, "ms"),
+            ("longest TBT", 1e3 * choice.longest_tbt, "ms"),
         ):
-            rows.append(Point("choose_chunk", series, choice.chunk_size, "C", y, unit, "predicted", model, hardware))
+            rows.append(Point("choose_chunk", f"{series} {shape}", choice.chunk_size, "C", y, unit, "predicted", model, hardware))
     return rows
 
 
@@ -183,12 +190,12 @@ def main() -> None:
     parser.add_argument("--pd", type=above_zero, default=14.0, metavar="RATIO", help="P:D, prompt tokens per decode (default: 14)")
     parser.add_argument("--length", type=positive, default=1024, metavar="L", help="tokens of a request (default: 1024)")
     parser.add_argument("--batch-size", type=positive, metavar="B", help="requests in a batch (default: as many as fit, by the formula)")
-    parser.add_argument("--tbt-slo", type=above_zero, metavar="MS", help="longest time between two tokens that is allowed")
+    parser.add_argument("--tbt-slo", type=above_zero, metavar="MS", help="longest TBT (time between two tokens) that is allowed")
     options = parser.parse_args()
     cost = cost_model(options)
+    make_directory(options.out)
     work = workload(options, cost)
     bound = options.tbt_slo / 1e3 if options.tbt_slo else float("inf")
-    make_directory(options.out)
 
     sizes = candidates(work.length, work.batch_size, work.ratio)
     sizes = sizes[::3] if options.quick else sizes
@@ -199,7 +206,7 @@ def main() -> None:
     title = f"{cost.model.name} on {cost.gpu.name}\nL = {work.length}, P:D = {prompt / decodes:.3g}, B = {work.batch_size}"
     print(f"{title.replace(chr(10), ', ')}: predicted by the cost model\n")
     print_choice(best, free, baseline, choices, work, bound)
-    write_csv(options.out / "choose_chunk.csv", points(baseline, choices, cost.model.name, cost.gpu.name))
+    write_csv(options.out / "choose_chunk.csv", points(baseline, choices, work, cost.model.name, cost.gpu.name))
     save_figure(draw(best, baseline, choices, bound, f"{title}: predicted"), options.out / "choose_chunk.png")
     print(f"\nwrote {options.out / 'choose_chunk.png'} and .csv")
 

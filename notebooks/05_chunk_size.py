@@ -281,16 +281,17 @@ plt.show()
 # **Explain.** The zigzag is step 2's stairs: look at the sizes that are no multiple of 128. Then compare the circles with (B-1) * P:D, the chunk size that balances: near it, if it is a size that prefills
 # well.
 #
-# There is another side. While a chunk runs, all riding decodes wait: the longest iteration is the longest pause between two tokens of a request. With a bound on that pause, the
-# choice may change, even to a gain below 1: the price of keeping the bound.
+# There is another side. While a chunk runs, all riding decodes wait: the longest iteration with a decode in it is the longest TBT, the time between two tokens of a
+# request. (The baseline's prefills delay no decode, only requests that have no token yet.) With a bound on TBT, the choice may change, even to a
+# gain below 1: the price of keeping the bound.
 
 # %%
 baseline, choices = sweeps[60]
 for bound in (1.0, 0.2, 0.1):
     best = choose(choices, bound)
     better = best.throughput / baseline.throughput
-    print(f"P:D = 60, pauses of at most {bound:.1f} s: C = {best.chunk_size}, gain {better:.2f} x", end=", ")
-    print(f"longest iteration {1e3 * best.worst:.0f} ms (predicted)")
+    print(f"P:D = 60, TBT of at most {bound:.1f} s: C = {best.chunk_size}, gain {better:.2f} x", end=", ")
+    print(f"longest TBT {1e3 * best.longest_tbt:.0f} ms (predicted)")
 
 # %% [markdown]
 # ## What if ...

@@ -12,6 +12,7 @@ from costmodel import CostModel
 from experiments import choose_chunk
 from experiments.choose_chunk import candidates, choose, steady
 from experiments.workloads import Workload
+from scheduler import make_scheduler
 
 WORK = Workload(1024, 18, 14.0)
 
@@ -37,12 +38,28 @@ def test_no_other_size_is_much_better(cost, choices):
     assert choose(choices).throughput >= 0.999 * choose(brute).throughput
 
 
+def test_longest_tbt_is_that_of_a_request(cost):
+    """What `steady` says of iterations is the longest gap between two tokens of one request, request by request."""
+    for chunk_size in (0, 128, 512):
+        work = Workload(512, 4, 20.0)
+        requests, gaps, last, now = work.requests(20), [], {}, 0.0
+        scheduler = make_scheduler("sarathi" if chunk_size else "baseline", 4, chunk_size or 1)
+        for request in requests:
+            scheduler.add(request)
+        while (batch := scheduler.schedule(now)) is not None:
+            now += cost.seconds(batch)
+            gaps += [now - last[request.request_id] for request in batch.sampled if request.request_id in last]
+            last |= {request.request_id: now for request in batch.sampled}
+            scheduler.update(batch, [0] * len(batch.sampled))
+        assert steady(cost, work, chunk_size).longest_tbt == pytest.approx(max(gaps), rel=1e-9)
+
+
 def test_the_bound_is_kept(choices):
     free = choose(choices)
     for bound in (0.06, 0.08, 0.1, 0.2, 1.0):
         best = choose(choices, bound)
-        assert best.worst <= bound and best.throughput <= free.throughput
-        assert all(choice.throughput <= best.throughput for choice in choices if choice.worst <= bound)
+        assert best.longest_tbt <= bound and best.throughput <= free.throughput
+        assert all(choice.throughput <= best.throughput for choice in choices if choice.longest_tbt <= bound)
     assert choose(choices, 1.0) == free
     with pytest.raises(UserError, match=r"--tbt-slo 10 ms: no chunk size keeps it.*C = 64"):
         choose(choices, 0.01)
@@ -71,6 +88,7 @@ def test_flags_for_other_engines_and_files(tmp_path, monkeypatch, capsys):
     assert "--chunked-prefill-size 256" in said and "Best: C = 256, +2" in said
     assert (tmp_path / "choose_chunk.png").read_bytes().startswith(b"\x89PNG")
     rows = list(csv.DictReader((tmp_path / "choose_chunk.csv").open()))
+    assert {row["series"] for row in rows} == {f"{name} L=1024 B=18 P=956 D=68" for name in ("throughput", "gain", "longest TBT")}
     assert {row["source"] for row in rows} == {"predicted"} and {row["hardware"] for row in rows} == {"a6000"}
 
 

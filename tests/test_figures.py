@@ -22,7 +22,7 @@ from experiments.workloads import Workload, balance, make_batch, predicted_gain
 
 gallery = importlib.import_module("experiments.all")
 FIGURES = {figure.name: figure for figure in (*fidelity.FIGURES, fig6.FIGURE)}
-SCRIPTS = [*FIGURES, "fig9", "fidelity"]
+SCRIPTS = [*FIGURES, "fig9", "choose_chunk", "fidelity"]
 
 
 def call(script: str, *flags: str) -> None:
@@ -40,7 +40,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All scripts' quick results."""
     path = tmp_path_factory.mktemp("results")
     for script in SCRIPTS:
-        call(script, "--quick", "--out", str(path))
+        call(script, *gallery.FLAGS.get(script, []), "--quick", "--out", str(path))
     return path
 
 
@@ -164,9 +164,9 @@ def test_every_published_number_has_one_prediction(out: Path) -> None:
 
 def test_gallery_shows_every_figure(out: Path) -> None:
     page = gallery.gallery(out)
-    for name in [*FIGURES, "fig9"]:
+    for name in [*FIGURES, "fig9", "choose_chunk"]:
         assert f'src="{name}.png"' in page
-    assert "200 times" in page and "{" not in page.split("</style>")[1]
+    assert "200 times" in page and "C = 256 gains most, 1.2" in page and "{" not in page.split("</style>")[1]
 
 
 def test_all_names_the_script_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
