@@ -29,12 +29,19 @@ class Efficiency:
     memory: float  # share of the bandwidth, for weights, activations, and keys and values alike
     attention: float  # share of peak that prefill attention reaches, counting masked blocks as work (they are not skipped)
     p: float  # sharpness of the roofline's corner
+    overhead: float = 0.0  # s: what starting and ending the kernel of a linear operator takes, however small
 
 
-# Printed by experiments/fit_a6000.py from nine numbers of SARATHI's Table 2 and Fig 7, and from nothing else. Those nine cannot tell more
-# constants apart: a fixed time per layer for decode attention fits to zero, and a share of the bandwidth of its own for keys and values
-# runs off to 1. Both are left out, so short contexts and small models may come out too fast.
-EFFICIENCY: dict[str, Efficiency] = {"a6000": Efficiency(compute=0.7739, memory=0.7483, attention=0.557, p=2.1587)}
+# The constants belong to the software that ran; a GPU brings its data sheet. By what they were fitted on:
+#
+# sarathi: printed by experiments/fit_a6000.py from nine numbers of SARATHI's Table 2 and Fig 7 (an A6000), and from nothing else. Those nine
+#   cannot tell more constants apart: an overhead fits to zero, and a share of the bandwidth of its own for keys and values runs off to 1.
+# sarathi_serve: printed by experiments/validate.py --profiles from Vidur's public measurements of Llama-2-70b's linear operators on an A100
+#   (arXiv 2405.05465), with the kernels of vLLM and Sarathi-Serve. They know nothing of attention, whose share is the one above.
+EFFICIENCY: dict[str, Efficiency] = {
+    "sarathi": Efficiency(compute=0.7739, memory=0.7483, attention=0.557, p=2.1587),
+    "sarathi_serve": Efficiency(compute=0.7492, memory=0.8167, attention=0.557, p=2.4899, overhead=8.0e-6),
+}
 
 
 def padded(tokens: int) -> int:
@@ -51,9 +58,8 @@ def padded(tokens: int) -> int:
 class CostModel:
     """Seconds of a `Batch` for one model on one GPU.
 
-    A GPU without constants of its own takes the A6000's: its speed then comes from its data sheet, and only the shares of peak and
-    bandwidth are borrowed. That is a guess, fair within one generation (A6000, A40, A100), less so across (H100, H200).
-
+    efficiency: of the software, one of EFFICIENCY. That a GPU reaches the same shares of its data sheet as the one that they were fitted on
+    is a guess, fair within one generation (A6000, A40, A100), less so across (H100, H200).
     bytes_per_value: 2 for fp16 and bf16, as in the papers. tp: GPUs that share each layer, joined by `link`, of which we assume that it
     reaches the same share of its data sheet as the memory does. UserError if tp does not divide the heads.
     """
@@ -62,7 +68,7 @@ class CostModel:
         self,
         model: ModelConfig,
         gpu: GPU,
-        efficiency: Efficiency | None = None,
+        efficiency: Efficiency = EFFICIENCY["sarathi"],
         bytes_per_value: int = 2,
         tp: int = 1,
         link: Link = LINKS["nvlink-a100"],
@@ -71,7 +77,7 @@ class CostModel:
             raise UserError(f"tp is {tp}; it must divide the {model.n_head} heads of {model.name}, and fit its {model.n_kv_head} KV heads")
         self.model = model
         self.gpu = gpu
-        self.efficiency = efficiency or EFFICIENCY.get(gpu.name, EFFICIENCY["a6000"])
+        self.efficiency = efficiency
         self.bytes_per_value = bytes_per_value
         self.tp, self.link = tp, link
         kv_heads = max(1, model.n_kv_head // tp)  # of one GPU; fewer KV heads than GPUs are copied
@@ -93,7 +99,7 @@ class CostModel:
         """Seconds of one matrix product (tokens, inputs) @ (inputs, outputs). Padding costs FLOPs, not bytes."""
         flops = 2 * padded(tokens) * inputs * outputs
         size = (inputs * outputs + tokens * (inputs + outputs)) * self.bytes_per_value
-        return self.roofline(flops, size, self.efficiency.compute)
+        return self.roofline(flops, size, self.efficiency.compute) + self.efficiency.overhead
 
     def linears(self, tokens: int) -> dict[str, float]:
         """Seconds of the four linear operators over all layers, decodes fused with the chunk (SARATHI, Sec 4.3.1)."""

@@ -18,7 +18,7 @@ import torch
 import checkpoint
 from attention import choose_backend
 from configs import GPUS, LINKS, MODELS, ModelConfig, UserError, lookup
-from costmodel import CostModel
+from costmodel import EFFICIENCY, CostModel
 from executor import CostExecutor, ModelExecutor
 from kvcache import KVCache
 from model import Transformer
@@ -318,9 +318,14 @@ def simulate(
     cache_tokens: int | None = None,
     tp: int = 1,
     link: str = "nvlink-a100",
+    software: str = "sarathi",
 ) -> Trace:
-    """What the same scheduler would do on a GPU that you do not have, or on `tp` of them: predicted times, placeholder tokens."""
-    cost_model = CostModel(lookup(MODELS, model, "model"), lookup(GPUS, gpu, "GPU"), tp=tp, link=lookup(LINKS, link, "link"))
+    """What the same scheduler would do on a GPU that you do not have, or on `tp` of them: predicted times, placeholder tokens.
+
+    link: of configs.LINKS, joins the `tp` GPUs. software: of costmodel.EFFICIENCY, whose measurements the cost model was fitted on.
+    """
+    config, efficiency = lookup(MODELS, model, "model"), lookup(EFFICIENCY, software, "software")
+    cost_model = CostModel(config, lookup(GPUS, gpu, "GPU"), efficiency, tp=tp, link=lookup(LINKS, link, "link"))
     trace = Trace()
     for _ in run(make_scheduler(policy, max_batch_size, chunk_size, cache_tokens), CostExecutor(cost_model), requests, trace):
         pass

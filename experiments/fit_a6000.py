@@ -6,7 +6,7 @@ a short time weighs as much as 5 % of a long one. Every other figure is predicte
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 
 from configs import GPUS, MODELS
 from costmodel import EFFICIENCY, CostModel, Efficiency
@@ -14,6 +14,7 @@ from experiments.common import paper_numbers, print_table
 from scheduler import Batch, Chunk, Request
 
 DIGITS = 4  # decimals of the printed constants
+FITTED = ("compute", "memory", "attention", "p")
 
 
 def prompt(length: int) -> Chunk:
@@ -60,11 +61,11 @@ def fit(numbers: Mapping[str, float]) -> Efficiency:
     least, step = loss(best, numbers), 0.1
     while step > 1e-6:
         improved = False
-        for field in fields(Efficiency):
+        for name in FITTED:
             for factor in (1 + step, 1 / (1 + step)):
                 values = asdict(best)
-                values[field.name] *= factor
-                if field.name != "p" and values[field.name] > 1:  # no GPU beats its data sheet
+                values[name] *= factor
+                if name != "p" and values[name] > 1:  # no GPU beats its data sheet
                     continue
                 trial = Efficiency(**values)
                 if (error := loss(trial, numbers)) < least:
@@ -76,13 +77,13 @@ def fit(numbers: Mapping[str, float]) -> Efficiency:
 
 def main() -> None:
     numbers = paper_numbers()
-    fitted = {name: round(value, DIGITS) for name, value in asdict(fit(numbers)).items()}
+    fitted = {name: round(value, DIGITS) for name, value in asdict(fit(numbers)).items() if name in FITTED}
     print("Fitted on SARATHI Table 2 and Fig 7; in costmodel.py:\n")
-    print(f'    "a6000": Efficiency({", ".join(f"{name}={value}" for name, value in fitted.items())})\n')
+    print(f'    "sarathi": Efficiency({", ".join(f"{name}={value}" for name, value in fitted.items())})\n')
     times = modelled(Efficiency(**fitted))
     rows = [[name, f"{numbers[name]:.2f}", f"{time:.2f}", f"{100 * (time / numbers[name] - 1):+.1f} %"] for name, time in times.items()]
     print_table(["number", "paper, ms", "fitted, ms", "error"], rows)
-    if Efficiency(**fitted) != EFFICIENCY["a6000"]:
+    if Efficiency(**fitted) != EFFICIENCY["sarathi"]:
         raise SystemExit("costmodel.py holds other constants: paste the line above into EFFICIENCY")
 
 

@@ -261,21 +261,22 @@ def read_profiles(directory: Path) -> dict[str, dict[str, list[Row]]]:
     return profiles
 
 
+LINEAR_CONSTANTS = {"compute": 1, "memory": 1, "p": 1, "overhead": 1e6}  # of Efficiency, and the unit to print them in (overhead: us)
+
+
 def fit_linears(rows: Sequence[Row], gpu: GPU) -> Efficiency:
-    """Compute, memory and p for which the squared log ratios are least, by compass search; every fourth row is enough."""
+    """The constants of linear operators for which the squared log ratios are least, by compass search; every fourth row is enough."""
     rows = sorted(rows, key=lambda row: (row.parallel, row.tokens))[::4]
 
     def loss(efficiency: Efficiency) -> float:
         cost = CostModel(rows[0].model, gpu, efficiency)
         return statistics.mean(math.log1p(row.error(cost)) ** 2 for row in rows)
 
-    best = EFFICIENCY["a6000"]
+    best = replace(EFFICIENCY["sarathi"], overhead=1e-6)
     least, step = loss(best), 0.1
     while step > 1e-3:
         trials = [
-            replace(best, **{name: getattr(best, name) * factor})
-            for name in ("compute", "memory", "p")
-            for factor in (1 + step, 1 / (1 + step))
+            replace(best, **{name: getattr(best, name) * factor}) for name in LINEAR_CONSTANTS for factor in (1 + step, 1 / (1 + step))
         ]
         trials = [trial for trial in trials if max(trial.compute, trial.memory) <= 1 <= trial.p]  # no GPU beats its data sheet
         losses = [loss(trial) for trial in trials]
@@ -295,22 +296,25 @@ def summary(values: Sequence[float]) -> list[str]:
 def hold_profiles(directory: Path) -> None:
     """Two tables: with the constants of costmodel.py, and with those fitted on one model and tested on the others."""
     profiles = read_profiles(directory)
-    print("Linear operators of one layer, predicted against the profiles: error of the four together, over all token counts\n")
+    print(
+        'Linear operators of one layer, EFFICIENCY["sarathi_serve"] against the profiles: error of the four together, over all token counts\n'
+    )
     table, every = [], []
     for folder, models in profiles.items():
         gpu = gpu_of(folder, directory)
-        whose = "own" if gpu.name in EFFICIENCY else "borrowed: a6000"
         for model, rows in models.items():
-            cost = CostModel(rows[0].model, gpu)
+            cost = CostModel(rows[0].model, gpu, EFFICIENCY["sarathi_serve"])
             for parallel in sorted({row.parallel for row in rows}):
                 values = [row.error(cost) for row in rows if row.parallel == parallel]
-                table.append([gpu.name, model, f"{parallel}", len(values), *summary(values), whose])
+                table.append([gpu.name, model, f"{parallel}", len(values), *summary(values)])
             values = [row.error(cost) for row in rows]
-            table.append([gpu.name, model, "all", len(values), *summary(values), whose])
+            table.append([gpu.name, model, "all", len(values), *summary(values)])
             every += values
-    print_table(["GPU", "model", "TP", "rows", "median", "p90", "signed", "efficiencies"], table)
+    print_table(["GPU", "model", "TP", "rows", "median", "p90", "signed"], table)
     print(f"\nall: median {summary(every)[0]}, p90 {summary(every)[1]}\n")
-    print("Fitted on one model, tested on the others of that GPU: what the form of the law can do; used nowhere\n")
+    print(
+        'Fitted on one model, tested on the others of that GPU: what the form of the law can do (EFFICIENCY["sarathi_serve"] is Llama-2-70b on an A100)\n'
+    )
     table, every = [], []
     plan = [(folder, model) for folder, models in profiles.items() for model in models]
     for folder, model in progress(plan, "fitting"):
@@ -318,11 +322,11 @@ def hold_profiles(directory: Path) -> None:
         efficiency = fit_linears(models[model], gpu)
         cost = CostModel(models[model][0].model, gpu, efficiency)
         others = [row.error(cost) for other, rows in models.items() if other != model for row in rows]
-        constants = [f"{getattr(efficiency, name):.3f}" for name in ("compute", "memory", "p")]
+        constants = [f"{getattr(efficiency, name) * unit:.4f}" for name, unit in LINEAR_CONSTANTS.items()]
         itself = summary([row.error(cost) for row in models[model]])
         table.append([gpu.name, model, *constants, *itself[:2], *(summary(others) if others else "---")])
         every += others
-    print_table(["GPU", "fitted on", "compute", "memory", "p", "median", "p90", "others: median", "p90", "signed"], table)
+    print_table(["GPU", "fitted on", "compute", "memory", "p", "overhead, us", "median", "p90", "others: median", "p90", "signed"], table)
     if every:
         print(f"\nall others: median {summary(every)[0]}, p90 {summary(every)[1]}")
 

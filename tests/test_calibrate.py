@@ -219,7 +219,7 @@ def test_quantile_is_one_of_the_values():
 
 # ------------------------------------------------------------------------------------------ profiles in Vidur's format
 
-TRUTH = Efficiency(compute=0.6, memory=0.8, attention=0.5, p=3.0)
+TRUTH = Efficiency(compute=0.6, memory=0.8, attention=0.5, p=3.0, overhead=5e-6)
 SHAPES = {"small": (4, 4, 512, 1024, True), "grouped": (8, 2, 1024, 2048, True), "plain": (4, 4, 512, 2048, False)}
 COLUMNS = [*(f"time_stats.{name}.median" for name in validate.OPERATORS.values()), "num_tokens", "num_tensor_parallel_workers"]
 COLUMNS += ["n_embd", "n_expanded_embd", "n_head", "n_kv_head", "use_gated_mlp"]
@@ -255,9 +255,11 @@ def test_a_profile_is_read_as_it_was_meant(tmp_path, name):
 
 def test_the_fit_recovers_the_constants(tmp_path):
     write(tmp_path / "m" / "mlp.csv", profile("grouped"))
-    fitted = validate.fit_linears(read_profile(tmp_path / "m" / "mlp.csv"), GPUS["a100-80gb"])
-    for name in ("compute", "memory", "p"):
-        assert getattr(fitted, name) == pytest.approx(getattr(TRUTH, name), rel=0.02)
+    rows = read_profile(tmp_path / "m" / "mlp.csv")
+    fitted = validate.fit_linears(rows, GPUS["a100-80gb"])
+    for name in validate.LINEAR_CONSTANTS:
+        assert getattr(fitted, name) == pytest.approx(getattr(TRUTH, name), rel=0.1), name
+    assert max(abs(row.error(CostModel(row.model, GPUS["a100-80gb"], fitted))) for row in rows) < 0.01
 
 
 def test_profiles_are_summed_up(tmp_path, monkeypatch, capsys):
@@ -266,7 +268,7 @@ def test_profiles_are_summed_up(tmp_path, monkeypatch, capsys):
     write(tmp_path / "h100" / "small" / "mlp.csv", profile("small"))
     assert call(monkeypatch, validate.main, "--profiles", tmp_path) == 0
     said = capsys.readouterr().out
-    assert "borrowed: a6000" in said and "family/grouped" in said and "all others: median 0." in said
+    assert "family/grouped" in said and "all others: median 0." in said
     assert any(line.split()[:2] == ["h100", "small"] for line in said.splitlines())
 
 

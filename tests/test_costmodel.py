@@ -123,7 +123,7 @@ def fitted() -> tuple[Efficiency, set[str]]:
 
 def test_constants_come_from_the_script(fitted):
     for name in ("compute", "memory", "attention", "p"):
-        assert getattr(EFFICIENCY["a6000"], name) == pytest.approx(getattr(fitted[0], name), abs=1e-4)
+        assert getattr(EFFICIENCY["sarathi"], name) == pytest.approx(getattr(fitted[0], name), abs=1e-4)
 
 
 def test_fit_reads_table_2_and_fig_7_only(fitted):
@@ -138,7 +138,7 @@ def test_constants_are_physical():
 
 
 def test_fitted_numbers_within_5_percent():
-    for name, milliseconds in fit_a6000.modelled(EFFICIENCY["a6000"]).items():
+    for name, milliseconds in fit_a6000.modelled(EFFICIENCY["sarathi"]).items():
         assert milliseconds == pytest.approx(NUMBERS[name], rel=0.05), name
 
 
