@@ -40,6 +40,7 @@ def run(
             scheduler.add(arriving.popleft())
         batch = scheduler.schedule(now)
         while scheduler.preempted:
+            trace.preempted.append((scheduler.preempted[-1].request_id, now))
             executor.release(scheduler.preempted.pop())
         if batch is None:
             assert arriving, f"{scheduler.name} has work but schedules nothing"

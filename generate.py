@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+import perfetto
 from cli import Parser, run_main
 from configs import UserError
 from engine import LLM, SamplingParams
@@ -33,6 +34,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 or float64 (default: auto, by the hardware)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
     parser.add_argument("--attention", default="auto", help="auto, math, sdpa or xformers (default: auto)")
+    parser.add_argument("--trace", type=perfetto.output_file, metavar="FILE", help="write the run for https://ui.perfetto.dev (JSON)")
     return parser.parse_args()
 
 
@@ -101,12 +103,15 @@ def main() -> None:
         dtype=args.dtype,
         device=args.device,
         attention=args.attention,
+        time_operators=args.trace is not None,
     )
     if len(prompts) == 1:
         stream_one(llm, prompts[0], params)
     else:
         run_batch(llm, prompts, params)
     print(table(llm, llm.trace))
+    if args.trace:
+        perfetto.save(args.trace, {llm.policy: llm.trace})
 
 
 if __name__ == "__main__":

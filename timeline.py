@@ -79,11 +79,15 @@ class Life:
 
 @dataclass
 class Trace:
-    """iterations: in order. lives: by request id, in order of their first iteration. finished: (request id, time), in order of completion."""
+    """iterations: in order. lives: by request id, in order of their first iteration. finished: (request id, time), in order of completion.
+
+    preempted: (request id, time), in order; its next iteration begins its prefill anew.
+    """
 
     iterations: list[Iteration] = field(default_factory=list)
     lives: dict[int, Life] = field(default_factory=dict)
     finished: list[tuple[int, float]] = field(default_factory=list)
+    preempted: list[tuple[int, float]] = field(default_factory=list)
 
     def record(self, batch: Batch, start: float, seconds: float, operators: dict[str, float] | None, ended: Sequence[Request]) -> None:
         """Append one iteration after the scheduler has accounted for it; `ended` are the requests that it completed."""

@@ -1,0 +1,41 @@
+"""A run as lanes of bars over time, one lane for each request: what gantt.py draws and perfetto.py writes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from timeline import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Something in a lane from `start` to `end`, in seconds; a mark where both are the same. label: a word on it, such as the tokens of a chunk."""
+
+    start: float
+    end: float
+    kind: str  # arrival, waiting, prefill, decode, stall or preemption; other lanes may have others
+    label: str = ""
+
+
+def request_lanes(trace: Trace, bound: float | None = None, names: Mapping[int, str] | None = None) -> dict[str, list[Bar]]:
+    """One lane per request, by its name, in order of arrival; the bars of a lane in order of time, and a stall before what it covers.
+
+    bound: mark the gaps between two tokens that are longer than so many seconds. names: of requests, by id; else "request 7".
+    """
+    lives = sorted(trace.lives.values(), key=lambda life: (life.arrival, life.request_id))
+    bars: dict[int, list[Bar]] = {life.request_id: [] for life in lives}
+    for iteration in trace.iterations:
+        start, end = iteration.start, iteration.start + iteration.seconds
+        for request_id, _, tokens in iteration.chunks:
+            bars[request_id].append(Bar(start, end, "prefill", str(tokens)))
+        for request_id in iteration.decodes:
+            bars[request_id].append(Bar(start, end, "decode"))
+    for request_id, moment in trace.preempted:
+        again = min((bar.start for bar in bars[request_id] if bar.start >= moment), default=moment)
+        bars[request_id] += [Bar(moment, again, "waiting"), Bar(moment, moment, "preemption")]
+    for life in lives:
+        bars[life.request_id] += [Bar(life.arrival, life.scheduled, "waiting"), Bar(life.arrival, life.arrival, "arrival")]
+    for request_id, start, seconds in [] if bound is None else trace.stalls(bound):
+        bars[request_id].append(Bar(start, start + seconds, "stall"))
+    for lane in bars.values():
+        lane.sort(key=lambda bar: (bar.start, -bar.end))
+    return {(names or {}).get(life.request_id, f"request {life.request_id}"): bars[life.request_id] for life in lives}
