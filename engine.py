@@ -103,6 +103,8 @@ class LLM:
         time_operators: bool = False,
     ):
         make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)  # complains before the weights are loaded
+        if not isinstance(seed, int) or not 0 <= seed < 2**63:
+            raise UserError(f"seed is {seed!r}; it must be a whole number from 0 to 2**63 - 1")
         self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.device)
         self.attend = choose_backend(attention, self.device)
@@ -128,7 +130,7 @@ class LLM:
         self.cache = KVCache(self.config, max_batch_size, self.max_length, self.dtype, self.device)
         self.trace = Trace()
         if self.device.type == "cpu":
-            keep_freed_memory()  # after the weights and the cache, which do go back to the system when the LLM goes
+            keep_freed_memory()  # after the weights and the cache: those of a process's first LLM do go back to the system with it
 
     def generate(
         self,
@@ -161,8 +163,13 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         arrival_times: Sequence[float] | None = None,
     ) -> Iterator[StreamedToken]:
-        """Like `generate`, but yields each token when its iteration ends; the prompts' tokens come interleaved."""
-        requests = self._requests(prompts, sampling_params, arrival_times)
+        """Like `generate`, but yields each token when its iteration ends; the prompts' tokens come interleaved.
+
+        Complains at once about bad prompts, but runs nothing before the first token is asked for.
+        """
+        return self._stream(self._requests(prompts, sampling_params, arrival_times))
+
+    def _stream(self, requests: list[Request]) -> Iterator[StreamedToken]:
         shown = [""] * len(requests)
         for batch, tokens in self._run(requests):
             for request, token in zip(batch.sampled, tokens, strict=True):
@@ -179,7 +186,7 @@ class LLM:
         executor = ModelExecutor(self.model, self.cache, self.attend, self.time_operators)
         for iteration in run(scheduler, executor, requests, trace):
             yield iteration
-            if self.trace is not trace:  # its slots now hold somebody else's tokens
+            if self.trace is not trace and any(request.finish_reason is None for request in requests):  # its slots are somebody else's
                 raise UserError("this stream is over: a later call to generate or stream has taken the cache")
 
     def _requests(
@@ -288,9 +295,14 @@ def choose_device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"device {name!r} is not here: PyTorch sees no CUDA GPU; choose cpu or auto")
     try:
-        return torch.device(name)
+        device = torch.device(name)
     except RuntimeError:
         raise UserError(f"unknown device {name!r}: choose from auto, cpu, cuda, cuda:0, ...") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"device {name!r} is not here: PyTorch sees {torch.cuda.device_count()} CUDA GPUs, the last is cuda:{torch.cuda.device_count() - 1}"
+        )
+    return device
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -324,9 +336,16 @@ def simulate(
     """What the same scheduler would do on a GPU that you do not have, or on `tp` of them: predicted times, placeholder tokens.
 
     link: of configs.LINKS, joins the `tp` GPUs. software: of costmodel.EFFICIENCY, whose measurements the cost model was fitted on.
+    Raises UserError where a request is too long for the model. That GPU's memory is not looked up: without cache_tokens, B requests run at
+    once even where it could not hold their keys and values (`kvcache.max_batch_size` says how many it can).
     """
     config, efficiency = lookup(MODELS, model, "model"), lookup(EFFICIENCY, software, "software")
     cost_model = CostModel(config, lookup(GPUS, gpu, "GPU"), efficiency, tp=tp, link=lookup(LINKS, link, "link"))
+    requests, most = list(requests), config.max_length
+    for request in requests:
+        if len(request.prompt) + request.max_tokens > most:
+            tokens = f"{len(request.prompt)} prompt tokens + max_tokens {request.max_tokens}"
+            raise UserError(f"request {request.request_id}: {tokens} exceed the {most} that {model} allows")
     trace = Trace()
     for _ in run(make_scheduler(policy, max_batch_size, chunk_size, cache_tokens), CostExecutor(cost_model), requests, trace):
         pass

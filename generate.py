@@ -42,7 +42,8 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
     prompts = list(args.prompts)
     if args.file:
         try:
-            prompts += [line for line in args.file.read_text(encoding="utf-8").splitlines() if line.strip()]
+            text = args.file.read_text(encoding="utf-8-sig")  # without the mark that some editors put first
+            prompts += [line for line in text.split("\n") if line.strip()]  # splitlines() would also split at odd characters
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read prompts from {str(args.file)!r}: {error}") from None
     if not prompts:
@@ -51,9 +52,8 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
 
 
 def stream_one(llm: LLM, prompt: str, params: SamplingParams) -> None:
-    tokens = llm.stream(prompt, params)
-    first = next(tokens)  # complains before anything is printed
-    print(prompt, first.text, sep="", end="", flush=True)
+    tokens = llm.stream(prompt, params)  # complains before anything is printed
+    print(prompt, end="", flush=True)
     for token in tokens:
         print(token.text, end="", flush=True)
     print("\n")
@@ -61,8 +61,9 @@ def stream_one(llm: LLM, prompt: str, params: SamplingParams) -> None:
 
 def run_batch(llm: LLM, prompts: list[str], params: SamplingParams) -> None:
     pieces = [""] * len(prompts)
+    tokens = llm.stream(prompts, params)  # complains before the bar is drawn
     with tqdm(total=len(prompts), desc="requests", unit="request") as bar:
-        for token in llm.stream(prompts, params):
+        for token in tokens:
             pieces[token.index] += token.text
             if token.finish_reason:
                 bar.update()
@@ -93,7 +94,7 @@ def rate(tokens: int, seconds: float) -> str:
 def main() -> None:
     args = parse_args()
     prompts = read_prompts(args)
-    params = SamplingParams(args.max_tokens, args.temperature, args.top_k, args.top_p, args.seed, ignore_eos=args.ignore_eos)
+    params = SamplingParams(args.max_tokens, args.temperature, args.top_k, args.top_p, ignore_eos=args.ignore_eos)
     llm = LLM(
         args.model,
         policy=args.policy,
@@ -104,6 +105,7 @@ def main() -> None:
         device=args.device,
         attention=args.attention,
         time_operators=args.trace is not None,
+        seed=args.seed,  # each request adds its number: the same prompt twice draws two texts
     )
     if len(prompts) == 1:
         stream_one(llm, prompts[0], params)

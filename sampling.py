@@ -4,6 +4,7 @@ Each drawn token uses up exactly one random number of its own request, so that t
 not on who else is in the batch: seeded sampling gives the same text under every policy.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -30,15 +31,17 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        for name, allowed, fine in (
-            ("max_tokens", "at least 1", self.max_tokens >= 1),
-            ("temperature", "at least 0 and finite", 0 <= self.temperature < float("inf")),
-            ("top_k", "at least 0 (0: all tokens)", self.top_k >= 0),
-            ("seed", "between 0 and 2**63 - 1", self.seed is None or 0 <= self.seed < 2**63),
-            ("top_p", "above 0 and at most 1", 0 < self.top_p <= 1),
+        for name, kind, allowed, fine in (
+            ("max_tokens", int, "a whole number of at least 1", lambda value: value >= 1),
+            ("temperature", int | float, "a number of at least 0, and finite", lambda value: 0 <= value < float("inf")),
+            ("top_k", int, "a whole number of at least 0 (0: all tokens)", lambda value: value >= 0),
+            ("top_p", int | float, "a number above 0 and at most 1", lambda value: 0 < value <= 1),
+            ("seed", int | None, "a whole number from 0 to 2**63 - 1, or None", lambda value: value is None or 0 <= value < 2**63),
+            ("stop_ids", Collection, "whole numbers", lambda value: all(isinstance(token, int) for token in value)),
         ):
-            if not fine:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be {allowed}")
+            value = getattr(self, name)
+            if not isinstance(value, kind) or not fine(value):
+                raise UserError(f"{name} is {value!r}; it must be {allowed}")
 
 
 class Sampler:

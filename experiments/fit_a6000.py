@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 
+from cli import run_main
 from configs import GPUS, MODELS
 from costmodel import EFFICIENCY, CostModel, Efficiency
 from experiments.common import paper_numbers, print_table
@@ -88,4 +89,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import attention
 from configs import GPUS, MODELS, UserError
 from costmodel import CostModel
-from engine import LLM, SamplingParams, run, simulate
+from engine import LLM, SamplingParams, choose_device, run, simulate
 from executor import CostExecutor, ModelExecutor, Result
 from kvcache import KVCache
 from model import OPERATORS, FlatBatch, Span, Transformer
@@ -185,6 +185,23 @@ def test_a_stream_that_is_left_or_overtaken(llm: LLM) -> None:
         list(abandoned)
 
 
+def test_a_stream_that_is_done_may_be_asked_again(llm: LLM) -> None:
+    """It needs the cache no more, whoever has it now."""
+    tokens, total = llm.stream(PROMPTS, SamplingParams(max_tokens=5)), 5 * len(PROMPTS)
+    for _ in range(total):
+        next(tokens)
+    llm.generate(PROMPTS[:1], SamplingParams(max_tokens=2))
+    assert list(tokens) == []
+
+
+def test_a_stream_complains_when_it_is_made(llm: LLM) -> None:
+    with pytest.raises(UserError, match="prompt 1 is empty"):
+        llm.stream([[1, 2], []], SamplingParams(max_tokens=5))
+    trace = llm.trace
+    llm.stream(PROMPTS, SamplingParams(max_tokens=5))
+    assert llm.trace is trace, "nothing runs before the first token is asked for"
+
+
 def test_an_iteration_allocates_no_cache(llm: LLM) -> None:
     """SARATHI, Sec 4.5: allocated once; three runs over all slots leave the same memory in place."""
     places = llm.cache.k.data_ptr(), llm.cache.v.data_ptr(), llm.cache.bytes
@@ -242,6 +259,12 @@ def test_simulate_runs_the_same_schedule_as_the_model(llm: LLM) -> None:
         assert [i for i, _ in priced.finished] == [i for i, _ in llm.trace.finished]
 
 
+def test_simulate_refuses_what_the_model_does_not_allow() -> None:
+    assert simulate([Request(0, range(4000), 96)], "llama-13b", "a6000").num_prefill_tokens == 4000
+    with pytest.raises(UserError, match=r"request 1: 4000 prompt tokens \+ max_tokens 97 exceed the 4096 that llama-13b allows"):
+        simulate((Request(i, range(4000), 96 + i) for i in range(2)), "llama-13b", "a6000")
+
+
 def test_virtual_clock_waits_for_arrivals() -> None:
     executor = CostExecutor(CostModel(MODELS["llama-13b"], GPUS["a6000"]))
     trace = Trace()
@@ -259,6 +282,9 @@ BAD_OPTIONS = [
     ({"device": "cpu:x"}, "unknown device 'cpu:x'"),
     ({"device": "tpu"}, "unknown device 'tpu': choose from auto, cpu, cuda"),
     ({"attention": "flash"}, "unknown attention 'flash'"),
+    ({"seed": -1}, r"seed is -1; it must be a whole number from 0 to 2\*\*63 - 1"),
+    ({"seed": 2**63}, "seed is 9223372036854775808"),
+    ({"seed": 0.5}, "seed is 0.5; it must be a whole number"),
     ({"chunk_size": 0}, "chunk_size is 0"),
     ({"max_batch_size": -1}, "max_batch_size is -1"),
     ({"max_length": 5000}, "max_length is 5000; tiny-llama-gqa allows 1 to 64|max_length is 5000; small allows 1 to 64"),
@@ -269,6 +295,14 @@ BAD_OPTIONS = [
 def test_bad_options(small: str, options: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         LLM(**{"model": small, **options})
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(UserError, match="device 'cuda:99' is not here: PyTorch sees 2 CUDA GPUs, the last is cuda:1"):
+        choose_device("cuda:99")
 
 
 def test_bad_prompts(llm: LLM) -> None:
@@ -292,7 +326,24 @@ def test_a_model_too_large_for_the_machine() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"max_tokens": 0}, {"temperature": -1.0}, {"top_k": -2}, {"top_p": 0.0}, {"top_p": 1.5}, {"seed": 2**63}, {"seed": -1}]
+    "options",
+    [
+        {"max_tokens": 0},
+        {"max_tokens": 2.5},
+        {"max_tokens": "3"},
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"temperature": None},
+        {"top_k": -2},
+        {"top_k": 1.0},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"seed": 2**63},
+        {"seed": -1},
+        {"seed": 1.0},
+        {"stop_ids": 3},
+        {"stop_ids": ("\n",)},
+    ],
 )
 def test_bad_sampling(options: dict) -> None:
     with pytest.raises(UserError, match=f"{next(iter(options))} is"):

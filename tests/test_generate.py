@@ -1,11 +1,15 @@
 """The command line as a newcomer meets it: text, a table, and one clear line for each mistake."""
 
+import argparse
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from generate import read_prompts
 
 ROOT = Path(__file__).parent.parent
 
@@ -26,7 +30,7 @@ def test_streams_text_and_ends_with_a_table() -> None:
 
 def test_several_prompts_make_a_batch(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
-    prompts.write_text("The with statement\n\nReturn a new list\n", encoding="utf-8")
+    prompts.write_text("The with statement\n\nReturn a new list\n", encoding="utf-8-sig")  # with a mark first, as some editors write it
     outputs = []
     for policy in ("baseline", "sarathi"):
         arguments = (
@@ -45,8 +49,33 @@ def test_several_prompts_make_a_batch(tmp_path: Path) -> None:
         done = generate(*arguments)
         assert done.returncode == 0, done.stderr
         outputs.append(done.stdout[: done.stdout.index("policy  ")])
-    assert "--- 3 of 3\nReturn a new list" in outputs[0]
+    assert "--- 2 of 3\nThe with statement" in outputs[0] and "--- 3 of 3\nReturn a new list" in outputs[0]
     assert outputs[0] == outputs[1], "the policy changes the time, never the text"
+
+
+def test_a_line_ends_at_a_newline_only(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_bytes("one\x0cpage\u2028and\x85more\r\nThe with statement".encode())
+    assert read_prompts(argparse.Namespace(prompts=[], file=prompts)) == ["one\x0cpage\u2028and\x85more", "The with statement"]
+
+
+def test_each_prompt_draws_its_own_numbers() -> None:
+    """The same prompt twice gives two texts, and the same two with the same seed."""
+
+    def texts(seed: int) -> list[str]:
+        done = generate("def open(", "def open(", "--temperature", "1", "--seed", str(seed), "--max-tokens", "16", "--dtype", "float32")
+        assert done.returncode == 0, done.stderr
+        return re.findall(r"--- \d of 2\n(.*?)\n\n(?=---|policy)", done.stdout, flags=re.DOTALL)
+
+    first, second = texts(3)
+    assert first != second
+    assert texts(3) == [first, second]
+    assert texts(4)[0] == second, "prompt i draws from seed + i"
+
+
+def test_a_mistake_in_one_of_several_prompts_is_one_line() -> None:
+    done = generate("hi", "", "--max-tokens", "4")
+    assert done.returncode == 2 and done.stderr == "error: prompt 1 is empty; it needs at least one token\n"
 
 
 @pytest.mark.parametrize(
@@ -57,6 +86,7 @@ def test_several_prompts_make_a_batch(tmp_path: Path) -> None:
         (("hi", "--policy", "fifo"), "unknown policy 'fifo': choose from request_level, orca, vllm_v0, sarathi"),
         (("hi", "--dtype", "int3"), "unknown dtype 'int3': choose from auto, float32"),
         (("hi", "--chunk-size", "0"), "chunk_size is 0; it must be a whole number, at least 1"),
+        (("hi", "--seed", "-1"), "seed is -1; it must be a whole number from 0"),
         (("hi", "--chunk-size", "big"), "argument --chunk-size: invalid int value: 'big'"),
         (("hi", "--max-tokens", "1024"), "max_tokens 1024 exceed max_length 1024"),
         (("hi", "--colour", "red"), "unrecognized arguments: --colour red"),
