@@ -74,6 +74,8 @@ def sdpa(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts
             else:
                 y = F.scaled_dot_product_attention(query, key[None], value[None])
             out[i] = y.view(1, n_head, head_dim)
+        elif q.dtype == torch.bfloat16 and not q.is_cuda:
+            out[i] = _chunk_in_products(q[i], key, value)
         else:  # key heads are the batch dimension, so that grouping is a broadcast and not a copy
             query = q[i].view(rows, n_kv_head, groups, head_dim).permute(1, 2, 0, 3)  # (n_kv_head, groups, Tq, head_dim)
             key = key[:, None].expand(-1, groups, -1, -1)  # (n_kv_head, groups, context, head_dim)
@@ -83,6 +85,36 @@ def sdpa(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts
             y = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=whole)
             out[i] = y.permute(2, 0, 1, 3).reshape(rows, n_head, head_dim)
     return out
+
+
+def _chunk_in_products(q: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """`math` in three operators, 1.6x as fast on a CPU as the fused kernel; the scores are rounded to bfloat16, as in Hugging Face's "eager".
+
+    q (Tq, n_head, head_dim); key, value (n_kv_head, context, head_dim). Many rows go in pieces, each up to its own last key: a chunked
+    prefill once more, which bounds the memory of the scores and skips half of what the mask would hide.
+    """
+    rows, n_head, head_dim = q.shape
+    n_kv_head, context = key.shape[:2]
+    groups, out = n_head // n_kv_head, torch.empty_like(q)
+    for first in range(0, rows, PIECE):
+        piece = q[first : first + PIECE].unflatten(1, (n_kv_head, groups))  # (Tp, n_kv_head, groups, head_dim)
+        start, end = context - rows + first, context - rows + first + len(piece)
+        query = piece.permute(1, 2, 0, 3).flatten(1, 2)  # (n_kv_head, groups * Tp, head_dim): grouped heads are rows of one product
+        mask = _added_mask(start, len(piece), groups, q.dtype)  # (groups * Tp, end)
+        scores = torch.baddbmm(mask, query, key[:, :end].transpose(1, 2), alpha=head_dim**-0.5)  # (n_kv_head, groups * Tp, end)
+        y = torch.bmm(scores.softmax(dim=-1), value[:, :end])  # (n_kv_head, groups * Tp, head_dim)
+        out[first : first + PIECE] = y.unflatten(1, (groups, -1)).permute(2, 0, 1, 3).flatten(1, 2)
+    return out
+
+
+PIECE = 256  # rows
+
+
+@lru_cache(maxsize=8)
+def _added_mask(start: int, length: int, groups: int, dtype: torch.dtype) -> Tensor:
+    """`chunk_mask` for each head of a group, to be added to scores: 0 = sees, -inf = does not."""
+    hidden = ~chunk_mask(start, length).repeat(groups, 1)
+    return torch.zeros(hidden.shape, dtype=dtype).masked_fill(hidden, float("-inf"))
 
 
 def _sdpa_gathered(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int]) -> Tensor:

@@ -21,6 +21,7 @@ from configs import GPUS, LINKS, MODELS, ModelConfig, UserError, lookup
 from costmodel import EFFICIENCY, CostModel
 from executor import CostExecutor, ModelExecutor
 from kvcache import KVCache
+from linear import pack_linears
 from model import Transformer
 from sampling import Sampler, SamplingParams
 from scheduler import Batch, Request, Scheduler, make_scheduler
@@ -125,6 +126,7 @@ class LLM:
             checkpoint.load_weights(self.model, directory)
         else:
             self.model.init_weights(seed)
+        pack_linears(self.model)
         self.weights = str(directory) if from_checkpoint else f"random (seed {seed})"
         self.tokenizer = checkpoint.load_tokenizer(directory) if from_checkpoint else None
         self.cache = KVCache(self.config, max_batch_size, self.max_length, self.dtype, self.device)

@@ -160,4 +160,5 @@ class Transformer(nn.Module):
         return x, (self.cos[positions].to(x.dtype), self.sin[positions].to(x.dtype))
 
     def _logits(self, x: Tensor) -> Tensor:
-        return F.linear(self.norm(x), self.embed.weight if self.head is None else self.head.weight)
+        x = self.norm(x)
+        return F.linear(x, self.embed.weight) if self.head is None else self.head(x)

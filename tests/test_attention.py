@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import attention
 from attention import BACKENDS, choose_backend, chunk_mask
 from configs import UserError
 
@@ -57,6 +58,17 @@ def test_bfloat16_stays_close_to_float64(case: str) -> None:
         rounded = BACKENDS[backend](*attention_case(case, 2, torch.bfloat16))
         assert rounded.dtype == torch.bfloat16
         torch.testing.assert_close(rounded.double(), exact, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("piece", [1, 3, 256])
+@pytest.mark.parametrize("n_kv_head", [4, 2, 1])
+@pytest.mark.parametrize("case", ["whole prompt", "later chunk"])
+def test_chunk_in_products_is_exact(case: str, n_kv_head: int, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What bfloat16 chunks run on a CPU is `math` in other words, whatever the pieces: in float64 they agree to rounding."""
+    monkeypatch.setattr(attention, "PIECE", piece)
+    q, keys, values, (slot,), (context,) = attention_case(case, n_kv_head, torch.float64)
+    y = attention._chunk_in_products(q[0], keys[:, slot, :context], values[:, slot, :context])
+    torch.testing.assert_close(y, BACKENDS["math"](q, keys, values, [slot], [context])[0], rtol=1e-12, atol=1e-12)
 
 
 def test_only_the_context_counts() -> None:

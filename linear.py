@@ -1,0 +1,44 @@
+"""Linear operators with packed weights: on a CPU, how the weights lie in memory is worth as much as the schedule.
+
+`F.linear` reads a weight row by row. A core multiplies tiles: it would rather find each tile's values side by side, and with a plain
+weight it re-sorts them in every call. `pack_linears` sorts them once, into the layout that oneDNN chooses for this machine, and drops
+the plain ones. Fewest rows gain most, for with few rows the sorting is most of the work: see docs/performance.md.
+
+oneDNN comes with PyTorch. The two operators are what `torch.compile` itself uses, but not part of its documented API: where they do not
+exist, or do not fit (CUDA, other dtypes, other machines), the plain operators stay.
+"""
+
+import platform
+
+import torch
+from torch import Tensor, nn
+
+
+class PackedLinear(nn.Module):
+    """x (T, inputs) -> (T, outputs), as the `nn.Linear` that it is made from. For inference only: an opaque weight cannot be trained."""
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+
+
+def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this machine has packed linears in this dtype: an x86 CPU, float32, or bfloat16 that it multiplies natively."""
+    operators = ("_reorder_linear_weight", "_linear_pointwise")
+    if device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64") or not torch.backends.mkldnn.is_available():
+        return False
+    if not all(hasattr(torch.ops.mkldnn, name) for name in operators):
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def pack_linears(model: nn.Module) -> None:
+    """Replace each `nn.Linear` in a model by a packed one, one at a time: at most one weight is in memory twice."""
+    for parent in list(model.modules()):
+        for name, linear in list(parent.named_children()):
+            if isinstance(linear, nn.Linear) and can_pack(linear.weight.device, linear.weight.dtype):
+                setattr(parent, name, PackedLinear(linear))

@@ -1,0 +1,60 @@
+"""Packed linears against plain ones: equal to rounding, for all shapes; and what cannot be packed stays as it is."""
+
+import copy
+
+import pytest
+import torch
+from conftest import tiny_model
+from torch import nn
+
+from linear import PackedLinear, can_pack, pack_linears
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (32, 97), (48, 40), (256, 640), (1024, 512)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_equals_plain(dtype: torch.dtype, shape: tuple[int, int], bias: bool) -> None:
+    if not can_pack(CPU, dtype):
+        pytest.skip(f"no packed linears in {dtype} on this machine")
+    generator = torch.Generator().manual_seed(0)
+    plain = nn.Linear(*shape, bias=bias)
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    plain = plain.to(dtype)
+    packed, exactly = PackedLinear(plain), copy.deepcopy(plain).double()
+    for rows in (0, 1, 2, 3, 8, 33, 256):
+        x = torch.randn(rows, shape[0], generator=generator).to(dtype)
+        with torch.inference_mode():
+            y, exact = packed(x), exactly(x.double())
+        assert y.shape == exact.shape and y.dtype == dtype
+        scale = shape[0] ** 0.5  # of the exact values: sums of products of normal numbers
+        rounding = 4 * torch.finfo(dtype).eps + 32 * torch.finfo(torch.float32).eps  # of the result, and of the sums
+        torch.testing.assert_close(y.double() / scale, exact / scale, rtol=0, atol=rounding)
+
+
+@pytest.mark.parametrize("flavour", ["llama-gqa", "gpt2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_packed_model(flavour: str, dtype: torch.dtype) -> None:
+    """All linears are packed, none is kept twice, and the logits are the plain model's to rounding."""
+    if not can_pack(CPU, dtype):
+        pytest.skip(f"no packed linears in {dtype} on this machine")
+    plain = tiny_model(flavour, dtype)
+    model = copy.deepcopy(plain)
+    pack_linears(model)
+    assert not any(isinstance(module, nn.Linear) for module in model.modules())
+    assert not any("preproj.weight" in name for name in model.state_dict())
+    tokens = torch.arange(40)[None] % 97
+    with torch.inference_mode():
+        expected, found = plain.forward_full(tokens), model.forward_full(tokens)
+    torch.testing.assert_close(found, expected, rtol=0, atol=50 * torch.finfo(dtype).eps * expected.abs().max().item())
+
+
+def test_exact_models_stay_plain() -> None:
+    """float64 has no packed operators: the model of the exactness tests is left as it is."""
+    model = tiny_model("llama")
+    pack_linears(model)
+    assert isinstance(model.layers[0].preproj, nn.Linear) and isinstance(model.head, nn.Linear)
+    assert not can_pack(torch.device("cuda"), torch.bfloat16)
