@@ -95,10 +95,11 @@ class PipelineTrace:
         self._recent: deque[Step] = deque(maxlen=stages + micro_batches)  # newest last
         self._latest: dict[int, Step] = {}  # by micro-batch
 
-    def record(self, step: Step, batch: Batch, ended: Sequence[Request], shortage: str = "") -> None:
+    def record(self, step: Step, batch: Batch, ended: Sequence[Request], shortage: str = "", way: float = 0.0) -> None:
         """Append a step, in the order in which the steps enter the pipeline; its scheduler has already accounted for `batch`.
 
-        shortage: "drain" or "starved", if fewer micro-batches than stages are in flight: then that is why stages wait.
+        shortage: "drain" or "starved", if fewer micro-batches than stages are in flight: then that is why stages wait. way: seconds that a
+        step is not on any stage from its start to its successor's, but between two.
         """
         before = self._recent[-1] if self._recent else None  # what every stage ran before this
         awaited = self._latest.get(step.micro_batch)  # what had to leave the last stage before this could enter the first
@@ -111,7 +112,7 @@ class PipelineTrace:
                 if stage == 0:
                     self.first = start
             elif wait > 0:
-                cause = shortage or self._cause(wait, stage, before, behind, place)
+                cause = shortage or self._cause(wait, stage, before, behind, place, way)
                 if cause in BUBBLES:
                     bubble += wait
             if wait > 0:
@@ -141,30 +142,30 @@ class PipelineTrace:
         if self.requests is not None:
             self.requests.preempted.append((request.request_id, moment))
 
-    def _cause(self, wait: float, stage: int, before: Step, behind: Step | None, place: int) -> str:
-        """Why `stage`, which has run `before`, waits for `behind`, which is on stage `place`: the largest of four parts of the wait.
+    def _cause(self, wait: float, stage: int, before: Step, behind: Step | None, place: int, way: float) -> str:
+        """Why `stage`, which has run `before`, waits for `behind`, which is on stage `place`: the largest part of the wait.
 
-        Its own part: `behind` takes longer there than `before` would, or than `before` took here. A part that is handed on: `place`, too,
-        had to wait for `behind`. And the rest.
+        `behind` takes longer there than `before` would, or than `before` took here; `place`, too, had to wait for `behind`, and hands the
+        wait on; to come back to stage 0, `behind` is on the way between stages for so long; or, the rest, it was held up by longer ones.
         """
         if behind is None:
             return "starved"
         own = behind.seconds[place] - before.seconds[place]
         uneven = before.seconds[place] - before.seconds[stage]
-        handed_on = min(behind.waits[place], wait) if behind.causes[place] in BUBBLES else 0.0
-        rest = wait - max(0.0, own + uneven) - handed_on
-        most = max(own, uneven, handed_on, rest)
+        way = min(way, wait) if stage == 0 else 0.0
+        handed_on = min(behind.waits[place], wait) - way if behind.causes[place] in BUBBLES else 0.0
+        rest = wait - max(0.0, own + uneven) - max(0.0, handed_on) - way
+        most = max(own, uneven, handed_on, way, rest)
         if most == own:
             return difference(behind, before)
         if most == uneven:
             return "uneven stages"
         if most == handed_on:
             return behind.causes[place]
-        # A link, or stage 0: `behind` was held up by a longer one before it, or shorter ones have left stage 0 too soon.
+        if most == way or stage > 0:  # after stage 0, only a slower message is left
+            return "link"
         flying = [behind, *self._recent]
-        shortest, longest = (end(flying, key=lambda step: step.seconds[0]) for end in (min, max))
-        spread = longest.seconds[0] - shortest.seconds[0]
-        return difference(longest, shortest) if len(flying) * spread >= rest else "link"
+        return difference(*(end(flying, key=lambda step: step.seconds[0]) for end in (max, min)))
 
     def close(self) -> None:
         """After the last step: what stages wait for the end counts as drain."""
@@ -294,15 +295,16 @@ def run_pipeline(
         seconds, starts = costs(batch), []
         prefill_tokens = batch.num_prefill_tokens
         tokens = prefill_tokens + len(batch.decodes)
-        on_the_way = hop.latency + hop.seconds_per_token * tokens
+        transfer = hop.latency + hop.seconds_per_token * tokens
+        answer = hop.latency if len(seconds) > 1 else 0.0  # of the tokens, to stage 0
         for free, work in zip(last, seconds, strict=True):
-            start = max(free, now)
+            start = max(now, free)
             starts.append(start)
-            now = start + work + on_the_way
+            now = start + work + transfer
         step = Step(number, prefill_tokens, tokens, starts, seconds)
         ended = scheduler.update(batch, [0] * len(batch.sampled))
-        trace.record(step, batch, ended, shortage)
-        heappush(back, (step.end + (hop.latency if len(seconds) > 1 else 0.0), number))
+        trace.record(step, batch, ended, shortage, way=(len(seconds) - 1) * transfer + answer)
+        heappush(back, (step.end + answer, number))
     trace.close()
     return trace
 

@@ -140,7 +140,7 @@ def test_every_schedule(lengths, policy, stages, micro_batches, batch_size, cach
     assert sum(trace.busy) + sum(trace.idle.values()) == pytest.approx(stages * trace.seconds)  # nothing is lost or counted twice
     assert all(seconds >= 0 for seconds in trace.idle.values())
     if latency == 0 and not uneven:
-        assert trace.idle["link"] == 0 and trace.idle["uneven stages"] < 1e-9
+        assert trace.idle["link"] < 1e-9 and trace.idle["uneven stages"] < 1e-9
     for stage in range(stages):  # no stage runs two at once
         times = [(step.starts[stage], step.starts[stage] + step.seconds[stage]) for step in trace.steps]
         assert all(end <= start for (_, end), (start, _) in pairwise(times))
