@@ -1,4 +1,4 @@
-"""Hugging Face directories in and out: `config.json`, safetensors weights, tokenizers.
+"""Hugging Face directories in and out: `config.json` and safetensors weights of the families in `_ARCHITECTURE`.
 
 A checkpoint keeps q, k, v (and gate, up) as separate matrices; our model keeps each group as one, so that an iteration runs one
 large product instead of three small ones. `_plan` writes that correspondence down once, and both directions read it.
@@ -6,37 +6,38 @@ large product instead of three small ones. `_plan` writes that correspondence do
 Whatever would change the result and is not supported here is refused by name: a wrong answer is worse than none.
 """
 
-import base64
-import binascii
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import tiktoken
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
-from tokenizers import Tokenizer as HFTokenizer
-from tokenizers import decoders, models, pre_tokenizers
 
 from configs import ModelConfig, UserError
+from files import existing, read_json, readable
 from model import Transformer
-
-DEMO = Path(__file__).resolve().parent / "demo"  # the model that ships with the project
-EOS = "<|endoftext|>"
-GPT2_SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # BPE never merges across these pieces
 
 # ---------------------------------------------------------------------------------------------------------------- config.json
 
+_ARCHITECTURE = {
+    "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+}  # fmt: skip
+
 # our field: (Hugging Face key, value where the key is absent; ... where it may not be absent)
+_ROTARY = {
+    "n_layer": ("num_hidden_layers", ...), "n_head": ("num_attention_heads", ...), "n_kv_head": ("num_key_value_heads", ...),
+    "head_dim": ("head_dim", 0), "hidden": ("hidden_size", ...), "intermediate": ("intermediate_size", ...),
+    "vocab_size": ("vocab_size", ...), "max_length": ("max_position_embeddings", ...), "norm_eps": ("rms_norm_eps", 1e-6),
+    "tied": ("tie_word_embeddings", False),
+}  # fmt: skip
 _FIELDS = {
-    "llama": {
-        "n_layer": ("num_hidden_layers", ...), "n_head": ("num_attention_heads", ...), "n_kv_head": ("num_key_value_heads", 0),
-        "hidden": ("hidden_size", ...), "intermediate": ("intermediate_size", ...), "vocab_size": ("vocab_size", ...),
-        "max_length": ("max_position_embeddings", ...), "norm_eps": ("rms_norm_eps", 1e-6), "tied": ("tie_word_embeddings", False),
-    },
+    "llama": _ROTARY | {"n_kv_head": ("num_key_value_heads", 0)},
+    "mistral": _ROTARY,
+    "qwen2": _ROTARY,
+    "qwen3": _ROTARY | {"head_dim": ("head_dim", ...)},
     "gpt2": {
         "n_layer": ("n_layer", ...), "n_head": ("n_head", ...),
         "hidden": ("n_embd", ...), "intermediate": ("n_inner", 0), "vocab_size": ("vocab_size", ...),
@@ -45,35 +46,39 @@ _FIELDS = {
 }  # fmt: skip
 
 # keys that would change the result: the only value that we compute (None, or an absent key, always passes)
-_REQUIRED = {
-    "llama": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 1.0},
+_ONLY = {
+    "llama": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
+    "mistral": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
+    "qwen2": {"hidden_act": "silu", "attention_bias": True, "mlp_bias": False},
+    "qwen3": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
     "gpt2": {
         "activation_function": "gelu_new", "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
     },
 }  # fmt: skip
-_UNSUPPORTED = ("sliding_window", "quantization_config", "rope_interleaved")  # any value but null or false
+# of other families, or of other weights: any value but null, false or 0
+_UNSUPPORTED = (
+    "quantization_config", "compression_config", "rope_interleaved", "use_mrope", "alibi", "attn_logit_softcapping",
+    "final_logit_softcapping", "query_pre_attn_scalar", "attention_multiplier", "attention_chunk_size", "no_rope_layers", "clip_qkv",
+    "use_qk_norm", "qk_layernorm", "parallel_attn", "num_experts", "num_local_experts", "is_encoder_decoder", "cross_attention_layers",
+)  # fmt: skip
+_SCALES = ("partial_rotary_factor", "rotary_pct", "logit_scale", "logits_scaling", "embedding_multiplier", "residual_multiplier")  # only 1
+_LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
-def load_config(directory: str | Path) -> ModelConfig:
-    """The model's shape, from `directory/config.json` (model_type llama or gpt2).
+def load_config(directory: str | Path, name: str | None = None) -> ModelConfig:
+    """The model's shape, from `directory/config.json`. name: what to call it; the directory's name where None.
 
     Raises UserError, naming the key, its value and what is expected, for whatever this code base would compute wrongly.
     """
-    path = _existing(Path(directory), "config.json")
-    raw = _read_json(path)
-    flavour = raw.get("model_type")
-    if flavour not in _FIELDS:
-        raise UserError(f"{path}: model_type is {flavour!r}; expected one of {', '.join(_FIELDS)}")
-    for key, wanted in _REQUIRED[flavour].items():
-        if raw.get(key) is not None and raw[key] != wanted:
-            raise UserError(f"{path}: {key} is {raw[key]!r}; only {wanted!r} is supported")
-    for key in _UNSUPPORTED:
-        if raw.get(key):
-            raise UserError(f"{path}: {key} is {raw[key]!r}; only null or false is supported")
-
+    path = existing(directory, "config.json")
+    raw = read_json(path)
+    family = raw.get("model_type")
+    if family not in _FIELDS:
+        raise UserError(f"{path}: model_type is {family!r}; expected one of {', '.join(_FIELDS)}")
+    _refuse_unsupported(path, raw, family)
     values = {}
-    for field, (key, default) in _FIELDS[flavour].items():
+    for field, (key, default) in _FIELDS[family].items():
         value = raw.get(key)
         if value is None:
             if default is ...:
@@ -82,49 +87,94 @@ def load_config(directory: str | Path) -> ModelConfig:
         else:
             _check_value(path, field, key, value)
         values[field] = value
-    if flavour == "llama":
-        values["rope_theta"] = _rope_theta(path, raw)
-    elif not values["intermediate"]:
-        values["intermediate"] = 4 * values["hidden"]
-
+    if family == "gpt2":
+        values["intermediate"] = values["intermediate"] or 4 * values["hidden"]
+    else:
+        values["rope_theta"], values["rope_scaling"] = _rope(path, raw)
+        values |= {"qkv_bias": family == "qwen2", "qk_norm": family == "qwen3", "window": _window(path, raw, family)}
+    flavour = "gpt2" if family == "gpt2" else "llama"
     try:
-        config = ModelConfig(name=Path(directory).resolve().name, flavour=flavour, source=str(directory), **values)
+        return ModelConfig(name=name or path.parent.resolve().name, flavour=flavour, source=str(directory), **values)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    if raw.get("head_dim") not in (None, config.head_dim):
-        raise UserError(f"{path}: head_dim is {raw['head_dim']!r}; only hidden_size / num_attention_heads = {config.head_dim} is supported")
-    return config
+
+
+def _refuse_unsupported(path: Path, raw: dict, family: str) -> None:
+    for key, wanted in _ONLY[family].items():
+        if raw.get(key) is not None and raw[key] != wanted:
+            raise UserError(f"{path}: {key} is {raw[key]!r}; only {wanted!r} is supported")
+    for key in _UNSUPPORTED:
+        if raw.get(key):
+            raise UserError(f"{path}: {key} is {raw[key]!r}; only null or false is supported")
+    for key in _SCALES:
+        if raw.get(key) not in (None, 1):
+            raise UserError(f"{path}: {key} is {raw[key]!r}; only 1.0 is supported")
+    if raw.get("architectures") and _ARCHITECTURE[family] not in raw["architectures"]:
+        raise UserError(f"{path}: architectures is {raw['architectures']!r}; for {family} only {_ARCHITECTURE[family]} is supported")
+    if "AutoModelForCausalLM" in (raw.get("auto_map") or {}):
+        raise UserError(
+            f"{path}: auto_map asks for the checkpoint's own code ({raw['auto_map']['AutoModelForCausalLM']}); it is not run here"
+        )
 
 
 def _expected(field: str) -> str:
-    return {"tied": "true or false", "norm_eps": "a positive number", "rope_theta": "a positive number"}.get(field, "a positive integer")
+    return {"tied": "true or false", "norm_eps": "a positive number", "rope": "a positive number"}.get(field, "a positive integer")
 
 
 def _check_value(path: Path, field: str, key: str, value: object) -> None:
     if field == "tied":
         good = isinstance(value, bool)
     else:
-        kinds = (int, float) if field in ("norm_eps", "rope_theta") else int
+        kinds = (int, float) if field in ("norm_eps", "rope") else int
         good = isinstance(value, kinds) and not isinstance(value, bool) and value > 0
     if not good:
         raise UserError(f"{path}: {key} is {value!r}; expected {_expected(field)}")
 
 
-def _rope_theta(path: Path, raw: dict) -> float:
-    """The rotary base: `rope_theta` up to transformers 4, inside `rope_parameters` since 5. Stretched positions are refused."""
-    theta = raw.get("rope_theta", 10000.0)
-    for key in ("rope_scaling", "rope_parameters"):
-        rope = raw.get(key)
-        if rope is None:
+def _rope(path: Path, raw: dict) -> tuple[float, tuple[float, ...] | None]:
+    """The rotary base, and LLaMA 3.1's stretch of the frequencies or None.
+
+    Up to transformers 4 they are `rope_theta` and `rope_scaling`; since 5, both are in `rope_parameters`. Where both spellings are there,
+    transformers 5 follows the old one, and so do we. Every other way of stretching is refused.
+    """
+    key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
+    rope = raw.get(key) or {}
+    kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
+    if kind not in ("default", "llama3"):
+        raise UserError(f"{path}: {key} has type {kind!r}; only 'default' (or null) and 'llama3' are supported")
+    for name, value in rope.items():
+        if name in ("rope_type", "type", "rope_theta", *_LLAMA3) or value is None or (name == "partial_rotary_factor" and value == 1):
             continue
-        kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
-        if kind != "default":
-            raise UserError(f"{path}: {key} has type {kind!r}; only plain rotary positions ('default', or null) are supported")
-        if rope.get("partial_rotary_factor", 1.0) != 1.0:
-            raise UserError(f"{path}: {key} has partial_rotary_factor {rope['partial_rotary_factor']!r}; only 1.0 is supported")
-        theta = rope.get("rope_theta", theta)
-    _check_value(path, "rope_theta", "rope_theta", theta)
-    return float(theta)
+        raise UserError(f"{path}: {key} has {name} {value!r}, which is not supported")
+    theta = rope.get("rope_theta", raw.get("rope_theta"))
+    theta = 10000.0 if theta is None else theta
+    _check_value(path, "rope", "rope_theta", theta)
+    if kind == "default":
+        return float(theta), None
+    for name in _LLAMA3:
+        _check_value(path, "rope", f"{key}.{name}", rope.get(name))
+    factor, low, high, length = (float(rope[name]) for name in _LLAMA3)
+    if high <= low:
+        raise UserError(f"{path}: {key}.high_freq_factor is {high}; expected more than low_freq_factor, {low}")
+    return float(theta), (factor, low, high, length)
+
+
+def _window(path: Path, raw: dict, family: str) -> int:
+    """Tokens that the narrowest layer sees, 0 for all of them. Whoever allocates the cache must not let a sequence grow longer."""
+    qwen, types = family in ("qwen2", "qwen3"), raw.get("layer_types") or []
+    for kind in types:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise UserError(f"{path}: layer_types has {kind!r}; only 'full_attention' and 'sliding_attention' are supported")
+    window = raw.get("sliding_window", 4096 if family == "mistral" else None)  # transformers' own values where a key is absent
+    if qwen:  # a window is in force only where it is switched on, and from some layer on
+        slides = "sliding_attention" in types if types else raw.get("max_window_layers", 28) < raw["num_hidden_layers"]
+        window = window if raw.get("use_sliding_window") and slides else None
+    if window is None:
+        if "sliding_attention" in types:
+            raise UserError(f"{path}: layer_types has 'sliding_attention', but no sliding_window is in force")
+        return 0
+    _check_value(path, "window", "sliding_window", window)
+    return window
 
 
 # -------------------------------------------------------------------------------------------------------------------- weights
@@ -156,6 +206,13 @@ def _plan(config: ModelConfig) -> dict[str, _Place]:
             put(theirs + "self_attn.q_proj.weight", ours + "preproj.weight", config.n_head * d)
             put(theirs + "self_attn.k_proj.weight", ours + "preproj.weight", kv, start=config.n_head * d)
             put(theirs + "self_attn.v_proj.weight", ours + "preproj.weight", kv, start=config.n_head * d + kv)
+            if config.qkv_bias:
+                put(theirs + "self_attn.q_proj.bias", ours + "preproj.bias", config.n_head * d)
+                put(theirs + "self_attn.k_proj.bias", ours + "preproj.bias", kv, start=config.n_head * d)
+                put(theirs + "self_attn.v_proj.bias", ours + "preproj.bias", kv, start=config.n_head * d + kv)
+            if config.qk_norm:
+                put(theirs + "self_attn.q_norm.weight", ours + "norm_q.weight", d)
+                put(theirs + "self_attn.k_norm.weight", ours + "norm_k.weight", d)
             put(theirs + "self_attn.o_proj.weight", ours + "postproj.weight", hidden)
             put(theirs + "post_attention_layernorm.weight", ours + "norm_2.weight", hidden)
             put(theirs + "mlp.gate_proj.weight", ours + "ffn_ln1.weight", config.intermediate)
@@ -190,47 +247,70 @@ def _ignorable(name: str, config: ModelConfig) -> bool:
     return name.endswith((".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")) or (config.tied and name == "lm_head.weight")
 
 
-def load_weights(model: Transformer, directory: str | Path) -> None:
+def load_weights(model: Transformer, directory: str | Path, check: bool = False) -> None:
     """Copies a checkpoint into the model's parameters, cast to their dtype and device, one tensor at a time.
 
-    The files are mapped, not read whole: the peak is the model plus one tensor. Raises UserError if a file or a tensor is
-    missing, unexpected, of another shape or damaged; the parameters are then partly overwritten: throw the model away.
+    The peak of the memory is the model plus one tensor. check: also look for NaN and infinity. Raises UserError if a file or a tensor is
+    missing, unexpected, of another shape or dtype, or damaged; the parameters are then partly overwritten: throw the model away.
     """
     directory = Path(directory)
     missing = {_stem(name): (name, place) for name, place in _plan(model.config).items()}
     state = model.state_dict()
-    for path in _weight_files(directory):
-        with _readable(path), safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 (not a dict: it cannot be iterated)
-                if _stem(name) not in missing:
-                    if _ignorable(name, model.config):
-                        continue
-                    raise UserError(f"{path}: unexpected tensor {name!r}, for which a {_describe(model.config)} has no place")
-                _, place = missing.pop(_stem(name))
-                view = file.get_slice(name)
-                target = state[place.name][place.start : place.start + place.rows]
-                expected = list(target.shape[::-1] if place.transposed else target.shape)
-                if view.get_shape() != expected:
-                    raise UserError(f"{path}: {name} has shape {view.get_shape()}; expected {expected} for a {_describe(model.config)}")
-                if view.get_dtype() not in ("F64", "F32", "F16", "BF16"):
-                    raise UserError(f"{path}: {name} has dtype {view.get_dtype()}; expected F64, F32, F16 or BF16")
-                tensor = file.get_tensor(name)
-                target.copy_(tensor.T if place.transposed else tensor)
+    for path, name in _tensors(directory):
+        if _stem(name) not in missing:
+            if _ignorable(name, model.config):
+                continue
+            raise UserError(f"{path}: unexpected tensor {name!r}, for which a {_describe(model.config)} has no place")
+        _, place = missing.pop(_stem(name))
+        target = state[place.name][place.start : place.start + place.rows]
+        # Opened anew for each tensor: pages of a mapped file count as ours until it is closed, and would add up to a second model.
+        with readable(path), safe_open(path, framework="pt") as file:
+            view = file.get_slice(name)
+            expected = list(target.shape[::-1] if place.transposed else target.shape)
+            if view.get_shape() != expected:
+                raise UserError(f"{path}: {name} has shape {view.get_shape()}; expected {expected} for a {_describe(model.config)}")
+            if view.get_dtype() not in ("F64", "F32", "F16", "BF16"):
+                raise UserError(f"{path}: {name} has dtype {view.get_dtype()}; expected F64, F32, F16 or BF16")
+            tensor = file.get_tensor(name)
+            target.copy_(tensor.T if place.transposed else tensor)
+            if check and not _finite(target):
+                found = f"a number that is too large for {target.dtype}" if _finite(tensor) else "NaN or infinity"
+                raise UserError(f"{path}: {name} holds {found}")
+            del tensor, view  # they would keep the file mapped
     if missing:
         names = [name for name, _ in missing.values()]
         raise UserError(f"{directory}: {len(names)} tensor(s) missing, first {names[0]!r}, expected for a {_describe(model.config)}")
+
+
+def _finite(tensor: torch.Tensor) -> bool:
+    """Whether all numbers are. The extremes tell, for NaN is one; and they need no second tensor, as `isfinite` would."""
+    return all(extreme.isfinite() for extreme in tensor.aminmax())
+
+
+def _tensors(directory: Path) -> Iterator[tuple[Path, str]]:
+    """The file and the name of every tensor of a checkpoint."""
+    for path in _weight_files(directory):
+        with readable(path), safe_open(path, framework="pt") as file:
+            names = list(file.keys())
+        for name in names:
+            yield path, name
 
 
 def save(model: Transformer, directory: str | Path, dtype: torch.dtype = torch.bfloat16, eos_id: int | None = None) -> None:
     """Writes the model as a Hugging Face directory: `config.json` and `model.safetensors` in `dtype`."""
     directory, config = Path(directory), model.config
     directory.mkdir(parents=True, exist_ok=True)
-    raw: dict[str, object] = {key: getattr(config, field) for field, (key, _) in _FIELDS[config.flavour].items()}
-    raw |= {key: value for key, value in _REQUIRED[config.flavour].items() if key != "partial_rotary_factor"}
-    raw |= {"model_type": config.flavour, "architectures": [{"llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel"}[config.flavour]]}
+    family = "qwen3" if config.qk_norm else "qwen2" if config.qkv_bias else "mistral" if config.window else config.flavour
+    raw: dict[str, object] = {key: getattr(config, field) for field, (key, _) in _FIELDS[family].items()}
+    raw |= _ONLY[family] | {"model_type": family, "architectures": [_ARCHITECTURE[family]]}
     raw |= {"torch_dtype": str(dtype).removeprefix("torch."), "bos_token_id": eos_id, "eos_token_id": eos_id}
     if config.flavour == "llama":  # both spellings: transformers 4 reads the first, transformers 5 the second
-        raw |= {"rope_theta": config.rope_theta, "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta}}
+        rope = {"rope_type": "default", "rope_theta": config.rope_theta}
+        if config.rope_scaling is not None:
+            rope = {"rope_type": "llama3", "rope_theta": config.rope_theta, **dict(zip(_LLAMA3, config.rope_scaling, strict=True))}
+            raw["rope_scaling"] = rope
+        raw |= {"rope_theta": config.rope_theta, "rope_parameters": rope}
+        raw |= {"sliding_window": config.window or None, "use_sliding_window": False}
 
     state, tensors = model.state_dict(), {}
     for name, place in _plan(config).items():
@@ -244,119 +324,18 @@ def _weight_files(directory: Path) -> list[Path]:
     """The safetensors files of a checkpoint: one, or the shards that an index names."""
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if single.is_file() or not index.is_file():
-        return [_existing(directory, single.name)]
-    shards = _read_json(index).get("weight_map")
+        if not single.is_file() and (directory / "pytorch_model.bin").is_file():
+            raise UserError(f"{directory}: pytorch_model.bin is not supported; expected model.safetensors (transformers converts it)")
+        return [existing(directory, single.name)]
+    shards = read_json(index).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
         raise UserError(f"{index}: weight_map is missing; expected a table of tensor names and file names")
-    return [_existing(directory, shard) for shard in sorted(set(shards.values()))]
+    for shard in sorted(set(shards.values())):
+        if not (directory / shard).is_file():
+            raise UserError(f"{directory}: no {shard}, a shard that {index.name} names; download it again")
+    return [directory / shard for shard in sorted(set(shards.values()))]
 
 
 def _describe(config: ModelConfig) -> str:
     shape = f"{config.n_layer} layers, hidden {config.hidden}, {config.n_head} heads ({config.n_kv_head} kv), FFN {config.intermediate}"
     return f"{config.flavour} model of {shape}, vocabulary {config.vocab_size}{', tied' if config.tied else ''}"
-
-
-# ------------------------------------------------------------------------------------------------------------------ tokenizer
-
-
-@dataclass(frozen=True)
-class Tokenizer:
-    """Text to token ids and back. `eos_id` ends a text; None where the directory does not say which token does."""
-
-    encode: Callable[[str], list[int]]
-    decode: Callable[[Sequence[int]], str]
-    eos_id: int | None
-
-
-def load_tokenizer(directory: str | Path) -> Tokenizer | None:
-    """The tokenizer of a directory, or None where it has none (prompts of token ids still work).
-
-    Reads `merges.tiktoken` (ours), `tokenizer.json`, or GPT-2's `vocab.json` with `merges.txt`; the first that is there.
-    Raises UserError if that file is damaged.
-    """
-    directory = Path(directory)
-    if not directory.is_dir():
-        raise UserError(f"{directory}: no such directory; expected a Hugging Face checkpoint")
-    if (path := directory / "merges.tiktoken").is_file():
-        return from_ranks(_read_ranks(path))
-    if (path := directory / "tokenizer.json").is_file():
-        with _readable(path, Exception):  # the library raises nothing narrower
-            return _from_library(HFTokenizer.from_file(str(path)), directory)
-    vocab, merges = directory / "vocab.json", directory / "merges.txt"
-    if vocab.is_file() or merges.is_file():
-        _existing(directory, vocab.name), _existing(directory, merges.name)
-        with _readable(merges, Exception):
-            library = HFTokenizer(models.BPE.from_file(str(vocab), str(merges)))
-        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        library.decoder = decoders.ByteLevel()
-        return _from_library(library, directory)
-    return None
-
-
-def from_ranks(ranks: dict[bytes, int]) -> Tokenizer:
-    """A byte-level BPE: `ranks` maps a token's bytes to its id, and lower ids merge first. The next free id ends a text."""
-    library = tiktoken.Encoding("demo", pat_str=GPT2_SPLIT, mergeable_ranks=ranks, special_tokens={EOS: len(ranks)})
-    # encode_ordinary: a prompt that spells out <|endoftext|> is text, not a command
-    return Tokenizer(library.encode_ordinary, library.decode, len(ranks))
-
-
-def _from_library(library: HFTokenizer, directory: Path) -> Tokenizer:
-    """Special tokens are added as the directory asks (LLaMA starts with one), and left out of decoded text."""
-    eos_id = None
-    for name, key in (("tokenizer_config.json", "eos_token"), ("generation_config.json", "eos_token_id"), ("config.json", "eos_token_id")):
-        value = _read_json(directory / name).get(key) if (directory / name).is_file() else None
-        value = value.get("content") if isinstance(value, dict) else value
-        value = value[0] if isinstance(value, list) and value else value  # several: the first
-        eos_id = library.token_to_id(value) if isinstance(value, str) else value
-        if eos_id is not None:
-            break
-    if eos_id is None:
-        eos_id = library.token_to_id(EOS)
-    return Tokenizer(lambda text: library.encode(text).ids, lambda ids: library.decode(list(ids)), eos_id)
-
-
-def _read_ranks(path: Path) -> dict[bytes, int]:
-    """tiktoken's own file format: a token's bytes in base64 and its rank, one per line.
-
-    Not tiktoken's loader: that one keeps a copy in the temporary folder, and would read it again after the file has changed.
-    """
-    ranks: dict[bytes, int] = {}
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
-        try:
-            token, rank = line.split()
-            ranks[base64.b64decode(token, validate=True)] = int(rank)
-        except (ValueError, binascii.Error):
-            raise UserError(f"{path}, line {number}: {line[:60]!r}; expected a token in base64, a space and its rank") from None
-    if sorted(ranks.values()) != list(range(len(ranks))) or not all(bytes([b]) in ranks for b in range(256)):
-        raise UserError(f"{path}: {len(ranks)} tokens; expected all 256 bytes and the ranks 0 .. {len(ranks) - 1}, each once")
-    return ranks
-
-
-# ---------------------------------------------------------------------------------------------------------------------- files
-
-
-def _existing(directory: Path, name: str) -> Path:
-    if not directory.is_dir():
-        raise UserError(f"{directory}: no such directory; expected a Hugging Face checkpoint")
-    if not (directory / name).is_file():
-        raise UserError(f"{directory}: no {name}; expected a Hugging Face checkpoint with config.json and model.safetensors")
-    return directory / name
-
-
-@contextmanager
-def _readable(path: Path, *errors: type[Exception]) -> Iterator[None]:
-    """Turns what a library says about a damaged file into one line."""
-    try:
-        yield
-    except SafetensorError as error:
-        raise UserError(f"{path}: not a whole safetensors file ({error}); download it again") from None
-    except errors as error:
-        raise UserError(f"{path}: cannot be read ({(str(error) or type(error).__name__).splitlines()[0]})") from None
-
-
-def _read_json(path: Path) -> dict:
-    with _readable(path, ValueError, OSError):
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(raw, dict):
-        raise UserError(f"{path}: expected a JSON object, found {type(raw).__name__}")
-    return raw

@@ -31,8 +31,13 @@ class ModelConfig:
     vocab_size: int
     max_length: int  # longest sequence that the positions allow, in tokens
     n_kv_head: int = 0  # 0: as many as n_head (no grouped-query attention)
+    head_dim: int = 0  # channels of one head; 0: hidden / n_head
     flavour: str = "llama"  # "llama": RMSNorm, rotary, SwiGLU; "gpt2": LayerNorm, learned positions, GELU
     rope_theta: float = 10000.0
+    rope_scaling: tuple[float, ...] | None = None  # LLaMA 3.1: factor, low, high, original length; see `model.rotary_frequencies`
+    qkv_bias: bool = False  # Qwen2: a bias on q, k and v (GPT-2 has one on every linear operator)
+    qk_norm: bool = False  # Qwen3: an RMSNorm on each head of q and k
+    window: int = 0  # a token sees itself and window - 1 before it; 0: all. Longer sequences are refused, not computed
     norm_eps: float = 1e-5
     tied: bool = False  # the output head is the embedding
     source: str = ""
@@ -42,16 +47,16 @@ class ModelConfig:
             object.__setattr__(self, "n_kv_head", self.n_head)
         if self.flavour not in ("llama", "gpt2"):
             raise UserError(f"unknown flavour {self.flavour!r}: choose from llama, gpt2")
-        if self.hidden % self.n_head or self.n_head % self.n_kv_head:
+        if (self.head_dim == 0 and self.hidden % self.n_head) or self.n_head % self.n_kv_head:
             raise UserError(
                 f"{self.name}: hidden {self.hidden} must be a multiple of n_head {self.n_head}, and that of n_kv_head {self.n_kv_head}"
             )
+        if self.head_dim == 0:
+            object.__setattr__(self, "head_dim", self.hidden // self.n_head)
+        if self.rope_scaling is not None:
+            object.__setattr__(self, "rope_scaling", tuple(self.rope_scaling))  # JSON gives a list
         if self.flavour == "llama" and self.head_dim % 2:
             raise UserError(f"{self.name}: rotary positions need an even head size, not {self.head_dim}")
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden // self.n_head
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:

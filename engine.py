@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 import checkpoint
+import files
 from attention import choose_backend
 from configs import GPUS, LINKS, MODELS, ModelConfig, UserError, lookup
 from costmodel import EFFICIENCY, CostModel
@@ -26,6 +28,7 @@ from model import Transformer
 from sampling import Sampler, SamplingParams
 from scheduler import Batch, Request, Scheduler, make_scheduler
 from timeline import Trace
+from tokenizer import GPT2_VOCABULARY, gpt2_tokenizer, load_stop_ids, load_tokenizer
 
 __all__ = ["LLM", "RequestOutput", "SamplingParams", "simulate"]
 
@@ -80,7 +83,8 @@ class StreamedToken:
 class LLM:
     """A model, its cache and a scheduling policy; names follow vLLM.
 
-    model: "demo" (trained, in the box), a name of `configs.MODELS` (random weights), or a Hugging Face directory.
+    model: "demo" (trained, in the box), a Hugging Face directory, a hub id ("Qwen/Qwen2.5-0.5B"), or a name of `configs.MODELS` (random
+    weights, prompts of token ids only). check: look for NaN and infinity in a checkpoint's weights.
     policy, chunk_size (C, tokens; the token budget), max_batch_size (B, requests), cache_tokens (what the cache may hold of all requests
     together; None: all that fits its slots): see scheduler.py; they may be changed between two calls, but for B,
     which sizes the cache. max_length: longest prompt + output, in tokens; the cache is allocated at once for B of them.
@@ -102,6 +106,7 @@ class LLM:
         attention: str = "auto",
         seed: int = 0,
         time_operators: bool = False,
+        check: bool = False,
     ):
         make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)  # complains before the weights are loaded
         if not isinstance(seed, int) or not 0 <= seed < 2**63:
@@ -112,23 +117,27 @@ class LLM:
         self.policy, self.chunk_size, self.max_batch_size, self.cache_tokens = policy, chunk_size, max_batch_size, cache_tokens
         self.seed = seed
         self.time_operators = time_operators
-        directory = checkpoint.DEMO if model == "demo" else Path(model)
-        from_checkpoint = model == "demo" or (model not in MODELS and directory.is_dir())
-        if not from_checkpoint and model not in MODELS:
-            raise UserError(f"unknown model {model!r}: choose from {', '.join(MODELS)}, or give a Hugging Face directory")
-        self.config = checkpoint.load_config(directory) if from_checkpoint else MODELS[model]
+        self.directory = directory = files.find(model)  # None: random weights
+        name = Path(model).expanduser().resolve().name  # not the directory's: in the hub's cache that is a hash
+        self.config = MODELS[model] if directory is None else checkpoint.load_config(directory, name)
         self.max_length = self.config.max_length if max_length is None else max_length
         if not 1 <= self.max_length <= self.config.max_length:
             raise UserError(f"max_length is {max_length}; {self.config.name} allows 1 to {self.config.max_length} tokens")
+        if 0 < self.config.window < self.max_length:
+            raise UserError(
+                f"{self.config.name} has a sliding_window of {self.config.window} tokens, which is not supported for longer sequences: "
+                f"max_length is {self.max_length}; give {self.config.window} at most"
+            )
         check_memory(self.config, max_batch_size, self.max_length, self.dtype, self.device)
         self.model = new_model(self.config, self.dtype, self.device)
-        if from_checkpoint:
-            checkpoint.load_weights(self.model, directory)
-        else:
+        if directory is None:
             self.model.init_weights(seed)
+            self.weights, self.tokenizer, self.stop_ids = f"random (seed {seed})", None, frozenset()
+        else:
+            checkpoint.load_weights(self.model, directory, check)
+            self.weights, self.tokenizer = str(directory), load_tokenizer(directory)
+            self.stop_ids = load_stop_ids(directory, self.tokenizer)
         pack_linears(self.model)
-        self.weights = str(directory) if from_checkpoint else f"random (seed {seed})"
-        self.tokenizer = checkpoint.load_tokenizer(directory) if from_checkpoint else None
         self.cache = KVCache(self.config, max_batch_size, self.max_length, self.dtype, self.device)
         self.trace = Trace()
         if self.device.type == "cpu":
@@ -217,18 +226,21 @@ class LLM:
                 raise UserError(
                     f"prompt {index}: {len(ids)} prompt tokens + max_tokens {param.max_tokens} exceed max_length {self.max_length}"
                 )
-            eos = self.tokenizer.eos_id if self.tokenizer else None
-            stop_ids = set(param.stop_ids) | (set() if eos is None or param.ignore_eos else {eos})
+            stop_ids = frozenset(param.stop_ids) | (frozenset() if param.ignore_eos else self.stop_ids)
             seed = self.seed + index if param.seed is None else param.seed
             sampler = Sampler(param, seed) if param.temperature > 0 else None
-            requests.append(Request(index, ids, param.max_tokens, frozenset(stop_ids), arrivals[index], sampler=sampler))
+            requests.append(Request(index, ids, param.max_tokens, stop_ids, arrivals[index], sampler=sampler))
             scheduler.check(requests[-1])
         return requests
 
     def _token_ids(self, index: int, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
+            if self.tokenizer is None and self.directory and (self.config.flavour, self.config.vocab_size) == ("gpt2", GPT2_VOCABULARY):
+                self.tokenizer = gpt2_tokenizer()
             if self.tokenizer is None:
-                raise UserError(f"prompt {index} is text, but {self.config.name} ({self.weights} weights) has no tokenizer: give token ids")
+                raise UserError(
+                    f"prompt {index} is text, but {self.config.name} ({self.weights} weights) has no tokenizer.json: give token ids"
+                )
             ids = self.tokenizer.encode(prompt)
         else:
             ids = list(prompt)
@@ -246,12 +258,21 @@ class LLM:
         return self.tokenizer.decode(spoken)
 
 
+class NoRandomNumbers(TorchFunctionMode):
+    """Skips the random numbers that PyTorch's layers start with: for a large model, drawing them takes longer than to load it."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function in (torch.nn.init.kaiming_uniform_, torch.nn.init.normal_):
+            return kwargs["tensor"] if kwargs and "tensor" in kwargs else args[0]
+        return function(*args, **(kwargs or {}))
+
+
 def new_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Transformer:
-    """A model whose parameters are allocated once, in their final dtype and place."""
+    """A model whose parameters are allocated once, in their final dtype and place. Its matrices hold what was in the memory before."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        with torch.device(device):
+        with torch.device(device), NoRandomNumbers():
             return Transformer(config).eval()
     finally:
         torch.set_default_dtype(before)

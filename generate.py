@@ -10,8 +10,9 @@ from tqdm import tqdm
 
 import perfetto
 from cli import Parser, run_main
-from configs import UserError
+from configs import MODELS, UserError
 from engine import LLM, SamplingParams
+from files import FOR_TEXT
 from scheduler import POLICIES
 from timeline import Trace
 
@@ -20,7 +21,7 @@ def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("prompts", nargs="*", help="one or more prompts")
     parser.add_argument("--file", type=Path, help="a UTF-8 text file with one prompt to a line; empty lines are skipped")
-    parser.add_argument("--model", default="demo", help="demo, or a Hugging Face directory (default: demo)")
+    parser.add_argument("--model", default="demo", help="demo, a Hugging Face directory, or a hub id (default: demo)")
     parser.add_argument("--policy", default="sarathi", help=f"one of {', '.join(POLICIES)} (default: sarathi)")
     parser.add_argument("--chunk-size", type=int, default=64, help="C, tokens of a hybrid batch (default: 64)")
     parser.add_argument("--max-batch-size", type=int, default=8, help="B, requests that run at once (default: 8)")
@@ -35,6 +36,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
     parser.add_argument("--attention", default="auto", help="auto, math, sdpa or xformers (default: auto)")
     parser.add_argument("--trace", type=perfetto.output_file, metavar="FILE", help="write the run for https://ui.perfetto.dev (JSON)")
+    parser.add_argument("--check", action="store_true", help="look for NaN and infinity in the weights")
     return parser.parse_args()
 
 
@@ -93,6 +95,8 @@ def rate(tokens: int, seconds: float) -> str:
 
 def main() -> None:
     args = parse_args()
+    if args.model in MODELS and args.model != "demo":
+        raise UserError(f"model {args.model!r} has random weights and no tokenizer: for text choose {FOR_TEXT}")
     prompts = read_prompts(args)
     params = SamplingParams(args.max_tokens, args.temperature, args.top_k, args.top_p, ignore_eos=args.ignore_eos)
     llm = LLM(
@@ -106,6 +110,7 @@ def main() -> None:
         attention=args.attention,
         time_operators=args.trace is not None,
         seed=args.seed,  # each request adds its number: the same prompt twice draws two texts
+        check=args.check,
     )
     if len(prompts) == 1:
         stream_one(llm, prompts[0], params)

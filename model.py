@@ -1,4 +1,4 @@
-"""A nanoGPT-style decoder over one flat hybrid batch, in two flavours: LLaMA and GPT-2.
+"""A nanoGPT-style decoder over one flat hybrid batch, in two flavours: LLaMA (with what Mistral and Qwen add) and GPT-2.
 
 `forward` takes T rows, one per token, with no padding: the chunks of some requests and the decodes of others, side by side. Every linear
 operator (preproj, postproj, ffn_ln1, ffn_ln2) runs once, fused over all T rows: the weights are read once for prefill
@@ -6,6 +6,7 @@ and decode alike, which is what makes piggybacked decodes cheap (SARATHI, Sec 4.
 chunk, and over the decodes together.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +58,10 @@ class Layer(nn.Module):
         self.norm_1 = norm(config.hidden, eps=config.norm_eps)
         self.norm_2 = norm(config.hidden, eps=config.norm_eps)
         for name, (inputs, outputs) in config.linears.items():
-            setattr(self, name, nn.Linear(inputs, outputs, bias=gpt2))
+            setattr(self, name, nn.Linear(inputs, outputs, bias=gpt2 or (config.qkv_bias and name == "preproj")))
+        if config.qk_norm:
+            self.norm_q = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
+            self.norm_k = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, attend: Callable, run: Callable = untimed) -> Tensor:
         """attend(q, k, v) -> y, all (T, heads, head_dim), decides who sees whom; run(name, operator, *args) runs an operator."""
@@ -71,6 +75,9 @@ class Layer(nn.Module):
     def split_heads(self, qkv: Tensor, rotary: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
         config = self.config
         qkv = qkv.view(len(qkv), config.n_head + 2 * config.n_kv_head, config.head_dim)
+        if config.qk_norm:
+            q, k, v = qkv.split((config.n_head, config.n_kv_head, config.n_kv_head), dim=1)
+            qkv = torch.cat((self.norm_q(q), self.norm_k(k), v), dim=1)
         if rotary is not None:  # q and k lie side by side: one rotation serves both
             cos, sin = rotary  # (T, 1, head_dim / 2) each
             left, right = qkv[:, : config.n_head + config.n_kv_head].chunk(2, dim=-1)
@@ -85,6 +92,22 @@ class Layer(nn.Module):
         return F.silu(gate) * up
 
 
+def rotary_frequencies(config: ModelConfig) -> Tensor:
+    """Radians by which one position turns each pair of channels: (head_dim / 2,), float32.
+
+    LLaMA 3.1 reads texts `factor` times longer than it was first trained on (`length` tokens): pairs that make less than `low` turns over
+    that length turn `factor` times slower, those that make more than `high` turns stay, and between the two it blends. Rounding at
+    position 100,000 is no longer small, so every step is in float32, as where these models were trained.
+    """
+    frequencies = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim)
+    if config.rope_scaling is None:
+        return frequencies
+    factor, low, high, length = config.rope_scaling
+    turns = frequencies * length / (2 * math.pi)
+    stay = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * (stay + (1 - stay) / factor)
+
+
 class Transformer(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -95,13 +118,9 @@ class Transformer(nn.Module):
         self.norm = (nn.LayerNorm if config.flavour == "gpt2" else nn.RMSNorm)(config.hidden, eps=config.norm_eps)
         self.head = None if config.tied else nn.Linear(config.hidden, config.vocab_size, bias=False)
         if config.flavour == "llama":
-            angles = torch.outer(torch.arange(config.max_length), self._frequencies(config))  # (max_length, head_dim / 2)
+            angles = torch.outer(torch.arange(config.max_length), rotary_frequencies(config))  # (max_length, head_dim / 2)
             self.register_buffer("cos", angles.cos()[:, None], persistent=False)
             self.register_buffer("sin", angles.sin()[:, None], persistent=False)
-
-    @staticmethod
-    def _frequencies(config: ModelConfig) -> Tensor:
-        return config.rope_theta ** (-torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim)
 
     @property
     def device(self) -> torch.device:
@@ -112,13 +131,15 @@ class Transformer(nn.Module):
         return self.embed.weight.dtype
 
     def init_weights(self, seed: int = 0) -> "Transformer":
-        """Random weights for a model without a checkpoint: GPT-2's scheme, N(0, 0.02), outputs of a residual branch scaled down."""
+        """Random weights for a model without a checkpoint: GPT-2's scheme, N(0, 0.02), outputs of a residual branch scaled down; no biases."""
         generator = torch.Generator(self.device).manual_seed(seed)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 branch = name.endswith(("postproj.weight", "ffn_ln2.weight"))
                 scale = (2 * self.config.n_layer) ** -0.5 if branch else 1.0
                 nn.init.normal_(parameter, std=0.02 * scale, generator=generator)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
         return self
 
     @torch.inference_mode()

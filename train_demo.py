@@ -19,10 +19,12 @@ import torch
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from checkpoint import DEMO, from_ranks, load_weights, save
+from checkpoint import load_weights, save
 from configs import MODELS
 from demo_corpus import documents, split, train_tokenizer
+from files import DEMO
 from model import Transformer
+from tokenizer import from_ranks
 
 TOKENS_PER_STEP = 4096
 MAX_RATE = 3e-3  # of AdamW, reached after 2 % of the time

@@ -34,11 +34,11 @@ from matplotlib.colors import ListedColormap
 
 import attention
 from attention import chunk_mask
-from checkpoint import DEMO
 from configs import GPUS, MODELS
 from costmodel import CostModel
 from engine import LLM, choose_dtype, new_model
 from executor import ModelExecutor
+from files import DEMO
 from kvcache import KVCache
 from lesson import COLOURS, SERIES, fastest, paper, plain_ticks, print_table, star, this_machine
 from scheduler import Batch, Chunk, Request, make_scheduler

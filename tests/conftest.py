@@ -1,4 +1,4 @@
-"""Small models that the tests make: exact arithmetic (float64), both flavours, grouped-query attention."""
+"""Small models that the tests make: exact arithmetic (float64), both flavours, grouped-query attention, Qwen's bias and norms."""
 
 import dataclasses
 
@@ -15,6 +15,9 @@ TINY = {
     "llama": ModelConfig("tiny-llama", 2, 4, 32, 48, 97, 64),
     "llama-gqa": ModelConfig("tiny-llama-gqa", 2, 6, 48, 40, 97, 64, n_kv_head=2),
     "llama-mqa": ModelConfig("tiny-llama-mqa", 2, 4, 32, 48, 97, 64, n_kv_head=1, tied=True),
+    "qwen": ModelConfig(
+        "tiny-qwen", 2, 4, 30, 48, 97, 64, n_kv_head=2, head_dim=10, qkv_bias=True, qk_norm=True, rope_scaling=(4.0, 1.0, 4.0, 32.0)
+    ),
     "gpt2": ModelConfig("tiny-gpt2", 2, 4, 32, 64, 97, 64, flavour="gpt2", tied=True),
 }
 

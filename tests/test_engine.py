@@ -275,7 +275,7 @@ def test_virtual_clock_waits_for_arrivals() -> None:
 
 
 BAD_OPTIONS = [
-    ({"model": "gpt5"}, "unknown model 'gpt5': choose from llama-13b.*demo.*Hugging Face directory"),
+    ({"model": "gpt5"}, "unknown model 'gpt5': choose demo, a Hugging Face directory, or a hub id.*random weights: llama-13b"),
     ({"policy": "fifo"}, "unknown policy 'fifo': choose from request_level"),
     ({"dtype": "int3"}, "unknown dtype 'int3': choose from auto, float32"),
     ({"device": "cpu:x"}, "unknown device 'cpu:x'"),

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from generate import read_prompts
 
@@ -81,8 +82,9 @@ def test_a_mistake_in_one_of_several_prompts_is_one_line() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("hi", "--model", "gpt5"), "unknown model 'gpt5': choose from"),
-        (("hi", "--model", "laptop"), "laptop (random (seed 0) weights) has no tokenizer"),
+        (("hi", "--model", "gpt5"), "unknown model 'gpt5': choose demo, a Hugging Face directory, or a hub id"),
+        (("hi", "--model", "laptop"), "model 'laptop' has random weights and no tokenizer: for text choose demo, a Hugging Face directory"),
+        (("hi", "--model", "tests"), "tests: no config.json; expected a Hugging Face checkpoint"),
         (("hi", "--policy", "fifo"), "unknown policy 'fifo': choose from request_level, orca, vllm_v0, sarathi"),
         (("hi", "--dtype", "int3"), "unknown dtype 'int3': choose from auto, float32"),
         (("hi", "--chunk-size", "0"), "chunk_size is 0; it must be a whole number, at least 1"),
@@ -100,6 +102,17 @@ def test_one_clear_line_for_a_mistake(arguments: tuple[str, ...], message: str) 
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("error: ") and message in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_nan_is_found_on_request(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(ROOT / "demo", broken)
+    tensors = load_file(broken / "model.safetensors")
+    tensors["model.layers.2.mlp.up_proj.weight"][3, 4] = float("nan")
+    save_file(tensors, broken / "model.safetensors")
+    done = generate("hi", "--model", str(broken), "--check")
+    assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1
+    assert done.stderr == f"error: {broken / 'model.safetensors'}: model.layers.2.mlp.up_proj.weight holds NaN or infinity\n"
 
 
 def test_truncated_weights(tmp_path: Path) -> None:

@@ -1,0 +1,251 @@
+"""Every family of checkpoints against transformers: the same logits, and the same 64 greedy tokens under every policy."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from checkpoint import load_config, load_weights, save
+from configs import UserError
+from engine import LLM, SamplingParams
+from model import Transformer
+from scheduler import POLICIES
+
+VOCABULARY, LENGTH = 61, 120
+ROTARY = {
+    "hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2,
+    "vocab_size": VOCABULARY, "max_position_embeddings": LENGTH, "rms_norm_eps": 1e-5, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+GPT2 = {
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": LENGTH,
+    "vocab_size": VOCABULARY,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+LLAMA3 = {  # of 5 pairs, 2 make more than 4 turns over the original 64 positions, 2 less than 1, and one lies between
+    "rope_type": "llama3", "rope_theta": 50.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+
+# name: (transformers' config, its model, what differs from ROTARY or GPT2). Shapes as odd as each family allows.
+CASES = {
+    "llama": ("Llama", {}),
+    "llama-no-gqa-tied": ("Llama", {"num_key_value_heads": 6, "tie_word_embeddings": True}),
+    "llama-3.1-head-dim": ("Llama", {"head_dim": 10, "rope_parameters": LLAMA3}),
+    "llama-one-kv-head": ("Llama", {"num_key_value_heads": 1, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral-head-dim": ("Mistral", {"sliding_window": LENGTH, "head_dim": 14, "num_key_value_heads": 3, "rms_norm_eps": 1e-2}),
+    "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-one-kv-head": ("Qwen2", {"num_key_value_heads": 1, "use_sliding_window": False, "sliding_window": 8}),
+    "qwen3": ("Qwen3", {"head_dim": 12, "num_attention_heads": 5, "num_key_value_heads": 1, "hidden_size": 44}),
+    "qwen3-tied": ("Qwen3", {"head_dim": 8, "num_key_value_heads": 6, "tie_word_embeddings": True}),
+    "gpt2": ("GPT2", {}),
+    "gpt2-untied": ("GPT2", {"n_inner": 80, "layer_norm_epsilon": 1e-2, "tie_word_embeddings": False}),
+}  # fmt: skip
+
+
+def oracle(case: str, **changes) -> transformers.PreTrainedModel:
+    """A random model of transformers', with weights large enough that every one of them shows in the logits."""
+    family, differs = CASES[case]
+    config = getattr(transformers, family + "Config")(**(GPT2 if family == "GPT2" else ROTARY) | differs | changes)
+    model = getattr(transformers, "GPT2LMHeadModel" if family == "GPT2" else family + "ForCausalLM")(config)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(1 + 0.2 * noise if parameter.dim() == 1 and "bias" not in name else 0.2 * noise)
+    return model.eval()
+
+
+def ours(directory: Path) -> Transformer:
+    model = Transformer(load_config(directory))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float("nan"))  # a row that load_weights forgets would show
+    load_weights(model, directory)
+    return model
+
+
+def assert_same_logits(model: Transformer, reference: transformers.PreTrainedModel, length: int = 40) -> None:
+    tokens = torch.randint(VOCABULARY, (2, length), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        expected, found = reference(tokens).logits, model.forward_full(tokens)
+    assert expected.std() > 0.5
+    assert (found - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_and_greedy_tokens_equal_transformers(case: str, tmp_path: Path) -> None:
+    """Logits in float32. Tokens in float64 on our side and theirs, over three prompts that share two slots: there, what differs is
+    only transformers' norms, which round to float32 (some 1e-5 in a logit), and no two best logits are as close as that.
+    """
+    reference = oracle(case)
+    reference.save_pretrained(tmp_path, max_shard_size="12KB" if "-" in case else "1GB")
+    assert (len(list(tmp_path.glob("*.safetensors"))) > 2) == ("-" in case)
+    assert_same_logits(ours(tmp_path), reference, LENGTH)
+
+    reference = reference.double()
+    generator = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(VOCABULARY, (1, length), generator=generator) for length in (37, 5, 18)]
+    expected = []
+    for prompt in prompts:
+        seen = torch.ones_like(prompt)
+        out = reference.generate(
+            prompt, attention_mask=seen, max_new_tokens=64, do_sample=False, output_logits=True, return_dict_in_generate=True
+        )
+        best = torch.cat(out.logits).topk(2).values  # (64, 2)
+        assert (best[:, 0] - best[:, 1]).min() > 2e-4, "a near-tie: choose another seed"
+        expected.append(out.sequences[0, prompt.shape[1] :].tolist())
+    assert all(len(tokens) == 64 for tokens in expected) and len({*expected[0], *expected[1], *expected[2]}) > 8
+
+    llm = LLM(str(tmp_path), max_batch_size=2, dtype="float64", device="cpu")
+    for policy in POLICIES:
+        for chunk_size in (7, 16):
+            llm.policy, llm.chunk_size = policy, chunk_size
+            outputs = llm.generate([prompt[0].tolist() for prompt in prompts], SamplingParams(max_tokens=64))
+            assert [output.token_ids for output in outputs] == expected, (policy, chunk_size)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_transformers_reads_what_save_writes(case: str, tmp_path: Path) -> None:
+    oracle(case).save_pretrained(tmp_path / "theirs")
+    model = ours(tmp_path / "theirs")
+    save(model, tmp_path / "ours", dtype=torch.float32, eos_id=7)
+    for (name, expected), found in zip(model.state_dict().items(), ours(tmp_path / "ours").state_dict().values(), strict=True):
+        assert torch.equal(found, expected), name
+    reference, report = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    assert reference.config.eos_token_id == 7
+    assert_same_logits(model, reference.eval())
+
+
+# ------------------------------------------------------------------------------------------------------------------ config.json
+
+# config.json of models on the hub, as published, and the parameters that they are known to have
+PUBLISHED = {
+    "openai-community/gpt2": (124_439_808, {
+        "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "layer_norm_epsilon": 1e-05, "model_type": "gpt2",
+        "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257,
+    }),
+    "meta-llama/Llama-2-7b-hf": (6_738_415_616, {
+        "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 11008,
+        "max_position_embeddings": 4096, "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32,
+        "num_key_value_heads": 32, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": None, "tie_word_embeddings": False,
+        "vocab_size": 32000,
+    }),
+    "meta-llama/Llama-3.2-1B": (1_235_814_400, {
+        "architectures": ["LlamaForCausalLM"], "attention_bias": False, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048,
+        "intermediate_size": 8192, "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "llama",
+        "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0, "tie_word_embeddings": True, "vocab_size": 128256,
+    }),
+    "mistralai/Mistral-7B-v0.1": (7_241_732_096, {
+        "architectures": ["MistralForCausalLM"], "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
+        "max_position_embeddings": 32768, "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 32,
+        "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": False,
+        "vocab_size": 32000,
+    }),
+    "Qwen/Qwen2.5-0.5B": (494_032_768, {
+        "architectures": ["Qwen2ForCausalLM"], "hidden_act": "silu", "hidden_size": 896, "intermediate_size": 4864,
+        "max_position_embeddings": 32768, "max_window_layers": 24, "model_type": "qwen2", "num_attention_heads": 14,
+        "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768,
+        "tie_word_embeddings": True, "use_mrope": False, "use_sliding_window": False, "vocab_size": 151936,
+    }),
+    "Qwen/Qwen3-0.6B": (596_049_920, {
+        "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024,
+        "intermediate_size": 3072, "max_position_embeddings": 40960, "max_window_layers": 28, "model_type": "qwen3",
+        "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_scaling": None,
+        "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": True, "use_sliding_window": False, "vocab_size": 151936,
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_published_configs(model: str, tmp_path: Path) -> None:
+    parameters, raw = PUBLISHED[model]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    config = load_config(tmp_path, model.split("/")[1])
+    assert config.name == model.split("/")[1]
+    assert config.parameters == pytest.approx(parameters, rel=1e-3)  # norms and biases are not counted
+    assert config.rope_scaling == ((32.0, 1.0, 4.0, 8192.0) if "3.2" in model else None)
+    assert config.window == (4096 if "Mistral" in model else 0)
+    assert (config.qkv_bias, config.qk_norm) == ("Qwen2" in model, "Qwen3" in model)
+
+
+def with_config(directory: Path, case: str, **changes) -> Path:
+    """A checkpoint of transformers' whose config.json is then changed (... takes a key away)."""
+    oracle(case).save_pretrained(directory)
+    raw = json.loads((directory / "config.json").read_text()) | changes
+    (directory / "config.json").write_text(json.dumps({key: value for key, value in raw.items() if value is not ...}))
+    return directory
+
+
+def test_a_sliding_window_bounds_the_length_and_is_never_ignored(tmp_path: Path) -> None:
+    """Up to the window the model is the one without; transformers computes both."""
+    reference = oracle("mistral", sliding_window=24)
+    reference.save_pretrained(tmp_path)
+    for options in ({}, {"max_length": 25}):
+        with pytest.raises(UserError, match=r"sliding_window of 24 tokens.*max_length is (120|25); give 24 at most"):
+            LLM(str(tmp_path), device="cpu", **options)
+    llm = LLM(str(tmp_path), max_length=24, dtype="float64", device="cpu", chunk_size=4)
+    prompt = list(range(10))
+    out = reference.double().generate(torch.tensor([prompt]), max_new_tokens=14, do_sample=False)
+    assert llm.generate([prompt], SamplingParams(max_tokens=14))[0].token_ids == out[0, 10:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "expected"),
+    [
+        ("mistral", {"sliding_window": ...}, 4096),  # transformers' own value
+        ("mistral", {"sliding_window": None}, 0),
+        ("llama", {"sliding_window": 24}, 24),
+        ("qwen2-tied", {"sliding_window": 24}, 0),  # not switched on
+        ("qwen2-tied", {"sliding_window": 24, "use_sliding_window": True, "layer_types": ..., "max_window_layers": 2}, 0),
+        ("qwen2-tied", {"sliding_window": 24, "use_sliding_window": True, "layer_types": ..., "max_window_layers": 1}, 24),
+        ("qwen3", {"sliding_window": 24, "use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}, 24),
+    ],
+)
+def test_which_window_is_in_force(case: str, changes: dict, expected: int, tmp_path: Path) -> None:
+    assert load_config(with_config(tmp_path, case, **changes)).window == expected
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "message"),
+    [
+        ("qwen2-tied", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has 'sliding_attention', but no sliding_window"),
+        ("qwen3", {"layer_types": ["linear_attention"]}, "layer_types has 'linear_attention'; only 'full_attention' and 'sliding_attention'"),
+        ("mistral", {"sliding_window": "wide"}, "sliding_window is 'wide'; expected a positive integer"),
+        ("qwen3", {"head_dim": ...}, "head_dim is missing; expected a positive integer"),
+        ("qwen3", {"attention_bias": True}, "attention_bias is True; only False is supported"),
+        ("qwen2-tied", {"attention_bias": False}, "attention_bias is False; only True is supported"),
+        ("mistral", {"num_key_value_heads": None}, "num_key_value_heads is missing"),
+        ("qwen2-tied", {"use_mrope": True}, "use_mrope is True; only null or false is supported"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True; only False is supported"),
+        ("mistral", {"architectures": ["MistralForSequenceClassification"]}, "architectures is .*; for mistral only MistralForCausalLM"),
+    ],
+)  # fmt: skip
+def test_what_a_family_does_not_allow_is_refused(case: str, changes: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        load_config(with_config(tmp_path, case, **changes))
+
+
+def test_rotary_stretch_spelled_as_transformers_4_did(tmp_path: Path) -> None:
+    """`rope_scaling` beside `rope_theta`; where the new spelling is there too, transformers 5 follows the old one."""
+    reference = oracle("llama-3.1-head-dim")
+    reference.save_pretrained(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    for new_spelling in ({}, {"rope_parameters": {"rope_type": "default", "rope_theta": 9.0}}):
+        old_spelling = {"rope_theta": 50.0, "rope_scaling": {key: value for key, value in LLAMA3.items() if key != "rope_theta"}}
+        (tmp_path / "config.json").write_text(json.dumps(raw | {"rope_parameters": None} | new_spelling | old_spelling))
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+        assert_same_logits(ours(tmp_path), theirs, LENGTH)
+        assert_same_logits(ours(tmp_path), reference, LENGTH)

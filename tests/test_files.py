@@ -1,0 +1,86 @@
+"""files.py: from what a user calls a model to a directory, or to one line that says what to do."""
+
+import sys
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+from configs import UserError
+from files import DEMO, HUB_FILES, find
+
+ID = "somebody/some-model-0.5B"
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The hub's client without a network, and its cache, which is empty."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def complaint(model: str) -> str:
+    with pytest.raises(UserError) as caught:
+        find(model)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_name_a_directory_or_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(ID).mkdir(parents=True)
+    assert find("demo") == DEMO and find("laptop") is None and find(str(tmp_path)) == tmp_path
+    assert find(ID) == Path(ID), "a directory goes before the hub"
+
+
+def test_what_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    assert "model.safetensors is a file; give the directory" in complaint(str(tmp_path / "model.safetensors"))
+    assert complaint("./no/such").startswith("./no/such: no such directory; choose demo, a Hugging Face directory")
+    assert complaint("gpt5").startswith("unknown model 'gpt5': choose demo, a Hugging Face directory, or a hub id such as")
+
+
+def test_a_hub_id_offline(offline: Path) -> None:
+    said = complaint(ID)
+    assert f"{ID!r} is no directory here" in said and "the hub cannot be reached" in said and f"hf download {ID} --local-dir" in said
+
+
+def test_a_hub_id_that_was_downloaded_before(offline: Path) -> None:
+    folder = offline / "models--somebody--some-model-0.5B"
+    (folder / "snapshots" / "abc").mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("abc")
+    assert find(ID) == folder / "snapshots" / "abc"
+
+
+def test_without_the_hubs_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert "without the huggingface_hub package: pip install huggingface_hub, or give a directory" in complaint(ID)
+
+
+def test_what_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {}
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda model, **options: asked.update(options, model=model) or str(tmp_path))
+    assert find(ID) == tmp_path and asked == {"model": ID, "allow_patterns": HUB_FILES}
+    files = ["config.json", "model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.json"]
+    rest = ["consolidated.safetensors", "pytorch_model.bin", "onnx/model.onnx", "README.md", "original/consolidated.00.pth"]
+    assert list(huggingface_hub.utils.filter_repo_objects(files + rest, allow_patterns=HUB_FILES)) == files
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (huggingface_hub.errors.GatedRepoError, f"accept a licence on https://huggingface.co/{ID}, then 'hf auth login'"),
+        (huggingface_hub.errors.RepositoryNotFoundError, "the hub has no such model"),
+        (OSError, "as a hub id it cannot be had: disk full"),
+    ],
+)
+def test_what_the_hub_says_becomes_one_line(error: type[Exception], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        problem = error.__new__(error)  # some of these want a whole HTTP response
+        problem.args = ("disk full\nand more",)
+        raise problem
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    assert expected in complaint(ID)

@@ -1,0 +1,209 @@
+"""tokenizer.py against the tokenizers library, which knows nothing of our code."""
+
+import base64
+import json
+import re
+
+import pytest
+import tiktoken
+import tokenizers
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checkpoint import save
+from configs import MODELS, ModelConfig, UserError
+from engine import LLM, SamplingParams, new_model
+from files import DEMO
+from tokenizer import GPT2_SPLIT, GPT2_VOCABULARY, load_stop_ids, load_tokenizer
+
+HELD_OUT = (DEMO / "held_out.txt").read_text(encoding="utf-8")
+DEMO_TOKENIZER = load_tokenizer(DEMO)
+
+
+def library_bpe() -> tokenizers.Tokenizer:
+    """The tokenizers library's BPE with the demo's merges: each merge is what lower ranks leave of a token's bytes."""
+    ranks = {token: rank for rank, token in enumerate(demo_tokens())}
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    order = printable + [byte for byte in range(256) if byte not in printable]
+    letter = dict(zip(order, letters, strict=True))
+
+    def spell(token: bytes) -> str:
+        return "".join(letter[byte] for byte in token)
+
+    merges = []
+    for token, limit in ranks.items():
+        parts = [bytes([byte]) for byte in token]
+        while len(parts) > 2:
+            rank, i = min((ranks.get(parts[i] + parts[i + 1], limit), i) for i in range(len(parts) - 1))
+            assert rank < limit
+            parts[i : i + 2] = [parts[i] + parts[i + 1]]
+        if len(parts) == 2:
+            merges.append((spell(parts[0]), spell(parts[1])))
+    library = tokenizers.Tokenizer(tokenizers.models.BPE({spell(token): rank for token, rank in ranks.items()}, merges))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = tokenizers.decoders.ByteLevel()
+    return library
+
+
+def demo_tokens() -> list[bytes]:
+    """The demo's tokens by id, read without the code under test."""
+    return [base64.b64decode(line.split()[0]) for line in (DEMO / "merges.tiktoken").read_bytes().splitlines()]
+
+
+def test_demo_tokenizer_equals_the_tokenizers_library():
+    library = library_bpe()
+    for paragraph in HELD_OUT.split("\n\n"):
+        assert DEMO_TOKENIZER.encode(paragraph) == library.encode(paragraph).ids
+    assert DEMO_TOKENIZER.encode(HELD_OUT) == library.encode(HELD_OUT).ids
+
+
+@given(st.text(max_size=200))
+@settings(max_examples=200, deadline=None)
+def test_demo_tokenizer_round_trips(text):
+    ids = DEMO_TOKENIZER.encode(text)
+    assert DEMO_TOKENIZER.decode(ids) == text
+    assert all(0 <= token < DEMO_TOKENIZER.eos_id for token in ids)
+
+
+def test_end_of_text_is_a_token_of_the_model_but_not_of_prompts():
+    assert DEMO_TOKENIZER.eos_id == MODELS["demo"].vocab_size - 1 == json.loads((DEMO / "config.json").read_text())["eos_token_id"]
+    assert DEMO_TOKENIZER.eos_id not in DEMO_TOKENIZER.encode("<|endoftext|>")
+    assert DEMO_TOKENIZER.decode([DEMO_TOKENIZER.eos_id]) == "<|endoftext|>"
+
+
+def test_half_a_letter_decodes_to_a_replacement_mark():
+    assert DEMO_TOKENIZER.decode(DEMO_TOKENIZER.encode("\u20ac")[:1]) == "\ufffd"
+
+
+def test_tokenizer_json_with_special_tokens(tmp_path):
+    library = library_bpe()
+    library.add_special_tokens(["<s>", "</s>"])
+    start = library.token_to_id("<s>")
+    library.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", start)])
+    library.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "</s>"}}))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.eos_id == library.token_to_id("</s>")
+    ids = tokenizer.encode(HELD_OUT[:500])
+    assert ids == [start, *DEMO_TOKENIZER.encode(HELD_OUT[:500])]  # as the directory asks: LLaMA wants its first token
+    assert tokenizer.decode([*ids, tokenizer.eos_id]) == HELD_OUT[:500]
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [
+        ({"eos_token_id": [8, 9]}, {"eos_token_id": 5}, {8, 9}),  # a chat model: end of its turn, end of the text
+        ({"eos_token_id": 3}, {"eos_token_id": 5}, {3}),
+        ({}, {"eos_token_id": 5}, {5}),
+        (None, {"eos_token_id": 0}, {0}),
+        (None, {"eos_token_id": None}, {1023}),  # the tokenizer's own
+        (None, None, {1023}),
+    ],
+)
+def test_which_tokens_end_a_text(tmp_path, generation, config, expected):
+    for name, raw in (("generation_config.json", generation), ("config.json", config)):
+        if raw is not None:
+            (tmp_path / name).write_text(json.dumps(raw))
+    assert load_stop_ids(tmp_path, DEMO_TOKENIZER) == expected
+    assert load_stop_ids(tmp_path, None) == (expected if expected != {1023} else set())
+
+
+def test_an_end_of_text_that_is_no_token_id_is_refused(tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": ["</s>"]}')
+    with pytest.raises(UserError, match=r"generation_config.json: eos_token_id is \['</s>'\]; expected a token id"):
+        load_stop_ids(tmp_path, None)
+
+
+def test_llama_keeps_the_space_before_the_first_word_that_it_adds(tmp_path):
+    """SentencePiece's decoder, as in LLaMA's tokenizer.json: words carry their space in front, and a text loses its first one."""
+    words = ["<s>", "a", "\u2581a", "\u2581Once", "\u2581upon", "\u2581time"]
+    library = tokenizers.Tokenizer(tokenizers.models.Unigram([(word, -1.0) for word in words], unk_id=0))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    library.decoder = tokenizers.decoders.Metaspace()
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
+    ids = tokenizer.encode("Once upon a time")
+    assert library.decode(ids[2:]) == "a time" and ids == [3, 4, 2, 5]
+    assert tokenizer.decode(ids[2:]) == " a time" and tokenizer.decode([]) == ""
+
+
+@pytest.fixture
+def gpt2_directory(tmp_path):
+    """A GPT-2 of OpenAI's vocabulary, without tokenizer files, as people save them."""
+    config = ModelConfig("gpt2", 1, 1, 8, 8, GPT2_VOCABULARY, 32, flavour="gpt2", tied=True)
+    save(new_model(config, torch.float32, torch.device("cpu")).init_weights(), tmp_path)
+    return tmp_path
+
+
+def test_gpt2_without_tokenizer_files_takes_tiktokens(gpt2_directory, monkeypatch):
+    tokens = demo_tokens()
+    tokens += [b"\xff" + rank.to_bytes(4, "big") for rank in range(len(tokens), 50256)]  # never in a text, but the model may say them
+    ranks = {token: rank for rank, token in enumerate(tokens)}
+    special = {"<|endoftext|>": 50256}
+    encoding = tiktoken.Encoding("gpt2", pat_str=GPT2_SPLIT, mergeable_ranks=ranks, special_tokens=special)  # no network in tests
+    monkeypatch.setattr(tiktoken, "get_encoding", {"gpt2": encoding}.get)
+    llm = LLM(str(gpt2_directory), device="cpu")
+    output = llm.generate("a <|endoftext|>", SamplingParams(max_tokens=2))[0]
+    assert output.prompt_token_ids == DEMO_TOKENIZER.encode("a <|endoftext|>")
+
+
+def test_gpt2_without_tokenizer_files_or_network(gpt2_directory, monkeypatch):
+    def unreachable(name):
+        raise ConnectionError("Failed to resolve 'openaipublic.blob.core.windows.net'\nand more")
+
+    monkeypatch.setattr(tiktoken, "get_encoding", unreachable)
+    llm = LLM(str(gpt2_directory), device="cpu")
+    with pytest.raises(UserError, match="tiktoken cannot download GPT-2's: go online once, put vocab.json.*Failed to resolve") as caught:
+        llm.generate("a", SamplingParams(max_tokens=2))
+    assert "\n" not in str(caught.value)
+    assert len(llm.generate([[1, 2]], SamplingParams(max_tokens=2))[0].token_ids) == 2, "token ids need no tokenizer"
+
+
+def test_gpt2_vocabulary_and_merges(tmp_path):
+    library = library_bpe()
+    library.model.save(str(tmp_path))
+    vocab = json.loads((tmp_path / "vocab.json").read_text(encoding="utf-8"))
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab | {"<|endoftext|>": len(vocab)}), encoding="utf-8")
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.eos_id == len(vocab)
+    assert tokenizer.encode(HELD_OUT) == DEMO_TOKENIZER.encode(HELD_OUT)
+    assert tokenizer.decode(tokenizer.encode(HELD_OUT)) == HELD_OUT
+
+
+def test_no_tokenizer_is_none_but_half_a_tokenizer_is_an_error(tmp_path):
+    assert load_tokenizer(tmp_path) is None
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    with pytest.raises(UserError, match=r"no vocab\.json"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "vocab.json").write_text("{")
+    with pytest.raises(UserError, match="cannot be read"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match=r"tokenizer\.json: cannot be read"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda text: text + "not base64\n", "line 1024"),
+        (lambda text: text.replace(" 300\n", "\n"), "line 301"),
+        (lambda text: text.replace(" 300\n", " 5000\n"), "each once"),
+        (lambda text: text.split("\n", 1)[1], "all 256 bytes"),
+        (lambda text: "", "0 tokens"),
+    ],
+)
+def test_damaged_merges_are_refused(tmp_path, change, expected):
+    (tmp_path / "merges.tiktoken").write_text(change((DEMO / "merges.tiktoken").read_text()))
+    with pytest.raises(UserError, match=expected):
+        load_tokenizer(tmp_path)
+
+
+def test_the_split_pattern_is_gpt2s():
+    assert re.sub(r"\s", "", GPT2_SPLIT) == GPT2_SPLIT.replace(" ", "")
+    library = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pieces = tokenizers.pre_tokenizers.Split(tokenizers.Regex(GPT2_SPLIT), "isolated")
+    for text in ("it's  two\n\n    words, 12x\t", HELD_OUT):
+        assert [span for _, span in pieces.pre_tokenize_str(text)] == [span for _, span in library.pre_tokenize_str(text)]
