@@ -36,7 +36,7 @@ LOOKS = {  # in the order of the legend; the colours are Okabe and Ito's, orange
     "waiting": Look("waits", "#999999", 0.51, 0.59),
     "prefill": Look("prefill chunk, tokens", "#F5C45E", edge="#8A6100", hatch="///"),
     "decode": Look("decode", "#0072B2", 0.34, 0.76),
-    "stall": Look("generation stall", "#D55E00", 0.07, 0.15),
+    "stall": Look("generation stall", "#D55E00", 0.05, 0.16),
     "preemption": Look("preempted", "#000000", 0.55, 0.55, marker="X"),
 }
 LABEL = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
@@ -106,6 +106,6 @@ def legend_handles(drawn: Iterable[Mapping[str, Sequence[Bar]]], looks: Mapping[
         elif look.hatch:
             handles.append(Patch(facecolor=look.colour, edgecolor=look.edge, hatch=look.hatch, label=look.meaning))
         else:
-            width = 18 * (look.high - look.low)
+            width = 20 * (look.high - look.low)
             handles.append(Line2D([], [], linewidth=width, color=look.colour, solid_capstyle="butt", label=look.meaning))
     return handles

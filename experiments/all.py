@@ -99,6 +99,13 @@ CAPTIONS = {
         "Which chunk size is best depends on model, GPU and workload; the paper leaves the choice to future work.",
         "For the paper's case at 1K and P:D = 14: {best}, of the sizes drawn. A larger chunk makes all decodes beside it wait longer.",
     ),
+    "policies": Caption(
+        "Sarathi-Serve, Sec 3.2, Fig 7",
+        "When long prompts (C, D) arrive while others (A, B) decode: request-level scheduling lets C and D wait, vLLM and Orca stall A and B, and Sarathi-Serve does neither.",
+        "First token of C after {predicted[request_level, TTFT of C@512]:.2f} s under request_level and {predicted[sarathi_serve, TTFT of C@512]:.2f} s under sarathi_serve. Longest "
+        "gap between tokens of A and B: {predicted[vllm_v0, longest gap of A and B@512]:.2f} s under vllm_v0, {predicted[orca, longest gap of A and B@512]:.2f} s under orca, "
+        "{predicted[sarathi_serve, longest gap of A and B@512]:.2f} s under sarathi_serve.",
+    ),
 }  # fmt: skip
 
 FLAGS = {"choose_chunk": ["--batch-size", "18"]}  # the paper's B, where the memory formula alone would take more
@@ -159,10 +166,13 @@ def section(name: str, out: Path, rows: list[fidelity.Row]) -> str:
         f"<dd>{html.escape(f'{row.quantity}: {fidelity.cells(row)[5]}. {row.explanation}')}</dd>" for row in rows if row.explanation
     )
     title = f"{name.replace('fig', 'Fig ').replace('table', 'Table ').replace('_', ' ').capitalize()} ({caption.section})"
-    return f"""<section id="{name}"><h2>{title}</h2><img src="{name}.png" alt="{title}"><dl>
+    second = f"{name}_measured.png"
+    measured = f'<img src="{second}" alt="{title}, measured">' if (out / second).exists() else ""
+    nowhere = "Nowhere." if numbers else "The paper states no number here."
+    return f"""<section id="{name}"><h2>{title}</h2><img src="{name}.png" alt="{title}">{measured}<dl>
 <dt>The paper claims</dt><dd>{html.escape(fill(name, caption.claim, points))}</dd>
 <dt>We see</dt><dd>{html.escape(fill(name, caption.see, points))}</dd>
-<dt>Where we differ by more than {fidelity.LIMIT:g} %</dt>{differ or "<dd>Nowhere.</dd>"}</dl>
+<dt>Where we differ by more than {fidelity.LIMIT:g} %</dt>{differ or f"<dd>{nowhere}</dd>"}</dl>
 {f"<details><summary>Numbers: paper, predicted, error</summary>{table(numbers)}</details>" if numbers else ""}{measured_list(points)}</section>"""
 
 

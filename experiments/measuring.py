@@ -86,12 +86,12 @@ def time_batches(llm: LLM, batches: Sequence[Batch], repeats: int, operators: bo
 
 
 def generate(llm: LLM, requests: Sequence[Request], policy: str, chunk_size: int, operators: bool = False) -> list[RequestOutput]:
-    """Run requests of these lengths for real, with made-up prompts; `llm.trace` then tells what happened."""
+    """Run requests of these lengths and arrivals for real, with made-up prompts; `llm.trace` then tells what happened."""
     llm.policy, llm.chunk_size, llm.time_operators = policy, chunk_size, operators
     vocabulary = llm.config.vocab_size
     prompts = [[(31 * request.request_id + 7 * j) % vocabulary for j in request.prompt] for request in requests]
     params = [SamplingParams(max_tokens=request.max_tokens, temperature=0.0, ignore_eos=True) for request in requests]
-    return llm.generate(prompts, params)
+    return llm.generate(prompts, params, [request.arrival for request in requests])
 
 
 def warm_up(llm: LLM) -> None:

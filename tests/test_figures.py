@@ -22,7 +22,7 @@ from experiments.workloads import Workload, balance, make_batch, predicted_gain
 
 gallery = importlib.import_module("experiments.all")
 FIGURES = {figure.name: figure for figure in (*fidelity.FIGURES, fig6.FIGURE)}
-SCRIPTS = [*FIGURES, "fig9", "choose_chunk", "fidelity"]
+SCRIPTS = [*FIGURES, "fig9", "choose_chunk", "policies", "fidelity"]
 
 
 def call(script: str, *flags: str) -> None:
@@ -164,7 +164,7 @@ def test_every_published_number_has_one_prediction(out: Path) -> None:
 
 def test_gallery_shows_every_figure(out: Path) -> None:
     page = gallery.gallery(out)
-    for name in [*FIGURES, "fig9", "choose_chunk"]:
+    for name in [*FIGURES, "fig9", "choose_chunk", "policies"]:
         assert f'src="{name}.png"' in page
     assert "200 times" in page and "C = 256 gains most, 1.2" in page and "{" not in page.split("</style>")[1]
 

@@ -24,14 +24,15 @@ def test_quick_start_runs() -> None:
     assert len(BLOCKS[0].splitlines()) <= 20
 
 
-def test_the_policy_example_works() -> None:
-    check = """
-scheduler = ShortestPromptFirst(2, 8)
-for i, length in enumerate([9, 3, 5]):
-    scheduler.add(Request(i, range(length), 1))
-print("first:", scheduler.schedule(0.0).chunks[0].request.request_id)
-"""
-    assert run("-c", "from collections import deque\nfrom scheduler import *\n" + BLOCKS[1] + check) == "first: 1\n"
+def test_the_ninth_policy_runs_priced_and_for_real() -> None:
+    code = BLOCKS[1]
+    definition = code[code.index("class ") : code.index("POLICIES[")].strip()
+    assert len(definition.splitlines()) <= 30 and code.count("POLICIES[") == 1
+    lines = run("-c", code).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["sarathi_serve"] * 2 + ["shortest_first"] * 2
+    usual, shortest = ([float(seconds) for seconds in re.findall(r"([0-9.]+) s", line)] for line in lines[::2])
+    assert len(usual) == 3 and shortest[1] < usual[1] and shortest[2] < usual[2], "short prompts get their first token earlier"
+    assert "first to end, request 0" not in lines[3] and lines[1].split(";")[1] == lines[3].split(";")[1], "another order, the same tokens"
 
 
 def test_named_files_exist() -> None:
