@@ -4,21 +4,25 @@ The engine's modules and `experiments` come from the editable install (requireme
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import matplotlib
+import matplotlib.pyplot as plt
 from IPython import get_ipython
 
 from engine import keep_freed_memory
 from experiments.common import paper_numbers, print_table
 from experiments.look import COLOURS, SERIES, star, use_style
 from experiments.measuring import this_machine
+from gantt import draw_lanes, legend_handles
+from lanes import request_lanes
+from timeline import Trace
 
 if shell := get_ipython():
     shell.run_line_magic("matplotlib", "inline")  # look.py chose a back end that only writes files
 
 __all__ = [
-    "COLOURS", "GREY", "OPERATOR_COLOURS", "SERIES", "bars", "fastest", "paper", "plain_ticks", "print_table", "star", "this_machine",
+    "COLOURS", "GREY", "OPERATOR_COLOURS", "SERIES", "bars", "fastest", "gantts", "paper", "plain_ticks", "print_table", "star", "this_machine",
 ]  # fmt: skip
 
 keep_freed_memory()  # as LLM does, for lessons that build a model by hand: page faults would blur the times of decodes
@@ -69,3 +73,19 @@ def bars(axes, places, operators, width: float = 0.6) -> None:
             places, heights, width, bottom=low, color=colour, label=name, edgecolor="white", linewidth=0.5
         )
         low = [under + height for under, height in zip(low, heights, strict=True)]
+
+
+def gantts(traces: Mapping[str, Trace], bound: float, names: Mapping[int, str], title: str) -> None:
+    """Runs below each other on one time axis. traces: by name; bound: a longer gap between tokens is a stall; names: of requests, by id."""
+    lanes = {run: request_lanes(trace, bound, names) for run, trace in traces.items()}
+    figure, panels = plt.subplots(
+        len(traces), 1, figsize=(12, 2.1 * len(traces) + 1), sharex=True, squeeze=False
+    )
+    end = max(bar.end for run in lanes.values() for lane in run.values() for bar in lane)
+    for axes, (run, lane) in zip(panels[:, 0], lanes.items(), strict=True):
+        draw_lanes(axes, lane, end=end)
+        axes.set_title(run, loc="left", fontweight="bold")
+    panels[-1, 0].set_xlabel("time (s)")
+    figure.suptitle(title, fontsize=15)
+    figure.legend(handles=legend_handles(lanes.values()), loc="outside lower center", ncols=6)
+    plt.show()
