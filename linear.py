@@ -38,7 +38,8 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 def pack_linears(model: nn.Module) -> None:
     """Replace each `nn.Linear` in a model by a packed one, one at a time: at most one weight is in memory twice."""
-    for parent in list(model.modules()):
-        for name, linear in list(parent.named_children()):
-            if isinstance(linear, nn.Linear) and can_pack(linear.weight.device, linear.weight.dtype):
-                setattr(parent, name, PackedLinear(linear))
+    # Their names, because a list of the layers themselves would keep every plain weight until the end.
+    for path in [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]:
+        linear = model.get_submodule(path)
+        if can_pack(linear.weight.device, linear.weight.dtype):
+            model.set_submodule(path, PackedLinear(linear))

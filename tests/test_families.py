@@ -88,6 +88,7 @@ def test_logits_and_greedy_tokens_equal_transformers(case: str, tmp_path: Path) 
     reference.save_pretrained(tmp_path, max_shard_size="12KB" if "-" in case else "1GB")
     assert (len(list(tmp_path.glob("*.safetensors"))) > 2) == ("-" in case)
     assert_same_logits(ours(tmp_path), reference, LENGTH)
+    assert_same_logits(LLM(str(tmp_path), dtype="float32", device="cpu").model, reference, LENGTH)  # with packed linears where there are
 
     reference = reference.double()
     generator = torch.Generator().manual_seed(3)
@@ -190,7 +191,7 @@ def with_config(directory: Path, case: str, **changes) -> Path:
 
 
 def test_a_sliding_window_bounds_the_length_and_is_never_ignored(tmp_path: Path) -> None:
-    """Up to the window the model is the one without; transformers computes both."""
+    """Up to the window's length a model with a window computes what one without computes: that much is supported."""
     reference = oracle("mistral", sliding_window=24)
     reference.save_pretrained(tmp_path)
     for options in ({}, {"max_length": 25}):

@@ -7,6 +7,7 @@ import huggingface_hub
 import pytest
 
 from configs import UserError
+from engine import LLM
 from files import DEMO, HUB_FILES, find
 
 ID = "somebody/some-model-0.5B"
@@ -52,6 +53,9 @@ def test_a_hub_id_that_was_downloaded_before(offline: Path) -> None:
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text("abc")
     assert find(ID) == folder / "snapshots" / "abc"
+    for file in DEMO.iterdir():
+        (folder / "snapshots" / "abc" / file.name).write_bytes(file.read_bytes())
+    assert LLM(ID, device="cpu", max_length=8).config.name == "some-model-0.5B", "not the hash that its directory is called"
 
 
 def test_without_the_hubs_client(monkeypatch: pytest.MonkeyPatch) -> None:
