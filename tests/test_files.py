@@ -5,6 +5,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+from huggingface_hub import constants, errors, utils
 
 from configs import UserError
 from engine import LLM
@@ -16,8 +17,8 @@ ID = "somebody/some-model-0.5B"
 @pytest.fixture
 def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The hub's client without a network, and its cache, which is empty."""
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
@@ -69,14 +70,14 @@ def test_what_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert find(ID) == tmp_path and asked == {"model": ID, "allow_patterns": HUB_FILES}
     files = ["config.json", "model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.json"]
     rest = ["consolidated.safetensors", "pytorch_model.bin", "onnx/model.onnx", "README.md", "original/consolidated.00.pth"]
-    assert list(huggingface_hub.utils.filter_repo_objects(files + rest, allow_patterns=HUB_FILES)) == files
+    assert list(utils.filter_repo_objects(files + rest, allow_patterns=HUB_FILES)) == files
 
 
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (huggingface_hub.errors.GatedRepoError, f"accept a licence on https://huggingface.co/{ID}, then 'hf auth login'"),
-        (huggingface_hub.errors.RepositoryNotFoundError, "the hub has no such model"),
+        (errors.GatedRepoError, f"accept a licence on https://huggingface.co/{ID}, then 'hf auth login'"),
+        (errors.RepositoryNotFoundError, "the hub has no such model"),
         (OSError, "as a hub id it cannot be had: disk full"),
     ],
 )
