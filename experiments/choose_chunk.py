@@ -55,7 +55,7 @@ def steady(cost: CostModel, work: Workload, chunk_size: int) -> Choice:
     batch_size, policy = work.batch_size, "sarathi" if chunk_size else "baseline"
     trace = run_priced(CostExecutor(cost), work.requests(5 * batch_size), policy, chunk_size or 1, batch_size)
     longest = max(iteration.seconds for iteration in trace.iterations if iteration.num_decodes)
-    return Choice(chunk_size, tokens_per_second(trace, work.length, batch_size, first=2, last=4), longest)
+    return Choice(chunk_size, tokens_per_second(trace, work.length, 2 * batch_size, 4 * batch_size), longest)
 
 
 def choose(choices: list[Choice], bound: float = float("inf")) -> Choice:

@@ -19,7 +19,7 @@ from experiments.fig3 import LOOK
 from experiments.figure import Figure, Scale, run_figure
 from experiments.look import measured_title
 from experiments.measuring import measured_on, measured_trace, warm_up
-from experiments.workloads import BATCH_SIZES, Workload, balance, simulate_operators, steady_operators
+from experiments.workloads import BATCH_SIZES, Workload, balance, first_period, simulate_operators, steady_operators
 from timeline import Trace
 
 MODEL, GPU, CHUNK_SIZES = "llama-13b", "a6000", (256, 512)
@@ -41,7 +41,7 @@ def to_points(ms: dict[tuple[str, int, int, int], dict[str, float]], *where: str
 
 
 def per_request(trace: Trace, first: int, last: int) -> dict[str, float]:
-    """ms of each operator per request, between the completions of requests `first` and `last`."""
+    """ms of each operator per request, in the window between the completions of requests `first` and `last`."""
     return {name: 1e3 * seconds / (last - first) for name, seconds in steady_operators(trace, first, last).items()}
 
 
@@ -71,7 +71,7 @@ def measure(llm: LLM, scale: Scale) -> list[Point]:
         seen: dict[str, list[dict[str, float]]] = {policy: [] for policy in POLICIES}
         for _ in range(scale.repeats):
             for policy in POLICIES:
-                seen[policy].append(per_request(measured_trace(llm, work, policy, chunk_size, operators=True), size, 2 * size))
+                seen[policy].append(per_request(measured_trace(llm, work, policy, chunk_size, operators=True), *first_period(work, policy)))
         for policy, turns in seen.items():
             ms[policy, length, size, chunk_size] = {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
     return to_points(ms, *measured_on(llm))

@@ -16,7 +16,7 @@ import torch
 from engine import LLM, RequestOutput, SamplingParams
 from executor import ModelExecutor, Result
 from experiments.common import SPREAD, Point, progress
-from experiments.workloads import Workload, tokens_per_second
+from experiments.workloads import Workload, first_period, tokens_per_second
 from scheduler import Batch, Request
 from timeline import Trace
 
@@ -85,13 +85,18 @@ def time_batches(llm: LLM, batches: Sequence[Batch], repeats: int, operators: bo
 # ---------------------------------------------------------------------------------------------------- whole workloads
 
 
-def generate(llm: LLM, requests: Sequence[Request], policy: str, chunk_size: int, operators: bool = False) -> list[RequestOutput]:
-    """Run requests of these lengths and arrivals for real, with made-up prompts; `llm.trace` then tells what happened."""
+def prepare(llm: LLM, requests: Sequence[Request], policy: str, chunk_size: int, operators: bool) -> tuple[list, list, list]:
+    """Made-up prompts, their parameters and arrivals for requests of these lengths; the policy is set."""
     llm.policy, llm.chunk_size, llm.time_operators = policy, chunk_size, operators
     vocabulary = llm.config.vocab_size
     prompts = [[(31 * request.request_id + 7 * j) % vocabulary for j in request.prompt] for request in requests]
     params = [SamplingParams(max_tokens=request.max_tokens, temperature=0.0, ignore_eos=True) for request in requests]
-    return llm.generate(prompts, params, [request.arrival for request in requests])
+    return prompts, params, [request.arrival for request in requests]
+
+
+def generate(llm: LLM, requests: Sequence[Request], policy: str, chunk_size: int, operators: bool = False) -> list[RequestOutput]:
+    """Run requests of these lengths and arrivals for real; `llm.trace` then tells what happened."""
+    return llm.generate(*prepare(llm, requests, policy, chunk_size, operators))
 
 
 def warm_up(llm: LLM) -> None:
@@ -100,9 +105,12 @@ def warm_up(llm: LLM) -> None:
 
 
 def measured_trace(llm: LLM, work: Workload, policy: str, chunk_size: int, operators: bool = False) -> Trace:
-    """As many requests as one period between completions B and 2B needs: where all end together, none behind."""
-    together = policy == "baseline" or (policy == "orca" and not work.staggered)
-    generate(llm, work.requests((2 if together else 3) * work.batch_size), policy, chunk_size, operators)
+    """A run of as many requests as `first_period` needs, which stops when that has ended."""
+    first, last = first_period(work, policy)
+    requests = work.requests(last + (work.batch_size if first else 0))
+    for _ in llm.stream(*prepare(llm, requests, policy, chunk_size, operators)):
+        if len(llm.trace.finished) >= last:
+            break
     return llm.trace
 
 
@@ -125,7 +133,7 @@ def measured_gains(llm: LLM, runs: Sequence[Run], repeats: int) -> dict[Run, tup
     warm_up(llm)
     for entry in progress(plan, "measuring"):
         trace = measured_trace(llm, entry.work, entry.policy, entry.chunk_size)
-        seen.setdefault(entry, []).append(tokens_per_second(trace, entry.work.length, entry.work.batch_size, first=1, last=2))
+        seen.setdefault(entry, []).append(tokens_per_second(trace, entry.work.length, *first_period(entry.work, entry.policy)))
     return {entry: median_ratio(list(zip(seen[entry], seen[baseline], strict=True))) for entry, baseline in baselines.items()}
 
 

@@ -71,26 +71,37 @@ class Workload:
 # ---------------------------------------------------------------------------------------------------- steady-state throughput
 
 
-def steady_seconds(finished: Sequence[tuple[int, float]], first: int, last: int) -> float:
-    """Seconds from the completion of request number `first` to that of number `last`, counted from 1 in order of completion.
+def steady_window(trace: Trace, first: int, last: int) -> tuple[float, float]:
+    """The moments at which request number `first` and number `last` were completed, counted from 1 in order of completion; 0: the start.
 
     With identical requests, `first` and `last` multiples of the batch size B, and at least B requests still to come after `last`, start-up
     and drain stay outside and the window holds whole periods: the baseline completes B requests at a time, SARATHI one.
     """
-    assert 1 <= first < last <= len(finished), (first, last, len(finished))
-    return finished[last - 1][1] - finished[first - 1][1]
+    assert 0 <= first < last <= len(trace.finished), (first, last, len(trace.finished))
+    return trace.finished[first - 1][1] if first else trace.iterations[0].start, trace.finished[last - 1][1]
 
 
 def steady_operators(trace: Trace, first: int, last: int) -> dict[str, float]:
-    """Seconds of each operator in the window that `steady_seconds` measures."""
-    begin, end = trace.finished[first - 1][1], trace.finished[last - 1][1]
+    """Seconds of each operator in the window."""
+    begin, end = steady_window(trace, first, last)
     inside = [iteration.operators for iteration in trace.iterations if begin <= iteration.start < end]
     return {name: sum(operators[name] for operators in inside) for name in inside[0]}
 
 
-def tokens_per_second(trace: Trace, length: int, batch_size: int, first: int, last: int) -> float:
-    """Prompt tokens and decodes per second between the completions of requests first * B and last * B."""
-    return (last - first) * batch_size * length / steady_seconds(trace.finished, first * batch_size, last * batch_size)
+def tokens_per_second(trace: Trace, length: int, first: int, last: int) -> float:
+    """Prompt tokens and decodes per second in the window, for requests of `length` tokens each."""
+    begin, end = steady_window(trace, first, last)
+    return (last - first) * length / (end - begin)
+
+
+def first_period(work: Workload, policy: str) -> tuple[int, int]:
+    """`first` and `last` of the shortest window that holds a whole period, for runs that cost real time.
+
+    Where all requests end together, as the baseline's do, the first B are like any others. Else slots fall free one by one from the
+    first completion on: the window is that of the next B, and 2 B + 1 requests keep all slots busy until it ends.
+    """
+    together = policy == "baseline" or (policy == "orca" and not work.staggered)
+    return (0, work.batch_size) if together else (1, work.batch_size + 1)
 
 
 # ---------------------------------------------------------------------------------------------------- predicted
@@ -100,7 +111,7 @@ def predicted_throughput(work: Workload, policy: str, chunk_size: int = 256, mod
     """Tokens per second, prompts and decodes together, in the steady state."""
     requests = work.requests(5 * work.batch_size)
     trace = simulate(requests, model, gpu, policy=policy, chunk_size=chunk_size, max_batch_size=work.batch_size)
-    return tokens_per_second(trace, work.length, work.batch_size, first=2, last=4)
+    return tokens_per_second(trace, work.length, 2 * work.batch_size, 4 * work.batch_size)
 
 
 def predicted_gain(work: Workload, policy: str, chunk_size: int = 256, model: str = "llama-13b", gpu: str = "a6000") -> float:

@@ -15,7 +15,8 @@ from cli import run_main
 from engine import new_model, simulate
 from experiments import fig9
 from experiments.common import ROOT, Point, paper_numbers
-from experiments.workloads import Workload, predicted_throughput, split, steady_seconds, tokens_per_second
+from experiments.workloads import Workload, balance, first_period, predicted_throughput, split, steady_window, tokens_per_second
+from timeline import Iteration, Trace
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +47,25 @@ def test_small_chunks_gain_less(gains_1k):
 def test_steady_state_does_not_depend_on_the_window():
     for policy, staggered in (("baseline", False), ("sarathi", False), ("orca", True)):
         trace = simulate(Workload(1024, 18, 10, staggered).requests(8 * 18), policy=policy)
-        windows = [tokens_per_second(trace, 1024, 18, first, last) for first, last in ((2, 3), (2, 4), (3, 7))]
+        windows = [tokens_per_second(trace, 1024, 18 * first, 18 * last) for first, last in ((2, 3), (2, 4), (3, 7))]
         assert windows == pytest.approx([windows[0]] * 3, rel=1e-6)
 
 
-def test_steady_seconds_counts_from_one():
-    assert steady_seconds([(7, 1.0), (3, 2.5), (5, 4.0)], first=1, last=3) == 3.0
+@pytest.mark.parametrize("length, batch_size, chunk_size", [(512, 8, 128), (512, 8, 256), (256, 4, 64)])
+@pytest.mark.parametrize("factor", [0.5, 0.8, 1, 1.5, 2.5])
+def test_the_first_period_is_like_any_other(length, batch_size, chunk_size, factor):
+    """What a measurement takes time for, at the shapes that are measured: within 1 % of the steady state."""
+    ratio = factor * balance(chunk_size, batch_size)
+    for policy, staggered in (("baseline", False), ("sarathi", False), ("orca", False), ("orca", True)):
+        work = Workload(length, batch_size, ratio, staggered)
+        trace = simulate(work.requests(8 * batch_size), policy=policy, chunk_size=chunk_size, max_batch_size=batch_size)
+        steady = tokens_per_second(trace, length, 3 * batch_size, 6 * batch_size)
+        assert tokens_per_second(trace, length, *first_period(work, policy)) == pytest.approx(steady, rel=0.01), policy
+
+
+def test_a_window_counts_from_one():
+    trace = Trace([Iteration(0.25, 4.0, 1, 0, 1)], finished=[(7, 1.0), (3, 2.5), (5, 4.0)])
+    assert steady_window(trace, 1, 3) == (1.0, 4.0) and steady_window(trace, 0, 2) == (0.25, 2.5)
 
 
 @pytest.mark.parametrize("length", [2, 1024])
