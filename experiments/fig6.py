@@ -83,8 +83,8 @@ FIGURE = Figure(
     predict=predict,
     measure=measure,
     draw=draw,
-    scale=Scale(lengths=(512,), batch_sizes=(4,), chunk_sizes=(16, 64, 128)),
-    quick_scale=Scale(lengths=(64,), batch_sizes=(2,), chunk_sizes=(8,)),
+    scale=Scale(lengths=(512,), batch_sizes=(4,), chunk_sizes=(16, 64, 128), repeats=1),
+    quick_scale=Scale(lengths=(64,), batch_sizes=(2,), chunk_sizes=(8,), repeats=1),
     dtype="float32",  # bfloat16 rounds differently in each shape, and near-ties may fall the other way
 )
 

@@ -1,7 +1,10 @@
 """SARATHI, Fig 9: throughput gain of SARATHI over the baseline against the ratio of prompt tokens to decodes (P:D).
 
     python experiments/fig9.py              predicted for LLaMA-13B on an A6000, against the paper's points: seconds, no GPU needed
-    python experiments/fig9.py --measure    and the real engine on this machine: minutes
+    python experiments/fig9.py --measure    and the real engine on this machine: some five minutes on two slow cores
+
+Measured are, unless --chunk-sizes says otherwise, the chunk size that a short profile of single iterations finds best here, and one beside
+it, each at half, once and twice the balance of the best.
 
 The gain peaks where the chunks of a prompt carry all decodes and none is left over. A prompt makes P / (C - (B - 1)) chunks, each with
 B - 1 decodes aboard: balance is at P:D = C/(B-1) - 1, which the paper rounds to C/(B-1). Left of it, decodes run out of chunks to ride
@@ -39,7 +42,7 @@ from experiments.common import (
     write_csv,
 )
 from experiments.look import SERIES, measured_title, save_figure, use_style
-from experiments.measuring import Run, hardware_of, load_llm, measured_gains
+from experiments.measuring import Run, best_and_neighbour, hardware_of, load_llm, measured_gains, profile_chunk_sizes
 from experiments.workloads import BATCH_SIZES, Workload, balance, predicted_throughput, split
 from kvcache import max_batch_size
 
@@ -52,8 +55,8 @@ PAPER = [  # (L, C, id of the gain, P:D): Fig 9a and Sec 5.1.3; Fig 11a has C=25
     (3072, 256, "f11a_sarathi_3k", 256 / 5),
 ]
 STYLE = {chunk_size: SERIES[index] for index, chunk_size in enumerate(CHUNK_SIZES)}
-DEFAULTS = MEASURE_DEFAULTS | {"length": 512, "batch_size": 8, "chunk_sizes": [128, 256], "pairs": 5}
-QUICK_DEFAULTS = {"length": 128, "batch_size": 4, "chunk_sizes": [64], "pairs": 1}
+DEFAULTS = MEASURE_DEFAULTS | {"length": 512, "batch_size": 8, "chunk_sizes": None, "repeats": 3}
+QUICK_DEFAULTS = {"length": 128, "batch_size": 4, "repeats": 1}
 
 
 @dataclass(frozen=True)
@@ -142,25 +145,45 @@ def load(options: argparse.Namespace) -> LLM:
         raise UserError(f"--batch-size is {options.batch_size}; it must be at least 2: a chunk needs decodes to carry")
     if options.length < 2:
         raise UserError(f"--length is {options.length}; it must be at least 2: one prompt token and one decode")
-    for chunk_size in options.chunk_sizes:
+    for chunk_size in options.chunk_sizes or []:
         if chunk_size < options.batch_size:
             raise UserError(f"--chunk-sizes: {chunk_size} is smaller than --batch-size {options.batch_size}: decodes would fill the chunk")
     return load_llm(options, options.batch_size, options.length)
 
 
+def choose_chunk_sizes(llm: LLM, length: int, batch_size: int) -> list[int]:
+    """The best first; prints why."""
+    profiles = profile_chunk_sizes(llm, length, batch_size)
+    print(f"\nProfile of single iterations, ms, and the gain that they would make at P:D = C/(B-1) - 1, L = {length}, B = {batch_size}\n")
+    rows = [
+        [
+            profile.chunk_size,
+            *[f"{1e3 * seconds:.3g}" for seconds in (profile.prefill, profile.decodes, profile.hybrid)],
+            f"{profile.gain:.3f}",
+        ]
+        for profile in profiles
+    ]
+    print_table(["C", "B prompts", "B decodes", "chunk and B-1 decodes", "gain"], rows)
+    chosen = best_and_neighbour(profiles)
+    print(f"\nmeasured below: C = {chosen[0]}, which looks best" + "".join(f", and C = {size} beside it" for size in chosen[1:]))
+    return chosen
+
+
 def measure(llm: LLM, options: argparse.Namespace) -> list[Gain]:
     """The real engine, baseline and SARATHI in alternation on one model instance."""
-    length, batch_size, chunk_sizes = options.length, options.batch_size, sorted(set(options.chunk_sizes))
+    length, batch_size = options.length, options.batch_size
+    chunk_sizes = options.chunk_sizes or choose_chunk_sizes(llm, length, batch_size)
     factors = [1] if options.quick else [0.5, 1, 2]  # of the balance
-    places = sorted({split(length, factor * balance(size, batch_size)) for factor in factors for size in chunk_sizes})  # (P, D)
+    places = sorted({split(length, factor * balance(chunk_sizes[0], batch_size)) for factor in factors})  # (P, D)
     works = [Workload(length, batch_size, prompt / decodes) for prompt, decodes in places]
-    gains = measured_gains(llm, [Run(work, "sarathi", chunk_size) for work in works for chunk_size in chunk_sizes], options.pairs)
+    runs = [Run(work, "sarathi", chunk_size) for work in works for chunk_size in dict.fromkeys(chunk_sizes)]
+    gains = measured_gains(llm, runs, options.repeats)
     return [Gain(length, batch_size, entry.chunk_size, entry.work.ratio, *gain) for entry, gain in gains.items()]
 
 
-def print_measurement(gains: list[Gain], model: str, hardware: str, pairs: int) -> None:
+def print_measurement(gains: list[Gain], model: str, hardware: str, repeats: int) -> None:
     length, batch_size = gains[0].length, gains[0].batch_size
-    print(f"\nMeasured: {model} on {hardware}, L = {length}, B = {batch_size}; median of {pairs} alternating pairs\n")
+    print(f"\nMeasured: {model} on {hardware}, L = {length}, B = {batch_size}; median of {repeats} alternating pairs\n")
     rows = []
     for gain in sorted(gains, key=lambda gain: (gain.chunk_size, gain.ratio)):
         balance = gain.chunk_size / (batch_size - 1)
@@ -258,8 +281,10 @@ def make_fig9_parser() -> Parser:
     parser, group = make_figure_parser(__doc__)
     group.add_argument("--length", type=positive, metavar="L", help="tokens of a request, prompt and decodes (default: 512)")
     group.add_argument("--batch-size", type=positive, metavar="B", help="requests in a batch (default: 8)")
-    group.add_argument("--chunk-sizes", type=positive, nargs="+", metavar="C", help="(default: 128 256)")
-    group.add_argument("--pairs", type=positive, help="baseline-SARATHI pairs for each point (default: 5)")
+    group.add_argument(
+        "--chunk-sizes", type=positive, nargs="+", metavar="C", help="at P:D around the balance of the first (default: chosen by a profile)"
+    )
+    group.add_argument("--repeats", type=positive, metavar="N", help="baseline-SARATHI pairs for each point (default: 3)")
     return parser
 
 
@@ -273,7 +298,7 @@ def main() -> None:
     rows = paper_points() + points(gains, "predicted", MODEL, GPU)
     if llm is not None:
         measured = measure(llm, options)
-        print_measurement(measured, llm.config.name, hardware_of(llm), options.pairs)
+        print_measurement(measured, llm.config.name, hardware_of(llm), options.repeats)
         rows += points(measured, "measured", llm.config.name, hardware_of(llm))
     rows = with_kept(options.out / "fig9.csv", rows)
     write_csv(options.out / "fig9.csv", rows)

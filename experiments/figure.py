@@ -4,6 +4,7 @@
 results/NAME.csv and results/NAME.png.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,8 +35,12 @@ class Scale:
 
     lengths: tuple[int, ...]  # L, tokens
     batch_sizes: tuple[int, ...]  # B
-    chunk_sizes: tuple[int, ...] = (256,)  # C
+    chunk_sizes: tuple[int, ...] = ()  # C, where the figure has chunks
     repeats: int = 5
+
+    def __str__(self) -> str:
+        shapes = {"L": self.lengths, "B": self.batch_sizes, "C": self.chunk_sizes}
+        return "; ".join(f"{name} = {', '.join(map(str, sizes))}" for name, sizes in shapes.items() if sizes)
 
 
 @dataclass(frozen=True)
@@ -73,10 +78,12 @@ def run_figure(figure: Figure) -> None:
     scale = replace(quick if options.quick else full, repeats=options.repeats)
     llm = load_llm(options, max(scale.batch_sizes), max(scale.lengths)) if options.measure else None
     make_directory(options.out)
+    print(figure.description.splitlines()[0])
     points = figure.published_and_predicted(options.quick)
     if llm is not None:
+        begin = time.perf_counter()
         points += figure.measure(llm, scale)
-    print(figure.description.splitlines()[0])
+        print(f"\nmeasured on this machine in {time.perf_counter() - begin:.0f} s: {scale}; repeated {scale.repeats} times")
     save_results(options.out, figure, points)
 
 

@@ -16,7 +16,7 @@ import torch
 from engine import LLM, RequestOutput, SamplingParams
 from executor import ModelExecutor, Result
 from experiments.common import SPREAD, Point, progress
-from experiments.workloads import Workload, first_period, tokens_per_second
+from experiments.workloads import Workload, balance, first_period, make_batch, split, tokens_per_second
 from scheduler import Batch, Request
 from timeline import Trace
 
@@ -146,3 +146,45 @@ def median_ratio(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, fl
 def gain_points(point: Callable[..., Point], series: str, x: float, gain: tuple[float, float, float]) -> list[Point]:
     """A measured gain and, as series of their own, the lowest and the highest pair."""
     return [point(series=series + name, x=x, y=y) for name, y in zip(("", *SPREAD), gain, strict=True)]
+
+
+# ---------------------------------------------------------------------------------------------------- which chunk size
+
+
+@dataclass(frozen=True)
+class ChunkProfile:
+    """What a chunk size looks worth where P:D is balanced, from the seconds of three iterations."""
+
+    chunk_size: int  # C
+    prefill: float  # s: of a prefill-only batch of B whole prompts of P tokens
+    decodes: float  # s: of a decode-only batch of B
+    hybrid: float  # s: of C - (B-1) tokens from the middle of a prompt, and B - 1 decodes
+    gain: float  # throughput over the baseline's
+
+
+def profile_chunk_sizes(llm: LLM, length: int, batch_size: int, repeats: int = 3) -> list[ChunkProfile]:
+    """All powers of two from 8 B to L, in seconds rather than minutes.
+
+    At the balance, B requests take the baseline one prefill-only batch and D decode-only ones, and SARATHI B * P / (C - (B-1)) hybrid ones,
+    in which all decodes ride. Decodes are taken to attend to P + D/2 tokens; a prefill, to cost as much per token for any P near L.
+    """
+    sizes = [2**power for power in range(3, 14) if 8 * batch_size <= 2**power <= length] or [max(length, 2 * batch_size)]
+    splits = {size: split(length, balance(size, batch_size)) for size in sizes}
+    batches = [make_batch([(0, length, length)] * batch_size)]
+    for size, (prompt, decodes) in splits.items():
+        chunk, context = min(size - (batch_size - 1), prompt), prompt + decodes // 2
+        batches.append(make_batch(decodes=batch_size, context=context))
+        batches.append(make_batch([((prompt - chunk) // 2, chunk, prompt)], batch_size - 1, context))
+    longest, *seconds = [result.seconds for result in time_batches(llm, batches, repeats)]
+    profiles = []
+    for (size, (prompt, decodes)), decode_only, hybrid in zip(splits.items(), seconds[::2], seconds[1::2], strict=True):
+        prefill, chunks = longest * prompt / length, batch_size * prompt / (size - (batch_size - 1))
+        profiles.append(ChunkProfile(size, prefill, decode_only, hybrid, (prefill + decodes * decode_only) / (chunks * hybrid)))
+    return profiles
+
+
+def best_and_neighbour(profiles: Sequence[ChunkProfile]) -> list[int]:
+    """The chunk size that looks best and, of the next smaller and the next larger, the better: the two worth minutes of measuring."""
+    best = max(range(len(profiles)), key=lambda i: profiles[i].gain)
+    beside = [profile for i, profile in enumerate(profiles) if abs(i - best) == 1]
+    return [profiles[best].chunk_size, *[max(beside, key=lambda profile: profile.gain).chunk_size for _ in beside[:1]]]

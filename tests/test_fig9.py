@@ -12,9 +12,10 @@ import torch
 import checkpoint
 import configs
 from cli import run_main
-from engine import new_model, simulate
+from engine import LLM, new_model, simulate
 from experiments import fig9
 from experiments.common import ROOT, Point, paper_numbers
+from experiments.measuring import ChunkProfile, best_and_neighbour, profile_chunk_sizes
 from experiments.workloads import Workload, balance, first_period, predicted_throughput, split, steady_window, tokens_per_second
 from timeline import Iteration, Trace
 
@@ -109,19 +110,42 @@ def test_quick_measurement_adds_measured_rows(tmp_path):
     checkpoint.save(model, tmp_path / "tiny")
     where = ["--device", "cpu", "--dtype", "float32", "--model", str(tmp_path / "tiny"), "--out", str(tmp_path)]
     result = run_fig9("--measure", "--quick", *where, "--length", "64", "--batch-size", "3", "--chunk-sizes", "16")
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 0 and "Profile" not in result.stdout, result.stderr
     measured = [row for row in read(tmp_path / "fig9.csv") if row["source"] == "measured"]
     assert {row["model"] for row in measured} == {"tiny"} and {row["hardware"] for row in measured}.isdisjoint(configs.GPUS)
     by_series = {row["series"]: float(row["y"]) for row in measured}
     middle, low, high = (by_series[f"C=16 L=64 B=3{name}"] for name in ("", " lowest", " highest"))
     assert 0 < low <= middle <= high
+    result = run_fig9("--measure", "--quick", *where, "--batch-size", "3", "--length", "48")  # 24 .. 48: C = 32 is the only choice
+    assert "Profile of single iterations" in result.stdout and "measured below: C = 32, which looks best\n" in result.stdout
+    assert {row["series"] for row in read(tmp_path / "fig9.csv") if row["source"] == "measured"} >= {"C=32 L=48 B=3"}
+
+
+def test_the_profile_names_the_best_and_the_better_neighbour():
+    def profiles(*gains: float) -> list[ChunkProfile]:
+        return [ChunkProfile(64 * 2**i, 1.0, 1.0, 1.0, gain) for i, gain in enumerate(gains)]
+
+    assert best_and_neighbour(profiles(0.9, 1.1, 1.2, 1.0)) == [256, 128]
+    assert best_and_neighbour(profiles(1.3, 0.8, 1.2)) == [64, 128]
+    assert best_and_neighbour(profiles(0.7)) == [64]
+
+
+def test_the_profile_runs_what_it_says(small):
+    llm = LLM(small, max_batch_size=2, max_length=64, dtype="float32", device="cpu")
+    found = profile_chunk_sizes(llm, 63, 2, repeats=1)
+    assert [profile.chunk_size for profile in found] == [16, 32]
+    for profile in found:
+        prompt, decodes = split(63, balance(profile.chunk_size, 2))
+        chunks = 2 * prompt / (profile.chunk_size - 1)
+        assert profile.gain == pytest.approx((profile.prefill + decodes * profile.decodes) / (chunks * profile.hybrid))
+    assert found[0].prefill / split(63, balance(16, 2))[0] == pytest.approx(found[1].prefill / split(63, balance(32, 2))[0])
 
 
 @pytest.mark.parametrize(
     "flags, complaint",
     [
-        (["--pairs", "3"], "--pairs needs --measure"),
-        (["--measure", "--pairs", "0"], "'0' is not a whole number"),
+        (["--repeats", "3"], "--repeats needs --measure"),
+        (["--measure", "--repeats", "0"], "'0' is not a whole number"),
         (["--measure", "--chunk-sizes", "x"], "'x' is not a whole number"),
         (["--measure", "--quick", "--batch-size", "1"], "--batch-size is 1"),
         (["--measure", "--quick", "--chunk-sizes", "3"], "3 is smaller than --batch-size 4"),
@@ -142,5 +166,5 @@ def test_bad_flags_are_one_line(flags, complaint, tmp_path, monkeypatch, capsys)
 
 
 def test_bad_flag_sets_the_exit_status():
-    result = run_fig9("--pairs", "3")
+    result = run_fig9("--repeats", "3")
     assert result.returncode == 2 and "Traceback" not in result.stderr
