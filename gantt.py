@@ -1,7 +1,8 @@
 """Draw a run: lanes of labelled bars over time (a Gantt chart), one lane for each request of a `Trace`.
 
     draw(trace)                  requests: prefill chunks with their tokens, decodes, waiting, preemptions, generation stalls
-    draw_lanes(axes, lanes)      any lanes of bars, such as the stages of a pipeline
+    draw_stages(trace)           the stages of a pipeline: micro-batches, and the bubbles between them with their causes
+    draw_lanes(axes, lanes)      any lanes of bars
 
 What a bar means is told twice, by its colour and by its height or hatch, so that nobody needs to tell colours apart.
 """
@@ -14,7 +15,8 @@ from matplotlib.artist import Artist
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from lanes import Bar, request_lanes
+from lanes import Bar, request_lanes, stage_lanes
+from pipeline import PipelineTrace
 from timeline import Trace
 
 
@@ -38,6 +40,19 @@ LOOKS = {  # in the order of the legend; the colours are Okabe and Ito's, orange
     "decode": Look("decode", "#0072B2", 0.34, 0.76),
     "stall": Look("generation stall", "#D55E00", 0.05, 0.16),
     "preemption": Look("preempted", "#000000", 0.55, 0.55, marker="X"),
+}
+STAGE_LOOKS = {
+    "prefill": Look("prefill (p), whole or a chunk", "#F5C45E", edge="#8A6100", hatch="///"),
+    "hybrid": Look("hybrid batch", "#8FD0B5", edge="#00664B", hatch="\\\\"),
+    "decode": Look("decodes (d)", "#0072B2", 0.34, 0.76),
+    "PB1": Look("PB1: different numbers of prefill tokens", "#D55E00", 0.05, 0.19),
+    "PB2": Look("PB2: prefill next to decode", "#CC79A7", 0.05, 0.19),
+    "PB3": Look("PB3: different contexts", "#000000", 0.05, 0.19),
+    "uneven stages": Look("bubble: uneven stages", "#666666", 0.05, 0.19),
+    "link": Look("bubble: link", "#666666", 0.05, 0.19),
+    "starved": Look("want of requests", "#D9D9D9", 0.51, 0.59),
+    "start-up": Look("start-up", "#D9D9D9", 0.51, 0.59),
+    "drain": Look("drain", "#D9D9D9", 0.51, 0.59),
 }
 LABEL = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
 MIDDLE = 0.55  # of a lane's bars: where labels stand
@@ -63,14 +78,39 @@ def draw(
     return axes
 
 
-def draw_lanes(axes: plt.Axes, lanes: Mapping[str, Sequence[Bar]], looks: Mapping[str, Look] = LOOKS, end: float | None = None) -> None:
-    """Lanes from top to bottom, each a list of bars; the time axis reaches to `end`, or to the last bar's."""
+def draw_stages(
+    trace: PipelineTrace,
+    axes: plt.Axes | None = None,
+    *,
+    names: Mapping[int, str] | None = None,
+    start: float = 0.0,
+    end: float | None = None,
+    title: str = "",
+    legend: bool = True,
+) -> plt.Axes:
+    """The stages of a pipeline over time, from `start` to `end` seconds. axes: where to draw, else a new figure; names: see `lanes.stage_lanes`."""
+    lanes = stage_lanes(trace, names)
+    if axes is None:
+        _, axes = plt.subplots(figsize=(14, 2 + 0.7 * len(lanes)), layout="constrained")
+    draw_lanes(axes, lanes, STAGE_LOOKS, end, start)
+    axes.set(title=title, xlabel="time (s)")
+    if legend:
+        axes.legend(handles=legend_handles([lanes], STAGE_LOOKS), loc="upper left", bbox_to_anchor=(1, 1))
+    return axes
+
+
+def draw_lanes(
+    axes: plt.Axes, lanes: Mapping[str, Sequence[Bar]], looks: Mapping[str, Look] = LOOKS, end: float | None = None, start: float = 0.0
+) -> None:
+    """Lanes from top to bottom, each a list of bars; the time axis reaches from `start` to `end`, or to the last bar's."""
     end = max((bar.end for bars in lanes.values() for bar in bars), default=1.0) if end is None else end
-    axes.set(xlim=(-0.015 * end, 1.01 * end), ylim=(len(lanes), -0.1))
+    length = end - start
+    lanes = {name: [bar for bar in bars if bar.end >= start and bar.start <= end] for name, bars in lanes.items()}
+    axes.set(xlim=(start - 0.015 * length, start + 1.01 * length), ylim=(len(lanes), -0.1))
     axes.set_yticks([lane + 1 - MIDDLE for lane in range(len(lanes))], list(lanes))
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
-    points = axes.get_window_extent().width * 72 / axes.figure.dpi / (1.025 * end)  # per second
+    points = axes.get_window_extent().width * 72 / axes.figure.dpi / (1.025 * length)  # per second
     size = min(0.8 * plt.rcParams["font.size"], 0.5 * axes.get_window_extent().height * 72 / axes.figure.dpi / (len(lanes) + 0.1))
     for lane, bars in enumerate(lanes.values()):
         for kind, look in looks.items():
@@ -91,7 +131,7 @@ def draw_lanes(axes: plt.Axes, lanes: Mapping[str, Sequence[Bar]], looks: Mappin
             for bar in found:
                 if bar.label and points * (bar.end - bar.start) > 0.62 * size * len(bar.label) + 5:
                     place = ((bar.start + bar.end) / 2, lane + 1 - MIDDLE)
-                    axes.text(*place, bar.label, ha="center", va="center", fontsize=size, zorder=3, bbox=LABEL)
+                    axes.text(*place, bar.label, ha="center", va="center", fontsize=size, zorder=3, bbox=LABEL, clip_on=True)
 
 
 def legend_handles(drawn: Iterable[Mapping[str, Sequence[Bar]]], looks: Mapping[str, Look] = LOOKS) -> list[Artist]:

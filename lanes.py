@@ -1,9 +1,10 @@
-"""A run as lanes of bars over time, one lane for each request: what gantt.py draws and perfetto.py writes."""
+"""A run as lanes of bars over time, one for each request or for each stage of a pipeline: what gantt.py draws and perfetto.py writes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from timeline import Trace
+from pipeline import PipelineTrace
+from timeline import Iteration, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +13,7 @@ class Bar:
 
     start: float
     end: float
-    kind: str  # arrival, waiting, prefill, decode, stall or preemption; other lanes may have others
+    kind: str  # requests: arrival, waiting, prefill, decode, stall, preemption; stages: prefill, hybrid, decode, or why it is idle
     label: str = ""
 
 
@@ -39,3 +40,27 @@ def request_lanes(trace: Trace, bound: float | None = None, names: Mapping[int, 
     for lane in bars.values():
         lane.sort(key=lambda bar: (bar.start, -bar.end))
     return {(names or {}).get(life.request_id, f"request {life.request_id}"): bars[life.request_id] for life in lives}
+
+
+def stage_lanes(trace: PipelineTrace, names: Mapping[int, str] | None = None) -> dict[str, list[Bar]]:
+    """One lane per stage: its steps, and between them its idle intervals, labelled with their cause. The trace must have kept its steps.
+
+    A step's label names its requests, as the paper's Fig 5 does: Ap is A's prefill (or a chunk of it), Ad a decode. names: see `request_lanes`.
+    """
+    lanes: dict[str, list[Bar]] = {f"stage {stage}": [] for stage in range(len(trace.busy))}
+    for step, iteration in zip(trace.steps, trace.requests.iterations, strict=True):
+        label = step_label(iteration, names or {})
+        for stage, lane in enumerate(lanes.values()):
+            start, wait, cause = step.starts[stage], step.waits[stage], step.causes[stage]
+            if wait > 0:
+                lane.append(Bar(start - wait, start, cause, cause))
+            lane.append(Bar(start, start + step.seconds[stage], step.kind, label))
+    for last, lane in zip(trace.last, lanes.values(), strict=True):
+        if last < trace.end:
+            lane.append(Bar(last, trace.end, "drain", "drain"))
+    return lanes
+
+
+def step_label(iteration: Iteration, names: Mapping[int, str]) -> str:
+    chunks = [f"{names.get(request, request)}p" for request, _, _ in iteration.chunks]
+    return " ".join(chunks + [f"{names.get(request, request)}d" for request in iteration.decodes])

@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
-from lanes import request_lanes
+from lanes import request_lanes, stage_lanes
+from pipeline import PipelineTrace
 from timeline import Iteration, Trace
 
 Lane = tuple[int, int]  # process id, thread id: what the format calls a group of lanes, and a lane
@@ -134,6 +135,20 @@ def add_requests(tracks: Tracks, name: str, trace: Trace, names: Mapping[int, st
                 tracks.mark(lane, bar.kind, bar.start)
             else:
                 tracks.slice(lane, f"{bar.kind} {bar.label}".strip(), bar.start, bar.end)
+
+
+def save_stages(path: Path, runs: Mapping[str, PipelineTrace], names: Mapping[int, str] | None = None) -> None:
+    """Write pipelines to one file: of each its stages, with steps and idle intervals, and its requests, from the first stage to the last."""
+    tracks = Tracks()
+    for name, trace in runs.items():
+        group = tracks.group(f"{name}: stages")
+        for stage, bars in stage_lanes(trace, names).items():
+            lane = tracks.lane(group, stage)
+            for bar in bars:
+                work = bar.kind in ("prefill", "hybrid", "decode")
+                tracks.slice(lane, f"{bar.kind}: {bar.label}" if work else bar.kind, bar.start, bar.end)
+        add_requests(tracks, name, trace.requests, names or {}, bound=None)
+    tracks.save(path)
 
 
 def output_file(text: str) -> Path:

@@ -45,7 +45,7 @@ class Request:
     context: int = 0  # all tokens whose K and V are in the cache
     output: list[int] = field(default_factory=list)
     finish_reason: str | None = None
-    recomputed: int = 0  # output tokens that are prefilled again, because the request was preempted after them
+    prefill_length: int = field(init=False)  # tokens to prefill: the prompt and, after a preemption, the output so far
     preemptions: int = 0
     sampler: object = None  # what the executor needs to draw this request's tokens; schedulers never look at it
 
@@ -54,15 +54,11 @@ class Request:
             raise UserError(f"request {self.request_id}: the prompt is empty; it needs at least one token")
         if not isinstance(self.max_tokens, int) or self.max_tokens < 1:
             raise UserError(f"request {self.request_id}: max_tokens is {self.max_tokens}; it must be a whole number, at least 1")
-
-    @property
-    def prefill_length(self) -> int:
-        """Tokens to prefill: the prompt and, after a preemption, the output so far."""
-        return len(self.prompt) + self.recomputed
+        self.prefill_length = len(self.prompt)
 
     @property
     def in_prefill(self) -> bool:
-        return self.prefilled < len(self.prompt) + self.recomputed
+        return self.prefilled < self.prefill_length
 
     @property
     def most_cached(self) -> int:
@@ -177,7 +173,7 @@ class Scheduler:
 
     def decodes(self) -> list[Request]:
         """All running requests that are past their prefill, once the newest have been preempted until a token for each fits."""
-        decodes = [request for request in self.running if not request.in_prefill]
+        decodes = [request for request in self.running if request.prefilled >= request.prefill_length]
         if self.cache_tokens is not None:
             while self.reserved + len(decodes) > self.cache_tokens:
                 newest = self.preempt()
@@ -189,7 +185,7 @@ class Scheduler:
         request = self.running.pop()
         self.reserved -= request.prefill_length if request.in_prefill else request.context
         request.prefilled = request.context = 0
-        request.recomputed = len(request.output)
+        request.prefill_length = len(request.prompt) + len(request.output)
         request.preemptions += 1
         self.waiting.appendleft(request)
         self.preempted.append(request)
@@ -311,7 +307,7 @@ class Sarathi(IterationLevel):
         room = self.chunk_size - num_decodes
         if room < 1:
             return []
-        request = next((request for request in self.running if request.in_prefill), None) or self.admit()
+        request = next((request for request in self.running if request.prefilled < request.prefill_length), None) or self.admit()
         if request is None:
             return []
         return [Chunk(request, request.prefilled, min(room, request.prefill_length - request.prefilled))]

@@ -78,7 +78,7 @@ def test_preemption_by_hand() -> None:
     batches = drive(scheduler, requests)
     # Three iterations together, 3 output tokens each; then A goes on alone, and B's 4 + 3 tokens are prefilled again.
     assert shapes(batches) == [([4, 4], 0), ([], 2), ([], 2), ([], 1), ([], 1), ([], 1), ([7], 0), ([], 1)]
-    assert (first.preemptions, second.preemptions, second.recomputed) == (0, 1, 3)
+    assert (first.preemptions, second.preemptions, second.prefill_length - len(second.prompt)) == (0, 1, 3)
     assert scheduler.reserved == 0 and [len(request.output) for request in requests] == [6, 5]
 
 
