@@ -261,6 +261,7 @@ def draw(outcome: Outcome, best: Outcome, table: dict[str, dict[str, float]], ro
     )
     left.legend(loc="upper left")
     left.set_ylim(-0.03, 1.3)
+    left.set_yticks([0, 0.25, 0.5, 0.75, 1])
     completions = outcome.completions | {IN_STEP: best.completions["Orca, TP8 PP8"]}
     for name in LOOK:
         times = completions[name]

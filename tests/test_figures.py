@@ -22,7 +22,7 @@ from experiments.workloads import Workload, balance, make_batch, predicted_gain
 
 gallery = importlib.import_module("experiments.all")
 FIGURES = {figure.name: figure for figure in (*fidelity.FIGURES, fig6.FIGURE)}
-SCRIPTS = [*FIGURES, "fig9", "choose_chunk", "policies", "fidelity"]
+SCRIPTS = [*FIGURES, "fig5", "fig9", "fig12", "choose_chunk", "policies", "fidelity"]
 
 
 def call(script: str, *flags: str) -> None:
