@@ -131,7 +131,7 @@ FLAGS = {"choose_chunk": ["--batch-size", "18"]}  # the paper's B, where the mem
 
 STYLE = """
 body { font: 18px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
-img { max-width: 100%; } section { border-top: 1px solid #bbb; margin-top: 2rem; }
+img { max-width: 100%; max-height: 50rem; display: block; margin: auto; } section { border-top: 1px solid #bbb; margin-top: 2rem; }
 table { border-collapse: collapse; font-size: 15px; } td, th { padding: 0.15rem 0.7rem; text-align: left; border-bottom: 1px solid #ddd; }
 dt { font-weight: bold; } dd { margin: 0 0 0.5rem 1rem; }
 """
@@ -201,9 +201,9 @@ def gallery(out: Path) -> str:
     ids = {figure.name: list(figure.paper) for figure in fidelity.FIGURES} | {"fig9": [*fig9.PUBLISHED]}
     sections = [section(name, out, [row for row in rows if row.id in ids.get(name, [])]) for name in CAPTIONS]
     lines = "".join(f"<li>{html.escape(line)}</li>" for line in fidelity.summary(rows))
-    return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>nano-sarathi: SARATHI's figures</title><style>{STYLE}</style>
-<h1>SARATHI's figures: the paper, and what we see</h1>
-<p><i>paper</i>: published. <i>predicted</i>: by our cost model, for the paper's GPU. <i>measured</i>: on the machine that is named.
+    return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>nano-sarathi: the papers' figures</title><style>{STYLE}</style>
+<h1>SARATHI's and Sarathi-Serve's figures: the papers, and what we see</h1>
+<p><i>paper</i>: published. <i>predicted</i>: by our cost model, for a paper's GPU. <i>measured</i>: on the machine that is named.
 "We see" is predicted, unless it says otherwise. Made by <code>experiments/all.py</code>; how close it all is: <a href="fidelity.md">fidelity.md</a>.</p><ul>{lines}</ul>
 {"".join(sections)}</html>
 """

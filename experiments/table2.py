@@ -73,9 +73,10 @@ def draw_panel(axes: plt.Axes, bars: dict[str, dict[str, float]], title: str) ->
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
     for place, values in enumerate(bars.values()):
         unit, y = next((cell, y) for cell, y in values.items() if cell.startswith("per "))
-        axes.text(place, bottom[place] + 0.015 * max(bottom), f"{y:.3g} ms\n{unit}", ha="center", va="bottom", fontsize=12)
+        label = f"{y:.3g} ms\n" + unit.replace("prefill token", "prefill\ntoken")  # narrow: bars stand side by side
+        axes.text(place, bottom[place] + 0.015 * max(bottom), label, ha="center", va="bottom", fontsize=12)
     axes.set_xticks(range(len(bars)), bars, fontsize=12)
-    axes.set_ylim(0, 1.25 * max(bottom))
+    axes.set_ylim(0, 1.3 * max(bottom))
     axes.set(ylabel="ms", title=title)
     axes.grid(axis="x", visible=False)
     axes.legend(loc="upper center", ncols=2)

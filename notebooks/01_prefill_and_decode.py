@@ -74,7 +74,7 @@ def prefill(tokens):
 
 # %%
 prefill(256)  # the first run is always slow: libraries warm up
-scheduler = make_scheduler("baseline", max_batch_size=1, chunk_size=256)
+scheduler = make_scheduler("request_level", max_batch_size=1, chunk_size=256)
 request = Request(0, prompt=range(1, 257), max_tokens=6)
 scheduler.add(request)
 

@@ -88,7 +88,7 @@ while scheduler.has_work:
     sequence.append(token)
 executor.release(request)
 print(f"{len(request.output)} tokens, the same with and without a cache: {same}")
-print(repr(llm.tokenizer.decode(request.output[:40])))
+print("they begin:", repr(llm.tokenizer.decode(request.output)[:60]))
 
 # %%
 figure, axes = plt.subplots()

@@ -85,7 +85,7 @@ left.bar(places, alone, color=COLOURS["orange"])
 left.set(ylim=(0, 100), ylabel="% of iterations", title="Decode-only iterations")
 right.bar(places, riding, color=COLOURS["blue"])
 right.axhline(17, color="black", linestyle="--")
-right.set(ylabel="decodes", title="Decodes per hybrid iteration")
+right.set(ylabel="decodes", yticks=range(0, 18, 4), title="Decodes per hybrid iteration")
 for axes in (left, right):
     axes.set_xlabel("P:D")
     axes.axvline(places.index("14"), color="black", linestyle=":")
@@ -332,6 +332,6 @@ for chunk_size in (128, 256, 512):
 # <details><summary>Answer</summary>
 #
 # An iteration is the time between two tokens of every decode in it. Step 2's picture shows the time of an iteration against its rows (the decodes' attention comes on top): the limit rules out the chunk sizes above the
-# line of 100 ms, and step 4's last cell lets `choose` do it. That is the idea of SARATHI's successor, Sarathi-Serve: the largest chunk that the time between tokens allows.
+# line of 100 ms, and step 4's last cell lets `choose` do it. That is the idea of SARATHI's successor, Sarathi-Serve: the largest chunk that the time between tokens allows. Lesson 6 goes on from there.
 #
 # </details>
