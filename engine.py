@@ -9,8 +9,8 @@ A student who understands `run` has understood the engine. It cannot tell the tw
 import ctypes
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -89,6 +89,7 @@ class LLM:
     together; None: all that fits its slots): see scheduler.py; they may be changed between two calls, but for B,
     which sizes the cache. max_length: longest prompt + output, in tokens; the cache is allocated at once for B of them.
     dtype: "auto" is bfloat16 where the hardware has it, else float32. device: "auto" is cuda where there is one, else cpu.
+    layers: of how many, which ones to keep, as one stage of a pipeline (distributed.py); the whole model is then read on the CPU first.
     After a call, `trace` tells what its iterations did. Raises configs.UserError with one line that names a bad value.
     """
 
@@ -107,6 +108,7 @@ class LLM:
         seed: int = 0,
         time_operators: bool = False,
         check: bool = False,
+        layers: Callable[[int], range] | None = None,
     ):
         make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)  # complains before the weights are loaded
         if not isinstance(seed, int) or not 0 <= seed < 2**63:
@@ -128,8 +130,10 @@ class LLM:
                 f"{self.config.name} has a sliding_window of {self.config.window} tokens, which is not supported for longer sequences: "
                 f"max_length is {self.max_length}; give {self.config.window} at most"
             )
-        check_memory(self.config, max_batch_size, self.max_length, self.dtype, self.device)
-        self.model = new_model(self.config, self.dtype, self.device)
+        own = range(self.config.n_layer) if layers is None else layers(self.config.n_layer)
+        part = replace(self.config, n_layer=len(own))
+        check_memory(part, max_batch_size, self.max_length, self.dtype, self.device)
+        self.model = new_model(self.config, self.dtype, self.device if layers is None else torch.device("cpu"))
         if directory is None:
             self.model.init_weights(seed)
             self.weights, self.tokenizer, self.stop_ids = f"random (seed {seed})", None, frozenset()
@@ -137,8 +141,10 @@ class LLM:
             checkpoint.load_weights(self.model, directory, check)
             self.weights, self.tokenizer = str(directory), load_tokenizer(directory)
             self.stop_ids = load_stop_ids(directory, self.tokenizer)
+        if layers is not None:
+            self.model.keep(own).to(self.device)
         pack_linears(self.model)
-        self.cache = KVCache(self.config, max_batch_size, self.max_length, self.dtype, self.device)
+        self.cache = KVCache(part, max_batch_size, self.max_length, self.dtype, self.device)
         self.trace = Trace()
         if self.device.type == "cpu":
             keep_freed_memory()  # after the weights and the cache: those of a process's first LLM do go back to the system with it

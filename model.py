@@ -124,11 +124,23 @@ class Transformer(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.embed.weight.device
+        return self.layers[0].norm_1.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.embed.weight.dtype
+        return self.layers[0].norm_1.weight.dtype
+
+    def keep(self, layers: range) -> "Transformer":
+        """Make this one stage of a pipeline: drop all other layers, and embedding and head where they are not needed."""
+        first, last = layers.start == 0, layers.stop == self.config.n_layer
+        self.layers = self.layers[layers.start : layers.stop]
+        if not first:
+            self.positions = None
+        if not first and not (last and self.config.tied):
+            self.embed = None
+        if not last:
+            self.norm = self.head = None
+        return self
 
     def init_weights(self, seed: int = 0) -> "Transformer":
         """Random weights for a model without a checkpoint: GPT-2's scheme, N(0, 0.02), outputs of a residual branch scaled down; no biases."""
@@ -143,9 +155,14 @@ class Transformer(nn.Module):
         return self
 
     @torch.inference_mode()
-    def forward(self, batch: FlatBatch, cache: KVCache, attend: Attend = sdpa, run: Callable = untimed) -> Tensor:
-        """Write the rows' K and V into the cache, and return logits (S, vocab) for `batch.logit_rows` alone."""
-        x, rotary = self._embed(batch.tokens, batch.positions)  # (T, H)
+    def forward(self, batch: FlatBatch, cache: KVCache, attend: Attend = sdpa, run: Callable = untimed, x: Tensor | None = None) -> Tensor:
+        """Write the rows' K and V into the cache, and return logits (S, vocab) for `batch.logit_rows` alone.
+
+        As one stage of a pipeline (see `keep`): x (T, H) is what the stage before returned, and all but the last return theirs (T, H).
+        """
+        if x is None:
+            x = self._embed(batch.tokens, batch.positions)  # (T, H)
+        rotary = self._rotary(batch.positions, x.dtype)
         for index, layer in enumerate(self.layers):
 
             def attend_cache(q: Tensor, k: Tensor, v: Tensor, index: int = index) -> Tensor:
@@ -157,13 +174,14 @@ class Transformer(nn.Module):
                 return y
 
             x = layer(x, rotary, attend_cache, run)
-        return run("others", self._logits, x[batch.logit_rows])
+        return x if self.norm is None else run("others", self._logits, x[batch.logit_rows])
 
     def forward_full(self, tokens: Tensor) -> Tensor:
         """Logits (B, T, vocab) of whole sequences (B, T), without a cache: for training, and as the exactness tests' oracle."""
         b, t = tokens.shape
         positions = torch.arange(t, device=tokens.device).repeat(b)  # (B * T,)
-        x, rotary = self._embed(tokens.flatten(), positions)  # (B * T, H)
+        x = self._embed(tokens.flatten(), positions)  # (B * T, H)
+        rotary = self._rotary(positions, x.dtype)
 
         def attend_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             q, k, v = (heads.unflatten(0, (b, t)).transpose(1, 2) for heads in (q, k, v))  # (B, heads, T, head_dim)
@@ -174,11 +192,14 @@ class Transformer(nn.Module):
             x = layer(x, rotary, attend_causal)
         return self._logits(x).view(b, t, -1)
 
-    def _embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x = self.embed(tokens)
-        if self.positions is not None:
-            return x + self.positions(positions), None
-        return x, (self.cos[positions].to(x.dtype), self.sin[positions].to(x.dtype))
+        return x if self.positions is None else x + self.positions(positions)
+
+    def _rotary(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        if self.config.flavour != "llama":
+            return None
+        return self.cos[positions].to(dtype), self.sin[positions].to(dtype)
 
     def _logits(self, x: Tensor) -> Tensor:
         x = self.norm(x)

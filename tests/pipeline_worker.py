@@ -1,0 +1,48 @@
+"""One process of tests/test_distributed.py: all policies on one stage's part of the demo model. Process 0 writes what came out."""
+
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from distributed import PipelineLLM
+from engine import SamplingParams
+from scheduler import POLICIES
+
+# Greedy and sampled, with a stop token, and more requests than slots.
+PROMPTS = [[(17 * i + 5 * j) % 1000 for j in range(length)] for i, length in enumerate((40, 3, 25, 60, 9, 33, 18))]
+PARAMS = [SamplingParams(max_tokens=4 + i, temperature=0.0 if i % 2 else 0.9, seed=i, stop_ids=(7,)) for i in range(len(PROMPTS))]
+CACHE_TOKENS = 75  # of a micro-batch: the longest request just fits, and others are preempted
+OPTIONS = {"chunk_size": 16, "max_length": 80, "dtype": "float64", "device": "cpu"}
+
+
+def main(out: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    found = {}
+    for cache_tokens in (None, CACHE_TOKENS):
+        llm = PipelineLLM("demo", max_batch_size=2, micro_batches=3, cache_tokens=cache_tokens, **OPTIONS)
+        for policy in POLICIES:
+            llm.policy = policy
+            outputs = llm.generate(PROMPTS, PARAMS)
+            if llm.stage == 0:
+                trace = llm.pipeline
+                found[f"{policy} {cache_tokens}"] = {
+                    "tokens": [output.token_ids for output in outputs],
+                    "preempted": len(trace.requests.preempted),
+                    "account": [sum(trace.busy) + sum(trace.idle.values()), len(trace.busy) * trace.seconds],
+                    "overlap": any(  # stage 0 works on a micro-batch while stage 1 works on another
+                        after.starts[0] < before.end for before, after in zip(trace.steps, trace.steps[1:], strict=False)
+                    ),
+                }
+    if dist.get_rank() == 0:
+        out.write_text(json.dumps(found), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
