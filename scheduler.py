@@ -323,7 +323,7 @@ class SarathiServe(IterationLevel):
 
     def prefills(self, num_decodes: int) -> list[Chunk]:
         chunks, tokens = [], num_decodes
-        started = deque(request for request in self.running if request.in_prefill)
+        started = deque([request for request in self.running if request.prefilled < request.prefill_length])
         while tokens < self.chunk_size and (request := started.popleft() if started else self.admit()) is not None:
             room = self.budget(request) - tokens
             if room < 1:

@@ -136,9 +136,9 @@ def print_comparison(points: Sequence[Point]) -> None:
         )
 
 
-def progress(items: Sequence, what: str) -> tqdm:
-    """A progress bar that vanishes when it is done; none where stderr is a file or a pipe."""
-    return tqdm(items, desc=what, leave=False, disable=None, dynamic_ncols=True)
+def progress(items: Iterable, what: str, total: int | None = None) -> tqdm:
+    """A progress bar that vanishes when it is done; none where stderr is a file or a pipe. total: of items that cannot tell how many they are."""
+    return tqdm(items, desc=what, total=total, leave=False, disable=None, dynamic_ncols=True)
 
 
 # ---------------------------------------------------------------------------------------------------- flags

@@ -18,6 +18,7 @@ from experiments.common import (
     Point,
     make_directory,
     make_figure_parser,
+    make_parser,
     paper_points,
     parse_options,
     positive,
@@ -37,6 +38,7 @@ class Scale:
     batch_sizes: tuple[int, ...]  # B
     chunk_sizes: tuple[int, ...] = ()  # C, where the figure has chunks
     repeats: int = 5
+    requests: int = 0  # how many, where they arrive over time
 
     def __str__(self) -> str:
         shapes = {"L": self.lengths, "B": self.batch_sizes, "C": self.chunk_sizes}
@@ -48,7 +50,7 @@ class Figure:
     """One figure or table of the paper.
 
     paper: id of a published number -> series and x of the predicted point that it is compared with.
-    predict(quick), measure(llm, scale): points. draw(points): the picture, from all points, those kept from earlier measurements included.
+    predict(quick), measure(llm, scale): points; without `measure` there is no --measure. draw(points): the picture, from all points, those kept from earlier measurements included.
     shown: which points the terminal table lists.
     """
 
@@ -56,10 +58,10 @@ class Figure:
     description: str  # the script's docstring
     paper: Mapping[str, tuple[str, float]]
     predict: Callable[[bool], list[Point]]
-    measure: Callable[[LLM, Scale], list[Point]]
+    measure: Callable[[LLM, Scale], list[Point]] | None
     draw: Callable[[list[Point]], plt.Figure]
-    scale: Scale
-    quick_scale: Scale
+    scale: Scale = Scale((), ())
+    quick_scale: Scale = Scale((), ())
     shown: Callable[[Point], bool] = lambda point: True
     dtype: str = "auto"  # what it is measured in, unless --dtype says otherwise
 
@@ -70,6 +72,12 @@ class Figure:
 
 def run_figure(figure: Figure) -> None:
     """A figure's main: flags, prediction, measurement if asked for, table, CSV, picture."""
+    if figure.measure is None:
+        options = make_parser(figure.description).parse_args()
+        make_directory(options.out)
+        print(figure.description.splitlines()[0])
+        save_results(options.out, figure, figure.published_and_predicted(options.quick))
+        return
     parser, group = make_figure_parser(figure.description)
     full, quick = figure.scale, figure.quick_scale
     group.add_argument("--repeats", type=positive, metavar="N", help=f"turns whose median is taken (default: {full.repeats})")

@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from experiments import serve_capacity
+from experiments.common import read_csv
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
@@ -45,6 +48,14 @@ def test_demo_numbers() -> None:
     metrics = json.loads((ROOT / "demo" / "metrics.json").read_text(encoding="utf-8"))
     for key in ("held_out_nats_per_token", "unigram_nats_per_token"):
         assert f"{metrics[key]:.2f}" in README, key
+
+
+def test_capacities_are_those_in_results() -> None:
+    _, rows = serve_capacity.table(read_csv(ROOT / "results" / "serve_capacity.csv"))
+    shown = {tuple(line.split()) for line in README.splitlines()}
+    assert len(rows) == 16
+    for row in rows:
+        assert tuple(" ".join(row).split()) in shown, row
 
 
 def test_fig9_prints_what_the_readme_shows(tmp_path: Path) -> None:

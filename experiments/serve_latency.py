@@ -1,0 +1,117 @@
+"""Sarathi-Serve, Fig 1b: the P99 time between tokens and the median time to first token, against the load.
+
+    python experiments/serve_latency.py              predicted for Yi-34B on two A100s, chat lengths: seconds, no GPU needed
+    python experiments/serve_latency.py --measure    and the real engine on this machine, in real time: five minutes
+
+The same 512 requests with Poisson arrivals at every rate and under every policy; only the arrival times are scaled. Token budgets:
+1536, as in the paper's Fig 1, and 512, its choice for a strict SLO. The dotted line is that SLO: 5 decode iterations.
+On this machine: a small model, short prompts, B = 8, a token budget of 64, and three policies in turns.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from cli import run_main
+from engine import LLM
+from experiments.common import Point, curves, progress
+from experiments.figure import Figure, Scale, run_figure
+from experiments.look import COLOURS, measured_title, plot_points
+from experiments.measuring import generate, measured_on, warm_up
+from experiments.serving import CHAT, LOOKS, STRICT, YI, median_ttft, p99_tbt
+from timeline import Trace
+from workload import LogNormal, make_requests, poisson
+
+REQUESTS = 512
+RATES = (0.3, 0.4, 0.55, 0.7, 0.85, 1.0, 1.15, 1.3, 1.45)  # requests/s; the paper's artefact has 0.55, 0.7 and 1.0
+RUNS = {"vllm_v0": ("vllm_v0", 1), "orca": ("orca", 1)} | {f"sarathi_serve C={c}": ("sarathi_serve", c) for c in (512, 1536)}
+STYLES = {"vllm_v0": LOOKS["vllm_v0"], "orca": LOOKS["orca"], "sarathi_serve": LOOKS["sarathi_serve"]}
+SLO = "strict SLO"
+METRICS = {
+    "P99 TBT": p99_tbt,
+    "median TTFT": median_ttft,
+    "output tokens/s": lambda trace: sum(len(life.tokens) for life in trace.lives.values()) / trace.seconds,
+}
+UNITS = {"P99 TBT": "s", "median TTFT": "s", "output tokens/s": "tokens/s"}
+
+
+def points_of(trace: Trace, series: str, rate: float, *where: str) -> list[Point]:
+    return [
+        Point("serve_latency", f"{name}, {series}", rate, "requests/s", metric(trace), UNITS[name], *where)
+        for name, metric in METRICS.items()
+    ]
+
+
+def predict(quick: bool) -> list[Point]:
+    points = [Point("serve_latency", SLO, 0, "", STRICT * YI.decode_iteration, "s", "predicted", YI.model, YI.hardware)]
+    for rate in progress(RATES[2::3] if quick else RATES, "rates"):
+        for series, (policy, budget) in RUNS.items():
+            trace = YI.serve(CHAT.requests(64 if quick else REQUESTS, rate), policy, budget)
+            points += points_of(trace, series, rate, "predicted", YI.model, YI.hardware)
+    return points
+
+
+def measure(llm: LLM, scale: Scale) -> list[Point]:
+    """At two thirds of what this machine can serve, and at a third: the median over the turns of all policies."""
+    (length,), (budget,) = scale.lengths, scale.chunk_sizes
+    prompts, outputs = LogNormal(length / 4, length / 2, 3 * length // 4), LogNormal(length / 16, length / 8, length // 4)
+    runs = {"vllm_v0": ("vllm_v0", 1), "orca": ("orca", 1), f"sarathi_serve C={budget}": ("sarathi_serve", budget)}
+    warm_up(llm)
+    together = make_requests([0.0] * scale.requests, prompts, outputs)
+    generate(llm, together, "sarathi_serve", budget)
+    most = scale.requests / llm.trace.seconds  # requests/s
+    seen: dict[tuple[str, float], list[list[Point]]] = {}
+    for _ in progress(range(scale.repeats), "measuring"):
+        for rate in (round(most / 3, 3), round(2 * most / 3, 3)):
+            for series, (policy, chunk) in runs.items():
+                generate(llm, make_requests(poisson(scale.requests, rate), prompts, outputs), policy, chunk)
+                seen.setdefault((series, rate), []).append(points_of(llm.trace, series, rate, *measured_on(llm)))
+    return [
+        Point(
+            p.figure, p.series, p.x, p.x_unit, float(np.median([turn[number].y for turn in turns])), p.y_unit, p.source, p.model, p.hardware
+        )
+        for turns in seen.values()
+        for number, p in enumerate(turns[-1])
+    ]
+
+
+def draw(points: list[Point]) -> plt.Figure:
+    sources = [source for source in ("predicted", "measured") if curves(points, source)]
+    figure, panels = plt.subplots(len(sources), 2, figsize=(16, 6 * len(sources)), layout="constrained", squeeze=False)
+    for row, source in zip(panels, sources, strict=True):
+        found = curves(points, source)
+        for axes, name in zip(row, ("P99 TBT", "median TTFT"), strict=True):
+            for series, curve in found.items():
+                metric, _, policy = series.partition(", ")
+                if metric == name:
+                    colour, marker = STYLES[policy.split()[0]]
+                    small = policy.endswith("C=512") and source == "predicted"
+                    plot_points(axes, curve, color=COLOURS["sky"] if small else colour, marker="P" if small else marker, label=policy)
+            axes.set(xlabel="requests per second", ylabel=f"{name} (s)", yscale="log")
+        if SLO in found:
+            row[0].axhline(found[SLO][0].y, color="black", linestyle=":", label=f"strict SLO: {found[SLO][0].y:.2f} s")
+        row[0].legend()
+        title = measured_title(points) if source == "measured" else f"predicted: {YI.model} on {YI.hardware}, chat lengths"
+        row[0].set_title(title)
+    figure.suptitle("Sarathi-Serve Fig 1b: latency against load", fontsize=18)
+    return figure
+
+
+FIGURE = Figure(
+    name="serve_latency",
+    description=__doc__,
+    paper={},
+    predict=predict,
+    measure=measure,
+    draw=draw,
+    scale=Scale(lengths=(512,), batch_sizes=(8,), chunk_sizes=(64,), repeats=1, requests=40),
+    quick_scale=Scale(lengths=(64,), batch_sizes=(3,), chunk_sizes=(16,), repeats=1, requests=6),
+    shown=lambda point: point.source == "measured" or point.series.startswith(("P99", SLO)),
+)
+
+
+def main() -> None:
+    run_figure(FIGURE)
+
+
+if __name__ == "__main__":
+    run_main(main)

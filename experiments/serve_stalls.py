@@ -1,0 +1,121 @@
+"""Sarathi-Serve, Fig 1a: output tokens over time. vllm_v0 stalls for seconds whenever prompts come in, sarathi_serve never does.
+
+    python experiments/serve_stalls.py              predicted for Yi-34B on two A100s: seconds, no GPU needed
+    python experiments/serve_stalls.py --measure    and the real engine on this machine
+
+The paper's experiment: 128 long prompts (arxiv_summarization) wait from the start, the token budget is 1536 tokens. Whenever a
+request ends, the next one's prompt is prefilled; what the running requests do meanwhile is the policy's choice. On this machine: the
+shape of it, with prompts and a budget that a laptop's model runs in a minute.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from cli import run_main
+from engine import LLM
+from experiments.common import Point, curves, progress
+from experiments.figure import Figure, Scale, run_figure
+from experiments.look import measured_title
+from experiments.measuring import generate, measured_on, warm_up
+from experiments.serving import ARXIV, LOOKS, YI, p99_tbt, token_times
+from scheduler import Request
+from timeline import Trace
+from workload import Uniform, make_requests
+
+POLICIES = ("vllm_v0", "orca", "sarathi_serve")
+REQUESTS, BUDGET = 128, 1536  # of the paper's artefact (osdi-experiments/figure-1)
+STALL = 1.0  # s: gaps longer than this are counted
+STEPS = 250  # points of each curve
+
+
+def waiting(requests: list[Request]) -> list[Request]:
+    """The same requests, all there from the start."""
+    return [Request(request.request_id, request.prompt, request.max_tokens) for request in requests]
+
+
+def points_of(trace: Trace, policy: str, source: str, model: str, hardware: str) -> list[Point]:
+    """The curve of one run, and what its gaps are like."""
+
+    def point(series: str, x: float, x_unit: str, y: float, y_unit: str) -> Point:
+        return Point("serve_stalls", f"{series}, {policy}", x, x_unit, y, y_unit, source, model, hardware)
+
+    moments = np.linspace(0, trace.seconds, STEPS)
+    tokens = np.searchsorted(token_times(trace), moments, side="right")
+    numbers = {
+        "longest gap": (max(trace.tbts), "s"),
+        f"gaps above {STALL:g} s": (len(trace.stalls(STALL)), "gaps"),
+        "P99 TBT": (p99_tbt(trace), "s"),
+        "all requests done": (trace.seconds, "s"),
+    }
+    curve = [point("output tokens", float(x), "s", int(y), "tokens") for x, y in zip(moments, tokens, strict=True)]
+    return curve + [point(name, 0, "", y, unit) for name, (y, unit) in numbers.items()]
+
+
+def predict(quick: bool) -> list[Point]:
+    points = []
+    for policy in POLICIES:
+        requests = waiting(ARXIV.requests(40 if quick else REQUESTS))
+        points += points_of(YI.serve(requests, policy, BUDGET), policy, "predicted", YI.model, YI.hardware)
+    return points
+
+
+def measure(llm: LLM, scale: Scale) -> list[Point]:
+    """The median of the numbers over `repeats` turns of all policies; the curves are those of the last turn."""
+    (length,), (budget,) = scale.lengths, scale.chunk_sizes
+    seen: list[list[Point]] = []
+    warm_up(llm)
+    for _ in progress(range(scale.repeats), "measuring"):
+        turn = []
+        for policy in POLICIES:
+            requests = make_requests([0.0] * scale.requests, Uniform(length // 4, 3 * length // 4), Uniform(length // 16, length // 4))
+            generate(llm, requests, policy, budget)
+            turn += points_of(llm.trace, policy, *measured_on(llm))
+        seen.append(turn)
+    medians = [float(np.median([turn[number].y for turn in seen])) for number in range(len(seen[-1]))]
+    return [
+        Point(p.figure, p.series, p.x, p.x_unit, p.y if p.x_unit else median, p.y_unit, p.source, p.model, p.hardware)
+        for p, median in zip(seen[-1], medians, strict=True)
+    ]
+
+
+def draw(points: list[Point]) -> plt.Figure:
+    sources = [source for source in ("predicted", "measured") if curves(points, source)]
+    figure, rows = plt.subplots(1, len(sources), figsize=(10 * len(sources), 6.5), layout="constrained", squeeze=False)
+    for axes, source in zip(rows[0], sources, strict=True):
+        found = curves(points, source)
+        for policy in POLICIES:
+            curve, (gap,) = found[f"output tokens, {policy}"], found[f"longest gap, {policy}"]
+            label = f"{policy}: longest gap {gap.y:.2f} s"
+            axes.plot(
+                [point.x for point in curve], [point.y for point in curve], color=LOOKS[policy][0], drawstyle="steps-post", label=label
+            )
+        title = (
+            measured_title(points)
+            if source == "measured"
+            else f"predicted: {YI.model} on {YI.hardware}\narxiv lengths, token budget {BUDGET}"
+        )
+        axes.set(xlabel="seconds", ylabel="output tokens of all requests", title=title)
+        axes.legend()
+    figure.suptitle("Sarathi-Serve Fig 1a: output tokens over time", fontsize=18)
+    return figure
+
+
+FIGURE = Figure(
+    name="serve_stalls",
+    description=__doc__,
+    paper={},
+    predict=predict,
+    measure=measure,
+    draw=draw,
+    scale=Scale(lengths=(512,), batch_sizes=(8,), chunk_sizes=(64,), repeats=3, requests=24),
+    quick_scale=Scale(lengths=(64,), batch_sizes=(3,), chunk_sizes=(16,), repeats=1, requests=6),
+    shown=lambda point: not point.x_unit,
+)
+
+
+def main() -> None:
+    run_figure(FIGURE)
+
+
+if __name__ == "__main__":
+    run_main(main)
