@@ -19,6 +19,7 @@ On a GPU, operators are timed one by one, with a wait after each: short iteratio
 
 import json
 import os
+import statistics
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -230,13 +231,16 @@ def make_plan(length: int, quick: bool = False) -> Plan:
 
 
 def measure(llm: LLM, plan: Plan, seconds: float) -> list[Result]:
-    """Medians for all batches of the plan, repeated as often as the time allows (3 to 15 times)."""
+    """Means for all batches of the plan, repeated as often as the time allows (3 to 15 times).
+
+    Means, not medians: a long run meets the machine's slow moments too, and its total time is the sum of means.
+    """
     probes = [make_batch([(0, size, size + 1)]) for size in (1, min(256, llm.max_length))]
     fixed, most = (result.seconds for result in time_batches(llm, probes, repeats=2))
     per_token = max(0.0, most - fixed) / probes[1].num_tokens
     turn = sum(1.5 * fixed + batch.num_tokens * per_token for batch in plan.batches)  # 1.5: attention to long contexts
     repeats = min(15, max(3, int(seconds / turn) - 1))
-    return time_batches(llm, plan.batches, repeats, operators=True)
+    return time_batches(llm, plan.batches, repeats, operators=True, average=statistics.fmean)
 
 
 def calibrate(llm: LLM, load: str, plan: Plan, results: Sequence[Result]) -> Calibration:

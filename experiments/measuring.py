@@ -50,10 +50,12 @@ def hardware_of(llm: LLM) -> str:
 # ---------------------------------------------------------------------------------------------------- single batches
 
 
-def time_batches(llm: LLM, batches: Sequence[Batch], repeats: int, operators: bool = False) -> list[Result]:
+def time_batches(
+    llm: LLM, batches: Sequence[Batch], repeats: int, operators: bool = False, average: Callable = statistics.median
+) -> list[Result]:
     """The median seconds of each batch on the real engine, run in alternation so that a machine's drift hits all alike.
 
-    operators: time the operators too (each median by itself), at the price of a clock call around each. Nothing is sampled twice: each
+    operators: time the operators too (each averaged by itself), at the price of a clock call around each. Nothing is sampled twice: each
     run starts from a cache that holds what the batch's requests had before.
     """
     llm.cache.k.fill_(0.01)  # memory that was never written is all one page of zeros, and reads faster than a real cache
@@ -73,8 +75,8 @@ def time_batches(llm: LLM, batches: Sequence[Batch], repeats: int, operators: bo
     return [
         Result(
             tokens=[],
-            seconds=statistics.median(result.seconds for result in results),
-            operators={name: statistics.median(result.operators[name] for result in results) for name in results[0].operators}
+            seconds=average([result.seconds for result in results]),
+            operators={name: average([result.operators[name] for result in results]) for name in results[0].operators}
             if operators
             else None,
         )

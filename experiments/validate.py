@@ -55,6 +55,9 @@ def quantile(values: Iterable[float], share: float) -> float:
 # ---------------------------------------------------------------------------------------------------- random workloads
 
 
+WHOLE_PROMPTS = ("request_level", "orca", "vllm_v0")  # policies that have no C
+
+
 @dataclass(frozen=True)
 class Draw:
     """One random workload: (prompt, output) tokens of each request, all there from the start."""
@@ -124,7 +127,7 @@ def print_comparison(workloads: Sequence[Draw], found: Sequence[tuple[Trace, Tra
     rows = []
     all_errors = {quantity: errors(found, quantity) for quantity in QUANTITIES}
     for i, (work, (predicted, measured, drift)) in enumerate(zip(workloads, found, strict=True)):
-        chunk_size = work.chunk_size if work.policy == "sarathi" else "-"
+        chunk_size = "-" if work.policy in WHOLE_PROMPTS else work.chunk_size
         cells = [i + 1, work.policy, work.batch_size, chunk_size, len(work.lengths), len(measured.iterations)]
         for quantity, (_, value) in QUANTITIES.items():
             cells += [f"{value(predicted):.4g}", f"{value(measured):.4g}", f"{100 * all_errors[quantity][i]:+.1f} %"]
@@ -145,7 +148,7 @@ def points(workloads: Sequence[Draw], found: Sequence[tuple[Trace, Trace, float]
     """Two rows per workload and quantity; x is the workload's number in the draw."""
     rows = []
     for i, (work, (predicted, measured, _)) in enumerate(zip(workloads, found, strict=True)):
-        size = f"{work.policy} B={work.batch_size}" + (f" C={work.chunk_size}" if work.policy == "sarathi" else "")
+        size = f"{work.policy} B={work.batch_size}" + ("" if work.policy in WHOLE_PROMPTS else f" C={work.chunk_size}")
         for quantity, (unit, value) in QUANTITIES.items():
             for source, trace in (("predicted", predicted), ("measured", measured)):
                 rows.append(Point("validate", f"{quantity}, {size}", i + 1, "workload", value(trace), unit, source, model, hardware))
