@@ -12,7 +12,7 @@ operator, over what its time depends on:
     attention of a decode       its context
     attention of a chunk        its start and its length; a prompt from token 0 runs another kernel and has a curve of its own
 
-Each point is the median over whole iterations of the real engine (`measuring.time_batches`), with weights and cache as cold as they are in
+Each point is the mean over whole iterations of the real engine (`measuring.time_batches`), with weights and cache as cold as they are in
 a run. `CalibratedModel` adds the operators of a batch up. Hybrid batches are in no curve: they are measured beside, as the first test.
 On a GPU, operators are timed one by one, with a wait after each: short iterations, which are bound by kernel launches, come out too slow.
 """
