@@ -19,6 +19,8 @@ SERIES = [
     (COLOURS["vermilion"], "D"),
     (COLOURS["purple"], "v"),
     (COLOURS["sky"], "P"),
+    (COLOURS["black"], "X"),
+    ("#777777", "*"),
 ]
 
 

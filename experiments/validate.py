@@ -160,7 +160,7 @@ def draw(workloads: Sequence[Draw], found: Sequence[tuple[Trace, Trace, float]],
     use_style()
     figure, panels = plt.subplots(1, len(QUANTITIES), figsize=(18, 6.6), layout="constrained")
     for axes, (quantity, (unit, value)) in zip(panels, QUANTITIES.items(), strict=True):
-        for (colour, marker), policy in zip(SERIES, sorted(POLICIES), strict=False):
+        for (colour, marker), policy in zip(SERIES, sorted(POLICIES), strict=True):
             pairs = [(value(real), value(guess)) for work, (guess, real, _) in zip(workloads, found, strict=True) if work.policy == policy]
             axes.plot(*zip(*pairs, strict=True), marker, color=colour, markersize=9, label=policy) if pairs else None
         sizes = [abs(error) for error in errors(found, quantity)]
