@@ -13,9 +13,9 @@ import matplotlib.pyplot as plt
 
 from cli import run_main
 from engine import LLM
-from experiments.common import Point, curves, progress, series_options
+from experiments.common import SPREAD, Point, curves, progress, series_options
 from experiments.figure import Figure, Scale, run_figure
-from experiments.look import COLOURS, log_ticks, measured_title, plot_points, star
+from experiments.look import COLOURS, log_ticks, measured_title, plot_points, shade_spread, star
 from experiments.measuring import Run, gain_points, measured_gains, measured_on
 from experiments.workloads import BATCH_SIZES, Workload, balance, predicted_gain, split
 
@@ -85,13 +85,11 @@ def style(series: str) -> tuple[str, str, str]:
 def draw_ratios(axes: plt.Axes, found: dict[str, list[Point]], title: str, markevery: int = 1) -> None:
     """Gain against P:D, one curve for each contender; measured ones with their spread."""
     for series, curve in found.items():
-        if series.endswith(("lowest", "highest")):
+        if series.endswith(SPREAD):
             continue
         colour, marker, _ = style(series)
         plot_points(axes, curve, color=colour, marker=marker, markevery=markevery, label=" ".join(series.split()[:2]))
-        if f"{series} lowest" in found:
-            low, high = ([point.y for point in found[f"{series} {end}"]] for end in ("lowest", "highest"))
-            axes.fill_between([point.x for point in curve], low, high, color=colour, alpha=0.15, linewidth=0)
+        shade_spread(axes, found, series, colour)
     axes.axhline(1, color="black", linewidth=1)
     axes.set(xlabel="P:D (prompt tokens per decode)", title=title)
 

@@ -16,7 +16,7 @@ from cli import run_main
 from engine import LLM
 from experiments.common import SPREAD, Point, curves, progress, series_options
 from experiments.figure import Figure, Scale, run_figure
-from experiments.look import SERIES, measured_title, plot_points, star
+from experiments.look import SERIES, measured_title, plot_points, shade_spread, star
 from experiments.measuring import Run, gain_points, generate, measured_gains, measured_on, median_ratio, warm_up
 from experiments.workloads import BATCH_SIZES, Workload, balance, predicted_gain, simulate_operators
 from scheduler import Request
@@ -101,6 +101,7 @@ def draw(points: list[Point]) -> plt.Figure:
             lines = {series: curve for series, curve in found.items() if series.startswith(f"{part} L=") and not series.endswith(SPREAD)}
             for (series, curve), (colour, marker) in zip(lines.items(), SERIES, strict=False):
                 plot_points(axes, curve, color=colour, marker=marker, label=f"L = {series_options(series)['L']}")
+                shade_spread(axes, found, series, colour)
             stars = paper.get(f"{part}, largest", []) if source == "predicted" else []
             for number, point in enumerate(stars):
                 star(axes, point.x, point.y, label="paper" if number == 0 else None)

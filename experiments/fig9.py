@@ -55,7 +55,7 @@ PAPER = [  # (L, C, id of the gain, P:D): Fig 9a and Sec 5.1.3; Fig 11a has C=25
     (3072, 256, "f11a_sarathi_3k", 256 / 5),
 ]
 STYLE = {chunk_size: SERIES[index] for index, chunk_size in enumerate(CHUNK_SIZES)}
-DEFAULTS = MEASURE_DEFAULTS | {"length": 512, "batch_size": 8, "chunk_sizes": None, "repeats": 3}
+DEFAULTS = MEASURE_DEFAULTS | {"length": 512, "batch_size": 6, "chunk_sizes": None, "repeats": 3}
 QUICK_DEFAULTS = {"length": 128, "batch_size": 4, "repeats": 1}
 
 
@@ -280,7 +280,7 @@ def newest_measured(rows: list[Point]) -> list[Gain]:
 def make_fig9_parser() -> Parser:
     parser, group = make_figure_parser(__doc__)
     group.add_argument("--length", type=positive, metavar="L", help="tokens of a request, prompt and decodes (default: 512)")
-    group.add_argument("--batch-size", type=positive, metavar="B", help="requests in a batch (default: 8)")
+    group.add_argument("--batch-size", type=positive, metavar="B", help="requests in a batch (default: 6)")
     group.add_argument(
         "--chunk-sizes", type=positive, nargs="+", metavar="C", help="at P:D around the balance of the first (default: chosen by a profile)"
     )

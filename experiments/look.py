@@ -1,6 +1,6 @@
 """The look of all pictures: colours that everybody can tell apart, sizes that the last row can read."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -60,6 +60,13 @@ def save_figure(figure: plt.Figure, path: Path) -> None:
 def plot_points(axes: plt.Axes, curve: Sequence[Point], **style: object) -> None:
     """The points of one series as a line; style: what matplotlib's `plot` takes."""
     axes.plot([point.x for point in curve], [point.y for point in curve], **style)
+
+
+def shade_spread(axes: plt.Axes, found: Mapping[str, Sequence[Point]], series: str, colour: str) -> None:
+    """The range of a measured series, from its lowest to its highest repetition, where it has one. found: points by series."""
+    if f"{series} lowest" in found:
+        low, high = ([point.y for point in found[f"{series} {end}"]] for end in ("lowest", "highest"))
+        axes.fill_between([point.x for point in found[series]], low, high, color=colour, alpha=0.15, linewidth=0)
 
 
 def star(axes: plt.Axes, x: float, y: float, colour: str = "white", label: str | None = None) -> None:

@@ -102,8 +102,8 @@ def generate(llm: LLM, requests: Sequence[Request], policy: str, chunk_size: int
 
 
 def warm_up(llm: LLM) -> None:
-    """First kernels, first pages: one short prompt in every slot."""
-    generate(llm, [Request(i, range(min(64, llm.max_length - 2)), 2) for i in range(llm.max_batch_size)], "baseline", 1)
+    """First kernels, first pages, largest blocks of memory: prompts in every slot, as long as they usually are, and a decode of each."""
+    generate(llm, [Request(i, range(min(512, llm.max_length - 2)), 2) for i in range(llm.max_batch_size)], "baseline", 1)
 
 
 def measured_trace(llm: LLM, work: Workload, policy: str, chunk_size: int, operators: bool = False) -> Trace:
@@ -165,12 +165,12 @@ class ChunkProfile:
 
 
 def profile_chunk_sizes(llm: LLM, length: int, batch_size: int, repeats: int = 3) -> list[ChunkProfile]:
-    """All powers of two from 8 B to L, in seconds rather than minutes.
+    """All powers of two from 8 B to L/2, in seconds rather than minutes.
 
     At the balance, B requests take the baseline one prefill-only batch and D decode-only ones, and SARATHI B * P / (C - (B-1)) hybrid ones,
     in which all decodes ride. Decodes are taken to attend to P + D/2 tokens; a prefill, to cost as much per token for any P near L.
     """
-    sizes = [2**power for power in range(3, 14) if 8 * batch_size <= 2**power <= length] or [max(length, 2 * batch_size)]
+    sizes = [2**power for power in range(3, 14) if 8 * batch_size <= 2**power <= length // 2] or [max(length // 2, 2 * batch_size)]
     splits = {size: split(length, balance(size, batch_size)) for size in sizes}
     batches = [make_batch([(0, length, length)] * batch_size)]
     for size, (prompt, decodes) in splits.items():
