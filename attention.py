@@ -1,4 +1,4 @@
-"""The mask of a chunk, and attention over the KV cache in three back ends with one signature.
+"""The mask of a chunk, and attention over the KV cache in four back ends with one signature.
 
 A back end attends the new rows of n requests to all that these requests have in one layer's cache:
 
@@ -17,6 +17,7 @@ import math as pymath
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
+from shutil import which
 
 import torch
 import torch.nn.functional as F
@@ -157,15 +158,52 @@ def xformers(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], cont
     return out
 
 
-BACKENDS: dict[str, Attend] = {"math": math, "sdpa": sdpa, "xformers": xformers}
+def compiled(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int]) -> Tensor:
+    """`sdpa`, but decodes run in a kernel that `torch.compile` writes for this CPU: bfloat16 keys are read once and never copied.
+
+    The first decode waits some ten seconds for the compiler; PyTorch keeps the result on disk.
+    """
+    n, rows, n_head, head_dim = q.shape
+    if rows > 1:
+        return sdpa(q, keys, values, slots, contexts)
+    query = q.view(n, keys.shape[0], n_head // keys.shape[0], head_dim)  # (n, n_kv_head, groups, head_dim)
+    attend = _compiled_decode()
+    y = [
+        attend(query[i], keys[:, slot, :context], values[:, slot, :context])
+        for i, (slot, context) in enumerate(zip(slots, contexts, strict=True))
+    ]
+    return torch.stack(y).view_as(q)
+
+
+def _decode(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """One decode. query (n_kv_head, groups, head_dim), as the result; key, value (n_kv_head, context, head_dim).
+
+    As sums of products, not as matrix products: those the compiler would leave to a library, and fuse nothing.
+    """
+    exact = torch.promote_types(query.dtype, torch.float32)
+    scores = (query[:, :, None].to(exact) * key[:, None].to(exact)).sum(dim=-1) / query.shape[-1] ** 0.5  # (n_kv_head, groups, context)
+    weights = scores.softmax(dim=-1)
+    return (weights[..., None] * value[:, None].to(exact)).sum(dim=2).to(query.dtype)
+
+
+@lru_cache(maxsize=1)
+def _compiled_decode() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    return torch.compile(_decode, dynamic=True)  # dynamic: one kernel for all contexts
+
+
+BACKENDS: dict[str, Attend] = {"math": math, "sdpa": sdpa, "compiled": compiled, "xformers": xformers}
 
 
 def choose_backend(name: str, device: torch.device) -> Attend:
-    """A back end by name; "auto" is sdpa, which runs everywhere. xformers, the paper's choice, is for the asking."""
+    """A back end by name; "auto" is sdpa, which runs everywhere. xformers, the paper's choice, and compiled are for the asking."""
     if name == "auto":
         name = "sdpa"
     if name not in BACKENDS:
         raise UserError(f"unknown attention {name!r}: choose from auto, {', '.join(BACKENDS)}")
+    if name == "compiled" and (device.type != "cpu" or not (which("g++") or which("clang++"))):
+        raise UserError(
+            f"attention 'compiled' needs a CPU and a C++ compiler (g++ or clang++); this is {device}: choose auto, sdpa or math"
+        )
     if name == "xformers" and (device.type != "cuda" or find_spec("xformers") is None):
         raise UserError(f"attention 'xformers' needs a CUDA device and the xformers package; this is {device}: choose auto, sdpa or math")
     return BACKENDS[name]
