@@ -71,7 +71,10 @@ def sdpa(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts
             query = q[i].view(1, n_kv_head, groups, head_dim)
             if q.dtype == torch.bfloat16 and not q.is_cuda:
                 # Few-row bf16 products are slow on CPUs; as float32 a request's K and V pass through the caches, 3x faster.
-                y = F.scaled_dot_product_attention(query.float(), key[None].float(), value[None].float())
+                key32, value32 = _scratch(n_kv_head, keys.shape[2], head_dim)[
+                    :, None, :, :context
+                ]  # (1, n_kv_head, context, head_dim) each
+                y = F.scaled_dot_product_attention(query.float(), key32.copy_(key), value32.copy_(value))
             else:
                 y = F.scaled_dot_product_attention(query, key[None], value[None])
             out[i] = y.view(1, n_head, head_dim)
@@ -86,6 +89,13 @@ def sdpa(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts
             y = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=whole)
             out[i] = y.permute(2, 0, 1, 3).reshape(rows, n_head, head_dim)
     return out
+
+
+@lru_cache(maxsize=1)
+def _scratch(n_kv_head: int, length: int, head_dim: int) -> Tensor:
+    """Room for K and V of one slot as float32. Always the same place, which stays in the CPU's caches; new memory each time is not."""
+    with torch.inference_mode(False):  # a tensor made in inference mode could not be written outside of it
+        return torch.empty(2, n_kv_head, length, head_dim)
 
 
 def _chunk_in_products(q: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -159,36 +169,34 @@ def xformers(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], cont
 
 
 def compiled(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int]) -> Tensor:
-    """`sdpa`, but decodes run in a kernel that `torch.compile` writes for this CPU: bfloat16 keys are read once and never copied.
+    """`sdpa`, but all decodes run in one kernel that `torch.compile` writes for this CPU: bfloat16 keys are read once and never copied.
 
-    The first decode waits some ten seconds for the compiler; PyTorch keeps the result on disk.
+    The first decodes wait some twenty seconds for the compiler; PyTorch keeps the result on disk.
     """
     n, rows, n_head, head_dim = q.shape
     if rows > 1:
         return sdpa(q, keys, values, slots, contexts)
     query = q.view(n, keys.shape[0], n_head // keys.shape[0], head_dim)  # (n, n_kv_head, groups, head_dim)
-    attend = _compiled_decode()
-    y = [
-        attend(query[i], keys[:, slot, :context], values[:, slot, :context])
-        for i, (slot, context) in enumerate(zip(slots, contexts, strict=True))
-    ]
-    return torch.stack(y).view_as(q)
+    return _compiled_decodes()(query, keys, values, torch.tensor(slots), torch.tensor(contexts), max(contexts)).view_as(q)
 
 
-def _decode(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """One decode. query (n_kv_head, groups, head_dim), as the result; key, value (n_kv_head, context, head_dim).
+def _decodes(query: Tensor, keys: Tensor, values: Tensor, slots: Tensor, contexts: Tensor, longest: int) -> Tensor:
+    """What the compiler is given. query (n, n_kv_head, groups, head_dim), as the result; slots, contexts (n,) int64; keys as in `math`.
 
-    As sums of products, not as matrix products: those the compiler would leave to a library, and fuse nothing.
+    Sums of products, not matrix products: those it would leave to a library, and fuse nothing. Nothing below is ever in memory as a whole.
     """
     exact = torch.promote_types(query.dtype, torch.float32)
-    scores = (query[:, :, None].to(exact) * key[:, None].to(exact)).sum(dim=-1) / query.shape[-1] ** 0.5  # (n_kv_head, groups, context)
-    weights = scores.softmax(dim=-1)
-    return (weights[..., None] * value[:, None].to(exact)).sum(dim=2).to(query.dtype)
+    seen = (torch.arange(longest) < contexts[:, None])[:, None, None]  # (n, 1, 1, longest)
+    key = keys[:, slots, :longest].transpose(0, 1)[:, :, None].to(exact)  # (n, n_kv_head, 1, longest, head_dim)
+    value = values[:, slots, :longest].transpose(0, 1)[:, :, None].to(exact)  # (n, n_kv_head, 1, longest, head_dim)
+    scores = (query[:, :, :, None].to(exact) * key).sum(dim=-1) / pymath.sqrt(query.shape[-1])  # (n, n_kv_head, groups, longest)
+    weights = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)  # (n, n_kv_head, groups, longest)
+    return torch.where(seen[..., None], weights[..., None] * value, 0.0).sum(dim=3).to(query.dtype)
 
 
 @lru_cache(maxsize=1)
-def _compiled_decode() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    return torch.compile(_decode, dynamic=True)  # dynamic: one kernel for all contexts
+def _compiled_decodes() -> Callable[..., Tensor]:
+    return torch.compile(_decodes, dynamic=True)  # dynamic: one kernel for all contexts
 
 
 BACKENDS: dict[str, Attend] = {"math": math, "sdpa": sdpa, "compiled": compiled, "xformers": xformers}

@@ -76,7 +76,7 @@ def test_chunk_in_products_is_exact(case: str, n_kv_head: int, piece: int, monke
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The back end `compiled` without the compiler: what it is given to compile, run as it is."""
-    monkeypatch.setattr(attention, "_compiled_decode", lambda: attention._decode)
+    monkeypatch.setattr(attention, "_compiled_decodes", lambda: attention._decodes)
 
 
 @pytest.mark.parametrize("n_kv_head", [4, 2, 1])
@@ -93,7 +93,7 @@ def test_the_compiler_changes_nothing() -> None:
         torch.testing.assert_close(BACKENDS["compiled"](*arguments), BACKENDS["math"](*arguments), rtol=0.02, atol=0.02)
 
 
-def test_only_the_context_counts() -> None:
+def test_only_the_context_counts(uncompiled: None) -> None:
     """What lies behind a request's context, or in other slots, is never read, not even NaN."""
     q, keys, values, slots, contexts = attention_case("decodes", 2, torch.float64)
     expected = BACKENDS["math"](q, keys, values, slots, contexts)
@@ -102,7 +102,7 @@ def test_only_the_context_counts() -> None:
         live[slot, :context] = True
     for cache in (keys, values):
         cache[:, ~live] = float("nan")
-    for backend in ("math", "sdpa"):
+    for backend in ("math", "sdpa", "compiled"):
         torch.testing.assert_close(BACKENDS[backend](q, keys, values, slots, contexts), expected)
 
 
