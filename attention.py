@@ -1,4 +1,4 @@
-"""The mask of a chunk, and attention over the KV cache in three back ends with one signature.
+"""The mask of a chunk, and attention over the KV cache in four back ends with one signature.
 
 A back end attends the new rows of n requests to all that these requests have in one layer's cache:
 
@@ -17,6 +17,7 @@ import math as pymath
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
+from shutil import which
 
 import torch
 import torch.nn.functional as F
@@ -70,7 +71,10 @@ def sdpa(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts
             query = q[i].view(1, n_kv_head, groups, head_dim)
             if q.dtype == torch.bfloat16 and not q.is_cuda:
                 # Few-row bf16 products are slow on CPUs; as float32 a request's K and V pass through the caches, 3x faster.
-                y = F.scaled_dot_product_attention(query.float(), key[None].float(), value[None].float())
+                key32, value32 = _scratch(n_kv_head, keys.shape[2], head_dim)[
+                    :, None, :, :context
+                ]  # (1, n_kv_head, context, head_dim) each
+                y = F.scaled_dot_product_attention(query.float(), key32.copy_(key), value32.copy_(value))
             else:
                 y = F.scaled_dot_product_attention(query, key[None], value[None])
             out[i] = y.view(1, n_head, head_dim)
@@ -85,6 +89,13 @@ def sdpa(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts
             y = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=whole)
             out[i] = y.permute(2, 0, 1, 3).reshape(rows, n_head, head_dim)
     return out
+
+
+@lru_cache(maxsize=1)
+def _scratch(n_kv_head: int, length: int, head_dim: int) -> Tensor:
+    """Room for K and V of one slot as float32. Always the same place, which stays in the CPU's caches; new memory each time is not."""
+    with torch.inference_mode(False):  # a tensor made in inference mode could not be written outside of it
+        return torch.empty(2, n_kv_head, length, head_dim)
 
 
 def _chunk_in_products(q: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -157,15 +168,50 @@ def xformers(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], cont
     return out
 
 
-BACKENDS: dict[str, Attend] = {"math": math, "sdpa": sdpa, "xformers": xformers}
+def compiled(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int]) -> Tensor:
+    """`sdpa`, but all decodes run in one kernel that `torch.compile` writes for this CPU: bfloat16 keys are read once and never copied.
+
+    The first decodes wait some twenty seconds for the compiler; PyTorch keeps the result on disk.
+    """
+    n, rows, n_head, head_dim = q.shape
+    if rows > 1:
+        return sdpa(q, keys, values, slots, contexts)
+    query = q.view(n, keys.shape[0], n_head // keys.shape[0], head_dim)  # (n, n_kv_head, groups, head_dim)
+    return _compiled_decodes()(query, keys, values, torch.tensor(slots), torch.tensor(contexts), max(contexts)).view_as(q)
+
+
+def _decodes(query: Tensor, keys: Tensor, values: Tensor, slots: Tensor, contexts: Tensor, longest: int) -> Tensor:
+    """What the compiler is given. query (n, n_kv_head, groups, head_dim), as the result; slots, contexts (n,) int64; keys as in `math`.
+
+    Sums of products, not matrix products: those it would leave to a library, and fuse nothing. Nothing below is ever in memory as a whole.
+    """
+    exact = torch.promote_types(query.dtype, torch.float32)
+    seen = (torch.arange(longest) < contexts[:, None])[:, None, None]  # (n, 1, 1, longest)
+    key = keys[:, slots, :longest].transpose(0, 1)[:, :, None].to(exact)  # (n, n_kv_head, 1, longest, head_dim)
+    value = values[:, slots, :longest].transpose(0, 1)[:, :, None].to(exact)  # (n, n_kv_head, 1, longest, head_dim)
+    scores = (query[:, :, :, None].to(exact) * key).sum(dim=-1) / pymath.sqrt(query.shape[-1])  # (n, n_kv_head, groups, longest)
+    weights = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)  # (n, n_kv_head, groups, longest)
+    return torch.where(seen[..., None], weights[..., None] * value, 0.0).sum(dim=3).to(query.dtype)
+
+
+@lru_cache(maxsize=1)
+def _compiled_decodes() -> Callable[..., Tensor]:
+    return torch.compile(_decodes, dynamic=True)  # dynamic: one kernel for all contexts
+
+
+BACKENDS: dict[str, Attend] = {"math": math, "sdpa": sdpa, "compiled": compiled, "xformers": xformers}
 
 
 def choose_backend(name: str, device: torch.device) -> Attend:
-    """A back end by name; "auto" is sdpa, which runs everywhere. xformers, the paper's choice, is for the asking."""
+    """A back end by name; "auto" is sdpa, which runs everywhere. xformers, the paper's choice, and compiled are for the asking."""
     if name == "auto":
         name = "sdpa"
     if name not in BACKENDS:
         raise UserError(f"unknown attention {name!r}: choose from auto, {', '.join(BACKENDS)}")
+    if name == "compiled" and (device.type != "cpu" or not (which("g++") or which("clang++"))):
+        raise UserError(
+            f"attention 'compiled' needs a CPU and a C++ compiler (g++ or clang++); this is {device}: choose auto, sdpa or math"
+        )
     if name == "xformers" and (device.type != "cuda" or find_spec("xformers") is None):
         raise UserError(f"attention 'xformers' needs a CUDA device and the xformers package; this is {device}: choose auto, sdpa or math")
     return BACKENDS[name]

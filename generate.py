@@ -34,7 +34,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--ignore-eos", action="store_true", help="go on after the end-of-text token")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 or float64 (default: auto, by the hardware)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
-    parser.add_argument("--attention", default="auto", help="auto, math, sdpa or xformers (default: auto)")
+    parser.add_argument("--attention", default="auto", help="auto, math, sdpa, compiled or xformers (default: auto)")
     parser.add_argument("--trace", type=perfetto.output_file, metavar="FILE", help="write the run for https://ui.perfetto.dev (JSON)")
     parser.add_argument("--check", action="store_true", help="look for NaN and infinity in the weights")
     return parser.parse_args()

@@ -1,5 +1,7 @@
 """The mask of a chunk, and the three back ends against each other."""
 
+from shutil import which
+
 import pytest
 import torch
 
@@ -71,7 +73,27 @@ def test_chunk_in_products_is_exact(case: str, n_kv_head: int, piece: int, monke
     torch.testing.assert_close(y, BACKENDS["math"](q, keys, values, [slot], [context])[0], rtol=1e-12, atol=1e-12)
 
 
-def test_only_the_context_counts() -> None:
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The back end `compiled` without the compiler: what it is given to compile, run as it is."""
+    monkeypatch.setattr(attention, "_compiled_decodes", lambda: attention._decodes)
+
+
+@pytest.mark.parametrize("n_kv_head", [4, 2, 1])
+@pytest.mark.parametrize("case", CASES)
+def test_compiled_equals_math(case: str, n_kv_head: int, uncompiled: None) -> None:
+    arguments = attention_case(case, n_kv_head, torch.float64)
+    torch.testing.assert_close(BACKENDS["compiled"](*arguments), BACKENDS["math"](*arguments), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.skipif(not which("g++"), reason="needs a C++ compiler")
+def test_the_compiler_changes_nothing() -> None:
+    for case in ("decodes", "all slots decode", "later chunk"):
+        arguments = attention_case(case, 2, torch.bfloat16)
+        torch.testing.assert_close(BACKENDS["compiled"](*arguments), BACKENDS["math"](*arguments), rtol=0.02, atol=0.02)
+
+
+def test_only_the_context_counts(uncompiled: None) -> None:
     """What lies behind a request's context, or in other slots, is never read, not even NaN."""
     q, keys, values, slots, contexts = attention_case("decodes", 2, torch.float64)
     expected = BACKENDS["math"](q, keys, values, slots, contexts)
@@ -80,15 +102,17 @@ def test_only_the_context_counts() -> None:
         live[slot, :context] = True
     for cache in (keys, values):
         cache[:, ~live] = float("nan")
-    for backend in ("math", "sdpa"):
+    for backend in ("math", "sdpa", "compiled"):
         torch.testing.assert_close(BACKENDS[backend](q, keys, values, slots, contexts), expected)
 
 
 def test_choice() -> None:
     cpu = torch.device("cpu")
     assert choose_backend("auto", cpu) is BACKENDS["sdpa"]
-    with pytest.raises(UserError, match="'flash'.*math, sdpa, xformers"):
+    with pytest.raises(UserError, match="'flash'.*math, sdpa, compiled, xformers"):
         choose_backend("flash", cpu)
+    with pytest.raises(UserError, match="compiled.*CPU"):
+        choose_backend("compiled", torch.device("cuda"))
     with pytest.raises(UserError, match="xformers.*CUDA"):
         choose_backend("xformers", cpu)
 

