@@ -32,6 +32,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -307,15 +308,25 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def read_workload(text: str, vocabulary: int) -> tuple[list[list[int]], list[SamplingParams]]:
-    """Prompts of made-up tokens, from "P:N,P:N"."""
+@dataclass(frozen=True)
+class Work:
+    policy: str
+    prompts: Sequence[str] | list[list[int]]
+    params: SamplingParams | list[SamplingParams]
+
+
+def read_workload(text: str, policy: str, vocabulary: int) -> Work:
+    """Prompts of made-up tokens, from "P:N,P:N" or "POLICY@P:N,P:N"."""
+    own, _, sizes = text.rpartition("@")
     try:
-        pairs = [tuple(int(number) for number in pair.split(":")) for pair in text.split(",")]
-        sizes = [(prompt, output) for prompt, output in pairs if prompt > 0]
+        pairs = [tuple(int(number) for number in pair.split(":")) for pair in sizes.split(",")]
+        lengths = [(prompt, output) for prompt, output in pairs if prompt > 0 and output > 0]
     except ValueError:
         raise UserError(f"--workload {text!r} is not a list of prompt:output tokens, such as 512:16,300:8") from None
-    prompts = [[(31 * index + 7 * place) % vocabulary for place in range(prompt)] for index, (prompt, _) in enumerate(sizes)]
-    return prompts, [SamplingParams(max_tokens=output, ignore_eos=True) for _, output in sizes]
+    if len(lengths) < len(pairs):
+        raise UserError(f"--workload {text!r}: every prompt and output needs at least one token")
+    prompts = [[(31 * index + 7 * place) % vocabulary for place in range(prompt)] for index, (prompt, _) in enumerate(lengths)]
+    return Work(own or policy, prompts, [SamplingParams(max_tokens=output, ignore_eos=True) for _, output in lengths])
 
 
 def serve(args: argparse.Namespace) -> None:
@@ -330,18 +341,20 @@ def serve(args: argparse.Namespace) -> None:
         dtype=args.dtype,
         device=args.device,
     )
-    work = [read_workload(text, llm.config.vocab_size) for text in args.workload]
-    if args.prompts or not work:
-        work.insert(0, (args.prompts or ["def open(", "The list type", "Return True if"], SamplingParams(max_tokens=args.max_tokens)))
+    works = [read_workload(text, args.policy, llm.config.vocab_size) for text in args.workload]
+    if args.prompts or not works:
+        prompts = args.prompts or ["def open(", "The list type", "Return True if"]
+        works.insert(0, Work(args.policy, prompts, SamplingParams(max_tokens=args.max_tokens)))
     found = []
     for number in range(args.repeats):
-        for index, (prompts, params) in enumerate(work):
-            outputs = llm.generate(prompts, params)
+        for index, work in enumerate(works):
+            llm.policy = work.policy
+            outputs = llm.generate(work.prompts, work.params)
             if llm.stage > 0:
                 continue
             found.append({"workload": index, "repeat": number} | summary(llm, outputs))
             if number == args.repeats - 1:
-                report(llm, prompts, outputs)
+                report(llm, work.prompts, outputs)
     if llm.stage == 0 and args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if llm.stage == 0 and args.trace:
