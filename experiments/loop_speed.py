@@ -3,6 +3,8 @@
 The engine must never wait for its scheduler: an iteration of a real model takes 10 ms or more. The first table saturates every policy with
 requests that are all alike. The second serves conversations that arrive over time (prompts of 1000 tokens and outputs of 200 on average,
 log-normal; Mistral-7B on an A100 under sarathi_serve), and says what the simulation of 1,000 and 10,000 of them takes.
+
+    python experiments/loop_speed.py --pipeline 1000 10000 100000      instead: the pipeline of SARATHI's Fig 12, GPT-3 on eight stages
 """
 
 import sys
@@ -10,7 +12,8 @@ import time
 
 from cli import run_main
 from engine import simulate
-from experiments.common import make_parser, print_table
+from experiments import fig12
+from experiments.common import make_parser, positive, print_table
 from experiments.serving import MISTRAL
 from scheduler import POLICIES, Request
 from workload import LogNormal, make_requests, poisson
@@ -31,10 +34,27 @@ def peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
 
 
+def print_pipeline(counts: list[int]) -> None:
+    """A micro-batch's step counts once on each of the eight stages."""
+    rows = []
+    for count in counts:
+        requests = fig12.make_requests(count, "value")
+        start = time.perf_counter()
+        trace = fig12.simulate(requests, fig12.Setup(), "sarathi", fig12.STAGES, fig12.STAGES, fig12.Setup().batch_size)
+        seconds = time.perf_counter() - start
+        cells = [f"{count:,}", f"{trace.count:,}", f"{seconds:.2f}", f"{1e3 * seconds / count:.3f}", f"{peak_memory():.0f}"]
+        rows.append([*cells[:3], cells[3], f"{fig12.STAGES * trace.count / seconds:,.0f}", cells[4]])
+    print_table(["requests", "steps", "seconds", "ms per request", "steps x stages/s", "peak MB"], rows)
+
+
 def main() -> None:
     parser = make_parser(__doc__)
+    parser.add_argument("--pipeline", type=positive, nargs="+", metavar="N", help="numbers of requests through the pipeline of Fig 12")
     parser.add_argument("--max-batch-size", type=int, default=16, help="B of the first table (default: 16)")
     args = parser.parse_args()
+    if args.pipeline:
+        print_pipeline(args.pipeline)
+        return
     rows = []
     for policy in POLICIES:
         requests = [Request(i, range(956), 69) for i in range(64 if args.quick else 1024)]
