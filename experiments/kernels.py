@@ -1,0 +1,123 @@
+"""Why the CPU path is as it is: the laptop model's linears and attention, the plain way beside the way taken, on this machine.
+
+All layers in turn, so that no cache holds the weights or the keys. Milliseconds, the median of `--repeats` alternating turns.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from attention import _chunk_in_products, choose_backend, chunk_mask
+from cli import run_main
+from configs import MODELS, ModelConfig, UserError
+from engine import choose_dtype, keep_freed_memory
+from experiments.common import make_parser, positive, print_table
+from experiments.measuring import this_machine
+from kvcache import KVCache
+from linear import PackedLinear, can_pack
+
+CPU = torch.device("cpu")
+EVEN, UNEVEN = [528] * 8, [100 + 120 * i for i in range(8)]  # contexts of eight decodes, tokens
+
+
+def medians(repeats: int, *candidates: Callable[[], object]) -> list[float]:
+    """Milliseconds of each, in alternation, after one turn that warms up."""
+    seen: list[list[float]] = [[] for _ in candidates]
+    for turn in range(repeats + 1):
+        for candidate, times in zip(candidates, seen, strict=True):
+            start = time.perf_counter()
+            candidate()
+            if turn > 0:
+                times.append(1e3 * (time.perf_counter() - start))
+    return [statistics.median(times) for times in seen]
+
+
+def linears(config: ModelConfig, dtype: torch.dtype, repeats: int, rows: list[int]) -> list[list]:
+    """Plain and packed linears of all layers, by the rows of the flat batch."""
+    layers = [
+        {name: torch.nn.Linear(*size, bias=False, dtype=dtype) for name, size in config.linears.items()} for _ in range(config.n_layer)
+    ]
+    packed = [{name: PackedLinear(linear) for name, linear in layer.items()} for layer in layers]
+    table = []
+    for count in rows:
+        inputs = {name: torch.randn(count, size).to(dtype) for name, (size, _) in config.linears.items()}
+
+        def run(layers: list[dict], inputs: dict = inputs) -> None:
+            for layer in layers:
+                for name, linear in layer.items():
+                    linear(inputs[name])
+
+        plain, ours = medians(repeats, lambda run=run: run(layers), lambda run=run: run(packed))
+        flops, size = 2 * count * config.n_layer * config.layer_weights, config.n_layer * config.layer_weights * dtype.itemsize
+        table.append([count, f"{plain:.1f}", f"{ours:.1f}", f"{plain / ours:.2f}", f"{flops / ours / 1e6:.0f}", f"{size / ours / 1e6:.1f}"])
+    return table
+
+
+def decodes(config: ModelConfig, cache: KVCache, repeats: int, names: list[str]) -> list[list]:
+    """Eight decodes through each back end, with even and with uneven contexts."""
+    query = torch.randn(8, 1, config.n_head, config.head_dim).to(cache.k.dtype)
+    table = []
+    for label, contexts in (("8 x 528", EVEN), ("100, 220, ... 940", UNEVEN)):
+        contexts = [min(context, cache.length) for context in contexts]
+
+        def run(name: str, contexts: list[int] = contexts) -> None:
+            attend = choose_backend(name, CPU)
+            for k, v in zip(cache.k, cache.v, strict=True):
+                attend(query, k, v, range(8), contexts)
+
+        size = sum(contexts) * config.kv_bytes_per_token(cache.k.dtype.itemsize)
+        for name, ms in zip(names, medians(repeats, *[partial(run, name) for name in names]), strict=True):
+            table.append([label, name, f"{ms:.1f}", f"{size / ms / 1e6:.1f}"])
+    return table
+
+
+def chunks(config: ModelConfig, cache: KVCache, repeats: int, shapes: list[tuple[int, int]]) -> list[list]:
+    """A chunk against its context: the fused kernel, and three plain products."""
+    table = []
+    for rows, context in shapes:
+        q = torch.randn(rows, config.n_head, config.head_dim).to(cache.k.dtype)
+        mask = chunk_mask(context - rows, rows)
+
+        def fused(q: torch.Tensor = q, context: int = context, mask: torch.Tensor = mask) -> None:
+            for k, v in zip(cache.k, cache.v, strict=True):
+                F.scaled_dot_product_attention(q.transpose(0, 1)[None], k[None, :, 0, :context], v[None, :, 0, :context], attn_mask=mask)
+
+        def products(q: torch.Tensor = q, context: int = context) -> None:
+            for k, v in zip(cache.k, cache.v, strict=True):
+                _chunk_in_products(q, k[:, 0, :context], v[:, 0, :context])
+
+        table.append([rows, context, *[f"{ms:.1f}" for ms in medians(repeats, fused, products)]])
+    return table
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--dtype", default="auto", help="float32 or bfloat16 (default: auto, by the hardware)")
+    parser.add_argument("--repeats", type=positive, default=7, metavar="N", help="turns whose median is taken (default: 7)")
+    args = parser.parse_args()
+    dtype, repeats = choose_dtype(args.dtype, CPU), 1 if args.quick else args.repeats
+    if not can_pack(CPU, dtype):
+        raise UserError(f"no packed linears in {dtype} on this machine: choose --dtype float32 on an x86 CPU")
+    config = MODELS["laptop"] if not args.quick else MODELS["demo"]
+    keep_freed_memory()
+    print(f"{this_machine()}, {str(dtype).removeprefix('torch.')}, {config.name}\n\nlinears of all layers, ms")
+    rows = [1, 8] if args.quick else [1, 4, 8, 16, 32, 64, 128, 256, 512]
+    print_table(["rows", "plain", "packed", "gain", "GFLOP/s packed", "GB/s packed"], linears(config, dtype, repeats, rows))
+    cache = KVCache(config, 8, min(1088, config.max_length), dtype)
+    cache.k.normal_(), cache.v.normal_()
+    print("\neight decodes, all layers, ms")
+    names = ["sdpa"] if args.quick else ["math", "sdpa", "compiled"]
+    print_table(["contexts", "attention", "ms", "GB/s"], decodes(config, cache, repeats, names))
+    if config.n_head == config.n_kv_head:
+        print("\na chunk, all layers, ms")
+        table = chunks(config, cache, repeats, [(249, 249), (256, 512), (249, 505), (256, 1024)])
+        print_table(["rows", "context", "fused", "products"], table)
+
+
+if __name__ == "__main__":
+    run_main(main)
