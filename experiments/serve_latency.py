@@ -1,7 +1,7 @@
 """Sarathi-Serve, Fig 1b: the P99 time between tokens and the median time to first token, against the load.
 
     python experiments/serve_latency.py              predicted for Yi-34B on two A100s, chat lengths: seconds, no GPU needed
-    python experiments/serve_latency.py --measure    and the real engine on this machine, in real time: five minutes
+    python experiments/serve_latency.py --measure    and the real engine on this machine, in real time: three minutes
 
 The same 512 requests with Poisson arrivals at every rate and under every policy; only the arrival times are scaled. Token budgets:
 1536, as in the paper's Fig 1, and 512, its choice for a strict SLO. The dotted line is that SLO: 5 decode iterations.
@@ -103,7 +103,7 @@ FIGURE = Figure(
     predict=predict,
     measure=measure,
     draw=draw,
-    scale=Scale(lengths=(512,), batch_sizes=(8,), chunk_sizes=(64,), repeats=1, requests=40),
+    scale=Scale(lengths=(512,), batch_sizes=(8,), chunk_sizes=(64,), repeats=1, requests=24),
     quick_scale=Scale(lengths=(64,), batch_sizes=(3,), chunk_sizes=(16,), repeats=1, requests=6),
     shown=lambda point: point.source == "measured" or point.series.startswith(("P99", SLO)),
 )

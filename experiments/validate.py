@@ -6,7 +6,8 @@
 A workload draws its batch size (2 to 8), chunk size, and for each request a prompt of 32 to 1024 and an output of 4 to 128 tokens. The same
 requests then go through the same scheduler twice: on the real engine, and on `CalibratedModel`. The prediction is made from the
 calibration file alone and never re-scaled. As a machine's speed drifts (frequency, neighbours), two fixed batches are timed before each
-workload: the `drift` column says how much slower than calibrated they were, and mends nothing.
+workload: the `drift` column says how much slower than calibrated they were, and mends nothing. Every workload runs three times, in three rounds, and
+its median counts.
 
 --profiles reads DIR/GPU/MODEL/mlp.csv in the format of Vidur's public profiles: per layer and number of tokens, median ms of the four linear
 operators. The shape of the model comes from the file, peak and bandwidth from the GPU's data sheet. The efficiencies are those in
@@ -98,16 +99,17 @@ def load_llm(calibration: Calibration) -> LLM:
     return LLM(calibration.load, max_batch_size=BATCH_SIZES[1], max_length=most, dtype=calibration.dtype, device=calibration.device)
 
 
-def compare(llm: LLM, cost: CostModel, workloads: Sequence[Draw]) -> list[tuple[Trace, Trace, float]]:
-    """(predicted, measured, drift) of each workload."""
+def compare(llm: LLM, cost: CostModel, workloads: Sequence[Draw], rounds: int) -> list[tuple[Trace, Trace, float]]:
+    """(predicted, measured, drift) of each workload: of an odd number of rounds over all of them, the run of median length."""
     warm_up(llm)
-    found = []
-    for work in progress(workloads, "validating"):
-        drift = measured_drift(llm, cost)
+    runs: list[list[tuple[Trace, float]]] = [[] for _ in workloads]
+    for i in progress(rounds * list(range(len(workloads))), "validating"):
+        work, drift = workloads[i], measured_drift(llm, cost)
         llm.max_batch_size = work.batch_size  # the cache has slots for the largest
         generate(llm, work.requests(), work.policy, work.chunk_size)
-        found.append((predict(cost, work), llm.trace, drift))
-    return found
+        runs[i].append((llm.trace, drift))
+    middle = [sorted(run, key=lambda pair: pair[0].seconds)[rounds // 2] for run in runs]
+    return [(predict(cost, work), *pair) for work, pair in zip(workloads, middle, strict=True)]
 
 
 def measured_drift(llm: LLM, cost: CostModel) -> float:
@@ -344,6 +346,9 @@ def main() -> None:
     parser.add_argument("--calibration", type=Path, default=default, metavar="FILE", help="(default: results/calibration-laptop.json)")
     parser.add_argument("--workloads", type=positive, metavar="N", help="how many (default: 20; none with --profiles)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: 0)")
+    parser.add_argument(
+        "--rounds", type=positive, default=3, help="runs of each workload, of which the median counts (default: 3; 1 if --quick)"
+    )
     parser.add_argument("--profiles", type=Path, metavar="DIR", help="hold the linear operators against DIR/GPU/MODEL/mlp.csv")
     options = parser.parse_args()
     if options.profiles is not None:
@@ -355,7 +360,7 @@ def main() -> None:
     make_directory(options.out)
     workloads = draw_workloads(options.workloads or (len(POLICIES) if options.quick else 20), options.seed)
     llm, cost = load_llm(calibration), CalibratedModel(calibration)
-    found = compare(llm, cost, workloads)
+    found = compare(llm, cost, workloads, 1 if options.quick else options.rounds)
     model, hardware = calibration.model.name, calibration.gpu.name
     print(f"{model} on {hardware}, calibrated {calibration.date}\n")
     print_comparison(workloads, found)

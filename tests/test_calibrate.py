@@ -38,10 +38,13 @@ def law(batch: Batch) -> dict[str, float]:
     return operators | {"attn": attention}
 
 
-def calibrated() -> Calibration:
-    """The made-up machine, calibrated."""
-    plan = make_plan(2048)
-    results = [Result([], sum(law(batch).values()), law(batch) | {"others": 0.0}) for batch in plan.batches]
+def calibrated(hybrid: float = 1.0) -> Calibration:
+    """The made-up machine, calibrated; its hybrid batches take so much more than their parts."""
+    plan, results = make_plan(2048), []
+    for batch in plan.batches:
+        factor = hybrid if batch.chunks and batch.decodes else 1.0
+        operators = {name: factor * seconds for name, seconds in law(batch).items()}
+        results.append(Result([], sum(operators.values()), operators | {"others": 0.0}))
     llm = SimpleNamespace(config=MODEL, device=torch.device("cpu"), dtype=torch.bfloat16)
     return calibrate.calibrate(llm, "laptop", plan, results)
 
@@ -81,6 +84,16 @@ def test_a_known_machine_is_recovered(found, batch):
     assert cost.operators(batch) == pytest.approx(truth, rel=0.01)
     assert cost.seconds(batch) == pytest.approx(sum(truth.values()), rel=0.003)
     assert sum(cost.operators(batch).values()) == pytest.approx(cost.seconds(batch))
+
+
+def test_what_a_hybrid_batch_costs_above_its_parts_is_found():
+    found = calibrated(hybrid=1.07)
+    assert found.hybrid == pytest.approx(1.07, abs=0.003)
+    batch = make_batch([(300, 100, 900)], decodes=6, context=70)
+    assert CalibratedModel(found).seconds(batch) == pytest.approx(1.07 * sum(law(batch).values()), rel=0.006)
+    assert sum(CalibratedModel(found).operators(batch).values()) == pytest.approx(CalibratedModel(found).seconds(batch))
+    alone = make_batch([(300, 100, 900)])
+    assert CalibratedModel(found).seconds(alone) == pytest.approx(sum(law(alone).values()), rel=0.003)
 
 
 def test_machine_as_a_gpu(found):

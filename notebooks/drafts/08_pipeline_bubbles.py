@@ -41,6 +41,7 @@ from pipeline import BUBBLES, PipelineTrace, run_pipeline, simulate_pipeline
 from scheduler import Request, make_scheduler
 
 
+# %%
 def show(traces, title, names=None):
     """Pipelines below each other on one time axis. traces: by name."""
     end = max(trace.end for trace in traces.values())
@@ -122,6 +123,7 @@ def run(policy, prompts=PROMPTS, chunk_size=256, output=9, batch_size=2, stages=
     return simulate_pipeline(requests, "llama-13b", "a6000", policy=policy, hop=None, keep=True, **options)
 
 
+# %%
 def bubble_table(traces):
     causes = [cause for cause in BUBBLES if any(trace.idle[cause] > 0.0005 for trace in traces.values())]
     rows = [
@@ -270,33 +272,28 @@ with tempfile.TemporaryDirectory() as folder:
     assert done.returncode == 0, done.stderr
     measured = json.loads(out.read_text())[-2:]  # the first round warms up
 
+shades = {"busy": COLOURS["blue"], "PB1": COLOURS["vermilion"], "PB2": COLOURS["purple"], "PB3": "black"}
+shades |= {"uneven stages": COLOURS["green"], "link": COLOURS["orange"]}
+shades |= dict.fromkeys(("start-up", "drain", "starved"), "#D9D9D9")
+shares = {}  # of both stages' time: orca's and sarathi's
+for kind in shades:
+    seconds = [sum(run["busy"]) if kind == "busy" else run["idle"][kind] for run in measured]
+    shares[kind] = [100 * part / 2 / run["seconds"] for part, run in zip(seconds, measured, strict=True)]
+
 # %%
 figure, axes = plt.subplots(figsize=(11, 3.6))
 left = [0.0, 0.0]
-kinds = ["busy", "PB1", "PB2", "PB3", "uneven stages", "link", "start-up", "drain", "starved"]
-shades = dict(zip(kinds[1:4], (COLOURS["vermilion"], COLOURS["purple"], "black"), strict=True))
-shades |= {"busy": COLOURS["blue"], "uneven stages": COLOURS["green"], "link": COLOURS["orange"]}
-for kind in kinds:
-    seconds = [sum(run["busy"]) if kind == "busy" else run["idle"][kind] for run in measured]
-    shares = [100 * part / 2 / run["seconds"] for part, run in zip(seconds, measured, strict=True)]
-    if max(shares) >= 0.05:
-        axes.barh(
-            ["orca", "sarathi"],
-            shares,
-            left=left,
-            color=shades.get(kind, "#D9D9D9"),
-            label=kind,
-            edgecolor="white",
-        )
-    left = [start + share for start, share in zip(left, shares, strict=True)]
+for kind, pair in shares.items():
+    if max(pair) >= 0.05:
+        axes.barh(["orca", "sarathi"], pair, left=left, color=shades[kind], label=kind, edgecolor="white")
+    left = [start + share for start, share in zip(left, pair, strict=True)]
 axes.invert_yaxis()
 axes.set(xlabel="% of both stages' time", title=f"Two processes, {this_machine()} (measured)", xlim=(0, 100))
 figure.legend(loc="outside lower center", ncols=5)
 plt.show()
 for policy, run in zip(("orca", "sarathi"), measured, strict=True):
-    print(
-        f"{policy}: {run['seconds']:.2f} s, bubbles {100 * run['bubble_share']:.0f} % of both stages' time (measured)"
-    )
+    share = 100 * run["bubble_share"]
+    print(f"{policy}: {run['seconds']:.2f} s, bubbles {share:.0f} % of both stages' time (measured)")
 
 # %% [markdown]
 # **Explain.** The same causes, now in seconds that have passed; and *link*, which is mostly Python here: unpacking messages, scheduling. Add `--trace run.json` to the command line and open the file at
