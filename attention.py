@@ -130,11 +130,16 @@ def _added_mask(start: int, length: int, groups: int, dtype: torch.dtype) -> Ten
 
 def _sdpa_gathered(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int]) -> Tensor:
     """Many requests in one kernel launch, at the price of a padded copy: on a GPU, launches cost more than that."""
-    rows, longest = q.shape[1], max(contexts)
-    index = torch.tensor(slots, device=q.device)
-    key = keys[:, index, :longest].transpose(0, 1)  # (n, n_kv_head, longest, head_dim)
-    value = values[:, index, :longest].transpose(0, 1)  # (n, n_kv_head, longest, head_dim)
-    last_seen = torch.tensor(contexts, device=q.device)[:, None] - rows + torch.arange(rows, device=q.device)  # (n, Tq)
+    longest = max(contexts)
+    return gathered(q, keys, values, torch.tensor(slots, device=q.device), torch.tensor(contexts, device=q.device), longest)
+
+
+def gathered(q: Tensor, keys: Tensor, values: Tensor, slots: Tensor, contexts: Tensor, longest: int) -> Tensor:
+    """What differs between two batches of one shape is in tensors alone: slots, contexts (n,) int64. So a CUDA graph can replay it (graphs.py)."""
+    rows = q.shape[1]
+    key = keys[:, slots, :longest].transpose(0, 1)  # (n, n_kv_head, longest, head_dim)
+    value = values[:, slots, :longest].transpose(0, 1)  # (n, n_kv_head, longest, head_dim)
+    last_seen = contexts[:, None] - rows + torch.arange(rows, device=q.device)  # (n, Tq)
     mask = torch.arange(longest, device=q.device) <= last_seen[:, :, None]  # (n, Tq, longest)
     y = F.scaled_dot_product_attention(q.transpose(1, 2), key, value, attn_mask=mask[:, None], enable_gqa=True)
     return y.transpose(1, 2)  # (n, Tq, n_head, head_dim)

@@ -327,8 +327,8 @@ def main() -> None:
             engines |= {peer.version if peer.name == "vllm" else peer.version.replace("transformers", peer.name): peer for peer in peers}
             for workload in [args.workload] if args.workload else list(SHAPES):
                 work = make_workload(workload, config.vocab_size, args.quick)
-                for run in engines.values():  # first kernels, first pages, compilers
-                    run([(prompt, 3) for prompt, _ in work[:BATCH_SIZE]])
+                for run in engines.values():  # first kernels, first pages, compilers: batches of any size, as they end one by one
+                    run([(prompt, 3 + number) for number, (prompt, _) in enumerate(work[:BATCH_SIZE])])
                 llm.chunk_size = args.chunk_size or choose_chunk_size(llm, work)
                 compare(workload, work, llm, engines, machine, args.repeats)
                 if args.operators:

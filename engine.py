@@ -22,6 +22,7 @@ from attention import choose_backend
 from configs import GPUS, LINKS, MODELS, ModelConfig, UserError, lookup
 from costmodel import EFFICIENCY, CostModel
 from executor import CostExecutor, ModelExecutor
+from graphs import GraphExecutor, Graphs
 from kvcache import KVCache
 from linear import pack_linears
 from model import Transformer
@@ -89,6 +90,7 @@ class LLM:
     together; None: all that fits its slots): see scheduler.py; they may be changed between two calls, but for B,
     which sizes the cache. max_length: longest prompt + output, in tokens; the cache is allocated at once for B of them.
     dtype: "auto" is bfloat16 where the hardware has it, else float32. device: "auto" is cuda where there is one, else cpu.
+    cuda_graphs: replay iterations of a shape that comes again (graphs.py).
     layers: of how many, which ones to keep, as one stage of a pipeline (distributed.py); the whole model is then read on the CPU first.
     After a call, `trace` tells what its iterations did. Raises configs.UserError with one line that names a bad value.
     """
@@ -108,6 +110,7 @@ class LLM:
         seed: int = 0,
         time_operators: bool = False,
         check: bool = False,
+        cuda_graphs: bool = False,
         layers: Callable[[int], range] | None = None,
     ):
         make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)  # complains before the weights are loaded
@@ -116,6 +119,8 @@ class LLM:
         self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.device)
         self.attend = choose_backend(attention, self.device)
+        if cuda_graphs and self.device.type != "cuda":
+            raise UserError(f"cuda_graphs needs a CUDA device; this is {self.device}")
         self.policy, self.chunk_size, self.max_batch_size, self.cache_tokens = policy, chunk_size, max_batch_size, cache_tokens
         self.seed = seed
         self.time_operators = time_operators
@@ -145,6 +150,7 @@ class LLM:
             self.model.keep(own).to(self.device)
         pack_linears(self.model)
         self.cache = KVCache(part, max_batch_size, self.max_length, self.dtype, self.device)
+        self.cuda_graphs, self.graphs = cuda_graphs, Graphs(self.cache)
         self.trace = Trace()
         if self.device.type == "cpu":
             keep_freed_memory()  # after the weights and the cache: those of a process's first LLM do go back to the system with it
@@ -200,11 +206,19 @@ class LLM:
         scheduler = make_scheduler(self.policy, self.max_batch_size, self.chunk_size, self.cache_tokens)
         self.cache.reset()
         self.trace = trace = Trace()
-        executor = ModelExecutor(self.model, self.cache, self.attend, self.time_operators)
+        executor = self._executor()
         for iteration in run(scheduler, executor, requests, trace):
             yield iteration
             if self.trace is not trace and any(request.finish_reason is None for request in requests):  # its slots are somebody else's
                 raise UserError("this stream is over: a later call to generate or stream has taken the cache")
+
+    def _executor(self) -> ModelExecutor:
+        parts = (self.model, self.cache, self.attend, self.time_operators)
+        if not self.cuda_graphs:
+            return ModelExecutor(*parts)
+        if self.graphs.cache is not self.cache:
+            self.graphs = Graphs(self.cache)
+        return GraphExecutor(*parts, self.graphs)
 
     def _requests(
         self,

@@ -6,6 +6,7 @@ The loop (`engine.run`) cannot tell them apart.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,10 +92,13 @@ class ModelExecutor:
         start = self.now()
         flat = self.flatten(batch)
         timer = OperatorTimer(self.model.device) if self.time_operators else None
-        logits = self.model(flat, self.cache, self.attend, timer or untimed)  # (S, vocab)
+        logits = self.forward(flat, timer or untimed)  # (S, vocab)
         tokens = sample(logits, [request.sampler for request in batch.sampled])
         synchronized_clock(self.model.device)  # an iteration without a sampled token would end before its kernels do
         return Result(tokens, self.now() - start, timer.seconds if timer else None)
+
+    def forward(self, flat: FlatBatch, run: Callable) -> Tensor:
+        return self.model(flat, self.cache, self.attend, run)
 
     def release(self, request: Request) -> None:
         self.cache.free(self.slot_of.pop(request.request_id))

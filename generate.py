@@ -35,6 +35,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 or float64 (default: auto, by the hardware)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
     parser.add_argument("--attention", default="auto", help="auto, math, sdpa, compiled or xformers (default: auto)")
+    parser.add_argument("--cuda-graphs", action="store_true", help="replay iterations of a shape that comes again (needs a CUDA GPU)")
     parser.add_argument("--trace", type=perfetto.output_file, metavar="FILE", help="write the run for https://ui.perfetto.dev (JSON)")
     parser.add_argument("--check", action="store_true", help="look for NaN and infinity in the weights")
     return parser.parse_args()
@@ -111,6 +112,7 @@ def main() -> None:
         time_operators=args.trace is not None,
         seed=args.seed,  # each request adds its number: the same prompt twice draws two texts
         check=args.check,
+        cuda_graphs=args.cuda_graphs,
     )
     if len(prompts) == 1:
         stream_one(llm, prompts[0], params)

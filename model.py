@@ -27,8 +27,8 @@ class Span:
     """Rows that attend together: the rows of one chunk (n = 1), or one row of each decode (Tq = 1)."""
 
     rows: slice  # of the flat batch: n * Tq of them
-    slots: tuple[int, ...]  # n
-    contexts: tuple[int, ...]  # n: tokens in the cache once these rows are written
+    slots: tuple[int, ...] | Tensor  # n; a tensor where a CUDA graph must find other numbers at its next replay (graphs.py)
+    contexts: tuple[int, ...] | Tensor  # n: tokens in the cache once these rows are written
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import NormalDist
 from typing import Protocol
 
 import numpy as np
@@ -142,8 +143,7 @@ class LogNormal:
             raise UserError(f"longest is {self.longest}; it must be at least the p90, {self.p90}")
 
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
-        deviations_to_p90 = 1.2815515655446004  # of a normal distribution
-        sigma = math.log(self.p90 / self.median) / deviations_to_p90
+        sigma = math.log(self.p90 / self.median) / NormalDist().inv_cdf(0.9)
         drawn = np.rint(self.median * np.exp(sigma * generator.standard_normal(count)))
         return np.clip(drawn, 1, self.longest).astype(np.int64)
 

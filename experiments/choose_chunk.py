@@ -2,6 +2,7 @@
 
     python experiments/choose_chunk.py --model llama-13b --gpu a6000 --pd 14 --length 1024 --batch-size 18
     python experiments/choose_chunk.py --pd 14 --length 1024 --tbt-slo 100                      no TBT above 100 ms
+    python experiments/choose_chunk.py --model llama-33b --gpu a100-80gb --software sarathi_serve   vLLM's kernels on an A100
     python experiments/choose_chunk.py --calibration results/calibration-laptop.json --pd 14    for the machine that calibrate.py measured
 
 All requests are alike: P prompt tokens and D decodes, P + D = L, P:D as given, and there are always more of them. For each chunk size C
@@ -20,7 +21,7 @@ import matplotlib.pyplot as plt
 
 from cli import run_main
 from configs import GPUS, MODELS, UserError, lookup
-from costmodel import TILE, CostModel
+from costmodel import EFFICIENCY, TILE, CostModel
 from executor import CostExecutor
 from experiments.calibrate import CalibratedModel, Calibration
 from experiments.common import Point, make_directory, make_parser, positive, print_table, progress, write_csv
@@ -152,10 +153,13 @@ def above_zero(text: str) -> float:
 def cost_model(options: argparse.Namespace) -> CostModel:
     """Of the named model and GPU, or of the machine that was calibrated."""
     if options.calibration is None:
-        return CostModel(lookup(MODELS, options.model or "llama-13b", "model"), lookup(GPUS, options.gpu or "a6000", "GPU"))
+        model, gpu = lookup(MODELS, options.model or "llama-13b", "model"), lookup(GPUS, options.gpu or "a6000", "GPU")
+        return CostModel(model, gpu, EFFICIENCY[options.software or "sarathi"])
     calibration = Calibration.read(options.calibration)
     if options.gpu is not None:
         raise UserError("--gpu and --calibration exclude each other: a calibration is of the machine it was made on")
+    if options.software is not None:
+        raise UserError("--software and --calibration exclude each other: a calibration is of the software that was measured")
     if options.model not in (None, calibration.model.name):
         raise UserError(f"--model {options.model}: the calibration is of {calibration.model.name}; calibrate.py --model makes others")
     return CalibratedModel(calibration)
@@ -186,6 +190,11 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--model", help=f"one of {', '.join(MODELS)} (default: llama-13b)")
     parser.add_argument("--gpu", help=f"one of {', '.join(GPUS)} (default: a6000)")
+    parser.add_argument(
+        "--software",
+        choices=list(EFFICIENCY),
+        help="whose efficiency the cost model takes: sarathi (its A6000), or sarathi_serve (the kernels of vLLM, on an A100) (default: sarathi)",
+    )
     parser.add_argument("--calibration", type=Path, metavar="FILE", help="a machine that calibrate.py measured, in place of --gpu")
     parser.add_argument("--pd", type=above_zero, default=14.0, metavar="RATIO", help="P:D, prompt tokens per decode (default: 14)")
     parser.add_argument("--length", type=positive, default=1024, metavar="L", help="tokens of a request (default: 1024)")
@@ -204,7 +213,8 @@ def main() -> None:
     best, free = choose(choices, bound), choose(choices)
     prompt, decodes = split(work.length, work.ratio)
     title = f"{cost.model.name} on {cost.gpu.name}\nL = {work.length}, P:D = {prompt / decodes:.3g}, B = {work.batch_size}"
-    print(f"{title.replace(chr(10), ', ')}: predicted by the cost model\n")
+    constants = "this machine's calibration" if options.calibration else f"EFFICIENCY[{options.software or 'sarathi'!r}]"
+    print(f"{title.replace(chr(10), ', ')}: predicted by the cost model with {constants}\n")
     print_choice(best, free, baseline, choices, work, bound)
     write_csv(options.out / "choose_chunk.csv", points(baseline, choices, work, cost.model.name, cost.gpu.name))
     save_figure(draw(best, baseline, choices, bound, f"{title}: predicted"), options.out / "choose_chunk.png")

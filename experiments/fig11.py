@@ -144,7 +144,7 @@ FIGURE = Figure(
     predict=predict,
     measure=measure,
     draw=draw,
-    scale=Scale(lengths=(512,), batch_sizes=(6,), chunk_sizes=(128, 256), repeats=2),
+    scale=Scale(lengths=(512,), batch_sizes=(6,), chunk_sizes=(128, 256), repeats=5),
     quick_scale=Scale(lengths=(64,), batch_sizes=(3,), chunk_sizes=(8, 16), repeats=1),
     shown=lambda point: point.source == "measured" or not point.series.endswith("(b)"),
 )

@@ -103,7 +103,7 @@ FIGURE = Figure(
     predict=predict,
     measure=measure,
     draw=draw,
-    scale=Scale(lengths=(256, 512, 1024), batch_sizes=(2, 4, 6, 8), chunk_sizes=(256,), repeats=9),
+    scale=Scale(lengths=(256, 512, 1024), batch_sizes=(2, 4, 6, 8), chunk_sizes=(256,), repeats=21),
     quick_scale=Scale(lengths=(64, 128), batch_sizes=(2, 4), chunk_sizes=(32,), repeats=3),
     shown=lambda point: point.x_unit == "" or point.source == "measured" or point.x in (2, 4, 6, 9, 18),
 )

@@ -86,7 +86,11 @@ def draw(points: list[Point]) -> plt.Figure:
                     colour, marker = STYLES[policy.split()[0]]
                     small = policy.endswith("C=512") and source == "predicted"
                     plot_points(axes, curve, color=COLOURS["sky"] if small else colour, marker="P" if small else marker, label=policy)
-            axes.set(xlabel="requests per second", ylabel=f"{name} (s)", yscale="log")
+            axes.set(xlabel="requests per second", ylabel=f"{name} (s)")
+            if source == "predicted":
+                axes.set_yscale("log")
+            else:  # two rates, and values of one size
+                axes.set_ylim(bottom=0)
         if SLO in found:
             row[0].axhline(found[SLO][0].y, color="black", linestyle=":", label=f"strict SLO: {found[SLO][0].y:.2f} s")
         row[0].legend()

@@ -92,6 +92,16 @@ def test_flags_for_other_engines_and_files(tmp_path, monkeypatch, capsys):
     assert {row["source"] for row in rows} == {"predicted"} and {row["hardware"] for row in rows} == {"a6000"}
 
 
+def test_software_brings_its_own_efficiency(tmp_path, monkeypatch, capsys):
+    gains = {}
+    for software in ("sarathi", "sarathi_serve"):
+        assert call(monkeypatch, "--quick", "--batch-size", 18, "--software", software, "--out", tmp_path) == 0
+        assert f"EFFICIENCY['{software}']" in capsys.readouterr().out
+        with open(tmp_path / "choose_chunk.csv", newline="", encoding="utf-8") as file:
+            gains[software] = [row["y"] for row in csv.DictReader(file)]
+    assert gains["sarathi"] != gains["sarathi_serve"]
+
+
 def test_batch_size_from_memory_and_bound(tmp_path, monkeypatch, capsys):
     assert call(monkeypatch, "--quick", "--tbt-slo", 100, "--out", tmp_path) == 0
     said = capsys.readouterr().out
@@ -130,6 +140,10 @@ def test_from_a_calibration(tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
     assert call(monkeypatch, "--calibration", tmp_path / "c.json", "--length", 512, "--batch-size", 8, "--out", out) == 0
     assert f"{MODEL.name} on {found.gpu.name}" in capsys.readouterr().out
-    for flags, complaint in ((["--gpu", "a6000"], "exclude each other"), (["--model", "gpt2"], "the calibration is of laptop")):
+    for flags, complaint in (
+        (["--gpu", "a6000"], "exclude each other"),
+        (["--software", "sarathi"], "exclude each other"),
+        (["--model", "gpt2"], "the calibration is of laptop"),
+    ):
         assert call(monkeypatch, "--calibration", tmp_path / "c.json", "--out", out, *flags) == 2
         assert complaint in capsys.readouterr().err

@@ -72,3 +72,14 @@ def test_fig9_prints_what_the_readme_shows(tmp_path: Path) -> None:
     assert [row["x"] for row in fresh] == [row["x"] for row in committed]
     for new, old in zip(fresh, committed, strict=True):
         assert abs(float(new["y"]) / float(old["y"]) - 1) < 1e-4, new
+
+
+def test_measured_shapes_and_latencies_are_those_in_results() -> None:
+    printed = run("experiments/shapes.py")
+    for line in printed[: printed.index("\n\na prefill token")].splitlines():
+        assert line in README, line
+    points = [
+        p for p in read_csv(ROOT / "results" / "serve_latency.csv") if p.source == "measured" and p.series.startswith(("P99", "median"))
+    ]
+    for point in (point for point in points if point.x == max(other.x for other in points)):
+        assert re.search(rf"\b{1e3 * point.y:.0f}\b", README), point

@@ -110,9 +110,8 @@ plt.show()
 stalls = {}
 for policy in ("vllm_v0", "sarathi_serve"):
     stalls[policy] = YI.serve(waiting(ARXIV.requests(80)), policy, 1536)
-    long = stalls[policy].stalls(1.0)
-    worst = max((seconds for _, _, seconds in long), default=0.0)
-    print(f"{policy}: {len(long)} gaps above 1 s, the longest of them {worst:.1f} s (predicted)")
+    count, longest = len(stalls[policy].stalls(1.0)), max(stalls[policy].tbts)
+    print(f"{policy}: {count} gaps above 1 s; the longest gap is {longest:.2f} s (predicted)")
 
 # %%
 figure, (left, right) = plt.subplots(1, 2)
@@ -226,15 +225,16 @@ plt.show()
 #
 # **The paper's claim (Sec 3.2).** All of this is the scheduler's doing, not the GPU's. Then your machine must show it, too.
 #
-# A small LLaMA with random weights on your CPU; twelve requests that arrive in real time, half a second apart: `generate(..., arrival_times=...)`. Same scheduler, same words, a wall clock.
+# A small LLaMA with random weights on your CPU; twelve requests that arrive in real time, a fifth of a second apart: `generate(..., arrival_times=...)`. Same scheduler, same words, a wall clock.
 #
 # **Predict first.** Which policy has the longer longest gap? Whose requests get their first token earlier?
 
 # %%
 llm = LLM("laptop", max_batch_size=8, max_length=512)
-prompts = [list(range(1, 1 + length)) for length in (64, 256, 96, 320, 64, 256, 128, 320, 64, 256, 96, 192)]
-params = SamplingParams(max_tokens=24, ignore_eos=True)
-moments = [0.5 * number for number in range(len(prompts))]
+lengths = (96, 448, 128, 448, 96, 384, 160, 448, 96, 384, 128, 320)
+prompts = [list(range(1, 1 + length)) for length in lengths]
+params = SamplingParams(max_tokens=32, ignore_eos=True)
+moments = [0.2 * number for number in range(len(prompts))]
 llm.generate(prompts[:1], params)  # warms up
 
 real = {}

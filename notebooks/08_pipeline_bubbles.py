@@ -291,12 +291,14 @@ axes.invert_yaxis()
 axes.set(xlabel="% of both stages' time", title=f"Two processes, {this_machine()} (measured)", xlim=(0, 100))
 figure.legend(loc="outside lower center", ncols=5)
 plt.show()
-for policy, run in zip(("orca", "sarathi"), measured, strict=True):
-    share = 100 * run["bubble_share"]
-    print(f"{policy}: {run['seconds']:.2f} s, bubbles {share:.0f} % of both stages' time (measured)")
+for number, policy in enumerate(("orca", "sarathi")):
+    bubbles = sum(shares[kind][number] for kind in ("PB1", "PB2", "PB3"))
+    print(f"{policy}: {measured[number]['seconds']:.2f} s; of both stages' time,", end=" ")
+    print(f"PB1 to PB3 {bubbles:.0f} %, link {shares['link'][number]:.0f} % (measured)")
 
 # %% [markdown]
-# **Explain.** The same causes, now in seconds that have passed; and *link*, which is mostly Python here: unpacking messages, scheduling. Add `--trace run.json` to the command line and open the file at
+# **Explain.** The same causes, now in seconds that have passed; and *link*, the way from stage to stage, which is mostly Python here: unpacking messages, scheduling. Every iteration pays for it
+# once, and SARATHI's are many and short: on a small model it loses there what it gains on the bubbles. Add `--trace run.json` to the command line and open the file at
 # [ui.perfetto.dev](https://ui.perfetto.dev) to walk through it step by step. How near the simulator comes to such runs is what `experiments/validate_pipeline.py` tells.
 #
 # SARATHI's advantage needs chunks for both micro-batches. Try `work = "384:6,16:12,32:12,256:6"`: two long prompts, and while one micro-batch cuts its own into chunks, the other has only decodes left. Orca is done with both
