@@ -16,7 +16,7 @@ measure: .venv/run.stamp
 test: .venv/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Executes all lessons from scratch, writes nothing, and fails on any error. Offline once .venv is there.
 notebooks: .venv/dev.stamp

@@ -88,7 +88,7 @@ def chunks(config: ModelConfig, cache: KVCache, repeats: int, shapes: list[tuple
 
         def products(q: torch.Tensor = q, context: int = context) -> None:
             for k, v in zip(cache.k, cache.v, strict=True):
-                _chunk_in_products(q, k[:, 0, :context], v[:, 0, :context])
+                _chunk_in_products(q, k[:, 0], v[:, 0], context)
 
         table.append([rows, context, *[f"{ms:.1f}" for ms in medians(repeats, fused, products)]])
     return table

@@ -69,8 +69,10 @@ def test_chunk_in_products_is_exact(case: str, n_kv_head: int, piece: int, monke
     """What bfloat16 chunks run on a CPU is `math` in other words, whatever the pieces: in float64 they agree to rounding."""
     monkeypatch.setattr(attention, "PIECE", piece)
     q, keys, values, (slot,), (context,) = attention_case(case, n_kv_head, torch.float64)
-    y = attention._chunk_in_products(q[0], keys[:, slot, :context], values[:, slot, :context])
-    torch.testing.assert_close(y, BACKENDS["math"](q, keys, values, [slot], [context])[0], rtol=1e-12, atol=1e-12)
+    expected = BACKENDS["math"](q, keys, values, [slot], [context])[0]
+    keys[:, slot, context:], values[:, slot, context:] = float("nan"), float("inf")  # somebody's before: a few of them are read along
+    y = attention._chunk_in_products(q[0], keys[:, slot], values[:, slot], context)
+    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.fixture
@@ -104,6 +106,10 @@ def test_only_the_context_counts(uncompiled: None) -> None:
         cache[:, ~live] = float("nan")
     for backend in ("math", "sdpa", "compiled"):
         torch.testing.assert_close(BACKENDS[backend](q, keys, values, slots, contexts), expected)
+
+
+def test_keys_are_rounded_up_within_the_slot() -> None:
+    assert [attention.round_up(keys, 40) for keys in (1, 16, 17, 32, 33, 40)] == [16, 16, 32, 32, 40, 40]
 
 
 def test_choice() -> None:
