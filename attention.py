@@ -14,6 +14,7 @@ Nothing else is needed: a chunk, a whole prompt and a decode differ only in Tq a
 """
 
 import math as pymath
+import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
@@ -217,7 +218,7 @@ BACKENDS: dict[str, Attend] = {"math": math, "sdpa": sdpa, "compiled": compiled,
 
 
 def choose_backend(name: str, device: torch.device) -> Attend:
-    """A back end by name; "auto" is sdpa, which runs everywhere. xformers, the paper's choice, and compiled are for the asking."""
+    """A back end by name; "auto" is sdpa, which runs everywhere (`LLM` measures first: see `fastest`). compiled is for the asking."""
     if name == "auto":
         name = "sdpa"
     if name not in BACKENDS:
@@ -229,3 +230,48 @@ def choose_backend(name: str, device: torch.device) -> Attend:
     if name == "xformers" and (device.type != "cuda" or find_spec("xformers") is None):
         raise UserError(f"attention 'xformers' needs a CUDA device and the xformers package; this is {device}: choose auto, sdpa or math")
     return BACKENDS[name]
+
+
+def candidates(device: torch.device) -> list[str]:
+    """What "auto" has to choose from: on CUDA, the paper's back end too, where it is installed."""
+    return ["sdpa", "xformers"] if device.type == "cuda" and find_spec("xformers") is not None else ["sdpa"]
+
+
+def fastest(names: Sequence[str], n_head: int, keys: Tensor, values: Tensor, repeats: int = 5) -> str:
+    """The back end that takes least for a decode of every slot and for a chunk, half a slot deep in one layer's cache, as it lies.
+
+    One that cannot run here (another dtype, a GPU that it was not built for) is passed over; the first name must run.
+    """
+    first, *others = names
+    if not others:
+        return first
+    slots, context, device = list(range(keys.shape[1])), max(1, keys.shape[2] // 2), keys.device
+    decodes = torch.zeros(len(slots), 1, n_head, keys.shape[3], dtype=keys.dtype, device=device)
+    chunk = torch.zeros(1, min(256, context), n_head, keys.shape[3], dtype=keys.dtype, device=device)
+
+    def seconds(name: str) -> float:
+        def once() -> float:
+            begin = synchronized_clock(device)
+            BACKENDS[name](decodes, keys, values, slots, [context] * len(slots))
+            BACKENDS[name](chunk, keys, values, slots[:1], [context])
+            return synchronized_clock(device) - begin
+
+        once()  # warms up
+        return min(once() for _ in range(repeats))
+
+    best, least = first, seconds(first)
+    for name in others:
+        try:
+            taken = seconds(name)
+        except (RuntimeError, NotImplementedError, ImportError, ValueError):
+            continue
+        if taken < least:
+            best, least = name, taken
+    return best
+
+
+def synchronized_clock(device: torch.device) -> float:
+    """The wall clock in seconds, once the device has done all that it was asked to."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 import checkpoint
 import files
-from attention import choose_backend
+from attention import candidates, choose_backend, fastest
 from configs import GPUS, LINKS, MODELS, ModelConfig, UserError, lookup
 from costmodel import EFFICIENCY, CostModel
 from executor import CostExecutor, ModelExecutor
@@ -90,6 +90,7 @@ class LLM:
     together; None: all that fits its slots): see scheduler.py; they may be changed between two calls, but for B,
     which sizes the cache. max_length: longest prompt + output, in tokens; the cache is allocated at once for B of them.
     dtype: "auto" is bfloat16 where the hardware has it, else float32. device: "auto" is cuda where there is one, else cpu.
+    attention: a back end of attention.py; "auto" is the fastest of those that need no compiler, measured on this cache (`attention` then names it).
     cuda_graphs: replay iterations of a shape that comes again (graphs.py).
     layers: of how many, which ones to keep, as one stage of a pipeline (distributed.py); the whole model is then read on the CPU first.
     After a call, `trace` tells what its iterations did. Raises configs.UserError with one line that names a bad value.
@@ -118,7 +119,7 @@ class LLM:
             raise UserError(f"seed is {seed!r}; it must be a whole number from 0 to 2**63 - 1")
         self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.device)
-        self.attend = choose_backend(attention, self.device)
+        self.attention, self.attend = attention, choose_backend(attention, self.device)
         if cuda_graphs and self.device.type != "cuda":
             raise UserError(f"cuda_graphs needs a CUDA device; this is {self.device}")
         self.policy, self.chunk_size, self.max_batch_size, self.cache_tokens = policy, chunk_size, max_batch_size, cache_tokens
@@ -150,6 +151,10 @@ class LLM:
             self.model.keep(own).to(self.device)
         pack_linears(self.model)
         self.cache = KVCache(part, max_batch_size, self.max_length, self.dtype, self.device)
+        if attention == "auto":
+            with torch.inference_mode():
+                self.attention = fastest(candidates(self.device), self.config.n_head, self.cache.k[0], self.cache.v[0])
+            self.attend = choose_backend(self.attention, self.device)
         self.cuda_graphs, self.graphs = cuda_graphs, Graphs(self.cache)
         self.trace = Trace()
         if self.device.type == "cpu":

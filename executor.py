@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention import Attend
+from attention import Attend, synchronized_clock
 from costmodel import CostModel
 from kvcache import KVCache
 from model import OPERATORS, FlatBatch, Span, Transformer, untimed
@@ -64,13 +64,6 @@ class OperatorTimer:
         result = operator(*args)
         self.seconds[name] += synchronized_clock(self.device) - start
         return result
-
-
-def synchronized_clock(device: torch.device) -> float:
-    """The wall clock in seconds, once the device has done all that it was asked to."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 class ModelExecutor:

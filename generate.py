@@ -85,7 +85,7 @@ def table(llm: LLM, trace: Trace) -> str:
         ("iterations", f"{len(trace.iterations)} in {trace.seconds:.2f} s"),
         ("mean batch", f"{trace.mean_batch_size:.2f} requests"),
         ("model", f"{llm.config.name}, {llm.config.parameters / 1e6:.1f} M parameters"),
-        ("device, dtype", f"{llm.device}, {str(llm.dtype).removeprefix('torch.')}"),
+        ("device, dtype", f"{llm.device}, {str(llm.dtype).removeprefix('torch.')}, attention by {llm.attention}"),
     ]
     return "\n".join(f"{name:<14}{value}" for name, value in rows)
 

@@ -1,5 +1,6 @@
 """The mask of a chunk, and the three back ends against each other."""
 
+import time
 from shutil import which
 
 import pytest
@@ -137,6 +138,35 @@ def test_xformers_layout(case: str, n_kv_head: int, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(fmha, "memory_efficient_attention_forward", written_out)
     arguments = attention_case(case, n_kv_head, torch.float64)
     torch.testing.assert_close(BACKENDS["xformers"](*arguments), BACKENDS["math"](*arguments), rtol=1e-12, atol=1e-12)
+
+
+def test_the_fastest_is_chosen_by_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def backend(name: str, seconds: float, fails: type[Exception] | None = None):
+        def attend(q, keys, values, slots, contexts):
+            if fails:
+                raise fails("not on this GPU")
+            calls.append(name)
+            time.sleep(seconds)
+            return torch.zeros_like(q)
+
+        return attend
+
+    monkeypatch.setitem(BACKENDS, "slow", backend("slow", 0.02))
+    monkeypatch.setitem(BACKENDS, "quick", backend("quick", 0.0))
+    monkeypatch.setitem(BACKENDS, "broken", backend("broken", 0.0, NotImplementedError))
+    keys, values = torch.zeros(2, 2, 3, 32, 8)
+    assert attention.fastest(["slow", "broken", "quick"], 4, keys, values, repeats=2) == "quick"
+    assert calls.count("slow") == calls.count("quick") == 2 * 3  # decodes and a chunk, once to warm up
+    assert attention.fastest(["quick", "slow"], 4, keys, values, repeats=2) == "quick"
+    calls.clear()
+    assert attention.fastest(["slow"], 4, keys, values) == "slow" and not calls, "nothing to choose, nothing to measure"
+
+
+def test_candidates() -> None:
+    assert attention.candidates(torch.device("cpu")) == ["sdpa"]
+    assert attention.candidates(torch.device("cuda"))[0] == "sdpa", "the first must run everywhere"
 
 
 @pytest.mark.cuda
