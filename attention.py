@@ -184,15 +184,31 @@ def xformers(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], cont
 
 
 def compiled(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int]) -> Tensor:
-    """`sdpa`, but all decodes run in one kernel that `torch.compile` writes for this CPU: bfloat16 keys are read once and never copied.
+    """`sdpa`, but decodes run in a kernel that `torch.compile` writes for this CPU: bfloat16 keys are read once and never copied.
 
-    The first decodes wait some twenty seconds for the compiler; PyTorch keeps the result on disk.
+    The first decodes wait some twenty seconds for the compiler; PyTorch keeps the result on disk. All requests of a call are read up to the
+    longest, so that those of like lengths go together.
     """
     n, rows, n_head, head_dim = q.shape
     if rows > 1:
         return sdpa(q, keys, values, slots, contexts)
     query = q.view(n, keys.shape[0], n_head // keys.shape[0], head_dim)  # (n, n_kv_head, groups, head_dim)
-    return _compiled_decodes()(query, keys, values, torch.tensor(slots), torch.tensor(contexts), max(contexts)).view_as(q)
+    out = torch.empty_like(query)
+    for alike in _alike(contexts):
+        here = [slots[i] for i in alike], [contexts[i] for i in alike]
+        out[alike] = _compiled_decodes()(query[alike], keys, values, *map(torch.tensor, here), contexts[alike[0]])
+    return out.view_as(q)
+
+
+def _alike(contexts: Sequence[int]) -> list[list[int]]:
+    """Indices in groups, the longest context of each first; no context of a group is shorter than three quarters of it."""
+    found: list[list[int]] = []
+    for i in sorted(range(len(contexts)), key=lambda i: -contexts[i]):
+        if found and contexts[i] >= 0.75 * contexts[found[-1][0]]:
+            found[-1].append(i)
+        else:
+            found.append([i])
+    return found
 
 
 def _decodes(query: Tensor, keys: Tensor, values: Tensor, slots: Tensor, contexts: Tensor, longest: int) -> Tensor:

@@ -36,7 +36,13 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
     parser.add_argument("--attention", default="auto", help="auto, math, sdpa, compiled or xformers (default: auto)")
     parser.add_argument("--cuda-graphs", action="store_true", help="replay iterations of a shape that comes again (needs a CUDA GPU)")
-    parser.add_argument("--trace", type=perfetto.output_file, metavar="FILE", help="write the run for https://ui.perfetto.dev (JSON)")
+    parser.add_argument(
+        "--trace",
+        "--profile",
+        type=perfetto.output_file,
+        metavar="FILE",
+        help="write the run, operator by operator, for https://ui.perfetto.dev (JSON)",
+    )
     parser.add_argument("--check", action="store_true", help="look for NaN and infinity in the weights")
     return parser.parse_args()
 

@@ -89,6 +89,11 @@ def test_compiled_equals_math(case: str, n_kv_head: int, uncompiled: None) -> No
     torch.testing.assert_close(BACKENDS["compiled"](*arguments), BACKENDS["math"](*arguments), rtol=1e-12, atol=1e-12)
 
 
+def test_alike_contexts_go_together() -> None:
+    assert attention._alike([100, 80, 74, 400, 300, 299, 1]) == [[3, 4], [5], [0, 1], [2], [6]]
+    assert attention._alike([7]) == [[0]] and attention._alike([5, 5, 5]) == [[0, 1, 2]]
+
+
 @pytest.mark.skipif(not which("g++"), reason="needs a C++ compiler")
 def test_the_compiler_changes_nothing() -> None:
     for case in ("decodes", "all slots decode", "later chunk"):
