@@ -361,6 +361,31 @@ def test_same_tokens_on_cuda(name: str) -> None:
         assert generate(model, requests, policy, 8, 3) == expected
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("chunks", [[40], [1, 39], [7, 16, 17], [13] * 3 + [1], [1] * 40], ids=str)
+def test_chunked_prefill_is_the_full_prefill_on_cuda(name: str, chunks: list[int]) -> None:
+    model, tokens = tiny_model(name, device="cuda"), [(7 * j + 3) % 97 for j in range(40)]
+    with torch.inference_mode():
+        full = model.forward_full(torch.tensor([tokens], device="cuda"))[0]
+    for backend in ("math", "sdpa"):
+        torch.testing.assert_close(prefill_logits(model, tokens, chunks, backend), full, rtol=0, atol=1e-10)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_preemption_and_sampling_on_cuda(small: str) -> None:
+    """Little memory, seeds, arrivals: the tokens of plenty of memory, under every policy."""
+    llm = LLM(small, dtype="float64", max_batch_size=3, chunk_size=8, device="cuda")
+    llm.model = tiny_model("llama-gqa", device="cuda")
+    params = [SamplingParams(12, temperature=0.9 * (i % 2), seed=i) for i in range(6)]
+    expected = [out.token_ids for out in llm.generate(PROMPTS[:6], params)]
+    for policy in POLICIES:
+        llm.policy, llm.cache_tokens = policy, 48
+        assert [out.token_ids for out in llm.generate(PROMPTS[:6], params, arrival_times=[0.002 * i for i in range(6)])] == expected, policy
+
+
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux' /proc")
 def test_memory_does_not_grow(small: str) -> None:
     """2,000 iterations with requests coming and going: resident memory stays within 2 %."""
