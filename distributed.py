@@ -162,6 +162,7 @@ class PipelineLLM(LLM):
                 if batch is None:
                     waiting.add(number)
                     continue
+                schedulers[number].check_batch(batch)
                 shortage = ""
                 if self.micro_batches - len(waiting) < self.stages or number in waiting:
                     shortage = "starved" if arriving or number in waiting or self.micro_batches < self.stages else "drain"

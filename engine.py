@@ -48,9 +48,11 @@ def run(
             trace.preempted.append((scheduler.preempted[-1].request_id, now))
             executor.release(scheduler.preempted.pop())
         if batch is None:
-            assert arriving, f"{scheduler.name} has work but schedules nothing"
+            if not arriving:
+                raise scheduler.broken("requests wait or run, nobody else will arrive, and it schedules nothing")
             executor.wait_until(arriving[0].arrival)
             continue
+        scheduler.check_batch(batch)
         result = executor.execute(batch)
         ended = scheduler.update(batch, result.tokens)
         trace.record(batch, now, result.seconds, result.operators, ended)
@@ -238,7 +240,10 @@ class LLM:
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
             raise UserError(f"{len(prompts)} prompts but {len(params)} sampling_params: give one, or one for each prompt")
-        arrivals = [0.0] * len(prompts) if arrival_times is None else [float(moment) for moment in arrival_times]
+        try:
+            arrivals = [0.0] * len(prompts) if arrival_times is None else [float(moment) for moment in arrival_times]
+        except (TypeError, ValueError):
+            raise UserError("arrival_times must be a list of seconds, one for each prompt") from None
         if len(arrivals) != len(prompts):
             raise UserError(f"{len(prompts)} prompts but {len(arrivals)} arrival_times: give one for each prompt")
         scheduler = make_scheduler(self.policy, self.max_batch_size, self.chunk_size, self.cache_tokens)
@@ -384,17 +389,22 @@ def simulate(
     """What the same scheduler would do on a GPU that you do not have, or on `tp` of them: predicted times, placeholder tokens.
 
     link: of configs.LINKS, joins the `tp` GPUs. software: of costmodel.EFFICIENCY, whose measurements the cost model was fitted on.
-    Raises UserError where a request is too long for the model. That GPU's memory is not looked up: without cache_tokens, B requests run at
+    Raises UserError where a request is too long for the model or for `cache_tokens`. That GPU's memory is not looked up: without cache_tokens, B requests run at
     once even where it could not hold their keys and values (`kvcache.max_batch_size` says how many it can).
     """
     config, efficiency = lookup(MODELS, model, "model"), lookup(EFFICIENCY, software, "software")
     cost_model = CostModel(config, lookup(GPUS, gpu, "GPU"), efficiency, tp=tp, link=lookup(LINKS, link, "link"))
-    requests, most = list(requests), config.max_length
+    requests, most, ids = list(requests), config.max_length, set()
+    scheduler = make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)
     for request in requests:
         if len(request.prompt) + request.max_tokens > most:
             tokens = f"{len(request.prompt)} prompt tokens + max_tokens {request.max_tokens}"
             raise UserError(f"request {request.request_id}: {tokens} exceed the {most} that {model} allows")
+        if request.request_id in ids:
+            raise UserError(f"two requests have the id {request.request_id}: a trace could not tell them apart")
+        ids.add(request.request_id)
+        scheduler.check(request)  # rather now than in the middle of the run
     trace = Trace()
-    for _ in run(make_scheduler(policy, max_batch_size, chunk_size, cache_tokens), CostExecutor(cost_model), requests, trace):
+    for _ in run(scheduler, CostExecutor(cost_model), requests, trace):
         pass
     return trace

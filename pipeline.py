@@ -288,6 +288,7 @@ def run_pipeline(
             if arriving:
                 heappush(back, (arriving[0].arrival, number))
             continue
+        scheduler.check_batch(batch)
         shortage = ""
         if len(schedulers) - len(waiting) < len(last) or number in waiting:
             shortage = "starved" if arriving or number in waiting or len(schedulers) < len(last) else "drain"

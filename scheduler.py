@@ -19,6 +19,7 @@ The policies, one class each, below `Scheduler`:
     hybrid_only     the other half: prompts beside decodes, but never cut into chunks
 """
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -54,6 +55,8 @@ class Request:
             raise UserError(f"request {self.request_id}: the prompt is empty; it needs at least one token")
         if not isinstance(self.max_tokens, int) or self.max_tokens < 1:
             raise UserError(f"request {self.request_id}: max_tokens is {self.max_tokens}; it must be a whole number, at least 1")
+        if not 0 <= self.arrival < math.inf:
+            raise UserError(f"request {self.request_id}: arrival is {self.arrival}; it must be a number of seconds, at least 0")
         self.prefill_length = len(self.prompt)
 
     @property
@@ -184,26 +187,57 @@ class Scheduler:
         """Send the newest running request back to the head of the queue; its output so far becomes part of its prefill."""
         request = self.running.pop()
         self.reserved -= request.prefill_length if request.in_prefill else request.context
+        if request.prefilled:  # else it was admitted but has not run: it has no slot to free, and loses nothing
+            request.preemptions += 1
+            self.preempted.append(request)
         request.prefilled = request.context = 0
         request.prefill_length = len(request.prompt) + len(request.output)
-        request.preemptions += 1
         self.waiting.appendleft(request)
-        self.preempted.append(request)
         return request
+
+    def check_batch(self, batch: Batch) -> None:
+        """A UserError, before the batch runs, if the policy broke a rule that holds for all of them: whoever writes one should hear which."""
+        chunks, decodes = batch.chunks, batch.decodes
+        members = {chunk.request for chunk in chunks}.union(decodes)
+        if not members:
+            raise self.broken("the batch is empty; return None where there is nothing to run")
+        if len(members) < len(chunks) + len(decodes):
+            raise self.broken("a request is in the batch twice")
+        if not members.issubset(self.running):
+            stray = min(request.request_id for request in members.difference(self.running))
+            raise self.broken(
+                f"request {stray} is in the batch but not running: `admit` takes it in, and `decodes`, called first, may preempt it"
+            )
+        if len(members) > self.max_batch_size:
+            raise self.broken(f"the batch exceeds B: {len(members)} requests, where {self.max_batch_size} may run")
+        for chunk in chunks:
+            request, end = chunk.request, chunk.start + chunk.length
+            if not chunk.start == request.prefilled < end <= request.prefill_length:
+                raise self.broken(
+                    f"request {request.request_id} has prefilled {request.prefilled} of {request.prefill_length} tokens, and its chunk is "
+                    f"{chunk.start} to {end - 1}: prompt tokens run exactly once and in order"
+                )
+        for request in decodes:
+            if request.prefilled < request.prefill_length:
+                raise self.broken(
+                    f"request {request.request_id} decodes, but has prefilled {request.prefilled} of {request.prefill_length} tokens"
+                )
+        if self.cache_tokens is not None and self.reserved + len(decodes) > self.cache_tokens:
+            need = self.reserved + len(decodes)
+            raise self.broken(f"the cache overflows: {need} tokens, and it holds {self.cache_tokens}; `decodes` preempts until they fit")
+
+    def broken(self, rule: str) -> UserError:
+        return UserError(f"policy {self.name!r} ({type(self).__name__}): {rule}")
 
     def update(self, batch: Batch, tokens: Sequence[int]) -> list[Request]:
         """Account for a batch that ran; `tokens` belong to `batch.sampled`. Returns the requests that have ended."""
-        assert len(batch.chunks) + len(batch.decodes) <= self.max_batch_size, "a batch exceeds B"
         sampled = batch.sampled
         for chunk in batch.chunks:
             request = chunk.request
-            assert chunk.start == request.prefilled and chunk.length > 0, "prompt tokens run exactly once and in order"
             request.prefilled = request.context = chunk.start + chunk.length
-            assert request.prefilled <= request.prefill_length, "a chunk runs past its prompt"
         for request in batch.decodes:
             request.context += 1
         self.reserved += len(batch.decodes)
-        assert self.cache_tokens is None or self.reserved <= self.cache_tokens, "the cache overflows"
         ended = []
         for request, token in zip(sampled, tokens, strict=True):
             request.output.append(token)

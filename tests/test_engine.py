@@ -265,6 +265,19 @@ def test_simulate_refuses_what_the_model_does_not_allow() -> None:
         simulate((Request(i, range(4000), 96 + i) for i in range(2)), "llama-13b", "a6000")
 
 
+def test_simulate_refuses_before_it_runs() -> None:
+    with pytest.raises(UserError, match="two requests have the id 7"):
+        simulate([Request(7, range(4), 2), Request(7, range(5), 2)])
+    with pytest.raises(UserError, match="request 1 can never run: 30 prompt tokens .* need 31 tokens of cache, which holds 20"):
+        simulate([Request(0, range(9), 2), Request(1, range(30), 2, arrival=1e9)], cache_tokens=20)
+
+
+@pytest.mark.parametrize("moments", [["soon"], 3, [None]])
+def test_arrival_times_that_are_no_times(llm: LLM, moments: object) -> None:
+    with pytest.raises(UserError, match="arrival_times must be a list of seconds"):
+        llm.generate(PROMPTS[:1], arrival_times=moments)
+
+
 def test_virtual_clock_waits_for_arrivals() -> None:
     executor = CostExecutor(CostModel(MODELS["llama-13b"], GPUS["a6000"]))
     trace = Trace()

@@ -120,6 +120,8 @@ class Checker(ModelExecutor):
         if scheduler.name in ("sarathi", "sarathi_serve", "dynamic"):
             assert batch.num_tokens <= scheduler.chunk_size, "the budget is exceeded"
             assert batch.decodes == [request for request in scheduler.running if not request.in_prefill], "a decode waits"
+        if scheduler.name == "hybrid_only" and len(batch.chunks) > 1:
+            assert batch.num_tokens <= scheduler.chunk_size, "only a single prompt may exceed the budget"
         if scheduler.name == "chunked_only" and batch.chunks:
             assert batch.num_tokens <= scheduler.chunk_size, "the budget is exceeded"
         result = Result(super().execute(batch).tokens, 1.0)
@@ -161,6 +163,7 @@ def test_every_policy_under_memory_pressure(
     assert sum(request.preemptions for request in requests) == sum(life.preemptions for life in trace.lives.values())
     assert spare is not None or all(request.preemptions == 0 for request in requests)
     assert requests[0].preemptions == 0, "the first request is always the oldest"
+    assert list(trace.lives) == list(range(len(requests))), "a request overtakes one that came before it"
 
 
 def test_the_property_test_does_preempt() -> None:

@@ -1,11 +1,15 @@
-"""Policies alone: what they put into batches, without any model."""
+"""Policies alone: what they put into batches, without any model; and what a policy that breaks a rule is told."""
+
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs import UserError
-from scheduler import POLICIES, Batch, Chunk, Request, Scheduler, make_scheduler
+from engine import simulate
+from pipeline import simulate_pipeline
+from scheduler import POLICIES, Batch, Chunk, Request, SarathiServe, Scheduler, make_scheduler, whole
 
 
 def drive(scheduler: Scheduler, requests: list[Request], arrive_at: list[int] | None = None) -> list[Batch]:
@@ -29,6 +33,7 @@ def drive(scheduler: Scheduler, requests: list[Request], arrive_at: list[int] | 
 
 
 def check(batch: Batch, scheduler: Scheduler) -> None:
+    scheduler.check_batch(batch)  # the engine's own rules, and here once more in other words
     members = [chunk.request for chunk in batch.chunks] + batch.decodes
     assert 1 <= len(members) <= scheduler.max_batch_size
     assert len({request.request_id for request in members}) == len(members), "a request is in a batch once"
@@ -144,18 +149,96 @@ def test_stop_token_ends_a_request() -> None:
     assert request.output == [7] and request.finish_reason == "stop"
 
 
-def test_update_catches_a_policy_that_skips_prompt_tokens() -> None:
-    scheduler = make_scheduler("sarathi", 1, 8)
-    scheduler.add(request := requests_of((20, 1))[0])
-    scheduler.schedule(0.0)
-    with pytest.raises(AssertionError, match="once and in order"):
-        scheduler.update(Batch([Chunk(request, 4, 4)], []), [])
+class Broken(SarathiServe):
+    """Sarathi-Serve, but `spoil` has the last word on a batch."""
+
+    name = "broken"
+    spoil: Callable = staticmethod(lambda scheduler, batch: batch)
+
+    def schedule(self, now: float) -> Batch | None:
+        return self.spoil(super().schedule(now))
 
 
-def test_update_catches_a_batch_over_B() -> None:
-    scheduler = make_scheduler("sarathi", 1, 8)
-    with pytest.raises(AssertionError, match="exceeds B"):
-        scheduler.update(Batch([Chunk(request, 0, 4) for request in requests_of((4, 1), (4, 1))], []), [])
+def shifted(batch: Batch, start: int, length: int) -> Batch:
+    return Batch([Chunk(chunk.request, chunk.start + start, chunk.length + length) for chunk in batch.chunks], batch.decodes)
+
+
+BROKEN = {  # what a policy of one's own may get wrong -> what the engine says of it
+    "empty": (lambda self, batch: Batch([], []), "the batch is empty; return None"),
+    "nothing": (lambda self, batch: None, "requests wait or run, nobody else will arrive, and it schedules nothing"),
+    "twice": (lambda self, batch: Batch(batch.chunks, 2 * batch.decodes), "a request is in the batch twice"),
+    "both": (
+        lambda self, batch: Batch(batch.chunks, [c.request for c in batch.chunks] or batch.decodes),
+        "a request is in the batch twice",
+    ),
+    "stray": (
+        lambda self, batch: Batch([whole(self.waiting[0])], []) if self.waiting else batch,
+        "request 3 is in the batch but not running",
+    ),
+    "skips": (
+        lambda self, batch: shifted(batch, 1, 0),
+        r"request 0 has prefilled 0 of 9 tokens, and its chunk is 1 to 9: prompt tokens run",
+    ),
+    "too long": (
+        lambda self, batch: shifted(batch, 0, 1),
+        r"request 0 has prefilled 0 of 9 tokens, and its chunk is 0 to 9: prompt tokens run",
+    ),
+    "no tokens": (lambda self, batch: shifted(batch, 0, -9), r"its chunk is 0 to -1: prompt tokens run exactly once and in order"),
+    "early": (lambda self, batch: Batch([], list(self.running)), "request 0 decodes, but has prefilled 0 of 9 tokens"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_policy_is_told_which_rule_it_breaks(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the batch runs, in one line that names the policy: priced, and in a pipeline that shares the queue."""
+    spoil, complaint = BROKEN[case]
+    monkeypatch.setitem(POLICIES, "broken", Broken)
+    monkeypatch.setattr(Broken, "spoil", spoil)
+    with pytest.raises(UserError, match=r"policy 'broken' \(Broken\): .*" + complaint):
+        simulate(requests_of(*[(9, 4)] * 4), policy="broken", chunk_size=64, max_batch_size=3)
+    if case != "nothing":
+        with pytest.raises(UserError, match=r"policy 'broken' \(Broken\): "):
+            simulate_pipeline(requests_of(*[(9, 4)] * 4), policy="broken", chunk_size=64, max_batch_size=3, stages=2)
+
+
+def test_a_policy_that_ignores_B_or_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Greedy(SarathiServe):
+        def admit(self) -> Request | None:
+            if not self.waiting:
+                return None
+            self.running.append(self.waiting.popleft())
+            self.reserved += self.running[-1].prefill_length
+            return self.running[-1]
+
+        def decodes(self) -> list[Request]:
+            return [request for request in self.running if not request.in_prefill]
+
+    monkeypatch.setitem(POLICIES, "greedy", Greedy)
+    with pytest.raises(UserError, match="the batch exceeds B: 4 requests, where 3 may run"):
+        simulate(requests_of(*[(9, 4)] * 4), policy="greedy", chunk_size=64, max_batch_size=3)
+    with pytest.raises(UserError, match="the cache overflows: 22 tokens, and it holds 20"):
+        simulate(requests_of((9, 12), (9, 12)), policy="greedy", chunk_size=64, max_batch_size=3, cache_tokens=20)
+
+
+def test_preempted_before_it_ran() -> None:
+    """A budget below the number of decodes lets a request in without a chunk. To lose its place again costs it nothing: it has no slot."""
+
+    class Small(SarathiServe):
+        def budget(self, request: Request) -> int:
+            return 1 if any(not other.in_prefill for other in self.running) else self.chunk_size
+
+    scheduler, requests = Small(2, 8, cache_tokens=12), requests_of((4, 9), (5, 4))
+    scheduler.add(requests[0])
+    scheduler.update(batch := scheduler.schedule(0.0), [7] * len(batch.sampled))
+    scheduler.add(requests[1])
+    seen = 0
+    while requests[0].finish_reason is None:
+        batch = scheduler.schedule(0.0)
+        seen = max(seen, len(scheduler.running))
+        scheduler.check_batch(batch)
+        scheduler.update(batch, [7])
+    assert seen == 2 and requests[1].preemptions == 0 and scheduler.preempted == [] and list(scheduler.waiting) == [requests[1]]
+    assert scheduler.reserved == 0
 
 
 @pytest.mark.parametrize(
@@ -178,6 +261,9 @@ def test_bad_requests() -> None:
         Request(3, [1], 0)
     with pytest.raises(UserError, match="max_tokens is 2.5; it must be a whole number"):
         Request(3, [1], 2.5)  # type: ignore[arg-type]
+    for arrival in (float("nan"), float("inf"), -1.0):
+        with pytest.raises(UserError, match="request 3: arrival is .*; it must be a number of seconds, at least 0"):
+            Request(3, [1], 1, arrival=arrival)
     with pytest.raises(UserError, match="cache_tokens is 0"):
         make_scheduler("sarathi", 4, 8, 0)
     with pytest.raises(
