@@ -60,18 +60,18 @@ class Tracks:
         event = {"ph": phase, "pid": lane[0], "tid": lane[1], "ts": moment, "name": name, **more}
         self.events.append(event | {"args": dict(args)} if args else event)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | str) -> None:
         """Names first, then the events in order of time; of two that begin together, the longer one, which holds the other."""
         events = sorted(self.events, key=lambda event: (event["ts"], -event.get("dur", 0)))
         lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in self.names + events)
-        path.write_text(f'{{"displayTimeUnit":"ms","traceEvents":[\n{lines}\n]}}\n', encoding="utf-8")
+        Path(path).write_text(f'{{"displayTimeUnit":"ms","traceEvents":[\n{lines}\n]}}\n', encoding="utf-8")
 
 
 def microseconds(seconds: float) -> int:
     return int(seconds * 1e6)
 
 
-def save(path: Path, runs: Mapping[str, Trace], names: Mapping[int, str] | None = None, bound: float | None = None) -> None:
+def save(path: Path | str, runs: Mapping[str, Trace], names: Mapping[int, str] | None = None, bound: float | None = None) -> None:
     """Write runs, real or priced, to one file. runs: traces by the name of the run; names and bound: see `lanes.request_lanes`."""
     tracks = Tracks()
     for name, trace in runs.items():
@@ -137,7 +137,7 @@ def add_requests(tracks: Tracks, name: str, trace: Trace, names: Mapping[int, st
                 tracks.slice(lane, f"{bar.kind} {bar.label}".strip(), bar.start, bar.end)
 
 
-def save_stages(path: Path, runs: Mapping[str, PipelineTrace], names: Mapping[int, str] | None = None) -> None:
+def save_stages(path: Path | str, runs: Mapping[str, PipelineTrace], names: Mapping[int, str] | None = None) -> None:
     """Write pipelines to one file: of each its stages, with steps and idle intervals, and its requests, from the first stage to the last."""
     tracks = Tracks()
     for name, trace in runs.items():

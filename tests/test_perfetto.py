@@ -110,7 +110,7 @@ def test_real_run(small: str, tmp_path: Path) -> None:
 
 def test_several_runs_in_one_file(tmp_path: Path) -> None:
     runs = {policy: simulate(requests(), policy=policy, chunk_size=64, max_batch_size=4) for policy in ("orca", "vllm_v0")}
-    perfetto.save(tmp_path / "run.json", runs)
+    perfetto.save(str(tmp_path / "run.json"), runs)
     groups = named(events_of(tmp_path / "run.json"), "process_name")
     assert list(groups) == ["orca: engine", "orca: requests", "vllm_v0: engine", "vllm_v0: requests"]
 
