@@ -29,6 +29,7 @@ ARRIVALS, PROMPTS, OUTPUTS = range(3)  # the streams of one seed
 
 
 def stream(seed: int, which: int) -> np.random.Generator:
+    check_whole("seed", seed, 0)
     return np.random.default_rng([seed, which])
 
 
@@ -83,7 +84,7 @@ class Fixed:
     tokens: int
 
     def __post_init__(self) -> None:
-        check_tokens("tokens", self.tokens, 1)
+        check_whole("tokens", self.tokens, 1)
 
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
         return np.full(count, self.tokens)
@@ -97,8 +98,8 @@ class Uniform:
     high: int
 
     def __post_init__(self) -> None:
-        check_tokens("low", self.low, 1)
-        check_tokens("high", self.high, self.low)
+        check_whole("low", self.low, 1)
+        check_whole("high", self.high, self.low)
 
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
         return generator.integers(self.low, self.high + 1, count)
@@ -113,8 +114,8 @@ class Zipf:
     exponent: float = 1.0
 
     def __post_init__(self) -> None:
-        check_tokens("low", self.low, 1)
-        check_tokens("high", self.high, self.low)
+        check_whole("low", self.low, 1)
+        check_whole("high", self.high, self.low)
         if not 0 <= self.exponent < math.inf:
             raise UserError(f"exponent is {self.exponent}; it must be a number, at least 0")
 
@@ -148,7 +149,7 @@ class LogNormal:
         return np.clip(drawn, 1, self.longest).astype(np.int64)
 
 
-def check_tokens(name: str, value: int, least: int) -> None:
+def check_whole(name: str, value: int, least: int) -> None:
     if not isinstance(value, int) or value < least:
         raise UserError(f"{name} is {value}; it must be a whole number, at least {least}")
 
@@ -163,7 +164,7 @@ def make_requests(
     prompt_tokens = prompts.draw(len(arrivals), stream(seed, PROMPTS))
     output_tokens = outputs.draw(len(arrivals), stream(seed, OUTPUTS))
     if max_length is not None:
-        check_tokens("max_length", max_length, 2)
+        check_whole("max_length", max_length, 2)
         output_tokens = np.minimum(output_tokens, max_length - 1)
         prompt_tokens = np.minimum(prompt_tokens, max_length - output_tokens)
     return [

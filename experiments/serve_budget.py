@@ -2,7 +2,8 @@
 
     python experiments/serve_budget.py                                              predicted for Mistral-7B on an A100: seconds
     python experiments/serve_budget.py --tbt-slo 50                                 the budget for an SLO of 50 ms
-    python experiments/serve_budget.py --calibration results/calibration-laptop.json --tbt-slo 500    for the machine that calibrate.py measured
+    python experiments/serve_budget.py --calibration results/calibration-laptop.json --tbt-slo 300 --decodes 8 --context 512 --longest 512
+                                                                                    for the machine that calibrate.py measured
 
 A small budget keeps each iteration short, and so the time between tokens; but it reads the weights more often for the same prompts, and
 at some load the queue grows. The largest multiple of the tile whose worst iteration stays within the SLO is the one to take: one

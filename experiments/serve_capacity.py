@@ -11,6 +11,7 @@ artefact, osdi-experiments/figure-5-6): 128 requests, but 16 for Orca; token bud
 """
 
 import os
+import re
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from cli import run_main
+from configs import UserError
 from experiments.common import Point, make_directory, make_parser, paper_numbers, paper_points, positive, print_table, progress
 from experiments.figure import Figure, save_results
 from experiments.look import COLOURS
@@ -66,10 +68,14 @@ def capacities(job: Job, requests: Sequence[Request], precision: float = PRECISI
     def budget_of(budget: int) -> int:
         return budget if job.policy == "sarathi_serve" else 1  # the others have none: their runs serve all SLOs
 
-    return {
-        name: capacity(lambda rate, budget=budget: load(rate, budget_of(budget)), slo, precision)
-        for name, (slo, budget) in slos(job.deployment).items()
-    }
+    found = {}
+    for name, (slo, budget) in slos(job.deployment).items():
+        try:
+            found[name] = capacity(lambda rate, budget=budget: load(rate, budget_of(budget)), slo, precision)
+        except UserError as error:
+            where = f"{job.data}, {len(requests)} requests on {job.deployment.model} under {job.policy}, {name} SLO of {slo:.2g} s"
+            raise UserError(f"{where}: {error}; give more or longer ones") from None
+    return found
 
 
 def search(workloads: dict[str, Sequence[Request]], quick: bool) -> dict[Job, dict[str, float]]:
@@ -117,12 +123,17 @@ def predict(quick: bool, requests: int | None = None, seed: int = 0, trace: Path
     if trace is None:
         workloads = {data.name: data.requests(count, seed=seed) for data in DATASETS}
     else:
-        workloads = {trace.stem: read_trace(trace, count)}
+        workloads = {word_of(trace): read_trace(trace, count)}
     return points_of(search(workloads, quick), name_of(trace))
 
 
+def word_of(trace: Path) -> str:
+    """A trace file's name as one word: blanks and commas separate the parts of a series."""
+    return re.sub(r"[\s,]+", "-", trace.stem)
+
+
 def name_of(trace: Path | None) -> str:
-    return "serve_capacity" if trace is None else f"serve_capacity-{trace.stem}"
+    return "serve_capacity" if trace is None else f"serve_capacity-{word_of(trace)}"
 
 
 def table(points: Sequence[Point]) -> tuple[list[str], list[list[str]]]:

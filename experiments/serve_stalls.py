@@ -39,8 +39,9 @@ def points_of(trace: Trace, policy: str, source: str, model: str, hardware: str)
     def point(series: str, x: float, x_unit: str, y: float, y_unit: str) -> Point:
         return Point("serve_stalls", f"{series}, {policy}", x, x_unit, y, y_unit, source, model, hardware)
 
-    moments = np.linspace(0, trace.seconds, STEPS)
-    tokens = np.searchsorted(token_times(trace), moments, side="right")
+    moments, start = np.linspace(0, trace.seconds, STEPS), trace.iterations[0].start
+    tokens = np.searchsorted(np.array(token_times(trace)) - start, moments, side="right")
+    tokens[-1] = len(token_times(trace))  # all, whatever the difference was rounded to
     numbers = {
         "longest gap": (max(trace.tbts), "s"),
         f"gaps above {STALL:g} s": (len(trace.stalls(STALL)), "gaps"),

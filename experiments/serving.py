@@ -211,6 +211,6 @@ def token_budget(cost: CostModel, slo: float, decodes: int = DECODES, context: i
     if not found:
         least = worst_iteration(cost, first, decodes, context, longest)
         raise UserError(
-            f"no token budget keeps a TBT of {slo:g} s: {first} tokens, the smallest with {decodes} decodes, take {least:.3g} s"
+            f"no token budget keeps a TBT of {slo:g} s: {first} tokens, the smallest with {decodes} decodes of {context} tokens, take {least:.3g} s"
         )
     return max(found)

@@ -34,6 +34,7 @@ from experiments.serving import (
     token_times,
     worst_iteration,
 )
+from scheduler import Request
 from timeline import Life, Trace
 from workload import Uniform, at_rate, make_requests, poisson
 
@@ -164,19 +165,39 @@ def call(script: str, *flags: str) -> None:
 
 
 def test_capacity_of_a_trace_file(tmp_path: Path) -> None:
-    path = tmp_path / "mine.csv"
+    path = tmp_path / "mine, of today.csv"
     lines = [f"{0.5 * i},{6000 + 10 * i},{40 + i}" for i in range(30)]
     path.write_text("\n".join(["arrived_at,num_prefill_tokens,num_decode_tokens", *lines]), encoding="utf-8")
     call("serve_capacity", "--quick", "--trace", str(path), "--out", str(tmp_path))
-    points = read_csv(tmp_path / "serve_capacity-mine.csv")
-    assert {point.source for point in points} == {"predicted"} and (tmp_path / "serve_capacity-mine.png").exists()
-    assert any(point.series == "sarathi_serve, mistral-7b mine strict" and point.y > 0 for point in points)
+    points = read_csv(tmp_path / "serve_capacity-mine-of-today.csv")
+    assert {point.source for point in points} == {"predicted"} and (tmp_path / "serve_capacity-mine-of-today.png").exists()
+    assert any(point.series == "sarathi_serve, mistral-7b mine-of-today strict" and point.y > 0 for point in points)
+    _, rows = serve_capacity.table(points)
+    assert {(row[0], row[1]) for row in rows} == {("mistral-7b", "mine-of-today"), ("yi-34b", "mine-of-today")}
+
+
+def test_a_trace_too_light_for_a_capacity(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = tmp_path / "light.csv"
+    path.write_text("arrival,prompt_tokens,output_tokens\n0,20,3\n1,20,3\n", encoding="utf-8")
+    with pytest.raises(SystemExit):
+        call("serve_capacity", "--quick", "--trace", str(path), "--out", str(tmp_path))
+    said = capsys.readouterr().err
+    assert "light, 2 requests on mistral-7b under vllm_v0, strict SLO of" in said and len(said.splitlines()) == 1
+
+
+def test_the_curve_of_stalls_ends_with_all_tokens() -> None:
+    """Where the first iteration starts late, as in every measured run, too."""
+    requests = [Request(i, range(3000), 20, arrival=7.0) for i in range(3)]
+    points = serve_stalls.points_of(YI.serve(requests, "vllm_v0", 512), "vllm_v0", "predicted", "", "")
+    curve = [(point.x, point.y) for point in points if point.x_unit]
+    assert curve[0] == (0, 0) and curve[-1][1] == 60 and curve[-1][0] < 7
 
 
 @pytest.mark.parametrize(
     ("script", "flags", "complaint"),
     [
         ("serve_capacity", ["--trace", "/nowhere.csv"], "/nowhere.csv: No such file"),
+        ("serve_capacity", ["--seed", "-1"], "seed is -1; it must be a whole number"),
         ("serve_capacity", ["--requests", "0"], "not a whole number of at least 1"),
         ("serve_budget", ["--calibration", "x.json"], "--calibration needs --tbt-slo"),
         ("serve_budget", ["--tbt-slo", "1"], "no token budget keeps a TBT of 0.001 s"),
