@@ -7,13 +7,14 @@ log-normal; Mistral-7B on an A100 under sarathi_serve), and says what the simula
     python experiments/loop_speed.py --pipeline 1000 10000 100000      instead: the pipeline of SARATHI's Fig 12, GPT-3 on eight stages
 """
 
+import argparse
 import sys
 import time
 
-from cli import run_main
+from cli import Parser, run_main
 from engine import simulate
 from experiments import fig12
-from experiments.common import make_parser, positive, print_table
+from experiments.common import positive, print_table
 from experiments.serving import MISTRAL
 from scheduler import POLICIES, Request
 from workload import LogNormal, make_requests, poisson
@@ -48,7 +49,8 @@ def print_pipeline(counts: list[int]) -> None:
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer requests: a smoke test, not a result")
     parser.add_argument("--pipeline", type=positive, nargs="+", metavar="N", help="numbers of requests through the pipeline of Fig 12")
     parser.add_argument("--max-batch-size", type=int, default=16, help="B of the first table (default: 16)")
     args = parser.parse_args()

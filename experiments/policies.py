@@ -5,7 +5,7 @@
     python experiments/policies.py --trace out.json    all runs, for https://ui.perfetto.dev
 
 A and B have short prompts and are decoding when C and D arrive together, with long prompts. Who waits now? With whole prompts (left
-column), either C and D wait, or A and B stall. With chunks (right column), the token budget C bounds how long an iteration lasts, and so does
+column), either C and D wait, or A and B stall. With chunks (right column), the token budget C bounds how long an iteration lasts, and with it
 every gap between two tokens. A stall is a gap longer than five decode-only iterations: Sarathi-Serve's strict SLO (its Table 3).
 """
 
