@@ -38,6 +38,18 @@ def test_the_ninth_policy_runs_priced_and_for_real() -> None:
     assert "first to end, request 0" not in lines[3] and lines[1].split(";")[1] == lines[3].split(";")[1], "another order, the same tokens"
 
 
+def test_the_ninth_policy_runs_on_a_pipeline() -> None:
+    """Whose micro-batches share one queue: a policy that puts another in its place would let requests in twice."""
+    code = BLOCKS[1][: BLOCKS[1].index("for policy in")]
+    code += """
+from pipeline import simulate_pipeline
+requests = [Request(i, prompt=range(100 + 50 * (i % 5)), max_tokens=20) for i in range(20)]
+trace = simulate_pipeline(requests, "llama-13b", policy="shortest_first", stages=2, max_batch_size=3, keep=True)
+print(len(trace.requests.finished), {len(life.tokens) for life in trace.requests.lives.values()})
+"""
+    assert run("-c", code).split() == ["20", "{20}"]
+
+
 def test_named_files_exist() -> None:
     names = re.findall(r"`([\w/]+(?:\.py|\.csv|\.md|/))`", README) + re.findall(r"\]\((?!http|#)([^)]+)\)", README)
     missing = [name for name in names if not any((ROOT / folder / name).exists() for folder in ("", "experiments"))]
