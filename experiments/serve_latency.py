@@ -1,7 +1,7 @@
 """Sarathi-Serve, Fig 1b: the P99 time between tokens and the median time to first token, against the load.
 
     python experiments/serve_latency.py              predicted for Yi-34B on two A100s, chat lengths: seconds, no GPU needed
-    python experiments/serve_latency.py --measure    and the real engine on this machine, in real time: three minutes
+    python experiments/serve_latency.py --measure    and the real engine on this machine, in real time: a minute or two
 
 The same 512 requests with Poisson arrivals at every rate and under every policy; only the arrival times are scaled. Token budgets:
 1536, as in the paper's Fig 1, and 512, its choice for a strict SLO. The dotted line is that SLO: 5 decode iterations.

@@ -98,8 +98,8 @@ gantts({policy: priced(policy) for policy in ("orca", "hybrid_only")}, BOUND, NA
 
 # %% [markdown]
 # **Explain.** A flat piece of the curve is a pause. With `orca`, B does get a token out of the long iteration, but only at its end: the decode's bar is as long as the two prompts. `hybrid_only`
-# (a part of Sarathi-Serve, taken alone) runs one long prompt at a time, as the second would exceed its budget: two stalls of half the length. Of the policies that let C and D in at once, only
-# `sarathi_serve` never stops: its curve bends a little.
+# (a part of Sarathi-Serve, taken alone) runs one long prompt at a time, as the second would exceed its budget: two stalls of half the length. Of the policies in the picture that let C and D in at once,
+# only `sarathi_serve` never stops: its curve bends a little.
 #
 # ## Step 3: a token budget
 #
@@ -196,7 +196,7 @@ gantts({policy: traces[policy] for policy in chunked}, BOUND, NAMES, title)
 
 # %% [markdown]
 # **Explain.** Below the dashed line are `request_level`, which pays with C's first token, and everything that cuts prompts. `chunked_only` alternates between chunks and decodes, so that each gap is an iteration of either kind, and no decode
-# rides. `dynamic` shrinks the chunks of a prompt as it goes on: C's first token is later, yet all is done first, as more decodes find a chunk to ride on. The last column tells who wasted the GPU.
+# rides. Against `sarathi`, `sarathi_serve` lets D's first chunk ride with C's last one: D's first token comes earlier, and C's a little later. `dynamic` shrinks the chunks of a prompt as it goes on: C's first token is later, yet all is done first, as more decodes find a chunk to ride on. The last column tells who wasted the GPU.
 #
 # ## Step 5: your own policy
 #
@@ -285,13 +285,14 @@ for policy, trace in real.items():
 # **Explain.** The same picture from the same scheduler; only the executor is another. But each small chunk pays the fixed cost of its iteration, so that against `sarathi_serve` C waits longer here than the cost
 # model says, and with so small a model whole prompts may even end first. A machine's own profile decides how small chunks may be. (If a bar looks out of place, something else ran on your machine: run the cell again.)
 #
-# To look at single iterations, write the run to a file and open it in [ui.perfetto.dev](https://ui.perfetto.dev): `import perfetto` and `perfetto.save(Path("run.json"), real)`. On the command line,
+# To look at single iterations, write the run to a file and open it in [ui.perfetto.dev](https://ui.perfetto.dev): `import perfetto` and `perfetto.save("run.json", real)`. On the command line,
 # `generate.py` and `experiments/policies.py` take `--trace run.json`.
 #
 # ## What if ...
 #
 # - Change `budget` below. Ideas: the whole budget for one prompt, half for the next; a larger budget while many wait (`len(self.waiting)`).
 # - Let the shortest prompt go first: the README has that policy.
+# - Break a rule: a `schedule` that returns `Batch([], [])`, or every decode twice. What does the engine say, and when?
 # - Too little memory: `cache_tokens=1815` as another argument of `simulate`. Watch for the black cross.
 
 

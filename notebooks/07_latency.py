@@ -96,7 +96,8 @@ plt.show()
 
 # %% [markdown]
 # **Explain.** Read the picture along the dotted line: there you find the P99s. The means are close together and hide everything: hundreds of quick tokens make up for one long pause, in a mean, but not for the person who waits.
-# `sarathi_serve` falls off like a cliff: its longest gap is one full iteration of 512 tokens. The others have a long tail, the prompts of strangers.
+# `sarathi_serve` falls off like a cliff: its longest gap is one full iteration of 512 tokens. The others have a long tail, the prompts of strangers. (And `orca`'s late first tokens: as in the paper's
+# comparison, it reserves memory for the longest possible request in each slot, so that 16 run at once, not 128. The rest wait in the queue.)
 #
 # ## Step 2: stalls of seconds
 #
@@ -219,7 +220,7 @@ plt.show()
 
 # %% [markdown]
 # **Explain.** The profile has never seen a request, and yet the longest gap of the run follows it: an iteration's length is all that a running request waits for. The right panel falls until the GPU is saturated (here around 512
-# tokens), and then no more: beyond, a larger budget only makes gaps longer. So the choice is not delicate: large enough to saturate, small enough for the SLO.
+# tokens), and then hardly more: beyond, a larger budget mostly makes gaps longer. So the choice is not delicate: large enough to saturate, small enough for the SLO.
 #
 # ## Step 5: for real
 #
@@ -259,12 +260,14 @@ figure.suptitle(f"{llm.config.name} on {this_machine()} (measured)")
 plt.show()
 
 # %% [markdown]
-# **Explain.** One line for each request: steep where it flows, flat where it waits. `vllm_v0`'s lines have steps at the same moments: somebody's prompt. `sarathi_serve`'s lines bend instead. If your machine is fast, its prompts
+# **Explain.** One line for each request: steep where it flows, flat where it waits. `vllm_v0`'s lines have steps at the same moments: somebody's prompt. `sarathi_serve`'s lines bend instead. That has its
+# price: 64 tokens at a time, decodes included, a prompt takes several iterations, and so its first token comes later than from one iteration with the whole prompt. If your machine is fast, its prompts
 # take no time and the steps are small: make the prompts longer, or let them come faster.
 #
 # ## What if ...
 #
-# - Bursts: `cv = 3` in place of a Poisson process (1)? The same rate, the same lengths.
+# - Bursts: `cv = 3` in place of a Poisson process (1)? The same rate, the same lengths. Who comes together is prefilled together, so that `vllm_v0`'s stalls become few and long. What does its P99 say of
+#   that, and what its longest gap?
 # - Long prompts, short answers: `ARXIV` in place of `CHAT`, at `rate = 0.8`.
 # - The `dynamic` policy, whose chunks shrink as a prompt goes on: what happens to the P99?
 
@@ -275,8 +278,8 @@ data, rate, cv, budget = CHAT, 2.0, 3, 512
 for policy in ("vllm_v0", "orca", "sarathi_serve", "dynamic"):
     bursts = make_requests(gamma(300, rate, cv), data.prompts, data.outputs, max_length=data.max_length)
     trace = MISTRAL.serve(bursts, policy, budget)
-    first, tail = np.percentile(trace.ttfts, 90), 1e3 * p99_tbt(trace)
-    print(f"{policy}: P90 TTFT {first:.2f} s, P99 TBT {tail:.0f} ms (predicted)")
+    first, tail, longest = np.percentile(trace.ttfts, 90), 1e3 * p99_tbt(trace), 1e3 * max(trace.tbts)
+    print(f"{policy}: P90 TTFT {first:.2f} s; TBT: P99 {tail:.0f}, longest {longest:.0f} ms (predicted)")
 
 # %% [markdown]
 # ## Questions
