@@ -24,6 +24,7 @@ import argparse
 import json
 import os
 import pickle
+import re
 import signal
 import socket
 import statistics
@@ -41,17 +42,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import checkpoint
+import files
 import perfetto
 from cli import Parser, run_main
 from configs import MODELS, UserError
-from engine import LLM, RequestOutput, SamplingParams, choose_device
+from engine import LLM, RequestOutput, SamplingParams, choose_device, memory_of
 from executor import ModelExecutor, synchronized_clock
 from model import FlatBatch
 from pipeline import BUBBLES, PipelineTrace, Step, dealer, even_layers
 from sampling import sample
 from scheduler import POLICIES, Batch, Request, make_scheduler
 
-GRACE = 3.0  # s that processes get to end by themselves when another has failed
+GRACE = 2.0  # s in which stage 0 gets to say a mistake that all stages find
 Times = list[tuple[float, float]]  # start and end of a stage's work on each step
 
 
@@ -104,8 +107,9 @@ class PipelineLLM(LLM):
     def __init__(self, model: str = "demo", *, max_batch_size: int = 8, micro_batches: int | None = None, **options):
         self.stage, self.stages = dist.get_rank(), dist.get_world_size()
         self.micro_batches = self.stages if micro_batches is None else micro_batches
-        if not isinstance(self.micro_batches, int) or self.micro_batches < 1:
-            raise UserError(f"micro_batches is {micro_batches}; it must be a whole number, at least 1")
+        for option, value in (("micro_batches", self.micro_batches), ("max_batch_size", max_batch_size)):
+            if not isinstance(value, int) or value < 1:
+                raise UserError(f"{option} is {value}; it must be a whole number, at least 1")
         self.micro_batch_size = max_batch_size
         super().__init__(model, max_batch_size=max_batch_size * self.micro_batches, layers=self._own_layers, **options)
         self.wire = Wire(self.config.hidden, self.dtype, self.device)
@@ -114,8 +118,19 @@ class PipelineLLM(LLM):
 
     def _own_layers(self, n_layer: int) -> range:
         counts = even_layers(n_layer, self.stages)
+        self._check_whole_model()
         start = sum(counts[: self.stage])
         return range(start, start + counts[self.stage])
+
+    def _check_whole_model(self) -> None:
+        """A UserError if the processes of this machine have no room to read the whole model, each for itself, before they keep their layers."""
+        processes, memory = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), memory_of(torch.device("cpu"))
+        whole = self.config.parameters * self.dtype.itemsize
+        if memory is not None and processes * whole > memory:
+            raise UserError(
+                f"each of {processes} processes on this machine first reads all of {self.config.name} ({whole / 1e9:.1f} GB), but together they "
+                f"have {memory / 1e9:.1f} GB of memory: choose a smaller model, or fewer processes on each machine"
+            )
 
     @property
     def is_last(self) -> bool:
@@ -203,7 +218,7 @@ class PipelineLLM(LLM):
         times: Times = []
         dist.barrier(group=self.wire.control)
         while (message := self.wire.receive(self.stage - 1))[0] is not None:
-            start = time.perf_counter()
+            start = synchronized_clock(self.device)  # NCCL's recv returns before the activations are there
             (slots, positions, spans, logit_rows, ids), x = message
             rows = [torch.tensor(numbers, dtype=torch.long, device=self.device) for numbers in (slots, positions, logit_rows)]
             flat = FlatBatch(rows[0], rows[0], rows[1], spans, rows[2])  # tokens are stage 0's business
@@ -269,6 +284,7 @@ class PipelineLLM(LLM):
                     answered = self.wire.receive(0)[0]
                     if answered - asked < best:
                         best, offset = answered - asked, here - (asked + answered) / 2
+        self.wire.flush()  # stage 0 may be about to end, with a mistake
         return offset
 
 
@@ -385,8 +401,6 @@ def report(llm: PipelineLLM, prompts: Sequence, outputs: Sequence[RequestOutput]
 
 def launch(stages: int, port: int | None) -> None:
     """What torchrun does, on one machine: start a process for each stage, and end all when one fails. Leaves none behind."""
-    if stages < 1:
-        raise UserError(f"--stages is {stages}; it must be at least 1")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch does: a port that has just been left counts as free
         try:
@@ -402,55 +416,75 @@ def launch(stages: int, port: int | None) -> None:
             environment = group | {"RANK": stage, "LOCAL_RANK": stage}
             environment = os.environ | {name: str(value) for name, value in environment.items()}
             children.append(subprocess.Popen([sys.executable, *sys.argv], env=environment))
-        while not (failed := [stage for stage, child in enumerate(children) if child.poll()]):
+        while not (failed := {stage: child.returncode for stage, child in enumerate(children) if child.poll()}):
             if all(child.poll() == 0 for child in children):
                 return
             time.sleep(0.02)
     finally:
-        end(children)
-    status = children[failed[0]].returncode
-    if status < 0:  # it could say nothing itself
-        raise UserError(f"stage {failed[0]} was ended by {signal.Signals(-status).name}; the others are stopped")
-    raise SystemExit(status)
-
-
-def end(children: Sequence[subprocess.Popen]) -> None:
-    """Let processes that have lost another say so, then end them."""
-    deadline = time.monotonic() + GRACE
-    for child in children:
-        try:
-            child.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.kill()
+        for child in children:
+            child.kill()  # does nothing to one that has ended
+        for child in children:
             child.wait()
+    for stage, status in failed.items():
+        if status < 0:  # it could say nothing itself
+            raise UserError(f"stage {stage} was ended by {signal.Signals(-status).name}; the others are stopped")
+    raise SystemExit(next(iter(failed.values())))
+
+
+def check(args: argparse.Namespace) -> None:
+    """Complain about what can be told before any process is started or any weight read."""
+    if args.repeats < 1:
+        raise UserError(f"--repeats is {args.repeats}; it must be at least 1")
+    SamplingParams(max_tokens=args.max_tokens)
+    for text in args.workload:
+        make_scheduler(read_workload(text, args.policy, vocabulary=1).policy, args.max_batch_size, args.chunk_size)
+    for file in (args.trace, args.json):
+        try:
+            perfetto.output_file(str(file or os.devnull))
+        except argparse.ArgumentTypeError as error:
+            raise UserError(str(error)) from None
+
+
+def reason(error: Exception) -> str:
+    """The first sentence of what a C++ library says, without the place in its source."""
+    return re.sub(r"^\[\S+\] *", "", files.first_line(error)).split(". ")[0]
 
 
 def main() -> None:
     args = parse_args()
     if "RANK" not in os.environ:
+        check(args)
+        directory = files.find(args.model)  # a hub id is downloaded here, once, and not by every process
+        config = MODELS[args.model] if directory is None else checkpoint.load_config(directory)
+        even_layers(config.n_layer, args.stages)
         launch(args.stages, args.port)
         return
-    rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    rank, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
     try:
+        if rank == 0:
+            check(args)
         device = choose_device(args.device)
         if device.type == "cuda":
             args.device = f"cuda:{local}"
             torch.cuda.set_device(choose_device(args.device))
         else:
-            torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"])))
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(minutes=10))
         serve(args)
         dist.barrier()
         dist.destroy_process_group()
-    except UserError:
+    except UserError as error:
         if rank == 0:
             raise
-        time.sleep(GRACE / 2)  # all have found the same mistake: stage 0 says it, and must have the time to
-        raise SystemExit(2) from None
-    except RuntimeError as error:  # torch.distributed's errors are RuntimeErrors
-        if not any(word in str(error) for word in ("gloo", "NCCL", "onnection")):
+        time.sleep(GRACE)  # most mistakes are everybody's: stage 0 says them, and whoever has started us ends us meanwhile
+        raise UserError(f"stage {rank}: {error}") from None
+    except dist.DistNetworkError as error:
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise UserError(f"stage {rank} cannot meet the others at {address} ({reason(error)})") from None
+    except RuntimeError as error:  # torch.distributed's other errors, and gloo's, are plain RuntimeErrors
+        if not any(word in str(error).lower() for word in ("gloo", "nccl", "connection")):
             raise
-        raise UserError(f"stage {rank} has lost another, which has ended ({str(error).splitlines()[0][:160]})") from None
+        raise UserError(f"stage {rank} has lost another, which has ended ({reason(error)})") from None
 
 
 if __name__ == "__main__":

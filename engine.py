@@ -325,18 +325,24 @@ def keep_freed_memory() -> None:
 
 def check_memory(config: ModelConfig, slots: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
     """A UserError if the weights and the cache alone are more than the device's memory, before anything is allocated."""
-    if device.type == "cuda":
-        memory = torch.cuda.mem_get_info(device)[0]  # free bytes
-    elif hasattr(os, "sysconf"):
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    else:
-        return  # Windows does not say without another package
+    memory = memory_of(device)
+    if memory is None:
+        return
     weights, cache = config.parameters * dtype.itemsize, slots * length * config.kv_bytes_per_token(dtype.itemsize)
     if weights + cache > memory:
         raise UserError(
             f"{config.name} needs {weights / 1e9:.1f} GB of weights and {cache / 1e9:.1f} GB of cache ({slots} slots of {length} tokens), "
             f"but {device} has {memory / 1e9:.1f} GB: choose a smaller model, max_batch_size or max_length"
         )
+
+
+def memory_of(device: torch.device) -> int | None:
+    """Bytes: what is free on a GPU, all that the machine has on a CPU; None on Windows, which does not say without another package."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
 
 
 def choose_device(name: str) -> torch.device:

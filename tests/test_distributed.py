@@ -8,33 +8,54 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.distributed as dist
 from pipeline_worker import CACHE_TOKENS, OPTIONS, PARAMS, PROMPTS
 
-from distributed import measured_hop
+import distributed
+from configs import MODELS, UserError
+from distributed import PipelineLLM, measured_hop
 from engine import LLM
 from pipeline import Step
 from scheduler import POLICIES
 
 ROOT = Path(__file__).parent.parent
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+Start = Callable[..., subprocess.Popen]
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this PyTorch has no gloo")
 
 
-def start(*arguments: str) -> subprocess.Popen:
-    environment = {name: value for name, value in os.environ.items() if name != "RANK"} | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, *arguments], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts Python with arguments; whatever a test makes of it, it is ended afterwards."""
+    processes = []
+
+    def begin(*arguments: str) -> subprocess.Popen:
+        environment = {name: value for name, value in os.environ.items() if name != "RANK"} | {"OMP_NUM_THREADS": "1"}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        processes.append(subprocess.Popen([sys.executable, *arguments], cwd=ROOT, env=environment, **pipes))
+        return processes[-1]
+
+    yield begin
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()  # a launcher then ends what it has started
+            try:
+                process.communicate(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
 
 
-def test_same_tokens_as_one_process_under_every_policy(tmp_path: Path) -> None:
-    """Under torchrun, two stages of two layers each, three micro-batches; sampled tokens and preemptions included."""
+def test_same_tokens_as_one_process_under_every_policy(tmp_path: Path, start: Start) -> None:
+    """Under torchrun, two stages of two layers each, three micro-batches; sampled tokens, preemptions and clocks that differ included."""
     out = tmp_path / "found.json"
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    process = start(*launcher, "tests/pipeline_worker.py", str(out))
+    process = start(*TORCHRUN, "tests/pipeline_worker.py", str(out))
     printed = process.communicate(timeout=120)
     assert process.returncode == 0, printed
     found = json.loads(out.read_text(encoding="utf-8"))
@@ -45,12 +66,17 @@ def test_same_tokens_as_one_process_under_every_policy(tmp_path: Path) -> None:
         assert run["tokens"] == alone, name
         assert run["account"][0] == pytest.approx(run["account"][1]), name
         assert run["overlap"], name
+        assert -0.01 < min(run["hops"]) < max(run["hops"]) < 100, name  # s; stage 1's clock is 1000 s ahead
     assert sum(run["preempted"] for run in found.values()) > 0
 
 
 def processes_of(parent: int) -> list[int]:
     """Process ids of the children of a process (Linux)."""
     return [int(child) for child in Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="utf-8").split()]
+
+
+def threads_of(pid: int) -> list[str]:
+    return [name.read_text(encoding="utf-8").strip() for name in Path(f"/proc/{pid}/task").glob("*/comm")]
 
 
 def gone(pid: int) -> bool:
@@ -61,20 +87,40 @@ def gone(pid: int) -> bool:
     return False
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
-def test_a_stage_that_dies_ends_the_run() -> None:
-    process = start("distributed.py", "--stages", "2", "--workload", "30:900", "--dtype", "float32", "--device", "cpu")
-    while len(children := processes_of(process.pid)) < 2 or not Path(f"/proc/{children[1]}/cmdline").read_bytes():
+def wait_for(what: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
         time.sleep(0.01)
-    time.sleep(1)  # somewhere in its start or its run: both must end
-    os.kill(children[1], signal.SIGKILL)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 2
-    assert "stage 1 was ended by SIGKILL; the others are stopped" in errors and "Traceback" not in errors
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("when", ["as it starts", "in the middle"])
+@pytest.mark.parametrize("launcher", ["distributed.py", "torchrun"])
+def test_a_stage_that_dies_ends_the_run(start: Start, launcher: str, when: str, victim: int) -> None:
+    """Far under 30 s, with a line that says who, and with no process left. The run itself would take hours."""
+    if launcher == "torchrun" and (when, victim) != ("in the middle", 1):
+        pytest.skip("torchrun's own business")
+    endless = ("distributed.py", "--workload", "30:900", "--repeats", "10000", "--dtype", "float32", "--device", "cpu")
+    process = start(*(TORCHRUN if launcher == "torchrun" else ()), *endless)
+    wait_for(lambda: len(processes_of(process.pid)) == 2)
+    children = processes_of(process.pid)
+    if when == "in the middle":  # connected, and then some time for the weights
+        wait_for(lambda: all(any("gloo" in name for name in threads_of(child)) for child in children))
+        time.sleep(2)
+    os.kill(children[victim], signal.SIGKILL)
+    printed, errors = process.communicate(timeout=30)
+    assert process.returncode != 0 and printed == ""
     assert all(gone(child) for child in children)
+    if launcher == "torchrun":
+        assert re.search(r"error: stage 0 has lost another, which has ended \(.+\)\n", errors) or "SIGKILL" in errors
+    else:
+        assert process.returncode == 2 and "Traceback" not in errors
+        assert errors.endswith(f"error: stage {victim} was ended by SIGKILL; the others are stopped\n")
 
 
-def test_a_port_in_use_is_one_line() -> None:
+def test_a_port_in_use_is_one_line(start: Start) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -84,14 +130,75 @@ def test_a_port_in_use_is_one_line() -> None:
     assert re.fullmatch(r"error: --port \d+ cannot be used \(.*in use.*\): give another, or none\n", errors)
 
 
-def test_a_mistake_is_said_once() -> None:
+def test_a_port_taken_after_the_check_is_one_line(start: Start) -> None:
+    """What a stage says that cannot listen: somebody else was faster, or torchrun's arguments are wrong."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        group = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        code = f"import os, sys; os.environ |= {group}; sys.argv = ['distributed.py']; import distributed; distributed.run_main(distributed.main)"
+        process = start("-c", code)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert re.search(rf"^error: stage 0 cannot meet the others at 127\.0\.0\.1:{port} \(.+\)$", errors, flags=re.MULTILINE)
+    assert "Traceback" not in errors
+
+
+def test_a_mistake_is_said_once(start: Start) -> None:
     process = start("distributed.py", "--policy", "fifo", "hello")
     printed, errors = process.communicate(timeout=60)
     assert process.returncode == 2 and printed == ""
     assert errors.count("\n") == 1 and errors.startswith("error: unknown policy 'fifo': choose from request_level")
 
 
-def test_command_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--stages", "9"), "stages is 9; a model of 4 layers allows 1 to 4"),
+        (("--stages", "0"), "stages is 0; "),
+        (("--repeats", "0"), "--repeats is 0; it must be at least 1"),
+        (("--trace", "/no/such/folder/run.json"), "cannot write '/no/such/folder/run.json'"),
+        (("--max-tokens", "0"), "max_tokens is 0"),
+        (("--workload", "5"), "--workload '5' is not a list of prompt:output tokens"),
+        (("--workload", "fifo@5:2"), "unknown policy 'fifo'"),
+        (("--model", "no-such-model"), "unknown model 'no-such-model'"),
+    ],
+)
+def test_mistakes_that_need_no_process(monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], message: str) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(distributed, "launch", lambda *_: pytest.fail("started processes"))
+    monkeypatch.setattr(sys, "argv", ["distributed.py", *flags, "hello"])
+    with pytest.raises(UserError, match=re.escape(message)):
+        distributed.main()
+
+
+def test_what_one_stage_alone_finds_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a GPU that its node does not have: nobody else would say it."""
+
+    def no_gpu(_: str) -> None:
+        raise UserError("device 'cuda:1' is not here")
+
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(distributed, "GRACE", 0.0)
+    monkeypatch.setattr(distributed, "choose_device", no_gpu)
+    monkeypatch.setattr(sys, "argv", ["distributed.py", "hello"])
+    with pytest.raises(UserError, match="stage 1: device 'cuda:1' is not here"):
+        distributed.main()
+
+
+def test_too_many_copies_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """26 GB of weights fit into 64 GB twice and not four times."""
+    monkeypatch.setattr(distributed, "memory_of", lambda device: 64e9)
+    stage = SimpleNamespace(config=MODELS["llama-13b"], dtype=torch.bfloat16)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    PipelineLLM._check_whole_model(stage)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    with pytest.raises(UserError, match=r"each of 4 processes on this machine first reads all of llama-13b \(26\.\d GB\).*have 64\.0 GB"):
+        PipelineLLM._check_whole_model(stage)
+
+
+def test_command_line(tmp_path: Path, start: Start) -> None:
     numbers, perfetto = tmp_path / "runs.json", tmp_path / "trace.json"
     flags = ["--workload", "20:3,9:4,30:2", "--max-batch-size", "1", "--json", str(numbers), "--trace", str(perfetto)]
     process = start("distributed.py", *flags)
