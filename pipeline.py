@@ -11,7 +11,7 @@ A stage that has run one micro-batch and waits for the next is idle. Each such i
 
     PB1            the two hold different numbers of prefill tokens                         }
     PB2            one prefills, the other only decodes                                     }  SARATHI, Sec 3.2
-    PB3            as many rows in both: contexts of different lengths                      }
+    PB3            neither: contexts of different lengths, or different numbers of decodes  }
     uneven stages  the stage that it waits for has more to do for the same micro-batch (more layers, the head)
     link           activations and tokens are on their way
     start-up       the stage has not had any work yet
@@ -66,7 +66,8 @@ def difference(one: Step, other: Step) -> str:
     """The paper's name for what makes two micro-batches take different times (SARATHI, Sec 3.2, Fig 5).
 
     A hybrid batch counts as prefill. Two with as many rows T differ only in what they attend to: PB3, however their rows are shared out
-    between a chunk and decodes.
+    between a chunk and decodes (SARATHI's chunks give way to decodes, so that their lengths differ all the time, and their times do not).
+    Decodes alone are PB3 even where one batch has more of them: the paper has no name for that.
     """
     if (one.num_prefill_tokens > 0) != (other.num_prefill_tokens > 0):
         return "PB2"
@@ -227,7 +228,7 @@ class StageCosts:
 
 def even_layers(n_layer: int, stages: int) -> list[int]:
     """Layers of each stage, as even as they come; the last stages, which have the head to do, get fewer."""
-    if not 1 <= stages <= n_layer:
+    if not isinstance(stages, int) or not 1 <= stages <= n_layer:
         raise UserError(f"stages is {stages}; a model of {n_layer} layers allows 1 to {n_layer}")
     return [n_layer // stages + (stage < n_layer % stages) for stage in range(stages)]
 
@@ -364,8 +365,9 @@ def simulate_pipeline(
 
     micro_batches: in flight, M; None: one for each stage. max_batch_size, cache_tokens: of one micro-batch. link: joins the GPUs of a
     stage; hop: joins stages, None: at no cost. deal: "queue" (all micro-batches share one: who has a free slot takes the next request) or "turns"
-    (requests are dealt out on arrival). refill_every: a micro-batch that has work lets new requests in only at every so manieth of its
-    iterations, so that all refill in step. With one stage and one micro-batch, the times are exactly those of `engine.simulate`.
+    (requests are dealt out on arrival). refill_every: 8, say: a micro-batch that has work lets new requests in only at every eighth of its
+    iterations, so that all refill in step. With one stage and one micro-batch, the times are exactly those of `engine.simulate`. Raises
+    UserError where a request is too long for the model.
     """
     config, efficiency = lookup(MODELS, model, "model"), lookup(EFFICIENCY, software, "software")
     cost_model = CostModel(config, lookup(GPUS, gpu, "GPU"), efficiency, tp=tp, link=lookup(LINKS, link, "link"))
@@ -374,6 +376,11 @@ def simulate_pipeline(
     for option, value in (("micro_batches", count), ("refill_every", refill_every)):
         if not isinstance(value, int) or value < 1:
             raise UserError(f"{option} is {value}; it must be a whole number, at least 1")
+    requests = list(requests)
+    for request in requests:
+        if request.most_cached > config.max_length:
+            tokens = f"{len(request.prompt)} prompt tokens + max_tokens {request.max_tokens}"
+            raise UserError(f"request {request.request_id}: {tokens} exceed the {config.max_length} that {model} allows")
     schedulers = [make_scheduler(policy, max_batch_size, chunk_size, cache_tokens) for _ in range(count)]
     way = Hop.over(lookup(LINKS, hop, "link"), cost_model) if hop is not None else None
     return run_pipeline(schedulers, costs, requests, PipelineTrace(stages, count, keep), way, deal, refill_every)

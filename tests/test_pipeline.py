@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from configs import GPUS, LINKS, MODELS, UserError
 from costmodel import CostModel
 from engine import simulate
-from pipeline import BUBBLES, Hop, PipelineTrace, StageCosts, even_layers, run_pipeline, simulate_pipeline
+from pipeline import BUBBLES, Hop, PipelineTrace, StageCosts, Step, difference, even_layers, run_pipeline, simulate_pipeline
 from scheduler import POLICIES, Batch, Request, make_scheduler
 
 
@@ -59,6 +59,20 @@ def test_contexts_of_different_length() -> None:
     trace = run_by_hand(requests, lambda batch: [batch.decodes[0].context / 10 if batch.decodes else 2.0] * 2, 2)
     assert waits(trace) == [(1, 0.0, 2.0, "start-up"), (0, 5.0, 6.0, "PB2"), (1, 7.0, 9.0, "PB3")]
     assert trace.idle["drain"] == 3.0 and trace.seconds == 12.0
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "name"),
+    [
+        ((9, 9), (5, 5), "PB1"),
+        ((9, 10), (0, 1), "PB2"),  # a hybrid batch counts as prefill
+        ((6, 9), (5, 9), "PB3"),  # a chunk that gives way to decodes: as many rows
+        ((0, 4), (0, 2), "PB3"),  # decodes alone, however many
+    ],
+)
+def test_what_two_batches_differ_in(one: tuple[int, int], other: tuple[int, int], name: str) -> None:
+    steps = [Step(0, prefill_tokens, tokens, [0.0], [1.0]) for prefill_tokens, tokens in (one, other)]
+    assert difference(*steps) == difference(*reversed(steps)) == name
 
 
 def test_a_wait_that_is_handed_on_keeps_its_cause() -> None:
@@ -183,10 +197,15 @@ def test_stages_add_up_to_the_model() -> None:
 def test_mistakes_are_named() -> None:
     with pytest.raises(UserError, match=r"stages is 97; a model of 96 layers allows 1 to 96"):
         simulate_pipeline([], stages=97)
+    with pytest.raises(UserError, match=r"stages is 2\.5"):
+        simulate_pipeline([], stages=2.5)
     with pytest.raises(UserError, match="micro_batches is 0"):
         simulate_pipeline([], micro_batches=0)
     with pytest.raises(UserError, match="unknown deal 'fair': choose from queue, turns"):
         simulate_pipeline([], deal="fair")
+    simulate_pipeline([Request(0, range(4095), 2)])
+    with pytest.raises(UserError, match=r"request 7: 4095 prompt tokens \+ max_tokens 3 exceed the 4096 that gpt3-175b allows"):
+        simulate_pipeline([Request(7, range(4095), 3)])
     with pytest.raises(UserError, match=r"stages of \[1, 2\] layers"):
         StageCosts(CostModel(MODELS["demo"], GPUS["a6000"]), [1, 2])
     assert even_layers(10, 4) == [3, 3, 2, 2]
