@@ -1,6 +1,6 @@
 """Does the simulated pipeline tell the truth? Random workloads on a real pipeline of two processes, and the same ones predicted.
 
-    OMP_NUM_THREADS=1 python experiments/calibrate.py --out results/calibration-stage.json      one thread: what a stage gets of two cores
+    OMP_NUM_THREADS=1 python experiments/calibrate.py --out results/calibration-stage.json      one thread: what a stage gets of two cores; two of four
     python experiments/validate_pipeline.py --calibration results/calibration-stage.json       some minutes
 
 The calibration is of the whole model in one process; a stage is predicted to take its share of the layers, the last one the head
@@ -13,6 +13,7 @@ the clock and the schedules agree when costs are right. It is shown to tell the 
 """
 
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -199,6 +200,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="(default: 3)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: 0)")
     options = parser.parse_args()
+    if not options.calibration.exists():
+        threads = max(1, (os.cpu_count() or 1) // STAGES)  # as distributed.py shares the cores out
+        raise UserError(
+            f"no calibration {options.calibration}: make one, with the threads that a stage gets, by "
+            f"OMP_NUM_THREADS={threads} python experiments/calibrate.py --out {options.calibration}"
+        )
     calibration = Calibration.read(options.calibration)
     here = f"{this_machine('cpu')}, {calibration.dtype}"
     if calibration.gpu.name != here:

@@ -75,3 +75,9 @@ def test_options_are_checked(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
         call(fig12, "--hop", "string")
     assert "unknown hop 'string': choose from nvlink-a100" in capsys.readouterr().err
+
+
+def test_too_few_requests_for_a_ratio(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        call(fig12, "--requests", "1", "--out", str(tmp_path))
+    assert capsys.readouterr().err.startswith("error: half of the 1 requests meet no bubble under SARATHI")

@@ -79,3 +79,9 @@ def test_files_and_the_wrong_machine(calibration, monkeypatch, tmp_path, capsys)
         run_main(validate_pipeline.main)
     message = capsys.readouterr().err.strip().splitlines()
     assert stop.value.code and len(message) == 1 and "an abacus" in message[0] and "calibrate.py" in message[0]
+
+    (tmp_path / "here.json").unlink()
+    with pytest.raises(SystemExit) as stop:
+        run_main(validate_pipeline.main)
+    message = capsys.readouterr().err.strip().splitlines()
+    assert stop.value.code and len(message) == 1 and f"calibrate.py --out {tmp_path / 'here.json'}" in message[0]
