@@ -92,7 +92,8 @@ print(f"1, 3, 2: {uneven.bubble:.0f} s of bubbles; {', '.join(c for c in BUBBLES
 
 # %% [markdown]
 # **Explain.** Stage 1 was done with A after a second, and B took three: two seconds lost. Later, stage 0 had run B's decode and waited for C's, whose prompt was still on stage 1.
-# Equal micro-batches, below, lose nothing after the start... until prompts are followed by decodes. *Start-up* and *drain*, in grey, are no bubbles in this sense: they come once, however long the pipeline runs.
+# Equal micro-batches, below, lose nothing after the start. That even the decodes come without a wait is due to the third micro-batch: with two prompts, `on_paper([2, 2])`, stage 0 would have run A's decode and waited
+# for B's prompt to leave stage 1. *Start-up* and *drain*, in grey, are no bubbles in this sense: they come once, however long the pipeline runs.
 #
 # `pipeline.py` computes both pictures. A stage waits for a batch Y and has just run X. What X and Y differ in is the cause:
 #
@@ -100,9 +101,10 @@ print(f"1, 3, 2: {uneven.bubble:.0f} s of bubbles; {', '.join(c for c in BUBBLES
 # |---|---|---|
 # | PB1 | different numbers of prefill tokens | long prompt behind a short one |
 # | PB2 | one prefills, the other only decodes | |
-# | PB3 | as many rows in both | contexts of different length |
+# | PB3 | neither: as many prefill tokens, or as many rows | contexts of different length |
 #
-# And if stage 0 waited for Y, stage 1 may wait for it, too: then the cause is handed on.
+# And if stage 0 waited for Y, stage 1 may wait for it, too: then the cause is handed on. Two more kinds, which the paper does not name, will show up: *link*, while activations are on their way, and *uneven stages*: the
+# last stage has more to do for every batch, for it also computes the logits.
 #
 # ## Step 2: Orca's bubbles
 #
@@ -154,8 +156,9 @@ show({"orca": orca, "sarathi, C = 256": sarathi}, "LLaMA-13B on 2 x A6000 (predi
 bubble_table({"orca": orca, "sarathi": sarathi})
 
 # %% [markdown]
-# **Explain.** As long as both micro-batches have a chunk, every step takes the same time. The bubbles come where work runs out: the last chunk of a prompt is shorter (PB1), and
-# one micro-batch has only decodes while the other still has chunks (PB2). With more requests waiting, there would be chunks to go on with.
+# **Explain.** As long as both micro-batches have a chunk, every step takes almost the same time. The bubbles come where work runs out: the last chunk of a prompt is shorter (PB1), and
+# one micro-batch has only decodes while the other still has chunks (PB2). With more requests waiting, there would be chunks to go on with. (A wait goes by the name of its largest cause; that the last stage has more to do is
+# never the largest under Orca.)
 #
 # **Your schedule.** Change the prompts, the decodes, the chunk size. Can you make a workload in which SARATHI has *more* bubbles than Orca? (Hint: what if one micro-batch has all the prompts?)
 
@@ -248,8 +251,9 @@ print(f"paper (10,000 requests): orca takes {paper['f12_sarathi_vs_orca']:g} x a
 print(f"with {paper['f12_bubble']:g} x the bubble time")
 
 # %% [markdown]
-# **Explain.** The open detail is worth more than anything else about Orca here, and only one of the two answers gives the paper's ratio of times. That is how it is with published
-# numbers: what a paper does not say can matter. `experiments/fig12.py` prints a table of ten such details.
+# **Explain.** The same round is far better for Orca, and still no match for SARATHI: the pipeline waits less often, but for whole prompts. Only this answer comes near the paper's ratio of times; no detail about Orca
+# matters more. Its ratio of bubble times is out of reach of both, because SARATHI's bubbles are so short here: they, too, hang on a detail, whether the C = 256 tokens count the decodes or not. That is how it is with
+# published numbers: what a paper does not say can matter. `experiments/fig12.py` prints a table of such details.
 #
 # ## Step 5: a real pipeline
 #
@@ -306,8 +310,8 @@ for number, policy in enumerate(("orca", "sarathi")):
 #
 # ## What if ...
 #
-# - ... there were more micro-batches than stages? Try `micro_batches=3` with two stages: one can wait its turn while two are being computed.
-# - ... the links were slow? `hop="pcie4"`, or a `Hop` of your own.
+# - ... there were more micro-batches than stages? With three, one can wait its turn while two are being computed. The bubbles get fewer; why does the total time not? (See question 3.)
+# - ... the links cost nothing, or more? `"hop": None`, or `"infiniband-hdr"` instead of `"pcie4"`. And what do the links have to do with the number of micro-batches?
 
 # %%
 for micro_batches in (1, 2, 3, 4):
