@@ -22,6 +22,9 @@ refill in the same round, they wait once for all. "In step" is that case, with o
 how fast requests leave. We do not take it for the default, since nothing in iteration-level scheduling brings it about; but it is Orca's best case
 in the literal sense, and gives the paper's three completion ratios.
 
+SARATHI's own bubbles hang on chunk-size: a chunk that does not give way to decodes makes batches of 282 rows, which cost as much as 384. Its
+steps and its bubbles are then longer; together with "in step" that comes near all four ratios.
+
 A request's bubble time is what stages waited for its micro-batch, over all its iterations and all stages, start-up and drain apart (Sec 5.3).
 """
 

@@ -160,7 +160,7 @@ bubble_table({"orca": orca, "sarathi": sarathi})
 # one micro-batch has only decodes while the other still has chunks (PB2). With more requests waiting, there would be chunks to go on with. (A wait goes by the name of its largest cause; that the last stage has more to do is
 # never the largest under Orca.)
 #
-# **Your schedule.** Change the prompts, the decodes, the chunk size. Can you make a workload in which SARATHI has *more* bubbles than Orca? (Hint: what if one micro-batch has all the prompts?)
+# **Your schedule.** Change the prompts, the decodes, the chunk size. Can you make a workload in which SARATHI has *more* bubbles than Orca? (Hint: what if one micro-batch gets all the long prompts?)
 
 # %%
 mine = {"A": 256, "B": 256, "C": 256, "D": 256}  # tokens: your prompts

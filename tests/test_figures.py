@@ -178,6 +178,13 @@ def test_every_published_number_has_one_prediction(out: Path) -> None:
 
 def test_gallery_shows_every_figure(out: Path) -> None:
     page = gallery.gallery(out)
+    fig12 = page[page.index('<section id="fig12">') :]
+    fig12 = fig12[: fig12.index("</section>")]
+    assert (
+        "Orca over stages comes out slower" in fig12
+        and "<td>median bubble reduction</td><td>6.29</td>" in fig12
+        and "no number" not in fig12
+    )
     for name in [*FIGURES, "fig9", "choose_chunk", "policies"]:
         assert f'src="{name}.png"' in page
     assert "200 times" in page and "C = 256 gains most, 1.2" in page and "{" not in page.split("</style>")[1]
