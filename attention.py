@@ -145,12 +145,16 @@ def _sdpa_gathered(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int]
 
 
 def gathered(q: Tensor, keys: Tensor, values: Tensor, slots: Tensor, contexts: Tensor, longest: int) -> Tensor:
-    """What differs between two batches of one shape is in tensors alone: slots, contexts (n,) int64. So a CUDA graph can replay it (graphs.py)."""
-    rows = q.shape[1]
-    key = keys[:, slots, :longest].transpose(0, 1)  # (n, n_kv_head, longest, head_dim)
-    value = values[:, slots, :longest].transpose(0, 1)  # (n, n_kv_head, longest, head_dim)
+    """What differs between two batches of one shape is in tensors alone: slots, contexts (n,) int64. So a CUDA graph can replay it (graphs.py).
+
+    Shorter requests are padded with their own last key, not with what lies behind it in the cache: a mask does not keep a NaN out of a sum.
+    """
+    rows, column = q.shape[1], torch.arange(longest, device=q.device)
+    place = slots[:, None], torch.minimum(column, contexts[:, None] - 1)  # (n, 1), (n, longest)
+    key = keys[:, *place].transpose(0, 1)  # (n, n_kv_head, longest, head_dim)
+    value = values[:, *place].transpose(0, 1)  # (n, n_kv_head, longest, head_dim)
     last_seen = contexts[:, None] - rows + torch.arange(rows, device=q.device)  # (n, Tq)
-    mask = torch.arange(longest, device=q.device) <= last_seen[:, :, None]  # (n, Tq, longest)
+    mask = column <= last_seen[:, :, None]  # (n, Tq, longest)
     y = F.scaled_dot_product_attention(q.transpose(1, 2), key, value, attn_mask=mask[:, None], enable_gqa=True)
     return y.transpose(1, 2)  # (n, Tq, n_head, head_dim)
 

@@ -112,6 +112,18 @@ def test_only_the_context_counts(uncompiled: None) -> None:
         cache[:, ~live] = float("nan")
     for backend in ("math", "sdpa", "compiled"):
         torch.testing.assert_close(BACKENDS[backend](q, keys, values, slots, contexts), expected)
+    on_a_gpu = attention.gathered(q, keys, values, torch.tensor(slots), torch.tensor(contexts), longest=32)
+    torch.testing.assert_close(on_a_gpu, expected)
+
+
+@pytest.mark.parametrize("longest", [23, 32])
+@pytest.mark.parametrize("n_kv_head", [4, 2, 1])
+@pytest.mark.parametrize("case", [name for name, (_, _, contexts) in CASES.items() if max(contexts) <= 23])
+def test_gathered_equals_math(case: str, n_kv_head: int, longest: int) -> None:
+    """What several requests run on a GPU, and all in a CUDA graph: nothing in it needs one. Keys may be read beyond the longest context."""
+    q, keys, values, slots, contexts = attention_case(case, n_kv_head, torch.float64)
+    y = attention.gathered(q, keys, values, torch.tensor(slots), torch.tensor(contexts), longest)
+    torch.testing.assert_close(y, BACKENDS["math"](q, keys, values, slots, contexts), rtol=1e-12, atol=1e-12)
 
 
 def test_keys_are_rounded_up_within_the_slot() -> None:
