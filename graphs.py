@@ -34,7 +34,7 @@ class Recording:
 
     flat: FlatBatch
     replay: Callable[[], None]
-    logits: Tensor  # (S, vocab): the last replay's
+    logits: Tensor  # (S, vocab) of its last replay, until another recording is replayed: they share their memory
 
 
 class Graphs:
@@ -44,7 +44,9 @@ class Graphs:
         self.cache = cache
         self.seen: Counter[Shape] = Counter()
         self.recordings: dict[Shape, Recording] = {}
-        self.pool = torch.cuda.graph_pool_handle() if cache.k.is_cuda else None  # one memory for all: they never run at the same time
+        if cache.k.is_cuda:
+            self.pool = torch.cuda.graph_pool_handle()  # one memory for all: they never run at the same time
+            self.side = torch.cuda.Stream(cache.k.device)  # one for all: each stream keeps a work space of cuBLAS
 
 
 class GraphExecutor(ModelExecutor):
@@ -88,13 +90,13 @@ class GraphExecutor(ModelExecutor):
         if self.model.device.type != "cuda":
             recording = Recording(kept, lambda: recording.logits.copy_(run()), run())
             return recording
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
+        side, device = self.graphs.side, self.model.device
+        side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
             run()
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.graphs.pool):
+        with torch.cuda.graph(graph, pool=self.graphs.pool, stream=side):
             logits = run()
         return Recording(kept, graph.replay, logits)
 

@@ -45,7 +45,7 @@ class KVCache:
         self.reset()
 
     def reset(self) -> None:
-        """Free all slots. The memory stays; stale values are never read, for a context only covers what was written."""
+        """Free all slots. The memory stays; stale values are never seen: a context only covers what was written."""
         self.used: list[int | None] = [None] * self.slots  # tokens in each slot; None: the slot is free
 
     def allocate(self) -> int:
