@@ -1,10 +1,11 @@
-"""Does the paper show on this machine? Six shapes of its figures, looked for in what --measure wrote to results/.
+"""Does the paper show on this machine? Seven shapes of its figures, looked for in what --measure wrote to results/.
 
     python experiments/shapes.py        after fig3.py, fig8.py, fig9.py, fig11.py and fig13.py --measure
 
 A CPU has other numbers than the paper's GPUs; what can be the same is the shape of a curve: what rises, what falls, where it peaks. A shape is
-a number of comparisons between two measured values (a decode at B = 4 costs less than at B = 2), and what is counted is how many hold. No
-tolerance but one: `flat` is within 10 %. Noise makes a comparison of near-equal values a toss: read the values beside it.
+a number of comparisons between two measured values (a decode at B = 4 costs less than at B = 2), and what is counted is how many hold. A
+curve of one point, as --quick measures some, compares nothing. No tolerance but one: `flat` is within 10 %. Noise makes a comparison of
+near-equal values a toss: read the values beside it.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,7 +45,7 @@ def falls(curve: Sequence[Point], where: str) -> Finding:
 def prefill_is_flat(found: Curves) -> list[Finding]:
     rows = []
     for series, curve in found.items():
-        if series.startswith("prefill, total"):
+        if series.startswith("prefill, total") and len(curve) > 1:
             flat = max(point.y for point in curve) <= FLAT * min(point.y for point in curve)
             rows.append(Finding(series.removeprefix("prefill, total "), listed(curve), int(flat), 1))
     return rows
@@ -76,7 +77,7 @@ def peak_at_balance(found: Curves) -> list[Finding]:
     rows = []
     for series, curve in found.items():
         options = series_options(series)
-        if series.endswith(SPREAD) or not {"B", "C"} <= options.keys():
+        if series.endswith(SPREAD) or not {"B", "C"} <= options.keys() or len(curve) == 1:
             continue
         ratio = options["C"] / (options["B"] - 1)
         nearest, best = min(curve, key=lambda point: abs(point.x - ratio)), max(curve, key=lambda point: point.y)
@@ -113,13 +114,14 @@ SHAPES: dict[str, tuple[str, Callable[[Curves], list[Finding]]]] = {  # claim: f
 
 
 def find_shapes(directory: Path) -> dict[str, tuple[str, list[Finding]]]:
-    """Claim -> where it was measured, and what was found there; claims whose figure was never measured are left out."""
+    """Claim -> where it was measured, and what was found there; claims without a single comparison are left out."""
     found = {}
     for claim, (figure, compare) in SHAPES.items():
         measured = curves(read_csv(directory / f"{figure}.csv"), "measured")
-        if measured:
+        findings = [finding for finding in compare(measured) if finding.of]
+        if findings:
             point = next(iter(measured.values()))[0]
-            found[claim] = (f"{point.model} on {point.hardware}", compare(measured))
+            found[claim] = (f"{point.model} on {point.hardware}", findings)
     return found
 
 
@@ -128,7 +130,7 @@ def main() -> None:
     found = find_shapes(options.out)
     if not found:
         names = ", ".join(f"{figure}.csv" for figure in dict.fromkeys(figure for figure, _ in SHAPES.values()))
-        raise UserError(f"--out {options.out}: no measured rows in {names} there: run the figures with --measure first")
+        raise UserError(f"--out {options.out}: nothing measured to compare in {names} there: run the figures with --measure first")
     for where in dict.fromkeys(where for where, _ in found.values()):
         print(f"Measured: {where}\n")
         here = {claim: findings for claim, (place, findings) in found.items() if place == where}

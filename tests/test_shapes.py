@@ -40,6 +40,16 @@ def test_a_machine_unlike_it(tmp_path: Path) -> None:
     assert list(find(tmp_path, points).values()) == [(0, 1), (1, 2), (0, 1), (0, 2)]  # fig8 and fig13 were not measured, and are not there
 
 
+def test_one_point_is_no_comparison(tmp_path: Path) -> None:
+    points = rows("fig3", "prefill, total L=64", "B", {1: 0.5}) + rows("fig3", "decode, total L=64", "B", {1: 9})
+    points += (
+        rows("fig8", "L=64 C=32", "B", {2: 5})
+        + rows("fig9", "C=16 L=64 B=4", "P:D", {5: 1.3})
+        + rows("fig13", "prefill L=64", "C", {16: 2})
+    )
+    assert find(tmp_path, points) == {}
+
+
 def call(*flags: str) -> None:
     arguments, sys.argv = sys.argv, ["shapes.py", *flags]
     try:
@@ -59,4 +69,4 @@ def test_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
 def test_nothing_measured_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
         call("--out", str(tmp_path))
-    assert "no measured rows in fig3.csv, fig8.csv" in capsys.readouterr().err
+    assert "nothing measured to compare in fig3.csv, fig8.csv" in capsys.readouterr().err
