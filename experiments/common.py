@@ -6,6 +6,7 @@ and what the cost model predicts for it), `measuring` (the real engine on this m
 
 import argparse
 import csv
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
@@ -57,11 +58,15 @@ def write_csv(path: Path, points: Sequence[Point]) -> None:
 
 
 def read_csv(path: Path) -> list[Point]:
-    """The rows of a results/NAME.csv; none where there is no such file."""
+    """The rows of a results/NAME.csv; none where there is no such file; a UserError where it holds something else."""
     if not path.exists():
         return []
-    with open(path, newline="", encoding="utf-8") as file:
-        return [Point(**row | {"x": float(row["x"]), "y": float(row["y"])}) for row in csv.DictReader(file)]
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            return [Point(**row | {"x": float(row["x"]), "y": float(row["y"])}) for row in csv.DictReader(file)]
+    except (AssertionError, KeyError, TypeError, ValueError, csv.Error):
+        columns = ", ".join(field.name for field in fields(Point))
+        raise UserError(f"{path} is there and holds no results: its columns should be {columns}; move it away") from None
 
 
 def with_kept(path: Path, points: Sequence[Point]) -> list[Point]:
@@ -185,9 +190,16 @@ def parse_options(parser: Parser, defaults: Mapping[str, object], quick_defaults
     return options
 
 
-def make_directory(path: Path) -> None:
-    """Create the place for the results, at the start of a script rather than after minutes of work."""
+def make_directory(path: Path, name: str = "") -> None:
+    """Create the place for the results; complain about it at the start of a script rather than after minutes of work.
+
+    name: of a figure whose earlier measurements in NAME.csv are to be kept, and so must be readable.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--out {path}: {error.strerror}") from None
+    if not os.access(path, os.W_OK):
+        raise UserError(f"--out {path}: no permission to write there")
+    if name:
+        read_csv(path / f"{name}.csv")

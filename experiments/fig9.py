@@ -291,7 +291,7 @@ def make_fig9_parser() -> Parser:
 def main() -> None:
     options = parse_options(make_fig9_parser(), DEFAULTS, QUICK_DEFAULTS)
     llm = load(options) if options.measure else None
-    make_directory(options.out)
+    make_directory(options.out, "fig9")
 
     gains = predict(8 if options.quick else 41)
     print_prediction(gains)

@@ -74,7 +74,7 @@ def run_figure(figure: Figure) -> None:
     """A figure's main: flags, prediction, measurement if asked for, table, CSV, picture."""
     if figure.measure is None:
         options = make_parser(figure.description).parse_args()
-        make_directory(options.out)
+        make_directory(options.out, figure.name)
         print(figure.description.splitlines()[0])
         save_results(options.out, figure, figure.published_and_predicted(options.quick))
         return
@@ -85,7 +85,7 @@ def run_figure(figure: Figure) -> None:
     options = parse_options(parser, defaults, {"repeats": quick.repeats})
     scale = replace(quick if options.quick else full, repeats=options.repeats)
     llm = load_llm(options, max(scale.batch_sizes), max(scale.lengths)) if options.measure else None
-    make_directory(options.out)
+    make_directory(options.out, figure.name)
     print(figure.description.splitlines()[0])
     points = figure.published_and_predicted(options.quick)
     if llm is not None:

@@ -166,7 +166,7 @@ def main() -> None:
     group.add_argument("--repeats", type=positive, metavar="N", help="runs, of which the fastest is shown (default: 5)")
     options = parse_options(parser, MEASURE_DEFAULTS | {"chunk_size": 64, "repeats": 5}, {"chunk_size": 16, "repeats": 1})
     llm = load_llm(options, len(NAMES), 5 * options.chunk_size // 2 + 20) if options.measure else None
-    make_directory(options.out)
+    make_directory(options.out, "policies")
 
     predicted = predict()
     rows = points(predicted, CHUNK_SIZE, "predicted", MODEL, GPU)

@@ -4,6 +4,7 @@ import csv
 import importlib
 import re
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from attention import chunk_mask
 from cli import run_main
 from engine import LLM, new_model
 from experiments import fidelity, fig6, fig8, serve_latency, serve_stalls
-from experiments.common import Point, curves, paper_numbers, read_csv, with_kept, write_csv
+from experiments.common import Point, curves, make_directory, paper_numbers, read_csv, with_kept, write_csv
 from experiments.measuring import Run as MeasuredRun
 from experiments.measuring import measured_gains, time_batches
 from experiments.workloads import Workload, balance, make_batch, predicted_gain
@@ -264,6 +265,26 @@ def test_bad_flags_are_one_line(script: str, flags: list[str], complaint: str, c
     said = capsys.readouterr()
     assert ended.value.code == 2 and said.out == ""
     assert complaint in said.err and len(said.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("script", ["fig3", "fig9", "policies", "shapes"])
+@pytest.mark.parametrize("text", ["a,b\n1,2\n", ",".join(field.name for field in fields(Point)) + "\nfig3,s,1,B,much,x,measured,m,h\n"])
+def test_a_file_in_the_way_is_one_line(script: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Before anything runs: what was measured for minutes would be lost."""
+    path = tmp_path / f"{'fig3' if script == 'shapes' else script}.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(SystemExit) as ended:
+        call(script, "--quick", "--out", str(tmp_path))
+    said = capsys.readouterr()
+    assert ended.value.code == 2 and said.out == ""
+    assert f"{path} is there and holds no results" in said.err and len(said.err.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == [path] and path.read_text(encoding="utf-8") == text
+
+
+def test_a_directory_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(configs.UserError, match="no permission to write there"):
+        make_directory(tmp_path)
 
 
 @pytest.mark.parametrize(
