@@ -24,7 +24,7 @@ import statistics
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -95,6 +95,15 @@ def named_curve(name: str, raw: dict) -> Curve:
         raise UserError(f"{name}: {error}") from None
 
 
+def check_types(owner: object, prefix: str) -> None:
+    """A UserError about the first plain field of a dataclass that holds something else than it says: a file may hold anything."""
+    for field in fields(owner):
+        kind = {str: str, int: int, bool: bool, float: int | float}.get(field.type)
+        value = getattr(owner, field.name)
+        if kind is not None and not isinstance(value, kind):
+            raise UserError(f"{prefix}{field.name} must be of type {field.type.__name__}, unlike {value!r}")
+
+
 @dataclass(frozen=True)
 class Calibration:
     """One model on one machine. All times in seconds, over all layers."""
@@ -117,9 +126,11 @@ class Calibration:
     hybrid: float  # seconds of a hybrid batch over the sum of its parts
 
     def __post_init__(self) -> None:
+        for owner, prefix in ((self, ""), (self.model, "model: "), (self.gpu, "gpu: ")):
+            check_types(owner, prefix)
         for name, value in (("attention", self.attention), ("hybrid", self.hybrid)):
-            if not isinstance(value, int | float):
-                raise UserError(f"{name} must be a number, not {value!r}")
+            if not 0 <= value < float("inf"):
+                raise UserError(f"{name} must be finite and not negative, unlike {value!r}")
         if set(self.operators) != {*LINEARS, "others"}:
             raise UserError(f"operators must be {', '.join(LINEARS)}, others, not {', '.join(self.operators)}")
         if len(self.starts) != len(self.chunks) or len(self.starts) < 2:
@@ -396,6 +407,8 @@ def main() -> None:
     begin = time.perf_counter()
     if options.out:
         make_directory(options.out.parent)
+        if options.out.is_dir():
+            raise UserError(f"--out {options.out} is a directory; it must be the file to write")
     llm = load_llm(options.model, options.dtype, options.device)
     path = options.out or ROOT / "results" / f"calibration-{llm.config.name}.json"
     make_directory(path.parent)

@@ -152,6 +152,11 @@ def spoil(data: dict, *place: str | int, value: object = None) -> str:
         (lambda data: spoil(data, "model", "n_head", value=7), "n_head 7"),
         (lambda data: spoil(data, "head", "x", value="abcd"), "head"),
         (lambda data: spoil(data, "attention", value="much"), "attention"),
+        (lambda data: spoil(data, "hybrid", value=float("nan")), "hybrid must be finite"),
+        (lambda data: spoil(data, "bytes_per_value", value="2"), "bytes_per_value must be of type int"),
+        (lambda data: spoil(data, "load", value=5), "load must be of type str"),
+        (lambda data: spoil(data, "model", "max_length", value="long"), "model: max_length"),
+        (lambda data: spoil(data, "gpu", "memory", value="much"), "gpu: memory"),
     ],
 )
 def test_a_broken_calibration_is_one_line(found, tmp_path, change, complaint):
@@ -204,6 +209,7 @@ def test_calibrate_then_validate_for_real(tmp_path, monkeypatch, capsys):
         (calibrate.main, ["--seconds", "0"], "'0' is not a whole number"),
         (calibrate.main, ["--model", "tiny"], "tiny allows 64 tokens; a calibration needs 1024"),
         (calibrate.main, ["--model", "tiny", "--out", "/dev/null/c.json"], "/dev/null"),
+        (calibrate.main, ["--model", "tiny", "--out", "."], "--out . is a directory"),
         (validate.main, ["--calibration", "none.json"], "none.json: No such file"),
         (validate.main, ["--workloads", "-3"], "'-3' is not a whole number"),
         (validate.main, ["--profiles", "nowhere"], "no GPU/MODEL/mlp.csv there"),
