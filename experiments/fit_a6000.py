@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from cli import run_main
+from cli import Parser, run_main
 from configs import GPUS, MODELS
 from costmodel import EFFICIENCY, CostModel, Efficiency
 from experiments.common import paper_numbers, print_table
@@ -77,6 +77,7 @@ def fit(numbers: Mapping[str, float]) -> Efficiency:
 
 
 def main() -> None:
+    Parser(description=__doc__.splitlines()[0]).parse_args()  # there are no flags: whoever gives one is told so
     numbers = paper_numbers()
     fitted = {name: round(value, DIGITS) for name, value in asdict(fit(numbers)).items() if name in FITTED}
     print("Fitted on SARATHI Table 2 and Fig 7; in costmodel.py:\n")

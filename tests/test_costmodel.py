@@ -131,6 +131,17 @@ def test_fit_reads_table_2_and_fig_7_only(fitted):
     assert fitted[1] == linear_and_attention | {"f7_128", "f7_256", "f7_257"}
 
 
+def test_the_script_prints_the_constants_in_use(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["fit_a6000.py"])
+    fit_a6000.main()  # exits with a complaint if costmodel.py holds others
+    named = ", ".join(f"{name}={getattr(EFFICIENCY['sarathi'], name)}" for name in fit_a6000.FITTED)
+    assert f'"sarathi": Efficiency({named})' in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["fit_a6000.py", "--out", "x"])
+    with pytest.raises(SystemExit):
+        fit_a6000.main()
+    assert "--out" in capsys.readouterr().err
+
+
 def test_constants_are_physical():
     for efficiency in EFFICIENCY.values():
         assert all(0.3 < share < 1 for share in (efficiency.compute, efficiency.memory, efficiency.attention))
