@@ -23,7 +23,7 @@ from cli import run_main
 from configs import GPUS, MODELS, UserError, lookup
 from costmodel import EFFICIENCY, TILE, CostModel
 from executor import CostExecutor
-from experiments.calibrate import CalibratedModel, Calibration
+from experiments.calibrate import BATCH_SIZE, CalibratedModel, Calibration
 from experiments.common import Point, make_directory, make_parser, positive, print_table, progress, write_csv
 from experiments.look import COLOURS, save_figure, use_style
 from experiments.workloads import Workload, run_priced, split, tokens_per_second
@@ -82,15 +82,15 @@ def print_choice(best: Choice, free: Choice, baseline: Choice, choices: list[Cho
     rows.append(["baseline", f"{baseline.throughput:.0f}", "1.000", f"{1e3 * baseline.longest_tbt:.1f}", ""])
     print_table(["C", "tokens/s", "gain", "longest TBT, ms", ""], rows)
     size, gain = best.chunk_size, best.throughput / baseline.throughput
-    print(f"\nBest: C = {size}, {100 * (gain - 1):+.1f} % throughput over the baseline")
+    print(f"\nBest: C = {size}, {round(100 * (gain - 1), 1) + 0.0:+.1f} % throughput over the baseline")  # + 0.0: no "-0.0"
     if gain <= 1:
-        print("No chunk size that is allowed gains: the baseline is faster", end=", ")
+        print("No chunk size that is allowed gains: the baseline is no slower", end=", ")
         print("and nothing bars it." if baseline.longest_tbt <= bound else f"but its own decodes take {1e3 * baseline.longest_tbt:.1f} ms.")
     if bound < float("inf"):
         lost = 100 * (1 - best.throughput / free.throughput)
         print(f"The bound of {1e3 * bound:g} ms costs {lost:.1f} % throughput: without it, the best is C = {free.chunk_size}", end=" ")
         print(f"({100 * (free.throughput / baseline.throughput - 1):+.1f} %, {1e3 * free.longest_tbt:.1f} ms).")
-    balance = f"Rule of thumb (Sec 4.3): P:D = C/(B-1), here C = {work.ratio * (work.batch_size - 1):.0f}"
+    balance = f"Rule of thumb (Sec 5.1.3): P:D = C/(B-1), here C = {work.ratio * (work.batch_size - 1):.0f}"
     print(f"{balance}. The same elsewhere, where as here C counts a batch's decodes too:\n")
     print(f"  vLLM    --max-num-batched-tokens {size} --max-num-seqs {work.batch_size} --enable-chunked-prefill")
     print(f"  SGLang  --chunked-prefill-size {size} --max-running-requests {work.batch_size} --enable-mixed-chunk")
@@ -166,13 +166,16 @@ def cost_model(options: argparse.Namespace) -> CostModel:
 
 
 def workload(options: argparse.Namespace, cost: CostModel) -> Workload:
-    """What to run, with B from the memory formula unless it was given; or a UserError about the flags."""
+    """What to run, with B from the memory formula or the calibration unless it was given; or a UserError about the flags."""
     model, gpu, length = cost.model, cost.gpu, options.length
     if not 2 <= length <= model.max_length:
         raise UserError(f"--length is {length}; {model.name} allows 2 to {model.max_length} tokens")
     fits = max_batch_size(model, gpu, length, cost.bytes_per_value)
-    batch_size = options.batch_size
-    if batch_size is None:
+    batch_size, measured = options.batch_size, BATCH_SIZE if isinstance(cost, CalibratedModel) else None
+    if batch_size is None and measured is not None and fits >= 2:
+        batch_size = min(fits, measured)
+        print(f"B = {batch_size}: as many decodes as the calibration measured, of the {fits} that fit; others: --batch-size.\n")
+    elif batch_size is None:
         if fits < 2:
             raise UserError(f"{model.name} on {gpu.name}: {fits} requests of {length} tokens fit, and a chunk needs decodes to carry")
         batch_size = min(fits, MOST_REQUESTS)
@@ -181,6 +184,8 @@ def workload(options: argparse.Namespace, cost: CostModel) -> Workload:
         print(". The formula leaves nothing for activations; real systems fit fewer: --batch-size.\n")
     elif not 2 <= batch_size <= MOST_REQUESTS:
         raise UserError(f"--batch-size is {batch_size}; it must be from 2 (a chunk needs decodes to carry) to {MOST_REQUESTS}")
+    elif measured is not None and batch_size > measured:
+        print(f"Note: the calibration measured up to {measured} decodes; for {batch_size} its curves are continued.\n")
     elif batch_size > fits:
         print(f"Note: by (M_G - M_S) / (L * m_kv), {fits} requests of {length} tokens fit into {gpu.name}, not {batch_size}.\n")
     return Workload(length, batch_size, options.pd)
@@ -198,7 +203,12 @@ def main() -> None:
     parser.add_argument("--calibration", type=Path, metavar="FILE", help="a machine that calibrate.py measured, in place of --gpu")
     parser.add_argument("--pd", type=above_zero, default=14.0, metavar="RATIO", help="P:D, prompt tokens per decode (default: 14)")
     parser.add_argument("--length", type=positive, default=1024, metavar="L", help="tokens of a request (default: 1024)")
-    parser.add_argument("--batch-size", type=positive, metavar="B", help="requests in a batch (default: as many as fit, by the formula)")
+    parser.add_argument(
+        "--batch-size",
+        type=positive,
+        metavar="B",
+        help="requests in a batch (default: as many as fit, by the formula; of a calibration, as many as it measured)",
+    )
     parser.add_argument("--tbt-slo", type=above_zero, metavar="MS", help="longest TBT (time between two tokens) that is allowed")
     options = parser.parse_args()
     cost = cost_model(options)

@@ -140,6 +140,12 @@ def test_from_a_calibration(tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
     assert call(monkeypatch, "--calibration", tmp_path / "c.json", "--length", 512, "--batch-size", 8, "--out", out) == 0
     assert f"{MODEL.name} on {found.gpu.name}" in capsys.readouterr().out
+    for flags, said in (
+        ([], "B = 8: as many decodes as the calibration measured"),
+        (["--batch-size", 12], "for 12 its curves are continued"),
+    ):
+        assert call(monkeypatch, "--quick", "--calibration", tmp_path / "c.json", "--length", 256, "--out", out, *flags) == 0
+        assert said in capsys.readouterr().out
     for flags, complaint in (
         (["--gpu", "a6000"], "exclude each other"),
         (["--software", "sarathi"], "exclude each other"),
