@@ -1,7 +1,7 @@
 """CUDA graphs: an iteration of a shape that comes again is recorded once, and replayed with other numbers.
 
-A decode-only iteration launches some ten kernels in each layer, each a few microseconds of work, and a few more microseconds for the CPU to launch:
-the GPU waits for Python. A graph launches them all at once. It needs constant shapes, and that is a gift of SARATHI's: a
+A decode-only iteration launches some forty kernels in each layer, most of them a few microseconds of work, and a few more microseconds for the CPU
+to launch: the GPU waits for Python. A graph launches them all at once. It needs constant shapes, and that is a gift of SARATHI's: a
 decode-maximal batch has C tokens by construction, B - 1 decodes and a chunk that fills up the rest (Sec 4.4).
 
 What may change between two replays has to be in tensors, whose memory stays where it is: tokens, slots, positions, contexts. Attention reads

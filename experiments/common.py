@@ -197,6 +197,8 @@ def make_directory(path: Path, name: str = "") -> None:
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise UserError(f"--out {path} is a file; it must be a directory") from None
     except OSError as error:
         raise UserError(f"--out {path}: {error.strerror}") from None
     if not os.access(path, os.W_OK):
