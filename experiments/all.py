@@ -69,7 +69,7 @@ CAPTIONS = {
         "At 1K, LLaMA-13B gains {paper[throughput gain, llama-13b B=6 P:D=50@1024]:g}x on an A6000, and LLaMA-33B "
         "{paper[throughput gain, llama-33b B=10 P:D=28@1024]:g}x on an A100.",
         "{predicted[throughput gain, llama-13b B=6 P:D=50@1024]:.2f}x and {predicted[throughput gain, llama-33b B=10 P:D=28@1024]:.2f}x. "
-        "The A100 borrows the A6000's constants.",
+        "The A100 borrows the A6000's constants: SARATHI's kernels are known from there alone.",
     ),
     "fig9": Caption(
         "Sec 5.1.3",

@@ -42,7 +42,8 @@ EXPLANATIONS = {
     "f13_prefill_c64": "{own_c64:.0f} ms for a chunk of 64, if 1K is meant: more than the paper's own Fig 7 gives for 128 tokens ({f7_128:g} ms).",
     "f13_prefill_c256": "The overhead is a small difference of two times, fitted within {fit_error:.1f} % each; the paper's Fig 7 and Table 2 make it {own_overhead:.1f} %.",
     "t2_hybrid_decode_per_token": "Fitted, as the small difference of two totals, themselves within {total_error:.1f} %.",
-    "t4_33b_1k_decode": "The A100 borrows the A6000's share of bandwidth for keys and values; we think its attention reaches less, which a throughput gain hardly feels.",
+    "t4_33b_1k_decode": "SARATHI's kernels are known from the A6000 alone, and the A100 borrows its share of bandwidth for keys and values; we think its attention reaches "
+    "less, which a throughput gain hardly feels.",
     "t4_33b_3k_decode": "As at 1K; and with three requests there is least to read at a time.",
     # Sarathi-Serve. Names in braces: predictions by id, and `other` series of the same scripts, in `serving_facts`.
     "ss_mistral_chat_vllm": "Second hand, and at odds with the {ss_fig12_mistral:g}x that Fig 12 has for the same model, lengths, SLO and budget; ours lies between.",
@@ -187,7 +188,7 @@ def markdown(rows: list[Row]) -> str:
             "",
             *["| " + " | ".join(line) + " |" for line in table],
             "",
-            f"Errors above {LIMIT:g} %:",
+            f"Errors above {LIMIT:g} %, and what has no prediction:",
             "",
             *notes,
             "",

@@ -3,8 +3,9 @@
     python experiments/table4.py              predicted for LLaMA-13B on an A6000 and LLaMA-33B on an A100: seconds, no GPU needed
     python experiments/table4.py --measure    and the real engine on this machine
 
-Decode speedup as in fig8.py, throughput gain as in fig9.py. The A100 has no constants of its own: it borrows the A6000's shares of
-peak and bandwidth, and only its data sheet is new. Nothing here was fitted to this table.
+Decode speedup as in fig8.py, throughput gain as in fig9.py. The A100 borrows the A6000's shares of peak and bandwidth,
+EFFICIENCY["sarathi"], and only its data sheet is new: SARATHI's kernels are known from the A6000 alone. (What costmodel.py has from an A100,
+EFFICIENCY["sarathi_serve"], are other kernels.) Nothing here was fitted to this table.
 """
 
 import matplotlib.pyplot as plt

@@ -10,9 +10,9 @@ workload: the `drift` column says how much slower than calibrated they were, and
 its median counts.
 
 --profiles reads DIR/GPU/MODEL/mlp.csv in the format of Vidur's public profiles: per layer and number of tokens, median ms of the four linear
-operators. The shape of the model comes from the file, peak and bandwidth from the GPU's data sheet. The efficiencies are those in
-costmodel.py, borrowed from the A6000 for any other GPU; then, to show what the form of the law can do, fitted on each model in
-turn and tested on all the others of that GPU. The fitted ones are shown and not used anywhere.
+operators. The shape of the model comes from the file, peak and bandwidth from the GPU's data sheet. The efficiencies are EFFICIENCY["sarathi_serve"]
+of costmodel.py, for every GPU; then, to show what the form of the law can do, fitted on each model in turn and tested on all the others of that
+GPU. That is where "sarathi_serve" comes from: it is the line that is fitted on Llama-2-70b on an A100. The other lines are shown and not used.
 """
 
 import argparse
@@ -347,7 +347,11 @@ def main() -> None:
     parser.add_argument("--workloads", type=positive, metavar="N", help="how many (default: 20; none with --profiles)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: 0)")
     parser.add_argument(
-        "--rounds", type=positive, default=3, help="runs of each workload, of which the median counts (default: 3; 1 if --quick)"
+        "--rounds",
+        type=positive,
+        default=3,
+        metavar="N",
+        help="runs of each workload, of which the median counts (default: 3; 1 if --quick)",
     )
     parser.add_argument("--profiles", type=Path, metavar="DIR", help="hold the linear operators against DIR/GPU/MODEL/mlp.csv")
     options = parser.parse_args()

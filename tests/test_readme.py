@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from experiments import serve_capacity
+from experiments import fidelity, serve_capacity
 from experiments.common import read_csv
 
 ROOT = Path(__file__).parent.parent
@@ -60,6 +60,13 @@ def test_demo_numbers() -> None:
     metrics = json.loads((ROOT / "demo" / "metrics.json").read_text(encoding="utf-8"))
     for key in ("held_out_nats_per_token", "unigram_nats_per_token"):
         assert f"{metrics[key]:.2f}" in README, key
+
+
+def test_how_well_the_cost_model_does_is_what_fidelity_says() -> None:
+    lines = fidelity.summary(fidelity.read(ROOT / "results" / "fidelity.csv"))
+    assert len(lines) == 4
+    for line in lines:
+        assert f"- {line}\n" in README, line
 
 
 def test_capacities_are_those_in_results() -> None:
