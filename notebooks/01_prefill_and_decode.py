@@ -92,7 +92,7 @@ print_table(["iteration", "tokens", "ms (measured)", "ms per token (measured)"],
 
 # %% [markdown]
 # **Explain.** Look at the last column. A decode iteration is shorter than the prefill, but nowhere near 256 times shorter: per token, decode
-# costs a large multiple. These three calls, `schedule`, `execute`, `update`, are the whole engine (`engine.run` is this loop).
+# costs a large multiple. (The first decode may be slower than the others: libraries warm up for its shape, too.) These three calls, `schedule`, `execute`, `update`, are the whole engine (`engine.run` is this loop).
 #
 # Note also that 256 prompt tokens and 6 output tokens take one prefill and *five* decodes: the prefill already yields the first output token.
 
@@ -288,7 +288,8 @@ print_table(
 
 # %% [markdown]
 # **Explain.** At batch size 1 the linear operators are nearly everything: each token pays for reading all weights alone. At 18 that cost is shared, and
-# attention (blue), which nobody shares, stands out. Batching more would help, but the memory is full: lesson 2.
+# attention (blue), which nobody shares, stands out. Batching more would help, but the memory is full: lesson 2. (`experiments/fig3.py` says a little other than the table: it leaves the logits,
+# the thin grey part, out, and divides by the prefill of as many prompts.)
 #
 # Your CPU shows the same shape with other numbers: its ratio of FLOP/s to bandwidth (step 2) is smaller than a GPU's, so the gap is smaller.
 # A machine with more arithmetic per byte loses more in decode.

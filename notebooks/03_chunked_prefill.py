@@ -299,8 +299,8 @@ print(f"predicted: llama-13b; measured: {config.n_layer} layers of 'laptop' on {
 # Attention has a second side: in the cost model's table it can even become *cheaper* in chunks, because a kernel that does not skip masked blocks
 # computes the whole square of a prompt in one piece, while a chunk never touches the keys behind its own end.
 #
-# Where we differ from the paper: at C = 64 our cost model predicts less, both for attention and for the whole prefill. It knows no fixed costs per kernel launch, and small chunks are many
-# launches; we think that this is the difference. At C = 256 it predicts a little more than the paper's bound: the paper's own Fig 7 and Table 2, which it was fitted to, imply that.
+# Where we differ from the paper: at C = 64 our cost model predicts less, both for attention and for the whole prefill. It does not know that few query rows leave most of a GPU idle in
+# attention. But 5 times the prefill of Table 2 would be 73 ms for a chunk of 64, and the paper's own Fig 7 gives 55 ms for 128 tokens: nothing that fits the one fits the other. At C = 256 it predicts a little more than the paper's bound: the paper's own Fig 7 and Table 2, which it was fitted to, imply that.
 #
 # ## What if ...
 #

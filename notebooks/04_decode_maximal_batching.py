@@ -295,7 +295,7 @@ print_table(["ms per decode", "paper", "fitted"], rows)
 #
 # ## What if ...
 #
-# - More riders: `count = 16`. Fewer: 1. How does the speedup change, and why? (The paper's Fig 8.)
+# - More riders: `count = 16`. Fewer: 1. How does the speedup change, and why? (The paper's Fig 8; `experiments/fig8.py` takes chunks of a longer prompt, which need no logits.)
 # - Longer contexts, `context = 3072`? A smaller chunk, `rows = 128`?
 
 # %%
@@ -315,7 +315,7 @@ print(f"decode speedup {separate / riding:.1f} x (predicted, llama-13b on a6000)
 #
 # <details><summary>Answer</summary>
 #
-# Its linear part is as free. But it waits for the whole prompt: that iteration takes about four times as long. And a prompt can carry each request's decode only *once* per iteration, so that one iteration of 1024 carries
+# Its linear part is as free. But it waits for the whole prompt: that iteration takes more than three times as long (234.8 ms in Table 2, 69.8 in Fig 7). And a prompt can carry each request's decode only *once* per iteration, so that one iteration of 1024 carries
 # one decode of each request, where four chunks of 256 would carry four. (Lesson 5 counts this.)
 #
 # </details>
