@@ -11,6 +11,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
+import perfetto
 from engine import LLM
 from experiments.common import (
     MEASURE_DEFAULTS,
@@ -28,6 +29,7 @@ from experiments.common import (
 )
 from experiments.look import save_figure, use_style
 from experiments.measuring import load_llm
+from timeline import Trace
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,9 @@ class Figure:
     quick_scale: Scale = Scale((), ())
     shown: Callable[[Point], bool] = lambda point: True
     dtype: str = "auto"  # what it is measured in, unless --dtype says otherwise
+    traces: dict[str, Trace] | None = (
+        None  # where `predict` and `measure` leave their runs by name, for --trace; without it, there is no such flag
+    )
 
     def published_and_predicted(self, quick: bool = False) -> list[Point]:
         predicted = self.predict(quick)
@@ -81,6 +86,8 @@ def run_figure(figure: Figure) -> None:
     parser, group = make_figure_parser(figure.description)
     full, quick = figure.scale, figure.quick_scale
     group.add_argument("--repeats", type=positive, metavar="N", help=f"turns whose median is taken (default: {full.repeats})")
+    if figure.traces is not None:
+        parser.add_argument("--trace", type=perfetto.output_file, metavar="FILE", help="write the runs for https://ui.perfetto.dev (JSON)")
     defaults = MEASURE_DEFAULTS | {"dtype": figure.dtype, "repeats": full.repeats}
     options = parse_options(parser, defaults, {"repeats": quick.repeats})
     scale = replace(quick if options.quick else full, repeats=options.repeats)
@@ -93,6 +100,8 @@ def run_figure(figure: Figure) -> None:
         points += figure.measure(llm, scale)
         print(f"\nmeasured on this machine in {time.perf_counter() - begin:.0f} s: {scale}; repeated {scale.repeats} times")
     save_results(options.out, figure, points)
+    if figure.traces is not None and options.trace:
+        perfetto.save(options.trace, figure.traces)
 
 
 def save_results(out: Path, figure: Figure, points: Sequence[Point]) -> None:

@@ -2,6 +2,7 @@
 
     python experiments/serve_stalls.py              predicted for Yi-34B on two A100s: seconds, no GPU needed
     python experiments/serve_stalls.py --measure    and the real engine on this machine
+    python experiments/serve_stalls.py --trace out.json    all runs, for https://ui.perfetto.dev
 
 The paper's experiment: 128 long prompts (arxiv_summarization) wait from the start, the token budget is 1536 tokens. Whenever a
 request ends, the next one's prompt is prefilled; what the running requests do meanwhile is the policy's choice. On this machine: the
@@ -26,6 +27,7 @@ POLICIES = ("vllm_v0", "orca", "sarathi_serve")
 REQUESTS, BUDGET = 128, 1536  # of the paper's artefact (osdi-experiments/figure-1)
 STALL = 1.0  # s: gaps longer than this are counted
 STEPS = 250  # points of each curve
+TRACES: dict[str, Trace] = {}  # the runs, for --trace
 
 
 def waiting(requests: list[Request]) -> list[Request]:
@@ -56,7 +58,8 @@ def predict(quick: bool) -> list[Point]:
     points = []
     for policy in POLICIES:
         requests = waiting(ARXIV.requests(40 if quick else REQUESTS))
-        points += points_of(YI.serve(requests, policy, BUDGET), policy, "predicted", YI.model, YI.hardware)
+        TRACES[policy] = YI.serve(requests, policy, BUDGET)
+        points += points_of(TRACES[policy], policy, "predicted", YI.model, YI.hardware)
     return points
 
 
@@ -70,6 +73,7 @@ def measure(llm: LLM, scale: Scale) -> list[Point]:
         for policy in POLICIES:
             requests = make_requests([0.0] * scale.requests, Uniform(length // 4, 3 * length // 4), Uniform(length // 16, length // 4))
             generate(llm, requests, policy, budget)
+            TRACES[f"measured {policy}"] = llm.trace
             turn += points_of(llm.trace, policy, *measured_on(llm))
         seen.append(turn)
     medians = [float(np.median([turn[number].y for turn in seen])) for number in range(len(seen[-1]))]
@@ -111,6 +115,7 @@ FIGURE = Figure(
     scale=Scale(lengths=(512,), batch_sizes=(8,), chunk_sizes=(64,), repeats=3, requests=24),
     quick_scale=Scale(lengths=(64,), batch_sizes=(3,), chunk_sizes=(16,), repeats=1, requests=6),
     shown=lambda point: not point.x_unit,
+    traces=TRACES,
 )
 
 

@@ -1,6 +1,7 @@
 """Serving over time: capacity, token budget and what Sarathi-Serve says of its policies; the scripts' own flags."""
 
 import importlib
+import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -183,6 +184,15 @@ def test_a_trace_too_light_for_a_capacity(tmp_path: Path, capsys: pytest.Capture
         call("serve_capacity", "--quick", "--trace", str(path), "--out", str(tmp_path))
     said = capsys.readouterr().err
     assert "light, 2 requests on mistral-7b under vllm_v0, strict SLO of" in said and len(said.splitlines()) == 1
+
+
+def test_stalls_of_priced_and_real_runs_as_a_trace_file(tmp_path: Path) -> None:
+    measure = ["--measure", "--device", "cpu", "--dtype", "float32", "--model", "demo"]
+    call("serve_stalls", "--quick", "--out", str(tmp_path), "--trace", str(tmp_path / "run.json"), *measure)
+    events = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))["traceEvents"]
+    groups = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    runs = [f"{what}{policy}" for what in ("", "measured ") for policy in serve_stalls.POLICIES]
+    assert groups == [f"{run}: {part}" for run in runs for part in ("engine", "requests")]
 
 
 def test_the_curve_of_stalls_ends_with_all_tokens() -> None:
