@@ -124,6 +124,10 @@ class Checker(ModelExecutor):
             assert batch.num_tokens <= scheduler.chunk_size, "only a single prompt may exceed the budget"
         if scheduler.name == "chunked_only" and batch.chunks:
             assert batch.num_tokens <= scheduler.chunk_size, "the budget is exceeded"
+        started = [chunk.request.request_id for chunk in batch.chunks if chunk.start == 0]
+        assert all(max(started) < other.request_id for other in scheduler.waiting if started), (
+            "somebody is overtaken: ids are in order of arrival"
+        )
         result = Result(super().execute(batch).tokens, 1.0)
         cached = sum(used for used in self.cache.used if used is not None)
         assert scheduler.cache_tokens is None or cached <= scheduler.cache_tokens, "the cache holds more than its capacity"
@@ -163,7 +167,6 @@ def test_every_policy_under_memory_pressure(
     assert sum(request.preemptions for request in requests) == sum(life.preemptions for life in trace.lives.values())
     assert spare is not None or all(request.preemptions == 0 for request in requests)
     assert requests[0].preemptions == 0, "the first request is always the oldest"
-    assert list(trace.lives) == list(range(len(requests))), "a request overtakes one that came before it"
 
 
 def test_the_property_test_does_preempt() -> None:
