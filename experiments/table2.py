@@ -95,7 +95,7 @@ def draw(points: list[Point]) -> plt.Figure:
     draw_panel(panels[0][0], both, f"paper, and fitted: {MODEL} on {GPU}")
     if measured:
         draw_panel(panels[0][1], {names[row]: measured[row] for row in NAMES}, measured_title(points))
-    figure.suptitle("SARATHI Table 2: a decode that rides on a prefill costs a tenth", fontsize=18)
+    figure.suptitle("SARATHI Table 2: a decode alone, and one that rides on a prefill: in the paper, it costs a tenth", fontsize=18)
     return figure
 
 

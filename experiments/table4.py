@@ -101,8 +101,11 @@ def draw(points: list[Point]) -> plt.Figure:
     panels[1].set_ylim(min(1, min(gains) - 0.04), max(gains) + 0.04)  # bars grow from 1, the baseline
     panels[0].set_ylim(top=1.2 * panels[0].dataLim.ymax)
     panels[0].legend(loc="upper center", ncols=3)
-    heading = "SARATHI Table 4: decode speedup and throughput gain, C = 256, at L and B of the paper"
-    figure.suptitle(f"{heading}\n{measured_title(points).replace(chr(10), ' on ')}" if measured else heading, fontsize=18)
+    heading = "SARATHI Table 4: decode speedup and throughput gain; paper and predicted: C = 256, at L, B and P:D of the paper"
+    if measured:
+        shape = next(iter(measured)).split(" B=")[1]  # of "decode speedup, MODEL B=8 P:D=35.6 C=256"
+        heading += f"\n{measured_title(points).replace(chr(10), ' on ')}, B={shape}"
+    figure.suptitle(heading, fontsize=18)
     return figure
 
 
