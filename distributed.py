@@ -30,6 +30,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -55,6 +56,7 @@ from sampling import sample
 from scheduler import POLICIES, Batch, Request, make_scheduler
 
 GRACE = 2.0  # s in which stage 0 gets to say a mistake that all stages find
+LAUNCHED = "PIPELINE_LAUNCHED"  # an environment variable: `launch` has started this process
 Times = list[tuple[float, float]]  # start and end of a stage's work on each step
 
 
@@ -409,7 +411,7 @@ def launch(stages: int, port: int | None) -> None:
             raise UserError(f"--port {port} cannot be used ({error}): give another, or none") from None
         port = probe.getsockname()[1]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes end in any case
-    group = {"WORLD_SIZE": stages, "LOCAL_WORLD_SIZE": stages, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    group = {"WORLD_SIZE": stages, "LOCAL_WORLD_SIZE": stages, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, LAUNCHED: 1}
     children: list[subprocess.Popen] = []
     try:
         for stage in range(stages):
@@ -429,6 +431,13 @@ def launch(stages: int, port: int | None) -> None:
         if status < 0:  # it could say nothing itself
             raise UserError(f"stage {stage} was ended by {signal.Signals(-status).name}; the others are stopped")
     raise SystemExit(next(iter(failed.values())))
+
+
+def end_with(parent: int) -> None:
+    """Wait until the launcher is gone, killed so that it could not end us, and end."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def check(args: argparse.Namespace) -> None:
@@ -459,6 +468,8 @@ def main() -> None:
         even_layers(config.n_layer, args.stages)
         launch(args.stages, args.port)
         return
+    if LAUNCHED in os.environ:
+        threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     rank, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
     try:
         if rank == 0:

@@ -120,6 +120,17 @@ def test_a_stage_that_dies_ends_the_run(start: Start, launcher: str, when: str, 
         assert errors.endswith(f"error: stage {victim} was ended by SIGKILL; the others are stopped\n")
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+def test_a_launcher_that_is_killed_leaves_nobody_behind(start: Start) -> None:
+    process = start("distributed.py", "--workload", "30:900", "--repeats", "10000", "--dtype", "float32", "--device", "cpu")
+    wait_for(lambda: len(processes_of(process.pid)) == 2)
+    children = processes_of(process.pid)
+    wait_for(lambda: all(any("gloo" in name for name in threads_of(child)) for child in children))
+    process.kill()
+    process.communicate(timeout=30)  # reads to the end, which the stages hold open
+    wait_for(lambda: all(gone(child) for child in children), 30)
+
+
 def test_a_port_in_use_is_one_line(start: Start) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
