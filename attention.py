@@ -1,4 +1,4 @@
-"""The mask of a chunk, and attention over the KV cache in four back ends with one signature.
+"""The mask of a chunk, and attention over the KV cache in four back ends with one signature: here, and in native.py.
 
 A back end attends the new rows of n requests to all that these requests have in one layer's cache:
 
@@ -18,13 +18,14 @@ import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
-from shutil import which
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import native
 from configs import UserError
+from native import LANES
 
 Attend = Callable[[Tensor, Tensor, Tensor, Sequence[int], Sequence[int]], Tensor]
 
@@ -187,74 +188,28 @@ def xformers(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], cont
     return out
 
 
-def compiled(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int]) -> Tensor:
-    """`sdpa`, but decodes run in a kernel that `torch.compile` writes for this CPU: bfloat16 keys are read once and never copied.
+BACKENDS: dict[str, Attend] = {"math": math, "sdpa": sdpa, "native": native.attend, "xformers": xformers}
 
-    The first decodes wait some twenty seconds for the compiler; PyTorch keeps the result on disk. All requests of a call are read up to the
-    longest, so that those of like lengths go together.
+
+def choose_backend(name: str, device: torch.device, dtype: torch.dtype = torch.float32, head_dim: int = LANES, groups: int = 1) -> Attend:
+    """A back end by name, for queries of this dtype, `groups` heads of them to each key head.
+
+    "auto": on a CPU `native`, where it can run, and else sdpa, which runs everywhere. (On CUDA `LLM` measures first: see `fastest`.)
     """
-    n, rows, n_head, head_dim = q.shape
-    if rows > 1:
-        return sdpa(q, keys, values, slots, contexts)
-    query = q.view(n, keys.shape[0], n_head // keys.shape[0], head_dim)  # (n, n_kv_head, groups, head_dim)
-    out = torch.empty_like(query)
-    for alike in _alike(contexts):
-        here = [slots[i] for i in alike], [contexts[i] for i in alike]
-        out[alike] = _compiled_decodes()(query[alike], keys, values, *map(torch.tensor, here), contexts[alike[0]])
-    return out.view_as(q)
-
-
-def _alike(contexts: Sequence[int]) -> list[list[int]]:
-    """Indices in groups, the longest context of each first; no context of a group is shorter than three quarters of it."""
-    found: list[list[int]] = []
-    for i in sorted(range(len(contexts)), key=lambda i: -contexts[i]):
-        if found and contexts[i] >= 0.75 * contexts[found[-1][0]]:
-            found[-1].append(i)
-        else:
-            found.append([i])
-    return found
-
-
-def _decodes(query: Tensor, keys: Tensor, values: Tensor, slots: Tensor, contexts: Tensor, longest: int) -> Tensor:
-    """What the compiler is given. query (n, n_kv_head, groups, head_dim), as the result; slots, contexts (n,) int64; keys as in `math`.
-
-    Sums of products, not matrix products: those it would leave to a library, and fuse nothing. Nothing below is ever in memory as a whole.
-    """
-    exact = torch.promote_types(query.dtype, torch.float32)
-    seen = (torch.arange(longest) < contexts[:, None])[:, None, None]  # (n, 1, 1, longest)
-    key = keys[:, slots, :longest].transpose(0, 1)[:, :, None].to(exact)  # (n, n_kv_head, 1, longest, head_dim)
-    value = values[:, slots, :longest].transpose(0, 1)[:, :, None].to(exact)  # (n, n_kv_head, 1, longest, head_dim)
-    scores = (query[:, :, :, None].to(exact) * key).sum(dim=-1) / pymath.sqrt(query.shape[-1])  # (n, n_kv_head, groups, longest)
-    weights = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)  # (n, n_kv_head, groups, longest)
-    return torch.where(seen[..., None], weights[..., None] * value, 0.0).sum(dim=3).to(query.dtype)
-
-
-@lru_cache(maxsize=1)
-def _compiled_decodes() -> Callable[..., Tensor]:
-    return torch.compile(_decodes, dynamic=True)  # dynamic: one kernel for all contexts
-
-
-BACKENDS: dict[str, Attend] = {"math": math, "sdpa": sdpa, "compiled": compiled, "xformers": xformers}
-
-
-def choose_backend(name: str, device: torch.device) -> Attend:
-    """A back end by name; "auto" is sdpa, which runs everywhere (`LLM` measures first: see `fastest`). compiled is for the asking."""
     if name == "auto":
-        name = "sdpa"
+        return native.attend if native.usable(device, dtype, head_dim, groups) else sdpa
     if name not in BACKENDS:
         raise UserError(f"unknown attention {name!r}: choose from auto, {', '.join(BACKENDS)}")
-    if name == "compiled" and (device.type != "cpu" or not (which("g++") or which("clang++"))):
-        raise UserError(
-            f"attention 'compiled' needs a CPU and a C++ compiler (g++ or clang++); this is {device}: choose auto, sdpa or math"
-        )
+    if name == "native":
+        native.check(device, dtype, head_dim, groups)
     if name == "xformers" and (device.type != "cuda" or find_spec("xformers") is None):
         raise UserError(f"attention 'xformers' needs a CUDA device and the xformers package; this is {device}: choose auto, sdpa or math")
     return BACKENDS[name]
 
 
-def candidates(device: torch.device) -> list[str]:
-    """What "auto" has to choose from: on CUDA, the paper's back end too, where it is installed."""
-    return ["sdpa", "xformers"] if device.type == "cuda" and find_spec("xformers") is not None else ["sdpa"]
+def candidates() -> list[str]:
+    """What "auto" has to choose from on CUDA: the paper's back end too, where it is installed."""
+    return ["sdpa"] if find_spec("xformers") is None else ["sdpa", "xformers"]
 
 
 def fastest(names: Sequence[str], n_head: int, keys: Tensor, values: Tensor, repeats: int = 5) -> str:

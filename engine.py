@@ -13,12 +13,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+# Large pages for large tensors, where Linux gives them to those who ask: reading the weights, a CPU then looks up a 500th of the addresses.
+# PyTorch reads this at its first allocation.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
 import torch
 from torch.overrides import TorchFunctionMode
 
 import checkpoint
 import files
-from attention import candidates, choose_backend, fastest
+import native
+from attention import BACKENDS, candidates, choose_backend, fastest
 from configs import GPUS, LINKS, MODELS, ModelConfig, UserError, lookup
 from costmodel import EFFICIENCY, CostModel
 from executor import CostExecutor, ModelExecutor
@@ -92,7 +97,8 @@ class LLM:
     together; None: all that fits its slots): see scheduler.py; they may be changed between two calls, but for B,
     which sizes the cache. max_length: longest prompt + output, in tokens; the cache is allocated at once for B of them.
     dtype: "auto" is bfloat16 where the hardware has it, else float32. device: "auto" is cuda where there is one, else cpu.
-    attention: a back end of attention.py; "auto" is the fastest of those that need no compiler, measured on this cache (`attention` then names it).
+    attention: a back end of attention.py; "auto" is `native` on a CPU that has a compiler, on CUDA the fastest, measured on this cache, else sdpa;
+    `attention` then names it.
     cuda_graphs: replay iterations of a shape that comes again (graphs.py).
     layers: of how many, which ones to keep, as one stage of a pipeline (distributed.py); the whole model is then read on the CPU first.
     After a call, `trace` tells what its iterations did. Raises configs.UserError with one line that names a bad value.
@@ -121,7 +127,6 @@ class LLM:
             raise UserError(f"seed is {seed!r}; it must be a whole number from 0 to 2**63 - 1")
         self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.device)
-        self.attention, self.attend = attention, choose_backend(attention, self.device)
         if cuda_graphs and self.device.type != "cuda":
             raise UserError(f"cuda_graphs needs a CUDA device; this is {self.device}")
         self.policy, self.chunk_size, self.max_batch_size, self.cache_tokens = policy, chunk_size, max_batch_size, cache_tokens
@@ -138,6 +143,9 @@ class LLM:
                 f"{self.config.name} has a sliding_window of {self.config.window} tokens, which is not supported for longer sequences: "
                 f"max_length is {self.max_length}; give {self.config.window} at most"
             )
+        groups = self.config.n_head // self.config.n_kv_head
+        self.attend = choose_backend(attention, self.device, self.dtype, self.config.head_dim, groups)
+        in_cpp = self.attend is native.attend
         own = range(self.config.n_layer) if layers is None else layers(self.config.n_layer)
         part = replace(self.config, n_layer=len(own))
         check_memory(part, max_batch_size, self.max_length, self.dtype, self.device)
@@ -152,11 +160,13 @@ class LLM:
         if layers is not None:
             self.model.keep(own).to(self.device)
         pack_linears(self.model)
-        self.cache = KVCache(part, max_batch_size, self.max_length, self.dtype, self.device)
-        if attention == "auto":
+        self.cache = KVCache(part, max_batch_size, self.max_length, self.dtype, self.device, in_cpp)
+        if in_cpp:
+            native.install(self.model)
+        if attention == "auto" and self.device.type == "cuda":
             with torch.inference_mode():
-                self.attention = fastest(candidates(self.device), self.config.n_head, self.cache.k[0], self.cache.v[0])
-            self.attend = choose_backend(self.attention, self.device)
+                self.attend = BACKENDS[fastest(candidates(), self.config.n_head, self.cache.k[0], self.cache.v[0])]
+        self.attention = next(name for name, attend in BACKENDS.items() if attend is self.attend)
         self.cuda_graphs, self.graphs = cuda_graphs, Graphs(self.cache)
         self.trace = Trace()
         if self.device.type == "cpu":

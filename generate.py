@@ -34,7 +34,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--ignore-eos", action="store_true", help="go on after the end-of-text token")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 or float64 (default: auto, by the hardware)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
-    parser.add_argument("--attention", default="auto", help="auto, math, sdpa, compiled or xformers (default: auto)")
+    parser.add_argument("--attention", default="auto", help="auto, native, sdpa, math or xformers (default: auto)")
     parser.add_argument("--cuda-graphs", action="store_true", help="replay iterations of a shape that comes again (needs a CUDA GPU)")
     parser.add_argument(
         "--trace",

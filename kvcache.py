@@ -6,6 +6,7 @@ One slot holds one request from its first chunk to its last token. No memory is 
 import torch
 from torch import Tensor
 
+import native
 from configs import GPU, ModelConfig
 
 
@@ -36,12 +37,21 @@ def max_tokens(model: ModelConfig, gpu: GPU, tp: int = 1, utilization: float = 0
 class KVCache:
     """Keys and values of all layers for `slots` requests of up to `length` tokens each."""
 
-    def __init__(self, model: ModelConfig, slots: int, length: int, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"):
+    def __init__(
+        self,
+        model: ModelConfig,
+        slots: int,
+        length: int,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        in_cpp: bool = False,
+    ):
         # Heads before slots: a head's keys lie in one run, and (slots, length) can be read as one long row of keys.
         shape = (model.n_layer, model.n_kv_head, slots, length, model.head_dim)
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
         self.slots, self.length = slots, length
+        self.in_cpp = in_cpp  # write with native.py
         self.reset()
 
     def reset(self) -> None:
@@ -70,8 +80,12 @@ class KVCache:
 
     def write(self, layer: int, slots: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
         """Store T new tokens in place. slots, positions: (T,) int64; k, v: (T, n_kv_head, head_dim)."""
-        self.k[layer][:, slots, positions] = k.transpose(0, 1)  # (n_kv_head, T, head_dim)
-        self.v[layer][:, slots, positions] = v.transpose(0, 1)
+        if self.in_cpp:
+            native.write(k, self.k[layer], slots, positions)
+            native.write(v, self.v[layer], slots, positions)
+        else:
+            self.k[layer][:, slots, positions] = k.transpose(0, 1)  # (n_kv_head, T, head_dim)
+            self.v[layer][:, slots, positions] = v.transpose(0, 1)
 
     @property
     def bytes(self) -> int:

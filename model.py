@@ -9,6 +9,7 @@ chunk, and over the decodes together.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,6 +60,8 @@ class Layer(nn.Module):
         self.norm_2 = norm(config.hidden, eps=config.norm_eps)
         for name, (inputs, outputs) in config.linears.items():
             setattr(self, name, nn.Linear(inputs, outputs, bias=gpt2 or (config.qkv_bias and name == "preproj")))
+        self.rotate: Callable = rotate  # native.py has these two in C++
+        self.activate: Callable = partial(F.gelu, approximate="tanh") if gpt2 else swiglu
         if config.qk_norm:
             self.norm_q = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
             self.norm_k = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
@@ -79,17 +82,21 @@ class Layer(nn.Module):
             q, k, v = qkv.split((config.n_head, config.n_kv_head, config.n_kv_head), dim=1)
             qkv = torch.cat((self.norm_q(q), self.norm_k(k), v), dim=1)
         if rotary is not None:  # q and k lie side by side: one rotation serves both
-            cos, sin = rotary  # (T, 1, head_dim / 2) each
-            left, right = qkv[:, : config.n_head + config.n_kv_head].chunk(2, dim=-1)
-            qk = torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+            qk = self.rotate(qkv[:, : config.n_head + config.n_kv_head], *rotary)
             return qk[:, : config.n_head], qk[:, config.n_head :], qkv[:, config.n_head + config.n_kv_head :]
         return qkv.split((config.n_head, config.n_kv_head, config.n_kv_head), dim=1)
 
-    def activate(self, inner: Tensor) -> Tensor:
-        if self.config.flavour == "gpt2":
-            return F.gelu(inner, approximate="tanh")
-        gate, up = inner.chunk(2, dim=-1)
-        return F.silu(gate) * up
+
+def rotate(qk: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding. qk (T, heads, head_dim); cos, sin (T, 1, head_dim / 2)."""
+    left, right = qk.chunk(2, dim=-1)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+
+
+def swiglu(inner: Tensor) -> Tensor:
+    """(T, 2 * H2), gate and up side by side -> (T, H2)."""
+    gate, up = inner.chunk(2, dim=-1)
+    return F.silu(gate) * up
 
 
 def rotary_frequencies(config: ModelConfig) -> Tensor:

@@ -11,7 +11,8 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from attention import _chunk_in_products, choose_backend, chunk_mask
+import native
+from attention import BACKENDS, chunk_mask
 from cli import run_main
 from configs import MODELS, ModelConfig, UserError
 from engine import choose_dtype, keep_freed_memory
@@ -65,9 +66,8 @@ def decodes(config: ModelConfig, cache: KVCache, repeats: int, names: list[str])
         contexts = [min(context, cache.length) for context in contexts]
 
         def run(name: str, contexts: list[int] = contexts) -> None:
-            attend = choose_backend(name, CPU)
             for k, v in zip(cache.k, cache.v, strict=True):
-                attend(query, k, v, range(8), contexts)
+                BACKENDS[name](query, k, v, range(8), contexts)
 
         size = sum(contexts) * config.kv_bytes_per_token(cache.k.dtype.itemsize)
         for name, ms in zip(names, medians(repeats, *[partial(run, name) for name in names]), strict=True):
@@ -75,22 +75,22 @@ def decodes(config: ModelConfig, cache: KVCache, repeats: int, names: list[str])
     return table
 
 
-def chunks(config: ModelConfig, cache: KVCache, repeats: int, shapes: list[tuple[int, int]]) -> list[list]:
-    """A chunk against its context: the fused kernel, and three plain products."""
+def chunks(config: ModelConfig, cache: KVCache, repeats: int, shapes: list[tuple[int, int]], names: list[str]) -> list[list]:
+    """A chunk against its context: PyTorch's fused kernel, and our back ends."""
     table = []
     for rows, context in shapes:
-        q = torch.randn(rows, config.n_head, config.head_dim).to(cache.k.dtype)
+        q = torch.randn(1, rows, config.n_head, config.head_dim).to(cache.k.dtype)
         mask = chunk_mask(context - rows, rows)
 
         def fused(q: torch.Tensor = q, context: int = context, mask: torch.Tensor = mask) -> None:
             for k, v in zip(cache.k, cache.v, strict=True):
-                F.scaled_dot_product_attention(q.transpose(0, 1)[None], k[None, :, 0, :context], v[None, :, 0, :context], attn_mask=mask)
+                F.scaled_dot_product_attention(q.transpose(1, 2), k[None, :, 0, :context], v[None, :, 0, :context], attn_mask=mask)
 
-        def products(q: torch.Tensor = q, context: int = context) -> None:
+        def ours(name: str, q: torch.Tensor = q, context: int = context) -> None:
             for k, v in zip(cache.k, cache.v, strict=True):
-                _chunk_in_products(q, k[:, 0], v[:, 0], context)
+                BACKENDS[name](q, k, v, [0], [context])
 
-        table.append([rows, context, *[f"{ms:.1f}" for ms in medians(repeats, fused, products)]])
+        table.append([rows, context, *[f"{ms:.1f}" for ms in medians(repeats, fused, *[partial(ours, name) for name in names])]])
     return table
 
 
@@ -111,12 +111,15 @@ def main() -> None:
     cache = KVCache(config, 8, min(1088, config.max_length), dtype)
     cache.k.normal_(), cache.v.normal_()
     print("\neight decodes, all layers, ms")
-    names = ["sdpa"] if args.quick else ["math", "sdpa", "compiled"]
+    names = ["sdpa"] if args.quick else ["math", "sdpa"]
+    if native.usable(CPU, dtype, config.head_dim, config.n_head // config.n_kv_head):
+        names.append("native")
     print_table(["contexts", "attention", "ms", "GB/s"], decodes(config, cache, repeats, names))
     if config.n_head == config.n_kv_head:
         print("\na chunk, all layers, ms")
-        table = chunks(config, cache, repeats, [(249, 249), (256, 512), (249, 505), (256, 1024)])
-        print_table(["rows", "context", "fused", "products"], table)
+        names = [name for name in names if name != "math"]
+        table = chunks(config, cache, repeats, [(249, 249), (256, 512), (249, 505), (256, 1024)], names)
+        print_table(["rows", "context", "fused kernel", *names], table)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""The mask of a chunk, and the three back ends against each other."""
+"""The mask of a chunk, and the back ends against each other (native.cpp: test_native.py)."""
 
 import time
-from shutil import which
 
 import pytest
 import torch
@@ -76,32 +75,7 @@ def test_chunk_in_products_is_exact(case: str, n_kv_head: int, piece: int, monke
     torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.fixture
-def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The back end `compiled` without the compiler: what it is given to compile, run as it is."""
-    monkeypatch.setattr(attention, "_compiled_decodes", lambda: attention._decodes)
-
-
-@pytest.mark.parametrize("n_kv_head", [4, 2, 1])
-@pytest.mark.parametrize("case", CASES)
-def test_compiled_equals_math(case: str, n_kv_head: int, uncompiled: None) -> None:
-    arguments = attention_case(case, n_kv_head, torch.float64)
-    torch.testing.assert_close(BACKENDS["compiled"](*arguments), BACKENDS["math"](*arguments), rtol=1e-12, atol=1e-12)
-
-
-def test_alike_contexts_go_together() -> None:
-    assert attention._alike([100, 80, 74, 400, 300, 299, 1]) == [[3, 4], [5], [0, 1], [2], [6]]
-    assert attention._alike([7]) == [[0]] and attention._alike([5, 5, 5]) == [[0, 1, 2]]
-
-
-@pytest.mark.skipif(not which("g++"), reason="needs a C++ compiler")
-def test_the_compiler_changes_nothing() -> None:
-    for case in ("decodes", "all slots decode", "later chunk"):
-        arguments = attention_case(case, 2, torch.bfloat16)
-        torch.testing.assert_close(BACKENDS["compiled"](*arguments), BACKENDS["math"](*arguments), rtol=0.02, atol=0.02)
-
-
-def test_only_the_context_counts(uncompiled: None) -> None:
+def test_only_the_context_counts() -> None:
     """What lies behind a request's context, or in other slots, is never read, not even NaN."""
     q, keys, values, slots, contexts = attention_case("decodes", 2, torch.float64)
     expected = BACKENDS["math"](q, keys, values, slots, contexts)
@@ -110,7 +84,7 @@ def test_only_the_context_counts(uncompiled: None) -> None:
         live[slot, :context] = True
     for cache in (keys, values):
         cache[:, ~live] = float("nan")
-    for backend in ("math", "sdpa", "compiled"):
+    for backend in ("math", "sdpa"):
         torch.testing.assert_close(BACKENDS[backend](q, keys, values, slots, contexts), expected)
     on_a_gpu = attention.gathered(q, keys, values, torch.tensor(slots), torch.tensor(contexts), longest=32)
     torch.testing.assert_close(on_a_gpu, expected)
@@ -132,11 +106,9 @@ def test_keys_are_rounded_up_within_the_slot() -> None:
 
 def test_choice() -> None:
     cpu = torch.device("cpu")
-    assert choose_backend("auto", cpu) is BACKENDS["sdpa"]
-    with pytest.raises(UserError, match="'flash'.*math, sdpa, compiled, xformers"):
+    assert choose_backend("auto", cpu, torch.float64) is BACKENDS["sdpa"]
+    with pytest.raises(UserError, match="'flash'.*math, sdpa, native, xformers"):
         choose_backend("flash", cpu)
-    with pytest.raises(UserError, match="compiled.*CPU"):
-        choose_backend("compiled", torch.device("cuda"))
     with pytest.raises(UserError, match="xformers.*CUDA"):
         choose_backend("xformers", cpu)
 
@@ -182,8 +154,7 @@ def test_the_fastest_is_chosen_by_measurement(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_candidates() -> None:
-    assert attention.candidates(torch.device("cpu")) == ["sdpa"]
-    assert attention.candidates(torch.device("cuda"))[0] == "sdpa", "the first must run everywhere"
+    assert attention.candidates()[0] == "sdpa", "the first must run everywhere"
 
 
 @pytest.mark.cuda

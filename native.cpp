@@ -1,0 +1,335 @@
+// What lies between two linear operators, written for a CPU: native.py compiles this, and says why. First attention over the KV cache, one
+// loop for each kind of work in a hybrid batch:
+//
+//   decode   one row of a request: bound by memory. K and V are read once, in place, as fast as memory gives them.
+//   chunk    many rows of one request: bound by arithmetic. Scores never leave a core's own cache (online softmax, as in FlashAttention).
+//
+// Then the small operators: normalize, rotate, gate, write. Each reads its rows once and writes them once.
+//
+// Vectors are those of GCC and Clang (`vector_size`), so that this compiles for any CPU. One instruction is named, AVX-512's dot
+// product of bfloat16 pairs, because no compiler finds it.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <numeric>
+#include <vector>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr int LANES = 16, MAX_HEAD_DIM = 256, MAX_GROUPS = 64;
+constexpr int KEYS = 64;  // of one step of a chunk: their scores stay in the nearest cache
+#ifdef __AVX512F__
+constexpr int TILE = 4, WIDE = 4;  // what is summed up in registers: TILE keys or channels by WIDE * LANES rows
+#else
+constexpr int TILE = 4, WIDE = 1;
+#endif
+constexpr float INFINITE = __builtin_inff();
+
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t bits __attribute__((vector_size(4 * LANES)));  // what is multiplied: a float, or a pair of bfloat16, in each lane
+typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+typedef uint16_t bf16;
+typedef uint32_t word __attribute__((may_alias));  // one of its lanes
+constexpr ints ORDER = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+template <class T> constexpr int PER = 4 / sizeof(T);  // values in a word
+
+template <class V> inline V load(const void* from) { V v; memcpy(&v, from, sizeof v); return v; }
+template <class V> inline void store(void* to, V v) { memcpy(to, &v, sizeof v); }
+
+inline vec maximum(vec a, vec b) { return a > b ? a : b; }
+
+// 2^x for x <= 126, to 1e-7 of its value: 2^n times a polynomial on [-0.5, 0.5]. 0 below 2^-126.
+inline vec power_of_two(vec x) {
+    vec n = (x + 12582912.0f) - 12582912.0f, f = x - n;  // adding 1.5 * 2^23 rounds to an integer
+    vec p = ((((1.32186725e-3f * f + 9.67169794e-3f) * f + 5.55089295e-2f) * f + 2.40222380e-1f) * f + 6.93146856e-1f) * f + 1.0f;
+    vec scaled = (vec)((ints)p + (__builtin_convertvector(n, ints) << 23));
+    return x < -126.0f ? vec{} : scaled;  // this way round, what is no number stays none
+}
+
+// sums + a * b, word by word; of bfloat16, both halves of a word.
+template <class T> inline vec dot(vec sums, bits a, bits b);
+template <> inline vec dot<float>(vec sums, bits a, bits b) { return sums + (vec)a * (vec)b; }
+template <> inline vec dot<bf16>(vec sums, bits a, bits b) {
+#ifdef __AVX512BF16__
+    return (vec)_mm512_dpbf16_ps((__m512)sums, (__m512bh)a, (__m512bh)b);
+#else
+    sums += (vec)(a << 16) * (vec)(b << 16);
+    return sums + (vec)(a & 0xffff0000u) * (vec)(b & 0xffff0000u);
+#endif
+}
+
+// Floats as words: of bfloat16 (the upper half of a float, rounded to the nearest, ties to even) two of them in each.
+inline bits rounded(vec x) { bits b = (bits)x; return b + 0x7fff + ((b >> 16) & 1); }
+template <class T> inline bits words_of(const vec* x, int next);
+template <> inline bits words_of<float>(const vec* x, int) { return (bits)x[0]; }
+template <> inline bits words_of<bf16>(const vec* x, int next) { return (rounded(x[0]) >> 16) | (rounded(x[next]) & 0xffff0000u); }
+
+// Of bfloat16, the upper half of a float.
+inline vec widen(const bf16* from) { return (vec)(__builtin_convertvector(load<halves>(from), bits) << 16); }
+inline vec widen(const float* from) { return load<vec>(from); }
+inline void narrow(bf16* to, vec x) { store(to, __builtin_convertvector(rounded(x) >> 16, halves)); }
+inline void narrow(float* to, vec x) { store(to, x); }
+
+// Two rows of values, for `dot` to sum over the rows: of bfloat16, the even values of both, then the odd ones.
+template <class T> inline void weave(bits a, bits b, bits* even, bits* odd);
+template <> inline void weave<float>(bits a, bits, bits* even, bits*) { *even = a; }
+template <> inline void weave<bf16>(bits a, bits b, bits* even, bits* odd) {
+    *even = (a & 0xffffu) | (b << 16);
+    *odd = (a >> 16) | (b & 0xffff0000u);
+}
+
+inline float sum(vec x) { return std::accumulate((float*)&x, (float*)&x + LANES, 0.0f); }
+
+// The sum of each of N vectors, a power of two: halves are added crosswise, so that no lane waits for another.
+template <int N> inline vec add_lanes(const vec* x) {
+    vec a = add_lanes<N / 2>(x), b = add_lanes<N / 2>(x + N / 2);
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
+           __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+}
+template <> inline vec add_lanes<1>(const vec* x) { return x[0]; }
+
+// The new row of the query heads that share one key head: q (groups, head_dim), keys and values (context, head_dim), out as q.
+// scores: room for `groups` times `room` of them, at least context + LANES.
+template <class T>
+void decode(const T* q, const T* keys, const T* values, T* out, int groups, int context, int head_dim, float scale, float* scores, int64_t room) {
+    constexpr int P = PER<T>;
+    const int words = head_dim / P, vectors = words / LANES;
+    const word *query = (const word*)q, *key = (const word*)keys, *value = (const word*)values;
+
+    for (int first = 0; first < context; first += LANES)
+        for (int g = 0; g < groups; g++) {
+            vec products[LANES];
+            for (int j = 0; j < LANES; j++) {
+                const word* row = key + (int64_t)std::min(first + j, context - 1) * words;
+                products[j] = vec{};
+                for (int c = 0; c < words; c += LANES) products[j] = dot<T>(products[j], load<bits>(query + g * words + c), load<bits>(row + c));
+            }
+            vec score = add_lanes<LANES>(products) * scale;
+            store(scores + g * room + first, ORDER + first < context ? score : vec{} - INFINITE);
+        }
+    float total[MAX_GROUPS];
+    for (int g = 0; g < groups; g++) {
+        float* score = scores + g * room;
+        float most = *std::max_element(score, score + context);
+        vec sums{};
+        for (int j = 0; j < context; j += LANES) {
+            vec weight = power_of_two(load<vec>(score + j) - most);
+            sums += weight;
+            store(score + j, weight);
+        }
+        total[g] = sum(sums);
+    }
+    vec y[MAX_GROUPS][P][MAX_HEAD_DIM / P / LANES];
+    for (int g = 0; g < groups; g++) std::fill_n(&y[g][0][0], P * (MAX_HEAD_DIM / P / LANES), vec{});
+    for (int first = 0; first < context; first += KEYS)
+        for (int g = 0; g < groups; g++)
+            for (int j = first; j < std::min(first + KEYS, context); j += P) {
+                const word *row = value + (int64_t)j * words, *next = j + 1 < context ? row + words : row;
+                vec pair[2] = {vec{} + scores[g * room + j], vec{} + scores[g * room + j + 1]};
+                bits weight = words_of<T>(pair, 1), woven[2];
+                for (int c = 0; c < vectors; c++) {
+                    weave<T>(load<bits>(row + c * LANES), load<bits>(next + c * LANES), woven, woven + 1);
+                    for (int p = 0; p < P; p++) y[g][p][c] = dot<T>(y[g][p][c], weight, woven[p]);
+                }
+            }
+    for (int g = 0; g < groups; g++)
+        for (int c = 0; c < vectors; c++) {
+            vec pair[2] = {y[g][0][c] / total[g], y[g][P - 1][c] / total[g]};
+            store((word*)out + g * words + c * LANES, words_of<T>(pair, 1));
+        }
+}
+
+// New rows of one query head, at most V * LANES, each in a lane of its own: q and out (rows, head_dim), `stride` values from row to row;
+// keys, values (start + rows, head_dim). Row i sits at position start + i.
+template <class T, int V>
+void chunk(const T* q, int64_t q_stride, const T* keys, const T* values, T* out, int64_t out_stride, int start, int rows, int head_dim, float scale) {
+    constexpr int P = PER<T>;
+    const int words = head_dim / P, end = start + rows;
+    const word *key = (const word*)keys, *value = (const word*)values;
+    alignas(64) word query[MAX_HEAD_DIM / P][V * LANES], woven[KEYS / P][MAX_HEAD_DIM];
+    vec scores[KEYS][V], y[MAX_HEAD_DIM][V], most[V], total[V];
+    bits weights[KEYS / P][V];
+
+    for (int i = 0; i < V * LANES; i++)
+        for (int c = 0; c < words; c++) query[c][i] = i < rows ? ((const word*)(q + i * q_stride))[c] : 0;
+    for (int v = 0; v < V; v++) most[v] = vec{} - INFINITE, total[v] = vec{};
+    for (int d = 0; d < head_dim; d++)
+        for (int v = 0; v < V; v++) y[d][v] = vec{};
+
+    for (int first = 0; first < end; first += KEYS) {
+        const int count = std::min(KEYS, end - first), padded = (count + TILE - 1) / TILE * TILE;
+        for (int j = 0; j < count; j += TILE) {  // scores = keys q
+            const word* row[TILE];
+            for (int t = 0; t < TILE; t++) row[t] = key + (int64_t)std::min(first + j + t, end - 1) * words;
+            vec sums[TILE][V] = {};
+            for (int c = 0; c < words; c++) {
+                bits column[V];
+                for (int v = 0; v < V; v++) column[v] = load<bits>(&query[c][v * LANES]);
+                for (int t = 0; t < TILE; t++)
+                    for (int v = 0; v < V; v++) sums[t][v] = dot<T>(sums[t][v], column[v], bits{} + row[t][c]);
+            }
+            for (int t = 0; t < TILE; t++)
+                for (int v = 0; v < V; v++) {
+                    vec score = sums[t][v] * scale;
+                    if (first + j + t > start) score = ORDER + (start + v * LANES) >= first + j + t ? score : vec{} - INFINITE;
+                    scores[j + t][v] = score;
+                }
+        }
+        vec shrink[V];  // online softmax: what is summed so far shrinks when a greater score appears
+        for (int v = 0; v < V; v++) {
+            shrink[v] = most[v];
+            for (int j = 0; j < padded; j++) most[v] = maximum(most[v], scores[j][v]);
+            shrink[v] = power_of_two(shrink[v] - most[v]);
+            total[v] *= shrink[v];
+            for (int j = 0; j < padded; j++) total[v] += scores[j][v] = power_of_two(scores[j][v] - most[v]);
+            for (int j = 0; j < padded; j += P) weights[j / P][v] = words_of<T>(&scores[j][v], V);
+        }
+        for (int j = 0; j < padded; j += P)
+            for (int c = 0; c < words; c += LANES) {
+                // Behind the last key lie somebody else's values, even NaN, which no weight of 0 would keep out: the last one's instead.
+                const word *row = value + (int64_t)std::min(first + j, end - 1) * words + c, *next = first + j + 1 < end ? row + words : row;
+                bits pair[2];
+                weave<T>(load<bits>(row), load<bits>(next), pair, pair + 1);
+                for (int p = 0; p < P; p++) store(&woven[j / P][p * words + c], pair[p]);
+            }
+        for (int d = 0; d < head_dim; d += TILE) {  // y = y shrink + values weights
+            vec sums[TILE][V];
+            for (int t = 0; t < TILE; t++)
+                for (int v = 0; v < V; v++) sums[t][v] = y[d + t][v] * shrink[v];
+            for (int j = 0; j < padded / P; j++) {
+                bits weight[V];
+                for (int v = 0; v < V; v++) weight[v] = weights[j][v];
+                for (int t = 0; t < TILE; t++)
+                    for (int v = 0; v < V; v++) sums[t][v] = dot<T>(sums[t][v], weight[v], bits{} + woven[j][d + t]);
+            }
+            for (int t = 0; t < TILE; t++)
+                for (int v = 0; v < V; v++) y[d + t][v] = sums[t][v];
+        }
+    }
+    for (int c = 0; c < words; c++)
+        for (int v = 0; v < V; v++) {
+            vec pair[2] = {y[c][v] / total[v], y[(P - 1) * words + c][v] / total[v]};
+            store(&query[c][v * LANES], words_of<T>(pair, 1));
+        }
+    for (int i = 0; i < rows; i++)
+        for (int c = 0; c < words; c++) ((word*)(out + i * out_stride))[c] = query[c][i];
+}
+
+struct Sizes {
+    int64_t n, rows, n_head, n_kv_head, head_dim;
+    int64_t q_request, q_row;    // values from one to the next
+    int64_t kv_head, kv_slot;
+};
+
+template <class T>
+void attend(const T* q, const T* keys, const T* values, T* out, const int64_t* slots, const int64_t* contexts, const Sizes& s) {
+    const int groups = s.n_head / s.n_kv_head, block = WIDE * LANES, blocks = (s.rows + block - 1) / block;
+    const float scale = 1.44269504f / __builtin_sqrtf(s.head_dim);  // scores are powers of 2, not of e
+    if (s.rows == 1) {
+        const int64_t room = *std::max_element(contexts, contexts + s.n) + LANES;
+#pragma omp parallel
+        {
+            std::vector<float> scores(groups * room);
+#pragma omp for schedule(dynamic)
+            for (int64_t task = 0; task < s.n * s.n_kv_head; task++) {
+                const int64_t i = task / s.n_kv_head, h = task % s.n_kv_head, at = h * s.kv_head + slots[i] * s.kv_slot;
+                decode(q + i * s.q_request + h * groups * s.head_dim, keys + at, values + at, out + task * groups * s.head_dim, groups,
+                       contexts[i], s.head_dim, scale, scores.data(), room);
+            }
+        }
+        return;
+    }
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t task = 0; task < s.n * s.n_head * blocks; task++) {
+        const int64_t i = task % s.n, h = task / s.n % s.n_head, at = h / groups * s.kv_head + slots[i] * s.kv_slot;
+        const int64_t first = (blocks - 1 - task / s.n / s.n_head) * block;  // the last rows see most: the longest tasks first
+        const int rows = std::min<int64_t>(block, s.rows - first), start = contexts[i] - s.rows + first;
+        const T* query = q + i * s.q_request + first * s.q_row + h * s.head_dim;
+        T* y = out + ((i * s.rows + first) * s.n_head + h) * s.head_dim;
+        auto run = rows > WIDE * LANES / 2 ? chunk<T, WIDE> : rows > LANES ? chunk<T, (WIDE + 1) / 2> : chunk<T, 1>;
+        run(query, s.q_row, keys + at, values + at, y, s.n_head * s.head_dim, start, rows, s.head_dim, scale);
+    }
+}
+
+constexpr int64_t SMALL = 1 << 14;  // values: for fewer, waking the other threads takes longer than the work
+
+// RMSNorm: y = x / rms(x) * weight. x, y (rows, size); weight (size,).
+template <class T>
+void normalize(const T* x, const T* weight, T* y, int64_t rows, int64_t size, float epsilon) {
+#pragma omp parallel for if (rows * size > SMALL)
+    for (int64_t i = 0; i < rows; i++) {
+        vec squares{};
+        for (int64_t c = 0; c < size; c += LANES) {
+            vec value = widen(x + i * size + c);
+            squares += value * value;
+        }
+        const float scale = 1 / __builtin_sqrtf(sum(squares) / size + epsilon);
+        for (int64_t c = 0; c < size; c += LANES) narrow(y + i * size + c, widen(x + i * size + c) * scale * widen(weight + c));
+    }
+}
+
+// Rotary embedding of the first `heads` heads of each row, in place. x: `stride` values from row to row; cosine, sine (rows, head_dim / 2).
+template <class T>
+void rotate(T* x, const T* cosine, const T* sine, int64_t rows, int64_t heads, int64_t head_dim, int64_t stride) {
+    const int64_t half = head_dim / 2;
+#pragma omp parallel for if (rows * stride > SMALL)
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t h = 0; h < heads; h++)
+            for (int64_t c = 0; c < half; c += LANES) {
+                T *left = x + i * stride + h * head_dim + c, *right = left + half;
+                vec a = widen(left), b = widen(right), cosines = widen(cosine + i * half + c), sines = widen(sine + i * half + c);
+                narrow(left, a * cosines - b * sines);
+                narrow(right, b * cosines + a * sines);
+            }
+}
+
+// SwiGLU: y = silu(gate) * up. x (rows, 2 * size), gate and up side by side; y (rows, size).
+template <class T>
+void gate(const T* x, T* y, int64_t rows, int64_t size) {
+#pragma omp parallel for if (rows * size > SMALL)
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t c = 0; c < size; c += LANES) {
+            vec value = widen(x + 2 * i * size + c), power = value * -1.44269504f;
+            power = power < 126.0f ? power : vec{} + 126.0f;
+            narrow(y + i * size + c, value / (power_of_two(power) + 1.0f) * widen(x + (2 * i + 1) * size + c));
+        }
+}
+
+// Rows into their places in the cache. x (rows, heads, head_dim), `stride` values from row to row.
+template <class T>
+void write(const T* x, T* cache, const int64_t* slots, const int64_t* positions, int64_t rows, int64_t heads, int64_t head_dim, int64_t stride,
+           int64_t cache_head, int64_t cache_slot) {
+#pragma omp parallel for if (rows * heads * head_dim > SMALL)
+    for (int64_t h = 0; h < heads; h++)
+        for (int64_t i = 0; i < rows; i++)
+            memcpy(cache + h * cache_head + slots[i] * cache_slot + positions[i] * head_dim, x + i * stride + h * head_dim, head_dim * sizeof(T));
+}
+
+}  // namespace
+
+// What native.py calls, for either type.
+#define FOR_TYPE(T, NAME)                                                                                                            \
+    extern "C" void attend_##NAME(const T* q, const T* keys, const T* values, T* out, const int64_t* slots, const int64_t* contexts, \
+                                  const Sizes* sizes) {                                                                              \
+        attend(q, keys, values, out, slots, contexts, *sizes);                                                                       \
+    }                                                                                                                                \
+    extern "C" void normalize_##NAME(const T* x, const T* weight, T* y, int64_t rows, int64_t size, float epsilon) {                 \
+        normalize(x, weight, y, rows, size, epsilon);                                                                                \
+    }                                                                                                                                \
+    extern "C" void rotate_##NAME(T* x, const T* cosine, const T* sine, int64_t rows, int64_t heads, int64_t head_dim, int64_t stride) { \
+        rotate(x, cosine, sine, rows, heads, head_dim, stride);                                                                      \
+    }                                                                                                                                \
+    extern "C" void gate_##NAME(const T* x, T* y, int64_t rows, int64_t size) { gate(x, y, rows, size); }                            \
+    extern "C" void write_##NAME(const T* x, T* cache, const int64_t* slots, const int64_t* positions, int64_t rows, int64_t heads,  \
+                                 int64_t head_dim, int64_t stride, int64_t cache_head, int64_t cache_slot) {                         \
+        write(x, cache, slots, positions, rows, heads, head_dim, stride, cache_head, cache_slot);                                    \
+    }
+
+FOR_TYPE(bf16, bfloat16)
+FOR_TYPE(float, float32)

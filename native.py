@@ -1,0 +1,181 @@
+"""What lies between two linear operators, in C++: native.cpp, compiled by this machine's own compiler and called through ctypes.
+
+PyTorch's operators leave time on the table at both ends of a hybrid batch: a bfloat16 chunk writes its scores to memory and reads them
+back, a decode copies K and V to float32 before it reads them, and the small operators around them pass over the same rows several times.
+No operator of PyTorch does otherwise on a CPU, hence a C++ file. `attend` is the back end; `install` puts the small ones into a model.
+
+It is compiled on first use (some seconds), for this machine's instructions, and kept in `~/.cache/nano-sarathi`. Without a compiler nothing
+is lost but time: `attention.sdpa` and the plain operators do the same.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from shutil import which
+
+import torch
+from torch import Tensor, nn
+
+from configs import UserError
+
+SOURCE = Path(__file__).with_name("native.cpp")
+# Of GCC's and Clang's -march=native, the instructions only: GCC 12 takes recent AMD for older ones, and then loads what it has in registers.
+FLAGS = ["-std=c++17", "-O3", "-march=native", "-mtune=generic", "-fopenmp", "-shared", "-fPIC"]
+POINTER, INTEGER = ctypes.c_void_p, ctypes.c_int64
+ARGUMENTS = {
+    "attend": [POINTER] * 7,
+    "normalize": [POINTER] * 3 + [INTEGER] * 2 + [ctypes.c_float],
+    "rotate": [POINTER] * 3 + [INTEGER] * 4,
+    "gate": [POINTER] * 2 + [INTEGER] * 2,
+    "write": [POINTER] * 4 + [INTEGER] * 6,
+}
+DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
+LANES, MAX_HEAD_DIM, MAX_GROUPS = 16, 256, 64  # as in native.cpp
+
+
+class Sizes(ctypes.Structure):
+    """As in native.cpp."""
+
+    _fields_ = [(name, INTEGER) for name in ("n", "rows", "n_head", "n_kv_head", "head_dim", "q_request", "q_row", "kv_head", "kv_slot")]
+
+
+def compiler() -> str | None:
+    """The C++ compiler of this machine: $CXX, g++ or clang++."""
+    return next((found for name in (os.environ.get("CXX"), "g++", "clang++") if name and (found := which(name))), None)
+
+
+def misfit(device: torch.device, dtype: torch.dtype, head_dim: int, groups: int) -> str | None:
+    """What native.cpp has not been written for, if anything."""
+    if device.type != "cpu" or dtype not in DTYPES:
+        return f"a CPU, and bfloat16 or float32; this is {device}, {str(dtype).removeprefix('torch.')}"
+    if head_dim % (2 * LANES) or head_dim > MAX_HEAD_DIM or groups > MAX_GROUPS:
+        return (
+            f"a head_dim that is a multiple of {2 * LANES} up to {MAX_HEAD_DIM}, and up to {MAX_GROUPS} heads to a key head; "
+            f"here they are {head_dim} and {groups}"
+        )
+    return None
+
+
+def check(device: torch.device, dtype: torch.dtype, head_dim: int, groups: int) -> None:
+    """Raises UserError if `attend` cannot run here on these."""
+    if reason := misfit(device, dtype, head_dim, groups):
+        raise UserError(f"attention 'native' needs {reason}: choose auto, sdpa or math")
+    library()
+
+
+def usable(device: torch.device, dtype: torch.dtype, head_dim: int, groups: int) -> bool:
+    try:
+        check(device, dtype, head_dim, groups)
+    except UserError:
+        return False
+    return True
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """native.cpp, compiled now or before. Raises UserError if that cannot be."""
+    program = compiler()
+    if program is None:
+        raise UserError("attention 'native' needs a C++ compiler (g++ or clang++, or another that $CXX names): choose auto, sdpa or math")
+    # A home may be shared by machines of several kinds: what this one's CPU can do is part of the name.
+    made_of = [SOURCE.read_text(encoding="utf-8"), program, *FLAGS, platform.machine(), instructions()]
+    name = f"native-{hashlib.sha256(' '.join(made_of).encode()).hexdigest()[:16]}.so"
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "nano-sarathi"
+        if not (folder / name).exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder) as workplace:  # two processes may compile at once: the last one's stays
+                build(program, Path(workplace) / name).replace(folder / name)
+        return ctypes.CDLL(str(folder / name))
+    except (OSError, RuntimeError) as error:  # no home, a full or read-only disk, one that nothing may be run from
+        raise UserError(f"attention 'native' cannot keep what it compiles ({error}): choose auto, sdpa or math") from None
+
+
+def build(program: str, target: Path) -> Path:
+    print(f"compiling {SOURCE.name}, once on this machine ...", file=sys.stderr, flush=True)
+    done = subprocess.run([program, *FLAGS, str(SOURCE), "-o", str(target)], check=False, capture_output=True, text=True)
+    if done.returncode:
+        reason = next((line for line in done.stderr.splitlines() if "error" in line), "no message").strip()
+        raise UserError(f"attention 'native': {program} cannot compile {SOURCE.name} ({reason}): choose auto, sdpa or math")
+    return target
+
+
+def instructions() -> str:
+    """What this CPU can do, as Linux lists it; elsewhere its name."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+
+
+@cache
+def function(name: str, dtype: torch.dtype) -> Callable[..., None]:
+    """A function of native.cpp for this dtype. Where it wants a tensor, give `data_ptr()`."""
+    found = getattr(library(), f"{name}_{DTYPES[dtype]}")
+    found.argtypes, found.restype = ARGUMENTS[name], None
+    return found
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int]) -> Tensor:
+    """As every back end (attention.py), for what `check` lets through."""
+    n, rows, n_head, head_dim = q.shape
+    if q.stride(3) != 1 or q.stride(2) != head_dim:
+        q = q.contiguous()
+    out = torch.empty(q.shape, dtype=q.dtype)
+    sizes = Sizes(n, rows, n_head, keys.shape[0], head_dim, q.stride(0), q.stride(1), keys.stride(0), keys.stride(1))
+    numbers, pointers = INTEGER * n, [tensor.data_ptr() for tensor in (q, keys, values, out)]
+    function("attend", q.dtype)(*pointers, numbers(*slots), numbers(*contexts), ctypes.byref(sizes))
+    return out
+
+
+class RMSNorm(nn.Module):
+    """x (..., size), as the `nn.RMSNorm` that it is made from. For inference only, as all that follows."""
+
+    def __init__(self, norm: nn.RMSNorm):
+        super().__init__()
+        self.weight, self.eps = norm.weight, norm.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        out, size = torch.empty_like(x), x.shape[-1]
+        function("normalize", x.dtype)(x.data_ptr(), self.weight.data_ptr(), out.data_ptr(), x.numel() // size, size, self.eps)
+        return out
+
+
+def rotate(qk: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """As `model.rotate`, but in place."""
+    rows, heads, head_dim = qk.shape
+    function("rotate", qk.dtype)(qk.data_ptr(), cos.data_ptr(), sin.data_ptr(), rows, heads, head_dim, qk.stride(0))
+    return qk
+
+
+def swiglu(inner: Tensor) -> Tensor:
+    """As `model.swiglu`."""
+    rows, size = len(inner), inner.shape[1] // 2
+    out = torch.empty(rows, size, dtype=inner.dtype)
+    function("gate", inner.dtype)(inner.data_ptr(), out.data_ptr(), rows, size)
+    return out
+
+
+def write(x: Tensor, cache: Tensor, slots: Tensor, positions: Tensor) -> None:
+    """x (T, n_kv_head, head_dim) into one layer's keys or values (n_kv_head, slots, length, head_dim); slots, positions (T,) int64."""
+    rows, heads, head_dim = x.shape
+    pointers = [tensor.data_ptr() for tensor in (x, cache, slots, positions)]
+    function("write", x.dtype)(*pointers, rows, heads, head_dim, x.stride(0), cache.stride(0), cache.stride(1))
+
+
+def install(model: nn.Module) -> None:
+    """Let a `model.Transformer` that `check` lets through use the small operators, wherever sizes are whole vectors."""
+    config = model.config
+    if config.flavour != "llama" or config.hidden % LANES or config.linears["ffn_ln2"][0] % LANES:
+        return
+    for path in [path for path, module in model.named_modules() if isinstance(module, nn.RMSNorm)]:
+        model.set_submodule(path, RMSNorm(model.get_submodule(path)))
+    for layer in model.layers:
+        layer.rotate, layer.activate = rotate, swiglu

@@ -1,0 +1,215 @@
+"""native.cpp beside what it stands for: `attention.math`, the model's own small operators, the cache's own writes."""
+
+import dataclasses
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TINY, tiny_model
+from torch import Tensor
+
+import attention
+import model
+import native
+from configs import MODELS, UserError
+from engine import LLM, SamplingParams
+from kvcache import KVCache
+
+CPU = torch.device("cpu")
+CLOSE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+pytestmark = pytest.mark.skipif(not native.compiler(), reason="needs a C++ compiler")
+
+# rows of each request, slots, contexts
+SHAPES = {
+    "whole prompt": (70, [2], [70]),
+    "chunk in its place": (249, [1], [505]),
+    "one vector of rows": (16, [0], [64]),
+    "a row more": (17, [3], [40]),
+    "two vectors and a row": (33, [0], [33]),
+    "short chunk, deep": (3, [2], [511]),
+    "several chunks": (20, [1, 3], [20, 90]),
+    "first token": (1, [3], [1]),
+    "decodes": (1, [3, 0, 2], [9, 512, 1]),
+    "all slots decode": (1, [0, 1, 2, 3], [15, 16, 17, 31]),
+}
+
+
+@pytest.fixture(params=["this CPU", "one without AVX-512"])
+def cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if request.param != "this CPU":
+        if platform.machine() != "x86_64":
+            pytest.skip("needs an x86 CPU")
+        monkeypatch.setattr(native, "FLAGS", ["-march=haswell" if flag == "-march=native" else flag for flag in native.FLAGS])
+    native.library.cache_clear(), native.function.cache_clear()
+    yield
+    native.library.cache_clear(), native.function.cache_clear()
+
+
+def case(shape: str, head_dim: int, n_kv_head: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, list[int], list[int]]:
+    rows, slots, contexts = SHAPES[shape]
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(len(slots), rows, 4, head_dim, generator=generator)
+    keys, values = torch.randn(2, n_kv_head, 4, 512, head_dim, generator=generator)
+    return q.to(dtype), keys.to(dtype), values.to(dtype), slots, contexts
+
+
+def exact(q: Tensor, keys: Tensor, values: Tensor, slots: list[int], contexts: list[int]) -> Tensor:
+    return attention.math(q.double(), keys.double(), values.double(), slots, contexts)
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_attention_equals_math(shape: str, head_dim: int, dtype: torch.dtype, cpu: None) -> None:
+    for n_kv_head in (4, 2, 1):
+        arguments = case(shape, head_dim, n_kv_head, dtype)
+        torch.testing.assert_close(native.attend(*arguments).double(), exact(*arguments), rtol=0, atol=CLOSE[dtype])
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_only_the_context_counts(shape: str, dtype: torch.dtype) -> None:
+    """What lies behind a context, or in other slots, changes no bit, not even NaN."""
+    q, keys, values, slots, contexts = case(shape, 64, 2, dtype)
+    expected = native.attend(q, keys, values, slots, contexts)
+    live = torch.zeros(4, 512, dtype=torch.bool)
+    for slot, context in zip(slots, contexts, strict=True):
+        live[slot, :context] = True
+    for cache in (keys, values):
+        cache[:, ~live] = float("nan")
+    torch.testing.assert_close(native.attend(q, keys, values, slots, contexts), expected, rtol=0, atol=0)
+
+
+def test_a_row_sees_nothing_behind_itself() -> None:
+    """Promise 1: the rows of a chunk are those of the whole prompt, even where a later key would outweigh all others."""
+    q, keys, values, _, _ = case("whole prompt", 64, 4, torch.float32)
+    keys[:, 2, 40] *= 1000
+    whole = native.attend(q, keys, values, [2], [70])
+    for start, end in ((0, 13), (13, 40), (40, 41), (41, 70)):
+        chunk = native.attend(q[:, start:end], keys, values, [2], [end])
+        torch.testing.assert_close(chunk, whole[:, start:end], rtol=1e-5, atol=1e-5)
+    assert torch.equal(native.attend(q[:, :40], keys, values, [2], [40]), whole[:, :40])
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+def test_a_nan_is_not_hidden(dtype: torch.dtype) -> None:
+    for shape in ("short chunk, deep", "decodes"):
+        for spoiled in range(3):  # q, keys, values
+            arguments = case(shape, 64, 4, dtype)
+            (arguments[0][0] if spoiled == 0 else arguments[spoiled][:, arguments[3][0]])[..., 5] = float("nan")
+            assert native.attend(*arguments)[0].isnan().any()
+
+
+def test_strided_queries() -> None:
+    """Queries as the model has them: a part of the rows that hold q, k and v."""
+    q, keys, values, slots, contexts = case("decodes", 64, 4, torch.float32)
+    beside = torch.cat((q, torch.full_like(q, float("nan"))), dim=2)
+    assert torch.equal(native.attend(beside[:, :, :4], keys, values, slots, contexts), native.attend(q, keys, values, slots, contexts))
+    turned = q.transpose(2, 3).contiguous().transpose(2, 3)
+    assert torch.equal(native.attend(turned, keys, values, slots, contexts), native.attend(q, keys, values, slots, contexts))
+
+
+@pytest.mark.parametrize("rows", [1, 7, 300])
+@pytest.mark.parametrize("dtype", CLOSE)
+def test_small_operators(dtype: torch.dtype, rows: int, cpu: None) -> None:
+    generator = torch.Generator().manual_seed(rows)
+
+    def draw(*shape: int, scale: float = 1.0) -> Tensor:
+        return (scale * torch.randn(shape, generator=generator)).to(dtype)
+
+    def close(ours: Tensor, plain: Tensor) -> None:
+        torch.testing.assert_close(ours.double(), plain, rtol=CLOSE[dtype], atol=CLOSE[dtype] / 10)
+
+    norm = torch.nn.RMSNorm(96, eps=1e-5).to(dtype)
+    norm.weight.data = draw(96)
+    x = draw(rows, 2, 96, scale=30)
+    with torch.inference_mode():
+        close(native.RMSNorm(norm)(x.transpose(0, 1)), norm.double()(x.double().transpose(0, 1)))
+    inner = draw(rows, 2 * 48, scale=40)  # e^40 is no bfloat16's, nor e^-40 a difference to 1
+    close(native.swiglu(inner), model.swiglu(inner.double()))
+    heads, angles = draw(rows, 5, 64), torch.rand(rows, 1, 32, generator=generator, dtype=torch.float64)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    expected = torch.cat((model.rotate(heads[:, :4].double(), cos.double(), sin.double()), heads[:, 4:].double()), dim=1)
+    native.rotate(heads[:, :4], cos, sin)  # in place, and v, beside q and k, is left alone
+    close(heads, expected)
+
+
+def test_extreme_gates() -> None:
+    extreme = torch.tensor([[-1e4, -200.0, -88.0, 0.0, 88.0, 200.0, 1e30, float("nan")] * 2 + [1.0] * 16])
+    torch.testing.assert_close(native.swiglu(extreme), model.swiglu(extreme), rtol=1e-5, atol=1e-30, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+def test_writes(dtype: torch.dtype) -> None:
+    config = dataclasses.replace(TINY["llama-gqa"], head_dim=32)
+    plain, ours = (KVCache(config, 3, 40, dtype, in_cpp=in_cpp) for in_cpp in (False, True))
+    slots, positions = torch.tensor([0] * 30 + [2, 1]), torch.tensor([*range(5, 35), 39, 0])
+    k, v = torch.randn(2, 32, 6, 32).to(dtype)[:, :, 1:3]
+    for cache in (plain, ours):
+        cache.write(1, slots, positions, k, v)
+    assert torch.equal(plain.k, ours.k) and torch.equal(plain.v, ours.v) and ours.k.count_nonzero() > 0
+
+
+@pytest.mark.parametrize("policy", ["sarathi", "request_level", "vllm_v0"])
+def test_llm_generates_the_same(policy: str) -> None:
+    """The demo model in float32, all that is native against all that is not."""
+    prompts = ["def open(path, mode):", "class List:\n    ", "import " * 40]
+    tokens = []
+    for attention_name in ("native", "sdpa"):
+        llm = LLM("demo", policy=policy, chunk_size=48, max_batch_size=2, dtype="float32", attention=attention_name)
+        assert llm.attention == attention_name and llm.cache.in_cpp == (attention_name == "native")
+        tokens.append([output.token_ids for output in llm.generate(prompts, SamplingParams(max_tokens=24))])
+    assert tokens[0] == tokens[1]
+
+
+def test_auto_takes_it() -> None:
+    assert LLM("demo").attention == "native"
+    assert LLM("demo", dtype="float64").attention == "sdpa"
+
+
+def test_gpt2_keeps_its_own_operators() -> None:
+    gpt2 = tiny_model("gpt2", torch.float32)
+    native.install(gpt2)
+    assert not any(isinstance(module, native.RMSNorm) for module in gpt2.modules())
+
+
+def test_what_it_is_not_written_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "small", dataclasses.replace(TINY["llama-gqa"], name="small"))
+    with pytest.raises(UserError, match="'native' needs a head_dim that is a multiple of 32 up to 256.*here they are 8 and 3"):
+        LLM("small", dtype="float32", attention="native")
+    assert LLM("small", dtype="float32").attention == "sdpa"
+    with pytest.raises(UserError, match="'native' needs a CPU, and bfloat16 or float32; this is cpu, float64"):
+        LLM("demo", dtype="float64", attention="native")
+    with pytest.raises(UserError, match="'native' needs a CPU.*this is cuda"):
+        attention.choose_backend("native", torch.device("cuda"))
+
+
+def test_no_compiler_or_a_broken_one(cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Asked for, it says why; unasked, sdpa does the work."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    broken, no_folder = tmp_path / "c++", tmp_path / "file"
+    broken.write_text("#!/bin/sh\necho 'native.cpp:1: error: no vectors here' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    no_folder.touch()
+    for change, message in (
+        (lambda: monkeypatch.setenv("CXX", str(broken)), r"cannot compile native.cpp \(native.cpp:1: error: no vectors here\): choose"),
+        (lambda: monkeypatch.setenv("XDG_CACHE_HOME", str(no_folder)), "cannot keep what it compiles.*file.*: choose"),
+        (lambda: monkeypatch.setattr(native, "compiler", lambda: None), "needs a C.. compiler"),
+    ):
+        change()
+        native.library.cache_clear()
+        with pytest.raises(UserError, match=message):
+            LLM("demo", attention="native")
+        assert LLM("demo").attention == "sdpa"
+        assert [path.name for path in (tmp_path / "nano-sarathi").glob("*")] == []
+
+
+def test_it_is_compiled_once(cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for _ in range(2):
+        native.library.cache_clear()
+        native.library()
+    assert capfd.readouterr().err.count("compiling native.cpp") == 1
+    assert len(list((tmp_path / "nano-sarathi").glob("native-*.so"))) == 1
