@@ -25,7 +25,6 @@ from torch import Tensor
 
 import native
 from configs import UserError
-from native import LANES
 
 Attend = Callable[[Tensor, Tensor, Tensor, Sequence[int], Sequence[int]], Tensor]
 
@@ -191,20 +190,25 @@ def xformers(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], cont
 BACKENDS: dict[str, Attend] = {"math": math, "sdpa": sdpa, "native": native.attend, "xformers": xformers}
 
 
-def choose_backend(name: str, device: torch.device, dtype: torch.dtype = torch.float32, head_dim: int = LANES, groups: int = 1) -> Attend:
-    """A back end by name, for queries of this dtype, `groups` heads of them to each key head.
-
-    "auto": on a CPU `native`, where it can run, and else sdpa, which runs everywhere. (On CUDA `LLM` measures first: see `fastest`.)
-    """
-    if name == "auto":
-        return native.attend if native.usable(device, dtype, head_dim, groups) else sdpa
-    if name not in BACKENDS:
+def check_backend(name: str, device: torch.device) -> None:
+    """Raises UserError for a name that is none, or a back end that this device cannot have, whatever the model."""
+    if name != "auto" and name not in BACKENDS:
         raise UserError(f"unknown attention {name!r}: choose from auto, {', '.join(BACKENDS)}")
-    if name == "native":
-        native.check(device, dtype, head_dim, groups)
     if name == "xformers" and (device.type != "cuda" or find_spec("xformers") is None):
         raise UserError(f"attention 'xformers' needs a CUDA device and the xformers package; this is {device}: choose auto, sdpa or math")
-    return BACKENDS[name]
+
+
+def choose_backend(name: str, device: torch.device, dtype: torch.dtype, head_dim: int, groups: int) -> str:
+    """The name of the back end for queries of this dtype, `groups` heads of them to each key head.
+
+    "auto": on a CPU `native`, where it can run, and else sdpa, which runs everywhere. (On CUDA `LLM` measures: see `fastest`.)
+    """
+    check_backend(name, device)
+    if name == "native":
+        native.check(device, dtype, head_dim, groups)
+    if name == "auto":
+        return "native" if native.usable(device, dtype, head_dim, groups) else "sdpa"
+    return name
 
 
 def candidates() -> list[str]:

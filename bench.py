@@ -351,7 +351,7 @@ def main() -> None:
                 f"{this_machine()}, {torch.get_num_threads()} threads, {name}, {config.parameters / 1e6:.0f} M parameters, torch {torch.__version__}"
             )
             print(f"this machine, on the model's linears: {machine.flops / 1e9:.0f} GFLOP/s, {machine.bandwidth / 1e9:.1f} GB/s")
-            engines: dict[str, Run] = {f"nano-sarathi ({args.attention})": lambda work: run_ours(llm, work)}
+            engines: dict[str, Run] = {f"nano-sarathi ({llm.attention})": lambda work: run_ours(llm, work)}
             engines |= {peer.version if peer.name == "vllm" else peer.version.replace("transformers", peer.name): peer for peer in peers}
             for workload in [args.workload] if args.workload else list(SHAPES):
                 work = make_workload(workload, config.vocab_size, args.quick)

@@ -53,7 +53,7 @@ from executor import ModelExecutor, synchronized_clock
 from model import FlatBatch
 from pipeline import BUBBLES, PipelineTrace, Step, dealer, even_layers
 from sampling import sample
-from scheduler import POLICIES, Batch, Request, make_scheduler
+from scheduler import NOTHING_SCHEDULED, POLICIES, Batch, Request, make_scheduler
 
 GRACE = 2.0  # s in which stage 0 gets to say a mistake that all stages find
 LAUNCHED = "PIPELINE_LAUNCHED"  # an environment variable: `launch` has started this process
@@ -196,6 +196,8 @@ class PipelineLLM(LLM):
                 break
             else:
                 if not flying:
+                    if not arriving:
+                        raise next(scheduler for scheduler in schedulers if scheduler.has_work).broken(NOTHING_SCHEDULED)
                     executor.wait_until(arriving[0].arrival)
                     continue
                 number, batch, result = flying.popleft()

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 import checkpoint
 import files
 import native
-from attention import BACKENDS, candidates, choose_backend, fastest
+from attention import BACKENDS, candidates, check_backend, choose_backend, fastest
 from configs import GPUS, LINKS, MODELS, ModelConfig, UserError, lookup
 from costmodel import EFFICIENCY, CostModel
 from executor import CostExecutor, ModelExecutor
@@ -32,7 +32,7 @@ from kvcache import KVCache
 from linear import pack_linears
 from model import Transformer
 from sampling import Sampler, SamplingParams
-from scheduler import Batch, Request, Scheduler, make_scheduler
+from scheduler import NOTHING_SCHEDULED, Batch, Request, Scheduler, make_scheduler
 from timeline import Trace
 from tokenizer import GPT2_VOCABULARY, gpt2_tokenizer, load_stop_ids, load_tokenizer
 
@@ -54,7 +54,7 @@ def run(
             executor.release(scheduler.preempted.pop())
         if batch is None:
             if not arriving:
-                raise scheduler.broken("requests wait or run, nobody else will arrive, and it schedules nothing")
+                raise scheduler.broken(NOTHING_SCHEDULED)
             executor.wait_until(arriving[0].arrival)
             continue
         scheduler.check_batch(batch)
@@ -127,6 +127,7 @@ class LLM:
             raise UserError(f"seed is {seed!r}; it must be a whole number from 0 to 2**63 - 1")
         self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.device)
+        check_backend(attention, self.device)
         if cuda_graphs and self.device.type != "cuda":
             raise UserError(f"cuda_graphs needs a CUDA device; this is {self.device}")
         self.policy, self.chunk_size, self.max_batch_size, self.cache_tokens = policy, chunk_size, max_batch_size, cache_tokens
@@ -144,8 +145,7 @@ class LLM:
                 f"max_length is {self.max_length}; give {self.config.window} at most"
             )
         groups = self.config.n_head // self.config.n_kv_head
-        self.attend = choose_backend(attention, self.device, self.dtype, self.config.head_dim, groups)
-        in_cpp = self.attend is native.attend
+        self.attention = choose_backend(attention, self.device, self.dtype, self.config.head_dim, groups)
         own = range(self.config.n_layer) if layers is None else layers(self.config.n_layer)
         part = replace(self.config, n_layer=len(own))
         check_memory(part, max_batch_size, self.max_length, self.dtype, self.device)
@@ -160,13 +160,13 @@ class LLM:
         if layers is not None:
             self.model.keep(own).to(self.device)
         pack_linears(self.model)
-        self.cache = KVCache(part, max_batch_size, self.max_length, self.dtype, self.device, in_cpp)
-        if in_cpp:
-            native.install(self.model)
+        self.cache = KVCache(part, max_batch_size, self.max_length, self.dtype, self.device)
+        if self.attention == "native":
+            native.install(self.model, self.cache)
         if attention == "auto" and self.device.type == "cuda":
             with torch.inference_mode():
-                self.attend = BACKENDS[fastest(candidates(), self.config.n_head, self.cache.k[0], self.cache.v[0])]
-        self.attention = next(name for name, attend in BACKENDS.items() if attend is self.attend)
+                self.attention = fastest(candidates(), self.config.n_head, self.cache.k[0], self.cache.v[0])
+        self.attend = BACKENDS[self.attention]
         self.cuda_graphs, self.graphs = cuda_graphs, Graphs(self.cache)
         self.trace = Trace()
         if self.device.type == "cpu":
@@ -385,8 +385,8 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
         return DTYPES[name]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    native = any(getattr(torch.cpu, check, bool)() for check in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"))
-    return torch.bfloat16 if native else torch.float32
+    has_bf16 = any(getattr(torch.cpu, check, bool)() for check in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"))
+    return torch.bfloat16 if has_bf16 else torch.float32
 
 
 def simulate(

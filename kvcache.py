@@ -6,7 +6,6 @@ One slot holds one request from its first chunk to its last token. No memory is 
 import torch
 from torch import Tensor
 
-import native
 from configs import GPU, ModelConfig
 
 
@@ -34,24 +33,21 @@ def max_tokens(model: ModelConfig, gpu: GPU, tp: int = 1, utilization: float = 0
     return max(0, int(free // (model.kv_bytes_per_token(bytes_per_value) * copies)))
 
 
+def store(x: Tensor, cache: Tensor, slots: Tensor, positions: Tensor) -> None:
+    """x (T, n_kv_head, head_dim) into one layer's keys or values (n_kv_head, slots, length, head_dim); slots, positions (T,) int64."""
+    cache[:, slots, positions] = x.transpose(0, 1)  # (n_kv_head, T, head_dim)
+
+
 class KVCache:
     """Keys and values of all layers for `slots` requests of up to `length` tokens each."""
 
-    def __init__(
-        self,
-        model: ModelConfig,
-        slots: int,
-        length: int,
-        dtype: torch.dtype = torch.float32,
-        device: str | torch.device = "cpu",
-        in_cpp: bool = False,
-    ):
+    def __init__(self, model: ModelConfig, slots: int, length: int, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"):
         # Heads before slots: a head's keys lie in one run, and (slots, length) can be read as one long row of keys.
         shape = (model.n_layer, model.n_kv_head, slots, length, model.head_dim)
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
         self.slots, self.length = slots, length
-        self.in_cpp = in_cpp  # write with native.py
+        self.store = store  # native.py replaces it
         self.reset()
 
     def reset(self) -> None:
@@ -80,12 +76,8 @@ class KVCache:
 
     def write(self, layer: int, slots: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
         """Store T new tokens in place. slots, positions: (T,) int64; k, v: (T, n_kv_head, head_dim)."""
-        if self.in_cpp:
-            native.write(k, self.k[layer], slots, positions)
-            native.write(v, self.v[layer], slots, positions)
-        else:
-            self.k[layer][:, slots, positions] = k.transpose(0, 1)  # (n_kv_head, T, head_dim)
-            self.v[layer][:, slots, positions] = v.transpose(0, 1)
+        self.store(k, self.k[layer], slots, positions)
+        self.store(v, self.v[layer], slots, positions)
 
     @property
     def bytes(self) -> int:

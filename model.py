@@ -60,7 +60,7 @@ class Layer(nn.Module):
         self.norm_2 = norm(config.hidden, eps=config.norm_eps)
         for name, (inputs, outputs) in config.linears.items():
             setattr(self, name, nn.Linear(inputs, outputs, bias=gpt2 or (config.qkv_bias and name == "preproj")))
-        self.rotate: Callable = rotate  # native.py has these two in C++
+        self.rotate: Callable = rotate  # native.py replaces this, and swiglu
         self.activate: Callable = partial(F.gelu, approximate="tanh") if gpt2 else swiglu
         if config.qk_norm:
             self.norm_q = nn.RMSNorm(config.head_dim, eps=config.norm_eps)

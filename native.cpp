@@ -1,7 +1,8 @@
 // What lies between two linear operators, written for a CPU: native.py compiles this, and says why. First attention over the KV cache, one
 // loop for each kind of work in a hybrid batch:
 //
-//   decode   one row of a request: bound by memory. K and V are read once, in place, as fast as memory gives them.
+//   decode   one row of a request: bound by memory. K and V are read once, in place, as fast as memory gives them. Cores share out the key
+//            heads of all requests: a lone request with a single one leaves the others idle.
 //   chunk    many rows of one request: bound by arithmetic. Scores never leave a core's own cache (online softmax, as in FlashAttention).
 //
 // Then the small operators: normalize, rotate, gate, write. Each reads its rows once and writes them once.
@@ -32,6 +33,9 @@ constexpr float INFINITE = __builtin_inff();
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 typedef uint32_t bits __attribute__((vector_size(4 * LANES)));  // what is multiplied: a float, or a pair of bfloat16, in each lane
+#if !defined(__clang__) && __GNUC__ < 12
+#define __builtin_shufflevector(a, b, ...) __builtin_shuffle(a, b, ints{__VA_ARGS__})  // GCC's older name for it
+#endif
 typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 typedef uint16_t bf16;
 typedef uint32_t word __attribute__((may_alias));  // one of its lanes
@@ -64,17 +68,17 @@ template <> inline vec dot<bf16>(vec sums, bits a, bits b) {
 #endif
 }
 
-// Floats as words: of bfloat16 (the upper half of a float, rounded to the nearest, ties to even) two of them in each.
+// A bfloat16 is the upper half of a float, rounded to the nearest, ties to even.
 inline bits rounded(vec x) { bits b = (bits)x; return b + 0x7fff + ((b >> 16) & 1); }
-template <class T> inline bits words_of(const vec* x, int next);
-template <> inline bits words_of<float>(const vec* x, int) { return (bits)x[0]; }
-template <> inline bits words_of<bf16>(const vec* x, int next) { return (rounded(x[0]) >> 16) | (rounded(x[next]) & 0xffff0000u); }
-
-// Of bfloat16, the upper half of a float.
 inline vec widen(const bf16* from) { return (vec)(__builtin_convertvector(load<halves>(from), bits) << 16); }
 inline vec widen(const float* from) { return load<vec>(from); }
 inline void narrow(bf16* to, vec x) { store(to, __builtin_convertvector(rounded(x) >> 16, halves)); }
 inline void narrow(float* to, vec x) { store(to, x); }
+
+// Floats as words: of bfloat16, those of x[0] and of x[next] in each.
+template <class T> inline bits words_of(const vec* x, int next);
+template <> inline bits words_of<float>(const vec* x, int) { return (bits)x[0]; }
+template <> inline bits words_of<bf16>(const vec* x, int next) { return (rounded(x[0]) >> 16) | (rounded(x[next]) & 0xffff0000u); }
 
 // Two rows of values, for `dot` to sum over the rows: of bfloat16, the even values of both, then the odd ones.
 template <class T> inline void weave(bits a, bits b, bits* even, bits* odd);
@@ -97,7 +101,8 @@ template <> inline vec add_lanes<1>(const vec* x) { return x[0]; }
 // The new row of the query heads that share one key head: q (groups, head_dim), keys and values (context, head_dim), out as q.
 // scores: room for `groups` times `room` of them, at least context + LANES.
 template <class T>
-void decode(const T* q, const T* keys, const T* values, T* out, int groups, int context, int head_dim, float scale, float* scores, int64_t room) {
+void decode(const T* q, const T* keys, const T* values, T* out, int groups, int context, int head_dim, float scale, float* scores,
+            int64_t room) {
     constexpr int P = PER<T>;
     const int words = head_dim / P, vectors = words / LANES;
     const word *query = (const word*)q, *key = (const word*)keys, *value = (const word*)values;
@@ -108,7 +113,8 @@ void decode(const T* q, const T* keys, const T* values, T* out, int groups, int 
             for (int j = 0; j < LANES; j++) {
                 const word* row = key + (int64_t)std::min(first + j, context - 1) * words;
                 products[j] = vec{};
-                for (int c = 0; c < words; c += LANES) products[j] = dot<T>(products[j], load<bits>(query + g * words + c), load<bits>(row + c));
+                for (int c = 0; c < words; c += LANES)
+                    products[j] = dot<T>(products[j], load<bits>(query + g * words + c), load<bits>(row + c));
             }
             vec score = add_lanes<LANES>(products) * scale;
             store(scores + g * room + first, ORDER + first < context ? score : vec{} - INFINITE);
@@ -148,7 +154,8 @@ void decode(const T* q, const T* keys, const T* values, T* out, int groups, int 
 // New rows of one query head, at most V * LANES, each in a lane of its own: q and out (rows, head_dim), `stride` values from row to row;
 // keys, values (start + rows, head_dim). Row i sits at position start + i.
 template <class T, int V>
-void chunk(const T* q, int64_t q_stride, const T* keys, const T* values, T* out, int64_t out_stride, int start, int rows, int head_dim, float scale) {
+void chunk(const T* q, int64_t q_stride, const T* keys, const T* values, T* out, int64_t out_stride, int start, int rows, int head_dim,
+           float scale) {
     constexpr int P = PER<T>;
     const int words = head_dim / P, end = start + rows;
     const word *key = (const word*)keys, *value = (const word*)values;
@@ -188,12 +195,13 @@ void chunk(const T* q, int64_t q_stride, const T* keys, const T* values, T* out,
             shrink[v] = power_of_two(shrink[v] - most[v]);
             total[v] *= shrink[v];
             for (int j = 0; j < padded; j++) total[v] += scores[j][v] = power_of_two(scores[j][v] - most[v]);
-            for (int j = 0; j < padded; j += P) weights[j / P][v] = words_of<T>(&scores[j][v], V);
+            for (int j = 0; j < padded; j += P) weights[j / P][v] = words_of<T>(&scores[0][0] + j * V + v, V);
         }
         for (int j = 0; j < padded; j += P)
             for (int c = 0; c < words; c += LANES) {
                 // Behind the last key lie somebody else's values, even NaN, which no weight of 0 would keep out: the last one's instead.
-                const word *row = value + (int64_t)std::min(first + j, end - 1) * words + c, *next = first + j + 1 < end ? row + words : row;
+                const word* row = value + (int64_t)std::min(first + j, end - 1) * words + c;
+                const word* next = first + j + 1 < end ? row + words : row;
                 bits pair[2];
                 weave<T>(load<bits>(row), load<bits>(next), pair, pair + 1);
                 for (int p = 0; p < P; p++) store(&woven[j / P][p * words + c], pair[p]);
@@ -221,9 +229,10 @@ void chunk(const T* q, int64_t q_stride, const T* keys, const T* values, T* out,
         for (int c = 0; c < words; c++) ((word*)(out + i * out_stride))[c] = query[c][i];
 }
 
+// q (n, rows, n_head, head_dim), keys and values as the cache has them, out like q but with no gaps.
 struct Sizes {
     int64_t n, rows, n_head, n_kv_head, head_dim;
-    int64_t q_request, q_row;    // values from one to the next
+    int64_t q_request, q_row;  // values from one to the next
     int64_t kv_head, kv_slot;
 };
 
@@ -303,32 +312,34 @@ void gate(const T* x, T* y, int64_t rows, int64_t size) {
 
 // Rows into their places in the cache. x (rows, heads, head_dim), `stride` values from row to row.
 template <class T>
-void write(const T* x, T* cache, const int64_t* slots, const int64_t* positions, int64_t rows, int64_t heads, int64_t head_dim, int64_t stride,
-           int64_t cache_head, int64_t cache_slot) {
+void write(const T* x, T* cache, const int64_t* slots, const int64_t* positions, int64_t rows, int64_t heads, int64_t head_dim,
+           int64_t stride, int64_t cache_head, int64_t cache_slot) {
 #pragma omp parallel for if (rows * heads * head_dim > SMALL)
     for (int64_t h = 0; h < heads; h++)
-        for (int64_t i = 0; i < rows; i++)
-            memcpy(cache + h * cache_head + slots[i] * cache_slot + positions[i] * head_dim, x + i * stride + h * head_dim, head_dim * sizeof(T));
+        for (int64_t i = 0; i < rows; i++) {
+            T* place = cache + h * cache_head + slots[i] * cache_slot + positions[i] * head_dim;
+            memcpy(place, x + i * stride + h * head_dim, head_dim * sizeof(T));
+        }
 }
 
 }  // namespace
 
 // What native.py calls, for either type.
-#define FOR_TYPE(T, NAME)                                                                                                            \
-    extern "C" void attend_##NAME(const T* q, const T* keys, const T* values, T* out, const int64_t* slots, const int64_t* contexts, \
-                                  const Sizes* sizes) {                                                                              \
-        attend(q, keys, values, out, slots, contexts, *sizes);                                                                       \
-    }                                                                                                                                \
-    extern "C" void normalize_##NAME(const T* x, const T* weight, T* y, int64_t rows, int64_t size, float epsilon) {                 \
-        normalize(x, weight, y, rows, size, epsilon);                                                                                \
-    }                                                                                                                                \
-    extern "C" void rotate_##NAME(T* x, const T* cosine, const T* sine, int64_t rows, int64_t heads, int64_t head_dim, int64_t stride) { \
-        rotate(x, cosine, sine, rows, heads, head_dim, stride);                                                                      \
-    }                                                                                                                                \
-    extern "C" void gate_##NAME(const T* x, T* y, int64_t rows, int64_t size) { gate(x, y, rows, size); }                            \
-    extern "C" void write_##NAME(const T* x, T* cache, const int64_t* slots, const int64_t* positions, int64_t rows, int64_t heads,  \
-                                 int64_t head_dim, int64_t stride, int64_t cache_head, int64_t cache_slot) {                         \
-        write(x, cache, slots, positions, rows, heads, head_dim, stride, cache_head, cache_slot);                                    \
+#define FOR_TYPE(T, NAME)                                                                                                          \
+    extern "C" void attend_##NAME(const T* q, const T* k, const T* v, T* y, const int64_t* slots, const int64_t* contexts,         \
+                                  const Sizes* sizes) {                                                                            \
+        attend(q, k, v, y, slots, contexts, *sizes);                                                                               \
+    }                                                                                                                              \
+    extern "C" void normalize_##NAME(const T* x, const T* weight, T* y, int64_t rows, int64_t size, float epsilon) {               \
+        normalize(x, weight, y, rows, size, epsilon);                                                                              \
+    }                                                                                                                              \
+    extern "C" void rotate_##NAME(T* x, const T* cosine, const T* sine, int64_t rows, int64_t heads, int64_t size, int64_t stride) { \
+        rotate(x, cosine, sine, rows, heads, size, stride);                                                                        \
+    }                                                                                                                              \
+    extern "C" void gate_##NAME(const T* x, T* y, int64_t rows, int64_t size) { gate(x, y, rows, size); }                          \
+    extern "C" void write_##NAME(const T* x, T* cache, const int64_t* slots, const int64_t* positions, int64_t rows, int64_t heads, \
+                                 int64_t size, int64_t stride, int64_t cache_head, int64_t cache_slot) {                           \
+        write(x, cache, slots, positions, rows, heads, size, stride, cache_head, cache_slot);                                      \
     }
 
 FOR_TYPE(bf16, bfloat16)

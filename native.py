@@ -2,7 +2,8 @@
 
 PyTorch's operators leave time on the table at both ends of a hybrid batch: a bfloat16 chunk writes its scores to memory and reads them
 back, a decode copies K and V to float32 before it reads them, and the small operators around them pass over the same rows several times.
-No operator of PyTorch does otherwise on a CPU, hence a C++ file. `attend` is the back end; `install` puts the small ones into a model.
+None of PyTorch's operators that we tried does otherwise on a CPU, hence a C++ file. `attend` is the back end; `install` puts the small ones into
+a model.
 
 It is compiled on first use (some seconds), for this machine's instructions, and kept in `~/.cache/nano-sarathi`. Without a compiler nothing
 is lost but time: `attention.sdpa` and the plain operators do the same.
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from configs import UserError
 
 SOURCE = Path(__file__).with_name("native.cpp")
-# Of GCC's and Clang's -march=native, the instructions only: GCC 12 takes recent AMD for older ones, and then loads what it has in registers.
+# -mtune=generic: GCC 12 takes recent AMD processors for older ones, and then loads again and again what it has in registers.
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-mtune=generic", "-fopenmp", "-shared", "-fPIC"]
 POINTER, INTEGER = ctypes.c_void_p, ctypes.c_int64
 ARGUMENTS = {
@@ -47,8 +48,9 @@ class Sizes(ctypes.Structure):
 
 
 def compiler() -> str | None:
-    """The C++ compiler of this machine: $CXX, g++ or clang++."""
-    return next((found for name in (os.environ.get("CXX"), "g++", "clang++") if name and (found := which(name))), None)
+    """The C++ compiler: $CXX, or g++ on Linux. What is called g++ elsewhere lacks OpenMP (Mac) or misplaces vectors on the stack (Windows)."""
+    names = [os.environ.get("CXX"), "g++" if sys.platform == "linux" else None]
+    return next((found for name in names if name and (found := which(name))), None)
 
 
 def misfit(device: torch.device, dtype: torch.dtype, head_dim: int, groups: int) -> str | None:
@@ -78,31 +80,43 @@ def usable(device: torch.device, dtype: torch.dtype, head_dim: int, groups: int)
     return True
 
 
-@cache
 def library() -> ctypes.CDLL:
     """native.cpp, compiled now or before. Raises UserError if that cannot be."""
+    if isinstance(found := outcome(), UserError):
+        raise found
+    return found
+
+
+@cache
+def outcome() -> ctypes.CDLL | UserError:
+    """The library, or why there is none: what has failed once is not tried again."""
     program = compiler()
     if program is None:
-        raise UserError("attention 'native' needs a C++ compiler (g++ or clang++, or another that $CXX names): choose auto, sdpa or math")
-    # A home may be shared by machines of several kinds: what this one's CPU can do is part of the name.
-    made_of = [SOURCE.read_text(encoding="utf-8"), program, *FLAGS, platform.machine(), instructions()]
-    name = f"native-{hashlib.sha256(' '.join(made_of).encode()).hexdigest()[:16]}.so"
+        return UserError("attention 'native' needs a C++ compiler (g++ on Linux, or one that $CXX names): choose auto, sdpa or math")
     try:
+        # A home may be shared by machines of several kinds: what this one's CPU can do is part of the name.
+        made_of = [SOURCE.read_text(encoding="utf-8"), program, *FLAGS, platform.machine(), instructions()]
+        name = f"native-{hashlib.sha256(' '.join(made_of).encode()).hexdigest()[:16]}.so"
         folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "nano-sarathi"
         if not (folder / name).exists():
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder) as workplace:  # two processes may compile at once: the last one's stays
                 build(program, Path(workplace) / name).replace(folder / name)
         return ctypes.CDLL(str(folder / name))
+    except UserError as error:
+        return error
     except (OSError, RuntimeError) as error:  # no home, a full or read-only disk, one that nothing may be run from
-        raise UserError(f"attention 'native' cannot keep what it compiles ({error}): choose auto, sdpa or math") from None
+        return UserError(f"attention 'native': {SOURCE.name} cannot be compiled, kept or loaded ({error}): choose auto, sdpa or math")
 
 
 def build(program: str, target: Path) -> Path:
     print(f"compiling {SOURCE.name}, once on this machine ...", file=sys.stderr, flush=True)
-    done = subprocess.run([program, *FLAGS, str(SOURCE), "-o", str(target)], check=False, capture_output=True, text=True)
+    command = [program, *FLAGS, str(SOURCE), "-o", str(target)]
+    environment = os.environ | {"LC_ALL": "C"}  # for "error" to be the word
+    done = subprocess.run(command, check=False, capture_output=True, text=True, errors="replace", env=environment)
     if done.returncode:
         reason = next((line for line in done.stderr.splitlines() if "error" in line), "no message").strip()
+        print(f"... it cannot be compiled ({reason}); PyTorch's operators do the same, more slowly", file=sys.stderr, flush=True)
         raise UserError(f"attention 'native': {program} cannot compile {SOURCE.name} ({reason}): choose auto, sdpa or math")
     return target
 
@@ -125,6 +139,8 @@ def function(name: str, dtype: torch.dtype) -> Callable[..., None]:
 def attend(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int]) -> Tensor:
     """As every back end (attention.py), for what `check` lets through."""
     n, rows, n_head, head_dim = q.shape
+    if not q.numel():
+        return torch.empty_like(q)
     if q.stride(3) != 1 or q.stride(2) != head_dim:
         q = q.contiguous()
     out = torch.empty(q.shape, dtype=q.dtype)
@@ -151,27 +167,31 @@ class RMSNorm(nn.Module):
 def rotate(qk: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """As `model.rotate`, but in place."""
     rows, heads, head_dim = qk.shape
+    assert qk.stride()[1:] == (head_dim, 1) and cos.is_contiguous() and sin.is_contiguous()
     function("rotate", qk.dtype)(qk.data_ptr(), cos.data_ptr(), sin.data_ptr(), rows, heads, head_dim, qk.stride(0))
     return qk
 
 
 def swiglu(inner: Tensor) -> Tensor:
     """As `model.swiglu`."""
+    inner = inner.contiguous()
     rows, size = len(inner), inner.shape[1] // 2
     out = torch.empty(rows, size, dtype=inner.dtype)
     function("gate", inner.dtype)(inner.data_ptr(), out.data_ptr(), rows, size)
     return out
 
 
-def write(x: Tensor, cache: Tensor, slots: Tensor, positions: Tensor) -> None:
-    """x (T, n_kv_head, head_dim) into one layer's keys or values (n_kv_head, slots, length, head_dim); slots, positions (T,) int64."""
+def store(x: Tensor, cache: Tensor, slots: Tensor, positions: Tensor) -> None:
+    """As `kvcache.store`, but slots and positions are not checked."""
     rows, heads, head_dim = x.shape
+    assert x.stride()[1:] == (head_dim, 1) and slots.is_contiguous() and positions.is_contiguous()
     pointers = [tensor.data_ptr() for tensor in (x, cache, slots, positions)]
     function("write", x.dtype)(*pointers, rows, heads, head_dim, x.stride(0), cache.stride(0), cache.stride(1))
 
 
-def install(model: nn.Module) -> None:
-    """Let a `model.Transformer` that `check` lets through use the small operators, wherever sizes are whole vectors."""
+def install(model: nn.Module, cache: object) -> None:
+    """Let a `model.Transformer` and its `kvcache.KVCache`, which `check` let through, use the small operators where sizes are whole vectors."""
+    cache.store = store
     config = model.config
     if config.flavour != "llama" or config.hidden % LANES or config.linears["ffn_ln2"][0] % LANES:
         return

@@ -28,7 +28,7 @@ from heapq import heappop, heappush
 
 from configs import GPUS, LINKS, MODELS, Link, UserError, lookup
 from costmodel import EFFICIENCY, CostModel
-from scheduler import Batch, Request, Scheduler, make_scheduler
+from scheduler import NOTHING_SCHEDULED, Batch, Request, Scheduler, make_scheduler
 from timeline import Trace
 
 BUBBLES = ("PB1", "PB2", "PB3", "uneven stages", "link")
@@ -307,6 +307,9 @@ def run_pipeline(
         ended = scheduler.update(batch, [0] * len(batch.sampled))
         trace.record(step, batch, ended, shortage, way=(len(seconds) - 1) * transfer + answer)
         heappush(back, (step.end + answer, number))
+    for scheduler in schedulers:
+        if scheduler.has_work:
+            raise scheduler.broken(NOTHING_SCHEDULED)
     trace.close()
     return trace
 

@@ -111,6 +111,9 @@ class Batch:
         return [chunk.request for chunk in self.chunks if chunk.is_last] + self.decodes
 
 
+NOTHING_SCHEDULED = "requests wait or run, nobody else will arrive, and it schedules nothing"
+
+
 class Scheduler:
     """What all policies share: the queue, the running requests, the memory, and the bookkeeping after an iteration.
 

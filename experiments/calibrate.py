@@ -225,7 +225,8 @@ def load_llm(model: str, dtype: str, device: str) -> LLM:
     if llm.config.max_length < SHORTEST:
         raise UserError(f"{llm.config.name} allows {llm.config.max_length} tokens; a calibration needs {SHORTEST}")
     llm.max_length = min(LENGTH, llm.config.max_length)
-    llm.cache = KVCache(llm.config, BATCH_SIZE, llm.max_length, llm.dtype, llm.device, llm.cache.in_cpp)
+    store, llm.cache = llm.cache.store, KVCache(llm.config, BATCH_SIZE, llm.max_length, llm.dtype, llm.device)
+    llm.cache.store = store
     return llm
 
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import attention
-from attention import BACKENDS, choose_backend, chunk_mask
+from attention import BACKENDS, check_backend, choose_backend, chunk_mask
 from configs import UserError
+from engine import LLM
 
 
 def test_stacked_chunk_masks_are_the_lower_triangle() -> None:
@@ -106,11 +107,17 @@ def test_keys_are_rounded_up_within_the_slot() -> None:
 
 def test_choice() -> None:
     cpu = torch.device("cpu")
-    assert choose_backend("auto", cpu, torch.float64) is BACKENDS["sdpa"]
+    assert choose_backend("auto", cpu, torch.float64, 64, 1) == "sdpa"
+    assert choose_backend("math", cpu, torch.float32, 64, 1) == "math"
     with pytest.raises(UserError, match="'flash'.*math, sdpa, native, xformers"):
-        choose_backend("flash", cpu)
+        check_backend("flash", cpu)
     with pytest.raises(UserError, match="xformers.*CUDA"):
-        choose_backend("xformers", cpu)
+        check_backend("xformers", cpu)
+
+
+def test_a_bad_name_is_told_before_the_model_is_looked_for() -> None:
+    with pytest.raises(UserError, match="unknown attention 'compiled'"):
+        LLM("no/such-model", attention="compiled")
 
 
 @pytest.mark.parametrize("n_kv_head", [4, 2, 1])

@@ -36,15 +36,28 @@ SHAPES = {
 }
 
 
+def forget() -> None:
+    """The next call compiles, or looks for what has been compiled."""
+    native.outcome.cache_clear(), native.function.cache_clear()
+
+
 @pytest.fixture(params=["this CPU", "one without AVX-512"])
 def cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if request.param != "this CPU":
         if platform.machine() != "x86_64":
             pytest.skip("needs an x86 CPU")
         monkeypatch.setattr(native, "FLAGS", ["-march=haswell" if flag == "-march=native" else flag for flag in native.FLAGS])
-    native.library.cache_clear(), native.function.cache_clear()
+    forget()
     yield
-    native.library.cache_clear(), native.function.cache_clear()
+    forget()
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """As in earnest; the other tests have one."""
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
 
 
 def case(shape: str, head_dim: int, n_kv_head: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, list[int], list[int]]:
@@ -62,7 +75,7 @@ def exact(q: Tensor, keys: Tensor, values: Tensor, slots: list[int], contexts: l
 @pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_attention_equals_math(shape: str, head_dim: int, dtype: torch.dtype, cpu: None) -> None:
+def test_attention_equals_math(shape: str, head_dim: int, dtype: torch.dtype, cpu: None, two_threads: None) -> None:
     for n_kv_head in (4, 2, 1):
         arguments = case(shape, head_dim, n_kv_head, dtype)
         torch.testing.assert_close(native.attend(*arguments).double(), exact(*arguments), rtol=0, atol=CLOSE[dtype])
@@ -70,7 +83,7 @@ def test_attention_equals_math(shape: str, head_dim: int, dtype: torch.dtype, cp
 
 @pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_only_the_context_counts(shape: str, dtype: torch.dtype) -> None:
+def test_only_the_context_counts(shape: str, dtype: torch.dtype, cpu: None) -> None:
     """What lies behind a context, or in other slots, changes no bit, not even NaN."""
     q, keys, values, slots, contexts = case(shape, 64, 2, dtype)
     expected = native.attend(q, keys, values, slots, contexts)
@@ -113,7 +126,7 @@ def test_strided_queries() -> None:
 
 @pytest.mark.parametrize("rows", [1, 7, 300])
 @pytest.mark.parametrize("dtype", CLOSE)
-def test_small_operators(dtype: torch.dtype, rows: int, cpu: None) -> None:
+def test_small_operators(dtype: torch.dtype, rows: int, cpu: None, two_threads: None) -> None:
     generator = torch.Generator().manual_seed(rows)
 
     def draw(*shape: int, scale: float = 1.0) -> Tensor:
@@ -144,7 +157,8 @@ def test_extreme_gates() -> None:
 @pytest.mark.parametrize("dtype", CLOSE)
 def test_writes(dtype: torch.dtype) -> None:
     config = dataclasses.replace(TINY["llama-gqa"], head_dim=32)
-    plain, ours = (KVCache(config, 3, 40, dtype, in_cpp=in_cpp) for in_cpp in (False, True))
+    plain, ours = (KVCache(config, 3, 40, dtype) for _ in range(2))
+    ours.store = native.store
     slots, positions = torch.tensor([0] * 30 + [2, 1]), torch.tensor([*range(5, 35), 39, 0])
     k, v = torch.randn(2, 32, 6, 32).to(dtype)[:, :, 1:3]
     for cache in (plain, ours):
@@ -158,35 +172,67 @@ def test_llm_generates_the_same(policy: str) -> None:
     prompts = ["def open(path, mode):", "class List:\n    ", "import " * 40]
     tokens = []
     for attention_name in ("native", "sdpa"):
-        llm = LLM("demo", policy=policy, chunk_size=48, max_batch_size=2, dtype="float32", attention=attention_name)
-        assert llm.attention == attention_name and llm.cache.in_cpp == (attention_name == "native")
+        llm = LLM("demo", policy=policy, chunk_size=48, max_batch_size=2, dtype="float32", device="cpu", attention=attention_name)
+        assert llm.attention == attention_name and (llm.cache.store is native.store) == (attention_name == "native")
         tokens.append([output.token_ids for output in llm.generate(prompts, SamplingParams(max_tokens=24))])
     assert tokens[0] == tokens[1]
 
 
+@pytest.mark.parametrize("flavour", TINY)
+def test_every_kind_of_model(flavour: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grouped heads, biases, norms of q and k, tied embeddings, GPT-2: a hybrid batch's logits, native beside plain."""
+    wide = dataclasses.replace(TINY[flavour], name="wide", hidden=32 * TINY[flavour].n_head, intermediate=48, head_dim=32)
+    monkeypatch.setitem(TINY, "wide", wide)
+    plain, ours = (tiny_model("wide", torch.float32) for _ in range(2))
+    caches = [KVCache(wide, 3, 40) for _ in range(2)]
+    native.install(ours, caches[1])
+    assert any(isinstance(module, native.RMSNorm) for module in ours.modules()) == (flavour != "gpt2")
+    steps = [  # (slot, first position, rows): prompts, then a chunk beside two decodes
+        [(0, 0, 9), (1, 0, 17)],
+        [(2, 0, 20), (0, 9, 1), (1, 17, 1)],
+    ]
+    for step in steps:
+        logits = [
+            plain(flat_batch(step), caches[0], attention.sdpa),
+            ours(flat_batch(step), caches[1], native.attend),
+        ]
+        torch.testing.assert_close(logits[1], logits[0], rtol=1e-3, atol=1e-3)
+    assert logits[0].std() > 0.1, "logits that could differ"
+
+
+def flat_batch(step: list[tuple[int, int, int]]) -> model.FlatBatch:
+    tokens, slots, positions, spans = [], [], [], []
+    for slot, start, rows in step:
+        spans.append(model.Span(slice(len(tokens), len(tokens) + rows), (slot,), (start + rows,)))
+        tokens += [(7 * slot + 3 * i) % 97 for i in range(start, start + rows)]
+        slots += [slot] * rows
+        positions += range(start, start + rows)
+    last = torch.tensor([span.rows.stop - 1 for span in spans])
+    return model.FlatBatch(torch.tensor(tokens), torch.tensor(slots), torch.tensor(positions), spans, last)
+
+
 def test_auto_takes_it() -> None:
-    assert LLM("demo").attention == "native"
-    assert LLM("demo", dtype="float64").attention == "sdpa"
-
-
-def test_gpt2_keeps_its_own_operators() -> None:
-    gpt2 = tiny_model("gpt2", torch.float32)
-    native.install(gpt2)
-    assert not any(isinstance(module, native.RMSNorm) for module in gpt2.modules())
+    assert LLM("demo", device="cpu").attention == "native"
+    assert LLM("demo", device="cpu", dtype="float64").attention == "sdpa"
 
 
 def test_what_it_is_not_written_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "small", dataclasses.replace(TINY["llama-gqa"], name="small"))
     with pytest.raises(UserError, match="'native' needs a head_dim that is a multiple of 32 up to 256.*here they are 8 and 3"):
-        LLM("small", dtype="float32", attention="native")
-    assert LLM("small", dtype="float32").attention == "sdpa"
+        LLM("small", dtype="float32", device="cpu", attention="native")
+    assert LLM("small", dtype="float32", device="cpu").attention == "sdpa"
     with pytest.raises(UserError, match="'native' needs a CPU, and bfloat16 or float32; this is cpu, float64"):
-        LLM("demo", dtype="float64", attention="native")
+        LLM("demo", dtype="float64", device="cpu", attention="native")
     with pytest.raises(UserError, match="'native' needs a CPU.*this is cuda"):
-        attention.choose_backend("native", torch.device("cuda"))
+        attention.choose_backend("native", torch.device("cuda"), torch.bfloat16, 64, 1)
 
 
-def test_no_compiler_or_a_broken_one(cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nothing_to_attend() -> None:
+    q, keys, values, _, _ = case("decodes", 64, 4, torch.float32)
+    assert native.attend(q[:0], keys, values, [], []).shape == (0, 1, 4, 64)
+
+
+def test_no_compiler_or_a_broken_one(cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     """Asked for, it says why; unasked, sdpa does the work."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     broken, no_folder = tmp_path / "c++", tmp_path / "file"
@@ -195,21 +241,26 @@ def test_no_compiler_or_a_broken_one(cpu: None, monkeypatch: pytest.MonkeyPatch,
     no_folder.touch()
     for change, message in (
         (lambda: monkeypatch.setenv("CXX", str(broken)), r"cannot compile native.cpp \(native.cpp:1: error: no vectors here\): choose"),
-        (lambda: monkeypatch.setenv("XDG_CACHE_HOME", str(no_folder)), "cannot keep what it compiles.*file.*: choose"),
-        (lambda: monkeypatch.setattr(native, "compiler", lambda: None), "needs a C.. compiler"),
+        (
+            lambda: monkeypatch.setenv("XDG_CACHE_HOME", str(no_folder)),
+            r"native.cpp cannot be compiled, kept or loaded \(.*file.*\): choose",
+        ),
+        (lambda: monkeypatch.setattr(native, "compiler", lambda: None), r"needs a C\+\+ compiler \(g\+\+ on Linux"),
     ):
         change()
-        native.library.cache_clear()
+        forget()
         with pytest.raises(UserError, match=message):
-            LLM("demo", attention="native")
-        assert LLM("demo").attention == "sdpa"
+            LLM("demo", device="cpu", attention="native")
+        assert LLM("demo", device="cpu").attention == "sdpa"
         assert [path.name for path in (tmp_path / "nano-sarathi").glob("*")] == []
+    said = capfd.readouterr().err
+    assert said.count("compiling") == 1 and "PyTorch's operators do the same" in said, "a compiler that has failed is not tried again"
 
 
 def test_it_is_compiled_once(cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for _ in range(2):
-        native.library.cache_clear()
+        forget()
         native.library()
     assert capfd.readouterr().err.count("compiling native.cpp") == 1
     assert len(list((tmp_path / "nano-sarathi").glob("native-*.so"))) == 1

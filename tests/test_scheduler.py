@@ -196,9 +196,8 @@ def test_a_broken_policy_is_told_which_rule_it_breaks(case: str, monkeypatch: py
     monkeypatch.setattr(Broken, "spoil", spoil)
     with pytest.raises(UserError, match=r"policy 'broken' \(Broken\): .*" + complaint):
         simulate(requests_of(*[(9, 4)] * 4), policy="broken", chunk_size=64, max_batch_size=3)
-    if case != "nothing":
-        with pytest.raises(UserError, match=r"policy 'broken' \(Broken\): "):
-            simulate_pipeline(requests_of(*[(9, 4)] * 4), policy="broken", chunk_size=64, max_batch_size=3, stages=2)
+    with pytest.raises(UserError, match=r"policy 'broken' \(Broken\): "):
+        simulate_pipeline(requests_of(*[(9, 4)] * 4), policy="broken", chunk_size=64, max_batch_size=3, stages=2)
 
 
 def test_a_policy_that_ignores_B_or_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
