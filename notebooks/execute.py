@@ -14,10 +14,13 @@ from pathlib import Path
 
 import jupytext
 import nbformat
+import torch
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
+
+import native
 
 HERE = Path(__file__).resolve().parent
 LIMIT = 600  # s, per cell: far above what any needs
@@ -95,6 +98,8 @@ def main() -> None:
         # A check may share its cores with others: PyTorch's waiting threads should not spin. Small operators
         # take longer so; a refresh, which shows times, is for an idle machine.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Compiles native.cpp, if it must: what that says belongs into no notebook.
+    native.usable(torch.device("cpu"), torch.float32, 64, 1)
     failed = False
     for source in options.lessons or lessons():
         print(f"{source.stem} ...", end=" ", flush=True)

@@ -5,10 +5,12 @@ import dataclasses
 import pytest
 import torch
 
+import native
 from configs import MODELS, ModelConfig
 from engine import new_model
 from model import Transformer
 
+native.usable(torch.device("cpu"), torch.float32, 64, 1)  # compiles, if it must, before a test looks at what a command says
 torch.set_num_threads(1)  # tiny tensors: a second thread only waits for the first
 
 TINY = {
