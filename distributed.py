@@ -45,6 +45,7 @@ from torch import Tensor
 
 import checkpoint
 import files
+import native
 import perfetto
 from cli import Parser, run_main
 from configs import MODELS, UserError
@@ -481,6 +482,8 @@ def main() -> None:
         directory = files.find(args.model)  # a hub id is downloaded here, once, and not by every process
         config = MODELS[args.model] if directory is None else checkpoint.load_config(directory)
         even_layers(config.n_layer, args.stages)
+        if choose_device(args.device).type == "cpu":
+            native.usable(torch.device("cpu"), torch.float32, 64, 1)  # compiles here, if it must, and not in every stage
         launch(args.stages, args.port)
         return
     if LAUNCHED in os.environ:

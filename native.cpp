@@ -24,15 +24,16 @@ namespace {
 constexpr int LANES = 16, MAX_HEAD_DIM = 256, MAX_GROUPS = 64;
 constexpr int KEYS = 64;  // of one step of a chunk: their scores stay in the nearest cache
 #ifdef __AVX512F__
-constexpr int TILE = 4, WIDE = 4;  // what is summed up in registers: TILE keys or channels by WIDE * LANES rows
+constexpr int WIDE = 4;
 #else
-constexpr int TILE = 4, WIDE = 1;
+constexpr int WIDE = 1;
 #endif
+constexpr int TILE = 4;  // what is summed up in registers: TILE keys or channels by WIDE * LANES rows
 constexpr float INFINITE = __builtin_inff();
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
-typedef uint32_t bits __attribute__((vector_size(4 * LANES)));  // what is multiplied: a float, or a pair of bfloat16, in each lane
+typedef uint32_t bits __attribute__((vector_size(4 * LANES)));  // words: 32 bits in each lane, a float or two bfloat16
 #if !defined(__clang__) && __GNUC__ < 12
 #define __builtin_shufflevector(a, b, ...) __builtin_shuffle(a, b, ints{__VA_ARGS__})  // GCC's older name for it
 #endif
@@ -43,8 +44,8 @@ constexpr ints ORDER = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 template <class T> constexpr int PER = 4 / sizeof(T);  // values in a word
 
-template <class V> inline V load(const void* from) { V v; memcpy(&v, from, sizeof v); return v; }
-template <class V> inline void store(void* to, V v) { memcpy(to, &v, sizeof v); }
+template <class V> inline V load(const void* from) { V v; std::memcpy(&v, from, sizeof v); return v; }
+template <class V> inline void store(void* to, V v) { std::memcpy(to, &v, sizeof v); }
 
 inline vec maximum(vec a, vec b) { return a > b ? a : b; }
 
@@ -52,7 +53,7 @@ inline vec maximum(vec a, vec b) { return a > b ? a : b; }
 inline vec power_of_two(vec x) {
     vec n = (x + 12582912.0f) - 12582912.0f, f = x - n;  // adding 1.5 * 2^23 rounds to an integer
     vec p = ((((1.32186725e-3f * f + 9.67169794e-3f) * f + 5.55089295e-2f) * f + 2.40222380e-1f) * f + 6.93146856e-1f) * f + 1.0f;
-    vec scaled = (vec)((ints)p + (__builtin_convertvector(n, ints) << 23));
+    vec scaled = (vec)((bits)p + ((bits)__builtin_convertvector(n, ints) << 23));  // unsigned: far below -126 it wraps, and is not used
     return x < -126.0f ? vec{} : scaled;  // this way round, what is no number stays none
 }
 
@@ -75,10 +76,10 @@ inline vec widen(const float* from) { return load<vec>(from); }
 inline void narrow(bf16* to, vec x) { store(to, __builtin_convertvector(rounded(x) >> 16, halves)); }
 inline void narrow(float* to, vec x) { store(to, x); }
 
-// Floats as words: of bfloat16, those of x[0] and of x[next] in each.
-template <class T> inline bits words_of(const vec* x, int next);
-template <> inline bits words_of<float>(const vec* x, int) { return (bits)x[0]; }
-template <> inline bits words_of<bf16>(const vec* x, int next) { return (rounded(x[0]) >> 16) | (rounded(x[next]) & 0xffff0000u); }
+// Floats as words: a float's own, or a bfloat16 of a and one of b in each.
+template <class T> inline bits words_of(vec a, vec b);
+template <> inline bits words_of<float>(vec a, vec) { return (bits)a; }
+template <> inline bits words_of<bf16>(vec a, vec b) { return (rounded(a) >> 16) | (rounded(b) & 0xffff0000u); }
 
 // Two rows of values, for `dot` to sum over the rows: of bfloat16, the even values of both, then the odd ones.
 template <class T> inline void weave(bits a, bits b, bits* even, bits* odd);
@@ -137,22 +138,19 @@ void decode(const T* q, const T* keys, const T* values, T* out, int groups, int 
         for (int g = 0; g < groups; g++)
             for (int j = first; j < std::min(first + KEYS, context); j += P) {
                 const word *row = value + (int64_t)j * words, *next = j + 1 < context ? row + words : row;
-                vec pair[2] = {vec{} + scores[g * room + j], vec{} + scores[g * room + j + 1]};
-                bits weight = words_of<T>(pair, 1), woven[2];
+                bits weight = words_of<T>(vec{} + scores[g * room + j], vec{} + scores[g * room + j + 1]), woven[2];
                 for (int c = 0; c < vectors; c++) {
                     weave<T>(load<bits>(row + c * LANES), load<bits>(next + c * LANES), woven, woven + 1);
                     for (int p = 0; p < P; p++) y[g][p][c] = dot<T>(y[g][p][c], weight, woven[p]);
                 }
             }
     for (int g = 0; g < groups; g++)
-        for (int c = 0; c < vectors; c++) {
-            vec pair[2] = {y[g][0][c] / total[g], y[g][P - 1][c] / total[g]};
-            store((word*)out + g * words + c * LANES, words_of<T>(pair, 1));
-        }
+        for (int c = 0; c < vectors; c++)
+            store((word*)out + g * words + c * LANES, words_of<T>(y[g][0][c] / total[g], y[g][P - 1][c] / total[g]));
 }
 
 // New rows of one query head, at most V * LANES, each in a lane of its own: q and out (rows, head_dim), `stride` values from row to row;
-// keys, values (start + rows, head_dim). Row i sits at position start + i.
+// keys, values (start + rows, head_dim). Row i sits at position start + i. Its arrays take up to 220 KB of the thread's stack.
 template <class T, int V>
 void chunk(const T* q, int64_t q_stride, const T* keys, const T* values, T* out, int64_t out_stride, int start, int rows, int head_dim,
            float scale) {
@@ -195,7 +193,7 @@ void chunk(const T* q, int64_t q_stride, const T* keys, const T* values, T* out,
             shrink[v] = power_of_two(shrink[v] - most[v]);
             total[v] *= shrink[v];
             for (int j = 0; j < padded; j++) total[v] += scores[j][v] = power_of_two(scores[j][v] - most[v]);
-            for (int j = 0; j < padded; j += P) weights[j / P][v] = words_of<T>(&scores[0][0] + j * V + v, V);
+            for (int j = 0; j < padded; j += P) weights[j / P][v] = words_of<T>(scores[j][v], scores[j + P - 1][v]);
         }
         for (int j = 0; j < padded; j += P)
             for (int c = 0; c < words; c += LANES) {
@@ -221,10 +219,8 @@ void chunk(const T* q, int64_t q_stride, const T* keys, const T* values, T* out,
         }
     }
     for (int c = 0; c < words; c++)
-        for (int v = 0; v < V; v++) {
-            vec pair[2] = {y[c][v] / total[v], y[(P - 1) * words + c][v] / total[v]};
-            store(&query[c][v * LANES], words_of<T>(pair, 1));
-        }
+        for (int v = 0; v < V; v++)
+            store(&query[c][v * LANES], words_of<T>(y[c][v] / total[v], y[(P - 1) * words + c][v] / total[v]));
     for (int i = 0; i < rows; i++)
         for (int c = 0; c < words; c++) ((word*)(out + i * out_stride))[c] = query[c][i];
 }
@@ -318,7 +314,7 @@ void write(const T* x, T* cache, const int64_t* slots, const int64_t* positions,
     for (int64_t h = 0; h < heads; h++)
         for (int64_t i = 0; i < rows; i++) {
             T* place = cache + h * cache_head + slots[i] * cache_slot + positions[i] * head_dim;
-            memcpy(place, x + i * stride + h * head_dim, head_dim * sizeof(T));
+            std::memcpy(place, x + i * stride + h * head_dim, head_dim * sizeof(T));
         }
 }
 

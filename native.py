@@ -2,8 +2,8 @@
 
 PyTorch's operators leave time on the table at both ends of a hybrid batch: a bfloat16 chunk writes its scores to memory and reads them
 back, a decode copies K and V to float32 before it reads them, and the small operators around them pass over the same rows several times.
-None of PyTorch's operators that we tried does otherwise on a CPU, hence a C++ file. `attend` is the back end; `install` puts the small ones into
-a model.
+None of PyTorch's operators that we tried does otherwise on a CPU, hence a C++ file. `attend` is the back end; `install` puts the small ones
+into a model.
 
 It is compiled on first use (some seconds), for this machine's instructions, and kept in `~/.cache/nano-sarathi`. Without a compiler nothing
 is lost but time: `attention.sdpa` and the plain operators do the same.
@@ -48,9 +48,13 @@ class Sizes(ctypes.Structure):
 
 
 def compiler() -> str | None:
-    """The C++ compiler: $CXX, or g++ on Linux. What is called g++ elsewhere lacks OpenMP (Mac) or misplaces vectors on the stack (Windows)."""
-    names = [os.environ.get("CXX"), "g++" if sys.platform == "linux" else None]
-    return next((found for name in names if name and (found := which(name))), None)
+    """The C++ compiler: $CXX, a program without options, or else g++ on Linux. What is called g++ elsewhere lacks OpenMP (Mac) or misplaces
+    vectors on the stack (Windows). Raises UserError if $CXX is no program."""
+    if name := os.environ.get("CXX"):
+        if not which(name):
+            raise UserError(f"attention 'native': $CXX is {name!r}, which is no program: choose auto, sdpa or math")
+        return which(name)
+    return which("g++") if sys.platform == "linux" else None
 
 
 def misfit(device: torch.device, dtype: torch.dtype, head_dim: int, groups: int) -> str | None:
@@ -73,11 +77,19 @@ def check(device: torch.device, dtype: torch.dtype, head_dim: int, groups: int) 
 
 
 def usable(device: torch.device, dtype: torch.dtype, head_dim: int, groups: int) -> bool:
-    try:
-        check(device, dtype, head_dim, groups)
-    except UserError:
+    """Whether it can run here on these. A compiler that failed is told of, once: all else is as it should be."""
+    if misfit(device, dtype, head_dim, groups):
+        return False
+    if isinstance(failure := outcome(), UserError):
+        tell(str(failure))
         return False
     return True
+
+
+@cache
+def tell(failure: str) -> None:
+    if "needs a C++ compiler" not in failure:
+        print(f"{failure.rpartition(':')[0]}; PyTorch's operators do the same, more slowly", file=sys.stderr, flush=True)
 
 
 def library() -> ctypes.CDLL:
@@ -90,10 +102,10 @@ def library() -> ctypes.CDLL:
 @cache
 def outcome() -> ctypes.CDLL | UserError:
     """The library, or why there is none: what has failed once is not tried again."""
-    program = compiler()
-    if program is None:
-        return UserError("attention 'native' needs a C++ compiler (g++ on Linux, or one that $CXX names): choose auto, sdpa or math")
     try:
+        program = compiler()
+        if program is None:
+            return UserError("attention 'native' needs a C++ compiler (g++ on Linux, or one that $CXX names): choose auto, sdpa or math")
         # A home may be shared by machines of several kinds: what this one's CPU can do is part of the name.
         made_of = [SOURCE.read_text(encoding="utf-8"), program, *FLAGS, platform.machine(), instructions()]
         name = f"native-{hashlib.sha256(' '.join(made_of).encode()).hexdigest()[:16]}.so"
@@ -101,7 +113,9 @@ def outcome() -> ctypes.CDLL | UserError:
         if not (folder / name).exists():
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder) as workplace:  # two processes may compile at once: the last one's stays
-                build(program, Path(workplace) / name).replace(folder / name)
+                made = build(program, Path(workplace) / name)
+                ctypes.CDLL(str(made))  # only what can be loaded is kept
+                made.replace(folder / name)
         return ctypes.CDLL(str(folder / name))
     except UserError as error:
         return error
@@ -116,7 +130,6 @@ def build(program: str, target: Path) -> Path:
     done = subprocess.run(command, check=False, capture_output=True, text=True, errors="replace", env=environment)
     if done.returncode:
         reason = next((line for line in done.stderr.splitlines() if "error" in line), "no message").strip()
-        print(f"... it cannot be compiled ({reason}); PyTorch's operators do the same, more slowly", file=sys.stderr, flush=True)
         raise UserError(f"attention 'native': {program} cannot compile {SOURCE.name} ({reason}): choose auto, sdpa or math")
     return target
 
@@ -141,6 +154,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contex
     n, rows, n_head, head_dim = q.shape
     if not q.numel():
         return torch.empty_like(q)
+    assert keys.stride() == values.stride() and keys.stride()[2:] == (head_dim, 1) and keys.dtype == values.dtype == q.dtype
     if q.stride(3) != 1 or q.stride(2) != head_dim:
         q = q.contiguous()
     out = torch.empty(q.shape, dtype=q.dtype)
@@ -158,6 +172,7 @@ class RMSNorm(nn.Module):
         self.weight, self.eps = norm.weight, norm.eps
 
     def forward(self, x: Tensor) -> Tensor:
+        assert self.weight.dtype == x.dtype
         x = x.contiguous()
         out, size = torch.empty_like(x), x.shape[-1]
         function("normalize", x.dtype)(x.data_ptr(), self.weight.data_ptr(), out.data_ptr(), x.numel() // size, size, self.eps)
@@ -190,7 +205,7 @@ def store(x: Tensor, cache: Tensor, slots: Tensor, positions: Tensor) -> None:
 
 
 def install(model: nn.Module, cache: object) -> None:
-    """Let a `model.Transformer` and its `kvcache.KVCache`, which `check` let through, use the small operators where sizes are whole vectors."""
+    """Let a `model.Transformer` and its `kvcache.KVCache`, which `check` let through, use the small operators where sizes allow."""
     cache.store = store
     config = model.config
     if config.flavour != "llama" or config.hidden % LANES or config.linears["ffn_ln2"][0] % LANES:

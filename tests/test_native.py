@@ -38,7 +38,7 @@ SHAPES = {
 
 def forget() -> None:
     """The next call compiles, or looks for what has been compiled."""
-    native.outcome.cache_clear(), native.function.cache_clear()
+    native.outcome.cache_clear(), native.function.cache_clear(), native.tell.cache_clear()
 
 
 @pytest.fixture(params=["this CPU", "one without AVX-512"])
@@ -235,14 +235,18 @@ def test_nothing_to_attend() -> None:
 def test_no_compiler_or_a_broken_one(cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     """Asked for, it says why; unasked, sdpa does the work."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    broken, no_folder = tmp_path / "c++", tmp_path / "file"
+    broken, silent, no_folder = tmp_path / "c++", tmp_path / "true", tmp_path / "file"
+    silent.write_text("#!/bin/sh\nfor last; do :; done\ntouch $last\n")
+    silent.chmod(0o755)
     broken.write_text("#!/bin/sh\necho 'native.cpp:1: error: no vectors here' >&2\nexit 1\n")
     broken.chmod(0o755)
     no_folder.touch()
     for change, message in (
         (lambda: monkeypatch.setenv("CXX", str(broken)), r"cannot compile native.cpp \(native.cpp:1: error: no vectors here\): choose"),
+        (lambda: monkeypatch.setenv("CXX", str(silent)), r"cannot be compiled, kept or loaded \(.*native-\w+.so.*\): choose"),
+        (lambda: monkeypatch.setenv("CXX", "g++ -O1"), r"\$CXX is 'g\+\+ -O1', which is no program: choose"),
         (
-            lambda: monkeypatch.setenv("XDG_CACHE_HOME", str(no_folder)),
+            lambda: (monkeypatch.delenv("CXX"), monkeypatch.setenv("XDG_CACHE_HOME", str(no_folder))),
             r"native.cpp cannot be compiled, kept or loaded \(.*file.*\): choose",
         ),
         (lambda: monkeypatch.setattr(native, "compiler", lambda: None), r"needs a C\+\+ compiler \(g\+\+ on Linux"),
@@ -254,7 +258,8 @@ def test_no_compiler_or_a_broken_one(cpu: None, monkeypatch: pytest.MonkeyPatch,
         assert LLM("demo", device="cpu").attention == "sdpa"
         assert [path.name for path in (tmp_path / "nano-sarathi").glob("*")] == []
     said = capfd.readouterr().err
-    assert said.count("compiling") == 1 and "PyTorch's operators do the same" in said, "a compiler that has failed is not tried again"
+    assert said.count("compiling") == 2, "a compiler that has failed is not tried again"
+    assert said.count("PyTorch's operators do the same, more slowly") == 4, "of each failure but that there is no compiler"
 
 
 def test_it_is_compiled_once(cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
