@@ -41,6 +41,10 @@ DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 LANES, MAX_HEAD_DIM, MAX_GROUPS = 16, 256, 64  # as in native.cpp
 
 
+class NoCompiler(UserError):
+    """Nothing is wrong, and nothing to be told of, where "auto" finds none."""
+
+
 class Sizes(ctypes.Structure):
     """As in native.cpp."""
 
@@ -81,15 +85,15 @@ def usable(device: torch.device, dtype: torch.dtype, head_dim: int, groups: int)
     if misfit(device, dtype, head_dim, groups):
         return False
     if isinstance(failure := outcome(), UserError):
-        tell(str(failure))
+        if not isinstance(failure, NoCompiler):
+            tell(str(failure))
         return False
     return True
 
 
 @cache
 def tell(failure: str) -> None:
-    if "needs a C++ compiler" not in failure:
-        print(f"{failure.rpartition(':')[0]}; PyTorch's operators do the same, more slowly", file=sys.stderr, flush=True)
+    print(f"{failure.rpartition(':')[0]}; PyTorch's operators do the same, more slowly", file=sys.stderr, flush=True)
 
 
 def library() -> ctypes.CDLL:
@@ -105,7 +109,7 @@ def outcome() -> ctypes.CDLL | UserError:
     try:
         program = compiler()
         if program is None:
-            return UserError("attention 'native' needs a C++ compiler (g++ on Linux, or one that $CXX names): choose auto, sdpa or math")
+            return NoCompiler("attention 'native' needs a C++ compiler (g++ on Linux, or one that $CXX names): choose auto, sdpa or math")
         # A home may be shared by machines of several kinds: what this one's CPU can do is part of the name.
         made_of = [SOURCE.read_text(encoding="utf-8"), program, *FLAGS, platform.machine(), instructions()]
         name = f"native-{hashlib.sha256(' '.join(made_of).encode()).hexdigest()[:16]}.so"
