@@ -162,7 +162,7 @@ class LLM:
         pack_linears(self.model)
         self.cache = KVCache(part, max_batch_size, self.max_length, self.dtype, self.device)
         if self.attention == "native":
-            native.install(self.model, self.cache)
+            native.install(self.model)
         if attention == "auto" and self.device.type == "cuda":
             with torch.inference_mode():
                 self.attention = fastest(candidates(), self.config.n_head, self.cache.k[0], self.cache.v[0])

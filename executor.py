@@ -127,7 +127,5 @@ class ModelExecutor:
             logit_rows.extend(range(first, len(tokens)))
         device = self.model.device
 
-        def on_device(numbers: list[int]) -> Tensor:
-            return torch.tensor(numbers, dtype=torch.long, device=device)
-
-        return FlatBatch(on_device(tokens), on_device(slots), on_device(positions), spans, on_device(logit_rows))
+        rows = torch.tensor([tokens, slots, positions], dtype=torch.long, device=device)  # (3, T), one copy to a GPU
+        return FlatBatch(*rows, spans, torch.tensor(logit_rows, dtype=torch.long, device=device))

@@ -33,11 +33,6 @@ def max_tokens(model: ModelConfig, gpu: GPU, tp: int = 1, utilization: float = 0
     return max(0, int(free // (model.kv_bytes_per_token(bytes_per_value) * copies)))
 
 
-def store(x: Tensor, cache: Tensor, slots: Tensor, positions: Tensor) -> None:
-    """x (T, n_kv_head, head_dim) into one layer's keys or values (n_kv_head, slots, length, head_dim); slots, positions (T,) int64."""
-    cache[:, slots, positions] = x.transpose(0, 1)  # (n_kv_head, T, head_dim)
-
-
 class KVCache:
     """Keys and values of all layers for `slots` requests of up to `length` tokens each."""
 
@@ -46,8 +41,8 @@ class KVCache:
         shape = (model.n_layer, model.n_kv_head, slots, length, model.head_dim)
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
+        self.layers = list(zip(self.k, self.v, strict=True))  # views, (n_kv_head, slots, length, head_dim) each
         self.slots, self.length = slots, length
-        self.store = store  # native.py replaces it
         self.reset()
 
     def reset(self) -> None:
@@ -76,8 +71,8 @@ class KVCache:
 
     def write(self, layer: int, slots: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
         """Store T new tokens in place. slots, positions: (T,) int64; k, v: (T, n_kv_head, head_dim)."""
-        self.store(k, self.k[layer], slots, positions)
-        self.store(v, self.v[layer], slots, positions)
+        for cache, new in zip(self.layers[layer], (k, v), strict=True):
+            cache[:, slots, positions] = new.transpose(0, 1)  # (n_kv_head, T, head_dim)
 
     @property
     def bytes(self) -> int:

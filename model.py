@@ -43,6 +43,23 @@ class FlatBatch:
     logit_rows: Tensor  # (S,) rows that a token is sampled from
 
 
+def span_by_span(attend: Attend, batch: FlatBatch, cache: KVCache) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
+    """Attention of a whole batch in a layer: (layer, q, k, v) -> y (T, n_head * head_dim), where K and V are first written into the cache.
+
+    A back end that does better than a call for each span has an `over(batch, cache)` of its own.
+    """
+
+    def attend_layer(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        cache.write(layer, batch.slots, batch.positions, k, v)
+        y = torch.empty_like(q)  # (T, n_head, head_dim)
+        for span in batch.spans:
+            rows = q[span.rows].unflatten(0, (len(span.slots), -1))  # (n, Tq, n_head, head_dim)
+            y[span.rows] = attend(rows, *cache.layers[layer], span.slots, span.contexts).flatten(0, 1)
+        return y.flatten(1)
+
+    return attend_layer
+
+
 def untimed(name: str, operator: Callable, *args: Any) -> Any:
     """How operators run unless somebody wants their times: straight through. See `executor.OperatorTimer` for the other way."""
     return operator(*args)
@@ -67,30 +84,31 @@ class Layer(nn.Module):
             self.norm_k = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, attend: Callable, run: Callable = untimed) -> Tensor:
-        """attend(q, k, v) -> y, all (T, heads, head_dim), decides who sees whom; run(name, operator, *args) runs an operator."""
+        """attend(q, k, v) -> y decides who sees whom; run(name, operator, *args) runs an operator."""
         qkv = run("preproj", self.preproj, run("others", self.norm_1, x))  # (T, (n_head + 2 * n_kv_head) * head_dim)
-        q, k, v = run("others", self.split_heads, qkv, rotary)
-        y = run("attn", attend, q, k, v)  # (T, n_head, head_dim)
-        x = x + run("postproj", self.postproj, y.flatten(1))
+        q, k, v = run("others", self.split_heads, qkv, rotary)  # (T, heads, head_dim) each
+        y = run("attn", attend, q, k, v)  # (T, n_head * head_dim)
+        x = x + run("postproj", self.postproj, y)
         inner = run("ffn_ln1", self.ffn_ln1, run("others", self.norm_2, x))  # (T, H2), or (T, 2 * H2): gate and up
         return x + run("ffn_ln2", self.ffn_ln2, run("others", self.activate, inner))
 
     def split_heads(self, qkv: Tensor, rotary: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
         config = self.config
-        qkv = qkv.view(len(qkv), config.n_head + 2 * config.n_kv_head, config.head_dim)
+        heads = (config.n_head, config.n_kv_head, config.n_kv_head)
+        qkv = qkv.view(len(qkv), sum(heads), config.head_dim)
         if config.qk_norm:
-            q, k, v = qkv.split((config.n_head, config.n_kv_head, config.n_kv_head), dim=1)
+            q, k, v = qkv.split(heads, dim=1)
             qkv = torch.cat((self.norm_q(q), self.norm_k(k), v), dim=1)
-        if rotary is not None:  # q and k lie side by side: one rotation serves both
-            qk = self.rotate(qkv[:, : config.n_head + config.n_kv_head], *rotary)
-            return qk[:, : config.n_head], qk[:, config.n_head :], qkv[:, config.n_head + config.n_kv_head :]
-        return qkv.split((config.n_head, config.n_kv_head, config.n_kv_head), dim=1)
+        if rotary is not None:
+            self.rotate(qkv, config.n_head + config.n_kv_head, *rotary)
+        return qkv.split(heads, dim=1)
 
 
-def rotate(qk: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding. qk (T, heads, head_dim); cos, sin (T, 1, head_dim / 2)."""
-    left, right = qk.chunk(2, dim=-1)
-    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+def rotate(x: Tensor, heads: int, cos: Tensor, sin: Tensor) -> None:
+    """Rotary embedding, in place, of the first `heads` heads, for q and k lie side by side. x (T, more heads, head_dim); cos, sin (T, 1, head_dim / 2)."""
+    half = x.shape[-1] // 2
+    left, right = x[:, :heads, :half], x[:, :heads, half:]
+    left[:], right[:] = left * cos - right * sin, right * cos + left * sin
 
 
 def swiglu(inner: Tensor) -> Tensor:
@@ -126,8 +144,8 @@ class Transformer(nn.Module):
         self.head = None if config.tied else nn.Linear(config.hidden, config.vocab_size, bias=False)
         if config.flavour == "llama":
             angles = torch.outer(torch.arange(config.max_length), rotary_frequencies(config))  # (max_length, head_dim / 2)
-            self.register_buffer("cos", angles.cos()[:, None], persistent=False)
-            self.register_buffer("sin", angles.sin()[:, None], persistent=False)
+            self.register_buffer("cos", angles.cos()[:, None].to(self.dtype), persistent=False)
+            self.register_buffer("sin", angles.sin()[:, None].to(self.dtype), persistent=False)
 
     @property
     def device(self) -> torch.device:
@@ -169,18 +187,11 @@ class Transformer(nn.Module):
         """
         if x is None:
             x = self._embed(batch.tokens, batch.positions)  # (T, H)
-        rotary = self._rotary(batch.positions, x.dtype)
+        rotary = self._rotary(batch.positions)
+        over = getattr(attend, "over", None) or partial(span_by_span, attend)
+        attend_layer = over(batch, cache)
         for index, layer in enumerate(self.layers):
-
-            def attend_cache(q: Tensor, k: Tensor, v: Tensor, index: int = index) -> Tensor:
-                cache.write(index, batch.slots, batch.positions, k, v)
-                y = torch.empty_like(q)  # (T, n_head, head_dim)
-                for span in batch.spans:
-                    rows = q[span.rows].unflatten(0, (len(span.slots), -1))  # (n, Tq, n_head, head_dim)
-                    y[span.rows] = attend(rows, cache.k[index], cache.v[index], span.slots, span.contexts).flatten(0, 1)
-                return y
-
-            x = layer(x, rotary, attend_cache, run)
+            x = layer(x, rotary, partial(attend_layer, index), run)
         return x if self.norm is None else run("others", self._logits, x[batch.logit_rows])
 
     def forward_full(self, tokens: Tensor) -> Tensor:
@@ -188,12 +199,12 @@ class Transformer(nn.Module):
         b, t = tokens.shape
         positions = torch.arange(t, device=tokens.device).repeat(b)  # (B * T,)
         x = self._embed(tokens.flatten(), positions)  # (B * T, H)
-        rotary = self._rotary(positions, x.dtype)
+        rotary = self._rotary(positions)
 
         def attend_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             q, k, v = (heads.unflatten(0, (b, t)).transpose(1, 2) for heads in (q, k, v))  # (B, heads, T, head_dim)
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-            return y.transpose(1, 2).flatten(0, 1)  # (B * T, n_head, head_dim)
+            return y.transpose(1, 2).reshape(b * t, -1)  # (B * T, n_head * head_dim)
 
         for layer in self.layers:
             x = layer(x, rotary, attend_causal)
@@ -203,10 +214,8 @@ class Transformer(nn.Module):
         x = self.embed(tokens)
         return x if self.positions is None else x + self.positions(positions)
 
-    def _rotary(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        if self.config.flavour != "llama":
-            return None
-        return self.cos[positions].to(dtype), self.sin[positions].to(dtype)
+    def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
+        return (self.cos[positions], self.sin[positions]) if self.config.flavour == "llama" else None
 
     def _logits(self, x: Tensor) -> Tensor:
         x = self.norm(x)

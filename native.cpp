@@ -5,7 +5,7 @@
 //            heads of all requests: a lone request with a single one leaves the others idle.
 //   chunk    many rows of one request: bound by arithmetic. Scores never leave a core's own cache (online softmax, as in FlashAttention).
 //
-// Then the small operators: normalize, rotate, gate, write. Each reads its rows once and writes them once.
+// Then the small operators: normalize, rotate, gate. Each reads its rows once and writes them once.
 //
 // Vectors are those of GCC and Clang (`vector_size`), so that this compiles for any CPU. One instruction is named, AVX-512's dot
 // product of bfloat16 pairs, because no compiler finds it.
@@ -225,40 +225,71 @@ void chunk(const T* q, int64_t q_stride, const T* keys, const T* values, T* out,
         for (int c = 0; c < words; c++) ((word*)(out + i * out_stride))[c] = query[c][i];
 }
 
-// q (n, rows, n_head, head_dim), keys and values as the cache has them, out like q but with no gaps.
-struct Sizes {
-    int64_t n, rows, n_head, n_kv_head, head_dim;
-    int64_t q_request, q_row;  // values from one to the next
-    int64_t kv_head, kv_slot;
+// A request's new rows: the batch's rows from `row` on, and the last of `context` tokens in its slot of the cache.
+struct Request {
+    int64_t row, rows, slot, context;
 };
 
+struct Sizes {
+    int64_t n, n_head, n_kv_head, head_dim;  // n requests
+    int64_t stride;                          // values from row to row of q, k and v; y has no gaps
+    int64_t kv_head, kv_slot;                // of the cache: values from one to the next
+};
+
+// Attention of a whole batch in one layer. q, y (T, n_head, head_dim), k, v (T, n_kv_head, head_dim). First k and v go into their places in the
+// cache, unless they are null: are there.
 template <class T>
-void attend(const T* q, const T* keys, const T* values, T* out, const int64_t* slots, const int64_t* contexts, const Sizes& s) {
-    const int groups = s.n_head / s.n_kv_head, block = WIDE * LANES, blocks = (s.rows + block - 1) / block;
+void attend(const T* q, const T* k, const T* v, T* keys, T* values, T* y, const Request* requests, const Sizes& s) {
+    const int groups = s.n_head / s.n_kv_head, block = WIDE * LANES;
     const float scale = 1.44269504f / __builtin_sqrtf(s.head_dim);  // scores are powers of 2, not of e
-    if (s.rows == 1) {
-        const int64_t room = *std::max_element(contexts, contexts + s.n) + LANES;
+    const auto place = [&](const Request& r, int64_t kv_head) { return kv_head * s.kv_head + r.slot * s.kv_slot; };
+    struct Task {
+        int64_t request, head, first;  // a key head of a decode; a query head of a chunk, for a block of rows
+    };
+    std::vector<Task> tasks;
+    int64_t longest = 0, room = 0;
+    for (int64_t i = 0; i < s.n; i++) {
+        longest = std::max(longest, requests[i].rows);
+        if (requests[i].rows == 1) room = std::max(room, requests[i].context + LANES);
+    }
+    for (int64_t first = (longest - 1) / block * block; first >= 0; first -= block)  // the last rows see most: the longest tasks first
+        for (int64_t i = 0; i < s.n; i++)
+            if (requests[i].rows > 1 && requests[i].rows > first)
+                for (int64_t head = 0; head < s.n_head; head++) tasks.push_back({i, head, first});
+    for (int64_t i = 0; i < s.n; i++)
+        if (requests[i].rows == 1)
+            for (int64_t head = 0; head < s.n_kv_head; head++) tasks.push_back({i, head, 0});
+
 #pragma omp parallel
-        {
-            std::vector<float> scores(groups * room);
-#pragma omp for schedule(dynamic)
+    {
+        if (k) {
+#pragma omp for
             for (int64_t task = 0; task < s.n * s.n_kv_head; task++) {
-                const int64_t i = task / s.n_kv_head, h = task % s.n_kv_head, at = h * s.kv_head + slots[i] * s.kv_slot;
-                decode(q + i * s.q_request + h * groups * s.head_dim, keys + at, values + at, out + task * groups * s.head_dim, groups,
-                       contexts[i], s.head_dim, scale, scores.data(), room);
+                const Request& r = requests[task % s.n];
+                const int64_t head = task / s.n, to = place(r, head) + (r.context - r.rows) * s.head_dim;
+                for (int64_t i = 0; i < r.rows; i++) {
+                    const int64_t from = (r.row + i) * s.stride + head * s.head_dim;
+                    std::memcpy(keys + to + i * s.head_dim, k + from, s.head_dim * sizeof(T));
+                    std::memcpy(values + to + i * s.head_dim, v + from, s.head_dim * sizeof(T));
+                }
             }
         }
-        return;
-    }
-#pragma omp parallel for schedule(dynamic)
-    for (int64_t task = 0; task < s.n * s.n_head * blocks; task++) {
-        const int64_t i = task % s.n, h = task / s.n % s.n_head, at = h / groups * s.kv_head + slots[i] * s.kv_slot;
-        const int64_t first = (blocks - 1 - task / s.n / s.n_head) * block;  // the last rows see most: the longest tasks first
-        const int rows = std::min<int64_t>(block, s.rows - first), start = contexts[i] - s.rows + first;
-        const T* query = q + i * s.q_request + first * s.q_row + h * s.head_dim;
-        T* y = out + ((i * s.rows + first) * s.n_head + h) * s.head_dim;
-        auto run = rows > WIDE * LANES / 2 ? chunk<T, WIDE> : rows > LANES ? chunk<T, (WIDE + 1) / 2> : chunk<T, 1>;
-        run(query, s.q_row, keys + at, values + at, y, s.n_head * s.head_dim, start, rows, s.head_dim, scale);
+        std::vector<float> scores(groups * room);
+#pragma omp for schedule(dynamic)
+        for (size_t t = 0; t < tasks.size(); t++) {
+            const auto [request, head, first] = tasks[t];
+            const Request& r = requests[request];
+            const int64_t row = r.row + first, q_head = r.rows == 1 ? head * groups : head, at = place(r, q_head / groups);
+            const T* query = q + row * s.stride + q_head * s.head_dim;
+            T* out = y + (row * s.n_head + q_head) * s.head_dim;
+            if (r.rows == 1) {
+                decode(query, keys + at, values + at, out, groups, r.context, s.head_dim, scale, scores.data(), room);
+                continue;
+            }
+            const int rows = std::min<int64_t>(block, r.rows - first), start = r.context - r.rows + first;
+            auto run = rows > WIDE * LANES / 2 ? chunk<T, WIDE> : rows > LANES ? chunk<T, (WIDE + 1) / 2> : chunk<T, 1>;
+            run(query, s.stride, keys + at, values + at, out, s.n_head * s.head_dim, start, rows, s.head_dim, scale);
+        }
     }
 }
 
@@ -306,25 +337,13 @@ void gate(const T* x, T* y, int64_t rows, int64_t size) {
         }
 }
 
-// Rows into their places in the cache. x (rows, heads, head_dim), `stride` values from row to row.
-template <class T>
-void write(const T* x, T* cache, const int64_t* slots, const int64_t* positions, int64_t rows, int64_t heads, int64_t head_dim,
-           int64_t stride, int64_t cache_head, int64_t cache_slot) {
-#pragma omp parallel for if (rows * heads * head_dim > SMALL)
-    for (int64_t h = 0; h < heads; h++)
-        for (int64_t i = 0; i < rows; i++) {
-            T* place = cache + h * cache_head + slots[i] * cache_slot + positions[i] * head_dim;
-            std::memcpy(place, x + i * stride + h * head_dim, head_dim * sizeof(T));
-        }
-}
-
 }  // namespace
 
 // What native.py calls, for either type.
 #define FOR_TYPE(T, NAME)                                                                                                          \
-    extern "C" void attend_##NAME(const T* q, const T* k, const T* v, T* y, const int64_t* slots, const int64_t* contexts,         \
+    extern "C" void attend_##NAME(const T* q, const T* k, const T* v, T* keys, T* values, T* y, const Request* requests,          \
                                   const Sizes* sizes) {                                                                            \
-        attend(q, k, v, y, slots, contexts, *sizes);                                                                               \
+        attend(q, k, v, keys, values, y, requests, *sizes);                                                                        \
     }                                                                                                                              \
     extern "C" void normalize_##NAME(const T* x, const T* weight, T* y, int64_t rows, int64_t size, float epsilon) {               \
         normalize(x, weight, y, rows, size, epsilon);                                                                              \
@@ -332,11 +351,7 @@ void write(const T* x, T* cache, const int64_t* slots, const int64_t* positions,
     extern "C" void rotate_##NAME(T* x, const T* cosine, const T* sine, int64_t rows, int64_t heads, int64_t size, int64_t stride) { \
         rotate(x, cosine, sine, rows, heads, size, stride);                                                                        \
     }                                                                                                                              \
-    extern "C" void gate_##NAME(const T* x, T* y, int64_t rows, int64_t size) { gate(x, y, rows, size); }                          \
-    extern "C" void write_##NAME(const T* x, T* cache, const int64_t* slots, const int64_t* positions, int64_t rows, int64_t heads, \
-                                 int64_t size, int64_t stride, int64_t cache_head, int64_t cache_slot) {                           \
-        write(x, cache, slots, positions, rows, heads, size, stride, cache_head, cache_slot);                                      \
-    }
+    extern "C" void gate_##NAME(const T* x, T* y, int64_t rows, int64_t size) { gate(x, y, rows, size); }
 
 FOR_TYPE(bf16, bfloat16)
 FOR_TYPE(float, float32)

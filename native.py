@@ -18,24 +18,29 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from shutil import which
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from configs import UserError
 
+if TYPE_CHECKING:  # it imports this
+    from kvcache import KVCache
+    from model import FlatBatch
+
 SOURCE = Path(__file__).with_name("native.cpp")
 # -mtune=generic: GCC 12 takes recent AMD processors for older ones, and then loads again and again what it has in registers.
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-mtune=generic", "-fopenmp", "-shared", "-fPIC"]
 POINTER, INTEGER = ctypes.c_void_p, ctypes.c_int64
 ARGUMENTS = {
-    "attend": [POINTER] * 7,
+    "attend": [POINTER] * 8,
     "normalize": [POINTER] * 3 + [INTEGER] * 2 + [ctypes.c_float],
     "rotate": [POINTER] * 3 + [INTEGER] * 4,
     "gate": [POINTER] * 2 + [INTEGER] * 2,
-    "write": [POINTER] * 4 + [INTEGER] * 6,
 }
 DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 LANES, MAX_HEAD_DIM, MAX_GROUPS = 16, 256, 64  # as in native.cpp
@@ -48,7 +53,7 @@ class NoCompiler(UserError):
 class Sizes(ctypes.Structure):
     """As in native.cpp."""
 
-    _fields_ = [(name, INTEGER) for name in ("n", "rows", "n_head", "n_kv_head", "head_dim", "q_request", "q_row", "kv_head", "kv_slot")]
+    _fields_ = [(name, INTEGER) for name in ("n", "n_head", "n_kv_head", "head_dim", "stride", "kv_head", "kv_slot")]
 
 
 def compiler() -> str | None:
@@ -155,17 +160,50 @@ def function(name: str, dtype: torch.dtype) -> Callable[..., None]:
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int]) -> Tensor:
     """As every back end (attention.py), for what `check` lets through."""
-    n, rows, n_head, head_dim = q.shape
-    if not q.numel():
-        return torch.empty_like(q)
-    assert keys.stride() == values.stride() and keys.stride()[2:] == (head_dim, 1) and keys.dtype == values.dtype == q.dtype
-    if q.stride(3) != 1 or q.stride(2) != head_dim:
+    n, rows, _, head_dim = q.shape
+    if q.stride()[2:] != (head_dim, 1):
         q = q.contiguous()
-    out = torch.empty(q.shape, dtype=q.dtype)
-    sizes = Sizes(n, rows, n_head, keys.shape[0], head_dim, q.stride(0), q.stride(1), keys.stride(0), keys.stride(1))
-    numbers, pointers = INTEGER * n, [tensor.data_ptr() for tensor in (q, keys, values, out)]
-    function("attend", q.dtype)(*pointers, numbers(*slots), numbers(*contexts), ctypes.byref(sizes))
-    return out
+    q = q.flatten(0, 1)  # (n * rows, n_head, head_dim)
+    y = torch.empty(q.shape, dtype=q.dtype)
+    if len(q):
+        requests = [(i * rows, rows, slot, context) for i, (slot, context) in enumerate(zip(slots, contexts, strict=True))]
+        call_attend(q, None, None, keys, values, y, table(requests))
+    return y.unflatten(0, (n, rows))
+
+
+def over(batch: "FlatBatch", cache: "KVCache") -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
+    """As `model.span_by_span`, but one call for the writes and all spans of a layer, which the cores share out among them."""
+    requests = []
+    for span in batch.spans:
+        first, rows = span.rows.start, (span.rows.stop - span.rows.start) // len(span.slots)
+        places = enumerate(zip(span.slots, span.contexts, strict=True))
+        requests += [(first + i * rows, rows, slot, context) for i, (slot, context) in places]
+    numbers = table(requests)
+
+    def attend_layer(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        y = torch.empty(len(q), q.shape[1] * q.shape[2], dtype=q.dtype)
+        assert q.stride() == k.stride() == v.stride() and q.dtype == k.dtype == v.dtype
+        call_attend(q, k.data_ptr(), v.data_ptr(), *cache.layers[layer], y, numbers)
+        return y
+
+    return attend_layer
+
+
+attend.over = over
+
+
+def table(requests: Sequence[tuple[int, int, int, int]]) -> ctypes.Array:
+    """native.cpp's requests: (first row, rows, slot, context) of each."""
+    return (INTEGER * (4 * len(requests)))(*chain.from_iterable(requests))
+
+
+def call_attend(q: Tensor, k: int | None, v: int | None, keys: Tensor, values: Tensor, y: Tensor, requests: ctypes.Array) -> None:
+    _, n_head, head_dim = q.shape
+    assert q.stride()[1:] == keys.stride()[2:] == (head_dim, 1) and keys.stride() == values.stride()
+    assert q.dtype == keys.dtype == values.dtype
+    sizes = Sizes(len(requests) // 4, n_head, len(keys), head_dim, q.stride(0), *keys.stride()[:2])
+    pointers = keys.data_ptr(), values.data_ptr(), y.data_ptr(), requests, ctypes.byref(sizes)
+    function("attend", q.dtype)(q.data_ptr(), k, v, *pointers)
 
 
 class RMSNorm(nn.Module):
@@ -183,12 +221,11 @@ class RMSNorm(nn.Module):
         return out
 
 
-def rotate(qk: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """As `model.rotate`, but in place."""
-    rows, heads, head_dim = qk.shape
-    assert qk.stride()[1:] == (head_dim, 1) and cos.is_contiguous() and sin.is_contiguous()
-    function("rotate", qk.dtype)(qk.data_ptr(), cos.data_ptr(), sin.data_ptr(), rows, heads, head_dim, qk.stride(0))
-    return qk
+def rotate(x: Tensor, heads: int, cos: Tensor, sin: Tensor) -> None:
+    """As `model.rotate`."""
+    assert x.is_contiguous() and cos.is_contiguous() and sin.is_contiguous() and x.dtype == cos.dtype == sin.dtype
+    rows, more, head_dim = x.shape
+    function("rotate", x.dtype)(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), rows, heads, head_dim, more * head_dim)
 
 
 def swiglu(inner: Tensor) -> Tensor:
@@ -200,17 +237,8 @@ def swiglu(inner: Tensor) -> Tensor:
     return out
 
 
-def store(x: Tensor, cache: Tensor, slots: Tensor, positions: Tensor) -> None:
-    """As `kvcache.store`, but slots and positions are not checked."""
-    rows, heads, head_dim = x.shape
-    assert x.stride()[1:] == (head_dim, 1) and slots.is_contiguous() and positions.is_contiguous()
-    pointers = [tensor.data_ptr() for tensor in (x, cache, slots, positions)]
-    function("write", x.dtype)(*pointers, rows, heads, head_dim, x.stride(0), cache.stride(0), cache.stride(1))
-
-
-def install(model: nn.Module, cache: object) -> None:
-    """Let a `model.Transformer` and its `kvcache.KVCache`, which `check` let through, use the small operators where sizes allow."""
-    cache.store = store
+def install(model: nn.Module) -> None:
+    """Let a `model.Transformer` that `check` let through use the small operators where sizes allow."""
     config = model.config
     if config.flavour != "llama" or config.hidden % LANES or config.linears["ffn_ln2"][0] % LANES:
         return

@@ -225,8 +225,7 @@ def load_llm(model: str, dtype: str, device: str) -> LLM:
     if llm.config.max_length < SHORTEST:
         raise UserError(f"{llm.config.name} allows {llm.config.max_length} tokens; a calibration needs {SHORTEST}")
     llm.max_length = min(LENGTH, llm.config.max_length)
-    store, llm.cache = llm.cache.store, KVCache(llm.config, BATCH_SIZE, llm.max_length, llm.dtype, llm.device)
-    llm.cache.store = store
+    llm.cache = KVCache(llm.config, BATCH_SIZE, llm.max_length, llm.dtype, llm.device)
     return llm
 
 

@@ -144,8 +144,10 @@ def test_small_operators(dtype: torch.dtype, rows: int, cpu: None, two_threads: 
     close(native.swiglu(inner), model.swiglu(inner.double()))
     heads, angles = draw(rows, 5, 64), torch.rand(rows, 1, 32, generator=generator, dtype=torch.float64)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    expected = torch.cat((model.rotate(heads[:, :4].double(), cos.double(), sin.double()), heads[:, 4:].double()), dim=1)
-    native.rotate(heads[:, :4], cos, sin)  # in place, and v, beside q and k, is left alone
+    expected = heads.double()
+    model.rotate(expected, 4, cos.double(), sin.double())  # v, beside q and k, is left alone
+    assert torch.equal(expected[:, 4:], heads[:, 4:].double()) and not torch.equal(expected[:, :4], heads[:, :4].double())
+    native.rotate(heads, 4, cos, sin)
     close(heads, expected)
 
 
@@ -154,16 +156,25 @@ def test_extreme_gates() -> None:
     torch.testing.assert_close(native.swiglu(extreme), model.swiglu(extreme), rtol=1e-5, atol=1e-30, equal_nan=True)
 
 
+@pytest.mark.parametrize("n_kv_head", [4, 2, 1])
 @pytest.mark.parametrize("dtype", CLOSE)
-def test_writes(dtype: torch.dtype) -> None:
-    config = dataclasses.replace(TINY["llama-gqa"], head_dim=32)
-    plain, ours = (KVCache(config, 3, 40, dtype) for _ in range(2))
-    ours.store = native.store
-    slots, positions = torch.tensor([0] * 30 + [2, 1]), torch.tensor([*range(5, 35), 39, 0])
-    k, v = torch.randn(2, 32, 6, 32).to(dtype)[:, :, 1:3]
-    for cache in (plain, ours):
-        cache.write(1, slots, positions, k, v)
-    assert torch.equal(plain.k, ours.k) and torch.equal(plain.v, ours.v) and ours.k.count_nonzero() > 0
+def test_a_whole_batch_in_one_call(dtype: torch.dtype, n_kv_head: int, cpu: None, two_threads: None) -> None:
+    """Two chunks, one of them of a single row, and two decodes: what is written, and what each span sees, as span by span."""
+    config = dataclasses.replace(TINY["llama"], n_head=4, n_kv_head=n_kv_head, head_dim=32)
+    generator = torch.Generator().manual_seed(0)
+    batch = flat_batch([(2, 10, 70), (0, 0, 1), (3, 60, 1), (1, 0, 1)])
+    batch.spans[2:] = [model.Span(slice(71, 73), (3, 1), (61, 1))]
+    caches = [KVCache(config, 4, 80, dtype) for _ in range(2)]
+    for cache in caches:
+        for part in (cache.k, cache.v):
+            part.copy_(torch.randn(part.shape, generator=generator.manual_seed(1)))
+    q, k, v = torch.randn(73, 4 + 2 * n_kv_head, 32, generator=generator).to(dtype).split((4, n_kv_head, n_kv_head), dim=1)
+    before = caches[0].k.clone()
+    expected = model.span_by_span(attention.math, batch, caches[0])(1, q, k, v)
+    y = native.over(batch, caches[1])(1, q, k, v)
+    torch.testing.assert_close(y, expected, rtol=0, atol=CLOSE[dtype])
+    assert torch.equal(caches[0].k, caches[1].k) and torch.equal(caches[0].v, caches[1].v)
+    assert (caches[1].k != before).any(dim=-1).sum() == 73 * n_kv_head, "the new rows of that layer, and no others"
 
 
 @pytest.mark.parametrize("policy", ["sarathi", "request_level", "vllm_v0"])
@@ -173,7 +184,7 @@ def test_llm_generates_the_same(policy: str) -> None:
     tokens = []
     for attention_name in ("native", "sdpa"):
         llm = LLM("demo", policy=policy, chunk_size=48, max_batch_size=2, dtype="float32", device="cpu", attention=attention_name)
-        assert llm.attention == attention_name and (llm.cache.store is native.store) == (attention_name == "native")
+        assert llm.attention == attention_name and (llm.model.layers[0].rotate is native.rotate) == (attention_name == "native")
         tokens.append([output.token_ids for output in llm.generate(prompts, SamplingParams(max_tokens=24))])
     assert tokens[0] == tokens[1]
 
@@ -185,7 +196,7 @@ def test_every_kind_of_model(flavour: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(TINY, "wide", wide)
     plain, ours = (tiny_model("wide", torch.float32) for _ in range(2))
     caches = [KVCache(wide, 3, 40) for _ in range(2)]
-    native.install(ours, caches[1])
+    native.install(ours)
     assert any(isinstance(module, native.RMSNorm) for module in ours.modules()) == (flavour != "gpt2")
     steps = [  # (slot, first position, rows): prompts, then a chunk beside two decodes
         [(0, 0, 9), (1, 0, 17)],
