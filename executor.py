@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -118,14 +119,12 @@ class ModelExecutor:
                 logit_rows.append(len(tokens) - 1)
         if batch.decodes:
             first = len(tokens)
-            for request in batch.decodes:
-                slot = self.slot_of[request.request_id]
-                tokens.append(request.output[-1])
-                slots.append(slot)
-                positions.append(self.cache.extend(slot, 1))
-            spans.append(Span(slice(first, len(tokens)), tuple(slots[first:]), tuple(p + 1 for p in positions[first:])))
+            own = [self.slot_of[request.request_id] for request in batch.decodes]
+            places = [self.cache.extend(slot, 1) for slot in own]
+            tokens.extend([request.output[-1] for request in batch.decodes])
+            slots.extend(own)
+            positions.extend(places)
+            spans.append(Span(slice(first, len(tokens)), tuple(own), tuple([place + 1 for place in places])))
             logit_rows.extend(range(first, len(tokens)))
-        device = self.model.device
-
-        rows = torch.tensor([tokens, slots, positions], dtype=torch.long, device=device)  # (3, T), one copy to a GPU
-        return FlatBatch(*rows, spans, torch.tensor(logit_rows, dtype=torch.long, device=device))
+        rows = torch.from_numpy(np.array([tokens, slots, positions])).to(self.model.device)  # (3, T)
+        return FlatBatch(*rows.unbind(), spans, torch.from_numpy(np.array(logit_rows, dtype=int)).to(self.model.device))

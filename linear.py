@@ -9,21 +9,28 @@ exist, or do not fit (CUDA, other dtypes, other machines), the plain operators s
 """
 
 import platform
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 
-class PackedLinear(nn.Module):
-    """x (T, inputs) -> (T, outputs), as the `nn.Linear` that it is made from. For inference only: an opaque weight cannot be trained."""
+class PackedLinear:
+    """x (T, inputs) -> (T, outputs), plus `residual` if there is one, as the linear operator that it is made from.
+
+    For inference only, since an opaque weight cannot be trained: so no `nn.Module`, whose calls take as long as a small product.
+    """
 
     def __init__(self, linear: nn.Linear):
-        super().__init__()
         self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
-        self.bias = linear.bias
+        self.bias = None if linear.bias is None else linear.bias.detach()
+        self.multiply = torch.ops.mkldnn._linear_pointwise.default
+        self.multiply_and = torch.ops.mkldnn._linear_pointwise.binary
 
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        if residual is None:
+            return self.multiply(x, self.packed, self.bias, "none", [], "")
+        return self.multiply_and(x, residual, self.packed, self.bias, "add")
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
@@ -38,8 +45,15 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 def pack_linears(model: nn.Module) -> None:
     """Replace each `nn.Linear` in a model by a packed one, one at a time: at most one weight is in memory twice."""
-    # Their names, because a list of the layers themselves would keep every plain weight until the end.
-    for path in [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]:
-        linear = model.get_submodule(path)
-        if can_pack(linear.weight.device, linear.weight.dtype):
-            model.set_submodule(path, PackedLinear(linear))
+    replace(model, nn.Linear, lambda linear: PackedLinear(linear) if can_pack(linear.weight.device, linear.weight.dtype) else linear)
+
+
+def replace(model: nn.Module, kind: type[nn.Module], by: Callable[[nn.Module], Callable]) -> None:
+    """Put by(module), which need not be a module, in the place of each module of a kind."""
+    # Their names, because a list of the modules themselves would keep every plain weight until the end.
+    for path in [path for path, module in model.named_modules() if isinstance(module, kind)]:
+        parent, _, name = path.rpartition(".")
+        owner = model.get_submodule(parent)
+        operator = by(getattr(owner, name))
+        delattr(owner, name)
+        setattr(owner, name, operator)

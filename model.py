@@ -23,7 +23,7 @@ from kvcache import KVCache
 OPERATORS = ("preproj", "attn", "postproj", "ffn_ln1", "ffn_ln2", "others")  # the paper's names (SARATHI, Sec 2.1)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Span:
     """Rows that attend together: the rows of one chunk (n = 1), or one row of each decode (Tq = 1)."""
 
@@ -32,7 +32,7 @@ class Span:
     contexts: tuple[int, ...] | Tensor  # n: tokens in the cache once these rows are written
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class FlatBatch:
     """One iteration's rows. Long tensors on the model's device."""
 
@@ -65,18 +65,27 @@ def untimed(name: str, operator: Callable, *args: Any) -> Any:
     return operator(*args)
 
 
+class ResidualLinear(nn.Linear):
+    """The last linear operator of a residual branch adds what the branch began with: one pass over the rows less where it is packed (linear.py)."""
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        return residual + super().forward(x)
+
+
 class Layer(nn.Module):
     """One decoder block. x: (T, H) throughout."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
+        self.heads = (config.n_head, config.n_kv_head, config.n_kv_head)  # of q, k and v
         gpt2 = config.flavour == "gpt2"
         norm = nn.LayerNorm if gpt2 else nn.RMSNorm
         self.norm_1 = norm(config.hidden, eps=config.norm_eps)
         self.norm_2 = norm(config.hidden, eps=config.norm_eps)
         for name, (inputs, outputs) in config.linears.items():
-            setattr(self, name, nn.Linear(inputs, outputs, bias=gpt2 or (config.qkv_bias and name == "preproj")))
+            linear = ResidualLinear if name in ("postproj", "ffn_ln2") else nn.Linear
+            setattr(self, name, linear(inputs, outputs, bias=gpt2 or (config.qkv_bias and name == "preproj")))
         self.rotate: Callable = rotate  # native.py replaces this, and swiglu
         self.activate: Callable = partial(F.gelu, approximate="tanh") if gpt2 else swiglu
         if config.qk_norm:
@@ -88,20 +97,18 @@ class Layer(nn.Module):
         qkv = run("preproj", self.preproj, run("others", self.norm_1, x))  # (T, (n_head + 2 * n_kv_head) * head_dim)
         q, k, v = run("others", self.split_heads, qkv, rotary)  # (T, heads, head_dim) each
         y = run("attn", attend, q, k, v)  # (T, n_head * head_dim)
-        x = x + run("postproj", self.postproj, y)
+        x = run("postproj", self.postproj, y, x)
         inner = run("ffn_ln1", self.ffn_ln1, run("others", self.norm_2, x))  # (T, H2), or (T, 2 * H2): gate and up
-        return x + run("ffn_ln2", self.ffn_ln2, run("others", self.activate, inner))
+        return run("ffn_ln2", self.ffn_ln2, run("others", self.activate, inner), x)
 
     def split_heads(self, qkv: Tensor, rotary: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
-        config = self.config
-        heads = (config.n_head, config.n_kv_head, config.n_kv_head)
-        qkv = qkv.view(len(qkv), sum(heads), config.head_dim)
-        if config.qk_norm:
-            q, k, v = qkv.split(heads, dim=1)
+        qkv = qkv.view(-1, sum(self.heads), self.config.head_dim)
+        if self.config.qk_norm:
+            q, k, v = qkv.split_with_sizes(self.heads, dim=1)
             qkv = torch.cat((self.norm_q(q), self.norm_k(k), v), dim=1)
         if rotary is not None:
-            self.rotate(qkv, config.n_head + config.n_kv_head, *rotary)
-        return qkv.split(heads, dim=1)
+            self.rotate(qkv, sum(self.heads[:2]), *rotary)
+        return qkv.split_with_sizes(self.heads, dim=1)
 
 
 def rotate(x: Tensor, heads: int, cos: Tensor, sin: Tensor) -> None:

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from configs import UserError
+from linear import replace
 
 if TYPE_CHECKING:  # it imports this
     from kvcache import KVCache
@@ -160,14 +161,17 @@ def function(name: str, dtype: torch.dtype) -> Callable[..., None]:
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int]) -> Tensor:
     """As every back end (attention.py), for what `check` lets through."""
-    n, rows, _, head_dim = q.shape
+    n, rows, n_head, head_dim = q.shape
     if q.stride()[2:] != (head_dim, 1):
         q = q.contiguous()
     q = q.flatten(0, 1)  # (n * rows, n_head, head_dim)
     y = torch.empty(q.shape, dtype=q.dtype)
-    if len(q):
-        requests = [(i * rows, rows, slot, context) for i, (slot, context) in enumerate(zip(slots, contexts, strict=True))]
-        call_attend(q, None, None, keys, values, y, table(requests))
+    if q.numel():
+        assert q.dtype == keys.dtype == values.dtype and keys.stride() == values.stride() and keys.stride()[2:] == (head_dim, 1)
+        requests = table([(i * rows, rows, slot, context) for i, (slot, context) in enumerate(zip(slots, contexts, strict=True))])
+        sizes = Sizes(n, n_head, keys.shape[0], head_dim, q.stride(0), *keys.stride()[:2])
+        pointers = keys.data_ptr(), values.data_ptr(), y.data_ptr()
+        function("attend", q.dtype)(q.data_ptr(), None, None, *pointers, requests, ctypes.byref(sizes))
     return y.unflatten(0, (n, rows))
 
 
@@ -178,12 +182,19 @@ def over(batch: "FlatBatch", cache: "KVCache") -> Callable[[int, Tensor, Tensor,
         first, rows = span.rows.start, (span.rows.stop - span.rows.start) // len(span.slots)
         places = enumerate(zip(span.slots, span.contexts, strict=True))
         requests += [(first + i * rows, rows, slot, context) for i, (slot, context) in places]
-    numbers = table(requests)
+    numbers, run = table(requests), function("attend", cache.k.dtype)
+    (n_kv_head, _, _, head_dim), strides = cache.k.shape[1:], cache.k.stride()[1:]
+    assert cache.v.stride()[1:] == strides and strides[2:] == (head_dim, 1)
 
     def attend_layer(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        y = torch.empty(len(q), q.shape[1] * q.shape[2], dtype=q.dtype)
-        assert q.stride() == k.stride() == v.stride() and q.dtype == k.dtype == v.dtype
-        call_attend(q, k.data_ptr(), v.data_ptr(), *cache.layers[layer], y, numbers)
+        rows, n_head, _ = q.shape
+        stride = q.stride(0)
+        assert q.stride() == k.stride() == v.stride() == (stride, head_dim, 1) and q.dtype == k.dtype == v.dtype == cache.k.dtype
+        keys, values = cache.layers[layer]
+        y = torch.empty(rows, n_head * head_dim, dtype=q.dtype)
+        sizes = Sizes(len(requests), n_head, n_kv_head, head_dim, stride, *strides[:2])
+        pointers = [tensor.data_ptr() for tensor in (q, k, v, keys, values, y)]
+        run(*pointers, numbers, ctypes.byref(sizes))
         return y
 
     return attend_layer
@@ -197,23 +208,13 @@ def table(requests: Sequence[tuple[int, int, int, int]]) -> ctypes.Array:
     return (INTEGER * (4 * len(requests)))(*chain.from_iterable(requests))
 
 
-def call_attend(q: Tensor, k: int | None, v: int | None, keys: Tensor, values: Tensor, y: Tensor, requests: ctypes.Array) -> None:
-    _, n_head, head_dim = q.shape
-    assert q.stride()[1:] == keys.stride()[2:] == (head_dim, 1) and keys.stride() == values.stride()
-    assert q.dtype == keys.dtype == values.dtype
-    sizes = Sizes(len(requests) // 4, n_head, len(keys), head_dim, q.stride(0), *keys.stride()[:2])
-    pointers = keys.data_ptr(), values.data_ptr(), y.data_ptr(), requests, ctypes.byref(sizes)
-    function("attend", q.dtype)(q.data_ptr(), k, v, *pointers)
-
-
-class RMSNorm(nn.Module):
+class RMSNorm:
     """x (..., size), as the `nn.RMSNorm` that it is made from. For inference only, as all that follows."""
 
     def __init__(self, norm: nn.RMSNorm):
-        super().__init__()
-        self.weight, self.eps = norm.weight, norm.eps
+        self.weight, self.eps = norm.weight.detach(), norm.eps
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         assert self.weight.dtype == x.dtype
         x = x.contiguous()
         out, size = torch.empty_like(x), x.shape[-1]
@@ -231,7 +232,7 @@ def rotate(x: Tensor, heads: int, cos: Tensor, sin: Tensor) -> None:
 def swiglu(inner: Tensor) -> Tensor:
     """As `model.swiglu`."""
     inner = inner.contiguous()
-    rows, size = len(inner), inner.shape[1] // 2
+    rows, size = inner.shape[0], inner.shape[1] // 2
     out = torch.empty(rows, size, dtype=inner.dtype)
     function("gate", inner.dtype)(inner.data_ptr(), out.data_ptr(), rows, size)
     return out
@@ -242,7 +243,6 @@ def install(model: nn.Module) -> None:
     config = model.config
     if config.flavour != "llama" or config.hidden % LANES or config.linears["ffn_ln2"][0] % LANES:
         return
-    for path in [path for path, module in model.named_modules() if isinstance(module, nn.RMSNorm)]:
-        model.set_submodule(path, RMSNorm(model.get_submodule(path)))
+    replace(model, nn.RMSNorm, RMSNorm)
     for layer in model.layers:
         layer.rotate, layer.activate = rotate, swiglu
