@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from shutil import which
 from typing import TYPE_CHECKING
@@ -168,7 +168,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contex
     y = torch.empty(q.shape, dtype=q.dtype)
     if q.numel():
         assert q.dtype == keys.dtype == values.dtype and keys.stride() == values.stride() and keys.stride()[2:] == (head_dim, 1)
-        requests = table([(i * rows, rows, slot, context) for i, (slot, context) in enumerate(zip(slots, contexts, strict=True))])
+        requests = table(list(zip(range(0, n * rows, rows), repeat(rows), slots, contexts, strict=False)))
         sizes = Sizes(n, n_head, keys.shape[0], head_dim, q.stride(0), *keys.stride()[:2])
         pointers = keys.data_ptr(), values.data_ptr(), y.data_ptr()
         function("attend", q.dtype)(q.data_ptr(), None, None, *pointers, requests, ctypes.byref(sizes))
@@ -179,9 +179,9 @@ def over(batch: "FlatBatch", cache: "KVCache") -> Callable[[int, Tensor, Tensor,
     """As `model.span_by_span`, but one call for the writes and all spans of a layer, which the cores share out among them."""
     requests = []
     for span in batch.spans:
-        first, rows = span.rows.start, (span.rows.stop - span.rows.start) // len(span.slots)
-        places = enumerate(zip(span.slots, span.contexts, strict=True))
-        requests += [(first + i * rows, rows, slot, context) for i, (slot, context) in places]
+        rows = (span.rows.stop - span.rows.start) // len(span.slots)
+        first = range(span.rows.start, span.rows.stop, rows)
+        requests += zip(first, repeat(rows), span.slots, span.contexts, strict=False)
     numbers, run = table(requests), function("attend", cache.k.dtype)
     (n_kv_head, _, _, head_dim), strides = cache.k.shape[1:], cache.k.stride()[1:]
     assert cache.v.stride()[1:] == strides and strides[2:] == (head_dim, 1)
@@ -212,13 +212,14 @@ class RMSNorm:
     """x (..., size), as the `nn.RMSNorm` that it is made from. For inference only, as all that follows."""
 
     def __init__(self, norm: nn.RMSNorm):
-        self.weight, self.eps = norm.weight.detach(), norm.eps
+        self.weight, self.size, self.eps = norm.weight.detach(), len(norm.weight), norm.eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        assert self.weight.dtype == x.dtype
+        assert x.dtype == self.weight.dtype and x.shape[-1] == self.size
         x = x.contiguous()
-        out, size = torch.empty_like(x), x.shape[-1]
-        function("normalize", x.dtype)(x.data_ptr(), self.weight.data_ptr(), out.data_ptr(), x.numel() // size, size, self.eps)
+        out = torch.empty_like(x)
+        rows = x.numel() // self.size
+        function("normalize", x.dtype)(x.data_ptr(), self.weight.data_ptr(), out.data_ptr(), rows, self.size, self.eps)
         return out
 
 
