@@ -282,9 +282,9 @@ def time_native() -> Iterator[list[float]]:
         native.function = found
 
 
-def print_overhead(rounds: int = 5, iterations: int = 60) -> None:
+def print_overhead(attention: str, rounds: int = 5, iterations: int = 60) -> None:
     """The share of an iteration of 8 decodes of the demo model that is inside no operator, as the profiler sees it and without what it adds itself."""
-    llm = LLM("demo", max_batch_size=BATCH_SIZE)
+    llm = LLM("demo", max_batch_size=BATCH_SIZE, device="cpu", attention=attention)
     scheduler = make_scheduler("sarathi", BATCH_SIZE, BATCH_SIZE + 64)
     executor = ModelExecutor(llm.model, llm.cache, llm.attend)
     for index in range(BATCH_SIZE):
@@ -327,7 +327,7 @@ def print_overhead(rounds: int = 5, iterations: int = 60) -> None:
         [f"as the profiler sees it, which adds {added:.1f} us to each operator", f"{100 * seen:.1f} %"],
         ["the scheduler, beside it", f"{1e3 * scheduling:.3f} ms"],
     ]
-    print_table(["8 decodes of the demo model", ""], rows)
+    print_table([f"8 decodes of the demo model, attention by {llm.attention}", ""], rows)
 
 
 def main() -> None:
@@ -345,7 +345,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tiny model and tiny workloads: a smoke test, not a result")
     args = parser.parse_args()
     if args.overhead:
-        return print_overhead(rounds=1 if args.quick else 5)
+        return print_overhead(args.attention, rounds=1 if args.quick else 5)
     dtype = choose_dtype(args.dtype, CPU)
     name = str(dtype).removeprefix("torch.")
     config = MODELS["demo" if args.quick else "laptop"]

@@ -248,20 +248,22 @@ def _ignorable(name: str, config: ModelConfig) -> bool:
 
 
 def load_weights(model: Transformer, directory: str | Path, check: bool = False) -> None:
-    """Copies a checkpoint into the model's parameters, cast to their dtype and device, one tensor at a time.
+    """Copies a checkpoint into the model's parameters, cast to their dtype and device, one tensor at a time; of a stage's, only what it has.
 
     The peak of the memory is the model plus one tensor. check: also look for NaN and infinity. Raises UserError if a file or a tensor is
     missing, unexpected, of another shape or dtype, or damaged; the parameters are then partly overwritten: throw the model away.
     """
     directory = Path(directory)
     missing = {_stem(name): (name, place) for name, place in _plan(model.config).items()}
-    state = model.state_dict()
+    state = model.weights()
     for path, name in _tensors(directory):
         if _stem(name) not in missing:
             if _ignorable(name, model.config):
                 continue
             raise UserError(f"{path}: unexpected tensor {name!r}, for which a {_describe(model.config)} has no place")
         _, place = missing.pop(_stem(name))
+        if place.name not in state:  # another stage's
+            continue
         target = state[place.name][place.start : place.start + place.rows]
         # Opened anew for each tensor: pages of a mapped file count as ours until it is closed, and would add up to a second model.
         with readable(path), safe_open(path, framework="pt") as file:

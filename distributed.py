@@ -34,7 +34,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -47,6 +47,7 @@ import checkpoint
 import files
 import native
 import perfetto
+from attention import check_backend
 from cli import Parser, run_main
 from configs import MODELS, UserError
 from engine import LLM, RequestOutput, SamplingParams, choose_device, memory_of
@@ -121,19 +122,16 @@ class PipelineLLM(LLM):
 
     def _own_layers(self, n_layer: int) -> range:
         counts = even_layers(n_layer, self.stages)
-        self._check_whole_model()
         start = sum(counts[: self.stage])
-        return range(start, start + counts[self.stage])
-
-    def _check_whole_model(self) -> None:
-        """A UserError if the processes of this machine have no room to read the whole model, each for itself, before they keep their layers."""
+        own = range(start, start + counts[self.stage])
         processes, memory = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), memory_of(torch.device("cpu"))
-        whole = self.config.parameters * self.dtype.itemsize
-        if memory is not None and processes * whole > memory:
+        weights = replace(self.config, n_layer=len(own)).parameters * self.dtype.itemsize
+        if self.device.type == "cpu" and memory is not None and processes * weights > memory:
             raise UserError(
-                f"each of {processes} processes on this machine first reads all of {self.config.name} ({whole / 1e9:.1f} GB), but together they "
-                f"have {memory / 1e9:.1f} GB of memory: choose a smaller model, or fewer processes on each machine"
+                f"each of {processes} processes on this machine needs {weights / 1e9:.1f} GB for its layers of {self.config.name}, but together "
+                f"they have {memory / 1e9:.1f} GB of memory: choose a smaller model, or fewer processes on each machine"
             )
+        return own
 
     @property
     def is_last(self) -> bool:
@@ -325,6 +323,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=1, metavar="N", help="run it so many times (default: 1)")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 or float64 (default: auto)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+    parser.add_argument("--attention", default="auto", help="auto, native, sdpa, math or xformers (default: auto)")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write the last run for https://ui.perfetto.dev (JSON)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run's times")
     return parser.parse_args()
@@ -362,6 +361,7 @@ def serve(args: argparse.Namespace) -> None:
         max_length=args.max_length,
         dtype=args.dtype,
         device=args.device,
+        attention=args.attention,
     )
     works = [read_workload(text, args.policy, llm.config.vocab_size) for text in args.workload]
     if args.prompts or not works:
@@ -397,7 +397,8 @@ def report(llm: PipelineLLM, prompts: Sequence, outputs: Sequence[RequestOutput]
     print(
         f"policy    {llm.policy}, C = {llm.chunk_size}, B = {llm.micro_batch_size}, {llm.micro_batches} micro-batches, {llm.stages} stages"
     )
-    print(f"model     {llm.config.name} on {llm.device.type}, {str(llm.dtype).removeprefix('torch.')}")
+    dtype = str(llm.dtype).removeprefix("torch.")
+    print(f"model     {llm.config.name} on {llm.device.type}, {dtype}, attention by {llm.attention}")
     print(f"run       {len(outputs)} requests, {trace.count} steps in {trace.seconds:.2f} s, {trace.requests.throughput:.0f} tokens/s")
     print(f"busy      {', '.join(f'stage {stage} {100 * busy / trace.seconds:.0f} %' for stage, busy in enumerate(trace.busy))}")
     print(f"idle      {', '.join(f'{cause} {100 * idle / whole:.1f} %' for cause, idle in trace.idle.items() if idle > 0)}")
@@ -482,7 +483,9 @@ def main() -> None:
         directory = files.find(args.model)  # a hub id is downloaded here, once, and not by every process
         config = MODELS[args.model] if directory is None else checkpoint.load_config(directory)
         even_layers(config.n_layer, args.stages)
-        if choose_device(args.device).type == "cpu":
+        device = choose_device(args.device)
+        check_backend(args.attention, device)
+        if device.type == "cpu" and args.attention in ("auto", "native"):
             native.usable(torch.device("cpu"), torch.float32, 64, 1)  # compiles here, if it must, and not in every stage
         launch(args.stages, args.port)
         return

@@ -100,7 +100,7 @@ class LLM:
     attention: a back end of attention.py; "auto" is `native` on a CPU that has a compiler, on CUDA the fastest, measured on this cache, else sdpa;
     `attention` then names it.
     cuda_graphs: replay iterations of a shape that comes again (graphs.py).
-    layers: of how many, which ones to keep, as one stage of a pipeline (distributed.py); the whole model is then read on the CPU first.
+    layers: of how many, which ones to have, as one stage of a pipeline (distributed.py).
     After a call, `trace` tells what its iterations did. Raises configs.UserError with one line that names a bad value.
     """
 
@@ -149,7 +149,7 @@ class LLM:
         own = range(self.config.n_layer) if layers is None else layers(self.config.n_layer)
         part = replace(self.config, n_layer=len(own))
         check_memory(part, max_batch_size, self.max_length, self.dtype, self.device)
-        self.model = new_model(self.config, self.dtype, self.device if layers is None else torch.device("cpu"))
+        self.model = new_model(self.config, self.dtype, self.device, own)
         if directory is None:
             self.model.init_weights(seed)
             self.weights, self.tokenizer, self.stop_ids = f"random (seed {seed})", None, frozenset()
@@ -157,8 +157,6 @@ class LLM:
             checkpoint.load_weights(self.model, directory, check)
             self.weights, self.tokenizer = str(directory), load_tokenizer(directory)
             self.stop_ids = load_stop_ids(directory, self.tokenizer)
-        if layers is not None:
-            self.model.keep(own).to(self.device)
         pack_linears(self.model)
         self.cache = KVCache(part, max_batch_size, self.max_length, self.dtype, self.device)
         if self.attention == "native":
@@ -307,13 +305,16 @@ class NoRandomNumbers(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def new_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Transformer:
-    """A model whose parameters are allocated once, in their final dtype and place. Its matrices hold what was in the memory before."""
+def new_model(config: ModelConfig, dtype: torch.dtype, device: torch.device, layers: range | None = None) -> Transformer:
+    """A model whose parameters are allocated once, in their final dtype and place. Its matrices hold what was in the memory before.
+
+    layers: see `Transformer`.
+    """
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device), NoRandomNumbers():
-            return Transformer(config).eval()
+            return Transformer(config, layers).eval()
     finally:
         torch.set_default_dtype(before)
 

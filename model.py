@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -43,13 +44,15 @@ class FlatBatch:
     logit_rows: Tensor  # (S,) rows that a token is sampled from
 
 
-def span_by_span(attend: Attend, batch: FlatBatch, cache: KVCache) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
-    """Attention of a whole batch in a layer: (layer, q, k, v) -> y (T, n_head * head_dim), where K and V are first written into the cache.
+def span_by_span(attend: Attend, batch: FlatBatch, cache: KVCache) -> Callable[[int, Tensor], Tensor]:
+    """Attention of a whole batch in a layer: (layer, qkv) -> y. K and V of its rows first go into the cache.
 
-    A back end that does better than a call for each span has an `over(batch, cache)` of its own.
+    qkv (T, n_head + 2 * n_kv_head, head_dim); y (T, n_head * head_dim). A back end that does better than a call for each span has an
+    `over(batch, cache)` of its own, for the same.
     """
 
-    def attend_layer(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend_layer(layer: int, qkv: Tensor) -> Tensor:
+        q, k, v = split_heads(qkv, cache.k.shape[1])
         cache.write(layer, batch.slots, batch.positions, k, v)
         y = torch.empty_like(q)  # (T, n_head, head_dim)
         for span in batch.spans:
@@ -58,6 +61,11 @@ def span_by_span(attend: Attend, batch: FlatBatch, cache: KVCache) -> Callable[[
         return y.flatten(1)
 
     return attend_layer
+
+
+def split_heads(qkv: Tensor, n_kv_head: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v, which lie side by side in (T, n_head + 2 * n_kv_head, head_dim): (T, heads, head_dim) each."""
+    return qkv.split((qkv.shape[1] - 2 * n_kv_head, n_kv_head, n_kv_head), dim=1)
 
 
 def untimed(name: str, operator: Callable, *args: Any) -> Any:
@@ -78,7 +86,6 @@ class Layer(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
-        self.heads = (config.n_head, config.n_kv_head, config.n_kv_head)  # of q, k and v
         gpt2 = config.flavour == "gpt2"
         norm = nn.LayerNorm if gpt2 else nn.RMSNorm
         self.norm_1 = norm(config.hidden, eps=config.norm_eps)
@@ -93,22 +100,23 @@ class Layer(nn.Module):
             self.norm_k = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, attend: Callable, run: Callable = untimed) -> Tensor:
-        """attend(q, k, v) -> y decides who sees whom; run(name, operator, *args) runs an operator."""
+        """attend(qkv) -> y decides who sees whom; run(name, operator, *args) runs an operator."""
         qkv = run("preproj", self.preproj, run("others", self.norm_1, x))  # (T, (n_head + 2 * n_kv_head) * head_dim)
-        q, k, v = run("others", self.split_heads, qkv, rotary)  # (T, heads, head_dim) each
-        y = run("attn", attend, q, k, v)  # (T, n_head * head_dim)
+        qkv = run("others", self.to_heads, qkv, rotary)  # (T, n_head + 2 * n_kv_head, head_dim)
+        y = run("attn", attend, qkv)  # (T, n_head * head_dim)
         x = run("postproj", self.postproj, y, x)
         inner = run("ffn_ln1", self.ffn_ln1, run("others", self.norm_2, x))  # (T, H2), or (T, 2 * H2): gate and up
         return run("ffn_ln2", self.ffn_ln2, run("others", self.activate, inner), x)
 
-    def split_heads(self, qkv: Tensor, rotary: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
-        qkv = qkv.view(-1, sum(self.heads), self.config.head_dim)
-        if self.config.qk_norm:
-            q, k, v = qkv.split_with_sizes(self.heads, dim=1)
+    def to_heads(self, qkv: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+        config = self.config
+        qkv = qkv.view(-1, config.n_head + 2 * config.n_kv_head, config.head_dim)
+        if config.qk_norm:
+            q, k, v = split_heads(qkv, config.n_kv_head)
             qkv = torch.cat((self.norm_q(q), self.norm_k(k), v), dim=1)
         if rotary is not None:
-            self.rotate(qkv, sum(self.heads[:2]), *rotary)
-        return qkv.split_with_sizes(self.heads, dim=1)
+            self.rotate(qkv, config.n_head + config.n_kv_head, *rotary)
+        return qkv
 
 
 def rotate(x: Tensor, heads: int, cos: Tensor, sin: Tensor) -> None:
@@ -141,14 +149,17 @@ def rotary_frequencies(config: ModelConfig) -> Tensor:
 
 
 class Transformer(nn.Module):
-    def __init__(self, config: ModelConfig):
+    """layers: which ones of the model it has, as one stage of a pipeline; None: all. Embedding, norm and head are where they are needed."""
+
+    def __init__(self, config: ModelConfig, layers: range | None = None):
         super().__init__()
-        self.config = config
-        self.embed = nn.Embedding(config.vocab_size, config.hidden)
-        self.positions = nn.Embedding(config.max_length, config.hidden) if config.flavour == "gpt2" else None
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.n_layer))
-        self.norm = (nn.LayerNorm if config.flavour == "gpt2" else nn.RMSNorm)(config.hidden, eps=config.norm_eps)
-        self.head = None if config.tied else nn.Linear(config.hidden, config.vocab_size, bias=False)
+        self.config, self.own = config, range(config.n_layer) if layers is None else layers
+        first, last, gpt2 = self.own.start == 0, self.own.stop == config.n_layer, config.flavour == "gpt2"
+        self.embed = nn.Embedding(config.vocab_size, config.hidden) if first or (last and config.tied) else None
+        self.positions = nn.Embedding(config.max_length, config.hidden) if first and gpt2 else None
+        self.layers = nn.ModuleList(Layer(config) for _ in self.own)
+        self.norm = (nn.LayerNorm if gpt2 else nn.RMSNorm)(config.hidden, eps=config.norm_eps) if last else None
+        self.head = nn.Linear(config.hidden, config.vocab_size, bias=False) if last and not config.tied else None
         if config.flavour == "llama":
             angles = torch.outer(torch.arange(config.max_length), rotary_frequencies(config))  # (max_length, head_dim / 2)
             self.register_buffer("cos", angles.cos()[:, None].to(self.dtype), persistent=False)
@@ -162,35 +173,37 @@ class Transformer(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.layers[0].norm_1.weight.dtype
 
-    def keep(self, layers: range) -> "Transformer":
-        """Make this one stage of a pipeline: drop all other layers, and embedding and head where they are not needed."""
-        first, last = layers.start == 0, layers.stop == self.config.n_layer
-        self.layers = self.layers[layers.start : layers.stop]
-        if not first:
-            self.positions = None
-        if not first and not (last and self.config.tied):
-            self.embed = None
-        if not last:
-            self.norm = self.head = None
-        return self
+    def weights(self) -> dict[str, Tensor]:
+        """All weights, by the names that they have in the whole model."""
+        found = {}
+        for name, weight in self.state_dict().items():
+            if name.startswith("layers."):
+                _, index, name = name.split(".", 2)
+                name = f"layers.{self.own[int(index)]}.{name}"
+            found[name] = weight
+        return found
 
     def init_weights(self, seed: int = 0) -> "Transformer":
-        """Random weights for a model without a checkpoint: GPT-2's scheme, N(0, 0.02), outputs of a residual branch scaled down; no biases."""
-        generator = torch.Generator(self.device).manual_seed(seed)
-        for name, parameter in self.named_parameters():
-            if parameter.dim() == 2:
+        """Random weights for a model without a checkpoint: GPT-2's scheme, N(0, 0.02), outputs of a residual branch scaled down; no biases.
+
+        Each from its own seed, so that a stage of a pipeline has the whole model's.
+        """
+        generator = torch.Generator(self.device)
+        for name, weight in self.weights().items():
+            if weight.dim() == 2:
+                generator.manual_seed(int.from_bytes(sha256(f"{seed} {name}".encode()).digest()[:4]))
                 branch = name.endswith(("postproj.weight", "ffn_ln2.weight"))
                 scale = (2 * self.config.n_layer) ** -0.5 if branch else 1.0
-                nn.init.normal_(parameter, std=0.02 * scale, generator=generator)
+                nn.init.normal_(weight, std=0.02 * scale, generator=generator)
             elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
+                nn.init.zeros_(weight)
         return self
 
     @torch.inference_mode()
     def forward(self, batch: FlatBatch, cache: KVCache, attend: Attend = sdpa, run: Callable = untimed, x: Tensor | None = None) -> Tensor:
         """Write the rows' K and V into the cache, and return logits (S, vocab) for `batch.logit_rows` alone.
 
-        As one stage of a pipeline (see `keep`): x (T, H) is what the stage before returned, and all but the last return theirs (T, H).
+        As one stage of a pipeline: x (T, H) is what the stage before returned, and all but the last return theirs (T, H).
         """
         if x is None:
             x = self._embed(batch.tokens, batch.positions)  # (T, H)
@@ -208,8 +221,9 @@ class Transformer(nn.Module):
         x = self._embed(tokens.flatten(), positions)  # (B * T, H)
         rotary = self._rotary(positions)
 
-        def attend_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            q, k, v = (heads.unflatten(0, (b, t)).transpose(1, 2) for heads in (q, k, v))  # (B, heads, T, head_dim)
+        def attend_causal(qkv: Tensor) -> Tensor:
+            parts = split_heads(qkv, self.config.n_kv_head)
+            q, k, v = (heads.unflatten(0, (b, t)).transpose(1, 2) for heads in parts)  # (B, heads, T, head_dim)
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             return y.transpose(1, 2).reshape(b * t, -1)  # (B * T, n_head * head_dim)
 

@@ -116,8 +116,9 @@ def outcome() -> ctypes.CDLL | UserError:
         program = compiler()
         if program is None:
             return NoCompiler("attention 'native' needs a C++ compiler (g++ on Linux, or one that $CXX names): choose auto, sdpa or math")
-        # A home may be shared by machines of several kinds: what this one's CPU can do is part of the name.
-        made_of = [SOURCE.read_text(encoding="utf-8"), program, *FLAGS, platform.machine(), instructions()]
+        # A home may be shared by machines of several kinds: what this one's CPU can do is part of the name, and so is the compiler's version.
+        version = str(os.stat(program).st_mtime_ns)
+        made_of = [SOURCE.read_text(encoding="utf-8"), program, version, *FLAGS, platform.machine(), instructions()]
         name = f"native-{hashlib.sha256(' '.join(made_of).encode()).hexdigest()[:16]}.so"
         folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "nano-sarathi"
         if not (folder / name).exists():
@@ -175,7 +176,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contex
     return y.unflatten(0, (n, rows))
 
 
-def over(batch: "FlatBatch", cache: "KVCache") -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
+def over(batch: "FlatBatch", cache: "KVCache") -> Callable[[int, Tensor], Tensor]:
     """As `model.span_by_span`, but one call for the writes and all spans of a layer, which the cores share out among them."""
     requests = []
     for span in batch.spans:
@@ -186,15 +187,16 @@ def over(batch: "FlatBatch", cache: "KVCache") -> Callable[[int, Tensor, Tensor,
     (n_kv_head, _, _, head_dim), strides = cache.k.shape[1:], cache.k.stride()[1:]
     assert cache.v.stride()[1:] == strides and strides[2:] == (head_dim, 1)
 
-    def attend_layer(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        rows, n_head, _ = q.shape
-        stride = q.stride(0)
-        assert q.stride() == k.stride() == v.stride() == (stride, head_dim, 1) and q.dtype == k.dtype == v.dtype == cache.k.dtype
+    def attend_layer(layer: int, qkv: Tensor) -> Tensor:
+        assert qkv.is_contiguous() and qkv.dtype == cache.k.dtype and qkv.shape[2] == head_dim
+        rows, heads, _ = qkv.shape
+        n_head = heads - 2 * n_kv_head
+        y = torch.empty(rows, n_head * head_dim, dtype=qkv.dtype)
+        sizes = Sizes(len(requests), n_head, n_kv_head, head_dim, heads * head_dim, *strides[:2])
         keys, values = cache.layers[layer]
-        y = torch.empty(rows, n_head * head_dim, dtype=q.dtype)
-        sizes = Sizes(len(requests), n_head, n_kv_head, head_dim, stride, *strides[:2])
-        pointers = [tensor.data_ptr() for tensor in (q, k, v, keys, values, y)]
-        run(*pointers, numbers, ctypes.byref(sizes))
+        q, size = qkv.data_ptr(), head_dim * qkv.element_size()  # bytes of one head
+        k, v = q + n_head * size, q + (n_head + n_kv_head) * size
+        run(q, k, v, keys.data_ptr(), values.data_ptr(), y.data_ptr(), numbers, ctypes.byref(sizes))
         return y
 
     return attend_layer

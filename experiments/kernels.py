@@ -3,6 +3,7 @@
 All layers in turn, so that no cache holds the weights or the keys. Milliseconds, the median of `--repeats` alternating turns.
 """
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -13,10 +14,10 @@ import torch.nn.functional as F
 
 import native
 from attention import BACKENDS, chunk_mask
-from cli import run_main
+from cli import Parser, run_main
 from configs import MODELS, ModelConfig, UserError
 from engine import choose_dtype, keep_freed_memory
-from experiments.common import make_parser, positive, print_table
+from experiments.common import positive, print_table
 from experiments.measuring import this_machine
 from kvcache import KVCache
 from linear import PackedLinear, can_pack
@@ -96,7 +97,8 @@ def chunks(config: ModelConfig, cache: KVCache, repeats: int, shapes: list[tuple
 
 @torch.inference_mode()
 def main() -> None:
-    parser = make_parser(__doc__)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a few shapes of a small model: a smoke test, not a result")
     parser.add_argument("--dtype", default="auto", help="float32 or bfloat16 (default: auto, by the hardware)")
     parser.add_argument("--repeats", type=positive, default=7, metavar="N", help="turns whose median is taken (default: 7)")
     args = parser.parse_args()

@@ -80,6 +80,21 @@ def test_weights_are_cast_to_the_models_dtype(saved):
         assert found.dtype == torch.bfloat16 and torch.equal(found, expected.to(torch.bfloat16)), name
 
 
+def test_a_stage_of_a_pipeline_reads_what_it_has(saved):
+    """Its layers, under the names of the whole model, and embedding, norm and head where they belong; random weights alike."""
+    config = load_config(saved)
+    stages = [range(1), range(1, config.n_layer)]
+    for fill in (lambda model: load_weights(model, saved, check=True), lambda model: model.init_weights(seed=5)):
+        models = [Transformer(config), *(Transformer(config, own) for own in stages)]
+        for model in models:
+            fill(model)
+        whole, first, last = (model.weights() for model in models)
+        assert first.keys() | last.keys() == whole.keys() and len(first) < len(whole) > len(last)
+        for part in (first, last):
+            assert all(torch.equal(weight, whole[name]) for name, weight in part.items())
+        assert "embed.weight" in first and "norm.weight" not in first and "norm.weight" in last
+
+
 MEASURE = """
 import re, sys
 from engine import LLM

@@ -198,15 +198,15 @@ def test_what_one_stage_alone_finds_is_said(monkeypatch: pytest.MonkeyPatch) -> 
         distributed.main()
 
 
-def test_too_many_copies_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """26 GB of weights fit into 64 GB twice and not four times."""
-    monkeypatch.setattr(distributed, "memory_of", lambda device: 64e9)
-    stage = SimpleNamespace(config=MODELS["llama-13b"], dtype=torch.bfloat16)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    PipelineLLM._check_whole_model(stage)
+def test_more_weights_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 layers of llama-13b, 26 GB, in four parts fit into 32 GB, two stages of 40 layers each do not."""
+    monkeypatch.setattr(distributed, "memory_of", lambda device: 32e9)
+    stage = SimpleNamespace(config=MODELS["llama-13b"], dtype=torch.bfloat16, device=torch.device("cpu"), stage=3, stages=4)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    with pytest.raises(UserError, match=r"each of 4 processes on this machine first reads all of llama-13b \(26\.\d GB\).*have 64\.0 GB"):
-        PipelineLLM._check_whole_model(stage)
+    assert PipelineLLM._own_layers(stage, 40) == range(30, 40)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(UserError, match=r"each of 2 processes on this machine needs 26\.\d GB for its layers of llama-13b.*have 32\.0 GB"):
+        PipelineLLM._own_layers(stage, 160)
 
 
 def test_command_line(tmp_path: Path, start: Start) -> None:

@@ -168,10 +168,10 @@ def test_a_whole_batch_in_one_call(dtype: torch.dtype, n_kv_head: int, cpu: None
     for cache in caches:
         for part in (cache.k, cache.v):
             part.copy_(torch.randn(part.shape, generator=generator.manual_seed(1)))
-    q, k, v = torch.randn(73, 4 + 2 * n_kv_head, 32, generator=generator).to(dtype).split((4, n_kv_head, n_kv_head), dim=1)
+    qkv = torch.randn(73, 4 + 2 * n_kv_head, 32, generator=generator).to(dtype)
     before = caches[0].k.clone()
-    expected = model.span_by_span(attention.math, batch, caches[0])(1, q, k, v)
-    y = native.over(batch, caches[1])(1, q, k, v)
+    expected = model.span_by_span(attention.math, batch, caches[0])(1, qkv)
+    y = native.over(batch, caches[1])(1, qkv)
     torch.testing.assert_close(y, expected, rtol=0, atol=CLOSE[dtype])
     assert torch.equal(caches[0].k, caches[1].k) and torch.equal(caches[0].v, caches[1].v)
     assert (caches[1].k != before).any(dim=-1).sum() == 73 * n_kv_head, "the new rows of that layer, and no others"
