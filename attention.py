@@ -9,7 +9,7 @@ A back end attends the new rows of n requests to all that these requests have in
         contexts  n token counts, the request's new rows included: row i of a request sits at position context - Tq + i
         y         (n, Tq, n_head, head_dim)
 
-Nothing else is needed: a chunk, a whole prompt and a decode differ only in Tq and context. With grouped-query attention
+One may also have an attribute `over`, which does a whole batch in one call: see `model.span_by_span`. Nothing else is needed: a chunk, a whole prompt and a decode differ only in Tq and context. With grouped-query attention
 (n_kv_head < n_head) query head h reads key head h // (n_head / n_kv_head).
 """
 

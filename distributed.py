@@ -34,7 +34,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -52,7 +52,7 @@ from cli import Parser, run_main
 from configs import MODELS, UserError
 from engine import LLM, RequestOutput, SamplingParams, choose_device, memory_of
 from executor import ModelExecutor, synchronized_clock
-from model import FlatBatch
+from model import FlatBatch, Transformer
 from pipeline import BUBBLES, PipelineTrace, Step, dealer, even_layers
 from sampling import sample
 from scheduler import NOTHING_SCHEDULED, POLICIES, Batch, Request, make_scheduler
@@ -125,7 +125,8 @@ class PipelineLLM(LLM):
         start = sum(counts[: self.stage])
         own = range(start, start + counts[self.stage])
         processes, memory = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), memory_of(torch.device("cpu"))
-        weights = replace(self.config, n_layer=len(own)).parameters * self.dtype.itemsize
+        with torch.device("meta"):  # allocates nothing
+            weights = sum(weight.numel() for weight in Transformer(self.config, own).parameters()) * self.dtype.itemsize
         if self.device.type == "cpu" and memory is not None and processes * weights > memory:
             raise UserError(
                 f"each of {processes} processes on this machine needs {weights / 1e9:.1f} GB for its layers of {self.config.name}, but together "
@@ -324,6 +325,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 or float64 (default: auto)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
     parser.add_argument("--attention", default="auto", help="auto, native, sdpa, math or xformers (default: auto)")
+    parser.add_argument("--check", action="store_true", help="look for NaN and infinity in the weights")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write the last run for https://ui.perfetto.dev (JSON)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run's times")
     return parser.parse_args()
@@ -362,6 +364,7 @@ def serve(args: argparse.Namespace) -> None:
         dtype=args.dtype,
         device=args.device,
         attention=args.attention,
+        check=args.check,
     )
     works = [read_workload(text, args.policy, llm.config.vocab_size) for text in args.workload]
     if args.prompts or not works:

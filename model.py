@@ -76,8 +76,11 @@ def untimed(name: str, operator: Callable, *args: Any) -> Any:
 class ResidualLinear(nn.Linear):
     """The last linear operator of a residual branch adds what the branch began with: one pass over the rows less where it is packed (linear.py)."""
 
-    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        return residual + super().forward(x)
+    dropout = 0.0  # of the branch, in training: see train_demo.py
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        y = F.dropout(super().forward(x), self.dropout, self.training and self.dropout > 0)
+        return y if residual is None else residual + y
 
 
 class Layer(nn.Module):

@@ -2,8 +2,8 @@
 
 PyTorch's operators leave time on the table at both ends of a hybrid batch: a bfloat16 chunk writes its scores to memory and reads them
 back, a decode copies K and V to float32 before it reads them, and the small operators around them pass over the same rows several times.
-None of PyTorch's operators that we tried does otherwise on a CPU, hence a C++ file. `attend` is the back end; `install` puts the small ones
-into a model.
+None of PyTorch's operators that we tried does otherwise on a CPU, hence a C++ file. `attend` is the back end, and `over` the same for a whole
+batch, which is what the model calls; `install` puts the small ones into a model.
 
 It is compiled on first use (some seconds), for this machine's instructions, and kept in `~/.cache/nano-sarathi`. Without a compiler nothing
 is lost but time: `attention.sdpa` and the plain operators do the same.
@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import chain, repeat
+from itertools import chain
 from pathlib import Path
 from shutil import which
 from typing import TYPE_CHECKING
@@ -116,18 +116,21 @@ def outcome() -> ctypes.CDLL | UserError:
         program = compiler()
         if program is None:
             return NoCompiler("attention 'native' needs a C++ compiler (g++ on Linux, or one that $CXX names): choose auto, sdpa or math")
-        # A home may be shared by machines of several kinds: what this one's CPU can do is part of the name, and so is the compiler's version.
-        version = str(os.stat(program).st_mtime_ns)
-        made_of = [SOURCE.read_text(encoding="utf-8"), program, version, *FLAGS, platform.machine(), instructions()]
+        # A home may be shared by machines of several kinds: what this one's CPU can do is part of the name, and so is when the compiler was
+        # installed: a new one compiles anew.
+        installed = str(os.stat(program).st_mtime_ns)
+        made_of = [SOURCE.read_text(encoding="utf-8"), program, installed, *FLAGS, platform.machine(), instructions()]
         name = f"native-{hashlib.sha256(' '.join(made_of).encode()).hexdigest()[:16]}.so"
         folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "nano-sarathi"
-        if not (folder / name).exists():
+        try:
+            return ctypes.CDLL(str(folder / name))
+        except OSError:  # it is not there, or was damaged
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder) as workplace:  # two processes may compile at once: the last one's stays
                 made = build(program, Path(workplace) / name)
                 ctypes.CDLL(str(made))  # only what can be loaded is kept
                 made.replace(folder / name)
-        return ctypes.CDLL(str(folder / name))
+            return ctypes.CDLL(str(folder / name))
     except UserError as error:
         return error
     except (OSError, RuntimeError) as error:  # no home, a full or read-only disk, one that nothing may be run from
@@ -169,7 +172,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contex
     y = torch.empty(q.shape, dtype=q.dtype)
     if q.numel():
         assert q.dtype == keys.dtype == values.dtype and keys.stride() == values.stride() and keys.stride()[2:] == (head_dim, 1)
-        requests = table(list(zip(range(0, n * rows, rows), repeat(rows), slots, contexts, strict=False)))
+        requests = table(list(zip(range(0, n * rows, rows), [rows] * n, slots, contexts, strict=True)))
         sizes = Sizes(n, n_head, keys.shape[0], head_dim, q.stride(0), *keys.stride()[:2])
         pointers = keys.data_ptr(), values.data_ptr(), y.data_ptr()
         function("attend", q.dtype)(q.data_ptr(), None, None, *pointers, requests, ctypes.byref(sizes))
@@ -182,7 +185,7 @@ def over(batch: "FlatBatch", cache: "KVCache") -> Callable[[int, Tensor], Tensor
     for span in batch.spans:
         rows = (span.rows.stop - span.rows.start) // len(span.slots)
         first = range(span.rows.start, span.rows.stop, rows)
-        requests += zip(first, repeat(rows), span.slots, span.contexts, strict=False)
+        requests += zip(first, [rows] * len(first), span.slots, span.contexts, strict=True)
     numbers, run = table(requests), function("attend", cache.k.dtype)
     (n_kv_head, _, _, head_dim), strides = cache.k.shape[1:], cache.k.stride()[1:]
     assert cache.v.stride()[1:] == strides and strides[2:] == (head_dim, 1)

@@ -84,7 +84,7 @@ def main() -> None:
     model = Transformer(config).init_weights(args.seed)
     for layer in model.layers:
         for branch in (layer.postproj, layer.ffn_ln2):
-            branch.register_forward_hook(lambda module, _, y: F.dropout(y, DROPOUT, module.training))
+            branch.dropout = DROPOUT
     matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
     gains = [parameter for parameter in model.parameters() if parameter.dim() == 1]  # decaying a norm's gain would shrink the signal
     groups = [{"params": matrices, "weight_decay": DECAY}, {"params": gains, "weight_decay": 0.0}]

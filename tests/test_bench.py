@@ -8,8 +8,10 @@ import pytest
 import torch
 from conftest import TINY
 
-from bench import Demand, Machine, make_workload
+import linear
+from bench import Demand, Machine, make_workload, measure_machine
 from configs import MODELS
+from engine import LLM
 
 ROOT = Path(__file__).parent.parent
 
@@ -58,3 +60,9 @@ def test_a_tiny_run_beside_transformers() -> None:
 def test_a_peer_that_is_not_there_is_one_line() -> None:
     done = bench("--quick", "--peer", "vllm", "--vllm-python", "/nowhere/python")
     assert done.returncode == 2 and done.stderr.startswith("error: --peer vllm: /nowhere/python") and done.stderr.count("\n") == 1
+
+
+def test_a_machine_without_packed_linears(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "can_pack", lambda device, dtype: False)
+    machine = measure_machine(LLM("demo", dtype="float32", device="cpu"), repeats=1)
+    assert machine.flops > 0 and machine.bandwidth > 0

@@ -199,14 +199,15 @@ def test_what_one_stage_alone_finds_is_said(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_more_weights_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """40 layers of llama-13b, 26 GB, in four parts fit into 32 GB, two stages of 40 layers each do not."""
+    """26 GB of weights in four parts fit into 32 GB, and two copies of them do not."""
     monkeypatch.setattr(distributed, "memory_of", lambda device: 32e9)
     stage = SimpleNamespace(config=MODELS["llama-13b"], dtype=torch.bfloat16, device=torch.device("cpu"), stage=3, stages=4)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert PipelineLLM._own_layers(stage, 40) == range(30, 40)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    stage.stage, stage.stages = 0, 1
     with pytest.raises(UserError, match=r"each of 2 processes on this machine needs 26\.\d GB for its layers of llama-13b.*have 32\.0 GB"):
-        PipelineLLM._own_layers(stage, 160)
+        PipelineLLM._own_layers(stage, 40)
 
 
 def test_command_line(tmp_path: Path, start: Start) -> None:

@@ -27,12 +27,15 @@ def test_packed_equals_plain(dtype: torch.dtype, shape: tuple[int, int], bias: b
     packed, exactly = PackedLinear(plain), copy.deepcopy(plain).double()
     for rows in (0, 1, 2, 3, 8, 33, 256):
         x = torch.randn(rows, shape[0], generator=generator).to(dtype)
+        residual = torch.randn(rows, shape[1], generator=generator).to(dtype)
+        before = residual.clone()
         with torch.inference_mode():
-            y, exact = packed(x), exactly(x.double())
-        assert y.shape == exact.shape and y.dtype == dtype
+            y, sum_, exact = packed(x), packed(x, residual), exactly(x.double())
+        assert y.shape == sum_.shape == exact.shape and y.dtype == sum_.dtype == dtype and torch.equal(residual, before)
         scale = shape[0] ** 0.5  # of the exact values: sums of products of normal numbers
         rounding = 4 * torch.finfo(dtype).eps + 32 * torch.finfo(torch.float32).eps  # of the result, and of the sums
         torch.testing.assert_close(y.double() / scale, exact / scale, rtol=0, atol=rounding)
+        torch.testing.assert_close(sum_.double() / scale, (exact + residual.double()) / scale, rtol=0, atol=rounding)
 
 
 @pytest.mark.parametrize("flavour", ["llama-gqa", "gpt2"])

@@ -1,6 +1,7 @@
 """native.cpp beside what it stands for: `attention.math`, the model's own small operators, the cache's own writes."""
 
 import dataclasses
+import os
 import platform
 from collections.abc import Iterator
 from pathlib import Path
@@ -280,3 +281,36 @@ def test_it_is_compiled_once(cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_pat
         native.library()
     assert capfd.readouterr().err.count("compiling native.cpp") == 1
     assert len(list((tmp_path / "nano-sarathi").glob("native-*.so"))) == 1
+
+
+def test_a_new_compiler_compiles_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = native.library()._name
+    script = tmp_path / "c++"
+    script.write_text(f"#!/bin/sh\nfor last; do :; done\ncp {made} $last\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for installed, files in ((1, 1), (1, 1), (2, 2)):
+        os.utime(script, (installed, installed))
+        forget()
+        native.library()
+        assert len(list((tmp_path / "nano-sarathi").glob("*.so"))) == files
+    forget()
+
+
+def test_a_damaged_file_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = Path(native.library()._name)
+    damaged = tmp_path / "nano-sarathi" / made.name
+    damaged.parent.mkdir()
+    damaged.write_bytes(b"not this")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    forget()
+    native.library()
+    assert damaged.stat().st_size > 1000
+    forget()
+
+
+def test_as_many_slots_as_requests() -> None:
+    q, keys, values, slots, contexts = case("decodes", 64, 4, torch.float32)
+    with pytest.raises(ValueError, match="zip"):
+        native.attend(q, keys, values, slots[:2], contexts[:2])

@@ -80,3 +80,12 @@ def test_a_tiny_model_learns_a_cycle(monkeypatch, autocast):
     tokens = torch.arange(8).repeat(20)
     losses = [train_demo.train_step(model, optimizer, tokens, 16, autocast) for _ in range(80)]
     assert losses[0] > 1.9 and losses[-1] < 0.1
+
+
+def test_dropout_is_of_the_branches():
+    """Not of what they add to: with all of them dropped, a layer changes nothing. And outside of training nothing is dropped."""
+    layer = Transformer(ModelConfig("tiny", 1, 2, 16, 32, 8, 16)).init_weights().layers[0]
+    layer.postproj.dropout = layer.ffn_ln2.dropout = 1.0
+    x = torch.randn(5, 16)
+    assert torch.equal(layer(x, None, lambda qkv: qkv[:, :2].flatten(1)), x)
+    assert not torch.equal(layer.eval()(x, None, lambda qkv: qkv[:, :2].flatten(1)), x)
