@@ -296,16 +296,8 @@ def print_overhead(attention: str, rounds: int = 6, iterations: int = 40) -> Non
             added = (watched - alone) / operators
             results.append((alone, 1 - (inside - nested * added) / alone, 1 - inside / watched, added, scheduling))
         seconds, outside, seen, added, scheduling = (statistics.median(column) for column in zip(*results, strict=True))
-        rows.append(
-            [
-                f"{context}",
-                f"{1e3 * seconds:.3f}",
-                f"{100 * outside:.1f} %",
-                f"{100 * seen:.1f} %",
-                f"{1e6 * added:.1f}",
-                f"{1e3 * scheduling:.3f}",
-            ]
-        )
+        shares, microseconds = [f"{100 * outside:.1f} %", f"{100 * seen:.1f} %"], f"{1e6 * added:.1f}"
+        rows.append([f"{context}", f"{1e3 * seconds:.3f}", *shares, microseconds, f"{1e3 * scheduling:.3f}"])
     print(f"8 decodes of the demo model, attention by {llm.attention}; median of {rounds} rounds")
     print_table(
         ["context", "iteration, ms", "outside operators", "as the profiler sees it", "which adds to each, us", "scheduler beside it, ms"],
@@ -314,16 +306,16 @@ def print_overhead(attention: str, rounds: int = 6, iterations: int = 40) -> Non
 
 
 def overhead_window(llm: LLM, context: int, iterations: int, watch: bool) -> tuple[float, float, float, float, float]:
-    """Of an iteration: its seconds, the scheduler's, those inside operators (torch's and native.cpp's); operators, and those called by others.
+    """Means over iterations around `context` tokens: seconds, the scheduler's, those inside operators; operators, and those called by others.
 
-    The last three are 0 unless the profiler watches.
+    Operators are torch's and native.cpp's. The last three are 0 unless the profiler watches.
     """
     llm.cache.reset()
     warm_up = 20
     scheduler = make_scheduler("sarathi", BATCH_SIZE, 256)
     executor = ModelExecutor(llm.model, llm.cache, llm.attend)
     for index in range(BATCH_SIZE):
-        scheduler.add(Request(index, [1 + index] * (context - iterations // 2), llm.max_length - context))
+        scheduler.add(Request(index, [1 + index] * (context - warm_up - iterations // 2), llm.max_length - context))
 
     def step() -> tuple[float, float]:
         start = time.perf_counter()
