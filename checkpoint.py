@@ -1,9 +1,12 @@
-"""Hugging Face directories in and out: `config.json` and safetensors weights of the families in `_ARCHITECTURE`.
+"""Hugging Face directories in and out: `config.json` and safetensors weights of the families in
+`_ARCHITECTURE`.
 
-A checkpoint keeps q, k, v (and gate, up) as separate matrices; our model keeps each group as one, so that an iteration runs one
-large product instead of three small ones. `_plan` writes that correspondence down once, and both directions read it.
+A checkpoint keeps q, k, v (and gate, up) as separate matrices; our model keeps each group as one,
+so that an iteration runs one large product instead of three small ones. `_plan` writes that
+correspondence down once, and both directions read it.
 
-Whatever would change the result and is not supported here is refused by name: a wrong answer is worse than none.
+Whatever would change the result and is not supported here is refused by name: a wrong answer is
+worse than none.
 """
 
 import json
@@ -19,7 +22,7 @@ from configs import ModelConfig, UserError
 from files import existing, read_json, readable
 from model import Transformer
 
-# ---------------------------------------------------------------------------------------------------------------- config.json
+# -------------------------------------------------------------------------------------- config.json
 
 _ARCHITECTURE = {
     "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
@@ -45,7 +48,8 @@ _FIELDS = {
     },
 }  # fmt: skip
 
-# keys that would change the result: the only value that we compute (None, or an absent key, always passes)
+# keys that would change the result: the only value that we compute (None, or an absent key, always
+# passes)
 _ONLY = {
     "llama": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
     "mistral": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
@@ -62,14 +66,24 @@ _UNSUPPORTED = (
     "final_logit_softcapping", "query_pre_attn_scalar", "attention_multiplier", "attention_chunk_size", "no_rope_layers", "clip_qkv",
     "use_qk_norm", "qk_layernorm", "parallel_attn", "num_experts", "num_local_experts", "is_encoder_decoder", "cross_attention_layers",
 )  # fmt: skip
-_SCALES = ("partial_rotary_factor", "rotary_pct", "logit_scale", "logits_scaling", "embedding_multiplier", "residual_multiplier")  # only 1
+# only 1
+_SCALES = (
+    "partial_rotary_factor",
+    "rotary_pct",
+    "logit_scale",
+    "logits_scaling",
+    "embedding_multiplier",
+    "residual_multiplier",
+)
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
 def load_config(directory: str | Path, name: str | None = None) -> ModelConfig:
-    """The model's shape, from `directory/config.json`. name: what to call it; the directory's name where None.
+    """The model's shape, from `directory/config.json`. name: what to call it; the directory's name
+    where None.
 
-    Raises UserError, naming the key, its value and what is expected, for whatever this code base would compute wrongly.
+    Raises UserError, naming the key, its value and what is expected, for whatever this code base
+    would compute wrongly.
     """
     path = existing(directory, "config.json")
     raw = read_json(path)
@@ -91,10 +105,19 @@ def load_config(directory: str | Path, name: str | None = None) -> ModelConfig:
         values["intermediate"] = values["intermediate"] or 4 * values["hidden"]
     else:
         values["rope_theta"], values["rope_scaling"] = _rope(path, raw)
-        values |= {"qkv_bias": family == "qwen2", "qk_norm": family == "qwen3", "window": _window(path, raw, family)}
+        values |= {
+            "qkv_bias": family == "qwen2",
+            "qk_norm": family == "qwen3",
+            "window": _window(path, raw, family),
+        }
     flavour = "gpt2" if family == "gpt2" else "llama"
     try:
-        return ModelConfig(name=name or path.parent.resolve().name, flavour=flavour, source=str(directory), **values)
+        return ModelConfig(
+            name=name or path.parent.resolve().name,
+            flavour=flavour,
+            source=str(directory),
+            **values,
+        )
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
@@ -110,15 +133,23 @@ def _refuse_unsupported(path: Path, raw: dict, family: str) -> None:
         if raw.get(key) not in (None, 1):
             raise UserError(f"{path}: {key} is {raw[key]!r}; only 1.0 is supported")
     if raw.get("architectures") and _ARCHITECTURE[family] not in raw["architectures"]:
-        raise UserError(f"{path}: architectures is {raw['architectures']!r}; for {family} only {_ARCHITECTURE[family]} is supported")
+        raise UserError(
+            f"{path}: architectures is {raw['architectures']!r}; for {family} only"
+            f" {_ARCHITECTURE[family]} is supported"
+        )
     if "AutoModelForCausalLM" in (raw.get("auto_map") or {}):
         raise UserError(
-            f"{path}: auto_map asks for the checkpoint's own code ({raw['auto_map']['AutoModelForCausalLM']}); it is not run here"
+            f"{path}: auto_map asks for the checkpoint's own code"
+            f" ({raw['auto_map']['AutoModelForCausalLM']}); it is not run here"
         )
 
 
 def _expected(field: str) -> str:
-    return {"tied": "true or false", "norm_eps": "a positive number", "rope": "a positive number"}.get(field, "a positive integer")
+    return {
+        "tied": "true or false",
+        "norm_eps": "a positive number",
+        "rope": "a positive number",
+    }.get(field, "a positive integer")
 
 
 def _check_value(path: Path, field: str, key: str, value: object) -> None:
@@ -134,16 +165,23 @@ def _check_value(path: Path, field: str, key: str, value: object) -> None:
 def _rope(path: Path, raw: dict) -> tuple[float, tuple[float, ...] | None]:
     """The rotary base, and LLaMA 3.1's stretch of the frequencies or None.
 
-    Up to transformers 4 they are `rope_theta` and `rope_scaling`; since 5, both are in `rope_parameters`. Where both spellings are there,
-    transformers 5 follows the old one, and so do we. Every other way of stretching is refused.
+    Up to transformers 4 they are `rope_theta` and `rope_scaling`; since 5, both are in
+    `rope_parameters`. Where both spellings are there, transformers 5 follows the old one, and so do
+    we. Every other way of stretching is refused.
     """
     key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     rope = raw.get(key) or {}
     kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
     if kind not in ("default", "llama3"):
-        raise UserError(f"{path}: {key} has type {kind!r}; only 'default' (or null) and 'llama3' are supported")
+        raise UserError(
+            f"{path}: {key} has type {kind!r}; only 'default' (or null) and 'llama3' are supported"
+        )
     for name, value in rope.items():
-        if name in ("rope_type", "type", "rope_theta", *_LLAMA3) or value is None or (name == "partial_rotary_factor" and value == 1):
+        if (
+            name in ("rope_type", "type", "rope_theta", *_LLAMA3)
+            or value is None
+            or (name == "partial_rotary_factor" and value == 1)
+        ):
             continue
         raise UserError(f"{path}: {key} has {name} {value!r}, which is not supported")
     theta = rope.get("rope_theta", raw.get("rope_theta"))
@@ -155,34 +193,50 @@ def _rope(path: Path, raw: dict) -> tuple[float, tuple[float, ...] | None]:
         _check_value(path, "rope", f"{key}.{name}", rope.get(name))
     factor, low, high, length = (float(rope[name]) for name in _LLAMA3)
     if high <= low:
-        raise UserError(f"{path}: {key}.high_freq_factor is {high}; expected more than low_freq_factor, {low}")
+        raise UserError(
+            f"{path}: {key}.high_freq_factor is {high}; expected more than low_freq_factor, {low}"
+        )
     return float(theta), (factor, low, high, length)
 
 
 def _window(path: Path, raw: dict, family: str) -> int:
-    """Tokens that the narrowest layer sees, 0 for all of them. Whoever allocates the cache must not let a sequence grow longer."""
+    """Tokens that the narrowest layer sees, 0 for all of them. Whoever allocates the cache must not
+    let a sequence grow longer.
+    """
     qwen, types = family in ("qwen2", "qwen3"), raw.get("layer_types") or []
     for kind in types:
         if kind not in ("full_attention", "sliding_attention"):
-            raise UserError(f"{path}: layer_types has {kind!r}; only 'full_attention' and 'sliding_attention' are supported")
-    window = raw.get("sliding_window", 4096 if family == "mistral" else None)  # transformers' own values where a key is absent
+            raise UserError(
+                f"{path}: layer_types has {kind!r}; only 'full_attention' and 'sliding_attention'"
+                " are supported"
+            )
+    # transformers' own values where a key is absent
+    window = raw.get("sliding_window", 4096 if family == "mistral" else None)
     if qwen:  # a window is in force only where it is switched on, and from some layer on
-        slides = "sliding_attention" in types if types else raw.get("max_window_layers", 28) < raw["num_hidden_layers"]
+        slides = (
+            "sliding_attention" in types
+            if types
+            else raw.get("max_window_layers", 28) < raw["num_hidden_layers"]
+        )
         window = window if raw.get("use_sliding_window") and slides else None
     if window is None:
         if "sliding_attention" in types:
-            raise UserError(f"{path}: layer_types has 'sliding_attention', but no sliding_window is in force")
+            raise UserError(
+                f"{path}: layer_types has 'sliding_attention', but no sliding_window is in force"
+            )
         return 0
     _check_value(path, "window", "sliding_window", window)
     return window
 
 
-# -------------------------------------------------------------------------------------------------------------------- weights
+# ------------------------------------------------------------------------------------------ weights
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where one tensor of a checkpoint lives in our model: rows `start .. start + rows - 1` of parameter `name`."""
+    """Where one tensor of a checkpoint lives in our model: rows `start .. start + rows - 1` of
+    parameter `name`.
+    """
 
     name: str
     start: int
@@ -204,32 +258,67 @@ def _plan(config: ModelConfig) -> dict[str, _Place]:
             theirs, ours = f"model.layers.{i}.", f"layers.{i}."
             put(theirs + "input_layernorm.weight", ours + "norm_1.weight", hidden)
             put(theirs + "self_attn.q_proj.weight", ours + "preproj.weight", config.n_head * d)
-            put(theirs + "self_attn.k_proj.weight", ours + "preproj.weight", kv, start=config.n_head * d)
-            put(theirs + "self_attn.v_proj.weight", ours + "preproj.weight", kv, start=config.n_head * d + kv)
+            put(
+                theirs + "self_attn.k_proj.weight",
+                ours + "preproj.weight",
+                kv,
+                start=config.n_head * d,
+            )
+            put(
+                theirs + "self_attn.v_proj.weight",
+                ours + "preproj.weight",
+                kv,
+                start=config.n_head * d + kv,
+            )
             if config.qkv_bias:
                 put(theirs + "self_attn.q_proj.bias", ours + "preproj.bias", config.n_head * d)
-                put(theirs + "self_attn.k_proj.bias", ours + "preproj.bias", kv, start=config.n_head * d)
-                put(theirs + "self_attn.v_proj.bias", ours + "preproj.bias", kv, start=config.n_head * d + kv)
+                put(
+                    theirs + "self_attn.k_proj.bias",
+                    ours + "preproj.bias",
+                    kv,
+                    start=config.n_head * d,
+                )
+                put(
+                    theirs + "self_attn.v_proj.bias",
+                    ours + "preproj.bias",
+                    kv,
+                    start=config.n_head * d + kv,
+                )
             if config.qk_norm:
                 put(theirs + "self_attn.q_norm.weight", ours + "norm_q.weight", d)
                 put(theirs + "self_attn.k_norm.weight", ours + "norm_k.weight", d)
             put(theirs + "self_attn.o_proj.weight", ours + "postproj.weight", hidden)
             put(theirs + "post_attention_layernorm.weight", ours + "norm_2.weight", hidden)
             put(theirs + "mlp.gate_proj.weight", ours + "ffn_ln1.weight", config.intermediate)
-            put(theirs + "mlp.up_proj.weight", ours + "ffn_ln1.weight", config.intermediate, start=config.intermediate)
+            put(
+                theirs + "mlp.up_proj.weight",
+                ours + "ffn_ln1.weight",
+                config.intermediate,
+                start=config.intermediate,
+            )
             put(theirs + "mlp.down_proj.weight", ours + "ffn_ln2.weight", hidden)
         put("model.norm.weight", "norm.weight", hidden)
     else:
         put("transformer.wte.weight", "embed.weight", config.vocab_size)
         put("transformer.wpe.weight", "positions.weight", config.max_length)
-        linears = {"attn.c_attn": "preproj", "attn.c_proj": "postproj", "mlp.c_fc": "ffn_ln1", "mlp.c_proj": "ffn_ln2"}
+        linears = {
+            "attn.c_attn": "preproj",
+            "attn.c_proj": "postproj",
+            "mlp.c_fc": "ffn_ln1",
+            "mlp.c_proj": "ffn_ln2",
+        }
         norms = {"ln_1": "norm_1", "ln_2": "norm_2"}
         for i in range(config.n_layer):
             for theirs, ours in (linears | norms).items():
                 rows = config.linears[ours][1] if ours in config.linears else hidden
                 for kind in ("weight", "bias"):
                     transposed = kind == "weight" and ours in config.linears
-                    put(f"transformer.h.{i}.{theirs}.{kind}", f"layers.{i}.{ours}.{kind}", rows, transposed=transposed)
+                    put(
+                        f"transformer.h.{i}.{theirs}.{kind}",
+                        f"layers.{i}.{ours}.{kind}",
+                        rows,
+                        transposed=transposed,
+                    )
         put("transformer.ln_f.weight", "norm.weight", hidden)
         put("transformer.ln_f.bias", "norm.bias", hidden)
     if not config.tied:
@@ -238,20 +327,28 @@ def _plan(config: ModelConfig) -> dict[str, _Place]:
 
 
 def _stem(name: str) -> str:
-    """A tensor's name without the wrapper's: `transformer.h.0.ln_1.bias` and `h.0.ln_1.bias` are both in circulation."""
+    """A tensor's name without the wrapper's: `transformer.h.0.ln_1.bias` and `h.0.ln_1.bias` are
+    both in circulation.
+    """
     return name.removeprefix("transformer.").removeprefix("model.")
 
 
 def _ignorable(name: str, config: ModelConfig) -> bool:
-    """Tensors that older checkpoints carry and nobody needs: masks, rotary tables, the copy of a tied embedding."""
-    return name.endswith((".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")) or (config.tied and name == "lm_head.weight")
+    """Tensors that older checkpoints carry and nobody needs: masks, rotary tables, the copy of a
+    tied embedding.
+    """
+    return name.endswith((".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")) or (
+        config.tied and name == "lm_head.weight"
+    )
 
 
 def load_weights(model: Transformer, directory: str | Path, check: bool = False) -> None:
-    """Copies a checkpoint into the model's parameters, cast to their dtype and device, one tensor at a time; of a stage's, only what it has.
+    """Copies a checkpoint into the model's parameters, cast to their dtype and device, one tensor
+    at a time; of a stage's, only what it has.
 
-    The peak of the memory is the model plus one tensor. check: also look for NaN and infinity. Raises UserError if a file or a tensor is
-    missing, unexpected, of another shape or dtype, or damaged; the parameters are then partly overwritten: throw the model away.
+    The peak of the memory is the model plus one tensor. check: also look for NaN and infinity.
+    Raises UserError if a file or a tensor is missing, unexpected, of another shape or dtype, or
+    damaged; the parameters are then partly overwritten: throw the model away.
     """
     directory = Path(directory)
     missing = {_stem(name): (name, place) for name, place in _plan(model.config).items()}
@@ -260,32 +357,50 @@ def load_weights(model: Transformer, directory: str | Path, check: bool = False)
         if _stem(name) not in missing:
             if _ignorable(name, model.config):
                 continue
-            raise UserError(f"{path}: unexpected tensor {name!r}, for which a {_describe(model.config)} has no place")
+            raise UserError(
+                f"{path}: unexpected tensor {name!r}, for which a {_describe(model.config)} has no"
+                " place"
+            )
         _, place = missing.pop(_stem(name))
         if place.name not in state:  # another stage's
             continue
         target = state[place.name][place.start : place.start + place.rows]
-        # Opened anew for each tensor: pages of a mapped file count as ours until it is closed, and would add up to a second model.
+        # Opened anew for each tensor: pages of a mapped file count as ours until it is closed, and
+        # would add up to a second model.
         with readable(path), safe_open(path, framework="pt") as file:
             view = file.get_slice(name)
             expected = list(target.shape[::-1] if place.transposed else target.shape)
             if view.get_shape() != expected:
-                raise UserError(f"{path}: {name} has shape {view.get_shape()}; expected {expected} for a {_describe(model.config)}")
+                raise UserError(
+                    f"{path}: {name} has shape {view.get_shape()}; expected {expected} for a"
+                    f" {_describe(model.config)}"
+                )
             if view.get_dtype() not in ("F64", "F32", "F16", "BF16"):
-                raise UserError(f"{path}: {name} has dtype {view.get_dtype()}; expected F64, F32, F16 or BF16")
+                raise UserError(
+                    f"{path}: {name} has dtype {view.get_dtype()}; expected F64, F32, F16 or BF16"
+                )
             tensor = file.get_tensor(name)
             target.copy_(tensor.T if place.transposed else tensor)
             if check and not _finite(target):
-                found = f"a number that is too large for {target.dtype}" if _finite(tensor) else "NaN or infinity"
+                found = (
+                    f"a number that is too large for {target.dtype}"
+                    if _finite(tensor)
+                    else "NaN or infinity"
+                )
                 raise UserError(f"{path}: {name} holds {found}")
             del tensor, view  # they would keep the file mapped
     if missing:
         names = [name for name, _ in missing.values()]
-        raise UserError(f"{directory}: {len(names)} tensor(s) missing, first {names[0]!r}, expected for a {_describe(model.config)}")
+        raise UserError(
+            f"{directory}: {len(names)} tensor(s) missing, first {names[0]!r}, expected for a"
+            f" {_describe(model.config)}"
+        )
 
 
 def _finite(tensor: torch.Tensor) -> bool:
-    """Whether all numbers are. The extremes tell, for NaN is one; and they need no second tensor, as `isfinite` would."""
+    """Whether all numbers are. The extremes tell, for NaN is one; and they need no second tensor,
+    as `isfinite` would.
+    """
     return all(extreme.isfinite() for extreme in tensor.aminmax())
 
 
@@ -298,18 +413,44 @@ def _tensors(directory: Path) -> Iterator[tuple[Path, str]]:
             yield path, name
 
 
-def save(model: Transformer, directory: str | Path, dtype: torch.dtype = torch.bfloat16, eos_id: int | None = None) -> None:
-    """Writes the model as a Hugging Face directory: `config.json` and `model.safetensors` in `dtype`."""
+def save(
+    model: Transformer,
+    directory: str | Path,
+    dtype: torch.dtype = torch.bfloat16,
+    eos_id: int | None = None,
+) -> None:
+    """Writes the model as a Hugging Face directory: `config.json` and `model.safetensors` in
+    `dtype`.
+    """
     directory, config = Path(directory), model.config
     directory.mkdir(parents=True, exist_ok=True)
-    family = "qwen3" if config.qk_norm else "qwen2" if config.qkv_bias else "mistral" if config.window else config.flavour
-    raw: dict[str, object] = {key: getattr(config, field) for field, (key, _) in _FIELDS[family].items()}
+    family = (
+        "qwen3"
+        if config.qk_norm
+        else "qwen2"
+        if config.qkv_bias
+        else "mistral"
+        if config.window
+        else config.flavour
+    )
+    raw: dict[str, object] = {
+        key: getattr(config, field) for field, (key, _) in _FIELDS[family].items()
+    }
     raw |= _ONLY[family] | {"model_type": family, "architectures": [_ARCHITECTURE[family]]}
-    raw |= {"torch_dtype": str(dtype).removeprefix("torch."), "bos_token_id": eos_id, "eos_token_id": eos_id}
-    if config.flavour == "llama":  # both spellings: transformers 4 reads the first, transformers 5 the second
+    raw |= {
+        "torch_dtype": str(dtype).removeprefix("torch."),
+        "bos_token_id": eos_id,
+        "eos_token_id": eos_id,
+    }
+    # both spellings: transformers 4 reads the first, transformers 5 the second
+    if config.flavour == "llama":
         rope = {"rope_type": "default", "rope_theta": config.rope_theta}
         if config.rope_scaling is not None:
-            rope = {"rope_type": "llama3", "rope_theta": config.rope_theta, **dict(zip(_LLAMA3, config.rope_scaling, strict=True))}
+            rope = {
+                "rope_type": "llama3",
+                "rope_theta": config.rope_theta,
+                **dict(zip(_LLAMA3, config.rope_scaling, strict=True)),
+            }
             raw["rope_scaling"] = rope
         raw |= {"rope_theta": config.rope_theta, "rope_parameters": rope}
         raw |= {"sliding_window": config.window or None, "use_sliding_window": False}
@@ -317,9 +458,13 @@ def save(model: Transformer, directory: str | Path, dtype: torch.dtype = torch.b
     state, tensors = model.state_dict(), {}
     for name, place in _plan(config).items():
         tensor = state[place.name][place.start : place.start + place.rows]
-        tensors[name] = (tensor.T if place.transposed else tensor).to("cpu", dtype, copy=True).contiguous()
+        tensors[name] = (
+            (tensor.T if place.transposed else tensor).to("cpu", dtype, copy=True).contiguous()
+        )
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    (directory / "config.json").write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    (directory / "config.json").write_text(
+        json.dumps(raw, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+    )
 
 
 def _weight_files(directory: Path) -> list[Path]:
@@ -327,17 +472,30 @@ def _weight_files(directory: Path) -> list[Path]:
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if single.is_file() or not index.is_file():
         if not single.is_file() and (directory / "pytorch_model.bin").is_file():
-            raise UserError(f"{directory}: pytorch_model.bin is not supported; expected model.safetensors (transformers converts it)")
+            raise UserError(
+                f"{directory}: pytorch_model.bin is not supported; expected model.safetensors"
+                " (transformers converts it)"
+            )
         return [existing(directory, single.name)]
     shards = read_json(index).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
-        raise UserError(f"{index}: weight_map is missing; expected a table of tensor names and file names")
+        raise UserError(
+            f"{index}: weight_map is missing; expected a table of tensor names and file names"
+        )
     for shard in sorted(set(shards.values())):
         if not (directory / shard).is_file():
-            raise UserError(f"{directory}: no {shard}, a shard that {index.name} names; download it again")
+            raise UserError(
+                f"{directory}: no {shard}, a shard that {index.name} names; download it again"
+            )
     return [directory / shard for shard in sorted(set(shards.values()))]
 
 
 def _describe(config: ModelConfig) -> str:
-    shape = f"{config.n_layer} layers, hidden {config.hidden}, {config.n_head} heads ({config.n_kv_head} kv), FFN {config.intermediate}"
-    return f"{config.flavour} model of {shape}, vocabulary {config.vocab_size}{', tied' if config.tied else ''}"
+    shape = (
+        f"{config.n_layer} layers, hidden {config.hidden}, {config.n_head} heads"
+        f" ({config.n_kv_head} kv), FFN {config.intermediate}"
+    )
+    return (
+        f"{config.flavour} model of {shape}, vocabulary"
+        f" {config.vocab_size}{', tied' if config.tied else ''}"
+    )

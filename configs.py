@@ -1,7 +1,7 @@
 """Models and GPUs by name: pure data, each number with its source.
 
-Nothing here imports anything of ours. `MODELS["llama-13b"]` and `GPUS["a6000"]` are what the command line's `--model` and
-`--gpu` accept; add an entry and every script knows it.
+Nothing here imports anything of ours. `MODELS["llama-13b"]` and `GPUS["a6000"]` are what the
+command line's `--model` and `--gpu` accept; add an entry and every script knows it.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,9 @@ def lookup(table: dict, key: str, kind: str):
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a decoder. Letters in comments are the paper's: H hidden, H2 second hidden (SARATHI, Table 1)."""
+    """The shape of a decoder. Letters in comments are the paper's: H hidden, H2 second hidden
+    (SARATHI, Table 1).
+    """
 
     name: str
     n_layer: int
@@ -32,12 +34,16 @@ class ModelConfig:
     max_length: int  # longest sequence that the positions allow, in tokens
     n_kv_head: int = 0  # 0: as many as n_head (no grouped-query attention)
     head_dim: int = 0  # channels of one head; 0: hidden / n_head
-    flavour: str = "llama"  # "llama": RMSNorm, rotary, SwiGLU; "gpt2": LayerNorm, learned positions, GELU
+    # "llama": RMSNorm, rotary, SwiGLU; "gpt2": LayerNorm, learned positions, GELU
+    flavour: str = "llama"
     rope_theta: float = 10000.0
-    rope_scaling: tuple[float, ...] | None = None  # LLaMA 3.1: factor, low, high, original length; see `model.rotary_frequencies`
+    # LLaMA 3.1: factor, low, high, original length; see `model.rotary_frequencies`
+    rope_scaling: tuple[float, ...] | None = None
     qkv_bias: bool = False  # Qwen2: a bias on q, k and v (GPT-2 has one on every linear operator)
     qk_norm: bool = False  # Qwen3: an RMSNorm on each head of q and k
-    window: int = 0  # a token sees itself and window - 1 before it; 0: all. Longer sequences are refused, not computed
+    # a token sees itself and window - 1 before it; 0: all. Longer sequences are refused, not
+    # computed
+    window: int = 0
     norm_eps: float = 1e-5
     tied: bool = False  # the output head is the embedding
     source: str = ""
@@ -49,20 +55,25 @@ class ModelConfig:
             raise UserError(f"unknown flavour {self.flavour!r}: choose from llama, gpt2")
         if (self.head_dim == 0 and self.hidden % self.n_head) or self.n_head % self.n_kv_head:
             raise UserError(
-                f"{self.name}: hidden {self.hidden} must be a multiple of n_head {self.n_head}, and that of n_kv_head {self.n_kv_head}"
+                f"{self.name}: hidden {self.hidden} must be a multiple of n_head {self.n_head}, and"
+                f" that of n_kv_head {self.n_kv_head}"
             )
         if self.head_dim == 0:
             object.__setattr__(self, "head_dim", self.hidden // self.n_head)
         if self.rope_scaling is not None:
             object.__setattr__(self, "rope_scaling", tuple(self.rope_scaling))  # JSON gives a list
         if self.flavour == "llama" and self.head_dim % 2:
-            raise UserError(f"{self.name}: rotary positions need an even head size, not {self.head_dim}")
+            raise UserError(
+                f"{self.name}: rotary positions need an even head size, not {self.head_dim}"
+            )
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
-        """Inputs and outputs of one layer's linear operators, by the paper's names (SARATHI, Table 1).
+        """Inputs and outputs of one layer's linear operators, by the paper's names (SARATHI, Table
+        1).
 
-        A SwiGLU ffn_ln1 is two matrices side by side (gate and up): one fused product with 2 * H2 outputs.
+        A SwiGLU ffn_ln1 is two matrices side by side (gate and up): one fused product with 2 * H2
+        outputs.
         """
         gates = 2 if self.flavour == "llama" else 1
         return {
@@ -135,7 +146,13 @@ MODELS: dict[str, ModelConfig] = _by_name(
 
 GPUS: dict[str, GPU] = _by_name(
     [
-        GPU("a6000", 48e9, 154.8e12, 768e9, source="NVIDIA RTX A6000 data sheet: 309.7 TFLOPS with sparsity, half of it dense"),
+        GPU(
+            "a6000",
+            48e9,
+            154.8e12,
+            768e9,
+            source="NVIDIA RTX A6000 data sheet: 309.7 TFLOPS with sparsity, half of it dense",
+        ),
         GPU("a40", 48e9, 149.7e12, 696e9, source="NVIDIA A40 data sheet"),
         GPU("l20", 48e9, 119.5e12, 864e9, source="NVIDIA L20 data sheet"),
         GPU("a100-80gb", 80e9, 312e12, 2039e9, source="NVIDIA A100 80GB SXM data sheet"),
@@ -146,10 +163,16 @@ GPUS: dict[str, GPU] = _by_name(
 
 LINKS: dict[str, Link] = _by_name(
     [
-        # Latencies: NCCL's own tuning model (src/graph/tuning.cc): 3.6 to 8.4 us for a ring all-reduce, and 0.5 to 3.4 us for each of its steps.
+        # Latencies: NCCL's own tuning model (src/graph/tuning.cc): 3.6 to 8.4 us for a ring
+        # all-reduce, and 0.5 to 3.4 us for each of its steps.
         Link("nvlink-a100", 300e9, 10e-6, source="A100 data sheet: 600 GB/s both ways"),
         Link("nvlink-h100", 450e9, 10e-6, source="H100 data sheet: 900 GB/s both ways"),
         Link("pcie4", 32e9, 15e-6, source="PCIe 4.0 x16: 64 GB/s both ways"),
-        Link("infiniband-hdr", 25e9, 15e-6, source="InfiniBand HDR: 200 Gb/s each way, one port for each GPU"),
+        Link(
+            "infiniband-hdr",
+            25e9,
+            15e-6,
+            source="InfiniBand HDR: 200 Gb/s each way, one port for each GPU",
+        ),
     ]
 )

@@ -2,14 +2,16 @@
 
 Every operator either computes or moves bytes, and the two overlap, though not perfectly:
 
-    t = (t_compute^p + t_memory^p)^(1/p)      t_compute = FLOPs / (peak * efficiency)      t_memory = bytes / (bandwidth * efficiency)
+    t = (t_compute^p + t_memory^p)^(1/p)      t_compute = FLOPs / (peak * efficiency)      t_memory
+                                              = bytes / (bandwidth * efficiency)
 
-With p -> infinity this is the roofline, max(t_compute, t_memory); a finite p rounds off its corner, near 128 to 256 tokens on an
-A6000, where SARATHI lives. Matrix products run in whole tiles (SARATHI, Fig 7), so token 257 costs as much as tokens 257 to 384.
-All times are in seconds, all sizes in bytes or tokens.
+With p -> infinity this is the roofline, max(t_compute, t_memory); a finite p rounds off its corner,
+near 128 to 256 tokens on an A6000, where SARATHI lives. Matrix products run in whole tiles
+(SARATHI, Fig 7), so token 257 costs as much as tokens 257 to 384. All times are in seconds, all
+sizes in bytes or tokens.
 
-With tensor parallelism every GPU holds 1/tp of each weight matrix and of the heads (Megatron-LM, Sec 3): all compute at once, and
-two all-reduces per layer add up what they found.
+With tensor parallelism every GPU holds 1/tp of each weight matrix and of the heads (Megatron-LM,
+Sec 3): all compute at once, and two all-reduces per layer add up what they found.
 """
 
 from dataclasses import dataclass
@@ -17,37 +19,49 @@ from dataclasses import dataclass
 from configs import GPU, LINKS, Link, ModelConfig, UserError
 from scheduler import Batch
 
-TILE = 128  # rows of a tile of a matrix product (SARATHI, Sec 4.4: "the tile size in our experiments")
+# rows of a tile of a matrix product (SARATHI, Sec 4.4: "the tile size in our experiments")
+TILE = 128
 SMALLEST_TILE = 16  # rows below which a tensor core cannot go
 
 
 @dataclass(frozen=True)
 class Efficiency:
-    """How much of the data sheet a GPU gives in practice: the only fitted constants of the cost model."""
+    """How much of the data sheet a GPU gives in practice: the only fitted constants of the cost
+    model.
+    """
 
     compute: float  # share of peak that linear operators reach
     memory: float  # share of the bandwidth, for weights, activations, and keys and values alike
-    attention: float  # share of peak that prefill attention reaches, counting masked blocks as work (they are not skipped)
+    # share of peak that prefill attention reaches, counting masked blocks as work (they are not
+    # skipped)
+    attention: float
     p: float  # sharpness of the roofline's corner
-    overhead: float = 0.0  # s: what starting and ending the kernel of a linear operator takes, however small
+    # s: what starting and ending the kernel of a linear operator takes, however small
+    overhead: float = 0.0
 
 
-# The constants belong to the software that ran; a GPU brings its data sheet. By what they were fitted on:
+# The constants belong to the software that ran; a GPU brings its data sheet. By what they were
+# fitted on:
 #
-# sarathi: printed by experiments/fit_a6000.py from nine numbers of SARATHI's Table 2 and Fig 7 (an A6000), and from nothing else. Those nine
-#   cannot tell more constants apart: an overhead fits to zero, and a share of the bandwidth of its own for keys and values runs off to 1.
-# sarathi_serve: printed by experiments/validate.py --profiles from Vidur's public measurements of Llama-2-70b's linear operators on an A100
-#   (arXiv 2405.05465), with the kernels of vLLM and Sarathi-Serve. They know nothing of attention, whose share is the one above.
+# sarathi: printed by experiments/fit_a6000.py from nine numbers of SARATHI's Table 2 and Fig 7 (an
+#   A6000), and from nothing else. Those nine cannot tell more constants apart: an overhead fits to
+#   zero, and a share of the bandwidth of its own for keys and values runs off to 1.
+# sarathi_serve: printed by experiments/validate.py --profiles from Vidur's public measurements of
+#   Llama-2-70b's linear operators on an A100 (arXiv 2405.05465), with the kernels of vLLM and
+#   Sarathi-Serve. They know nothing of attention, whose share is the one above.
 EFFICIENCY: dict[str, Efficiency] = {
     "sarathi": Efficiency(compute=0.7739, memory=0.7483, attention=0.557, p=2.1587),
-    "sarathi_serve": Efficiency(compute=0.7492, memory=0.8167, attention=0.557, p=2.4899, overhead=8.0e-6),
+    "sarathi_serve": Efficiency(
+        compute=0.7492, memory=0.8167, attention=0.557, p=2.4899, overhead=8.0e-6
+    ),
 }
 
 
 def padded(tokens: int) -> int:
     """Rows that a matrix product really computes: `tokens` rounded up to whole tiles.
 
-    Below one tile of 128 rows, libraries switch to tiles of 64, 32 and 16: 4 decodes do not pay for 128 rows.
+    Below one tile of 128 rows, libraries switch to tiles of 64, 32 and 16: 4 decodes do not pay for
+    128 rows.
     """
     tile = TILE
     while tile > SMALLEST_TILE and tokens <= tile // 2:
@@ -58,10 +72,11 @@ def padded(tokens: int) -> int:
 class CostModel:
     """Seconds of a `Batch` for one model on one GPU.
 
-    efficiency: of the software, one of EFFICIENCY. That a GPU reaches the same shares of its data sheet as the one that they were fitted on
-    is a guess, fair within one generation (A6000, A40, A100), less so across (H100, H200).
-    bytes_per_value: 2 for fp16 and bf16, as in the papers. tp: GPUs that share each layer, joined by `link`, of which we assume that it
-    reaches the same share of its data sheet as the memory does. UserError if tp does not divide the heads.
+    efficiency: of the software, one of EFFICIENCY. That a GPU reaches the same shares of its data
+    sheet as the one that they were fitted on is a guess, fair within one generation (A6000, A40,
+    A100), less so across (H100, H200). bytes_per_value: 2 for fp16 and bf16, as in the papers. tp:
+    GPUs that share each layer, joined by `link`, of which we assume that it reaches the same share
+    of its data sheet as the memory does. UserError if tp does not divide the heads.
     """
 
     def __init__(
@@ -74,19 +89,28 @@ class CostModel:
         link: Link = LINKS["nvlink-a100"],
     ) -> None:
         if tp < 1 or model.n_head % tp or (model.n_kv_head % tp and tp % model.n_kv_head):
-            raise UserError(f"tp is {tp}; it must divide the {model.n_head} heads of {model.name}, and fit its {model.n_kv_head} KV heads")
+            raise UserError(
+                f"tp is {tp}; it must divide the {model.n_head} heads of {model.name}, and fit its"
+                f" {model.n_kv_head} KV heads"
+            )
         self.model = model
         self.gpu = gpu
         self.efficiency = efficiency
         self.bytes_per_value = bytes_per_value
         self.tp, self.link = tp, link
         kv_heads = max(1, model.n_kv_head // tp)  # of one GPU; fewer KV heads than GPUs are copied
-        self.kv_bytes = model.kv_bytes_per_token(bytes_per_value) * kv_heads // model.n_kv_head  # m_kv on one GPU: K and V of one token
-        columns, rows = ("preproj", "ffn_ln1"), ("postproj", "ffn_ln2")  # which side of a weight matrix the GPUs divide
+        # m_kv on one GPU: K and V of one token
+        self.kv_bytes = model.kv_bytes_per_token(bytes_per_value) * kv_heads // model.n_kv_head
+        # which side of a weight matrix the GPUs divide
+        columns, rows = ("preproj", "ffn_ln1"), ("postproj", "ffn_ln2")
         sides = {name: (1, tp) for name in columns} | {name: (tp, 1) for name in rows}
-        self.shapes = {name: (i // sides[name][0], o // sides[name][1]) for name, (i, o) in model.linears.items()}
+        self.shapes = {
+            name: (i // sides[name][0], o // sides[name][1])
+            for name, (i, o) in model.linears.items()
+        }
         self.seconds_per_cached_token = self.kv_bytes / (gpu.bandwidth * self.efficiency.memory)
-        self._without_attention: dict[tuple[int, int], float] = {}  # (tokens, sampled rows) -> seconds: few distinct keys, asked often
+        # (tokens, sampled rows) -> seconds: few distinct keys, asked often
+        self._without_attention: dict[tuple[int, int], float] = {}
 
     def roofline(self, flops: float, size: float, share_of_peak: float) -> float:
         """Seconds of one operator that computes `flops` and moves `size` bytes."""
@@ -96,57 +120,84 @@ class CostModel:
         return (compute**p + memory**p) ** (1 / p)
 
     def linear(self, tokens: int, inputs: int, outputs: int) -> float:
-        """Seconds of one matrix product (tokens, inputs) @ (inputs, outputs). Padding costs FLOPs, not bytes."""
+        """Seconds of one matrix product (tokens, inputs) @ (inputs, outputs). Padding costs FLOPs,
+        not bytes.
+        """
         flops = 2 * padded(tokens) * inputs * outputs
         size = (inputs * outputs + tokens * (inputs + outputs)) * self.bytes_per_value
         return self.roofline(flops, size, self.efficiency.compute) + self.efficiency.overhead
 
     def linears(self, tokens: int) -> dict[str, float]:
-        """Seconds of the four linear operators over all layers, decodes fused with the chunk (SARATHI, Sec 4.3.1)."""
-        return {name: self.model.n_layer * self.linear(tokens, *shape) for name, shape in self.shapes.items()}
+        """Seconds of the four linear operators over all layers, decodes fused with the chunk
+        (SARATHI, Sec 4.3.1).
+        """
+        return {
+            name: self.model.n_layer * self.linear(tokens, *shape)
+            for name, shape in self.shapes.items()
+        }
 
     def others(self, tokens: int, sampled: int) -> float:
-        """Seconds of the paper's 'others', of which we count the head alone: the logits of the `sampled` rows that get a token.
+        """Seconds of the paper's 'others', of which we count the head alone: the logits of the
+        `sampled` rows that get a token.
 
-        The rest (norms, activations, residuals) is left out, as SARATHI does: under 5 % in Sec 3.1, and Table 2's totals are exactly
-        linear + attention. It grows with `tokens`, and a model that was measured knows it (experiments/calibrate.py).
+        The rest (norms, activations, residuals) is left out, as SARATHI does: under 5 % in Sec 3.1,
+        and Table 2's totals are exactly linear + attention. It grows with `tokens`, and a model
+        that was measured knows it (experiments/calibrate.py).
         """
-        return self.linear(sampled, self.model.hidden, self.model.vocab_size // self.tp) if sampled else 0.0
+        return (
+            self.linear(sampled, self.model.hidden, self.model.vocab_size // self.tp)
+            if sampled
+            else 0.0
+        )
 
     def all_reduces(self, tokens: int) -> float:
-        """Seconds of communication: after attention and after the FFN of each layer, the GPUs add up their parts of (tokens, H).
+        """Seconds of communication: after attention and after the FFN of each layer, the GPUs add
+        up their parts of (tokens, H).
 
         In a ring each GPU sends 2 (tp - 1) / tp of the tensor.
         """
         if self.tp == 1:
             return 0.0
         size = tokens * self.model.hidden * self.bytes_per_value * 2 * (self.tp - 1) / self.tp
-        return 2 * self.model.n_layer * (self.link.latency + size / (self.link.bandwidth * self.efficiency.memory))
+        return (
+            2
+            * self.model.n_layer
+            * (self.link.latency + size / (self.link.bandwidth * self.efficiency.memory))
+        )
 
     def chunk_attention(self, start: int, length: int) -> float:
-        """Seconds, over all layers, in which `length` prompt tokens attend to themselves and the `start` tokens before them.
+        """Seconds, over all layers, in which `length` prompt tokens attend to themselves and the
+        `start` tokens before them.
 
-        QK^T and AV take 2 FLOPs each per query, key and channel; a chunk reads all earlier keys and values again (SARATHI, Sec 4.2).
+        QK^T and AV take 2 FLOPs each per query, key and channel; a chunk reads all earlier keys and
+        values again (SARATHI, Sec 4.2).
         """
         model, context = self.model, start + length
         channels = model.n_layer * model.n_head * model.head_dim // self.tp
         flops = 4 * length * context * channels
-        size = context * self.kv_bytes + 2 * length * channels * self.bytes_per_value  # keys and values; queries in, result out
+        # keys and values; queries in, result out
+        size = context * self.kv_bytes + 2 * length * channels * self.bytes_per_value
         return self.roofline(flops, size, self.efficiency.attention)
 
     def attention(self, batch: Batch) -> float:
-        """Seconds of attention over all layers: each chunk on its own, then all decodes (SARATHI, Sec 4.3.1).
+        """Seconds of attention over all layers: each chunk on its own, then all decodes (SARATHI,
+        Sec 4.3.1).
 
-        A decode does 2 FLOPs per cached value that it reads: bandwidth alone decides. `context` is what was cached before this step.
+        A decode does 2 FLOPs per cached value that it reads: bandwidth alone decides. `context` is
+        what was cached before this step.
         """
         decodes = batch.decodes
-        seconds = (len(decodes) + sum([request.context for request in decodes])) * self.seconds_per_cached_token
+        seconds = (
+            len(decodes) + sum([request.context for request in decodes])
+        ) * self.seconds_per_cached_token
         for chunk in batch.chunks:
             seconds += self.chunk_attention(chunk.start, chunk.length)
         return seconds
 
     def operators(self, batch: Batch) -> dict[str, float]:
-        """Seconds per operator over all layers, in the order in which a layer runs them; with tp > 1, "all_reduce" too."""
+        """Seconds per operator over all layers, in the order in which a layer runs them; with tp >
+        1, "all_reduce" too.
+        """
         linears = self.linears(batch.num_tokens)
         communication = {"all_reduce": self.all_reduces(batch.num_tokens)} if self.tp > 1 else {}
         return {
@@ -160,12 +211,16 @@ class CostModel:
         }
 
     def seconds(self, batch: Batch) -> float:
-        """Seconds of the whole iteration: the sum of `operators`, but fast enough for a simulation of a million iterations."""
+        """Seconds of the whole iteration: the sum of `operators`, but fast enough for a simulation
+        of a million iterations.
+        """
         tokens = sampled = len(batch.decodes)
         for chunk in batch.chunks:
             tokens += chunk.length
             sampled += chunk.is_last
         key = (tokens, sampled)
         if key not in self._without_attention:
-            self._without_attention[key] = sum(self.linears(tokens).values()) + self.others(*key) + self.all_reduces(tokens)
+            self._without_attention[key] = (
+                sum(self.linears(tokens).values()) + self.others(*key) + self.all_reduces(tokens)
+            )
         return self._without_attention[key] + self.attention(batch)

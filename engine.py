@@ -1,4 +1,5 @@
-"""The loop: scheduler -> executor -> scheduler. `LLM` runs it with a real model, `simulate` with the cost model.
+"""The loop: scheduler -> executor -> scheduler. `LLM` runs it with a real model, `simulate` with
+the cost model.
 
 A student who understands `run` has understood the engine. It cannot tell the two executors apart:
 
@@ -13,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-# Large pages for large tensors, where Linux gives them to those who ask: reading the weights, a CPU then looks up a 500th of the addresses.
-# PyTorch reads this at its first allocation.
+# Large pages for large tensors, where Linux gives them to those who ask: reading the weights, a CPU
+# then looks up a 500th of the addresses. PyTorch reads this at its first allocation.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 import torch
@@ -40,7 +41,10 @@ __all__ = ["LLM", "RequestOutput", "SamplingParams", "simulate"]
 
 
 def run(
-    scheduler: Scheduler, executor: ModelExecutor | CostExecutor, requests: Iterable[Request], trace: Trace
+    scheduler: Scheduler,
+    executor: ModelExecutor | CostExecutor,
+    requests: Iterable[Request],
+    trace: Trace,
 ) -> Iterator[tuple[Batch, list[int]]]:
     """The one loop of the engine. Yields (batch, tokens) after each iteration; fills `trace`."""
     arriving = deque(sorted(requests, key=lambda request: request.arrival))
@@ -68,7 +72,9 @@ def run(
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """What became of one prompt. Times in seconds from the request's arrival; text is "" where the model has no tokenizer."""
+    """What became of one prompt. Times in seconds from the request's arrival; text is "" where the
+    model has no tokenizer.
+    """
 
     prompt_token_ids: list[int]
     token_ids: list[int]
@@ -80,7 +86,9 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class StreamedToken:
-    """One token as it comes. index: of the prompt; text: what this token adds ("" inside a multi-token character)."""
+    """One token as it comes. index: of the prompt; text: what this token adds ("" inside a
+    multi-token character).
+    """
 
     index: int
     token_id: int
@@ -91,17 +99,19 @@ class StreamedToken:
 class LLM:
     """A model, its cache and a scheduling policy; names follow vLLM.
 
-    model: "demo" (trained, in the box), a Hugging Face directory, a hub id ("Qwen/Qwen2.5-0.5B"), or a name of `configs.MODELS` (random
-    weights, prompts of token ids only). check: look for NaN and infinity in a checkpoint's weights.
-    policy, chunk_size (C, tokens; the token budget), max_batch_size (B, requests), cache_tokens (what the cache may hold of all requests
-    together; None: all that fits its slots): see scheduler.py; they may be changed between two calls, but for B,
-    which sizes the cache. max_length: longest prompt + output, in tokens; the cache is allocated at once for B of them.
-    dtype: "auto" is bfloat16 where the hardware has it, else float32. device: "auto" is cuda where there is one, else cpu.
-    attention: a back end of attention.py; "auto" is `native` on a CPU that has a compiler, on CUDA the fastest, measured on this cache, else sdpa;
-    `attention` then names it.
-    cuda_graphs: replay iterations of a shape that comes again (graphs.py).
-    layers: of how many, which ones to have, as one stage of a pipeline (distributed.py).
-    After a call, `trace` tells what its iterations did. Raises configs.UserError with one line that names a bad value.
+    model: "demo" (trained, in the box), a Hugging Face directory, a hub id ("Qwen/Qwen2.5-0.5B"),
+    or a name of `configs.MODELS` (random weights, prompts of token ids only). check: look for NaN
+    and infinity in a checkpoint's weights. policy, chunk_size (C, tokens; the token budget),
+    max_batch_size (B, requests), cache_tokens (what the cache may hold of all requests together;
+    None: all that fits its slots): see scheduler.py; they may be changed between two calls, but for
+    B, which sizes the cache. max_length: longest prompt + output, in tokens; the cache is allocated
+    at once for B of them. dtype: "auto" is bfloat16 where the hardware has it, else float32.
+    device: "auto" is cuda where there is one, else cpu. attention: a back end of attention.py;
+    "auto" is `native` on a CPU that has a compiler, on CUDA the fastest, measured on this cache,
+    else sdpa; `attention` then names it. cuda_graphs: replay iterations of a shape that comes again
+    (graphs.py). layers: of how many, which ones to have, as one stage of a pipeline
+    (distributed.py). After a call, `trace` tells what its iterations did. Raises configs.UserError
+    with one line that names a bad value.
     """
 
     def __init__(
@@ -122,7 +132,8 @@ class LLM:
         cuda_graphs: bool = False,
         layers: Callable[[int], range] | None = None,
     ):
-        make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)  # complains before the weights are loaded
+        # complains before the weights are loaded
+        make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)
         if not isinstance(seed, int) or not 0 <= seed < 2**63:
             raise UserError(f"seed is {seed!r}; it must be a whole number from 0 to 2**63 - 1")
         self.device = choose_device(device)
@@ -130,22 +141,36 @@ class LLM:
         check_backend(attention, self.device)
         if cuda_graphs and self.device.type != "cuda":
             raise UserError(f"cuda_graphs needs a CUDA device; this is {self.device}")
-        self.policy, self.chunk_size, self.max_batch_size, self.cache_tokens = policy, chunk_size, max_batch_size, cache_tokens
+        self.policy, self.chunk_size, self.max_batch_size, self.cache_tokens = (
+            policy,
+            chunk_size,
+            max_batch_size,
+            cache_tokens,
+        )
         self.seed = seed
         self.time_operators = time_operators
         self.directory = directory = files.find(model)  # None: random weights
-        name = Path(model).expanduser().resolve().name  # not the directory's: in the hub's cache that is a hash
-        self.config = MODELS[model] if directory is None else checkpoint.load_config(directory, name)
+        # not the directory's: in the hub's cache that is a hash
+        name = Path(model).expanduser().resolve().name
+        self.config = (
+            MODELS[model] if directory is None else checkpoint.load_config(directory, name)
+        )
         self.max_length = self.config.max_length if max_length is None else max_length
         if not 1 <= self.max_length <= self.config.max_length:
-            raise UserError(f"max_length is {max_length}; {self.config.name} allows 1 to {self.config.max_length} tokens")
+            raise UserError(
+                f"max_length is {max_length}; {self.config.name} allows 1 to"
+                f" {self.config.max_length} tokens"
+            )
         if 0 < self.config.window < self.max_length:
             raise UserError(
-                f"{self.config.name} has a sliding_window of {self.config.window} tokens, which is not supported for longer sequences: "
-                f"max_length is {self.max_length}; give {self.config.window} at most"
+                f"{self.config.name} has a sliding_window of {self.config.window} tokens, which is"
+                f" not supported for longer sequences: max_length is {self.max_length}; give"
+                f" {self.config.window} at most"
             )
         groups = self.config.n_head // self.config.n_kv_head
-        self.attention = choose_backend(attention, self.device, self.dtype, self.config.head_dim, groups)
+        self.attention = choose_backend(
+            attention, self.device, self.dtype, self.config.head_dim, groups
+        )
         own = range(self.config.n_layer) if layers is None else layers(self.config.n_layer)
         part = replace(self.config, n_layer=len(own))
         check_memory(part, max_batch_size, self.max_length, self.dtype, self.device)
@@ -163,12 +188,16 @@ class LLM:
             native.install(self.model)
         if attention == "auto" and self.device.type == "cuda":
             with torch.inference_mode():
-                self.attention = fastest(candidates(), self.config.n_head, self.cache.k[0], self.cache.v[0])
+                self.attention = fastest(
+                    candidates(), self.config.n_head, self.cache.k[0], self.cache.v[0]
+                )
         self.attend = BACKENDS[self.attention]
         self.cuda_graphs, self.graphs = cuda_graphs, Graphs(self.cache)
         self.trace = Trace()
         if self.device.type == "cpu":
-            keep_freed_memory()  # after the weights and the cache: those of a process's first LLM do go back to the system with it
+            # after the weights and the cache: those of a process's first LLM do go back to the
+            # system with it
+            keep_freed_memory()
 
     def generate(
         self,
@@ -176,9 +205,11 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         arrival_times: Sequence[float] | None = None,
     ) -> list[RequestOutput]:
-        """Complete the prompts: strings or lists of token ids; one SamplingParams for all or one for each. Outputs in order.
+        """Complete the prompts: strings or lists of token ids; one SamplingParams for all or one
+        for each. Outputs in order.
 
-        arrival_times: seconds from the call at which each prompt reaches the scheduler, in real time; None: all at once.
+        arrival_times: seconds from the call at which each prompt reaches the scheduler, in real
+        time; None: all at once.
         """
         requests = self._requests(prompts, sampling_params, arrival_times)
         for _ in self._run(requests):
@@ -201,7 +232,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         arrival_times: Sequence[float] | None = None,
     ) -> Iterator[StreamedToken]:
-        """Like `generate`, but yields each token when its iteration ends; the prompts' tokens come interleaved.
+        """Like `generate`, but yields each token when its iteration ends; the prompts' tokens come
+        interleaved.
 
         Complains at once about bad prompts, but runs nothing before the first token is asked for.
         """
@@ -218,14 +250,21 @@ class LLM:
                 yield StreamedToken(index, token, piece, request.finish_reason)
 
     def _run(self, requests: list[Request]) -> Iterator[tuple[Batch, list[int]]]:
-        scheduler = make_scheduler(self.policy, self.max_batch_size, self.chunk_size, self.cache_tokens)
+        scheduler = make_scheduler(
+            self.policy, self.max_batch_size, self.chunk_size, self.cache_tokens
+        )
         self.cache.reset()
         self.trace = trace = Trace()
         executor = self._executor()
         for iteration in run(scheduler, executor, requests, trace):
             yield iteration
-            if self.trace is not trace and any(request.finish_reason is None for request in requests):  # its slots are somebody else's
-                raise UserError("this stream is over: a later call to generate or stream has taken the cache")
+            # its slots are somebody else's
+            if self.trace is not trace and any(
+                request.finish_reason is None for request in requests
+            ):
+                raise UserError(
+                    "this stream is over: a later call to generate or stream has taken the cache"
+                )
 
     def _executor(self) -> ModelExecutor:
         parts = (self.model, self.cache, self.attend, self.time_operators)
@@ -247,37 +286,64 @@ class LLM:
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
-            raise UserError(f"{len(prompts)} prompts but {len(params)} sampling_params: give one, or one for each prompt")
+            raise UserError(
+                f"{len(prompts)} prompts but {len(params)} sampling_params: give one, or one for"
+                " each prompt"
+            )
         try:
-            arrivals = [0.0] * len(prompts) if arrival_times is None else [float(moment) for moment in arrival_times]
+            arrivals = (
+                [0.0] * len(prompts)
+                if arrival_times is None
+                else [float(moment) for moment in arrival_times]
+            )
         except (TypeError, ValueError):
-            raise UserError("arrival_times must be a list of seconds, one for each prompt") from None
+            raise UserError(
+                "arrival_times must be a list of seconds, one for each prompt"
+            ) from None
         if len(arrivals) != len(prompts):
-            raise UserError(f"{len(prompts)} prompts but {len(arrivals)} arrival_times: give one for each prompt")
-        scheduler = make_scheduler(self.policy, self.max_batch_size, self.chunk_size, self.cache_tokens)
+            raise UserError(
+                f"{len(prompts)} prompts but {len(arrivals)} arrival_times: give one for each"
+                " prompt"
+            )
+        scheduler = make_scheduler(
+            self.policy, self.max_batch_size, self.chunk_size, self.cache_tokens
+        )
         requests = []
         for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
             ids = self._token_ids(index, prompt)
             if not 0 <= arrivals[index] < float("inf"):
-                raise UserError(f"prompt {index}: arrival time {arrivals[index]} is not a number of seconds from 0")
+                raise UserError(
+                    f"prompt {index}: arrival time {arrivals[index]} is not a number of seconds"
+                    " from 0"
+                )
             if len(ids) + param.max_tokens > self.max_length:
                 raise UserError(
-                    f"prompt {index}: {len(ids)} prompt tokens + max_tokens {param.max_tokens} exceed max_length {self.max_length}"
+                    f"prompt {index}: {len(ids)} prompt tokens + max_tokens {param.max_tokens}"
+                    f" exceed max_length {self.max_length}"
                 )
-            stop_ids = frozenset(param.stop_ids) | (frozenset() if param.ignore_eos else self.stop_ids)
+            stop_ids = frozenset(param.stop_ids) | (
+                frozenset() if param.ignore_eos else self.stop_ids
+            )
             seed = self.seed + index if param.seed is None else param.seed
             sampler = Sampler(param, seed) if param.temperature > 0 else None
-            requests.append(Request(index, ids, param.max_tokens, stop_ids, arrivals[index], sampler=sampler))
+            requests.append(
+                Request(index, ids, param.max_tokens, stop_ids, arrivals[index], sampler=sampler)
+            )
             scheduler.check(requests[-1])
         return requests
 
     def _token_ids(self, index: int, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
-            if self.tokenizer is None and self.directory and (self.config.flavour, self.config.vocab_size) == ("gpt2", GPT2_VOCABULARY):
+            if (
+                self.tokenizer is None
+                and self.directory
+                and (self.config.flavour, self.config.vocab_size) == ("gpt2", GPT2_VOCABULARY)
+            ):
                 self.tokenizer = gpt2_tokenizer()
             if self.tokenizer is None:
                 raise UserError(
-                    f"prompt {index} is text, but {self.config.name} ({self.weights} weights) has no tokenizer.json: give token ids"
+                    f"prompt {index} is text, but {self.config.name} ({self.weights} weights) has"
+                    " no tokenizer.json: give token ids"
                 )
             ids = self.tokenizer.encode(prompt)
         else:
@@ -286,7 +352,9 @@ class LLM:
             raise UserError(f"prompt {index} is empty; it needs at least one token")
         for token in ids:
             if not 0 <= token < self.config.vocab_size:
-                raise UserError(f"prompt {index}: token id {token} is not in 0 .. {self.config.vocab_size - 1}")
+                raise UserError(
+                    f"prompt {index}: token id {token} is not in 0 .. {self.config.vocab_size - 1}"
+                )
         return ids
 
     def _text(self, request: Request) -> str:
@@ -297,7 +365,9 @@ class LLM:
 
 
 class NoRandomNumbers(TorchFunctionMode):
-    """Skips the random numbers that PyTorch's layers start with: for a large model, drawing them takes longer than to load it."""
+    """Skips the random numbers that PyTorch's layers start with: for a large model, drawing them
+    takes longer than to load it.
+    """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function in (torch.nn.init.kaiming_uniform_, torch.nn.init.normal_):
@@ -305,8 +375,11 @@ class NoRandomNumbers(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def new_model(config: ModelConfig, dtype: torch.dtype, device: torch.device, layers: range | None = None) -> Transformer:
-    """A model whose parameters are allocated once, in their final dtype and place. Its matrices hold what was in the memory before.
+def new_model(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, layers: range | None = None
+) -> Transformer:
+    """A model whose parameters are allocated once, in their final dtype and place. Its matrices
+    hold what was in the memory before.
 
     layers: see `Transformer`.
     """
@@ -320,10 +393,12 @@ def new_model(config: ModelConfig, dtype: torch.dtype, device: torch.device, lay
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc to keep large freed blocks for the next iteration, as PyTorch does by itself on CUDA.
+    """Tell glibc to keep large freed blocks for the next iteration, as PyTorch does by itself on
+    CUDA.
 
-    Else it hands each block back to the system, and the next iteration pays a page fault for every 4 KiB of it, which can
-    more than double a decode's time. Elsewhere than on Linux with glibc this does nothing.
+    Else it hands each block back to the system, and the next iteration pays a page fault for every
+    4 KiB of it, which can more than double a decode's time. Elsewhere than on Linux with glibc this
+    does nothing.
     """
     trim_threshold, mmap_max = -1, -4  # names of mallopt's parameters, from malloc.h
     try:
@@ -334,21 +409,31 @@ def keep_freed_memory() -> None:
     mallopt(mmap_max, 0)
 
 
-def check_memory(config: ModelConfig, slots: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
-    """A UserError if the weights and the cache alone are more than the device's memory, before anything is allocated."""
+def check_memory(
+    config: ModelConfig, slots: int, length: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """A UserError if the weights and the cache alone are more than the device's memory, before
+    anything is allocated.
+    """
     memory = memory_of(device)
     if memory is None:
         return
-    weights, cache = config.parameters * dtype.itemsize, slots * length * config.kv_bytes_per_token(dtype.itemsize)
+    weights, cache = (
+        config.parameters * dtype.itemsize,
+        slots * length * config.kv_bytes_per_token(dtype.itemsize),
+    )
     if weights + cache > memory:
         raise UserError(
-            f"{config.name} needs {weights / 1e9:.1f} GB of weights and {cache / 1e9:.1f} GB of cache ({slots} slots of {length} tokens), "
-            f"but {device} has {memory / 1e9:.1f} GB: choose a smaller model, max_batch_size or max_length"
+            f"{config.name} needs {weights / 1e9:.1f} GB of weights and {cache / 1e9:.1f} GB of"
+            f" cache ({slots} slots of {length} tokens), but {device} has {memory / 1e9:.1f} GB:"
+            " choose a smaller model, max_batch_size or max_length"
         )
 
 
 def memory_of(device: torch.device) -> int | None:
-    """Bytes: what is free on a GPU, all that the machine has on a CPU; None on Windows, which does not say without another package."""
+    """Bytes: what is free on a GPU, all that the machine has on a CPU; None on Windows, which does
+    not say without another package.
+    """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if hasattr(os, "sysconf"):
@@ -363,30 +448,49 @@ def choose_device(name: str) -> torch.device:
     if name.split(":")[0] not in ("cpu", "cuda"):
         raise UserError(f"unknown device {name!r}: choose from auto, cpu, cuda")
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(f"device {name!r} is not here: PyTorch sees no CUDA GPU; choose cpu or auto")
+        raise UserError(
+            f"device {name!r} is not here: PyTorch sees no CUDA GPU; choose cpu or auto"
+        )
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"unknown device {name!r}: choose from auto, cpu, cuda, cuda:0, ...") from None
+        raise UserError(
+            f"unknown device {name!r}: choose from auto, cpu, cuda, cuda:0, ..."
+        ) from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(
-            f"device {name!r} is not here: PyTorch sees {torch.cuda.device_count()} CUDA GPUs, the last is cuda:{torch.cuda.device_count() - 1}"
+            f"device {name!r} is not here: PyTorch sees {torch.cuda.device_count()} CUDA GPUs, the"
+            f" last is cuda:{torch.cuda.device_count() - 1}"
         )
     return device
 
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """bfloat16 where the hardware multiplies it natively, else float32 (float16 on an older GPU); or the named one."""
+    """bfloat16 where the hardware multiplies it natively, else float32 (float16 on an older GPU);
+    or the named one.
+    """
     if name != "auto":
         if name not in DTYPES:
             raise UserError(f"unknown dtype {name!r}: choose from auto, {', '.join(DTYPES)}")
         return DTYPES[name]
     if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    has_bf16 = any(getattr(torch.cpu, check, bool)() for check in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"))
+        return (
+            torch.bfloat16
+            if torch.cuda.is_bf16_supported(including_emulation=False)
+            else torch.float16
+        )
+    has_bf16 = any(
+        getattr(torch.cpu, check, bool)()
+        for check in ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    )
     return torch.bfloat16 if has_bf16 else torch.float32
 
 
@@ -403,22 +507,31 @@ def simulate(
     link: str = "nvlink-a100",
     software: str = "sarathi",
 ) -> Trace:
-    """What the same scheduler would do on a GPU that you do not have, or on `tp` of them: predicted times, placeholder tokens.
+    """What the same scheduler would do on a GPU that you do not have, or on `tp` of them: predicted
+    times, placeholder tokens.
 
-    link: of configs.LINKS, joins the `tp` GPUs. software: of costmodel.EFFICIENCY, whose measurements the cost model was fitted on.
-    Raises UserError where a request is too long for the model or for `cache_tokens`. That GPU's memory is not looked up: without cache_tokens, B requests run at
-    once even where it could not hold their keys and values (`kvcache.max_batch_size` says how many it can).
+    link: of configs.LINKS, joins the `tp` GPUs. software: of costmodel.EFFICIENCY, whose
+    measurements the cost model was fitted on. Raises UserError where a request is too long for the
+    model or for `cache_tokens`. That GPU's memory is not looked up: without cache_tokens, B
+    requests run at once even where it could not hold their keys and values
+    (`kvcache.max_batch_size` says how many it can).
     """
     config, efficiency = lookup(MODELS, model, "model"), lookup(EFFICIENCY, software, "software")
-    cost_model = CostModel(config, lookup(GPUS, gpu, "GPU"), efficiency, tp=tp, link=lookup(LINKS, link, "link"))
+    cost_model = CostModel(
+        config, lookup(GPUS, gpu, "GPU"), efficiency, tp=tp, link=lookup(LINKS, link, "link")
+    )
     requests, most, ids = list(requests), config.max_length, set()
     scheduler = make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)
     for request in requests:
         if len(request.prompt) + request.max_tokens > most:
             tokens = f"{len(request.prompt)} prompt tokens + max_tokens {request.max_tokens}"
-            raise UserError(f"request {request.request_id}: {tokens} exceed the {most} that {model} allows")
+            raise UserError(
+                f"request {request.request_id}: {tokens} exceed the {most} that {model} allows"
+            )
         if request.request_id in ids:
-            raise UserError(f"two requests have the id {request.request_id}: a trace could not tell them apart")
+            raise UserError(
+                f"two requests have the id {request.request_id}: a trace could not tell them apart"
+            )
         ids.add(request.request_id)
         scheduler.check(request)  # rather now than in the middle of the run
     trace = Trace()

@@ -1,4 +1,5 @@
-"""The two ways to run a batch, behind one interface: for real on a model, or priced by the cost model.
+"""The two ways to run a batch, behind one interface: for real on a model, or priced by the cost
+model.
 
     now() -> seconds      wait_until(moment)      execute(batch) -> Result      release(request)
 
@@ -24,7 +25,9 @@ from scheduler import Batch, Request
 
 @dataclass(slots=True)
 class Result:
-    """tokens: one for each request of `batch.sampled`. seconds: how long the batch took. operators: seconds of each, if timed."""
+    """tokens: one for each request of `batch.sampled`. seconds: how long the batch took. operators:
+    seconds of each, if timed.
+    """
 
     tokens: list[int]
     seconds: float
@@ -54,7 +57,9 @@ class CostExecutor:
 
 
 class OperatorTimer:
-    """A `run` hook for `Transformer.forward`: seconds of each of the paper's operators (SARATHI, Fig 3 and 10)."""
+    """A `run` hook for `Transformer.forward`: seconds of each of the paper's operators (SARATHI,
+    Fig 3 and 10).
+    """
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -70,7 +75,9 @@ class OperatorTimer:
 class ModelExecutor:
     """Runs batches on the model for real. Holds the cache and the slot of each request."""
 
-    def __init__(self, model: Transformer, cache: KVCache, attend: Attend, time_operators: bool = False):
+    def __init__(
+        self, model: Transformer, cache: KVCache, attend: Attend, time_operators: bool = False
+    ):
         self.model, self.cache, self.attend = model, cache, attend
         self.time_operators = time_operators
         self.slot_of: dict[int, int] = {}  # by request id
@@ -88,7 +95,8 @@ class ModelExecutor:
         timer = OperatorTimer(self.model.device) if self.time_operators else None
         logits = self.forward(flat, timer or untimed)  # (S, vocab)
         tokens = sample(logits, [request.sampler for request in batch.sampled])
-        synchronized_clock(self.model.device)  # an iteration without a sampled token would end before its kernels do
+        # an iteration without a sampled token would end before its kernels do
+        synchronized_clock(self.model.device)
         return Result(tokens, self.now() - start, timer.seconds if timer else None)
 
     def forward(self, flat: FlatBatch, run: Callable) -> Tensor:
@@ -110,7 +118,9 @@ class ModelExecutor:
                 self.slot_of[request.request_id] = self.cache.allocate()
             slot = self.slot_of[request.request_id]
             place = self.cache.extend(slot, chunk.length)
-            assert place == chunk.start, "the cache and the scheduler disagree about a request's length"
+            assert place == chunk.start, (
+                "the cache and the scheduler disagree about a request's length"
+            )
             spans.append(Span(slice(len(tokens), len(tokens) + chunk.length), (slot,), (end,)))
             tokens.extend(request.tokens(chunk.start, end))
             slots.extend([slot] * chunk.length)
@@ -124,7 +134,14 @@ class ModelExecutor:
             tokens.extend([request.output[-1] for request in batch.decodes])
             slots.extend(own)
             positions.extend(places)
-            spans.append(Span(slice(first, len(tokens)), tuple(own), tuple([place + 1 for place in places])))
+            spans.append(
+                Span(slice(first, len(tokens)), tuple(own), tuple([place + 1 for place in places]))
+            )
             logit_rows.extend(range(first, len(tokens)))
-        rows = torch.from_numpy(np.array([tokens, slots, positions])).to(self.model.device)  # (3, T)
-        return FlatBatch(*rows.unbind(), spans, torch.from_numpy(np.array(logit_rows, dtype=int)).to(self.model.device))
+        # (3, T)
+        rows = torch.from_numpy(np.array([tokens, slots, positions])).to(self.model.device)
+        return FlatBatch(
+            *rows.unbind(),
+            spans,
+            torch.from_numpy(np.array(logit_rows, dtype=int)).to(self.model.device),
+        )

@@ -1,7 +1,7 @@
 """Where a model's files are, and one clear line where they cannot be read.
 
-`find` turns what a user calls a model into a directory: the demo in the box, a local Hugging Face directory, or a hub id, which is
-downloaded. checkpoint.py and tokenizer.py read what is in there.
+`find` turns what a user calls a model into a directory: the demo in the box, a local Hugging Face
+directory, or a hub id, which is downloaded. checkpoint.py and tokenizer.py read what is in there.
 """
 
 import json
@@ -15,14 +15,25 @@ from safetensors import SafetensorError
 from configs import MODELS, UserError
 
 DEMO = Path(__file__).resolve().parent / "demo"  # the model that ships with the project
-FOR_TEXT = "demo, a Hugging Face directory, or a hub id such as Qwen/Qwen2.5-0.5B"  # the models that have a tokenizer
-HUB_FILES = ("config.json", "generation_config.json", "model*.safetensors", "*.index.json", "tokenizer*.json", "vocab.json", "merges.txt")
+# the models that have a tokenizer
+FOR_TEXT = "demo, a Hugging Face directory, or a hub id such as Qwen/Qwen2.5-0.5B"
+HUB_FILES = (
+    "config.json",
+    "generation_config.json",
+    "model*.safetensors",
+    "*.index.json",
+    "tokenizer*.json",
+    "vocab.json",
+    "merges.txt",
+)
 
 
 def find(model: str) -> Path | None:
-    """The directory of a model's files; None where `model` names a shape of `configs.MODELS`, which gets random weights.
+    """The directory of a model's files; None where `model` names a shape of `configs.MODELS`, which
+    gets random weights.
 
-    A hub id (owner/name) is downloaded, or found in the hub's local cache. Raises UserError where there is nothing of that name.
+    A hub id (owner/name) is downloaded, or found in the hub's local cache. Raises UserError where
+    there is nothing of that name.
     """
     if model == "demo":
         return DEMO
@@ -38,7 +49,10 @@ def find(model: str) -> Path | None:
     if len(path.parts) > 1:
         raise UserError(f"{model}: no such directory; choose {FOR_TEXT}")
     random = ", ".join(name for name in MODELS if name != "demo")
-    raise UserError(f"unknown model {model!r}: choose {FOR_TEXT}; for prompts of token ids also random weights: {random}")
+    raise UserError(
+        f"unknown model {model!r}: choose {FOR_TEXT}; for prompts of token ids also random weights:"
+        f" {random}"
+    )
 
 
 def _download(model: str) -> Path:
@@ -47,20 +61,27 @@ def _download(model: str) -> Path:
     try:
         from huggingface_hub import errors, snapshot_download  # here, because only hub ids need it
     except ImportError:
-        raise UserError(f"{start} without the huggingface_hub package: pip install huggingface_hub, or give a directory") from None
+        raise UserError(
+            f"{start} without the huggingface_hub package: pip install huggingface_hub, or give a"
+            " directory"
+        ) from None
     try:
         return Path(snapshot_download(model, allow_patterns=HUB_FILES))
     except errors.LocalEntryNotFoundError:
         raise UserError(
-            f"{start}: the hub cannot be reached, and the files are not in its local cache; go online once, or run "
-            f"'hf download {model} --local-dir DIR' where there is a network and give DIR"
+            f"{start}: the hub cannot be reached, and the files are not in its local cache; go"
+            f" online once, or run 'hf download {model} --local-dir DIR' where there is a network"
+            " and give DIR"
         ) from None
     except errors.GatedRepoError:
         raise UserError(
-            f"{start}: its owner asks you to accept a licence on https://huggingface.co/{model}, then 'hf auth login'"
+            f"{start}: its owner asks you to accept a licence on https://huggingface.co/{model},"
+            " then 'hf auth login'"
         ) from None
     except errors.RepositoryNotFoundError:
-        raise UserError(f"{start}: the hub has no such model (or a private one: 'hf auth login')") from None
+        raise UserError(
+            f"{start}: the hub has no such model (or a private one: 'hf auth login')"
+        ) from None
     except Exception as error:  # noqa: BLE001 (a network has many ways to fail, and the client passes them all on)
         raise UserError(f"{start}: {first_line(error)}") from None
 
@@ -71,7 +92,10 @@ def existing(directory: str | Path, name: str) -> Path:
     if not directory.is_dir():
         raise UserError(f"{directory}: no such directory; expected a Hugging Face checkpoint")
     if not (directory / name).is_file():
-        raise UserError(f"{directory}: no {name}; expected a Hugging Face checkpoint with config.json and model.safetensors")
+        raise UserError(
+            f"{directory}: no {name}; expected a Hugging Face checkpoint with config.json and"
+            " model.safetensors"
+        )
     return directory / name
 
 
@@ -81,7 +105,9 @@ def readable(path: Path, *errors: type[Exception]) -> Iterator[None]:
     try:
         yield
     except SafetensorError as error:
-        raise UserError(f"{path}: not a whole safetensors file ({error}); download it again") from None
+        raise UserError(
+            f"{path}: not a whole safetensors file ({error}); download it again"
+        ) from None
     except errors as error:
         raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
 

@@ -1,6 +1,8 @@
-"""Text in, text out: `python generate.py "The with statement" --policy sarathi --chunk-size 64 --max-tokens 64`.
+"""Text in, text out: `python generate.py "The with statement" --policy sarathi --chunk-size 64
+--max-tokens 64`.
 
-One prompt is streamed; several prompts, or a file with one to a line, make a real batch. Ends with a short table of what the run did.
+One prompt is streamed; several prompts, or a file with one to a line, make a real batch. Ends with
+a short table of what the run did.
 """
 
 import argparse
@@ -20,22 +22,64 @@ from timeline import Trace
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("prompts", nargs="*", help="one or more prompts")
-    parser.add_argument("--file", type=Path, help="a UTF-8 text file with one prompt to a line; empty lines are skipped")
-    parser.add_argument("--model", default="demo", help="demo, a Hugging Face directory, or a hub id (default: demo)")
-    parser.add_argument("--policy", default="sarathi", help=f"one of {', '.join(POLICIES)} (default: sarathi)")
-    parser.add_argument("--chunk-size", type=int, default=64, help="C, tokens of a hybrid batch (default: 64)")
-    parser.add_argument("--max-batch-size", type=int, default=8, help="B, requests that run at once (default: 8)")
-    parser.add_argument("--max-length", type=int, help="longest prompt + output, in tokens (default: all that the model allows)")
-    parser.add_argument("--max-tokens", type=int, default=64, help="output tokens at most (default: 64)")
+    parser.add_argument(
+        "--file",
+        type=Path,
+        help="a UTF-8 text file with one prompt to a line; empty lines are skipped",
+    )
+    parser.add_argument(
+        "--model",
+        default="demo",
+        help="demo, a Hugging Face directory, or a hub id (default: demo)",
+    )
+    parser.add_argument(
+        "--policy", default="sarathi", help=f"one of {', '.join(POLICIES)} (default: sarathi)"
+    )
+    parser.add_argument(
+        "--chunk-size", type=int, default=64, help="C, tokens of a hybrid batch (default: 64)"
+    )
+    parser.add_argument(
+        "--max-batch-size", type=int, default=8, help="B, requests that run at once (default: 8)"
+    )
+    parser.add_argument(
+        "--max-length",
+        type=int,
+        help="longest prompt + output, in tokens (default: all that the model allows)",
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, default=64, help="output tokens at most (default: 64)"
+    )
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
-    parser.add_argument("--top-k", type=int, default=0, help="draw from the k likeliest tokens; 0: from all (default: 0)")
-    parser.add_argument("--top-p", type=float, default=1.0, help="draw from the likeliest tokens that reach p (default: 1)")
+    parser.add_argument(
+        "--top-k",
+        type=int,
+        default=0,
+        help="draw from the k likeliest tokens; 0: from all (default: 0)",
+    )
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        help="draw from the likeliest tokens that reach p (default: 1)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the sampling (default: 0)")
-    parser.add_argument("--ignore-eos", action="store_true", help="go on after the end-of-text token")
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 or float64 (default: auto, by the hardware)")
+    parser.add_argument(
+        "--ignore-eos", action="store_true", help="go on after the end-of-text token"
+    )
+    parser.add_argument(
+        "--dtype",
+        default="auto",
+        help="auto, float32, bfloat16, float16 or float64 (default: auto, by the hardware)",
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
-    parser.add_argument("--attention", default="auto", help="auto, native, sdpa, math or xformers (default: auto)")
-    parser.add_argument("--cuda-graphs", action="store_true", help="replay iterations of a shape that comes again (needs a CUDA GPU)")
+    parser.add_argument(
+        "--attention", default="auto", help="auto, native, sdpa, math or xformers (default: auto)"
+    )
+    parser.add_argument(
+        "--cuda-graphs",
+        action="store_true",
+        help="replay iterations of a shape that comes again (needs a CUDA GPU)",
+    )
     parser.add_argument(
         "--trace",
         "--profile",
@@ -43,7 +87,9 @@ def parse_args() -> argparse.Namespace:
         metavar="FILE",
         help="write the run, operator by operator, for https://ui.perfetto.dev (JSON)",
     )
-    parser.add_argument("--check", action="store_true", help="look for NaN and infinity in the weights")
+    parser.add_argument(
+        "--check", action="store_true", help="look for NaN and infinity in the weights"
+    )
     return parser.parse_args()
 
 
@@ -51,8 +97,10 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
     prompts = list(args.prompts)
     if args.file:
         try:
-            text = args.file.read_text(encoding="utf-8-sig")  # without the mark that some editors put first
-            prompts += [line for line in text.split("\n") if line.strip()]  # splitlines() would also split at odd characters
+            # without the mark that some editors put first
+            text = args.file.read_text(encoding="utf-8-sig")
+            # splitlines() would also split at odd characters
+            prompts += [line for line in text.split("\n") if line.strip()]
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read prompts from {str(args.file)!r}: {error}") from None
     if not prompts:
@@ -81,8 +129,12 @@ def run_batch(llm: LLM, prompts: list[str], params: SamplingParams) -> None:
 
 
 def table(llm: LLM, trace: Trace) -> str:
-    """Rates are per second of the iterations that did the work: a hybrid batch's seconds count for both of its kinds."""
-    prefill = sum(iteration.seconds for iteration in trace.iterations if iteration.num_prefill_tokens)
+    """Rates are per second of the iterations that did the work: a hybrid batch's seconds count for
+    both of its kinds.
+    """
+    prefill = sum(
+        iteration.seconds for iteration in trace.iterations if iteration.num_prefill_tokens
+    )
     decode = sum(iteration.seconds for iteration in trace.iterations if iteration.num_decodes)
     rows = [
         ("policy", f"{llm.policy}, C = {llm.chunk_size}, B = {llm.max_batch_size}"),
@@ -91,7 +143,10 @@ def table(llm: LLM, trace: Trace) -> str:
         ("iterations", f"{len(trace.iterations)} in {trace.seconds:.2f} s"),
         ("mean batch", f"{trace.mean_batch_size:.2f} requests"),
         ("model", f"{llm.config.name}, {llm.config.parameters / 1e6:.1f} M parameters"),
-        ("device, dtype", f"{llm.device}, {str(llm.dtype).removeprefix('torch.')}, attention by {llm.attention}"),
+        (
+            "device, dtype",
+            f"{llm.device}, {str(llm.dtype).removeprefix('torch.')}, attention by {llm.attention}",
+        ),
     ]
     return "\n".join(f"{name:<14}{value}" for name, value in rows)
 
@@ -103,9 +158,13 @@ def rate(tokens: int, seconds: float) -> str:
 def main() -> None:
     args = parse_args()
     if args.model in MODELS and args.model != "demo":
-        raise UserError(f"model {args.model!r} has random weights and no tokenizer: for text choose {FOR_TEXT}")
+        raise UserError(
+            f"model {args.model!r} has random weights and no tokenizer: for text choose {FOR_TEXT}"
+        )
     prompts = read_prompts(args)
-    params = SamplingParams(args.max_tokens, args.temperature, args.top_k, args.top_p, ignore_eos=args.ignore_eos)
+    params = SamplingParams(
+        args.max_tokens, args.temperature, args.top_k, args.top_p, ignore_eos=args.ignore_eos
+    )
     llm = LLM(
         args.model,
         policy=args.policy,

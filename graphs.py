@@ -1,12 +1,17 @@
-"""CUDA graphs: an iteration of a shape that comes again is recorded once, and replayed with other numbers.
+"""CUDA graphs: an iteration of a shape that comes again is recorded once, and replayed with other
+numbers.
 
-A decode-only iteration launches some forty kernels in each layer, most of them a few microseconds of work, and a few more microseconds for the CPU
-to launch: the GPU waits for Python. A graph launches them all at once. It needs constant shapes, and that is a gift of SARATHI's: a
-decode-maximal batch has C tokens by construction, B - 1 decodes and a chunk that fills up the rest (Sec 4.4).
+A decode-only iteration launches some forty kernels in each layer, most of them a few microseconds
+of work, and a few more microseconds for the CPU to launch: the GPU waits for Python. A graph
+launches them all at once. It needs constant shapes, and that is a gift of SARATHI's: a
+decode-maximal batch has C tokens by construction, B - 1 decodes and a chunk that fills up the rest
+(Sec 4.4).
 
-What may change between two replays has to be in tensors, whose memory stays where it is: tokens, slots, positions, contexts. Attention reads
-keys up to a multiple of `STEP` tokens and masks the rest, so that a shape lasts for STEP decodes. Shapes that do not come again, such as a prompt's
-last chunk, run as ever. Without CUDA, a recording is its buffers alone, and the replay runs the model on them: what the tests compare.
+What may change between two replays has to be in tensors, whose memory stays where it is: tokens,
+slots, positions, contexts. Attention reads keys up to a multiple of `STEP` tokens and masks the
+rest, so that a shape lasts for STEP decodes. Shapes that do not come again, such as a prompt's last
+chunk, run as ever. Without CUDA, a recording is its buffers alone, and the replay runs the model on
+them: what the tests compare.
 """
 
 from collections import Counter
@@ -25,7 +30,8 @@ STEP = 256  # tokens: keys are read up to the next multiple
 SEEN = 2  # how often a shape must come before it is worth a recording
 MOST = 64  # recordings: each keeps the memory of its intermediate results
 
-Shape = tuple[tuple[tuple[int, int], ...], int, int]  # (requests, rows of each) of each span; rows of logits; longest context, rounded up
+# (requests, rows of each) of each span; rows of logits; longest context, rounded up
+Shape = tuple[tuple[tuple[int, int], ...], int, int]
 
 
 @dataclass
@@ -34,7 +40,8 @@ class Recording:
 
     flat: FlatBatch
     replay: Callable[[], None]
-    logits: Tensor  # (S, vocab) of its last replay, until another recording is replayed: they share their memory
+    # (S, vocab) of its last replay, until another recording is replayed: they share their memory
+    logits: Tensor
 
 
 class Graphs:
@@ -45,14 +52,25 @@ class Graphs:
         self.seen: Counter[Shape] = Counter()
         self.recordings: dict[Shape, Recording] = {}
         if cache.k.is_cuda:
-            self.pool = torch.cuda.graph_pool_handle()  # one memory for all: they never run at the same time
-            self.side = torch.cuda.Stream(cache.k.device)  # one for all: each stream keeps a work space of cuBLAS
+            # one memory for all: they never run at the same time
+            self.pool = torch.cuda.graph_pool_handle()
+            # one for all: each stream keeps a work space of cuBLAS
+            self.side = torch.cuda.Stream(cache.k.device)
 
 
 class GraphExecutor(ModelExecutor):
-    """A `ModelExecutor` that replays graphs where it can. The same tokens, up to rounding: attention runs another kernel."""
+    """A `ModelExecutor` that replays graphs where it can. The same tokens, up to rounding:
+    attention runs another kernel.
+    """
 
-    def __init__(self, model: Transformer, cache: KVCache, attend: Attend, time_operators: bool, graphs: Graphs):
+    def __init__(
+        self,
+        model: Transformer,
+        cache: KVCache,
+        attend: Attend,
+        time_operators: bool,
+        graphs: Graphs,
+    ):
         super().__init__(model, cache, attend, time_operators)
         assert graphs.cache is cache, "recordings read and write the cache that they were made on"
         self.graphs = graphs
@@ -62,7 +80,9 @@ class GraphExecutor(ModelExecutor):
         shape, graphs = self.shape_of(flat), self.graphs
         graphs.seen[shape] += 1
         known = shape in graphs.recordings
-        if run is not untimed or (not known and (graphs.seen[shape] < SEEN or len(graphs.recordings) >= MOST)):
+        if run is not untimed or (
+            not known and (graphs.seen[shape] < SEEN or len(graphs.recordings) >= MOST)
+        ):
             return super().forward(flat, run)  # operators cannot be timed inside a graph
         if not known:
             graphs.recordings[shape] = self.record(flat, longest=shape[2])
@@ -73,15 +93,22 @@ class GraphExecutor(ModelExecutor):
         return recording.logits
 
     def shape_of(self, flat: FlatBatch) -> Shape:
-        spans = tuple((len(span.slots), (span.rows.stop - span.rows.start) // len(span.slots)) for span in flat.spans)
+        spans = tuple(
+            (len(span.slots), (span.rows.stop - span.rows.start) // len(span.slots))
+            for span in flat.spans
+        )
         longest = max(context for span in flat.spans for context in span.contexts)
         return spans, len(flat.logit_rows), min(-(-longest // STEP) * STEP, self.cache.length)
 
     def record(self, flat: FlatBatch, longest: int) -> Recording:
-        """Run once to warm up (cuBLAS sets itself up in a first call, which a graph must not record), then record."""
+        """Run once to warm up (cuBLAS sets itself up in a first call, which a graph must not
+        record), then record.
+        """
         kept = in_tensors(flat)
 
-        def attend(q: Tensor, keys: Tensor, values: Tensor, slots: Tensor, contexts: Tensor) -> Tensor:
+        def attend(
+            q: Tensor, keys: Tensor, values: Tensor, slots: Tensor, contexts: Tensor
+        ) -> Tensor:
             return gathered(q, keys, values, slots, contexts, longest)
 
         def run() -> Tensor:
@@ -109,12 +136,20 @@ def in_tensors(flat: FlatBatch) -> FlatBatch:
         return torch.tensor(numbers, dtype=torch.long, device=device)
 
     spans = [Span(span.rows, tensor(span.slots), tensor(span.contexts)) for span in flat.spans]
-    return FlatBatch(flat.tokens.clone(), flat.slots.clone(), flat.positions.clone(), spans, flat.logit_rows.clone())
+    return FlatBatch(
+        flat.tokens.clone(),
+        flat.slots.clone(),
+        flat.positions.clone(),
+        spans,
+        flat.logit_rows.clone(),
+    )
 
 
 def tensors_of(flat: FlatBatch) -> list[Tensor]:
     """Everything that differs between two batches of one shape, in a fixed order."""
     of_spans = [
-        numbers if isinstance(numbers, Tensor) else torch.tensor(numbers) for span in flat.spans for numbers in (span.slots, span.contexts)
+        numbers if isinstance(numbers, Tensor) else torch.tensor(numbers)
+        for span in flat.spans
+        for numbers in (span.slots, span.contexts)
     ]
     return [flat.tokens, flat.slots, flat.positions, flat.logit_rows, *of_spans]

@@ -1,12 +1,16 @@
-"""What lies between two linear operators, in C++: native.cpp, compiled by this machine's own compiler and called through ctypes.
+"""What lies between two linear operators, in C++: native.cpp, compiled by this machine's own
+compiler and called through ctypes.
 
-PyTorch's operators leave time on the table at both ends of a hybrid batch: a bfloat16 chunk writes its scores to memory and reads them
-back, a decode copies K and V to float32 before it reads them, and the small operators around them pass over the same rows several times.
-None of PyTorch's operators that we tried does otherwise on a CPU, hence a C++ file. `attend` is the back end, and `over` the same for a whole
-batch, which is what the model calls; `install` puts the small ones into a model.
+PyTorch's operators leave time on the table at both ends of a hybrid batch: a bfloat16 chunk writes
+its scores to memory and reads them back, a decode copies K and V to float32 before it reads them,
+and the small operators around them pass over the same rows several times. None of PyTorch's
+operators that we tried does otherwise on a CPU, hence a C++ file. `attend` is the back end, and
+`over` the same for a whole batch, which is what the model calls; `install` puts the small ones into
+a model.
 
-It is compiled on first use (some seconds), for this machine's instructions, and kept in `~/.cache/nano-sarathi`. Without a compiler nothing
-is lost but time: `attention.sdpa` and the plain operators do the same.
+It is compiled on first use (some seconds), for this machine's instructions, and kept in
+`~/.cache/nano-sarathi`. Without a compiler nothing is lost but time: `attention.sdpa` and the plain
+operators do the same.
 """
 
 import ctypes
@@ -34,7 +38,8 @@ if TYPE_CHECKING:  # it imports this
     from model import FlatBatch
 
 SOURCE = Path(__file__).with_name("native.cpp")
-# -mtune=generic: GCC 12 takes recent AMD processors for older ones, and then loads again and again what it has in registers.
+# -mtune=generic: GCC 12 takes recent AMD processors for older ones, and then loads again and again
+# what it has in registers.
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-mtune=generic", "-fopenmp", "-shared", "-fPIC"]
 POINTER, INTEGER = ctypes.c_void_p, ctypes.c_int64
 ARGUMENTS = {
@@ -54,15 +59,23 @@ class NoCompiler(UserError):
 class Sizes(ctypes.Structure):
     """As in native.cpp."""
 
-    _fields_ = [(name, INTEGER) for name in ("n", "n_head", "n_kv_head", "head_dim", "stride", "kv_head", "kv_slot")]
+    _fields_ = [
+        (name, INTEGER)
+        for name in ("n", "n_head", "n_kv_head", "head_dim", "stride", "kv_head", "kv_slot")
+    ]
 
 
 def compiler() -> str | None:
-    """The C++ compiler: $CXX, a program without options, or else g++ on Linux. What is called g++ elsewhere lacks OpenMP (Mac) or misplaces
-    vectors on the stack (Windows). Raises UserError if $CXX is no program."""
+    """The C++ compiler: $CXX, a program without options, or else g++ on Linux. What is called g++
+    elsewhere lacks OpenMP (Mac) or misplaces vectors on the stack (Windows). Raises UserError if
+    $CXX is no program.
+    """
     if name := os.environ.get("CXX"):
         if not which(name):
-            raise UserError(f"attention 'native': $CXX is {name!r}, which is no program: choose auto, sdpa or math")
+            raise UserError(
+                f"attention 'native': $CXX is {name!r}, which is no program: choose auto, sdpa or"
+                " math"
+            )
         return which(name)
     return which("g++") if sys.platform == "linux" else None
 
@@ -70,11 +83,13 @@ def compiler() -> str | None:
 def misfit(device: torch.device, dtype: torch.dtype, head_dim: int, groups: int) -> str | None:
     """What native.cpp has not been written for, if anything."""
     if device.type != "cpu" or dtype not in DTYPES:
-        return f"a CPU, and bfloat16 or float32; this is {device}, {str(dtype).removeprefix('torch.')}"
+        return (
+            f"a CPU, and bfloat16 or float32; this is {device}, {str(dtype).removeprefix('torch.')}"
+        )
     if head_dim % (2 * LANES) or head_dim > MAX_HEAD_DIM or groups > MAX_GROUPS:
         return (
-            f"a head_dim that is a multiple of {2 * LANES} up to {MAX_HEAD_DIM}, and up to {MAX_GROUPS} heads to a key head; "
-            f"here they are {head_dim} and {groups}"
+            f"a head_dim that is a multiple of {2 * LANES} up to {MAX_HEAD_DIM}, and up to"
+            f" {MAX_GROUPS} heads to a key head; here they are {head_dim} and {groups}"
         )
     return None
 
@@ -87,7 +102,9 @@ def check(device: torch.device, dtype: torch.dtype, head_dim: int, groups: int) 
 
 
 def usable(device: torch.device, dtype: torch.dtype, head_dim: int, groups: int) -> bool:
-    """Whether it can run here on these. A compiler that failed is told of, once: all else is as it should be."""
+    """Whether it can run here on these. A compiler that failed is told of, once: all else is as it
+    should be.
+    """
     if misfit(device, dtype, head_dim, groups):
         return False
     if isinstance(failure := outcome(), UserError):
@@ -99,7 +116,11 @@ def usable(device: torch.device, dtype: torch.dtype, head_dim: int, groups: int)
 
 @cache
 def tell(failure: str) -> None:
-    print(f"{failure.rpartition(':')[0]}; PyTorch's operators do the same, more slowly", file=sys.stderr, flush=True)
+    print(
+        f"{failure.rpartition(':')[0]}; PyTorch's operators do the same, more slowly",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def library() -> ctypes.CDLL:
@@ -115,36 +136,58 @@ def outcome() -> ctypes.CDLL | UserError:
     try:
         program = compiler()
         if program is None:
-            return NoCompiler("attention 'native' needs a C++ compiler (g++ on Linux, or one that $CXX names): choose auto, sdpa or math")
-        # A home may be shared by machines of several kinds: what this one's CPU can do is part of the name, and so is when the compiler was
-        # installed: a new one compiles anew.
+            return NoCompiler(
+                "attention 'native' needs a C++ compiler (g++ on Linux, or one that $CXX names):"
+                " choose auto, sdpa or math"
+            )
+        # A home may be shared by machines of several kinds: what this one's CPU can do is part of
+        # the name, and so is when the compiler was installed: a new one compiles anew.
         installed = str(os.stat(program).st_mtime_ns)
-        made_of = [SOURCE.read_text(encoding="utf-8"), program, installed, *FLAGS, platform.machine(), instructions()]
+        made_of = [
+            SOURCE.read_text(encoding="utf-8"),
+            program,
+            installed,
+            *FLAGS,
+            platform.machine(),
+            instructions(),
+        ]
         name = f"native-{hashlib.sha256(' '.join(made_of).encode()).hexdigest()[:16]}.so"
         folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "nano-sarathi"
         try:
             return ctypes.CDLL(str(folder / name))
         except OSError:  # it is not there, or was damaged
             folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder) as workplace:  # two processes may compile at once: the last one's stays
+            # two processes may compile at once: the last one's stays
+            with tempfile.TemporaryDirectory(dir=folder) as workplace:
                 made = build(program, Path(workplace) / name)
                 ctypes.CDLL(str(made))  # only what can be loaded is kept
                 made.replace(folder / name)
             return ctypes.CDLL(str(folder / name))
     except UserError as error:
         return error
-    except (OSError, RuntimeError) as error:  # no home, a full or read-only disk, one that nothing may be run from
-        return UserError(f"attention 'native': {SOURCE.name} cannot be compiled, kept or loaded ({error}): choose auto, sdpa or math")
+    # no home, a full or read-only disk, one that nothing may be run from
+    except (OSError, RuntimeError) as error:
+        return UserError(
+            f"attention 'native': {SOURCE.name} cannot be compiled, kept or loaded ({error}):"
+            " choose auto, sdpa or math"
+        )
 
 
 def build(program: str, target: Path) -> Path:
     print(f"compiling {SOURCE.name}, once on this machine ...", file=sys.stderr, flush=True)
     command = [program, *FLAGS, str(SOURCE), "-o", str(target)]
     environment = os.environ | {"LC_ALL": "C"}  # for "error" to be the word
-    done = subprocess.run(command, check=False, capture_output=True, text=True, errors="replace", env=environment)
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, errors="replace", env=environment
+    )
     if done.returncode:
-        reason = next((line for line in done.stderr.splitlines() if "error" in line), "no message").strip()
-        raise UserError(f"attention 'native': {program} cannot compile {SOURCE.name} ({reason}): choose auto, sdpa or math")
+        reason = next(
+            (line for line in done.stderr.splitlines() if "error" in line), "no message"
+        ).strip()
+        raise UserError(
+            f"attention 'native': {program} cannot compile {SOURCE.name} ({reason}): choose auto,"
+            " sdpa or math"
+        )
     return target
 
 
@@ -152,7 +195,9 @@ def instructions() -> str:
     """What this CPU can do, as Linux lists it; elsewhere its name."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+    return next(
+        (line for line in lines if line.startswith(("flags", "Features"))), platform.processor()
+    )
 
 
 @cache
@@ -163,7 +208,9 @@ def function(name: str, dtype: torch.dtype) -> Callable[..., None]:
     return found
 
 
-def attend(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int]) -> Tensor:
+def attend(
+    q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int]
+) -> Tensor:
     """As every back end (attention.py), for what `check` lets through."""
     n, rows, n_head, head_dim = q.shape
     if q.stride()[2:] != (head_dim, 1):
@@ -171,16 +218,26 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contex
     q = q.flatten(0, 1)  # (n * rows, n_head, head_dim)
     y = torch.empty(q.shape, dtype=q.dtype)
     if q.numel():
-        assert q.dtype == keys.dtype == values.dtype and keys.stride() == values.stride() and keys.stride()[2:] == (head_dim, 1)
-        requests = table(list(zip(range(0, n * rows, rows), [rows] * n, slots, contexts, strict=True)))
+        assert (
+            q.dtype == keys.dtype == values.dtype
+            and keys.stride() == values.stride()
+            and keys.stride()[2:] == (head_dim, 1)
+        )
+        requests = table(
+            list(zip(range(0, n * rows, rows), [rows] * n, slots, contexts, strict=True))
+        )
         sizes = Sizes(n, n_head, keys.shape[0], head_dim, q.stride(0), *keys.stride()[:2])
         pointers = keys.data_ptr(), values.data_ptr(), y.data_ptr()
-        function("attend", q.dtype)(q.data_ptr(), None, None, *pointers, requests, ctypes.byref(sizes))
+        function("attend", q.dtype)(
+            q.data_ptr(), None, None, *pointers, requests, ctypes.byref(sizes)
+        )
     return y.unflatten(0, (n, rows))
 
 
 def over(batch: "FlatBatch", cache: "KVCache") -> Callable[[int, Tensor], Tensor]:
-    """As `model.span_by_span`, but one call for the writes and all spans of a layer, which the cores share out among them."""
+    """As `model.span_by_span`, but one call for the writes and all spans of a layer, which the
+    cores share out among them.
+    """
     requests = []
     for span in batch.spans:
         rows = (span.rows.stop - span.rows.start) // len(span.slots)
@@ -214,7 +271,9 @@ def table(requests: Sequence[tuple[int, int, int, int]]) -> ctypes.Array:
 
 
 class RMSNorm:
-    """x (..., size), as the `nn.RMSNorm` that it is made from. For inference only, as all that follows."""
+    """x (..., size), as the `nn.RMSNorm` that it is made from. For inference only, as all that
+    follows.
+    """
 
     def __init__(self, norm: nn.RMSNorm):
         self.weight, self.size, self.eps = norm.weight.detach(), len(norm.weight), norm.eps
@@ -224,15 +283,24 @@ class RMSNorm:
         x = x.contiguous()
         out = torch.empty_like(x)
         rows = x.numel() // self.size
-        function("normalize", x.dtype)(x.data_ptr(), self.weight.data_ptr(), out.data_ptr(), rows, self.size, self.eps)
+        function("normalize", x.dtype)(
+            x.data_ptr(), self.weight.data_ptr(), out.data_ptr(), rows, self.size, self.eps
+        )
         return out
 
 
 def rotate(x: Tensor, heads: int, cos: Tensor, sin: Tensor) -> None:
     """As `model.rotate`."""
-    assert x.is_contiguous() and cos.is_contiguous() and sin.is_contiguous() and x.dtype == cos.dtype == sin.dtype
+    assert (
+        x.is_contiguous()
+        and cos.is_contiguous()
+        and sin.is_contiguous()
+        and x.dtype == cos.dtype == sin.dtype
+    )
     rows, more, head_dim = x.shape
-    function("rotate", x.dtype)(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), rows, heads, head_dim, more * head_dim)
+    function("rotate", x.dtype)(
+        x.data_ptr(), cos.data_ptr(), sin.data_ptr(), rows, heads, head_dim, more * head_dim
+    )
 
 
 def swiglu(inner: Tensor) -> Tensor:

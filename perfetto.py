@@ -1,9 +1,12 @@
-"""Write a run as Chrome trace JSON, which https://ui.perfetto.dev opens: zoom into single iterations, click for their arguments.
+"""Write a run as Chrome trace JSON, which https://ui.perfetto.dev opens: zoom into single
+iterations, click for their arguments.
 
-    save(path, {"sarathi": trace})      runs as one file: of each its iterations, its requests, batch size and cached tokens over time
+    save(path, {"sarathi": trace})      runs as one file: of each its iterations, its requests,
+                                        batch size and cached tokens over time
 
-`Tracks` knows the format alone and nothing of serving: lanes of slices, marks and counters, in seconds. Times are written in whole
-microseconds, rounded down on both sides, so that slices that touch never overlap.
+`Tracks` knows the format alone and nothing of serving: lanes of slices, marks and counters, in
+seconds. Times are written in whole microseconds, rounded down on both sides, so that slices that
+touch never overlap.
 """
 
 import argparse
@@ -20,7 +23,9 @@ Lane = tuple[int, int]  # process id, thread id: what the format calls a group o
 
 
 class Tracks:
-    """Events of the Chrome trace format, by lane. A slice inside another on the same lane is drawn below it, so it must not leave it."""
+    """Events of the Chrome trace format, by lane. A slice inside another on the same lane is drawn
+    below it, so it must not leave it.
+    """
 
     def __init__(self) -> None:
         self.names: list[dict] = []
@@ -32,19 +37,31 @@ class Tracks:
         """A group of lanes; groups and lanes are shown in the order in which they are made."""
         self.groups += 1
         self.lanes[self.groups] = 0
-        for event, args in (("process_name", {"name": name}), ("process_sort_index", {"sort_index": self.groups})):
-            self.names.append({"ph": "M", "pid": self.groups, "tid": 0, "ts": 0, "name": event, "args": args})
+        for event, args in (
+            ("process_name", {"name": name}),
+            ("process_sort_index", {"sort_index": self.groups}),
+        ):
+            self.names.append(
+                {"ph": "M", "pid": self.groups, "tid": 0, "ts": 0, "name": event, "args": args}
+            )
         return self.groups
 
     def lane(self, group: int, name: str) -> Lane:
         self.lanes[group] += 1
         lane = (group, self.lanes[group])
-        for event, args in (("thread_name", {"name": name}), ("thread_sort_index", {"sort_index": lane[1]})):
-            self.names.append({"ph": "M", "pid": group, "tid": lane[1], "ts": 0, "name": event, "args": args})
+        for event, args in (
+            ("thread_name", {"name": name}),
+            ("thread_sort_index", {"sort_index": lane[1]}),
+        ):
+            self.names.append(
+                {"ph": "M", "pid": group, "tid": lane[1], "ts": 0, "name": event, "args": args}
+            )
         return lane
 
     def slice(self, lane: Lane, name: str, start: float, end: float, **args: object) -> None:
-        """Something that lasts from `start` to `end`, in seconds; args are shown when it is clicked."""
+        """Something that lasts from `start` to `end`, in seconds; args are shown when it is
+        clicked.
+        """
         begin = microseconds(start)
         self._add("X", lane, name, begin, args, dur=microseconds(end) - begin)
 
@@ -56,23 +73,44 @@ class Tracks:
         """A number that holds from `moment` on."""
         self._add("C", (group, 0), name, microseconds(moment), {name: value})
 
-    def _add(self, phase: str, lane: Lane, name: str, moment: int, args: Mapping[str, object], **more: object) -> None:
+    def _add(
+        self,
+        phase: str,
+        lane: Lane,
+        name: str,
+        moment: int,
+        args: Mapping[str, object],
+        **more: object,
+    ) -> None:
         event = {"ph": phase, "pid": lane[0], "tid": lane[1], "ts": moment, "name": name, **more}
         self.events.append(event | {"args": dict(args)} if args else event)
 
     def save(self, path: Path | str) -> None:
-        """Names first, then the events in order of time; of two that begin together, the longer one, which holds the other."""
+        """Names first, then the events in order of time; of two that begin together, the longer
+        one, which holds the other.
+        """
         events = sorted(self.events, key=lambda event: (event["ts"], -event.get("dur", 0)))
-        lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in self.names + events)
-        Path(path).write_text(f'{{"displayTimeUnit":"ms","traceEvents":[\n{lines}\n]}}\n', encoding="utf-8")
+        lines = ",\n".join(
+            json.dumps(event, separators=(",", ":")) for event in self.names + events
+        )
+        Path(path).write_text(
+            f'{{"displayTimeUnit":"ms","traceEvents":[\n{lines}\n]}}\n', encoding="utf-8"
+        )
 
 
 def microseconds(seconds: float) -> int:
     return int(seconds * 1e6)
 
 
-def save(path: Path | str, runs: Mapping[str, Trace], names: Mapping[int, str] | None = None, bound: float | None = None) -> None:
-    """Write runs, real or priced, to one file. runs: traces by the name of the run; names and bound: see `lanes.request_lanes`."""
+def save(
+    path: Path | str,
+    runs: Mapping[str, Trace],
+    names: Mapping[int, str] | None = None,
+    bound: float | None = None,
+) -> None:
+    """Write runs, real or priced, to one file. runs: traces by the name of the run; names and
+    bound: see `lanes.request_lanes`.
+    """
     tracks = Tracks()
     for name, trace in runs.items():
         add_iterations(tracks, name, trace, names or {})
@@ -81,17 +119,29 @@ def save(path: Path | str, runs: Mapping[str, Trace], names: Mapping[int, str] |
 
 
 def add_iterations(tracks: Tracks, name: str, trace: Trace, names: Mapping[int, str]) -> None:
-    """The engine's lane: a slice per iteration, and inside it one per operator where they were timed; counters."""
+    """The engine's lane: a slice per iteration, and inside it one per operator where they were
+    timed; counters.
+    """
     group = tracks.group(f"{name}: engine")
     lane = tracks.lane(group, "iterations")
     cached = cached_tokens(trace)
     for number, (iteration, tokens) in enumerate(zip(trace.iterations, cached, strict=True)):
         start, end = iteration.start, iteration.start + iteration.seconds
-        tracks.slice(lane, iteration.kind, start, end, iteration=number, **details(iteration, names))
-        for operator, seconds in (iteration.operators or {}).items():  # summed over the layers, so not when but how long
-            tracks.slice(lane, operator, start, min(start + seconds, end), seconds_over_all_layers=seconds)
+        tracks.slice(
+            lane, iteration.kind, start, end, iteration=number, **details(iteration, names)
+        )
+        # summed over the layers, so not when but how long
+        for operator, seconds in (iteration.operators or {}).items():
+            tracks.slice(
+                lane, operator, start, min(start + seconds, end), seconds_over_all_layers=seconds
+            )
             start += seconds
-        tracks.counter(group, "batch size (requests)", iteration.start, iteration.num_chunks + iteration.num_decodes)
+        tracks.counter(
+            group,
+            "batch size (requests)",
+            iteration.start,
+            iteration.num_chunks + iteration.num_decodes,
+        )
         tracks.counter(group, "cached tokens", end, tokens)
     if trace.iterations:
         tracks.counter(group, "batch size (requests)", end, 0)
@@ -99,7 +149,10 @@ def add_iterations(tracks: Tracks, name: str, trace: Trace, names: Mapping[int, 
 
 def details(iteration: Iteration, names: Mapping[int, str]) -> dict[str, object]:
     """What a click on an iteration shows."""
-    chunks = [f"{names.get(request, f'request {request}')}: {first} to {first + tokens - 1}" for request, first, tokens in iteration.chunks]
+    chunks = [
+        f"{names.get(request, f'request {request}')}: {first} to {first + tokens - 1}"
+        for request, first, tokens in iteration.chunks
+    ]
     return {
         "tokens": iteration.num_prefill_tokens + iteration.num_decodes,
         "prefill_tokens": iteration.num_prefill_tokens,
@@ -125,8 +178,12 @@ def cached_tokens(trace: Trace) -> list[int]:
     return after
 
 
-def add_requests(tracks: Tracks, name: str, trace: Trace, names: Mapping[int, str], bound: float | None) -> None:
-    """A lane for each request: it waits, its chunks, its decodes, its preemptions; stalls hold what happens in them."""
+def add_requests(
+    tracks: Tracks, name: str, trace: Trace, names: Mapping[int, str], bound: float | None
+) -> None:
+    """A lane for each request: it waits, its chunks, its decodes, its preemptions; stalls hold what
+    happens in them.
+    """
     group = tracks.group(f"{name}: requests")
     for request, bars in request_lanes(trace, bound, names).items():
         lane = tracks.lane(group, request)
@@ -137,8 +194,12 @@ def add_requests(tracks: Tracks, name: str, trace: Trace, names: Mapping[int, st
                 tracks.slice(lane, f"{bar.kind} {bar.label}".strip(), bar.start, bar.end)
 
 
-def save_stages(path: Path | str, runs: Mapping[str, PipelineTrace], names: Mapping[int, str] | None = None) -> None:
-    """Write pipelines to one file: of each its stages, with steps and idle intervals, and its requests, from the first stage to the last."""
+def save_stages(
+    path: Path | str, runs: Mapping[str, PipelineTrace], names: Mapping[int, str] | None = None
+) -> None:
+    """Write pipelines to one file: of each its stages, with steps and idle intervals, and its
+    requests, from the first stage to the last.
+    """
     tracks = Tracks()
     for name, trace in runs.items():
         group = tracks.group(f"{name}: stages")
@@ -146,7 +207,9 @@ def save_stages(path: Path | str, runs: Mapping[str, PipelineTrace], names: Mapp
             lane = tracks.lane(group, stage)
             for bar in bars:
                 work = bar.kind in ("prefill", "hybrid", "decode")
-                tracks.slice(lane, f"{bar.kind}: {bar.label}" if work else bar.kind, bar.start, bar.end)
+                tracks.slice(
+                    lane, f"{bar.kind}: {bar.label}" if work else bar.kind, bar.start, bar.end
+                )
         add_requests(tracks, name, trace.requests, names or {}, bound=None)
     tracks.save(path)
 

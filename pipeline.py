@@ -1,18 +1,24 @@
-"""The same policies over many stages: micro-batches, and the bubbles between them (SARATHI, Sec 3.2 and 5.3).
+"""The same policies over many stages: micro-batches, and the bubbles between them (SARATHI, Sec 3.2
+and 5.3).
 
-Pipeline parallelism gives each of S stages some of the layers. To keep all of them busy, M micro-batches are in flight: groups of requests,
-each with a scheduler of its own. A micro-batch runs one iteration on stage 0, then on stage 1, and so on; only when it has
-left the last stage are its next tokens known, and its scheduler says what its next iteration runs.
+Pipeline parallelism gives each of S stages some of the layers. To keep all of them busy, M
+micro-batches are in flight: groups of requests, each with a scheduler of its own. A micro-batch
+runs one iteration on stage 0, then on stage 1, and so on; only when it has left the last stage are
+its next tokens known, and its scheduler says what its next iteration runs.
 
-    stage 0 | A0 | B0 | A1 | B1      M = S = 2 micro-batches A and B, all iterations alike: no stage ever waits,
+    stage 0 | A0 | B0 | A1 | B1      M = S = 2 micro-batches A and B, all iterations alike: no stage
+                                     ever waits,
     stage 1      | A0 | B0 | A1      once the pipeline is full
 
-A stage that has run one micro-batch and waits for the next is idle. Each such interval has one cause:
+A stage that has run one micro-batch and waits for the next is idle. Each such interval has one
+cause:
 
     PB1            the two hold different numbers of prefill tokens                         }
-    PB2            one prefills, the other only decodes                                     }  SARATHI, Sec 3.2
+    PB2            one prefills, the other only decodes                                     }
+                   SARATHI, Sec 3.2
     PB3            neither: contexts of different lengths, or different numbers of decodes  }
-    uneven stages  the stage that it waits for has more to do for the same micro-batch (more layers, the head)
+    uneven stages  the stage that it waits for has more to do for the same micro-batch (more layers,
+                   the head)
     link           activations and tokens are on their way
     start-up       the stage has not had any work yet
     drain          too few requests are left to fill as many micro-batches as there are stages
@@ -35,12 +41,14 @@ BUBBLES = ("PB1", "PB2", "PB3", "uneven stages", "link")
 IDLE = (*BUBBLES, "start-up", "drain", "starved")
 
 
-# ---------------------------------------------------------------------------------------------------- what happened
+# ------------------------------------------------------------------------------------ what happened
 
 
 @dataclass(slots=True)
 class Step:
-    """One iteration of one micro-batch, on its way through the stages. Lists: one entry for each stage."""
+    """One iteration of one micro-batch, on its way through the stages. Lists: one entry for each
+    stage.
+    """
 
     micro_batch: int
     num_prefill_tokens: int
@@ -63,24 +71,32 @@ class Step:
 
 
 def difference(one: Step, other: Step) -> str:
-    """The paper's name for what makes two micro-batches take different times (SARATHI, Sec 3.2, Fig 5).
+    """The paper's name for what makes two micro-batches take different times (SARATHI, Sec 3.2, Fig
+    5).
 
-    A hybrid batch counts as prefill. Two with as many rows T differ only in what they attend to: PB3, however their rows are shared out
-    between a chunk and decodes (SARATHI's chunks give way to decodes, so that their lengths differ all the time, and their times do not).
-    Decodes alone are PB3 even where one batch has more of them: the paper has no name for that.
+    A hybrid batch counts as prefill. Two with as many rows T differ only in what they attend to:
+    PB3, however their rows are shared out between a chunk and decodes (SARATHI's chunks give way to
+    decodes, so that their lengths differ all the time, and their times do not). Decodes alone are
+    PB3 even where one batch has more of them: the paper has no name for that.
     """
     if (one.num_prefill_tokens > 0) != (other.num_prefill_tokens > 0):
         return "PB2"
-    return "PB1" if one.num_prefill_tokens != other.num_prefill_tokens and one.num_tokens != other.num_tokens else "PB3"
+    return (
+        "PB1"
+        if one.num_prefill_tokens != other.num_prefill_tokens and one.num_tokens != other.num_tokens
+        else "PB3"
+    )
 
 
 class PipelineTrace:
-    """The account of a pipeline, simulated or measured: busy and idle time, its causes, and each request's bubble time.
+    """The account of a pipeline, simulated or measured: busy and idle time, its causes, and each
+    request's bubble time.
 
-    busy, last: per stage, seconds of work and the end of its last work. idle: seconds of all stages together, by cause. bubble_of: request
-    id -> seconds that stages waited for its micro-batch, over all its iterations and all stages (SARATHI, Sec 5.3). finished: (request id,
-    time), in order of completion. steps and requests (a `timeline.Trace`, whose iterations reach from the first stage to the last) are
-    None unless keep is set: a long simulation needs only the sums.
+    busy, last: per stage, seconds of work and the end of its last work. idle: seconds of all stages
+    together, by cause. bubble_of: request id -> seconds that stages waited for its micro-batch,
+    over all its iterations and all stages (SARATHI, Sec 5.3). finished: (request id, time), in
+    order of completion. steps and requests (a `timeline.Trace`, whose iterations reach from the
+    first stage to the last) are None unless keep is set: a long simulation needs only the sums.
     """
 
     def __init__(self, stages: int, micro_batches: int, keep: bool = False):
@@ -96,14 +112,24 @@ class PipelineTrace:
         self._recent: deque[Step] = deque(maxlen=stages + micro_batches)  # newest last
         self._latest: dict[int, Step] = {}  # by micro-batch
 
-    def record(self, step: Step, batch: Batch, ended: Sequence[Request], shortage: str = "", way: float = 0.0) -> None:
-        """Append a step, in the order in which the steps enter the pipeline; its scheduler has already accounted for `batch`.
+    def record(
+        self,
+        step: Step,
+        batch: Batch,
+        ended: Sequence[Request],
+        shortage: str = "",
+        way: float = 0.0,
+    ) -> None:
+        """Append a step, in the order in which the steps enter the pipeline; its scheduler has
+        already accounted for `batch`.
 
-        shortage: "drain" or "starved", if fewer micro-batches than stages are in flight: then that is why stages wait. way: seconds that a
-        step is not on any stage from its start to its successor's, but between two.
+        shortage: "drain" or "starved", if fewer micro-batches than stages are in flight: then that
+        is why stages wait. way: seconds that a step is not on any stage from its start to its
+        successor's, but between two.
         """
         before = self._recent[-1] if self._recent else None  # what every stage ran before this
-        awaited = self._latest.get(step.micro_batch)  # what had to leave the last stage before this could enter the first
+        # what had to leave the last stage before this could enter the first
+        awaited = self._latest.get(step.micro_batch)
         behind, place = awaited, len(step.starts) - 1  # what stage 0 waits for, and where that is
         bubble = 0.0
         for stage, start in enumerate(step.starts):
@@ -128,7 +154,9 @@ class PipelineTrace:
         self.count += 1
         bubble_of = self.bubble_of
         for chunk in batch.chunks:
-            bubble_of[chunk.request.request_id] = bubble_of.get(chunk.request.request_id, 0.0) + bubble
+            bubble_of[chunk.request.request_id] = (
+                bubble_of.get(chunk.request.request_id, 0.0) + bubble
+            )
         if bubble:
             for request in batch.decodes:
                 bubble_of[request.request_id] += bubble
@@ -143,11 +171,15 @@ class PipelineTrace:
         if self.requests is not None:
             self.requests.preempted.append((request.request_id, moment))
 
-    def _cause(self, wait: float, stage: int, before: Step, behind: Step | None, place: int, way: float) -> str:
-        """Why `stage`, which has run `before`, waits for `behind`, which is on stage `place`: the largest part of the wait.
+    def _cause(
+        self, wait: float, stage: int, before: Step, behind: Step | None, place: int, way: float
+    ) -> str:
+        """Why `stage`, which has run `before`, waits for `behind`, which is on stage `place`: the
+        largest part of the wait.
 
-        `behind` takes longer there than `before` would, or than `before` took here; `place`, too, had to wait for `behind`, and hands the
-        wait on; to come back to stage 0, `behind` is on the way between stages for so long; or, the rest, it was held up by longer ones.
+        `behind` takes longer there than `before` would, or than `before` took here; `place`, too,
+        had to wait for `behind`, and hands the wait on; to come back to stage 0, `behind` is on the
+        way between stages for so long; or, the rest, it was held up by longer ones.
         """
         if behind is None:
             return "starved"
@@ -192,19 +224,23 @@ class PipelineTrace:
         return self.bubble / (len(self.busy) * self.seconds) if self.seconds else 0.0
 
 
-# ---------------------------------------------------------------------------------------------------- what it costs
+# ------------------------------------------------------------------------------------ what it costs
 
 
 class StageCosts:
     """Seconds of a batch on each stage, from the whole model's cost model.
 
-    layers: how many each stage has. Every layer costs the same, its all-reduces included; the last stage also has the head. The
-    embedding on the first one is a look-up, which the cost model does not count.
+    layers: how many each stage has. Every layer costs the same, its all-reduces included; the last
+    stage also has the head. The embedding on the first one is a look-up, which the cost model does
+    not count.
     """
 
     def __init__(self, cost_model: CostModel, layers: Sequence[int]):
         if sum(layers) != cost_model.model.n_layer or min(layers) < 1:
-            raise UserError(f"stages of {list(layers)} layers: each needs one, and together the {cost_model.model.n_layer} of the model")
+            raise UserError(
+                f"stages of {list(layers)} layers: each needs one, and together the"
+                f" {cost_model.model.n_layer} of the model"
+            )
         self.cost_model = cost_model
         self.layers = list(layers)
         self.shares = [count / cost_model.model.n_layer for count in layers]
@@ -220,14 +256,18 @@ class StageCosts:
             sampled += chunk.is_last
         head = self._head.get((tokens, sampled))
         if head is None:
-            head = self._head[tokens, sampled] = self.cost_model.others(tokens, sampled) - self.cost_model.others(tokens, 0)
+            head = self._head[tokens, sampled] = self.cost_model.others(
+                tokens, sampled
+            ) - self.cost_model.others(tokens, 0)
         seconds = [(whole - head) * share for share in self.shares]
         seconds[-1] += head
         return seconds
 
 
 def even_layers(n_layer: int, stages: int) -> list[int]:
-    """Layers of each stage, as even as they come; the last stages, which have the head to do, get fewer."""
+    """Layers of each stage, as even as they come; the last stages, which have the head to do, get
+    fewer.
+    """
     if not isinstance(stages, int) or not 1 <= stages <= n_layer:
         raise UserError(f"stages is {stages}; a model of {n_layer} layers allows 1 to {n_layer}")
     return [n_layer // stages + (stage < n_layer % stages) for stage in range(stages)]
@@ -235,19 +275,23 @@ def even_layers(n_layer: int, stages: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Hop:
-    """The way from one stage to the next: T rows of H activations. A stage sends while it computes the next micro-batch."""
+    """The way from one stage to the next: T rows of H activations. A stage sends while it computes
+    the next micro-batch.
+    """
 
     latency: float = 0.0  # s
     seconds_per_token: float = 0.0
 
     @staticmethod
     def over(link: Link, cost_model: CostModel) -> "Hop":
-        """Every GPU of a stage sends all rows to its peer over a port of its own; the link reaches the share of its data sheet that memory does."""
+        """Every GPU of a stage sends all rows to its peer over a port of its own; the link reaches
+        the share of its data sheet that memory does.
+        """
         size = cost_model.model.hidden * cost_model.bytes_per_value
         return Hop(link.latency, size / (link.bandwidth * cost_model.efficiency.memory))
 
 
-# ---------------------------------------------------------------------------------------------------- the clock
+# ---------------------------------------------------------------------------------------- the clock
 
 
 def run_pipeline(
@@ -259,11 +303,13 @@ def run_pipeline(
     deal: str = "queue",
     refill_every: int = 1,
 ) -> PipelineTrace:
-    """The event-driven clock. One scheduler for each micro-batch in flight; `costs` gives a batch's seconds on each stage.
+    """The event-driven clock. One scheduler for each micro-batch in flight; `costs` gives a batch's
+    seconds on each stage.
 
-    The event is a micro-batch that has come back: the earliest enters stage 0, as soon as that is free. Stages are first come, first served,
-    so that all steps pass all stages in the same order, and a step's times on every stage follow at once from those before it.
-    deal, refill_every: see `simulate_pipeline`.
+    The event is a micro-batch that has come back: the earliest enters stage 0, as soon as that is
+    free. Stages are first come, first served, so that all steps pass all stages in the same order,
+    and a step's times on every stage follow at once from those before it. deal, refill_every: see
+    `simulate_pipeline`.
     """
     hop = hop or Hop()
     arriving = deque(sorted(requests, key=lambda request: request.arrival))
@@ -292,7 +338,11 @@ def run_pipeline(
         scheduler.check_batch(batch)
         shortage = ""
         if len(schedulers) - len(waiting) < len(last) or number in waiting:
-            shortage = "starved" if arriving or number in waiting or len(schedulers) < len(last) else "drain"
+            shortage = (
+                "starved"
+                if arriving or number in waiting or len(schedulers) < len(last)
+                else "drain"
+            )
             waiting.discard(number)
         seconds, starts = costs(batch), []
         prefill_tokens = batch.num_prefill_tokens
@@ -327,7 +377,9 @@ DEALS = ("queue", "turns")
 
 
 def dealer(schedulers: Sequence[Scheduler], deal: str) -> Callable[[Request], None]:
-    """Where an arriving request goes: into one queue, from which the first micro-batch with a free slot takes it; or to all in turn."""
+    """Where an arriving request goes: into one queue, from which the first micro-batch with a free
+    slot takes it; or to all in turn.
+    """
     if deal not in DEALS:
         raise UserError(f"unknown deal {deal!r}: choose from {', '.join(DEALS)}")
     if deal == "queue":
@@ -366,14 +418,18 @@ def simulate_pipeline(
 ) -> PipelineTrace:
     """`engine.simulate` over `stages` stages of `tp` GPUs each.
 
-    micro_batches: in flight, M; None: one for each stage. max_batch_size, cache_tokens: of one micro-batch. link: joins the GPUs of a
-    stage; hop: joins stages, None: at no cost. deal: "queue" (all micro-batches share one: who has a free slot takes the next request) or "turns"
-    (requests are dealt out on arrival). refill_every: 8, say: a micro-batch that has work lets new requests in only at every eighth of its
-    iterations, so that all refill in step. With one stage and one micro-batch, the times are exactly those of `engine.simulate`. Raises
-    UserError where a request is too long for the model.
+    micro_batches: in flight, M; None: one for each stage. max_batch_size, cache_tokens: of one
+    micro-batch. link: joins the GPUs of a stage; hop: joins stages, None: at no cost. deal: "queue"
+    (all micro-batches share one: who has a free slot takes the next request) or "turns" (requests
+    are dealt out on arrival). refill_every: 8, say: a micro-batch that has work lets new requests
+    in only at every eighth of its iterations, so that all refill in step. With one stage and one
+    micro-batch, the times are exactly those of `engine.simulate`. Raises UserError where a request
+    is too long for the model.
     """
     config, efficiency = lookup(MODELS, model, "model"), lookup(EFFICIENCY, software, "software")
-    cost_model = CostModel(config, lookup(GPUS, gpu, "GPU"), efficiency, tp=tp, link=lookup(LINKS, link, "link"))
+    cost_model = CostModel(
+        config, lookup(GPUS, gpu, "GPU"), efficiency, tp=tp, link=lookup(LINKS, link, "link")
+    )
     costs = StageCosts(cost_model, even_layers(cost_model.model.n_layer, stages))
     count = stages if micro_batches is None else micro_batches
     for option, value in (("micro_batches", count), ("refill_every", refill_every)):
@@ -383,7 +439,14 @@ def simulate_pipeline(
     for request in requests:
         if request.most_cached > config.max_length:
             tokens = f"{len(request.prompt)} prompt tokens + max_tokens {request.max_tokens}"
-            raise UserError(f"request {request.request_id}: {tokens} exceed the {config.max_length} that {model} allows")
-    schedulers = [make_scheduler(policy, max_batch_size, chunk_size, cache_tokens) for _ in range(count)]
+            raise UserError(
+                f"request {request.request_id}: {tokens} exceed the {config.max_length} that"
+                f" {model} allows"
+            )
+    schedulers = [
+        make_scheduler(policy, max_batch_size, chunk_size, cache_tokens) for _ in range(count)
+    ]
     way = Hop.over(lookup(LINKS, hop, "link"), cost_model) if hop is not None else None
-    return run_pipeline(schedulers, costs, requests, PipelineTrace(stages, count, keep), way, deal, refill_every)
+    return run_pipeline(
+        schedulers, costs, requests, PipelineTrace(stages, count, keep), way, deal, refill_every
+    )

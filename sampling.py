@@ -1,7 +1,8 @@
 """From a row of logits to a token: greedy, or drawn with a request's own seeded generator.
 
-Each drawn token uses up exactly one random number of its own request, so that the draw depends on the request alone and
-not on who else is in the batch: seeded sampling gives the same text under every policy.
+Each drawn token uses up exactly one random number of its own request, so that the draw depends on
+the request alone and not on who else is in the batch: seeded sampling gives the same text under
+every policy.
 """
 
 from collections.abc import Collection
@@ -17,9 +18,10 @@ from configs import UserError
 class SamplingParams:
     """How to choose a request's tokens. The names are vLLM's.
 
-    max_tokens: output tokens at most. temperature: 0 is greedy. top_k: draw from the k likeliest tokens; 0 means all.
-    top_p: draw from the fewest likeliest tokens whose probabilities reach p. seed: of this request; None takes the engine's
-    seed plus the request's number. stop_ids: tokens that end the output. ignore_eos: go on after the end-of-text token.
+    max_tokens: output tokens at most. temperature: 0 is greedy. top_k: draw from the k likeliest
+    tokens; 0 means all. top_p: draw from the fewest likeliest tokens whose probabilities reach p.
+    seed: of this request; None takes the engine's seed plus the request's number. stop_ids: tokens
+    that end the output. ignore_eos: go on after the end-of-text token.
     """
 
     max_tokens: int = 64
@@ -33,11 +35,31 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name, kind, allowed, fine in (
             ("max_tokens", int, "a whole number of at least 1", lambda value: value >= 1),
-            ("temperature", int | float, "a number of at least 0, and finite", lambda value: 0 <= value < float("inf")),
-            ("top_k", int, "a whole number of at least 0 (0: all tokens)", lambda value: value >= 0),
+            (
+                "temperature",
+                int | float,
+                "a number of at least 0, and finite",
+                lambda value: 0 <= value < float("inf"),
+            ),
+            (
+                "top_k",
+                int,
+                "a whole number of at least 0 (0: all tokens)",
+                lambda value: value >= 0,
+            ),
             ("top_p", int | float, "a number above 0 and at most 1", lambda value: 0 < value <= 1),
-            ("seed", int | None, "a whole number from 0 to 2**63 - 1, or None", lambda value: value is None or 0 <= value < 2**63),
-            ("stop_ids", Collection, "whole numbers", lambda value: all(isinstance(token, int) for token in value)),
+            (
+                "seed",
+                int | None,
+                "a whole number from 0 to 2**63 - 1, or None",
+                lambda value: value is None or 0 <= value < 2**63,
+            ),
+            (
+                "stop_ids",
+                Collection,
+                "whole numbers",
+                lambda value: all(isinstance(token, int) for token in value),
+            ),
         ):
             value = getattr(self, name)
             if not isinstance(value, kind) or not fine(value):
@@ -49,13 +71,15 @@ class Sampler:
 
     def __init__(self, params: SamplingParams, seed: int):
         self.params = params
-        self.generator = torch.Generator().manual_seed(seed)  # on the CPU, so that a seed means the same on every device
+        # on the CPU, so that a seed means the same on every device
+        self.generator = torch.Generator().manual_seed(seed)
 
     def draw(self, logits: Tensor) -> int:
         """A token id from logits (vocab,)."""
         params = self.params
         logits = logits.double().cpu()
-        logits = (logits - logits.max()) / params.temperature  # the largest is 0, so that no temperature overflows
+        # the largest is 0, so that no temperature overflows
+        logits = (logits - logits.max()) / params.temperature
         logits, ids = logits.sort(descending=True, stable=True)  # (vocab,) each
         if params.top_k:
             logits = logits[: params.top_k]
@@ -64,7 +88,9 @@ class Sampler:
             keep = int((cumulative - logits.softmax(dim=0) < params.top_p).sum())
             cumulative = cumulative[: max(1, keep)]
         u = torch.rand((), generator=self.generator, dtype=torch.float64) * cumulative[-1]
-        return int(ids[min(int(torch.searchsorted(cumulative, u, right=True)), len(cumulative) - 1)])
+        return int(
+            ids[min(int(torch.searchsorted(cumulative, u, right=True)), len(cumulative) - 1)]
+        )
 
 
 def sample(logits: Tensor, samplers: list[Sampler | None]) -> list[int]:

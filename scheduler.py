@@ -1,15 +1,17 @@
 """Who runs next: requests, chunks, batches, and one short class per scheduling policy.
 
-Pure Python: no torch, no clock of its own. A scheduler is told the time, says which batch to run (`schedule`), and is told
-which tokens came out of it (`update`). The same object drives the real model and the cost model.
+Pure Python: no torch, no clock of its own. A scheduler is told the time, says which batch to run
+(`schedule`), and is told which tokens came out of it (`update`). The same object drives the real
+model and the cost model.
 
-A request of P prompt tokens first runs as *chunks* (its prefill, whole or in parts), then as one *decode* per iteration. The
-last chunk already yields the first output token, so D decodes yield D + 1 output tokens, and at the end P + D tokens
-have their keys and values in the cache.
+A request of P prompt tokens first runs as *chunks* (its prefill, whole or in parts), then as one
+*decode* per iteration. The last chunk already yields the first output token, so D decodes yield D +
+1 output tokens, and at the end P + D tokens have their keys and values in the cache.
 
 The policies, one class each, below `Scheduler`:
 
-    request_level   FasterTransformer: a batch of requests starts and ends together (SARATHI's baseline)
+    request_level   FasterTransformer: a batch of requests starts and ends together (SARATHI's
+                    baseline)
     orca            iteration-level: whole prompts join the decodes as soon as a slot is free
     vllm_v0         whole prompts first and alone; decodes wait for them
     sarathi         one chunk beside all decodes, C tokens together
@@ -31,10 +33,10 @@ from configs import UserError, lookup
 class Request:
     """One prompt on its way through the engine.
 
-    prompt: token ids; `range(n)` serves as n placeholder tokens where only the length matters (simulation).
-    max_tokens: output tokens after which the request ends with finish_reason "length".
-    stop_ids: output tokens that end it at once, with finish_reason "stop".
-    arrival: seconds on the engine's clock before which no scheduler sees it.
+    prompt: token ids; `range(n)` serves as n placeholder tokens where only the length matters
+    (simulation). max_tokens: output tokens after which the request ends with finish_reason
+    "length". stop_ids: output tokens that end it at once, with finish_reason "stop". arrival:
+    seconds on the engine's clock before which no scheduler sees it.
     """
 
     request_id: int
@@ -46,17 +48,27 @@ class Request:
     context: int = 0  # all tokens whose K and V are in the cache
     output: list[int] = field(default_factory=list)
     finish_reason: str | None = None
-    prefill_length: int = field(init=False)  # tokens to prefill: the prompt and, after a preemption, the output so far
+    # tokens to prefill: the prompt and, after a preemption, the output so far
+    prefill_length: int = field(init=False)
     preemptions: int = 0
-    sampler: object = None  # what the executor needs to draw this request's tokens; schedulers never look at it
+    # what the executor needs to draw this request's tokens; schedulers never look at it
+    sampler: object = None
 
     def __post_init__(self) -> None:
         if len(self.prompt) == 0:
-            raise UserError(f"request {self.request_id}: the prompt is empty; it needs at least one token")
+            raise UserError(
+                f"request {self.request_id}: the prompt is empty; it needs at least one token"
+            )
         if not isinstance(self.max_tokens, int) or self.max_tokens < 1:
-            raise UserError(f"request {self.request_id}: max_tokens is {self.max_tokens}; it must be a whole number, at least 1")
+            raise UserError(
+                f"request {self.request_id}: max_tokens is {self.max_tokens}; it must be a whole"
+                " number, at least 1"
+            )
         if not 0 <= self.arrival < math.inf:
-            raise UserError(f"request {self.request_id}: arrival is {self.arrival}; it must be a number of seconds, at least 0")
+            raise UserError(
+                f"request {self.request_id}: arrival is {self.arrival}; it must be a number of"
+                " seconds, at least 0"
+            )
         self.prefill_length = len(self.prompt)
 
     @property
@@ -77,7 +89,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Prompt tokens start .. start + length - 1 of one request, prefilled together (SARATHI, Sec 4.2)."""
+    """Prompt tokens start .. start + length - 1 of one request, prefilled together (SARATHI, Sec
+    4.2).
+    """
 
     request: Request
     start: int
@@ -91,7 +105,9 @@ class Chunk:
 
 @dataclass(slots=True)
 class Batch:
-    """What one iteration runs. Chunks only: prefill-only; decodes only: decode-only; both: a hybrid batch."""
+    """What one iteration runs. Chunks only: prefill-only; decodes only: decode-only; both: a hybrid
+    batch.
+    """
 
     chunks: list[Chunk]
     decodes: list[Request]
@@ -107,7 +123,9 @@ class Batch:
 
     @property
     def sampled(self) -> list[Request]:
-        """Requests that get a token from this batch, in the order in which the executor returns them."""
+        """Requests that get a token from this batch, in the order in which the executor returns
+        them.
+        """
         return [chunk.request for chunk in self.chunks if chunk.is_last] + self.decodes
 
 
@@ -115,25 +133,33 @@ NOTHING_SCHEDULED = "requests wait or run, nobody else will arrive, and it sched
 
 
 class Scheduler:
-    """What all policies share: the queue, the running requests, the memory, and the bookkeeping after an iteration.
+    """What all policies share: the queue, the running requests, the memory, and the bookkeeping
+    after an iteration.
 
-    A policy is a subclass with `schedule`. `waiting` is first come, first served; `running` holds at most
-    `max_batch_size` requests (B: each of them holds one slot of the KV cache), in order of admission.
+    A policy is a subclass with `schedule`. `waiting` is first come, first served; `running` holds
+    at most `max_batch_size` requests (B: each of them holds one slot of the KV cache), in order of
+    admission.
 
-    cache_tokens: what the KV cache holds, in tokens of all requests together; None: as much as B requests ever need. A running request
-    takes its whole prefill at once, then a token per decode. When the decodes' next tokens do not fit, the newest request
-    is preempted: it loses its cache, waits at the head of the queue, and prefills its prompt and its output so far
-    again (vLLM's recomputation). The oldest is never preempted, so that the work always ends.
+    cache_tokens: what the KV cache holds, in tokens of all requests together; None: as much as B
+    requests ever need. A running request takes its whole prefill at once, then a token per decode.
+    When the decodes' next tokens do not fit, the newest request is preempted: it loses its cache,
+    waits at the head of the queue, and prefills its prompt and its output so far again (vLLM's
+    recomputation). The oldest is never preempted, so that the work always ends.
     """
 
     name = "?"
 
     def __init__(self, max_batch_size: int, chunk_size: int = 256, cache_tokens: int | None = None):
-        for option, value in (("max_batch_size", max_batch_size), ("chunk_size", chunk_size), ("cache_tokens", cache_tokens)):
+        for option, value in (
+            ("max_batch_size", max_batch_size),
+            ("chunk_size", chunk_size),
+            ("cache_tokens", cache_tokens),
+        ):
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise UserError(f"{option} is {value}; it must be a whole number, at least 1")
         self.max_batch_size = max_batch_size  # B
-        self.chunk_size = chunk_size  # C, the token budget; policies that run whole prompts ignore it
+        # C, the token budget; policies that run whole prompts ignore it
+        self.chunk_size = chunk_size
         self.cache_tokens = cache_tokens
         self.reserved = 0  # tokens of the cache that running requests have taken
         self.waiting: deque[Request] = deque()
@@ -141,17 +167,22 @@ class Scheduler:
         self.preempted: list[Request] = []  # by the last `schedule`: the loop frees their slots
 
     def schedule(self, now: float) -> Batch | None:
-        """The next batch, or None when there is nothing to run. `now`: seconds on the engine's clock."""
+        """The next batch, or None when there is nothing to run. `now`: seconds on the engine's
+        clock.
+        """
         raise NotImplementedError
 
     def check(self, request: Request) -> None:
         """A UserError if the request can never fit the cache, or has run before."""
         if request.context or request.output:
-            raise UserError(f"request {request.request_id} has run before: make a new Request for each run")
+            raise UserError(
+                f"request {request.request_id} has run before: make a new Request for each run"
+            )
         if self.cache_tokens is not None and request.most_cached > self.cache_tokens:
             raise UserError(
-                f"request {request.request_id} can never run: {len(request.prompt)} prompt tokens + max_tokens {request.max_tokens} "
-                f"need {request.most_cached} tokens of cache, which holds {self.cache_tokens}"
+                f"request {request.request_id} can never run: {len(request.prompt)} prompt tokens +"
+                f" max_tokens {request.max_tokens} need {request.most_cached} tokens of cache,"
+                f" which holds {self.cache_tokens}"
             )
 
     def add(self, request: Request) -> None:
@@ -164,12 +195,15 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def admit(self) -> Request | None:
-        """Move the oldest waiting request into the running batch, if one waits, a slot is free and its prefill fits the cache."""
+        """Move the oldest waiting request into the running batch, if one waits, a slot is free and
+        its prefill fits the cache.
+        """
         if not self.waiting or len(self.running) >= self.max_batch_size:
             return None
         request = self.waiting[0]
         if self.cache_tokens is not None and self.running:
-            next_tokens = len(self.running) + 1  # one for each, else the newcomer would be preempted at once
+            # one for each, else the newcomer would be preempted at once
+            next_tokens = len(self.running) + 1
             if self.reserved + request.prefill_length + next_tokens > self.cache_tokens:
                 return None
         assert request.prefilled == 0, "a request holds one slot"
@@ -178,8 +212,12 @@ class Scheduler:
         return request
 
     def decodes(self) -> list[Request]:
-        """All running requests that are past their prefill, once the newest have been preempted until a token for each fits."""
-        decodes = [request for request in self.running if request.prefilled >= request.prefill_length]
+        """All running requests that are past their prefill, once the newest have been preempted
+        until a token for each fits.
+        """
+        decodes = [
+            request for request in self.running if request.prefilled >= request.prefill_length
+        ]
         if self.cache_tokens is not None:
             while self.reserved + len(decodes) > self.cache_tokens:
                 newest = self.preempt()
@@ -187,10 +225,13 @@ class Scheduler:
         return decodes
 
     def preempt(self) -> Request:
-        """Send the newest running request back to the head of the queue; its output so far becomes part of its prefill."""
+        """Send the newest running request back to the head of the queue; its output so far becomes
+        part of its prefill.
+        """
         request = self.running.pop()
         self.reserved -= request.prefill_length if request.in_prefill else request.context
-        if request.prefilled:  # else it was admitted but has not run: it has no slot to free, and loses nothing
+        # else it was admitted but has not run: it has no slot to free, and loses nothing
+        if request.prefilled:
             request.preemptions += 1
             self.preempted.append(request)
         request.prefilled = request.context = 0
@@ -199,7 +240,9 @@ class Scheduler:
         return request
 
     def check_batch(self, batch: Batch) -> None:
-        """A UserError, before the batch runs, if the policy broke a rule that holds for all of them: whoever writes one should hear which."""
+        """A UserError, before the batch runs, if the policy broke a rule that holds for all of
+        them: whoever writes one should hear which.
+        """
         chunks, decodes = batch.chunks, batch.decodes
         members = {chunk.request for chunk in chunks}.union(decodes)
         if not members:
@@ -209,31 +252,41 @@ class Scheduler:
         if not members.issubset(self.running):
             stray = min(request.request_id for request in members.difference(self.running))
             raise self.broken(
-                f"request {stray} is in the batch but not running: `admit` takes it in, and `decodes`, called first, may preempt it"
+                f"request {stray} is in the batch but not running: `admit` takes it in, and"
+                " `decodes`, called first, may preempt it"
             )
         if len(members) > self.max_batch_size:
-            raise self.broken(f"the batch exceeds B: {len(members)} requests, where {self.max_batch_size} may run")
+            raise self.broken(
+                f"the batch exceeds B: {len(members)} requests, where {self.max_batch_size} may run"
+            )
         for chunk in chunks:
             request, end = chunk.request, chunk.start + chunk.length
             if not chunk.start == request.prefilled < end <= request.prefill_length:
                 raise self.broken(
-                    f"request {request.request_id} has prefilled {request.prefilled} of {request.prefill_length} tokens, and its chunk is "
-                    f"{chunk.start} to {end - 1}: prompt tokens run exactly once and in order"
+                    f"request {request.request_id} has prefilled {request.prefilled} of"
+                    f" {request.prefill_length} tokens, and its chunk is {chunk.start} to"
+                    f" {end - 1}: prompt tokens run exactly once and in order"
                 )
         for request in decodes:
             if request.prefilled < request.prefill_length:
                 raise self.broken(
-                    f"request {request.request_id} decodes, but has prefilled {request.prefilled} of {request.prefill_length} tokens"
+                    f"request {request.request_id} decodes, but has prefilled {request.prefilled}"
+                    f" of {request.prefill_length} tokens"
                 )
         if self.cache_tokens is not None and self.reserved + len(decodes) > self.cache_tokens:
             need = self.reserved + len(decodes)
-            raise self.broken(f"the cache overflows: {need} tokens, and it holds {self.cache_tokens}; `decodes` preempts until they fit")
+            raise self.broken(
+                f"the cache overflows: {need} tokens, and it holds {self.cache_tokens}; `decodes`"
+                " preempts until they fit"
+            )
 
     def broken(self, rule: str) -> UserError:
         return UserError(f"policy {self.name!r} ({type(self).__name__}): {rule}")
 
     def update(self, batch: Batch, tokens: Sequence[int]) -> list[Request]:
-        """Account for a batch that ran; `tokens` belong to `batch.sampled`. Returns the requests that have ended."""
+        """Account for a batch that ran; `tokens` belong to `batch.sampled`. Returns the requests
+        that have ended.
+        """
         sampled = batch.sampled
         for chunk in batch.chunks:
             request = chunk.request
@@ -263,10 +316,11 @@ def whole(request: Request) -> Chunk:
 
 
 class RequestLevel(Scheduler):
-    """Request-level scheduling, as FasterTransformer does it: the baseline of SARATHI (Sec 4.1, 5.1) and Sarathi-Serve (Algorithm 1).
+    """Request-level scheduling, as FasterTransformer does it: the baseline of SARATHI (Sec 4.1,
+    5.1) and Sarathi-Serve (Algorithm 1).
 
-    A batch of requests is admitted only when the one before has ended. It runs one prefill-only iteration of
-    whole prompts, then decode-only iterations until its last request is done.
+    A batch of requests is admitted only when the one before has ended. It runs one prefill-only
+    iteration of whole prompts, then decode-only iterations until its last request is done.
     """
 
     name = "request_level"
@@ -280,10 +334,12 @@ class RequestLevel(Scheduler):
 
 
 class VLLMv0(Scheduler):
-    """Prefill-prioritised scheduling, as vLLM did it before chunked prefill (Sarathi-Serve, Algorithm 2).
+    """Prefill-prioritised scheduling, as vLLM did it before chunked prefill (Sarathi-Serve,
+    Algorithm 2).
 
-    Whoever can be admitted prefills at once, whole and without decodes beside it; decodes run when nobody can. New requests get their
-    first token early, and the running ones pay for it with generation stalls.
+    Whoever can be admitted prefills at once, whole and without decodes beside it; decodes run when
+    nobody can. New requests get their first token early, and the running ones pay for it with
+    generation stalls.
     """
 
     name = "vllm_v0"
@@ -298,10 +354,12 @@ class VLLMv0(Scheduler):
 
 
 class IterationLevel(Scheduler):
-    """What Orca, SARATHI and Sarathi-Serve share: requests enter and leave between any two iterations, and chunks run beside decodes.
+    """What Orca, SARATHI and Sarathi-Serve share: requests enter and leave between any two
+    iterations, and chunks run beside decodes.
 
-    A batch is one decode of every running request that is past its prefill, and the chunks that the policy picks (SARATHI, Sec 4.5: its
-    Orca is its own mixed batching, without a bound on the prefills of a batch). The policies differ in `prefills` alone.
+    A batch is one decode of every running request that is past its prefill, and the chunks that the
+    policy picks (SARATHI, Sec 4.5: its Orca is its own mixed batching, without a bound on the
+    prefills of a batch). The policies differ in `prefills` alone.
     """
 
     def schedule(self, now: float) -> Batch | None:
@@ -315,10 +373,12 @@ class IterationLevel(Scheduler):
 
 
 class Orca(IterationLevel):
-    """Iteration-level scheduling with whole prompts (SARATHI, Sec 5.2): a request enters as soon as a slot is free.
+    """Iteration-level scheduling with whole prompts (SARATHI, Sec 5.2): a request enters as soon as
+    a slot is free.
 
-    How well its prefills meet decodes is the workload's doing. If all requests start and end together, it is the baseline; if they are
-    staggered, so that one starts at a time, it is SARATHI with C = the longest prompt (and room for the decodes).
+    How well its prefills meet decodes is the workload's doing. If all requests start and end
+    together, it is the baseline; if they are staggered, so that one starts at a time, it is SARATHI
+    with C = the longest prompt (and room for the decodes).
     """
 
     name = "orca"
@@ -333,9 +393,11 @@ class Orca(IterationLevel):
 class Sarathi(IterationLevel):
     """Chunked prefills and decode-maximal batching (SARATHI, Sec 4.2 to 4.4).
 
-    Each batch has at most one prefill chunk; every other slot is a decode. The chunk shrinks to C minus the number of decodes, so
-    that the fused linears see C tokens, unless the prompt's last chunk is shorter: choose C as a multiple of the GPU's tile (Sec 4.4).
-    Without a prompt to prefill, decodes run alone. Never more than C tokens: decodes that fill C come one by one from batches that had room.
+    Each batch has at most one prefill chunk; every other slot is a decode. The chunk shrinks to C
+    minus the number of decodes, so that the fused linears see C tokens, unless the prompt's last
+    chunk is shorter: choose C as a multiple of the GPU's tile (Sec 4.4). Without a prompt to
+    prefill, decodes run alone. Never more than C tokens: decodes that fill C come one by one from
+    batches that had room.
     """
 
     name = "sarathi"
@@ -344,28 +406,49 @@ class Sarathi(IterationLevel):
         room = self.chunk_size - num_decodes
         if room < 1:
             return []
-        request = next((request for request in self.running if request.prefilled < request.prefill_length), None) or self.admit()
+        request = (
+            next(
+                (request for request in self.running if request.prefilled < request.prefill_length),
+                None,
+            )
+            or self.admit()
+        )
         if request is None:
             return []
-        return [Chunk(request, request.prefilled, min(room, request.prefill_length - request.prefilled))]
+        return [
+            Chunk(request, request.prefilled, min(room, request.prefill_length - request.prefilled))
+        ]
 
 
 class SarathiServe(IterationLevel):
-    """Stall-free batching (Sarathi-Serve, Algorithm 3): running decodes first, then started prefills, then new requests.
+    """Stall-free batching (Sarathi-Serve, Algorithm 3): running decodes first, then started
+    prefills, then new requests.
 
-    C is the token budget of the whole batch, which several chunks may share: no iteration is longer than C tokens, and no decode ever waits.
+    C is the token budget of the whole batch, which several chunks may share: no iteration is longer
+    than C tokens, and no decode ever waits.
     """
 
     name = "sarathi_serve"
 
     def prefills(self, num_decodes: int) -> list[Chunk]:
         chunks, tokens = [], num_decodes
-        started = deque([request for request in self.running if request.prefilled < request.prefill_length])
-        while tokens < self.chunk_size and (request := started.popleft() if started else self.admit()) is not None:
+        started = deque(
+            [request for request in self.running if request.prefilled < request.prefill_length]
+        )
+        while (
+            tokens < self.chunk_size
+            and (request := started.popleft() if started else self.admit()) is not None
+        ):
             room = self.budget(request) - tokens
             if room < 1:
                 break
-            chunks.append(Chunk(request, request.prefilled, min(room, request.prefill_length - request.prefilled)))
+            chunks.append(
+                Chunk(
+                    request,
+                    request.prefilled,
+                    min(room, request.prefill_length - request.prefilled),
+                )
+            )
             tokens += chunks[-1].length
         return chunks
 
@@ -375,10 +458,12 @@ class SarathiServe(IterationLevel):
 
 
 class Dynamic(SarathiServe):
-    """Sarathi-Serve with a dynamic chunk schedule: the budget falls with the stage of a request's prefill, C, C/2, C/4.
+    """Sarathi-Serve with a dynamic chunk schedule: the budget falls with the stage of a request's
+    prefill, C, C/2, C/4.
 
-    A late chunk attends to all the tokens before it, so that equal chunks take longer and longer; smaller ones even the
-    iterations out. A request leaves a stage when it has prefilled as many tokens as the stages so far are long.
+    A late chunk attends to all the tokens before it, so that equal chunks take longer and longer;
+    smaller ones even the iterations out. A request leaves a stage when it has prefilled as many
+    tokens as the stages so far are long.
     """
 
     name = "dynamic"
@@ -393,13 +478,19 @@ class Dynamic(SarathiServe):
 
 
 class ChunkedOnly(SarathiServe):
-    """Ablation (Sarathi-Serve, Sec 5.4): chunks up to the token budget, but in batches of their own, in turn with decode-only ones."""
+    """Ablation (Sarathi-Serve, Sec 5.4): chunks up to the token budget, but in batches of their
+    own, in turn with decode-only ones.
+    """
 
     name = "chunked_only"
     prefill_last = False  # was the last batch one of chunks?
 
     def schedule(self, now: float) -> Batch | None:
-        chunks = [] if self.prefill_last and any(not request.in_prefill for request in self.running) else self.prefills(0)
+        chunks = (
+            []
+            if self.prefill_last and any(not request.in_prefill for request in self.running)
+            else self.prefills(0)
+        )
         self.prefill_last = bool(chunks)
         if chunks:
             return Batch(chunks, [])
@@ -408,13 +499,17 @@ class ChunkedOnly(SarathiServe):
 
 
 class HybridOnly(IterationLevel):
-    """Ablation (Sarathi-Serve, Sec 5.4): whole prompts beside the decodes while the token budget lasts, but at least one."""
+    """Ablation (Sarathi-Serve, Sec 5.4): whole prompts beside the decodes while the token budget
+    lasts, but at least one.
+    """
 
     name = "hybrid_only"
 
     def prefills(self, num_decodes: int) -> list[Chunk]:
         chunks, tokens = [], num_decodes
-        while self.waiting and (not chunks or tokens + self.waiting[0].prefill_length <= self.chunk_size):
+        while self.waiting and (
+            not chunks or tokens + self.waiting[0].prefill_length <= self.chunk_size
+        ):
             request = self.admit()
             if request is None:
                 break
@@ -424,11 +519,23 @@ class HybridOnly(IterationLevel):
 
 
 POLICIES: dict[str, type[Scheduler]] = {
-    policy.name: policy for policy in (RequestLevel, Orca, VLLMv0, Sarathi, SarathiServe, Dynamic, ChunkedOnly, HybridOnly)
+    policy.name: policy
+    for policy in (
+        RequestLevel,
+        Orca,
+        VLLMv0,
+        Sarathi,
+        SarathiServe,
+        Dynamic,
+        ChunkedOnly,
+        HybridOnly,
+    )
 }
 
 
-def make_scheduler(policy: str, max_batch_size: int, chunk_size: int, cache_tokens: int | None = None) -> Scheduler:
+def make_scheduler(
+    policy: str, max_batch_size: int, chunk_size: int, cache_tokens: int | None = None
+) -> Scheduler:
     """A scheduler by its policy's name; "baseline" is SARATHI's word for request_level."""
     name = "request_level" if policy == "baseline" else policy
     return lookup(POLICIES, name, "policy")(max_batch_size, chunk_size, cache_tokens)

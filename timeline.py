@@ -1,16 +1,26 @@
-"""What happened in a run: one record per iteration and one per request, and the words in which serving is judged.
+"""What happened in a run: one record per iteration and one per request, and the words in which
+serving is judged.
 
-A trace comes out of every run, real or priced, so that both are read with the same words. All times are seconds on the engine's clock.
+A trace comes out of every run, real or priced, so that both are read with the same words. All times
+are seconds on the engine's clock.
 
-    TTFT                 time to first token: from a request's arrival to the end of the iteration that yields its first token. It holds the wait
+    TTFT                 time to first token: from a request's arrival to the end of the iteration
+                         that yields its first token. It holds the wait
                          in the queue and the whole prefill.
-    TBT                  time between tokens: the gaps between one request's consecutive tokens, all of them and not their mean, for a reader
-                         notices the one long pause. The first token has no gap. n output tokens have n - 1.
-    generation stall     a gap longer than a bound that the caller gives (Sarathi-Serve, Sec 3.2: other requests' prefills cause them).
-    normalised latency   (last token - arrival) / output tokens, in seconds per token (Orca, Sec 6.2; vLLM, Sec 6.1).
-    scheduling delay     from a request's arrival to the start of the first iteration in which it runs.
-    throughput           tokens processed per second, prompt tokens and decodes together, from the first iteration's start to the last one's end.
-    SLO, capacity        an upper bound on, say, the P99 of all TBTs; the largest request rate that still meets it (experiments/serving.py).
+    TBT                  time between tokens: the gaps between one request's consecutive tokens, all
+                         of them and not their mean, for a reader
+                         notices the one long pause. The first token has no gap. n output tokens
+                         have n - 1.
+    generation stall     a gap longer than a bound that the caller gives (Sarathi-Serve, Sec 3.2:
+                         other requests' prefills cause them).
+    normalised latency   (last token - arrival) / output tokens, in seconds per token (Orca, Sec
+                         6.2; vLLM, Sec 6.1).
+    scheduling delay     from a request's arrival to the start of the first iteration in which it
+                         runs.
+    throughput           tokens processed per second, prompt tokens and decodes together, from the
+                         first iteration's start to the last one's end.
+    SLO, capacity        an upper bound on, say, the P99 of all TBTs; the largest request rate that
+                         still meets it (experiments/serving.py).
 """
 
 from collections.abc import Sequence
@@ -79,7 +89,8 @@ class Life:
 
 @dataclass
 class Trace:
-    """iterations: in order. lives: by request id, in order of their first iteration. finished: (request id, time), in order of completion.
+    """iterations: in order. lives: by request id, in order of their first iteration. finished:
+    (request id, time), in order of completion.
 
     preempted: (request id, time), in order; its next iteration begins its prefill anew.
     """
@@ -89,18 +100,42 @@ class Trace:
     finished: list[tuple[int, float]] = field(default_factory=list)
     preempted: list[tuple[int, float]] = field(default_factory=list)
 
-    def record(self, batch: Batch, start: float, seconds: float, operators: dict[str, float] | None, ended: Sequence[Request]) -> None:
-        """Append one iteration after the scheduler has accounted for it; `ended` are the requests that it completed."""
+    def record(
+        self,
+        batch: Batch,
+        start: float,
+        seconds: float,
+        operators: dict[str, float] | None,
+        ended: Sequence[Request],
+    ) -> None:
+        """Append one iteration after the scheduler has accounted for it; `ended` are the requests
+        that it completed.
+        """
         lives, end = self.lives, start + seconds
-        chunks = tuple([(chunk.request.request_id, chunk.start, chunk.length) for chunk in batch.chunks])
+        chunks = tuple(
+            [(chunk.request.request_id, chunk.start, chunk.length) for chunk in batch.chunks]
+        )
         decodes = tuple([request.request_id for request in batch.decodes])
         prefill_tokens = sum([length for _, _, length in chunks])
-        self.iterations.append(Iteration(start, seconds, prefill_tokens, len(decodes), len(chunks), operators, chunks, decodes))
+        self.iterations.append(
+            Iteration(
+                start,
+                seconds,
+                prefill_tokens,
+                len(decodes),
+                len(chunks),
+                operators,
+                chunks,
+                decodes,
+            )
+        )
         for chunk in batch.chunks:
             request = chunk.request
             life = lives.get(request.request_id)
             if life is None:
-                life = lives[request.request_id] = Life(request.request_id, request.arrival, len(request.prompt), start)
+                life = lives[request.request_id] = Life(
+                    request.request_id, request.arrival, len(request.prompt), start
+                )
             life.preemptions = request.preemptions
             if chunk.is_last:
                 life.tokens.append(end)
@@ -113,12 +148,18 @@ class Trace:
     @property
     def first_token(self) -> dict[int, float]:
         """When each request's first token was there, by request id."""
-        return {request_id: life.tokens[0] for request_id, life in self.lives.items() if life.tokens}
+        return {
+            request_id: life.tokens[0] for request_id, life in self.lives.items() if life.tokens
+        }
 
     @property
     def seconds(self) -> float:
         """From the first iteration's start to the last one's end."""
-        return self.iterations[-1].start + self.iterations[-1].seconds - self.iterations[0].start if self.iterations else 0.0
+        return (
+            self.iterations[-1].start + self.iterations[-1].seconds - self.iterations[0].start
+            if self.iterations
+            else 0.0
+        )
 
     @property
     def num_prefill_tokens(self) -> int:
@@ -126,13 +167,17 @@ class Trace:
 
     @property
     def num_decodes(self) -> int:
-        """Decodes run, one output token each; a request's first output token belongs to its prefill."""
+        """Decodes run, one output token each; a request's first output token belongs to its
+        prefill.
+        """
         return sum(iteration.num_decodes for iteration in self.iterations)
 
     @property
     def throughput(self) -> float:
         """Tokens processed per second, prefill and decode together."""
-        return (self.num_prefill_tokens + self.num_decodes) / self.seconds if self.iterations else 0.0
+        return (
+            (self.num_prefill_tokens + self.num_decodes) / self.seconds if self.iterations else 0.0
+        )
 
     @property
     def mean_batch_size(self) -> float:
@@ -151,7 +196,9 @@ class Trace:
         return [gap for life in self.lives.values() for gap in life.tbt]
 
     def stalls(self, bound: float) -> list[tuple[int, float, float]]:
-        """Generation stalls: (request id, start, seconds) of each gap between two tokens that is longer than `bound` seconds."""
+        """Generation stalls: (request id, start, seconds) of each gap between two tokens that is
+        longer than `bound` seconds.
+        """
         return [
             (life.request_id, before, after - before)
             for life in self.lives.values()

@@ -1,10 +1,12 @@
-"""Trains the demo model: 2.8 M parameters, half an hour on a laptop's CPU, on the documentation that ships inside Python.
+"""Trains the demo model: 2.8 M parameters, half an hour on a laptop's CPU, on the documentation
+that ships inside Python.
 
     python train_demo.py                # 25 minutes, writes demo/
     python train_demo.py --minutes 2 --out /tmp/demo
 
-The text needs no download: `pydoc_data.topics` (the language reference) and the docstrings of the standard library, each below
-its signature. PSF License 2.0; see demo/README.md. The model babbles Python documentation; that is all it is for.
+The text needs no download: `pydoc_data.topics` (the language reference) and the docstrings of the
+standard library, each below its signature. PSF License 2.0; see demo/README.md. The model babbles
+Python documentation; that is all it is for.
 """
 
 import argparse
@@ -28,27 +30,45 @@ from tokenizer import from_ranks
 
 TOKENS_PER_STEP = 4096
 MAX_RATE = 3e-3  # of AdamW, reached after 2 % of the time
-DROPOUT, DECAY = 0.1, 1.0  # both high for the model's size: a dozen passes over so little text, and it would learn it by heart
+# both high for the model's size: a dozen passes over so little text, and it would learn it by heart
+DROPOUT, DECAY = 0.1, 1.0
 SAMPLE = 1500  # characters of each held-out document to ship, for tests and exercises
-PHASES = ((0.0, 256), (0.75, 512), (0.9, 1024))  # from this share of the time on, train on contexts this long
+# from this share of the time on, train on contexts this long
+PHASES = ((0.0, 256), (0.75, 512), (0.9, 1024))
 
 
 def held_out_loss(model: Transformer, tokens: torch.Tensor, context: int = 512) -> float:
     """Mean nats per token over the whole stream, each window of `context` tokens starting afresh."""
     windows = [tokens[start : start + context + 1] for start in range(0, len(tokens) - 1, context)]
     with torch.inference_mode():
-        nats = [F.cross_entropy(model.forward_full(w[None, :-1])[0].float(), w[1:], reduction="sum").item() for w in windows]
+        nats = [
+            F.cross_entropy(
+                model.forward_full(w[None, :-1])[0].float(), w[1:], reduction="sum"
+            ).item()
+            for w in windows
+        ]
     return sum(nats) / (len(tokens) - 1)
 
 
 def unigram_loss(train: torch.Tensor, held_out: torch.Tensor, vocab_size: int) -> float:
-    """The baseline that knows how often each token occurs, and nothing else: nats per token, held out."""
-    counts = torch.bincount(train, minlength=vocab_size) + 1.0  # + 1: a token never seen must not cost infinity
+    """The baseline that knows how often each token occurs, and nothing else: nats per token, held
+    out.
+    """
+    # + 1: a token never seen must not cost infinity
+    counts = torch.bincount(train, minlength=vocab_size) + 1.0
     return -(counts / counts.sum()).log()[held_out[1:]].mean().item()
 
 
-def train_step(model: Transformer, optimizer: torch.optim.Optimizer, tokens: torch.Tensor, context: int, autocast: bool) -> float:
-    """One step of AdamW on TOKENS_PER_STEP random tokens. Returns the training loss in nats per token."""
+def train_step(
+    model: Transformer,
+    optimizer: torch.optim.Optimizer,
+    tokens: torch.Tensor,
+    context: int,
+    autocast: bool,
+) -> float:
+    """One step of AdamW on TOKENS_PER_STEP random tokens. Returns the training loss in nats per
+    token.
+    """
     starts = torch.randint(len(tokens) - context, (TOKENS_PER_STEP // context, 1))
     windows = tokens[starts + torch.arange(context + 1)]  # (B, context + 1)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -62,8 +82,12 @@ def train_step(model: Transformer, optimizer: torch.optim.Optimizer, tokens: tor
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train the demo model on Python's own documentation.")
-    parser.add_argument("--minutes", type=float, default=25.0, help="time to train for (default: 25)")
+    parser = argparse.ArgumentParser(
+        description="Train the demo model on Python's own documentation."
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=25.0, help="time to train for (default: 25)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=DEMO, help="folder to write (default: demo/)")
     args = parser.parse_args()
@@ -74,19 +98,25 @@ def main() -> None:
     ranks = train_tokenizer(train_texts, config.vocab_size)
     tokenizer = from_ranks(ranks)
     train, held_out = (
-        torch.tensor([token for text in texts for token in [*tokenizer.encode(text), tokenizer.eos_id]])
+        torch.tensor(
+            [token for text in texts for token in [*tokenizer.encode(text), tokenizer.eos_id]]
+        )
         for texts in (train_texts, held_out_texts)
     )
     held_out_bytes = sum(len(text.encode()) for text in held_out_texts)
     unigram = unigram_loss(train, held_out, config.vocab_size)
-    print(f"{len(train):,} training tokens, {len(held_out):,} held out; unigram baseline {unigram:.3f} nats per token")
+    print(
+        f"{len(train):,} training tokens, {len(held_out):,} held out; unigram baseline"
+        f" {unigram:.3f} nats per token"
+    )
 
     model = Transformer(config).init_weights(args.seed)
     for layer in model.layers:
         for branch in (layer.postproj, layer.ffn_ln2):
             branch.dropout = DROPOUT
     matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
-    gains = [parameter for parameter in model.parameters() if parameter.dim() == 1]  # decaying a norm's gain would shrink the signal
+    # decaying a norm's gain would shrink the signal
+    gains = [parameter for parameter in model.parameters() if parameter.dim() == 1]
     groups = [{"params": matrices, "weight_decay": DECAY}, {"params": gains, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95))
 
@@ -97,13 +127,27 @@ def main() -> None:
         train_step(model, optimizer, train, 256, autocast)
         times[autocast] = time.perf_counter() - start
     autocast = times[True] < times[False]
-    print(f"seconds per step: float32 {times[False]:.2f}, bfloat16 {times[True]:.2f}; training in {'bfloat16' if autocast else 'float32'}")
+    print(
+        f"seconds per step: float32 {times[False]:.2f}, bfloat16 {times[True]:.2f}; training in"
+        f" {'bfloat16' if autocast else 'float32'}"
+    )
 
-    # The clock, not a step count, drives the schedule: the budget holds on any machine, and the learning rate always reaches its end.
-    start, seconds, steps, smooth = time.perf_counter(), 60 * args.minutes, 0, math.log(config.vocab_size)
-    bar = tqdm(total=round(seconds), unit="s", bar_format="{l_bar}{bar}| {n:.0f}/{total} s {postfix}")
+    # The clock, not a step count, drives the schedule: the budget holds on any machine, and the
+    # learning rate always reaches its end.
+    start, seconds, steps, smooth = (
+        time.perf_counter(),
+        60 * args.minutes,
+        0,
+        math.log(config.vocab_size),
+    )
+    bar = tqdm(
+        total=round(seconds), unit="s", bar_format="{l_bar}{bar}| {n:.0f}/{total} s {postfix}"
+    )
     while (progress := (time.perf_counter() - start) / seconds) < 1.0:
-        rate = MAX_RATE * min(progress / 0.02, 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))  # warm-up, then a cosine
+        # warm-up, then a cosine
+        rate = MAX_RATE * min(
+            progress / 0.02, 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress))
+        )
         for group in optimizer.param_groups:
             group["lr"] = rate
         context = [length for share, length in PHASES if progress >= share][-1]
@@ -118,14 +162,20 @@ def main() -> None:
     save(model, args.out, eos_id=tokenizer.eos_id)
     lines = [base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items()]
     (args.out / "merges.tiktoken").write_bytes(b"".join(lines))
-    (args.out / "held_out.txt").write_text("\n\n".join(text[:SAMPLE] for text in held_out_texts), encoding="utf-8")
+    (args.out / "held_out.txt").write_text(
+        "\n\n".join(text[:SAMPLE] for text in held_out_texts), encoding="utf-8"
+    )
     load_weights(model, args.out)  # measure what is shipped: weights rounded to bfloat16
     loss = held_out_loss(model, held_out)
     metrics = {
         "held_out_nats_per_token": round(loss, 4),
         "unigram_nats_per_token": round(unigram, 4),
-        "held_out_bits_per_byte": round(loss * (len(held_out) - 1) / math.log(2) / held_out_bytes, 4),
-        "unigram_bits_per_byte": round(unigram * (len(held_out) - 1) / math.log(2) / held_out_bytes, 4),
+        "held_out_bits_per_byte": round(
+            loss * (len(held_out) - 1) / math.log(2) / held_out_bytes, 4
+        ),
+        "unigram_bits_per_byte": round(
+            unigram * (len(held_out) - 1) / math.log(2) / held_out_bytes, 4
+        ),
         "training_seconds": round(seconds),
         "tokens_seen": steps * TOKENS_PER_STEP,
         "training_tokens": len(train),

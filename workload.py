@@ -1,14 +1,20 @@
-"""Requests over time: when they arrive, how long their prompts are, and how many tokens they ask for.
+"""Requests over time: when they arrive, how long their prompts are, and how many tokens they ask
+for.
 
-    poisson(1000, rate=2.0)                  arrival times of independent users: the gaps are exponential
-    gamma(1000, rate=2.0, cv=3.0)            the same rate in bursts: `cv` is the gaps' coefficient of variation (deviation / mean); 1 is Poisson
-    make_requests(arrivals, prompts, outputs)    requests with drawn lengths: Fixed, Uniform, Zipf, LogNormal
+    poisson(1000, rate=2.0)                  arrival times of independent users: the gaps are
+                                             exponential
+    gamma(1000, rate=2.0, cv=3.0)            the same rate in bursts: `cv` is the gaps' coefficient
+                                             of variation (deviation / mean); 1 is Poisson
+    make_requests(arrivals, prompts, outputs)    requests with drawn lengths: Fixed, Uniform, Zipf,
+                                                 LogNormal
     read_trace("trace.csv")                  requests as somebody recorded them
-    at_rate(requests, 4.0)                   the same requests, all arrival times scaled to that mean rate
+    at_rate(requests, 4.0)                   the same requests, all arrival times scaled to that
+                                             mean rate
 
-Everything that is drawn has a seed. Arrivals, prompts and outputs are drawn from three streams of it, so that changing one
-leaves the others as they are; what two policies or two rates are compared on is the same requests.
-Times are in seconds, lengths in tokens. A trace's n output tokens become a request with max_tokens = n: the prefill yields the first of them.
+Everything that is drawn has a seed. Arrivals, prompts and outputs are drawn from three streams of
+it, so that changing one leaves the others as they are; what two policies or two rates are compared
+on is the same requests. Times are in seconds, lengths in tokens. A trace's n output tokens become a
+request with max_tokens = n: the prefill yields the first of them.
 """
 
 import csv
@@ -33,14 +39,15 @@ def stream(seed: int, which: int) -> np.random.Generator:
     return np.random.default_rng([seed, which])
 
 
-# ---------------------------------------------------------------------------------------------------- arrivals
+# ----------------------------------------------------------------------------------------- arrivals
 
 
 def gamma(count: int, rate: float, cv: float, seed: int = 0) -> list[float]:
-    """`count` arrival times at `rate` requests per second, with gamma-distributed gaps of mean 1 / rate and deviation cv / rate.
+    """`count` arrival times at `rate` requests per second, with gamma-distributed gaps of mean 1 /
+    rate and deviation cv / rate.
 
-    Drawn at rate 1 and then divided, so that a seed gives the same pattern at every rate. cv 1: Poisson; above 1: bursts;
-    0: evenly, one every 1 / rate seconds.
+    Drawn at rate 1 and then divided, so that a seed gives the same pattern at every rate. cv 1:
+    Poisson; above 1: bursts; 0: evenly, one every 1 / rate seconds.
     """
     if not 0 < rate < math.inf:
         raise UserError(f"rate is {rate}; it must be a number of requests per second above 0")
@@ -51,23 +58,36 @@ def gamma(count: int, rate: float, cv: float, seed: int = 0) -> list[float]:
 
 
 def poisson(count: int, rate: float, seed: int = 0) -> list[float]:
-    """`count` arrival times of a Poisson process at `rate` requests per second (Sarathi-Serve, Sec 5)."""
+    """`count` arrival times of a Poisson process at `rate` requests per second (Sarathi-Serve, Sec
+    5).
+    """
     return gamma(count, rate, 1.0, seed)
 
 
 def at_rate(requests: Sequence[Request], rate: float) -> list[Request]:
-    """New requests of the same lengths, in the same order; their arrivals scaled so that `rate` of them come per second on average."""
+    """New requests of the same lengths, in the same order; their arrivals scaled so that `rate` of
+    them come per second on average.
+    """
     if not 0 < rate < math.inf:
         raise UserError(f"rate is {rate}; it must be a number of requests per second above 0")
-    first, last = min(request.arrival for request in requests), max(request.arrival for request in requests)
+    first, last = (
+        min(request.arrival for request in requests),
+        max(request.arrival for request in requests),
+    )
     factor = (len(requests) - 1) / rate / (last - first) if last > first else 0.0
     return [
-        Request(request.request_id, request.prompt, request.max_tokens, request.stop_ids, (request.arrival - first) * factor)
+        Request(
+            request.request_id,
+            request.prompt,
+            request.max_tokens,
+            request.stop_ids,
+            (request.arrival - first) * factor,
+        )
         for request in requests
     ]
 
 
-# ---------------------------------------------------------------------------------------------------- lengths
+# ------------------------------------------------------------------------------------------ lengths
 
 
 class Lengths(Protocol):
@@ -107,7 +127,9 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Zipf:
-    """A whole number k from low to high with a probability proportional to 1 / k^exponent: many short, few long."""
+    """A whole number k from low to high with a probability proportional to 1 / k^exponent: many
+    short, few long.
+    """
 
     low: int
     high: int
@@ -129,8 +151,8 @@ class Zipf:
 class LogNormal:
     """A log-normal with the given median and 90th percentile, rounded to whole tokens.
 
-    longest: what is drawn above it becomes `longest` (None: no bound). So the median and the P90 stay what they are, as long as they
-    lie below; to draw again instead would lower both.
+    longest: what is drawn above it becomes `longest` (None: no bound). So the median and the P90
+    stay what they are, as long as they lie below; to draw again instead would lower both.
     """
 
     median: float
@@ -139,7 +161,9 @@ class LogNormal:
 
     def __post_init__(self) -> None:
         if not 1 <= self.median <= self.p90 < math.inf:
-            raise UserError(f"median is {self.median} and p90 is {self.p90}; 1 <= median <= p90 is needed")
+            raise UserError(
+                f"median is {self.median} and p90 is {self.p90}; 1 <= median <= p90 is needed"
+            )
         if self.longest is not None and self.longest < self.p90:
             raise UserError(f"longest is {self.longest}; it must be at least the p90, {self.p90}")
 
@@ -155,11 +179,16 @@ def check_whole(name: str, value: int, least: int) -> None:
 
 
 def make_requests(
-    arrivals: Sequence[float], prompts: Lengths, outputs: Lengths, seed: int = 0, max_length: int | None = None
+    arrivals: Sequence[float],
+    prompts: Lengths,
+    outputs: Lengths,
+    seed: int = 0,
+    max_length: int | None = None,
 ) -> list[Request]:
     """One request for each arrival time, with drawn lengths and placeholder prompts.
 
-    max_length: tokens of prompt and output together; a prompt that would exceed it is cut to what its output leaves.
+    max_length: tokens of prompt and output together; a prompt that would exceed it is cut to what
+    its output leaves.
     """
     prompt_tokens = prompts.draw(len(arrivals), stream(seed, PROMPTS))
     output_tokens = outputs.draw(len(arrivals), stream(seed, OUTPUTS))
@@ -169,13 +198,16 @@ def make_requests(
         prompt_tokens = np.minimum(prompt_tokens, max_length - output_tokens)
     return [
         Request(i, range(prompt), output, arrival=arrival)
-        for i, (arrival, prompt, output) in enumerate(zip(arrivals, prompt_tokens.tolist(), output_tokens.tolist(), strict=True))
+        for i, (arrival, prompt, output) in enumerate(
+            zip(arrivals, prompt_tokens.tolist(), output_tokens.tolist(), strict=True)
+        )
     ]
 
 
-# ---------------------------------------------------------------------------------------------------- traces
+# ------------------------------------------------------------------------------------------- traces
 
-# What a trace file calls its columns: ours, the Azure LLM inference trace's, Vidur's and Sarathi-Serve's.
+# What a trace file calls its columns: ours, the Azure LLM inference trace's, Vidur's and
+# Sarathi-Serve's.
 HEADERS = {
     "arrival": ("arrival", "TIMESTAMP", "arrived_at"),
     "prompt": ("prompt_tokens", "ContextTokens", "num_prefill_tokens"),
@@ -186,8 +218,9 @@ HEADERS = {
 def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
     """The requests of a CSV file, by arrival, the first at 0 s; `count`: only the first so many.
 
-    The header names three columns as in HEADERS; others are ignored. Arrivals are numbers of seconds, or all of them dates and times (ISO 8601);
-    lengths are whole numbers of tokens, at least 1. A UserError names file, line and column of what is neither.
+    The header names three columns as in HEADERS; others are ignored. Arrivals are numbers of
+    seconds, or all of them dates and times (ISO 8601); lengths are whole numbers of tokens, at
+    least 1. A UserError names file, line and column of what is neither.
     """
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
@@ -202,7 +235,10 @@ def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
         raise UserError(f"{path}: no requests below the header; a trace needs at least one")
     rows = read_rows(path, columns, lines)
     rows.sort(key=lambda row: row[0])
-    return [Request(i, range(prompt), output, arrival=arrival - rows[0][0]) for i, (arrival, prompt, output) in enumerate(rows[:count])]
+    return [
+        Request(i, range(prompt), output, arrival=arrival - rows[0][0])
+        for i, (arrival, prompt, output) in enumerate(rows[:count])
+    ]
 
 
 def find_columns(path: Path | str, header: Sequence[str]) -> dict[str, tuple[int, str]]:
@@ -211,17 +247,24 @@ def find_columns(path: Path | str, header: Sequence[str]) -> dict[str, tuple[int
     for column, allowed in HEADERS.items():
         name = next((name for name in allowed if name in names), None)
         if name is None:
-            raise UserError(f"{path}, line 1: no column for the {column} in {','.join(names)!r}; name one of them {' or '.join(allowed)}")
+            raise UserError(
+                f"{path}, line 1: no column for the {column} in {','.join(names)!r}; name one of"
+                f" them {' or '.join(allowed)}"
+            )
         found[column] = names.index(name), name
     return found
 
 
-def read_rows(path: Path | str, columns: dict[str, tuple[int, str]], lines: Sequence[tuple[int, list[str]]]) -> list[tuple]:
+def read_rows(
+    path: Path | str, columns: dict[str, tuple[int, str]], lines: Sequence[tuple[int, list[str]]]
+) -> list[tuple]:
     """Arrival, prompt tokens and output tokens of each line."""
     place, _ = columns["arrival"]
     dated = len(lines[0][1]) > place and is_date(lines[0][1][place])
     read_arrival, wanted = (
-        (date, "a date and time, as in the first line") if dated else (number, "a number of seconds (or, in all lines, a date and time)")
+        (date, "a date and time, as in the first line")
+        if dated
+        else (number, "a number of seconds (or, in all lines, a date and time)")
     )
     readers = [(read_arrival, wanted), *2 * [(tokens, "a whole number of tokens, at least 1")]]
     rows = []
@@ -232,7 +275,9 @@ def read_rows(path: Path | str, columns: dict[str, tuple[int, str]], lines: Sequ
             try:
                 values.append(read(text))
             except ValueError:
-                raise UserError(f"{path}, line {line}, column {name}: {text!r} is not {wanted}") from None
+                raise UserError(
+                    f"{path}, line {line}, column {name}: {text!r} is not {wanted}"
+                ) from None
         rows.append(tuple(values))
     return rows
 

@@ -1,9 +1,10 @@
-"""All figures and tables, the best chunk size, and results/index.html: a gallery with what the paper claims, what we see and where we differ.
+"""All figures and tables, the best chunk size, and results/index.html: a gallery with what the
+paper claims, what we see and where we differ.
 
     python experiments/all.py       (or: make figures)
 
-Each script runs as a reader would run it, without --measure; measured rows that results/ already holds stay, and are shown. Every number in
-the captions comes from the CSV files.
+Each script runs as a reader would run it, without --measure; measured rows that results/ already
+holds stay, and are shown. Every number in the captions comes from the CSV files.
 """
 
 import html
@@ -17,12 +18,24 @@ from pathlib import Path
 
 from cli import run_main
 from experiments import fidelity, fig9
-from experiments.common import ROOT, Point, curves, make_directory, make_parser, print_table, progress, read_csv, three_digits
+from experiments.common import (
+    ROOT,
+    Point,
+    curves,
+    make_directory,
+    make_parser,
+    print_table,
+    progress,
+    read_csv,
+    three_digits,
+)
 
 
 @dataclass(frozen=True)
 class Caption:
-    """Texts with holes: {paper[SERIES@X]:.1f} and {predicted[SERIES@X]:.1f} are points of the figure's CSV, @X where a series has an x."""
+    """Texts with holes: {paper[SERIES@X]:.1f} and {predicted[SERIES@X]:.1f} are points of the
+    figure's CSV, @X where a series has an x.
+    """
 
     section: str
     claim: str
@@ -167,7 +180,8 @@ CAPTIONS = {
 }  # fmt: skip
 
 LONGEST = "serve_capacity"  # starts first
-FLAGS = {"choose_chunk": ["--batch-size", "18"]}  # the paper's B, where the memory formula alone would take more
+# the paper's B, where the memory formula alone would take more
+FLAGS = {"choose_chunk": ["--batch-size", "18"]}
 
 STYLE = """
 body { font: 18px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
@@ -193,11 +207,22 @@ def fill(name: str, text: str, points: list[Point]) -> str:
     """A caption's text with its holes filled."""
     holes = {source: values(points, source) for source in ("paper", "predicted")}
     if name == "fig9":
-        tops = [max(curve, key=lambda point: point.y) for curve in curves(points, "predicted").values()]
-        wanted = [point for point in tops if point.series.startswith(("C=256", "C=512")) and "L=1024" in point.series]
-        holes["peaks"] = "; ".join(f"{point.series}: {point.y:.2f}x at P:D = {point.x:.1f}" for point in wanted)
+        tops = [
+            max(curve, key=lambda point: point.y) for curve in curves(points, "predicted").values()
+        ]
+        wanted = [
+            point
+            for point in tops
+            if point.series.startswith(("C=256", "C=512")) and "L=1024" in point.series
+        ]
+        holes["peaks"] = "; ".join(
+            f"{point.series}: {point.y:.2f}x at P:D = {point.x:.1f}" for point in wanted
+        )
     if name == "choose_chunk":
-        best = max((point for point in points if point.series.startswith("gain")), key=lambda point: point.y)
+        best = max(
+            (point for point in points if point.series.startswith("gain")),
+            key=lambda point: point.y,
+        )
         holes["best"] = f"C = {best.x:g} gains most, {best.y:.2f}x"
     return text.format(**holes)
 
@@ -209,10 +234,15 @@ def table(rows: list[list[str]]) -> str:
 
 def measured_list(points: list[Point]) -> str:
     """What was measured, folded; empty if nothing was."""
-    newest = [point for curve in curves(points, "measured").values() if len(curve) < 50 for point in curve]
+    newest = [
+        point for curve in curves(points, "measured").values() if len(curve) < 50 for point in curve
+    ]
     if not newest:
         return ""
-    rows = [[p.series, f"{p.x_unit} = {p.x:.4g}" if p.x_unit else "", three_digits(p.y), p.y_unit] for p in newest]
+    rows = [
+        [p.series, f"{p.x_unit} = {p.x:.4g}" if p.x_unit else "", three_digits(p.y), p.y_unit]
+        for p in newest
+    ]
     where = html.escape(f"{newest[0].model} on {newest[0].hardware}")
     return f"<details><summary>Measured: {where}</summary>{table(rows)}</details>"
 
@@ -221,7 +251,12 @@ def published(points: list[Point]) -> list[list[str]]:
     """The published numbers of a figure that fidelity.py leaves out: what, paper, predicted, error."""
     paper, predicted = values(points, "paper"), values(points, "predicted")
     return [
-        [name, three_digits(number), three_digits(predicted[name]), f"{100 * (predicted[name] / number - 1):+.1f} %"]
+        [
+            name,
+            three_digits(number),
+            three_digits(predicted[name]),
+            f"{100 * (predicted[name] / number - 1):+.1f} %",
+        ]
         for name, number in paper.items()
         if name in predicted
     ]
@@ -230,12 +265,21 @@ def published(points: list[Point]) -> list[list[str]]:
 def section(name: str, out: Path, rows: list[fidelity.Row]) -> str:
     """One figure of the gallery. rows: its published numbers beside ours."""
     caption, points = CAPTIONS[name], read_csv(out / f"{name}.csv")
-    numbers = [[*fidelity.cells(row)[1:]] for row in rows] or (published(points) if caption.differ else [])
-    differ = "".join(
-        f"<dd>{html.escape(f'{row.quantity}: {fidelity.cells(row)[5]}. {row.explanation}')}</dd>" for row in rows if row.explanation
+    numbers = [[*fidelity.cells(row)[1:]] for row in rows] or (
+        published(points) if caption.differ else []
     )
-    differ += f"<dd>{html.escape(fill(name, caption.differ, points))}</dd>" if caption.differ else ""
-    title = f"{name.replace('fig', 'Fig ').replace('table', 'Table ').replace('_', ' ').capitalize()} ({caption.section})"
+    differ = "".join(
+        f"<dd>{html.escape(f'{row.quantity}: {fidelity.cells(row)[5]}. {row.explanation}')}</dd>"
+        for row in rows
+        if row.explanation
+    )
+    differ += (
+        f"<dd>{html.escape(fill(name, caption.differ, points))}</dd>" if caption.differ else ""
+    )
+    title = (
+        f"{name.replace('fig', 'Fig ').replace('table', 'Table ').replace('_', ' ').capitalize()}"
+        f" ({caption.section})"
+    )
     second = f"{name}_measured.png"
     measured = f'<img src="{second}" alt="{title}, measured">' if (out / second).exists() else ""
     nowhere = "Nowhere." if numbers else "The paper states no number here."
@@ -249,8 +293,13 @@ def section(name: str, out: Path, rows: list[fidelity.Row]) -> str:
 def gallery(out: Path) -> str:
     """results/index.html."""
     rows = fidelity.read(out / "fidelity.csv")
-    ids = {figure.name: list(figure.paper) for figure in fidelity.FIGURES + fidelity.SERVING} | {"fig9": [*fig9.PUBLISHED]}
-    sections = [section(name, out, [row for row in rows if row.id in ids.get(name, [])]) for name in CAPTIONS]
+    ids = {figure.name: list(figure.paper) for figure in fidelity.FIGURES + fidelity.SERVING} | {
+        "fig9": [*fig9.PUBLISHED]
+    }
+    sections = [
+        section(name, out, [row for row in rows if row.id in ids.get(name, [])])
+        for name in CAPTIONS
+    ]
     lines = "".join(f"<li>{html.escape(line)}</li>" for line in fidelity.summary(rows))
     return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>nano-sarathi: the papers' figures</title><style>{STYLE}</style>
 <h1>SARATHI's and Sarathi-Serve's figures: the papers, and what we see</h1>
@@ -273,14 +322,23 @@ def main() -> None:
         return result
 
     longest_first = sorted(CAPTIONS, key=lambda name: name != LONGEST)
-    with bar, ThreadPoolExecutor(os.cpu_count()) as pool:  # as many scripts at a time as there are cores
+    # as many scripts at a time as there are cores
+    with bar, ThreadPoolExecutor(os.cpu_count()) as pool:
         results = dict(zip(longest_first, pool.map(run, longest_first), strict=True))
         results["fidelity"] = run("fidelity")  # last: it reads what others wrote
     for name in names:
         seconds, result = results[name]
-        rows.append([f"{name}.py", f"{seconds:.1f}", "ok" if result.returncode == 0 else f"FAILED, exit status {result.returncode}"])
+        rows.append(
+            [
+                f"{name}.py",
+                f"{seconds:.1f}",
+                "ok" if result.returncode == 0 else f"FAILED, exit status {result.returncode}",
+            ]
+        )
         if result.returncode != 0:
-            failed.append(f"{name}.py: {(result.stderr.strip().splitlines() or ['no message'])[-1]}")
+            failed.append(
+                f"{name}.py: {(result.stderr.strip().splitlines() or ['no message'])[-1]}"
+            )
     print_table(["script", "seconds", ""], rows)
     if failed:
         print("", *failed, sep="\n", file=sys.stderr)

@@ -1,16 +1,32 @@
-"""The chunk size for a model, a GPU and a workload: what SARATHI leaves to future work (Sec 6), asked of the cost model.
+"""The chunk size for a model, a GPU and a workload: what SARATHI leaves to future work (Sec 6),
+asked of the cost model.
 
     python experiments/choose_chunk.py --model llama-13b --gpu a6000 --pd 14 --length 1024 --batch-size 18
-    python experiments/choose_chunk.py --pd 14 --length 1024 --tbt-slo 100                      no TBT above 100 ms
-    python experiments/choose_chunk.py --model llama-33b --gpu a100-80gb --software sarathi_serve   vLLM's kernels on an A100
-    python experiments/choose_chunk.py --calibration results/calibration-laptop.json --pd 14    for the machine that calibrate.py measured
+    python experiments/choose_chunk.py --pd 14 --length 1024 --tbt-slo 100                      no
+                                                                                                TBT
+                                                                                                above
+                                                                                                100
+                                                                                                ms
+    python experiments/choose_chunk.py --model llama-33b --gpu a100-80gb --software sarathi_serve   vLLM's
+                                                                                                    kernels
+                                                                                                    on
+                                                                                                    an
+                                                                                                    A100
+    python experiments/choose_chunk.py --calibration results/calibration-laptop.json --pd 14    for
+                                                                                                the
+                                                                                                machine
+                                                                                                that
+                                                                                                calibrate.py
+                                                                                                measured
 
-All requests are alike: P prompt tokens and D decodes, P + D = L, P:D as given, and there are always more of them. For each chunk size C
-the scheduler runs against the cost model until the throughput is steady; the best C is the one with the most tokens per second.
-Small chunks read the weights too often and leave tiles half empty; large ones run out before all decodes have ridden along.
+All requests are alike: P prompt tokens and D decodes, P + D = L, P:D as given, and there are always
+more of them. For each chunk size C the scheduler runs against the cost model until the throughput
+is steady; the best C is the one with the most tokens per second. Small chunks read the weights too
+often and leave tiles half empty; large ones run out before all decodes have ridden along.
 
-The longest TBT (time between two tokens of a request) is the longest iteration that holds a decode: in SARATHI's, decodes wait for the chunk beside
-them. The baseline's decodes never meet a prefill; whom its prefills keep waiting are the requests that have no token yet, and that is no TBT.
+The longest TBT (time between two tokens of a request) is the longest iteration that holds a decode:
+in SARATHI's, decodes wait for the chunk beside them. The baseline's decodes never meet a prefill;
+whom its prefills keep waiting are the requests that have no token yet, and that is no TBT.
 """
 
 import argparse
@@ -24,13 +40,23 @@ from configs import GPUS, MODELS, UserError, lookup
 from costmodel import EFFICIENCY, TILE, CostModel
 from executor import CostExecutor
 from experiments.calibrate import BATCH_SIZE, CalibratedModel, Calibration
-from experiments.common import Point, make_directory, make_parser, positive, print_table, progress, write_csv
+from experiments.common import (
+    Point,
+    make_directory,
+    make_parser,
+    positive,
+    print_table,
+    progress,
+    write_csv,
+)
 from experiments.look import COLOURS, save_figure, use_style
 from experiments.workloads import Workload, run_priced, split, tokens_per_second
 from kvcache import max_batch_size
 
 MOST_REQUESTS = 256  # B above which the sweep would take longer than anybody waits
-LEAST_ROOM = 32  # prompt tokens that a chunk must have room for beside B - 1 decodes: fewer are never worth their iteration
+# prompt tokens that a chunk must have room for beside B - 1 decodes: fewer are never worth their
+# iteration
+LEAST_ROOM = 32
 
 
 @dataclass(frozen=True)
@@ -43,7 +69,9 @@ class Choice:
 
 
 def candidates(length: int, batch_size: int, ratio: float) -> list[int]:
-    """Chunk sizes worth a look: half tiles up to four tiles, whole tiles beyond, until the longest prompt fits beside its decodes."""
+    """Chunk sizes worth a look: half tiles up to four tiles, whole tiles beyond, until the longest
+    prompt fits beside its decodes.
+    """
     prompt, _ = split(length, ratio)
     enough = prompt + batch_size - 1  # from here on, every prompt is one chunk
     sizes = [*range(TILE // 2, 4 * TILE, TILE // 2), *range(4 * TILE, enough + TILE, TILE)]
@@ -54,56 +82,113 @@ def candidates(length: int, batch_size: int, ratio: float) -> list[int]:
 def steady(cost: CostModel, work: Workload, chunk_size: int) -> Choice:
     """Throughput and longest TBT of SARATHI with this chunk size, or of the baseline."""
     batch_size, policy = work.batch_size, "sarathi" if chunk_size else "baseline"
-    trace = run_priced(CostExecutor(cost), work.requests(5 * batch_size), policy, chunk_size or 1, batch_size)
+    trace = run_priced(
+        CostExecutor(cost), work.requests(5 * batch_size), policy, chunk_size or 1, batch_size
+    )
     longest = max(iteration.seconds for iteration in trace.iterations if iteration.num_decodes)
-    return Choice(chunk_size, tokens_per_second(trace, work.length, 2 * batch_size, 4 * batch_size), longest)
+    return Choice(
+        chunk_size, tokens_per_second(trace, work.length, 2 * batch_size, 4 * batch_size), longest
+    )
 
 
 def choose(choices: list[Choice], bound: float = float("inf")) -> Choice:
-    """The largest throughput whose longest TBT stays within `bound` seconds; of equals, the smallest chunk."""
+    """The largest throughput whose longest TBT stays within `bound` seconds; of equals, the
+    smallest chunk.
+    """
     allowed = [choice for choice in choices if choice.longest_tbt <= bound]
     if not allowed:
         least = min(choices, key=lambda choice: choice.longest_tbt)
         raise UserError(
-            f"--tbt-slo {1e3 * bound:g} ms: no chunk size keeps it; the least that is possible is {1e3 * least.longest_tbt:.1f} ms, "
-            f"with C = {least.chunk_size}: allow more, or fewer requests with --batch-size"
+            f"--tbt-slo {1e3 * bound:g} ms: no chunk size keeps it; the least that is possible is"
+            f" {1e3 * least.longest_tbt:.1f} ms, with C = {least.chunk_size}: allow more, or fewer"
+            " requests with --batch-size"
         )
     return max(allowed, key=lambda choice: (choice.throughput, -choice.chunk_size))
 
 
-# ---------------------------------------------------------------------------------------------------- what is shown
+# ------------------------------------------------------------------------------------ what is shown
 
 
-def print_choice(best: Choice, free: Choice, baseline: Choice, choices: list[Choice], work: Workload, bound: float) -> None:
+def print_choice(
+    best: Choice,
+    free: Choice,
+    baseline: Choice,
+    choices: list[Choice],
+    work: Workload,
+    bound: float,
+) -> None:
     rows = []
     for choice in choices:
-        cells = [f"{choice.throughput:.0f}", f"{choice.throughput / baseline.throughput:.3f}", f"{1e3 * choice.longest_tbt:.1f}"]
-        rows.append([choice.chunk_size, *cells, "best" if choice == best else "too slow" if choice.longest_tbt > bound else ""])
-    rows.append(["baseline", f"{baseline.throughput:.0f}", "1.000", f"{1e3 * baseline.longest_tbt:.1f}", ""])
+        cells = [
+            f"{choice.throughput:.0f}",
+            f"{choice.throughput / baseline.throughput:.3f}",
+            f"{1e3 * choice.longest_tbt:.1f}",
+        ]
+        rows.append(
+            [
+                choice.chunk_size,
+                *cells,
+                "best" if choice == best else "too slow" if choice.longest_tbt > bound else "",
+            ]
+        )
+    rows.append(
+        ["baseline", f"{baseline.throughput:.0f}", "1.000", f"{1e3 * baseline.longest_tbt:.1f}", ""]
+    )
     print_table(["C", "tokens/s", "gain", "longest TBT, ms", ""], rows)
     size, gain = best.chunk_size, best.throughput / baseline.throughput
-    print(f"\nBest: C = {size}, {round(100 * (gain - 1), 1) + 0.0:+.1f} % throughput over the baseline")  # + 0.0: no "-0.0"
+    # + 0.0: no "-0.0"
+    print(
+        f"\nBest: C = {size}, {round(100 * (gain - 1), 1) + 0.0:+.1f} % throughput over the"
+        " baseline"
+    )
     if gain <= 1:
         print("No chunk size that is allowed gains: the baseline is no slower", end=", ")
-        print("and nothing bars it." if baseline.longest_tbt <= bound else f"but its own decodes take {1e3 * baseline.longest_tbt:.1f} ms.")
+        print(
+            "and nothing bars it."
+            if baseline.longest_tbt <= bound
+            else f"but its own decodes take {1e3 * baseline.longest_tbt:.1f} ms."
+        )
     if bound < float("inf"):
         lost = 100 * (1 - best.throughput / free.throughput)
-        print(f"The bound of {1e3 * bound:g} ms costs {lost:.1f} % throughput: without it, the best is C = {free.chunk_size}", end=" ")
-        print(f"({100 * (free.throughput / baseline.throughput - 1):+.1f} %, {1e3 * free.longest_tbt:.1f} ms).")
-    balance = f"Rule of thumb (Sec 5.1.3): P:D = C/(B-1), here C = {work.ratio * (work.batch_size - 1):.0f}"
+        print(
+            f"The bound of {1e3 * bound:g} ms costs {lost:.1f} % throughput: without it, the best"
+            f" is C = {free.chunk_size}",
+            end=" ",
+        )
+        print(
+            f"({100 * (free.throughput / baseline.throughput - 1):+.1f} %,"
+            f" {1e3 * free.longest_tbt:.1f} ms)."
+        )
+    balance = (
+        "Rule of thumb (Sec 5.1.3): P:D = C/(B-1), here C ="
+        f" {work.ratio * (work.batch_size - 1):.0f}"
+    )
     print(f"{balance}. The same elsewhere, where as here C counts a batch's decodes too:\n")
-    print(f"  vLLM    --max-num-batched-tokens {size} --max-num-seqs {work.batch_size} --enable-chunked-prefill")
-    print(f"  SGLang  --chunked-prefill-size {size} --max-running-requests {work.batch_size} --enable-mixed-chunk")
+    print(
+        f"  vLLM    --max-num-batched-tokens {size} --max-num-seqs {work.batch_size}"
+        " --enable-chunked-prefill"
+    )
+    print(
+        f"  SGLang  --chunked-prefill-size {size} --max-running-requests {work.batch_size}"
+        " --enable-mixed-chunk"
+    )
     print("\nvLLM chunks prefills by default; SGLang mixes chunks with decodes only if told to.")
     print("Both may fill a batch with the chunks of several prompts; SARATHI takes one.")
 
 
-def draw(best: Choice, baseline: Choice, choices: list[Choice], bound: float, title: str) -> plt.Figure:
+def draw(
+    best: Choice, baseline: Choice, choices: list[Choice], bound: float, title: str
+) -> plt.Figure:
     """Gain over C, and below it what a running request waits for its next token."""
     use_style()
     figure, (gains, waits) = plt.subplots(2, 1, figsize=(10, 9), sharex=True, layout="constrained")
     sizes = [choice.chunk_size for choice in choices]
-    gains.plot(sizes, [choice.throughput / baseline.throughput for choice in choices], "o-", color=COLOURS["blue"])
+    gains.plot(
+        sizes,
+        [choice.throughput / baseline.throughput for choice in choices],
+        "o-",
+        color=COLOURS["blue"],
+    )
     gains.axhline(1, color="black", linewidth=1)
     gains.plot(
         [best.chunk_size], [best.throughput / baseline.throughput], "s", color=COLOURS["vermilion"], markersize=12,
@@ -111,19 +196,36 @@ def draw(best: Choice, baseline: Choice, choices: list[Choice], bound: float, ti
     )  # fmt: skip
     gains.set(ylabel="throughput over the baseline", title=title)
     gains.legend()
-    waits.plot(sizes, [1e3 * choice.longest_tbt for choice in choices], "o-", color=COLOURS["green"], label="sarathi")
+    waits.plot(
+        sizes,
+        [1e3 * choice.longest_tbt for choice in choices],
+        "o-",
+        color=COLOURS["green"],
+        label="sarathi",
+    )
     waits.axhline(
-        1e3 * baseline.longest_tbt, color="black", linewidth=1.8, linestyle="--", label="baseline: its decodes never meet a prefill"
+        1e3 * baseline.longest_tbt,
+        color="black",
+        linewidth=1.8,
+        linestyle="--",
+        label="baseline: its decodes never meet a prefill",
     )
     if bound < float("inf"):
-        waits.axhline(1e3 * bound, color=COLOURS["vermilion"], linestyle=":", label=f"bound: {1e3 * bound:g} ms")
+        waits.axhline(
+            1e3 * bound,
+            color=COLOURS["vermilion"],
+            linestyle=":",
+            label=f"bound: {1e3 * bound:g} ms",
+        )
     waits.set(xlabel="C (tokens)", ylabel="longest time between\ntwo tokens, TBT (ms)")
     waits.set_ylim(bottom=0)
     waits.legend()
     return figure
 
 
-def points(baseline: Choice, choices: list[Choice], work: Workload, model: str, hardware: str) -> list[Point]:
+def points(
+    baseline: Choice, choices: list[Choice], work: Workload, model: str, hardware: str
+) -> list[Point]:
     rows, (prompt, decodes) = [], split(work.length, work.ratio)
     shape = f"L={work.length} B={work.batch_size} P={prompt} D={decodes}"
     for choice in choices:
@@ -132,11 +234,23 @@ def points(baseline: Choice, choices: list[Choice], work: Workload, model: str, 
             ("gain", choice.throughput / baseline.throughput, "throughput over baseline"),
             ("longest TBT", 1e3 * choice.longest_tbt, "ms"),
         ):
-            rows.append(Point("choose_chunk", f"{series} {shape}", choice.chunk_size, "C", y, unit, "predicted", model, hardware))
+            rows.append(
+                Point(
+                    "choose_chunk",
+                    f"{series} {shape}",
+                    choice.chunk_size,
+                    "C",
+                    y,
+                    unit,
+                    "predicted",
+                    model,
+                    hardware,
+                )
+            )
     return rows
 
 
-# ---------------------------------------------------------------------------------------------------- flags
+# -------------------------------------------------------------------------------------------- flags
 
 
 def above_zero(text: str) -> float:
@@ -153,41 +267,75 @@ def above_zero(text: str) -> float:
 def cost_model(options: argparse.Namespace) -> CostModel:
     """Of the named model and GPU, or of the machine that was calibrated."""
     if options.calibration is None:
-        model, gpu = lookup(MODELS, options.model or "llama-13b", "model"), lookup(GPUS, options.gpu or "a6000", "GPU")
+        model, gpu = (
+            lookup(MODELS, options.model or "llama-13b", "model"),
+            lookup(GPUS, options.gpu or "a6000", "GPU"),
+        )
         return CostModel(model, gpu, EFFICIENCY[options.software or "sarathi"])
     calibration = Calibration.read(options.calibration)
     if options.gpu is not None:
-        raise UserError("--gpu and --calibration exclude each other: a calibration is of the machine it was made on")
+        raise UserError(
+            "--gpu and --calibration exclude each other: a calibration is of the machine it was"
+            " made on"
+        )
     if options.software is not None:
-        raise UserError("--software and --calibration exclude each other: a calibration is of the software that was measured")
+        raise UserError(
+            "--software and --calibration exclude each other: a calibration is of the software that"
+            " was measured"
+        )
     if options.model not in (None, calibration.model.name):
-        raise UserError(f"--model {options.model}: the calibration is of {calibration.model.name}; calibrate.py --model makes others")
+        raise UserError(
+            f"--model {options.model}: the calibration is of {calibration.model.name}; calibrate.py"
+            " --model makes others"
+        )
     return CalibratedModel(calibration)
 
 
 def workload(options: argparse.Namespace, cost: CostModel) -> Workload:
-    """What to run, with B from the memory formula or the calibration unless it was given; or a UserError about the flags."""
+    """What to run, with B from the memory formula or the calibration unless it was given; or a
+    UserError about the flags.
+    """
     model, gpu, length = cost.model, cost.gpu, options.length
     if not 2 <= length <= model.max_length:
         raise UserError(f"--length is {length}; {model.name} allows 2 to {model.max_length} tokens")
     fits = max_batch_size(model, gpu, length, cost.bytes_per_value)
-    batch_size, measured = options.batch_size, BATCH_SIZE if isinstance(cost, CalibratedModel) else None
+    batch_size, measured = (
+        options.batch_size,
+        (BATCH_SIZE if isinstance(cost, CalibratedModel) else None),
+    )
     if batch_size is None and measured is not None and fits >= 2:
         batch_size = min(fits, measured)
-        print(f"B = {batch_size}: as many decodes as the calibration measured, of the {fits} that fit; others: --batch-size.\n")
+        print(
+            f"B = {batch_size}: as many decodes as the calibration measured, of the {fits} that"
+            " fit; others: --batch-size.\n"
+        )
     elif batch_size is None:
         if fits < 2:
-            raise UserError(f"{model.name} on {gpu.name}: {fits} requests of {length} tokens fit, and a chunk needs decodes to carry")
+            raise UserError(
+                f"{model.name} on {gpu.name}: {fits} requests of {length} tokens fit, and a chunk"
+                " needs decodes to carry"
+            )
         batch_size = min(fits, MOST_REQUESTS)
         print(f"B = {batch_size}: (M_G - M_S) / (L * m_kv) = {fits}", end="")
         print(f", cut to {MOST_REQUESTS}" if fits > MOST_REQUESTS else "", end="")
-        print(". The formula leaves nothing for activations; real systems fit fewer: --batch-size.\n")
+        print(
+            ". The formula leaves nothing for activations; real systems fit fewer: --batch-size.\n"
+        )
     elif not 2 <= batch_size <= MOST_REQUESTS:
-        raise UserError(f"--batch-size is {batch_size}; it must be from 2 (a chunk needs decodes to carry) to {MOST_REQUESTS}")
+        raise UserError(
+            f"--batch-size is {batch_size}; it must be from 2 (a chunk needs decodes to carry) to"
+            f" {MOST_REQUESTS}"
+        )
     elif measured is not None and batch_size > measured:
-        print(f"Note: the calibration measured up to {measured} decodes; for {batch_size} its curves are continued.\n")
+        print(
+            f"Note: the calibration measured up to {measured} decodes; for {batch_size} its curves"
+            " are continued.\n"
+        )
     elif batch_size > fits:
-        print(f"Note: by (M_G - M_S) / (L * m_kv), {fits} requests of {length} tokens fit into {gpu.name}, not {batch_size}.\n")
+        print(
+            f"Note: by (M_G - M_S) / (L * m_kv), {fits} requests of {length} tokens fit into"
+            f" {gpu.name}, not {batch_size}.\n"
+        )
     return Workload(length, batch_size, options.pd)
 
 
@@ -198,18 +346,46 @@ def main() -> None:
     parser.add_argument(
         "--software",
         choices=list(EFFICIENCY),
-        help="whose efficiency the cost model takes: sarathi (its A6000), or sarathi_serve (the kernels of vLLM, on an A100) (default: sarathi)",
+        help=(
+            "whose efficiency the cost model takes: sarathi (its A6000), or sarathi_serve (the"
+            " kernels of vLLM, on an A100) (default: sarathi)"
+        ),
     )
-    parser.add_argument("--calibration", type=Path, metavar="FILE", help="a machine that calibrate.py measured, in place of --gpu")
-    parser.add_argument("--pd", type=above_zero, default=14.0, metavar="RATIO", help="P:D, prompt tokens per decode (default: 14)")
-    parser.add_argument("--length", type=positive, default=1024, metavar="L", help="tokens of a request (default: 1024)")
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="a machine that calibrate.py measured, in place of --gpu",
+    )
+    parser.add_argument(
+        "--pd",
+        type=above_zero,
+        default=14.0,
+        metavar="RATIO",
+        help="P:D, prompt tokens per decode (default: 14)",
+    )
+    parser.add_argument(
+        "--length",
+        type=positive,
+        default=1024,
+        metavar="L",
+        help="tokens of a request (default: 1024)",
+    )
     parser.add_argument(
         "--batch-size",
         type=positive,
         metavar="B",
-        help="requests in a batch (default: as many as fit, by the formula; of a calibration, as many as it measured)",
+        help=(
+            "requests in a batch (default: as many as fit, by the formula; of a calibration, as"
+            " many as it measured)"
+        ),
     )
-    parser.add_argument("--tbt-slo", type=above_zero, metavar="MS", help="longest TBT (time between two tokens) that is allowed")
+    parser.add_argument(
+        "--tbt-slo",
+        type=above_zero,
+        metavar="MS",
+        help="longest TBT (time between two tokens) that is allowed",
+    )
     options = parser.parse_args()
     cost = cost_model(options)
     make_directory(options.out)
@@ -222,12 +398,25 @@ def main() -> None:
     choices = [steady(cost, work, size) for size in progress(sizes, "sweeping")]
     best, free = choose(choices, bound), choose(choices)
     prompt, decodes = split(work.length, work.ratio)
-    title = f"{cost.model.name} on {cost.gpu.name}\nL = {work.length}, P:D = {prompt / decodes:.3g}, B = {work.batch_size}"
-    constants = "this machine's calibration" if options.calibration else f"EFFICIENCY[{options.software or 'sarathi'!r}]"
+    title = (
+        f"{cost.model.name} on {cost.gpu.name}\nL = {work.length}, P:D = {prompt / decodes:.3g}, B"
+        f" = {work.batch_size}"
+    )
+    constants = (
+        "this machine's calibration"
+        if options.calibration
+        else f"EFFICIENCY[{options.software or 'sarathi'!r}]"
+    )
     print(f"{title.replace(chr(10), ', ')}: predicted by the cost model with {constants}\n")
     print_choice(best, free, baseline, choices, work, bound)
-    write_csv(options.out / "choose_chunk.csv", points(baseline, choices, work, cost.model.name, cost.gpu.name))
-    save_figure(draw(best, baseline, choices, bound, f"{title}: predicted"), options.out / "choose_chunk.png")
+    write_csv(
+        options.out / "choose_chunk.csv",
+        points(baseline, choices, work, cost.model.name, cost.gpu.name),
+    )
+    save_figure(
+        draw(best, baseline, choices, bound, f"{title}: predicted"),
+        options.out / "choose_chunk.png",
+    )
     print(f"\nwrote {options.out / 'choose_chunk.png'} and .csv")
 
 

@@ -1,7 +1,8 @@
 """What all experiments share: published numbers, result rows and their CSV files, tables, flags.
 
-A number is a `Point` that says what it is: paper, predicted or measured. Above this module stand `look` (pictures), `workloads` (what is run,
-and what the cost model predicts for it), `measuring` (the real engine on this machine) and `figure` (what makes a figure of all that).
+A number is a `Point` that says what it is: paper, predicted or measured. Above this module stand
+`look` (pictures), `workloads` (what is run, and what the cost model predicts for it), `measuring`
+(the real engine on this machine) and `figure` (what makes a figure of all that).
 """
 
 import argparse
@@ -20,19 +21,23 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def paper_numbers() -> dict[str, float]:
-    """Every published number by its id; paper_numbers.csv says which paper, which figure, what it means and in which unit."""
+    """Every published number by its id; paper_numbers.csv says which paper, which figure, what it
+    means and in which unit.
+    """
     with open(ROOT / "experiments" / "paper_numbers.csv", newline="", encoding="utf-8") as file:
         return {row["id"]: float(row["value"]) for row in csv.DictReader(file)}
 
 
-# ---------------------------------------------------------------------------------------------------- results
+# ------------------------------------------------------------------------------------------ results
 
 SPREAD = (" lowest", " highest")  # what the series of a measured range end with
 
 
 @dataclass(frozen=True)
 class Point:
-    """One point of one curve: a row of results/NAME.csv. A number that belongs to no one x (a curve's largest) has x = 0, x_unit = ""."""
+    """One point of one curve: a row of results/NAME.csv. A number that belongs to no one x (a
+    curve's largest) has x = 0, x_unit = "".
+    """
 
     figure: str
     series: str
@@ -54,37 +59,60 @@ def write_csv(path: Path, points: Sequence[Point]) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([field.name for field in fields(Point)])
         for point in points:
-            writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in astuple(point)])
+            writer.writerow(
+                [f"{value:.6g}" if isinstance(value, float) else value for value in astuple(point)]
+            )
 
 
 def read_csv(path: Path) -> list[Point]:
-    """The rows of a results/NAME.csv; none where there is no such file; a UserError where it holds something else."""
+    """The rows of a results/NAME.csv; none where there is no such file; a UserError where it holds
+    something else.
+    """
     if not path.exists():
         return []
     try:
         with open(path, newline="", encoding="utf-8") as file:
-            return [Point(**row | {"x": float(row["x"]), "y": float(row["y"])}) for row in csv.DictReader(file)]
+            return [
+                Point(**row | {"x": float(row["x"]), "y": float(row["y"])})
+                for row in csv.DictReader(file)
+            ]
     except (AssertionError, KeyError, TypeError, ValueError, csv.Error):
         columns = ", ".join(field.name for field in fields(Point))
-        raise UserError(f"{path} is there and holds no results: its columns should be {columns}; move it away") from None
+        raise UserError(
+            f"{path} is there and holds no results: its columns should be {columns}; move it away"
+        ) from None
 
 
 def with_kept(path: Path, points: Sequence[Point]) -> list[Point]:
     """`points`, and the measured rows that `path` holds from earlier runs.
 
-    A measurement takes minutes and a machine: a later run without --measure, or on another machine, must not lose it. Rows of a model
-    and hardware that this run measured anew are replaced.
+    A measurement takes minutes and a machine: a later run without --measure, or on another machine,
+    must not lose it. Rows of a model and hardware that this run measured anew are replaced.
     """
     anew = {(point.model, point.hardware) for point in points if point.source == "measured"}
-    kept = [point for point in read_csv(path) if point.source == "measured" and (point.model, point.hardware) not in anew]
-    return [point for point in points if point.source != "measured"] + kept + [point for point in points if point.source == "measured"]
+    kept = [
+        point
+        for point in read_csv(path)
+        if point.source == "measured" and (point.model, point.hardware) not in anew
+    ]
+    return (
+        [point for point in points if point.source != "measured"]
+        + kept
+        + [point for point in points if point.source == "measured"]
+    )
 
 
 def curves(points: Iterable[Point], source: str) -> dict[str, list[Point]]:
-    """The points of one source by series, each in order of x. Of several measurements, the newest: the last in the file."""
+    """The points of one source by series, each in order of x. Of several measurements, the newest:
+    the last in the file.
+    """
     points = [point for point in points if point.source == source]
     if source == "measured":
-        points = [point for point in points if (point.model, point.hardware) == (points[-1].model, points[-1].hardware)]
+        points = [
+            point
+            for point in points
+            if (point.model, point.hardware) == (points[-1].model, points[-1].hardware)
+        ]
     found: dict[str, list[Point]] = {}
     for point in points:
         found.setdefault(point.series, []).append(point)
@@ -93,26 +121,44 @@ def curves(points: Iterable[Point], source: str) -> dict[str, list[Point]]:
 
 def series_options(series: str) -> dict[str, int]:
     """{"C": 256, "L": 1024} of the series "C=256 L=1024"."""
-    return {name: int(value) for name, value in (word.split("=") for word in series.split() if "=" in word)}
+    return {
+        name: int(value)
+        for name, value in (word.split("=") for word in series.split() if "=" in word)
+    }
 
 
 def paper_points(paper: Mapping[str, tuple[str, float]], predicted: Sequence[Point]) -> list[Point]:
-    """The published numbers as points. paper: number's id -> series and x of the predicted point that it stands beside."""
+    """The published numbers as points. paper: number's id -> series and x of the predicted point
+    that it stands beside.
+    """
     numbers, places = paper_numbers(), {(point.series, point.x): point for point in predicted}
-    return [replace(places[place], y=numbers[name], source="paper") for name, place in paper.items() if place in places]
+    return [
+        replace(places[place], y=numbers[name], source="paper")
+        for name, place in paper.items()
+        if place in places
+    ]
 
 
-# ---------------------------------------------------------------------------------------------------- tables
+# ------------------------------------------------------------------------------------------- tables
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Columns as wide as they need: words to the left, everything that starts like a number to the right."""
+    """Columns as wide as they need: words to the left, everything that starts like a number to the
+    right.
+    """
     cells = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    numeric = [all(row[column][:1] in "0123456789+-." for row in cells[1:]) for column in range(len(header))]
+    numeric = [
+        all(row[column][:1] in "0123456789+-." for row in cells[1:])
+        for column in range(len(header))
+    ]
     for number, row in enumerate(cells):
         columns = zip(row, widths, numeric, strict=True)
-        print("  ".join(cell.rjust(width) if right else cell.ljust(width) for cell, width, right in columns).rstrip())
+        print(
+            "  ".join(
+                cell.rjust(width) if right else cell.ljust(width) for cell, width, right in columns
+            ).rstrip()
+        )
         if number == 0:
             print("  ".join("-" * width for width in widths))
 
@@ -130,9 +176,20 @@ def print_comparison(points: Sequence[Point]) -> None:
         rows.setdefault(key, {})[point.source] = point.y
     table = []
     for (_, series, place, unit), values in rows.items():
-        cells = [three_digits(values[source]) if source in values else "-" for source in ("paper", "predicted", "measured")]
+        cells = [
+            three_digits(values[source]) if source in values else "-"
+            for source in ("paper", "predicted", "measured")
+        ]
         both = "paper" in values and "predicted" in values
-        table.append([series, place, *cells, f"{100 * (values['predicted'] / values['paper'] - 1):+.1f} %" if both else "-", unit])
+        table.append(
+            [
+                series,
+                place,
+                *cells,
+                f"{100 * (values['predicted'] / values['paper'] - 1):+.1f} %" if both else "-",
+                unit,
+            ]
+        )
     for where in dict.fromkeys(key[0] for key in rows):
         print(f"\n{where}\n")
         print_table(
@@ -142,11 +199,13 @@ def print_comparison(points: Sequence[Point]) -> None:
 
 
 def progress(items: Iterable, what: str, total: int | None = None) -> tqdm:
-    """A progress bar that vanishes when it is done; none where stderr is a file or a pipe. total: of items that cannot tell how many they are."""
+    """A progress bar that vanishes when it is done; none where stderr is a file or a pipe. total:
+    of items that cannot tell how many they are.
+    """
     return tqdm(items, desc=what, total=total, leave=False, disable=None, dynamic_ncols=True)
 
 
-# ---------------------------------------------------------------------------------------------------- flags
+# -------------------------------------------------------------------------------------------- flags
 
 
 def positive(text: str) -> int:
@@ -159,31 +218,50 @@ def positive(text: str) -> int:
 def make_parser(description: str) -> Parser:
     """The flags that every figure has; description: the script's docstring."""
     parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "results", metavar="DIR", help="where the .png and .csv go (default: results/)")
-    parser.add_argument("--quick", action="store_true", help="fewer points: a smoke test, not a result")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=ROOT / "results",
+        metavar="DIR",
+        help="where the .png and .csv go (default: results/)",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer points: a smoke test, not a result"
+    )
     return parser
 
 
 def make_figure_parser(description: str) -> tuple[Parser, argparse._ArgumentGroup]:
     """The flags of a figure that can be measured, and the group to which a script may add its own."""
     parser = make_parser(description)
-    parser.add_argument("--measure", action="store_true", help="also run the real engine on this machine")
+    parser.add_argument(
+        "--measure", action="store_true", help="also run the real engine on this machine"
+    )
     group = parser.add_argument_group("only with --measure")
     group.add_argument("--device", help="auto, cpu, cuda (default: auto)")
     group.add_argument("--dtype", help="auto, float32, bfloat16, ... (default: auto)")
-    group.add_argument("--model", help="a name of configs.MODELS or a Hugging Face directory (default: laptop)")
+    group.add_argument(
+        "--model", help="a name of configs.MODELS or a Hugging Face directory (default: laptop)"
+    )
     return parser, group
 
 
 MEASURE_DEFAULTS = {"device": "auto", "dtype": "auto", "model": "laptop"}
 
 
-def parse_options(parser: Parser, defaults: Mapping[str, object], quick_defaults: Mapping[str, object]) -> argparse.Namespace:
-    """The flags, with the defaults of those that only --measure reads; complains about them where --measure is missing."""
+def parse_options(
+    parser: Parser, defaults: Mapping[str, object], quick_defaults: Mapping[str, object]
+) -> argparse.Namespace:
+    """The flags, with the defaults of those that only --measure reads; complains about them where
+    --measure is missing.
+    """
     options = parser.parse_args()
     given = [name for name in defaults if getattr(options, name) is not None]
     if given and not options.measure:
-        raise UserError(f"--{given[0].replace('_', '-')} needs --measure: what is predicted are always the paper's models and GPUs")
+        raise UserError(
+            f"--{given[0].replace('_', '-')} needs --measure: what is predicted are always the"
+            " paper's models and GPUs"
+        )
     for name, value in (dict(defaults) | (dict(quick_defaults) if options.quick else {})).items():
         if name not in given:
             setattr(options, name, value)
@@ -191,9 +269,11 @@ def parse_options(parser: Parser, defaults: Mapping[str, object], quick_defaults
 
 
 def make_directory(path: Path, name: str = "") -> None:
-    """Create the place for the results; complain about it at the start of a script rather than after minutes of work.
+    """Create the place for the results; complain about it at the start of a script rather than
+    after minutes of work.
 
-    name: of a figure whose earlier measurements in NAME.csv are to be kept, and so must be readable.
+    name: of a figure whose earlier measurements in NAME.csv are to be kept, and so must be
+    readable.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)

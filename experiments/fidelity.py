@@ -1,12 +1,16 @@
-"""How close the cost model comes: every published single-GPU number of SARATHI beside our prediction, sorted by error.
+"""How close the cost model comes: every published single-GPU number of SARATHI beside our
+prediction, sorted by error.
 
-Below, in a section of its own and outside the statistics: the numbers that we have of Sarathi-Serve, many of them second hand.
+Below, in a section of its own and outside the statistics: the numbers that we have of
+Sarathi-Serve, many of them second hand.
 
-    python experiments/fidelity.py      writes results/fidelity.md (the README shows it) and results/fidelity.csv
+    python experiments/fidelity.py      writes results/fidelity.md (the README shows it) and
+                                        results/fidelity.csv
 
-Each prediction is computed by the script of its figure; those of Sarathi-Serve take a minute, and are read from the results that their scripts wrote
-where there are any. What the constants were fitted to (Table 2, Fig 7) is marked and left out of the
-statistics, and so is what the paper was given rather than found. A bound is met or not, and no error counts.
+Each prediction is computed by the script of its figure; those of Sarathi-Serve take a minute, and
+are read from the results that their scripts wrote where there are any. What the constants were
+fitted to (Table 2, Fig 7) is marked and left out of the statistics, and so is what the paper was
+given rather than found. A bound is met or not, and no error counts.
 """
 
 import csv
@@ -16,18 +20,47 @@ from pathlib import Path
 
 from cli import run_main
 from configs import GPUS, MODELS
-from experiments import fig3, fig4, fig7, fig8, fig9, fig10, fig11, fig13, serve_ablation, serve_budget, serve_capacity, table2, table4
-from experiments.common import ROOT, Point, make_directory, make_parser, paper_numbers, print_table, progress, read_csv, three_digits
+from experiments import (
+    fig3,
+    fig4,
+    fig7,
+    fig8,
+    fig9,
+    fig10,
+    fig11,
+    fig13,
+    serve_ablation,
+    serve_budget,
+    serve_capacity,
+    table2,
+    table4,
+)
+from experiments.common import (
+    ROOT,
+    Point,
+    make_directory,
+    make_parser,
+    paper_numbers,
+    print_table,
+    progress,
+    read_csv,
+    three_digits,
+)
 from kvcache import max_batch_size
 
-FIGURES = [module.FIGURE for module in (table2, fig3, fig4, fig7, fig8, table4, fig10, fig11, fig13)]
-SERVING = [module.FIGURE for module in (serve_capacity, serve_budget, serve_ablation)]  # of Sarathi-Serve
-MEDIAN, A100_GAINS = 4.0, 7.0  # %: what we set out to reach: the median over the A6000's numbers; Table 4's gains on the A100
+FIGURES = [
+    module.FIGURE for module in (table2, fig3, fig4, fig7, fig8, table4, fig10, fig11, fig13)
+]
+# of Sarathi-Serve
+SERVING = [module.FIGURE for module in (serve_capacity, serve_budget, serve_ablation)]
+# %: what we set out to reach: the median over the A6000's numbers; Table 4's gains on the A100
+MEDIAN, A100_GAINS = 4.0, 7.0
 LIMIT = 15.0  # %: an error above this needs a sentence in EXPLANATIONS
 
 UNEXPLAINED = "No explanation yet."
 
-# One sentence for each error above LIMIT, and for what has no prediction. Names in braces are computed by `facts`.
+# One sentence for each error above LIMIT, and for what has no prediction. Names in braces are
+# computed by `facts`.
 EXPLANATIONS = {
     "f3_others": "Not modelled: the cost model has no norms, activations and residuals, and takes the paper's word that they are few.",
     "s42_chunk256_drop": "The paper contradicts itself: its Fig 7 at 256 tokens and Table 2 at 1024 make it {own_drop:.1f} %.",
@@ -45,7 +78,8 @@ EXPLANATIONS = {
     "t4_33b_1k_decode": "SARATHI's kernels are known from the A6000 alone, and the A100 borrows its share of bandwidth for keys and values; we think its attention reaches "
     "less, which a throughput gain hardly feels.",
     "t4_33b_3k_decode": "As at 1K; and with three requests there is least to read at a time.",
-    # Sarathi-Serve. Names in braces: predictions by id, and `other` series of the same scripts, in `serving_facts`.
+    # Sarathi-Serve. Names in braces: predictions by id, and `other` series of the same scripts, in
+    # `serving_facts`.
     "ss_mistral_chat_vllm": "Second hand, and at odds with the {ss_fig12_mistral:g}x that Fig 12 has for the same model, lengths, SLO and budget; ours lies between.",
     "ss_fig12_mistral": "See the {ss_mistral_chat_vllm:g}x of Fig 10a: the same condition.",
     "ss_yi_chat_vllm": "Our strict SLO is {slo:.3f} s, the paper's {paper_slo:g} s, and vllm_v0's P99 rises steeply there (serve_latency.py): with the paper's value the gain "
@@ -67,7 +101,9 @@ EXPLANATIONS = {
 
 @dataclass(frozen=True)
 class Row:
-    """One published number. error: predicted over paper, in %; None where there is nothing to compare."""
+    """One published number. error: predicted over paper, in %; None where there is nothing to
+    compare.
+    """
 
     id: str
     where: str
@@ -77,7 +113,8 @@ class Row:
     paper: float
     predicted: float | None
     error: float | None
-    kind: str  # predicted, fitted (an input of the fit), given (an input of the paper), bound, not modelled
+    # predicted, fitted (an input of the fit), given (an input of the paper), bound, not modelled
+    kind: str
     verdict: str
     explanation: str
 
@@ -106,7 +143,9 @@ def facts(predicted: dict[str, float]) -> dict[str, float]:
         "own_drop": 100 * (1 - per_token / (paper["f7_256"] / 256)),
         "own_overhead": 100 * (paper["f7_256"] / 256 / per_token - 1),
         "own_c64": paper["f13_prefill_c64"] * per_token * 64,
-        "own_tflops": 2 * model.n_layer * model.layer_weights * 1024 / paper["t2_prefill_linear"] / 1e9,
+        "own_tflops": (
+            2 * model.n_layer * model.layer_weights * 1024 / paper["t2_prefill_linear"] / 1e9
+        ),
         "f8_b3": fig8.predicted_speedup("llama-13b", "a6000", 1024, 3),
         "f10_low": predicted["f10_ffn_low"],
         "f10_high": predicted["f10_ffn_high"],
@@ -117,7 +156,12 @@ def facts(predicted: dict[str, float]) -> dict[str, float]:
 
 def judge(published: dict[str, str], predicted: dict[str, float], quotes: dict[str, float]) -> Row:
     """One row of paper_numbers.csv beside our number."""
-    name, quantity, paper, ours = published["id"], published["quantity"], float(published["value"]), predicted.get(published["id"])
+    name, quantity, paper, ours = (
+        published["id"],
+        published["quantity"],
+        float(published["value"]),
+        predicted.get(published["id"]),
+    )
     error = None if ours is None else 100 * (ours / paper - 1)
     kind, verdict = "predicted", "about" if "(about)" in quantity else ""
     if name.startswith(("t2_", "f7_")):
@@ -129,20 +173,41 @@ def judge(published: dict[str, str], predicted: dict[str, float], quotes: dict[s
     elif "upper bound" in quantity:
         kind, verdict = "bound", "met" if ours <= paper else "not met"
         error = None if ours <= paper else error
-    explanation = EXPLANATIONS.get(name, UNEXPLAINED).format(**quotes) if ours is None or (error is not None and abs(error) > LIMIT) else ""
+    explanation = (
+        EXPLANATIONS.get(name, UNEXPLAINED).format(**quotes)
+        if ours is None or (error is not None and abs(error) > LIMIT)
+        else ""
+    )
     where, conditions, unit = published["where"], published["conditions"], published["unit"]
-    return Row(name, where, quantity, conditions, unit, paper, ours, error, kind, verdict, explanation)
+    return Row(
+        name, where, quantity, conditions, unit, paper, ours, error, kind, verdict, explanation
+    )
 
 
 def fidelity(quick: bool = False) -> list[Row]:
-    """All rows, those that count first, by error; then bounds that are met, what was given, what was fitted."""
+    """All rows, those that count first, by error; then bounds that are met, what was given, what
+    was fitted.
+    """
     predicted = predictions(quick)
     with open(ROOT / "experiments" / "paper_numbers.csv", newline="", encoding="utf-8") as file:
-        published = [row for row in csv.DictReader(file) if row["source"] == "sarathi" and not row["id"].startswith(("f12_", "s53_"))]
-    assert predicted.keys() | {"f3_others"} == {row["id"] for row in published}, "every number has its prediction"
+        published = [
+            row
+            for row in csv.DictReader(file)
+            if row["source"] == "sarathi" and not row["id"].startswith(("f12_", "s53_"))
+        ]
+    assert predicted.keys() | {"f3_others"} == {row["id"] for row in published}, (
+        "every number has its prediction"
+    )
     rows = [judge(row, predicted, facts(predicted)) for row in published]
     order = ["predicted", "bound", "not modelled", "given", "fitted"]
-    return sorted(rows, key=lambda row: (not row.counts, 0 if row.counts else order.index(row.kind), abs(row.error or 0.0)))
+    return sorted(
+        rows,
+        key=lambda row: (
+            not row.counts,
+            0 if row.counts else order.index(row.kind),
+            abs(row.error or 0.0),
+        ),
+    )
 
 
 def summary(rows: list[Row]) -> list[str]:
@@ -153,10 +218,15 @@ def summary(rows: list[Row]) -> list[str]:
         worst = max(counted, key=lambda row: abs(row.error))
         median = statistics.median(abs(row.error) for row in counted)
         above = [row for row in counted if abs(row.error) > LIMIT]
-        target = f" (target {MEDIAN:g} %: {'met' if median <= MEDIAN else 'missed'})" if gpu == "A6000" else ""
+        target = (
+            f" (target {MEDIAN:g} %: {'met' if median <= MEDIAN else 'missed'})"
+            if gpu == "A6000"
+            else ""
+        )
         lines.append(
-            f"{gpu}: {len(counted)} numbers, median error {median:.1f} %{target}, {len(above)} above {LIMIT:g} %, "
-            f"{sum(row.explanation != UNEXPLAINED for row in above)} of them explained; worst {worst.error:+.0f} % ({worst.where}, {worst.quantity})."
+            f"{gpu}: {len(counted)} numbers, median error {median:.1f} %{target}, {len(above)}"
+            f" above {LIMIT:g} %, {sum(row.explanation != UNEXPLAINED for row in above)} of them"
+            f" explained; worst {worst.error:+.0f} % ({worst.where}, {worst.quantity})."
         )
     gains = [row for row in rows if row.id.startswith("t4_33b") and row.id.endswith("total")]
     largest = max(abs(row.error) for row in gains)
@@ -170,19 +240,32 @@ def summary(rows: list[Row]) -> list[str]:
 def cells(row: Row) -> list[str]:
     """What both tables show of a row."""
     error = "-" if row.error is None else f"{row.error:+.1f} %"
-    note = ", ".join(word for word in (row.kind if row.kind != "predicted" else "", row.verdict) if word)
+    note = ", ".join(
+        word for word in (row.kind if row.kind != "predicted" else "", row.verdict) if word
+    )
     ours = "-" if row.predicted is None else three_digits(row.predicted)
     return [row.where, row.quantity, row.conditions, f"{row.paper:g} {row.unit}", ours, error, note]
 
 
 def markdown(rows: list[Row]) -> str:
     """results/fidelity.md."""
-    table = [["where", "what", "conditions", "paper", "predicted", "error", ""], ["---"] * 6 + ["---"], *[cells(row) for row in rows]]
-    notes = [f"- **{row.where}, {row.quantity}** ({row.conditions}): {cells(row)[5]}. {row.explanation}" for row in rows if row.explanation]
+    table = [
+        ["where", "what", "conditions", "paper", "predicted", "error", ""],
+        ["---"] * 6 + ["---"],
+        *[cells(row) for row in rows],
+    ]
+    notes = [
+        f"- **{row.where}, {row.quantity}** ({row.conditions}): {cells(row)[5]}. {row.explanation}"
+        for row in rows
+        if row.explanation
+    ]
     return "\n".join(
         [
             "<!-- written by experiments/fidelity.py -->",
-            "*paper*: published. *predicted*: by the cost model for the paper's GPU. *fitted*: an input of `fit_a6000.py`, left out of the statistics.",
+            (
+                "*paper*: published. *predicted*: by the cost model for the paper's GPU. *fitted*:"
+                " an input of `fit_a6000.py`, left out of the statistics."
+            ),
             "",
             *[f"- {line}" for line in summary(rows)],
             "",
@@ -196,18 +279,23 @@ def markdown(rows: list[Row]) -> str:
     )
 
 
-# ---------------------------------------------------------------------------------------------------- Sarathi-Serve
+# ------------------------------------------------------------------------------------ Sarathi-Serve
 
 PIPELINED = "Pipeline parallelism is not in these experiments."
 NO_CONDITIONS = "What we have of the text does not say for which model, batch and threshold."
-NOT_MODELLED = {name: NO_CONDITIONS for name in ("ss_linear_share", "ss_decode_eq_prefill", "ss_knee", "ss_fig9_full")}
+NOT_MODELLED = {
+    name: NO_CONDITIONS
+    for name in ("ss_linear_share", "ss_decode_eq_prefill", "ss_knee", "ss_fig9_full")
+}
 
 
 def serving_points(out: Path, quick: bool) -> dict[str, float]:
     """Series -> value, of the predictions of all scripts of Sarathi-Serve."""
     points: list[Point] = []
     for figure in SERVING:
-        points += [point for point in read_csv(out / f"{figure.name}.csv") if point.source == "predicted"] or figure.predict(quick)
+        points += [
+            point for point in read_csv(out / f"{figure.name}.csv") if point.source == "predicted"
+        ] or figure.predict(quick)
     return {point.series: point.y for point in points if not point.x_unit}
 
 
@@ -241,7 +329,16 @@ def serving(out: Path, quick: bool = False) -> list[Row]:
         name, paper, where = number["id"], float(number["value"]), number["where"]
         ours = found.get(places[name]) if name in places else None
         kind = "second hand" if "second hand" in where else "first hand"
-        kind, verdict = ("given" if number["kind"] == "given" else kind if ours is not None else "not modelled"), ""
+        kind, verdict = (
+            (
+                "given"
+                if number["kind"] == "given"
+                else kind
+                if ours is not None
+                else "not modelled"
+            ),
+            "",
+        )
         error = None if ours is None else 100 * (ours / paper - 1)
         if "upper bound" in number["quantity"] and ours is not None:
             verdict, error = ("met", None) if ours <= paper else ("not met", error)
@@ -252,7 +349,19 @@ def serving(out: Path, quick: bool = False) -> list[Row]:
             explanation = NOT_MODELLED.get(name, PIPELINED)
         where = where.replace(" (second hand)", "")
         rows.append(
-            Row(name, where, number["quantity"], number["conditions"], number["unit"], paper, ours, error, kind, verdict, explanation)
+            Row(
+                name,
+                where,
+                number["quantity"],
+                number["conditions"],
+                number["unit"],
+                paper,
+                ours,
+                error,
+                kind,
+                verdict,
+                explanation,
+            )
         )
     order = ["first hand", "second hand", "given", "not modelled"]
     return sorted(rows, key=lambda row: (order.index(row.kind), abs(row.error or 0.0)))
@@ -260,15 +369,25 @@ def serving(out: Path, quick: bool = False) -> list[Row]:
 
 def serving_markdown(rows: list[Row]) -> str:
     """The second section of results/fidelity.md."""
-    table = [["where", "what", "conditions", "paper", "predicted", "error", ""], ["---"] * 7, *[cells(row) for row in rows]]
-    notes = [f"- **{row.where}, {row.quantity}** ({row.conditions}): {cells(row)[5]}. {row.explanation}" for row in rows if row.explanation]
+    table = [
+        ["where", "what", "conditions", "paper", "predicted", "error", ""],
+        ["---"] * 7,
+        *[cells(row) for row in rows],
+    ]
+    notes = [
+        f"- **{row.where}, {row.quantity}** ({row.conditions}): {cells(row)[5]}. {row.explanation}"
+        for row in rows
+        if row.explanation
+    ]
     return "\n".join(
         [
             "## Sarathi-Serve",
             "",
             (
-                "Outside the statistics above. *second hand*: we know the number from others than the paper; *given*: a choice of the paper, no finding. The lengths of the data "
-                "sets are log-normal through published percentiles, half of which are unverified (`ss_data_...` in `experiments/paper_numbers.csv`)."
+                "Outside the statistics above. *second hand*: we know the number from others than"
+                " the paper; *given*: a choice of the paper, no finding. The lengths of the data"
+                " sets are log-normal through published percentiles, half of which are unverified"
+                " (`ss_data_...` in `experiments/paper_numbers.csv`)."
             ),
             "",
             *["| " + " | ".join(line) + " |" for line in table],
@@ -281,24 +400,33 @@ def serving_markdown(rows: list[Row]) -> str:
     )
 
 
-# ---------------------------------------------------------------------------------------------------- files
+# -------------------------------------------------------------------------------------------- files
 
 
 def write(rows: list[Row], out: Path) -> None:
-    ours, theirs = ([row for row in rows if row.id.startswith("ss_") == wanted] for wanted in (False, True))
-    (out / "fidelity.md").write_text(markdown(ours) + "\n" + serving_markdown(theirs), encoding="utf-8")
+    ours, theirs = (
+        [row for row in rows if row.id.startswith("ss_") == wanted] for wanted in (False, True)
+    )
+    (out / "fidelity.md").write_text(
+        markdown(ours) + "\n" + serving_markdown(theirs), encoding="utf-8"
+    )
     with open(out / "fidelity.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([field.name for field in fields(Row)])
         for row in rows:
-            writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in astuple(row)])
+            writer.writerow(
+                [f"{value:.6g}" if isinstance(value, float) else value for value in astuple(row)]
+            )
 
 
 def read(path: Path) -> list[Row]:
     """The rows of a results/fidelity.csv."""
     with open(path, newline="", encoding="utf-8") as file:
         numbers = ("paper", "predicted", "error")
-        return [Row(**row | {name: float(row[name]) if row[name] else None for name in numbers}) for row in csv.DictReader(file)]
+        return [
+            Row(**row | {name: float(row[name]) if row[name] else None for name in numbers})
+            for row in csv.DictReader(file)
+        ]
 
 
 def main() -> None:
@@ -312,7 +440,11 @@ def main() -> None:
     print("Sarathi-Serve\n")
     print_table(header, [cells(row) for row in theirs])
     rows += theirs
-    print("", *[f"{row.id} ({cells(row)[5]}): {row.explanation}" for row in rows if row.explanation], sep="\n")
+    print(
+        "",
+        *[f"{row.id} ({cells(row)[5]}): {row.explanation}" for row in rows if row.explanation],
+        sep="\n",
+    )
     write(rows, options.out)
     print(f"\nwrote {options.out / 'fidelity.md'} and .csv")
 

@@ -1,11 +1,14 @@
-"""SARATHI, Fig 10: where the time goes, operator by operator: the baseline beside SARATHI where P:D is balanced.
+"""SARATHI, Fig 10: where the time goes, operator by operator: the baseline beside SARATHI where P:D
+is balanced.
 
-    python experiments/fig10.py              predicted for LLaMA-13B on an A6000: seconds, no GPU needed
+    python experiments/fig10.py              predicted for LLaMA-13B on an A6000: seconds, no GPU
+                                             needed
     python experiments/fig10.py --measure    and the real engine on this machine: minutes
 
-SARATHI shortens the linear operators, because decodes share the weights that a chunk reads anyway. Attention gains nothing by that; the cost
-model lets it fall a little, for the reason that fig13.py gives. Times are of a steady state, per request: see `balance` and
-`steady_operators` in workloads.py.
+SARATHI shortens the linear operators, because decodes share the weights that a chunk reads anyway.
+Attention gains nothing by that; the cost model lets it fall a little, for the reason that fig13.py
+gives. Times are of a steady state, per request: see `balance` and `steady_operators` in
+workloads.py.
 """
 
 import statistics
@@ -19,7 +22,14 @@ from experiments.fig3 import LOOK
 from experiments.figure import Figure, Scale, run_figure
 from experiments.look import measured_title
 from experiments.measuring import measured_on, measured_trace, warm_up
-from experiments.workloads import BATCH_SIZES, Workload, balance, first_period, simulate_operators, steady_operators
+from experiments.workloads import (
+    BATCH_SIZES,
+    Workload,
+    balance,
+    first_period,
+    simulate_operators,
+    steady_operators,
+)
 from timeline import Trace
 
 MODEL, GPU, CHUNK_SIZES = "llama-13b", "a6000", (256, 512)
@@ -28,37 +38,83 @@ LINEAR = ("preproj", "postproj", "ffn_ln1", "ffn_ln2")
 
 
 def to_points(ms: dict[tuple[str, int, int, int], dict[str, float]], *where: str) -> list[Point]:
-    """ms: per request and operator, by policy, L, B and C. Adds how many times less SARATHI takes. where: source, model, hardware."""
+    """ms: per request and operator, by policy, L, B and C. Adds how many times less SARATHI takes.
+    where: source, model, hardware.
+    """
     points = []
     for (policy, length, batch_size, chunk_size), operators in ms.items():
         series = f"L={length} C={chunk_size}"
         for name, y in operators.items():
-            points.append(Point("fig10", f"{policy} {name} {series}", batch_size, "B", y, "ms per request", *where))
+            points.append(
+                Point(
+                    "fig10",
+                    f"{policy} {name} {series}",
+                    batch_size,
+                    "B",
+                    y,
+                    "ms per request",
+                    *where,
+                )
+            )
             if policy == "sarathi" and name in LINEAR:
                 less = ms["baseline", length, batch_size, chunk_size][name] / y
-                points.append(Point("fig10", f"reduction of {name} {series}", batch_size, "B", less, "x", *where))
+                points.append(
+                    Point(
+                        "fig10", f"reduction of {name} {series}", batch_size, "B", less, "x", *where
+                    )
+                )
     return points
 
 
 def per_request(trace: Trace, first: int, last: int) -> dict[str, float]:
-    """ms of each operator per request, in the window between the completions of requests `first` and `last`."""
-    return {name: 1e3 * seconds / (last - first) for name, seconds in steady_operators(trace, first, last).items()}
+    """ms of each operator per request, in the window between the completions of requests `first`
+    and `last`.
+    """
+    return {
+        name: 1e3 * seconds / (last - first)
+        for name, seconds in steady_operators(trace, first, last).items()
+    }
 
 
 def predict(quick: bool) -> list[Point]:
     """Three batch sizes for each length, up to the largest that fits."""
     ms = {}
-    places = [(n, size, c) for n, largest in BATCH_SIZES.items() for size in (largest // 3, 2 * largest // 3, largest) for c in CHUNK_SIZES]
+    places = [
+        (n, size, c)
+        for n, largest in BATCH_SIZES.items()
+        for size in (largest // 3, 2 * largest // 3, largest)
+        for c in CHUNK_SIZES
+    ]
     for length, size, chunk_size in progress(places, "predicting"):
         for policy in POLICIES:
             requests = Workload(length, size, balance(chunk_size, size)).requests(5 * size)
             trace = simulate_operators(requests, policy, chunk_size, size, MODEL, GPU)
             ms[policy, length, size, chunk_size] = per_request(trace, 2 * size, 4 * size)
     points = to_points(ms, "predicted", MODEL, GPU)
-    for part, names in {"linear operators": LINEAR, "ffn": LINEAR[2:], "preproj and postproj": LINEAR[:2]}.items():
-        found = [point.y for point in points if point.series.startswith(tuple(f"reduction of {name} " for name in names))]
+    for part, names in {
+        "linear operators": LINEAR,
+        "ffn": LINEAR[2:],
+        "preproj and postproj": LINEAR[:2],
+    }.items():
+        found = [
+            point.y
+            for point in points
+            if point.series.startswith(tuple(f"reduction of {name} " for name in names))
+        ]
         for end in (min, max):
-            points.append(Point("fig10", f"{end.__name__} reduction, {part}", 0, "", end(found), "x", "predicted", MODEL, GPU))
+            points.append(
+                Point(
+                    "fig10",
+                    f"{end.__name__} reduction, {part}",
+                    0,
+                    "",
+                    end(found),
+                    "x",
+                    "predicted",
+                    MODEL,
+                    GPU,
+                )
+            )
     return points
 
 
@@ -66,14 +122,23 @@ def measure(llm: LLM, scale: Scale) -> list[Point]:
     """Both policies in alternation; medians of `repeats` turns."""
     (length,), ms = scale.lengths, {}
     warm_up(llm)
-    for size, chunk_size in progress([(size, c) for size in scale.batch_sizes for c in scale.chunk_sizes], "measuring"):
+    for size, chunk_size in progress(
+        [(size, c) for size in scale.batch_sizes for c in scale.chunk_sizes], "measuring"
+    ):
         work = Workload(length, size, balance(chunk_size, size))
         seen: dict[str, list[dict[str, float]]] = {policy: [] for policy in POLICIES}
         for _ in range(scale.repeats):
             for policy in POLICIES:
-                seen[policy].append(per_request(measured_trace(llm, work, policy, chunk_size, operators=True), *first_period(work, policy)))
+                seen[policy].append(
+                    per_request(
+                        measured_trace(llm, work, policy, chunk_size, operators=True),
+                        *first_period(work, policy),
+                    )
+                )
         for policy, turns in seen.items():
-            ms[policy, length, size, chunk_size] = {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
+            ms[policy, length, size, chunk_size] = {
+                name: statistics.median(turn[name] for turn in turns) for name in turns[0]
+            }
     return to_points(ms, *measured_on(llm))
 
 
@@ -86,10 +151,22 @@ def draw_panel(axes: plt.Axes, found: dict[str, list[Point]], place: str, title:
             heights = [point.y for point in found[f"{policy} {name} {place}"]]
             label = name if policy == "baseline" else None
             places = [i + shift for i in range(len(sizes))]
-            axes.bar(places, heights, 0.36, bottom, color=colour, hatch=hatch, edgecolor="black", linewidth=0.8, label=label)
+            axes.bar(
+                places,
+                heights,
+                0.36,
+                bottom,
+                color=colour,
+                hatch=hatch,
+                edgecolor="black",
+                linewidth=0.8,
+                label=label,
+            )
             bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
         for i, top in enumerate(bottom):
-            axes.text(i + shift, top, f" {policy}", rotation=90, ha="center", va="bottom", fontsize=12)
+            axes.text(
+                i + shift, top, f" {policy}", rotation=90, ha="center", va="bottom", fontsize=12
+            )
     axes.set_xticks(range(len(sizes)), [f"B = {size:g}" for size in sizes])
     axes.set_ylim(0, 1.35 * axes.dataLim.ymax)
     axes.set(ylabel="ms per request", title=title)
@@ -98,24 +175,47 @@ def draw_panel(axes: plt.Axes, found: dict[str, list[Point]], place: str, title:
 
 def draw(points: list[Point]) -> plt.Figure:
     predicted, measured = curves(points, "predicted"), curves(points, "measured")
-    figure, grid = plt.subplots(2, 4 if measured else 3, figsize=(24 if measured else 18, 11.5), layout="constrained", squeeze=False)
+    figure, grid = plt.subplots(
+        2,
+        4 if measured else 3,
+        figsize=(24 if measured else 18, 11.5),
+        layout="constrained",
+        squeeze=False,
+    )
     for row, chunk_size in zip(grid, CHUNK_SIZES, strict=True):
         for axes, length in zip(row, BATCH_SIZES, strict=False):
-            draw_panel(axes, predicted, f"L={length} C={chunk_size}", f"predicted: L = {length // 1024}K, C = {chunk_size}")
+            draw_panel(
+                axes,
+                predicted,
+                f"L={length} C={chunk_size}",
+                f"predicted: L = {length // 1024}K, C = {chunk_size}",
+            )
     if measured:
-        places = [series.removeprefix("baseline attn ") for series in measured if series.startswith("baseline attn ")]
+        places = [
+            series.removeprefix("baseline attn ")
+            for series in measured
+            if series.startswith("baseline attn ")
+        ]
         for axes in grid[len(places) :, 3]:
             axes.set_axis_off()
         for axes, place in zip(grid[:, 3], places, strict=False):
             options = series_options(place)
-            draw_panel(axes, measured, place, f"{measured_title(points)}\nL = {options['L']}, C = {options['C']}")
+            draw_panel(
+                axes,
+                measured,
+                place,
+                f"{measured_title(points)}\nL = {options['L']}, C = {options['C']}",
+            )
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     heading = f"SARATHI Fig 10: time by operator at a balanced P:D, {MODEL} on {GPU}"
     paper = {series: curve[0].y for series, curve in curves(points, "paper").items()}
     (least,), (most,) = (predicted[f"{end} reduction, ffn"] for end in ("min", "max"))
     ffn = f"paper {paper['min reduction, ffn']:g} to {paper['max reduction, ffn']:g}"
-    figure.suptitle(f"{heading}\nffn: sarathi takes {least.y:.2f} to {most.y:.2f} times less, predicted; {ffn}", fontsize=18)
+    figure.suptitle(
+        f"{heading}\nffn: sarathi takes {least.y:.2f} to {most.y:.2f} times less, predicted; {ffn}",
+        fontsize=18,
+    )
     return figure
 
 

@@ -1,12 +1,15 @@
-"""SARATHI, Fig 11: iteration-level scheduling with whole prompts (Orca) at its worst and at its best, against SARATHI.
+"""SARATHI, Fig 11: iteration-level scheduling with whole prompts (Orca) at its worst and at its
+best, against SARATHI.
 
-    python experiments/fig11.py              predicted for LLaMA-13B on an A6000: seconds, no GPU needed
+    python experiments/fig11.py              predicted for LLaMA-13B on an A6000: seconds, no GPU
+                                             needed
     python experiments/fig11.py --measure    and the real engine on this machine: minutes
 
-Orca's worst and best case are workloads, not policies (Sec 5.2). Worst: all requests start and end together, so that no prefill ever
-meets a decode, and Orca is the baseline. Best: requests are staggered, so that each whole prompt rides with the decodes of
-the others. (a) over lengths, where P:D is balanced (see `balance` in workloads.py); (b) over P:D, at L = 1K. All gains are those of a steady state over the
-baseline's (see fig9.py).
+Orca's worst and best case are workloads, not policies (Sec 5.2). Worst: all requests start and end
+together, so that no prefill ever meets a decode, and Orca is the baseline. Best: requests are
+staggered, so that each whole prompt rides with the decodes of the others. (a) over lengths, where
+P:D is balanced (see `balance` in workloads.py); (b) over P:D, at L = 1K. All gains are those of a
+steady state over the baseline's (see fig9.py).
 """
 
 import matplotlib.pyplot as plt
@@ -29,9 +32,14 @@ STYLE = {  # by a series' first word, and C where there are several
 }
 
 
-def contenders(length: int, batch_size: int, ratio: float, chunk_sizes: tuple[int, ...]) -> dict[str, Run]:
+def contenders(
+    length: int, batch_size: int, ratio: float, chunk_sizes: tuple[int, ...]
+) -> dict[str, Run]:
     """Who runs against the baseline on these lengths."""
-    together, staggered = Workload(length, batch_size, ratio), Workload(length, batch_size, ratio, staggered=True)
+    together, staggered = (
+        Workload(length, batch_size, ratio),
+        Workload(length, batch_size, ratio, staggered=True),
+    )
     orca = {"orca worst": Run(together, "orca", 1), "orca best": Run(staggered, "orca", 1)}
     return orca | {f"sarathi C={size}": Run(together, "sarathi", size) for size in chunk_sizes}
 
@@ -40,20 +48,45 @@ def predict(quick: bool) -> list[Point]:
     points = []
 
     def add(series: str, x: float, x_unit: str, y: float) -> None:
-        points.append(Point("fig11", series, x, x_unit, y, "throughput over baseline", "predicted", MODEL, GPU))
+        points.append(
+            Point(
+                "fig11", series, x, x_unit, y, "throughput over baseline", "predicted", MODEL, GPU
+            )
+        )
 
     for length, batch_size in BATCH_SIZES.items():
-        for name, run in contenders(length, batch_size, balance(CHUNK_SIZE, batch_size), (CHUNK_SIZE,)).items():
-            add(f"{name} (a)", length, "L", predicted_gain(run.work, run.policy, run.chunk_size, MODEL, GPU))
+        for name, run in contenders(
+            length, batch_size, balance(CHUNK_SIZE, batch_size), (CHUNK_SIZE,)
+        ).items():
+            add(
+                f"{name} (a)",
+                length,
+                "L",
+                predicted_gain(run.work, run.policy, run.chunk_size, MODEL, GPU),
+            )
     count, batch_size = 5 if quick else 33, BATCH_SIZES[LENGTH]
-    balances = [balance(size, batch_size) for size in (256, 512, LENGTH)]  # where a curve peaks: the last one is best-case Orca's
-    splits = {split(LENGTH, ratio) for ratio in [200 ** (i / (count - 1)) for i in range(count)] + balances}
+    # where a curve peaks: the last one is best-case Orca's
+    balances = [balance(size, batch_size) for size in (256, 512, LENGTH)]
+    splits = {
+        split(LENGTH, ratio)
+        for ratio in [200 ** (i / (count - 1)) for i in range(count)] + balances
+    }
     for prompt, decodes in progress(sorted(splits), "predicting"):
         for name, run in contenders(LENGTH, batch_size, prompt / decodes, (256, 512)).items():
             if name != "orca worst":  # the baseline by another name
-                add(f"{name} (b)", prompt / decodes, "P:D", predicted_gain(run.work, run.policy, run.chunk_size, MODEL, GPU))
+                add(
+                    f"{name} (b)",
+                    prompt / decodes,
+                    "P:D",
+                    predicted_gain(run.work, run.policy, run.chunk_size, MODEL, GPU),
+                )
     for name in ("orca best", "sarathi C=256", "sarathi C=512"):
-        add(f"{name} (b) peak", 0, "", max(point.y for point in points if point.series == f"{name} (b)"))
+        add(
+            f"{name} (b) peak",
+            0,
+            "",
+            max(point.y for point in points if point.series == f"{name} (b)"),
+        )
     return points
 
 
@@ -74,28 +107,44 @@ def measure(llm: LLM, scale: Scale) -> list[Point]:
     }
     gains = measured_gains(llm, list(runs.values()), scale.repeats)
     return [
-        row for (name, ratio), run in runs.items() for row in gain_points(point, f"{name} L={length} B={batch_size}", ratio, gains[run])
+        row
+        for (name, ratio), run in runs.items()
+        for row in gain_points(point, f"{name} L={length} B={batch_size}", ratio, gains[run])
     ]
 
 
 def style(series: str) -> tuple[str, str, str]:
-    return next((look for name, look in STYLE.items() if series.startswith(name)), (COLOURS["purple"], "v", ""))
+    return next(
+        (look for name, look in STYLE.items() if series.startswith(name)),
+        (COLOURS["purple"], "v", ""),
+    )
 
 
-def draw_ratios(axes: plt.Axes, found: dict[str, list[Point]], title: str, markevery: int = 1) -> None:
+def draw_ratios(
+    axes: plt.Axes, found: dict[str, list[Point]], title: str, markevery: int = 1
+) -> None:
     """Gain against P:D, one curve for each contender; measured ones with their spread."""
     for series, curve in found.items():
         if series.endswith(SPREAD):
             continue
         colour, marker, _ = style(series)
-        plot_points(axes, curve, color=colour, marker=marker, markevery=markevery, label=" ".join(series.split()[:2]))
+        plot_points(
+            axes,
+            curve,
+            color=colour,
+            marker=marker,
+            markevery=markevery,
+            label=" ".join(series.split()[:2]),
+        )
         shade_spread(axes, found, series, colour)
     axes.axhline(1, color="black", linewidth=1)
     axes.set(xlabel="P:D (prompt tokens per decode)", title=title)
 
 
 def draw(points: list[Point]) -> plt.Figure:
-    predicted, paper, measured = (curves(points, source) for source in ("predicted", "paper", "measured"))
+    predicted, paper, measured = (
+        curves(points, source) for source in ("predicted", "paper", "measured")
+    )
     count = 3 if measured else 2
     figure, panels = plt.subplots(1, count, figsize=(8 * count, 6.5), layout="constrained")
     names = [series for series in predicted if series.endswith("(a)")]
@@ -103,26 +152,59 @@ def draw(points: list[Point]) -> plt.Figure:
         colour, _, hatch = style(series)
         places = [j + 0.27 * (i - 1) for j in range(len(BATCH_SIZES))]
         heights = [point.y for point in predicted[series]]
-        panels[0].bar(places, heights, 0.25, color=colour, hatch=hatch, edgecolor="black", label=series.removesuffix(" (a)"))
+        panels[0].bar(
+            places,
+            heights,
+            0.25,
+            color=colour,
+            hatch=hatch,
+            edgecolor="black",
+            label=series.removesuffix(" (a)"),
+        )
         for point in paper.get(series, []):
             panels[0].plot(
-                places[list(BATCH_SIZES).index(int(point.x))], point.y, "*", color="white", markeredgecolor="black", markersize=19
+                places[list(BATCH_SIZES).index(int(point.x))],
+                point.y,
+                "*",
+                color="white",
+                markeredgecolor="black",
+                markersize=19,
             )
-    panels[0].set_xticks(range(len(BATCH_SIZES)), [f"L = {length // 1024}K\nB = {size}" for length, size in BATCH_SIZES.items()])
+    panels[0].set_xticks(
+        range(len(BATCH_SIZES)),
+        [f"L = {length // 1024}K\nB = {size}" for length, size in BATCH_SIZES.items()],
+    )
     panels[0].set_ylim(0.8, 1.4)
     panels[0].axhline(1, color="black", linewidth=1)
     star(panels[0], float("nan"), float("nan"), label="paper")
-    panels[0].set(ylabel="throughput / baseline's", title=f"(a) predicted, P:D balanced for C = 256\n{MODEL} on {GPU}")
+    panels[0].set(
+        ylabel="throughput / baseline's",
+        title=f"(a) predicted, P:D balanced for C = 256\n{MODEL} on {GPU}",
+    )
     panels[0].legend(ncols=2, loc="upper center")
-    draw_ratios(panels[1], {s: c for s, c in predicted.items() if s.endswith("(b)")}, f"(b) predicted, L = 1K, B = 18\n{MODEL} on {GPU}", 4)
+    draw_ratios(
+        panels[1],
+        {s: c for s, c in predicted.items() if s.endswith("(b)")},
+        f"(b) predicted, L = 1K, B = 18\n{MODEL} on {GPU}",
+        4,
+    )
     panels[1].set_ylim(0.8, 1.4)
     log_ticks(panels[1], [1, 2, 5, 10, 20, 50, 100, 200])
-    for series, (point,) in ((series, curve) for series, curve in paper.items() if series.endswith("peak")):
-        panels[1].axhline(point.y, color=style(series)[0], linestyle=":", label=f"paper's peak, {series.split(' (b)')[0]}")
+    for series, (point,) in (
+        (series, curve) for series, curve in paper.items() if series.endswith("peak")
+    ):
+        panels[1].axhline(
+            point.y,
+            color=style(series)[0],
+            linestyle=":",
+            label=f"paper's peak, {series.split(' (b)')[0]}",
+        )
     panels[1].legend(fontsize=12, ncols=2, loc="upper center")
     if measured:
         shape = series_options(next(iter(measured)))
-        draw_ratios(panels[2], measured, f"{measured_title(points)}\nL = {shape['L']}, B = {shape['B']}")
+        draw_ratios(
+            panels[2], measured, f"{measured_title(points)}\nL = {shape['L']}, B = {shape['B']}"
+        )
         log_ticks(panels[2], sorted({point.x for curve in measured.values() for point in curve}))
         panels[2].legend()
     figure.suptitle("SARATHI Fig 11: Orca's worst and best case, and SARATHI", fontsize=18)

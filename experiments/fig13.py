@@ -1,13 +1,17 @@
-"""SARATHI, Fig 13: what chunking costs: attention alone, the whole prefill, and what decodes that ride along give back.
+"""SARATHI, Fig 13: what chunking costs: attention alone, the whole prefill, and what decodes that
+ride along give back.
 
-    python experiments/fig13.py              predicted for LLaMA-13B on an A6000: seconds, no GPU needed
+    python experiments/fig13.py              predicted for LLaMA-13B on an A6000: seconds, no GPU
+                                             needed
     python experiments/fig13.py --measure    and the real engine on this machine: minutes
 
-(a) and (b): the prefill of one prompt of L tokens, in chunks of C over whole. (c): throughput over the baseline's in a steady state (see
-fig9.py), at the P:D where the chunks carry all decodes (`balance` in workloads.py). C = 320 is no multiple of the tile, and shows it.
+(a) and (b): the prefill of one prompt of L tokens, in chunks of C over whole. (c): throughput over
+the baseline's in a steady state (see fig9.py), at the P:D where the chunks carry all decodes
+(`balance` in workloads.py). C = 320 is no multiple of the tile, and shows it.
 
-In (a) the cost model falls below 1, where the paper stays above: it takes a whole prompt's masked half for work, as its fit wants, and a
-chunk has less of it. Attention is so small a part of the prefill that (b) hardly feels it.
+In (a) the cost model falls below 1, where the paper stays above: it takes a whole prompt's masked
+half for work, as its fit wants, and a chunk has less of it. Attention is so small a part of the
+prefill that (b) hardly feels it.
 """
 
 import matplotlib.pyplot as plt
@@ -17,7 +21,15 @@ from engine import LLM
 from experiments.common import SPREAD, Point, curves, progress, series_options
 from experiments.figure import Figure, Scale, run_figure
 from experiments.look import SERIES, measured_title, plot_points, shade_spread, star
-from experiments.measuring import Run, gain_points, generate, measured_gains, measured_on, median_ratio, warm_up
+from experiments.measuring import (
+    Run,
+    gain_points,
+    generate,
+    measured_gains,
+    measured_on,
+    median_ratio,
+    warm_up,
+)
 from experiments.workloads import BATCH_SIZES, Workload, balance, predicted_gain, simulate_operators
 from scheduler import Request
 from timeline import Trace
@@ -40,7 +52,9 @@ def attention_and_all(trace: Trace) -> dict[str, float]:
 
 
 def predicted_prefill(length: int, policy: str, chunk_size: int) -> dict[str, float]:
-    return attention_and_all(simulate_operators([Request(0, range(length), 1)], policy, chunk_size, 1, MODEL, GPU))
+    return attention_and_all(
+        simulate_operators([Request(0, range(length), 1)], policy, chunk_size, 1, MODEL, GPU)
+    )
 
 
 def predict(quick: bool) -> list[Point]:
@@ -56,12 +70,25 @@ def predict(quick: bool) -> list[Point]:
             for part in whole:
                 add(f"{part} L={length}", chunk_size, chunked[part] / whole[part])
             work = Workload(length, batch_size, balance(chunk_size, batch_size))
-            add(f"end to end L={length} B={batch_size}", chunk_size, predicted_gain(work, "sarathi", chunk_size, MODEL, GPU))
-    for part in PARTS:  # the paper's text names no length: the largest of the three, as its bounds and "up to" mean
+            add(
+                f"end to end L={length} B={batch_size}",
+                chunk_size,
+                predicted_gain(work, "sarathi", chunk_size, MODEL, GPU),
+            )
+    # the paper's text names no length: the largest of the three, as its bounds and "up to" mean
+    for part in PARTS:
         for chunk_size in CHUNK_SIZES:
-            add(f"{part}, largest", chunk_size, max(p.y for p in points if p.series.startswith(f"{part} L=") and p.x == chunk_size))
+            add(
+                f"{part}, largest",
+                chunk_size,
+                max(p.y for p in points if p.series.startswith(f"{part} L=") and p.x == chunk_size),
+            )
     for chunk_size in (256, 512):
-        largest = next(point.y for point in points if (point.series, point.x) == ("prefill, largest", chunk_size))
+        largest = next(
+            point.y
+            for point in points
+            if (point.series, point.x) == ("prefill, largest", chunk_size)
+        )
         add("prefill overhead, largest", chunk_size, 100 * (largest - 1), "%")
     return points
 
@@ -82,25 +109,45 @@ def measure(llm: LLM, scale: Scale) -> list[Point]:
     points = []
     for policy, chunk_size in plan[1:]:
         for part in ("attention", "prefill"):
-            pairs = [(a[part], b[part]) for a, b in zip(seen[policy, chunk_size], seen["orca", 1], strict=True)]
+            pairs = [
+                (a[part], b[part])
+                for a, b in zip(seen[policy, chunk_size], seen["orca", 1], strict=True)
+            ]
             points += gain_points(point, f"{part} L={length}", chunk_size, median_ratio(pairs))
-    runs = {size: Run(Workload(length, batch_size, balance(size, batch_size)), "sarathi", size) for size in scale.chunk_sizes}
+    runs = {
+        size: Run(Workload(length, batch_size, balance(size, batch_size)), "sarathi", size)
+        for size in scale.chunk_sizes
+    }
     gains = measured_gains(llm, list(runs.values()), -(-scale.repeats // 3))
     return points + [
-        row for size, run in runs.items() for row in gain_points(point, f"end to end L={length} B={batch_size}", size, gains[run])
+        row
+        for size, run in runs.items()
+        for row in gain_points(point, f"end to end L={length} B={batch_size}", size, gains[run])
     ]
 
 
 def draw(points: list[Point]) -> plt.Figure:
     paper = curves(points, "paper")
     sources = ["predicted", "measured"] if curves(points, "measured") else ["predicted"]
-    figure, grid = plt.subplots(len(sources), 3, figsize=(18, 6 * len(sources)), layout="constrained", squeeze=False)
+    figure, grid = plt.subplots(
+        len(sources), 3, figsize=(18, 6 * len(sources)), layout="constrained", squeeze=False
+    )
     for panels, source in zip(grid, sources, strict=True):
         found = curves(points, source)
         for axes, letter, (part, label) in zip(panels, "abc", PARTS.items(), strict=True):
-            lines = {series: curve for series, curve in found.items() if series.startswith(f"{part} L=") and not series.endswith(SPREAD)}
+            lines = {
+                series: curve
+                for series, curve in found.items()
+                if series.startswith(f"{part} L=") and not series.endswith(SPREAD)
+            }
             for (series, curve), (colour, marker) in zip(lines.items(), SERIES, strict=False):
-                plot_points(axes, curve, color=colour, marker=marker, label=f"L = {series_options(series)['L']}")
+                plot_points(
+                    axes,
+                    curve,
+                    color=colour,
+                    marker=marker,
+                    label=f"L = {series_options(series)['L']}",
+                )
                 shade_spread(axes, found, series, colour)
             stars = paper.get(f"{part}, largest", []) if source == "predicted" else []
             for number, point in enumerate(stars):
@@ -115,12 +162,26 @@ def draw(points: list[Point]) -> plt.Figure:
             for number, point in enumerate(paper["prefill overhead, largest"]):
                 label = "paper: at most" if number == 0 else None
                 y = 1 + point.y / 100
-                panels[1].plot(point.x, y, "v", color="white", markeredgecolor="black", markersize=14, label=label, zorder=5)
+                panels[1].plot(
+                    point.x,
+                    y,
+                    "v",
+                    color="white",
+                    markeredgecolor="black",
+                    markersize=14,
+                    label=label,
+                    zorder=5,
+                )
         panels[0].set_title(
-            f"(a) attention; {measured_title(points)}" if source == "measured" else f"(a) attention; predicted: {MODEL} on {GPU}"
+            f"(a) attention; {measured_title(points)}"
+            if source == "measured"
+            else f"(a) attention; predicted: {MODEL} on {GPU}"
         )
         panels[1].legend()
-    figure.suptitle("SARATHI Fig 13: what chunking costs, and what decode-maximal batching gives back", fontsize=18)
+    figure.suptitle(
+        "SARATHI Fig 13: what chunking costs, and what decode-maximal batching gives back",
+        fontsize=18,
+    )
     return figure
 
 

@@ -1,10 +1,13 @@
-"""SARATHI, Fig 3: what a token costs in prefill and in decode, operator by operator, against the batch size.
+"""SARATHI, Fig 3: what a token costs in prefill and in decode, operator by operator, against the
+batch size.
 
-    python experiments/fig3.py              predicted for LLaMA-13B on an A6000: seconds, no GPU needed
+    python experiments/fig3.py              predicted for LLaMA-13B on an A6000: seconds, no GPU
+                                            needed
     python experiments/fig3.py --measure    and the real engine on this machine
 
-A prefill fills the machine with a single prompt: its cost per token is flat. A decode-only batch reads all weights for B tokens: its linear
-operators' cost per token falls as 1/B, while its attention's, which reads each request's own keys and values, stays.
+A prefill fills the machine with a single prompt: its cost per token is flat. A decode-only batch
+reads all weights for B tokens: its linear operators' cost per token falls as 1/B, while its
+attention's, which reads each request's own keys and values, stays.
 """
 
 import matplotlib.pyplot as plt
@@ -43,10 +46,13 @@ def batches(length: int, batch_size: int) -> dict[str, Batch]:
     }
 
 
-def to_points(seconds: dict[tuple[str, int], dict[str, float]], length: int, *where: str) -> list[Point]:
+def to_points(
+    seconds: dict[tuple[str, int], dict[str, float]], length: int, *where: str
+) -> list[Point]:
     """seconds: of each operator, by phase and batch size. where: source, model, hardware.
 
-    Totals are of the five operators that the paper goes on with; 'others', which the cost model lacks but for the logits, stand apart.
+    Totals are of the five operators that the paper goes on with; 'others', which the cost model
+    lacks but for the logits, stand apart.
     """
 
     def point(series: str, batch_size: int, y: float, unit: str) -> Point:
@@ -57,11 +63,26 @@ def to_points(seconds: dict[tuple[str, int], dict[str, float]], length: int, *wh
         tokens = batch_size * (length if phase == "prefill" else 1)
         ms = {name: 1e3 * value / tokens for name, value in operators.items()}
         totals[phase, batch_size] = sum(ms.values()) - ms["others"]
-        points += [point(f"{phase}, {name}", batch_size, y, "ms per token") for name, y in ms.items()]
-        points.append(point(f"{phase}, total", batch_size, totals[phase, batch_size], "ms per token"))
-        points.append(point(f"{phase}, share of others", batch_size, 100 * ms["others"] / sum(ms.values()), "%"))
+        points += [
+            point(f"{phase}, {name}", batch_size, y, "ms per token") for name, y in ms.items()
+        ]
+        points.append(
+            point(f"{phase}, total", batch_size, totals[phase, batch_size], "ms per token")
+        )
+        points.append(
+            point(
+                f"{phase}, share of others", batch_size, 100 * ms["others"] / sum(ms.values()), "%"
+            )
+        )
     for batch_size in dict.fromkeys(size for _, size in totals):
-        points.append(point("decode over prefill", batch_size, totals["decode", batch_size] / totals["prefill", batch_size], "x"))
+        points.append(
+            point(
+                "decode over prefill",
+                batch_size,
+                totals["decode", batch_size] / totals["prefill", batch_size],
+                "x",
+            )
+        )
     return points
 
 
@@ -75,7 +96,11 @@ def predict(quick: bool) -> list[Point]:
 
 def measure(llm: LLM, scale: Scale) -> list[Point]:
     (length,) = scale.lengths
-    shapes = {(phase, size): batch for size in scale.batch_sizes for phase, batch in batches(length, size).items()}
+    shapes = {
+        (phase, size): batch
+        for size in scale.batch_sizes
+        for phase, batch in batches(length, size).items()
+    }
     results = time_batches(llm, list(shapes.values()), scale.repeats, operators=True)
     seconds = {key: result.operators for key, result in zip(shapes, results, strict=True)}
     return to_points(seconds, length, *measured_on(llm))
@@ -86,7 +111,17 @@ def draw_phase(axes: plt.Axes, found: dict[str, list[Point]], phase: str, title:
     bottom = [0.0] * len(found[f"{phase}, total"])
     for name, (colour, hatch) in list(LOOK.items())[:-1]:  # without 'others'
         heights = [point.y for point in found[f"{phase}, {name}"]]
-        axes.bar(range(len(bottom)), heights, 0.7, bottom, color=colour, hatch=hatch, edgecolor="black", linewidth=0.8, label=name)
+        axes.bar(
+            range(len(bottom)),
+            heights,
+            0.7,
+            bottom,
+            color=colour,
+            hatch=hatch,
+            edgecolor="black",
+            linewidth=0.8,
+            label=name,
+        )
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
     axes.bar_label(axes.containers[-1], [three_digits(y) for y in bottom], fontsize=12, padding=2)
     axes.set_xticks(range(len(bottom)), [f"{point.x:g}" for point in found[f"{phase}, total"]])
@@ -95,7 +130,9 @@ def draw_phase(axes: plt.Axes, found: dict[str, list[Point]], phase: str, title:
     axes.grid(axis="x", visible=False)
 
 
-def draw_ratio(axes: plt.Axes, found: dict[str, list[Point]], paper: list[Point], title: str) -> None:
+def draw_ratio(
+    axes: plt.Axes, found: dict[str, list[Point]], paper: list[Point], title: str
+) -> None:
     curve = found["decode over prefill"]
     plot_points(axes, curve, marker="o", color=COLOURS["blue"], label=curve[0].source)
     for number, point in enumerate(paper):
@@ -113,15 +150,29 @@ def draw_ratio(axes: plt.Axes, found: dict[str, list[Point]], paper: list[Point]
 
 def draw(points: list[Point]) -> plt.Figure:
     rows = ["predicted", "measured"] if curves(points, "measured") else ["predicted"]
-    figure, grid = plt.subplots(len(rows), 3, figsize=(18, 6.2 * len(rows)), layout="constrained", squeeze=False)
+    figure, grid = plt.subplots(
+        len(rows), 3, figsize=(18, 6.2 * len(rows)), layout="constrained", squeeze=False
+    )
     for panels, source in zip(grid, rows, strict=True):
         found = {series.split(" L=")[0]: curve for series, curve in curves(points, source).items()}
         length = series_options(next(iter(found.values()))[0].series)["L"]
-        title = f"{measured_title(points) if source == 'measured' else f'predicted: {MODEL} on {GPU}'}, L = {length}"
+        title = (
+            f"{measured_title(points) if source == 'measured' else f'predicted: {MODEL} on {GPU}'},"
+            f" L = {length}"
+        )
         draw_phase(panels[0], found, "prefill", title)
         draw_phase(panels[1], found, "decode", title)
         panels[1].legend(reverse=True)
-        draw_ratio(panels[2], found, curves(points, "paper")[f"decode over prefill L={LENGTH}"] if source == "predicted" else [], title)
+        draw_ratio(
+            panels[2],
+            found,
+            (
+                curves(points, "paper")[f"decode over prefill L={LENGTH}"]
+                if source == "predicted"
+                else []
+            ),
+            title,
+        )
     figure.suptitle("SARATHI Fig 3: cost of a token by operator", fontsize=18)
     return figure
 
@@ -136,7 +187,8 @@ FIGURE = Figure(
     scale=Scale(lengths=(512,), batch_sizes=(1, 2, 4, 8), repeats=9),
     quick_scale=Scale(lengths=(64,), batch_sizes=(1, 2), repeats=2),
     shown=lambda point: (
-        any(word in point.series for word in ("total", "decode over prefill")) or (point.source == "measured" and "share" in point.series)
+        any(word in point.series for word in ("total", "decode over prefill"))
+        or (point.source == "measured" and "share" in point.series)
     ),
 )
 

@@ -1,12 +1,16 @@
-"""SARATHI, Fig 4: why prefill saturates a GPU and decode does not: throughput above, arithmetic intensity by operator below.
+"""SARATHI, Fig 4: why prefill saturates a GPU and decode does not: throughput above, arithmetic
+intensity by operator below.
 
-    python experiments/fig4.py              predicted for one layer of LLaMA-13B on an A6000: seconds, no GPU needed
+    python experiments/fig4.py              predicted for one layer of LLaMA-13B on an A6000:
+                                            seconds, no GPU needed
     python experiments/fig4.py --measure    and the throughput of the real engine on this machine
 
-One layer, as in the paper (Sec 3.1): forty times as many requests would fit the GPU. An operator is bound by compute where its FLOPs per byte
-exceed the GPU's FLOP/s per byte/s. One layer would fit a CPU's caches: what is measured is the whole model, divided by its layers.
+One layer, as in the paper (Sec 3.1): forty times as many requests would fit the GPU. An operator is
+bound by compute where its FLOPs per byte exceed the GPU's FLOP/s per byte/s. One layer would fit a
+CPU's caches: what is measured is the whole model, divided by its layers.
 
-"Saturated" means here: at least 90 % of the largest throughput drawn. For prefill that gives the paper's 512 tokens.
+"Saturated" means here: at least 90 % of the largest throughput drawn. For prefill that gives the
+paper's 512 tokens.
 """
 
 from dataclasses import replace
@@ -30,30 +34,57 @@ SATURATED = 0.9
 MARKERS = dict(zip(LOOK, "^osDvP", strict=True))
 
 
-def batches(lengths: tuple[int, ...], batch_sizes: list[int], context: int, most: int) -> dict[tuple[str, int], Batch]:
-    """Prefill-only batches of B prompts of L tokens, `most` tokens at most, and decode-only ones; by series and B."""
-    prefills = {(f"prefill L={n}", size): make_batch([(0, n, n)] * size) for n in lengths for size in batch_sizes if n * size <= most}
-    return prefills | {(f"decode L={context}", size): make_batch(decodes=size, context=context) for size in batch_sizes}
+def batches(
+    lengths: tuple[int, ...], batch_sizes: list[int], context: int, most: int
+) -> dict[tuple[str, int], Batch]:
+    """Prefill-only batches of B prompts of L tokens, `most` tokens at most, and decode-only ones;
+    by series and B.
+    """
+    prefills = {
+        (f"prefill L={n}", size): make_batch([(0, n, n)] * size)
+        for n in lengths
+        for size in batch_sizes
+        if n * size <= most
+    }
+    return prefills | {
+        (f"decode L={context}", size): make_batch(decodes=size, context=context)
+        for size in batch_sizes
+    }
 
 
-def throughput_points(seconds: dict[tuple[str, int], float], shapes: dict[tuple[str, int], Batch], *where: str) -> list[Point]:
+def throughput_points(
+    seconds: dict[tuple[str, int], float], shapes: dict[tuple[str, int], Batch], *where: str
+) -> list[Point]:
     """seconds: of one layer, by series and B. where: source, model, hardware."""
     return [
-        Point("fig4", series, size, "B", shapes[series, size].num_tokens / (1e3 * value), "tokens/ms of one layer", *where)
+        Point(
+            "fig4",
+            series,
+            size,
+            "B",
+            shapes[series, size].num_tokens / (1e3 * value),
+            "tokens/ms of one layer",
+            *where,
+        )
         for (series, size), value in seconds.items()
     ]
 
 
 def intensities(model: ModelConfig, batch_size: int, rows: int, context: int) -> dict[str, float]:
-    """FLOPs per byte of each operator in fp16: B requests of `rows` new tokens each, which attend to `context`.
+    """FLOPs per byte of each operator in fp16: B requests of `rows` new tokens each, which attend
+    to `context`.
 
-    A linear operator reads its weights once for all rows. Attention shares nothing between requests: B changes nothing.
+    A linear operator reads its weights once for all rows. Attention shares nothing between
+    requests: B changes nothing.
     """
     result, tokens, channels = {}, batch_size * rows, model.n_head * model.head_dim
     for name, (inputs, outputs) in model.linears.items():
-        result[name] = 2 * tokens * inputs * outputs / (2 * (inputs * outputs + tokens * (inputs + outputs)))
+        result[name] = (
+            2 * tokens * inputs * outputs / (2 * (inputs * outputs + tokens * (inputs + outputs)))
+        )
     keys_and_values = context * model.kv_bytes_per_token() / model.n_layer
-    result["attn"] = 4 * rows * context * channels / (2 * 2 * rows * channels + keys_and_values)  # queries in, result out
+    # queries in, result out
+    result["attn"] = 4 * rows * context * channels / (2 * 2 * rows * channels + keys_and_values)
     return result
 
 
@@ -68,24 +99,69 @@ def predict(quick: bool) -> list[Point]:
     sizes = [2**i for i in range(0, 11, 2 if quick else 1)]
     shapes = batches((64, 128, 256, 512, 1024), sizes, CONTEXT, most=8192)
     operators = {key: cost.operators(batch) for key, batch in shapes.items()}
-    seconds = {key: sum(times.values()) - times["others"] for key, times in operators.items()}  # the logits are no layer's
+    # the logits are no layer's
+    seconds = {key: sum(times.values()) - times["others"] for key, times in operators.items()}
     points = throughput_points(seconds, shapes, "predicted", MODEL, GPU)
     for phase, rows in (("prefill", CONTEXT), ("decode", 1)):
         for size in sizes:
             for name, value in intensities(layer, size, rows, CONTEXT).items():
-                points.append(Point("fig4", f"{phase} intensity, {name}", size, "B", value, "FLOP/B", "predicted", MODEL, GPU))
+                points.append(
+                    Point(
+                        "fig4",
+                        f"{phase} intensity, {name}",
+                        size,
+                        "B",
+                        value,
+                        "FLOP/B",
+                        "predicted",
+                        MODEL,
+                        GPU,
+                    )
+                )
     peak = max(point.y for point in points if point.series.startswith("prefill L"))
     decode = [point for point in points if point.series == f"decode L={CONTEXT}"]
     balance = GPUS[GPU].peak / GPUS[GPU].bandwidth
     alone = {
-        point.series: point.y for point in points if point.x == 1 and point.series.startswith("prefill L=")
+        point.series: point.y
+        for point in points
+        if point.x == 1 and point.series.startswith("prefill L=")
     }  # one prompt at a time, as chunks come
     lost = 100 * (1 - alone["prefill L=256"] / max(alone.values()))
     return [
         *points,
-        Point("fig4", "prefill throughput lost with 256 tokens", 0, "", lost, "%", "predicted", MODEL, GPU),
-        Point("fig4", "largest prefill throughput", 0, "", peak, "tokens/ms of one layer", "predicted", MODEL, GPU),
-        Point("fig4", "decode saturates at", 0, "", saturation(decode), "requests", "predicted", MODEL, GPU),
+        Point(
+            "fig4",
+            "prefill throughput lost with 256 tokens",
+            0,
+            "",
+            lost,
+            "%",
+            "predicted",
+            MODEL,
+            GPU,
+        ),
+        Point(
+            "fig4",
+            "largest prefill throughput",
+            0,
+            "",
+            peak,
+            "tokens/ms of one layer",
+            "predicted",
+            MODEL,
+            GPU,
+        ),
+        Point(
+            "fig4",
+            "decode saturates at",
+            0,
+            "",
+            saturation(decode),
+            "requests",
+            "predicted",
+            MODEL,
+            GPU,
+        ),
         Point("fig4", "FLOP to bandwidth ratio", 0, "", balance, "FLOP/B", "predicted", MODEL, GPU),
     ]
 
@@ -103,7 +179,9 @@ def measure(llm: LLM, scale: Scale) -> list[Point]:
 def draw_throughput(axes: plt.Axes, found: dict[str, list[Point]], phase: str, title: str) -> None:
     lines = {series: curve for series, curve in found.items() if series.startswith(f"{phase} L=")}
     for (series, curve), (colour, marker) in zip(lines.items(), SERIES, strict=False):
-        plot_points(axes, curve, color=colour, marker=marker, label=series.removeprefix(f"{phase} "))
+        plot_points(
+            axes, curve, color=colour, marker=marker, label=series.removeprefix(f"{phase} ")
+        )
     ticks = sorted({point.x for curve in lines.values() for point in curve})
     log_ticks(axes, ticks[:: 2 if len(ticks) > 6 else 1])
     axes.set_ylim(bottom=0)
@@ -116,9 +194,22 @@ def draw_intensity(axes: plt.Axes, found: dict[str, list[Point]], phase: str) ->
             plot_points(axes, curve, color=colour, marker=MARKERS[name], label=name)
     (balance,) = found["FLOP to bandwidth ratio"]
     axes.axhline(balance.y, color="black", linestyle="--")
-    axes.text(1, 1.1 * balance.y, f"above: bound by compute ({balance.y:.0f} FLOP/B)", fontsize=12, va="bottom")
+    axes.text(
+        1,
+        1.1 * balance.y,
+        f"above: bound by compute ({balance.y:.0f} FLOP/B)",
+        fontsize=12,
+        va="bottom",
+    )
     if phase == "decode":
-        axes.annotate("all linear operators", (32, 32), (14, -8), textcoords="offset points", fontsize=13, va="top")
+        axes.annotate(
+            "all linear operators",
+            (32, 32),
+            (14, -8),
+            textcoords="offset points",
+            fontsize=13,
+            va="top",
+        )
         axes.annotate("attention", (32, 1), (0, 8), textcoords="offset points", fontsize=13)
     log_ticks(axes, [4**i for i in range(6)])
     axes.set_yscale("log")
@@ -127,7 +218,9 @@ def draw_intensity(axes: plt.Axes, found: dict[str, list[Point]], phase: str) ->
 
 
 def draw(points: list[Point]) -> plt.Figure:
-    predicted, paper, measured = (curves(points, source) for source in ("predicted", "paper", "measured"))
+    predicted, paper, measured = (
+        curves(points, source) for source in ("predicted", "paper", "measured")
+    )
     columns = 3 if measured else 2
     figure, grid = plt.subplots(2, columns, figsize=(8 * columns, 11.5), layout="constrained")
     for axes, phase in zip(grid[0], ("prefill", "decode"), strict=False):
@@ -136,15 +229,22 @@ def draw(points: list[Point]) -> plt.Figure:
         draw_intensity(axes, predicted, phase)
     grid[1][0].legend(loc="lower right", ncols=2)
     (peak,), (saturated,) = paper["largest prefill throughput"], paper["decode saturates at"]
-    grid[0][0].axhline(peak.y, color="black", linestyle="--", label=f"paper: saturates at {peak.y:g}")
-    grid[0][1].axvline(saturated.y, color="black", linestyle="--", label=f"paper: saturates at B = {saturated.y:g}")
+    grid[0][0].axhline(
+        peak.y, color="black", linestyle="--", label=f"paper: saturates at {peak.y:g}"
+    )
+    grid[0][1].axvline(
+        saturated.y, color="black", linestyle="--", label=f"paper: saturates at B = {saturated.y:g}"
+    )
     if measured:
         for axes, phase in zip(grid[:, 2], ("prefill", "decode"), strict=True):
             draw_throughput(axes, measured, phase, measured_title(points))
             axes.legend()
     for axes in grid[0]:
         axes.legend()
-    figure.suptitle("SARATHI Fig 4: prefill saturates with one prompt, decode only with hundreds of requests", fontsize=18)
+    figure.suptitle(
+        "SARATHI Fig 4: prefill saturates with one prompt, decode only with hundreds of requests",
+        fontsize=18,
+    )
     return figure
 
 
@@ -161,7 +261,11 @@ FIGURE = Figure(
     draw=draw,
     scale=Scale(lengths=(64, 128, 256, 512), batch_sizes=(1, 2, 4, 8, 16, 32), repeats=7),
     quick_scale=Scale(lengths=(32, 64), batch_sizes=(1, 2), repeats=2),
-    shown=lambda point: point.x_unit == "" or point.series.startswith("decode L=") or ("L=" in point.series and point.x == 1),
+    shown=lambda point: (
+        point.x_unit == ""
+        or point.series.startswith("decode L=")
+        or ("L=" in point.series and point.x == 1)
+    ),
 )
 
 

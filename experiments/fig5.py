@@ -1,9 +1,11 @@
-"""SARATHI, Fig 1 and 5: two stages, four requests A, B, C, D; the bubbles of Orca's schedule, and what SARATHI leaves of them.
+"""SARATHI, Fig 1 and 5: two stages, four requests A, B, C, D; the bubbles of Orca's schedule, and
+what SARATHI leaves of them.
 
     python experiments/fig5.py      predicted for LLaMA-13B on two A6000s; seconds, no GPU needed
 
-Two micro-batches are in flight, of two requests each. Who waits for whom, and why (PB1, PB2, PB3), the program finds out by itself
-(pipeline.py). results/fig5.json holds both runs for https://ui.perfetto.dev, where single steps can be clicked.
+Two micro-batches are in flight, of two requests each. Who waits for whom, and why (PB1, PB2, PB3),
+the program finds out by itself (pipeline.py). results/fig5.json holds both runs for
+https://ui.perfetto.dev, where single steps can be clicked.
 """
 
 import matplotlib.pyplot as plt
@@ -18,14 +20,23 @@ from pipeline import BUBBLES, IDLE, PipelineTrace, simulate_pipeline
 from scheduler import Request
 
 MODEL, GPU, STAGES, BATCH_SIZE, CHUNK_SIZE = "llama-13b", "a6000", 2, 2, 256
-PROMPTS, OUTPUT = {"A": 1024, "B": 512, "C": 3072, "D": 2048}, 9  # tokens: prompts that differ, and 8 decodes each
+# tokens: prompts that differ, and 8 decodes each
+PROMPTS, OUTPUT = {"A": 1024, "B": 512, "C": 3072, "D": 2048}, 9
 NAMES = dict(enumerate(PROMPTS))
 
 
 def run(policy: str, chunk_size: int = CHUNK_SIZE) -> PipelineTrace:
-    """The four requests, all there from the start; stages are linked at no cost, so that what is left are the paper's bubbles."""
+    """The four requests, all there from the start; stages are linked at no cost, so that what is
+    left are the paper's bubbles.
+    """
     requests = [Request(i, range(tokens), OUTPUT) for i, tokens in enumerate(PROMPTS.values())]
-    options = {"stages": STAGES, "chunk_size": chunk_size, "max_batch_size": BATCH_SIZE, "hop": None, "keep": True}
+    options = {
+        "stages": STAGES,
+        "chunk_size": chunk_size,
+        "max_batch_size": BATCH_SIZE,
+        "hop": None,
+        "keep": True,
+    }
     return simulate_pipeline(requests, MODEL, GPU, policy=policy, **options)
 
 
@@ -34,9 +45,26 @@ def points(runs: dict[str, PipelineTrace]) -> list[Point]:
     rows = []
     for policy, trace in runs.items():
         values = {"busy": sum(trace.busy)} | trace.idle
-        rows += [Point("fig5", f"{policy}, {name}", 0, "", value, "s", "predicted", MODEL, GPU) for name, value in values.items()]
-        rows.append(Point("fig5", f"{policy}, makespan", 0, "", trace.seconds, "s", "predicted", MODEL, GPU))
-        rows.append(Point("fig5", f"{policy}, bubble share", 0, "", 100 * trace.bubble_share, "%", "predicted", MODEL, GPU))
+        rows += [
+            Point("fig5", f"{policy}, {name}", 0, "", value, "s", "predicted", MODEL, GPU)
+            for name, value in values.items()
+        ]
+        rows.append(
+            Point("fig5", f"{policy}, makespan", 0, "", trace.seconds, "s", "predicted", MODEL, GPU)
+        )
+        rows.append(
+            Point(
+                "fig5",
+                f"{policy}, bubble share",
+                0,
+                "",
+                100 * trace.bubble_share,
+                "%",
+                "predicted",
+                MODEL,
+                GPU,
+            )
+        )
     return rows
 
 
@@ -45,16 +73,34 @@ def draw(runs: dict[str, PipelineTrace]) -> plt.Figure:
     figure, panels = plt.subplots(3, 1, figsize=(18, 11), layout="constrained")
     end = max(trace.seconds for trace in runs.values())
     orca = runs["orca"]
-    decodes = [step for step in orca.steps if step.kind == "decode"][2:6]  # those that no longer wait for a prompt
-    for axes, trace, name in ((panels[0], orca, "(a) Orca: whole prompts"), (panels[2], runs["sarathi"], f"(c) SARATHI, C = {CHUNK_SIZE}")):
+    # those that no longer wait for a prompt
+    decodes = [step for step in orca.steps if step.kind == "decode"][2:6]
+    for axes, trace, name in (
+        (panels[0], orca, "(a) Orca: whole prompts"),
+        (panels[2], runs["sarathi"], f"(c) SARATHI, C = {CHUNK_SIZE}"),
+    ):
         draw_stages(trace, axes, names=NAMES, end=end, legend=False)
-        axes.set_title(f"{name}: {trace.seconds:.2f} s, bubbles {100 * trace.bubble_share:.0f} % of both stages' time", loc="left")
-    draw_stages(orca, panels[1], names=NAMES, start=decodes[0].starts[0], end=decodes[-1].starts[0], legend=False)
+        axes.set_title(
+            f"{name}: {trace.seconds:.2f} s, bubbles {100 * trace.bubble_share:.0f} % of both"
+            " stages' time",
+            loc="left",
+        )
+    draw_stages(
+        orca,
+        panels[1],
+        names=NAMES,
+        start=decodes[0].starts[0],
+        end=decodes[-1].starts[0],
+        legend=False,
+    )
     panels[1].set_title("(b) a part of (a), larger: decodes alone", loc="left")
     handles = legend_handles([stage_lanes(trace) for trace in runs.values()], STAGE_LOOKS)
     figure.legend(handles=handles, loc="outside lower center", ncols=4)
     prompts = ", ".join(f"{name} {tokens}" for name, tokens in PROMPTS.items())
-    figure.suptitle(f"SARATHI Fig 1 and 5: {MODEL} on {STAGES} x {GPU}, predicted. Prompts: {prompts} tokens; {OUTPUT - 1} decodes each")
+    figure.suptitle(
+        f"SARATHI Fig 1 and 5: {MODEL} on {STAGES} x {GPU}, predicted. Prompts: {prompts} tokens;"
+        f" {OUTPUT - 1} decodes each"
+    )
     return figure
 
 
@@ -62,10 +108,19 @@ def main() -> None:
     options = make_parser(__doc__).parse_args()
     make_directory(options.out)
     runs = {policy: run(policy) for policy in ("orca", "sarathi")}
-    print(f"{__doc__.splitlines()[0]}\n\nms of both stages together, predicted for {MODEL} on {STAGES} x {GPU}\n")
+    print(
+        f"{__doc__.splitlines()[0]}\n\nms of both stages together, predicted for {MODEL} on"
+        f" {STAGES} x {GPU}\n"
+    )
     names = [name for name in IDLE if any(trace.idle[name] > 0 for trace in runs.values())]
     rows = [
-        [policy, *[f"{1e3 * value:.0f}" for value in (trace.seconds, sum(trace.busy), *[trace.idle[name] for name in names])]]
+        [
+            policy,
+            *[
+                f"{1e3 * value:.0f}"
+                for value in (trace.seconds, sum(trace.busy), *[trace.idle[name] for name in names])
+            ],
+        ]
         + [f"{100 * trace.bubble_share:.1f} %"]
         for policy, trace in runs.items()
     ]

@@ -1,10 +1,12 @@
 """SARATHI, Fig 6: which keys the queries of a chunk may see, iteration by iteration.
 
-    python experiments/fig6.py              the masks of attention.chunk_mask, the function that the engine runs with
-    python experiments/fig6.py --measure    and the tokens of chunked prefills against those of whole ones, on this machine
+    python experiments/fig6.py              the masks of attention.chunk_mask, the function that the
+                                            engine runs with
+    python experiments/fig6.py --measure    and the tokens of chunked prefills against those of
+                                            whole ones, on this machine
 
-The example is the paper's: chunks of four tokens, three iterations. Query i sees keys 0 to i, whatever chunk it is in; stacked, the
-three masks are the lower triangle of a whole prefill.
+The example is the paper's: chunks of four tokens, three iterations. Query i sees keys 0 to i,
+whatever chunk it is in; stacked, the three masks are the lower triangle of a whole prefill.
 """
 
 import matplotlib.pyplot as plt
@@ -23,14 +25,26 @@ CHUNK_SIZE, CHUNKS = 4, 3
 
 
 def predict(quick: bool) -> list[Point]:
-    """Keys that each query sees: counted in our masks ("predicted"), and i + 1 by the paper's rule (Sec 4.2)."""
+    """Keys that each query sees: counted in our masks ("predicted"), and i + 1 by the paper's rule
+    (Sec 4.2).
+    """
     points = []
     for number in range(CHUNKS):
         start = number * CHUNK_SIZE
         for row, seen in enumerate(chunk_mask(start, CHUNK_SIZE).sum(dim=1).tolist()):
             for source, y in (("predicted", seen), ("paper", start + row + 1)):
                 points.append(
-                    Point("fig6", f"chunk {number + 1}", start + row, "query", y, "keys seen", source, "any model", "any hardware")
+                    Point(
+                        "fig6",
+                        f"chunk {number + 1}",
+                        start + row,
+                        "query",
+                        y,
+                        "keys seen",
+                        source,
+                        "any model",
+                        "any hardware",
+                    )
                 )
     return points
 
@@ -39,12 +53,20 @@ def measure(llm: LLM, scale: Scale) -> list[Point]:
     """Share of greedy tokens that stay the same when prompts are chunked, by chunk size."""
 
     def outputs(policy: str, chunk_size: int) -> list[int]:
-        requests = [Request(i, range(scale.lengths[0] // 2 + i), 16) for i in range(scale.batch_sizes[0])]
-        return [token for output in generate(llm, requests, policy, chunk_size) for token in output.token_ids]
+        requests = [
+            Request(i, range(scale.lengths[0] // 2 + i), 16) for i in range(scale.batch_sizes[0])
+        ]
+        return [
+            token
+            for output in generate(llm, requests, policy, chunk_size)
+            for token in output.token_ids
+        ]
 
     whole, points = outputs("baseline", 1), []
     for chunk_size in scale.chunk_sizes:
-        same = sum(a == b for a, b in zip(outputs("sarathi", chunk_size), whole, strict=True)) / len(whole)
+        same = sum(
+            a == b for a, b in zip(outputs("sarathi", chunk_size), whole, strict=True)
+        ) / len(whole)
         series = "output tokens equal to the whole prefill's"
         points.append(Point("fig6", series, chunk_size, "C", 100 * same, "%", *measured_on(llm)))
     return points
@@ -52,13 +74,25 @@ def measure(llm: LLM, scale: Scale) -> list[Point]:
 
 def draw(points: list[Point]) -> plt.Figure:
     """Each panel is the Boolean matrix itself, drawn cell by cell."""
-    figure, panels = plt.subplots(1, CHUNKS, figsize=(17, 4.4), layout="constrained", width_ratios=[1, 2, 3])
+    figure, panels = plt.subplots(
+        1, CHUNKS, figsize=(17, 4.4), layout="constrained", width_ratios=[1, 2, 3]
+    )
     for number, axes in enumerate(panels):
         start, end = number * CHUNK_SIZE, (number + 1) * CHUNK_SIZE
         mask = chunk_mask(start, CHUNK_SIZE)  # (4, end)
         axes.imshow(mask.numpy(), cmap=ListedColormap(["white", COLOURS["sky"]]), vmin=0, vmax=1)
-        for (row, column), seen in ((place, mask[place].item()) for place in ((r, c) for r in range(CHUNK_SIZE) for c in range(end))):
-            axes.text(column, row, "1" if seen else "0", ha="center", va="center", color="black" if seen else "grey")
+        for (row, column), seen in (
+            (place, mask[place].item())
+            for place in ((r, c) for r in range(CHUNK_SIZE) for c in range(end))
+        ):
+            axes.text(
+                column,
+                row,
+                "1" if seen else "0",
+                ha="center",
+                va="center",
+                color="black" if seen else "grey",
+            )
         axes.axvline(start - 0.5, color=COLOURS["vermilion"], linewidth=4)
         axes.set_xticks(range(end), [f"k{i}" for i in range(end)])
         axes.set_yticks(range(CHUNK_SIZE), [f"q{i}" for i in range(start, end)])
@@ -70,8 +104,17 @@ def draw(points: list[Point]) -> plt.Figure:
         axes.set_title(f"iteration {number + 1}\nchunk_mask({start}, {CHUNK_SIZE})")
     measured = [point for curve in curves(points, "measured").values() for point in curve]
     note = "".join(f"; C = {point.x:g}: {point.y:.4g} %" for point in measured)
-    found = f"\nmeasured, {measured[0].model}, {measured[0].hardware}: greedy tokens equal to whole prefills'{note}" if measured else ""
-    figure.suptitle("SARATHI Fig 6: what the queries (q) of each chunk see of the keys (k); left of the red line: the cache", fontsize=17)
+    found = (
+        f"\nmeasured, {measured[0].model}, {measured[0].hardware}: greedy tokens equal to whole"
+        f" prefills'{note}"
+        if measured
+        else ""
+    )
+    figure.suptitle(
+        "SARATHI Fig 6: what the queries (q) of each chunk see of the keys (k); left of the red"
+        " line: the cache",
+        fontsize=17,
+    )
     figure.supxlabel(f"1, blue: seen. 0, white: masked{found}", fontsize=13)
     return figure
 
@@ -79,13 +122,15 @@ def draw(points: list[Point]) -> plt.Figure:
 FIGURE = Figure(
     name="fig6",
     description=__doc__,
-    paper={},  # the paper draws the masks and states no number: `predict` gives its rule as the paper's points
+    # the paper draws the masks and states no number: `predict` gives its rule as the paper's points
+    paper={},
     predict=predict,
     measure=measure,
     draw=draw,
     scale=Scale(lengths=(512,), batch_sizes=(4,), chunk_sizes=(16, 64, 128), repeats=1),
     quick_scale=Scale(lengths=(64,), batch_sizes=(2,), chunk_sizes=(8,), repeats=1),
-    dtype="float32",  # bfloat16 rounds differently in each shape, and near-ties may fall the other way
+    # bfloat16 rounds differently in each shape, and near-ties may fall the other way
+    dtype="float32",
 )
 
 

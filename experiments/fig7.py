@@ -1,10 +1,13 @@
-"""SARATHI, Fig 7: tile quantisation: the time of an iteration jumps when the rows start another tile of 128.
+"""SARATHI, Fig 7: tile quantisation: the time of an iteration jumps when the rows start another
+tile of 128.
 
-    python experiments/fig7.py              LLaMA-13B on an A6000, cost model beside the paper: seconds, no GPU needed
+    python experiments/fig7.py              LLaMA-13B on an A6000, cost model beside the paper:
+                                            seconds, no GPU needed
     python experiments/fig7.py --measure    and the real engine on this machine
 
-The cost model's constants were fitted to the paper's three points and to Table 2 (fit_a6000.py); the shape between them is the model's. A
-CPU has other tiles (AMX: 16 rows), so the steps of a measured curve, if any, are elsewhere and smaller.
+The cost model's constants were fitted to the paper's three points and to Table 2 (fit_a6000.py);
+the shape between them is the model's. A CPU has other tiles (AMX: 16 rows), so the steps of a
+measured curve, if any, are elsewhere and smaller.
 """
 
 import matplotlib.pyplot as plt
@@ -24,7 +27,9 @@ MODEL, GPU = "llama-13b", "a6000"
 
 def sizes(largest: int, step: int) -> list[int]:
     """Prompt lengths: every `step`, and one more than each multiple of the tile."""
-    return sorted(set(range(step, largest + 1, step)) | {tiles + 1 for tiles in range(TILE, largest, TILE)})
+    return sorted(
+        set(range(step, largest + 1, step)) | {tiles + 1 for tiles in range(TILE, largest, TILE)}
+    )
 
 
 def predict(quick: bool) -> list[Point]:
@@ -32,7 +37,11 @@ def predict(quick: bool) -> list[Point]:
     points = []
     for tokens in sizes(640, 128 if quick else 8):
         y = 1e3 * cost.seconds(make_batch([(0, tokens, tokens)]))
-        points.append(Point("fig7", "prefill-only iteration", tokens, "tokens", y, "ms", "predicted", MODEL, GPU))
+        points.append(
+            Point(
+                "fig7", "prefill-only iteration", tokens, "tokens", y, "ms", "predicted", MODEL, GPU
+            )
+        )
     return points
 
 
@@ -40,18 +49,41 @@ def measure(llm: LLM, scale: Scale) -> list[Point]:
     tokens = sizes(max(scale.lengths), 32)
     results = time_batches(llm, [make_batch([(0, n, n)]) for n in tokens], scale.repeats)
     return [
-        Point("fig7", "prefill-only iteration", n, "tokens", 1e3 * result.seconds, "ms", *measured_on(llm))
+        Point(
+            "fig7",
+            "prefill-only iteration",
+            n,
+            "tokens",
+            1e3 * result.seconds,
+            "ms",
+            *measured_on(llm),
+        )
         for n, result in zip(tokens, results, strict=True)
     ]
 
 
 def draw(points: list[Point]) -> plt.Figure:
     measured = curves(points, "measured")
-    figure, panels = plt.subplots(1, 2 if measured else 1, figsize=(16 if measured else 9, 6), layout="constrained", squeeze=False)
-    titles = {"predicted": f"fitted: {MODEL} on {GPU}", "measured": measured_title(points) if measured else ""}
+    figure, panels = plt.subplots(
+        1,
+        2 if measured else 1,
+        figsize=(16 if measured else 9, 6),
+        layout="constrained",
+        squeeze=False,
+    )
+    titles = {
+        "predicted": f"fitted: {MODEL} on {GPU}",
+        "measured": measured_title(points) if measured else "",
+    }
     for axes, source, marker in zip(panels[0], titles, ("", "o"), strict=False):
         (curve,) = curves(points, source).values()
-        plot_points(axes, curve, color=COLOURS["blue"], marker=marker, label="fitted" if source == "predicted" else source)
+        plot_points(
+            axes,
+            curve,
+            color=COLOURS["blue"],
+            marker=marker,
+            label="fitted" if source == "predicted" else source,
+        )
         axes.set_xticks(range(0, int(curve[-1].x) + 1, TILE))
         axes.set(xlim=(0, None), ylim=(0, None))
         axes.set(xlabel="prompt tokens in the iteration", ylabel="ms", title=titles[source])
@@ -59,7 +91,9 @@ def draw(points: list[Point]) -> plt.Figure:
     for number, point in enumerate(paper):
         star(panels[0][0], point.x, point.y, label="paper" if number == 0 else None)
         label = f"{point.x:g} tokens: {point.y:g} ms"
-        panels[0][0].annotate(label, (point.x, point.y), (16, -12), textcoords="offset points", fontsize=13, va="top")
+        panels[0][0].annotate(
+            label, (point.x, point.y), (16, -12), textcoords="offset points", fontsize=13, va="top"
+        )
     panels[0][0].legend(loc="lower right")
     figure.suptitle("SARATHI Fig 7: one token more, and another tile of 128 rows", fontsize=18)
     return figure

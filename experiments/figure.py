@@ -1,7 +1,7 @@
 """A figure or table of the paper: what it predicts, what it measures, how it is drawn.
 
-`run_figure` does the rest in the same way for all: the flags, the table with the columns paper / predicted / measured / error,
-results/NAME.csv and results/NAME.png.
+`run_figure` does the rest in the same way for all: the flags, the table with the columns paper /
+predicted / measured / error, results/NAME.csv and results/NAME.png.
 """
 
 import time
@@ -34,7 +34,9 @@ from timeline import Trace
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a figure is measured on this machine: the paper's shapes, cut down to what a laptop runs in minutes."""
+    """How large a figure is measured on this machine: the paper's shapes, cut down to what a laptop
+    runs in minutes.
+    """
 
     lengths: tuple[int, ...]  # L, tokens
     batch_sizes: tuple[int, ...]  # B
@@ -44,7 +46,9 @@ class Scale:
 
     def __str__(self) -> str:
         shapes = {"L": self.lengths, "B": self.batch_sizes, "C": self.chunk_sizes}
-        return "; ".join(f"{name} = {', '.join(map(str, sizes))}" for name, sizes in shapes.items() if sizes)
+        return "; ".join(
+            f"{name} = {', '.join(map(str, sizes))}" for name, sizes in shapes.items() if sizes
+        )
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,8 @@ class Figure:
     """One figure or table of the paper.
 
     paper: id of a published number -> series and x of the predicted point that it is compared with.
-    predict(quick), measure(llm, scale): points; without `measure` there is no --measure. draw(points): the picture, from all points, those kept from earlier measurements included.
+    predict(quick), measure(llm, scale): points; without `measure` there is no --measure.
+    draw(points): the picture, from all points, those kept from earlier measurements included.
     shown: which points the terminal table lists.
     """
 
@@ -67,7 +72,9 @@ class Figure:
     shown: Callable[[Point], bool] = lambda point: True
     dtype: str = "auto"  # what it is measured in, unless --dtype says otherwise
     traces: dict[str, Trace] | None = (
-        None  # where `predict` and `measure` leave their runs by name, for --trace; without it, there is no such flag
+        # where `predict` and `measure` leave their runs by name, for --trace; without it, there is
+        # no such flag
+        None
     )
 
     def published_and_predicted(self, quick: bool = False) -> list[Point]:
@@ -85,9 +92,19 @@ def run_figure(figure: Figure) -> None:
         return
     parser, group = make_figure_parser(figure.description)
     full, quick = figure.scale, figure.quick_scale
-    group.add_argument("--repeats", type=positive, metavar="N", help=f"turns whose median is taken (default: {full.repeats})")
+    group.add_argument(
+        "--repeats",
+        type=positive,
+        metavar="N",
+        help=f"turns whose median is taken (default: {full.repeats})",
+    )
     if figure.traces is not None:
-        parser.add_argument("--trace", type=perfetto.output_file, metavar="FILE", help="write the runs for https://ui.perfetto.dev (JSON)")
+        parser.add_argument(
+            "--trace",
+            type=perfetto.output_file,
+            metavar="FILE",
+            help="write the runs for https://ui.perfetto.dev (JSON)",
+        )
     defaults = MEASURE_DEFAULTS | {"dtype": figure.dtype, "repeats": full.repeats}
     options = parse_options(parser, defaults, {"repeats": quick.repeats})
     scale = replace(quick if options.quick else full, repeats=options.repeats)
@@ -98,7 +115,10 @@ def run_figure(figure: Figure) -> None:
     if llm is not None:
         begin = time.perf_counter()
         points += figure.measure(llm, scale)
-        print(f"\nmeasured on this machine in {time.perf_counter() - begin:.0f} s: {scale}; repeated {scale.repeats} times")
+        print(
+            f"\nmeasured on this machine in {time.perf_counter() - begin:.0f} s: {scale}; repeated"
+            f" {scale.repeats} times"
+        )
     save_results(options.out, figure, points)
     if figure.traces is not None and options.trace:
         perfetto.save(options.trace, figure.traces)
@@ -107,7 +127,9 @@ def run_figure(figure: Figure) -> None:
 def save_results(out: Path, figure: Figure, points: Sequence[Point]) -> None:
     """Table, CSV and picture, with the measured rows of earlier runs."""
     points = with_kept(out / f"{figure.name}.csv", points)
-    print_comparison([point for point in points if figure.shown(point) and not point.series.endswith(SPREAD)])
+    print_comparison(
+        [point for point in points if figure.shown(point) and not point.series.endswith(SPREAD)]
+    )
     write_csv(out / f"{figure.name}.csv", points)
     use_style()
     save_figure(figure.draw(points), out / f"{figure.name}.png")

@@ -1,7 +1,9 @@
-"""Where the A6000's constants in costmodel.py come from: `python experiments/fit_a6000.py` prints them.
+"""Where the A6000's constants in costmodel.py come from: `python experiments/fit_a6000.py` prints
+them.
 
-Nine numbers of SARATHI (Table 2 and Fig 7, LLaMA-13B on an A6000) and four constants. Least squares on log ratios, so that 5 % of
-a short time weighs as much as 5 % of a long one. Every other figure is predicted with these constants, and never fitted.
+Nine numbers of SARATHI (Table 2 and Fig 7, LLaMA-13B on an A6000) and four constants. Least squares
+on log ratios, so that 5 % of a short time weighs as much as 5 % of a long one. Every other figure
+is predicted with these constants, and never fitted.
 """
 
 import math
@@ -25,10 +27,15 @@ def prompt(length: int) -> Chunk:
 
 def decodes(count: int, context: int = 1024) -> list[Request]:
     """Requests whose next decode attends to `context` tokens, its own included."""
-    return [Request(1 + i, range(context - 1), max_tokens=2, prefilled=context - 1, context=context - 1) for i in range(count)]
+    return [
+        Request(1 + i, range(context - 1), max_tokens=2, prefilled=context - 1, context=context - 1)
+        for i in range(count)
+    ]
 
 
-BATCHES = {  # SARATHI Table 2: the prefill row is one prompt of 1024 tokens, as its time per token says (234.8 / 1024 = 0.229)
+# SARATHI Table 2: the prefill row is one prompt of 1024 tokens, as its time per token says (234.8 /
+# 1024 = 0.229)
+BATCHES = {
     "t2_prefill": Batch([prompt(1024)], []),
     "t2_decode": Batch([], decodes(4)),
     "t2_hybrid": Batch([prompt(1021)], decodes(3)),
@@ -57,7 +64,9 @@ def loss(efficiency: Efficiency, numbers: Mapping[str, float]) -> float:
 
 
 def fit(numbers: Mapping[str, float]) -> Efficiency:
-    """Compass search: try each constant a step up and a step down, keep what helps, halve the step when nothing does."""
+    """Compass search: try each constant a step up and a step down, keep what helps, halve the step
+    when nothing does.
+    """
     best = Efficiency(compute=0.7, memory=0.7, attention=0.5, p=3.0)
     least, step = loss(best, numbers), 0.1
     while step > 1e-6:
@@ -77,13 +86,22 @@ def fit(numbers: Mapping[str, float]) -> Efficiency:
 
 
 def main() -> None:
-    Parser(description=__doc__.splitlines()[0]).parse_args()  # there are no flags: whoever gives one is told so
+    # there are no flags: whoever gives one is told so
+    Parser(description=__doc__.splitlines()[0]).parse_args()
     numbers = paper_numbers()
-    fitted = {name: round(value, DIGITS) for name, value in asdict(fit(numbers)).items() if name in FITTED}
+    fitted = {
+        name: round(value, DIGITS) for name, value in asdict(fit(numbers)).items() if name in FITTED
+    }
     print("Fitted on SARATHI Table 2 and Fig 7; in costmodel.py:\n")
-    print(f'    "sarathi": Efficiency({", ".join(f"{name}={value}" for name, value in fitted.items())})\n')
+    print(
+        '    "sarathi":'
+        f" Efficiency({', '.join(f'{name}={value}' for name, value in fitted.items())})\n"
+    )
     times = modelled(Efficiency(**fitted))
-    rows = [[name, f"{numbers[name]:.2f}", f"{time:.2f}", f"{100 * (time / numbers[name] - 1):+.1f} %"] for name, time in times.items()]
+    rows = [
+        [name, f"{numbers[name]:.2f}", f"{time:.2f}", f"{100 * (time / numbers[name] - 1):+.1f} %"]
+        for name, time in times.items()
+    ]
     print_table(["number", "paper, ms", "fitted, ms", "error"], rows)
     if Efficiency(**fitted) != EFFICIENCY["sarathi"]:
         raise SystemExit("costmodel.py holds other constants: paste the line above into EFFICIENCY")

@@ -1,6 +1,8 @@
-"""Why the CPU path is as it is: the laptop model's linears and attention, the plain way beside the way taken, on this machine.
+"""Why the CPU path is as it is: the laptop model's linears and attention, the plain way beside the
+way taken, on this machine.
 
-All layers in turn, so that no cache holds the weights or the keys. Milliseconds, the median of `--repeats` alternating turns.
+All layers in turn, so that no cache holds the weights or the keys. Milliseconds, the median of
+`--repeats` alternating turns.
 """
 
 import argparse
@@ -41,12 +43,18 @@ def medians(repeats: int, *candidates: Callable[[], object]) -> list[float]:
 def linears(config: ModelConfig, dtype: torch.dtype, repeats: int, rows: list[int]) -> list[list]:
     """Plain and packed linears of all layers, by the rows of the flat batch."""
     layers = [
-        {name: torch.nn.Linear(*size, bias=False, dtype=dtype) for name, size in config.linears.items()} for _ in range(config.n_layer)
+        {
+            name: torch.nn.Linear(*size, bias=False, dtype=dtype)
+            for name, size in config.linears.items()
+        }
+        for _ in range(config.n_layer)
     ]
     packed = [{name: PackedLinear(linear) for name, linear in layer.items()} for layer in layers]
     table = []
     for count in rows:
-        inputs = {name: torch.randn(count, size).to(dtype) for name, (size, _) in config.linears.items()}
+        inputs = {
+            name: torch.randn(count, size).to(dtype) for name, (size, _) in config.linears.items()
+        }
 
         def run(layers: list[dict], inputs: dict = inputs) -> None:
             for layer in layers:
@@ -54,8 +62,20 @@ def linears(config: ModelConfig, dtype: torch.dtype, repeats: int, rows: list[in
                     linear(inputs[name])
 
         plain, ours = medians(repeats, lambda run=run: run(layers), lambda run=run: run(packed))
-        flops, size = 2 * count * config.n_layer * config.layer_weights, config.n_layer * config.layer_weights * dtype.itemsize
-        table.append([count, f"{plain:.1f}", f"{ours:.1f}", f"{plain / ours:.2f}", f"{flops / ours / 1e6:.0f}", f"{size / ours / 1e6:.1f}"])
+        flops, size = (
+            2 * count * config.n_layer * config.layer_weights,
+            config.n_layer * config.layer_weights * dtype.itemsize,
+        )
+        table.append(
+            [
+                count,
+                f"{plain:.1f}",
+                f"{ours:.1f}",
+                f"{plain / ours:.2f}",
+                f"{flops / ours / 1e6:.0f}",
+                f"{size / ours / 1e6:.1f}",
+            ]
+        )
     return table
 
 
@@ -71,12 +91,20 @@ def decodes(config: ModelConfig, cache: KVCache, repeats: int, names: list[str])
                 BACKENDS[name](query, k, v, range(8), contexts)
 
         size = sum(contexts) * config.kv_bytes_per_token(cache.k.dtype.itemsize)
-        for name, ms in zip(names, medians(repeats, *[partial(run, name) for name in names]), strict=True):
+        for name, ms in zip(
+            names, medians(repeats, *[partial(run, name) for name in names]), strict=True
+        ):
             table.append([label, name, f"{ms:.1f}", f"{size / ms / 1e6:.1f}"])
     return table
 
 
-def chunks(config: ModelConfig, cache: KVCache, repeats: int, shapes: list[tuple[int, int]], names: list[str]) -> list[list]:
+def chunks(
+    config: ModelConfig,
+    cache: KVCache,
+    repeats: int,
+    shapes: list[tuple[int, int]],
+    names: list[str],
+) -> list[list]:
     """A chunk against its context: PyTorch's fused kernel, and our back ends."""
     table = []
     for rows, context in shapes:
@@ -85,31 +113,65 @@ def chunks(config: ModelConfig, cache: KVCache, repeats: int, shapes: list[tuple
 
         def fused(q: torch.Tensor = q, context: int = context, mask: torch.Tensor = mask) -> None:
             for k, v in zip(cache.k, cache.v, strict=True):
-                F.scaled_dot_product_attention(q.transpose(1, 2), k[None, :, 0, :context], v[None, :, 0, :context], attn_mask=mask)
+                F.scaled_dot_product_attention(
+                    q.transpose(1, 2),
+                    k[None, :, 0, :context],
+                    v[None, :, 0, :context],
+                    attn_mask=mask,
+                )
 
         def ours(name: str, q: torch.Tensor = q, context: int = context) -> None:
             for k, v in zip(cache.k, cache.v, strict=True):
                 BACKENDS[name](q, k, v, [0], [context])
 
-        table.append([rows, context, *[f"{ms:.1f}" for ms in medians(repeats, fused, *[partial(ours, name) for name in names])]])
+        table.append(
+            [
+                rows,
+                context,
+                *[
+                    f"{ms:.1f}"
+                    for ms in medians(repeats, fused, *[partial(ours, name) for name in names])
+                ],
+            ]
+        )
     return table
 
 
 @torch.inference_mode()
 def main() -> None:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a few shapes of a small model: a smoke test, not a result")
-    parser.add_argument("--dtype", default="auto", help="float32 or bfloat16 (default: auto, by the hardware)")
-    parser.add_argument("--repeats", type=positive, default=7, metavar="N", help="turns whose median is taken (default: 7)")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="a few shapes of a small model: a smoke test, not a result",
+    )
+    parser.add_argument(
+        "--dtype", default="auto", help="float32 or bfloat16 (default: auto, by the hardware)"
+    )
+    parser.add_argument(
+        "--repeats",
+        type=positive,
+        default=7,
+        metavar="N",
+        help="turns whose median is taken (default: 7)",
+    )
     args = parser.parse_args()
     dtype, repeats = choose_dtype(args.dtype, CPU), 1 if args.quick else args.repeats
     if not can_pack(CPU, dtype):
-        raise UserError(f"no packed linears in {dtype} on this machine: choose --dtype float32 on an x86 CPU")
+        raise UserError(
+            f"no packed linears in {dtype} on this machine: choose --dtype float32 on an x86 CPU"
+        )
     config = MODELS["laptop"] if not args.quick else MODELS["demo"]
     keep_freed_memory()
-    print(f"{this_machine()}, {str(dtype).removeprefix('torch.')}, {config.name}\n\nlinears of all layers, ms")
+    print(
+        f"{this_machine()}, {str(dtype).removeprefix('torch.')}, {config.name}\n\nlinears of all"
+        " layers, ms"
+    )
     rows = [1, 8] if args.quick else [1, 4, 8, 16, 32, 64, 128, 256, 512]
-    print_table(["rows", "plain", "packed", "gain", "GFLOP/s packed", "GB/s packed"], linears(config, dtype, repeats, rows))
+    print_table(
+        ["rows", "plain", "packed", "gain", "GFLOP/s packed", "GB/s packed"],
+        linears(config, dtype, repeats, rows),
+    )
     cache = KVCache(config, 8, min(1088, config.max_length), dtype)
     cache.k.normal_(), cache.v.normal_()
     print("\neight decodes, all layers, ms")
@@ -120,7 +182,9 @@ def main() -> None:
     if config.n_head == config.n_kv_head:
         print("\na chunk, all layers, ms")
         names = [name for name in names if name != "math"]
-        table = chunks(config, cache, repeats, [(249, 249), (256, 512), (249, 505), (256, 1024)], names)
+        table = chunks(
+            config, cache, repeats, [(249, 249), (256, 512), (249, 505), (256, 1024)], names
+        )
         print_table(["rows", "context", "fused kernel", *names], table)
 
 

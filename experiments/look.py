@@ -1,4 +1,6 @@
-"""The look of all pictures: colours that everybody can tell apart, sizes that the last row can read."""
+"""The look of all pictures: colours that everybody can tell apart, sizes that the last row can
+read.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +12,8 @@ from experiments.common import Point
 
 matplotlib.use("Agg")  # pictures go to files: no window, no display needed
 
-# Okabe and Ito's palette: told apart with any colour vision. Markers differ as well, for print in grey.
+# Okabe and Ito's palette: told apart with any colour vision. Markers differ as well, for print in
+# grey.
 COLOURS = {
     "orange": "#E69F00",
     "sky": "#56B4E9",
@@ -62,22 +65,44 @@ def plot_points(axes: plt.Axes, curve: Sequence[Point], **style: object) -> None
     axes.plot([point.x for point in curve], [point.y for point in curve], **style)
 
 
-def shade_spread(axes: plt.Axes, found: Mapping[str, Sequence[Point]], series: str, colour: str) -> None:
-    """The range of a measured series, from its lowest to its highest repetition, where it has one. found: points by series."""
+def shade_spread(
+    axes: plt.Axes, found: Mapping[str, Sequence[Point]], series: str, colour: str
+) -> None:
+    """The range of a measured series, from its lowest to its highest repetition, where it has one.
+    found: points by series.
+    """
     if f"{series} lowest" in found:
-        low, high = ([point.y for point in found[f"{series} {end}"]] for end in ("lowest", "highest"))
-        axes.fill_between([point.x for point in found[series]], low, high, color=colour, alpha=0.15, linewidth=0)
+        low, high = (
+            [point.y for point in found[f"{series} {end}"]] for end in ("lowest", "highest")
+        )
+        axes.fill_between(
+            [point.x for point in found[series]], low, high, color=colour, alpha=0.15, linewidth=0
+        )
 
 
-def star(axes: plt.Axes, x: float, y: float, colour: str = "white", label: str | None = None) -> None:
+def star(
+    axes: plt.Axes, x: float, y: float, colour: str = "white", label: str | None = None
+) -> None:
     """A number that the paper states."""
-    axes.plot([x], [y], "*", color=colour, markeredgecolor="black", markersize=19, zorder=5, linestyle="none", label=label)
+    axes.plot(
+        [x],
+        [y],
+        "*",
+        color=colour,
+        markeredgecolor="black",
+        markersize=19,
+        zorder=5,
+        linestyle="none",
+        label=label,
+    )
 
 
 def log_ticks(axes: plt.Axes, places: Sequence[float]) -> None:
     """A logarithmic x axis with these places named, in plain numbers."""
     axes.set_xscale("log")
-    axes.set_xticks(places, [f"{place:.0f}" if place >= 100 else f"{place:.3g}" for place in places])
+    axes.set_xticks(
+        places, [f"{place:.0f}" if place >= 100 else f"{place:.3g}" for place in places]
+    )
     axes.set_xticks([], minor=True)
 
 

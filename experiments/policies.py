@@ -1,12 +1,17 @@
-"""All policies side by side on four requests, as Gantt pictures (after Sarathi-Serve, Sec 3.2, Fig 7).
+"""All policies side by side on four requests, as Gantt pictures (after Sarathi-Serve, Sec 3.2, Fig
+7).
 
-    python experiments/policies.py                     predicted for LLaMA-13B on an A6000: seconds, no GPU needed
-    python experiments/policies.py --measure           and the real engine on this machine: policies_measured.png
+    python experiments/policies.py                     predicted for LLaMA-13B on an A6000: seconds,
+                                                       no GPU needed
+    python experiments/policies.py --measure           and the real engine on this machine:
+                                                       policies_measured.png
     python experiments/policies.py --trace out.json    all runs, for https://ui.perfetto.dev
 
-A and B have short prompts and are decoding when C and D arrive together, with long prompts. Who waits now? With whole prompts (left
-column), either C and D wait, or A and B stall. With chunks (right column), the token budget C bounds how long an iteration lasts, and with it
-every gap between two tokens. A stall is a gap longer than five decode-only iterations: Sarathi-Serve's strict SLO (its Table 3).
+A and B have short prompts and are decoding when C and D arrive together, with long prompts. Who
+waits now? With whole prompts (left column), either C and D wait, or A and B stall. With chunks
+(right column), the token budget C bounds how long an iteration lasts, and with it every gap between
+two tokens. A stall is a gap longer than five decode-only iterations: Sarathi-Serve's strict SLO
+(its Table 3).
 """
 
 import statistics
@@ -42,27 +47,39 @@ from timeline import Trace
 
 MODEL, GPU, CHUNK_SIZE = "llama-13b", "a6000", 512
 NAMES = dict(enumerate("ABCD"))
-WHOLE = ("request_level", "vllm_v0", "orca", "hybrid_only")  # the left column: policies that never cut a prompt
+# the left column: policies that never cut a prompt
+WHOLE = ("request_level", "vllm_v0", "orca", "hybrid_only")
 STALL = 5  # decode-only iterations
 
 
 def workload(chunk_size: int, arrival: float = 0.0) -> list[Request]:
-    """A and B: half a chunk of prompt, 14 and 20 output tokens. C and D: two and a half chunks each, both at `arrival` seconds, 6 output tokens."""
+    """A and B: half a chunk of prompt, 14 and 20 output tokens. C and D: two and a half chunks
+    each, both at `arrival` seconds, 6 output tokens.
+    """
     short, long = max(1, chunk_size // 2), 5 * chunk_size // 2
     sizes = [(short, 14, 0.0), (short, 20, 0.0), (long, 6, arrival), (long, 6, arrival)]
-    return [Request(i, range(prompt), output, arrival=moment) for i, (prompt, output, moment) in enumerate(sizes)]
+    return [
+        Request(i, range(prompt), output, arrival=moment)
+        for i, (prompt, output, moment) in enumerate(sizes)
+    ]
 
 
 def arrival_and_bound(alone: Trace) -> tuple[float, float]:
-    """When C and D arrive, and what is a stall, both in seconds, from a run of A and B alone: halfway between A's tokens 5 and 6."""
+    """When C and D arrive, and what is a stall, both in seconds, from a run of A and B alone:
+    halfway between A's tokens 5 and 6.
+    """
     tokens = alone.lives[0].tokens
-    decode = statistics.median(iteration.seconds for iteration in alone.iterations if iteration.kind == "decode")
+    decode = statistics.median(
+        iteration.seconds for iteration in alone.iterations if iteration.kind == "decode"
+    )
     return (tokens[4] + tokens[5]) / 2, STALL * decode
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The same requests under every policy. arrival: of C and D. bound: a longer gap between tokens is a stall. Seconds."""
+    """The same requests under every policy. arrival: of C and D. bound: a longer gap between tokens
+    is a stall. Seconds.
+    """
 
     traces: dict[str, Trace]
     arrival: float
@@ -74,13 +91,17 @@ def predict() -> Comparison:
         return simulate_operators(requests, policy, CHUNK_SIZE, len(NAMES), MODEL, GPU)
 
     arrival, bound = arrival_and_bound(run("sarathi_serve", workload(CHUNK_SIZE)[:2]))
-    return Comparison({policy: run(policy, workload(CHUNK_SIZE, arrival)) for policy in POLICIES}, arrival, bound)
+    return Comparison(
+        {policy: run(policy, workload(CHUNK_SIZE, arrival)) for policy in POLICIES}, arrival, bound
+    )
 
 
 def measure(llm: LLM, chunk_size: int, repeats: int) -> Comparison:
-    """For real, by the same rules: the machine's own speed says when C and D arrive, and what a stall is.
+    """For real, by the same rules: the machine's own speed says when C and D arrive, and what a
+    stall is.
 
-    The policies run in turns, `repeats` times; of each, the fastest run is kept: whatever else a machine does only ever adds time.
+    The policies run in turns, `repeats` times; of each, the fastest run is kept: whatever else a
+    machine does only ever adds time.
     """
 
     def run(policy: str, requests: list[Request]) -> Trace:
@@ -91,7 +112,9 @@ def measure(llm: LLM, chunk_size: int, repeats: int) -> Comparison:
         return min(traces, key=lambda trace: trace.seconds)
 
     warm_up(llm)
-    arrival, bound = arrival_and_bound(fastest([run("sarathi_serve", workload(chunk_size)[:2]) for _ in range(repeats)]))
+    arrival, bound = arrival_and_bound(
+        fastest([run("sarathi_serve", workload(chunk_size)[:2]) for _ in range(repeats)])
+    )
     found: dict[str, list[Trace]] = {}
     for policy in progress(repeats * list(POLICIES), "measuring"):
         found.setdefault(policy, []).append(run(policy, workload(chunk_size, arrival)))
@@ -108,31 +131,66 @@ def figures_of(trace: Trace) -> dict[str, float]:
     }
 
 
-def points(found: Comparison, chunk_size: int, source: str, model: str, hardware: str) -> list[Point]:
+def points(
+    found: Comparison, chunk_size: int, source: str, model: str, hardware: str
+) -> list[Point]:
     """Rows of policies.csv: x is the token budget."""
 
     def point(series: str, y: float, unit: str) -> Point:
         return Point("policies", series, chunk_size, "C", y, unit, source, model, hardware)
 
-    rows = [point(f"{policy}, {name}", y, "s") for policy, trace in found.traces.items() for name, y in figures_of(trace).items()]
-    stalls = [point(f"{policy}, stalls", len(trace.stalls(found.bound)), "gaps") for policy, trace in found.traces.items()]
-    return [*rows, *stalls, point("C and D arrive", found.arrival, "s"), point("stall bound", found.bound, "s")]
+    rows = [
+        point(f"{policy}, {name}", y, "s")
+        for policy, trace in found.traces.items()
+        for name, y in figures_of(trace).items()
+    ]
+    stalls = [
+        point(f"{policy}, stalls", len(trace.stalls(found.bound)), "gaps")
+        for policy, trace in found.traces.items()
+    ]
+    return [
+        *rows,
+        *stalls,
+        point("C and D arrive", found.arrival, "s"),
+        point("stall bound", found.bound, "s"),
+    ]
 
 
 def print_comparison(found: Comparison) -> None:
     names = list(figures_of(next(iter(found.traces.values()))))
     rows = []
     for policy, trace in found.traces.items():
-        rows.append([policy, *[three_digits(y) for y in figures_of(trace).values()], len(trace.stalls(found.bound))])
+        rows.append(
+            [
+                policy,
+                *[three_digits(y) for y in figures_of(trace).values()],
+                len(trace.stalls(found.bound)),
+            ]
+        )
     print_table(["policy", *[f"{name} (s)" for name in names], "stalls"], rows)
 
 
 def draw(found: Comparison, title: str) -> plt.Figure:
-    """One panel for each policy, on one time axis; whole prompts in the left column, chunks in the right one."""
-    columns = [[name for name in found.traces if name in WHOLE], [name for name in found.traces if name not in WHOLE]]
+    """One panel for each policy, on one time axis; whole prompts in the left column, chunks in the
+    right one.
+    """
+    columns = [
+        [name for name in found.traces if name in WHOLE],
+        [name for name in found.traces if name not in WHOLE],
+    ]
     height = max(len(column) for column in columns)
-    figure, grid = plt.subplots(height, 2, figsize=(19, 2.65 * height + 1.2), sharex=True, sharey=True, layout="constrained", squeeze=False)
-    end = max(trace.iterations[-1].start + trace.iterations[-1].seconds for trace in found.traces.values())
+    figure, grid = plt.subplots(
+        height,
+        2,
+        figsize=(19, 2.65 * height + 1.2),
+        sharex=True,
+        sharey=True,
+        layout="constrained",
+        squeeze=False,
+    )
+    end = max(
+        trace.iterations[-1].start + trace.iterations[-1].seconds for trace in found.traces.values()
+    )
     drawn = []
     for column, names in enumerate(columns):
         for axes, name in zip(grid[:, column], names, strict=False):
@@ -143,7 +201,10 @@ def draw(found: Comparison, title: str) -> plt.Figure:
             axes.tick_params(axis="y", labelleft=True)
             axes.set_title(name, loc="left", fontweight="bold")
             numbers = figures_of(trace)
-            told = f"longest gap of A, B {numbers['longest gap of A and B']:.2f} s; first token of C {numbers['TTFT of C']:.2f} s"
+            told = (
+                f"longest gap of A, B {numbers['longest gap of A and B']:.2f} s; first token of C"
+                f" {numbers['TTFT of C']:.2f} s"
+            )
             axes.set_title(told, loc="right", fontsize=14)
         for axes in grid[len(names) :, column]:
             axes.set_axis_off()
@@ -161,18 +222,42 @@ def write_picture(path: Path, found: Comparison, title: str) -> None:
 
 def main() -> None:
     parser, group = make_figure_parser(__doc__)
-    parser.add_argument("--trace", type=perfetto.output_file, metavar="FILE", help="write all runs for https://ui.perfetto.dev (JSON)")
-    group.add_argument("--chunk-size", type=positive, metavar="C", help="token budget; prompts are half of it, and 2.5 times (default: 64)")
-    group.add_argument("--repeats", type=positive, metavar="N", help="runs, of which the fastest is shown (default: 5)")
-    options = parse_options(parser, MEASURE_DEFAULTS | {"chunk_size": 64, "repeats": 5}, {"chunk_size": 16, "repeats": 1})
-    llm = load_llm(options, len(NAMES), 5 * options.chunk_size // 2 + 20) if options.measure else None
+    parser.add_argument(
+        "--trace",
+        type=perfetto.output_file,
+        metavar="FILE",
+        help="write all runs for https://ui.perfetto.dev (JSON)",
+    )
+    group.add_argument(
+        "--chunk-size",
+        type=positive,
+        metavar="C",
+        help="token budget; prompts are half of it, and 2.5 times (default: 64)",
+    )
+    group.add_argument(
+        "--repeats",
+        type=positive,
+        metavar="N",
+        help="runs, of which the fastest is shown (default: 5)",
+    )
+    options = parse_options(
+        parser,
+        MEASURE_DEFAULTS | {"chunk_size": 64, "repeats": 5},
+        {"chunk_size": 16, "repeats": 1},
+    )
+    llm = (
+        load_llm(options, len(NAMES), 5 * options.chunk_size // 2 + 20) if options.measure else None
+    )
     make_directory(options.out, "policies")
 
     predicted = predict()
     rows = points(predicted, CHUNK_SIZE, "predicted", MODEL, GPU)
     runs: Mapping[str, Trace] = predicted.traces
     setting = f"C = {CHUNK_SIZE} tokens; a stall is a gap over {1e3 * predicted.bound:.0f} ms"
-    title = f"One workload, all policies. Left: whole prompts. Right: chunks.\npredicted: {MODEL} on {GPU}, {setting}"
+    title = (
+        f"One workload, all policies. Left: whole prompts. Right: chunks.\npredicted: {MODEL} on"
+        f" {GPU}, {setting}"
+    )
     write_picture(options.out / "policies.png", predicted, title)
     print(f"predicted: {MODEL} on {GPU}, {setting}; C and D arrive at {predicted.arrival:.2f} s\n")
     print_comparison(predicted)
@@ -180,12 +265,20 @@ def main() -> None:
         measured = measure(llm, options.chunk_size, options.repeats)
         source, model, hardware = measured_on(llm)
         rows += points(measured, options.chunk_size, source, model, hardware)
-        runs = predicted.traces | {f"measured {policy}": trace for policy, trace in measured.traces.items()}
-        setting = f"C = {options.chunk_size} tokens; a stall is a gap over {1e3 * measured.bound:.0f} ms"
-        title = f"One workload, all policies. Left: whole prompts. Right: chunks.\nmeasured: {model}, {hardware}, {setting}"
+        runs = predicted.traces | {
+            f"measured {policy}": trace for policy, trace in measured.traces.items()
+        }
+        setting = (
+            f"C = {options.chunk_size} tokens; a stall is a gap over {1e3 * measured.bound:.0f} ms"
+        )
+        title = (
+            f"One workload, all policies. Left: whole prompts. Right: chunks.\nmeasured: {model},"
+            f" {hardware}, {setting}"
+        )
         write_picture(options.out / "policies_measured.png", measured, title)
         print(
-            f"\nmeasured, the fastest of {options.repeats} runs each: {model}, {hardware}, {setting}; C and D arrive at {measured.arrival:.2f} s\n"
+            f"\nmeasured, the fastest of {options.repeats} runs each: {model}, {hardware},"
+            f" {setting}; C and D arrive at {measured.arrival:.2f} s\n"
         )
         print_comparison(measured)
     write_csv(options.out / "policies.csv", with_kept(options.out / "policies.csv", rows))

@@ -1,13 +1,22 @@
-"""The token budget: time to first token against time between tokens, and the budget that an SLO allows (Sarathi-Serve, Sec 4.3).
+"""The token budget: time to first token against time between tokens, and the budget that an SLO
+allows (Sarathi-Serve, Sec 4.3).
 
-    python experiments/serve_budget.py                                              predicted for Mistral-7B on an A100: seconds
-    python experiments/serve_budget.py --tbt-slo 50                                 the budget for an SLO of 50 ms
+    python experiments/serve_budget.py                                              predicted for
+                                                                                    Mistral-7B on an
+                                                                                    A100: seconds
+    python experiments/serve_budget.py --tbt-slo 50                                 the budget for
+                                                                                    an SLO of 50 ms
     python experiments/serve_budget.py --calibration results/calibration-laptop.json --tbt-slo 300 --decodes 8 --context 512 --longest 512
-                                                                                    for the machine that calibrate.py measured
+                                                                                    for the machine
+                                                                                    that
+                                                                                    calibrate.py
+                                                                                    measured
 
-A small budget keeps each iteration short, and so the time between tokens; but it reads the weights more often for the same prompts, and
-at some load the queue grows. The largest multiple of the tile whose worst iteration stays within the SLO is the one to take: one
-profile says which, without running a single request. The curves check it: 512 chat requests at 2.5 per second, under sarathi_serve.
+A small budget keeps each iteration short, and so the time between tokens; but it reads the weights
+more often for the same prompts, and at some load the queue grows. The largest multiple of the tile
+whose worst iteration stays within the SLO is the one to take: one profile says which, without
+running a single request. The curves check it: 512 chat requests at 2.5 per second, under
+sarathi_serve.
 """
 
 from pathlib import Path
@@ -44,11 +53,16 @@ SLOS = {"strict": STRICT, "relaxed": RELAXED}
 
 
 def chunking_overhead(chunk: int, prompt: int) -> float:
-    """How much longer Yi-34B on two A100s prefills a prompt in chunks, over the whole at once (Fig 14), in percent."""
+    """How much longer Yi-34B on two A100s prefills a prompt in chunks, over the whole at once (Fig
+    14), in percent.
+    """
     cost = YI.cost_model
 
     def seconds(size: int) -> float:
-        return sum(cost.seconds(make_batch([(start, min(size, prompt - start), prompt)])) for start in range(0, prompt, size))
+        return sum(
+            cost.seconds(make_batch([(start, min(size, prompt - start), prompt)]))
+            for start in range(0, prompt, size)
+        )
 
     return 100 * (seconds(chunk) / seconds(prompt) - 1)
 
@@ -57,10 +71,24 @@ def predict(quick: bool) -> list[Point]:
     points, cost = [], MISTRAL.cost_model
 
     def point(series: str, x: float, x_unit: str, y: float, y_unit: str) -> None:
-        points.append(Point("serve_budget", series, x, x_unit, y, y_unit, "predicted", MISTRAL.model, MISTRAL.hardware))
+        points.append(
+            Point(
+                "serve_budget",
+                series,
+                x,
+                x_unit,
+                y,
+                y_unit,
+                "predicted",
+                MISTRAL.model,
+                MISTRAL.hardware,
+            )
+        )
 
     for budget in progress(BUDGETS[1::4] if quick else BUDGETS, "budgets"):
-        trace = MISTRAL.serve(CHAT.requests(64 if quick else REQUESTS, RATE), "sarathi_serve", budget)
+        trace = MISTRAL.serve(
+            CHAT.requests(64 if quick else REQUESTS, RATE), "sarathi_serve", budget
+        )
         point("P99 TBT", budget, "C", p99_tbt(trace), "s")
         point("longest TBT", budget, "C", max(trace.tbts), "s")
         point("worst iteration", budget, "C", worst_iteration(cost, budget), "s")
@@ -71,30 +99,74 @@ def predict(quick: bool) -> list[Point]:
             slo = iterations * deployment.decode_iteration
             for series, y, unit in (
                 (f"{name} SLO, {deployment.model}", slo, "s"),
-                (f"token budget for the {name} SLO, {deployment.model}", token_budget(deployment.cost_model, slo), "tokens"),
+                (
+                    f"token budget for the {name} SLO, {deployment.model}",
+                    token_budget(deployment.cost_model, slo),
+                    "tokens",
+                ),
             ):
-                points.append(Point("serve_budget", series, 0, "", y, unit, "predicted", deployment.model, deployment.hardware))
+                points.append(
+                    Point(
+                        "serve_budget",
+                        series,
+                        0,
+                        "",
+                        y,
+                        unit,
+                        "predicted",
+                        deployment.model,
+                        deployment.hardware,
+                    )
+                )
     overhead = max(chunking_overhead(512, prompt) for prompt in (2048, 4096, 8192, 16384))
-    points.append(Point("serve_budget", "prefill overhead of chunk 512, largest", 0, "", overhead, "%", "predicted", YI.model, YI.hardware))
+    points.append(
+        Point(
+            "serve_budget",
+            "prefill overhead of chunk 512, largest",
+            0,
+            "",
+            overhead,
+            "%",
+            "predicted",
+            YI.model,
+            YI.hardware,
+        )
+    )
     return points
 
 
 def draw(points: list[Point]) -> plt.Figure:
     found = curves(points, "predicted")
     figure, (gaps, firsts) = plt.subplots(1, 2, figsize=(17, 6.5), layout="constrained")
-    for axes, names in ((gaps, ("worst iteration", "longest TBT", "P99 TBT")), (firsts, ("P90 TTFT", "median TTFT"))):
+    for axes, names in (
+        (gaps, ("worst iteration", "longest TBT", "P99 TBT")),
+        (firsts, ("P90 TTFT", "median TTFT")),
+    ):
         for name, (colour, marker) in zip(names, SERIES, strict=False):
             plot_points(axes, found[name], color=colour, marker=marker, label=name)
         log_ticks(axes, [budget for budget in BUDGETS if budget not in (384, 768, 1536, 3072)])
         axes.set(xlabel="token budget C", ylabel="s", ylim=0)
-    slo, budget = found[f"strict SLO, {MISTRAL.model}"][0].y, found[f"token budget for the strict SLO, {MISTRAL.model}"][0].y
+    slo, budget = (
+        found[f"strict SLO, {MISTRAL.model}"][0].y,
+        found[f"token budget for the strict SLO, {MISTRAL.model}"][0].y,
+    )
     gaps.axhline(slo, color="black", linestyle=":", label=f"strict SLO: {1000 * slo:.0f} ms")
-    gaps.axvline(budget, color="black", linestyle="--", linewidth=1.2, label=f"budget that it allows: {budget:.0f}")
+    gaps.axvline(
+        budget,
+        color="black",
+        linestyle="--",
+        linewidth=1.2,
+        label=f"budget that it allows: {budget:.0f}",
+    )
     gaps.set_title("time between tokens")
     firsts.set_title("time to first token")
     gaps.legend()
     firsts.legend()
-    figure.suptitle(f"The token budget: {MISTRAL.model} on {MISTRAL.hardware}, chat lengths, {RATE:g} requests/s (predicted)", fontsize=18)
+    figure.suptitle(
+        f"The token budget: {MISTRAL.model} on {MISTRAL.hardware}, chat lengths, {RATE:g}"
+        " requests/s (predicted)",
+        fontsize=18,
+    )
     return figure
 
 
@@ -118,29 +190,68 @@ FIGURE = Figure(
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--tbt-slo", type=float, metavar="MS", help="an SLO of your own, in ms: prints its budget and ends")
-    parser.add_argument("--calibration", type=Path, metavar="FILE", help="with --tbt-slo: of the machine that calibrate.py measured")
     parser.add_argument(
-        "--decodes", type=positive, default=DECODES, metavar="N", help=f"with --tbt-slo: running requests (default: {DECODES})"
+        "--tbt-slo",
+        type=float,
+        metavar="MS",
+        help="an SLO of your own, in ms: prints its budget and ends",
     )
-    parser.add_argument("--context", type=positive, default=CONTEXT, metavar="N", help=f"with --tbt-slo: their tokens (default: {CONTEXT})")
     parser.add_argument(
-        "--longest", type=positive, default=LONGEST, metavar="N", help=f"with --tbt-slo: the longest prompt (default: {LONGEST})"
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="with --tbt-slo: of the machine that calibrate.py measured",
+    )
+    parser.add_argument(
+        "--decodes",
+        type=positive,
+        default=DECODES,
+        metavar="N",
+        help=f"with --tbt-slo: running requests (default: {DECODES})",
+    )
+    parser.add_argument(
+        "--context",
+        type=positive,
+        default=CONTEXT,
+        metavar="N",
+        help=f"with --tbt-slo: their tokens (default: {CONTEXT})",
+    )
+    parser.add_argument(
+        "--longest",
+        type=positive,
+        default=LONGEST,
+        metavar="N",
+        help=f"with --tbt-slo: the longest prompt (default: {LONGEST})",
     )
     options = parser.parse_args()
     if options.tbt_slo is None:
         if options.calibration:
-            raise UserError("--calibration needs --tbt-slo: say which time between tokens the machine is to keep")
+            raise UserError(
+                "--calibration needs --tbt-slo: say which time between tokens the machine is to"
+                " keep"
+            )
         make_directory(options.out)
         print(__doc__.splitlines()[0])
         save_results(options.out, FIGURE, FIGURE.published_and_predicted(options.quick))
         return
-    cost = CalibratedModel(Calibration.read(options.calibration)) if options.calibration else MISTRAL.cost_model
+    cost = (
+        CalibratedModel(Calibration.read(options.calibration))
+        if options.calibration
+        else MISTRAL.cost_model
+    )
     shape = options.decodes, options.context, options.longest
     budget = token_budget(cost, options.tbt_slo / 1000, *shape)
-    worst, next_worst = (1000 * worst_iteration(cost, size, *shape) for size in (budget, budget + TILE))
-    print(f"token budget: {budget} tokens. The worst iteration takes {worst:.1f} ms; with a tile more, {next_worst:.1f} ms.")
-    print(f"(It has {options.decodes} decodes of {options.context} tokens, and the end of a prompt of {options.longest}.)")
+    worst, next_worst = (
+        1000 * worst_iteration(cost, size, *shape) for size in (budget, budget + TILE)
+    )
+    print(
+        f"token budget: {budget} tokens. The worst iteration takes {worst:.1f} ms; with a tile"
+        f" more, {next_worst:.1f} ms."
+    )
+    print(
+        f"(It has {options.decodes} decodes of {options.context} tokens, and the end of a prompt of"
+        f" {options.longest}.)"
+    )
 
 
 if __name__ == "__main__":

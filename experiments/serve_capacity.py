@@ -1,13 +1,20 @@
-"""Sarathi-Serve, Fig 10 and 12: the capacity of vllm_v0, orca and sarathi_serve under strict and relaxed SLOs.
+"""Sarathi-Serve, Fig 10 and 12: the capacity of vllm_v0, orca and sarathi_serve under strict and
+relaxed SLOs.
 
-    python experiments/serve_capacity.py                   predicted for Mistral-7B on an A100 and Yi-34B on two: under a minute on two cores
-    python experiments/serve_capacity.py --requests 2048   as many requests as the paper: more exact, twice as long
-    python experiments/serve_capacity.py --trace FILE      on the requests of a trace file (see workload.py), its arrival times scaled
+    python experiments/serve_capacity.py                   predicted for Mistral-7B on an A100 and
+                                                           Yi-34B on two: under a minute on two
+                                                           cores
+    python experiments/serve_capacity.py --requests 2048   as many requests as the paper: more
+                                                           exact, twice as long
+    python experiments/serve_capacity.py --trace FILE      on the requests of a trace file (see
+                                                           workload.py), its arrival times scaled
 
-Capacity, SLO and what a served rate is are defined in experiments/serving.py. 1024 requests for each search. The lengths of `chat` and `arxiv` are
-log-normal, fitted to published percentiles of openchat_sharegpt4 and arxiv_summarization, half of which are unverified. The strict SLO is 5 decode iterations of our
-cost model, the relaxed 25; "0.1 s" and the like are the paper's own values of them. Batch sizes and memory are the paper's (its
-artefact, osdi-experiments/figure-5-6): 128 requests, but 16 for Orca; token budgets 512 (strict) and 2048 (relaxed).
+Capacity, SLO and what a served rate is are defined in experiments/serving.py. 1024 requests for
+each search. The lengths of `chat` and `arxiv` are log-normal, fitted to published percentiles of
+openchat_sharegpt4 and arxiv_summarization, half of which are unverified. The strict SLO is 5 decode
+iterations of our cost model, the relaxed 25; "0.1 s" and the like are the paper's own values of
+them. Batch sizes and memory are the paper's (its artefact, osdi-experiments/figure-5-6): 128
+requests, but 16 for Orca; token budgets 512 (strict) and 2048 (relaxed).
 """
 
 import os
@@ -22,10 +29,32 @@ import matplotlib.pyplot as plt
 
 from cli import run_main
 from configs import UserError
-from experiments.common import Point, make_directory, make_parser, paper_numbers, paper_points, positive, print_table, progress
+from experiments.common import (
+    Point,
+    make_directory,
+    make_parser,
+    paper_numbers,
+    paper_points,
+    positive,
+    print_table,
+    progress,
+)
 from experiments.figure import Figure, save_results
 from experiments.look import COLOURS
-from experiments.serving import ARXIV, BUDGETS, CHAT, LOOKS, MISTRAL, PRECISION, RELAXED, STRICT, YI, Deployment, Load, capacity
+from experiments.serving import (
+    ARXIV,
+    BUDGETS,
+    CHAT,
+    LOOKS,
+    MISTRAL,
+    PRECISION,
+    RELAXED,
+    STRICT,
+    YI,
+    Deployment,
+    Load,
+    capacity,
+)
 from scheduler import Request
 from workload import at_rate, read_trace
 
@@ -33,9 +62,13 @@ POLICIES = ("vllm_v0", "orca", "sarathi_serve")
 DEPLOYMENTS, DATASETS = (MISTRAL, YI), (CHAT, ARXIV)
 REQUESTS = 1024
 NUMBERS = paper_numbers()
-PAPER_SLOS = {  # s: Table 3; Yi-34B's strict one is a fifth of its relaxed one, as 5 decode iterations are of 25
+# s: Table 3; Yi-34B's strict one is a fifth of its relaxed one, as 5 decode iterations are of 25
+PAPER_SLOS = {
     MISTRAL: {STRICT: NUMBERS["ss_slo_strict_mistral"], RELAXED: NUMBERS["ss_slo_relaxed_mistral"]},
-    YI: {STRICT: NUMBERS["ss_slo_relaxed_yi"] * STRICT / RELAXED, RELAXED: NUMBERS["ss_slo_relaxed_yi"]},
+    YI: {
+        STRICT: NUMBERS["ss_slo_relaxed_yi"] * STRICT / RELAXED,
+        RELAXED: NUMBERS["ss_slo_relaxed_yi"],
+    },
 }
 
 
@@ -58,7 +91,9 @@ def slos(deployment: Deployment) -> dict[str, tuple[float, int]]:
     return found
 
 
-def capacities(job: Job, requests: Sequence[Request], precision: float = PRECISION) -> dict[str, float]:
+def capacities(
+    job: Job, requests: Sequence[Request], precision: float = PRECISION
+) -> dict[str, float]:
     """Name of the SLO -> requests per second."""
 
     @cache
@@ -66,23 +101,39 @@ def capacities(job: Job, requests: Sequence[Request], precision: float = PRECISI
         return Load.of(job.deployment.serve(at_rate(requests, rate), job.policy, budget))
 
     def budget_of(budget: int) -> int:
-        return budget if job.policy == "sarathi_serve" else 1  # the others have none: their runs serve all SLOs
+        # the others have none: their runs serve all SLOs
+        return budget if job.policy == "sarathi_serve" else 1
 
     found = {}
     for name, (slo, budget) in slos(job.deployment).items():
         try:
-            found[name] = capacity(lambda rate, budget=budget: load(rate, budget_of(budget)), slo, precision)
+            found[name] = capacity(
+                lambda rate, budget=budget: load(rate, budget_of(budget)), slo, precision
+            )
         except UserError as error:
-            where = f"{job.data}, {len(requests)} requests on {job.deployment.model} under {job.policy}, {name} SLO of {slo:.2g} s"
+            where = (
+                f"{job.data}, {len(requests)} requests on {job.deployment.model} under"
+                f" {job.policy}, {name} SLO of {slo:.2g} s"
+            )
             raise UserError(f"{where}: {error}; give more or longer ones") from None
     return found
 
 
 def search(workloads: dict[str, Sequence[Request]], quick: bool) -> dict[Job, dict[str, float]]:
-    """All capacities. workloads: name -> requests. quick: to a few parts in ten, in this process; else exactly, on all cores."""
-    jobs = [Job(deployment, data, policy) for deployment in DEPLOYMENTS for data in workloads for policy in POLICIES]
+    """All capacities. workloads: name -> requests. quick: to a few parts in ten, in this process;
+    else exactly, on all cores.
+    """
+    jobs = [
+        Job(deployment, data, policy)
+        for deployment in DEPLOYMENTS
+        for data in workloads
+        for policy in POLICIES
+    ]
     if quick:
-        return {job: capacities(job, workloads[job.data], precision=1.3) for job in progress(jobs, "capacities")}
+        return {
+            job: capacities(job, workloads[job.data], precision=1.3)
+            for job in progress(jobs, "capacities")
+        }
     found = {}
     with ProcessPoolExecutor(min(os.cpu_count() or 1, len(jobs))) as pool:
         running = {pool.submit(capacities, job, workloads[job.data]): job for job in jobs}
@@ -96,7 +147,9 @@ def points_of(found: dict[Job, dict[str, float]], name: str) -> list[Point]:
     points = []
 
     def point(deployment: Deployment, series: str, y: float, unit: str) -> None:
-        points.append(Point(name, series, 0, "", y, unit, "predicted", deployment.model, deployment.hardware))
+        points.append(
+            Point(name, series, 0, "", y, unit, "predicted", deployment.model, deployment.hardware)
+        )
 
     for deployment in dict.fromkeys(job.deployment for job in found):
         for kind in ("strict", "relaxed"):
@@ -106,18 +159,27 @@ def points_of(found: dict[Job, dict[str, float]], name: str) -> list[Point]:
             for slo in slos(deployment):
                 rates = {policy: found[Job(deployment, data, policy)][slo] for policy in POLICIES}
                 for policy, rate in rates.items():
-                    point(deployment, f"{policy}, {deployment.model} {data} {slo}", rate, "requests/s")
+                    point(
+                        deployment, f"{policy}, {deployment.model} {data} {slo}", rate, "requests/s"
+                    )
                 for policy in POLICIES[:2]:
                     if rates[policy]:
                         gain = rates["sarathi_serve"] / rates[policy]
                         gains.setdefault(policy, []).append(gain)
-                        point(deployment, f"gain over {policy}, {deployment.model} {data} {slo}", gain, "x")
+                        point(
+                            deployment,
+                            f"gain over {policy}, {deployment.model} {data} {slo}",
+                            gain,
+                            "x",
+                        )
         for policy, values in gains.items():
             point(deployment, f"largest gain over {policy}, {deployment.model}", max(values), "x")
     return points
 
 
-def predict(quick: bool, requests: int | None = None, seed: int = 0, trace: Path | None = None) -> list[Point]:
+def predict(
+    quick: bool, requests: int | None = None, seed: int = 0, trace: Path | None = None
+) -> list[Point]:
     """trace: a file, in the place of the published lengths."""
     count = requests or (64 if quick else REQUESTS)
     if trace is None:
@@ -137,15 +199,33 @@ def name_of(trace: Path | None) -> str:
 
 
 def table(points: Sequence[Point]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of what the terminal shows: capacities in requests per second, gains predicted and published."""
+    """Header and rows of what the terminal shows: capacities in requests per second, gains
+    predicted and published.
+    """
     values = {(point.source, point.series): point.y for point in points}
-    header = ["model", "lengths", "SLO", *POLICIES, *[word for policy in POLICIES[:2] for word in (f"over {policy}", "paper", "error")]]
+    header = [
+        "model",
+        "lengths",
+        "SLO",
+        *POLICIES,
+        *[word for policy in POLICIES[:2] for word in (f"over {policy}", "paper", "error")],
+    ]
     rows = []
-    for group in dict.fromkeys(point.series.split(", ")[1] for point in points if point.series.startswith("sarathi_serve")):
+    for group in dict.fromkeys(
+        point.series.split(", ")[1] for point in points if point.series.startswith("sarathi_serve")
+    ):
         model, data, slo = group.split(" ", 2)
-        row = [model, data, slo, *[f"{values['predicted', f'{policy}, {group}']:.2f}" for policy in POLICIES]]
+        row = [
+            model,
+            data,
+            slo,
+            *[f"{values['predicted', f'{policy}, {group}']:.2f}" for policy in POLICIES],
+        ]
         for policy in POLICIES[:2]:
-            gain, paper = (values.get((source, f"gain over {policy}, {group}")) for source in ("predicted", "paper"))
+            gain, paper = (
+                values.get((source, f"gain over {policy}, {group}"))
+                for source in ("predicted", "paper")
+            )
             row += [
                 f"{gain:.2f}" if gain else "-",
                 f"{paper:.2f}" if paper else "-",
@@ -160,7 +240,9 @@ def draw(points: list[Point]) -> plt.Figure:
     values = {(point.source, point.series): point.y for point in points}
     groups = list(
         dict.fromkeys(
-            p.series.split(", ")[1].rsplit(" ", 1)[0] for p in points if p.series.startswith("vllm_v0") and p.series.endswith("strict")
+            p.series.split(", ")[1].rsplit(" ", 1)[0]
+            for p in points
+            if p.series.startswith("vllm_v0") and p.series.endswith("strict")
         )
     )
     figure, panels = plt.subplots(1, 3, figsize=(22, 7), layout="constrained")
@@ -168,15 +250,23 @@ def draw(points: list[Point]) -> plt.Figure:
         for number, policy in enumerate(POLICIES):
             heights = [values["predicted", f"{policy}, {group} {kind}"] for group in groups]
             places = [place + 0.27 * (number - 1) for place in range(len(groups))]
-            drawn = axes.bar(places, heights, 0.26, color=LOOKS[policy][0], edgecolor="black", label=policy)
+            drawn = axes.bar(
+                places, heights, 0.26, color=LOOKS[policy][0], edgecolor="black", label=policy
+            )
             axes.bar_label(drawn, [f"{height:.2f}" for height in heights], fontsize=11, padding=2)
         axes.set_xticks(range(len(groups)), [group.replace(" ", "\n", 1) for group in groups])
         axes.set(ylabel="requests per second", title=f"capacity, {kind} SLO (predicted)")
         axes.grid(axis="x", visible=False)
     panels[0].legend()
     for number, policy in enumerate(POLICIES[:2]):
-        for source, colour, hatch in (("paper", COLOURS["sky"], "//"), ("predicted", LOOKS[policy][0], "")):
-            found = [(place, values.get((source, f"gain over {policy}, {group} strict"))) for place, group in enumerate(groups)]
+        for source, colour, hatch in (
+            ("paper", COLOURS["sky"], "//"),
+            ("predicted", LOOKS[policy][0], ""),
+        ):
+            found = [
+                (place, values.get((source, f"gain over {policy}, {group} strict")))
+                for place, group in enumerate(groups)
+            ]
             shift = 0.4 * (number - 0.5) + (-0.09 if source == "paper" else 0.09)
             drawn = panels[2].bar(
                 [place + shift for place, gain in found if gain], [gain for _, gain in found if gain], 0.17, color=colour, hatch=hatch, edgecolor="black",
@@ -189,7 +279,9 @@ def draw(points: list[Point]) -> plt.Figure:
     panels[2].set_ylim(top=1.25 * panels[2].dataLim.ymax)
     panels[2].legend(loc="upper left", ncols=3)
     panels[2].grid(axis="x", visible=False)
-    figure.suptitle("Sarathi-Serve Fig 10: the largest request rate that meets the SLO; A100s", fontsize=18)
+    figure.suptitle(
+        "Sarathi-Serve Fig 10: the largest request rate that meets the SLO; A100s", fontsize=18
+    )
     return figure
 
 
@@ -219,15 +311,27 @@ FIGURE = Figure(
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of arrivals and lengths (default: 0)")
-    parser.add_argument("--requests", type=positive, metavar="N", help=f"requests of each search (default: {REQUESTS})")
     parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="a CSV file of arrivals, prompt and output tokens, instead of chat and arxiv"
+        "--seed", type=int, default=0, metavar="N", help="of arrivals and lengths (default: 0)"
+    )
+    parser.add_argument(
+        "--requests",
+        type=positive,
+        metavar="N",
+        help=f"requests of each search (default: {REQUESTS})",
+    )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="a CSV file of arrivals, prompt and output tokens, instead of chat and arxiv",
     )
     options = parser.parse_args()
     make_directory(options.out)
     points = predict(options.quick, options.requests, options.seed, options.trace)
-    figure = FIGURE if options.trace is None else replace(FIGURE, name=name_of(options.trace), paper={})
+    figure = (
+        FIGURE if options.trace is None else replace(FIGURE, name=name_of(options.trace), paper={})
+    )
     points += paper_points(figure.paper, points)
     print(__doc__.splitlines()[0], end="\n\n")
     print_table(*table(points))

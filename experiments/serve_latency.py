@@ -1,11 +1,15 @@
-"""Sarathi-Serve, Fig 1b: the P99 time between tokens and the median time to first token, against the load.
+"""Sarathi-Serve, Fig 1b: the P99 time between tokens and the median time to first token, against
+the load.
 
-    python experiments/serve_latency.py              predicted for Yi-34B on two A100s, chat lengths: seconds, no GPU needed
-    python experiments/serve_latency.py --measure    and the real engine on this machine, in real time: a minute or two
+    python experiments/serve_latency.py              predicted for Yi-34B on two A100s, chat
+                                                     lengths: seconds, no GPU needed
+    python experiments/serve_latency.py --measure    and the real engine on this machine, in real
+                                                     time: a minute or two
 
-The same 512 requests with Poisson arrivals at every rate and under every policy; only the arrival times are scaled. Token budgets:
-1536, as in the paper's Fig 1, and 512, its choice for a strict SLO. The dotted line is that SLO: 5 decode iterations.
-On this machine: a small model, short prompts, B = 8, a token budget of 64, and three policies in turns.
+The same 512 requests with Poisson arrivals at every rate and under every policy; only the arrival
+times are scaled. Token budgets: 1536, as in the paper's Fig 1, and 512, its choice for a strict
+SLO. The dotted line is that SLO: 5 decode iterations. On this machine: a small model, short
+prompts, B = 8, a token budget of 64, and three policies in turns.
 """
 
 import matplotlib.pyplot as plt
@@ -22,27 +26,56 @@ from timeline import Trace
 from workload import LogNormal, make_requests, poisson
 
 REQUESTS = 512
-RATES = (0.3, 0.4, 0.55, 0.7, 0.85, 1.0, 1.15, 1.3, 1.45)  # requests/s; the paper's artefact has 0.55, 0.7 and 1.0
-RUNS = {"vllm_v0": ("vllm_v0", 1), "orca": ("orca", 1)} | {f"sarathi_serve C={c}": ("sarathi_serve", c) for c in (512, 1536)}
-STYLES = {"vllm_v0": LOOKS["vllm_v0"], "orca": LOOKS["orca"], "sarathi_serve": LOOKS["sarathi_serve"]}
+# requests/s; the paper's artefact has 0.55, 0.7 and 1.0
+RATES = (0.3, 0.4, 0.55, 0.7, 0.85, 1.0, 1.15, 1.3, 1.45)
+RUNS = {"vllm_v0": ("vllm_v0", 1), "orca": ("orca", 1)} | {
+    f"sarathi_serve C={c}": ("sarathi_serve", c) for c in (512, 1536)
+}
+STYLES = {
+    "vllm_v0": LOOKS["vllm_v0"],
+    "orca": LOOKS["orca"],
+    "sarathi_serve": LOOKS["sarathi_serve"],
+}
 SLO = "strict SLO"
 METRICS = {
     "P99 TBT": p99_tbt,
     "median TTFT": median_ttft,
-    "output tokens/s": lambda trace: sum(len(life.tokens) for life in trace.lives.values()) / trace.seconds,
+    "output tokens/s": (
+        lambda trace: sum(len(life.tokens) for life in trace.lives.values()) / trace.seconds
+    ),
 }
 UNITS = {"P99 TBT": "s", "median TTFT": "s", "output tokens/s": "tokens/s"}
 
 
 def points_of(trace: Trace, series: str, rate: float, *where: str) -> list[Point]:
     return [
-        Point("serve_latency", f"{name}, {series}", rate, "requests/s", metric(trace), UNITS[name], *where)
+        Point(
+            "serve_latency",
+            f"{name}, {series}",
+            rate,
+            "requests/s",
+            metric(trace),
+            UNITS[name],
+            *where,
+        )
         for name, metric in METRICS.items()
     ]
 
 
 def predict(quick: bool) -> list[Point]:
-    points = [Point("serve_latency", SLO, 0, "", STRICT * YI.decode_iteration, "s", "predicted", YI.model, YI.hardware)]
+    points = [
+        Point(
+            "serve_latency",
+            SLO,
+            0,
+            "",
+            STRICT * YI.decode_iteration,
+            "s",
+            "predicted",
+            YI.model,
+            YI.hardware,
+        )
+    ]
     for rate in progress(RATES[2::3] if quick else RATES, "rates"):
         for series, (policy, budget) in RUNS.items():
             trace = YI.serve(CHAT.requests(64 if quick else REQUESTS, rate), policy, budget)
@@ -51,10 +84,19 @@ def predict(quick: bool) -> list[Point]:
 
 
 def measure(llm: LLM, scale: Scale) -> list[Point]:
-    """At two thirds of what this machine can serve, and at a third: the median over the turns of all policies."""
+    """At two thirds of what this machine can serve, and at a third: the median over the turns of
+    all policies.
+    """
     (length,), (budget,) = scale.lengths, scale.chunk_sizes
-    prompts, outputs = LogNormal(length / 4, length / 2, 3 * length // 4), LogNormal(length / 16, length / 8, length // 4)
-    runs = {"vllm_v0": ("vllm_v0", 1), "orca": ("orca", 1), f"sarathi_serve C={budget}": ("sarathi_serve", budget)}
+    prompts, outputs = (
+        LogNormal(length / 4, length / 2, 3 * length // 4),
+        LogNormal(length / 16, length / 8, length // 4),
+    )
+    runs = {
+        "vllm_v0": ("vllm_v0", 1),
+        "orca": ("orca", 1),
+        f"sarathi_serve C={budget}": ("sarathi_serve", budget),
+    }
     warm_up(llm)
     together = make_requests([0.0] * scale.requests, prompts, outputs)
     generate(llm, together, "sarathi_serve", budget)
@@ -63,11 +105,26 @@ def measure(llm: LLM, scale: Scale) -> list[Point]:
     for _ in progress(range(scale.repeats), "measuring"):
         for rate in (round(most / 3, 3), round(2 * most / 3, 3)):
             for series, (policy, chunk) in runs.items():
-                generate(llm, make_requests(poisson(scale.requests, rate), prompts, outputs), policy, chunk)
-                seen.setdefault((series, rate), []).append(points_of(llm.trace, series, rate, *measured_on(llm)))
+                generate(
+                    llm,
+                    make_requests(poisson(scale.requests, rate), prompts, outputs),
+                    policy,
+                    chunk,
+                )
+                seen.setdefault((series, rate), []).append(
+                    points_of(llm.trace, series, rate, *measured_on(llm))
+                )
     return [
         Point(
-            p.figure, p.series, p.x, p.x_unit, float(np.median([turn[number].y for turn in turns])), p.y_unit, p.source, p.model, p.hardware
+            p.figure,
+            p.series,
+            p.x,
+            p.x_unit,
+            float(np.median([turn[number].y for turn in turns])),
+            p.y_unit,
+            p.source,
+            p.model,
+            p.hardware,
         )
         for turns in seen.values()
         for number, p in enumerate(turns[-1])
@@ -76,7 +133,9 @@ def measure(llm: LLM, scale: Scale) -> list[Point]:
 
 def draw(points: list[Point]) -> plt.Figure:
     sources = [source for source in ("predicted", "measured") if curves(points, source)]
-    figure, panels = plt.subplots(len(sources), 2, figsize=(16, 6 * len(sources)), layout="constrained", squeeze=False)
+    figure, panels = plt.subplots(
+        len(sources), 2, figsize=(16, 6 * len(sources)), layout="constrained", squeeze=False
+    )
     for row, source in zip(panels, sources, strict=True):
         found = curves(points, source)
         for axes, name in zip(row, ("P99 TBT", "median TTFT"), strict=True):
@@ -85,16 +144,31 @@ def draw(points: list[Point]) -> plt.Figure:
                 if metric == name:
                     colour, marker = STYLES[policy.split()[0]]
                     small = policy.endswith("C=512") and source == "predicted"
-                    plot_points(axes, curve, color=COLOURS["sky"] if small else colour, marker="P" if small else marker, label=policy)
+                    plot_points(
+                        axes,
+                        curve,
+                        color=COLOURS["sky"] if small else colour,
+                        marker="P" if small else marker,
+                        label=policy,
+                    )
             axes.set(xlabel="requests per second", ylabel=f"{name} (s)")
             if source == "predicted":
                 axes.set_yscale("log")
             else:  # two rates, and values of one size
                 axes.set_ylim(bottom=0)
         if SLO in found:
-            row[0].axhline(found[SLO][0].y, color="black", linestyle=":", label=f"strict SLO: {found[SLO][0].y:.2f} s")
+            row[0].axhline(
+                found[SLO][0].y,
+                color="black",
+                linestyle=":",
+                label=f"strict SLO: {found[SLO][0].y:.2f} s",
+            )
         row[0].legend()
-        title = measured_title(points) if source == "measured" else f"predicted: {YI.model} on {YI.hardware}, chat lengths"
+        title = (
+            measured_title(points)
+            if source == "measured"
+            else f"predicted: {YI.model} on {YI.hardware}, chat lengths"
+        )
         row[0].set_title(title)
     figure.suptitle("Sarathi-Serve Fig 1b: latency against load", fontsize=18)
     return figure

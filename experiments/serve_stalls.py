@@ -1,12 +1,15 @@
-"""Sarathi-Serve, Fig 1a: output tokens over time. vllm_v0 stalls for seconds whenever prompts come in, sarathi_serve never does.
+"""Sarathi-Serve, Fig 1a: output tokens over time. vllm_v0 stalls for seconds whenever prompts come
+in, sarathi_serve never does.
 
-    python experiments/serve_stalls.py              predicted for Yi-34B on two A100s: seconds, no GPU needed
+    python experiments/serve_stalls.py              predicted for Yi-34B on two A100s: seconds, no
+                                                    GPU needed
     python experiments/serve_stalls.py --measure    and the real engine on this machine
     python experiments/serve_stalls.py --trace out.json    all runs, for https://ui.perfetto.dev
 
-The paper's experiment: 128 long prompts (arxiv_summarization) wait from the start, the token budget is 1536 tokens. Whenever a
-request ends, the next one's prompt is prefilled; what the running requests do meanwhile is the policy's choice. On this machine: the
-shape of it, with prompts and a budget that a laptop's model runs three times in two minutes.
+The paper's experiment: 128 long prompts (arxiv_summarization) wait from the start, the token budget
+is 1536 tokens. Whenever a request ends, the next one's prompt is prefilled; what the running
+requests do meanwhile is the policy's choice. On this machine: the shape of it, with prompts and a
+budget that a laptop's model runs three times in two minutes.
 """
 
 import matplotlib.pyplot as plt
@@ -39,7 +42,9 @@ def points_of(trace: Trace, policy: str, source: str, model: str, hardware: str)
     """The curve of one run, and what its gaps are like."""
 
     def point(series: str, x: float, x_unit: str, y: float, y_unit: str) -> Point:
-        return Point("serve_stalls", f"{series}, {policy}", x, x_unit, y, y_unit, source, model, hardware)
+        return Point(
+            "serve_stalls", f"{series}, {policy}", x, x_unit, y, y_unit, source, model, hardware
+        )
 
     moments, start = np.linspace(0, trace.seconds, STEPS), trace.iterations[0].start
     tokens = np.searchsorted(np.array(token_times(trace)) - start, moments, side="right")
@@ -50,7 +55,10 @@ def points_of(trace: Trace, policy: str, source: str, model: str, hardware: str)
         "P99 TBT": (p99_tbt(trace), "s"),
         "all requests done": (trace.seconds, "s"),
     }
-    curve = [point("output tokens", float(x), "s", int(y), "tokens") for x, y in zip(moments, tokens, strict=True)]
+    curve = [
+        point("output tokens", float(x), "s", int(y), "tokens")
+        for x, y in zip(moments, tokens, strict=True)
+    ]
     return curve + [point(name, 0, "", y, unit) for name, (y, unit) in numbers.items()]
 
 
@@ -64,35 +72,59 @@ def predict(quick: bool) -> list[Point]:
 
 
 def measure(llm: LLM, scale: Scale) -> list[Point]:
-    """The median of the numbers over `repeats` turns of all policies; the curves are those of the last turn."""
+    """The median of the numbers over `repeats` turns of all policies; the curves are those of the
+    last turn.
+    """
     (length,), (budget,) = scale.lengths, scale.chunk_sizes
     seen: list[list[Point]] = []
     warm_up(llm)
     for _ in progress(range(scale.repeats), "measuring"):
         turn = []
         for policy in POLICIES:
-            requests = make_requests([0.0] * scale.requests, Uniform(length // 4, 3 * length // 4), Uniform(length // 16, length // 4))
+            requests = make_requests(
+                [0.0] * scale.requests,
+                Uniform(length // 4, 3 * length // 4),
+                Uniform(length // 16, length // 4),
+            )
             generate(llm, requests, policy, budget)
             TRACES[f"measured {policy}"] = llm.trace
             turn += points_of(llm.trace, policy, *measured_on(llm))
         seen.append(turn)
-    medians = [float(np.median([turn[number].y for turn in seen])) for number in range(len(seen[-1]))]
+    medians = [
+        float(np.median([turn[number].y for turn in seen])) for number in range(len(seen[-1]))
+    ]
     return [
-        Point(p.figure, p.series, p.x, p.x_unit, p.y if p.x_unit else median, p.y_unit, p.source, p.model, p.hardware)
+        Point(
+            p.figure,
+            p.series,
+            p.x,
+            p.x_unit,
+            p.y if p.x_unit else median,
+            p.y_unit,
+            p.source,
+            p.model,
+            p.hardware,
+        )
         for p, median in zip(seen[-1], medians, strict=True)
     ]
 
 
 def draw(points: list[Point]) -> plt.Figure:
     sources = [source for source in ("predicted", "measured") if curves(points, source)]
-    figure, rows = plt.subplots(1, len(sources), figsize=(10 * len(sources), 6.5), layout="constrained", squeeze=False)
+    figure, rows = plt.subplots(
+        1, len(sources), figsize=(10 * len(sources), 6.5), layout="constrained", squeeze=False
+    )
     for axes, source in zip(rows[0], sources, strict=True):
         found = curves(points, source)
         for policy in POLICIES:
             curve, (gap,) = found[f"output tokens, {policy}"], found[f"longest gap, {policy}"]
             label = f"{policy}: longest gap {gap.y:.2f} s"
             axes.plot(
-                [point.x for point in curve], [point.y for point in curve], color=LOOKS[policy][0], drawstyle="steps-post", label=label
+                [point.x for point in curve],
+                [point.y for point in curve],
+                color=LOOKS[policy][0],
+                drawstyle="steps-post",
+                label=label,
             )
         title = (
             measured_title(points)

@@ -1,16 +1,23 @@
 """Serving over time: what Sarathi-Serve's experiments share, and two of its words made exact.
 
-capacity       the largest request rate that a policy serves within an SLO with a bounded queue (Sarathi-Serve, Sec 5.1; its artefact's capacity
-               search). A rate is served if the P99 of all times between tokens is at most the SLO, and the median scheduling
-               delay at most 2 s: where more arrives than is served the queue grows, and that median with it. Found by bisection on the same
-               requests, their arrival times scaled to each rate, so that two rates or two policies differ by nothing else.
-strict SLO     P99 TBT of at most 5 decode iterations; relaxed: 25 (Sec 5.1, Table 3). A decode iteration is a batch of 32 decodes with a
+capacity       the largest request rate that a policy serves within an SLO with a bounded queue
+               (Sarathi-Serve, Sec 5.1; its artefact's capacity
+               search). A rate is served if the P99 of all times between tokens is at most the SLO,
+               and the median scheduling delay at most 2 s: where more arrives than is served the
+               queue grows, and that median with it. Found by bisection on the same requests, their
+               arrival times scaled to each rate, so that two rates or two policies differ by
+               nothing else.
+strict SLO     P99 TBT of at most 5 decode iterations; relaxed: 25 (Sec 5.1, Table 3). A decode
+               iteration is a batch of 32 decodes with a
                context of 4096 tokens each and no prefill beside it, as our cost model prices it.
-token budget   for an SLO: the largest multiple of the tile whose worst iteration stays within it (Sec 4.3). The worst: those 32 decodes,
-               and for the rest of the budget the end of the longest prompt (8192 tokens), which attends to all the tokens before it.
+token budget   for an SLO: the largest multiple of the tile whose worst iteration stays within it
+               (Sec 4.3). The worst: those 32 decodes,
+               and for the rest of the budget the end of the longest prompt (8192 tokens), which
+               attends to all the tokens before it.
 
-All times in seconds. The constants of the cost model are those of the software that Sarathi-Serve ran on (costmodel.EFFICIENCY), and
-come from single operators, so that nothing here was fitted to any number of its paper.
+All times in seconds. The constants of the cost model are those of the software that Sarathi-Serve
+ran on (costmodel.EFFICIENCY), and come from single operators, so that nothing here was fitted to
+any number of its paper.
 """
 
 import math
@@ -34,10 +41,14 @@ MAX_DELAY = 2.0  # s: the median scheduling delay of a queue that we call bounde
 DECODES, CONTEXT = 32, 4096  # of a decode iteration, in the definition of the SLOs
 LONGEST = 8192  # prompt tokens, in that of the worst iteration
 STRICT, RELAXED = 5, 25  # decode iterations
-BUDGETS = {STRICT: 512, RELAXED: 2048}  # tokens that the paper allows a batch of sarathi_serve (Sec 5.1)
+# tokens that the paper allows a batch of sarathi_serve (Sec 5.1)
+BUDGETS = {STRICT: 512, RELAXED: 2048}
 MAX_BATCH_SIZE = 128  # B of all policies but Orca (the artefact's osdi-experiments/figure-5-6)
-ORCA_BATCH_SIZE = 16  # Orca reserves the longest possible request's memory for each, so that few fit (the same)
-PRECISION = 1.025  # of a capacity: the rate that is served and the one that is not differ by less (2.5 %: the artefact's as well)
+# Orca reserves the longest possible request's memory for each, so that few fit (the same)
+ORCA_BATCH_SIZE = 16
+# of a capacity: the rate that is served and the one that is not differ by less (2.5 %: the
+# artefact's as well)
+PRECISION = 1.025
 
 
 @dataclass(frozen=True)
@@ -55,7 +66,9 @@ class Deployment:
 
     @property
     def cost_model(self) -> CostModel:
-        return CostModel(MODELS[self.model], GPUS[self.gpu], EFFICIENCY["sarathi_serve"], tp=self.tp)
+        return CostModel(
+            MODELS[self.model], GPUS[self.gpu], EFFICIENCY["sarathi_serve"], tp=self.tp
+        )
 
     @property
     def cache_tokens(self) -> int:
@@ -75,14 +88,22 @@ class Deployment:
 
 
 # How a policy looks in every picture of serving.
-LOOKS = {"vllm_v0": SERIES[0], "orca": SERIES[2], "sarathi_serve": SERIES[1], "chunked_only": SERIES[4], "hybrid_only": SERIES[3]}
+LOOKS = {
+    "vllm_v0": SERIES[0],
+    "orca": SERIES[2],
+    "sarathi_serve": SERIES[1],
+    "chunked_only": SERIES[4],
+    "hybrid_only": SERIES[3],
+}
 
 MISTRAL, YI = Deployment("mistral-7b"), Deployment("yi-34b", tp=2)
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Log-normal lengths with a published median and P90; requests are no longer than `max_length`, as the paper filtered them."""
+    """Log-normal lengths with a published median and P90; requests are no longer than `max_length`,
+    as the paper filtered them.
+    """
 
     name: str
     prompts: Lengths
@@ -91,30 +112,39 @@ class Dataset:
 
     @staticmethod
     def published(name: str, max_length: int) -> "Dataset":
-        """chat (openchat_sharegpt4) or arxiv (arxiv_summarization), from Table 2; two of its four percentiles each are unverified."""
+        """chat (openchat_sharegpt4) or arxiv (arxiv_summarization), from Table 2; two of its four
+        percentiles each are unverified.
+        """
         numbers = paper_numbers()
         prompts, outputs = (
-            LogNormal(numbers[f"ss_data_{name}_{what}_p50"], numbers[f"ss_data_{name}_{what}_p90"]) for what in ("prompt", "output")
+            LogNormal(numbers[f"ss_data_{name}_{what}_p50"], numbers[f"ss_data_{name}_{what}_p90"])
+            for what in ("prompt", "output")
         )
         return Dataset(name, prompts, outputs, max_length)
 
     def requests(self, count: int, rate: float = 1.0, seed: int = 0) -> list[Request]:
         """`count` requests with Poisson arrivals."""
-        return make_requests(poisson(count, rate, seed), self.prompts, self.outputs, seed, self.max_length)
+        return make_requests(
+            poisson(count, rate, seed), self.prompts, self.outputs, seed, self.max_length
+        )
 
 
 CHAT, ARXIV = Dataset.published("chat", 8192), Dataset.published("arxiv", 16384)
 
-# ---------------------------------------------------------------------------------------------------- metrics
+# ------------------------------------------------------------------------------------------ metrics
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Interpolated between neighbours; 0 where there are no values (requests of one token have no time between tokens)."""
+    """Interpolated between neighbours; 0 where there are no values (requests of one token have no
+    time between tokens).
+    """
     return float(np.percentile(values, percent)) if len(values) else 0.0
 
 
 def p99_tbt(trace: Trace) -> float:
-    """P99 of `trace.tbts`, all times between tokens of all requests together; in numpy, as a search asks for it often."""
+    """P99 of `trace.tbts`, all times between tokens of all requests together; in numpy, as a search
+    asks for it often.
+    """
     return percentile(np.concatenate([np.diff(life.tokens) for life in trace.lives.values()]), 99)
 
 
@@ -133,18 +163,23 @@ def token_times(trace: Trace) -> list[float]:
 
 
 def composition(trace: Trace, seconds: float) -> list[tuple[float, float, float]]:
-    """The batches over time: (start of the window, prompt tokens per second, decodes per second) of each window of `seconds`."""
+    """The batches over time: (start of the window, prompt tokens per second, decodes per second) of
+    each window of `seconds`.
+    """
     windows: dict[int, list[int]] = {}
     for iteration in trace.iterations:
-        window = windows.setdefault(int((iteration.start - trace.iterations[0].start) / seconds), [0, 0])
+        window = windows.setdefault(
+            int((iteration.start - trace.iterations[0].start) / seconds), [0, 0]
+        )
         window[0] += iteration.num_prefill_tokens
         window[1] += iteration.num_decodes
     return [
-        (number * seconds, *[count / seconds for count in windows.get(number, (0, 0))]) for number in range(max(windows, default=-1) + 1)
+        (number * seconds, *[count / seconds for count in windows.get(number, (0, 0))])
+        for number in range(max(windows, default=-1) + 1)
     ]
 
 
-# ---------------------------------------------------------------------------------------------------- capacity
+# ----------------------------------------------------------------------------------------- capacity
 
 
 @dataclass(frozen=True)
@@ -162,18 +197,25 @@ class Load:
         return self.p99_tbt <= slo and self.median_delay <= MAX_DELAY
 
 
-def capacity(load: Callable[[float], Load], slo: float, precision: float = PRECISION, start: float = 1.0) -> float:
-    """The largest rate, in requests per second and within a factor of `precision`, at which `load(rate)` meets the SLO.
+def capacity(
+    load: Callable[[float], Load], slo: float, precision: float = PRECISION, start: float = 1.0
+) -> float:
+    """The largest rate, in requests per second and within a factor of `precision`, at which
+    `load(rate)` meets the SLO.
 
-    load: what the same requests see at that rate. start: where the search begins; it doubles or halves from there until it has a rate on each
-    side, so that searches for several SLOs ask for the same rates. 0 if not even 1/1000 of `start` is served; UserError if everything is.
+    load: what the same requests see at that rate. start: where the search begins; it doubles or
+    halves from there until it has a rate on each side, so that searches for several SLOs ask for
+    the same rates. 0 if not even 1/1000 of `start` is served; UserError if everything is.
     """
     low = high = start
     if load(start).meets(slo):
         while load(high := 2 * high).meets(slo):
             low = high
             if high > 1000 * start:
-                raise UserError("too few requests to find a capacity: the SLO holds even where they all come at once")
+                raise UserError(
+                    "too few requests to find a capacity: the SLO holds even where they all come at"
+                    " once"
+                )
     else:
         while not load(low := low / 2).meets(slo):
             high = low
@@ -188,11 +230,19 @@ def capacity(load: Callable[[float], Load], slo: float, precision: float = PRECI
     return low
 
 
-# ---------------------------------------------------------------------------------------------------- the token budget
+# --------------------------------------------------------------------------------- the token budget
 
 
-def worst_iteration(cost: CostModel, budget: int, decodes: int = DECODES, context: int = CONTEXT, longest: int = LONGEST) -> float:
-    """Seconds of the longest batch of `budget` tokens: that many decodes of that context, and the ends of prompts of `longest` tokens."""
+def worst_iteration(
+    cost: CostModel,
+    budget: int,
+    decodes: int = DECODES,
+    context: int = CONTEXT,
+    longest: int = LONGEST,
+) -> float:
+    """Seconds of the longest batch of `budget` tokens: that many decodes of that context, and the
+    ends of prompts of `longest` tokens.
+    """
     room, chunks = budget - decodes, []
     while room > 0:
         chunks.append((max(0, longest - room), min(room, longest), longest))
@@ -200,17 +250,30 @@ def worst_iteration(cost: CostModel, budget: int, decodes: int = DECODES, contex
     return cost.seconds(make_batch(chunks, decodes, context))
 
 
-def token_budget(cost: CostModel, slo: float, decodes: int = DECODES, context: int = CONTEXT, longest: int = LONGEST) -> int:
-    """The largest multiple of the tile whose worst iteration takes at most `slo` seconds, up to the longest prompt (Sarathi-Serve, Sec 4.3).
+def token_budget(
+    cost: CostModel,
+    slo: float,
+    decodes: int = DECODES,
+    context: int = CONTEXT,
+    longest: int = LONGEST,
+) -> int:
+    """The largest multiple of the tile whose worst iteration takes at most `slo` seconds, up to the
+    longest prompt (Sarathi-Serve, Sec 4.3).
 
-    cost: one profile, of a GPU (CostModel) or of this machine (experiments.calibrate.CalibratedModel). UserError if no budget will do.
+    cost: one profile, of a GPU (CostModel) or of this machine
+    (experiments.calibrate.CalibratedModel). UserError if no budget will do.
     """
     first = (decodes // TILE + 1) * TILE  # with room for a chunk beside the decodes
     budgets = [first, *range(first + TILE, longest + 1, TILE)]
-    found = [budget for budget in budgets if worst_iteration(cost, budget, decodes, context, longest) <= slo]
+    found = [
+        budget
+        for budget in budgets
+        if worst_iteration(cost, budget, decodes, context, longest) <= slo
+    ]
     if not found:
         least = worst_iteration(cost, first, decodes, context, longest)
         raise UserError(
-            f"no token budget keeps a TBT of {slo:g} s: {first} tokens, the smallest with {decodes} decodes of {context} tokens, take {least:.3g} s"
+            f"no token budget keeps a TBT of {slo:g} s: {first} tokens, the smallest with {decodes}"
+            f" decodes of {context} tokens, take {least:.3g} s"
         )
     return max(found)

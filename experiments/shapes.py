@@ -1,11 +1,14 @@
-"""Does the paper show on this machine? Seven shapes of its figures, looked for in what --measure wrote to results/.
+"""Does the paper show on this machine? Seven shapes of its figures, looked for in what --measure
+wrote to results/.
 
-    python experiments/shapes.py        after fig3.py, fig8.py, fig9.py, fig11.py and fig13.py --measure
+    python experiments/shapes.py        after fig3.py, fig8.py, fig9.py, fig11.py and fig13.py
+                                        --measure
 
-A CPU has other numbers than the paper's GPUs; what can be the same is the shape of a curve: what rises, what falls, where it peaks. A shape is
-a number of comparisons between two measured values (a decode at B = 4 costs less than at B = 2), and what is counted is how many hold. A
-curve of one point, as --quick measures some, compares nothing. No tolerance but one: `flat` is within 10 %. Noise makes a comparison of
-near-equal values a toss: read the values beside it.
+A CPU has other numbers than the paper's GPUs; what can be the same is the shape of a curve: what
+rises, what falls, where it peaks. A shape is a number of comparisons between two measured values (a
+decode at B = 4 costs less than at B = 2), and what is counted is how many hold. A curve of one
+point, as --quick measures some, compares nothing. No tolerance but one: `flat` is within 10 %.
+Noise makes a comparison of near-equal values a toss: read the values beside it.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +18,15 @@ from pathlib import Path
 
 from cli import run_main
 from configs import UserError
-from experiments.common import SPREAD, Point, curves, make_parser, print_table, read_csv, series_options
+from experiments.common import (
+    SPREAD,
+    Point,
+    curves,
+    make_parser,
+    print_table,
+    read_csv,
+    series_options,
+)
 
 FLAT = 1.1  # the largest value over the smallest
 
@@ -34,12 +45,20 @@ class Finding:
 
 def listed(curve: Sequence[Point]) -> str:
     """ "0.53, 0.51 ms per token at B = 1, 2" """
-    values, places = ", ".join(f"{point.y:.3g}" for point in curve), ", ".join(f"{point.x:.4g}" for point in curve)
+    values, places = (
+        ", ".join(f"{point.y:.3g}" for point in curve),
+        ", ".join(f"{point.x:.4g}" for point in curve),
+    )
     return f"{values} {curve[0].y_unit} at {curve[0].x_unit} = {places}"
 
 
 def falls(curve: Sequence[Point], where: str) -> Finding:
-    return Finding(where, listed(curve), sum(left.y > right.y for left, right in pairwise(curve)), len(curve) - 1)
+    return Finding(
+        where,
+        listed(curve),
+        sum(left.y > right.y for left, right in pairwise(curve)),
+        len(curve) - 1,
+    )
 
 
 def prefill_is_flat(found: Curves) -> list[Finding]:
@@ -47,12 +66,18 @@ def prefill_is_flat(found: Curves) -> list[Finding]:
     for series, curve in found.items():
         if series.startswith("prefill, total") and len(curve) > 1:
             flat = max(point.y for point in curve) <= FLAT * min(point.y for point in curve)
-            rows.append(Finding(series.removeprefix("prefill, total "), listed(curve), int(flat), 1))
+            rows.append(
+                Finding(series.removeprefix("prefill, total "), listed(curve), int(flat), 1)
+            )
     return rows
 
 
 def decode_falls(found: Curves) -> list[Finding]:
-    return [falls(curve, series.removeprefix("decode, total ")) for series, curve in found.items() if series.startswith("decode, total")]
+    return [
+        falls(curve, series.removeprefix("decode, total "))
+        for series, curve in found.items()
+        if series.startswith("decode, total")
+    ]
 
 
 def speedup_falls_with_batch(found: Curves) -> list[Finding]:
@@ -66,10 +91,21 @@ def speedup_falls_with_length(found: Curves) -> list[Finding]:
         for point in curve:
             if point.x_unit == "B":
                 place = Point(
-                    point.figure, series, series_options(series)["L"], "L", point.y, "x", point.source, point.model, point.hardware
+                    point.figure,
+                    series,
+                    series_options(series)["L"],
+                    "L",
+                    point.y,
+                    "x",
+                    point.source,
+                    point.model,
+                    point.hardware,
                 )
                 over_length.setdefault(f"B={point.x:g}", []).append(place)
-    return [falls(sorted(curve, key=lambda point: point.x), where) for where, curve in over_length.items()]
+    return [
+        falls(sorted(curve, key=lambda point: point.x), where)
+        for where, curve in over_length.items()
+    ]
 
 
 def peak_at_balance(found: Curves) -> list[Finding]:
@@ -80,17 +116,27 @@ def peak_at_balance(found: Curves) -> list[Finding]:
         if series.endswith(SPREAD) or not {"B", "C"} <= options.keys() or len(curve) == 1:
             continue
         ratio = options["C"] / (options["B"] - 1)
-        nearest, best = min(curve, key=lambda point: abs(point.x - ratio)), max(curve, key=lambda point: point.y)
-        rows.append(Finding(f"{series}: C/(B-1) = {ratio:.3g}", listed(curve), int(nearest == best), 1))
+        nearest, best = (
+            min(curve, key=lambda point: abs(point.x - ratio)),
+            max(curve, key=lambda point: point.y),
+        )
+        rows.append(
+            Finding(f"{series}: C/(B-1) = {ratio:.3g}", listed(curve), int(nearest == best), 1)
+        )
     return rows
 
 
 def orca_between(found: Curves) -> list[Finding]:
     """At each P:D: baseline < best-case Orca < the better of SARATHI's chunk sizes."""
-    curves_of = {name: [c for s, c in found.items() if s.startswith(name) and not s.endswith(SPREAD)] for name in ("orca best", "sarathi")}
+    curves_of = {
+        name: [c for s, c in found.items() if s.startswith(name) and not s.endswith(SPREAD)]
+        for name in ("orca best", "sarathi")
+    }
     rows = []
     for orca in [point for curve in curves_of["orca best"] for point in curve]:
-        ours = max(point.y for curve in curves_of["sarathi"] for point in curve if point.x == orca.x)
+        ours = max(
+            point.y for curve in curves_of["sarathi"] for point in curve if point.x == orca.x
+        )
         values = f"baseline 1, orca at its best {orca.y:.3g}, sarathi {ours:.3g}"
         rows.append(Finding(f"P:D = {orca.x:.3g}", values, (orca.y > 1) + (ours > orca.y), 2))
     return rows
@@ -98,7 +144,11 @@ def orca_between(found: Curves) -> list[Finding]:
 
 def small_chunks_cost(found: Curves) -> list[Finding]:
     """The prefill in chunks over the whole one falls with C."""
-    wanted = [(series, curve) for series, curve in found.items() if series.startswith("prefill ") and not series.endswith(SPREAD)]
+    wanted = [
+        (series, curve)
+        for series, curve in found.items()
+        if series.startswith("prefill ") and not series.endswith(SPREAD)
+    ]
     return [falls(curve, series.removeprefix("prefill ")) for series, curve in wanted]
 
 
@@ -114,7 +164,9 @@ SHAPES: dict[str, tuple[str, Callable[[Curves], list[Finding]]]] = {  # claim: f
 
 
 def find_shapes(directory: Path) -> dict[str, tuple[str, list[Finding]]]:
-    """Claim -> where it was measured, and what was found there; claims without a single comparison are left out."""
+    """Claim -> where it was measured, and what was found there; claims without a single comparison
+    are left out.
+    """
     found = {}
     for claim, (figure, compare) in SHAPES.items():
         measured = curves(read_csv(directory / f"{figure}.csv"), "measured")
@@ -129,14 +181,21 @@ def main() -> None:
     options = make_parser(__doc__).parse_args()
     found = find_shapes(options.out)
     if not found:
-        names = ", ".join(f"{figure}.csv" for figure in dict.fromkeys(figure for figure, _ in SHAPES.values()))
-        raise UserError(f"--out {options.out}: nothing measured to compare in {names} there: run the figures with --measure first")
+        names = ", ".join(
+            f"{figure}.csv" for figure in dict.fromkeys(figure for figure, _ in SHAPES.values())
+        )
+        raise UserError(
+            f"--out {options.out}: nothing measured to compare in {names} there: run the figures"
+            " with --measure first"
+        )
     for where in dict.fromkeys(where for where, _ in found.values()):
         print(f"Measured: {where}\n")
         here = {claim: findings for claim, (place, findings) in found.items() if place == where}
         rows = []
         for claim, findings in here.items():
-            held, of = (sum(getattr(finding, name) for finding in findings) for name in ("held", "of"))
+            held, of = (
+                sum(getattr(finding, name) for finding in findings) for name in ("held", "of")
+            )
             rows.append([claim, SHAPES[claim][0], f"{held} of {of}"])
         print_table(["the paper's shape", "figure", "comparisons that hold"], rows)
         for claim, findings in here.items():
@@ -146,7 +205,10 @@ def main() -> None:
         print()
     missing = [claim for claim in SHAPES if claim not in found]
     if missing:
-        print("not measured yet: " + "; ".join(f"{claim} ({SHAPES[claim][0]}.py --measure)" for claim in missing))
+        print(
+            "not measured yet: "
+            + "; ".join(f"{claim} ({SHAPES[claim][0]}.py --measure)" for claim in missing)
+        )
 
 
 if __name__ == "__main__":

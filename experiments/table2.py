@@ -1,10 +1,13 @@
-"""SARATHI, Table 2: the time of a prefill-only, a decode-only and a decode-maximal batch, linear operators and attention.
+"""SARATHI, Table 2: the time of a prefill-only, a decode-only and a decode-maximal batch, linear
+operators and attention.
 
-    python experiments/table2.py              LLaMA-13B on an A6000, cost model beside the paper: seconds, no GPU needed
+    python experiments/table2.py              LLaMA-13B on an A6000, cost model beside the paper:
+                                              seconds, no GPU needed
     python experiments/table2.py --measure    and the real engine on this machine
 
-The cost model's constants were fitted to this table and to Fig 7 (fit_a6000.py): here, "predicted" means "how well it fits". The marginal time of a
-decode is the decode-maximal batch's total less that of the prefill-only batch, which has as many rows, divided by its decodes (Sec 4.3.1).
+The cost model's constants were fitted to this table and to Fig 7 (fit_a6000.py): here, "predicted"
+means "how well it fits". The marginal time of a decode is the decode-maximal batch's total less
+that of the prefill-only batch, which has as many rows, divided by its decodes (Sec 4.3.1).
 """
 
 import matplotlib.pyplot as plt
@@ -36,8 +39,12 @@ def table(batches: dict[str, Batch], operators: dict[str, dict[str, float]]) -> 
         cells[f"{row}, linear"] = 1e3 * sum(seconds[name] for name in LINEAR)
         cells[f"{row}, attention"] = 1e3 * seconds["attn"]
         cells[f"{row}, total"] = cells[f"{row}, linear"] + cells[f"{row}, attention"]
-    cells["prefill-only, per prefill token"] = cells["prefill-only, total"] / batches["prefill-only"].num_prefill_tokens
-    cells["decode-only, per decode"] = cells["decode-only, total"] / len(batches["decode-only"].decodes)
+    cells["prefill-only, per prefill token"] = (
+        cells["prefill-only, total"] / batches["prefill-only"].num_prefill_tokens
+    )
+    cells["decode-only, per decode"] = cells["decode-only, total"] / len(
+        batches["decode-only"].decodes
+    )
     marginal = cells["decode-maximal, total"] - cells["prefill-only, total"]
     cells["decode-maximal, per decode"] = marginal / len(batches["decode-maximal"].decodes)
     return cells
@@ -47,20 +54,31 @@ def predict(quick: bool) -> list[Point]:
     cost = CostModel(MODELS[MODEL], GPUS[GPU])
     batches = {row: BATCHES[name] for row, name in NAMES.items()}
     cells = table(batches, {row: cost.operators(batch) for row, batch in batches.items()})
-    return [Point("table2", cell, 0, "", y, "ms", "predicted", MODEL, GPU) for cell, y in cells.items()]
+    return [
+        Point("table2", cell, 0, "", y, "ms", "predicted", MODEL, GPU) for cell, y in cells.items()
+    ]
 
 
 def measure(llm: LLM, scale: Scale) -> list[Point]:
-    """The paper's shapes at this L: a prompt of L; B decodes; a chunk of L - (B-1) with B - 1 decodes."""
+    """The paper's shapes at this L: a prompt of L; B decodes; a chunk of L - (B-1) with B - 1
+    decodes.
+    """
     (length,), (size,) = scale.lengths, scale.batch_sizes
     batches = {
         "prefill-only": make_batch([(0, length, length)]),
         "decode-only": make_batch(decodes=size, context=length),
-        "decode-maximal": make_batch([(0, length - (size - 1), length - (size - 1))], decodes=size - 1, context=length),
+        "decode-maximal": make_batch(
+            [(0, length - (size - 1), length - (size - 1))], decodes=size - 1, context=length
+        ),
     }
     results = time_batches(llm, list(batches.values()), scale.repeats, operators=True)
-    cells = table(batches, {row: result.operators for row, result in zip(batches, results, strict=True)})
-    return [Point("table2", f"{cell} L={length} B={size}", 0, "", y, "ms", *measured_on(llm)) for cell, y in cells.items()]
+    cells = table(
+        batches, {row: result.operators for row, result in zip(batches, results, strict=True)}
+    )
+    return [
+        Point("table2", f"{cell} L={length} B={size}", 0, "", y, "ms", *measured_on(llm))
+        for cell, y in cells.items()
+    ]
 
 
 def draw_panel(axes: plt.Axes, bars: dict[str, dict[str, float]], title: str) -> None:
@@ -69,12 +87,24 @@ def draw_panel(axes: plt.Axes, bars: dict[str, dict[str, float]], title: str) ->
     bottom = [0.0] * len(bars)
     for part, (colour, hatch) in look.items():
         heights = [values[part] for values in bars.values()]
-        axes.bar(range(len(bars)), heights, 0.7, bottom, color=colour, hatch=hatch, edgecolor="black", label=part)
+        axes.bar(
+            range(len(bars)),
+            heights,
+            0.7,
+            bottom,
+            color=colour,
+            hatch=hatch,
+            edgecolor="black",
+            label=part,
+        )
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
     for place, values in enumerate(bars.values()):
         unit, y = next((cell, y) for cell, y in values.items() if cell.startswith("per "))
-        label = f"{y:.3g} ms\n" + unit.replace("prefill token", "prefill\ntoken")  # narrow: bars stand side by side
-        axes.text(place, bottom[place] + 0.015 * max(bottom), label, ha="center", va="bottom", fontsize=12)
+        # narrow: bars stand side by side
+        label = f"{y:.3g} ms\n" + unit.replace("prefill token", "prefill\ntoken")
+        axes.text(
+            place, bottom[place] + 0.015 * max(bottom), label, ha="center", va="bottom", fontsize=12
+        )
     axes.set_xticks(range(len(bars)), bars, fontsize=12)
     axes.set_ylim(0, 1.3 * max(bottom))
     axes.set(ylabel="ms", title=title)
@@ -89,13 +119,29 @@ def draw(points: list[Point]) -> plt.Figure:
             row, cell = series.split(" L=")[0].split(", ")
             cells.setdefault(source, {}).setdefault(row, {})[cell] = point.y
     measured = cells.get("measured")
-    figure, panels = plt.subplots(1, 2 if measured else 1, figsize=(19 if measured else 12, 6.5), layout="constrained", squeeze=False)
+    figure, panels = plt.subplots(
+        1,
+        2 if measured else 1,
+        figsize=(19 if measured else 12, 6.5),
+        layout="constrained",
+        squeeze=False,
+    )
     names = {row: row.replace("-", "-\n") for row in NAMES}
-    both = {f"{names[row]}\n{word}": cells[source][row] for row in NAMES for source, word in (("paper", "paper"), ("predicted", "fitted"))}
+    both = {
+        f"{names[row]}\n{word}": cells[source][row]
+        for row in NAMES
+        for source, word in (("paper", "paper"), ("predicted", "fitted"))
+    }
     draw_panel(panels[0][0], both, f"paper, and fitted: {MODEL} on {GPU}")
     if measured:
-        draw_panel(panels[0][1], {names[row]: measured[row] for row in NAMES}, measured_title(points))
-    figure.suptitle("SARATHI Table 2: a decode alone, and one that rides on a prefill: in the paper, it costs a tenth", fontsize=18)
+        draw_panel(
+            panels[0][1], {names[row]: measured[row] for row in NAMES}, measured_title(points)
+        )
+    figure.suptitle(
+        "SARATHI Table 2: a decode alone, and one that rides on a prefill: in the paper, it costs a"
+        " tenth",
+        fontsize=18,
+    )
     return figure
 
 

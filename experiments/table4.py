@@ -1,11 +1,14 @@
-"""SARATHI, Table 4: decode speedup and throughput gain for two models on two GPUs, at the batch sizes and P:D where they peaked.
+"""SARATHI, Table 4: decode speedup and throughput gain for two models on two GPUs, at the batch
+sizes and P:D where they peaked.
 
-    python experiments/table4.py              predicted for LLaMA-13B on an A6000 and LLaMA-33B on an A100: seconds, no GPU needed
+    python experiments/table4.py              predicted for LLaMA-13B on an A6000 and LLaMA-33B on
+                                              an A100: seconds, no GPU needed
     python experiments/table4.py --measure    and the real engine on this machine
 
-Decode speedup as in fig8.py, throughput gain as in fig9.py. The A100 borrows the A6000's shares of peak and bandwidth,
-EFFICIENCY["sarathi"], and only its data sheet is new: SARATHI's kernels are known from the A6000 alone. (What costmodel.py has from an A100,
-EFFICIENCY["sarathi_serve"], are other kernels.) Nothing here was fitted to this table.
+Decode speedup as in fig8.py, throughput gain as in fig9.py. The A100 borrows the A6000's shares of
+peak and bandwidth, EFFICIENCY["sarathi"], and only its data sheet is new: SARATHI's kernels are
+known from the A6000 alone. (What costmodel.py has from an A100, EFFICIENCY["sarathi_serve"], are
+other kernels.) Nothing here was fitted to this table.
 """
 
 import matplotlib.pyplot as plt
@@ -41,15 +44,40 @@ def predict(quick: bool) -> list[Point]:
     for _, model, gpu, length, batch_size, ratio in ROWS:
         values = {
             "decode speedup": predicted_speedup(model, gpu, length, batch_size, CHUNK_SIZE),
-            "throughput gain": predicted_gain(Workload(length, batch_size, ratio), "sarathi", CHUNK_SIZE, model, gpu),
+            "throughput gain": predicted_gain(
+                Workload(length, batch_size, ratio), "sarathi", CHUNK_SIZE, model, gpu
+            ),
         }
         for quantity, y in values.items():
             points.append(
-                Point("table4", name(quantity, model, batch_size, ratio), length, "L", y, UNITS[quantity], "predicted", model, gpu)
+                Point(
+                    "table4",
+                    name(quantity, model, batch_size, ratio),
+                    length,
+                    "L",
+                    y,
+                    UNITS[quantity],
+                    "predicted",
+                    model,
+                    gpu,
+                )
             )
-    for model, gpu in dict.fromkeys((model, gpu) for _, model, gpu, *_ in ROWS):  # why chunks of 256 suffer more on an A100 (Sec 5.1.2)
+    # why chunks of 256 suffer more on an A100 (Sec 5.1.2)
+    for model, gpu in dict.fromkeys((model, gpu) for _, model, gpu, *_ in ROWS):
         balance = GPUS[gpu].peak / GPUS[gpu].bandwidth
-        points.append(Point("table4", f"FLOP to bandwidth ratio, {gpu}", 0, "", balance, "FLOP/B", "predicted", model, gpu))
+        points.append(
+            Point(
+                "table4",
+                f"FLOP to bandwidth ratio, {gpu}",
+                0,
+                "",
+                balance,
+                "FLOP/B",
+                "predicted",
+                model,
+                gpu,
+            )
+        )
     return points
 
 
@@ -59,51 +87,96 @@ def measure(llm: LLM, scale: Scale) -> list[Point]:
     ratio = balance(chunk_size, batch_size)
     for length in scale.lengths:
         run = Run(Workload(length, batch_size, ratio), "sarathi", chunk_size)
-        seconds = [result.seconds for result in time_batches(llm, batches(length, batch_size, chunk_size), 3 * scale.repeats)]
+        seconds = [
+            result.seconds
+            for result in time_batches(
+                llm, batches(length, batch_size, chunk_size), 3 * scale.repeats
+            )
+        ]
         values = {
             "decode speedup": speedup(seconds, batch_size),
             "throughput gain": measured_gains(llm, [run], scale.repeats)[run][0],
         }
         for quantity, y in values.items():
             series = f"{name(quantity, llm.config.name, batch_size, ratio)} C={chunk_size}"
-            points.append(Point("table4", series, length, "L", y, UNITS[quantity], *measured_on(llm)))
+            points.append(
+                Point("table4", series, length, "L", y, UNITS[quantity], *measured_on(llm))
+            )
     return points
 
 
 def draw(points: list[Point]) -> plt.Figure:
-    """Decode speedup on the left, throughput gain on the right; paper, predicted and, in bars of their own, measured."""
+    """Decode speedup on the left, throughput gain on the right; paper, predicted and, in bars of
+    their own, measured.
+    """
     measured = curves(points, "measured")
     figure, panels = plt.subplots(1, 2, figsize=(18 if measured else 15, 6.5), layout="constrained")
-    look = {"paper": (COLOURS["sky"], "//", -0.2), "predicted": (COLOURS["blue"], "", 0.2), "measured": (COLOURS["green"], "..", 0.0)}
+    look = {
+        "paper": (COLOURS["sky"], "//", -0.2),
+        "predicted": (COLOURS["blue"], "", 0.2),
+        "measured": (COLOURS["green"], "..", 0.0),
+    }
     for axes, quantity in zip(panels, UNITS, strict=True):
         groups: dict[tuple, str] = {}
         for source, (colour, hatch, shift) in look.items():
-            found = {series: curve for series, curve in curves(points, source).items() if series.startswith(quantity)}
+            found = {
+                series: curve
+                for series, curve in curves(points, source).items()
+                if series.startswith(quantity)
+            }
             bars = [point for curve in found.values() for point in curve]
             for point in bars:
-                model, hardware = point.model, point.hardware if point.hardware in ("a6000", "a100-80gb") else "measured"
-                groups.setdefault((model, hardware, point.x), f"L = {point.x:g}\n{model}\n{hardware}")
+                model, hardware = (
+                    point.model,
+                    (point.hardware if point.hardware in ("a6000", "a100-80gb") else "measured"),
+                )
+                groups.setdefault(
+                    (model, hardware, point.x), f"L = {point.x:g}\n{model}\n{hardware}"
+                )
             places = [
-                list(groups).index((point.model, point.hardware if source != "measured" else "measured", point.x)) + shift for point in bars
+                list(groups).index(
+                    (point.model, point.hardware if source != "measured" else "measured", point.x)
+                )
+                + shift
+                for point in bars
             ]
             if not bars:
                 continue
             base = 0 if quantity == "decode speedup" else 1
             drawn = axes.bar(
-                places, [point.y - base for point in bars], 0.36, base, color=colour, hatch=hatch, edgecolor="black", label=source
+                places,
+                [point.y - base for point in bars],
+                0.36,
+                base,
+                color=colour,
+                hatch=hatch,
+                edgecolor="black",
+                label=source,
             )
             axes.bar_label(drawn, [f"{point.y:.2f}" for point in bars], fontsize=12, padding=2)
         axes.set_xticks(range(len(groups)), groups.values(), fontsize=11)
-        axes.set(title=quantity, ylabel="baseline's time / sarathi's" if quantity == "decode speedup" else "throughput / baseline's")
+        axes.set(
+            title=quantity,
+            ylabel=(
+                "baseline's time / sarathi's"
+                if quantity == "decode speedup"
+                else "throughput / baseline's"
+            ),
+        )
         axes.grid(axis="x", visible=False)
     gains = [point.y for point in points if point.series.startswith("throughput")]
     panels[1].axhline(1, color="black", linewidth=1)
-    panels[1].set_ylim(min(1, min(gains) - 0.04), max(gains) + 0.04)  # bars grow from 1, the baseline
+    # bars grow from 1, the baseline
+    panels[1].set_ylim(min(1, min(gains) - 0.04), max(gains) + 0.04)
     panels[0].set_ylim(top=1.2 * panels[0].dataLim.ymax)
     panels[0].legend(loc="upper center", ncols=3)
-    heading = "SARATHI Table 4: decode speedup and throughput gain; paper and predicted: C = 256, at L, B and P:D of the paper"
+    heading = (
+        "SARATHI Table 4: decode speedup and throughput gain; paper and predicted: C = 256, at L, B"
+        " and P:D of the paper"
+    )
     if measured:
-        shape = next(iter(measured)).split(" B=")[1]  # of "decode speedup, MODEL B=8 P:D=35.6 C=256"
+        # of "decode speedup, MODEL B=8 P:D=35.6 C=256"
+        shape = next(iter(measured)).split(" B=")[1]
         heading += f"\n{measured_title(points).replace(chr(10), ' on ')}, B={shape}"
     figure.suptitle(heading, fontsize=18)
     return figure

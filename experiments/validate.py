@@ -1,18 +1,25 @@
-"""How far off are the predictions? Random workloads, run for real on this machine and predicted from its calibration.
+"""How far off are the predictions? Random workloads, run for real on this machine and predicted
+from its calibration.
 
-    python experiments/calibrate.py && python experiments/validate.py       20 workloads over all policies: some minutes
-    python experiments/validate.py --profiles DIR                           the linear operators against measurements of real GPUs
+    python experiments/calibrate.py && python experiments/validate.py       20 workloads over all
+                                                                            policies: some minutes
+    python experiments/validate.py --profiles DIR                           the linear operators
+                                                                            against measurements of
+                                                                            real GPUs
 
-A workload draws its batch size (2 to 8), chunk size, and for each request a prompt of 32 to 1024 and an output of 4 to 128 tokens. The same
-requests then go through the same scheduler twice: on the real engine, and on `CalibratedModel`. The prediction is made from the
-calibration file alone and never re-scaled. As a machine's speed drifts (frequency, neighbours), two fixed batches are timed before each
-workload: the `drift` column says how much slower than calibrated they were, and mends nothing. Every workload runs three times, in three rounds, and
-its median counts.
+A workload draws its batch size (2 to 8), chunk size, and for each request a prompt of 32 to 1024
+and an output of 4 to 128 tokens. The same requests then go through the same scheduler twice: on the
+real engine, and on `CalibratedModel`. The prediction is made from the calibration file alone and
+never re-scaled. As a machine's speed drifts (frequency, neighbours), two fixed batches are timed
+before each workload: the `drift` column says how much slower than calibrated they were, and mends
+nothing. Every workload runs three times, in three rounds, and its median counts.
 
---profiles reads DIR/GPU/MODEL/mlp.csv in the format of Vidur's public profiles: per layer and number of tokens, median ms of the four linear
-operators. The shape of the model comes from the file, peak and bandwidth from the GPU's data sheet. The efficiencies are EFFICIENCY["sarathi_serve"]
-of costmodel.py, for every GPU; then, to show what the form of the law can do, fitted on each model in turn and tested on all the others of that
-GPU. That is where "sarathi_serve" comes from: it is the line that is fitted on Llama-2-70b on an A100. The other lines are shown and not used.
+--profiles reads DIR/GPU/MODEL/mlp.csv in the format of Vidur's public profiles: per layer and
+number of tokens, median ms of the four linear operators. The shape of the model comes from the
+file, peak and bandwidth from the GPU's data sheet. The efficiencies are EFFICIENCY["sarathi_serve"]
+of costmodel.py, for every GPU; then, to show what the form of the law can do, fitted on each model
+in turn and tested on all the others of that GPU. That is where "sarathi_serve" comes from: it is
+the line that is fitted on Llama-2-70b on an A100. The other lines are shown and not used.
 """
 
 import argparse
@@ -32,7 +39,16 @@ from costmodel import EFFICIENCY, CostModel, Efficiency
 from engine import LLM
 from executor import CostExecutor
 from experiments.calibrate import CalibratedModel, Calibration
-from experiments.common import ROOT, Point, make_directory, make_parser, positive, print_table, progress, write_csv
+from experiments.common import (
+    ROOT,
+    Point,
+    make_directory,
+    make_parser,
+    positive,
+    print_table,
+    progress,
+    write_csv,
+)
 from experiments.look import SERIES, save_figure, use_style
 from experiments.measuring import generate, this_machine, time_batches, warm_up
 from experiments.workloads import make_batch, run_priced
@@ -53,7 +69,7 @@ def quantile(values: Iterable[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
-# ---------------------------------------------------------------------------------------------------- random workloads
+# --------------------------------------------------------------------------------- random workloads
 
 
 WHOLE_PROMPTS = ("request_level", "orca", "vllm_v0")  # policies that have no C
@@ -70,7 +86,9 @@ class Draw:
 
     def requests(self) -> list[Request]:
         """Fresh ones: a scheduler changes them."""
-        return [Request(i, range(prompt), output) for i, (prompt, output) in enumerate(self.lengths)]
+        return [
+            Request(i, range(prompt), output) for i, (prompt, output) in enumerate(self.lengths)
+        ]
 
 
 def draw_workloads(count: int, seed: int) -> list[Draw]:
@@ -79,28 +97,51 @@ def draw_workloads(count: int, seed: int) -> list[Draw]:
     workloads = []
     for i in range(count):
         batch_size = dice.randint(*BATCH_SIZES)
-        lengths = tuple((dice.randint(*PROMPTS), dice.randint(*OUTPUTS)) for _ in range(dice.randint(batch_size, 2 * batch_size)))
-        workloads.append(Draw(policies[i % len(policies)], batch_size, dice.choice(CHUNK_SIZES), lengths))
+        lengths = tuple(
+            (dice.randint(*PROMPTS), dice.randint(*OUTPUTS))
+            for _ in range(dice.randint(batch_size, 2 * batch_size))
+        )
+        workloads.append(
+            Draw(policies[i % len(policies)], batch_size, dice.choice(CHUNK_SIZES), lengths)
+        )
     return workloads
 
 
 def predict(cost: CostModel, work: Draw) -> Trace:
-    return run_priced(CostExecutor(cost), work.requests(), work.policy, work.chunk_size, work.batch_size)
+    return run_priced(
+        CostExecutor(cost), work.requests(), work.policy, work.chunk_size, work.batch_size
+    )
 
 
 def load_llm(calibration: Calibration) -> LLM:
     """The model that was calibrated, on the machine that it was calibrated on."""
     here = f"{this_machine(calibration.device)}, {calibration.dtype}"
     if here != calibration.gpu.name:
-        raise UserError(f"the calibration is of {calibration.gpu.name}; this is {here}: run experiments/calibrate.py here first")
+        raise UserError(
+            f"the calibration is of {calibration.gpu.name}; this is {here}: run"
+            " experiments/calibrate.py here first"
+        )
     most = PROMPTS[1] + OUTPUTS[1]
     if calibration.model.max_length < most:
-        raise UserError(f"{calibration.model.name} allows {calibration.model.max_length} tokens; the workloads need up to {most}")
-    return LLM(calibration.load, max_batch_size=BATCH_SIZES[1], max_length=most, dtype=calibration.dtype, device=calibration.device)
+        raise UserError(
+            f"{calibration.model.name} allows {calibration.model.max_length} tokens; the workloads"
+            f" need up to {most}"
+        )
+    return LLM(
+        calibration.load,
+        max_batch_size=BATCH_SIZES[1],
+        max_length=most,
+        dtype=calibration.dtype,
+        device=calibration.device,
+    )
 
 
-def compare(llm: LLM, cost: CostModel, workloads: Sequence[Draw], rounds: int) -> list[tuple[Trace, Trace, float]]:
-    """(predicted, measured, drift) of each workload: of an odd number of rounds over all of them, the run of median length."""
+def compare(
+    llm: LLM, cost: CostModel, workloads: Sequence[Draw], rounds: int
+) -> list[tuple[Trace, Trace, float]]:
+    """(predicted, measured, drift) of each workload: of an odd number of rounds over all of them,
+    the run of median length.
+    """
     warm_up(llm)
     runs: list[list[tuple[Trace, float]]] = [[] for _ in workloads]
     for i in progress(rounds * list(range(len(workloads))), "validating"):
@@ -113,10 +154,14 @@ def compare(llm: LLM, cost: CostModel, workloads: Sequence[Draw], rounds: int) -
 
 
 def measured_drift(llm: LLM, cost: CostModel) -> float:
-    """Measured over predicted seconds of a prompt and of a step of decodes, 1 if the machine runs as it did when it was calibrated."""
+    """Measured over predicted seconds of a prompt and of a step of decodes, 1 if the machine runs
+    as it did when it was calibrated.
+    """
     probes = [make_batch([(0, 256, 257)]), make_batch(decodes=BATCH_SIZES[1], context=512)]
     results = time_batches(llm, probes, repeats=3)
-    return statistics.mean(result.seconds / cost.seconds(batch) for batch, result in zip(probes, results, strict=True))
+    return statistics.mean(
+        result.seconds / cost.seconds(batch) for batch, result in zip(probes, results, strict=True)
+    )
 
 
 def errors(found: Sequence[tuple[Trace, Trace, float]], quantity: str) -> list[float]:
@@ -125,59 +170,140 @@ def errors(found: Sequence[tuple[Trace, Trace, float]], quantity: str) -> list[f
     return [value(predicted) / value(measured) - 1 for predicted, measured, _ in found]
 
 
-def print_comparison(workloads: Sequence[Draw], found: Sequence[tuple[Trace, Trace, float]]) -> None:
+def print_comparison(
+    workloads: Sequence[Draw], found: Sequence[tuple[Trace, Trace, float]]
+) -> None:
     rows = []
     all_errors = {quantity: errors(found, quantity) for quantity in QUANTITIES}
     for i, (work, (predicted, measured, drift)) in enumerate(zip(workloads, found, strict=True)):
         chunk_size = "-" if work.policy in WHOLE_PROMPTS else work.chunk_size
-        cells = [i + 1, work.policy, work.batch_size, chunk_size, len(work.lengths), len(measured.iterations)]
+        cells = [
+            i + 1,
+            work.policy,
+            work.batch_size,
+            chunk_size,
+            len(work.lengths),
+            len(measured.iterations),
+        ]
         for quantity, (_, value) in QUANTITIES.items():
-            cells += [f"{value(predicted):.4g}", f"{value(measured):.4g}", f"{100 * all_errors[quantity][i]:+.1f} %"]
+            cells += [
+                f"{value(predicted):.4g}",
+                f"{value(measured):.4g}",
+                f"{100 * all_errors[quantity][i]:+.1f} %",
+            ]
         rows.append([*cells, f"{100 * (drift - 1):+.1f} %"])
-    names = [name for quantity, (unit, _) in QUANTITIES.items() for name in (f"{quantity}, {unit}", "measured", "error")]
+    names = [
+        name
+        for quantity, (unit, _) in QUANTITIES.items()
+        for name in (f"{quantity}, {unit}", "measured", "error")
+    ]
     print_table(["", "policy", "B", "C", "requests", "iterations", *names, "drift"], rows)
-    print(f"\nAbsolute error over {len(found)} workloads (the first of each three columns is predicted)\n")
+    print(
+        f"\nAbsolute error over {len(found)} workloads (the first of each three columns is"
+        " predicted)\n"
+    )
     rows = []
     for quantity, values in all_errors.items():
         sizes = [abs(value) for value in values]
         bias = f"{100 * statistics.median(values):+.1f} %"
-        rows.append([quantity, *[f"{100 * value:.1f} %" for value in (statistics.median(sizes), quantile(sizes, 0.9), max(sizes))], bias])
+        rows.append(
+            [
+                quantity,
+                *[
+                    f"{100 * value:.1f} %"
+                    for value in (statistics.median(sizes), quantile(sizes, 0.9), max(sizes))
+                ],
+                bias,
+            ]
+        )
     print_table(["quantity", "median", "p90", "worst", "signed median"], rows)
-    print(f"\nmedian drift since the calibration: {100 * (statistics.median(drift for *_, drift in found) - 1):+.1f} %")
+    print(
+        "\nmedian drift since the calibration:"
+        f" {100 * (statistics.median(drift for *_, drift in found) - 1):+.1f} %"
+    )
 
 
-def points(workloads: Sequence[Draw], found: Sequence[tuple[Trace, Trace, float]], model: str, hardware: str) -> list[Point]:
+def points(
+    workloads: Sequence[Draw],
+    found: Sequence[tuple[Trace, Trace, float]],
+    model: str,
+    hardware: str,
+) -> list[Point]:
     """Two rows per workload and quantity; x is the workload's number in the draw."""
     rows = []
     for i, (work, (predicted, measured, _)) in enumerate(zip(workloads, found, strict=True)):
-        size = f"{work.policy} B={work.batch_size}" + ("" if work.policy in WHOLE_PROMPTS else f" C={work.chunk_size}")
+        size = f"{work.policy} B={work.batch_size}" + (
+            "" if work.policy in WHOLE_PROMPTS else f" C={work.chunk_size}"
+        )
         for quantity, (unit, value) in QUANTITIES.items():
             for source, trace in (("predicted", predicted), ("measured", measured)):
-                rows.append(Point("validate", f"{quantity}, {size}", i + 1, "workload", value(trace), unit, source, model, hardware))
+                rows.append(
+                    Point(
+                        "validate",
+                        f"{quantity}, {size}",
+                        i + 1,
+                        "workload",
+                        value(trace),
+                        unit,
+                        source,
+                        model,
+                        hardware,
+                    )
+                )
     return rows
 
 
-def draw(workloads: Sequence[Draw], found: Sequence[tuple[Trace, Trace, float]], title: str) -> plt.Figure:
+def draw(
+    workloads: Sequence[Draw], found: Sequence[tuple[Trace, Trace, float]], title: str
+) -> plt.Figure:
     """Predicted against measured, one panel for each quantity: the nearer to the line, the better."""
     use_style()
     figure, panels = plt.subplots(1, len(QUANTITIES), figsize=(18, 6.6), layout="constrained")
     for axes, (quantity, (unit, value)) in zip(panels, QUANTITIES.items(), strict=True):
         for (colour, marker), policy in zip(SERIES, sorted(POLICIES), strict=True):
-            pairs = [(value(real), value(guess)) for work, (guess, real, _) in zip(workloads, found, strict=True) if work.policy == policy]
-            axes.plot(*zip(*pairs, strict=True), marker, color=colour, markersize=9, label=policy) if pairs else None
+            pairs = [
+                (value(real), value(guess))
+                for work, (guess, real, _) in zip(workloads, found, strict=True)
+                if work.policy == policy
+            ]
+            (
+                axes.plot(
+                    *zip(*pairs, strict=True), marker, color=colour, markersize=9, label=policy
+                )
+                if pairs
+                else None
+            )
         sizes = [abs(error) for error in errors(found, quantity)]
-        low, high = min(axes.get_xlim()[0], axes.get_ylim()[0]), max(axes.get_xlim()[1], axes.get_ylim()[1])
+        low, high = (
+            min(axes.get_xlim()[0], axes.get_ylim()[0]),
+            max(axes.get_xlim()[1], axes.get_ylim()[1]),
+        )
         low = max(low, 0.0)
         axes.plot([low, high], [low, high], color="black", linewidth=1.2)
-        axes.fill_between([low, high], [0.9 * low, 0.9 * high], [1.1 * low, 1.1 * high], color="grey", alpha=0.2, label="within 10 %")
-        axes.set(xlim=(low, high), ylim=(low, high), xlabel=f"measured ({unit})", ylabel=f"predicted ({unit})")
-        axes.set_title(f"{quantity}: median error {100 * statistics.median(sizes):.1f} %, p90 {100 * quantile(sizes, 0.9):.1f} %")
+        axes.fill_between(
+            [low, high],
+            [0.9 * low, 0.9 * high],
+            [1.1 * low, 1.1 * high],
+            color="grey",
+            alpha=0.2,
+            label="within 10 %",
+        )
+        axes.set(
+            xlim=(low, high),
+            ylim=(low, high),
+            xlabel=f"measured ({unit})",
+            ylabel=f"predicted ({unit})",
+        )
+        axes.set_title(
+            f"{quantity}: median error {100 * statistics.median(sizes):.1f} %, p90"
+            f" {100 * quantile(sizes, 0.9):.1f} %"
+        )
     panels[0].legend(loc="upper left")
     figure.suptitle(title, fontsize=18)
     return figure
 
 
-# ---------------------------------------------------------------------------------------------------- profiles of real GPUs
+# ---------------------------------------------------------------------------- profiles of real GPUs
 
 OPERATORS = {
     "preproj": "attn_pre_proj",
@@ -189,7 +315,9 @@ OPERATORS = {
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a profile: the seconds of each linear operator in one layer, for this many tokens on one of `parallel` GPUs."""
+    """One line of a profile: the seconds of each linear operator in one layer, for this many tokens
+    on one of `parallel` GPUs.
+    """
 
     model: ModelConfig
     tokens: int
@@ -197,7 +325,9 @@ class Row:
     seconds: dict[str, float]
 
     def predicted(self, cost: CostModel) -> dict[str, float]:
-        return CostModel(self.model, cost.gpu, cost.efficiency, tp=self.parallel).linears(self.tokens)
+        return CostModel(self.model, cost.gpu, cost.efficiency, tp=self.parallel).linears(
+            self.tokens
+        )
 
     def error(self, cost: CostModel) -> float:
         """Of all four linear operators together, relative to the measurement."""
@@ -217,7 +347,14 @@ def read_profile(path: Path) -> list[Row]:
             raise UserError(f"{path}, line {line}, column {column}: {row[column]!r} is not {what}")
         return value
 
-    whole = ("num_tokens", "num_tensor_parallel_workers", "n_embd", "n_expanded_embd", "n_head", "n_kv_head")
+    whole = (
+        "num_tokens",
+        "num_tensor_parallel_workers",
+        "n_embd",
+        "n_expanded_embd",
+        "n_head",
+        "n_kv_head",
+    )
     times = {name: f"time_stats.{operator}.median" for name, operator in OPERATORS.items()}
     rows = []
     try:
@@ -227,13 +364,30 @@ def read_profile(path: Path) -> list[Row]:
                 if column not in (reader.fieldnames or []):
                     raise UserError(f"{path}: no column {column}")
             for line, row in enumerate(reader, start=2):
-                tokens, parallel, hidden, intermediate, heads, kv_heads = (cell(line, row, column, int) for column in whole)
+                tokens, parallel, hidden, intermediate, heads, kv_heads = (
+                    cell(line, row, column, int) for column in whole
+                )
                 if row["use_gated_mlp"] not in ("True", "False"):
-                    raise UserError(f"{path}, line {line}, column use_gated_mlp: {row['use_gated_mlp']!r} is not True or False")
+                    raise UserError(
+                        f"{path}, line {line}, column use_gated_mlp: {row['use_gated_mlp']!r} is"
+                        " not True or False"
+                    )
                 flavour = "llama" if row["use_gated_mlp"] == "True" else "gpt2"
                 name = f"{path}, line {line}"  # what a complaint about the shape starts with
-                model = ModelConfig(name, 1, heads, hidden, intermediate, 1, tokens, n_kv_head=kv_heads, flavour=flavour)
-                seconds = {name: 1e-3 * cell(line, row, column, float) for name, column in times.items()}
+                model = ModelConfig(
+                    name,
+                    1,
+                    heads,
+                    hidden,
+                    intermediate,
+                    1,
+                    tokens,
+                    n_kv_head=kv_heads,
+                    flavour=flavour,
+                )
+                seconds = {
+                    name: 1e-3 * cell(line, row, column, float) for name, column in times.items()
+                }
                 rows.append(Row(model, tokens, parallel, seconds))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path}: {error}") from None
@@ -249,13 +403,16 @@ def gpu_of(folder: str, directory: Path) -> GPU:
     ]
     if len(found) != 1:
         raise UserError(
-            f"{directory / folder}: no GPU of that name, expected {directory}/GPU/MODEL/mlp.csv with GPU from {', '.join(GPUS)}"
+            f"{directory / folder}: no GPU of that name, expected {directory}/GPU/MODEL/mlp.csv"
+            f" with GPU from {', '.join(GPUS)}"
         )
     return found[0]
 
 
 def read_profiles(directory: Path) -> dict[str, dict[str, list[Row]]]:
-    """GPU folder -> model folder -> rows, for all DIR/GPU/MODEL/mlp.csv (a model's folder may be nested: meta-llama/Llama-2-7b-hf)."""
+    """GPU folder -> model folder -> rows, for all DIR/GPU/MODEL/mlp.csv (a model's folder may be
+    nested: meta-llama/Llama-2-7b-hf).
+    """
     profiles: dict[str, dict[str, list[Row]]] = {}
     for path in sorted(directory.rglob("mlp.csv")):
         gpu, *model = path.relative_to(directory).parent.parts or [""]
@@ -266,11 +423,14 @@ def read_profiles(directory: Path) -> dict[str, dict[str, list[Row]]]:
     return profiles
 
 
-LINEAR_CONSTANTS = {"compute": 1, "memory": 1, "p": 1, "overhead": 1e6}  # of Efficiency, and the unit to print them in (overhead: us)
+# of Efficiency, and the unit to print them in (overhead: us)
+LINEAR_CONSTANTS = {"compute": 1, "memory": 1, "p": 1, "overhead": 1e6}
 
 
 def fit_linears(rows: Sequence[Row], gpu: GPU) -> Efficiency:
-    """The constants of linear operators for which the squared log ratios are least, by compass search; every fourth row is enough."""
+    """The constants of linear operators for which the squared log ratios are least, by compass
+    search; every fourth row is enough.
+    """
     rows = sorted(rows, key=lambda row: (row.parallel, row.tokens))[::4]
 
     def loss(efficiency: Efficiency) -> float:
@@ -281,9 +441,12 @@ def fit_linears(rows: Sequence[Row], gpu: GPU) -> Efficiency:
     least, step = loss(best), 0.1
     while step > 1e-3:
         trials = [
-            replace(best, **{name: getattr(best, name) * factor}) for name in LINEAR_CONSTANTS for factor in (1 + step, 1 / (1 + step))
+            replace(best, **{name: getattr(best, name) * factor})
+            for name in LINEAR_CONSTANTS
+            for factor in (1 + step, 1 / (1 + step))
         ]
-        trials = [trial for trial in trials if max(trial.compute, trial.memory) <= 1 <= trial.p]  # no GPU beats its data sheet
+        # no GPU beats its data sheet
+        trials = [trial for trial in trials if max(trial.compute, trial.memory) <= 1 <= trial.p]
         losses = [loss(trial) for trial in trials]
         if min(losses) < least:
             least, best = min(zip(losses, trials, strict=True), key=lambda pair: pair[0])
@@ -295,14 +458,21 @@ def fit_linears(rows: Sequence[Row], gpu: GPU) -> Efficiency:
 def summary(values: Sequence[float]) -> list[str]:
     """Median and 90th percentile of the absolute error, and the signed median."""
     sizes = [abs(value) for value in values]
-    return [f"{100 * statistics.median(sizes):.1f} %", f"{100 * quantile(sizes, 0.9):.1f} %", f"{100 * statistics.median(values):+.1f} %"]
+    return [
+        f"{100 * statistics.median(sizes):.1f} %",
+        f"{100 * quantile(sizes, 0.9):.1f} %",
+        f"{100 * statistics.median(values):+.1f} %",
+    ]
 
 
 def hold_profiles(directory: Path) -> None:
-    """Two tables: with the constants of costmodel.py, and with those fitted on one model and tested on the others."""
+    """Two tables: with the constants of costmodel.py, and with those fitted on one model and tested
+    on the others.
+    """
     profiles = read_profiles(directory)
     print(
-        'Linear operators of one layer, EFFICIENCY["sarathi_serve"] against the profiles: error of the four together, over all token counts\n'
+        'Linear operators of one layer, EFFICIENCY["sarathi_serve"] against the profiles: error of'
+        " the four together, over all token counts\n"
     )
     table, every = [], []
     for folder, models in profiles.items():
@@ -318,7 +488,8 @@ def hold_profiles(directory: Path) -> None:
     print_table(["GPU", "model", "TP", "rows", "median", "p90", "signed"], table)
     print(f"\nall: median {summary(every)[0]}, p90 {summary(every)[1]}\n")
     print(
-        'Fitted on one model, tested on the others of that GPU: what the form of the law can do (EFFICIENCY["sarathi_serve"] is Llama-2-70b on an A100)\n'
+        "Fitted on one model, tested on the others of that GPU: what the form of the law can do"
+        ' (EFFICIENCY["sarathi_serve"] is Llama-2-70b on an A100)\n'
     )
     table, every = [], []
     plan = [(folder, model) for folder, models in profiles.items() for model in models]
@@ -326,25 +497,57 @@ def hold_profiles(directory: Path) -> None:
         gpu, models = gpu_of(folder, directory), profiles[folder]
         efficiency = fit_linears(models[model], gpu)
         cost = CostModel(models[model][0].model, gpu, efficiency)
-        others = [row.error(cost) for other, rows in models.items() if other != model for row in rows]
-        constants = [f"{getattr(efficiency, name) * unit:.4f}" for name, unit in LINEAR_CONSTANTS.items()]
+        others = [
+            row.error(cost) for other, rows in models.items() if other != model for row in rows
+        ]
+        constants = [
+            f"{getattr(efficiency, name) * unit:.4f}" for name, unit in LINEAR_CONSTANTS.items()
+        ]
         itself = summary([row.error(cost) for row in models[model]])
-        table.append([gpu.name, model, *constants, *itself[:2], *(summary(others) if others else "---")])
+        table.append(
+            [gpu.name, model, *constants, *itself[:2], *(summary(others) if others else "---")]
+        )
         every += others
-    print_table(["GPU", "fitted on", "compute", "memory", "p", "overhead, us", "median", "p90", "others: median", "p90", "signed"], table)
+    print_table(
+        [
+            "GPU",
+            "fitted on",
+            "compute",
+            "memory",
+            "p",
+            "overhead, us",
+            "median",
+            "p90",
+            "others: median",
+            "p90",
+            "signed",
+        ],
+        table,
+    )
     if every:
         print(f"\nall others: median {summary(every)[0]}, p90 {summary(every)[1]}")
 
 
-# ---------------------------------------------------------------------------------------------------- main
+# --------------------------------------------------------------------------------------------- main
 
 
 def main() -> None:
     parser = make_parser(__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     default = ROOT / "results" / "calibration-laptop.json"
-    parser.add_argument("--calibration", type=Path, default=default, metavar="FILE", help="(default: results/calibration-laptop.json)")
-    parser.add_argument("--workloads", type=positive, metavar="N", help="how many (default: 20; none with --profiles)")
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        default=default,
+        metavar="FILE",
+        help="(default: results/calibration-laptop.json)",
+    )
+    parser.add_argument(
+        "--workloads",
+        type=positive,
+        metavar="N",
+        help="how many (default: 20; none with --profiles)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: 0)")
     parser.add_argument(
         "--rounds",
@@ -353,7 +556,12 @@ def main() -> None:
         metavar="N",
         help="runs of each workload, of which the median counts (default: 3; 1 if --quick)",
     )
-    parser.add_argument("--profiles", type=Path, metavar="DIR", help="hold the linear operators against DIR/GPU/MODEL/mlp.csv")
+    parser.add_argument(
+        "--profiles",
+        type=Path,
+        metavar="DIR",
+        help="hold the linear operators against DIR/GPU/MODEL/mlp.csv",
+    )
     options = parser.parse_args()
     if options.profiles is not None:
         hold_profiles(options.profiles)
@@ -362,7 +570,9 @@ def main() -> None:
         print()
     calibration = Calibration.read(options.calibration)
     make_directory(options.out)
-    workloads = draw_workloads(options.workloads or (len(POLICIES) if options.quick else 20), options.seed)
+    workloads = draw_workloads(
+        options.workloads or (len(POLICIES) if options.quick else 20), options.seed
+    )
     llm, cost = load_llm(calibration), CalibratedModel(calibration)
     found = compare(llm, cost, workloads, 1 if options.quick else options.rounds)
     model, hardware = calibration.model.name, calibration.gpu.name
@@ -370,7 +580,10 @@ def main() -> None:
     print_comparison(workloads, found)
     write_csv(options.out / "validate.csv", points(workloads, found, model, hardware))
     save_figure(
-        draw(workloads, found, f"{model} on {hardware}: predicted from a calibration of this machine"), options.out / "validate.png"
+        draw(
+            workloads, found, f"{model} on {hardware}: predicted from a calibration of this machine"
+        ),
+        options.out / "validate.png",
     )
     print(f"\nwrote {options.out / 'validate.png'} and .csv")
 

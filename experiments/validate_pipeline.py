@@ -1,15 +1,30 @@
-"""Does the simulated pipeline tell the truth? Random workloads on a real pipeline of two processes, and the same ones predicted.
+"""Does the simulated pipeline tell the truth? Random workloads on a real pipeline of two processes,
+and the same ones predicted.
 
-    OMP_NUM_THREADS=1 python experiments/calibrate.py --out results/calibration-stage.json      one thread: what a stage gets of two cores; two of four
-    python experiments/validate_pipeline.py --calibration results/calibration-stage.json       some minutes
+    OMP_NUM_THREADS=1 python experiments/calibrate.py --out results/calibration-stage.json      one
+                                                                                                thread:
+                                                                                                what
+                                                                                                a
+                                                                                                stage
+                                                                                                gets
+                                                                                                of
+                                                                                                two
+                                                                                                cores;
+                                                                                                two
+                                                                                                of
+                                                                                                four
+    python experiments/validate_pipeline.py --calibration results/calibration-stage.json       some
+                                                                                               minutes
 
-The calibration is of the whole model in one process; a stage is predicted to take its share of the layers, the last one the head
-as well (`pipeline.StageCosts`). The way between stages is measured in a first run that counts for nothing. Predictions are made from these
-two alone. Workloads run in turn, several times over; medians are compared.
+The calibration is of the whole model in one process; a stage is predicted to take its share of the
+layers, the last one the head as well (`pipeline.StageCosts`). The way between stages is measured in
+a first run that counts for nothing. Predictions are made from these two alone. Workloads run in
+turn, several times over; medians are compared.
 
-The two stages share the memory, and whatever else a machine has but once: what one costs the other, a calibration of one process does not know. The `alone`
-column is the same prediction, made slower or faster by how much the real stages' work took against the predicted work: how well
-the clock and the schedules agree when costs are right. It is shown to tell the two apart, and is not the result.
+The two stages share the memory, and whatever else a machine has but once: what one costs the other,
+a calibration of one process does not know. The `alone` column is the same prediction, made slower
+or faster by how much the real stages' work took against the predicted work: how well the clock and
+the schedules agree when costs are right. It is shown to tell the two apart, and is not the result.
 """
 
 import json
@@ -28,7 +43,15 @@ import matplotlib.pyplot as plt
 from cli import run_main
 from configs import UserError
 from experiments.calibrate import CalibratedModel, Calibration
-from experiments.common import ROOT, Point, make_directory, make_parser, positive, print_table, write_csv
+from experiments.common import (
+    ROOT,
+    Point,
+    make_directory,
+    make_parser,
+    positive,
+    print_table,
+    write_csv,
+)
 from experiments.look import SERIES, save_figure, use_style
 from experiments.measuring import this_machine
 from pipeline import Hop, PipelineTrace, StageCosts, even_layers, run_pipeline
@@ -74,7 +97,13 @@ def draw_workloads(count: int, seed: int) -> list[Draw]:
     """Taking turns over the policies."""
     dice, policies = random.Random(seed), sorted(POLICIES)
     return [
-        Draw(policies[i % len(policies)], tuple((dice.randint(*PROMPTS), dice.randint(*OUTPUTS)) for _ in range(dice.randint(*REQUESTS))))
+        Draw(
+            policies[i % len(policies)],
+            tuple(
+                (dice.randint(*PROMPTS), dice.randint(*OUTPUTS))
+                for _ in range(dice.randint(*REQUESTS))
+            ),
+        )
         for i in range(count)
     ]
 
@@ -83,22 +112,60 @@ def predict(calibration: Calibration, work: Draw, hop: float, slower: float = 1.
     """The same schedulers on the calibrated clock; slower: a factor on all costs."""
     costs = StageCosts(CalibratedModel(calibration), even_layers(calibration.model.n_layer, STAGES))
     schedulers = [make_scheduler(work.policy, BATCH_SIZE, CHUNK_SIZE) for _ in range(STAGES)]
-    requests = [Request(i, range(prompt), output) for i, (prompt, output) in enumerate(work.lengths)]
+    requests = [
+        Request(i, range(prompt), output) for i, (prompt, output) in enumerate(work.lengths)
+    ]
     trace = PipelineTrace(STAGES, STAGES)
-    return run_pipeline(schedulers, lambda batch: [slower * seconds for seconds in costs(batch)], requests, trace, Hop(latency=hop))
+    return run_pipeline(
+        schedulers,
+        lambda batch: [slower * seconds for seconds in costs(batch)],
+        requests,
+        trace,
+        Hop(latency=hop),
+    )
 
 
-def run_for_real(calibration: Calibration, workloads: Sequence[Draw], repeats: int) -> list[list[dict]]:
-    """What distributed.py measured: for each workload, one dict for each repeat; the first workload is run once more before, to warm up."""
+def run_for_real(
+    calibration: Calibration, workloads: Sequence[Draw], repeats: int
+) -> list[list[dict]]:
+    """What distributed.py measured: for each workload, one dict for each repeat; the first workload
+    is run once more before, to warm up.
+    """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "runs.json"
         flags = [word for work in workloads for word in ("--workload", work.flag)]
-        script = [sys.executable, str(ROOT / "distributed.py"), "--stages", str(STAGES), "--model", calibration.load, *flags]
-        script += ["--max-batch-size", str(BATCH_SIZE), "--chunk-size", str(CHUNK_SIZE), "--max-length", str(PROMPTS[1] + OUTPUTS[1])]
-        script += ["--dtype", calibration.dtype, "--device", "cpu", "--repeats", str(repeats), "--json", str(out)]
+        script = [
+            sys.executable,
+            str(ROOT / "distributed.py"),
+            "--stages",
+            str(STAGES),
+            "--model",
+            calibration.load,
+            *flags,
+        ]
+        script += [
+            "--max-batch-size",
+            str(BATCH_SIZE),
+            "--chunk-size",
+            str(CHUNK_SIZE),
+            "--max-length",
+            str(PROMPTS[1] + OUTPUTS[1]),
+        ]
+        script += [
+            "--dtype",
+            calibration.dtype,
+            "--device",
+            "cpu",
+            "--repeats",
+            str(repeats),
+            "--json",
+            str(out),
+        ]
         done = subprocess.run(script, check=False, capture_output=True, text=True)
         if done.returncode:
-            raise UserError(f"distributed.py failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+            raise UserError(
+                f"distributed.py failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}"
+            )
         runs = json.loads(out.read_text(encoding="utf-8"))
     return [[run for run in runs if run["workload"] == index] for index in range(len(workloads))]
 
@@ -111,11 +178,23 @@ def compare(calibration: Calibration, workloads: Sequence[Draw], repeats: int) -
         trace = predict(calibration, work, hop)
         seconds, share, busy = (
             statistics.median(value(run) for run in runs)
-            for value in (lambda run: run["seconds"], lambda run: run["bubble_share"], lambda run: sum(run["busy"]))
+            for value in (
+                lambda run: run["seconds"],
+                lambda run: run["bubble_share"],
+                lambda run: sum(run["busy"]),
+            )
         )
         slower = busy / sum(trace.busy)
         alone = predict(calibration, work, hop, slower)
-        rows.append(Row(work, (trace.seconds, trace.bubble_share), (seconds, share), (alone.seconds, alone.bubble_share), slower))
+        rows.append(
+            Row(
+                work,
+                (trace.seconds, trace.bubble_share),
+                (seconds, share),
+                (alone.seconds, alone.bubble_share),
+                slower,
+            )
+        )
     return rows
 
 
@@ -148,35 +227,64 @@ def show(rows: Sequence[Row]) -> None:
         "alone",
     ]
     print_table(names, cells)
-    times, shares = ([abs(error(row)) for row in rows] for error in (lambda row: row.time_error, lambda row: row.share_error))
+    times, shares = (
+        [abs(error(row)) for row in rows]
+        for error in (lambda row: row.time_error, lambda row: row.share_error)
+    )
     print(f"\nmedian error over {len(rows)} workloads")
-    for name, values, target, unit in (("total time", times, TARGET_TIME, "%"), ("bubble share", shares, TARGET_SHARE, "points")):
+    for name, values, target, unit in (
+        ("total time", times, TARGET_TIME, "%"),
+        ("bubble share", shares, TARGET_SHARE, "points"),
+    ):
         middle = statistics.median(values)
         verdict = "met" if middle <= target else "missed"
-        print(f"  {name}: {middle:.1f} {unit} (worst {max(values):.1f}); target {target:g} {unit}: {verdict}")
+        print(
+            f"  {name}: {middle:.1f} {unit} (worst {max(values):.1f}); target {target:g} {unit}:"
+            f" {verdict}"
+        )
 
 
 def points(rows: Sequence[Row], calibration: Calibration) -> list[Point]:
     found = []
     for number, row in enumerate(rows, start=1):
         for source, (seconds, share) in (("predicted", row.predicted), ("measured", row.measured)):
-            for name, value, unit in (("total time", seconds, "s"), ("bubble share", 100 * share, "%")):
+            for name, value, unit in (
+                ("total time", seconds, "s"),
+                ("bubble share", 100 * share, "%"),
+            ):
                 place = (f"{name}, {row.work.policy}", number, "workload", value, unit, source)
-                found.append(Point("validate_pipeline", *place, calibration.model.name, calibration.gpu.name))
+                found.append(
+                    Point("validate_pipeline", *place, calibration.model.name, calibration.gpu.name)
+                )
     return found
 
 
 def draw(rows: Sequence[Row], title: str) -> plt.Figure:
     """Predicted against measured: the nearer to the line, the better."""
     figure, panels = plt.subplots(1, 2, figsize=(14, 6.8), layout="constrained")
-    for place, (axes, name, target) in enumerate(zip(panels, ("total time (s)", "bubble share (%)"), ("10 %", "5 points"), strict=True)):
+    for place, (axes, name, target) in enumerate(
+        zip(panels, ("total time (s)", "bubble share (%)"), ("10 %", "5 points"), strict=True)
+    ):
         scale = 100 if place else 1
         for number, row in enumerate(rows):
             colour, marker = SERIES[number % len(SERIES)]
             filled = colour if number < len(SERIES) else "white"
-            label = None if row.work.policy in [other.work.policy for other in rows[:number]] else row.work.policy
+            label = (
+                None
+                if row.work.policy in [other.work.policy for other in rows[:number]]
+                else row.work.policy
+            )
             x, y = scale * row.measured[place], scale * row.predicted[place]
-            axes.plot(x, y, marker, color=colour, markerfacecolor=filled, markersize=10, markeredgewidth=2, label=label)
+            axes.plot(
+                x,
+                y,
+                marker,
+                color=colour,
+                markerfacecolor=filled,
+                markersize=10,
+                markeredgewidth=2,
+                label=label,
+            )
         high = 1.1 * scale * max(max(row.measured[place], row.predicted[place]) for row in rows)
         band = (
             [(0, 0), (0.9 * high, 1.1 * high)]
@@ -184,8 +292,17 @@ def draw(rows: Sequence[Row], title: str) -> plt.Figure:
             else [(-TARGET_SHARE, TARGET_SHARE), (high - TARGET_SHARE, high + TARGET_SHARE)]
         )
         axes.plot([0, high], [0, high], color="black", linewidth=1.2)
-        axes.fill_between([0, high], [low for low, _ in band], [top for _, top in band], color="grey", alpha=0.2, label=f"within {target}")
-        axes.set(xlim=(0, high), ylim=(0, high), xlabel=f"measured {name}", ylabel=f"predicted {name}")
+        axes.fill_between(
+            [0, high],
+            [low for low, _ in band],
+            [top for _, top in band],
+            color="grey",
+            alpha=0.2,
+            label=f"within {target}",
+        )
+        axes.set(
+            xlim=(0, high), ylim=(0, high), xlabel=f"measured {name}", ylabel=f"predicted {name}"
+        )
     panels[1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     figure.suptitle(title, fontsize=15)
     return figure
@@ -194,7 +311,11 @@ def draw(rows: Sequence[Row], title: str) -> plt.Figure:
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument(
-        "--calibration", type=Path, default=ROOT / "results" / "calibration-stage.json", metavar="FILE", help="(default: %(default)s)"
+        "--calibration",
+        type=Path,
+        default=ROOT / "results" / "calibration-stage.json",
+        metavar="FILE",
+        help="(default: %(default)s)",
     )
     parser.add_argument("--workloads", type=positive, default=8, metavar="N", help="(default: 8)")
     parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="(default: 3)")
@@ -203,17 +324,24 @@ def main() -> None:
     if not options.calibration.exists():
         threads = max(1, (os.cpu_count() or 1) // STAGES)  # as distributed.py shares the cores out
         raise UserError(
-            f"no calibration {options.calibration}: make one, with the threads that a stage gets, by "
-            f"OMP_NUM_THREADS={threads} python experiments/calibrate.py --out {options.calibration}"
+            f"no calibration {options.calibration}: make one, with the threads that a stage gets,"
+            f" by OMP_NUM_THREADS={threads} python experiments/calibrate.py --out"
+            f" {options.calibration}"
         )
     calibration = Calibration.read(options.calibration)
     here = f"{this_machine('cpu')}, {calibration.dtype}"
     if calibration.gpu.name != here:
-        raise UserError(f"the calibration is of {calibration.gpu.name}; this is {here}: run experiments/calibrate.py here first")
+        raise UserError(
+            f"the calibration is of {calibration.gpu.name}; this is {here}: run"
+            " experiments/calibrate.py here first"
+        )
     make_directory(options.out)
     workloads = draw_workloads(2 if options.quick else options.workloads, options.seed)
     rows = compare(calibration, workloads, 1 if options.quick else options.repeats)
-    print(f"{__doc__.splitlines()[0]}\n\n{calibration.model.name} on {calibration.gpu.name}, {STAGES} stages of one process each\n")
+    print(
+        f"{__doc__.splitlines()[0]}\n\n{calibration.model.name} on {calibration.gpu.name}, {STAGES}"
+        " stages of one process each\n"
+    )
     show(rows)
     write_csv(options.out / "validate_pipeline.csv", points(rows, calibration))
     use_style()

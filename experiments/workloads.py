@@ -1,4 +1,6 @@
-"""What the experiments run: batches of a chosen shape, and workloads whose steady-state throughput counts; and the cost model's word on them."""
+"""What the experiments run: batches of a chosen shape, and workloads whose steady-state throughput
+counts; and the cost model's word on them.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,27 +12,34 @@ from executor import CostExecutor, Result
 from scheduler import Batch, Chunk, Request, make_scheduler
 from timeline import Trace
 
-# What fitted the paper's A6000 with LLaMA-13B, L -> B: Sec 3.1 says 18 at 1K; at 2K and 3K requests are twice and three times as long.
+# What fitted the paper's A6000 with LLaMA-13B, L -> B: Sec 3.1 says 18 at 1K; at 2K and 3K requests
+# are twice and three times as long.
 BATCH_SIZES = {1024: 18, 2048: 9, 3072: 6}
 
-# ---------------------------------------------------------------------------------------------------- batches of a chosen shape
+# ------------------------------------------------------------------------ batches of a chosen shape
 
 
-def make_batch(chunks: Sequence[tuple[int, int, int]] = (), decodes: int = 0, context: int = 1024) -> Batch:
+def make_batch(
+    chunks: Sequence[tuple[int, int, int]] = (), decodes: int = 0, context: int = 1024
+) -> Batch:
     """One iteration of a chosen shape, to be priced by the cost model or run for real.
 
-    chunks: (start, length, prompt length) of each, in tokens. decodes: how many, each attending to `context` tokens, its own included.
+    chunks: (start, length, prompt length) of each, in tokens. decodes: how many, each attending to
+    `context` tokens, its own included.
     """
     pieces = [
         Chunk(Request(i, [0] * prompt, max_tokens=2, prefilled=start, context=start), start, length)
         for i, (start, length, prompt) in enumerate(chunks)
     ]
     old = context - 1  # tokens in the cache before the step
-    riders = [Request(len(chunks) + i, [0] * old, max_tokens=3, prefilled=old, context=old, output=[0]) for i in range(decodes)]
+    riders = [
+        Request(len(chunks) + i, [0] * old, max_tokens=3, prefilled=old, context=old, output=[0])
+        for i in range(decodes)
+    ]
     return Batch(pieces, riders)
 
 
-# ---------------------------------------------------------------------------------------------------- workloads
+# ---------------------------------------------------------------------------------------- workloads
 
 
 def split(length: int, ratio: float) -> tuple[int, int]:
@@ -40,20 +49,24 @@ def split(length: int, ratio: float) -> tuple[int, int]:
 
 
 def balance(chunk_size: int, batch_size: int) -> float:
-    """The P:D at which the chunks of a prompt carry all decodes and none is left over: where SARATHI gains most.
+    """The P:D at which the chunks of a prompt carry all decodes and none is left over: where
+    SARATHI gains most.
 
-    A chunk holds C - (B-1) prompt tokens beside B - 1 decodes (Sec 4.4), so that P / (C - (B-1)) = D / (B-1), or P:D = C/(B-1) - 1. The paper
-    calls it C/(B-1), and its example is this one: 14 for C = 256 and B = 18 (Sec 5.1.3).
+    A chunk holds C - (B-1) prompt tokens beside B - 1 decodes (Sec 4.4), so that P / (C - (B-1)) =
+    D / (B-1), or P:D = C/(B-1) - 1. The paper calls it C/(B-1), and its example is this one: 14 for
+    C = 256 and B = 18 (Sec 5.1.3).
     """
     return chunk_size / (batch_size - 1) - 1
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests that are all alike: P prompt tokens and D decodes, P + D = L; B of them run at a time, and there are always more.
+    """Requests that are all alike: P prompt tokens and D decodes, P + D = L; B of them run at a
+    time, and there are always more.
 
-    staggered: the first B get fewer decodes, in B even steps, so that from then on slots fall free one after the other and not all at
-    once. That is all that separates Orca's best case from its worst (SARATHI, Sec 5.2); the policy is the same.
+    staggered: the first B get fewer decodes, in B even steps, so that from then on slots fall free
+    one after the other and not all at once. That is all that separates Orca's best case from its
+    worst (SARATHI, Sec 5.2); the policy is the same.
     """
 
     length: int  # L
@@ -64,27 +77,40 @@ class Workload:
     def requests(self, count: int) -> list[Request]:
         """The prefill yields the first token, so that D decodes make D + 1 output tokens."""
         prompt, decodes = split(self.length, self.ratio)
-        early = [-(-(i + 1) * decodes // self.batch_size) for i in range(self.batch_size)] if self.staggered else []
-        return [Request(i, range(prompt), (early[i] if i < len(early) else decodes) + 1) for i in range(count)]
+        early = (
+            [-(-(i + 1) * decodes // self.batch_size) for i in range(self.batch_size)]
+            if self.staggered
+            else []
+        )
+        return [
+            Request(i, range(prompt), (early[i] if i < len(early) else decodes) + 1)
+            for i in range(count)
+        ]
 
 
-# ---------------------------------------------------------------------------------------------------- steady-state throughput
+# -------------------------------------------------------------------------- steady-state throughput
 
 
 def steady_window(trace: Trace, first: int, last: int) -> tuple[float, float]:
-    """The moments at which request number `first` and number `last` were completed, counted from 1 in order of completion; 0: the start.
+    """The moments at which request number `first` and number `last` were completed, counted from 1
+    in order of completion; 0: the start.
 
-    With identical requests, `first` and `last` multiples of the batch size B, and at least B requests still to come after `last`, start-up
-    and drain stay outside and the window holds whole periods: the baseline completes B requests at a time, SARATHI one.
+    With identical requests, `first` and `last` multiples of the batch size B, and at least B
+    requests still to come after `last`, start-up and drain stay outside and the window holds whole
+    periods: the baseline completes B requests at a time, SARATHI one.
     """
     assert 0 <= first < last <= len(trace.finished), (first, last, len(trace.finished))
-    return trace.finished[first - 1][1] if first else trace.iterations[0].start, trace.finished[last - 1][1]
+    return trace.finished[first - 1][1] if first else trace.iterations[0].start, trace.finished[
+        last - 1
+    ][1]
 
 
 def steady_operators(trace: Trace, first: int, last: int) -> dict[str, float]:
     """Seconds of each operator in the window."""
     begin, end = steady_window(trace, first, last)
-    inside = [iteration.operators for iteration in trace.iterations if begin <= iteration.start < end]
+    inside = [
+        iteration.operators for iteration in trace.iterations if begin <= iteration.start < end
+    ]
     return {name: sum(operators[name] for operators in inside) for name in inside[0]}
 
 
@@ -95,32 +121,44 @@ def tokens_per_second(trace: Trace, length: int, first: int, last: int) -> float
 
 
 def first_period(work: Workload, policy: str) -> tuple[int, int]:
-    """`first` and `last` of the shortest window that holds a whole period, for runs that cost real time.
+    """`first` and `last` of the shortest window that holds a whole period, for runs that cost real
+    time.
 
-    Where all requests end together, as the baseline's do, the first B are like any others. Else slots fall free one by one from the
-    first completion on: the window is that of the next B, and 2 B + 1 requests keep all slots busy until it ends.
+    Where all requests end together, as the baseline's do, the first B are like any others. Else
+    slots fall free one by one from the first completion on: the window is that of the next B, and 2
+    B + 1 requests keep all slots busy until it ends.
     """
     together = policy == "baseline" or (policy == "orca" and not work.staggered)
     return (0, work.batch_size) if together else (1, work.batch_size + 1)
 
 
-# ---------------------------------------------------------------------------------------------------- predicted
+# ---------------------------------------------------------------------------------------- predicted
 
 
-def predicted_throughput(work: Workload, policy: str, chunk_size: int = 256, model: str = "llama-13b", gpu: str = "a6000") -> float:
+def predicted_throughput(
+    work: Workload, policy: str, chunk_size: int = 256, model: str = "llama-13b", gpu: str = "a6000"
+) -> float:
     """Tokens per second, prompts and decodes together, in the steady state."""
     requests = work.requests(5 * work.batch_size)
-    trace = simulate(requests, model, gpu, policy=policy, chunk_size=chunk_size, max_batch_size=work.batch_size)
+    trace = simulate(
+        requests, model, gpu, policy=policy, chunk_size=chunk_size, max_batch_size=work.batch_size
+    )
     return tokens_per_second(trace, work.length, 2 * work.batch_size, 4 * work.batch_size)
 
 
-def predicted_gain(work: Workload, policy: str, chunk_size: int = 256, model: str = "llama-13b", gpu: str = "a6000") -> float:
+def predicted_gain(
+    work: Workload, policy: str, chunk_size: int = 256, model: str = "llama-13b", gpu: str = "a6000"
+) -> float:
     """Throughput over the baseline's."""
-    return predicted_throughput(work, policy, chunk_size, model, gpu) / predicted_throughput(work, "baseline", 1, model, gpu)
+    return predicted_throughput(work, policy, chunk_size, model, gpu) / predicted_throughput(
+        work, "baseline", 1, model, gpu
+    )
 
 
 class OperatorCostExecutor(CostExecutor):
-    """The cost model as executor that also tells its seconds by operator: slower, for the figures that show them."""
+    """The cost model as executor that also tells its seconds by operator: slower, for the figures
+    that show them.
+    """
 
     def execute(self, batch: Batch) -> Result:
         result = super().execute(batch)
@@ -128,7 +166,13 @@ class OperatorCostExecutor(CostExecutor):
         return result
 
 
-def run_priced(executor: CostExecutor, requests: Iterable[Request], policy: str, chunk_size: int, batch_size: int) -> Trace:
+def run_priced(
+    executor: CostExecutor,
+    requests: Iterable[Request],
+    policy: str,
+    chunk_size: int,
+    batch_size: int,
+) -> Trace:
     """`engine.simulate` with any cost model, such as that of a calibrated machine."""
     trace = Trace()
     for _ in run(make_scheduler(policy, batch_size, chunk_size), executor, requests, trace):
@@ -136,6 +180,14 @@ def run_priced(executor: CostExecutor, requests: Iterable[Request], policy: str,
     return trace
 
 
-def simulate_operators(requests: Iterable[Request], policy: str, chunk_size: int, batch_size: int, model: str, gpu: str) -> Trace:
+def simulate_operators(
+    requests: Iterable[Request], policy: str, chunk_size: int, batch_size: int, model: str, gpu: str
+) -> Trace:
     """`engine.simulate`, with the seconds of each operator in the trace."""
-    return run_priced(OperatorCostExecutor(CostModel(MODELS[model], GPUS[gpu])), requests, policy, chunk_size, batch_size)
+    return run_priced(
+        OperatorCostExecutor(CostModel(MODELS[model], GPUS[gpu])),
+        requests,
+        policy,
+        chunk_size,
+        batch_size,
+    )

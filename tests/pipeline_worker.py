@@ -1,4 +1,6 @@
-"""One process of tests/test_distributed.py: all policies on one stage's part of the demo model. Process 0 writes what came out."""
+"""One process of tests/test_distributed.py: all policies on one stage's part of the demo model.
+Process 0 writes what came out.
+"""
 
 import json
 import sys
@@ -14,8 +16,14 @@ from engine import SamplingParams
 from scheduler import POLICIES
 
 # Greedy and sampled, with a stop token, and more requests than slots.
-PROMPTS = [[(17 * i + 5 * j) % 1000 for j in range(length)] for i, length in enumerate((40, 3, 25, 60, 9, 33, 18))]
-PARAMS = [SamplingParams(max_tokens=4 + i, temperature=0.0 if i % 2 else 0.9, seed=i, stop_ids=(7,)) for i in range(len(PROMPTS))]
+PROMPTS = [
+    [(17 * i + 5 * j) % 1000 for j in range(length)]
+    for i, length in enumerate((40, 3, 25, 60, 9, 33, 18))
+]
+PARAMS = [
+    SamplingParams(max_tokens=4 + i, temperature=0.0 if i % 2 else 0.9, seed=i, stop_ids=(7,))
+    for i in range(len(PROMPTS))
+]
 CACHE_TOKENS = 75  # of a micro-batch: the longest request just fits, and others are preempted
 OPTIONS = {"chunk_size": 16, "max_length": 80, "dtype": "float64", "device": "cpu"}
 
@@ -28,7 +36,9 @@ def main(out: Path) -> None:
         time.perf_counter = lambda: clock() + 1000.0
     found = {}
     for cache_tokens in (None, CACHE_TOKENS):
-        llm = PipelineLLM("demo", max_batch_size=2, micro_batches=3, cache_tokens=cache_tokens, **OPTIONS)
+        llm = PipelineLLM(
+            "demo", max_batch_size=2, micro_batches=3, cache_tokens=cache_tokens, **OPTIONS
+        )
         for policy in POLICIES:
             llm.policy = policy
             outputs = llm.generate(PROMPTS, PARAMS)
@@ -37,11 +47,17 @@ def main(out: Path) -> None:
                 found[f"{policy} {cache_tokens}"] = {
                     "tokens": [output.token_ids for output in outputs],
                     "preempted": len(trace.requests.preempted),
-                    "account": [sum(trace.busy) + sum(trace.idle.values()), len(trace.busy) * trace.seconds],
+                    "account": [
+                        sum(trace.busy) + sum(trace.idle.values()),
+                        len(trace.busy) * trace.seconds,
+                    ],
                     "overlap": any(  # stage 0 works on a micro-batch while stage 1 works on another
-                        after.starts[0] < before.end for before, after in zip(trace.steps, trace.steps[1:], strict=False)
+                        after.starts[0] < before.end
+                        for before, after in zip(trace.steps, trace.steps[1:], strict=False)
                     ),
-                    "hops": [step.starts[1] - step.starts[0] - step.seconds[0] for step in trace.steps],
+                    "hops": [
+                        step.starts[1] - step.starts[0] - step.seconds[0] for step in trace.steps
+                    ],
                 }
     if dist.get_rank() == 0:
         out.write_text(json.dumps(found), encoding="utf-8")

@@ -12,7 +12,9 @@ from engine import LLM
 
 
 def test_stacked_chunk_masks_are_the_lower_triangle() -> None:
-    """Promise 1 (SARATHI, Sec 4.2 and Fig 6), for all prompt lengths up to 64 and all chunk sizes: exact, Boolean."""
+    """Promise 1 (SARATHI, Sec 4.2 and Fig 6), for all prompt lengths up to 64 and all chunk sizes:
+    exact, Boolean.
+    """
     for length in range(1, 65):
         triangle = torch.ones(length, length, dtype=torch.bool).tril()
         for chunk_size in range(1, length + 1):
@@ -51,7 +53,9 @@ def attention_case(name: str, n_kv_head: int, dtype: torch.dtype, device: str = 
 @pytest.mark.parametrize("case", CASES)
 def test_sdpa_equals_math(case: str, n_kv_head: int) -> None:
     arguments = attention_case(case, n_kv_head, torch.float64)
-    torch.testing.assert_close(BACKENDS["sdpa"](*arguments), BACKENDS["math"](*arguments), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        BACKENDS["sdpa"](*arguments), BACKENDS["math"](*arguments), rtol=1e-12, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -66,12 +70,17 @@ def test_bfloat16_stays_close_to_float64(case: str) -> None:
 @pytest.mark.parametrize("piece", [1, 3, 256])
 @pytest.mark.parametrize("n_kv_head", [4, 2, 1])
 @pytest.mark.parametrize("case", ["whole prompt", "later chunk"])
-def test_chunk_in_products_is_exact(case: str, n_kv_head: int, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What bfloat16 chunks run on a CPU is `math` in other words, whatever the pieces: in float64 they agree to rounding."""
+def test_chunk_in_products_is_exact(
+    case: str, n_kv_head: int, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What bfloat16 chunks run on a CPU is `math` in other words, whatever the pieces: in float64
+    they agree to rounding.
+    """
     monkeypatch.setattr(attention, "PIECE", piece)
     q, keys, values, (slot,), (context,) = attention_case(case, n_kv_head, torch.float64)
     expected = BACKENDS["math"](q, keys, values, [slot], [context])[0]
-    keys[:, slot, context:], values[:, slot, context:] = float("nan"), float("inf")  # somebody's before: a few of them are read along
+    # somebody's before: a few of them are read along
+    keys[:, slot, context:], values[:, slot, context:] = float("nan"), float("inf")
     y = attention._chunk_in_products(q[0], keys[:, slot], values[:, slot], context)
     torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
 
@@ -87,22 +96,37 @@ def test_only_the_context_counts() -> None:
         cache[:, ~live] = float("nan")
     for backend in ("math", "sdpa"):
         torch.testing.assert_close(BACKENDS[backend](q, keys, values, slots, contexts), expected)
-    on_a_gpu = attention.gathered(q, keys, values, torch.tensor(slots), torch.tensor(contexts), longest=32)
+    on_a_gpu = attention.gathered(
+        q, keys, values, torch.tensor(slots), torch.tensor(contexts), longest=32
+    )
     torch.testing.assert_close(on_a_gpu, expected)
 
 
 @pytest.mark.parametrize("longest", [23, 32])
 @pytest.mark.parametrize("n_kv_head", [4, 2, 1])
-@pytest.mark.parametrize("case", [name for name, (_, _, contexts) in CASES.items() if max(contexts) <= 23])
+@pytest.mark.parametrize(
+    "case", [name for name, (_, _, contexts) in CASES.items() if max(contexts) <= 23]
+)
 def test_gathered_equals_math(case: str, n_kv_head: int, longest: int) -> None:
-    """What several requests run on a GPU, and all in a CUDA graph: nothing in it needs one. Keys may be read beyond the longest context."""
+    """What several requests run on a GPU, and all in a CUDA graph: nothing in it needs one. Keys
+    may be read beyond the longest context.
+    """
     q, keys, values, slots, contexts = attention_case(case, n_kv_head, torch.float64)
     y = attention.gathered(q, keys, values, torch.tensor(slots), torch.tensor(contexts), longest)
-    torch.testing.assert_close(y, BACKENDS["math"](q, keys, values, slots, contexts), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        y, BACKENDS["math"](q, keys, values, slots, contexts), rtol=1e-12, atol=1e-12
+    )
 
 
 def test_keys_are_rounded_up_within_the_slot() -> None:
-    assert [attention.round_up(keys, 40) for keys in (1, 16, 17, 32, 33, 40)] == [16, 16, 32, 32, 40, 40]
+    assert [attention.round_up(keys, 40) for keys in (1, 16, 17, 32, 33, 40)] == [
+        16,
+        16,
+        32,
+        32,
+        40,
+        40,
+    ]
 
 
 def test_choice() -> None:
@@ -123,17 +147,24 @@ def test_a_bad_name_is_told_before_the_model_is_looked_for() -> None:
 @pytest.mark.parametrize("n_kv_head", [4, 2, 1])
 @pytest.mark.parametrize("case", CASES)
 def test_xformers_layout(case: str, n_kv_head: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel needs CUDA, but what we hand to it does not: with the mask written out, it must give what `math` gives."""
+    """The kernel needs CUDA, but what we hand to it does not: with the mask written out, it must
+    give what `math` gives.
+    """
     fmha = pytest.importorskip("xformers.ops").fmha
 
-    def written_out(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_bias: object) -> torch.Tensor:
-        bias = attn_bias.materialize((query.shape[1], key.shape[1]), dtype=query.dtype)  # (rows, slots * length)
+    def written_out(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_bias: object
+    ) -> torch.Tensor:
+        # (rows, slots * length)
+        bias = attn_bias.materialize((query.shape[1], key.shape[1]), dtype=query.dtype)
         scores = torch.einsum("bqgnd,bkgnd->bgnqk", query, key) / query.shape[-1] ** 0.5 + bias
         return torch.einsum("bgnqk,bkgnd->bqgnd", scores.softmax(dim=-1), value)
 
     monkeypatch.setattr(fmha, "memory_efficient_attention_forward", written_out)
     arguments = attention_case(case, n_kv_head, torch.float64)
-    torch.testing.assert_close(BACKENDS["xformers"](*arguments), BACKENDS["math"](*arguments), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        BACKENDS["xformers"](*arguments), BACKENDS["math"](*arguments), rtol=1e-12, atol=1e-12
+    )
 
 
 def test_the_fastest_is_chosen_by_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,10 +185,13 @@ def test_the_fastest_is_chosen_by_measurement(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(BACKENDS, "broken", backend("broken", 0.0, NotImplementedError))
     keys, values = torch.zeros(2, 2, 3, 32, 8)
     assert attention.fastest(["slow", "broken", "quick"], 4, keys, values, repeats=2) == "quick"
-    assert calls.count("slow") == calls.count("quick") == 2 * 3  # decodes and a chunk, once to warm up
+    # decodes and a chunk, once to warm up
+    assert calls.count("slow") == calls.count("quick") == 2 * 3
     assert attention.fastest(["quick", "slow"], 4, keys, values, repeats=2) == "quick"
     calls.clear()
-    assert attention.fastest(["slow"], 4, keys, values) == "slow" and not calls, "nothing to choose, nothing to measure"
+    assert attention.fastest(["slow"], 4, keys, values) == "slow" and not calls, (
+        "nothing to choose, nothing to measure"
+    )
 
 
 def test_candidates() -> None:

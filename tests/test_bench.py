@@ -17,20 +17,30 @@ ROOT = Path(__file__).parent.parent
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "bench.py", *arguments], capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    return subprocess.run(
+        [sys.executable, "bench.py", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
+        check=False,
+    )
 
 
 def test_workloads_are_what_the_docstring_says() -> None:
     w, v = make_workload("W", 8192), make_workload("V", 8192)
     assert [(len(prompt), outputs) for prompt, outputs in w] == [(512, 32)] * 16
-    assert len(v) == 24 and all(64 <= len(prompt) <= 1024 and 8 <= outputs <= 64 for prompt, outputs in v)
+    assert len(v) == 24 and all(
+        64 <= len(prompt) <= 1024 and 8 <= outputs <= 64 for prompt, outputs in v
+    )
     assert v == make_workload("V", 8192) and len({len(prompt) for prompt, _ in v}) > 12
     assert all(0 <= token < 8192 for prompt, _ in v for token in prompt)
 
 
 def test_demand_by_hand() -> None:
     """One request of 3 prompt tokens and 2 outputs: rows see 1, 2 and 3 keys, its one decode 4."""
-    config = TINY["llama-gqa"]  # 2 layers, hidden 48, 6 heads of 8, 2 of them keys, FFN 40, vocabulary 97
+    # 2 layers, hidden 48, 6 heads of 8, 2 of them keys, FFN 40, vocabulary 97
+    config = TINY["llama-gqa"]
     demand = Demand.of([([1, 2, 3], 2)], config, torch.bfloat16)
     weights = 2 * (48 * 80 + 48 * 48 + 48 * 80 + 40 * 48)
     assert (demand.prompt_tokens, demand.decodes, demand.tokens) == (3, 1, 5)
@@ -39,27 +49,53 @@ def test_demand_by_hand() -> None:
 
 
 def test_floors() -> None:
-    """W on the laptop model, on a machine of 1 TFLOP/s and 10 GB/s: 62 iterations of 8 decodes read the weights once each."""
+    """W on the laptop model, on a machine of 1 TFLOP/s and 10 GB/s: 62 iterations of 8 decodes read
+    the weights once each.
+    """
     config = MODELS["laptop"]
     demand = Demand.of(make_workload("W", 8192), config, torch.bfloat16)
-    weights, kv = config.n_layer * config.layer_weights, 16 * sum(range(513, 544)) * config.kv_bytes_per_token()
+    weights, kv = (
+        config.n_layer * config.layer_weights,
+        16 * sum(range(513, 544)) * config.kv_bytes_per_token(),
+    )
     machine = Machine(flops=1e12, bandwidth=10e9)
-    assert machine.floor_apart(demand) == pytest.approx(8192 * 2 * weights / 1e12 + (62 * 2 * weights + kv) / 10e9)
-    assert machine.floor_piggybacked(demand) == pytest.approx((8192 + 496) * 2 * weights / 1e12 + kv / 10e9)
+    assert machine.floor_apart(demand) == pytest.approx(
+        8192 * 2 * weights / 1e12 + (62 * 2 * weights + kv) / 10e9
+    )
+    assert machine.floor_piggybacked(demand) == pytest.approx(
+        (8192 + 496) * 2 * weights / 1e12 + kv / 10e9
+    )
 
 
 def test_a_tiny_run_beside_transformers() -> None:
     pytest.importorskip("transformers")
-    arguments = ("--quick", "--workload", "V", "--repeats", "1", "--chunk-size", "32", "--dtype", "float32", "--operators")
+    arguments = (
+        "--quick",
+        "--workload",
+        "V",
+        "--repeats",
+        "1",
+        "--chunk-size",
+        "32",
+        "--dtype",
+        "float32",
+        "--operators",
+    )
     done = bench(*arguments, "--peer", "transformers")
     assert done.returncode == 0, done.stderr
-    assert "nano-sarathi" in done.stdout and "6 of 6" in done.stdout, "in float32, both say the same first tokens"
+    assert "nano-sarathi" in done.stdout and "6 of 6" in done.stdout, (
+        "in float32, both say the same first tokens"
+    )
     assert "GFLOP/s" in done.stdout and "ffn_ln1" in done.stdout
 
 
 def test_a_peer_that_is_not_there_is_one_line() -> None:
     done = bench("--quick", "--peer", "vllm", "--vllm-python", "/nowhere/python")
-    assert done.returncode == 2 and done.stderr.startswith("error: --peer vllm: /nowhere/python") and done.stderr.count("\n") == 1
+    assert (
+        done.returncode == 2
+        and done.stderr.startswith("error: --peer vllm: /nowhere/python")
+        and done.stderr.count("\n") == 1
+    )
 
 
 def test_a_machine_without_packed_linears(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,6 @@
-"""Calibration and validation: known laws are recovered, files keep what they hold, and broken ones say where in one line."""
+"""Calibration and validation: known laws are recovered, files keep what they hold, and broken ones
+say where in one line.
+"""
 
 import csv
 import dataclasses
@@ -22,7 +24,8 @@ from scheduler import POLICIES, Batch, make_scheduler
 from timeline import Trace
 
 MODEL = MODELS["laptop"]
-PER_TOKEN = {"preproj": 4e-5, "postproj": 2e-5, "ffn_ln1": 9e-5, "ffn_ln2": 5e-5, "others": 1e-5}  # s, and 2 ms each to begin with
+# s, and 2 ms each to begin with
+PER_TOKEN = {"preproj": 4e-5, "postproj": 2e-5, "ffn_ln1": 9e-5, "ffn_ln2": 5e-5, "others": 1e-5}
 
 
 def law(batch: Batch) -> dict[str, float]:
@@ -34,7 +37,9 @@ def law(batch: Batch) -> dict[str, float]:
         if chunk.start == 0:
             attention += 1e-4 + 2e-6 * chunk.length + 1e-8 * chunk.length**2
         else:
-            attention += 4e-4 + 3e-6 * chunk.length + 1e-6 * chunk.start + 3e-8 * chunk.start * chunk.length
+            attention += (
+                4e-4 + 3e-6 * chunk.length + 1e-6 * chunk.start + 3e-8 * chunk.start * chunk.length
+            )
     return operators | {"attn": attention}
 
 
@@ -61,7 +66,11 @@ def test_curve_joins_and_continues():
 
 
 def test_decodes_are_taken_apart():
-    times = {(count, context): 0.002 + count * (1e-4 + 1e-6 * context) for count in (1, 8) for context in (16, 512, 1024)}
+    times = {
+        (count, context): 0.002 + count * (1e-4 + 1e-6 * context)
+        for count in (1, 8)
+        for context in (16, 512, 1024)
+    }
     fixed, curve = fit_decodes(times)
     assert fixed == pytest.approx(0.002)
     assert curve.x == [15, 511, 1023]  # cached before the step: a decode attends to itself as well
@@ -90,10 +99,16 @@ def test_what_a_hybrid_batch_costs_above_its_parts_is_found():
     found = calibrated(hybrid=1.07)
     assert found.hybrid == pytest.approx(1.07, abs=0.003)
     batch = make_batch([(300, 100, 900)], decodes=6, context=70)
-    assert CalibratedModel(found).seconds(batch) == pytest.approx(1.07 * sum(law(batch).values()), rel=0.006)
-    assert sum(CalibratedModel(found).operators(batch).values()) == pytest.approx(CalibratedModel(found).seconds(batch))
+    assert CalibratedModel(found).seconds(batch) == pytest.approx(
+        1.07 * sum(law(batch).values()), rel=0.006
+    )
+    assert sum(CalibratedModel(found).operators(batch).values()) == pytest.approx(
+        CalibratedModel(found).seconds(batch)
+    )
     alone = make_batch([(300, 100, 900)])
-    assert CalibratedModel(found).seconds(alone) == pytest.approx(sum(law(alone).values()), rel=0.003)
+    assert CalibratedModel(found).seconds(alone) == pytest.approx(
+        sum(law(alone).values()), rel=0.003
+    )
 
 
 def test_machine_as_a_gpu(found):
@@ -118,7 +133,9 @@ def test_every_policy_runs_on_a_calibration(found, policy):
     assert sorted(number for number, _ in trace.finished) == [0, 1, 2, 3]
     assert trace.num_prefill_tokens == 630 and trace.num_decodes == 4 + 8 + 0 + 3
     again = Trace()
-    for _ in run(make_scheduler(policy, 3, 64), CostExecutor(CalibratedModel(found)), work.requests(), again):
+    for _ in run(
+        make_scheduler(policy, 3, 64), CostExecutor(CalibratedModel(found)), work.requests(), again
+    ):
         pass
     assert again.seconds == trace.seconds > 0
 
@@ -153,7 +170,10 @@ def spoil(data: dict, *place: str | int, value: object = None) -> str:
         (lambda data: spoil(data, "head", "x", value="abcd"), "head"),
         (lambda data: spoil(data, "attention", value="much"), "attention"),
         (lambda data: spoil(data, "hybrid", value=float("nan")), "hybrid must be finite"),
-        (lambda data: spoil(data, "bytes_per_value", value="2"), "bytes_per_value must be of type int"),
+        (
+            lambda data: spoil(data, "bytes_per_value", value="2"),
+            "bytes_per_value must be of type int",
+        ),
         (lambda data: spoil(data, "load", value=5), "load must be of type str"),
         (lambda data: spoil(data, "model", "max_length", value="long"), "model: max_length"),
         (lambda data: spoil(data, "gpu", "memory", value="much"), "gpu: memory"),
@@ -185,20 +205,42 @@ def call(monkeypatch, main, *flags: object) -> int:
 
 
 def test_calibrate_then_validate_for_real(tmp_path, monkeypatch, capsys):
-    """A model that is small enough for seconds; how well it is predicted is no matter of a test on a busy machine."""
+    """A model that is small enough for seconds; how well it is predicted is no matter of a test on
+    a busy machine.
+    """
     monkeypatch.setitem(MODELS, "little", ModelConfig("little", 1, 2, 16, 24, 31, 1200))
     where = tmp_path / "sub" / "c.json"
-    assert call(monkeypatch, calibrate.main, "--quick", "--model", "little", "--device", "cpu", "--out", where) == 0
+    assert (
+        call(
+            monkeypatch,
+            calibrate.main,
+            "--quick",
+            "--model",
+            "little",
+            "--device",
+            "cpu",
+            "--out",
+            where,
+        )
+        == 0
+    )
     assert "Hybrid batches" in capsys.readouterr().out
-    assert call(monkeypatch, validate.main, "--quick", "--calibration", where, "--out", tmp_path) == 0
+    assert (
+        call(monkeypatch, validate.main, "--quick", "--calibration", where, "--out", tmp_path) == 0
+    )
     assert "signed median" in capsys.readouterr().out
     assert (tmp_path / "validate.png").read_bytes().startswith(b"\x89PNG")
     rows = list(csv.DictReader((tmp_path / "validate.csv").open()))
-    assert len(rows) == 2 * 3 * len(POLICIES) and {row["source"] for row in rows} == {"predicted", "measured"}
+    assert len(rows) == 2 * 3 * len(POLICIES) and {row["source"] for row in rows} == {
+        "predicted",
+        "measured",
+    }
     other = json.loads(where.read_text())
     other["gpu"]["name"] = "another machine"
     where.write_text(json.dumps(other))
-    assert call(monkeypatch, validate.main, "--quick", "--calibration", where, "--out", tmp_path) == 2
+    assert (
+        call(monkeypatch, validate.main, "--quick", "--calibration", where, "--out", tmp_path) == 2
+    )
     assert "the calibration is of another machine" in capsys.readouterr().err
 
 
@@ -227,32 +269,55 @@ def test_workloads_are_seeded_and_in_bounds():
     assert workloads == validate.draw_workloads(20, seed=0) != validate.draw_workloads(20, seed=1)
     assert {work.policy for work in workloads} == set(POLICIES)
     for work in workloads:
-        assert 2 <= work.batch_size <= 8 and work.batch_size <= len(work.lengths) <= 2 * work.batch_size
+        assert (
+            2 <= work.batch_size <= 8
+            and work.batch_size <= len(work.lengths) <= 2 * work.batch_size
+        )
         assert all(32 <= prompt <= 1024 and 4 <= output <= 128 for prompt, output in work.lengths)
 
 
 def test_quantile_is_one_of_the_values():
     values = [5.0, 1.0, 4.0, 2.0, 3.0]
-    assert [validate.quantile(values, share) for share in (0.0, 0.5, 0.9, 1.0)] == [1.0, 3.0, 5.0, 5.0]
+    assert [validate.quantile(values, share) for share in (0.0, 0.5, 0.9, 1.0)] == [
+        1.0,
+        3.0,
+        5.0,
+        5.0,
+    ]
 
 
-# ------------------------------------------------------------------------------------------ profiles in Vidur's format
+# ----------------------------------------------------------------------- profiles in Vidur's format
 
 TRUTH = Efficiency(compute=0.6, memory=0.8, attention=0.5, p=3.0, overhead=5e-6)
-SHAPES = {"small": (4, 4, 512, 1024, True), "grouped": (8, 2, 1024, 2048, True), "plain": (4, 4, 512, 2048, False)}
-COLUMNS = [*(f"time_stats.{name}.median" for name in validate.OPERATORS.values()), "num_tokens", "num_tensor_parallel_workers"]
+SHAPES = {
+    "small": (4, 4, 512, 1024, True),
+    "grouped": (8, 2, 1024, 2048, True),
+    "plain": (4, 4, 512, 2048, False),
+}
+COLUMNS = [
+    *(f"time_stats.{name}.median" for name in validate.OPERATORS.values()),
+    "num_tokens",
+    "num_tensor_parallel_workers",
+]
 COLUMNS += ["n_embd", "n_expanded_embd", "n_head", "n_kv_head", "use_gated_mlp"]
 
 
 def profile(name: str) -> list[list]:
-    """Lines of an mlp.csv, as an A100 with the efficiencies of TRUTH would have given it: the shapes are written out by hand."""
+    """Lines of an mlp.csv, as an A100 with the efficiencies of TRUTH would have given it: the
+    shapes are written out by hand.
+    """
     heads, kv_heads, hidden, inner, gated = SHAPES[name]
     cost, lines = CostModel(MODELS["laptop"], GPUS["a100-80gb"], TRUTH), []
     for workers in (1, 2):
         for tokens in range(8, 1024, 24):
             qkv = (heads + 2 * kv_heads) * hidden // heads // workers
             up = (2 if gated else 1) * inner // workers
-            shapes = [(hidden, qkv), (hidden // workers, hidden), (hidden, up), (inner // workers, hidden)]
+            shapes = [
+                (hidden, qkv),
+                (hidden // workers, hidden),
+                (hidden, up),
+                (inner // workers, hidden),
+            ]
             times = [1e3 * cost.linear(tokens, *shape) for shape in shapes]
             lines.append([*times, tokens, workers, hidden, inner, heads, kv_heads, gated])
     return lines
@@ -278,7 +343,9 @@ def test_the_fit_recovers_the_constants(tmp_path):
     fitted = validate.fit_linears(rows, GPUS["a100-80gb"])
     for name in validate.LINEAR_CONSTANTS:
         assert getattr(fitted, name) == pytest.approx(getattr(TRUTH, name), rel=0.1), name
-    assert max(abs(row.error(CostModel(row.model, GPUS["a100-80gb"], fitted))) for row in rows) < 0.01
+    assert (
+        max(abs(row.error(CostModel(row.model, GPUS["a100-80gb"], fitted))) for row in rows) < 0.01
+    )
 
 
 def test_profiles_are_summed_up(tmp_path, monkeypatch, capsys):
@@ -294,7 +361,11 @@ def test_profiles_are_summed_up(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "column, value, complaint",
     [
-        ("time_stats.mlp_up_proj.median", "", "line 4, column time_stats.mlp_up_proj.median: '' is not a number"),
+        (
+            "time_stats.mlp_up_proj.median",
+            "",
+            "line 4, column time_stats.mlp_up_proj.median: '' is not a number",
+        ),
         ("time_stats.mlp_up_proj.median", "nan", "column time_stats.mlp_up_proj.median: 'nan'"),
         ("num_tokens", "3.5", "line 4, column num_tokens: '3.5' is not a whole number"),
         ("n_kv_head", "0", "column n_kv_head: '0'"),
@@ -303,7 +374,9 @@ def test_profiles_are_summed_up(tmp_path, monkeypatch, capsys):
         ("use_gated_mlp", None, "column use_gated_mlp: None"),
     ],
 )
-def test_a_malformed_profile_names_file_and_column(tmp_path, monkeypatch, capsys, column, value, complaint):
+def test_a_malformed_profile_names_file_and_column(
+    tmp_path, monkeypatch, capsys, column, value, complaint
+):
     lines = profile("small")
     if value is None:
         lines[2].pop()
@@ -313,7 +386,12 @@ def test_a_malformed_profile_names_file_and_column(tmp_path, monkeypatch, capsys
     write(path, lines)
     assert call(monkeypatch, validate.main, "--profiles", tmp_path) == 2
     said = capsys.readouterr()
-    assert str(path) in said.err and complaint in said.err and len(said.err.splitlines()) == 1 and said.out == ""
+    assert (
+        str(path) in said.err
+        and complaint in said.err
+        and len(said.err.splitlines()) == 1
+        and said.out == ""
+    )
 
 
 def test_other_broken_profiles(tmp_path, monkeypatch, capsys):
@@ -321,7 +399,11 @@ def test_other_broken_profiles(tmp_path, monkeypatch, capsys):
         assert call(monkeypatch, validate.main, "--profiles", tmp_path / folder) == 2
         return capsys.readouterr().err
 
-    write(tmp_path / "1" / "a100" / "m" / "mlp.csv", [line[:-1] for line in profile("small")], COLUMNS[:-1])
+    write(
+        tmp_path / "1" / "a100" / "m" / "mlp.csv",
+        [line[:-1] for line in profile("small")],
+        COLUMNS[:-1],
+    )
     assert "no column use_gated_mlp" in complaint("1")
     write(tmp_path / "2" / "a100" / "m" / "mlp.csv", [])
     assert "no rows" in complaint("2")

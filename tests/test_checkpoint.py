@@ -1,5 +1,5 @@
-"""checkpoint.py: what varies between files of one family, the memory that loading takes, and what is refused. See test_families.py for
-the families against transformers.
+"""checkpoint.py: what varies between files of one family, the memory that loading takes, and what
+is refused. See test_families.py for the families against transformers.
 """
 
 import json
@@ -31,7 +31,7 @@ def saved(tmp_path_factory) -> Path:
     return directory
 
 
-# ----------------------------------------------------------------------------------------------------- against transformers
+# ----------------------------------------------------------------------------- against transformers
 
 
 def test_transformers_4_spelling_of_the_rotary_base(saved, tmp_path):
@@ -40,17 +40,33 @@ def test_transformers_4_spelling_of_the_rotary_base(saved, tmp_path):
 
 
 def test_absent_keys_mean_what_transformers_takes_them_for(tmp_path):
-    """Older files leave out what was not thought of yet: GPT-2's on the hub says nothing of n_inner or tying."""
+    """Older files leave out what was not thought of yet: GPT-2's on the hub says nothing of n_inner
+    or tying.
+    """
     gpt2 = {"model_type": "gpt2", **GPT2}
-    llama = {key: value for key, value in ROTARY.items() if key not in ("num_key_value_heads", "rms_norm_eps")} | {"model_type": "llama"}
-    for raw, theirs in ((gpt2, transformers.GPT2Config(**gpt2)), (llama, transformers.LlamaConfig(**llama))):
+    llama = {
+        key: value
+        for key, value in ROTARY.items()
+        if key not in ("num_key_value_heads", "rms_norm_eps")
+    } | {"model_type": "llama"}
+    for raw, theirs in (
+        (gpt2, transformers.GPT2Config(**gpt2)),
+        (llama, transformers.LlamaConfig(**llama)),
+    ):
         (tmp_path / "config.json").write_text(json.dumps(raw))
         found = load_config(tmp_path)
         assert found.tied == theirs.tie_word_embeddings
         if raw is gpt2:
-            assert (found.intermediate, found.norm_eps, found.n_kv_head) == (4 * GPT2["n_embd"], theirs.layer_norm_epsilon, GPT2["n_head"])
+            assert (found.intermediate, found.norm_eps, found.n_kv_head) == (
+                4 * GPT2["n_embd"],
+                theirs.layer_norm_epsilon,
+                GPT2["n_head"],
+            )
         else:
-            assert (found.n_kv_head, found.norm_eps) == (theirs.num_key_value_heads, theirs.rms_norm_eps)
+            assert (found.n_kv_head, found.norm_eps) == (
+                theirs.num_key_value_heads,
+                theirs.rms_norm_eps,
+            )
             assert found.rope_theta == theirs.rope_parameters["rope_theta"]
 
 
@@ -68,7 +84,10 @@ def test_a_tied_checkpoint_may_repeat_its_embedding(tmp_path):
     reference = oracle("llama-no-gqa-tied")
     reference.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
-    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, tmp_path / "model.safetensors")
+    save_file(
+        tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()},
+        tmp_path / "model.safetensors",
+    )
     assert_same_logits(ours(tmp_path), reference)
 
 
@@ -76,15 +95,24 @@ def test_weights_are_cast_to_the_models_dtype(saved):
     half = Transformer(load_config(saved)).to(torch.bfloat16)
     load_weights(half, saved)
     full = ours(saved)
-    for (name, expected), found in zip(full.state_dict().items(), half.state_dict().values(), strict=True):
-        assert found.dtype == torch.bfloat16 and torch.equal(found, expected.to(torch.bfloat16)), name
+    for (name, expected), found in zip(
+        full.state_dict().items(), half.state_dict().values(), strict=True
+    ):
+        assert found.dtype == torch.bfloat16 and torch.equal(found, expected.to(torch.bfloat16)), (
+            name
+        )
 
 
 def test_a_stage_of_a_pipeline_reads_what_it_has(saved):
-    """Its layers, under the names of the whole model, and embedding, norm and head where they belong; random weights alike."""
+    """Its layers, under the names of the whole model, and embedding, norm and head where they
+    belong; random weights alike.
+    """
     config = load_config(saved)
     stages = [range(1), range(1, config.n_layer)]
-    for fill in (lambda model: load_weights(model, saved, check=True), lambda model: model.init_weights(seed=5)):
+    for fill in (
+        lambda model: load_weights(model, saved, check=True),
+        lambda model: model.init_weights(seed=5),
+    ):
         models = [Transformer(config), *(Transformer(config, own) for own in stages)]
         for model in models:
             fill(model)
@@ -110,20 +138,29 @@ print(peak() - before)
 """
 
 
-@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="only Linux tells the peak of a process's memory")
+@pytest.mark.skipif(
+    not os.access("/proc/self/clear_refs", os.W_OK),
+    reason="only Linux tells the peak of a process's memory",
+)
 def test_loading_takes_the_memory_of_the_weights_and_of_one_tensor(tmp_path):
-    """Resident memory, which pages of a mapped file count to: a file that stayed mapped would add the weights once more, and so would plain
-    weights that stay beside the packed ones.
+    """Resident memory, which pages of a mapped file count to: a file that stayed mapped would add
+    the weights once more, and so would plain weights that stay beside the packed ones.
     """
     config = ModelConfig("middle", 8, 8, 768, 2048, 8192, 64)
     save(new_model(config, torch.float32, torch.device("cpu")), tmp_path, torch.float32)
-    done = subprocess.run([sys.executable, "-c", MEASURE, str(tmp_path)], capture_output=True, text=True, check=False, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
     assert done.returncode == 0, done.stderr
     weights, largest = 4 * config.parameters, 4 * config.vocab_size * config.hidden
     assert weights < int(done.stdout) < 1.2 * weights + largest
 
 
-# ------------------------------------------------------------------------------------------------------------- round trips
+# -------------------------------------------------------------------------------------- round trips
 
 
 def test_save_rounds_to_bfloat16_unless_told_otherwise(saved, tmp_path):
@@ -133,7 +170,7 @@ def test_save_rounds_to_bfloat16_unless_told_otherwise(saved, tmp_path):
         assert torch.equal(tensor, model.state_dict()[name].to(torch.bfloat16).float()), name
 
 
-# -------------------------------------------------------------------------------------------------------------- bad inputs
+# --------------------------------------------------------------------------------------- bad inputs
 
 
 def copy_of(source: Path, target: Path, **changes) -> Path:
@@ -141,14 +178,20 @@ def copy_of(source: Path, target: Path, **changes) -> Path:
     for file in source.iterdir():
         (target / file.name).write_bytes(file.read_bytes())
     raw = json.loads((source / "config.json").read_text()) | changes
-    (target / "config.json").write_text(json.dumps({key: value for key, value in raw.items() if value is not ...}))
+    (target / "config.json").write_text(
+        json.dumps({key: value for key, value in raw.items() if value is not ...})
+    )
     return target
 
 
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("model_type", "gemma2", "model_type is 'gemma2'; expected one of llama, mistral, qwen2, qwen3, gpt2"),
+        (
+            "model_type",
+            "gemma2",
+            "model_type is 'gemma2'; expected one of llama, mistral, qwen2, qwen3, gpt2",
+        ),
         ("model_type", ..., "model_type is None; expected one of llama, mistral"),
         ("hidden_size", ..., "hidden_size is missing; expected a positive integer"),
         ("hidden_size", "32", "hidden_size is '32'; expected a positive integer"),
@@ -164,28 +207,76 @@ def copy_of(source: Path, target: Path, **changes) -> Path:
         ("head_dim", 7, "rotary positions need an even head size, not 7"),
         ("sliding_window", -1, "sliding_window is -1; expected a positive integer"),
         ("rope_interleaved", True, "rope_interleaved is True; only null or false is supported"),
-        ("attn_logit_softcapping", 50.0, "attn_logit_softcapping is 50.0; only null or false is supported"),
-        ("final_logit_softcapping", 30.0, "final_logit_softcapping is 30.0; only null or false is supported"),
+        (
+            "attn_logit_softcapping",
+            50.0,
+            "attn_logit_softcapping is 50.0; only null or false is supported",
+        ),
+        (
+            "final_logit_softcapping",
+            30.0,
+            "final_logit_softcapping is 30.0; only null or false is supported",
+        ),
         ("partial_rotary_factor", 0.5, "partial_rotary_factor is 0.5; only 1.0 is supported"),
         ("logit_scale", 0.0625, "logit_scale is 0.0625; only 1.0 is supported"),
         ("num_local_experts", 8, "num_local_experts is 8; only null or false is supported"),
-        ("quantization_config", {"bits": 4}, "quantization_config is {'bits': 4}; only null or false is supported"),
-        ("architectures", ["LlamaForTokens"], "architectures is ['LlamaForTokens']; for llama only LlamaForCausalLM is supported"),
-        ("auto_map", {"AutoModelForCausalLM": "modeling_x.X"}, "auto_map asks for the checkpoint's own code (modeling_x.X)"),
+        (
+            "quantization_config",
+            {"bits": 4},
+            "quantization_config is {'bits': 4}; only null or false is supported",
+        ),
+        (
+            "architectures",
+            ["LlamaForTokens"],
+            "architectures is ['LlamaForTokens']; for llama only LlamaForCausalLM is supported",
+        ),
+        (
+            "auto_map",
+            {"AutoModelForCausalLM": "modeling_x.X"},
+            "auto_map asks for the checkpoint's own code (modeling_x.X)",
+        ),
         ("rope_parameters", {"rope_theta": 0}, "rope_theta is 0; expected a positive number"),
-        ("rope_scaling", {"type": "linear", "factor": 2.0}, "rope_scaling has type 'linear'; only 'default' (or null) and 'llama3'"),
-        ("rope_scaling", {"rope_type": "dynamic", "factor": 2.0}, "rope_scaling has type 'dynamic'; only"),
-        ("rope_parameters", {"rope_type": "llama3", "factor": 8.0}, "rope_parameters.low_freq_factor is None; expected a positive number"),
-        ("rope_parameters", LLAMA3 | {"high_freq_factor": 1.0}, "high_freq_factor is 1.0; expected more than low_freq_factor, 1.0"),
-        ("rope_parameters", LLAMA3 | {"attention_factor": 0.9}, "rope_parameters has attention_factor 0.9, which is not supported"),
+        (
+            "rope_scaling",
+            {"type": "linear", "factor": 2.0},
+            "rope_scaling has type 'linear'; only 'default' (or null) and 'llama3'",
+        ),
+        (
+            "rope_scaling",
+            {"rope_type": "dynamic", "factor": 2.0},
+            "rope_scaling has type 'dynamic'; only",
+        ),
+        (
+            "rope_parameters",
+            {"rope_type": "llama3", "factor": 8.0},
+            "rope_parameters.low_freq_factor is None; expected a positive number",
+        ),
+        (
+            "rope_parameters",
+            LLAMA3 | {"high_freq_factor": 1.0},
+            "high_freq_factor is 1.0; expected more than low_freq_factor, 1.0",
+        ),
+        (
+            "rope_parameters",
+            LLAMA3 | {"attention_factor": 0.9},
+            "rope_parameters has attention_factor 0.9, which is not supported",
+        ),
         ("rope_parameters", "yarn", "rope_parameters has type 'yarn'; only 'default'"),
         (
             "rope_parameters",
             {"full_attention": {"rope_theta": 5.0}},
             "rope_parameters has full_attention {'rope_theta': 5.0}, which is not",
         ),
-        ("rope_parameters", {"rope_theta": "big"}, "rope_theta is 'big'; expected a positive number"),
-        ("rope_parameters", {"partial_rotary_factor": 0.5}, "rope_parameters has partial_rotary_factor 0.5, which is not supported"),
+        (
+            "rope_parameters",
+            {"rope_theta": "big"},
+            "rope_theta is 'big'; expected a positive number",
+        ),
+        (
+            "rope_parameters",
+            {"partial_rotary_factor": 0.5},
+            "rope_parameters has partial_rotary_factor 0.5, which is not supported",
+        ),
     ],
 )
 def test_config_that_we_would_compute_wrongly_is_refused(saved, tmp_path, key, value, expected):
@@ -202,7 +293,11 @@ def test_gpt2_activation_is_checked(tmp_path):
 
 
 def test_not_a_checkpoint(tmp_path, saved):
-    for function in (load_config, load_tokenizer, lambda path: load_weights(Transformer(load_config(saved)), path)):
+    for function in (
+        load_config,
+        load_tokenizer,
+        lambda path: load_weights(Transformer(load_config(saved)), path),
+    ):
         with pytest.raises(UserError, match="nowhere.*no such directory"):
             function(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"no config\.json"):
@@ -226,8 +321,14 @@ Q = "model.layers.1.self_attn.q_proj.weight"
         (lambda t: t.pop(Q), rf"1 tensor\(s\) missing, first '{Q}'"),
         (lambda t: t.update(extra=torch.ones(2)), "unexpected tensor 'extra'"),
         (lambda t: t.update({"lm_head.bias": torch.ones(61)}), "unexpected tensor 'lm_head.bias'"),
-        (lambda t: t.update({Q: torch.ones(48, 16)}), rf"{Q} has shape \[48, 16\]; expected \[48, 48\]"),
-        (lambda t: t.update({Q: torch.ones(48, 48, dtype=torch.int8)}), f"{Q} has dtype I8; expected"),
+        (
+            lambda t: t.update({Q: torch.ones(48, 16)}),
+            rf"{Q} has shape \[48, 16\]; expected \[48, 48\]",
+        ),
+        (
+            lambda t: t.update({Q: torch.ones(48, 48, dtype=torch.int8)}),
+            f"{Q} has dtype I8; expected",
+        ),
     ],
 )
 def test_wrong_tensors_are_named(saved, tmp_path, change, expected):
@@ -265,7 +366,9 @@ def test_nan_and_infinity_are_found_on_request(saved, tmp_path, value):
 def test_weights_of_pytorchs_own_format_are_named(saved, tmp_path):
     (tmp_path / "config.json").write_bytes((saved / "config.json").read_bytes())
     (tmp_path / "pytorch_model.bin").touch()
-    with pytest.raises(UserError, match=r"pytorch_model\.bin is not supported; expected model\.safetensors"):
+    with pytest.raises(
+        UserError, match=r"pytorch_model\.bin is not supported; expected model\.safetensors"
+    ):
         load_weights(Transformer(load_config(saved)), tmp_path)
 
 
@@ -273,7 +376,12 @@ def test_missing_shard_and_broken_index(tmp_path):
     oracle("llama").save_pretrained(tmp_path, max_shard_size="8KB")
     config, shard = load_config(tmp_path), sorted(tmp_path.glob("*.safetensors"))[1]
     shard.unlink()
-    with pytest.raises(UserError, match=f"no {shard.name}, a shard that model.safetensors.index.json names; download it again"):
+    with pytest.raises(
+        UserError,
+        match=(
+            f"no {shard.name}, a shard that model.safetensors.index.json names; download it again"
+        ),
+    ):
         load_weights(Transformer(config), tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text('{"metadata": {}}')
     with pytest.raises(UserError, match="weight_map is missing"):

@@ -1,4 +1,6 @@
-"""The chosen chunk size is the best of all, not only of those that were looked at; bounds are kept; mistakes are one line."""
+"""The chosen chunk size is the best of all, not only of those that were looked at; bounds are kept;
+mistakes are one line.
+"""
 
 import csv
 import sys
@@ -30,7 +32,8 @@ def choices(cost) -> list[choose_chunk.Choice]:
 def test_the_papers_case(cost, choices):
     best = choose(choices)
     assert best.chunk_size == 256  # SARATHI Sec 5.1.3: at B = 18, 256 gains the most
-    assert 1.2 < best.throughput / steady(cost, WORK, 0).throughput < 1.3  # Fig 9a: 1.27 at P:D = 14
+    # Fig 9a: 1.27 at P:D = 14
+    assert 1.2 < best.throughput / steady(cost, WORK, 0).throughput < 1.3
 
 
 def test_no_other_size_is_much_better(cost, choices):
@@ -39,7 +42,9 @@ def test_no_other_size_is_much_better(cost, choices):
 
 
 def test_longest_tbt_is_that_of_a_request(cost):
-    """What `steady` says of iterations is the longest gap between two tokens of one request, request by request."""
+    """What `steady` says of iterations is the longest gap between two tokens of one request,
+    request by request.
+    """
     for chunk_size in (0, 128, 512):
         work = Workload(512, 4, 20.0)
         requests, gaps, last, now = work.requests(20), [], {}, 0.0
@@ -48,7 +53,11 @@ def test_longest_tbt_is_that_of_a_request(cost):
             scheduler.add(request)
         while (batch := scheduler.schedule(now)) is not None:
             now += cost.seconds(batch)
-            gaps += [now - last[request.request_id] for request in batch.sampled if request.request_id in last]
+            gaps += [
+                now - last[request.request_id]
+                for request in batch.sampled
+                if request.request_id in last
+            ]
             last |= {request.request_id: now for request in batch.sampled}
             scheduler.update(batch, [0] * len(batch.sampled))
         assert steady(cost, work, chunk_size).longest_tbt == pytest.approx(max(gaps), rel=1e-9)
@@ -59,17 +68,25 @@ def test_the_bound_is_kept(choices):
     for bound in (0.06, 0.08, 0.1, 0.2, 1.0):
         best = choose(choices, bound)
         assert best.longest_tbt <= bound and best.throughput <= free.throughput
-        assert all(choice.throughput <= best.throughput for choice in choices if choice.longest_tbt <= bound)
+        assert all(
+            choice.throughput <= best.throughput
+            for choice in choices
+            if choice.longest_tbt <= bound
+        )
     assert choose(choices, 1.0) == free
     with pytest.raises(UserError, match=r"--tbt-slo 10 ms: no chunk size keeps it.*C = 64"):
         choose(choices, 0.01)
 
 
-@pytest.mark.parametrize("length, batch_size, ratio", [(2, 2, 1.0), (64, 40, 200.0), (1024, 18, 14.0), (4096, 256, 0.01), (4096, 2, 500.0)])
+@pytest.mark.parametrize(
+    "length, batch_size, ratio",
+    [(2, 2, 1.0), (64, 40, 200.0), (1024, 18, 14.0), (4096, 256, 0.01), (4096, 2, 500.0)],
+)
 def test_candidates_leave_room(length, batch_size, ratio):
     sizes = candidates(length, batch_size, ratio)
     assert sizes == sorted(set(sizes)) and sizes[0] >= batch_size
-    assert sizes[-1] >= choose_chunk.split(length, ratio)[0] + batch_size - 1  # whole prompts are looked at
+    # whole prompts are looked at
+    assert sizes[-1] >= choose_chunk.split(length, ratio)[0] + batch_size - 1
 
 
 def call(monkeypatch, *flags: object) -> int:
@@ -88,14 +105,30 @@ def test_flags_for_other_engines_and_files(tmp_path, monkeypatch, capsys):
     assert "--chunked-prefill-size 256" in said and "Best: C = 256, +2" in said
     assert (tmp_path / "choose_chunk.png").read_bytes().startswith(b"\x89PNG")
     rows = list(csv.DictReader((tmp_path / "choose_chunk.csv").open()))
-    assert {row["series"] for row in rows} == {f"{name} L=1024 B=18 P=956 D=68" for name in ("throughput", "gain", "longest TBT")}
-    assert {row["source"] for row in rows} == {"predicted"} and {row["hardware"] for row in rows} == {"a6000"}
+    assert {row["series"] for row in rows} == {
+        f"{name} L=1024 B=18 P=956 D=68" for name in ("throughput", "gain", "longest TBT")
+    }
+    assert {row["source"] for row in rows} == {"predicted"} and {
+        row["hardware"] for row in rows
+    } == {"a6000"}
 
 
 def test_software_brings_its_own_efficiency(tmp_path, monkeypatch, capsys):
     gains = {}
     for software in ("sarathi", "sarathi_serve"):
-        assert call(monkeypatch, "--quick", "--batch-size", 18, "--software", software, "--out", tmp_path) == 0
+        assert (
+            call(
+                monkeypatch,
+                "--quick",
+                "--batch-size",
+                18,
+                "--software",
+                software,
+                "--out",
+                tmp_path,
+            )
+            == 0
+        )
         assert f"EFFICIENCY['{software}']" in capsys.readouterr().out
         with open(tmp_path / "choose_chunk.csv", newline="", encoding="utf-8") as file:
             gains[software] = [row["y"] for row in csv.DictReader(file)]
@@ -105,7 +138,11 @@ def test_software_brings_its_own_efficiency(tmp_path, monkeypatch, capsys):
 def test_batch_size_from_memory_and_bound(tmp_path, monkeypatch, capsys):
     assert call(monkeypatch, "--quick", "--tbt-slo", 100, "--out", tmp_path) == 0
     said = capsys.readouterr().out
-    assert "B = 26" in said and "leaves nothing for activations" in said and "The bound of 100 ms costs" in said
+    assert (
+        "B = 26" in said
+        and "leaves nothing for activations" in said
+        and "The bound of 100 ms costs" in said
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,13 +175,39 @@ def test_from_a_calibration(tmp_path, monkeypatch, capsys):
     found = calibrated()  # a made-up machine
     found.save(tmp_path / "c.json")
     out = tmp_path / "out"
-    assert call(monkeypatch, "--calibration", tmp_path / "c.json", "--length", 512, "--batch-size", 8, "--out", out) == 0
+    assert (
+        call(
+            monkeypatch,
+            "--calibration",
+            tmp_path / "c.json",
+            "--length",
+            512,
+            "--batch-size",
+            8,
+            "--out",
+            out,
+        )
+        == 0
+    )
     assert f"{MODEL.name} on {found.gpu.name}" in capsys.readouterr().out
     for flags, said in (
         ([], "B = 8: as many decodes as the calibration measured"),
         (["--batch-size", 12], "for 12 its curves are continued"),
     ):
-        assert call(monkeypatch, "--quick", "--calibration", tmp_path / "c.json", "--length", 256, "--out", out, *flags) == 0
+        assert (
+            call(
+                monkeypatch,
+                "--quick",
+                "--calibration",
+                tmp_path / "c.json",
+                "--length",
+                256,
+                "--out",
+                out,
+                *flags,
+            )
+            == 0
+        )
         assert said in capsys.readouterr().out
     for flags, complaint in (
         (["--gpu", "a6000"], "exclude each other"),

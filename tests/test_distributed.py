@@ -1,4 +1,6 @@
-"""The real pipeline: processes of its own on loopback, which say the same as one process does, and end together."""
+"""The real pipeline: processes of its own on loopback, which say the same as one process does, and
+end together.
+"""
 
 import json
 import os
@@ -36,9 +38,13 @@ def start() -> Iterator[Start]:
     processes = []
 
     def begin(*arguments: str) -> subprocess.Popen:
-        environment = {name: value for name, value in os.environ.items() if name != "RANK"} | {"OMP_NUM_THREADS": "1"}
+        environment = {name: value for name, value in os.environ.items() if name != "RANK"} | {
+            "OMP_NUM_THREADS": "1"
+        }
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        processes.append(subprocess.Popen([sys.executable, *arguments], cwd=ROOT, env=environment, **pipes))
+        processes.append(
+            subprocess.Popen([sys.executable, *arguments], cwd=ROOT, env=environment, **pipes)
+        )
         return processes[-1]
 
     yield begin
@@ -53,7 +59,9 @@ def start() -> Iterator[Start]:
 
 
 def test_same_tokens_as_one_process_under_every_policy(tmp_path: Path, start: Start) -> None:
-    """Under torchrun, two stages of two layers each, three micro-batches; sampled tokens, preemptions and clocks that differ included."""
+    """Under torchrun, two stages of two layers each, three micro-batches; sampled tokens,
+    preemptions and clocks that differ included.
+    """
     out = tmp_path / "found.json"
     process = start(*TORCHRUN, "tests/pipeline_worker.py", str(out))
     printed = process.communicate(timeout=120)
@@ -61,22 +69,33 @@ def test_same_tokens_as_one_process_under_every_policy(tmp_path: Path, start: St
     found = json.loads(out.read_text(encoding="utf-8"))
     llm = LLM("demo", max_batch_size=1, **OPTIONS)
     alone = [output.token_ids for output in llm.generate(PROMPTS, PARAMS)]
-    assert found.keys() == {f"{policy} {cache}" for policy in POLICIES for cache in (None, CACHE_TOKENS)}
+    assert found.keys() == {
+        f"{policy} {cache}" for policy in POLICIES for cache in (None, CACHE_TOKENS)
+    }
     for name, run in found.items():
         assert run["tokens"] == alone, name
         assert run["account"][0] == pytest.approx(run["account"][1]), name
         assert run["overlap"], name
-        assert -0.01 < min(run["hops"]) < max(run["hops"]) < 100, name  # s; stage 1's clock is 1000 s ahead
+        # s; stage 1's clock is 1000 s ahead
+        assert -0.01 < min(run["hops"]) < max(run["hops"]) < 100, name
     assert sum(run["preempted"] for run in found.values()) > 0
 
 
 def processes_of(parent: int) -> list[int]:
     """Process ids of the children of a process (Linux)."""
-    return [int(child) for child in Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="utf-8").split()]
+    return [
+        int(child)
+        for child in (
+            Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="utf-8").split()
+        )
+    ]
 
 
 def threads_of(pid: int) -> list[str]:
-    return [name.read_text(encoding="utf-8").strip() for name in Path(f"/proc/{pid}/task").glob("*/comm")]
+    return [
+        name.read_text(encoding="utf-8").strip()
+        for name in Path(f"/proc/{pid}/task").glob("*/comm")
+    ]
 
 
 def gone(pid: int) -> bool:
@@ -98,31 +117,62 @@ def wait_for(what: Callable[[], bool], seconds: float = 60.0) -> None:
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("when", ["as it starts", "in the middle"])
 @pytest.mark.parametrize("launcher", ["distributed.py", "torchrun"])
-def test_a_stage_that_dies_ends_the_run(start: Start, launcher: str, when: str, victim: int) -> None:
-    """Far under 30 s, with a line that says who, and with no process left. The run itself would take hours."""
+def test_a_stage_that_dies_ends_the_run(
+    start: Start, launcher: str, when: str, victim: int
+) -> None:
+    """Far under 30 s, with a line that says who, and with no process left. The run itself would
+    take hours.
+    """
     if launcher == "torchrun" and (when, victim) != ("in the middle", 1):
         pytest.skip("torchrun's own business")
-    endless = ("distributed.py", "--workload", "30:900", "--repeats", "10000", "--dtype", "float32", "--device", "cpu")
+    endless = (
+        "distributed.py",
+        "--workload",
+        "30:900",
+        "--repeats",
+        "10000",
+        "--dtype",
+        "float32",
+        "--device",
+        "cpu",
+    )
     process = start(*(TORCHRUN if launcher == "torchrun" else ()), *endless)
     wait_for(lambda: len(processes_of(process.pid)) == 2)
     children = processes_of(process.pid)
     if when == "in the middle":  # connected, and then some time for the weights
-        wait_for(lambda: all(any("gloo" in name for name in threads_of(child)) for child in children))
+        wait_for(
+            lambda: all(any("gloo" in name for name in threads_of(child)) for child in children)
+        )
         time.sleep(2)
     os.kill(children[victim], signal.SIGKILL)
     printed, errors = process.communicate(timeout=30)
     assert process.returncode != 0 and printed == ""
     assert all(gone(child) for child in children)
     if launcher == "torchrun":
-        assert re.search(r"error: stage 0 has lost another, which has ended \(.+\)\n", errors) or "SIGKILL" in errors
+        assert (
+            re.search(r"error: stage 0 has lost another, which has ended \(.+\)\n", errors)
+            or "SIGKILL" in errors
+        )
     else:
         assert process.returncode == 2 and "Traceback" not in errors
-        assert errors.endswith(f"error: stage {victim} was ended by SIGKILL; the others are stopped\n")
+        assert errors.endswith(
+            f"error: stage {victim} was ended by SIGKILL; the others are stopped\n"
+        )
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
 def test_a_launcher_that_is_killed_leaves_nobody_behind(start: Start) -> None:
-    process = start("distributed.py", "--workload", "30:900", "--repeats", "10000", "--dtype", "float32", "--device", "cpu")
+    process = start(
+        "distributed.py",
+        "--workload",
+        "30:900",
+        "--repeats",
+        "10000",
+        "--dtype",
+        "float32",
+        "--device",
+        "cpu",
+    )
     wait_for(lambda: len(processes_of(process.pid)) == 2)
     children = processes_of(process.pid)
     wait_for(lambda: all(any("gloo" in name for name in threads_of(child)) for child in children))
@@ -138,21 +188,37 @@ def test_a_port_in_use_is_one_line(start: Start) -> None:
         process = start("distributed.py", "--port", str(taken.getsockname()[1]), "hello")
         _, errors = process.communicate(timeout=30)
     assert process.returncode == 2
-    assert re.fullmatch(r"error: --port \d+ cannot be used \(.*in use.*\): give another, or none\n", errors)
+    assert re.fullmatch(
+        r"error: --port \d+ cannot be used \(.*in use.*\): give another, or none\n", errors
+    )
 
 
 def test_a_port_taken_after_the_check_is_one_line(start: Start) -> None:
-    """What a stage says that cannot listen: somebody else was faster, or torchrun's arguments are wrong."""
+    """What a stage says that cannot listen: somebody else was faster, or torchrun's arguments are
+    wrong.
+    """
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        group = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        code = f"import os, sys; os.environ |= {group}; sys.argv = ['distributed.py']; import distributed; distributed.run_main(distributed.main)"
+        group = {
+            "RANK": "0",
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        code = (
+            f"import os, sys; os.environ |= {group}; sys.argv = ['distributed.py']; import"
+            " distributed; distributed.run_main(distributed.main)"
+        )
         process = start("-c", code)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert re.search(rf"^error: stage 0 cannot meet the others at 127\.0\.0\.1:{port} \(.+\)$", errors, flags=re.MULTILINE)
+    assert re.search(
+        rf"^error: stage 0 cannot meet the others at 127\.0\.0\.1:{port} \(.+\)$",
+        errors,
+        flags=re.MULTILINE,
+    )
     assert "Traceback" not in errors
 
 
@@ -160,7 +226,9 @@ def test_a_mistake_is_said_once(start: Start) -> None:
     process = start("distributed.py", "--policy", "fifo", "hello")
     printed, errors = process.communicate(timeout=60)
     assert process.returncode == 2 and printed == ""
-    assert errors.count("\n") == 1 and errors.startswith("error: unknown policy 'fifo': choose from request_level")
+    assert errors.count("\n") == 1 and errors.startswith(
+        "error: unknown policy 'fifo': choose from request_level"
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,7 +244,9 @@ def test_a_mistake_is_said_once(start: Start) -> None:
         (("--model", "no-such-model"), "unknown model 'no-such-model'"),
     ],
 )
-def test_mistakes_that_need_no_process(monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], message: str) -> None:
+def test_mistakes_that_need_no_process(
+    monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], message: str
+) -> None:
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr(distributed, "launch", lambda *_: pytest.fail("started processes"))
     monkeypatch.setattr(sys, "argv", ["distributed.py", *flags, "hello"])
@@ -201,30 +271,59 @@ def test_what_one_stage_alone_finds_is_said(monkeypatch: pytest.MonkeyPatch) -> 
 def test_more_weights_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """26 GB of weights in four parts fit into 32 GB, and two copies of them do not."""
     monkeypatch.setattr(distributed, "memory_of", lambda device: 32e9)
-    stage = SimpleNamespace(config=MODELS["llama-13b"], dtype=torch.bfloat16, device=torch.device("cpu"), stage=3, stages=4)
+    stage = SimpleNamespace(
+        config=MODELS["llama-13b"],
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+        stage=3,
+        stages=4,
+    )
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert PipelineLLM._own_layers(stage, 40) == range(30, 40)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     stage.stage, stage.stages = 0, 1
-    with pytest.raises(UserError, match=r"each of 2 processes on this machine needs 26\.\d GB for its layers of llama-13b.*have 32\.0 GB"):
+    with pytest.raises(
+        UserError,
+        match=(
+            r"each of 2 processes on this machine needs 26\.\d GB for its layers of llama-13b.*have"
+            r" 32\.0 GB"
+        ),
+    ):
         PipelineLLM._own_layers(stage, 40)
 
 
 def test_command_line(tmp_path: Path, start: Start) -> None:
     numbers, perfetto = tmp_path / "runs.json", tmp_path / "trace.json"
-    flags = ["--workload", "20:3,9:4,30:2", "--max-batch-size", "1", "--json", str(numbers), "--trace", str(perfetto)]
+    flags = [
+        "--workload",
+        "20:3,9:4,30:2",
+        "--max-batch-size",
+        "1",
+        "--json",
+        str(numbers),
+        "--trace",
+        str(perfetto),
+    ]
     process = start("distributed.py", *flags)
     printed, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert "2 micro-batches, 2 stages" in printed and "bubbles" in printed
     (run,) = json.loads(numbers.read_text(encoding="utf-8"))
     assert [len(tokens) for tokens in run["tokens"]] == [3, 4, 2]
-    names = {event["name"] for event in json.loads(perfetto.read_text(encoding="utf-8"))["traceEvents"]}
+    names = {
+        event["name"] for event in json.loads(perfetto.read_text(encoding="utf-8"))["traceEvents"]
+    }
     assert "thread_name" in names and any(name.startswith("decode: ") for name in names)
 
 
 def test_measured_hop() -> None:
-    """From the end on one stage to the start on the next, where that was waiting: the second step's 0.5 s; the third queued."""
-    steps = [Step(0, 1, 1, [0.0, 1.5], [1.0, 1.0]), Step(1, 1, 1, [1.0, 3.5], [2.0, 9.0]), Step(0, 1, 1, [3.0, 12.5], [1.0, 1.0])]
+    """From the end on one stage to the start on the next, where that was waiting: the second step's
+    0.5 s; the third queued.
+    """
+    steps = [
+        Step(0, 1, 1, [0.0, 1.5], [1.0, 1.0]),
+        Step(1, 1, 1, [1.0, 3.5], [2.0, 9.0]),
+        Step(0, 1, 1, [3.0, 12.5], [1.0, 1.0]),
+    ]
     assert measured_hop(steps) == pytest.approx(0.5)
     assert measured_hop(steps[:1]) == 0.0

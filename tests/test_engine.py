@@ -1,4 +1,6 @@
-"""The backbone: whatever the policy, chunk size, batch size or arrival order, a request gets the same tokens."""
+"""The backbone: whatever the policy, chunk size, batch size or arrival order, a request gets the
+same tokens.
+"""
 
 import dataclasses
 import functools
@@ -21,11 +23,24 @@ from sampling import Sampler
 from scheduler import POLICIES, Batch, Request, make_scheduler
 from timeline import Trace
 
-PROMPTS = [[5, 17, 3], list(range(20, 50)), [9] * 11, [96, 0, 1, 2, 3, 4, 5, 6], [42], list(range(40, 3, -2)), [8, 8, 1], [77] * 23]
+PROMPTS = [
+    [5, 17, 3],
+    list(range(20, 50)),
+    [9] * 11,
+    [96, 0, 1, 2, 3, 4, 5, 6],
+    [42],
+    list(range(40, 3, -2)),
+    [8, 8, 1],
+    [77] * 23,
+]
 
 
-def prefill_logits(model: Transformer, tokens: list[int], chunks: list[int], backend: str, slot: int = 1) -> torch.Tensor:
-    """Logits (T, vocab) of every prompt token, prefilled chunk by chunk into one slot of a cache full of stale values."""
+def prefill_logits(
+    model: Transformer, tokens: list[int], chunks: list[int], backend: str, slot: int = 1
+) -> torch.Tensor:
+    """Logits (T, vocab) of every prompt token, prefilled chunk by chunk into one slot of a cache
+    full of stale values.
+    """
     cache = KVCache(model.config, 2, model.config.max_length, model.dtype, model.device)
     cache.k.fill_(3.0), cache.v.fill_(-5.0)
     while cache.allocate() != slot:
@@ -35,22 +50,38 @@ def prefill_logits(model: Transformer, tokens: list[int], chunks: list[int], bac
         start = cache.extend(slot, length)
         rows = torch.arange(length, device=model.device)
         ids = torch.tensor(tokens[start : start + length], device=model.device)
-        flat = FlatBatch(ids, torch.full_like(rows, slot), start + rows, [Span(slice(0, length), (slot,), (start + length,))], rows)
+        flat = FlatBatch(
+            ids,
+            torch.full_like(rows, slot),
+            start + rows,
+            [Span(slice(0, length), (slot,), (start + length,))],
+            rows,
+        )
         logits.append(model(flat, cache, attention.BACKENDS[backend]))
     return torch.cat(logits)
 
 
 @settings(max_examples=60, deadline=None)
-@given(data=st.data(), name=st.sampled_from(sorted(TINY)), backend=st.sampled_from(["math", "sdpa"]))
+@given(
+    data=st.data(), name=st.sampled_from(sorted(TINY)), backend=st.sampled_from(["math", "sdpa"])
+)
 def test_chunked_prefill_is_the_full_prefill(data: st.DataObject, name: str, backend: str) -> None:
-    """Promise 1: logits of every row agree to 1e-10 in float64, for any split of the prompt into chunks."""
-    chunks = data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=6).filter(lambda lengths: sum(lengths) <= 64))
+    """Promise 1: logits of every row agree to 1e-10 in float64, for any split of the prompt into
+    chunks.
+    """
+    chunks = data.draw(
+        st.lists(st.integers(1, 20), min_size=1, max_size=6).filter(
+            lambda lengths: sum(lengths) <= 64
+        )
+    )
     tokens = data.draw(st.lists(st.integers(0, 96), min_size=sum(chunks), max_size=sum(chunks)))
     model = tiny_model(name)
     with torch.inference_mode():
         full = model.forward_full(torch.tensor([tokens]))[0]  # no cache, no chunks
     assert full.std() > 0.1, "logits that are all alike would agree by accident"
-    torch.testing.assert_close(prefill_logits(model, tokens, chunks, backend), full, rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        prefill_logits(model, tokens, chunks, backend), full, rtol=0, atol=1e-10
+    )
 
 
 @functools.cache
@@ -61,7 +92,12 @@ def tiny_expected(name: str, count: int) -> dict[int, list[int]]:
 
 
 def generate(
-    model: Transformer, requests: list[Request], policy: str, chunk_size: int, batch_size: int, backend: str = "sdpa"
+    model: Transformer,
+    requests: list[Request],
+    policy: str,
+    chunk_size: int,
+    batch_size: int,
+    backend: str = "sdpa",
 ) -> dict[int, list[int]]:
     cache = KVCache(model.config, batch_size, model.config.max_length, model.dtype, model.device)
     executor = ModelExecutor(model, cache, attention.BACKENDS[backend])
@@ -75,18 +111,27 @@ def test_same_tokens_under_every_policy(tiny: Transformer) -> None:
     """Policies x chunk sizes x batch sizes x arrival orders: the tokens of one request at a time."""
     lengths = [3 + 2 * i for i in range(len(PROMPTS))]
     expected = {i: one_at_a_time(tiny, prompt, lengths[i]) for i, prompt in enumerate(PROMPTS)}
-    assert len({tuple(tokens[:3]) for tokens in expected.values()}) > 4, "the prompts must lead to different texts"
+    assert len({tuple(tokens[:3]) for tokens in expected.values()}) > 4, (
+        "the prompts must lead to different texts"
+    )
     orders = [list(range(8)), list(range(8))[::-1], [3, 0, 7, 1, 6, 2, 5, 4]]
     for policy in POLICIES:
         for chunk_size in (1, 3, 8, 64) if policy == "sarathi" else (8,):
             for batch_size in (1, 3, 8):
                 for order in orders:
                     requests = [Request(i, PROMPTS[i], lengths[i]) for i in order]
-                    assert generate(tiny, requests, policy, chunk_size, batch_size) == expected, (policy, chunk_size, batch_size, order)
+                    assert generate(tiny, requests, policy, chunk_size, batch_size) == expected, (
+                        policy,
+                        chunk_size,
+                        batch_size,
+                        order,
+                    )
 
 
 class ScriptedClock(ModelExecutor):
-    """The real executor under a clock that counts iterations, so that arrivals fall between known iterations."""
+    """The real executor under a clock that counts iterations, so that arrivals fall between known
+    iterations.
+    """
 
     moment = 0.0
 
@@ -108,12 +153,19 @@ class ScriptedClock(ModelExecutor):
     chunk_size=st.integers(1, 40),
     batch_size=st.integers(1, 5),
 )
-def test_same_tokens_for_any_arrivals(arrivals: list[float], policy: str, chunk_size: int, batch_size: int) -> None:
+def test_same_tokens_for_any_arrivals(
+    arrivals: list[float], policy: str, chunk_size: int, batch_size: int
+) -> None:
     model = tiny_model("llama-gqa")
     cache = KVCache(model.config, batch_size, 64, model.dtype)
     requests = [Request(i, prompt, 6, arrival=arrivals[i]) for i, prompt in enumerate(PROMPTS)]
     trace = Trace()
-    for _ in run(make_scheduler(policy, batch_size, chunk_size), ScriptedClock(model, cache, attention.sdpa), requests, trace):
+    for _ in run(
+        make_scheduler(policy, batch_size, chunk_size),
+        ScriptedClock(model, cache, attention.sdpa),
+        requests,
+        trace,
+    ):
         pass
     for request in requests:
         assert request.output == tiny_expected("llama-gqa", 6)[request.request_id]
@@ -129,7 +181,8 @@ def llm(small: str) -> LLM:
 
 def test_seeded_sampling_is_the_same_under_every_policy(llm: LLM) -> None:
     params = [
-        SamplingParams(12, temperature=t, top_k=k, top_p=p, seed=i) for i, (t, k, p) in enumerate([(1, 0, 1), (0.7, 5, 1), (2, 0, 0.8)] * 2)
+        SamplingParams(12, temperature=t, top_k=k, top_p=p, seed=i)
+        for i, (t, k, p) in enumerate([(1, 0, 1), (0.7, 5, 1), (2, 0, 0.8)] * 2)
     ]
     texts = []
     for policy in POLICIES:
@@ -137,7 +190,9 @@ def test_seeded_sampling_is_the_same_under_every_policy(llm: LLM) -> None:
             llm.policy, llm.chunk_size = policy, chunk_size
             texts.append([out.token_ids for out in llm.generate(PROMPTS[:6], params)])
     assert all(text == texts[0] for text in texts)
-    assert texts[0][0] != llm.generate(PROMPTS[:6], SamplingParams(12))[0].token_ids, "a temperature of 1 is not greedy"
+    assert texts[0][0] != llm.generate(PROMPTS[:6], SamplingParams(12))[0].token_ids, (
+        "a temperature of 1 is not greedy"
+    )
     other = [dataclasses.replace(param, seed=99) for param in params]
     assert [out.token_ids for out in llm.generate(PROMPTS[:6], other)] != texts[0]
 
@@ -145,26 +200,37 @@ def test_seeded_sampling_is_the_same_under_every_policy(llm: LLM) -> None:
 def test_sampler_follows_the_distribution() -> None:
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
     sampler = Sampler(SamplingParams(temperature=1.0), seed=0)
-    counts = torch.bincount(torch.tensor([sampler.draw(logits) for _ in range(4000)]), minlength=4) / 4000
+    counts = (
+        torch.bincount(torch.tensor([sampler.draw(logits) for _ in range(4000)]), minlength=4)
+        / 4000
+    )
     torch.testing.assert_close(counts.double(), logits.double().softmax(0), rtol=0, atol=0.03)
     top = Sampler(SamplingParams(temperature=1.0, top_k=2), seed=0)
     assert {top.draw(logits) for _ in range(200)} == {0, 1}
-    nucleus = Sampler(SamplingParams(temperature=1.0, top_p=0.7), seed=0)  # 0.64 does not reach 0.7, 0.64 + 0.24 does
+    # 0.64 does not reach 0.7, 0.64 + 0.24 does
+    nucleus = Sampler(SamplingParams(temperature=1.0, top_p=0.7), seed=0)
     assert {nucleus.draw(logits) for _ in range(200)} == {0, 1}
     assert Sampler(SamplingParams(temperature=1.0, top_p=1e-9), seed=0).draw(logits) == 0
-    assert Sampler(SamplingParams(temperature=1e-310), seed=0).draw(logits.flip(0)) == 3, "next to no temperature is greedy"
+    assert Sampler(SamplingParams(temperature=1e-310), seed=0).draw(logits.flip(0)) == 3, (
+        "next to no temperature is greedy"
+    )
 
 
 def test_generate_and_stream_agree(llm: LLM) -> None:
     params = SamplingParams(max_tokens=9)
     outputs = llm.generate(PROMPTS, params)
     assert [out.prompt_token_ids for out in outputs] == PROMPTS  # in order
-    assert all(len(out.token_ids) == 9 and out.finish_reason == "length" and 0 < out.ttft <= out.latency for out in outputs)
+    assert all(
+        len(out.token_ids) == 9 and out.finish_reason == "length" and 0 < out.ttft <= out.latency
+        for out in outputs
+    )
     streamed: dict[int, list[int]] = {}
     for token in llm.stream(PROMPTS, params):
         streamed.setdefault(token.index, []).append(token.token_id)
     assert [streamed[i] for i in range(len(PROMPTS))] == [out.token_ids for out in outputs]
-    assert sum(iteration.num_prefill_tokens for iteration in llm.trace.iterations) == sum(map(len, PROMPTS))
+    assert sum(iteration.num_prefill_tokens for iteration in llm.trace.iterations) == sum(
+        map(len, PROMPTS)
+    )
     assert llm.trace.num_decodes == 8 * len(PROMPTS)
 
 
@@ -176,7 +242,9 @@ def test_stop_ids_and_one_prompt(llm: LLM) -> None:
 
 
 def test_a_stream_that_is_left_or_overtaken(llm: LLM) -> None:
-    """Leaving a stream costs nothing; going on with it after another call would read that call's cache, and is refused."""
+    """Leaving a stream costs nothing; going on with it after another call would read that call's
+    cache, and is refused.
+    """
     params = SamplingParams(max_tokens=5)
     expected = [out.token_ids for out in llm.generate(PROMPTS, params)]
     abandoned = llm.stream(PROMPTS, params)
@@ -213,11 +281,15 @@ def test_an_iteration_allocates_no_cache(llm: LLM) -> None:
 
 
 def test_linears_are_fused_and_logits_only_for_sampled_rows(llm: LLM) -> None:
-    """SARATHI, Sec 4.3: in a hybrid batch each linear runs once a layer, over chunk and decodes together."""
+    """SARATHI, Sec 4.3: in a hybrid batch each linear runs once a layer, over chunk and decodes
+    together.
+    """
     calls: list[tuple[str, int]] = []
     layer = llm.model.layers[0]
     hooks = [
-        getattr(layer, name).register_forward_hook(lambda module, inputs, out, name=name: calls.append((name, len(inputs[0]))))
+        getattr(layer, name).register_forward_hook(
+            lambda module, inputs, out, name=name: calls.append((name, len(inputs[0])))
+        )
         for name in llm.config.linears
     ]
     heads: list[int] = []
@@ -229,7 +301,9 @@ def test_linears_are_fused_and_logits_only_for_sampled_rows(llm: LLM) -> None:
     names = list(llm.config.linears)
     assert [name for name, _ in calls] == names * len(llm.trace.iterations)
     rows = [count for name, count in calls if name == "preproj"]
-    assert rows == [iteration.num_prefill_tokens + iteration.num_decodes for iteration in llm.trace.iterations]
+    assert rows == [
+        iteration.num_prefill_tokens + iteration.num_decodes for iteration in llm.trace.iterations
+    ]
     assert any(iteration.kind == "hybrid" for iteration in llm.trace.iterations)
     assert sum(heads) == 2 * 4, "one row of logits for each output token, and no more"
 
@@ -238,7 +312,9 @@ def test_operator_times(llm: LLM) -> None:
     plain = llm.generate(PROMPTS[:3], SamplingParams(max_tokens=3))
     assert all(iteration.operators is None for iteration in llm.trace.iterations)
     llm.time_operators = True
-    assert [out.token_ids for out in llm.generate(PROMPTS[:3], SamplingParams(max_tokens=3))] == [out.token_ids for out in plain]
+    assert [out.token_ids for out in llm.generate(PROMPTS[:3], SamplingParams(max_tokens=3))] == [
+        out.token_ids for out in plain
+    ]
     for iteration in llm.trace.iterations:
         assert set(iteration.operators) == set(OPERATORS) and min(iteration.operators.values()) > 0
         assert sum(iteration.operators.values()) <= iteration.seconds
@@ -250,10 +326,14 @@ def test_simulate_runs_the_same_schedule_as_the_model(llm: LLM) -> None:
         llm.policy = policy
         llm.generate(PROMPTS, SamplingParams(max_tokens=7))
         requests = [Request(i, range(len(prompt)), 7) for i, prompt in enumerate(PROMPTS)]
-        priced = simulate(requests, "laptop", "a6000", policy=policy, chunk_size=8, max_batch_size=3)
+        priced = simulate(
+            requests, "laptop", "a6000", policy=policy, chunk_size=8, max_batch_size=3
+        )
 
         def shapes(trace: Trace) -> list[tuple[int, int, int]]:
-            return [(it.num_prefill_tokens, it.num_decodes, it.num_chunks) for it in trace.iterations]
+            return [
+                (it.num_prefill_tokens, it.num_decodes, it.num_chunks) for it in trace.iterations
+            ]
 
         assert shapes(priced) == shapes(llm.trace)
         assert [i for i, _ in priced.finished] == [i for i, _ in llm.trace.finished]
@@ -261,14 +341,24 @@ def test_simulate_runs_the_same_schedule_as_the_model(llm: LLM) -> None:
 
 def test_simulate_refuses_what_the_model_does_not_allow() -> None:
     assert simulate([Request(0, range(4000), 96)], "llama-13b", "a6000").num_prefill_tokens == 4000
-    with pytest.raises(UserError, match=r"request 1: 4000 prompt tokens \+ max_tokens 97 exceed the 4096 that llama-13b allows"):
+    with pytest.raises(
+        UserError,
+        match=(
+            r"request 1: 4000 prompt tokens \+ max_tokens 97 exceed the 4096 that llama-13b allows"
+        ),
+    ):
         simulate((Request(i, range(4000), 96 + i) for i in range(2)), "llama-13b", "a6000")
 
 
 def test_simulate_refuses_before_it_runs() -> None:
     with pytest.raises(UserError, match="two requests have the id 7"):
         simulate([Request(7, range(4), 2), Request(7, range(5), 2)])
-    with pytest.raises(UserError, match="request 1 can never run: 30 prompt tokens .* need 31 tokens of cache, which holds 20"):
+    with pytest.raises(
+        UserError,
+        match=(
+            "request 1 can never run: 30 prompt tokens .* need 31 tokens of cache, which holds 20"
+        ),
+    ):
         simulate([Request(0, range(9), 2), Request(1, range(30), 2, arrival=1e9)], cache_tokens=20)
 
 
@@ -289,7 +379,13 @@ def test_virtual_clock_waits_for_arrivals() -> None:
 
 
 BAD_OPTIONS = [
-    ({"model": "gpt5"}, "unknown model 'gpt5': choose demo, a Hugging Face directory, or a hub id.*random weights: llama-13b"),
+    (
+        {"model": "gpt5"},
+        (
+            "unknown model 'gpt5': choose demo, a Hugging Face directory, or a hub id.*random"
+            " weights: llama-13b"
+        ),
+    ),
     ({"policy": "fifo"}, "unknown policy 'fifo': choose from request_level"),
     ({"dtype": "int3"}, "unknown dtype 'int3': choose from auto, float32"),
     ({"device": "cpu:x"}, "unknown device 'cpu:x'"),
@@ -300,7 +396,13 @@ BAD_OPTIONS = [
     ({"seed": 0.5}, "seed is 0.5; it must be a whole number"),
     ({"chunk_size": 0}, "chunk_size is 0"),
     ({"max_batch_size": -1}, "max_batch_size is -1"),
-    ({"max_length": 5000}, "max_length is 5000; tiny-llama-gqa allows 1 to 64|max_length is 5000; small allows 1 to 64"),
+    (
+        {"max_length": 5000},
+        (
+            "max_length is 5000; tiny-llama-gqa allows 1 to 64|max_length is 5000; small allows 1"
+            " to 64"
+        ),
+    ),
 ]
 
 
@@ -314,7 +416,10 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert choose_device("cuda:1") == torch.device("cuda:1")
-    with pytest.raises(UserError, match="device 'cuda:99' is not here: PyTorch sees 2 CUDA GPUs, the last is cuda:1"):
+    with pytest.raises(
+        UserError,
+        match="device 'cuda:99' is not here: PyTorch sees 2 CUDA GPUs, the last is cuda:1",
+    ):
         choose_device("cuda:99")
 
 
@@ -330,11 +435,19 @@ def test_bad_prompts(llm: LLM) -> None:
             llm.generate(prompts, params)
     with pytest.raises(UserError, match="2 prompts but 1 sampling_params"):
         llm.generate([[1], [2]], [params])
-    assert len(llm.generate([[1, 2]], params)[0].token_ids) == 10, "a refused call leaves the engine usable"
+    assert len(llm.generate([[1, 2]], params)[0].token_ids) == 10, (
+        "a refused call leaves the engine usable"
+    )
 
 
 def test_a_model_too_large_for_the_machine() -> None:
-    with pytest.raises(UserError, match=r"gpt3-175b needs 698.\d GB of weights and .* GB of cache \(8 slots of 4096 tokens\), but cpu has"):
+    with pytest.raises(
+        UserError,
+        match=(
+            r"gpt3-175b needs 698.\d GB of weights and .* GB of cache \(8 slots of 4096 tokens\),"
+            r" but cpu has"
+        ),
+    ):
         LLM("gpt3-175b", dtype="float32", device="cpu")
 
 
@@ -383,7 +496,9 @@ def test_chunked_prefill_is_the_full_prefill_on_cuda(name: str, chunks: list[int
     with torch.inference_mode():
         full = model.forward_full(torch.tensor([tokens], device="cuda"))[0]
     for backend in ("math", "sdpa"):
-        torch.testing.assert_close(prefill_logits(model, tokens, chunks, backend), full, rtol=0, atol=1e-10)
+        torch.testing.assert_close(
+            prefill_logits(model, tokens, chunks, backend), full, rtol=0, atol=1e-10
+        )
 
 
 @pytest.mark.cuda
@@ -396,7 +511,12 @@ def test_preemption_and_sampling_on_cuda(small: str) -> None:
     expected = [out.token_ids for out in llm.generate(PROMPTS[:6], params)]
     for policy in POLICIES:
         llm.policy, llm.cache_tokens = policy, 48
-        assert [out.token_ids for out in llm.generate(PROMPTS[:6], params, arrival_times=[0.002 * i for i in range(6)])] == expected, policy
+        assert [
+            out.token_ids
+            for out in llm.generate(
+                PROMPTS[:6], params, arrival_times=[0.002 * i for i in range(6)]
+            )
+        ] == expected, policy
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux' /proc")

@@ -1,4 +1,6 @@
-"""Every family of checkpoints against transformers: the same logits, and the same 64 greedy tokens under every policy."""
+"""Every family of checkpoints against transformers: the same logits, and the same 64 greedy tokens
+under every policy.
+"""
 
 import json
 from pathlib import Path
@@ -27,12 +29,15 @@ GPT2 = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
-LLAMA3 = {  # of 5 pairs, 2 make more than 4 turns over the original 64 positions, 2 less than 1, and one lies between
+# of 5 pairs, 2 make more than 4 turns over the original 64 positions, 2 less than 1, and one lies
+# between
+LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 50.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
 
-# name: (transformers' config, its model, what differs from ROTARY or GPT2). Shapes as odd as each family allows.
+# name: (transformers' config, its model, what differs from ROTARY or GPT2). Shapes as odd as each
+# family allows.
 CASES = {
     "llama": ("Llama", {}),
     "llama-no-gqa-tied": ("Llama", {"num_key_value_heads": 6, "tie_word_embeddings": True}),
@@ -50,15 +55,23 @@ CASES = {
 
 
 def oracle(case: str, **changes) -> transformers.PreTrainedModel:
-    """A random model of transformers', with weights large enough that every one of them shows in the logits."""
+    """A random model of transformers', with weights large enough that every one of them shows in
+    the logits.
+    """
     family, differs = CASES[case]
-    config = getattr(transformers, family + "Config")(**(GPT2 if family == "GPT2" else ROTARY) | differs | changes)
-    model = getattr(transformers, "GPT2LMHeadModel" if family == "GPT2" else family + "ForCausalLM")(config)
+    config = getattr(transformers, family + "Config")(
+        **(GPT2 if family == "GPT2" else ROTARY) | differs | changes
+    )
+    model = getattr(
+        transformers, "GPT2LMHeadModel" if family == "GPT2" else family + "ForCausalLM"
+    )(config)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(1 + 0.2 * noise if parameter.dim() == 1 and "bias" not in name else 0.2 * noise)
+            parameter.copy_(
+                1 + 0.2 * noise if parameter.dim() == 1 and "bias" not in name else 0.2 * noise
+            )
     return model.eval()
 
 
@@ -71,7 +84,9 @@ def ours(directory: Path) -> Transformer:
     return model
 
 
-def assert_same_logits(model: Transformer, reference: transformers.PreTrainedModel, length: int = 40) -> None:
+def assert_same_logits(
+    model: Transformer, reference: transformers.PreTrainedModel, length: int = 40
+) -> None:
     tokens = torch.randint(VOCABULARY, (2, length), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         expected, found = reference(tokens).logits, model.forward_full(tokens)
@@ -81,34 +96,48 @@ def assert_same_logits(model: Transformer, reference: transformers.PreTrainedMod
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_and_greedy_tokens_equal_transformers(case: str, tmp_path: Path) -> None:
-    """Logits in float32. Tokens in float64 on our side and theirs, over three prompts that share two slots: there, what differs is
-    only transformers' norms, which round to float32 (some 1e-5 in a logit), and no two best logits are as close as that.
+    """Logits in float32. Tokens in float64 on our side and theirs, over three prompts that share
+    two slots: there, what differs is only transformers' norms, which round to float32 (some 1e-5 in
+    a logit), and no two best logits are as close as that.
     """
     reference = oracle(case)
     reference.save_pretrained(tmp_path, max_shard_size="12KB" if "-" in case else "1GB")
     assert (len(list(tmp_path.glob("*.safetensors"))) > 2) == ("-" in case)
     assert_same_logits(ours(tmp_path), reference, LENGTH)
-    assert_same_logits(LLM(str(tmp_path), dtype="float32", device="cpu").model, reference, LENGTH)  # with packed linears where there are
+    # with packed linears where there are
+    assert_same_logits(LLM(str(tmp_path), dtype="float32", device="cpu").model, reference, LENGTH)
 
     reference = reference.double()
     generator = torch.Generator().manual_seed(3)
-    prompts = [torch.randint(VOCABULARY, (1, length), generator=generator) for length in (37, 5, 18)]
+    prompts = [
+        torch.randint(VOCABULARY, (1, length), generator=generator) for length in (37, 5, 18)
+    ]
     expected = []
     for prompt in prompts:
         seen = torch.ones_like(prompt)
         out = reference.generate(
-            prompt, attention_mask=seen, max_new_tokens=64, do_sample=False, output_logits=True, return_dict_in_generate=True
+            prompt,
+            attention_mask=seen,
+            max_new_tokens=64,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
         )
         best = torch.cat(out.logits).topk(2).values  # (64, 2)
         assert (best[:, 0] - best[:, 1]).min() > 2e-4, "a near-tie: choose another seed"
         expected.append(out.sequences[0, prompt.shape[1] :].tolist())
-    assert all(len(tokens) == 64 for tokens in expected) and len({*expected[0], *expected[1], *expected[2]}) > 8
+    assert (
+        all(len(tokens) == 64 for tokens in expected)
+        and len({*expected[0], *expected[1], *expected[2]}) > 8
+    )
 
     llm = LLM(str(tmp_path), max_batch_size=2, dtype="float64", device="cpu")
     for policy in POLICIES:
         for chunk_size in (7, 16):
             llm.policy, llm.chunk_size = policy, chunk_size
-            outputs = llm.generate([prompt[0].tolist() for prompt in prompts], SamplingParams(max_tokens=64))
+            outputs = llm.generate(
+                [prompt[0].tolist() for prompt in prompts], SamplingParams(max_tokens=64)
+            )
             assert [output.token_ids for output in outputs] == expected, (policy, chunk_size)
 
 
@@ -117,15 +146,19 @@ def test_transformers_reads_what_save_writes(case: str, tmp_path: Path) -> None:
     oracle(case).save_pretrained(tmp_path / "theirs")
     model = ours(tmp_path / "theirs")
     save(model, tmp_path / "ours", dtype=torch.float32, eos_id=7)
-    for (name, expected), found in zip(model.state_dict().items(), ours(tmp_path / "ours").state_dict().values(), strict=True):
+    for (name, expected), found in zip(
+        model.state_dict().items(), ours(tmp_path / "ours").state_dict().values(), strict=True
+    ):
         assert torch.equal(found, expected), name
-    reference, report = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    reference, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "ours", output_loading_info=True
+    )
     assert not report["missing_keys"] and not report["unexpected_keys"]
     assert reference.config.eos_token_id == 7
     assert_same_logits(model, reference.eval())
 
 
-# ------------------------------------------------------------------------------------------------------------------ config.json
+# -------------------------------------------------------------------------------------- config.json
 
 # config.json of models on the hub, as published, and the parameters that they are known to have
 PUBLISHED = {
@@ -176,7 +209,8 @@ def test_published_configs(model: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(raw))
     config = load_config(tmp_path, model.split("/")[1])
     assert config.name == model.split("/")[1]
-    assert config.parameters == pytest.approx(parameters, rel=1e-3)  # norms and biases are not counted
+    # norms and biases are not counted
+    assert config.parameters == pytest.approx(parameters, rel=1e-3)
     assert config.rope_scaling == ((32.0, 1.0, 4.0, 8192.0) if "3.2" in model else None)
     assert config.window == (4096 if "Mistral" in model else 0)
     assert (config.qkv_bias, config.qk_norm) == ("Qwen2" in model, "Qwen3" in model)
@@ -186,21 +220,29 @@ def with_config(directory: Path, case: str, **changes) -> Path:
     """A checkpoint of transformers' whose config.json is then changed (... takes a key away)."""
     oracle(case).save_pretrained(directory)
     raw = json.loads((directory / "config.json").read_text()) | changes
-    (directory / "config.json").write_text(json.dumps({key: value for key, value in raw.items() if value is not ...}))
+    (directory / "config.json").write_text(
+        json.dumps({key: value for key, value in raw.items() if value is not ...})
+    )
     return directory
 
 
 def test_a_sliding_window_bounds_the_length_and_is_never_ignored(tmp_path: Path) -> None:
-    """Up to the window's length a model with a window computes what one without computes: that much is supported."""
+    """Up to the window's length a model with a window computes what one without computes: that much
+    is supported.
+    """
     reference = oracle("mistral", sliding_window=24)
     reference.save_pretrained(tmp_path)
     for options in ({}, {"max_length": 25}):
-        with pytest.raises(UserError, match=r"sliding_window of 24 tokens.*max_length is (120|25); give 24 at most"):
+        with pytest.raises(
+            UserError, match=r"sliding_window of 24 tokens.*max_length is (120|25); give 24 at most"
+        ):
             LLM(str(tmp_path), device="cpu", **options)
     llm = LLM(str(tmp_path), max_length=24, dtype="float64", device="cpu", chunk_size=4)
     prompt = list(range(10))
     out = reference.double().generate(torch.tensor([prompt]), max_new_tokens=14, do_sample=False)
-    assert llm.generate([prompt], SamplingParams(max_tokens=14))[0].token_ids == out[0, 10:].tolist()
+    assert (
+        llm.generate([prompt], SamplingParams(max_tokens=14))[0].token_ids == out[0, 10:].tolist()
+    )
 
 
 @pytest.mark.parametrize(
@@ -210,9 +252,35 @@ def test_a_sliding_window_bounds_the_length_and_is_never_ignored(tmp_path: Path)
         ("mistral", {"sliding_window": None}, 0),
         ("llama", {"sliding_window": 24}, 24),
         ("qwen2-tied", {"sliding_window": 24}, 0),  # not switched on
-        ("qwen2-tied", {"sliding_window": 24, "use_sliding_window": True, "layer_types": ..., "max_window_layers": 2}, 0),
-        ("qwen2-tied", {"sliding_window": 24, "use_sliding_window": True, "layer_types": ..., "max_window_layers": 1}, 24),
-        ("qwen3", {"sliding_window": 24, "use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}, 24),
+        (
+            "qwen2-tied",
+            {
+                "sliding_window": 24,
+                "use_sliding_window": True,
+                "layer_types": ...,
+                "max_window_layers": 2,
+            },
+            0,
+        ),
+        (
+            "qwen2-tied",
+            {
+                "sliding_window": 24,
+                "use_sliding_window": True,
+                "layer_types": ...,
+                "max_window_layers": 1,
+            },
+            24,
+        ),
+        (
+            "qwen3",
+            {
+                "sliding_window": 24,
+                "use_sliding_window": True,
+                "layer_types": ["full_attention", "sliding_attention"],
+            },
+            24,
+        ),
     ],
 )
 def test_which_window_is_in_force(case: str, changes: dict, expected: int, tmp_path: Path) -> None:
@@ -234,19 +302,28 @@ def test_which_window_is_in_force(case: str, changes: dict, expected: int, tmp_p
         ("mistral", {"architectures": ["MistralForSequenceClassification"]}, "architectures is .*; for mistral only MistralForCausalLM"),
     ],
 )  # fmt: skip
-def test_what_a_family_does_not_allow_is_refused(case: str, changes: dict, message: str, tmp_path: Path) -> None:
+def test_what_a_family_does_not_allow_is_refused(
+    case: str, changes: dict, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=message):
         load_config(with_config(tmp_path, case, **changes))
 
 
 def test_rotary_stretch_spelled_as_transformers_4_did(tmp_path: Path) -> None:
-    """`rope_scaling` beside `rope_theta`; where the new spelling is there too, transformers 5 follows the old one."""
+    """`rope_scaling` beside `rope_theta`; where the new spelling is there too, transformers 5
+    follows the old one.
+    """
     reference = oracle("llama-3.1-head-dim")
     reference.save_pretrained(tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
     for new_spelling in ({}, {"rope_parameters": {"rope_type": "default", "rope_theta": 9.0}}):
-        old_spelling = {"rope_theta": 50.0, "rope_scaling": {key: value for key, value in LLAMA3.items() if key != "rope_theta"}}
-        (tmp_path / "config.json").write_text(json.dumps(raw | {"rope_parameters": None} | new_spelling | old_spelling))
+        old_spelling = {
+            "rope_theta": 50.0,
+            "rope_scaling": {key: value for key, value in LLAMA3.items() if key != "rope_theta"},
+        }
+        (tmp_path / "config.json").write_text(
+            json.dumps(raw | {"rope_parameters": None} | new_spelling | old_spelling)
+        )
         theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
         assert_same_logits(ours(tmp_path), theirs, LENGTH)
         assert_same_logits(ours(tmp_path), reference, LENGTH)

@@ -16,7 +16,15 @@ from engine import LLM, new_model, simulate
 from experiments import fig9
 from experiments.common import ROOT, Point, paper_numbers
 from experiments.measuring import ChunkProfile, best_and_neighbour, profile_chunk_sizes
-from experiments.workloads import Workload, balance, first_period, predicted_throughput, split, steady_window, tokens_per_second
+from experiments.workloads import (
+    Workload,
+    balance,
+    first_period,
+    predicted_throughput,
+    split,
+    steady_window,
+    tokens_per_second,
+)
 from timeline import Iteration, Trace
 
 
@@ -33,7 +41,9 @@ def gains_1k():
     return gains
 
 
-@pytest.mark.parametrize("chunk_size, published, ratio", [(256, "f9_c256", 14), (512, "f9_c512", 28)])
+@pytest.mark.parametrize(
+    "chunk_size, published, ratio", [(256, "f9_c256", 14), (512, "f9_c512", 28)]
+)
 def test_predicted_peak_is_the_papers(gains_1k, chunk_size, published, ratio):
     best = fig9.peak(gains_1k, 1024, chunk_size)
     assert best.gain == pytest.approx(paper_numbers()[published], rel=0.05)
@@ -42,26 +52,46 @@ def test_predicted_peak_is_the_papers(gains_1k, chunk_size, published, ratio):
 
 def test_small_chunks_gain_less(gains_1k):
     peaks = [fig9.peak(gains_1k, 1024, chunk_size).gain for chunk_size in (128, 512, 256)]
-    assert peaks == sorted(peaks)  # SARATHI Sec 5.1.3: 128 gains much less than 256 and 512, 256 the most
+    # SARATHI Sec 5.1.3: 128 gains much less than 256 and 512, 256 the most
+    assert peaks == sorted(peaks)
 
 
 def test_steady_state_does_not_depend_on_the_window():
     for policy, staggered in (("baseline", False), ("sarathi", False), ("orca", True)):
         trace = simulate(Workload(1024, 18, 10, staggered).requests(8 * 18), policy=policy)
-        windows = [tokens_per_second(trace, 1024, 18 * first, 18 * last) for first, last in ((2, 3), (2, 4), (3, 7))]
+        windows = [
+            tokens_per_second(trace, 1024, 18 * first, 18 * last)
+            for first, last in ((2, 3), (2, 4), (3, 7))
+        ]
         assert windows == pytest.approx([windows[0]] * 3, rel=1e-6)
 
 
-@pytest.mark.parametrize("length, batch_size, chunk_size", [(512, 8, 128), (512, 8, 256), (256, 4, 64)])
+@pytest.mark.parametrize(
+    "length, batch_size, chunk_size", [(512, 8, 128), (512, 8, 256), (256, 4, 64)]
+)
 @pytest.mark.parametrize("factor", [0.5, 0.8, 1, 1.5, 2.5])
 def test_the_first_period_is_like_any_other(length, batch_size, chunk_size, factor):
-    """What a measurement takes time for, at the shapes that are measured: within 1 % of the steady state."""
+    """What a measurement takes time for, at the shapes that are measured: within 1 % of the steady
+    state.
+    """
     ratio = factor * balance(chunk_size, batch_size)
-    for policy, staggered in (("baseline", False), ("sarathi", False), ("orca", False), ("orca", True)):
+    for policy, staggered in (
+        ("baseline", False),
+        ("sarathi", False),
+        ("orca", False),
+        ("orca", True),
+    ):
         work = Workload(length, batch_size, ratio, staggered)
-        trace = simulate(work.requests(8 * batch_size), policy=policy, chunk_size=chunk_size, max_batch_size=batch_size)
+        trace = simulate(
+            work.requests(8 * batch_size),
+            policy=policy,
+            chunk_size=chunk_size,
+            max_batch_size=batch_size,
+        )
         steady = tokens_per_second(trace, length, 3 * batch_size, 6 * batch_size)
-        assert tokens_per_second(trace, length, *first_period(work, policy)) == pytest.approx(steady, rel=0.01), policy
+        assert tokens_per_second(trace, length, *first_period(work, policy)) == pytest.approx(
+            steady, rel=0.01
+        ), policy
 
 
 def test_a_window_counts_from_one():
@@ -83,8 +113,11 @@ def test_points_name_their_source():
 
 def run_fig9(*flags: str) -> subprocess.CompletedProcess:
     script = [sys.executable, str(ROOT / "experiments" / "fig9.py"), *flags]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # a tiny model's threads would only wait for one another
-    return subprocess.run(script, check=False, capture_output=True, text=True, timeout=300, env=environment)
+    # a tiny model's threads would only wait for one another
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        script, check=False, capture_output=True, text=True, timeout=300, env=environment
+    )
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -98,27 +131,61 @@ def test_quick_run_writes_table_picture_and_csv(tmp_path):
     assert "peak gain" in result.stdout and "1.27" in result.stdout
     assert (tmp_path / "new" / "fig9.png").read_bytes().startswith(b"\x89PNG")
     rows = read(tmp_path / "new" / "fig9.csv")
-    assert list(rows[0]) == ["figure", "series", "x", "x_unit", "y", "y_unit", "source", "model", "hardware"]
+    assert list(rows[0]) == [
+        "figure",
+        "series",
+        "x",
+        "x_unit",
+        "y",
+        "y_unit",
+        "source",
+        "model",
+        "hardware",
+    ]
     assert {row["source"] for row in rows} == {"paper", "predicted"}
-    assert {row["model"] for row in rows} <= configs.MODELS.keys() and {row["hardware"] for row in rows} <= configs.GPUS.keys()
-    assert {(row["x"], row["y"]) for row in rows if row["source"] == "paper"} >= {("14", "1.27"), ("28", "1.23")}
+    assert {row["model"] for row in rows} <= configs.MODELS.keys() and {
+        row["hardware"] for row in rows
+    } <= configs.GPUS.keys()
+    assert {(row["x"], row["y"]) for row in rows if row["source"] == "paper"} >= {
+        ("14", "1.27"),
+        ("28", "1.23"),
+    }
 
 
 def test_quick_measurement_adds_measured_rows(tmp_path):
     model = new_model(configs.MODELS["demo"], torch.float32, torch.device("cpu"))
     model.init_weights(seed=0)
     checkpoint.save(model, tmp_path / "tiny")
-    where = ["--device", "cpu", "--dtype", "float32", "--model", str(tmp_path / "tiny"), "--out", str(tmp_path)]
-    result = run_fig9("--measure", "--quick", *where, "--length", "64", "--batch-size", "3", "--chunk-sizes", "16")
+    where = [
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+        "--model",
+        str(tmp_path / "tiny"),
+        "--out",
+        str(tmp_path),
+    ]
+    result = run_fig9(
+        "--measure", "--quick", *where, "--length", "64", "--batch-size", "3", "--chunk-sizes", "16"
+    )
     assert result.returncode == 0 and "Profile" not in result.stdout, result.stderr
     measured = [row for row in read(tmp_path / "fig9.csv") if row["source"] == "measured"]
-    assert {row["model"] for row in measured} == {"tiny"} and {row["hardware"] for row in measured}.isdisjoint(configs.GPUS)
+    assert {row["model"] for row in measured} == {"tiny"} and {
+        row["hardware"] for row in measured
+    }.isdisjoint(configs.GPUS)
     by_series = {row["series"]: float(row["y"]) for row in measured}
     middle, low, high = (by_series[f"C=16 L=64 B=3{name}"] for name in ("", " lowest", " highest"))
     assert 0 < low <= middle <= high
-    result = run_fig9("--measure", "--quick", *where, "--batch-size", "3", "--length", "64")  # 24 .. 32: C = 32 is the only choice
-    assert "Profile of single iterations" in result.stdout and "measured below: C = 32, which looks best\n" in result.stdout
-    assert {row["series"] for row in read(tmp_path / "fig9.csv") if row["source"] == "measured"} >= {"C=32 L=64 B=3"}
+    # 24 .. 32: C = 32 is the only choice
+    result = run_fig9("--measure", "--quick", *where, "--batch-size", "3", "--length", "64")
+    assert (
+        "Profile of single iterations" in result.stdout
+        and "measured below: C = 32, which looks best\n" in result.stdout
+    )
+    assert {
+        row["series"] for row in read(tmp_path / "fig9.csv") if row["source"] == "measured"
+    } >= {"C=32 L=64 B=3"}
 
 
 def test_the_profile_names_the_best_and_the_better_neighbour():
@@ -137,8 +204,12 @@ def test_the_profile_runs_what_it_says(small):
     for profile in found:
         prompt, decodes = split(64, balance(profile.chunk_size, 2))
         chunks = 2 * prompt / (profile.chunk_size - 1)
-        assert profile.gain == pytest.approx((profile.prefill + decodes * profile.decodes) / (chunks * profile.hybrid))
-    assert found[0].prefill / split(64, balance(16, 2))[0] == pytest.approx(found[1].prefill / split(64, balance(32, 2))[0])
+        assert profile.gain == pytest.approx(
+            (profile.prefill + decodes * profile.decodes) / (chunks * profile.hybrid)
+        )
+    assert found[0].prefill / split(64, balance(16, 2))[0] == pytest.approx(
+        found[1].prefill / split(64, balance(32, 2))[0]
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""The figures: each script runs and writes what it should, the shapes are the paper's, measured rows survive, bad flags are one line."""
+"""The figures: each script runs and writes what it should, the shapes are the paper's, measured
+rows survive, bad flags are one line.
+"""
 
 import csv
 import importlib
@@ -16,13 +18,30 @@ from attention import chunk_mask
 from cli import run_main
 from engine import LLM, new_model
 from experiments import fidelity, fig6, fig8, serve_latency, serve_stalls
-from experiments.common import Point, curves, make_directory, paper_numbers, read_csv, with_kept, write_csv
+from experiments.common import (
+    Point,
+    curves,
+    make_directory,
+    paper_numbers,
+    read_csv,
+    with_kept,
+    write_csv,
+)
 from experiments.measuring import Run as MeasuredRun
 from experiments.measuring import measured_gains, time_batches
 from experiments.workloads import Workload, balance, make_batch, predicted_gain
 
 gallery = importlib.import_module("experiments.all")
-FIGURES = {figure.name: figure for figure in (*fidelity.FIGURES, fig6.FIGURE, *fidelity.SERVING, serve_stalls.FIGURE, serve_latency.FIGURE)}
+FIGURES = {
+    figure.name: figure
+    for figure in (
+        *fidelity.FIGURES,
+        fig6.FIGURE,
+        *fidelity.SERVING,
+        serve_stalls.FIGURE,
+        serve_latency.FIGURE,
+    )
+}
 SCRIPTS = [*FIGURES, "fig5", "fig9", "fig12", "choose_chunk", "policies", "fidelity"]
 
 
@@ -49,7 +68,10 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A checkpoint that loads at once."""
     path = tmp_path_factory.mktemp("models") / "tiny"
-    checkpoint.save(new_model(configs.MODELS["demo"], torch.float32, torch.device("cpu")).init_weights(seed=0), path)
+    checkpoint.save(
+        new_model(configs.MODELS["demo"], torch.float32, torch.device("cpu")).init_weights(seed=0),
+        path,
+    )
     return str(path)
 
 
@@ -58,9 +80,21 @@ def test_a_script_writes_picture_and_csv(out: Path, name: str) -> None:
     assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     with open(out / f"{name}.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["figure", "series", "x", "x_unit", "y", "y_unit", "source", "model", "hardware"]
+    assert list(rows[0]) == [
+        "figure",
+        "series",
+        "x",
+        "x_unit",
+        "y",
+        "y_unit",
+        "source",
+        "model",
+        "hardware",
+    ]
     assert {row["figure"] for row in rows} == {name}
-    assert {row["source"] for row in rows} == ({"predicted"} if name in ("serve_stalls", "serve_latency") else {"paper", "predicted"})
+    assert {row["source"] for row in rows} == (
+        {"predicted"} if name in ("serve_stalls", "serve_latency") else {"paper", "predicted"}
+    )
     if name != "fig6":  # masks belong to no model
         assert {row["model"] for row in rows} <= configs.MODELS.keys() and {
             row["hardware"].split(" x ")[-1] for row in rows
@@ -69,8 +103,14 @@ def test_a_script_writes_picture_and_csv(out: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_published_numbers_are_the_papers(out: Path, name: str) -> None:
-    points = {(point.series, point.x): point.y for point in read_csv(out / f"{name}.csv") if point.source == "paper"}
-    assert all(points[place] == paper_numbers()[number] for number, place in FIGURES[name].paper.items())
+    points = {
+        (point.series, point.x): point.y
+        for point in read_csv(out / f"{name}.csv")
+        if point.source == "paper"
+    }
+    assert all(
+        points[place] == paper_numbers()[number] for number, place in FIGURES[name].paper.items()
+    )
 
 
 def predicted(out: Path, name: str) -> dict[str, list[Point]]:
@@ -79,7 +119,9 @@ def predicted(out: Path, name: str) -> dict[str, list[Point]]:
 
 def test_prefill_is_flat_and_decode_falls(out: Path) -> None:
     found = predicted(out, "fig3")
-    prefill, decode = ([point.y for point in found[f"{phase}, total L=1024"]] for phase in ("prefill", "decode"))
+    prefill, decode = (
+        [point.y for point in found[f"{phase}, total L=1024"]] for phase in ("prefill", "decode")
+    )
     assert max(prefill) < 1.05 * min(prefill)
     assert decode == sorted(decode, reverse=True) and decode[0] > 10 * decode[-1]
 
@@ -87,40 +129,64 @@ def test_prefill_is_flat_and_decode_falls(out: Path) -> None:
 def test_prefill_is_bound_by_compute_and_decode_by_memory(out: Path) -> None:
     found = predicted(out, "fig4")
     (edge,) = found["FLOP to bandwidth ratio"]
-    assert all(point.y > edge.y for series, curve in found.items() if series.startswith("prefill intensity") for point in curve)
-    assert all(curve[0].y < 2 for series, curve in found.items() if series.startswith("decode intensity"))
+    assert all(
+        point.y > edge.y
+        for series, curve in found.items()
+        if series.startswith("prefill intensity")
+        for point in curve
+    )
+    assert all(
+        curve[0].y < 2 for series, curve in found.items() if series.startswith("decode intensity")
+    )
     assert all(point.y < 2 for point in found["decode intensity, attn"])  # whatever the batch
 
 
 def test_fig6_is_the_mask(out: Path) -> None:
-    rows = sorted((point.x, point.y) for curve in predicted(out, "fig6").values() for point in curve)
+    rows = sorted(
+        (point.x, point.y) for curve in predicted(out, "fig6").values() for point in curve
+    )
     assert rows == [(row, row + 1) for row in range(12)]
     assert [y for _, y in rows] == chunk_mask(0, 12).sum(dim=1).tolist()
 
 
 def test_decode_speedup_falls_with_batch_size_and_length() -> None:
-    table = [[fig8.predicted_speedup("llama-13b", "a6000", length, size) for size in (2, 4, 6)] for length in (1024, 2048, 3072)]
+    table = [
+        [fig8.predicted_speedup("llama-13b", "a6000", length, size) for size in (2, 4, 6)]
+        for length in (1024, 2048, 3072)
+    ]
     assert all(row == sorted(row, reverse=True) for row in table)
     assert all(list(column) == sorted(column, reverse=True) for column in zip(*table, strict=True))
 
 
 def test_orca_lies_between_baseline_and_sarathi(out: Path) -> None:
     found = predicted(out, "fig11")
-    for worst, best, sarathi in zip(*[found[f"{name} (a)"] for name in ("orca worst", "orca best", "sarathi C=256")], strict=True):
+    for worst, best, sarathi in zip(
+        *[found[f"{name} (a)"] for name in ("orca worst", "orca best", "sarathi C=256")],
+        strict=True,
+    ):
         assert worst.y == pytest.approx(1, abs=1e-6) and 1.01 < best.y < sarathi.y - 0.05
-    peaks = {name: max(found[f"{name} (b)"], key=lambda point: point.y) for name in ("sarathi C=256", "sarathi C=512", "orca best")}
-    assert peaks["sarathi C=256"].x < peaks["sarathi C=512"].x < peaks["orca best"].x  # longer chunks peak further right
+    peaks = {
+        name: max(found[f"{name} (b)"], key=lambda point: point.y)
+        for name in ("sarathi C=256", "sarathi C=512", "orca best")
+    }
+    # longer chunks peak further right
+    assert peaks["sarathi C=256"].x < peaks["sarathi C=512"].x < peaks["orca best"].x
     assert peaks["sarathi C=256"].y > peaks["sarathi C=512"].y > peaks["orca best"].y
 
 
 def test_orca_at_its_best_gains_as_sarathi_with_long_chunks() -> None:
     best = predicted_gain(Workload(1024, 18, 40, staggered=True), "orca")
-    assert best == pytest.approx(predicted_gain(Workload(1024, 18, 40), "sarathi", 1024 + 18), rel=1e-6)
+    assert best == pytest.approx(
+        predicted_gain(Workload(1024, 18, 40), "sarathi", 1024 + 18), rel=1e-6
+    )
 
 
 def test_the_gain_peaks_at_the_balance() -> None:
     middle = balance(256, 18)
-    gains = [predicted_gain(Workload(1024, 18, factor * middle), "sarathi", 256) for factor in (0.7, 1, 1.5)]
+    gains = [
+        predicted_gain(Workload(1024, 18, factor * middle), "sarathi", 256)
+        for factor in (0.7, 1, 1.5)
+    ]
     assert gains[1] == max(gains)
 
 
@@ -129,52 +195,84 @@ def test_small_chunks_cost_most_and_tiles_matter(out: Path) -> None:
     overhead = {point.x: point.y for point in found["prefill, largest"]}
     gain = {point.x: point.y for point in found["end to end, largest"]}
     assert overhead[64] > overhead[128] > overhead[256] > overhead[512] > 1
-    assert overhead[320] > overhead[256] and gain[320] < min(gain[256], gain[512])  # no multiple of 128
+    # no multiple of 128
+    assert overhead[320] > overhead[256] and gain[320] < min(gain[256], gain[512])
 
 
 def test_linear_operators_gain_and_attention_does_not_read_less(out: Path) -> None:
     found = predicted(out, "fig10")
-    assert all(point.y > 1.05 for series, curve in found.items() if series.startswith("reduction of") for point in curve)
+    assert all(
+        point.y > 1.05
+        for series, curve in found.items()
+        if series.startswith("reduction of")
+        for point in curve
+    )
 
 
-# ------------------------------------------------------------------------------------------ fidelity
+# ----------------------------------------------------------------------------------------- fidelity
 
 
 def test_fidelity(out: Path) -> None:
     rows = fidelity.read(out / "fidelity.csv")
     a6000 = sorted(abs(row.error) for row in rows if row.counts and "A6000" in row.conditions)
     assert len(a6000) >= 30 and a6000[len(a6000) // 2] < 5
-    gains = [abs(row.error) for row in rows if row.id.startswith("t4_33b") and row.id.endswith("total")]
+    gains = [
+        abs(row.error) for row in rows if row.id.startswith("t4_33b") and row.id.endswith("total")
+    ]
     assert len(gains) == 3 and max(gains) < fidelity.A100_GAINS
     large = [
-        row for row in rows if row.error is not None and abs(row.error) > fidelity.LIMIT and row.id != "f9_broad"
+        row
+        for row in rows
+        if row.error is not None and abs(row.error) > fidelity.LIMIT and row.id != "f9_broad"
     ]  # a median: too coarse here
-    assert all(row.explanation not in ("", fidelity.UNEXPLAINED) for row in large if not row.id.startswith("ss_"))
-    assert {row.kind for row in rows if row.where in ("Table 2", "Fig 7") and not row.id.startswith("ss_")} == {"fitted"}
+    assert all(
+        row.explanation not in ("", fidelity.UNEXPLAINED)
+        for row in large
+        if not row.id.startswith("ss_")
+    )
+    assert {
+        row.kind
+        for row in rows
+        if row.where in ("Table 2", "Fig 7") and not row.id.startswith("ss_")
+    } == {"fitted"}
     assert not any(row.counts for row in rows if row.kind == "fitted")
     text = (out / "fidelity.md").read_text(encoding="utf-8")
     assert all(row.quantity in text for row in rows) and "median error" in text
 
 
 def test_serving_has_a_section_of_its_own(out: Path) -> None:
-    """Outside the statistics; the committed rows, of the full run, are all explained where they miss."""
+    """Outside the statistics; the committed rows, of the full run, are all explained where they
+    miss.
+    """
     text = (out / "fidelity.md").read_text(encoding="utf-8")
     before, after = text.split("## Sarathi-Serve")
     assert "Yi-34B" not in before and "Yi-34B" in after and "second hand" in after
-    rows = [row for row in fidelity.read(Path(configs.__file__).parent / "results" / "fidelity.csv") if row.id.startswith("ss_")]
+    rows = [
+        row
+        for row in fidelity.read(Path(configs.__file__).parent / "results" / "fidelity.csv")
+        if row.id.startswith("ss_")
+    ]
     assert len(rows) > 30 and not any(row.counts for row in rows)
     assert sum(row.kind == "second hand" for row in rows) >= 12
-    missing = [row for row in rows if row.kind == "not modelled" or (row.error is not None and abs(row.error) > fidelity.LIMIT)]
+    missing = [
+        row
+        for row in rows
+        if row.kind == "not modelled" or (row.error is not None and abs(row.error) > fidelity.LIMIT)
+    ]
     assert all(row.explanation not in ("", fidelity.UNEXPLAINED) for row in missing)
 
 
 def test_every_published_number_has_one_prediction(out: Path) -> None:
     ids = [row.id for row in fidelity.read(out / "fidelity.csv")]
-    published = [name for name in paper_numbers() if re.match(r"(t2|t4|f3|f4|f7|f8|f9|f10|f11|f11a|f11b|f13|s31|s42|s511|ss)_", name)]
+    published = [
+        name
+        for name in paper_numbers()
+        if re.match(r"(t2|t4|f3|f4|f7|f8|f9|f10|f11|f11a|f11b|f13|s31|s42|s511|ss)_", name)
+    ]
     assert sorted(ids) == sorted(published)
 
 
-# ------------------------------------------------------------------------------------------ the gallery
+# -------------------------------------------------------------------------------------- the gallery
 
 
 def test_gallery_shows_every_figure(out: Path) -> None:
@@ -188,10 +286,16 @@ def test_gallery_shows_every_figure(out: Path) -> None:
     )
     for name in [*FIGURES, "fig9", "choose_chunk", "policies"]:
         assert f'src="{name}.png"' in page
-    assert "200 times" in page and "C = 256 gains most, 1.2" in page and "{" not in page.split("</style>")[1]
+    assert (
+        "200 times" in page
+        and "C = 256 gains most, 1.2" in page
+        and "{" not in page.split("</style>")[1]
+    )
 
 
-def test_all_names_the_script_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_all_names_the_script_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     monkeypatch.setattr(gallery, "CAPTIONS", {"no_such_script": None})
     monkeypatch.setattr(gallery, "ROOT", tmp_path)
     with pytest.raises(SystemExit) as ended:
@@ -201,7 +305,7 @@ def test_all_names_the_script_that_fails(tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "index.html").exists()
 
 
-# ------------------------------------------------------------------------------------------ measuring
+# ---------------------------------------------------------------------------------------- measuring
 
 
 @pytest.mark.parametrize(
@@ -214,7 +318,9 @@ def test_measured_rows_are_added_and_survive(name: str, tiny: str, tmp_path: Pat
     assert measured and {point.model for point in measured} == {"tiny"}
     assert {point.hardware for point in measured}.isdisjoint(configs.GPUS)
     call(name, *where)
-    assert [point for point in read_csv(tmp_path / f"{name}.csv") if point.source == "measured"] == measured
+    assert [
+        point for point in read_csv(tmp_path / f"{name}.csv") if point.source == "measured"
+    ] == measured
 
 
 def test_chunking_does_not_change_tokens(tiny: str) -> None:
@@ -228,13 +334,18 @@ def test_a_new_measurement_replaces_only_its_own(tmp_path: Path) -> None:
 
     path = tmp_path / "fig8.csv"
     assert with_kept(path, [row(1, "predicted", "a6000")]) == [row(1, "predicted", "a6000")]
-    write_csv(path, [row(1, "predicted", "a6000"), row(2, "measured", "one"), row(3, "measured", "two")])
+    write_csv(
+        path, [row(1, "predicted", "a6000"), row(2, "measured", "one"), row(3, "measured", "two")]
+    )
     assert with_kept(path, [row(4, "predicted", "a6000"), row(5, "measured", "two")]) == [
         row(4, "predicted", "a6000"),
         row(2, "measured", "one"),
         row(5, "measured", "two"),
     ]
-    assert curves(with_kept(path, [row(6, "measured", "one")]), "measured") == {"s": [row(6, "measured", "one")]}  # the newest
+    # the newest
+    assert curves(with_kept(path, [row(6, "measured", "one")]), "measured") == {
+        "s": [row(6, "measured", "one")]
+    }
 
 
 def test_batches_of_a_chosen_shape_run_and_are_priced(tiny: str) -> None:
@@ -242,7 +353,10 @@ def test_batches_of_a_chosen_shape_run_and_are_priced(tiny: str) -> None:
     assert (batch.num_prefill_tokens, batch.num_tokens, len(batch.sampled)) == (21, 23, 3)
     assert fig8.CostModel(configs.MODELS["llama-13b"], configs.GPUS["a6000"]).seconds(batch) > 0
     llm = LLM(tiny, max_batch_size=4, max_length=65, dtype="float32", device="cpu")
-    plain, timed = time_batches(llm, [batch], 2)[0], time_batches(llm, [batch], 2, operators=True)[0]
+    plain, timed = (
+        time_batches(llm, [batch], 2)[0],
+        time_batches(llm, [batch], 2, operators=True)[0],
+    )
     assert plain.seconds > 0 and plain.operators is None
     assert 0 < sum(timed.operators.values()) <= 2 * timed.seconds
 
@@ -258,8 +372,13 @@ def test_measured_gains_alternate_with_the_baseline(tiny: str) -> None:
 
 
 @pytest.mark.parametrize("script", [*SCRIPTS, "all"])
-@pytest.mark.parametrize("flags, complaint", [(["--no-such-flag"], "--no-such-flag"), (["--quick", "--out", "/dev/null/x"], "/dev/null")])
-def test_bad_flags_are_one_line(script: str, flags: list[str], complaint: str, capsys: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "flags, complaint",
+    [(["--no-such-flag"], "--no-such-flag"), (["--quick", "--out", "/dev/null/x"], "/dev/null")],
+)
+def test_bad_flags_are_one_line(
+    script: str, flags: list[str], complaint: str, capsys: pytest.CaptureFixture
+) -> None:
     with pytest.raises(SystemExit) as ended:
         call(script, *flags)
     said = capsys.readouterr()
@@ -268,8 +387,16 @@ def test_bad_flags_are_one_line(script: str, flags: list[str], complaint: str, c
 
 
 @pytest.mark.parametrize("script", ["fig3", "fig9", "policies", "shapes"])
-@pytest.mark.parametrize("text", ["a,b\n1,2\n", ",".join(field.name for field in fields(Point)) + "\nfig3,s,1,B,much,x,measured,m,h\n"])
-def test_a_file_in_the_way_is_one_line(script: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a,b\n1,2\n",
+        ",".join(field.name for field in fields(Point)) + "\nfig3,s,1,B,much,x,measured,m,h\n",
+    ],
+)
+def test_a_file_in_the_way_is_one_line(
+    script: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     """Before anything runs: what was measured for minutes would be lost."""
     path = tmp_path / f"{'fig3' if script == 'shapes' else script}.csv"
     path.write_text(text, encoding="utf-8")
@@ -281,7 +408,9 @@ def test_a_file_in_the_way_is_one_line(script: str, text: str, tmp_path: Path, c
     assert list(tmp_path.iterdir()) == [path] and path.read_text(encoding="utf-8") == text
 
 
-def test_a_directory_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_cannot_be_written_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(configs.UserError, match="no permission to write there"):
         make_directory(tmp_path)
@@ -297,7 +426,9 @@ def test_a_directory_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypa
     ],
 )
 @pytest.mark.parametrize("script", ["fig3", "table4"])
-def test_bad_measuring_flags(script: str, flags: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_bad_measuring_flags(
+    script: str, flags: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     with pytest.raises(SystemExit) as ended:
         call(script, "--out", str(tmp_path), *flags)
     said = capsys.readouterr()

@@ -38,14 +38,24 @@ def test_a_name_a_directory_or_the_demo(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_what_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
-    assert "model.safetensors is a file; give the directory" in complaint(str(tmp_path / "model.safetensors"))
-    assert complaint("./no/such").startswith("./no/such: no such directory; choose demo, a Hugging Face directory")
-    assert complaint("gpt5").startswith("unknown model 'gpt5': choose demo, a Hugging Face directory, or a hub id such as")
+    assert "model.safetensors is a file; give the directory" in complaint(
+        str(tmp_path / "model.safetensors")
+    )
+    assert complaint("./no/such").startswith(
+        "./no/such: no such directory; choose demo, a Hugging Face directory"
+    )
+    assert complaint("gpt5").startswith(
+        "unknown model 'gpt5': choose demo, a Hugging Face directory, or a hub id such as"
+    )
 
 
 def test_a_hub_id_offline(offline: Path) -> None:
     said = complaint(ID)
-    assert f"{ID!r} is no directory here" in said and "the hub cannot be reached" in said and f"hf download {ID} --local-dir" in said
+    assert (
+        f"{ID!r} is no directory here" in said
+        and "the hub cannot be reached" in said
+        and f"hf download {ID} --local-dir" in said
+    )
 
 
 def test_a_hub_id_that_was_downloaded_before(offline: Path) -> None:
@@ -56,32 +66,58 @@ def test_a_hub_id_that_was_downloaded_before(offline: Path) -> None:
     assert find(ID) == folder / "snapshots" / "abc"
     for file in DEMO.iterdir():
         (folder / "snapshots" / "abc" / file.name).write_bytes(file.read_bytes())
-    assert LLM(ID, device="cpu", max_length=8).config.name == "some-model-0.5B", "not the hash that its directory is called"
+    assert LLM(ID, device="cpu", max_length=8).config.name == "some-model-0.5B", (
+        "not the hash that its directory is called"
+    )
 
 
 def test_without_the_hubs_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert "without the huggingface_hub package: pip install huggingface_hub, or give a directory" in complaint(ID)
+    assert (
+        "without the huggingface_hub package: pip install huggingface_hub, or give a directory"
+        in complaint(ID)
+    )
 
 
 def test_what_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {}
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda model, **options: asked.update(options, model=model) or str(tmp_path))
+    monkeypatch.setattr(
+        huggingface_hub,
+        "snapshot_download",
+        lambda model, **options: asked.update(options, model=model) or str(tmp_path),
+    )
     assert find(ID) == tmp_path and asked == {"model": ID, "allow_patterns": HUB_FILES}
-    files = ["config.json", "model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.json"]
-    rest = ["consolidated.safetensors", "pytorch_model.bin", "onnx/model.onnx", "README.md", "original/consolidated.00.pth"]
+    files = [
+        "config.json",
+        "model.safetensors",
+        "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+    ]
+    rest = [
+        "consolidated.safetensors",
+        "pytorch_model.bin",
+        "onnx/model.onnx",
+        "README.md",
+        "original/consolidated.00.pth",
+    ]
     assert list(utils.filter_repo_objects(files + rest, allow_patterns=HUB_FILES)) == files
 
 
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (errors.GatedRepoError, f"accept a licence on https://huggingface.co/{ID}, then 'hf auth login'"),
+        (
+            errors.GatedRepoError,
+            f"accept a licence on https://huggingface.co/{ID}, then 'hf auth login'",
+        ),
         (errors.RepositoryNotFoundError, "the hub has no such model"),
         (OSError, "as a hub id it cannot be had: disk full"),
     ],
 )
-def test_what_the_hub_says_becomes_one_line(error: type[Exception], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_hub_says_becomes_one_line(
+    error: type[Exception], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object, **__: object) -> None:
         problem = error.__new__(error)  # some of these want a whole HTTP response
         problem.args = ("disk full\nand more",)

@@ -1,4 +1,6 @@
-"""The Gantt picture shows what a trace says: a bar for each chunk and decode, at its time, in its request's lane."""
+"""The Gantt picture shows what a trace says: a bar for each chunk and decode, at its time, in its
+request's lane.
+"""
 
 import matplotlib.pyplot as plt
 import pytest
@@ -23,7 +25,10 @@ def boxes(axes: plt.Axes, kind: str) -> list[tuple[int, float, float]]:
     found = []
     for collection in axes.collections:
         assert isinstance(collection, PolyCollection)
-        if len(collection.get_facecolor()) and to_hex(collection.get_facecolor()[0]).upper() == LOOKS[kind].colour.upper():
+        if (
+            len(collection.get_facecolor())
+            and to_hex(collection.get_facecolor()[0]).upper() == LOOKS[kind].colour.upper()
+        ):
             corners = [path.get_extents() for path in collection.get_paths()]
             found += [(int(corner.y0 + 0.01), corner.x0, corner.x1) for corner in corners]
     return sorted(found)
@@ -39,7 +44,10 @@ def expected(trace: Trace, which: str) -> list[tuple[int, float, float]]:
 
 def check(trace: Trace, axes: plt.Axes) -> None:
     for kind in ("prefill", "decode"):
-        assert boxes(axes, kind) == [(lane, pytest.approx(start), pytest.approx(end)) for lane, start, end in expected(trace, kind)]
+        assert boxes(axes, kind) == [
+            (lane, pytest.approx(start), pytest.approx(end))
+            for lane, start, end in expected(trace, kind)
+        ]
 
 
 def test_priced_run() -> None:
@@ -51,12 +59,18 @@ def test_priced_run() -> None:
     assert len(boxes(axes, "stall")) == len(trace.stalls(0.15)) > 0
     crosses = [line for line in axes.lines if line.get_marker() == "X"]
     assert sum(len(line.get_xdata()) for line in crosses) == len(trace.preempted) > 0
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == [look.meaning for look in LOOKS.values()]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+        look.meaning for look in LOOKS.values()
+    ]
 
 
 def test_real_run(small: str) -> None:
-    llm = LLM(small, policy="sarathi", chunk_size=8, max_batch_size=3, device="cpu", dtype="float32")
-    llm.generate([list(range(1, 20)), [1, 2, 3]], SamplingParams(max_tokens=5), arrival_times=[0, 0.005])
+    llm = LLM(
+        small, policy="sarathi", chunk_size=8, max_batch_size=3, device="cpu", dtype="float32"
+    )
+    llm.generate(
+        [list(range(1, 20)), [1, 2, 3]], SamplingParams(max_tokens=5), arrival_times=[0, 0.005]
+    )
     _, axes = plt.subplots()
     assert draw(llm.trace, axes, legend=False) is axes and axes.get_legend() is None
     check(llm.trace, axes)
@@ -64,7 +78,9 @@ def test_real_run(small: str) -> None:
 
 def test_labels_only_where_there_is_room() -> None:
     _, axes = plt.subplots(figsize=(8, 2))
-    draw_lanes(axes, {"a": [Bar(0, 5, "prefill", "512"), Bar(5, 5.01, "prefill", "7")], "b": []}, end=10)
+    draw_lanes(
+        axes, {"a": [Bar(0, 5, "prefill", "512"), Bar(5, 5.01, "prefill", "7")], "b": []}, end=10
+    )
     assert [text.get_text() for text in axes.texts] == ["512"]
 
 
@@ -72,7 +88,9 @@ def test_any_lanes() -> None:
     """Stages of a pipeline, say, with a look of their own."""
     _, axes = plt.subplots()
     draw_lanes(
-        axes, {"stage 1": [Bar(0, 1, "work"), Bar(2, 3, "work")], "stage 2": [Bar(1, 2, "work")]}, {"work": Look("works", "#0072B2")}
+        axes,
+        {"stage 1": [Bar(0, 1, "work"), Bar(2, 3, "work")], "stage 2": [Bar(1, 2, "work")]},
+        {"work": Look("works", "#0072B2")},
     )
     assert boxes(axes, "decode") == [(0, 0, 1), (0, 2, 3), (1, 1, 2)]  # the decodes' colour
 
@@ -82,4 +100,6 @@ def test_an_empty_trace() -> None:
 
 
 def test_looks_differ_without_colour() -> None:
-    assert len({(look.low, look.high, look.hatch, look.marker) for look in LOOKS.values()}) == len(LOOKS)
+    assert len({(look.low, look.high, look.hatch, look.marker) for look in LOOKS.values()}) == len(
+        LOOKS
+    )

@@ -17,21 +17,39 @@ ROOT = Path(__file__).parent.parent
 
 def generate(*arguments: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "generate.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False
+    )
 
 
 def test_streams_text_and_ends_with_a_table() -> None:
-    done = generate("The with statement", "--policy", "sarathi", "--chunk-size", "64", "--max-tokens", "24", "--ignore-eos")
+    done = generate(
+        "The with statement",
+        "--policy",
+        "sarathi",
+        "--chunk-size",
+        "64",
+        "--max-tokens",
+        "24",
+        "--ignore-eos",
+    )
     assert done.returncode == 0, done.stderr
     text, table = done.stdout.split("\npolicy ")
     assert text.startswith("The with statement") and len(text) > len("The with statement") + 20
-    for line in ("prefill", "decode        23 tokens", "iterations    24 in", "mean batch    1.00", "device, dtype cpu"):
+    for line in (
+        "prefill",
+        "decode        23 tokens",
+        "iterations    24 in",
+        "mean batch    1.00",
+        "device, dtype cpu",
+    ):
         assert line in table, table
 
 
 def test_several_prompts_make_a_batch(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
-    prompts.write_text("The with statement\n\nReturn a new list\n", encoding="utf-8-sig")  # with a mark first, as some editors write it
+    # with a mark first, as some editors write it
+    prompts.write_text("The with statement\n\nReturn a new list\n", encoding="utf-8-sig")
     outputs = []
     for policy in ("baseline", "sarathi"):
         arguments = (
@@ -50,21 +68,38 @@ def test_several_prompts_make_a_batch(tmp_path: Path) -> None:
         done = generate(*arguments)
         assert done.returncode == 0, done.stderr
         outputs.append(done.stdout[: done.stdout.index("policy  ")])
-    assert "--- 2 of 3\nThe with statement" in outputs[0] and "--- 3 of 3\nReturn a new list" in outputs[0]
+    assert (
+        "--- 2 of 3\nThe with statement" in outputs[0]
+        and "--- 3 of 3\nReturn a new list" in outputs[0]
+    )
     assert outputs[0] == outputs[1], "the policy changes the time, never the text"
 
 
 def test_a_line_ends_at_a_newline_only(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_bytes("one\x0cpage\u2028and\x85more\r\nThe with statement".encode())
-    assert read_prompts(argparse.Namespace(prompts=[], file=prompts)) == ["one\x0cpage\u2028and\x85more", "The with statement"]
+    assert read_prompts(argparse.Namespace(prompts=[], file=prompts)) == [
+        "one\x0cpage\u2028and\x85more",
+        "The with statement",
+    ]
 
 
 def test_each_prompt_draws_its_own_numbers() -> None:
     """The same prompt twice gives two texts, and the same two with the same seed."""
 
     def texts(seed: int) -> list[str]:
-        done = generate("def open(", "def open(", "--temperature", "1", "--seed", str(seed), "--max-tokens", "16", "--dtype", "float32")
+        done = generate(
+            "def open(",
+            "def open(",
+            "--temperature",
+            "1",
+            "--seed",
+            str(seed),
+            "--max-tokens",
+            "16",
+            "--dtype",
+            "float32",
+        )
         assert done.returncode == 0, done.stderr
         return re.findall(r"--- \d of 2\n(.*?)\n\n(?=---|policy)", done.stdout, flags=re.DOTALL)
 
@@ -76,16 +111,31 @@ def test_each_prompt_draws_its_own_numbers() -> None:
 
 def test_a_mistake_in_one_of_several_prompts_is_one_line() -> None:
     done = generate("hi", "", "--max-tokens", "4")
-    assert done.returncode == 2 and done.stderr == "error: prompt 1 is empty; it needs at least one token\n"
+    assert (
+        done.returncode == 2
+        and done.stderr == "error: prompt 1 is empty; it needs at least one token\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("hi", "--model", "gpt5"), "unknown model 'gpt5': choose demo, a Hugging Face directory, or a hub id"),
-        (("hi", "--model", "laptop"), "model 'laptop' has random weights and no tokenizer: for text choose demo, a Hugging Face directory"),
+        (
+            ("hi", "--model", "gpt5"),
+            "unknown model 'gpt5': choose demo, a Hugging Face directory, or a hub id",
+        ),
+        (
+            ("hi", "--model", "laptop"),
+            (
+                "model 'laptop' has random weights and no tokenizer: for text choose demo, a"
+                " Hugging Face directory"
+            ),
+        ),
         (("hi", "--model", "tests"), "tests: no config.json; expected a Hugging Face checkpoint"),
-        (("hi", "--policy", "fifo"), "unknown policy 'fifo': choose from request_level, orca, vllm_v0, sarathi"),
+        (
+            ("hi", "--policy", "fifo"),
+            "unknown policy 'fifo': choose from request_level, orca, vllm_v0, sarathi",
+        ),
         (("hi", "--dtype", "int3"), "unknown dtype 'int3': choose from auto, float32"),
         (("hi", "--chunk-size", "0"), "chunk_size is 0; it must be a whole number, at least 1"),
         (("hi", "--seed", "-1"), "seed is -1; it must be a whole number from 0"),
@@ -112,7 +162,11 @@ def test_nan_is_found_on_request(tmp_path: Path) -> None:
     save_file(tensors, broken / "model.safetensors")
     done = generate("hi", "--model", str(broken), "--check")
     assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1
-    assert done.stderr == f"error: {broken / 'model.safetensors'}: model.layers.2.mlp.up_proj.weight holds NaN or infinity\n"
+    assert (
+        done.stderr
+        == f"error: {broken / 'model.safetensors'}: model.layers.2.mlp.up_proj.weight holds NaN or"
+        " infinity\n"
+    )
 
 
 def test_truncated_weights(tmp_path: Path) -> None:

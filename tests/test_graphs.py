@@ -1,4 +1,6 @@
-"""Replayed iterations yield the tokens of ordinary ones. Without CUDA, a replay runs the model on the buffers of its recording: all but the capture."""
+"""Replayed iterations yield the tokens of ordinary ones. Without CUDA, a replay runs the model on
+the buffers of its recording: all but the capture.
+"""
 
 import pytest
 import torch
@@ -51,7 +53,8 @@ def test_same_tokens_under_every_policy(name: str, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(GraphExecutor, "record", counted)
     recorded = Graphs(KVCache(model.config, BATCH_SIZE, model.config.max_length, model.dtype))
-    recorded.cache.k.fill_(3.0), recorded.cache.v.fill_(-5.0)  # keys beyond a context are read, and must not be seen
+    # keys beyond a context are read, and must not be seen
+    recorded.cache.k.fill_(3.0), recorded.cache.v.fill_(-5.0)
     for policy in POLICIES:
         for _ in range(2):
             assert generate_replaying(model, recorded, policy) == tiny_expected(name, COUNT), policy
@@ -59,17 +62,23 @@ def test_same_tokens_under_every_policy(name: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_shapes() -> None:
-    """A recording serves all batches of its shape, and no others: requests, rows, and contexts up to the same multiple of STEP."""
+    """A recording serves all batches of its shape, and no others: requests, rows, and contexts up
+    to the same multiple of STEP.
+    """
     model = tiny_model("llama")
     recorded = Graphs(KVCache(model.config, BATCH_SIZE, 64, model.dtype))
     generate_replaying(model, recorded, "sarathi")
     for (spans, rows, longest), recording in recorded.recordings.items():
         tokens = sum(requests * each for requests, each in spans)
-        assert len(recording.flat.tokens) == tokens <= CHUNK_SIZE and recording.logits.shape == (rows, model.config.vocab_size)
+        assert len(recording.flat.tokens) == tokens <= CHUNK_SIZE and recording.logits.shape == (
+            rows,
+            model.config.vocab_size,
+        )
         assert longest % 16 == 0 and longest <= 64
-    assert any(sum(requests * each for requests, each in spans) == CHUNK_SIZE for spans, *_ in recorded.recordings), (
-        "C rows, by construction"
-    )
+    assert any(
+        sum(requests * each for requests, each in spans) == CHUNK_SIZE
+        for spans, *_ in recorded.recordings
+    ), "C rows, by construction"
 
 
 def test_no_more_than_the_memory_is_meant_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,8 +99,16 @@ def test_needs_cuda(small: str) -> None:
 @pytest.mark.parametrize("name", TINY)
 def test_same_tokens_from_cuda_graphs(name: str) -> None:
     model = tiny_model(name, device="cuda")
-    expected = generate(model, [Request(i, prompt, COUNT) for i, prompt in enumerate(PROMPTS)], "sarathi", CHUNK_SIZE, BATCH_SIZE)
-    recorded = Graphs(KVCache(model.config, BATCH_SIZE, model.config.max_length, model.dtype, model.device))
+    expected = generate(
+        model,
+        [Request(i, prompt, COUNT) for i, prompt in enumerate(PROMPTS)],
+        "sarathi",
+        CHUNK_SIZE,
+        BATCH_SIZE,
+    )
+    recorded = Graphs(
+        KVCache(model.config, BATCH_SIZE, model.config.max_length, model.dtype, model.device)
+    )
     for policy in POLICIES:
         for _ in range(2):
             assert generate_replaying(model, recorded, policy) == expected, policy

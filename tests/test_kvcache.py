@@ -49,7 +49,9 @@ def test_write_is_in_place_and_hits_its_places_only() -> None:
     k = torch.randn(3, config.n_kv_head, config.head_dim)
     cache.write(1, torch.tensor([1, 1, 0]), torch.tensor([4, 5, 0]), k, -k)
     assert (cache.k.data_ptr(), cache.v.data_ptr()) == before
-    assert torch.equal(cache.k[1, :, 1, 4:6].transpose(0, 1), k[:2]) and torch.equal(cache.v[1, :, 0, 0], -k[2])
+    assert torch.equal(cache.k[1, :, 1, 4:6].transpose(0, 1), k[:2]) and torch.equal(
+        cache.v[1, :, 0, 0], -k[2]
+    )
     assert cache.k.count_nonzero() == k.numel()
 
 
@@ -59,7 +61,8 @@ def test_paper_formula() -> None:
     assert model.kv_bytes_per_token() == 2 * 40 * 5120 * 2
     assert 12.9e9 < model.parameters < 13.1e9
     assert max_batch_size(model, gpu, 1024) == int((48e9 - 2 * model.parameters) / (1024 * 819200))
-    assert max_batch_size(model, gpu, 1024) >= 18  # the paper fits 18: its formula leaves nothing for activations
+    # the paper fits 18: its formula leaves nothing for activations
+    assert max_batch_size(model, gpu, 1024) >= 18
     assert max_batch_size(MODELS["gpt3-175b"], gpu, 1024) == 0
 
 

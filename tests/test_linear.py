@@ -1,4 +1,6 @@
-"""Packed linears against plain ones: equal to rounding, for all shapes; and what cannot be packed stays as it is."""
+"""Packed linears against plain ones: equal to rounding, for all shapes; and what cannot be packed
+stays as it is.
+"""
 
 import copy
 
@@ -31,11 +33,18 @@ def test_packed_equals_plain(dtype: torch.dtype, shape: tuple[int, int], bias: b
         before = residual.clone()
         with torch.inference_mode():
             y, sum_, exact = packed(x), packed(x, residual), exactly(x.double())
-        assert y.shape == sum_.shape == exact.shape and y.dtype == sum_.dtype == dtype and torch.equal(residual, before)
+        assert (
+            y.shape == sum_.shape == exact.shape
+            and y.dtype == sum_.dtype == dtype
+            and torch.equal(residual, before)
+        )
         scale = shape[0] ** 0.5  # of the exact values: sums of products of normal numbers
-        rounding = 4 * torch.finfo(dtype).eps + 32 * torch.finfo(torch.float32).eps  # of the result, and of the sums
+        # of the result, and of the sums
+        rounding = 4 * torch.finfo(dtype).eps + 32 * torch.finfo(torch.float32).eps
         torch.testing.assert_close(y.double() / scale, exact / scale, rtol=0, atol=rounding)
-        torch.testing.assert_close(sum_.double() / scale, (exact + residual.double()) / scale, rtol=0, atol=rounding)
+        torch.testing.assert_close(
+            sum_.double() / scale, (exact + residual.double()) / scale, rtol=0, atol=rounding
+        )
 
 
 @pytest.mark.parametrize("flavour", ["llama-gqa", "gpt2"])
@@ -52,7 +61,9 @@ def test_a_packed_model(flavour: str, dtype: torch.dtype) -> None:
     tokens = torch.arange(40)[None] % 97
     with torch.inference_mode():
         expected, found = plain.forward_full(tokens), model.forward_full(tokens)
-    torch.testing.assert_close(found, expected, rtol=0, atol=50 * torch.finfo(dtype).eps * expected.abs().max().item())
+    torch.testing.assert_close(
+        found, expected, rtol=0, atol=50 * torch.finfo(dtype).eps * expected.abs().max().item()
+    )
 
 
 def test_exact_models_stay_plain() -> None:

@@ -1,4 +1,6 @@
-"""native.cpp beside what it stands for: `attention.math`, the model's own small operators, the cache's own writes."""
+"""native.cpp beside what it stands for: `attention.math`, the model's own small operators, the
+cache's own writes.
+"""
 
 import dataclasses
 import os
@@ -47,7 +49,11 @@ def cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     if request.param != "this CPU":
         if platform.machine() != "x86_64":
             pytest.skip("needs an x86 CPU")
-        monkeypatch.setattr(native, "FLAGS", ["-march=haswell" if flag == "-march=native" else flag for flag in native.FLAGS])
+        monkeypatch.setattr(
+            native,
+            "FLAGS",
+            ["-march=haswell" if flag == "-march=native" else flag for flag in native.FLAGS],
+        )
     forget()
     yield
     forget()
@@ -61,7 +67,9 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(1)
 
 
-def case(shape: str, head_dim: int, n_kv_head: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, list[int], list[int]]:
+def case(
+    shape: str, head_dim: int, n_kv_head: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, list[int], list[int]]:
     rows, slots, contexts = SHAPES[shape]
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(len(slots), rows, 4, head_dim, generator=generator)
@@ -76,10 +84,14 @@ def exact(q: Tensor, keys: Tensor, values: Tensor, slots: list[int], contexts: l
 @pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_attention_equals_math(shape: str, head_dim: int, dtype: torch.dtype, cpu: None, two_threads: None) -> None:
+def test_attention_equals_math(
+    shape: str, head_dim: int, dtype: torch.dtype, cpu: None, two_threads: None
+) -> None:
     for n_kv_head in (4, 2, 1):
         arguments = case(shape, head_dim, n_kv_head, dtype)
-        torch.testing.assert_close(native.attend(*arguments).double(), exact(*arguments), rtol=0, atol=CLOSE[dtype])
+        torch.testing.assert_close(
+            native.attend(*arguments).double(), exact(*arguments), rtol=0, atol=CLOSE[dtype]
+        )
 
 
 @pytest.mark.parametrize("dtype", CLOSE)
@@ -93,11 +105,15 @@ def test_only_the_context_counts(shape: str, dtype: torch.dtype, cpu: None) -> N
         live[slot, :context] = True
     for cache in (keys, values):
         cache[:, ~live] = float("nan")
-    torch.testing.assert_close(native.attend(q, keys, values, slots, contexts), expected, rtol=0, atol=0)
+    torch.testing.assert_close(
+        native.attend(q, keys, values, slots, contexts), expected, rtol=0, atol=0
+    )
 
 
 def test_a_row_sees_nothing_behind_itself() -> None:
-    """Promise 1: the rows of a chunk are those of the whole prompt, even where a later key would outweigh all others."""
+    """Promise 1: the rows of a chunk are those of the whole prompt, even where a later key would
+    outweigh all others.
+    """
     q, keys, values, _, _ = case("whole prompt", 64, 4, torch.float32)
     keys[:, 2, 40] *= 1000
     whole = native.attend(q, keys, values, [2], [70])
@@ -112,7 +128,9 @@ def test_a_nan_is_not_hidden(dtype: torch.dtype) -> None:
     for shape in ("short chunk, deep", "decodes"):
         for spoiled in range(3):  # q, keys, values
             arguments = case(shape, 64, 4, dtype)
-            (arguments[0][0] if spoiled == 0 else arguments[spoiled][:, arguments[3][0]])[..., 5] = float("nan")
+            (arguments[0][0] if spoiled == 0 else arguments[spoiled][:, arguments[3][0]])[
+                ..., 5
+            ] = float("nan")
             assert native.attend(*arguments)[0].isnan().any()
 
 
@@ -120,9 +138,15 @@ def test_strided_queries() -> None:
     """Queries as the model has them: a part of the rows that hold q, k and v."""
     q, keys, values, slots, contexts = case("decodes", 64, 4, torch.float32)
     beside = torch.cat((q, torch.full_like(q, float("nan"))), dim=2)
-    assert torch.equal(native.attend(beside[:, :, :4], keys, values, slots, contexts), native.attend(q, keys, values, slots, contexts))
+    assert torch.equal(
+        native.attend(beside[:, :, :4], keys, values, slots, contexts),
+        native.attend(q, keys, values, slots, contexts),
+    )
     turned = q.transpose(2, 3).contiguous().transpose(2, 3)
-    assert torch.equal(native.attend(turned, keys, values, slots, contexts), native.attend(q, keys, values, slots, contexts))
+    assert torch.equal(
+        native.attend(turned, keys, values, slots, contexts),
+        native.attend(q, keys, values, slots, contexts),
+    )
 
 
 @pytest.mark.parametrize("rows", [1, 7, 300])
@@ -143,24 +167,37 @@ def test_small_operators(dtype: torch.dtype, rows: int, cpu: None, two_threads: 
         close(native.RMSNorm(norm)(x.transpose(0, 1)), norm.double()(x.double().transpose(0, 1)))
     inner = draw(rows, 2 * 48, scale=40)  # e^40 is no bfloat16's, nor e^-40 a difference to 1
     close(native.swiglu(inner), model.swiglu(inner.double()))
-    heads, angles = draw(rows, 5, 64), torch.rand(rows, 1, 32, generator=generator, dtype=torch.float64)
+    heads, angles = (
+        draw(rows, 5, 64),
+        torch.rand(rows, 1, 32, generator=generator, dtype=torch.float64),
+    )
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
     expected = heads.double()
     model.rotate(expected, 4, cos.double(), sin.double())  # v, beside q and k, is left alone
-    assert torch.equal(expected[:, 4:], heads[:, 4:].double()) and not torch.equal(expected[:, :4], heads[:, :4].double())
+    assert torch.equal(expected[:, 4:], heads[:, 4:].double()) and not torch.equal(
+        expected[:, :4], heads[:, :4].double()
+    )
     native.rotate(heads, 4, cos, sin)
     close(heads, expected)
 
 
 def test_extreme_gates() -> None:
-    extreme = torch.tensor([[-1e4, -200.0, -88.0, 0.0, 88.0, 200.0, 1e30, float("nan")] * 2 + [1.0] * 16])
-    torch.testing.assert_close(native.swiglu(extreme), model.swiglu(extreme), rtol=1e-5, atol=1e-30, equal_nan=True)
+    extreme = torch.tensor(
+        [[-1e4, -200.0, -88.0, 0.0, 88.0, 200.0, 1e30, float("nan")] * 2 + [1.0] * 16]
+    )
+    torch.testing.assert_close(
+        native.swiglu(extreme), model.swiglu(extreme), rtol=1e-5, atol=1e-30, equal_nan=True
+    )
 
 
 @pytest.mark.parametrize("n_kv_head", [4, 2, 1])
 @pytest.mark.parametrize("dtype", CLOSE)
-def test_a_whole_batch_in_one_call(dtype: torch.dtype, n_kv_head: int, cpu: None, two_threads: None) -> None:
-    """Two chunks, one of them of a single row, and two decodes: what is written, and what each span sees, as span by span."""
+def test_a_whole_batch_in_one_call(
+    dtype: torch.dtype, n_kv_head: int, cpu: None, two_threads: None
+) -> None:
+    """Two chunks, one of them of a single row, and two decodes: what is written, and what each span
+    sees, as span by span.
+    """
     config = dataclasses.replace(TINY["llama"], n_head=4, n_kv_head=n_kv_head, head_dim=32)
     generator = torch.Generator().manual_seed(0)
     batch = flat_batch([(2, 10, 70), (0, 0, 1), (3, 60, 1), (1, 0, 1)])
@@ -175,7 +212,9 @@ def test_a_whole_batch_in_one_call(dtype: torch.dtype, n_kv_head: int, cpu: None
     y = native.over(batch, caches[1])(1, qkv)
     torch.testing.assert_close(y, expected, rtol=0, atol=CLOSE[dtype])
     assert torch.equal(caches[0].k, caches[1].k) and torch.equal(caches[0].v, caches[1].v)
-    assert (caches[1].k != before).any(dim=-1).sum() == 73 * n_kv_head, "the new rows of that layer, and no others"
+    assert (caches[1].k != before).any(dim=-1).sum() == 73 * n_kv_head, (
+        "the new rows of that layer, and no others"
+    )
 
 
 @pytest.mark.parametrize("policy", ["sarathi", "request_level", "vllm_v0"])
@@ -184,21 +223,41 @@ def test_llm_generates_the_same(policy: str) -> None:
     prompts = ["def open(path, mode):", "class List:\n    ", "import " * 40]
     tokens = []
     for attention_name in ("native", "sdpa"):
-        llm = LLM("demo", policy=policy, chunk_size=48, max_batch_size=2, dtype="float32", device="cpu", attention=attention_name)
-        assert llm.attention == attention_name and (llm.model.layers[0].rotate is native.rotate) == (attention_name == "native")
-        tokens.append([output.token_ids for output in llm.generate(prompts, SamplingParams(max_tokens=24))])
+        llm = LLM(
+            "demo",
+            policy=policy,
+            chunk_size=48,
+            max_batch_size=2,
+            dtype="float32",
+            device="cpu",
+            attention=attention_name,
+        )
+        assert llm.attention == attention_name and (
+            llm.model.layers[0].rotate is native.rotate
+        ) == (attention_name == "native")
+        tokens.append(
+            [output.token_ids for output in llm.generate(prompts, SamplingParams(max_tokens=24))]
+        )
     assert tokens[0] == tokens[1]
 
 
 @pytest.mark.parametrize("flavour", TINY)
 def test_every_kind_of_model(flavour: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Grouped heads, biases, norms of q and k, tied embeddings, GPT-2: a hybrid batch's logits, native beside plain."""
-    wide = dataclasses.replace(TINY[flavour], name="wide", hidden=32 * TINY[flavour].n_head, intermediate=48, head_dim=32)
+    """Grouped heads, biases, norms of q and k, tied embeddings, GPT-2: a hybrid batch's logits,
+    native beside plain.
+    """
+    wide = dataclasses.replace(
+        TINY[flavour], name="wide", hidden=32 * TINY[flavour].n_head, intermediate=48, head_dim=32
+    )
     monkeypatch.setitem(TINY, "wide", wide)
     plain, ours = (tiny_model("wide", torch.float32) for _ in range(2))
     caches = [KVCache(wide, 3, 40) for _ in range(2)]
     native.install(ours)
-    assert isinstance(ours.layers[1].norm_2, native.RMSNorm) == isinstance(ours.norm, native.RMSNorm) == (flavour != "gpt2")
+    assert (
+        isinstance(ours.layers[1].norm_2, native.RMSNorm)
+        == isinstance(ours.norm, native.RMSNorm)
+        == (flavour != "gpt2")
+    )
     steps = [  # (slot, first position, rows): prompts, then a chunk beside two decodes
         [(0, 0, 9), (1, 0, 17)],
         [(2, 0, 20), (0, 9, 1), (1, 17, 1)],
@@ -220,7 +279,9 @@ def flat_batch(step: list[tuple[int, int, int]]) -> model.FlatBatch:
         slots += [slot] * rows
         positions += range(start, start + rows)
     last = torch.tensor([span.rows.stop - 1 for span in spans])
-    return model.FlatBatch(torch.tensor(tokens), torch.tensor(slots), torch.tensor(positions), spans, last)
+    return model.FlatBatch(
+        torch.tensor(tokens), torch.tensor(slots), torch.tensor(positions), spans, last
+    )
 
 
 def test_auto_takes_it() -> None:
@@ -230,10 +291,15 @@ def test_auto_takes_it() -> None:
 
 def test_what_it_is_not_written_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "small", dataclasses.replace(TINY["llama-gqa"], name="small"))
-    with pytest.raises(UserError, match="'native' needs a head_dim that is a multiple of 32 up to 256.*here they are 8 and 3"):
+    with pytest.raises(
+        UserError,
+        match="'native' needs a head_dim that is a multiple of 32 up to 256.*here they are 8 and 3",
+    ):
         LLM("small", dtype="float32", device="cpu", attention="native")
     assert LLM("small", dtype="float32", device="cpu").attention == "sdpa"
-    with pytest.raises(UserError, match="'native' needs a CPU, and bfloat16 or float32; this is cpu, float64"):
+    with pytest.raises(
+        UserError, match="'native' needs a CPU, and bfloat16 or float32; this is cpu, float64"
+    ):
         LLM("demo", dtype="float64", device="cpu", attention="native")
     with pytest.raises(UserError, match="'native' needs a CPU.*this is cuda"):
         attention.choose_backend("native", torch.device("cuda"), torch.bfloat16, 64, 1)
@@ -244,7 +310,9 @@ def test_nothing_to_attend() -> None:
     assert native.attend(q[:0], keys, values, [], []).shape == (0, 1, 4, 64)
 
 
-def test_no_compiler_or_a_broken_one(cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+def test_no_compiler_or_a_broken_one(
+    cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
     """Asked for, it says why; unasked, sdpa does the work."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     broken, silent, no_folder = tmp_path / "c++", tmp_path / "true", tmp_path / "file"
@@ -254,14 +322,29 @@ def test_no_compiler_or_a_broken_one(cpu: None, monkeypatch: pytest.MonkeyPatch,
     broken.chmod(0o755)
     no_folder.touch()
     for change, message in (
-        (lambda: monkeypatch.setenv("CXX", str(broken)), r"cannot compile native.cpp \(native.cpp:1: error: no vectors here\): choose"),
-        (lambda: monkeypatch.setenv("CXX", str(silent)), r"cannot be compiled, kept or loaded \(.*native-\w+.so.*\): choose"),
-        (lambda: monkeypatch.setenv("CXX", "g++ -O1"), r"\$CXX is 'g\+\+ -O1', which is no program: choose"),
         (
-            lambda: (monkeypatch.delenv("CXX"), monkeypatch.setenv("XDG_CACHE_HOME", str(no_folder))),
+            lambda: monkeypatch.setenv("CXX", str(broken)),
+            r"cannot compile native.cpp \(native.cpp:1: error: no vectors here\): choose",
+        ),
+        (
+            lambda: monkeypatch.setenv("CXX", str(silent)),
+            r"cannot be compiled, kept or loaded \(.*native-\w+.so.*\): choose",
+        ),
+        (
+            lambda: monkeypatch.setenv("CXX", "g++ -O1"),
+            r"\$CXX is 'g\+\+ -O1', which is no program: choose",
+        ),
+        (
+            lambda: (
+                monkeypatch.delenv("CXX"),
+                monkeypatch.setenv("XDG_CACHE_HOME", str(no_folder)),
+            ),
             r"native.cpp cannot be compiled, kept or loaded \(.*file.*\): choose",
         ),
-        (lambda: monkeypatch.setattr(native, "compiler", lambda: None), r"needs a C\+\+ compiler \(g\+\+ on Linux"),
+        (
+            lambda: monkeypatch.setattr(native, "compiler", lambda: None),
+            r"needs a C\+\+ compiler \(g\+\+ on Linux",
+        ),
     ):
         change()
         forget()
@@ -271,10 +354,14 @@ def test_no_compiler_or_a_broken_one(cpu: None, monkeypatch: pytest.MonkeyPatch,
         assert [path.name for path in (tmp_path / "nano-sarathi").glob("*")] == []
     said = capfd.readouterr().err
     assert said.count("compiling") == 2, "a compiler that has failed is not tried again"
-    assert said.count("PyTorch's operators do the same, more slowly") == 4, "of each failure but that there is no compiler"
+    assert said.count("PyTorch's operators do the same, more slowly") == 4, (
+        "of each failure but that there is no compiler"
+    )
 
 
-def test_it_is_compiled_once(cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+def test_it_is_compiled_once(
+    cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for _ in range(2):
         forget()

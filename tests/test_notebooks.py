@@ -1,4 +1,6 @@
-"""The lessons' .py sources and .ipynb files are in step, and what is committed is fit to be read. `make notebooks` executes them."""
+"""The lessons' .py sources and .ipynb files are in step, and what is committed is fit to be read.
+`make notebooks` executes them.
+"""
 
 import importlib.util
 from pathlib import Path
@@ -15,14 +17,21 @@ LESSONS = execute.lessons()
 
 
 def test_numbered_without_a_gap() -> None:
-    assert [lesson.stem[:2] for lesson in LESSONS] == [f"{number:02d}" for number in range(1, len(LESSONS) + 1)] and len(LESSONS) >= 8
+    assert [lesson.stem[:2] for lesson in LESSONS] == [
+        f"{number:02d}" for number in range(1, len(LESSONS) + 1)
+    ] and len(LESSONS) >= 8
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
 def test_ipynb_is_in_step_with_its_source(lesson: Path) -> None:
-    source, notebook = execute.convert(lesson), nbformat.read(lesson.with_suffix(".ipynb"), as_version=4)
+    source, notebook = (
+        execute.convert(lesson),
+        nbformat.read(lesson.with_suffix(".ipynb"), as_version=4),
+    )
     cells = [(cell.cell_type, cell.source) for cell in source.cells]
-    assert cells == [(cell.cell_type, cell.source) for cell in notebook.cells], "run `make notebooks-refresh`"
+    assert cells == [(cell.cell_type, cell.source) for cell in notebook.cells], (
+        "run `make notebooks-refresh`"
+    )
     nbformat.validate(notebook)
 
 
@@ -31,19 +40,31 @@ def test_committed_outputs(lesson: Path) -> None:
     notebook = nbformat.read(lesson.with_suffix(".ipynb"), as_version=4)
     assert execute.complaints(notebook) == []
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), "executed once, from top to bottom"
-    pictures = [output for cell in code for output in cell.outputs if "image/png" in output.get("data", {})]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), (
+        "executed once, from top to bottom"
+    )
+    pictures = [
+        output for cell in code for output in cell.outputs if "image/png" in output.get("data", {})
+    ]
     assert len(pictures) >= 3
-    assert set(notebook.metadata) == {"jupytext", "kernelspec"}, "no versions or paths of the machine that ran it"
+    assert set(notebook.metadata) == {"jupytext", "kernelspec"}, (
+        "no versions or paths of the machine that ran it"
+    )
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
 def test_form(lesson: Path) -> None:
-    """Title, claims, predictions before runs, short cells, a cell to play with, three questions with hidden answers."""
+    """Title, claims, predictions before runs, short cells, a cell to play with, three questions
+    with hidden answers.
+    """
     cells = execute.convert(lesson).cells
     prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     assert cells[0].source.startswith("# Lesson")
-    assert prose.count("**Predict first.**") >= 3 and prose.count("**The paper's claim") >= 3 and prose.count("**Explain.**") >= 3
+    assert (
+        prose.count("**Predict first.**") >= 3
+        and prose.count("**The paper's claim") >= 3
+        and prose.count("**Explain.**") >= 3
+    )
     assert "## What if ..." in prose and prose.count("<details><summary>Answer</summary>") == 3
     for cell in cells:
         if cell.cell_type == "code":
@@ -59,5 +80,9 @@ def test_complaints_see_errors_warnings_and_paths() -> None:
 
     assert execute.complaints(notebook(output_type="stream", name="stdout", text="fine")) == []
     assert execute.complaints(notebook(output_type="stream", name="stderr", text="a warning"))
-    assert execute.complaints(notebook(output_type="error", ename="ValueError", evalue="no", traceback=[]))
-    assert execute.complaints(notebook(output_type="stream", name="stdout", text=f"wrote {FOLDER}/x.png"))
+    assert execute.complaints(
+        notebook(output_type="error", ename="ValueError", evalue="no", traceback=[])
+    )
+    assert execute.complaints(
+        notebook(output_type="stream", name="stdout", text=f"wrote {FOLDER}/x.png")
+    )

@@ -1,4 +1,6 @@
-"""Trace files are what ui.perfetto.dev reads: known phases, whole microseconds, names, slices that nest; and they say what the run did."""
+"""Trace files are what ui.perfetto.dev reads: known phases, whole microseconds, names, slices that
+nest; and they say what the run did.
+"""
 
 import json
 import sys
@@ -16,7 +18,8 @@ from lanes import Bar, request_lanes
 from scheduler import POLICIES, Request
 from timeline import Trace
 
-NEEDED = {"X": {"dur"}, "M": {"args"}, "C": {"args"}, "i": {"s"}}  # beside ph, pid, tid, ts and name, by phase
+# beside ph, pid, tid, ts and name, by phase
+NEEDED = {"X": {"dur"}, "M": {"args"}, "C": {"args"}, "i": {"s"}}
 
 
 def requests() -> list[Request]:
@@ -26,11 +29,16 @@ def requests() -> list[Request]:
 def events_of(path: Path) -> list[dict]:
     """The events of a file, once its format is checked."""
     document = json.loads(path.read_text(encoding="utf-8"))
-    assert set(document) == {"traceEvents", "displayTimeUnit"} and document["displayTimeUnit"] == "ms"
+    assert (
+        set(document) == {"traceEvents", "displayTimeUnit"} and document["displayTimeUnit"] == "ms"
+    )
     events = document["traceEvents"]
     for event in events:
         assert {"ph", "pid", "tid", "ts", "name"} | NEEDED[event["ph"]] <= set(event)
-        assert all(isinstance(event[key], int) and event[key] >= 0 for key in ("pid", "tid", "ts")) and event["name"]
+        assert (
+            all(isinstance(event[key], int) and event[key] >= 0 for key in ("pid", "tid", "ts"))
+            and event["name"]
+        )
         if event["ph"] == "C":
             assert all(isinstance(value, int | float) for value in event["args"].values())
     timed = [event for event in events if event["ph"] != "M"]
@@ -38,13 +46,17 @@ def events_of(path: Path) -> list[dict]:
     assert all(before["ts"] <= after["ts"] for before, after in pairwise(timed)), "sorted by time"
     named = {(event["name"], event["pid"], event["tid"]) for event in events if event["ph"] == "M"}
     for pid, tid in {(event["pid"], event["tid"]) for event in timed}:
-        assert ("process_name", pid, 0) in named and (tid == 0 or ("thread_name", pid, tid) in named)
+        assert ("process_name", pid, 0) in named and (
+            tid == 0 or ("thread_name", pid, tid) in named
+        )
     check_nesting(timed)
     return events
 
 
 def check_nesting(events: list[dict]) -> None:
-    """On each lane, a slice lies after the one before it or inside it: Perfetto drops those that cross."""
+    """On each lane, a slice lies after the one before it or inside it: Perfetto drops those that
+    cross.
+    """
     open_until: dict[tuple[int, int], list[int]] = {}
     for event in [event for event in events if event["ph"] == "X"]:
         ends = open_until.setdefault((event["pid"], event["tid"]), [])
@@ -56,7 +68,11 @@ def check_nesting(events: list[dict]) -> None:
 
 
 def named(events: list[dict], kind: str) -> dict[str, tuple[int, int]]:
-    return {event["args"]["name"]: (event["pid"], event["tid"]) for event in events if event["name"] == kind}
+    return {
+        event["args"]["name"]: (event["pid"], event["tid"])
+        for event in events
+        if event["name"] == kind
+    }
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -69,24 +85,41 @@ def test_priced_run_with_preemptions(policy: str, tmp_path: Path) -> None:
     assert list(groups) == [f"{policy}: engine", f"{policy}: requests"]
     assert list(lanes) == ["iterations"] + [f"request {i}" for i in range(5)]
 
-    iterations = [event for event in events if event["ph"] == "X" and (event["pid"], event["tid"]) == lanes["iterations"]]
-    assert [event["name"] for event in iterations] == [iteration.kind for iteration in trace.iterations]
+    iterations = [
+        event
+        for event in events
+        if event["ph"] == "X" and (event["pid"], event["tid"]) == lanes["iterations"]
+    ]
+    assert [event["name"] for event in iterations] == [
+        iteration.kind for iteration in trace.iterations
+    ]
     for event, iteration in zip(iterations, trace.iterations, strict=True):
         assert event["args"]["tokens"] == iteration.num_prefill_tokens + iteration.num_decodes
-        assert abs(event["ts"] - 1e6 * iteration.start) < 1 and abs(event["dur"] - 1e6 * iteration.seconds) < 1
+        assert (
+            abs(event["ts"] - 1e6 * iteration.start) < 1
+            and abs(event["dur"] - 1e6 * iteration.seconds) < 1
+        )
     assert sum(event["name"] == "preemption" for event in events) == len(trace.preempted)
-    assert sum(event["name"] == "decode" and event["pid"] == 2 for event in events) == trace.num_decodes
+    assert (
+        sum(event["name"] == "decode" and event["pid"] == 2 for event in events)
+        == trace.num_decodes
+    )
     assert sum(event["name"] == "stall" for event in events) == len(trace.stalls(0.1))
 
-    cached = [event["args"]["cached tokens"] for event in events if event["name"] == "cached tokens"]
+    cached = [
+        event["args"]["cached tokens"] for event in events if event["name"] == "cached tokens"
+    ]
     assert max(cached) <= 300 and cached[-1] == 0 and len(cached) == len(trace.iterations)
 
 
 def test_cached_tokens_by_hand() -> None:
-    """Two prompts of 4 in a cache of 12: the second is preempted at 6 cached tokens each, and comes back with 4 + 3 tokens."""
+    """Two prompts of 4 in a cache of 12: the second is preempted at 6 cached tokens each, and comes
+    back with 4 + 3 tokens.
+    """
     work = [Request(0, range(4), 6), Request(1, range(4), 5)]
     trace = simulate(work, policy="orca", max_batch_size=2, cache_tokens=12)
-    assert perfetto.cached_tokens(trace) == [8, 10, 12, 7, 8, 0, 7, 0]  # A alone from the fourth on; a request's last token frees it
+    # A alone from the fourth on; a request's last token frees it
+    assert perfetto.cached_tokens(trace) == [8, 10, 12, 7, 8, 0, 7, 0]
 
 
 def test_operators_nest_in_their_iteration(tmp_path: Path) -> None:
@@ -95,44 +128,110 @@ def test_operators_nest_in_their_iteration(tmp_path: Path) -> None:
     events = events_of(tmp_path / "run.json")
     lanes = named(events, "thread_name")
     assert "A" in lanes and "request 1" in lanes
-    inside = [event for event in events if event["ph"] == "X" and (event["pid"], event["tid"]) == lanes["iterations"]]
-    assert len(inside) == 7 * len(trace.iterations) and inside[0]["name"] == "prefill" and inside[1]["name"] == "preproj"
+    inside = [
+        event
+        for event in events
+        if event["ph"] == "X" and (event["pid"], event["tid"]) == lanes["iterations"]
+    ]
+    assert (
+        len(inside) == 7 * len(trace.iterations)
+        and inside[0]["name"] == "prefill"
+        and inside[1]["name"] == "preproj"
+    )
     assert inside[0]["args"]["chunks"] == "A: 0 to 59"
 
 
 def test_real_run(small: str, tmp_path: Path) -> None:
-    llm = LLM(small, policy="sarathi_serve", chunk_size=8, max_batch_size=3, device="cpu", dtype="float32", time_operators=True)
-    llm.generate([list(range(1, 12)), list(range(9)), [3, 4]], SamplingParams(max_tokens=5), arrival_times=[0, 0, 0.01])
+    llm = LLM(
+        small,
+        policy="sarathi_serve",
+        chunk_size=8,
+        max_batch_size=3,
+        device="cpu",
+        dtype="float32",
+        time_operators=True,
+    )
+    llm.generate(
+        [list(range(1, 12)), list(range(9)), [3, 4]],
+        SamplingParams(max_tokens=5),
+        arrival_times=[0, 0, 0.01],
+    )
     perfetto.save(tmp_path / "run.json", {"real": llm.trace})
     names = [event["name"] for event in events_of(tmp_path / "run.json")]
     assert {"hybrid", "decode", "attn", "prefill 8", "batch size (requests)"} <= set(names)
 
 
 def test_several_runs_in_one_file(tmp_path: Path) -> None:
-    runs = {policy: simulate(requests(), policy=policy, chunk_size=64, max_batch_size=4) for policy in ("orca", "vllm_v0")}
+    runs = {
+        policy: simulate(requests(), policy=policy, chunk_size=64, max_batch_size=4)
+        for policy in ("orca", "vllm_v0")
+    }
     perfetto.save(str(tmp_path / "run.json"), runs)
     groups = named(events_of(tmp_path / "run.json"), "process_name")
-    assert list(groups) == ["orca: engine", "orca: requests", "vllm_v0: engine", "vllm_v0: requests"]
+    assert list(groups) == [
+        "orca: engine",
+        "orca: requests",
+        "vllm_v0: engine",
+        "vllm_v0: requests",
+    ]
 
 
 def test_lanes_of_a_preempted_request() -> None:
-    trace = simulate([Request(0, range(4), 6), Request(1, range(4), 5)], policy="orca", max_batch_size=2, cache_tokens=12)
-    kinds = [(bar.kind, bar.label) for bar in request_lanes(trace)["request 1"] if bar.end > bar.start or bar.kind == "preemption"]
+    trace = simulate(
+        [Request(0, range(4), 6), Request(1, range(4), 5)],
+        policy="orca",
+        max_batch_size=2,
+        cache_tokens=12,
+    )
+    kinds = [
+        (bar.kind, bar.label)
+        for bar in request_lanes(trace)["request 1"]
+        if bar.end > bar.start or bar.kind == "preemption"
+    ]
     decodes = [("decode", "")] * 2
-    assert kinds == [("prefill", "4"), *decodes, ("waiting", ""), ("preemption", ""), ("prefill", "7"), ("decode", "")]
+    assert kinds == [
+        ("prefill", "4"),
+        *decodes,
+        ("waiting", ""),
+        ("preemption", ""),
+        ("prefill", "7"),
+        ("decode", ""),
+    ]
     assert request_lanes(Trace()) == {} and isinstance(request_lanes(trace)["request 0"][0], Bar)
 
 
-def test_generate_writes_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_generate_writes_a_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     def call(*flags: str) -> None:
-        monkeypatch.setattr(sys, "argv", ["generate.py", "The list", "def open(", "--max-tokens", "4", "--device", "cpu", *flags])
+        monkeypatch.setattr(
+            sys,
+            "argv",
+            [
+                "generate.py",
+                "The list",
+                "def open(",
+                "--max-tokens",
+                "4",
+                "--device",
+                "cpu",
+                *flags,
+            ],
+        )
         run_main(generate.main)
 
     call("--policy", "vllm_v0", "--trace", str(tmp_path / "run.json"))
     events = events_of(tmp_path / "run.json")
-    assert named(events, "process_name").keys() == {"vllm_v0: engine", "vllm_v0: requests"} and any(e["name"] == "attn" for e in events)
+    assert named(events, "process_name").keys() == {"vllm_v0: engine", "vllm_v0: requests"} and any(
+        e["name"] == "attn" for e in events
+    )
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         call("--trace", str(tmp_path / "nowhere" / "run.json"))
     said = capsys.readouterr()
-    assert ended.value.code == 2 and said.out == "" and "nowhere" in said.err and len(said.err.splitlines()) == 1
+    assert (
+        ended.value.code == 2
+        and said.out == ""
+        and "nowhere" in said.err
+        and len(said.err.splitlines()) == 1
+    )

@@ -9,14 +9,38 @@ from hypothesis import strategies as st
 from configs import GPUS, LINKS, MODELS, UserError
 from costmodel import CostModel
 from engine import simulate
-from pipeline import BUBBLES, Hop, PipelineTrace, StageCosts, Step, difference, even_layers, run_pipeline, simulate_pipeline
+from pipeline import (
+    BUBBLES,
+    Hop,
+    PipelineTrace,
+    StageCosts,
+    Step,
+    difference,
+    even_layers,
+    run_pipeline,
+    simulate_pipeline,
+)
 from scheduler import POLICIES, Batch, Request, make_scheduler
 
 
-def run_by_hand(requests: list[Request], costs, micro_batches: int, stages: int = 2, policy: str = "orca", **options) -> PipelineTrace:
+def run_by_hand(
+    requests: list[Request],
+    costs,
+    micro_batches: int,
+    stages: int = 2,
+    policy: str = "orca",
+    **options,
+) -> PipelineTrace:
     """One request in each micro-batch, dealt out in turn."""
     schedulers = [make_scheduler(policy, 1, 256) for _ in range(micro_batches)]
-    return run_pipeline(schedulers, costs, requests, PipelineTrace(stages, micro_batches, keep=True), deal="turns", **options)
+    return run_pipeline(
+        schedulers,
+        costs,
+        requests,
+        PipelineTrace(stages, micro_batches, keep=True),
+        deal="turns",
+        **options,
+    )
 
 
 def waits(trace: PipelineTrace) -> list[tuple[int, float, float, str]]:
@@ -24,20 +48,23 @@ def waits(trace: PipelineTrace) -> list[tuple[int, float, float, str]]:
     return [
         (stage, start - wait, start, cause)
         for step in trace.steps
-        for stage, (start, wait, cause) in enumerate(zip(step.starts, step.waits, step.causes, strict=True))
+        for stage, (start, wait, cause) in enumerate(
+            zip(step.starts, step.waits, step.causes, strict=True)
+        )
         if wait > 0
     ]
 
 
 def test_three_unequal_micro_batches() -> None:
-    """Prompts of 1, 3 and 2 tokens take a second for each token, a decode a second; then one decode each.
+    """Prompts of 1, 3 and 2 tokens take a second for each token, a decode a second; then one decode
+    each.
 
         seconds  0   1   2   3   4   5   6   7   8   9   10  11  12
         stage 0  |A  |B          |C      |A' |B' |...|C' |
         stage 1      |A  |.......|B          |C      |A' |B' |C' |
 
-    Stage 1 is done with A at 2, and B, three times as long a prompt, comes at 4: PB1. Stage 0 is done with the decode B' at 8, and C' has
-    to wait until the prompt C leaves stage 1 at 9: PB2.
+    Stage 1 is done with A at 2, and B, three times as long a prompt, comes at 4: PB1. Stage 0 is
+    done with the decode B' at 8, and C' has to wait until the prompt C leaves stage 1 at 9: PB2.
     """
     requests = [Request(i, range(tokens), 2) for i, tokens in enumerate((1, 3, 2))]
     trace = run_by_hand(requests, lambda batch: [float(batch.num_tokens)] * 2, 3)
@@ -56,7 +83,9 @@ def test_contexts_of_different_length() -> None:
     stage 1          |A      |B      |A' |.......|B'         |
     """
     requests = [Request(i, range(tokens), 2) for i, tokens in enumerate((10, 30))]
-    trace = run_by_hand(requests, lambda batch: [batch.decodes[0].context / 10 if batch.decodes else 2.0] * 2, 2)
+    trace = run_by_hand(
+        requests, lambda batch: [batch.decodes[0].context / 10 if batch.decodes else 2.0] * 2, 2
+    )
     assert waits(trace) == [(1, 0.0, 2.0, "start-up"), (0, 5.0, 6.0, "PB2"), (1, 7.0, 9.0, "PB3")]
     assert trace.idle["drain"] == 3.0 and trace.seconds == 12.0
 
@@ -70,35 +99,61 @@ def test_contexts_of_different_length() -> None:
         ((0, 4), (0, 2), "PB3"),  # decodes alone, however many
     ],
 )
-def test_what_two_batches_differ_in(one: tuple[int, int], other: tuple[int, int], name: str) -> None:
-    steps = [Step(0, prefill_tokens, tokens, [0.0], [1.0]) for prefill_tokens, tokens in (one, other)]
+def test_what_two_batches_differ_in(
+    one: tuple[int, int], other: tuple[int, int], name: str
+) -> None:
+    steps = [
+        Step(0, prefill_tokens, tokens, [0.0], [1.0]) for prefill_tokens, tokens in (one, other)
+    ]
     assert difference(*steps) == difference(*reversed(steps)) == name
 
 
 def test_a_wait_that_is_handed_on_keeps_its_cause() -> None:
-    """Three stages. A's prompt takes 4 s and everything else 1 s, so that A' comes back late, at 12 s."""
+    """Three stages. A's prompt takes 4 s and everything else 1 s, so that A' comes back late, at 12
+    s.
+    """
     requests = [Request(i, range(tokens), 3) for i, tokens in enumerate((4, 1, 1))]
     trace = run_by_hand(requests, lambda batch: [float(batch.num_tokens)] * 3, 3, stages=3)
     late = [step for step in trace.steps if step.micro_batch == 0][1]
     assert late.waits == [6.0, 3.0, 0.0]
-    assert late.causes == ["PB1", "PB1", ""]  # stage 1, too, waits because of the long prompt A, and not because A' is a decode
+    # stage 1, too, waits because of the long prompt A, and not because A' is a decode
+    assert late.causes == ["PB1", "PB1", ""]
 
 
 def test_uneven_stages_and_links() -> None:
     requests = [Request(i, range(1), 50) for i in range(2)]
     trace = run_by_hand(requests, lambda batch: [1.0, 3.0], 2)
     assert {cause for _, _, _, cause in waits(trace)} == {"start-up", "uneven stages"}
-    trace = run_by_hand([Request(i, range(1), 50) for i in range(2)], lambda batch: [1.0, 1.0], 2, hop=Hop(latency=0.25))
+    trace = run_by_hand(
+        [Request(i, range(1), 50) for i in range(2)],
+        lambda batch: [1.0, 1.0],
+        2,
+        hop=Hop(latency=0.25),
+    )
     assert {cause for _, _, _, cause in waits(trace)} == {"start-up", "link"}
-    trace = run_by_hand([Request(i, range(1), 50) for i in range(3)], lambda batch: [1.0, 1.0], 3, hop=Hop(latency=0.25))
+    trace = run_by_hand(
+        [Request(i, range(1), 50) for i in range(3)],
+        lambda batch: [1.0, 1.0],
+        3,
+        hop=Hop(latency=0.25),
+    )
     assert trace.bubble == 0  # one micro-batch more than stages hides the way
 
 
 @pytest.mark.parametrize("stages", [2, 3, 8])
 def test_uniform_micro_batches_leave_no_bubbles(stages: int) -> None:
-    """Equal requests, one in each micro-batch, and costs that do not know contexts: start-up and drain are all that is lost."""
-    trace = run_by_hand([Request(i, range(1), 40) for i in range(stages)], lambda batch: [0.1] * stages, stages, stages)
-    assert trace.bubble == 0 and set(waits(trace)) == {(s, 0.0, trace.steps[0].starts[s], "start-up") for s in range(1, stages)}
+    """Equal requests, one in each micro-batch, and costs that do not know contexts: start-up and
+    drain are all that is lost.
+    """
+    trace = run_by_hand(
+        [Request(i, range(1), 40) for i in range(stages)],
+        lambda batch: [0.1] * stages,
+        stages,
+        stages,
+    )
+    assert trace.bubble == 0 and set(waits(trace)) == {
+        (s, 0.0, trace.steps[0].starts[s], "start-up") for s in range(1, stages)
+    }
     idle = pytest.approx(2 * 0.1 * stages * (stages - 1) / 2)
     assert trace.idle["start-up"] + trace.idle["drain"] == idle
 
@@ -106,27 +161,41 @@ def test_uniform_micro_batches_leave_no_bubbles(stages: int) -> None:
 def test_want_of_requests_is_no_bubble() -> None:
     """Fewer micro-batches than stages, and arrivals with long pauses: stages starve."""
     alone = run_by_hand([Request(0, range(1), 9)], lambda batch: [1.0, 1.0], 1)
-    assert alone.bubble == 0 and alone.idle["starved"] == 2 * 8.0  # 9 steps of 2 s; each stage works every other second
+    # 9 steps of 2 s; each stage works every other second
+    assert alone.bubble == 0 and alone.idle["starved"] == 2 * 8.0
     apart = [Request(i, range(1), 1, arrival=10.0 * i) for i in range(3)]
     trace = run_by_hand(apart, lambda batch: [1.0, 1.0], 2)
     assert trace.bubble == 0 and trace.idle["starved"] > 0 and trace.seconds == 22.0
 
 
-# ---------------------------------------------------------------------------------------------------- what always holds
+# -------------------------------------------------------------------------------- what always holds
 
-REQUESTS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12), st.sampled_from([0.0, 0.0, 0.5, 3.0])), min_size=1, max_size=14)
+REQUESTS = st.lists(
+    st.tuples(st.integers(1, 40), st.integers(1, 12), st.sampled_from([0.0, 0.0, 0.5, 3.0])),
+    min_size=1,
+    max_size=14,
+)
 
 
 def make(lengths: list[tuple[int, int, float]]) -> list[Request]:
-    return [Request(i, range(prompt), output, arrival=arrival) for i, (prompt, output, arrival) in enumerate(lengths)]
+    return [
+        Request(i, range(prompt), output, arrival=arrival)
+        for i, (prompt, output, arrival) in enumerate(lengths)
+    ]
 
 
 def price(stages: int, uneven: bool):
     """Made-up costs with everything in them: tokens, contexts, a last stage that has more to do."""
 
     def costs(batch: Batch) -> list[float]:
-        seconds = 0.01 + 0.01 * batch.num_tokens + 0.001 * sum(request.context for request in batch.decodes)
-        return [seconds * (1.3 if uneven and stage == stages - 1 else 1.0) for stage in range(stages)]
+        seconds = (
+            0.01
+            + 0.01 * batch.num_tokens
+            + 0.001 * sum(request.context for request in batch.decodes)
+        )
+        return [
+            seconds * (1.3 if uneven and stage == stages - 1 else 1.0) for stage in range(stages)
+        ]
 
     return costs
 
@@ -144,19 +213,33 @@ def price(stages: int, uneven: bool):
     st.sampled_from([1, 3]),
     st.booleans(),
 )
-def test_every_schedule(lengths, policy, stages, micro_batches, batch_size, cache_tokens, latency, deal, refill_every, uneven) -> None:
+def test_every_schedule(
+    lengths,
+    policy,
+    stages,
+    micro_batches,
+    batch_size,
+    cache_tokens,
+    latency,
+    deal,
+    refill_every,
+    uneven,
+) -> None:
     schedulers = [make_scheduler(policy, batch_size, 8, cache_tokens) for _ in range(micro_batches)]
     trace = PipelineTrace(stages, micro_batches, keep=True)
     hop = Hop(latency, latency / 10)
     run_pipeline(schedulers, price(stages, uneven), make(lengths), trace, hop, deal, refill_every)
 
     assert sorted(request for request, _ in trace.finished) == list(range(len(lengths)))
-    assert sum(trace.busy) + sum(trace.idle.values()) == pytest.approx(stages * trace.seconds)  # nothing is lost or counted twice
+    # nothing is lost or counted twice
+    assert sum(trace.busy) + sum(trace.idle.values()) == pytest.approx(stages * trace.seconds)
     assert all(seconds >= 0 for seconds in trace.idle.values())
     if latency == 0 and not uneven:
         assert trace.idle["link"] < 1e-9 and trace.idle["uneven stages"] < 1e-9
     for stage in range(stages):  # no stage runs two at once
-        times = [(step.starts[stage], step.starts[stage] + step.seconds[stage]) for step in trace.steps]
+        times = [
+            (step.starts[stage], step.starts[stage] + step.seconds[stage]) for step in trace.steps
+        ]
         assert all(end <= start for (_, end), (start, _) in pairwise(times))
     for step in trace.steps:  # through the stages in order
         ends = [start + seconds for start, seconds in zip(step.starts, step.seconds, strict=True)]
@@ -164,30 +247,52 @@ def test_every_schedule(lengths, policy, stages, micro_batches, batch_size, cach
     for number in range(micro_batches):  # a micro-batch never overtakes itself
         own = [step for step in trace.steps if step.micro_batch == number]
         assert all(before.end <= after.starts[0] for before, after in pairwise(own))
-    bubbles = [sum(w for w, cause in zip(step.waits, step.causes, strict=True) if cause in BUBBLES) for step in trace.steps]
-    members = [len(iteration.chunks) + len(iteration.decodes) for iteration in trace.requests.iterations]
-    assert sum(trace.bubble_of.values()) == pytest.approx(sum(n * bubble for n, bubble in zip(members, bubbles, strict=True)))
+    bubbles = [
+        sum(w for w, cause in zip(step.waits, step.causes, strict=True) if cause in BUBBLES)
+        for step in trace.steps
+    ]
+    members = [
+        len(iteration.chunks) + len(iteration.decodes) for iteration in trace.requests.iterations
+    ]
+    assert sum(trace.bubble_of.values()) == pytest.approx(
+        sum(n * bubble for n, bubble in zip(members, bubbles, strict=True))
+    )
 
 
 @settings(max_examples=60, deadline=None)
-@given(REQUESTS, st.sampled_from(sorted(POLICIES)), st.integers(1, 4), st.sampled_from([None, 60]), st.sampled_from(["queue", "turns"]))
+@given(
+    REQUESTS,
+    st.sampled_from(sorted(POLICIES)),
+    st.integers(1, 4),
+    st.sampled_from([None, 60]),
+    st.sampled_from(["queue", "turns"]),
+)
 def test_one_stage_is_simulate(lengths, policy, batch_size, cache_tokens, deal) -> None:
     """Bit for bit."""
-    options = {"policy": policy, "chunk_size": 16, "max_batch_size": batch_size, "cache_tokens": cache_tokens}
+    options = {
+        "policy": policy,
+        "chunk_size": 16,
+        "max_batch_size": batch_size,
+        "cache_tokens": cache_tokens,
+    }
     flat = simulate(make(lengths), "llama-13b", "a6000", **options)
-    piped = simulate_pipeline(make(lengths), "llama-13b", "a6000", stages=1, deal=deal, keep=True, **options)
+    piped = simulate_pipeline(
+        make(lengths), "llama-13b", "a6000", stages=1, deal=deal, keep=True, **options
+    )
     assert piped.requests.iterations == flat.iterations
     assert piped.requests.lives == flat.lives
     assert piped.requests.preempted == flat.preempted
     assert piped.finished == flat.finished
 
 
-# ---------------------------------------------------------------------------------------------------- costs
+# -------------------------------------------------------------------------------------------- costs
 
 
 def test_stages_add_up_to_the_model() -> None:
     whole = CostModel(MODELS["gpt3-175b"], GPUS["a100-80gb"], tp=8, link=LINKS["nvlink-a100"])
-    batch = Batch([], [Request(i, range(9), 5, prefilled=9, context=9 + i, output=[1]) for i in range(4)])
+    batch = Batch(
+        [], [Request(i, range(9), 5, prefilled=9, context=9 + i, output=[1]) for i in range(4)]
+    )
     seconds = StageCosts(whole, [40, 30, 26])(batch)
     assert sum(seconds) == pytest.approx(whole.seconds(batch))
     assert seconds[0] / seconds[1] == pytest.approx(40 / 30)
@@ -204,7 +309,12 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(UserError, match="unknown deal 'fair': choose from queue, turns"):
         simulate_pipeline([], deal="fair")
     simulate_pipeline([Request(0, range(4095), 2)])
-    with pytest.raises(UserError, match=r"request 7: 4095 prompt tokens \+ max_tokens 3 exceed the 4096 that gpt3-175b allows"):
+    with pytest.raises(
+        UserError,
+        match=(
+            r"request 7: 4095 prompt tokens \+ max_tokens 3 exceed the 4096 that gpt3-175b allows"
+        ),
+    ):
         simulate_pipeline([Request(7, range(4095), 3)])
     with pytest.raises(UserError, match=r"stages of \[1, 2\] layers"):
         StageCosts(CostModel(MODELS["demo"], GPUS["a6000"]), [1, 2])

@@ -40,7 +40,11 @@ def test_fig5_has_every_kind_of_bubble_and_sarathi_fewer(out: Path) -> None:
 def test_fig5_for_perfetto(out: Path) -> None:
     """Lanes of stages and of requests; no two slices of a lane overlap."""
     events = json.loads((out / "fig5.json").read_text(encoding="utf-8"))["traceEvents"]
-    names = {event["args"]["name"] for event in events if event["name"] in ("process_name", "thread_name")}
+    names = {
+        event["args"]["name"]
+        for event in events
+        if event["name"] in ("process_name", "thread_name")
+    }
     assert {"orca: stages", "sarathi: stages", "stage 0", "stage 1", "A", "D"} <= names
     slices = [event for event in events if event["ph"] == "X"]
     assert {"PB1", "PB2", "PB3"} <= {event["name"] for event in slices}
@@ -59,16 +63,24 @@ def test_fig12_has_the_papers_numbers_beside_ours(out: Path) -> None:
 
 
 def test_fig12_in_order() -> None:
-    """SARATHI over stages first, replicas without stages second, Orca over stages last, far behind in bubbles; in step, Orca comes nearer."""
+    """SARATHI over stages first, replicas without stages second, Orca over stages last, far behind
+    in bubbles; in step, Orca comes nearer.
+    """
     ratios = fig12.run(fig12.Setup(), 600).ratios
     assert ratios["sarathi over tp-only"] > 1.2 and ratios["tp-only over orca"] > 1.2
     assert ratios["median bubble reduction"] > 5
-    in_step = fig12.run(fig12.replace(fig12.Setup(), refill_every=fig12.in_step(fig12.Setup())), 600).ratios
+    in_step = fig12.run(
+        fig12.replace(fig12.Setup(), refill_every=fig12.in_step(fig12.Setup())), 600
+    ).ratios
     assert 1 < in_step["tp-only over orca"] < ratios["tp-only over orca"]
 
 
 def test_largest_batches_are_the_papers() -> None:
-    assert [row[2] for row in fig12.batch_sizes()] == [row[3] for row in fig12.batch_sizes()] == [27, 11]
+    assert (
+        [row[2] for row in fig12.batch_sizes()]
+        == [row[3] for row in fig12.batch_sizes()]
+        == [27, 11]
+    )
 
 
 def test_options_are_checked(capsys: pytest.CaptureFixture) -> None:
@@ -80,4 +92,6 @@ def test_options_are_checked(capsys: pytest.CaptureFixture) -> None:
 def test_too_few_requests_for_a_ratio(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         call(fig12, "--requests", "1", "--out", str(tmp_path))
-    assert capsys.readouterr().err.startswith("error: half of the 1 requests meet no bubble under SARATHI")
+    assert capsys.readouterr().err.startswith(
+        "error: half of the 1 requests meet no bubble under SARATHI"
+    )

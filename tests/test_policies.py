@@ -1,4 +1,6 @@
-"""What sets the policies apart: worked examples, memory pressure, and one property test over all of them."""
+"""What sets the policies apart: worked examples, memory pressure, and one property test over all of
+them.
+"""
 
 from functools import cache
 
@@ -20,7 +22,9 @@ from timeline import Trace
 
 
 def running(scheduler: Scheduler, requests: list[Request], prefilled: list[int]) -> None:
-    """Put requests into the running batch with that much of their prefill done; a finished prefill has one token out."""
+    """Put requests into the running batch with that much of their prefill done; a finished prefill
+    has one token out.
+    """
     for request, tokens in zip(requests, prefilled, strict=True):
         scheduler.add(request)
         assert scheduler.admit() is request
@@ -30,7 +34,9 @@ def running(scheduler: Scheduler, requests: list[Request], prefilled: list[int])
 
 
 def test_worked_example_of_a_fixed_budget() -> None:
-    """Sarathi-Serve's example: a budget of 512 holds 2 decodes, the last 400 tokens of one prompt and the first 110 of the next."""
+    """Sarathi-Serve's example: a budget of 512 holds 2 decodes, the last 400 tokens of one prompt
+    and the first 110 of the next.
+    """
     scheduler = make_scheduler("sarathi_serve", 8, 512)
     running(scheduler, requests_of((9, 5), (9, 5), (912, 5)), [9, 9, 512])
     scheduler.add(Request(3, range(1000), 5))
@@ -38,7 +44,9 @@ def test_worked_example_of_a_fixed_budget() -> None:
 
 
 def test_worked_example_of_a_dynamic_schedule() -> None:
-    """Its schedule [1024, 512, 256]: 2 decodes, 250 tokens of a request in stage 3, and 772 of one in stage 1: 1024 together."""
+    """Its schedule [1024, 512, 256]: 2 decodes, 250 tokens of a request in stage 3, and 772 of one
+    in stage 1: 1024 together.
+    """
     scheduler = make_scheduler("dynamic", 8, 1024)
     running(scheduler, requests_of((9, 5), (9, 5), (1536 + 250, 5)), [9, 9, 1536])
     scheduler.add(Request(3, range(3000), 5))
@@ -48,22 +56,28 @@ def test_worked_example_of_a_dynamic_schedule() -> None:
 
 def test_dynamic_stages() -> None:
     """Alone, a prompt is cut into C, C/2, and then C/4 to its end."""
-    assert shapes(drive(make_scheduler("dynamic", 1, 16), requests_of((33, 1)))) == [([n], 0) for n in (16, 8, 4, 4, 1)]
+    assert shapes(drive(make_scheduler("dynamic", 1, 16), requests_of((33, 1)))) == [
+        ([n], 0) for n in (16, 8, 4, 4, 1)
+    ]
 
 
-WORK = [(6, 4), (5, 3), (4, 3)]  # prompt and output tokens of A and B at once, and of C two iterations later
+# prompt and output tokens of A and B at once, and of C two iterations later
+WORK = [(6, 4), (5, 3), (4, 3)]
 
 
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
-        ("request_level", [([6, 5], 0), ([], 2), ([], 2), ([], 1), ([4], 0), ([], 1), ([], 1)]),  # C waits for A and B to end
-        ("vllm_v0", [([6, 5], 0), ([], 2), ([4], 0), ([], 3), ([], 2)]),  # A and B stall while C prefills
+        # C waits for A and B to end
+        ("request_level", [([6, 5], 0), ([], 2), ([], 2), ([], 1), ([4], 0), ([], 1), ([], 1)]),
+        # A and B stall while C prefills
+        ("vllm_v0", [([6, 5], 0), ([], 2), ([4], 0), ([], 3), ([], 2)]),
         ("orca", [([6, 5], 0), ([], 2), ([4], 2), ([], 2), ([], 1)]),
         ("sarathi", [([6], 0), ([5], 1), ([4], 2), ([], 3), ([], 1)]),
         ("sarathi_serve", [([6, 2], 0), ([3], 1), ([4], 2), ([], 3), ([], 1)]),
         ("chunked_only", [([6, 2], 0), ([], 1), ([3, 4], 0), ([], 3), ([], 3)]),
-        ("hybrid_only", [([6], 0), ([5], 1), ([4], 2), ([], 3), ([], 1)]),  # 6 + 5 would be over the budget of 8
+        # 6 + 5 would be over the budget of 8
+        ("hybrid_only", [([6], 0), ([5], 1), ([4], 2), ([], 3), ([], 1)]),
     ],
 )
 def test_one_workload_under_each_policy(policy: str, expected: list[tuple[list[int], int]]) -> None:
@@ -72,13 +86,29 @@ def test_one_workload_under_each_policy(policy: str, expected: list[tuple[list[i
 
 
 def test_preemption_by_hand() -> None:
-    """A cache of 12 tokens, two prompts of 4: when both contexts are 6 it is full, B leaves, and comes back when A has ended."""
+    """A cache of 12 tokens, two prompts of 4: when both contexts are 6 it is full, B leaves, and
+    comes back when A has ended.
+    """
     first, second = requests = requests_of((4, 6), (4, 5))
     scheduler = make_scheduler("orca", 2, 8, cache_tokens=12)
     batches = drive(scheduler, requests)
-    # Three iterations together, 3 output tokens each; then A goes on alone, and B's 4 + 3 tokens are prefilled again.
-    assert shapes(batches) == [([4, 4], 0), ([], 2), ([], 2), ([], 1), ([], 1), ([], 1), ([7], 0), ([], 1)]
-    assert (first.preemptions, second.preemptions, second.prefill_length - len(second.prompt)) == (0, 1, 3)
+    # Three iterations together, 3 output tokens each; then A goes on alone, and B's 4 + 3 tokens
+    # are prefilled again.
+    assert shapes(batches) == [
+        ([4, 4], 0),
+        ([], 2),
+        ([], 2),
+        ([], 1),
+        ([], 1),
+        ([], 1),
+        ([7], 0),
+        ([], 1),
+    ]
+    assert (first.preemptions, second.preemptions, second.prefill_length - len(second.prompt)) == (
+        0,
+        1,
+        3,
+    )
     assert scheduler.reserved == 0 and [len(request.output) for request in requests] == [6, 5]
 
 
@@ -101,10 +131,16 @@ def alone(prompt: tuple[int, ...]) -> list[int]:
 
 
 class Checker(ModelExecutor):
-    """The real executor under a clock that counts iterations; holds every batch against the rules that all policies share."""
+    """The real executor under a clock that counts iterations; holds every batch against the rules
+    that all policies share.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
-        super().__init__(smallest(), KVCache(MODEL, scheduler.max_batch_size, MODEL.max_length, torch.float64), attention.sdpa)
+        super().__init__(
+            smallest(),
+            KVCache(MODEL, scheduler.max_batch_size, MODEL.max_length, torch.float64),
+            attention.sdpa,
+        )
         self.scheduler, self.moment, self.preemptions = scheduler, 0.0, 0
 
     def now(self) -> float:
@@ -119,9 +155,13 @@ class Checker(ModelExecutor):
         assert self.moment < 5000, "a request starves"
         if scheduler.name in ("sarathi", "sarathi_serve", "dynamic"):
             assert batch.num_tokens <= scheduler.chunk_size, "the budget is exceeded"
-            assert batch.decodes == [request for request in scheduler.running if not request.in_prefill], "a decode waits"
+            assert batch.decodes == [
+                request for request in scheduler.running if not request.in_prefill
+            ], "a decode waits"
         if scheduler.name == "hybrid_only" and len(batch.chunks) > 1:
-            assert batch.num_tokens <= scheduler.chunk_size, "only a single prompt may exceed the budget"
+            assert batch.num_tokens <= scheduler.chunk_size, (
+                "only a single prompt may exceed the budget"
+            )
         if scheduler.name == "chunked_only" and batch.chunks:
             assert batch.num_tokens <= scheduler.chunk_size, "the budget is exceeded"
         started = [chunk.request.request_id for chunk in batch.chunks if chunk.start == 0]
@@ -130,11 +170,16 @@ class Checker(ModelExecutor):
         )
         result = Result(super().execute(batch).tokens, 1.0)
         cached = sum(used for used in self.cache.used if used is not None)
-        assert scheduler.cache_tokens is None or cached <= scheduler.cache_tokens, "the cache holds more than its capacity"
+        assert scheduler.cache_tokens is None or cached <= scheduler.cache_tokens, (
+            "the cache holds more than its capacity"
+        )
         return result
 
 
-PROMPTS = [tuple((7 * i + 3 * j * j) % 61 for j in range(length)) for i, length in enumerate((1, 2, 3, 5, 8, 13, 17, 21))]
+PROMPTS = [
+    tuple((7 * i + 3 * j * j) % 61 for j in range(length))
+    for i, length in enumerate((1, 2, 3, 5, 8, 13, 17, 21))
+]
 
 
 @settings(max_examples=300, deadline=None)
@@ -151,12 +196,24 @@ PROMPTS = [tuple((7 * i + 3 * j * j) % 61 for j in range(length)) for i, length 
     ),
 )
 def test_every_policy_under_memory_pressure(
-    policy: str, chunk_size: int, batch_size: int, spare: int | None, work: list[tuple[tuple[int, ...], int]], gaps: list[float]
+    policy: str,
+    chunk_size: int,
+    batch_size: int,
+    spare: int | None,
+    work: list[tuple[tuple[int, ...], int]],
+    gaps: list[float],
 ) -> None:
-    """Policies x arrivals x chunk sizes x capacities: the tokens of one request at a time, all requests end, no slot leaks."""
+    """Policies x arrivals x chunk sizes x capacities: the tokens of one request at a time, all
+    requests end, no slot leaks.
+    """
     largest = max(len(prompt) + output - 1 for prompt, output in work)
-    scheduler = make_scheduler(policy, batch_size, chunk_size, None if spare is None else largest + spare)
-    requests = [Request(i, prompt, output, arrival=sum(gaps[: i + 1])) for i, (prompt, output) in enumerate(work)]
+    scheduler = make_scheduler(
+        policy, batch_size, chunk_size, None if spare is None else largest + spare
+    )
+    requests = [
+        Request(i, prompt, output, arrival=sum(gaps[: i + 1]))
+        for i, (prompt, output) in enumerate(work)
+    ]
     executor, trace = Checker(scheduler), Trace()
     for _ in run(scheduler, executor, requests, trace):
         pass
@@ -164,7 +221,9 @@ def test_every_policy_under_memory_pressure(
         assert request.output == alone(prompt)[:output] and request.finish_reason == "length"
     assert executor.cache.used == [None] * batch_size and not executor.slot_of, "a slot leaks"
     assert scheduler.reserved == 0 and not scheduler.running and not scheduler.waiting
-    assert sum(request.preemptions for request in requests) == sum(life.preemptions for life in trace.lives.values())
+    assert sum(request.preemptions for request in requests) == sum(
+        life.preemptions for life in trace.lives.values()
+    )
     assert spare is not None or all(request.preemptions == 0 for request in requests)
     assert requests[0].preemptions == 0, "the first request is always the oldest"
 
@@ -173,7 +232,12 @@ def test_the_property_test_does_preempt() -> None:
     """The test above would be empty if its capacities never led to a preemption."""
     for policy in POLICIES:
         requests = [Request(i, PROMPTS[i], 8) for i in (4, 5, 6, 7)]
-        for _ in run(scheduler := make_scheduler(policy, 4, 16, cache_tokens=40), Checker(scheduler), requests, Trace()):
+        for _ in run(
+            scheduler := make_scheduler(policy, 4, 16, cache_tokens=40),
+            Checker(scheduler),
+            requests,
+            Trace(),
+        ):
             pass
         assert sum(request.preemptions for request in requests) > 0, policy
         assert [request.output for request in requests] == [alone(PROMPTS[i]) for i in (4, 5, 6, 7)]

@@ -1,4 +1,6 @@
-"""experiments/policies.py: the picture's story holds, predicted and for real, and its files are what they should be."""
+"""experiments/policies.py: the picture's story holds, predicted and for real, and its files are
+what they should be.
+"""
 
 import importlib
 import json
@@ -34,37 +36,75 @@ def test_who_waits_and_who_stalls(predicted: policies.Comparison) -> None:
     for policy, trace in predicted.traces.items():
         assert bool(trace.stalls(predicted.bound)) == (policy not in POLICY_WITHOUT_STALLS), policy
     longest = {policy: numbers["longest gap of A and B"] for policy, numbers in found.items()}
-    assert min(longest["orca"], longest["vllm_v0"]) > longest["hybrid_only"] > longest["chunked_only"] > longest["sarathi_serve"]
-    assert found["request_level"]["TTFT of C"] == max(numbers["TTFT of C"] for numbers in found.values())
-    assert found["sarathi_serve"]["TTFT of D"] < found["sarathi"]["TTFT of D"]  # D's first chunk rides with C's last one
+    assert (
+        min(longest["orca"], longest["vllm_v0"])
+        > longest["hybrid_only"]
+        > longest["chunked_only"]
+        > longest["sarathi_serve"]
+    )
+    assert found["request_level"]["TTFT of C"] == max(
+        numbers["TTFT of C"] for numbers in found.values()
+    )
+    # D's first chunk rides with C's last one
+    assert found["sarathi_serve"]["TTFT of D"] < found["sarathi"]["TTFT of D"]
 
 
 def test_c_and_d_arrive_while_a_and_b_decode(predicted: policies.Comparison) -> None:
     for trace in predicted.traces.values():
         lives = [trace.lives[i] for i in range(4)]
         assert [life.arrival for life in lives] == [0, 0, predicted.arrival, predicted.arrival]
-        assert all(4 <= sum(token < predicted.arrival for token in life.tokens) < len(life.tokens) for life in lives[:2])
-    work = sum(len(request.prompt) + request.max_tokens for request in policies.workload(policies.CHUNK_SIZE))
-    assert {trace.num_prefill_tokens + trace.num_decodes + 4 for trace in predicted.traces.values()} == {work}
+        assert all(
+            4 <= sum(token < predicted.arrival for token in life.tokens) < len(life.tokens)
+            for life in lives[:2]
+        )
+    work = sum(
+        len(request.prompt) + request.max_tokens
+        for request in policies.workload(policies.CHUNK_SIZE)
+    )
+    assert {
+        trace.num_prefill_tokens + trace.num_decodes + 4 for trace in predicted.traces.values()
+    } == {work}
 
 
 def test_files_and_measured_rows(small: str, tmp_path: Path) -> None:
     trace = tmp_path / "run.json"
-    measure = ["--measure", "--device", "cpu", "--dtype", "float32", "--model", small, "--chunk-size", "16"]
+    measure = [
+        "--measure",
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+        "--model",
+        small,
+        "--chunk-size",
+        "16",
+    ]
     call("--quick", "--out", str(tmp_path), "--trace", str(trace), *measure)
     for name in ("policies.png", "policies_measured.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     groups = {event["args"]["name"] for event in events if event["name"] == "process_name"}
-    assert groups == {f"{what}{policy}: {part}" for what in ("", "measured ") for policy in POLICIES for part in ("engine", "requests")}
+    assert groups == {
+        f"{what}{policy}: {part}"
+        for what in ("", "measured ")
+        for policy in POLICIES
+        for part in ("engine", "requests")
+    }
     rows = read_csv(tmp_path / "policies.csv")
-    assert {row.source for row in rows} == {"predicted", "measured"} and len(rows) == 2 * (5 * len(POLICIES) + 2)
+    assert {row.source for row in rows} == {"predicted", "measured"} and len(rows) == 2 * (
+        5 * len(POLICIES) + 2
+    )
     call("--quick", "--out", str(tmp_path))
     assert read_csv(tmp_path / "policies.csv") == rows, "measured rows stay"
 
 
-@pytest.mark.parametrize("flags, complaint", [(["--chunk-size", "64"], "--measure"), (["--measure", "--chunk-size", "0"], "'0'")])
-def test_bad_flags(flags: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "flags, complaint",
+    [(["--chunk-size", "64"], "--measure"), (["--measure", "--chunk-size", "0"], "'0'")],
+)
+def test_bad_flags(
+    flags: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     with pytest.raises(SystemExit) as ended:
         call("--out", str(tmp_path), *flags)
     said = capsys.readouterr()

@@ -1,4 +1,6 @@
-"""The README is true: its code runs, its files exist, its numbers are what the commands print today."""
+"""The README is true: its code runs, its files exist, its numbers are what the commands print
+today.
+"""
 
 import csv
 import json
@@ -16,14 +18,25 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
 def run(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_quick_start_runs() -> None:
     printed = run("-c", BLOCKS[0])
-    assert printed.count("to the first token") == 3 and "predicted: " in printed and "hybrid" in printed
+    assert (
+        printed.count("to the first token") == 3
+        and "predicted: " in printed
+        and "hybrid" in printed
+    )
     assert len(BLOCKS[0].splitlines()) <= 20
 
 
@@ -33,13 +46,22 @@ def test_the_ninth_policy_runs_priced_and_for_real() -> None:
     assert len(definition.splitlines()) <= 30 and code.count("POLICIES[") == 1
     lines = run("-c", code).splitlines()
     assert [line.split(":")[0] for line in lines] == ["sarathi_serve"] * 2 + ["shortest_first"] * 2
-    usual, shortest = ([float(seconds) for seconds in re.findall(r"([0-9.]+) s", line)] for line in lines[::2])
-    assert len(usual) == 3 and shortest[1] < usual[1] and shortest[2] < usual[2], "short prompts get their first token earlier"
-    assert "first to end, request 0" not in lines[3] and lines[1].split(";")[1] == lines[3].split(";")[1], "another order, the same tokens"
+    usual, shortest = (
+        [float(seconds) for seconds in re.findall(r"([0-9.]+) s", line)] for line in lines[::2]
+    )
+    assert len(usual) == 3 and shortest[1] < usual[1] and shortest[2] < usual[2], (
+        "short prompts get their first token earlier"
+    )
+    assert (
+        "first to end, request 0" not in lines[3]
+        and lines[1].split(";")[1] == lines[3].split(";")[1]
+    ), "another order, the same tokens"
 
 
 def test_the_ninth_policy_runs_on_a_pipeline() -> None:
-    """Whose micro-batches share one queue: a policy that puts another in its place would let requests in twice."""
+    """Whose micro-batches share one queue: a policy that puts another in its place would let
+    requests in twice.
+    """
     code = BLOCKS[1][: BLOCKS[1].index("for policy in")]
     code += """
 from pipeline import simulate_pipeline
@@ -51,8 +73,14 @@ print(len(trace.requests.finished), {len(life.tokens) for life in trace.requests
 
 
 def test_named_files_exist() -> None:
-    names = re.findall(r"`([\w/]+(?:\.py|\.csv|\.md|/))`", README) + re.findall(r"\]\((?!http|#)([^)]+)\)", README)
-    missing = [name for name in names if not any((ROOT / folder / name).exists() for folder in ("", "experiments"))]
+    names = re.findall(r"`([\w/]+(?:\.py|\.csv|\.md|/))`", README) + re.findall(
+        r"\]\((?!http|#)([^)]+)\)", README
+    )
+    missing = [
+        name
+        for name in names
+        if not any((ROOT / folder / name).exists() for folder in ("", "experiments"))
+    ]
     assert len(names) > 15 and not missing
 
 
@@ -98,7 +126,9 @@ def test_measured_shapes_and_latencies_are_those_in_results() -> None:
     for line in printed[: printed.index("\n\na prefill token")].splitlines():
         assert line in README, line
     points = [
-        p for p in read_csv(ROOT / "results" / "serve_latency.csv") if p.source == "measured" and p.series.startswith(("P99", "median"))
+        p
+        for p in read_csv(ROOT / "results" / "serve_latency.csv")
+        if p.source == "measured" and p.series.startswith(("P99", "median"))
     ]
     for point in (point for point in points if point.x == max(other.x for other in points)):
         assert re.search(rf"\b{1e3 * point.y:.0f}\b", README), point

@@ -1,4 +1,6 @@
-"""Policies alone: what they put into batches, without any model; and what a policy that breaks a rule is told."""
+"""Policies alone: what they put into batches, without any model; and what a policy that breaks a
+rule is told.
+"""
 
 from collections.abc import Callable
 
@@ -9,12 +11,27 @@ from hypothesis import strategies as st
 from configs import UserError
 from engine import simulate
 from pipeline import simulate_pipeline
-from scheduler import POLICIES, Batch, Chunk, Request, SarathiServe, Scheduler, make_scheduler, whole
+from scheduler import (
+    POLICIES,
+    Batch,
+    Chunk,
+    Request,
+    SarathiServe,
+    Scheduler,
+    make_scheduler,
+    whole,
+)
 
 
-def drive(scheduler: Scheduler, requests: list[Request], arrive_at: list[int] | None = None) -> list[Batch]:
-    """Run to the end with made-up tokens, checking every batch on its way; arrivals are counted in iterations."""
-    waiting = sorted(zip(arrive_at or [0] * len(requests), requests, strict=True), key=lambda pair: pair[0])
+def drive(
+    scheduler: Scheduler, requests: list[Request], arrive_at: list[int] | None = None
+) -> list[Batch]:
+    """Run to the end with made-up tokens, checking every batch on its way; arrivals are counted in
+    iterations.
+    """
+    waiting = sorted(
+        zip(arrive_at or [0] * len(requests), requests, strict=True), key=lambda pair: pair[0]
+    )
     batches: list[Batch] = []
     step = 0
     while waiting or scheduler.has_work:
@@ -36,8 +53,12 @@ def check(batch: Batch, scheduler: Scheduler) -> None:
     scheduler.check_batch(batch)  # the engine's own rules, and here once more in other words
     members = [chunk.request for chunk in batch.chunks] + batch.decodes
     assert 1 <= len(members) <= scheduler.max_batch_size
-    assert len({request.request_id for request in members}) == len(members), "a request is in a batch once"
-    assert all(not request.in_prefill and request.finish_reason is None for request in batch.decodes)
+    assert len({request.request_id for request in members}) == len(members), (
+        "a request is in a batch once"
+    )
+    assert all(
+        not request.in_prefill and request.finish_reason is None for request in batch.decodes
+    )
 
 
 def requests_of(*shapes: tuple[int, int]) -> list[Request]:
@@ -54,7 +75,9 @@ def test_baseline_never_mixes_and_admits_whole_batches() -> None:
 
 
 def test_sarathi_is_decode_maximal() -> None:
-    """One chunk a batch, all others decode, and the fused rows stay at C while a prompt lasts (SARATHI, Sec 4.4)."""
+    """One chunk a batch, all others decode, and the fused rows stay at C while a prompt lasts
+    (SARATHI, Sec 4.4).
+    """
     batches = drive(make_scheduler("sarathi", 3, 8), requests_of((16, 9), (14, 3), (7, 1)))
     assert shapes(batches) == [
         ([8], 0),
@@ -76,12 +99,21 @@ def test_paper_example() -> None:
     batches = drive(scheduler, requests_of(*[(1024, 200)] * 18))
     assert max(len(batch.decodes) for batch in batches if batch.chunks) == 17
     assert all(batch.num_tokens <= 256 for batch in batches)
-    assert [chunk.length for batch in batches for chunk in batch.chunks if len(batch.decodes) == 17 and not chunk.is_last] == [239] * 4
+    assert [
+        chunk.length
+        for batch in batches
+        for chunk in batch.chunks
+        if len(batch.decodes) == 17 and not chunk.is_last
+    ] == [239] * 4
 
 
 def test_orca_runs_whole_prompts_beside_decodes() -> None:
-    """Requests enter as soon as a slot is free, however many, and their prompts are never split (SARATHI, Sec 5.2)."""
-    batches = drive(make_scheduler("orca", 3, 2), requests_of((5, 2), (9, 4), (4, 2), (6, 2), (7, 1)))
+    """Requests enter as soon as a slot is free, however many, and their prompts are never split
+    (SARATHI, Sec 5.2).
+    """
+    batches = drive(
+        make_scheduler("orca", 3, 2), requests_of((5, 2), (9, 4), (4, 2), (6, 2), (7, 1))
+    )
     assert shapes(batches) == [([5, 9, 4], 0), ([], 3), ([6, 7], 1), ([], 2)]
 
 
@@ -94,12 +126,23 @@ def test_orca_at_its_worst_is_the_baseline() -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(prompt=st.integers(1, 40), batch_size=st.integers(1, 6), longer=st.integers(0, 10), count=st.integers(1, 24))
-def test_orca_at_its_best_is_sarathi_with_long_chunks(prompt: int, batch_size: int, longer: int, count: int) -> None:
-    """Requests that start one after the other: the same batches as SARATHI whose C holds the longest prompt and the decodes."""
+@given(
+    prompt=st.integers(1, 40),
+    batch_size=st.integers(1, 6),
+    longer=st.integers(0, 10),
+    count=st.integers(1, 24),
+)
+def test_orca_at_its_best_is_sarathi_with_long_chunks(
+    prompt: int, batch_size: int, longer: int, count: int
+) -> None:
+    """Requests that start one after the other: the same batches as SARATHI whose C holds the
+    longest prompt and the decodes.
+    """
     work, arrive_at = [(prompt, batch_size + longer)] * count, list(range(count))
     orca = drive(make_scheduler("orca", batch_size, 1), requests_of(*work), arrive_at)
-    sarathi = drive(make_scheduler("sarathi", batch_size, prompt + batch_size), requests_of(*work), arrive_at)
+    sarathi = drive(
+        make_scheduler("sarathi", batch_size, prompt + batch_size), requests_of(*work), arrive_at
+    )
     assert shapes(orca) == shapes(sarathi)
     assert all(len(batch.chunks) <= 1 for batch in orca)
 
@@ -108,7 +151,11 @@ def test_decodes_that_fill_the_budget_hold_prompts_back() -> None:
     """B > C: never more than C tokens, and the next prompt starts when a decode has ended."""
     for policy in ("sarathi", "sarathi_serve"):
         batches = drive(make_scheduler(policy, 6, 2), requests_of(*[(3, 30)] * 6))
-        assert max(batch.num_tokens for batch in batches) == 2 == max(len(batch.decodes) for batch in batches)
+        assert (
+            max(batch.num_tokens for batch in batches)
+            == 2
+            == max(len(batch.decodes) for batch in batches)
+        )
 
 
 @settings(max_examples=150, deadline=None)
@@ -116,21 +163,33 @@ def test_decodes_that_fill_the_budget_hold_prompts_back() -> None:
     policy=st.sampled_from(sorted(POLICIES)),
     batch_size=st.integers(1, 6),
     chunk_size=st.integers(1, 40),
-    work=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 12), st.integers(0, 60)), min_size=1, max_size=12),
+    work=st.lists(
+        st.tuples(st.integers(1, 50), st.integers(1, 12), st.integers(0, 60)),
+        min_size=1,
+        max_size=12,
+    ),
 )
-def test_invariants(policy: str, batch_size: int, chunk_size: int, work: list[tuple[int, int, int]]) -> None:
-    """Every prompt token runs once and in order, every request ends with all its tokens, first come is first served."""
+def test_invariants(
+    policy: str, batch_size: int, chunk_size: int, work: list[tuple[int, int, int]]
+) -> None:
+    """Every prompt token runs once and in order, every request ends with all its tokens, first come
+    is first served.
+    """
     requests = [Request(i, range(prompt), output) for i, (prompt, output, _) in enumerate(work)]
     arrive_at = [arrival for _, _, arrival in work]
     scheduler = make_scheduler(policy, batch_size, chunk_size)
     batches = drive(scheduler, requests, arrive_at)
     for request, (prompt, output, _) in zip(requests, work, strict=True):
         chunks = [chunk for batch in batches for chunk in batch.chunks if chunk.request is request]
-        assert [token for chunk in chunks for token in range(chunk.start, chunk.start + chunk.length)] == list(range(prompt))
+        assert [
+            token for chunk in chunks for token in range(chunk.start, chunk.start + chunk.length)
+        ] == list(range(prompt))
         assert len(request.output) == output and request.finish_reason == "length"
         assert sum(request in batch.decodes for batch in batches) == output - 1
         assert request.context == prompt + output - 1
-    first_chunks = [chunk.request for batch in batches for chunk in batch.chunks if chunk.start == 0]
+    first_chunks = [
+        chunk.request for batch in batches for chunk in batch.chunks if chunk.start == 0
+    ]
     assert [arrive_at[request.request_id] for request in first_chunks] == sorted(arrive_at)
     if policy == "sarathi":
         assert all(len(batch.chunks) <= 1 for batch in batches)
@@ -139,7 +198,9 @@ def test_invariants(policy: str, batch_size: int, chunk_size: int, work: list[tu
     if policy in ("request_level", "vllm_v0", "chunked_only"):
         assert not any(batch.chunks and batch.decodes for batch in batches)
     if policy in ("request_level", "orca", "vllm_v0", "hybrid_only"):
-        assert all(chunk.length == len(chunk.request.prompt) for batch in batches for chunk in batch.chunks)
+        assert all(
+            chunk.length == len(chunk.request.prompt) for batch in batches for chunk in batch.chunks
+        )
     assert not scheduler.running and not scheduler.waiting
 
 
@@ -160,13 +221,25 @@ class Broken(SarathiServe):
 
 
 def shifted(batch: Batch, start: int, length: int) -> Batch:
-    return Batch([Chunk(chunk.request, chunk.start + start, chunk.length + length) for chunk in batch.chunks], batch.decodes)
+    return Batch(
+        [
+            Chunk(chunk.request, chunk.start + start, chunk.length + length)
+            for chunk in batch.chunks
+        ],
+        batch.decodes,
+    )
 
 
 BROKEN = {  # what a policy of one's own may get wrong -> what the engine says of it
     "empty": (lambda self, batch: Batch([], []), "the batch is empty; return None"),
-    "nothing": (lambda self, batch: None, "requests wait or run, nobody else will arrive, and it schedules nothing"),
-    "twice": (lambda self, batch: Batch(batch.chunks, 2 * batch.decodes), "a request is in the batch twice"),
+    "nothing": (
+        lambda self, batch: None,
+        "requests wait or run, nobody else will arrive, and it schedules nothing",
+    ),
+    "twice": (
+        lambda self, batch: Batch(batch.chunks, 2 * batch.decodes),
+        "a request is in the batch twice",
+    ),
     "both": (
         lambda self, batch: Batch(batch.chunks, [c.request for c in batch.chunks] or batch.decodes),
         "a request is in the batch twice",
@@ -183,21 +256,33 @@ BROKEN = {  # what a policy of one's own may get wrong -> what the engine says o
         lambda self, batch: shifted(batch, 0, 1),
         r"request 0 has prefilled 0 of 9 tokens, and its chunk is 0 to 9: prompt tokens run",
     ),
-    "no tokens": (lambda self, batch: shifted(batch, 0, -9), r"its chunk is 0 to -1: prompt tokens run exactly once and in order"),
-    "early": (lambda self, batch: Batch([], list(self.running)), "request 0 decodes, but has prefilled 0 of 9 tokens"),
+    "no tokens": (
+        lambda self, batch: shifted(batch, 0, -9),
+        r"its chunk is 0 to -1: prompt tokens run exactly once and in order",
+    ),
+    "early": (
+        lambda self, batch: Batch([], list(self.running)),
+        "request 0 decodes, but has prefilled 0 of 9 tokens",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_policy_is_told_which_rule_it_breaks(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the batch runs, in one line that names the policy: priced, and in a pipeline that shares the queue."""
+def test_a_broken_policy_is_told_which_rule_it_breaks(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the batch runs, in one line that names the policy: priced, and in a pipeline that
+    shares the queue.
+    """
     spoil, complaint = BROKEN[case]
     monkeypatch.setitem(POLICIES, "broken", Broken)
     monkeypatch.setattr(Broken, "spoil", spoil)
     with pytest.raises(UserError, match=r"policy 'broken' \(Broken\): .*" + complaint):
         simulate(requests_of(*[(9, 4)] * 4), policy="broken", chunk_size=64, max_batch_size=3)
     with pytest.raises(UserError, match=r"policy 'broken' \(Broken\): "):
-        simulate_pipeline(requests_of(*[(9, 4)] * 4), policy="broken", chunk_size=64, max_batch_size=3, stages=2)
+        simulate_pipeline(
+            requests_of(*[(9, 4)] * 4), policy="broken", chunk_size=64, max_batch_size=3, stages=2
+        )
 
 
 def test_a_policy_that_ignores_B_or_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,11 +301,19 @@ def test_a_policy_that_ignores_B_or_the_cache(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(UserError, match="the batch exceeds B: 4 requests, where 3 may run"):
         simulate(requests_of(*[(9, 4)] * 4), policy="greedy", chunk_size=64, max_batch_size=3)
     with pytest.raises(UserError, match="the cache overflows: 22 tokens, and it holds 20"):
-        simulate(requests_of((9, 12), (9, 12)), policy="greedy", chunk_size=64, max_batch_size=3, cache_tokens=20)
+        simulate(
+            requests_of((9, 12), (9, 12)),
+            policy="greedy",
+            chunk_size=64,
+            max_batch_size=3,
+            cache_tokens=20,
+        )
 
 
 def test_preempted_before_it_ran() -> None:
-    """A budget below the number of decodes lets a request in without a chunk. To lose its place again costs it nothing: it has no slot."""
+    """A budget below the number of decodes lets a request in without a chunk. To lose its place
+    again costs it nothing: it has no slot.
+    """
 
     class Small(SarathiServe):
         def budget(self, request: Request) -> int:
@@ -236,14 +329,24 @@ def test_preempted_before_it_ran() -> None:
         seen = max(seen, len(scheduler.running))
         scheduler.check_batch(batch)
         scheduler.update(batch, [7])
-    assert seen == 2 and requests[1].preemptions == 0 and scheduler.preempted == [] and list(scheduler.waiting) == [requests[1]]
+    assert (
+        seen == 2
+        and requests[1].preemptions == 0
+        and scheduler.preempted == []
+        and list(scheduler.waiting) == [requests[1]]
+    )
     assert scheduler.reserved == 0
 
 
 @pytest.mark.parametrize(
     ("policy", "batch_size", "chunk_size", "message"),
     [
-        ("fifo", 4, 8, "unknown policy 'fifo': choose from request_level, orca, vllm_v0, sarathi, "),
+        (
+            "fifo",
+            4,
+            8,
+            "unknown policy 'fifo': choose from request_level, orca, vllm_v0, sarathi, ",
+        ),
         ("sarathi", 0, 8, "max_batch_size is 0; it must be a whole number, at least 1"),
         ("sarathi", 4, 0, "chunk_size is 0; it must be a whole number, at least 1"),
     ],
@@ -261,13 +364,18 @@ def test_bad_requests() -> None:
     with pytest.raises(UserError, match="max_tokens is 2.5; it must be a whole number"):
         Request(3, [1], 2.5)  # type: ignore[arg-type]
     for arrival in (float("nan"), float("inf"), -1.0):
-        with pytest.raises(UserError, match="request 3: arrival is .*; it must be a number of seconds, at least 0"):
+        with pytest.raises(
+            UserError, match="request 3: arrival is .*; it must be a number of seconds, at least 0"
+        ):
             Request(3, [1], 1, arrival=arrival)
     with pytest.raises(UserError, match="cache_tokens is 0"):
         make_scheduler("sarathi", 4, 8, 0)
     with pytest.raises(
         UserError,
-        match="request 0 can never run: 5 prompt tokens .max_tokens 4 need 8 tokens of cache, which holds 7".replace(" .", r" \+ "),
+        match=(
+            "request 0 can never run: 5 prompt tokens .max_tokens 4 need 8 tokens of cache, which"
+            " holds 7".replace(" .", r" \+ ")
+        ),
     ):
         make_scheduler("sarathi", 4, 8, 7).add(requests_of((5, 4))[0])
     drive(make_scheduler("sarathi", 4, 8), [request := requests_of((5, 4))[0]])

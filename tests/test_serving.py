@@ -1,4 +1,6 @@
-"""Serving over time: capacity, token budget and what Sarathi-Serve says of its policies; the scripts' own flags."""
+"""Serving over time: capacity, token budget and what Sarathi-Serve says of its policies; the
+scripts' own flags.
+"""
 
 import importlib
 import json
@@ -44,9 +46,16 @@ from workload import Uniform, at_rate, make_requests, poisson
 
 def test_metrics_by_hand() -> None:
     """Two requests: gaps of 1, 2 and 3 s, and one of 9; scheduling delays of 1 and 3 s."""
-    lives = [Life(0, 0.0, 5, 1.0, tokens=[2.0, 3.0, 5.0, 8.0]), Life(1, 1.0, 5, 4.0, tokens=[6.0, 15.0])]
+    lives = [
+        Life(0, 0.0, 5, 1.0, tokens=[2.0, 3.0, 5.0, 8.0]),
+        Life(1, 1.0, 5, 4.0, tokens=[6.0, 15.0]),
+    ]
     trace = Trace(lives={life.request_id: life for life in lives})
-    assert p99_tbt(trace) == pytest.approx(np.percentile([1, 2, 3, 9], 99)) == pytest.approx(np.percentile(trace.tbts, 99))
+    assert (
+        p99_tbt(trace)
+        == pytest.approx(np.percentile([1, 2, 3, 9], 99))
+        == pytest.approx(np.percentile(trace.tbts, 99))
+    )
     assert median_delay(trace) == 2.0
     assert token_times(trace) == [2.0, 3.0, 5.0, 6.0, 8.0, 15.0]
 
@@ -59,7 +68,7 @@ def test_composition_loses_no_token() -> None:
     assert [start for start, _, _ in found] == [0.5 * number for number in range(len(found))]
 
 
-# ------------------------------------------------------------------------------------------ capacity
+# ----------------------------------------------------------------------------------------- capacity
 
 
 @given(limit=st.floats(0.01, 500), delay_decides=st.booleans())
@@ -69,7 +78,9 @@ def test_capacity_finds_the_rate_where_the_slo_breaks(limit: float, delay_decide
 
     def load(rate: float) -> Load:
         asked.append(rate)
-        return Load(0.0, MAX_DELAY * rate / limit) if delay_decides else Load(0.7 * rate / limit, 0.0)
+        return (
+            Load(0.0, MAX_DELAY * rate / limit) if delay_decides else Load(0.7 * rate / limit, 0.0)
+        )
 
     found = capacity(load, 0.7)
     assert limit / PRECISION / 1.0001 <= found <= limit * 1.0001 and found in asked
@@ -85,14 +96,17 @@ def test_capacity_of_what_is_never_or_always_served() -> None:
 def test_slos_are_decode_iterations_and_close_to_the_papers() -> None:
     for deployment in (MISTRAL, YI):
         for iterations in (STRICT, RELAXED):
-            assert iterations * deployment.decode_iteration == pytest.approx(serve_capacity.PAPER_SLOS[deployment][iterations], rel=0.2)
+            assert iterations * deployment.decode_iteration == pytest.approx(
+                serve_capacity.PAPER_SLOS[deployment][iterations], rel=0.2
+            )
 
 
 def test_orca_has_fewer_slots() -> None:
     requests = CHAT.requests(40, rate=1000.0)
     most = {
         policy: max(
-            iteration.num_decodes + iteration.num_chunks for iteration in MISTRAL.serve(at_rate(requests, 1000.0), policy, 512).iterations
+            iteration.num_decodes + iteration.num_chunks
+            for iteration in MISTRAL.serve(at_rate(requests, 1000.0), policy, 512).iterations
         )
         for policy in ("orca", "vllm_v0")
     }
@@ -107,13 +121,20 @@ def test_sarathi_serve_has_the_largest_capacity(deployment: object) -> None:
     def load(policy: str, rate: float) -> Load:
         return Load.of(deployment.serve(at_rate(base, rate), policy, 512))
 
-    rates = {policy: capacity(partial(load, policy), slo, precision=1.05) for policy in serve_capacity.POLICIES}
-    assert rates["sarathi_serve"] > 1.7 * rates["vllm_v0"] and rates["sarathi_serve"] > 1.7 * rates["orca"]
-    for policy, rate in rates.items():  # what the search says holds in a run of its own, and a little above no more
+    rates = {
+        policy: capacity(partial(load, policy), slo, precision=1.05)
+        for policy in serve_capacity.POLICIES
+    }
+    assert (
+        rates["sarathi_serve"] > 1.7 * rates["vllm_v0"]
+        and rates["sarathi_serve"] > 1.7 * rates["orca"]
+    )
+    # what the search says holds in a run of its own, and a little above no more
+    for policy, rate in rates.items():
         assert load(policy, rate).meets(slo) and not load(policy, 1.06 * rate).meets(slo)
 
 
-# ------------------------------------------------------------------------------------------ the token budget
+# --------------------------------------------------------------------------------- the token budget
 
 
 @given(slo=st.floats(0.03, 1.0))
@@ -125,12 +146,16 @@ def test_token_budget_is_the_largest_that_fits(slo: float) -> None:
 
 
 def test_an_slo_that_no_budget_keeps() -> None:
-    with pytest.raises(UserError, match=r"no token budget keeps a TBT of 0.001 s: 128 tokens, .* take 0.0"):
+    with pytest.raises(
+        UserError, match=r"no token budget keeps a TBT of 0.001 s: 128 tokens, .* take 0.0"
+    ):
         token_budget(MISTRAL.cost_model, 0.001)
 
 
 def test_no_iteration_is_longer_than_the_worst() -> None:
-    """Up to what several prompts' ends in one batch cost more than one's: their keys and values are read apart."""
+    """Up to what several prompts' ends in one batch cost more than one's: their keys and values are
+    read apart.
+    """
     requests = make_requests(poisson(60, 4.0), Uniform(1000, 1900), Uniform(50, 148))
     trace = MISTRAL.serve(requests, "sarathi_serve", 512)
     most = max(iteration.num_decodes for iteration in trace.iterations)
@@ -138,7 +163,7 @@ def test_no_iteration_is_longer_than_the_worst() -> None:
     assert 0.8 * worst < max(iteration.seconds for iteration in trace.iterations) < 1.02 * worst
 
 
-# ------------------------------------------------------------------------------------------ what the paper says of its policies
+# -------------------------------------------------------------- what the paper says of its policies
 
 
 def test_stalls_of_seconds_and_none() -> None:
@@ -149,8 +174,12 @@ def test_stalls_of_seconds_and_none() -> None:
 
 def test_ablation_in_the_published_order() -> None:
     found = {point.series: point.y for point in serve_ablation.predict(quick=True)}
-    ttft, tbt = ([found[f"{metric}, {policy}, chat"] for policy in serve_ablation.POLICIES] for metric in serve_ablation.METRICS)
-    assert ttft[0] < ttft[2] < ttft[1] and tbt[2] < tbt[1] < tbt[0]  # hybrid_only, chunked_only, sarathi_serve
+    ttft, tbt = (
+        [found[f"{metric}, {policy}, chat"] for policy in serve_ablation.POLICIES]
+        for metric in serve_ablation.METRICS
+    )
+    # hybrid_only, chunked_only, sarathi_serve
+    assert ttft[0] < ttft[2] < ttft[1] and tbt[2] < tbt[1] < tbt[0]
 
 
 # ------------------------------------------------------------------------------------------ flags
@@ -168,13 +197,23 @@ def call(script: str, *flags: str) -> None:
 def test_capacity_of_a_trace_file(tmp_path: Path) -> None:
     path = tmp_path / "mine, of today.csv"
     lines = [f"{0.5 * i},{6000 + 10 * i},{40 + i}" for i in range(30)]
-    path.write_text("\n".join(["arrived_at,num_prefill_tokens,num_decode_tokens", *lines]), encoding="utf-8")
+    path.write_text(
+        "\n".join(["arrived_at,num_prefill_tokens,num_decode_tokens", *lines]), encoding="utf-8"
+    )
     call("serve_capacity", "--quick", "--trace", str(path), "--out", str(tmp_path))
     points = read_csv(tmp_path / "serve_capacity-mine-of-today.csv")
-    assert {point.source for point in points} == {"predicted"} and (tmp_path / "serve_capacity-mine-of-today.png").exists()
-    assert any(point.series == "sarathi_serve, mistral-7b mine-of-today strict" and point.y > 0 for point in points)
+    assert {point.source for point in points} == {"predicted"} and (
+        tmp_path / "serve_capacity-mine-of-today.png"
+    ).exists()
+    assert any(
+        point.series == "sarathi_serve, mistral-7b mine-of-today strict" and point.y > 0
+        for point in points
+    )
     _, rows = serve_capacity.table(points)
-    assert {(row[0], row[1]) for row in rows} == {("mistral-7b", "mine-of-today"), ("yi-34b", "mine-of-today")}
+    assert {(row[0], row[1]) for row in rows} == {
+        ("mistral-7b", "mine-of-today"),
+        ("yi-34b", "mine-of-today"),
+    }
 
 
 def test_a_trace_too_light_for_a_capacity(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -183,12 +222,23 @@ def test_a_trace_too_light_for_a_capacity(tmp_path: Path, capsys: pytest.Capture
     with pytest.raises(SystemExit):
         call("serve_capacity", "--quick", "--trace", str(path), "--out", str(tmp_path))
     said = capsys.readouterr().err
-    assert "light, 2 requests on mistral-7b under vllm_v0, strict SLO of" in said and len(said.splitlines()) == 1
+    assert (
+        "light, 2 requests on mistral-7b under vllm_v0, strict SLO of" in said
+        and len(said.splitlines()) == 1
+    )
 
 
 def test_stalls_of_priced_and_real_runs_as_a_trace_file(tmp_path: Path) -> None:
     measure = ["--measure", "--device", "cpu", "--dtype", "float32", "--model", "demo"]
-    call("serve_stalls", "--quick", "--out", str(tmp_path), "--trace", str(tmp_path / "run.json"), *measure)
+    call(
+        "serve_stalls",
+        "--quick",
+        "--out",
+        str(tmp_path),
+        "--trace",
+        str(tmp_path / "run.json"),
+        *measure,
+    )
     events = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))["traceEvents"]
     groups = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     runs = [f"{what}{policy}" for what in ("", "measured ") for policy in serve_stalls.POLICIES]
@@ -198,7 +248,9 @@ def test_stalls_of_priced_and_real_runs_as_a_trace_file(tmp_path: Path) -> None:
 def test_the_curve_of_stalls_ends_with_all_tokens() -> None:
     """Where the first iteration starts late, as in every measured run, too."""
     requests = [Request(i, range(3000), 20, arrival=7.0) for i in range(3)]
-    points = serve_stalls.points_of(YI.serve(requests, "vllm_v0", 512), "vllm_v0", "predicted", "", "")
+    points = serve_stalls.points_of(
+        YI.serve(requests, "vllm_v0", 512), "vllm_v0", "predicted", "", ""
+    )
     curve = [(point.x, point.y) for point in points if point.x_unit]
     assert curve[0] == (0, 0) and curve[-1][1] == 60 and curve[-1][0] < 7
 
@@ -216,7 +268,9 @@ def test_the_curve_of_stalls_ends_with_all_tokens() -> None:
         ("serve_stalls", ["--model", "laptop"], "--model needs --measure"),
     ],
 )
-def test_bad_flags(script: str, flags: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_bad_flags(
+    script: str, flags: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     with pytest.raises(SystemExit) as ended:
         call(script, "--quick", "--out", str(tmp_path), *flags)
     said = capsys.readouterr()
@@ -224,6 +278,16 @@ def test_bad_flags(script: str, flags: list[str], complaint: str, tmp_path: Path
 
 
 def test_budget_for_an_slo_of_ones_own(capsys: pytest.CaptureFixture) -> None:
-    call("serve_budget", "--tbt-slo", "50", "--decodes", "8", "--context", "1024", "--longest", "2048")
+    call(
+        "serve_budget",
+        "--tbt-slo",
+        "50",
+        "--decodes",
+        "8",
+        "--context",
+        "1024",
+        "--longest",
+        "2048",
+    )
     said = capsys.readouterr().out
     assert f"token budget: {token_budget(MISTRAL.cost_model, 0.05, 8, 1024, 2048)} tokens" in said

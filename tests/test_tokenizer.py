@@ -22,7 +22,9 @@ DEMO_TOKENIZER = load_tokenizer(DEMO)
 
 
 def library_bpe() -> tokenizers.Tokenizer:
-    """The tokenizers library's BPE with the demo's merges: each merge is what lower ranks leave of a token's bytes."""
+    """The tokenizers library's BPE with the demo's merges: each merge is what lower ranks leave of
+    a token's bytes.
+    """
     ranks = {token: rank for rank, token in enumerate(demo_tokens())}
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
@@ -36,12 +38,16 @@ def library_bpe() -> tokenizers.Tokenizer:
     for token, limit in ranks.items():
         parts = [bytes([byte]) for byte in token]
         while len(parts) > 2:
-            rank, i = min((ranks.get(parts[i] + parts[i + 1], limit), i) for i in range(len(parts) - 1))
+            rank, i = min(
+                (ranks.get(parts[i] + parts[i + 1], limit), i) for i in range(len(parts) - 1)
+            )
             assert rank < limit
             parts[i : i + 2] = [parts[i] + parts[i + 1]]
         if len(parts) == 2:
             merges.append((spell(parts[0]), spell(parts[1])))
-    library = tokenizers.Tokenizer(tokenizers.models.BPE({spell(token): rank for token, rank in ranks.items()}, merges))
+    library = tokenizers.Tokenizer(
+        tokenizers.models.BPE({spell(token): rank for token, rank in ranks.items()}, merges)
+    )
     library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = tokenizers.decoders.ByteLevel()
     return library
@@ -49,7 +55,10 @@ def library_bpe() -> tokenizers.Tokenizer:
 
 def demo_tokens() -> list[bytes]:
     """The demo's tokens by id, read without the code under test."""
-    return [base64.b64decode(line.split()[0]) for line in (DEMO / "merges.tiktoken").read_bytes().splitlines()]
+    return [
+        base64.b64decode(line.split()[0])
+        for line in (DEMO / "merges.tiktoken").read_bytes().splitlines()
+    ]
 
 
 def test_demo_tokenizer_equals_the_tokenizers_library():
@@ -68,7 +77,11 @@ def test_demo_tokenizer_round_trips(text):
 
 
 def test_end_of_text_is_a_token_of_the_model_but_not_of_prompts():
-    assert DEMO_TOKENIZER.eos_id == MODELS["demo"].vocab_size - 1 == json.loads((DEMO / "config.json").read_text())["eos_token_id"]
+    assert (
+        DEMO_TOKENIZER.eos_id
+        == MODELS["demo"].vocab_size - 1
+        == json.loads((DEMO / "config.json").read_text())["eos_token_id"]
+    )
     assert DEMO_TOKENIZER.eos_id not in DEMO_TOKENIZER.encode("<|endoftext|>")
     assert DEMO_TOKENIZER.decode([DEMO_TOKENIZER.eos_id]) == "<|endoftext|>"
 
@@ -81,20 +94,24 @@ def test_tokenizer_json_with_special_tokens(tmp_path):
     library = library_bpe()
     library.add_special_tokens(["<s>", "</s>"])
     start = library.token_to_id("<s>")
-    library.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", start)])
+    library.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", start)]
+    )
     library.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "</s>"}}))
     tokenizer = load_tokenizer(tmp_path)
     assert tokenizer.eos_id == library.token_to_id("</s>")
     ids = tokenizer.encode(HELD_OUT[:500])
-    assert ids == [start, *DEMO_TOKENIZER.encode(HELD_OUT[:500])]  # as the directory asks: LLaMA wants its first token
+    # as the directory asks: LLaMA wants its first token
+    assert ids == [start, *DEMO_TOKENIZER.encode(HELD_OUT[:500])]
     assert tokenizer.decode([*ids, tokenizer.eos_id]) == HELD_OUT[:500]
 
 
 @pytest.mark.parametrize(
     ("generation", "config", "expected"),
     [
-        ({"eos_token_id": [8, 9]}, {"eos_token_id": 5}, {8, 9}),  # a chat model: end of its turn, end of the text
+        # a chat model: end of its turn, end of the text
+        ({"eos_token_id": [8, 9]}, {"eos_token_id": 5}, {8, 9}),
         ({"eos_token_id": 3}, {"eos_token_id": 5}, {3}),
         ({}, {"eos_token_id": 5}, {5}),
         (None, {"eos_token_id": 0}, {0}),
@@ -112,14 +129,20 @@ def test_which_tokens_end_a_text(tmp_path, generation, config, expected):
 
 def test_an_end_of_text_that_is_no_token_id_is_refused(tmp_path):
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": ["</s>"]}')
-    with pytest.raises(UserError, match=r"generation_config.json: eos_token_id is \['</s>'\]; expected a token id"):
+    with pytest.raises(
+        UserError, match=r"generation_config.json: eos_token_id is \['</s>'\]; expected a token id"
+    ):
         load_stop_ids(tmp_path, None)
 
 
 def test_llama_keeps_the_space_before_the_first_word_that_it_adds(tmp_path):
-    """SentencePiece's decoder, as in LLaMA's tokenizer.json: words carry their space in front, and a text loses its first one."""
+    """SentencePiece's decoder, as in LLaMA's tokenizer.json: words carry their space in front, and
+    a text loses its first one.
+    """
     words = ["<s>", "a", "\u2581a", "\u2581Once", "\u2581upon", "\u2581time"]
-    library = tokenizers.Tokenizer(tokenizers.models.Unigram([(word, -1.0) for word in words], unk_id=0))
+    library = tokenizers.Tokenizer(
+        tokenizers.models.Unigram([(word, -1.0) for word in words], unk_id=0)
+    )
     library.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
     library.decoder = tokenizers.decoders.Metaspace()
     library.save(str(tmp_path / "tokenizer.json"))
@@ -139,10 +162,14 @@ def gpt2_directory(tmp_path):
 
 def test_gpt2_without_tokenizer_files_takes_tiktokens(gpt2_directory, monkeypatch):
     tokens = demo_tokens()
-    tokens += [b"\xff" + rank.to_bytes(4, "big") for rank in range(len(tokens), 50256)]  # never in a text, but the model may say them
+    # never in a text, but the model may say them
+    tokens += [b"\xff" + rank.to_bytes(4, "big") for rank in range(len(tokens), 50256)]
     ranks = {token: rank for rank, token in enumerate(tokens)}
     special = {"<|endoftext|>": 50256}
-    encoding = tiktoken.Encoding("gpt2", pat_str=GPT2_SPLIT, mergeable_ranks=ranks, special_tokens=special)  # no network in tests
+    # no network in tests
+    encoding = tiktoken.Encoding(
+        "gpt2", pat_str=GPT2_SPLIT, mergeable_ranks=ranks, special_tokens=special
+    )
     monkeypatch.setattr(tiktoken, "get_encoding", {"gpt2": encoding}.get)
     llm = LLM(str(gpt2_directory), device="cpu")
     output = llm.generate("a <|endoftext|>", SamplingParams(max_tokens=2))[0]
@@ -155,17 +182,24 @@ def test_gpt2_without_tokenizer_files_or_network(gpt2_directory, monkeypatch):
 
     monkeypatch.setattr(tiktoken, "get_encoding", unreachable)
     llm = LLM(str(gpt2_directory), device="cpu")
-    with pytest.raises(UserError, match="tiktoken cannot download GPT-2's: go online once, put vocab.json.*Failed to resolve") as caught:
+    with pytest.raises(
+        UserError,
+        match="tiktoken cannot download GPT-2's: go online once, put vocab.json.*Failed to resolve",
+    ) as caught:
         llm.generate("a", SamplingParams(max_tokens=2))
     assert "\n" not in str(caught.value)
-    assert len(llm.generate([[1, 2]], SamplingParams(max_tokens=2))[0].token_ids) == 2, "token ids need no tokenizer"
+    assert len(llm.generate([[1, 2]], SamplingParams(max_tokens=2))[0].token_ids) == 2, (
+        "token ids need no tokenizer"
+    )
 
 
 def test_gpt2_vocabulary_and_merges(tmp_path):
     library = library_bpe()
     library.model.save(str(tmp_path))
     vocab = json.loads((tmp_path / "vocab.json").read_text(encoding="utf-8"))
-    (tmp_path / "vocab.json").write_text(json.dumps(vocab | {"<|endoftext|>": len(vocab)}), encoding="utf-8")
+    (tmp_path / "vocab.json").write_text(
+        json.dumps(vocab | {"<|endoftext|>": len(vocab)}), encoding="utf-8"
+    )
     tokenizer = load_tokenizer(tmp_path)
     assert tokenizer.eos_id == len(vocab)
     assert tokenizer.encode(HELD_OUT) == DEMO_TOKENIZER.encode(HELD_OUT)
@@ -206,4 +240,6 @@ def test_the_split_pattern_is_gpt2s():
     library = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     pieces = tokenizers.pre_tokenizers.Split(tokenizers.Regex(GPT2_SPLIT), "isolated")
     for text in ("it's  two\n\n    words, 12x\t", HELD_OUT):
-        assert [span for _, span in pieces.pre_tokenize_str(text)] == [span for _, span in library.pre_tokenize_str(text)]
+        assert [span for _, span in pieces.pre_tokenize_str(text)] == [
+            span for _, span in library.pre_tokenize_str(text)
+        ]

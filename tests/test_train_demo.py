@@ -18,7 +18,17 @@ from model import Transformer
 
 def test_demo_is_the_model_that_configs_describes():
     found, expected = load_config(DEMO), MODELS["demo"]
-    for field in ("n_layer", "n_head", "n_kv_head", "hidden", "intermediate", "vocab_size", "max_length", "tied", "flavour"):
+    for field in (
+        "n_layer",
+        "n_head",
+        "n_kv_head",
+        "hidden",
+        "intermediate",
+        "vocab_size",
+        "max_length",
+        "tied",
+        "flavour",
+    ):
         assert getattr(found, field) == getattr(expected, field), field
     assert (found.rope_theta, found.norm_eps) == (expected.rope_theta, expected.norm_eps)
     assert (DEMO / "model.safetensors").stat().st_size < 6e6
@@ -31,10 +41,14 @@ def test_demo_model_has_learned_something():
     tokens = torch.tensor(DEMO_TOKENIZER.encode(HELD_OUT)[: 4 * 1024]).view(4, 1024)
     with torch.inference_mode():
         logits = model.forward_full(tokens[:, :-1])  # (4, 1023, vocab)
-    nats = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view(4, -1)
+    nats = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
+    ).view(4, -1)
     assert nats.mean() < 0.6 * metrics["unigram_nats_per_token"]
-    assert math.isclose(nats.mean(), metrics["held_out_nats_per_token"], rel_tol=0.15)  # another slice of the same text
-    assert nats[:, 768:].mean() < 0.6 * metrics["unigram_nats_per_token"]  # positions up to max_length were trained too
+    # another slice of the same text
+    assert math.isclose(nats.mean(), metrics["held_out_nats_per_token"], rel_tol=0.15)
+    # positions up to max_length were trained too
+    assert nats[:, 768:].mean() < 0.6 * metrics["unigram_nats_per_token"]
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +57,17 @@ def texts() -> tuple[list[str], list[str]]:
 
 
 def test_held_out_text_is_not_in_the_training_text(texts):
-    train, held_out = ([line for text in part for line in text.split("\n\n") if len(line) > 40] for part in texts)
+    train, held_out = (
+        [line for text in part for line in text.split("\n\n") if len(line) > 40] for part in texts
+    )
     quoted = set(train).intersection(held_out)
     assert 0.03 < sum(map(len, held_out)) / sum(map(len, train)) < 0.1
     assert sum(map(len, quoted)) < 0.02 * sum(map(len, held_out))
 
 
 @pytest.mark.skipif(
-    json.loads((DEMO / "metrics.json").read_text())["python"] != platform.python_version(), reason="another Python has other documentation"
+    json.loads((DEMO / "metrics.json").read_text())["python"] != platform.python_version(),
+    reason="another Python has other documentation",
 )
 def test_merges_and_sample_are_what_the_script_makes(texts):
     train, held_out = texts
@@ -62,11 +79,14 @@ def test_losses_by_hand():
     tokens = torch.tensor([0, 1, 1, 1, 2])
     # counts + 1 over four ids: 2, 4, 2, 1 of 9; held-out tokens after the first: 1, 3
     by_hand = -(math.log(4 / 9) + math.log(1 / 9)) / 2
-    assert math.isclose(train_demo.unigram_loss(tokens, torch.tensor([0, 1, 3]), 4), by_hand, rel_tol=1e-6)
+    assert math.isclose(
+        train_demo.unigram_loss(tokens, torch.tensor([0, 1, 3]), 4), by_hand, rel_tol=1e-6
+    )
     model = Transformer(ModelConfig("tiny", 1, 2, 16, 16, 4, 16)).init_weights()
     with torch.no_grad():
         first, second = model.forward_full(tokens[None, :3]), model.forward_full(tokens[None, 3:4])
-    rows = torch.cat((first[0], second[0])).log_softmax(-1)  # windows of 3: tokens 0-2 predict 1-3, token 3 alone predicts 4
+    # windows of 3: tokens 0-2 predict 1-3, token 3 alone predicts 4
+    rows = torch.cat((first[0], second[0])).log_softmax(-1)
     expected = -rows[torch.arange(4), tokens[1:]].mean().item()
     assert math.isclose(train_demo.held_out_loss(model, tokens, context=3), expected, rel_tol=1e-5)
 
@@ -83,7 +103,9 @@ def test_a_tiny_model_learns_a_cycle(monkeypatch, autocast):
 
 
 def test_dropout_is_of_the_branches():
-    """Not of what they add to: with all of them dropped, a layer changes nothing. And outside of training nothing is dropped."""
+    """Not of what they add to: with all of them dropped, a layer changes nothing. And outside of
+    training nothing is dropped.
+    """
     layer = Transformer(ModelConfig("tiny", 1, 2, 16, 32, 8, 16)).init_weights().layers[0]
     layer.postproj.dropout = layer.ffn_ln2.dropout = 1.0
     x = torch.randn(5, 16)

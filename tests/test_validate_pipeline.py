@@ -1,4 +1,6 @@
-"""What validate_pipeline.py computes beside the real run: the prediction, the medians, the errors. The real run is tests/test_distributed.py's."""
+"""What validate_pipeline.py computes beside the real run: the prediction, the medians, the errors.
+The real run is tests/test_distributed.py's.
+"""
 
 import dataclasses
 import sys
@@ -22,36 +24,60 @@ HOP = 1e-3
 @pytest.fixture(scope="module")
 def calibration() -> Calibration:
     found = calibrated()
-    return dataclasses.replace(found, gpu=dataclasses.replace(found.gpu, name=f"{this_machine('cpu')}, bfloat16"))
+    return dataclasses.replace(
+        found, gpu=dataclasses.replace(found.gpu, name=f"{this_machine('cpu')}, bfloat16")
+    )
 
 
 def as_measured(trace, work: int = 0) -> dict:
     """A predicted run, written as distributed.py writes a measured one."""
-    return {"workload": work, "seconds": trace.seconds, "bubble_share": trace.bubble_share, "busy": list(trace.busy), "hop": HOP}
+    return {
+        "workload": work,
+        "seconds": trace.seconds,
+        "bubble_share": trace.bubble_share,
+        "busy": list(trace.busy),
+        "hop": HOP,
+    }
 
 
 def test_one_request_takes_as_long_as_without_a_pipeline(calibration):
-    """Its iterations walk through both stages one after the other: cutting the layers costs nothing but the hops."""
+    """Its iterations walk through both stages one after the other: cutting the layers costs nothing
+    but the hops.
+    """
     work = Draw("orca", ((300, 7),))
-    alone = run_priced(CostExecutor(CalibratedModel(calibration)), [Request(0, range(300), 7)], "orca", 1, 1)
+    alone = run_priced(
+        CostExecutor(CalibratedModel(calibration)), [Request(0, range(300), 7)], "orca", 1, 1
+    )
     assert predict(calibration, work, hop=0.0).seconds == pytest.approx(alone.seconds)
     assert predict(calibration, work, hop=HOP).seconds > alone.seconds + 7 * HOP
-    assert predict(calibration, work, hop=0.0, slower=1.5).seconds == pytest.approx(1.5 * alone.seconds)
+    assert predict(calibration, work, hop=0.0, slower=1.5).seconds == pytest.approx(
+        1.5 * alone.seconds
+    )
 
 
 def test_workloads_take_turns_and_repeat():
-    assert [work.policy for work in draw_workloads(len(POLICIES) + 1, 0)] == [*sorted(POLICIES), min(POLICIES)]
+    assert [work.policy for work in draw_workloads(len(POLICIES) + 1, 0)] == [
+        *sorted(POLICIES),
+        min(POLICIES),
+    ]
     assert draw_workloads(8, 3) == draw_workloads(8, 3) != draw_workloads(8, 4)
 
 
 def test_errors_are_of_the_median_run(calibration, monkeypatch):
-    """Of three runs, one as predicted, one too slow, one far too slow: the middle one counts. All work twice as long: `alone` knows."""
-    workloads = [Draw("sarathi", ((200, 4), (90, 5), (150, 3))), Draw("vllm_v0", ((64, 6), (300, 2)))]
+    """Of three runs, one as predicted, one too slow, one far too slow: the middle one counts. All
+    work twice as long: `alone` knows.
+    """
+    workloads = [
+        Draw("sarathi", ((200, 4), (90, 5), (150, 3))),
+        Draw("vllm_v0", ((64, 6), (300, 2))),
+    ]
 
     def real(_, asked, repeats):
         runs = []
         for work in asked:
-            trials = [as_measured(predict(calibration, work, HOP, slower)) for slower in (2.0, 1.0, 3.0)]
+            trials = [
+                as_measured(predict(calibration, work, HOP, slower)) for slower in (2.0, 1.0, 3.0)
+            ]
             runs.append(trials)
         return runs
 
@@ -60,28 +86,46 @@ def test_errors_are_of_the_median_run(calibration, monkeypatch):
         slow = predict(calibration, work, HOP, 2.0)
         assert row.measured == pytest.approx((slow.seconds, slow.bubble_share))
         assert row.busy == pytest.approx(2.0) and row.alone == pytest.approx(row.measured)
-        assert row.time_error == pytest.approx(100 * (row.predicted[0] / slow.seconds - 1)) and row.time_error < -40
+        assert (
+            row.time_error == pytest.approx(100 * (row.predicted[0] / slow.seconds - 1))
+            and row.time_error < -40
+        )
 
 
 def test_files_and_the_wrong_machine(calibration, monkeypatch, tmp_path, capsys):
-    perfect = lambda _, works, repeats: [[as_measured(predict(calibration, work, HOP))] * repeats for work in works]
+    perfect = lambda _, works, repeats: [
+        [as_measured(predict(calibration, work, HOP))] * repeats for work in works
+    ]
     monkeypatch.setattr(validate_pipeline, "run_for_real", perfect)
     calibration.save(tmp_path / "here.json")
     flags = ["--calibration", str(tmp_path / "here.json"), "--out", str(tmp_path), "--quick"]
     monkeypatch.setattr(sys, "argv", ["validate_pipeline.py", *flags])
     run_main(validate_pipeline.main)
     points = read_csv(tmp_path / "validate_pipeline.csv")
-    assert {point.source for point in points} == {"predicted", "measured"} and len(points) == 2 * 2 * 2
+    assert {point.source for point in points} == {"predicted", "measured"} and len(
+        points
+    ) == 2 * 2 * 2
     assert (tmp_path / "validate_pipeline.png").read_bytes().startswith(b"\x89PNG")
 
-    dataclasses.replace(calibration, gpu=dataclasses.replace(calibration.gpu, name="an abacus")).save(tmp_path / "here.json")
+    dataclasses.replace(
+        calibration, gpu=dataclasses.replace(calibration.gpu, name="an abacus")
+    ).save(tmp_path / "here.json")
     with pytest.raises(SystemExit) as stop:
         run_main(validate_pipeline.main)
     message = capsys.readouterr().err.strip().splitlines()
-    assert stop.value.code and len(message) == 1 and "an abacus" in message[0] and "calibrate.py" in message[0]
+    assert (
+        stop.value.code
+        and len(message) == 1
+        and "an abacus" in message[0]
+        and "calibrate.py" in message[0]
+    )
 
     (tmp_path / "here.json").unlink()
     with pytest.raises(SystemExit) as stop:
         run_main(validate_pipeline.main)
     message = capsys.readouterr().err.strip().splitlines()
-    assert stop.value.code and len(message) == 1 and f"calibrate.py --out {tmp_path / 'here.json'}" in message[0]
+    assert (
+        stop.value.code
+        and len(message) == 1
+        and f"calibrate.py --out {tmp_path / 'here.json'}" in message[0]
+    )

@@ -1,4 +1,6 @@
-"""Requests over time: arrivals and lengths have the statistics that they promise, traces are read as written, mistakes are one line."""
+"""Requests over time: arrivals and lengths have the statistics that they promise, traces are read
+as written, mistakes are one line.
+"""
 
 import math
 from datetime import UTC, datetime, timedelta
@@ -10,7 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs import UserError
-from workload import Fixed, LogNormal, Uniform, Zipf, at_rate, gamma, make_requests, poisson, read_trace
+from workload import (
+    Fixed,
+    LogNormal,
+    Uniform,
+    Zipf,
+    at_rate,
+    gamma,
+    make_requests,
+    poisson,
+    read_trace,
+)
 
 COUNT = 100_000
 
@@ -22,12 +34,18 @@ def gaps(arrivals: list[float]) -> np.ndarray:
 @pytest.mark.parametrize("rate", [0.3, 4.0])
 def test_poisson_gaps_are_exponential(rate: float) -> None:
     found = rate * gaps(poisson(COUNT, rate, seed=5))
-    assert found.mean() == pytest.approx(1, abs=5 / math.sqrt(COUNT)) and found.std() == pytest.approx(1, abs=0.03)
+    assert found.mean() == pytest.approx(
+        1, abs=5 / math.sqrt(COUNT)
+    ) and found.std() == pytest.approx(1, abs=0.03)
     for moment in (0.1, 0.7, 2.0, 4.0):  # the whole distribution: the share of gaps that are longer
         share = math.exp(-moment)
-        assert (found > moment).mean() == pytest.approx(share, abs=5 * math.sqrt(share * (1 - share) / COUNT))
-    counts = np.bincount((rate * np.array(poisson(COUNT, rate, seed=5)) / 10).astype(int))[:-1]  # per 10 mean gaps
-    assert counts.var() / counts.mean() == pytest.approx(1, abs=0.06)  # no gap knows of the one before
+        assert (found > moment).mean() == pytest.approx(
+            share, abs=5 * math.sqrt(share * (1 - share) / COUNT)
+        )
+    # per 10 mean gaps
+    counts = np.bincount((rate * np.array(poisson(COUNT, rate, seed=5)) / 10).astype(int))[:-1]
+    # no gap knows of the one before
+    assert counts.var() / counts.mean() == pytest.approx(1, abs=0.06)
 
 
 @pytest.mark.parametrize("cv", [0.25, 1.0, 3.0])
@@ -36,7 +54,8 @@ def test_gamma_is_as_bursty_as_asked(cv: float) -> None:
     assert found.mean() == pytest.approx(0.5, rel=5 * cv / math.sqrt(COUNT))
     assert found.std() / found.mean() == pytest.approx(cv, rel=0.04)
     counts = np.bincount((np.cumsum(found) / 50).astype(int))[:-1]  # per 100 mean gaps
-    assert counts.var() / counts.mean() == pytest.approx(cv**2, rel=0.25)  # of a renewal process, in the long run
+    # of a renewal process, in the long run
+    assert counts.var() / counts.mean() == pytest.approx(cv**2, rel=0.25)
 
 
 def test_no_variation_is_even() -> None:
@@ -46,7 +65,9 @@ def test_no_variation_is_even() -> None:
 @given(rate=st.floats(0.01, 100), cv=st.floats(0.1, 4), seed=st.integers(0, 2**32))
 def test_a_seed_is_one_pattern_at_every_rate(rate: float, cv: float, seed: int) -> None:
     slow, fast = gamma(20, rate, cv, seed), gamma(20, 7 * rate, cv, seed)
-    assert slow == sorted(slow) and slow == gamma(20, rate, cv, seed) != gamma(20, rate, cv, seed + 1)
+    assert slow == sorted(slow) and slow == gamma(20, rate, cv, seed) != gamma(
+        20, rate, cv, seed + 1
+    )
     assert np.allclose(np.array(slow), 7 * np.array(fast))
 
 
@@ -56,19 +77,30 @@ def test_arrivals_prompts_and_outputs_are_drawn_apart() -> None:
     other = make_requests(gamma(50, 9.0, 2.0, seed=1), Uniform(1, 1000), Fixed(3), seed=1)
     assert [request.prompt for request in first] == [request.prompt for request in other]
     drawn = make_requests(poisson(COUNT // 10, 1.0), *lengths)
-    prompts, outputs = [len(request.prompt) for request in drawn], [request.max_tokens for request in drawn]
-    assert abs(np.corrcoef(prompts, outputs)[0, 1]) < 0.05  # the streams of one seed are not the same numbers
+    prompts, outputs = (
+        [len(request.prompt) for request in drawn],
+        [request.max_tokens for request in drawn],
+    )
+    # the streams of one seed are not the same numbers
+    assert abs(np.corrcoef(prompts, outputs)[0, 1]) < 0.05
 
 
 @given(rate=st.floats(0.01, 100), count=st.integers(2, 30))
 def test_at_rate_scales_time_alone(rate: float, count: int) -> None:
-    before = make_requests([3 + moment for moment in poisson(count, 1.0)], Uniform(1, 99), Uniform(1, 99))
+    before = make_requests(
+        [3 + moment for moment in poisson(count, 1.0)], Uniform(1, 99), Uniform(1, 99)
+    )
     after = at_rate(before, rate)
-    assert [(r.request_id, r.prompt, r.max_tokens) for r in after] == [(r.request_id, r.prompt, r.max_tokens) for r in before]
+    assert [(r.request_id, r.prompt, r.max_tokens) for r in after] == [
+        (r.request_id, r.prompt, r.max_tokens) for r in before
+    ]
     arrivals = [request.arrival for request in after]
     assert arrivals[0] == 0 and (count - 1) / arrivals[-1] == pytest.approx(rate)
     assert np.allclose(
-        np.diff(arrivals) * rate, np.diff([r.arrival for r in before]) * (count - 1) / (before[-1].arrival - before[0].arrival)
+        np.diff(arrivals) * rate,
+        np.diff([r.arrival for r in before])
+        * (count - 1)
+        / (before[-1].arrival - before[0].arrival),
     )
 
 
@@ -96,15 +128,28 @@ def test_zipf_falls_as_a_power(exponent: float) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(median=st.integers(20, 5000), ratio=st.floats(1.01, 5), bound=st.floats(1, 3), seed=st.integers(0, 999))
-def test_log_normal_keeps_median_and_p90(median: int, ratio: float, bound: float, seed: int) -> None:
-    """Bounded or not: what lies above the longest becomes the longest, so that nothing below it moves."""
+@given(
+    median=st.integers(20, 5000),
+    ratio=st.floats(1.01, 5),
+    bound=st.floats(1, 3),
+    seed=st.integers(0, 999),
+)
+def test_log_normal_keeps_median_and_p90(
+    median: int, ratio: float, bound: float, seed: int
+) -> None:
+    """Bounded or not: what lies above the longest becomes the longest, so that nothing below it
+    moves.
+    """
     p90 = median * ratio
     longest = math.ceil(p90 * bound)
     for lengths in (LogNormal(median, p90), LogNormal(median, p90, longest)):
         found = lengths.draw(40_000, np.random.default_rng(seed))
-        assert np.quantile(found, 0.5) == pytest.approx(median, rel=0.01 + 0.02 * math.log(ratio), abs=1)
-        assert np.quantile(found, 0.9) == pytest.approx(p90, rel=0.01 + 0.04 * math.log(ratio), abs=1)
+        assert np.quantile(found, 0.5) == pytest.approx(
+            median, rel=0.01 + 0.02 * math.log(ratio), abs=1
+        )
+        assert np.quantile(found, 0.9) == pytest.approx(
+            p90, rel=0.01 + 0.04 * math.log(ratio), abs=1
+        )
     assert found.max() <= longest
 
 
@@ -117,7 +162,9 @@ def test_log_normal_has_a_log_normal_shape() -> None:
 
 
 def test_all_that_is_too_long_becomes_the_longest() -> None:
-    assert (draw(LogNormal(1000, 4000, 5000)) == 5000).mean() == pytest.approx((draw(LogNormal(1000, 4000)) >= 5000).mean())
+    assert (draw(LogNormal(1000, 4000, 5000)) == 5000).mean() == pytest.approx(
+        (draw(LogNormal(1000, 4000)) >= 5000).mean()
+    )
 
 
 @given(max_length=st.integers(2, 60), seed=st.integers(0, 99))
@@ -135,27 +182,58 @@ START = datetime(2023, 11, 16, 23, 59, 58, tzinfo=UTC)
 
 
 @settings(max_examples=40, deadline=None)
-@given(rows=st.lists(st.tuples(st.integers(0, 10**7), st.integers(1, 9999), st.integers(1, 9999)), min_size=1, max_size=20))
-def test_a_trace_is_read_as_written_under_every_header(rows: list[tuple[int, int, int]], tmp_path_factory: pytest.TempPathFactory) -> None:
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 10**7), st.integers(1, 9999), st.integers(1, 9999)),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_a_trace_is_read_as_written_under_every_header(
+    rows: list[tuple[int, int, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path = tmp_path_factory.mktemp("traces") / "trace.csv"
     expected = sorted(rows, key=lambda row: row[0])
     for header, arrival in (
         ("arrival,prompt_tokens,output_tokens", lambda ms: f"{ms / 1000}"),
         ("arrived_at,num_prefill_tokens,num_decode_tokens", lambda ms: f"{ms / 1000:.3f}"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens", lambda ms: f"{(START + timedelta(milliseconds=ms)).replace(tzinfo=None)}"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens", lambda ms: f"{START + timedelta(milliseconds=ms)}"),
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens",
+            lambda ms: f"{(START + timedelta(milliseconds=ms)).replace(tzinfo=None)}",
+        ),
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens",
+            lambda ms: f"{START + timedelta(milliseconds=ms)}",
+        ),
     ):
-        path.write_text("\n".join([header, *[f"{arrival(ms)},{prompt},{output}" for ms, prompt, output in rows]]), encoding="utf-8")
+        path.write_text(
+            "\n".join(
+                [header, *[f"{arrival(ms)},{prompt},{output}" for ms, prompt, output in rows]]
+            ),
+            encoding="utf-8",
+        )
         found = read_trace(path)
-        assert [(len(request.prompt), request.max_tokens) for request in found] == [row[1:] for row in expected]
-        assert np.allclose([request.arrival for request in found], [(row[0] - expected[0][0]) / 1000 for row in expected], atol=1e-5)
+        assert [(len(request.prompt), request.max_tokens) for request in found] == [
+            row[1:] for row in expected
+        ]
+        assert np.allclose(
+            [request.arrival for request in found],
+            [(row[0] - expected[0][0]) / 1000 for row in expected],
+            atol=1e-5,
+        )
         assert [request.request_id for request in found] == list(range(len(rows)))
 
 
 def test_columns_in_any_order_and_others_ignored(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
-    path.write_bytes(b"\xef\xbb\xbfuser,output_tokens, arrival,prompt_tokens\r\nme,3,1.5,20\r\nyou,4,0.5,30\r\n\r\n")
-    assert [(r.arrival, len(r.prompt), r.max_tokens) for r in read_trace(path)] == [(0.0, 30, 4), (1.0, 20, 3)]
+    path.write_bytes(
+        b"\xef\xbb\xbfuser,output_tokens,"
+        b" arrival,prompt_tokens\r\nme,3,1.5,20\r\nyou,4,0.5,30\r\n\r\n"
+    )
+    assert [(r.arrival, len(r.prompt), r.max_tokens) for r in read_trace(path)] == [
+        (0.0, 30, 4),
+        (1.0, 20, 3),
+    ]
     assert len(read_trace(path, count=1)) == 1
 
 
@@ -163,7 +241,8 @@ def test_azures_own_stamps(tmp_path: Path) -> None:
     """Seven decimals, as the published file has them."""
     path = tmp_path / "trace.csv"
     path.write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0319600,3180,8\n",
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16"
+        " 18:17:04.0319600,3180,8\n",
         encoding="utf-8",
     )
     assert read_trace(path)[1].arrival == pytest.approx(0.052, abs=1e-6)
@@ -175,17 +254,32 @@ HEADER = "arrival,prompt_tokens,output_tokens\n"
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "line 1: no column for the arrival in ''; name one of them arrival or TIMESTAMP or arrived_at"),
+        (
+            "",
+            (
+                "line 1: no column for the arrival in ''; name one of them arrival or TIMESTAMP or"
+                " arrived_at"
+            ),
+        ),
         ("arrival,output_tokens\n1,2\n", "line 1: no column for the prompt"),
         (HEADER, "no requests below the header"),
-        (HEADER + "0,5,6\n\n1,x,6\n", "line 4, column prompt_tokens: 'x' is not a whole number of tokens, at least 1"),
+        (
+            HEADER + "0,5,6\n\n1,x,6\n",
+            "line 4, column prompt_tokens: 'x' is not a whole number of tokens, at least 1",
+        ),
         (HEADER + "0,5,6\n1,5,0\n", "line 3, column output_tokens: '0' is not"),
         (HEADER + "0,5,6\n1,5.5,6\n", "line 3, column prompt_tokens: '5.5' is not"),
         (HEADER + "0,5,6\n1,5\n", "line 3, column output_tokens: '' is not"),
         (HEADER + "0,5,6\nsoon,5,6\n", "line 3, column arrival: 'soon' is not a number of seconds"),
         (HEADER + "nan,5,6\n", "line 2, column arrival: 'nan' is not"),
-        (HEADER + "2023-11-16 18:17:03,5,6\n4.5,5,6\n", "line 3, column arrival: '4.5' is not a date and time"),
-        (HEADER + "4.5,5,6\n2023-11-16 18:17:03,5,6\n", "line 3, column arrival: '2023-11-16 18:17:03' is not a number"),
+        (
+            HEADER + "2023-11-16 18:17:03,5,6\n4.5,5,6\n",
+            "line 3, column arrival: '4.5' is not a date and time",
+        ),
+        (
+            HEADER + "4.5,5,6\n2023-11-16 18:17:03,5,6\n",
+            "line 3, column arrival: '2023-11-16 18:17:03' is not a number",
+        ),
     ],
 )
 def test_a_malformed_trace_names_line_and_column(text: str, complaint: str, tmp_path: Path) -> None:
@@ -193,12 +287,20 @@ def test_a_malformed_trace_names_line_and_column(text: str, complaint: str, tmp_
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UserError) as raised:
         read_trace(path)
-    assert str(path) in str(raised.value) and complaint in str(raised.value) and "\n" not in str(raised.value)
+    assert (
+        str(path) in str(raised.value)
+        and complaint in str(raised.value)
+        and "\n" not in str(raised.value)
+    )
 
 
 def test_files_that_are_no_traces(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    for name, complaint in (("nowhere.csv", "No such file"), ("", "Is a directory"), ("binary", "not a CSV file")):
+    for name, complaint in (
+        ("nowhere.csv", "No such file"),
+        ("", "Is a directory"),
+        ("binary", "not a CSV file"),
+    ):
         with pytest.raises(UserError, match=complaint):
             read_trace(tmp_path / name)
 
