@@ -1,14 +1,19 @@
-# `make fig9` and `make test` work in a bare clone: they make .venv, install the pinned packages, and run. No GPU needed.
+# `make fig9` and `make test` work in a bare clone: they make .venv, install the pinned packages, and
+# run. No GPU needed. fig9 and figures need no torch: they install little, and draw in seconds.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
 
-.PHONY: fig9 figures test notebooks notebooks-refresh measure format clean
+.PHONY: fig9 figures install measure test notebooks notebooks-refresh format clean
 
-fig9: .venv/run.stamp
+fig9: .venv/figures.stamp
 	$(BIN)/python experiments/fig9.py
 
-figures: .venv/run.stamp
+figures: .venv/figures.stamp
 	$(BIN)/python experiments/all.py
+
+# All that running a model needs: torch and its friends.
+install: .venv/run.stamp
 
 measure: .venv/run.stamp
 	$(BIN)/python experiments/fig9.py --measure
@@ -22,7 +27,8 @@ test: .venv/dev.stamp
 notebooks: .venv/dev.stamp
 	$(BIN)/python notebooks/execute.py
 
-# The same, and writes the .ipynb files that are committed: after a change to a lesson's .py file, on an idle machine.
+# The same, and writes the .ipynb files that are committed: after a change to a lesson's .py file, on
+# an idle machine.
 notebooks-refresh: .venv/dev.stamp
 	$(BIN)/python notebooks/execute.py --refresh
 
@@ -31,14 +37,18 @@ format: .venv/dev.stamp
 	$(BIN)/ruff format .
 
 # A stamp is newer than the files that it depends on, so that a second make installs nothing.
-.venv/run.stamp: requirements.txt pyproject.toml
+.venv/figures.stamp: requirements-figures.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo 'installing into .venv; the first time takes a few minutes'
-	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt
+	$(PIP) -r requirements-figures.txt
+	touch $@
+
+.venv/run.stamp: requirements.txt .venv/figures.stamp
+	@echo 'installing torch and the rest into .venv; the first time takes a few minutes'
+	$(PIP) -r requirements.txt
 	touch $@
 
 .venv/dev.stamp: requirements-dev.txt .venv/run.stamp
-	$(BIN)/python -m pip install --disable-pip-version-check -r requirements-dev.txt
+	$(PIP) -r requirements-dev.txt
 	touch $@
 
 clean:

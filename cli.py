@@ -1,26 +1,87 @@
-"""What every command line here shares: one clear line for a user's mistake, and an exit status that
-says so.
-"""
+"""What every command line here shares: one clear line for a user's mistake, and nothing lost."""
 
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from configs import UserError
 
+MARK = "made by nano-sarathi"  # near the beginning of every file that we write
+TABLES = (b"figure,series,x,", b"id,where,quantity,")  # CSV has no room for it but in its header
+
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with its error in one line instead of a usage text and a line."""
+    """argparse, with its error in one line, and files that are safe from being overwritten.
+
+    renamed: old names of flags, and the new ones.
+    """
+
+    def __init__(self, *arguments, renamed: Mapping[str, str] | None = None, **options):
+        super().__init__(*arguments, **options)
+        self.renamed, self.outputs = renamed or {}, []
+
+    def add_force(self) -> None:
+        self.add_argument(
+            "--force", action="store_true", help="overwrite files that this project did not write"
+        )
+
+    def add_output(self, flag: str, help: str) -> None:
+        """A flag that names a file to write. `parse_args` refuses to overwrite a user's file."""
+        if "--force" not in self._option_string_actions:
+            self.add_force()
+        action = self.add_argument(flag, type=Path, metavar="FILE", help=help)
+        self.outputs.append(action.dest)
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace=None) -> argparse.Namespace:
+        for word in sys.argv[1:] if args is None else args:
+            name = word.partition("=")[0]
+            if name in self.renamed:
+                self.error(f"{name} is now {self.renamed[name]}")
+        options = super().parse_args(args, namespace)
+        for name in self.outputs:
+            if (path := getattr(options, name)) is not None:
+                claim(path, options.force)
+        return options
 
     def error(self, message: str) -> None:
         print(f"error: {message} (--help lists the options)", file=sys.stderr)
         raise SystemExit(2)
 
 
+def claim(path: Path, force: bool = False) -> Path:
+    """A file that we may write; checked before any work is done.
+
+    A UserError if it cannot be written, or if it is there and does not bear our mark. force: then
+    it is removed.
+    """
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a directory" if path.is_dir() else "is in no directory that exists"
+        raise UserError(f"cannot write {str(path)!r}: it {what}; give a file")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UserError(f"cannot write {str(path)!r}: no permission")
+    if path.is_file() and not is_ours(path):  # /dev/stdout, say, is none
+        if not force:
+            raise UserError(
+                f"{str(path)!r} is there, and this project did not write it: give another place,"
+                " move it away, or add --force"
+            )
+        path.unlink(missing_ok=True)
+    return path
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a file bears our mark, or is empty."""
+    with open(path, "rb") as file:
+        head = file.read(4096)
+    return not head or MARK.encode() in head or head.startswith(TABLES)
+
+
 def run_main(main: Callable[[], None]) -> None:
-    """Run a script's main and turn what is not the script's fault into an exit status, with one
-    line on stderr at most.
+    """Run a script's main; turn what is not the script's fault into an exit status.
+
+    It prints one line on stderr at most.
 
     A UserError: a line, 2. An interrupt: 130. A reader that has gone, as in `| head`: no line, 141,
     as if SIGPIPE had ended it. Any other OSError, such as a full disk: a line, 1.
@@ -49,7 +110,8 @@ def run_main(main: Callable[[], None]) -> None:
 
 
 def discard_output() -> None:
-    """Send what stdout still holds nowhere, or the interpreter would try to write it again when it
-    ends, and complain.
+    """Send what stdout still holds nowhere.
+
+    Else the interpreter would try to write it again when it ends, and complain.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,11 +1,17 @@
-"""Models and GPUs by name: pure data, each number with its source.
+"""Models by name, and what every file may need: errors, names. Pure data, each with its source.
 
-Nothing here imports anything of ours. `MODELS["llama-13b"]` and `GPUS["a6000"]` are what the
-command line's `--model` and `--gpu` accept; add an entry and every script knows it.
+`MODELS["llama-13b"]` and `GPUS["a6000"]` are what `--model` and `--gpu` accept on command lines.
+Add an entry, and every script knows it.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+
+from gpus import GPU, GPUS, LINKS, Link, by_name
+
+__all__ = [
+    "GPU", "GPUS", "LINKS", "MODELS", "OPERATORS", "Link", "ModelConfig", "UserError",
+    "check_whole", "lookup",
+]  # fmt: skip
 
 
 class UserError(ValueError):
@@ -19,11 +25,19 @@ def lookup(table: dict, key: str, kind: str):
     return table[key]
 
 
+# The operators of a layer, by the paper's names (SARATHI, Sec 2.1).
+OPERATORS = ("preproj", "attn", "postproj", "ffn_ln1", "ffn_ln2", "others")
+
+
+def check_whole(name: str, value: int, least: int = 1) -> None:
+    """A UserError unless `value` is a whole number of at least `least`."""
+    if not isinstance(value, int) or value < least:
+        raise UserError(f"{name} is {value}; it must be a whole number, at least {least}")
+
+
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a decoder. Letters in comments are the paper's: H hidden, H2 second hidden
-    (SARATHI, Table 1).
-    """
+    """The shape of a decoder. H, H2: the paper's letters (SARATHI, Table 1)."""
 
     name: str
     n_layer: int
@@ -100,79 +114,34 @@ class ModelConfig:
         return 2 * self.n_layer * self.n_kv_head * self.head_dim * bytes_per_value
 
 
-@dataclass(frozen=True)
-class GPU:
-    """One accelerator, from its data sheet."""
-
-    name: str
-    memory: float  # bytes
-    peak: float  # dense fp16/bf16 tensor FLOP/s (no sparsity)
-    bandwidth: float  # bytes/s
-    source: str = ""
-
-
-@dataclass(frozen=True)
-class Link:
-    """What joins GPUs. One message of `size` bytes takes latency + size / bandwidth seconds."""
-
-    name: str
-    bandwidth: float  # bytes/s of one GPU in one direction, from the data sheet
-    latency: float  # s: of a small message, or of a small all-reduce over up to eight GPUs
-    source: str = ""
-
-
-def _by_name(entries: Iterable) -> dict:
-    return {entry.name: entry for entry in entries}
-
-
-MODELS: dict[str, ModelConfig] = _by_name(
+LLAMA = "SARATHI Sec 4.5; FFN and vocabulary: LLaMA paper, Table 2"
+MODELS: dict[str, ModelConfig] = by_name(
     [
-        ModelConfig("llama-13b", 40, 40, 5120, 13824, 32000, 4096, source="SARATHI Sec 4.5; FFN and vocabulary: LLaMA paper, Table 2"),
-        ModelConfig("llama-33b", 60, 52, 6656, 17920, 32000, 4096, source="SARATHI Sec 4.5; FFN and vocabulary: LLaMA paper, Table 2"),
+        ModelConfig("llama-13b", 40, 40, 5120, 13824, 32000, 4096, source=LLAMA),
+        ModelConfig("llama-33b", 60, 52, 6656, 17920, 32000, 4096, source=LLAMA),
         ModelConfig(
             "gpt3-175b", 96, 96, 12288, 49152, 50257, 4096, flavour="gpt2", tied=True,
-            source="SARATHI Sec 4.5; GPT-3 paper, Table 2.1 (positions stretched to the 4K of SARATHI Sec 5.3)",
+            source="SARATHI Sec 4.5; GPT-3 paper, Table 2.1 (positions: the 4K of SARATHI Sec 5.3)",
         ),
         ModelConfig(
             "mistral-7b", 32, 32, 4096, 14336, 32000, 32768, n_kv_head=8,
-            source="Mistral-7B-v0.1, Hugging Face config; its sliding window of 4096 tokens is left out",
+            source="Mistral-7B-v0.1, Hugging Face config, without its sliding window of 4096",
         ),
-        ModelConfig("yi-34b", 60, 56, 7168, 20480, 64000, 200000, n_kv_head=8, rope_theta=5e6, source="Yi-34B-200K, Hugging Face config"),
-        ModelConfig("gpt2", 12, 12, 768, 3072, 50257, 1024, flavour="gpt2", tied=True, source="GPT-2 small, Hugging Face config"),
-        ModelConfig("laptop", 16, 16, 1024, 2752, 8192, 4096, source="ours: LLaMA shape at 0.2 B parameters, for a laptop's CPU"),
-        ModelConfig("demo", 4, 4, 256, 576, 1024, 1024, n_kv_head=2, tied=True, source="ours: trained by train_demo.py, in demo/"),
+        ModelConfig(
+            "yi-34b", 60, 56, 7168, 20480, 64000, 200000, n_kv_head=8, rope_theta=5e6,
+            source="Yi-34B-200K, Hugging Face config",
+        ),
+        ModelConfig(
+            "gpt2", 12, 12, 768, 3072, 50257, 1024, flavour="gpt2", tied=True,
+            source="GPT-2 small, Hugging Face config",
+        ),
+        ModelConfig(
+            "laptop", 16, 16, 1024, 2752, 8192, 4096,
+            source="ours: LLaMA shape at 0.2 B parameters, for a laptop's CPU",
+        ),
+        ModelConfig(
+            "demo", 4, 4, 256, 576, 1024, 1024, n_kv_head=2, tied=True,
+            source="ours: trained by demo/train.py",
+        ),
     ]
 )  # fmt: skip
-
-GPUS: dict[str, GPU] = _by_name(
-    [
-        GPU(
-            "a6000",
-            48e9,
-            154.8e12,
-            768e9,
-            source="NVIDIA RTX A6000 data sheet: 309.7 TFLOPS with sparsity, half of it dense",
-        ),
-        GPU("a40", 48e9, 149.7e12, 696e9, source="NVIDIA A40 data sheet"),
-        GPU("l20", 48e9, 119.5e12, 864e9, source="NVIDIA L20 data sheet"),
-        GPU("a100-80gb", 80e9, 312e12, 2039e9, source="NVIDIA A100 80GB SXM data sheet"),
-        GPU("h100", 80e9, 989.4e12, 3350e9, source="NVIDIA H100 SXM data sheet"),
-        GPU("h200", 141e9, 989.4e12, 4800e9, source="NVIDIA H200 SXM data sheet"),
-    ]
-)
-
-LINKS: dict[str, Link] = _by_name(
-    [
-        # Latencies: NCCL's own tuning model (src/graph/tuning.cc): 3.6 to 8.4 us for a ring
-        # all-reduce, and 0.5 to 3.4 us for each of its steps.
-        Link("nvlink-a100", 300e9, 10e-6, source="A100 data sheet: 600 GB/s both ways"),
-        Link("nvlink-h100", 450e9, 10e-6, source="H100 data sheet: 900 GB/s both ways"),
-        Link("pcie4", 32e9, 15e-6, source="PCIe 4.0 x16: 64 GB/s both ways"),
-        Link(
-            "infiniband-hdr",
-            25e9,
-            15e-6,
-            source="InfiniBand HDR: 200 Gb/s each way, one port for each GPU",
-        ),
-    ]
-)

@@ -2,8 +2,8 @@
 
 Every operator either computes or moves bytes, and the two overlap, though not perfectly:
 
-    t = (t_compute^p + t_memory^p)^(1/p)      t_compute = FLOPs / (peak * efficiency)      t_memory
-                                              = bytes / (bandwidth * efficiency)
+    t = (t_compute^p + t_memory^p)^(1/p)      t_compute = FLOPs / (peak * efficiency)
+                                              t_memory = bytes / (bandwidth * efficiency)
 
 With p -> infinity this is the roofline, max(t_compute, t_memory); a finite p rounds off its corner,
 near 128 to 256 tokens on an A6000, where SARATHI lives. Matrix products run in whole tiles
@@ -14,10 +14,11 @@ With tensor parallelism every GPU holds 1/tp of each weight matrix and of the he
 Sec 3): all compute at once, and two all-reduces per layer add up what they found.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from batch import Batch, Chunk, Request
 from configs import GPU, LINKS, Link, ModelConfig, UserError
-from scheduler import Batch
 
 # rows of a tile of a matrix product (SARATHI, Sec 4.4: "the tile size in our experiments")
 TILE = 128
@@ -26,13 +27,14 @@ SMALLEST_TILE = 16  # rows below which a tensor core cannot go
 
 @dataclass(frozen=True)
 class Efficiency:
-    """How much of the data sheet a GPU gives in practice: the only fitted constants of the cost
-    model.
+    """How much of the data sheet a GPU gives in practice.
+
+    These are the only fitted constants of the cost model.
     """
 
     compute: float  # share of peak that linear operators reach
     memory: float  # share of the bandwidth, for weights, activations, and keys and values alike
-    # share of peak that prefill attention reaches, counting masked blocks as work (they are not
+    # share of peak that prefill attention reaches; masked blocks count as work: they are not
     # skipped)
     attention: float
     p: float  # sharpness of the roofline's corner
@@ -120,16 +122,18 @@ class CostModel:
         return (compute**p + memory**p) ** (1 / p)
 
     def linear(self, tokens: int, inputs: int, outputs: int) -> float:
-        """Seconds of one matrix product (tokens, inputs) @ (inputs, outputs). Padding costs FLOPs,
-        not bytes.
+        """Seconds of one matrix product (tokens, inputs) @ (inputs, outputs).
+
+        Padding costs FLOPs, not bytes.
         """
         flops = 2 * padded(tokens) * inputs * outputs
         size = (inputs * outputs + tokens * (inputs + outputs)) * self.bytes_per_value
         return self.roofline(flops, size, self.efficiency.compute) + self.efficiency.overhead
 
     def linears(self, tokens: int) -> dict[str, float]:
-        """Seconds of the four linear operators over all layers, decodes fused with the chunk
-        (SARATHI, Sec 4.3.1).
+        """Seconds of the four linear operators over all layers.
+
+        Decodes are fused with the chunk (SARATHI, Sec 4.3.1).
         """
         return {
             name: self.model.n_layer * self.linear(tokens, *shape)
@@ -137,8 +141,9 @@ class CostModel:
         }
 
     def others(self, tokens: int, sampled: int) -> float:
-        """Seconds of the paper's 'others', of which we count the head alone: the logits of the
-        `sampled` rows that get a token.
+        """Seconds of the paper's 'others', of which we count the head alone.
+
+        The head makes the logits of the `sampled` rows that get a token.
 
         The rest (norms, activations, residuals) is left out, as SARATHI does: under 5 % in Sec 3.1,
         and Table 2's totals are exactly linear + attention. It grows with `tokens`, and a model
@@ -151,8 +156,9 @@ class CostModel:
         )
 
     def all_reduces(self, tokens: int) -> float:
-        """Seconds of communication: after attention and after the FFN of each layer, the GPUs add
-        up their parts of (tokens, H).
+        """Seconds of communication.
+
+        After attention and after the FFN of each layer, the GPUs add up their parts of (tokens, H).
 
         In a ring each GPU sends 2 (tp - 1) / tp of the tensor.
         """
@@ -166,8 +172,9 @@ class CostModel:
         )
 
     def chunk_attention(self, start: int, length: int) -> float:
-        """Seconds, over all layers, in which `length` prompt tokens attend to themselves and the
-        `start` tokens before them.
+        """Seconds, over all layers, of the attention of `length` prompt tokens.
+
+        They attend to themselves and to the `start` tokens before them.
 
         QK^T and AV take 2 FLOPs each per query, key and channel; a chunk reads all earlier keys and
         values again (SARATHI, Sec 4.2).
@@ -180,8 +187,11 @@ class CostModel:
         return self.roofline(flops, size, self.efficiency.attention)
 
     def attention(self, batch: Batch) -> float:
-        """Seconds of attention over all layers: each chunk on its own, then all decodes (SARATHI,
-        Sec 4.3.1).
+        """Seconds of attention over all layers (SARATHI, Sec 4.3.1).
+
+        Each chunk runs on its own, then all decodes.
+
+        (SARATHI, Sec 4.3.1)
 
         A decode does 2 FLOPs per cached value that it reads: bandwidth alone decides. `context` is
         what was cached before this step.
@@ -195,8 +205,11 @@ class CostModel:
         return seconds
 
     def operators(self, batch: Batch) -> dict[str, float]:
-        """Seconds per operator over all layers, in the order in which a layer runs them; with tp >
-        1, "all_reduce" too.
+        """Seconds per operator over all layers, in the order in which a layer runs them.
+
+        With tp > 1, it has "all_reduce", too.
+
+        With tp > 1, "all_reduce" too.
         """
         linears = self.linears(batch.num_tokens)
         communication = {"all_reduce": self.all_reduces(batch.num_tokens)} if self.tp > 1 else {}
@@ -211,8 +224,11 @@ class CostModel:
         }
 
     def seconds(self, batch: Batch) -> float:
-        """Seconds of the whole iteration: the sum of `operators`, but fast enough for a simulation
-        of a million iterations.
+        """Seconds of the whole iteration: the sum of `operators`.
+
+        It is fast enough for a simulation of a million iterations.
+
+        Fast enough for a simulation of a million iterations.
         """
         tokens = sampled = len(batch.decodes)
         for chunk in batch.chunks:
@@ -224,3 +240,47 @@ class CostModel:
                 sum(self.linears(tokens).values()) + self.others(*key) + self.all_reduces(tokens)
             )
         return self._without_attention[key] + self.attention(batch)
+
+
+def requests_that_fit(model: ModelConfig, gpu: GPU, length: int, bytes_per_value: int = 2) -> int:
+    """B = floor((M_G - M_S) / (L * m_kv)): how many requests of `length` tokens (SARATHI, 4.3.1).
+
+    M_G is the GPU's memory and M_S that of the weights, both in bytes. L is in tokens, m_kv in
+    bytes per token. The formula leaves nothing for activations, so that real systems fit fewer.
+    0 means that not one request fits.
+    """
+    free = gpu.memory - model.parameters * bytes_per_value
+    return max(0, int(free // (length * model.kv_bytes_per_token(bytes_per_value))))
+
+
+def tokens_that_fit(
+    model: ModelConfig, gpu: GPU, tp: int = 1, utilization: float = 0.9, bytes_per_value: int = 2
+) -> int:
+    """Tokens of all requests together that fit `tp` GPUs which share the model.
+
+    No request reserves more than it uses. utilization: share of the memory that weights and cache
+    may take; the rest is for activations (0.9: vLLM's gpu_memory_utilization).
+    """
+    copies = max(1, tp // model.n_kv_head)  # GPUs beyond the number of KV heads hold copies
+    free = tp * gpu.memory * utilization - model.parameters * bytes_per_value
+    return max(0, int(free // (model.kv_bytes_per_token(bytes_per_value) * copies)))
+
+
+def make_batch(
+    chunks: Sequence[tuple[int, int, int]] = (), decodes: int = 0, context: int = 1024
+) -> Batch:
+    """One iteration of a chosen shape, to be priced by the cost model or run for real.
+
+    chunks: (start, length, prompt length) of each, in tokens. decodes: how many, each attending to
+    `context` tokens, its own included.
+    """
+    pieces = [
+        Chunk(Request(i, [0] * prompt, max_tokens=2, prefilled=start, context=start), start, length)
+        for i, (start, length, prompt) in enumerate(chunks)
+    ]
+    old = context - 1  # tokens in the cache before the step
+    riders = [
+        Request(len(chunks) + i, [0] * old, max_tokens=3, prefilled=old, context=old, output=[0])
+        for i in range(decodes)
+    ]
+    return Batch(pieces, riders)

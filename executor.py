@@ -1,65 +1,34 @@
-"""The two ways to run a batch, behind one interface: for real on a model, or priced by the cost
-model.
+"""Runs batches on the model for real, and holds the cache and the slot of each request.
 
-    now() -> seconds      wait_until(moment)      execute(batch) -> Result      release(request)
-
-The loop (`engine.run`) cannot tell them apart.
+A `loop.Executor`; simulate.py has the other one.
 """
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attention import Attend, synchronized_clock
-from costmodel import CostModel
+from attention import Attention, FlatBatch, Span
+from batch import Batch, Request
+from configs import OPERATORS
 from kvcache import KVCache
-from model import OPERATORS, FlatBatch, Span, Transformer, untimed
+from loop import Result
+from model import Transformer, untimed
 from sampling import sample
-from scheduler import Batch, Request
 
 
-@dataclass(slots=True)
-class Result:
-    """tokens: one for each request of `batch.sampled`. seconds: how long the batch took. operators:
-    seconds of each, if timed.
-    """
-
-    tokens: list[int]
-    seconds: float
-    operators: dict[str, float] | None = None
-
-
-class CostExecutor:
-    """Runs nothing: asks the cost model for the seconds, and moves a virtual clock by them."""
-
-    def __init__(self, cost_model: CostModel):
-        self.cost_model = cost_model
-        self.clock = 0.0
-
-    def now(self) -> float:
-        return self.clock
-
-    def wait_until(self, moment: float) -> None:
-        self.clock = moment
-
-    def execute(self, batch: Batch) -> Result:
-        seconds = self.cost_model.seconds(batch)
-        self.clock += seconds
-        return Result([0] * len(batch.sampled), seconds)
-
-    def release(self, request: Request) -> None:
-        pass
+def synchronized_clock(device: torch.device) -> float:
+    """The wall clock in seconds, once the device has done all that it was asked to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 class OperatorTimer:
-    """A `run` hook for `Transformer.forward`: seconds of each of the paper's operators (SARATHI,
-    Fig 3 and 10).
-    """
+    """A `call` for `Transformer.forward`: seconds of each operator (SARATHI, Fig 3 and 10)."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -73,12 +42,16 @@ class OperatorTimer:
 
 
 class ModelExecutor:
-    """Runs batches on the model for real. Holds the cache and the slot of each request."""
+    """The model, its cache, and a back end of attention."""
 
     def __init__(
-        self, model: Transformer, cache: KVCache, attend: Attend, time_operators: bool = False
+        self,
+        model: Transformer,
+        cache: KVCache,
+        attention: Attention,
+        time_operators: bool = False,
     ):
-        self.model, self.cache, self.attend = model, cache, attend
+        self.model, self.cache, self.attention = model, cache, attention
         self.time_operators = time_operators
         self.slot_of: dict[int, int] = {}  # by request id
         self.origin = time.perf_counter()
@@ -95,12 +68,11 @@ class ModelExecutor:
         timer = OperatorTimer(self.model.device) if self.time_operators else None
         logits = self.forward(flat, timer or untimed)  # (S, vocab)
         tokens = sample(logits, [request.sampler for request in batch.sampled])
-        # an iteration without a sampled token would end before its kernels do
-        synchronized_clock(self.model.device)
+        synchronized_clock(self.model.device)  # kernels may still run where no token was sampled
         return Result(tokens, self.now() - start, timer.seconds if timer else None)
 
-    def forward(self, flat: FlatBatch, run: Callable) -> Tensor:
-        return self.model(flat, self.cache, self.attend, run)
+    def forward(self, flat: FlatBatch, call: Callable) -> Tensor:
+        return self.model(flat, self.cache, self.attention, call)
 
     def release(self, request: Request) -> None:
         self.cache.free(self.slot_of.pop(request.request_id))
@@ -118,10 +90,9 @@ class ModelExecutor:
                 self.slot_of[request.request_id] = self.cache.allocate()
             slot = self.slot_of[request.request_id]
             place = self.cache.extend(slot, chunk.length)
-            assert place == chunk.start, (
-                "the cache and the scheduler disagree about a request's length"
-            )
-            spans.append(Span(slice(len(tokens), len(tokens) + chunk.length), (slot,), (end,)))
+            assert place == chunk.start, "cache and scheduler disagree about a request's length"
+            rows = slice(len(tokens), len(tokens) + chunk.length)
+            spans.append(Span(rows, (slot,), (end,)))
             tokens.extend(request.tokens(chunk.start, end))
             slots.extend([slot] * chunk.length)
             positions.extend(range(chunk.start, end))
@@ -134,14 +105,11 @@ class ModelExecutor:
             tokens.extend([request.output[-1] for request in batch.decodes])
             slots.extend(own)
             positions.extend(places)
-            spans.append(
-                Span(slice(first, len(tokens)), tuple(own), tuple([place + 1 for place in places]))
-            )
+            contexts = tuple([place + 1 for place in places])
+            spans.append(Span(slice(first, len(tokens)), tuple(own), contexts))
             logit_rows.extend(range(first, len(tokens)))
-        # (3, T)
-        rows = torch.from_numpy(np.array([tokens, slots, positions])).to(self.model.device)
-        return FlatBatch(
-            *rows.unbind(),
-            spans,
-            torch.from_numpy(np.array(logit_rows, dtype=int)).to(self.model.device),
-        )
+        rows = torch.from_numpy(np.array([tokens, slots, positions])).to(
+            self.model.device
+        )  # (3, T)
+        logits = torch.from_numpy(np.array(logit_rows, dtype=int)).to(self.model.device)  # (S,)
+        return FlatBatch(*rows.unbind(), spans, logits)

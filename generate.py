@@ -1,5 +1,6 @@
-"""Text in, text out: `python generate.py "The with statement" --policy sarathi --chunk-size 64
---max-tokens 64`.
+"""Text in, text out.
+
+    python generate.py "The with statement" --policy sarathi --chunk-size 64 --max-tokens 64
 
 One prompt is streamed; several prompts, or a file with one to a line, make a real batch. Ends with
 a short table of what the run did.
@@ -10,86 +11,72 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-import perfetto
 from cli import Parser, run_main
 from configs import MODELS, UserError
 from engine import LLM, SamplingParams
-from files import FOR_TEXT
+from loading.files import FOR_TEXT
+from pictures import perfetto
 from scheduler import POLICIES
 from timeline import Trace
 
 
 def parse_args() -> argparse.Namespace:
-    parser = Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("prompts", nargs="*", help="one or more prompts")
-    parser.add_argument(
+    parser = Parser(
+        description=__doc__.splitlines()[0],
+        renamed={"--trace": "--perfetto", "--profile": "--perfetto"},
+    )
+    add = parser.add_argument
+    add("prompts", nargs="*", help="one or more prompts")
+    add(
         "--file",
         type=Path,
         help="a UTF-8 text file with one prompt to a line; empty lines are skipped",
     )
-    parser.add_argument(
+    add(
         "--model",
         default="demo",
         help="demo, a Hugging Face directory, or a hub id (default: demo)",
     )
-    parser.add_argument(
-        "--policy", default="sarathi", help=f"one of {', '.join(POLICIES)} (default: sarathi)"
-    )
-    parser.add_argument(
-        "--chunk-size", type=int, default=64, help="C, tokens of a hybrid batch (default: 64)"
-    )
-    parser.add_argument(
-        "--max-batch-size", type=int, default=8, help="B, requests that run at once (default: 8)"
-    )
-    parser.add_argument(
+    add("--policy", default="sarathi", help=f"one of {', '.join(POLICIES)} (default: sarathi)")
+    add("--chunk-size", type=int, default=64, help="C, tokens of a hybrid batch (default: 64)")
+    add("--max-batch-size", type=int, default=8, help="B, requests that run at once (default: 8)")
+    add(
         "--max-length",
         type=int,
         help="longest prompt + output, in tokens (default: all that the model allows)",
     )
-    parser.add_argument(
-        "--max-tokens", type=int, default=64, help="output tokens at most (default: 64)"
-    )
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
-    parser.add_argument(
+    add("--max-tokens", type=int, default=64, help="output tokens at most (default: 64)")
+    add("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
+    add(
         "--top-k",
         type=int,
         default=0,
         help="draw from the k likeliest tokens; 0: from all (default: 0)",
     )
-    parser.add_argument(
+    add(
         "--top-p",
         type=float,
         default=1.0,
         help="draw from the likeliest tokens that reach p (default: 1)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the sampling (default: 0)")
-    parser.add_argument(
-        "--ignore-eos", action="store_true", help="go on after the end-of-text token"
-    )
-    parser.add_argument(
+    add("--seed", type=int, default=0, help="of the sampling (default: 0)")
+    add("--ignore-eos", action="store_true", help="go on after the end-of-text token")
+    add(
         "--dtype",
         default="auto",
         help="auto, float32, bfloat16, float16 or float64 (default: auto, by the hardware)",
     )
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
-    parser.add_argument(
-        "--attention", default="auto", help="auto, native, sdpa, math or xformers (default: auto)"
-    )
-    parser.add_argument(
+    add("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+    add("--attention", default="auto", help="auto, native, sdpa, math or xformers (default: auto)")
+    add(
         "--cuda-graphs",
         action="store_true",
         help="replay iterations of a shape that comes again (needs a CUDA GPU)",
     )
-    parser.add_argument(
-        "--trace",
-        "--profile",
-        type=perfetto.output_file,
-        metavar="FILE",
-        help="write the run, operator by operator, for https://ui.perfetto.dev (JSON)",
+    parser.add_output(
+        "--perfetto", "write the run, operator by operator, for https://ui.perfetto.dev (JSON)"
     )
-    parser.add_argument(
-        "--check", action="store_true", help="look for NaN and infinity in the weights"
-    )
+    add("--check", action="store_true", help="look for NaN and infinity in the weights")
     return parser.parse_args()
 
 
@@ -129,12 +116,12 @@ def run_batch(llm: LLM, prompts: list[str], params: SamplingParams) -> None:
 
 
 def table(llm: LLM, trace: Trace) -> str:
-    """Rates are per second of the iterations that did the work: a hybrid batch's seconds count for
+    """The rates of a run, as rows.
+
+    Rates are per second of the iterations that did the work: a hybrid batch's seconds count for
     both of its kinds.
     """
-    prefill = sum(
-        iteration.seconds for iteration in trace.iterations if iteration.num_prefill_tokens
-    )
+    prefill = sum(i.seconds for i in trace.iterations if i.num_prefill_tokens)
     decode = sum(iteration.seconds for iteration in trace.iterations if iteration.num_decodes)
     rows = [
         ("policy", f"{llm.policy}, C = {llm.chunk_size}, B = {llm.max_batch_size}"),
@@ -174,9 +161,9 @@ def main() -> None:
         dtype=args.dtype,
         device=args.device,
         attention=args.attention,
-        time_operators=args.trace is not None,
+        time_operators=args.perfetto is not None,
         seed=args.seed,  # each request adds its number: the same prompt twice draws two texts
-        check=args.check,
+        check_weights=args.check,
         cuda_graphs=args.cuda_graphs,
     )
     if len(prompts) == 1:
@@ -184,8 +171,8 @@ def main() -> None:
     else:
         run_batch(llm, prompts, params)
     print(table(llm, llm.trace))
-    if args.trace:
-        perfetto.save(args.trace, {llm.policy: llm.trace})
+    if args.perfetto:
+        perfetto.save(args.perfetto, {llm.policy: llm.trace})
 
 
 if __name__ == "__main__":

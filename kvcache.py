@@ -1,46 +1,17 @@
-"""The KV cache: allocated once, at the largest length, for B slots; K and V are written in place
-(SARATHI, Sec 4.5).
+"""The KV cache: allocated once, for B slots at the largest length (SARATHI, Sec 4.5).
 
-One slot holds one request from its first chunk to its last token. No memory is allocated in an
-iteration.
+One slot holds one request from its first chunk to its last token. K and V are written in place. No
+memory is allocated in an iteration.
 """
 
 import torch
 from torch import Tensor
 
-from configs import GPU, ModelConfig
+from configs import ModelConfig
 
 
 class CacheError(RuntimeError):
-    """The engine used the cache wrongly: a free slot, a full slot, or no slot left. A bug, not a
-    user's mistake.
-    """
-
-
-def max_batch_size(model: ModelConfig, gpu: GPU, length: int, bytes_per_value: int = 2) -> int:
-    """B = floor((M_G - M_S) / (L * m_kv)): how many requests of `length` tokens fit (SARATHI, Sec
-    4.3.1).
-
-    M_G is the GPU's memory and M_S that of the weights, both in bytes; L is in tokens; m_kv is
-    bytes per token. The formula leaves nothing for activations, so that real systems fit fewer. 0
-    means that not one request fits.
-    """
-    free = gpu.memory - model.parameters * bytes_per_value
-    return max(0, int(free // (length * model.kv_bytes_per_token(bytes_per_value))))
-
-
-def max_tokens(
-    model: ModelConfig, gpu: GPU, tp: int = 1, utilization: float = 0.9, bytes_per_value: int = 2
-) -> int:
-    """How many tokens of all requests together fit `tp` GPUs that share the model, where no request
-    reserves more than it uses.
-
-    utilization: share of the memory that weights and cache may take; the rest is for activations
-    (0.9: vLLM's gpu_memory_utilization).
-    """
-    copies = max(1, tp // model.n_kv_head)  # GPUs beyond the number of KV heads hold copies
-    free = tp * gpu.memory * utilization - model.parameters * bytes_per_value
-    return max(0, int(free // (model.kv_bytes_per_token(bytes_per_value) * copies)))
+    """A bug: the engine used a free slot or a full slot, or asked for one where none is left."""
 
 
 class KVCache:
@@ -54,22 +25,17 @@ class KVCache:
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
     ):
-        # Heads before slots: a head's keys lie in one run, and (slots, length) can be read as one
-        # long row of keys.
+        # Heads come before slots, so that all slots of a head can be read as one long row of keys.
         shape = (model.n_layer, model.n_kv_head, slots, length, model.head_dim)
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
-        # views, (n_kv_head, slots, length, head_dim) each
-        self.layers = list(zip(self.k, self.v, strict=True))
+        self.layers = list(zip(self.k, self.v, strict=True))  # (n_kv_head, slots, length, head_dim)
         self.slots, self.length = slots, length
         self.reset()
 
     def reset(self) -> None:
-        """Free all slots. The memory stays; stale values are never seen: a context only covers what
-        was written.
-        """
-        # tokens in each slot; None: the slot is free
-        self.used: list[int | None] = [None] * self.slots
+        """Free all slots. Nobody sees the stale values: a context covers what is written."""
+        self.used: list[int | None] = [None] * self.slots  # tokens in each slot; None: it is free
 
     def allocate(self) -> int:
         """A free slot, now empty. The lowest one, so that runs can be reproduced."""

@@ -1,97 +1,42 @@
-"""A nanoGPT-style decoder over one flat hybrid batch, in two flavours: LLaMA (with what Mistral and
-Qwen add) and GPT-2.
+"""A nanoGPT-style decoder over one flat hybrid batch: LLaMA and its kin, and GPT-2.
 
 `forward` takes T rows, one per token, with no padding: the chunks of some requests and the decodes
-of others, side by side. Every linear operator (preproj, postproj, ffn_ln1, ffn_ln2) runs once,
-fused over all T rows: the weights are read once for prefill and decode alike, which is what makes
-piggybacked decodes cheap (SARATHI, Sec 4.3). Only attention is split: per chunk, and over the
-decodes together.
+of others, side by side. Every linear operator runs once, fused over all T rows. So the weights are
+read once for prefill and decode alike, and piggybacked decodes are cheap (SARATHI, Sec 4.3). Only
+attention is split: per chunk, and over the decodes together.
+
+The operators have the paper's names (SARATHI, Sec 2.1). Checkpoints call them:
+
+    preproj = q_proj, k_proj, v_proj (qkv_proj)      ffn_ln1 = gate_proj, up_proj (gate_up_proj)
+    postproj = o_proj                                ffn_ln2 = down_proj
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attention import Attend, sdpa
+from attention import PLAIN, Attention, FlatBatch, split_heads
 from configs import ModelConfig
 from kvcache import KVCache
 
-# the paper's names (SARATHI, Sec 2.1)
-OPERATORS = ("preproj", "attn", "postproj", "ffn_ln1", "ffn_ln2", "others")
-
-
-@dataclass(slots=True)
-class Span:
-    """Rows that attend together: the rows of one chunk (n = 1), or one row of each decode (Tq = 1)."""
-
-    rows: slice  # of the flat batch: n * Tq of them
-    # n; a tensor where a CUDA graph must find other numbers at its next replay (graphs.py)
-    slots: tuple[int, ...] | Tensor
-    contexts: tuple[int, ...] | Tensor  # n: tokens in the cache once these rows are written
-
-
-@dataclass(slots=True)
-class FlatBatch:
-    """One iteration's rows. Long tensors on the model's device."""
-
-    tokens: Tensor  # (T,)
-    slots: Tensor  # (T,) the cache slot of each row
-    positions: Tensor  # (T,) its place in the request
-    spans: list[Span]
-    logit_rows: Tensor  # (S,) rows that a token is sampled from
-
-
-def span_by_span(
-    attend: Attend, batch: FlatBatch, cache: KVCache
-) -> Callable[[int, Tensor], Tensor]:
-    """Attention of a whole batch in a layer: (layer, qkv) -> y. K and V of its rows first go into
-    the cache.
-
-    qkv (T, n_head + 2 * n_kv_head, head_dim); y (T, n_head * head_dim). A back end that does better
-    than a call for each span has an `over(batch, cache)` of its own, for the same.
-    """
-
-    def attend_layer(layer: int, qkv: Tensor) -> Tensor:
-        q, k, v = split_heads(qkv, cache.k.shape[1])
-        cache.write(layer, batch.slots, batch.positions, k, v)
-        y = torch.empty_like(q)  # (T, n_head, head_dim)
-        for span in batch.spans:
-            rows = q[span.rows].unflatten(0, (len(span.slots), -1))  # (n, Tq, n_head, head_dim)
-            y[span.rows] = attend(rows, *cache.layers[layer], span.slots, span.contexts).flatten(
-                0, 1
-            )
-        return y.flatten(1)
-
-    return attend_layer
-
-
-def split_heads(qkv: Tensor, n_kv_head: int) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v, which lie side by side in (T, n_head + 2 * n_kv_head, head_dim): (T, heads,
-    head_dim) each.
-    """
-    return qkv.split((qkv.shape[1] - 2 * n_kv_head, n_kv_head, n_kv_head), dim=1)
-
 
 def untimed(name: str, operator: Callable, *args: Any) -> Any:
-    """How operators run unless somebody wants their times: straight through. See
-    `executor.OperatorTimer` for the other way.
-    """
+    """Call an operator. `executor.OperatorTimer` does the same, and keeps the seconds."""
     return operator(*args)
 
 
 class ResidualLinear(nn.Linear):
-    """The last linear operator of a residual branch adds what the branch began with: one pass over
-    the rows less where it is packed (linear.py).
+    """The last operator of a residual branch: it also adds what the branch began with.
+
+    When packed, oneDNN adds it inside the product, which saves one pass (fast/packed.py).
     """
 
-    dropout = 0.0  # of the branch, in training: see train_demo.py
+    dropout = 0.0  # of the branch, in training: see demo/train.py
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         y = F.dropout(super().forward(x), self.dropout, self.training and self.dropout > 0)
@@ -110,12 +55,9 @@ class Layer(nn.Module):
         self.norm_2 = norm(config.hidden, eps=config.norm_eps)
         for name, (inputs, outputs) in config.linears.items():
             linear = ResidualLinear if name in ("postproj", "ffn_ln2") else nn.Linear
-            setattr(
-                self,
-                name,
-                linear(inputs, outputs, bias=gpt2 or (config.qkv_bias and name == "preproj")),
-            )
-        self.rotate: Callable = rotate  # native.py replaces this, and swiglu
+            bias = gpt2 or (config.qkv_bias and name == "preproj")
+            setattr(self, name, linear(inputs, outputs, bias=bias))
+        self.rotate: Callable = rotate  # fast/native.py replaces this, and swiglu
         self.activate: Callable = partial(F.gelu, approximate="tanh") if gpt2 else swiglu
         if config.qk_norm:
             self.norm_q = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
@@ -126,17 +68,19 @@ class Layer(nn.Module):
         x: Tensor,
         rotary: tuple[Tensor, Tensor] | None,
         attend: Callable,
-        run: Callable = untimed,
+        call: Callable = untimed,
     ) -> Tensor:
-        """attend(qkv) -> y decides who sees whom; run(name, operator, *args) runs an operator."""
-        # (T, (n_head + 2 * n_kv_head) * head_dim)
-        qkv = run("preproj", self.preproj, run("others", self.norm_1, x))
-        qkv = run("others", self.to_heads, qkv, rotary)  # (T, n_head + 2 * n_kv_head, head_dim)
-        y = run("attn", attend, qkv)  # (T, n_head * head_dim)
-        x = run("postproj", self.postproj, y, x)
-        # (T, H2), or (T, 2 * H2): gate and up
-        inner = run("ffn_ln1", self.ffn_ln1, run("others", self.norm_2, x))
-        return run("ffn_ln2", self.ffn_ln2, run("others", self.activate, inner), x)
+        """attend(qkv) -> y decides who sees whom. call(name, operator, *args) runs an operator."""
+        h = call("others", self.norm_1, x)  # (T, H)
+        qkv = call("preproj", self.preproj, h)  # (T, (n_head + 2 * n_kv_head) * head_dim)
+        qkv = call("others", self.to_heads, qkv, rotary)  # (T, n_head + 2 * n_kv_head, head_dim)
+        y = call("attn", attend, qkv)  # (T, n_head * head_dim)
+        x = call("postproj", self.postproj, y, x)  # (T, H) = x + postproj(y)
+
+        h = call("others", self.norm_2, x)  # (T, H)
+        inner = call("ffn_ln1", self.ffn_ln1, h)  # (T, 2 * H2), gate and up; GPT-2: (T, H2)
+        inner = call("others", self.activate, inner)  # (T, H2)
+        return call("ffn_ln2", self.ffn_ln2, inner, x)  # (T, H) = x + ffn_ln2(inner)
 
     def to_heads(self, qkv: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
         config = self.config
@@ -150,8 +94,9 @@ class Layer(nn.Module):
 
 
 def rotate(x: Tensor, heads: int, cos: Tensor, sin: Tensor) -> None:
-    """Rotary embedding, in place, of the first `heads` heads, for q and k lie side by side. x (T,
-    more heads, head_dim); cos, sin (T, 1, head_dim / 2).
+    """Rotary embedding, in place, of the first `heads` heads: q and k lie side by side.
+
+    x (T, more heads, head_dim); cos, sin (T, 1, head_dim / 2).
     """
     half = x.shape[-1] // 2
     left, right = x[:, :heads, :half], x[:, :heads, half:]
@@ -184,38 +129,31 @@ def rotary_frequencies(config: ModelConfig) -> Tensor:
 
 
 class Transformer(nn.Module):
-    """layers: which ones of the model it has, as one stage of a pipeline; None: all. Embedding,
-    norm and head are where they are needed.
+    """The whole model, or one stage of a pipeline.
+
+    layers: which ones it has; None: all. Embedding, norm and head are where they are needed.
     """
 
     def __init__(self, config: ModelConfig, layers: range | None = None):
         super().__init__()
         self.config, self.own = config, range(config.n_layer) if layers is None else layers
-        first, last, gpt2 = (
-            self.own.start == 0,
-            self.own.stop == config.n_layer,
-            config.flavour == "gpt2",
-        )
-        self.embed = (
-            nn.Embedding(config.vocab_size, config.hidden)
-            if first or (last and config.tied)
-            else None
-        )
-        self.positions = nn.Embedding(config.max_length, config.hidden) if first and gpt2 else None
+        first, last = self.own.start == 0, self.own.stop == config.n_layer
+        gpt2, hidden = config.flavour == "gpt2", config.hidden
+        self.embed = self.positions = self.norm = self.head = None
+        if first or (last and config.tied):
+            self.embed = nn.Embedding(config.vocab_size, hidden)
+        if first and gpt2:
+            self.positions = nn.Embedding(config.max_length, hidden)
         self.layers = nn.ModuleList(Layer(config) for _ in self.own)
-        self.norm = (
-            (nn.LayerNorm if gpt2 else nn.RMSNorm)(config.hidden, eps=config.norm_eps)
-            if last
-            else None
-        )
-        self.head = (
-            nn.Linear(config.hidden, config.vocab_size, bias=False)
-            if last and not config.tied
-            else None
-        )
-        if config.flavour == "llama":
-            # (max_length, head_dim / 2)
-            angles = torch.outer(torch.arange(config.max_length), rotary_frequencies(config))
+        if last:
+            self.norm = (nn.LayerNorm if gpt2 else nn.RMSNorm)(hidden, eps=config.norm_eps)
+        if last and not config.tied:
+            self.head = nn.Linear(hidden, config.vocab_size, bias=False)
+        if not gpt2:
+            positions = torch.arange(config.max_length)
+            angles = torch.outer(
+                positions, rotary_frequencies(config)
+            )  # (max_length, head_dim / 2)
             self.register_buffer("cos", angles.cos()[:, None].to(self.dtype), persistent=False)
             self.register_buffer("sin", angles.sin()[:, None].to(self.dtype), persistent=False)
 
@@ -227,62 +165,32 @@ class Transformer(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.layers[0].norm_1.weight.dtype
 
-    def weights(self) -> dict[str, Tensor]:
-        """All weights, by the names that they have in the whole model."""
-        found = {}
-        for name, weight in self.state_dict().items():
-            if name.startswith("layers."):
-                _, index, name = name.split(".", 2)
-                name = f"layers.{self.own[int(index)]}.{name}"
-            found[name] = weight
-        return found
-
-    def init_weights(self, seed: int = 0) -> "Transformer":
-        """Random weights for a model without a checkpoint: GPT-2's scheme, N(0, 0.02), outputs of a
-        residual branch scaled down; no biases.
-
-        Each from its own seed, so that a stage of a pipeline has the whole model's.
-        """
-        generator = torch.Generator(self.device)
-        for name, weight in self.weights().items():
-            if weight.dim() == 2:
-                generator.manual_seed(
-                    int.from_bytes(sha256(f"{seed} {name}".encode()).digest()[:4])
-                )
-                branch = name.endswith(("postproj.weight", "ffn_ln2.weight"))
-                scale = (2 * self.config.n_layer) ** -0.5 if branch else 1.0
-                nn.init.normal_(weight, std=0.02 * scale, generator=generator)
-            elif name.endswith("bias"):
-                nn.init.zeros_(weight)
-        return self
-
     @torch.inference_mode()
     def forward(
         self,
         batch: FlatBatch,
         cache: KVCache,
-        attend: Attend = sdpa,
-        run: Callable = untimed,
+        attention: Attention = PLAIN["sdpa"],
+        call: Callable = untimed,
         x: Tensor | None = None,
     ) -> Tensor:
-        """Write the rows' K and V into the cache, and return logits (S, vocab) for
-        `batch.logit_rows` alone.
+        """Write the rows' K and V into the cache; return logits (S, vocab) for `logit_rows` alone.
 
-        As one stage of a pipeline: x (T, H) is what the stage before returned, and all but the last
+        In a pipeline, x (T, H) is what the stage before returned, and all stages but the last
         return theirs (T, H).
         """
         if x is None:
             x = self._embed(batch.tokens, batch.positions)  # (T, H)
         rotary = self._rotary(batch.positions)
-        over = getattr(attend, "over", None) or partial(span_by_span, attend)
-        attend_layer = over(batch, cache)
+        attend_layer = attention(batch, cache)
         for index, layer in enumerate(self.layers):
-            x = layer(x, rotary, partial(attend_layer, index), run)
-        return x if self.norm is None else run("others", self._logits, x[batch.logit_rows])
+            x = layer(x, rotary, partial(attend_layer, index), call)
+        return x if self.norm is None else call("others", self._logits, x[batch.logit_rows])
 
     def forward_full(self, tokens: Tensor) -> Tensor:
-        """Logits (B, T, vocab) of whole sequences (B, T), without a cache: for training, and as the
-        exactness tests' oracle.
+        """Logits (B, T, vocab) of whole sequences (B, T), without a cache.
+
+        For training, and as the oracle of the exactness tests.
         """
         b, t = tokens.shape
         positions = torch.arange(t, device=tokens.device).repeat(b)  # (B * T,)
@@ -291,8 +199,8 @@ class Transformer(nn.Module):
 
         def attend_causal(qkv: Tensor) -> Tensor:
             parts = split_heads(qkv, self.config.n_kv_head)
-            # (B, heads, T, head_dim)
-            q, k, v = (heads.unflatten(0, (b, t)).transpose(1, 2) for heads in parts)
+            parts = (heads.unflatten(0, (b, t)).transpose(1, 2) for heads in parts)
+            q, k, v = parts  # (B, heads, T, head_dim) each
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             return y.transpose(1, 2).reshape(b * t, -1)  # (B * T, n_head * head_dim)
 
@@ -305,9 +213,9 @@ class Transformer(nn.Module):
         return x if self.positions is None else x + self.positions(positions)
 
     def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
-        return (
-            (self.cos[positions], self.sin[positions]) if self.config.flavour == "llama" else None
-        )
+        if self.config.flavour == "gpt2":
+            return None
+        return self.cos[positions], self.sin[positions]  # (T, 1, head_dim / 2) each
 
     def _logits(self, x: Tensor) -> Tensor:
         x = self.norm(x)

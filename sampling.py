@@ -5,7 +5,8 @@ the request alone and not on who else is in the batch: seeded sampling gives the
 every policy.
 """
 
-from collections.abc import Collection
+import math
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -33,37 +34,20 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        for name, kind, allowed, fine in (
-            ("max_tokens", int, "a whole number of at least 1", lambda value: value >= 1),
-            (
-                "temperature",
-                int | float,
-                "a number of at least 0, and finite",
-                lambda value: 0 <= value < float("inf"),
-            ),
-            (
-                "top_k",
-                int,
-                "a whole number of at least 0 (0: all tokens)",
-                lambda value: value >= 0,
-            ),
-            ("top_p", int | float, "a number above 0 and at most 1", lambda value: 0 < value <= 1),
-            (
-                "seed",
-                int | None,
-                "a whole number from 0 to 2**63 - 1, or None",
-                lambda value: value is None or 0 <= value < 2**63,
-            ),
-            (
-                "stop_ids",
-                Collection,
-                "whole numbers",
-                lambda value: all(isinstance(token, int) for token in value),
-            ),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, kind) or not fine(value):
-                raise UserError(f"{name} is {value!r}; it must be {allowed}")
+        number = int | float
+        self._check("max_tokens", int, lambda n: n >= 1, "a whole number of at least 1")
+        self._check("temperature", number, lambda t: 0 <= t < math.inf, "finite, at least 0")
+        self._check("top_k", int, lambda k: k >= 0, "a whole number of at least 0 (0: all tokens)")
+        self._check("top_p", number, lambda p: 0 < p <= 1, "a number above 0 and at most 1")
+        if self.seed is not None:
+            self._check("seed", int, lambda s: 0 <= s < 2**63, "None, or from 0 to 2**63 - 1")
+        whole = "whole numbers"
+        self._check("stop_ids", Collection, lambda x: all(isinstance(t, int) for t in x), whole)
+
+    def _check(self, name: str, kind: type, fine: Callable, allowed: str) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, kind) or not fine(value):
+            raise UserError(f"{name} is {value!r}; it must be {allowed}")
 
 
 class Sampler:
@@ -71,8 +55,7 @@ class Sampler:
 
     def __init__(self, params: SamplingParams, seed: int):
         self.params = params
-        # on the CPU, so that a seed means the same on every device
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(seed)  # on the CPU: the same on every device
 
     def draw(self, logits: Tensor) -> int:
         """A token id from logits (vocab,)."""
@@ -88,9 +71,8 @@ class Sampler:
             keep = int((cumulative - logits.softmax(dim=0) < params.top_p).sum())
             cumulative = cumulative[: max(1, keep)]
         u = torch.rand((), generator=self.generator, dtype=torch.float64) * cumulative[-1]
-        return int(
-            ids[min(int(torch.searchsorted(cumulative, u, right=True)), len(cumulative) - 1)]
-        )
+        place = int(torch.searchsorted(cumulative, u, right=True))
+        return int(ids[min(place, len(cumulative) - 1)])
 
 
 def sample(logits: Tensor, samplers: list[Sampler | None]) -> list[int]:

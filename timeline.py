@@ -1,33 +1,30 @@
-"""What happened in a run: one record per iteration and one per request, and the words in which
-serving is judged.
+"""What happened in a run: one record per iteration, one per request, and the words of serving.
 
 A trace comes out of every run, real or priced, so that both are read with the same words. All times
 are seconds on the engine's clock.
 
     TTFT                 time to first token: from a request's arrival to the end of the iteration
-                         that yields its first token. It holds the wait
-                         in the queue and the whole prefill.
-    TBT                  time between tokens: the gaps between one request's consecutive tokens, all
-                         of them and not their mean, for a reader
-                         notices the one long pause. The first token has no gap. n output tokens
-                         have n - 1.
+                         that yields its first token. It holds the wait in the queue and the
+                         whole prefill.
+    TBT                  time between tokens: the gaps between one request's consecutive tokens.
+                         All of them and not their mean, for a reader notices the one long pause.
+                         The first token has no gap; n output tokens have n - 1.
     generation stall     a gap longer than a bound that the caller gives (Sarathi-Serve, Sec 3.2:
                          other requests' prefills cause them).
     normalised latency   (last token - arrival) / output tokens, in seconds per token (Orca, Sec
                          6.2; vLLM, Sec 6.1).
-    scheduling delay     from a request's arrival to the start of the first iteration in which it
-                         runs.
+    scheduling delay     from a request's arrival to the start of its first iteration.
     throughput           tokens processed per second, prompt tokens and decodes together, from the
                          first iteration's start to the last one's end.
     SLO, capacity        an upper bound on, say, the P99 of all TBTs; the largest request rate that
-                         still meets it (experiments/serving.py).
+                         still meets it (serving/capacity.py).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from scheduler import Batch, Request
+from batch import Batch, Request
 
 
 @dataclass(slots=True)
@@ -89,16 +86,18 @@ class Life:
 
 @dataclass
 class Trace:
-    """iterations: in order. lives: by request id, in order of their first iteration. finished:
-    (request id, time), in order of completion.
+    """What happened, in order.
 
-    preempted: (request id, time), in order; its next iteration begins its prefill anew.
+    iterations: all of them. lives: by request id, in order of their first iteration.
+    finished, preempted, cancelled: (request id, time). A preempted request's next iteration begins
+    its prefill anew.
     """
 
     iterations: list[Iteration] = field(default_factory=list)
     lives: dict[int, Life] = field(default_factory=dict)
     finished: list[tuple[int, float]] = field(default_factory=list)
     preempted: list[tuple[int, float]] = field(default_factory=list)
+    cancelled: list[tuple[int, float]] = field(default_factory=list)
 
     def record(
         self,
@@ -107,35 +106,25 @@ class Trace:
         seconds: float,
         operators: dict[str, float] | None,
         ended: Sequence[Request],
-    ) -> None:
-        """Append one iteration after the scheduler has accounted for it; `ended` are the requests
-        that it completed.
+    ) -> Iteration:
+        """Append one iteration, after the scheduler has accounted for it.
+
+        ended: the requests that it completed.
         """
         lives, end = self.lives, start + seconds
-        chunks = tuple(
-            [(chunk.request.request_id, chunk.start, chunk.length) for chunk in batch.chunks]
-        )
+        chunks = tuple([(c.request.request_id, c.start, c.length) for c in batch.chunks])
         decodes = tuple([request.request_id for request in batch.decodes])
-        prefill_tokens = sum([length for _, _, length in chunks])
-        self.iterations.append(
-            Iteration(
-                start,
-                seconds,
-                prefill_tokens,
-                len(decodes),
-                len(chunks),
-                operators,
-                chunks,
-                decodes,
-            )
+        tokens = sum([length for _, _, length in chunks])
+        iteration = Iteration(
+            start, seconds, tokens, len(decodes), len(chunks), operators, chunks, decodes
         )
+        self.iterations.append(iteration)
         for chunk in batch.chunks:
             request = chunk.request
             life = lives.get(request.request_id)
             if life is None:
-                life = lives[request.request_id] = Life(
-                    request.request_id, request.arrival, len(request.prompt), start
-                )
+                life = Life(request.request_id, request.arrival, len(request.prompt), start)
+                lives[request.request_id] = life
             life.preemptions = request.preemptions
             if chunk.is_last:
                 life.tokens.append(end)
@@ -144,6 +133,7 @@ class Trace:
         for request in ended:
             lives[request.request_id].finished = end
             self.finished.append((request.request_id, end))
+        return iteration
 
     @property
     def first_token(self) -> dict[int, float]:
@@ -167,8 +157,9 @@ class Trace:
 
     @property
     def num_decodes(self) -> int:
-        """Decodes run, one output token each; a request's first output token belongs to its
-        prefill.
+        """Decodes run, one output token each.
+
+        A request's first output token belongs to its prefill.
         """
         return sum(iteration.num_decodes for iteration in self.iterations)
 
@@ -196,8 +187,9 @@ class Trace:
         return [gap for life in self.lives.values() for gap in life.tbt]
 
     def stalls(self, bound: float) -> list[tuple[int, float, float]]:
-        """Generation stalls: (request id, start, seconds) of each gap between two tokens that is
-        longer than `bound` seconds.
+        """Generation stalls: gaps between two tokens that are longer than `bound` seconds.
+
+        Each is (request id, start, seconds).
         """
         return [
             (life.request_id, before, after - before)

@@ -1,3 +1,5 @@
-"""One script for each figure and table of the papers, over a few shared modules: common, look,
-workloads, measuring, figure.
+"""One script for each figure and table of the papers.
+
+What they share lies in experiments/lib: common, look, papers, steady, calibration, measuring,
+figure.
 """

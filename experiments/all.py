@@ -1,5 +1,6 @@
-"""All figures and tables, the best chunk size, and results/index.html: a gallery with what the
-paper claims, what we see and where we differ.
+"""All figures and tables, the best chunk size, and results/index.html.
+
+index.html is a gallery: what the paper claims, what we see, and where we differ.
 
     python experiments/all.py       (or: make figures)
 
@@ -14,11 +15,12 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
-from cli import run_main
+from cli import MARK, run_main
 from experiments import fidelity, fig9
-from experiments.common import (
+from experiments.lib.common import (
     ROOT,
     Point,
     curves,
@@ -33,8 +35,9 @@ from experiments.common import (
 
 @dataclass(frozen=True)
 class Caption:
-    """Texts with holes: {paper[SERIES@X]:.1f} and {predicted[SERIES@X]:.1f} are points of the
-    figure's CSV, @X where a series has an x.
+    """Texts with holes: points of the figure's CSV.
+
+    {paper[SERIES@X]:.1f} and {predicted[SERIES@X]:.1f} are holes, with @X where a series has an x.
     """
 
     section: str
@@ -46,147 +49,210 @@ class Caption:
 CAPTIONS = {
     "table2": Caption(
         "Sec 4.3.1",
-        "A decode takes {paper[decode-only, per decode]:.2f} ms in a decode-only batch and {paper[decode-maximal, per decode]:.1f} ms on top of a prefill.",
-        "The cost model was fitted to this table: {predicted[decode-only, per decode]:.2f} and {predicted[decode-maximal, per decode]:.2f} ms.",
+        "A decode takes {paper[decode-only, per decode]:.2f} ms in a decode-only batch and "
+        "{paper[decode-maximal, per decode]:.1f} ms on top of a prefill.",
+        "The cost model was fitted to this table: {predicted[decode-only, per decode]:.2f} and "
+        "{predicted[decode-maximal, per decode]:.2f} ms.",
     ),
     "fig3": Caption(
         "Sec 3.1",
-        "Prefill costs the same per token at every batch size; a decode costs {paper[decode over prefill L=1024@1]:g} times as much alone and still "
+        "Prefill costs the same per token at every batch size; a decode costs "
+        "{paper[decode over prefill L=1024@1]:g} times as much alone and still "
         "{paper[decode over prefill L=1024@18]:g} times as much in a batch of 18.",
-        "{predicted[decode over prefill L=1024@1]:.0f} and {predicted[decode over prefill L=1024@18]:.1f} times.",
+        "{predicted[decode over prefill L=1024@1]:.0f} and "
+        "{predicted[decode over prefill L=1024@18]:.1f} times.",
     ),
     "fig4": Caption(
         "Sec 3.1",
-        "One layer's prefill saturates at {paper[largest prefill throughput]:g} tokens/ms once B x L reaches 512; its decode only at "
-        "{paper[decode saturates at]:g} requests.",
-        "Prefill saturates at {predicted[largest prefill throughput]:.0f} tokens/ms; decode reaches 90 % of its largest throughput at "
-        "{predicted[decode saturates at]:.0f} requests.",
+        "One layer's prefill saturates at {paper[largest prefill throughput]:g} tokens/ms once B "
+        "x L reaches 512; its decode only at {paper[decode saturates at]:g} requests.",
+        "Prefill saturates at {predicted[largest prefill throughput]:.0f} tokens/ms; decode "
+        "reaches 90 % of its largest throughput at {predicted[decode saturates at]:.0f} requests.",
     ),
     "fig6": Caption(
         "Sec 4.2",
-        "Each query of a chunk sees the keys of all tokens before it, and none after: a chunked prefill computes what the whole one does.",
-        "The masks that the engine uses, cell by cell; the last query sees {predicted[chunk 3@11]:.0f} keys.",
+        "Each query of a chunk sees the keys of all tokens before it, and none after: a chunked "
+        "prefill computes what the whole one does.",
+        "The masks that the engine uses, cell by cell; the last query sees "
+        "{predicted[chunk 3@11]:.0f} keys.",
     ),
     "fig7": Caption(
         "Sec 4.4",
-        "From 256 to 257 tokens an iteration grows from {paper[prefill-only iteration@256]:g} to {paper[prefill-only iteration@257]:g} ms: another tile of 128.",
-        "The cost model was fitted to these points: {predicted[prefill-only iteration@256]:.1f} and {predicted[prefill-only iteration@257]:.1f} ms.",
+        "From 256 to 257 tokens an iteration grows from {paper[prefill-only iteration@256]:g} to "
+        "{paper[prefill-only iteration@257]:g} ms: another tile of 128.",
+        "The cost model was fitted to these points: {predicted[prefill-only iteration@256]:.1f} "
+        "and {predicted[prefill-only iteration@257]:.1f} ms.",
     ),
     "fig8": Caption(
         "Sec 5.1.1",
-        "A decode that rides on a chunk is {paper[smallest speedup]:g} to {paper[largest speedup]:g} times cheaper, less so in larger batches and longer sequences.",
-        "{predicted[smallest speedup]:.1f} to {predicted[largest speedup]:.1f} times, falling with B and with L.",
+        "A decode that rides on a chunk is {paper[smallest speedup]:g} to "
+        "{paper[largest speedup]:g} times cheaper, less so in larger batches and longer sequences.",
+        "{predicted[smallest speedup]:.1f} to {predicted[largest speedup]:.1f} times, falling "
+        "with B and with L.",
     ),
     "table4": Caption(
         "Sec 5.1.2",
-        "At 1K, LLaMA-13B gains {paper[throughput gain, llama-13b B=6 P:D=50@1024]:g}x on an A6000, and LLaMA-33B "
-        "{paper[throughput gain, llama-33b B=10 P:D=28@1024]:g}x on an A100.",
-        "{predicted[throughput gain, llama-13b B=6 P:D=50@1024]:.2f}x and {predicted[throughput gain, llama-33b B=10 P:D=28@1024]:.2f}x. "
-        "The A100 borrows the A6000's constants: SARATHI's kernels are known from there alone.",
+        "At 1K, LLaMA-13B gains {paper[throughput gain, llama-13b B=6 P:D=50@1024]:g}x on an "
+        "A6000, and LLaMA-33B {paper[throughput gain, llama-33b B=10 P:D=28@1024]:g}x on an A100.",
+        "{predicted[throughput gain, llama-13b B=6 P:D=50@1024]:.2f}x and "
+        "{predicted[throughput gain, llama-33b B=10 P:D=28@1024]:.2f}x. The A100 borrows the "
+        "A6000's constants: SARATHI's kernels are known from there alone.",
     ),
     "fig9": Caption(
         "Sec 5.1.3",
-        "The gain peaks where chunks carry all decodes: {paper[C=256 L=1024 B=18@14]:g}x for C = 256 at P:D = 14, "
-        "{paper[C=512 L=1024 B=18@28]:g}x for C = 512 at 28.",
+        "The gain peaks where chunks carry all decodes: {paper[C=256 L=1024 B=18@14]:g}x for C = "
+        "256 at P:D = 14, {paper[C=512 L=1024 B=18@28]:g}x for C = 512 at 28.",
         "The peaks: {peaks}.",
     ),
     "fig10": Caption(
         "Sec 5.1.4",
-        "SARATHI shortens the ffn {paper[min reduction, ffn]:g} to {paper[max reduction, ffn]:g} times and the projections "
-        "{paper[min reduction, preproj and postproj]:g} to {paper[max reduction, preproj and postproj]:g} times.",
-        "{predicted[min reduction, ffn]:.2f} to {predicted[max reduction, ffn]:.2f} times, for all linear operators alike.",
+        "SARATHI shortens the ffn {paper[min reduction, ffn]:g} to {paper[max reduction, ffn]:g} "
+        "times and the projections {paper[min reduction, preproj and postproj]:g} to "
+        "{paper[max reduction, preproj and postproj]:g} times.",
+        "{predicted[min reduction, ffn]:.2f} to {predicted[max reduction, ffn]:.2f} times, for "
+        "all linear operators alike.",
     ),
     "fig11": Caption(
         "Sec 5.2",
-        "Orca at its worst is the baseline. At its best, with staggered requests, it gains {paper[orca best (a)@1024]:g}x at 1K, "
-        "SARATHI {paper[sarathi C=256 (a)@1024]:g}x.",
-        "{predicted[orca worst (a)@1024]:.2f}x at its worst, {predicted[orca best (a)@1024]:.2f}x at its best; SARATHI "
-        "{predicted[sarathi C=256 (a)@1024]:.2f}x.",
+        "Orca at its worst is the baseline. At its best, with staggered requests, it gains "
+        "{paper[orca best (a)@1024]:g}x at 1K, SARATHI {paper[sarathi C=256 (a)@1024]:g}x.",
+        "{predicted[orca worst (a)@1024]:.2f}x at its worst, {predicted[orca best (a)@1024]:.2f}x "
+        "at its best; SARATHI {predicted[sarathi C=256 (a)@1024]:.2f}x.",
     ),
     "fig5": Caption(
         "Sec 3.2, Fig 1",
-        "Iteration-level scheduling leaves bubbles in a pipeline: PB1 between prompts of different length, PB2 between prefill and decode, PB3 between "
-        "contexts of different length.",
-        "Bubbles take {predicted[orca, bubble share]:.0f} % of both stages' time under Orca and {predicted[sarathi, bubble share]:.0f} % under SARATHI; the program names "
-        "their causes. fig5.json opens in ui.perfetto.dev.",
+        "Iteration-level scheduling leaves bubbles in a pipeline: PB1 between prompts of "
+        "different length, PB2 between prefill and decode, PB3 between contexts of different "
+        "length.",
+        "Bubbles take {predicted[orca, bubble share]:.0f} % of both stages' time under Orca and "
+        "{predicted[sarathi, bubble share]:.0f} % under SARATHI; the program names their causes. "
+        "fig5.json opens in ui.perfetto.dev.",
     ),
     "fig12": Caption(
         "Sec 5.3",
-        "On 64 GPUs SARATHI cuts the median bubble time {paper[median bubble reduction]:g}x and completes 10,000 requests {paper[sarathi over orca]:g}x as fast as Orca "
-        "over the same stages, and {paper[sarathi over tp-only]:g}x as fast as eight replicas without stages.",
-        "The same order: {predicted[median bubble reduction]:.0f}x, {predicted[sarathi over orca]:.2f}x and {predicted[sarathi over tp-only]:.2f}x. Had Orca's micro-batches "
-        "all refilled in the same round: {predicted[in step: median bubble reduction]:.0f}x, {predicted[in step: sarathi over orca]:.2f}x and "
+        "On 64 GPUs SARATHI cuts the median bubble time {paper[median bubble reduction]:g}x and "
+        "completes 10,000 requests {paper[sarathi over orca]:g}x as fast as Orca over the same "
+        "stages, and {paper[sarathi over tp-only]:g}x as fast as eight replicas without stages.",
+        "The same order: {predicted[median bubble reduction]:.0f}x, "
+        "{predicted[sarathi over orca]:.2f}x and {predicted[sarathi over tp-only]:.2f}x. Had "
+        "Orca's micro-batches all refilled in the same round: "
+        "{predicted[in step: median bubble reduction]:.0f}x, "
+        "{predicted[in step: sarathi over orca]:.2f}x and "
         "{predicted[in step: sarathi over tp-only]:.2f}x.",
-        "Orca over stages comes out slower than the paper's ({predicted[tp-only over orca]:.2f}x behind the replicas, not {paper[tp-only over orca]:g}x), and so its bubbles are longer. The "
-        "paper does not say how micro-batches are refilled: a prompt that enters any one of eight holds up all of them, and where prompts enter in step, the replicas "
-        "lead by {predicted[in step: tp-only over orca]:.2f}x. Nor does it say whether the decodes count among the 256 tokens of a chunk: if not, SARATHI's batches take three tiles instead of two, and "
-        "with both answers the bubble reduction is {predicted[in step, unshrunk: median bubble reduction]:.1f}x, the gains {predicted[in step, unshrunk: sarathi over orca]:.2f}x and "
+        "Orca over stages comes out slower than the paper's ({predicted[tp-only over orca]:.2f}x "
+        "behind the replicas, not {paper[tp-only over orca]:g}x), and so its bubbles are longer. "
+        "The paper does not say how micro-batches are refilled: a prompt that enters any one of "
+        "eight holds up all of them, and where prompts enter in step, the replicas lead by "
+        "{predicted[in step: tp-only over orca]:.2f}x. Nor does it say whether the decodes count "
+        "among the 256 tokens of a chunk: if not, SARATHI's batches take three tiles instead of "
+        "two, and with both answers the bubble reduction is "
+        "{predicted[in step, unshrunk: median bubble reduction]:.1f}x, the gains "
+        "{predicted[in step, unshrunk: sarathi over orca]:.2f}x and "
         "{predicted[in step, unshrunk: sarathi over tp-only]:.2f}x.",
     ),
     "fig13": Caption(
         "Sec 5.4",
-        "Chunks of 64 make a prefill about {paper[prefill, largest@64]:g} times as long, chunks of 128 about {paper[prefill, largest@128]:g} times; yet with decodes aboard, "
-        "128 still gains up to {paper[end to end, largest@128]:g}x.",
-        "{predicted[prefill, largest@64]:.1f} and {predicted[prefill, largest@128]:.1f} times; 128 gains up to {predicted[end to end, largest@128]:.2f}x. "
-        "C = 320, no multiple of the tile, falls from {predicted[end to end, largest@256]:.2f}x at 256 to {predicted[end to end, largest@320]:.2f}x.",
+        "Chunks of 64 make a prefill about {paper[prefill, largest@64]:g} times as long, chunks "
+        "of 128 about {paper[prefill, largest@128]:g} times; yet with decodes aboard, 128 still "
+        "gains up to {paper[end to end, largest@128]:g}x.",
+        "{predicted[prefill, largest@64]:.1f} and {predicted[prefill, largest@128]:.1f} times; "
+        "128 gains up to {predicted[end to end, largest@128]:.2f}x. C = 320, no multiple of the "
+        "tile, falls from {predicted[end to end, largest@256]:.2f}x at 256 to "
+        "{predicted[end to end, largest@320]:.2f}x.",
     ),
     "choose_chunk": Caption(
         "Sec 4.4, 6",
-        "Which chunk size is best depends on model, GPU and workload; the paper leaves the choice to future work.",
-        "For the paper's case at 1K and P:D = 14: {best}, of the sizes drawn. A larger chunk makes all decodes beside it wait longer.",
+        "Which chunk size is best depends on model, GPU and workload; the paper leaves the choice "
+        "to future work.",
+        "For the paper's case at 1K and P:D = 14: {best}, of the sizes drawn. A larger chunk "
+        "makes all decodes beside it wait longer.",
     ),
     "policies": Caption(
         "Sarathi-Serve, Sec 3.2, Fig 7",
-        "When long prompts (C, D) arrive while others (A, B) decode: request-level scheduling lets C and D wait, vLLM and Orca stall A and B, and Sarathi-Serve does neither.",
-        "First token of C after {predicted[request_level, TTFT of C@512]:.2f} s under request_level and {predicted[sarathi_serve, TTFT of C@512]:.2f} s under sarathi_serve. Longest "
-        "gap between tokens of A and B: {predicted[vllm_v0, longest gap of A and B@512]:.2f} s under vllm_v0, {predicted[orca, longest gap of A and B@512]:.2f} s under orca, "
+        "When long prompts (C, D) arrive while others (A, B) decode: request-level scheduling "
+        "lets C and D wait, vLLM and Orca stall A and B, and Sarathi-Serve does neither.",
+        "First token of C after {predicted[request_level, TTFT of C@512]:.2f} s under "
+        "request_level and {predicted[sarathi_serve, TTFT of C@512]:.2f} s under sarathi_serve. "
+        "Longest gap between tokens of A and B: "
+        "{predicted[vllm_v0, longest gap of A and B@512]:.2f} s under vllm_v0, "
+        "{predicted[orca, longest gap of A and B@512]:.2f} s under orca, "
         "{predicted[sarathi_serve, longest gap of A and B@512]:.2f} s under sarathi_serve.",
     ),
     "serve_stalls": Caption(
         "Sarathi-Serve, Fig 1a",
-        "While vLLM prefills new prompts, the requests that it is serving get no token for seconds. Sarathi-Serve has no such generation stalls.",
-        "The longest gap between two tokens of a request is {predicted[longest gap, vllm_v0]:.1f} s under vllm_v0, {predicted[longest gap, orca]:.1f} s under orca and "
-        "{predicted[longest gap, sarathi_serve]:.2f} s under sarathi_serve; {predicted[gaps above 1 s, vllm_v0]:.0f}, {predicted[gaps above 1 s, orca]:.0f} and "
+        "While vLLM prefills new prompts, the requests that it is serving get no token for "
+        "seconds. Sarathi-Serve has no such generation stalls.",
+        "The longest gap between two tokens of a request is {predicted[longest gap, vllm_v0]:.1f} "
+        "s under vllm_v0, {predicted[longest gap, orca]:.1f} s under orca and "
+        "{predicted[longest gap, sarathi_serve]:.2f} s under sarathi_serve; "
+        "{predicted[gaps above 1 s, vllm_v0]:.0f}, {predicted[gaps above 1 s, orca]:.0f} and "
         "{predicted[gaps above 1 s, sarathi_serve]:.0f} gaps are longer than a second.",
     ),
     "serve_latency": Caption(
         "Sarathi-Serve, Fig 1b",
-        "As the load grows, the P99 time between tokens of vLLM grows steeply. That of Sarathi-Serve stays where its token budget puts it.",
-        "At 1 request per second, {predicted[P99 TBT, vllm_v0@1]:.2f} s under vllm_v0 and {predicted[P99 TBT, sarathi_serve C=512@1]:.2f} s under sarathi_serve "
-        "with 512 tokens, whose median time to first token is {predicted[median TTFT, sarathi_serve C=512@1]:.2f} s (vllm_v0: {predicted[median TTFT, vllm_v0@1]:.2f} s). "
-        "At low load vllm_v0 is the better one: its stalls are then fewer than one gap in a hundred, and a P99 does not see them.",
+        "As the load grows, the P99 time between tokens of vLLM grows steeply. That of "
+        "Sarathi-Serve stays where its token budget puts it.",
+        "At 1 request per second, {predicted[P99 TBT, vllm_v0@1]:.2f} s under vllm_v0 and "
+        "{predicted[P99 TBT, sarathi_serve C=512@1]:.2f} s under sarathi_serve with 512 tokens, "
+        "whose median time to first token is {predicted[median TTFT, sarathi_serve C=512@1]:.2f} "
+        "s (vllm_v0: {predicted[median TTFT, vllm_v0@1]:.2f} s). At low load vllm_v0 is the "
+        "better one: its stalls are then fewer than one gap in a hundred, and a P99 does not see "
+        "them.",
     ),
     "serve_capacity": Caption(
         "Sarathi-Serve, Sec 5.1, Fig 10 and 12; second hand",
-        "Under the strict SLO, Sarathi-Serve serves {paper[gain over vllm_v0, mistral-7b chat strict]:g} times vLLM's and {paper[gain over orca, mistral-7b chat strict]:g} times Orca's "
-        "request rate with Mistral-7B, {paper[gain over vllm_v0, yi-34b chat strict]:g} and {paper[gain over orca, yi-34b chat strict]:g} times with Yi-34B (chat).",
-        "{predicted[gain over vllm_v0, mistral-7b chat strict]:.2f} and {predicted[gain over orca, mistral-7b chat strict]:.2f} times; "
-        "{predicted[gain over vllm_v0, yi-34b chat strict]:.2f} and {predicted[gain over orca, yi-34b chat strict]:.2f} times. With the paper's own value of the strict SLO, 0.2 s, "
-        "Yi-34B's are {predicted[gain over vllm_v0, yi-34b chat 0.2 s]:.2f} and {predicted[gain over orca, yi-34b chat 0.2 s]:.2f}. Under the relaxed SLO the gains are smaller.",
+        "Under the strict SLO, Sarathi-Serve serves "
+        "{paper[gain over vllm_v0, mistral-7b chat strict]:g} times vLLM's and "
+        "{paper[gain over orca, mistral-7b chat strict]:g} times Orca's request rate with "
+        "Mistral-7B, {paper[gain over vllm_v0, yi-34b chat strict]:g} and "
+        "{paper[gain over orca, yi-34b chat strict]:g} times with Yi-34B (chat).",
+        "{predicted[gain over vllm_v0, mistral-7b chat strict]:.2f} and "
+        "{predicted[gain over orca, mistral-7b chat strict]:.2f} times; "
+        "{predicted[gain over vllm_v0, yi-34b chat strict]:.2f} and "
+        "{predicted[gain over orca, yi-34b chat strict]:.2f} times. With the paper's own value of "
+        "the strict SLO, 0.2 s, Yi-34B's are "
+        "{predicted[gain over vllm_v0, yi-34b chat 0.2 s]:.2f} and "
+        "{predicted[gain over orca, yi-34b chat 0.2 s]:.2f}. Under the relaxed SLO the gains are "
+        "smaller.",
     ),
     "serve_budget": Caption(
         "Sarathi-Serve, Sec 4.3",
-        "The token budget trades the time between tokens against the time to first token; a one-time profile tells which budget an SLO allows. The paper takes "
-        "{paper[token budget for the strict SLO, mistral-7b]:.0f} tokens for its strict SLO of {paper[strict SLO, mistral-7b]:g} s.",
-        "The strict SLO, 5 decode iterations, is {predicted[strict SLO, mistral-7b]:.3f} s, and allows {predicted[token budget for the strict SLO, mistral-7b]:.0f} tokens.",
+        "The token budget trades the time between tokens against the time to first token; a "
+        "one-time profile tells which budget an SLO allows. The paper takes "
+        "{paper[token budget for the strict SLO, mistral-7b]:.0f} tokens for its strict SLO of "
+        "{paper[strict SLO, mistral-7b]:g} s.",
+        "The strict SLO, 5 decode iterations, is {predicted[strict SLO, mistral-7b]:.3f} s, and "
+        "allows {predicted[token budget for the strict SLO, mistral-7b]:.0f} tokens.",
     ),
     "serve_ablation": Caption(
         "Sarathi-Serve, Sec 5.4, Table 4; second hand",
-        "Chunks alone keep the P99 time between tokens low ({paper[P99 TBT, chunked_only, chat]:g} s) but delay first tokens ({paper[P50 TTFT, chunked_only, chat]:g} s); hybrid batches alone do the reverse "
-        "({paper[P99 TBT, hybrid_only, chat]:g} and {paper[P50 TTFT, hybrid_only, chat]:g} s); both together: {paper[P99 TBT, sarathi_serve, chat]:g} and {paper[P50 TTFT, sarathi_serve, chat]:g} s.",
-        "The same order: chunks {predicted[P99 TBT, chunked_only, chat]:.2f} and {predicted[P50 TTFT, chunked_only, chat]:.2f} s, hybrid batches {predicted[P99 TBT, hybrid_only, chat]:.2f} and "
-        "{predicted[P50 TTFT, hybrid_only, chat]:.2f} s, both {predicted[P99 TBT, sarathi_serve, chat]:.2f} and {predicted[P50 TTFT, sarathi_serve, chat]:.2f} s.",
+        "Chunks alone keep the P99 time between tokens low "
+        "({paper[P99 TBT, chunked_only, chat]:g} s) but delay first tokens "
+        "({paper[P50 TTFT, chunked_only, chat]:g} s); hybrid batches alone do the reverse "
+        "({paper[P99 TBT, hybrid_only, chat]:g} and {paper[P50 TTFT, hybrid_only, chat]:g} s); "
+        "both together: {paper[P99 TBT, sarathi_serve, chat]:g} and "
+        "{paper[P50 TTFT, sarathi_serve, chat]:g} s.",
+        "The same order: chunks {predicted[P99 TBT, chunked_only, chat]:.2f} and "
+        "{predicted[P50 TTFT, chunked_only, chat]:.2f} s, hybrid batches "
+        "{predicted[P99 TBT, hybrid_only, chat]:.2f} and "
+        "{predicted[P50 TTFT, hybrid_only, chat]:.2f} s, both "
+        "{predicted[P99 TBT, sarathi_serve, chat]:.2f} and "
+        "{predicted[P50 TTFT, sarathi_serve, chat]:.2f} s.",
     ),
 }  # fmt: skip
 
 LONGEST = "serve_capacity"  # starts first
 # the paper's B, where the memory formula alone would take more
+NEED_TORCH = ("fig6",)  # it draws the masks that attention uses
 FLAGS = {"choose_chunk": ["--batch-size", "18"]}
 
 STYLE = """
-body { font: 18px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
-img { max-width: 100%; max-height: 50rem; display: block; margin: auto; } section { border-top: 1px solid #bbb; margin-top: 2rem; }
-table { border-collapse: collapse; font-size: 15px; } td, th { padding: 0.15rem 0.7rem; text-align: left; border-bottom: 1px solid #ddd; }
+body { font: 18px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem;
+  color: #222; }
+img { max-width: 100%; max-height: 50rem; display: block; margin: auto; }
+section { border-top: 1px solid #bbb; margin-top: 2rem; }
+table { border-collapse: collapse; font-size: 15px; }
+td, th { padding: 0.15rem 0.7rem; text-align: left; border-bottom: 1px solid #ddd; }
 dt { font-weight: bold; } dd { margin: 0 0 0.5rem 1rem; }
 """
 
@@ -207,22 +273,14 @@ def fill(name: str, text: str, points: list[Point]) -> str:
     """A caption's text with its holes filled."""
     holes = {source: values(points, source) for source in ("paper", "predicted")}
     if name == "fig9":
-        tops = [
-            max(curve, key=lambda point: point.y) for curve in curves(points, "predicted").values()
-        ]
-        wanted = [
-            point
-            for point in tops
-            if point.series.startswith(("C=256", "C=512")) and "L=1024" in point.series
-        ]
+        tops = [max(curve, key=lambda p: p.y) for curve in curves(points, "predicted").values()]
         holes["peaks"] = "; ".join(
-            f"{point.series}: {point.y:.2f}x at P:D = {point.x:.1f}" for point in wanted
+            f"{p.series}: {p.y:.2f}x at P:D = {p.x:.1f}"
+            for p in tops
+            if p.series.startswith(("C=256", "C=512")) and "L=1024" in p.series
         )
     if name == "choose_chunk":
-        best = max(
-            (point for point in points if point.series.startswith("gain")),
-            key=lambda point: point.y,
-        )
+        best = max((p for p in points if p.series.startswith("gain")), key=lambda p: p.y)
         holes["best"] = f"C = {best.x:g} gains most, {best.y:.2f}x"
     return text.format(**holes)
 
@@ -234,9 +292,8 @@ def table(rows: list[list[str]]) -> str:
 
 def measured_list(points: list[Point]) -> str:
     """What was measured, folded; empty if nothing was."""
-    newest = [
-        point for curve in curves(points, "measured").values() if len(curve) < 50 for point in curve
-    ]
+    found = curves(points, "measured").values()
+    newest = [point for curve in found if len(curve) < 50 for point in curve]
     if not newest:
         return ""
     rows = [
@@ -248,72 +305,74 @@ def measured_list(points: list[Point]) -> str:
 
 
 def published(points: list[Point]) -> list[list[str]]:
-    """The published numbers of a figure that fidelity.py leaves out: what, paper, predicted, error."""
+    """Published numbers that fidelity.py leaves out: what, paper, predicted, error."""
     paper, predicted = values(points, "paper"), values(points, "predicted")
     return [
-        [
-            name,
-            three_digits(number),
-            three_digits(predicted[name]),
-            f"{100 * (predicted[name] / number - 1):+.1f} %",
-        ]
-        for name, number in paper.items()
-        if name in predicted
+        [name, three_digits(y), three_digits(ours), f"{100 * (ours / y - 1):+.1f} %"]
+        for name, y in paper.items()
+        if (ours := predicted.get(name)) is not None
     ]
 
 
 def section(name: str, out: Path, rows: list[fidelity.Row]) -> str:
     """One figure of the gallery. rows: its published numbers beside ours."""
     caption, points = CAPTIONS[name], read_csv(out / f"{name}.csv")
-    numbers = [[*fidelity.cells(row)[1:]] for row in rows] or (
-        published(points) if caption.differ else []
-    )
-    differ = "".join(
-        f"<dd>{html.escape(f'{row.quantity}: {fidelity.cells(row)[5]}. {row.explanation}')}</dd>"
+    numbers = [fidelity.cells(row)[1:] for row in rows]
+    if not numbers and caption.differ:
+        numbers = published(points)
+    texts = [
+        f"{row.quantity}: {fidelity.cells(row)[5]}. {row.explanation}"
         for row in rows
         if row.explanation
-    )
-    differ += (
-        f"<dd>{html.escape(fill(name, caption.differ, points))}</dd>" if caption.differ else ""
-    )
-    title = (
-        f"{name.replace('fig', 'Fig ').replace('table', 'Table ').replace('_', ' ').capitalize()}"
-        f" ({caption.section})"
-    )
+    ] + [fill(name, text, points) for text in [caption.differ] if text]
+    differ = "".join(f"<dd>{html.escape(text)}</dd>" for text in texts)
+    title = name.replace("fig", "Fig ").replace("table", "Table ").replace("_", " ").capitalize()
+    title = f"{title} ({caption.section})"
     second = f"{name}_measured.png"
     measured = f'<img src="{second}" alt="{title}, measured">' if (out / second).exists() else ""
     nowhere = "Nowhere." if numbers else "The paper states no number here."
-    return f"""<section id="{name}"><h2>{title}</h2><img src="{name}.png" alt="{title}">{measured}<dl>
+    heading = "<details><summary>Numbers: paper, predicted, error</summary>"
+    details = f"{heading}{table(numbers)}</details>" if numbers else ""
+    return f"""<section id="{name}"><h2>{title}</h2>
+<img src="{name}.png" alt="{title}">{measured}<dl>
 <dt>The paper claims</dt><dd>{html.escape(fill(name, caption.claim, points))}</dd>
 <dt>We see</dt><dd>{html.escape(fill(name, caption.see, points))}</dd>
 <dt>Where we differ by more than {fidelity.LIMIT:g} %</dt>{differ or f"<dd>{nowhere}</dd>"}</dl>
-{f"<details><summary>Numbers: paper, predicted, error</summary>{table(numbers)}</details>" if numbers else ""}{measured_list(points)}</section>"""
+{details}{measured_list(points)}</section>"""
 
 
 def gallery(out: Path) -> str:
     """results/index.html."""
     rows = fidelity.read(out / "fidelity.csv")
-    ids = {figure.name: list(figure.paper) for figure in fidelity.FIGURES + fidelity.SERVING} | {
-        "fig9": [*fig9.PUBLISHED]
-    }
+    ids = {figure.name: list(figure.paper) for figure in fidelity.FIGURES + fidelity.SERVING}
+    ids["fig9"] = [*fig9.PUBLISHED]
     sections = [
         section(name, out, [row for row in rows if row.id in ids.get(name, [])])
         for name in CAPTIONS
+        if (out / f"{name}.csv").exists()
     ]
     lines = "".join(f"<li>{html.escape(line)}</li>" for line in fidelity.summary(rows))
-    return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>nano-sarathi: the papers' figures</title><style>{STYLE}</style>
+    return f"""<!doctype html><html lang="en"><meta charset="utf-8">
+<meta name="generator" content="{MARK}"><title>nano-sarathi: the papers' figures</title>
+<style>{STYLE}</style>
 <h1>SARATHI's and Sarathi-Serve's figures: the papers, and what we see</h1>
-<p><i>paper</i>: published. <i>predicted</i>: by our cost model, for a paper's GPU. <i>measured</i>: on the machine that is named.
-"We see" is predicted, unless it says otherwise. Made by <code>experiments/all.py</code>; how close it all is: <a href="fidelity.md">fidelity.md</a>.</p><ul>{lines}</ul>
+<p><i>paper</i>: published. <i>predicted</i>: by our cost model, for a paper's GPU.
+<i>measured</i>: on the machine that is named.
+"We see" is predicted, unless it says otherwise. Made by <code>experiments/all.py</code>;
+how close it all is: <a href="fidelity.md">fidelity.md</a>.</p><ul>{lines}</ul>
 {"".join(sections)}</html>
 """
 
 
 def main() -> None:
     options = make_parser(__doc__).parse_args()
-    make_directory(options.out)
+    make_directory(options.out, others=["index.html"], force=options.force)
     flags = ["--out", str(options.out), *(["--quick"] if options.quick else [])]
-    rows, failed, names = [], [], [*CAPTIONS, "fidelity"]
+    flags += ["--force"] if options.force else []
+    skipped = NEED_TORCH if find_spec("torch") is None else ()
+    rows = [[f"{name}.py", "-", "skipped: needs torch, make install"] for name in skipped]
+    failed = []
+    names = [name for name in [*CAPTIONS, "fidelity"] if name not in skipped]
     bar = progress(range(len(names)), "running")
 
     def run(name: str) -> tuple[float, subprocess.CompletedProcess]:
@@ -321,24 +380,19 @@ def main() -> None:
         bar.update()
         return result
 
-    longest_first = sorted(CAPTIONS, key=lambda name: name != LONGEST)
+    longest_first = sorted(names[:-1], key=lambda name: name != LONGEST)
     # as many scripts at a time as there are cores
     with bar, ThreadPoolExecutor(os.cpu_count()) as pool:
         results = dict(zip(longest_first, pool.map(run, longest_first), strict=True))
         results["fidelity"] = run("fidelity")  # last: it reads what others wrote
     for name in names:
         seconds, result = results[name]
-        rows.append(
-            [
-                f"{name}.py",
-                f"{seconds:.1f}",
-                "ok" if result.returncode == 0 else f"FAILED, exit status {result.returncode}",
-            ]
-        )
-        if result.returncode != 0:
-            failed.append(
-                f"{name}.py: {(result.stderr.strip().splitlines() or ['no message'])[-1]}"
-            )
+        code = result.returncode
+        verdict = "ok" if code == 0 else f"FAILED, exit status {code}"
+        rows.append([f"{name}.py", f"{seconds:.1f}", verdict])
+        if code != 0:
+            last = (result.stderr.strip().splitlines() or ["no message"])[-1]
+            failed.append(f"{name}.py: {last}")
     print_table(["script", "seconds", ""], rows)
     if failed:
         print("", *failed, sep="\n", file=sys.stderr)

@@ -1,23 +1,14 @@
-"""The chunk size for a model, a GPU and a workload: what SARATHI leaves to future work (Sec 6),
-asked of the cost model.
+"""The chunk size for a model, a GPU and a workload, asked of the cost model.
 
-    python experiments/choose_chunk.py --model llama-13b --gpu a6000 --pd 14 --length 1024 --batch-size 18
-    python experiments/choose_chunk.py --pd 14 --length 1024 --tbt-slo 100                      no
-                                                                                                TBT
-                                                                                                above
-                                                                                                100
-                                                                                                ms
-    python experiments/choose_chunk.py --model llama-33b --gpu a100-80gb --software sarathi_serve   vLLM's
-                                                                                                    kernels
-                                                                                                    on
-                                                                                                    an
-                                                                                                    A100
-    python experiments/choose_chunk.py --calibration results/calibration-laptop.json --pd 14    for
-                                                                                                the
-                                                                                                machine
-                                                                                                that
-                                                                                                calibrate.py
-                                                                                                measured
+SARATHI leaves this choice to future work (Sec 6).
+
+    python experiments/choose_chunk.py --model llama-13b --gpu a6000 --pd 14 --length 1024
+    python experiments/choose_chunk.py --pd 14 --length 1024 --tbt-slo 100
+        no TBT above 100 ms
+    python experiments/choose_chunk.py --model llama-33b --gpu a100-80gb --software sarathi_serve
+        vLLM's kernels on an A100
+    python experiments/choose_chunk.py --calibration results/calibration-laptop.json --pd 14
+        for the machine that calibrate.py measured
 
 All requests are alike: P prompt tokens and D decodes, P + D = L, P:D as given, and there are always
 more of them. For each chunk size C the scheduler runs against the cost model until the throughput
@@ -37,10 +28,9 @@ import matplotlib.pyplot as plt
 
 from cli import run_main
 from configs import GPUS, MODELS, UserError, lookup
-from costmodel import EFFICIENCY, TILE, CostModel
-from executor import CostExecutor
-from experiments.calibrate import BATCH_SIZE, CalibratedModel, Calibration
-from experiments.common import (
+from costmodel import EFFICIENCY, TILE, CostModel, requests_that_fit
+from experiments.lib.calibration import BATCH_SIZE, CalibratedModel, Calibration
+from experiments.lib.common import (
     Point,
     make_directory,
     make_parser,
@@ -49,9 +39,9 @@ from experiments.common import (
     progress,
     write_csv,
 )
-from experiments.look import COLOURS, save_figure, use_style
-from experiments.workloads import Workload, run_priced, split, tokens_per_second
-from kvcache import max_batch_size
+from experiments.lib.look import COLOURS, save_figure, use_style
+from experiments.lib.steady import Workload, run_priced, split, tokens_per_second
+from simulate import CostExecutor
 
 MOST_REQUESTS = 256  # B above which the sweep would take longer than anybody waits
 # prompt tokens that a chunk must have room for beside B - 1 decodes: fewer are never worth their
@@ -69,8 +59,9 @@ class Choice:
 
 
 def candidates(length: int, batch_size: int, ratio: float) -> list[int]:
-    """Chunk sizes worth a look: half tiles up to four tiles, whole tiles beyond, until the longest
-    prompt fits beside its decodes.
+    """Chunk sizes worth a look: half tiles up to four tiles, whole tiles beyond.
+
+    The largest holds the longest prompt beside its decodes.
     """
     prompt, _ = split(length, ratio)
     enough = prompt + batch_size - 1  # from here on, every prompt is one chunk
@@ -86,14 +77,14 @@ def steady(cost: CostModel, work: Workload, chunk_size: int) -> Choice:
         CostExecutor(cost), work.requests(5 * batch_size), policy, chunk_size or 1, batch_size
     )
     longest = max(iteration.seconds for iteration in trace.iterations if iteration.num_decodes)
-    return Choice(
-        chunk_size, tokens_per_second(trace, work.length, 2 * batch_size, 4 * batch_size), longest
-    )
+    throughput = tokens_per_second(trace, work.length, 2 * batch_size, 4 * batch_size)
+    return Choice(chunk_size, throughput, longest)
 
 
 def choose(choices: list[Choice], bound: float = float("inf")) -> Choice:
-    """The largest throughput whose longest TBT stays within `bound` seconds; of equals, the
-    smallest chunk.
+    """The largest throughput whose longest TBT stays within `bound` seconds.
+
+    Of equals, the smallest chunk.
     """
     allowed = [choice for choice in choices if choice.longest_tbt <= bound]
     if not allowed:
@@ -118,29 +109,15 @@ def print_choice(
     bound: float,
 ) -> None:
     rows = []
-    for choice in choices:
-        cells = [
-            f"{choice.throughput:.0f}",
-            f"{choice.throughput / baseline.throughput:.3f}",
-            f"{1e3 * choice.longest_tbt:.1f}",
-        ]
-        rows.append(
-            [
-                choice.chunk_size,
-                *cells,
-                "best" if choice == best else "too slow" if choice.longest_tbt > bound else "",
-            ]
-        )
-    rows.append(
-        ["baseline", f"{baseline.throughput:.0f}", "1.000", f"{1e3 * baseline.longest_tbt:.1f}", ""]
-    )
+    for each in [*choices, baseline]:
+        verdict = "best" if each == best else "too slow" if each.longest_tbt > bound else ""
+        gain, tbt = each.throughput / baseline.throughput, f"{1e3 * each.longest_tbt:.1f}"
+        name, verdict = (each.chunk_size, verdict) if each != baseline else ("baseline", "")
+        rows.append([name, f"{each.throughput:.0f}", f"{gain:.3f}", tbt, verdict])
     print_table(["C", "tokens/s", "gain", "longest TBT, ms", ""], rows)
     size, gain = best.chunk_size, best.throughput / baseline.throughput
-    # + 0.0: no "-0.0"
-    print(
-        f"\nBest: C = {size}, {round(100 * (gain - 1), 1) + 0.0:+.1f} % throughput over the"
-        " baseline"
-    )
+    more = round(100 * (gain - 1), 1) + 0.0  # + 0.0: no "-0.0"
+    print(f"\nBest: C = {size}, {more:+.1f} % throughput over the baseline")
     if gain <= 1:
         print("No chunk size that is allowed gains: the baseline is no slower", end=", ")
         print(
@@ -150,28 +127,17 @@ def print_choice(
         )
     if bound < float("inf"):
         lost = 100 * (1 - best.throughput / free.throughput)
-        print(
-            f"The bound of {1e3 * bound:g} ms costs {lost:.1f} % throughput: without it, the best"
-            f" is C = {free.chunk_size}",
-            end=" ",
-        )
-        print(
-            f"({100 * (free.throughput / baseline.throughput - 1):+.1f} %,"
-            f" {1e3 * free.longest_tbt:.1f} ms)."
-        )
-    balance = (
-        "Rule of thumb (Sec 5.1.3): P:D = C/(B-1), here C ="
-        f" {work.ratio * (work.batch_size - 1):.0f}"
-    )
-    print(f"{balance}. The same elsewhere, where as here C counts a batch's decodes too:\n")
-    print(
-        f"  vLLM    --max-num-batched-tokens {size} --max-num-seqs {work.batch_size}"
-        " --enable-chunked-prefill"
-    )
-    print(
-        f"  SGLang  --chunked-prefill-size {size} --max-running-requests {work.batch_size}"
-        " --enable-mixed-chunk"
-    )
+        more = 100 * (free.throughput / baseline.throughput - 1)
+        print(f"The bound of {1e3 * bound:g} ms costs {lost:.1f} % throughput:", end=" ")
+        print(f"without it, the best is C = {free.chunk_size}", end=" ")
+        print(f"({more:+.1f} %, {1e3 * free.longest_tbt:.1f} ms).")
+    balance = work.ratio * (work.batch_size - 1)
+    print(f"Rule of thumb (Sec 5.1.3): P:D = C/(B-1), here C = {balance:.0f}", end="")
+    print(". The same elsewhere, where as here C counts a batch's decodes too:\n")
+    vllm = f"--max-num-batched-tokens {size} --max-num-seqs {work.batch_size}"
+    sglang = f"--chunked-prefill-size {size} --max-running-requests {work.batch_size}"
+    print(f"  vLLM    {vllm} --enable-chunked-prefill")
+    print(f"  SGLang  {sglang} --enable-mixed-chunk")
     print("\nvLLM chunks prefills by default; SGLang mixes chunks with decodes only if told to.")
     print("Both may fill a batch with the chunks of several prompts; SARATHI takes one.")
 
@@ -183,40 +149,23 @@ def draw(
     use_style()
     figure, (gains, waits) = plt.subplots(2, 1, figsize=(10, 9), sharex=True, layout="constrained")
     sizes = [choice.chunk_size for choice in choices]
-    gains.plot(
-        sizes,
-        [choice.throughput / baseline.throughput for choice in choices],
-        "o-",
-        color=COLOURS["blue"],
-    )
+    ratios = [choice.throughput / baseline.throughput for choice in choices]
+    gains.plot(sizes, ratios, "o-", color=COLOURS["blue"])
     gains.axhline(1, color="black", linewidth=1)
-    gains.plot(
-        [best.chunk_size], [best.throughput / baseline.throughput], "s", color=COLOURS["vermilion"], markersize=12,
-        label=f"C = {best.chunk_size}: {best.throughput / baseline.throughput:.2f}x",
-    )  # fmt: skip
+    gain = best.throughput / baseline.throughput
+    label, colour = f"C = {best.chunk_size}: {gain:.2f}x", COLOURS["vermilion"]
+    gains.plot([best.chunk_size], [gain], "s", color=colour, markersize=12, label=label)
     gains.set(ylabel="throughput over the baseline", title=title)
     gains.legend()
-    waits.plot(
-        sizes,
-        [1e3 * choice.longest_tbt for choice in choices],
-        "o-",
-        color=COLOURS["green"],
-        label="sarathi",
-    )
+    times = [1e3 * choice.longest_tbt for choice in choices]
+    waits.plot(sizes, times, "o-", color=COLOURS["green"], label="sarathi")
+    style = {"color": "black", "linewidth": 1.8, "linestyle": "--"}
     waits.axhline(
-        1e3 * baseline.longest_tbt,
-        color="black",
-        linewidth=1.8,
-        linestyle="--",
-        label="baseline: its decodes never meet a prefill",
+        1e3 * baseline.longest_tbt, label="baseline: its decodes never meet a prefill", **style
     )
     if bound < float("inf"):
-        waits.axhline(
-            1e3 * bound,
-            color=COLOURS["vermilion"],
-            linestyle=":",
-            label=f"bound: {1e3 * bound:g} ms",
-        )
+        label = f"bound: {1e3 * bound:g} ms"
+        waits.axhline(1e3 * bound, color=colour, linestyle=":", label=label)
     waits.set(xlabel="C (tokens)", ylabel="longest time between\ntwo tokens, TBT (ms)")
     waits.set_ylim(bottom=0)
     waits.legend()
@@ -226,7 +175,7 @@ def draw(
 def points(
     baseline: Choice, choices: list[Choice], work: Workload, model: str, hardware: str
 ) -> list[Point]:
-    rows, (prompt, decodes) = [], split(work.length, work.ratio)
+    name, rows, (prompt, decodes) = "choose_chunk", [], split(work.length, work.ratio)
     shape = f"L={work.length} B={work.batch_size} P={prompt} D={decodes}"
     for choice in choices:
         for series, y, unit in (
@@ -234,19 +183,8 @@ def points(
             ("gain", choice.throughput / baseline.throughput, "throughput over baseline"),
             ("longest TBT", 1e3 * choice.longest_tbt, "ms"),
         ):
-            rows.append(
-                Point(
-                    "choose_chunk",
-                    f"{series} {shape}",
-                    choice.chunk_size,
-                    "C",
-                    y,
-                    unit,
-                    "predicted",
-                    model,
-                    hardware,
-                )
-            )
+            where = (y, unit, "predicted", model, hardware)
+            rows.append(Point(name, f"{series} {shape}", choice.chunk_size, "C", *where))
     return rows
 
 
@@ -267,10 +205,8 @@ def above_zero(text: str) -> float:
 def cost_model(options: argparse.Namespace) -> CostModel:
     """Of the named model and GPU, or of the machine that was calibrated."""
     if options.calibration is None:
-        model, gpu = (
-            lookup(MODELS, options.model or "llama-13b", "model"),
-            lookup(GPUS, options.gpu or "a6000", "GPU"),
-        )
+        model = lookup(MODELS, options.model or "llama-13b", "model")
+        gpu = lookup(GPUS, options.gpu or "a6000", "GPU")
         return CostModel(model, gpu, EFFICIENCY[options.software or "sarathi"])
     calibration = Calibration.read(options.calibration)
     if options.gpu is not None:
@@ -292,17 +228,18 @@ def cost_model(options: argparse.Namespace) -> CostModel:
 
 
 def workload(options: argparse.Namespace, cost: CostModel) -> Workload:
-    """What to run, with B from the memory formula or the calibration unless it was given; or a
-    UserError about the flags.
+    """What to run, or a UserError about the flags.
+
+    B comes from the memory formula or the calibration unless it was given.
+
+    Or a UserError about the flags.
     """
     model, gpu, length = cost.model, cost.gpu, options.length
     if not 2 <= length <= model.max_length:
         raise UserError(f"--length is {length}; {model.name} allows 2 to {model.max_length} tokens")
-    fits = max_batch_size(model, gpu, length, cost.bytes_per_value)
-    batch_size, measured = (
-        options.batch_size,
-        (BATCH_SIZE if isinstance(cost, CalibratedModel) else None),
-    )
+    fits = requests_that_fit(model, gpu, length, cost.bytes_per_value)
+    batch_size = options.batch_size
+    measured = BATCH_SIZE if isinstance(cost, CalibratedModel) else None
     if batch_size is None and measured is not None and fits >= 2:
         batch_size = min(fits, measured)
         print(
@@ -341,9 +278,10 @@ def workload(options: argparse.Namespace, cost: CostModel) -> Workload:
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--model", help=f"one of {', '.join(MODELS)} (default: llama-13b)")
-    parser.add_argument("--gpu", help=f"one of {', '.join(GPUS)} (default: a6000)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--model", help=f"one of {', '.join(MODELS)} (default: llama-13b)")
+    add("--gpu", help=f"one of {', '.join(GPUS)} (default: a6000)")
+    add(
         "--software",
         choices=list(EFFICIENCY),
         help=(
@@ -351,27 +289,27 @@ def main() -> None:
             " kernels of vLLM, on an A100) (default: sarathi)"
         ),
     )
-    parser.add_argument(
+    add(
         "--calibration",
         type=Path,
         metavar="FILE",
         help="a machine that calibrate.py measured, in place of --gpu",
     )
-    parser.add_argument(
+    add(
         "--pd",
         type=above_zero,
         default=14.0,
         metavar="RATIO",
         help="P:D, prompt tokens per decode (default: 14)",
     )
-    parser.add_argument(
+    add(
         "--length",
         type=positive,
         default=1024,
         metavar="L",
         help="tokens of a request (default: 1024)",
     )
-    parser.add_argument(
+    add(
         "--batch-size",
         type=positive,
         metavar="B",
@@ -380,7 +318,7 @@ def main() -> None:
             " many as it measured)"
         ),
     )
-    parser.add_argument(
+    add(
         "--tbt-slo",
         type=above_zero,
         metavar="MS",
@@ -388,7 +326,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     cost = cost_model(options)
-    make_directory(options.out)
+    make_directory(options.out, "choose_chunk", force=options.force)
     work = workload(options, cost)
     bound = options.tbt_slo / 1e3 if options.tbt_slo else float("inf")
 
@@ -398,25 +336,17 @@ def main() -> None:
     choices = [steady(cost, work, size) for size in progress(sizes, "sweeping")]
     best, free = choose(choices, bound), choose(choices)
     prompt, decodes = split(work.length, work.ratio)
-    title = (
-        f"{cost.model.name} on {cost.gpu.name}\nL = {work.length}, P:D = {prompt / decodes:.3g}, B"
-        f" = {work.batch_size}"
-    )
-    constants = (
-        "this machine's calibration"
-        if options.calibration
-        else f"EFFICIENCY[{options.software or 'sarathi'!r}]"
-    )
+    shape = f"L = {work.length}, P:D = {prompt / decodes:.3g}, B = {work.batch_size}"
+    title = f"{cost.model.name} on {cost.gpu.name}\n{shape}"
+    constants = f"EFFICIENCY[{options.software or 'sarathi'!r}]"
+    if options.calibration:
+        constants = "this machine's calibration"
     print(f"{title.replace(chr(10), ', ')}: predicted by the cost model with {constants}\n")
     print_choice(best, free, baseline, choices, work, bound)
-    write_csv(
-        options.out / "choose_chunk.csv",
-        points(baseline, choices, work, cost.model.name, cost.gpu.name),
-    )
-    save_figure(
-        draw(best, baseline, choices, bound, f"{title}: predicted"),
-        options.out / "choose_chunk.png",
-    )
+    rows = points(baseline, choices, work, cost.model.name, cost.gpu.name)
+    write_csv(options.out / "choose_chunk.csv", rows)
+    figure = draw(best, baseline, choices, bound, f"{title}: predicted")
+    save_figure(figure, options.out / "choose_chunk.png")
     print(f"\nwrote {options.out / 'choose_chunk.png'} and .csv")
 
 

@@ -1,28 +1,27 @@
-"""SARATHI, Fig 10: where the time goes, operator by operator: the baseline beside SARATHI where P:D
-is balanced.
+"""SARATHI, Fig 10: time by operator, the baseline beside SARATHI where P:D is balanced.
 
     python experiments/fig10.py              predicted for LLaMA-13B on an A6000: seconds, no GPU
-                                             needed
     python experiments/fig10.py --measure    and the real engine on this machine: minutes
 
 SARATHI shortens the linear operators, because decodes share the weights that a chunk reads anyway.
 Attention gains nothing by that; the cost model lets it fall a little, for the reason that fig13.py
 gives. Times are of a steady state, per request: see `balance` and `steady_operators` in
-workloads.py.
+lib/steady.py.
 """
 
 import statistics
+from functools import partial
+from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 
 from cli import run_main
-from engine import LLM
-from experiments.common import Point, curves, progress, series_options
 from experiments.fig3 import LOOK
-from experiments.figure import Figure, Scale, run_figure
-from experiments.look import measured_title
-from experiments.measuring import measured_on, measured_trace, warm_up
-from experiments.workloads import (
+from experiments.lib.common import Point, curves, progress, series_options
+from experiments.lib.figure import Figure, Scale, run_figure
+from experiments.lib.look import measured_title
+from experiments.lib.measuring import measured_on, measured_trace, warm_up
+from experiments.lib.steady import (
     BATCH_SIZES,
     Workload,
     balance,
@@ -32,30 +31,26 @@ from experiments.workloads import (
 )
 from timeline import Trace
 
+if TYPE_CHECKING:  # predicting needs no torch
+    from engine import LLM
+
 MODEL, GPU, CHUNK_SIZES = "llama-13b", "a6000", (256, 512)
 POLICIES = ("baseline", "sarathi")
 LINEAR = ("preproj", "postproj", "ffn_ln1", "ffn_ln2")
+prediction = partial(Point, "fig10", source="predicted", model=MODEL, hardware=GPU)
 
 
 def to_points(ms: dict[tuple[str, int, int, int], dict[str, float]], *where: str) -> list[Point]:
-    """ms: per request and operator, by policy, L, B and C. Adds how many times less SARATHI takes.
-    where: source, model, hardware.
+    """ms: per request and operator, by policy, L, B and C.
+
+    Adds how many times less SARATHI takes. where: source, model, hardware.
     """
     points = []
     for (policy, length, batch_size, chunk_size), operators in ms.items():
         series = f"L={length} C={chunk_size}"
         for name, y in operators.items():
-            points.append(
-                Point(
-                    "fig10",
-                    f"{policy} {name} {series}",
-                    batch_size,
-                    "B",
-                    y,
-                    "ms per request",
-                    *where,
-                )
-            )
+            what = (f"{policy} {name} {series}", batch_size, "B", y, "ms per request")
+            points.append(Point("fig10", *what, *where))
             if policy == "sarathi" and name in LINEAR:
                 less = ms["baseline", length, batch_size, chunk_size][name] / y
                 points.append(
@@ -67,9 +62,7 @@ def to_points(ms: dict[tuple[str, int, int, int], dict[str, float]], *where: str
 
 
 def per_request(trace: Trace, first: int, last: int) -> dict[str, float]:
-    """ms of each operator per request, in the window between the completions of requests `first`
-    and `last`.
-    """
+    """ms of each operator per request, between the completions of requests `first` and `last`."""
     return {
         name: 1e3 * seconds / (last - first)
         for name, seconds in steady_operators(trace, first, last).items()
@@ -102,23 +95,11 @@ def predict(quick: bool) -> list[Point]:
             if point.series.startswith(tuple(f"reduction of {name} " for name in names))
         ]
         for end in (min, max):
-            points.append(
-                Point(
-                    "fig10",
-                    f"{end.__name__} reduction, {part}",
-                    0,
-                    "",
-                    end(found),
-                    "x",
-                    "predicted",
-                    MODEL,
-                    GPU,
-                )
-            )
+            points.append(prediction(f"{end.__name__} reduction, {part}", 0, "", end(found), "x"))
     return points
 
 
-def measure(llm: LLM, scale: Scale) -> list[Point]:
+def measure(llm: "LLM", scale: Scale) -> list[Point]:
     """Both policies in alternation; medians of `repeats` turns."""
     (length,), ms = scale.lengths, {}
     warm_up(llm)
@@ -151,17 +132,8 @@ def draw_panel(axes: plt.Axes, found: dict[str, list[Point]], place: str, title:
             heights = [point.y for point in found[f"{policy} {name} {place}"]]
             label = name if policy == "baseline" else None
             places = [i + shift for i in range(len(sizes))]
-            axes.bar(
-                places,
-                heights,
-                0.36,
-                bottom,
-                color=colour,
-                hatch=hatch,
-                edgecolor="black",
-                linewidth=0.8,
-                label=label,
-            )
+            style = {"color": colour, "hatch": hatch, "edgecolor": "black", "linewidth": 0.8}
+            axes.bar(places, heights, 0.36, bottom, label=label, **style)
             bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
         for i, top in enumerate(bottom):
             axes.text(
@@ -192,9 +164,7 @@ def draw(points: list[Point]) -> plt.Figure:
             )
     if measured:
         places = [
-            series.removeprefix("baseline attn ")
-            for series in measured
-            if series.startswith("baseline attn ")
+            s.removeprefix("baseline attn ") for s in measured if s.startswith("baseline attn ")
         ]
         for axes in grid[len(places) :, 3]:
             axes.set_axis_off()

@@ -1,26 +1,29 @@
-"""SARATHI, Fig 11: iteration-level scheduling with whole prompts (Orca) at its worst and at its
-best, against SARATHI.
+"""SARATHI, Fig 11: whole prompts (Orca) at their worst and at their best, against SARATHI.
 
     python experiments/fig11.py              predicted for LLaMA-13B on an A6000: seconds, no GPU
-                                             needed
     python experiments/fig11.py --measure    and the real engine on this machine: minutes
 
 Orca's worst and best case are workloads, not policies (Sec 5.2). Worst: all requests start and end
 together, so that no prefill ever meets a decode, and Orca is the baseline. Best: requests are
 staggered, so that each whole prompt rides with the decodes of the others. (a) over lengths, where
-P:D is balanced (see `balance` in workloads.py); (b) over P:D, at L = 1K. All gains are those of a
+P:D is balanced (see `balance` in lib/steady.py); (b) over P:D, at L = 1K. All gains are those of a
 steady state over the baseline's (see fig9.py).
 """
+
+from functools import partial
+from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 
 from cli import run_main
-from engine import LLM
-from experiments.common import SPREAD, Point, curves, progress, series_options
-from experiments.figure import Figure, Scale, run_figure
-from experiments.look import COLOURS, log_ticks, measured_title, plot_points, shade_spread, star
-from experiments.measuring import Run, gain_points, measured_gains, measured_on
-from experiments.workloads import BATCH_SIZES, Workload, balance, predicted_gain, split
+from experiments.lib.common import SPREAD, Point, curves, progress, series_options
+from experiments.lib.figure import Figure, Scale, run_figure
+from experiments.lib.look import COLOURS, log_ticks, measured_title, plot_points, shade_spread, star
+from experiments.lib.measuring import Run, gain_points, measured_gains, measured_on
+from experiments.lib.steady import BATCH_SIZES, Workload, balance, predicted_gain, split
+
+if TYPE_CHECKING:  # predicting needs no torch
+    from engine import LLM
 
 MODEL, GPU, CHUNK_SIZE, LENGTH = "llama-13b", "a6000", 256, 1024  # C of panel (a), L of panel (b)
 STYLE = {  # by a series' first word, and C where there are several
@@ -30,16 +33,15 @@ STYLE = {  # by a series' first word, and C where there are several
     "sarathi C=256": (COLOURS["blue"], "o", ""),
     "sarathi C=512": (COLOURS["green"], "s", ""),
 }
+prediction = partial(Point, "fig11", source="predicted", model=MODEL, hardware=GPU)
 
 
 def contenders(
     length: int, batch_size: int, ratio: float, chunk_sizes: tuple[int, ...]
 ) -> dict[str, Run]:
     """Who runs against the baseline on these lengths."""
-    together, staggered = (
-        Workload(length, batch_size, ratio),
-        Workload(length, batch_size, ratio, staggered=True),
-    )
+    together = Workload(length, batch_size, ratio)
+    staggered = Workload(length, batch_size, ratio, staggered=True)
     orca = {"orca worst": Run(together, "orca", 1), "orca best": Run(staggered, "orca", 1)}
     return orca | {f"sarathi C={size}": Run(together, "sarathi", size) for size in chunk_sizes}
 
@@ -48,11 +50,7 @@ def predict(quick: bool) -> list[Point]:
     points = []
 
     def add(series: str, x: float, x_unit: str, y: float) -> None:
-        points.append(
-            Point(
-                "fig11", series, x, x_unit, y, "throughput over baseline", "predicted", MODEL, GPU
-            )
-        )
+        points.append(prediction(series, x, x_unit, y, "throughput over baseline"))
 
     for length, batch_size in BATCH_SIZES.items():
         for name, run in contenders(
@@ -90,7 +88,7 @@ def predict(quick: bool) -> list[Point]:
     return points
 
 
-def measure(llm: LLM, scale: Scale) -> list[Point]:
+def measure(llm: "LLM", scale: Scale) -> list[Point]:
     """Both panels in one sweep: P:D at the balance of each chunk size."""
 
     def point(series: str, x: float, y: float) -> Point:
@@ -114,10 +112,8 @@ def measure(llm: LLM, scale: Scale) -> list[Point]:
 
 
 def style(series: str) -> tuple[str, str, str]:
-    return next(
-        (look for name, look in STYLE.items() if series.startswith(name)),
-        (COLOURS["purple"], "v", ""),
-    )
+    looks = (look for name, look in STYLE.items() if series.startswith(name))
+    return next(looks, (COLOURS["purple"], "v", ""))
 
 
 def draw_ratios(
@@ -190,9 +186,7 @@ def draw(points: list[Point]) -> plt.Figure:
     )
     panels[1].set_ylim(0.8, 1.4)
     log_ticks(panels[1], [1, 2, 5, 10, 20, 50, 100, 200])
-    for series, (point,) in (
-        (series, curve) for series, curve in paper.items() if series.endswith("peak")
-    ):
+    for series, (point,) in ((s, curve) for s, curve in paper.items() if s.endswith("peak")):
         panels[1].axhline(
             point.y,
             color=style(series)[0],

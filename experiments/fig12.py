@@ -9,22 +9,22 @@ Three deployments serve the same requests, all there from the start: eight stage
 alone), each with an eighth of the requests. The paper leaves open what is an option here. Our
 defaults, and why:
 
-    prefills       one   best-case Orca is SARATHI with chunks as long as the longest prompt (Sec
-                   5.2): one whole prompt beside the decodes
-    refill-every   1     iteration-level scheduling lets a request in as soon as a slot is free (Sec
-                   4.1)
-    deal           queue one queue for all micro-batches: no slot stays free while anybody waits
-    micro-batches  8     as many as stages: 8 x 27 requests are what the memory holds
-    lengths        value P(L) ~ 1 / L^0.4 over 1K to 4K; "rank" takes 1K as rank 1, and makes more
-                   of them short
-    chunk-size     256   of all rows: the chunk shrinks to 256 - 26, a multiple of the tile (Sec
-                   4.4)
-    tp-policy      orca  the TP-only replicas run the same best-case Orca, for Sec 5.3 credits
-                   SARATHI with the pipeline alone
-    link, hop            data sheets: NVLink within a server, one InfiniBand port for each GPU
-                         between servers
-    software       sarathi the constants fitted to the paper's own measurements; "sarathi_serve"
-                   knows kernel overheads
+    prefills       one      one whole prompt beside the decodes: best-case Orca is SARATHI with
+                            chunks as long as the longest prompt (Sec 5.2)
+    refill-every   1        iteration-level scheduling lets a request in as soon as a slot is free
+                            (Sec 4.1)
+    deal           queue    one queue for all micro-batches: no slot stays free while anybody waits
+    micro-batches  8        as many as stages: 8 x 27 requests are what the memory holds
+    lengths        value    P(L) ~ 1 / L^0.4 over 1K to 4K; "rank" takes 1K as rank 1, and makes
+                            more of them short
+    chunk-size     256      of all rows: the chunk shrinks to 256 - 26, so that the batch is a
+                            multiple of the tile (Sec 4.4)
+    tp-policy      orca     the TP-only replicas run the same best-case Orca: Sec 5.3 credits
+                            SARATHI with the pipeline alone
+    link, hop               data sheets: NVLink within a server, one InfiniBand port for each GPU
+                            between servers
+    software       sarathi  the constants fitted to the paper's own measurements; "sarathi_serve"
+                            knows kernel overheads
 
 Orca's bubbles hang on one of these: when prompts enter. One that enters any micro-batch makes all
 eight wait for it on every stage; if all micro-batches refill in the same round, they wait once for
@@ -44,15 +44,16 @@ stages, start-up and drain apart (Sec 5.3).
 import statistics
 from argparse import Namespace
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, partial
 
 import matplotlib.pyplot as plt
 import numpy as np
 
+from batch import Request
 from cli import Parser, run_main
 from configs import GPUS, LINKS, MODELS, UserError, lookup
-from costmodel import EFFICIENCY
-from experiments.common import (
+from costmodel import EFFICIENCY, requests_that_fit, tokens_that_fit
+from experiments.lib.common import (
     Point,
     make_directory,
     make_parser,
@@ -63,12 +64,11 @@ from experiments.common import (
     progress,
     write_csv,
 )
-from experiments.look import COLOURS, save_figure, star, use_style
-from experiments.workloads import split
-from kvcache import max_batch_size, max_tokens
-from pipeline import BUBBLES, DEALS, PipelineTrace, simulate_pipeline
-from scheduler import Request
-from workload import Zipf
+from experiments.lib.look import COLOURS, save_figure, star, use_style
+from experiments.lib.steady import split
+from pipeline import BUBBLES, PipelineTrace, simulate_pipeline
+from pipeline.micro_batches import DEALS
+from serving.traffic import Zipf
 
 MODEL, GPU, TP, STAGES = "gpt3-175b", "a100-80gb", 8, 8
 SHORTEST, LONGEST, EXPONENT, RATIO = 1024, 4096, 0.4, 10  # L in tokens, theta, P:D (Sec 5.3)
@@ -86,6 +86,7 @@ PAPER = dict(
     )
 )
 PAPER["f12_batch_ratio"] = ("batch size, tp-pp over tp-only", 0)
+prediction = partial(Point, "fig12", source="predicted", model=MODEL, hardware=GPU)
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,9 @@ def draw_lengths(count: int, lengths: str) -> list[tuple[int, int]]:
 
 
 def make_requests(count: int, lengths: str, every: int = 1, first: int = 0) -> list[Request]:
-    """The prefill yields the first token, so that D decodes make D + 1 output tokens. every, first:
-    only some of them.
+    """The prefill yields the first token, so that D decodes make D + 1 output tokens.
+
+    every, first: only some of them.
     """
     drawn = draw_lengths(count, lengths)
     return [Request(i, range(drawn[i][0]), drawn[i][1] + 1) for i in range(first, count, every)]
@@ -139,27 +141,15 @@ def make_requests(count: int, lengths: str, every: int = 1, first: int = 0) -> l
 @cache
 def run_stages(count: int, setup: Setup, policy: str) -> PipelineTrace:
     """TP8 x PP8."""
-    return simulate(
-        make_requests(count, setup.lengths),
-        setup,
-        policy,
-        STAGES,
-        setup.micro_batches,
-        setup.batch_size,
-    )
+    requests = make_requests(count, setup.lengths)
+    return simulate(requests, setup, policy, STAGES, setup.micro_batches, setup.batch_size)
 
 
 @cache
 def run_replica(count: int, setup: Setup, number: int) -> PipelineTrace:
     """One of the TP8 replicas, with every eighth request."""
-    return simulate(
-        make_requests(count, setup.lengths, STAGES, number),
-        setup,
-        setup.tp_policy,
-        1,
-        1,
-        setup.tp_batch_size,
-    )
+    requests = make_requests(count, setup.lengths, STAGES, number)
+    return simulate(requests, setup, setup.tp_policy, 1, 1, setup.tp_batch_size)
 
 
 def simulate(
@@ -215,31 +205,24 @@ class Outcome:
     @property
     def ratios(self) -> dict[str, float]:
         """The paper's four."""
-        bubbles = [
-            statistics.median(trace.bubble_of.values()) for trace in (self.orca, self.sarathi)
-        ]
+        bubbles = [statistics.median(t.bubble_of.values()) for t in (self.orca, self.sarathi)]
         if not bubbles[1]:
             raise UserError(
                 f"half of the {len(self.sarathi.finished)} requests meet no bubble under SARATHI,"
                 " to divide by: take more requests or micro-batches"
             )
         orca, sarathi = self.orca.seconds, self.sarathi.seconds
-        return dict(
-            zip(
-                RATIOS,
-                (
-                    bubbles[0] / bubbles[1],
-                    orca / sarathi,
-                    self.tp_seconds / sarathi,
-                    orca / self.tp_seconds,
-                ),
-                strict=True,
-            )
+        found = (
+            bubbles[0] / bubbles[1],
+            orca / sarathi,
+            self.tp_seconds / sarathi,
+            orca / self.tp_seconds,
         )
+        return dict(zip(RATIOS, found, strict=True))
 
 
 def run(setup: Setup, count: int) -> Outcome:
-    """Runs are kept, under what they depend on: options that leave a deployment alone cost nothing."""
+    """Keeps runs by what they depend on: options that leave a deployment alone cost nothing."""
     plain = Setup()
     both = replace(setup, tp_batch_size=plain.tp_batch_size, tp_policy=plain.tp_policy)
     sarathi = replace(both, prefills=plain.prefills, refill_every=plain.refill_every)
@@ -261,19 +244,12 @@ def run(setup: Setup, count: int) -> Outcome:
 
 def in_step(setup: Setup) -> int:
     """Iterations after which a micro-batch has lost one request, on average: D / B."""
-    return max(
-        1,
-        round(
-            statistics.mean(decodes for _, decodes in draw_lengths(10000, setup.lengths))
-            / setup.batch_size
-        ),
-    )
+    drawn = draw_lengths(10000, setup.lengths)
+    return max(1, round(statistics.mean(decodes for _, decodes in drawn) / setup.batch_size))
 
 
 def unshrunk_chunk(setup: Setup) -> int:
-    """C for a chunk of `chunk_size` tokens even beside all decodes, so that a batch has more rows
-    than that.
-    """
+    """C for a chunk of `chunk_size` tokens even beside all decodes: a batch then has more rows."""
     return setup.chunk_size + setup.batch_size - 1
 
 
@@ -297,8 +273,9 @@ def variations(setup: Setup) -> dict[str, Setup]:
 
 
 def batch_sizes() -> list[list[object]]:
-    """The largest batches that fit requests of 4K tokens: the paper's formula takes all memory,
-    serving systems leave a tenth of it.
+    """The largest batches that fit requests of 4K tokens.
+
+    The paper's formula takes all memory; serving systems leave a tenth of it.
     """
     model, gpu = MODELS[MODEL], GPUS[GPU]
     rows = []
@@ -306,8 +283,10 @@ def batch_sizes() -> list[list[object]]:
         ("TP8 PP8, one of 8 micro-batches", STAGES, TP * STAGES, 27),
         ("TP8", 1, TP, 11),
     ):
-        whole = max_batch_size(model, replace(gpu, memory=gpus * gpu.memory), LONGEST) // replicas
-        rows.append([name, whole, max_tokens(model, gpu, gpus) // LONGEST // replicas, paper])
+        whole = (
+            requests_that_fit(model, replace(gpu, memory=gpus * gpu.memory), LONGEST) // replicas
+        )
+        rows.append([name, whole, tokens_that_fit(model, gpu, gpus) // LONGEST // replicas, paper])
     return rows
 
 
@@ -319,7 +298,7 @@ def points(
     table: dict[str, dict[str, float]],
 ) -> list[Point]:
     def point(series: str, x: float, x_unit: str, y: float, y_unit: str) -> Point:
-        return Point("fig12", series, x, x_unit, y, y_unit, "predicted", MODEL, GPU)
+        return prediction(series, x, x_unit, y, y_unit)
 
     rows = [point(name, 0, "", ratio, "x") for name, ratio in outcome.ratios.items()]
     rows.append(
@@ -337,33 +316,17 @@ def points(
         ("sarathi", outcome.sarathi),
     ):
         for percent in (5, 25, 50, 75, 95):
-            rows.append(
-                point(
-                    f"bubble time, {name}",
-                    percent,
-                    "percentile",
-                    float(np.percentile([*trace.bubble_of.values()], percent)),
-                    "s",
-                )
-            )
+            y = float(np.percentile([*trace.bubble_of.values()], percent))
+            rows.append(point(f"bubble time, {name}", percent, "percentile", y, "s"))
         for cause in BUBBLES:
-            rows.append(
-                point(
-                    f"share, {name} {cause}",
-                    0,
-                    "",
-                    100 * trace.idle[cause] / STAGES / trace.seconds,
-                    "%",
-                )
-            )
+            y = 100 * trace.idle[cause] / STAGES / trace.seconds
+            rows.append(point(f"share, {name} {cause}", 0, "", y, "%"))
     for name, times in (outcome.completions | {IN_STEP: best.completions["Orca, TP8 PP8"]}).items():
         for tenth in range(1, 11):
             done = len(times) * tenth // 10
             rows.append(point(f"completion, {name}", done, "requests", times[done - 1], "s"))
     for option, ratios in table.items():
-        rows += [
-            point(f"option, {option}: {name}", 0, "", ratio, "x") for name, ratio in ratios.items()
-        ]
+        rows += [point(f"option, {option}: {n}", 0, "", ratio, "x") for n, ratio in ratios.items()]
     return rows
 
 
@@ -387,13 +350,8 @@ def draw(
     ):
         times, (colour, style) = sorted(trace.bubble_of.values()), LOOK[name]
         median = statistics.median(times)
-        left.plot(
-            times,
-            np.arange(1, len(times) + 1) / len(times),
-            style,
-            color=colour,
-            label=f"{name}: median {median:.3g} s",
-        )
+        shares, label = np.arange(1, len(times) + 1) / len(times), f"{name}: median {median:.3g} s"
+        left.plot(times, shares, style, color=colour, label=label)
         left.plot([median], [0.5], "o", color=colour, markersize=9)
     left.set(
         xscale="log",
@@ -438,22 +396,13 @@ def draw(
         right.plot(
             best.ratios[name], place, "D", color=COLOURS["vermilion"], markersize=11, label=label
         )
-        right.plot(
-            outcome.ratios[name],
-            place,
-            "o",
-            color=COLOURS["blue"],
-            markersize=12,
-            label="" if place else "predicted, our defaults",
-        )
+        style = {"color": COLOURS["blue"], "markersize": 12}
+        label = "" if place else "predicted, our defaults"
+        right.plot(outcome.ratios[name], place, "o", label=label, **style)
         star(right, paper[name], place, label=None if place else "paper")
     right.set_yticks(range(len(RATIOS)), RATIOS)
-    right.set(
-        xscale="log",
-        xlabel="ratio (x)",
-        title="(c) the ratios, and the open details",
-        ylim=(3.5, -1.7),
-    )
+    title = "(c) the ratios, and the open details"
+    right.set(xscale="log", xlabel="ratio (x)", title=title, ylim=(3.5, -1.7))
     ticks = [1, 1.5, 2, 3, 5, 10, 20, 50, 100]
     right.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     right.set_xticks([], minor=True)
@@ -470,18 +419,10 @@ def add_options(parser: Parser) -> None:
     group = parser.add_argument_group("what the paper leaves open")
     for field in fields(Setup):
         name, choices = "--" + field.name.replace("_", "-"), CHOICES.get(field.name)
-        help_text = (
-            f"{', '.join(choices)} (default: {field.default})"
-            if choices
-            else f"(default: {field.default})"
-        )
-        group.add_argument(
-            name,
-            type=str if choices else positive,
-            default=field.default,
-            metavar="NAME" if choices else "N",
-            help=help_text,
-        )
+        kind, metavar = (str, "NAME") if choices else (positive, "N")
+        help_text = f"{', '.join(choices or ())} (default: {field.default})".strip()
+        style = {"default": field.default, "metavar": metavar, "help": help_text}
+        group.add_argument(name, type=kind, **style)
 
 
 def setup_of(options: Namespace) -> Setup:
@@ -507,11 +448,9 @@ def main() -> None:
     add_options(parser)
     options = parser.parse_args()
     setup = setup_of(options)
-    make_directory(options.out)
-    count, few = (
-        options.requests or (400 if options.quick else 10000),
-        options.table_requests or (200 if options.quick else 800),
-    )
+    make_directory(options.out, "fig12", force=options.force)
+    count = options.requests or (400 if options.quick else 10000)
+    few = options.table_requests or (200 if options.quick else 800)
     step = replace(setup, refill_every=in_step(setup))
     outcome, best, nearest = (
         run(each, count) for each in (setup, step, replace(step, chunk_size=unshrunk_chunk(setup)))
@@ -530,36 +469,23 @@ def main() -> None:
     print_table(["deployment", "all memory", "90 % of it", "paper"], batch_sizes())
     print(f"\nwhere the stages' time goes, % ({count} requests)\n")
     traces = {"orca": outcome.orca, "orca in step": best.orca, "sarathi": outcome.sarathi}
-    shares = [
-        [
-            name,
-            f"{trace.seconds:.0f} s",
-            *[
-                f"{100 * seconds / STAGES / trace.seconds:.1f}"
-                for seconds in (sum(trace.busy), *trace.idle.values())
-            ],
-        ]
-        for name, trace in traces.items()
-    ]
+    shares = []
+    for name, trace in traces.items():
+        parts = [100 * y / STAGES / trace.seconds for y in (sum(trace.busy), *trace.idle.values())]
+        shares.append([name, f"{trace.seconds:.0f} s", *[f"{part:.1f}" for part in parts]])
     print_table(["TP8 PP8", "makespan", "busy", *outcome.orca.idle], shares)
     paper = {point.series: point.y for point in rows if point.source == "paper"}
+    every = f"every {step.refill_every} iterations"
     answers = {
-        f"Orca's micro-batches all refill in the same round, every {step.refill_every} iterations": (
-            best
-        )
+        f"Orca's micro-batches all refill in the same round, {every}": best,
+        "they do, and SARATHI's chunk does not shrink where decodes join it": nearest,
     }
-    answers["they do, and SARATHI's chunk does not shrink where decodes join it"] = nearest
     for answer, other in answers.items():
         print(f"\nif {answer} ({count} requests)\n")
-        errors = [
-            [
-                name,
-                f"{paper[name]:.2f}",
-                f"{ratio:.2f}",
-                f"{100 * (ratio / paper[name] - 1):+.1f} %",
-            ]
-            for name, ratio in other.ratios.items()
-        ]
+        errors = []
+        for name, ratio in other.ratios.items():
+            error = f"{100 * (ratio / paper[name] - 1):+.1f} %"
+            errors.append([name, f"{paper[name]:.2f}", f"{ratio:.2f}", error])
         print_table(["what", "paper", "predicted", "error"], errors)
     print(f"\nhow the ratios move with what the paper leaves open ({few} requests)\n")
     print_table(

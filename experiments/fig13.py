@@ -1,27 +1,30 @@
-"""SARATHI, Fig 13: what chunking costs: attention alone, the whole prefill, and what decodes that
-ride along give back.
+"""SARATHI, Fig 13: what chunking costs, and what the decodes that ride along give back.
+
+Panels: attention alone, the whole prefill, and end to end.
 
     python experiments/fig13.py              predicted for LLaMA-13B on an A6000: seconds, no GPU
-                                             needed
     python experiments/fig13.py --measure    and the real engine on this machine: minutes
 
 (a) and (b): the prefill of one prompt of L tokens, in chunks of C over whole. (c): throughput over
 the baseline's in a steady state (see fig9.py), at the P:D where the chunks carry all decodes
-(`balance` in workloads.py). C = 320 is no multiple of the tile, and shows it.
+(`balance` in lib/steady.py). C = 320 is no multiple of the tile, and shows it.
 
 In (a) the cost model falls below 1, where the paper stays above: it takes a whole prompt's masked
 half for work, as its fit wants, and a chunk has less of it. Attention is so small a part of the
 prefill that (b) hardly feels it.
 """
 
+from functools import partial
+from typing import TYPE_CHECKING
+
 import matplotlib.pyplot as plt
 
+from batch import Request
 from cli import run_main
-from engine import LLM
-from experiments.common import SPREAD, Point, curves, progress, series_options
-from experiments.figure import Figure, Scale, run_figure
-from experiments.look import SERIES, measured_title, plot_points, shade_spread, star
-from experiments.measuring import (
+from experiments.lib.common import SPREAD, Point, curves, progress, series_options
+from experiments.lib.figure import Figure, Scale, run_figure
+from experiments.lib.look import SERIES, measured_title, plot_points, shade_spread, star
+from experiments.lib.measuring import (
     Run,
     gain_points,
     generate,
@@ -30,9 +33,17 @@ from experiments.measuring import (
     median_ratio,
     warm_up,
 )
-from experiments.workloads import BATCH_SIZES, Workload, balance, predicted_gain, simulate_operators
-from scheduler import Request
+from experiments.lib.steady import (
+    BATCH_SIZES,
+    Workload,
+    balance,
+    predicted_gain,
+    simulate_operators,
+)
 from timeline import Trace
+
+if TYPE_CHECKING:  # predicting needs no torch
+    from engine import LLM
 
 MODEL, GPU = "llama-13b", "a6000"
 CHUNK_SIZES = (64, 128, 256, 320, 512)
@@ -41,6 +52,7 @@ PARTS = {
     "prefill": "prefill time, chunked / whole",
     "end to end": "throughput / baseline's",
 }
+prediction = partial(Point, "fig13", source="predicted", model=MODEL, hardware=GPU)
 
 
 def attention_and_all(trace: Trace) -> dict[str, float]:
@@ -61,7 +73,7 @@ def predict(quick: bool) -> list[Point]:
     points = []
 
     def add(series: str, chunk_size: int, y: float, unit: str = "x") -> None:
-        points.append(Point("fig13", series, chunk_size, "C", y, unit, "predicted", MODEL, GPU))
+        points.append(prediction(series, chunk_size, "C", y, unit))
 
     for length, batch_size in progress(list(BATCH_SIZES.items()), "predicting"):
         whole = predicted_prefill(length, "orca", 1)
@@ -84,16 +96,12 @@ def predict(quick: bool) -> list[Point]:
                 max(p.y for p in points if p.series.startswith(f"{part} L=") and p.x == chunk_size),
             )
     for chunk_size in (256, 512):
-        largest = next(
-            point.y
-            for point in points
-            if (point.series, point.x) == ("prefill, largest", chunk_size)
-        )
+        largest = next(p.y for p in points if (p.series, p.x) == ("prefill, largest", chunk_size))
         add("prefill overhead, largest", chunk_size, 100 * (largest - 1), "%")
     return points
 
 
-def measure(llm: LLM, scale: Scale) -> list[Point]:
+def measure(llm: "LLM", scale: Scale) -> list[Point]:
     """Alternating: whole, then each chunk size; the medians of `repeats` turns."""
     (length,), (batch_size,) = scale.lengths, scale.batch_sizes
 
@@ -162,16 +170,13 @@ def draw(points: list[Point]) -> plt.Figure:
             for number, point in enumerate(paper["prefill overhead, largest"]):
                 label = "paper: at most" if number == 0 else None
                 y = 1 + point.y / 100
-                panels[1].plot(
-                    point.x,
-                    y,
-                    "v",
-                    color="white",
-                    markeredgecolor="black",
-                    markersize=14,
-                    label=label,
-                    zorder=5,
-                )
+                style = {
+                    "color": "white",
+                    "markeredgecolor": "black",
+                    "markersize": 14,
+                    "zorder": 5,
+                }
+                panels[1].plot(point.x, y, "v", label=label, **style)
         panels[0].set_title(
             f"(a) attention; {measured_title(points)}"
             if source == "measured"

@@ -1,8 +1,6 @@
-"""SARATHI, Fig 3: what a token costs in prefill and in decode, operator by operator, against the
-batch size.
+"""SARATHI, Fig 3: what a token costs in prefill and in decode, by operator and batch size.
 
     python experiments/fig3.py              predicted for LLaMA-13B on an A6000: seconds, no GPU
-                                            needed
     python experiments/fig3.py --measure    and the real engine on this machine
 
 A prefill fills the machine with a single prompt: its cost per token is flat. A decode-only batch
@@ -10,19 +8,21 @@ reads all weights for B tokens: its linear operators' cost per token falls as 1/
 attention's, which reads each request's own keys and values, stays.
 """
 
+from typing import TYPE_CHECKING
+
 import matplotlib.pyplot as plt
 
+from batch import Batch
 from cli import run_main
-from configs import GPUS, MODELS
-from costmodel import CostModel
-from engine import LLM
-from experiments.common import Point, curves, series_options, three_digits
-from experiments.figure import Figure, Scale, run_figure
-from experiments.look import COLOURS, measured_title, plot_points, star
-from experiments.measuring import measured_on, time_batches
-from experiments.workloads import make_batch
-from model import OPERATORS
-from scheduler import Batch
+from configs import GPUS, MODELS, OPERATORS
+from costmodel import CostModel, make_batch
+from experiments.lib.common import Point, curves, series_options, three_digits
+from experiments.lib.figure import Figure, Scale, run_figure
+from experiments.lib.look import COLOURS, measured_title, plot_points, star
+from experiments.lib.measuring import measured_on, time_batches
+
+if TYPE_CHECKING:  # predicting needs no torch
+    from engine import LLM
 
 MODEL, GPU, LENGTH = "llama-13b", "a6000", 1024
 LOOK = dict(  # colour and hatch of each operator
@@ -63,9 +63,7 @@ def to_points(
         tokens = batch_size * (length if phase == "prefill" else 1)
         ms = {name: 1e3 * value / tokens for name, value in operators.items()}
         totals[phase, batch_size] = sum(ms.values()) - ms["others"]
-        points += [
-            point(f"{phase}, {name}", batch_size, y, "ms per token") for name, y in ms.items()
-        ]
+        points += [point(f"{phase}, {n}", batch_size, y, "ms per token") for n, y in ms.items()]
         points.append(
             point(f"{phase}, total", batch_size, totals[phase, batch_size], "ms per token")
         )
@@ -75,14 +73,8 @@ def to_points(
             )
         )
     for batch_size in dict.fromkeys(size for _, size in totals):
-        points.append(
-            point(
-                "decode over prefill",
-                batch_size,
-                totals["decode", batch_size] / totals["prefill", batch_size],
-                "x",
-            )
-        )
+        ratio = totals["decode", batch_size] / totals["prefill", batch_size]
+        points.append(point("decode over prefill", batch_size, ratio, "x"))
     return points
 
 
@@ -94,12 +86,10 @@ def predict(quick: bool) -> list[Point]:
     return to_points(seconds, LENGTH, "predicted", MODEL, GPU)
 
 
-def measure(llm: LLM, scale: Scale) -> list[Point]:
+def measure(llm: "LLM", scale: Scale) -> list[Point]:
     (length,) = scale.lengths
     shapes = {
-        (phase, size): batch
-        for size in scale.batch_sizes
-        for phase, batch in batches(length, size).items()
+        (phase, size): b for size in scale.batch_sizes for phase, b in batches(length, size).items()
     }
     results = time_batches(llm, list(shapes.values()), scale.repeats, operators=True)
     seconds = {key: result.operators for key, result in zip(shapes, results, strict=True)}
@@ -111,17 +101,8 @@ def draw_phase(axes: plt.Axes, found: dict[str, list[Point]], phase: str, title:
     bottom = [0.0] * len(found[f"{phase}, total"])
     for name, (colour, hatch) in list(LOOK.items())[:-1]:  # without 'others'
         heights = [point.y for point in found[f"{phase}, {name}"]]
-        axes.bar(
-            range(len(bottom)),
-            heights,
-            0.7,
-            bottom,
-            color=colour,
-            hatch=hatch,
-            edgecolor="black",
-            linewidth=0.8,
-            label=name,
-        )
+        style = {"color": colour, "hatch": hatch, "edgecolor": "black", "linewidth": 0.8}
+        axes.bar(range(len(bottom)), heights, 0.7, bottom, label=name, **style)
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
     axes.bar_label(axes.containers[-1], [three_digits(y) for y in bottom], fontsize=12, padding=2)
     axes.set_xticks(range(len(bottom)), [f"{point.x:g}" for point in found[f"{phase}, total"]])
@@ -163,16 +144,8 @@ def draw(points: list[Point]) -> plt.Figure:
         draw_phase(panels[0], found, "prefill", title)
         draw_phase(panels[1], found, "decode", title)
         panels[1].legend(reverse=True)
-        draw_ratio(
-            panels[2],
-            found,
-            (
-                curves(points, "paper")[f"decode over prefill L={LENGTH}"]
-                if source == "predicted"
-                else []
-            ),
-            title,
-        )
+        paper = curves(points, "paper")[f"decode over prefill L={LENGTH}"]
+        draw_ratio(panels[2], found, paper if source == "predicted" else [], title)
     figure.suptitle("SARATHI Fig 3: cost of a token by operator", fontsize=18)
     return figure
 

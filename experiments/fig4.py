@@ -1,8 +1,8 @@
-"""SARATHI, Fig 4: why prefill saturates a GPU and decode does not: throughput above, arithmetic
-intensity by operator below.
+"""SARATHI, Fig 4: why prefill saturates a GPU and decode does not.
 
-    python experiments/fig4.py              predicted for one layer of LLaMA-13B on an A6000:
-                                            seconds, no GPU needed
+Throughput above, arithmetic intensity by operator below.
+
+    python experiments/fig4.py              predicted for a layer of LLaMA-13B on an A6000: seconds
     python experiments/fig4.py --measure    and the throughput of the real engine on this machine
 
 One layer, as in the paper (Sec 3.1): forty times as many requests would fit the GPU. An operator is
@@ -14,31 +14,38 @@ paper's 512 tokens.
 """
 
 from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 
+from batch import Batch
 from cli import run_main
 from configs import GPUS, MODELS, ModelConfig
-from costmodel import CostModel
-from engine import LLM
-from experiments.common import Point, curves
+from costmodel import CostModel, make_batch
 from experiments.fig3 import LOOK
-from experiments.figure import Figure, Scale, run_figure
-from experiments.look import SERIES, log_ticks, measured_title, plot_points
-from experiments.measuring import measured_on, time_batches
-from experiments.workloads import make_batch
-from scheduler import Batch
+from experiments.lib.common import Point, curves
+from experiments.lib.figure import Figure, Scale, run_figure
+from experiments.lib.look import SERIES, log_ticks, measured_title, plot_points
+from experiments.lib.measuring import measured_on, time_batches
+
+if TYPE_CHECKING:  # predicting needs no torch
+    from engine import LLM
 
 MODEL, GPU, CONTEXT = "llama-13b", "a6000", 1024
 SATURATED = 0.9
 MARKERS = dict(zip(LOOK, "^osDvP", strict=True))
+prediction = partial(Point, "fig4", source="predicted", model=MODEL, hardware=GPU)
 
 
 def batches(
     lengths: tuple[int, ...], batch_sizes: list[int], context: int, most: int
 ) -> dict[tuple[str, int], Batch]:
-    """Prefill-only batches of B prompts of L tokens, `most` tokens at most, and decode-only ones;
-    by series and B.
+    """Prefill-only batches of B prompts of L tokens, and decode-only ones; by series and B.
+
+    A prefill-only batch has `most` tokens at most.
+
+    By series and B.
     """
     prefills = {
         (f"prefill L={n}", size): make_batch([(0, n, n)] * size)
@@ -56,23 +63,17 @@ def throughput_points(
     seconds: dict[tuple[str, int], float], shapes: dict[tuple[str, int], Batch], *where: str
 ) -> list[Point]:
     """seconds: of one layer, by series and B. where: source, model, hardware."""
-    return [
-        Point(
-            "fig4",
-            series,
-            size,
-            "B",
-            shapes[series, size].num_tokens / (1e3 * value),
-            "tokens/ms of one layer",
-            *where,
-        )
-        for (series, size), value in seconds.items()
-    ]
+    rows, unit = [], "tokens/ms of one layer"
+    for (series, size), value in seconds.items():
+        y = shapes[series, size].num_tokens / (1e3 * value)
+        rows.append(Point("fig4", series, size, "B", y, unit, *where))
+    return rows
 
 
 def intensities(model: ModelConfig, batch_size: int, rows: int, context: int) -> dict[str, float]:
-    """FLOPs per byte of each operator in fp16: B requests of `rows` new tokens each, which attend
-    to `context`.
+    """FLOPs per byte of each operator in fp16.
+
+    B requests have `rows` new tokens each, which attend to `context`.
 
     A linear operator reads its weights once for all rows. Attention shares nothing between
     requests: B changes nothing.
@@ -105,68 +106,24 @@ def predict(quick: bool) -> list[Point]:
     for phase, rows in (("prefill", CONTEXT), ("decode", 1)):
         for size in sizes:
             for name, value in intensities(layer, size, rows, CONTEXT).items():
-                points.append(
-                    Point(
-                        "fig4",
-                        f"{phase} intensity, {name}",
-                        size,
-                        "B",
-                        value,
-                        "FLOP/B",
-                        "predicted",
-                        MODEL,
-                        GPU,
-                    )
-                )
+                points.append(prediction(f"{phase} intensity, {name}", size, "B", value, "FLOP/B"))
     peak = max(point.y for point in points if point.series.startswith("prefill L"))
     decode = [point for point in points if point.series == f"decode L={CONTEXT}"]
     balance = GPUS[GPU].peak / GPUS[GPU].bandwidth
     alone = {
-        point.series: point.y
-        for point in points
-        if point.x == 1 and point.series.startswith("prefill L=")
+        p.series: p.y for p in points if p.x == 1 and p.series.startswith("prefill L=")
     }  # one prompt at a time, as chunks come
     lost = 100 * (1 - alone["prefill L=256"] / max(alone.values()))
     return [
         *points,
-        Point(
-            "fig4",
-            "prefill throughput lost with 256 tokens",
-            0,
-            "",
-            lost,
-            "%",
-            "predicted",
-            MODEL,
-            GPU,
-        ),
-        Point(
-            "fig4",
-            "largest prefill throughput",
-            0,
-            "",
-            peak,
-            "tokens/ms of one layer",
-            "predicted",
-            MODEL,
-            GPU,
-        ),
-        Point(
-            "fig4",
-            "decode saturates at",
-            0,
-            "",
-            saturation(decode),
-            "requests",
-            "predicted",
-            MODEL,
-            GPU,
-        ),
-        Point("fig4", "FLOP to bandwidth ratio", 0, "", balance, "FLOP/B", "predicted", MODEL, GPU),
+        prediction("prefill throughput lost with 256 tokens", 0, "", lost, "%"),
+        prediction("largest prefill throughput", 0, "", peak, "tokens/ms of one layer"),
+        prediction("decode saturates at", 0, "", saturation(decode), "requests"),
+        prediction("FLOP to bandwidth ratio", 0, "", balance, "FLOP/B"),
     ]
 
 
-def measure(llm: LLM, scale: Scale) -> list[Point]:
+def measure(llm: "LLM", scale: Scale) -> list[Point]:
     shapes = batches(scale.lengths, list(scale.batch_sizes), max(scale.lengths), most=1024)
     results = time_batches(llm, list(shapes.values()), scale.repeats, operators=True)
     seconds = {
@@ -194,22 +151,11 @@ def draw_intensity(axes: plt.Axes, found: dict[str, list[Point]], phase: str) ->
             plot_points(axes, curve, color=colour, marker=MARKERS[name], label=name)
     (balance,) = found["FLOP to bandwidth ratio"]
     axes.axhline(balance.y, color="black", linestyle="--")
-    axes.text(
-        1,
-        1.1 * balance.y,
-        f"above: bound by compute ({balance.y:.0f} FLOP/B)",
-        fontsize=12,
-        va="bottom",
-    )
+    label = f"above: bound by compute ({balance.y:.0f} FLOP/B)"
+    axes.text(1, 1.1 * balance.y, label, fontsize=12, va="bottom")
     if phase == "decode":
-        axes.annotate(
-            "all linear operators",
-            (32, 32),
-            (14, -8),
-            textcoords="offset points",
-            fontsize=13,
-            va="top",
-        )
+        style = {"textcoords": "offset points", "fontsize": 13, "va": "top"}
+        axes.annotate("all linear operators", (32, 32), (14, -8), **style)
         axes.annotate("attention", (32, 1), (0, 8), textcoords="offset points", fontsize=13)
     log_ticks(axes, [4**i for i in range(6)])
     axes.set_yscale("log")

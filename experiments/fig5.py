@@ -1,43 +1,42 @@
-"""SARATHI, Fig 1 and 5: two stages, four requests A, B, C, D; the bubbles of Orca's schedule, and
-what SARATHI leaves of them.
+"""SARATHI, Fig 1 and 5: two stages, four requests A, B, C, D.
+
+The bubbles of Orca's schedule, and what SARATHI leaves of them.
 
     python experiments/fig5.py      predicted for LLaMA-13B on two A6000s; seconds, no GPU needed
 
-Two micro-batches are in flight, of two requests each. Who waits for whom, and why (PB1, PB2, PB3),
-the program finds out by itself (pipeline.py). results/fig5.json holds both runs for
+Two micro-batches are in flight, of two requests each. The program itself finds out which stage
+waits for which, and why (PB1, PB2, PB3; see pipeline/). results/fig5.json holds both runs for
 https://ui.perfetto.dev, where single steps can be clicked.
 """
 
+from functools import partial
+
 import matplotlib.pyplot as plt
 
-import perfetto
+from batch import Request
 from cli import run_main
-from experiments.common import Point, make_directory, make_parser, print_table, write_csv
-from experiments.look import save_figure, use_style
-from gantt import STAGE_LOOKS, draw_stages, legend_handles
-from lanes import stage_lanes
+from experiments.lib.common import Point, make_directory, make_parser, print_table, write_csv
+from experiments.lib.look import save_figure, use_style
+from pictures import perfetto
+from pictures.gantt import STAGE_LOOKS, draw_stages, legend_handles
+from pictures.lanes import stage_lanes
 from pipeline import BUBBLES, IDLE, PipelineTrace, simulate_pipeline
-from scheduler import Request
 
 MODEL, GPU, STAGES, BATCH_SIZE, CHUNK_SIZE = "llama-13b", "a6000", 2, 2, 256
 # tokens: prompts that differ, and 8 decodes each
 PROMPTS, OUTPUT = {"A": 1024, "B": 512, "C": 3072, "D": 2048}, 9
 NAMES = dict(enumerate(PROMPTS))
+prediction = partial(Point, "fig5", source="predicted", model=MODEL, hardware=GPU)
 
 
 def run(policy: str, chunk_size: int = CHUNK_SIZE) -> PipelineTrace:
-    """The four requests, all there from the start; stages are linked at no cost, so that what is
-    left are the paper's bubbles.
+    """The four requests, all there from the start.
+
+    Stages are linked at no cost, so that what is left are the paper's bubbles.
     """
     requests = [Request(i, range(tokens), OUTPUT) for i, tokens in enumerate(PROMPTS.values())]
-    options = {
-        "stages": STAGES,
-        "chunk_size": chunk_size,
-        "max_batch_size": BATCH_SIZE,
-        "hop": None,
-        "keep": True,
-    }
-    return simulate_pipeline(requests, MODEL, GPU, policy=policy, **options)
+    sizes = {"stages": STAGES, "chunk_size": chunk_size, "max_batch_size": BATCH_SIZE}
+    return simulate_pipeline(requests, MODEL, GPU, policy=policy, hop=None, keep=True, **sizes)
 
 
 def points(runs: dict[str, PipelineTrace]) -> list[Point]:
@@ -45,26 +44,9 @@ def points(runs: dict[str, PipelineTrace]) -> list[Point]:
     rows = []
     for policy, trace in runs.items():
         values = {"busy": sum(trace.busy)} | trace.idle
-        rows += [
-            Point("fig5", f"{policy}, {name}", 0, "", value, "s", "predicted", MODEL, GPU)
-            for name, value in values.items()
-        ]
-        rows.append(
-            Point("fig5", f"{policy}, makespan", 0, "", trace.seconds, "s", "predicted", MODEL, GPU)
-        )
-        rows.append(
-            Point(
-                "fig5",
-                f"{policy}, bubble share",
-                0,
-                "",
-                100 * trace.bubble_share,
-                "%",
-                "predicted",
-                MODEL,
-                GPU,
-            )
-        )
+        rows += [prediction(f"{policy}, {n}", 0, "", value, "s") for n, value in values.items()]
+        rows.append(prediction(f"{policy}, makespan", 0, "", trace.seconds, "s"))
+        rows.append(prediction(f"{policy}, bubble share", 0, "", 100 * trace.bubble_share, "%"))
     return rows
 
 
@@ -85,14 +67,8 @@ def draw(runs: dict[str, PipelineTrace]) -> plt.Figure:
             " stages' time",
             loc="left",
         )
-    draw_stages(
-        orca,
-        panels[1],
-        names=NAMES,
-        start=decodes[0].starts[0],
-        end=decodes[-1].starts[0],
-        legend=False,
-    )
+    start, end = decodes[0].starts[0], decodes[-1].starts[0]
+    draw_stages(orca, panels[1], names=NAMES, start=start, end=end, legend=False)
     panels[1].set_title("(b) a part of (a), larger: decodes alone", loc="left")
     handles = legend_handles([stage_lanes(trace) for trace in runs.values()], STAGE_LOOKS)
     figure.legend(handles=handles, loc="outside lower center", ncols=4)
@@ -106,24 +82,18 @@ def draw(runs: dict[str, PipelineTrace]) -> plt.Figure:
 
 def main() -> None:
     options = make_parser(__doc__).parse_args()
-    make_directory(options.out)
+    make_directory(options.out, "fig5", ["fig5.png", "fig5.json"], options.force)
     runs = {policy: run(policy) for policy in ("orca", "sarathi")}
     print(
         f"{__doc__.splitlines()[0]}\n\nms of both stages together, predicted for {MODEL} on"
         f" {STAGES} x {GPU}\n"
     )
     names = [name for name in IDLE if any(trace.idle[name] > 0 for trace in runs.values())]
-    rows = [
-        [
-            policy,
-            *[
-                f"{1e3 * value:.0f}"
-                for value in (trace.seconds, sum(trace.busy), *[trace.idle[name] for name in names])
-            ],
-        ]
-        + [f"{100 * trace.bubble_share:.1f} %"]
-        for policy, trace in runs.items()
-    ]
+    rows = []
+    for policy, trace in runs.items():
+        seconds = [trace.seconds, sum(trace.busy), *[trace.idle[name] for name in names]]
+        cells = [f"{1e3 * value:.0f}" for value in seconds]
+        rows.append([policy, *cells, f"{100 * trace.bubble_share:.1f} %"])
     print_table(["policy", "makespan", "busy", *names, "bubbles"], rows)
     print(f"\nbubbles: {', '.join(name for name in names if name in BUBBLES)}")
     write_csv(options.out / "fig5.csv", points(runs))

@@ -1,7 +1,6 @@
 """SARATHI, Fig 6: which keys the queries of a chunk may see, iteration by iteration.
 
-    python experiments/fig6.py              the masks of attention.chunk_mask, the function that the
-                                            engine runs with
+    python experiments/fig6.py              the masks of attention.chunk_mask, which the engine uses
     python experiments/fig6.py --measure    and the tokens of chunked prefills against those of
                                             whole ones, on this machine
 
@@ -9,58 +8,46 @@ The example is the paper's: chunks of four tokens, three iterations. Query i see
 whatever chunk it is in; stacked, the three masks are the lower triangle of a whole prefill.
 """
 
+from typing import TYPE_CHECKING
+
 import matplotlib.pyplot as plt
 from matplotlib.colors import ListedColormap
 
-from attention import chunk_mask
+from batch import Request
 from cli import run_main
-from engine import LLM
-from experiments.common import Point, curves
-from experiments.figure import Figure, Scale, run_figure
-from experiments.look import COLOURS
-from experiments.measuring import generate, measured_on
-from scheduler import Request
+from experiments.lib.common import Point, curves
+from experiments.lib.figure import Figure, Scale, run_figure
+from experiments.lib.look import COLOURS
+from experiments.lib.measuring import generate, measured_on
+
+if TYPE_CHECKING:  # predicting needs no torch
+    from engine import LLM
 
 CHUNK_SIZE, CHUNKS = 4, 3
 
 
 def predict(quick: bool) -> list[Point]:
-    """Keys that each query sees: counted in our masks ("predicted"), and i + 1 by the paper's rule
-    (Sec 4.2).
-    """
+    """Keys that each query sees, counted in our masks; and the paper's rule: i + 1 (Sec 4.2)."""
+    from attention import chunk_mask  # here, since nothing else of the figure needs torch
+
     points = []
     for number in range(CHUNKS):
         start = number * CHUNK_SIZE
         for row, seen in enumerate(chunk_mask(start, CHUNK_SIZE).sum(dim=1).tolist()):
             for source, y in (("predicted", seen), ("paper", start + row + 1)):
-                points.append(
-                    Point(
-                        "fig6",
-                        f"chunk {number + 1}",
-                        start + row,
-                        "query",
-                        y,
-                        "keys seen",
-                        source,
-                        "any model",
-                        "any hardware",
-                    )
-                )
+                what = (f"chunk {number + 1}", start + row, "query", y, "keys seen")
+                points.append(Point("fig6", *what, source, "any model", "any hardware"))
     return points
 
 
-def measure(llm: LLM, scale: Scale) -> list[Point]:
+def measure(llm: "LLM", scale: Scale) -> list[Point]:
     """Share of greedy tokens that stay the same when prompts are chunked, by chunk size."""
 
     def outputs(policy: str, chunk_size: int) -> list[int]:
         requests = [
             Request(i, range(scale.lengths[0] // 2 + i), 16) for i in range(scale.batch_sizes[0])
         ]
-        return [
-            token
-            for output in generate(llm, requests, policy, chunk_size)
-            for token in output.token_ids
-        ]
+        return [token for o in generate(llm, requests, policy, chunk_size) for token in o.token_ids]
 
     whole, points = outputs("baseline", 1), []
     for chunk_size in scale.chunk_sizes:
@@ -74,6 +61,8 @@ def measure(llm: LLM, scale: Scale) -> list[Point]:
 
 def draw(points: list[Point]) -> plt.Figure:
     """Each panel is the Boolean matrix itself, drawn cell by cell."""
+    from attention import chunk_mask  # see `predict`
+
     figure, panels = plt.subplots(
         1, CHUNKS, figsize=(17, 4.4), layout="constrained", width_ratios=[1, 2, 3]
     )
@@ -85,14 +74,8 @@ def draw(points: list[Point]) -> plt.Figure:
             (place, mask[place].item())
             for place in ((r, c) for r in range(CHUNK_SIZE) for c in range(end))
         ):
-            axes.text(
-                column,
-                row,
-                "1" if seen else "0",
-                ha="center",
-                va="center",
-                color="black" if seen else "grey",
-            )
+            style = {"ha": "center", "va": "center", "color": "black" if seen else "grey"}
+            axes.text(column, row, "1" if seen else "0", **style)
         axes.axvline(start - 0.5, color=COLOURS["vermilion"], linewidth=4)
         axes.set_xticks(range(end), [f"k{i}" for i in range(end)])
         axes.set_yticks(range(CHUNK_SIZE), [f"q{i}" for i in range(start, end)])

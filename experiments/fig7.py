@@ -1,5 +1,4 @@
-"""SARATHI, Fig 7: tile quantisation: the time of an iteration jumps when the rows start another
-tile of 128.
+"""SARATHI, Fig 7: an iteration takes longer with each new tile of 128 rows.
 
     python experiments/fig7.py              LLaMA-13B on an A6000, cost model beside the paper:
                                             seconds, no GPU needed
@@ -10,19 +9,24 @@ the shape between them is the model's. A CPU has other tiles (AMX: 16 rows), so 
 measured curve, if any, are elsewhere and smaller.
 """
 
+from functools import partial
+from typing import TYPE_CHECKING
+
 import matplotlib.pyplot as plt
 
 from cli import run_main
 from configs import GPUS, MODELS
-from costmodel import TILE, CostModel
-from engine import LLM
-from experiments.common import Point, curves
-from experiments.figure import Figure, Scale, run_figure
-from experiments.look import COLOURS, measured_title, plot_points, star
-from experiments.measuring import measured_on, time_batches
-from experiments.workloads import make_batch
+from costmodel import TILE, CostModel, make_batch
+from experiments.lib.common import Point, curves
+from experiments.lib.figure import Figure, Scale, run_figure
+from experiments.lib.look import COLOURS, measured_title, plot_points, star
+from experiments.lib.measuring import measured_on, time_batches
+
+if TYPE_CHECKING:  # predicting needs no torch
+    from engine import LLM
 
 MODEL, GPU = "llama-13b", "a6000"
+prediction = partial(Point, "fig7", source="predicted", model=MODEL, hardware=GPU)
 
 
 def sizes(largest: int, step: int) -> list[int]:
@@ -37,27 +41,16 @@ def predict(quick: bool) -> list[Point]:
     points = []
     for tokens in sizes(640, 128 if quick else 8):
         y = 1e3 * cost.seconds(make_batch([(0, tokens, tokens)]))
-        points.append(
-            Point(
-                "fig7", "prefill-only iteration", tokens, "tokens", y, "ms", "predicted", MODEL, GPU
-            )
-        )
+        points.append(prediction("prefill-only iteration", tokens, "tokens", y, "ms"))
     return points
 
 
-def measure(llm: LLM, scale: Scale) -> list[Point]:
+def measure(llm: "LLM", scale: Scale) -> list[Point]:
     tokens = sizes(max(scale.lengths), 32)
     results = time_batches(llm, [make_batch([(0, n, n)]) for n in tokens], scale.repeats)
+    name, where = "prefill-only iteration", measured_on(llm)
     return [
-        Point(
-            "fig7",
-            "prefill-only iteration",
-            n,
-            "tokens",
-            1e3 * result.seconds,
-            "ms",
-            *measured_on(llm),
-        )
+        Point("fig7", name, n, "tokens", 1e3 * result.seconds, "ms", *where)
         for n, result in zip(tokens, results, strict=True)
     ]
 

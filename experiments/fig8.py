@@ -1,8 +1,6 @@
-"""SARATHI, Fig 8: how much cheaper a decode becomes when it rides on a chunk, against the batch
-size.
+"""SARATHI, Fig 8: how much cheaper a decode becomes when it rides on a chunk, by batch size.
 
     python experiments/fig8.py              predicted for LLaMA-13B on an A6000: seconds, no GPU
-                                            needed
     python experiments/fig8.py --measure    and the real engine on this machine
 
 The definition is that of Sec 5.1.1. Baseline: the time of a decode-only batch of B, divided by B.
@@ -12,25 +10,32 @@ of a decode is its attention, and that is why the gain falls with B (the baselin
 among more decodes) and with L (more attention).
 """
 
+from functools import partial
+from typing import TYPE_CHECKING
+
 import matplotlib.pyplot as plt
 
+from batch import Batch
 from cli import run_main
 from configs import GPUS, MODELS
-from costmodel import CostModel
-from engine import LLM
-from experiments.common import Point, curves, series_options
-from experiments.figure import Figure, Scale, run_figure
-from experiments.look import SERIES, measured_title, plot_points
-from experiments.measuring import measured_on, time_batches
-from experiments.workloads import BATCH_SIZES, make_batch
-from scheduler import Batch
+from costmodel import CostModel, make_batch
+from experiments.lib.common import Point, curves, series_options
+from experiments.lib.figure import Figure, Scale, run_figure
+from experiments.lib.look import SERIES, measured_title, plot_points
+from experiments.lib.measuring import measured_on, time_batches
+from experiments.lib.steady import BATCH_SIZES
+
+if TYPE_CHECKING:  # predicting needs no torch
+    from engine import LLM
 
 MODEL, GPU, CHUNK_SIZE = "llama-13b", "a6000", 256
+prediction = partial(Point, "fig8", source="predicted", model=MODEL, hardware=GPU)
 
 
 def batches(length: int, batch_size: int, chunk_size: int) -> list[Batch]:
-    """The three iterations that are compared: B decodes; a chunk with B - 1 decodes aboard; that
-    chunk alone.
+    """The three iterations: B decodes; a chunk with B - 1 decodes aboard; that chunk alone.
+
+    A chunk with B - 1 decodes aboard; that chunk alone.
     """
     chunk = (0, chunk_size - (batch_size - 1), length)  # of a prompt of L tokens
     return [
@@ -41,8 +46,9 @@ def batches(length: int, batch_size: int, chunk_size: int) -> list[Batch]:
 
 
 def speedup(seconds: list[float], batch_size: int) -> float:
-    """Decode time per token of the baseline over SARATHI's marginal one. seconds: of the three
-    `batches`.
+    """Decode time per token of the baseline over SARATHI's marginal one.
+
+    seconds: of the three `batches`.
     """
     decode_only, hybrid, chunk_only = seconds
     return (decode_only / batch_size) / ((hybrid - chunk_only) / (batch_size - 1))
@@ -62,29 +68,14 @@ def predict(quick: bool) -> list[Point]:
     for length, largest in BATCH_SIZES.items():
         for batch_size in (2, largest) if quick else range(2, largest + 1):
             y = predicted_speedup(MODEL, GPU, length, batch_size)
-            points.append(
-                Point(
-                    "fig8",
-                    f"L={length} C={CHUNK_SIZE}",
-                    batch_size,
-                    "B",
-                    y,
-                    "x",
-                    "predicted",
-                    MODEL,
-                    GPU,
-                )
-            )
+            points.append(prediction(f"L={length} C={CHUNK_SIZE}", batch_size, "B", y, "x"))
     # the two numbers that the paper's text gives
     ends = {"largest speedup": max, "smallest speedup": min}
     found = [point.y for point in points]
-    return points + [
-        Point("fig8", name, 0, "", end(found), "x", "predicted", MODEL, GPU)
-        for name, end in ends.items()
-    ]
+    return points + [prediction(name, 0, "", end(found), "x") for name, end in ends.items()]
 
 
-def measure(llm: LLM, scale: Scale) -> list[Point]:
+def measure(llm: "LLM", scale: Scale) -> list[Point]:
     chunk_size, points = scale.chunk_sizes[0], []
     for length in scale.lengths:
         shapes = [batches(length, batch_size, chunk_size) for batch_size in scale.batch_sizes]

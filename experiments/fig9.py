@@ -1,5 +1,4 @@
-"""SARATHI, Fig 9: throughput gain of SARATHI over the baseline against the ratio of prompt tokens
-to decodes (P:D).
+"""SARATHI, Fig 9: throughput gain over the baseline against P:D (prompt tokens per decode).
 
     python experiments/fig9.py              predicted for LLaMA-13B on an A6000, against the paper's
                                             points: seconds, no GPU needed
@@ -25,13 +24,14 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle
+from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 
 from cli import Parser, run_main
 from configs import GPUS, MODELS, UserError
-from engine import LLM
-from experiments.common import (
+from costmodel import requests_that_fit
+from experiments.lib.common import (
     MEASURE_DEFAULTS,
     Point,
     curves,
@@ -46,8 +46,8 @@ from experiments.common import (
     with_kept,
     write_csv,
 )
-from experiments.look import SERIES, measured_title, save_figure, use_style
-from experiments.measuring import (
+from experiments.lib.look import SERIES, measured_title, save_figure, star, use_style
+from experiments.lib.measuring import (
     Run,
     best_and_neighbour,
     hardware_of,
@@ -55,8 +55,10 @@ from experiments.measuring import (
     measured_gains,
     profile_chunk_sizes,
 )
-from experiments.workloads import BATCH_SIZES, Workload, balance, predicted_throughput, split
-from kvcache import max_batch_size
+from experiments.lib.steady import BATCH_SIZES, Workload, balance, predicted_throughput, split
+
+if TYPE_CHECKING:  # predicting needs no torch
+    from engine import LLM
 
 MODEL, GPU = "llama-13b", "a6000"
 CHUNK_SIZES = (128, 256, 512)
@@ -87,8 +89,9 @@ class Gain:
 
 
 def ratios(length: int, batch_size: int, chunk_sizes: list[int], count: int) -> list[float]:
-    """`count` values of P:D from 1 to 200, evenly on a log axis, and the balance of each chunk
-    size; each D once.
+    """`count` values of P:D from 1 to 200, even on a log axis, and each chunk size's balance.
+
+    Each D occurs once.
     """
     spread = [200 ** (i / (count - 1)) for i in range(count)]
     balances = [balance(chunk_size, batch_size) for chunk_size in chunk_sizes]
@@ -148,41 +151,24 @@ def predicted_numbers(gains: list[Gain]) -> dict[str, float]:
 
 def print_prediction(gains: list[Gain]) -> None:
     numbers = paper_numbers()
-    print(
-        f"SARATHI Fig 9, {MODEL} on {GPU}: largest throughput gain over the baseline, predicted by"
-        " the cost model\n"
-    )
+    print(f"SARATHI Fig 9, {MODEL} on {GPU}:", end=" ")
+    print("largest throughput gain over the baseline, predicted by the cost model\n")
     rows = []
     for length, batch_size in BATCH_SIZES.items():
         for chunk_size in CHUNK_SIZES:
             best = peak(gains, length, chunk_size)
-            row = [
-                length,
-                batch_size,
-                chunk_size,
-                f"{best.gain:.2f}",
-                f"{best.ratio:.1f}",
-                f"{chunk_size / (batch_size - 1):.1f}",
-            ]
-            paper = [
-                (numbers[name], ratio)
-                for paper_length, size, name, ratio in PAPER
-                if (paper_length, size) == (length, chunk_size)
-            ]
-            row += (
-                [
-                    f"{paper[0][0]:.2f}",
-                    f"{paper[0][1]:.0f}",
-                    f"{100 * (best.gain / paper[0][0] - 1):+.1f} %",
-                ]
-                if paper
-                else ["-"] * 3
-            )
-            rows.append(row)
+            row = [length, batch_size, chunk_size, f"{best.gain:.2f}", f"{best.ratio:.1f}"]
+            row.append(f"{chunk_size / (batch_size - 1):.1f}")
+            cells = ["-"] * 3
+            for paper_length, size, name, ratio in PAPER:
+                if (paper_length, size) == (length, chunk_size):
+                    error = f"{100 * (best.gain / numbers[name] - 1):+.1f} %"
+                    cells = [f"{numbers[name]:.2f}", f"{ratio:.0f}", error]
+            rows.append([*row, *cells])
     print_table(
         ["L", "B", "C", "peak gain", "at P:D", "C/(B-1)", "paper gain", "paper P:D", "error"], rows
     )
-    fits = {length: max_batch_size(MODELS[MODEL], GPUS[GPU], length) for length in BATCH_SIZES}
+    fits = {length: requests_that_fit(MODELS[MODEL], GPUS[GPU], length) for length in BATCH_SIZES}
     print("\nPaper, L = 1K: Fig 9a. L = 2K and 3K: Fig 11a, measured at P:D = C/(B-1).")
     print(
         "B is the paper's. Its memory formula (M_G - M_S) / (L * m_kv) alone would allow", end=" "
@@ -193,7 +179,7 @@ def print_prediction(gains: list[Gain]) -> None:
 # ----------------------------------------------------------------------------------------- measured
 
 
-def load(options: argparse.Namespace) -> LLM:
+def load(options: argparse.Namespace) -> "LLM":
     """The model to measure, or a UserError about the flags before anything runs."""
     if options.batch_size < 2:
         raise UserError(
@@ -213,48 +199,34 @@ def load(options: argparse.Namespace) -> LLM:
     return load_llm(options, options.batch_size, options.length)
 
 
-def choose_chunk_sizes(llm: LLM, length: int, batch_size: int) -> list[int]:
+def choose_chunk_sizes(llm: "LLM", length: int, batch_size: int) -> list[int]:
     """The best first; prints why."""
     profiles = profile_chunk_sizes(llm, length, batch_size)
     print(
         "\nProfile of single iterations, ms, and the gain that they would make at P:D = C/(B-1) -"
         f" 1, L = {length}, B = {batch_size}\n"
     )
-    rows = [
-        [
-            profile.chunk_size,
-            *[
-                f"{1e3 * seconds:.3g}"
-                for seconds in (profile.prefill, profile.decodes, profile.hybrid)
-            ],
-            f"{profile.gain:.3f}",
-        ]
-        for profile in profiles
-    ]
+    rows = []
+    for p in profiles:
+        ms = [f"{1e3 * seconds:.3g}" for seconds in (p.prefill, p.decodes, p.hybrid)]
+        rows.append([p.chunk_size, *ms, f"{p.gain:.3f}"])
     print_table(["C", "B prompts", "B decodes", "chunk and B-1 decodes", "gain"], rows)
     chosen = best_and_neighbour(profiles)
-    print(
-        f"\nmeasured below: C = {chosen[0]}, which looks best"
-        + "".join(f", and C = {size} beside it" for size in chosen[1:])
-    )
+    beside = "".join(f", and C = {size} beside it" for size in chosen[1:])
+    print(f"\nmeasured below: C = {chosen[0]}, which looks best{beside}")
     return chosen
 
 
-def measure(llm: LLM, options: argparse.Namespace) -> list[Gain]:
+def measure(llm: "LLM", options: argparse.Namespace) -> list[Gain]:
     """The real engine, baseline and SARATHI in alternation on one model instance."""
     length, batch_size = options.length, options.batch_size
     chunk_sizes = options.chunk_sizes or choose_chunk_sizes(llm, length, batch_size)
     factors = [1] if options.quick else [0.5, 1, 2]  # of the balance
-    # (P, D)
-    places = sorted(
-        {split(length, factor * balance(chunk_sizes[0], batch_size)) for factor in factors}
-    )
+    middle = balance(chunk_sizes[0], batch_size)
+    places = sorted({split(length, factor * middle) for factor in factors})  # (P, D)
     works = [Workload(length, batch_size, prompt / decodes) for prompt, decodes in places]
-    runs = [
-        Run(work, "sarathi", chunk_size)
-        for work in works
-        for chunk_size in dict.fromkeys(chunk_sizes)
-    ]
+    sizes = dict.fromkeys(chunk_sizes)
+    runs = [Run(work, "sarathi", size) for work in works for size in sizes]
     gains = measured_gains(llm, runs, options.repeats)
     return [
         Gain(length, batch_size, entry.chunk_size, entry.work.ratio, *gain)
@@ -282,7 +254,7 @@ def print_measurement(gains: list[Gain], model: str, hardware: str, repeats: int
 
 
 def draw_panel(axes: plt.Axes, gains: list[Gain], title: str, markevery: int = 4) -> None:
-    """Gain against P:D, one curve for each chunk size, and where C/(B-1) says that it should peak."""
+    """Gain against P:D, a curve for each chunk size, and where C/(B-1) puts its peak."""
     spare = cycle(SERIES[len(STYLE) :])
     for chunk_size in sorted({gain.chunk_size for gain in gains}):
         colour, marker = STYLE.get(chunk_size) or next(spare)
@@ -291,14 +263,8 @@ def draw_panel(axes: plt.Axes, gains: list[Gain], title: str, markevery: int = 4
         )
         x, y = [gain.ratio for gain in curve], [gain.gain for gain in curve]
         axes.plot(x, y, color=colour, marker=marker, markevery=markevery, label=f"C = {chunk_size}")
-        axes.fill_between(
-            x,
-            [gain.low for gain in curve],
-            [gain.high for gain in curve],
-            color=colour,
-            alpha=0.2,
-            linewidth=0,
-        )
+        style = {"color": colour, "alpha": 0.2, "linewidth": 0}
+        axes.fill_between(x, [gain.low for gain in curve], [gain.high for gain in curve], **style)
         axes.axvline(
             chunk_size / (curve[0].batch_size - 1), color=colour, linestyle=":", linewidth=1.8
         )
@@ -330,26 +296,14 @@ def draw(gains: list[Gain], measured: list[Gain], title: str) -> plt.Figure:
         axes.set_xticks([1, 2, 5, 10, 20, 50, 100, 200])
         for paper_length, chunk_size, name, ratio in PAPER:
             if paper_length == length:
-                axes.plot(
-                    ratio,
-                    numbers[name],
-                    "*",
-                    color=STYLE[chunk_size][0],
-                    markeredgecolor="black",
-                    markersize=19,
-                    zorder=5,
-                )
+                star(axes, ratio, numbers[name], STYLE[chunk_size][0])
     if measured:
         draw_panel(panels[3], measured, title, markevery=1)
         places = sorted({gain.ratio for gain in measured})
         panels[3].set_xlim(places[0] / 1.5, places[-1] * 1.5)
-        panels[3].set_xticks(
-            [
-                tick
-                for tick in (1, 2, 5, 10, 20, 50, 100, 200)
-                if places[0] / 1.5 <= tick <= places[-1] * 1.5
-            ]
-        )
+        low, high = places[0] / 1.5, places[-1] * 1.5
+        ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200) if low <= tick <= high]
+        panels[3].set_xticks(ticks)
         panels[3].margins(y=0.15)
         panels[3].legend(loc="best")
     for axes in panels if measured else panels[:1]:
@@ -372,17 +326,8 @@ def points(gains: list[Gain], source: str, model: str, hardware: str) -> list[Po
 
     def point(gain: Gain, name: str, value: float) -> Point:
         series = f"C={gain.chunk_size} L={gain.length} B={gain.batch_size}{name}"
-        return Point(
-            "fig9",
-            series,
-            gain.ratio,
-            "P:D",
-            value,
-            "throughput over baseline",
-            source,
-            model,
-            hardware,
-        )
+        where = ("throughput over baseline", source, model, hardware)
+        return Point("fig9", series, gain.ratio, "P:D", value, *where)
 
     parts: list[tuple[str, Callable[[Gain], float]]] = [("", lambda gain: gain.gain)]
     if source == "measured":
@@ -400,9 +345,7 @@ def paper_points() -> list[Point]:
 
 
 def newest_measured(rows: list[Point]) -> list[Gain]:
-    """The measured rows of one model and machine as gains: of this run, or kept from an earlier
-    one.
-    """
+    """The measured rows of one model and machine as gains, new or kept from an earlier run."""
     found = curves(rows, "measured")
     gains = []
     for series, curve in found.items():
@@ -420,23 +363,22 @@ def newest_measured(rows: list[Point]) -> list[Gain]:
 
 def make_fig9_parser() -> Parser:
     parser, group = make_figure_parser(__doc__)
-    group.add_argument(
+    add = group.add_argument
+    add(
         "--length",
         type=positive,
         metavar="L",
         help="tokens of a request, prompt and decodes (default: 512)",
     )
-    group.add_argument(
-        "--batch-size", type=positive, metavar="B", help="requests in a batch (default: 6)"
-    )
-    group.add_argument(
+    add("--batch-size", type=positive, metavar="B", help="requests in a batch (default: 6)")
+    add(
         "--chunk-sizes",
         type=positive,
         nargs="+",
         metavar="C",
         help="at P:D around the balance of the first (default: chosen by a profile)",
     )
-    group.add_argument(
+    add(
         "--repeats",
         type=positive,
         metavar="N",
@@ -448,7 +390,7 @@ def make_fig9_parser() -> Parser:
 def main() -> None:
     options = parse_options(make_fig9_parser(), DEFAULTS, QUICK_DEFAULTS)
     llm = load(options) if options.measure else None
-    make_directory(options.out, "fig9")
+    make_directory(options.out, "fig9", force=options.force)
 
     gains = predict(8 if options.quick else 41)
     print_prediction(gains)

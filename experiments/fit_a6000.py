@@ -1,5 +1,4 @@
-"""Where the A6000's constants in costmodel.py come from: `python experiments/fit_a6000.py` prints
-them.
+"""Prints the A6000's constants of costmodel.py: python experiments/fit_a6000.py.
 
 Nine numbers of SARATHI (Table 2 and Fig 7, LLaMA-13B on an A6000) and four constants. Least squares
 on log ratios, so that 5 % of a short time weighs as much as 5 % of a long one. Every other figure
@@ -10,11 +9,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 
+from batch import Batch, Chunk, Request
 from cli import Parser, run_main
 from configs import GPUS, MODELS
 from costmodel import EFFICIENCY, CostModel, Efficiency
-from experiments.common import paper_numbers, print_table
-from scheduler import Batch, Chunk, Request
+from experiments.lib.common import paper_numbers, print_table
 
 DIGITS = 4  # decimals of the printed constants
 FITTED = ("compute", "memory", "attention", "p")
@@ -64,8 +63,9 @@ def loss(efficiency: Efficiency, numbers: Mapping[str, float]) -> float:
 
 
 def fit(numbers: Mapping[str, float]) -> Efficiency:
-    """Compass search: try each constant a step up and a step down, keep what helps, halve the step
-    when nothing does.
+    """Compass search: try each constant a step up and a step down, and keep what helps.
+
+    The step halves when nothing does.
     """
     best = Efficiency(compute=0.7, memory=0.7, attention=0.5, p=3.0)
     least, step = loss(best, numbers), 0.1
@@ -89,9 +89,7 @@ def main() -> None:
     # there are no flags: whoever gives one is told so
     Parser(description=__doc__.splitlines()[0]).parse_args()
     numbers = paper_numbers()
-    fitted = {
-        name: round(value, DIGITS) for name, value in asdict(fit(numbers)).items() if name in FITTED
-    }
+    fitted = {n: round(value, DIGITS) for n, value in asdict(fit(numbers)).items() if n in FITTED}
     print("Fitted on SARATHI Table 2 and Fig 7; in costmodel.py:\n")
     print(
         '    "sarathi":'

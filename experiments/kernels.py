@@ -1,9 +1,12 @@
-"""Why the CPU path is as it is: the laptop model's linears and attention, the plain way beside the
-way taken, on this machine.
+"""Why the CPU path is as it is: the laptop model's linears and attention on this machine.
+
+The plain way stands beside the way taken.
 
 All layers in turn, so that no cache holds the weights or the keys. Milliseconds, the median of
 `--repeats` alternating turns.
 """
+
+import fast.first  # before torch  # noqa: F401
 
 import argparse
 import statistics
@@ -14,15 +17,17 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-import native
-from attention import BACKENDS, chunk_mask
+from attention import FlatBatch, Span, chunk_mask
 from cli import Parser, run_main
 from configs import MODELS, ModelConfig, UserError
-from engine import choose_dtype, keep_freed_memory
-from experiments.common import positive, print_table
-from experiments.measuring import this_machine
+from experiments.lib.common import positive, print_table
+from experiments.lib.measuring import this_machine
+from fast import native
+from fast.backends import BACKENDS
+from fast.packed import PackedLinear, can_pack
+from fast.process import keep_freed_memory
 from kvcache import KVCache
-from linear import PackedLinear, can_pack
+from loading.device import choose_dtype
 
 CPU = torch.device("cpu")
 EVEN, UNEVEN = [528] * 8, [100 + 120 * i for i in range(8)]  # contexts of eight decodes, tokens
@@ -43,18 +48,13 @@ def medians(repeats: int, *candidates: Callable[[], object]) -> list[float]:
 def linears(config: ModelConfig, dtype: torch.dtype, repeats: int, rows: list[int]) -> list[list]:
     """Plain and packed linears of all layers, by the rows of the flat batch."""
     layers = [
-        {
-            name: torch.nn.Linear(*size, bias=False, dtype=dtype)
-            for name, size in config.linears.items()
-        }
+        {n: torch.nn.Linear(*size, bias=False, dtype=dtype) for n, size in config.linears.items()}
         for _ in range(config.n_layer)
     ]
     packed = [{name: PackedLinear(linear) for name, linear in layer.items()} for layer in layers]
     table = []
     for count in rows:
-        inputs = {
-            name: torch.randn(count, size).to(dtype) for name, (size, _) in config.linears.items()
-        }
+        inputs = {n: torch.randn(count, size).to(dtype) for n, (size, _) in config.linears.items()}
 
         def run(layers: list[dict], inputs: dict = inputs) -> None:
             for layer in layers:
@@ -62,38 +62,38 @@ def linears(config: ModelConfig, dtype: torch.dtype, repeats: int, rows: list[in
                     linear(inputs[name])
 
         plain, ours = medians(repeats, lambda run=run: run(layers), lambda run=run: run(packed))
-        flops, size = (
-            2 * count * config.n_layer * config.layer_weights,
-            config.n_layer * config.layer_weights * dtype.itemsize,
-        )
-        table.append(
-            [
-                count,
-                f"{plain:.1f}",
-                f"{ours:.1f}",
-                f"{plain / ours:.2f}",
-                f"{flops / ours / 1e6:.0f}",
-                f"{size / ours / 1e6:.1f}",
-            ]
-        )
+        weights = config.n_layer * config.layer_weights
+        rates = [2 * count * weights / ours / 1e6, weights * dtype.itemsize / ours / 1e6]
+        cells = [f"{plain:.1f}", f"{ours:.1f}", f"{plain / ours:.2f}", f"{rates[0]:.0f}"]
+        table.append([count, *cells, f"{rates[1]:.1f}"])
     return table
+
+
+def attend_all(name: str, cache: KVCache, n_head: int, span: Span) -> None:
+    """One span through a back end, in every layer: the writes of its K and V, and attention."""
+    rows = span.rows.stop
+    each = rows // len(span.slots)
+    slots = torch.tensor(span.slots).repeat_interleave(each)  # (T,)
+    ends = torch.tensor(span.contexts).repeat_interleave(each)  # (T,)
+    positions = ends - each + torch.arange(rows) % each  # (T,)
+    batch = FlatBatch(slots, slots, positions, [span], slots[:1])
+    heads = n_head + 2 * cache.k.shape[1]
+    qkv = torch.randn(rows, heads, cache.k.shape[4]).to(cache.k.dtype)
+    attend_layer = BACKENDS[name](batch, cache)
+    for layer in range(len(cache.layers)):
+        attend_layer(layer, qkv)
 
 
 def decodes(config: ModelConfig, cache: KVCache, repeats: int, names: list[str]) -> list[list]:
     """Eight decodes through each back end, with even and with uneven contexts."""
-    query = torch.randn(8, 1, config.n_head, config.head_dim).to(cache.k.dtype)
     table = []
     for label, contexts in (("8 x 528", EVEN), ("100, 220, ... 940", UNEVEN)):
-        contexts = [min(context, cache.length) for context in contexts]
-
-        def run(name: str, contexts: list[int] = contexts) -> None:
-            for k, v in zip(cache.k, cache.v, strict=True):
-                BACKENDS[name](query, k, v, range(8), contexts)
-
+        contexts = tuple([min(context, cache.length) for context in contexts])
+        span = Span(slice(0, 8), tuple(range(8)), contexts)
+        run = partial(attend_all, cache=cache, n_head=config.n_head, span=span)
         size = sum(contexts) * config.kv_bytes_per_token(cache.k.dtype.itemsize)
-        for name, ms in zip(
-            names, medians(repeats, *[partial(run, name) for name in names]), strict=True
-        ):
+        times = medians(repeats, *[partial(run, name) for name in names])
+        for name, ms in zip(names, times, strict=True):
             table.append([label, name, f"{ms:.1f}", f"{size / ms / 1e6:.1f}"])
     return table
 
@@ -120,35 +120,24 @@ def chunks(
                     attn_mask=mask,
                 )
 
-        def ours(name: str, q: torch.Tensor = q, context: int = context) -> None:
-            for k, v in zip(cache.k, cache.v, strict=True):
-                BACKENDS[name](q, k, v, [0], [context])
-
-        table.append(
-            [
-                rows,
-                context,
-                *[
-                    f"{ms:.1f}"
-                    for ms in medians(repeats, fused, *[partial(ours, name) for name in names])
-                ],
-            ]
-        )
+        span = Span(slice(0, rows), (0,), (context,))
+        ours = partial(attend_all, cache=cache, n_head=config.n_head, span=span)
+        times = medians(repeats, fused, *[partial(ours, name) for name in names])
+        table.append([rows, context, *[f"{ms:.1f}" for ms in times]])
     return table
 
 
 @torch.inference_mode()
 def main() -> None:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--quick",
         action="store_true",
         help="a few shapes of a small model: a smoke test, not a result",
     )
-    parser.add_argument(
-        "--dtype", default="auto", help="float32 or bfloat16 (default: auto, by the hardware)"
-    )
-    parser.add_argument(
+    add("--dtype", default="auto", help="float32 or bfloat16 (default: auto, by the hardware)")
+    add(
         "--repeats",
         type=positive,
         default=7,

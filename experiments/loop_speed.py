@@ -1,27 +1,32 @@
-"""How fast the loop itself is, with the cost model as executor, on one core; and how its time grows
-with the number of requests.
+"""How fast the loop itself is, with the cost model as executor, on one core.
+
+It also tells how the time grows with the number of requests.
+
+And how its time grows with the number of requests.
+
+And how its time grows with the number of requests.
 
 The engine must never wait for its scheduler: an iteration of a real model takes 10 ms or more. The
 first table saturates every policy with requests that are all alike. The second serves conversations
 that arrive over time (prompts of 1000 tokens and outputs of 200 on average, log-normal; Mistral-7B
 on an A100 under sarathi_serve), and says what the simulation of 1,000 and 10,000 of them takes.
 
-    python experiments/loop_speed.py --pipeline 1000 10000 100000      instead: the pipeline of
-                                                                       SARATHI's Fig 12, GPT-3 on
-                                                                       eight stages
+    python experiments/loop_speed.py --pipeline 1000 10000 100000
+        instead: the pipeline of SARATHI's Fig 12, GPT-3 on eight stages
 """
 
 import argparse
 import sys
 import time
 
+from batch import Request
 from cli import Parser, run_main
-from engine import simulate
 from experiments import fig12
-from experiments.common import positive, print_table
-from experiments.serving import MISTRAL
-from scheduler import POLICIES, Request
-from workload import LogNormal, make_requests, poisson
+from experiments.lib.common import positive, print_table
+from experiments.lib.papers import MISTRAL
+from scheduler import POLICIES
+from serving.traffic import LogNormal, make_requests, poisson
+from simulate import simulate
 
 try:
     import resource
@@ -36,9 +41,8 @@ def peak_memory() -> float:
     """The most that this process has held so far, in MB; nan where the system does not say."""
     if resource is None:
         return float("nan")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
-        1e6 if sys.platform == "darwin" else 1e3
-    )
+    unit = 1e6 if sys.platform == "darwin" else 1e3
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
 def print_pipeline(counts: list[int]) -> None:
@@ -51,16 +55,9 @@ def print_pipeline(counts: list[int]) -> None:
             requests, fig12.Setup(), "sarathi", fig12.STAGES, fig12.STAGES, fig12.Setup().batch_size
         )
         seconds = time.perf_counter() - start
-        cells = [
-            f"{count:,}",
-            f"{trace.count:,}",
-            f"{seconds:.2f}",
-            f"{1e3 * seconds / count:.3f}",
-            f"{peak_memory():.0f}",
-        ]
-        rows.append(
-            [*cells[:3], cells[3], f"{fig12.STAGES * trace.count / seconds:,.0f}", cells[4]]
-        )
+        cells = [f"{count:,}", f"{trace.count:,}", f"{seconds:.2f}", f"{1e3 * seconds / count:.3f}"]
+        cells.append(f"{fig12.STAGES * trace.count / seconds:,.0f}")
+        rows.append([*cells, f"{peak_memory():.0f}"])
     print_table(
         ["requests", "steps", "seconds", "ms per request", "steps x stages/s", "peak MB"], rows
     )
@@ -68,19 +65,16 @@ def print_pipeline(counts: list[int]) -> None:
 
 def main() -> None:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--quick", action="store_true", help="fewer requests: a smoke test, not a result"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--quick", action="store_true", help="fewer requests: a smoke test, not a result")
+    add(
         "--pipeline",
         type=positive,
         nargs="+",
         metavar="N",
         help="numbers of requests through the pipeline of Fig 12",
     )
-    parser.add_argument(
-        "--max-batch-size", type=int, default=16, help="B of the first table (default: 16)"
-    )
+    add("--max-batch-size", type=int, default=16, help="B of the first table (default: 16)")
     args = parser.parse_args()
     if args.pipeline:
         print_pipeline(args.pipeline)
@@ -91,58 +85,25 @@ def main() -> None:
         start = time.perf_counter()
         trace = simulate(requests, policy=policy, max_batch_size=args.max_batch_size)
         seconds = time.perf_counter() - start
-        mean = f"{trace.mean_batch_size:.1f}"
-        rows.append(
-            [
-                policy,
-                len(trace.iterations),
-                f"{seconds:.3f}",
-                f"{len(trace.iterations) / seconds:,.0f}",
-                mean,
-            ]
-        )
+        steps = len(trace.iterations)
+        cells = [f"{seconds:.3f}", f"{steps / seconds:,.0f}", f"{trace.mean_batch_size:.1f}"]
+        rows.append([policy, steps, *cells])
     print_table(["policy", "iterations", "seconds", "iterations/s", "mean batch"], rows)
     rows = []
     for count in (100, 1000) if args.quick else (1000, 2000, 5000, 10_000):
         requests = make_requests(poisson(count, RATE), PROMPTS, OUTPUTS)
-        means = [
-            sum(lengths) / count
-            for lengths in (
-                [len(request.prompt) for request in requests],
-                [r.max_tokens for r in requests],
-            )
-        ]
+        prompts = sum(len(request.prompt) for request in requests) / count
+        outputs = sum(request.max_tokens for request in requests) / count
         start = time.perf_counter()
         trace = MISTRAL.serve(requests, "sarathi_serve", 512)
         seconds = time.perf_counter() - start
-        cells = [
-            f"{count:,}",
-            *[f"{mean:.0f}" for mean in means],
-            f"{trace.num_decodes:,}",
-            f"{trace.mean_batch_size:.1f}",
-            f"{seconds:.2f}",
-        ]
-        rows.append(
-            [
-                *cells,
-                f"{1e6 * seconds / (trace.num_decodes + trace.num_prefill_tokens / 512):.2f}",
-                f"{peak_memory():.0f}",
-            ]
-        )
+        work = trace.num_decodes + trace.num_prefill_tokens / 512
+        cells = [f"{count:,}", f"{prompts:.0f}", f"{outputs:.0f}", f"{trace.num_decodes:,}"]
+        cells += [f"{trace.mean_batch_size:.1f}", f"{seconds:.2f}", f"{1e6 * seconds / work:.2f}"]
+        rows.append([*cells, f"{peak_memory():.0f}"])
     print()
-    print_table(
-        [
-            "requests",
-            "prompt",
-            "output",
-            "decodes",
-            "mean batch",
-            "seconds",
-            "us per decode or chunk",
-            "peak MB",
-        ],
-        rows,
-    )
+    header = ["requests", "prompt", "output", "decodes", "mean batch", "seconds"]
+    print_table([*header, "us per decode or chunk", "peak MB"], rows)
 
 
 if __name__ == "__main__":

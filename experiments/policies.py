@@ -1,11 +1,8 @@
-"""All policies side by side on four requests, as Gantt pictures (after Sarathi-Serve, Sec 3.2, Fig
-7).
+"""All policies on the same four requests, as Gantt pictures (Sarathi-Serve, Sec 3.2, Fig 7).
 
-    python experiments/policies.py                     predicted for LLaMA-13B on an A6000: seconds,
-                                                       no GPU needed
-    python experiments/policies.py --measure           and the real engine on this machine:
-                                                       policies_measured.png
-    python experiments/policies.py --trace out.json    all runs, for https://ui.perfetto.dev
+    python experiments/policies.py              predicted for LLaMA-13B on an A6000: seconds, no GPU
+    python experiments/policies.py --measure    and the real engine: policies_measured.png
+    python experiments/policies.py --perfetto out.json    all runs, for https://ui.perfetto.dev
 
 A and B have short prompts and are decoding when C and D arrive together, with long prompts. Who
 waits now? With whole prompts (left column), either C and D wait, or A and B stall. With chunks
@@ -18,13 +15,13 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 
-import perfetto
+from batch import Request
 from cli import run_main
-from engine import LLM
-from experiments.common import (
+from experiments.lib.common import (
     MEASURE_DEFAULTS,
     Point,
     make_directory,
@@ -37,13 +34,17 @@ from experiments.common import (
     with_kept,
     write_csv,
 )
-from experiments.look import save_figure, use_style
-from experiments.measuring import generate, load_llm, measured_on, warm_up
-from experiments.workloads import simulate_operators
-from gantt import draw_lanes, legend_handles
-from lanes import request_lanes
-from scheduler import POLICIES, Request
+from experiments.lib.look import save_figure, use_style
+from experiments.lib.measuring import generate, load_llm, measured_on, warm_up
+from experiments.lib.steady import simulate_operators
+from pictures import perfetto
+from pictures.gantt import draw_lanes, legend_handles
+from pictures.lanes import request_lanes
+from scheduler import POLICIES
 from timeline import Trace
+
+if TYPE_CHECKING:  # predicting needs no torch
+    from engine import LLM
 
 MODEL, GPU, CHUNK_SIZE = "llama-13b", "a6000", 512
 NAMES = dict(enumerate("ABCD"))
@@ -53,8 +54,9 @@ STALL = 5  # decode-only iterations
 
 
 def workload(chunk_size: int, arrival: float = 0.0) -> list[Request]:
-    """A and B: half a chunk of prompt, 14 and 20 output tokens. C and D: two and a half chunks
-    each, both at `arrival` seconds, 6 output tokens.
+    """A and B: half a chunk of prompt, 14 and 20 output tokens.
+
+    C and D: two and a half chunks each, both at `arrival` seconds, 6 output tokens.
     """
     short, long = max(1, chunk_size // 2), 5 * chunk_size // 2
     sizes = [(short, 14, 0.0), (short, 20, 0.0), (long, 6, arrival), (long, 6, arrival)]
@@ -65,20 +67,20 @@ def workload(chunk_size: int, arrival: float = 0.0) -> list[Request]:
 
 
 def arrival_and_bound(alone: Trace) -> tuple[float, float]:
-    """When C and D arrive, and what is a stall, both in seconds, from a run of A and B alone:
-    halfway between A's tokens 5 and 6.
+    """When C and D arrive, and what is a stall, both in seconds, from a run of A and B alone.
+
+    C and D arrive halfway between A's tokens 5 and 6.
     """
     tokens = alone.lives[0].tokens
-    decode = statistics.median(
-        iteration.seconds for iteration in alone.iterations if iteration.kind == "decode"
-    )
+    decode = statistics.median(i.seconds for i in alone.iterations if i.kind == "decode")
     return (tokens[4] + tokens[5]) / 2, STALL * decode
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The same requests under every policy. arrival: of C and D. bound: a longer gap between tokens
-    is a stall. Seconds.
+    """The same requests under every policy.
+
+    arrival: of C and D. bound: a longer gap between tokens is a stall. Seconds.
     """
 
     traces: dict[str, Trace]
@@ -96,9 +98,8 @@ def predict() -> Comparison:
     )
 
 
-def measure(llm: LLM, chunk_size: int, repeats: int) -> Comparison:
-    """For real, by the same rules: the machine's own speed says when C and D arrive, and what a
-    stall is.
+def measure(llm: "LLM", chunk_size: int, repeats: int) -> Comparison:
+    """For real: the machine's own speed says when C and D arrive, and what a stall is.
 
     The policies run in turns, `repeats` times; of each, the fastest run is kept: whatever else a
     machine does only ever adds time.
@@ -160,37 +161,23 @@ def print_comparison(found: Comparison) -> None:
     names = list(figures_of(next(iter(found.traces.values()))))
     rows = []
     for policy, trace in found.traces.items():
-        rows.append(
-            [
-                policy,
-                *[three_digits(y) for y in figures_of(trace).values()],
-                len(trace.stalls(found.bound)),
-            ]
-        )
+        numbers = [three_digits(y) for y in figures_of(trace).values()]
+        rows.append([policy, *numbers, len(trace.stalls(found.bound))])
     print_table(["policy", *[f"{name} (s)" for name in names], "stalls"], rows)
 
 
 def draw(found: Comparison, title: str) -> plt.Figure:
-    """One panel for each policy, on one time axis; whole prompts in the left column, chunks in the
-    right one.
+    """One panel for each policy, on one time axis.
+
+    Whole prompts are in the left column, chunks in the right one.
+
+    Whole prompts in the left column, chunks in the right one.
     """
-    columns = [
-        [name for name in found.traces if name in WHOLE],
-        [name for name in found.traces if name not in WHOLE],
-    ]
+    columns = [[name for name in found.traces if (name in WHOLE) == whole] for whole in (1, 0)]
     height = max(len(column) for column in columns)
-    figure, grid = plt.subplots(
-        height,
-        2,
-        figsize=(19, 2.65 * height + 1.2),
-        sharex=True,
-        sharey=True,
-        layout="constrained",
-        squeeze=False,
-    )
-    end = max(
-        trace.iterations[-1].start + trace.iterations[-1].seconds for trace in found.traces.values()
-    )
+    style = {"sharex": True, "sharey": True, "layout": "constrained", "squeeze": False}
+    figure, grid = plt.subplots(height, 2, figsize=(19, 2.65 * height + 1.2), **style)
+    end = max(t.iterations[-1].start + t.iterations[-1].seconds for t in found.traces.values())
     drawn = []
     for column, names in enumerate(columns):
         for axes, name in zip(grid[:, column], names, strict=False):
@@ -222,19 +209,15 @@ def write_picture(path: Path, found: Comparison, title: str) -> None:
 
 def main() -> None:
     parser, group = make_figure_parser(__doc__)
-    parser.add_argument(
-        "--trace",
-        type=perfetto.output_file,
-        metavar="FILE",
-        help="write all runs for https://ui.perfetto.dev (JSON)",
-    )
-    group.add_argument(
+    add = group.add_argument
+    parser.add_output("--perfetto", "write all runs for https://ui.perfetto.dev (JSON)")
+    add(
         "--chunk-size",
         type=positive,
         metavar="C",
         help="token budget; prompts are half of it, and 2.5 times (default: 64)",
     )
-    group.add_argument(
+    add(
         "--repeats",
         type=positive,
         metavar="N",
@@ -248,7 +231,12 @@ def main() -> None:
     llm = (
         load_llm(options, len(NAMES), 5 * options.chunk_size // 2 + 20) if options.measure else None
     )
-    make_directory(options.out, "policies")
+    make_directory(
+        options.out,
+        "policies",
+        others=["policies.png", *(["policies_measured.png"] if llm else [])],
+        force=options.force,
+    )
 
     predicted = predict()
     rows = points(predicted, CHUNK_SIZE, "predicted", MODEL, GPU)
@@ -265,9 +253,7 @@ def main() -> None:
         measured = measure(llm, options.chunk_size, options.repeats)
         source, model, hardware = measured_on(llm)
         rows += points(measured, options.chunk_size, source, model, hardware)
-        runs = predicted.traces | {
-            f"measured {policy}": trace for policy, trace in measured.traces.items()
-        }
+        runs = predicted.traces | {f"measured {p}": trace for p, trace in measured.traces.items()}
         setting = (
             f"C = {options.chunk_size} tokens; a stall is a gap over {1e3 * measured.bound:.0f} ms"
         )
@@ -282,8 +268,8 @@ def main() -> None:
         )
         print_comparison(measured)
     write_csv(options.out / "policies.csv", with_kept(options.out / "policies.csv", rows))
-    if options.trace:
-        perfetto.save(options.trace, runs, NAMES)
+    if options.perfetto:
+        perfetto.save(options.perfetto, runs, NAMES)
     print(f"\nwrote {options.out / 'policies.png'} and .csv")
 
 

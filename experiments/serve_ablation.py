@@ -1,8 +1,6 @@
-"""Sarathi-Serve, Table 4: chunked prefills without hybrid batches, hybrid batches without chunks,
-and both (sarathi_serve).
+"""Sarathi-Serve, Table 4: chunked prefills alone, hybrid batches alone, and both.
 
-    python experiments/serve_ablation.py      predicted for Yi-34B on two A100s: seconds, no GPU
-                                              needed
+    python experiments/serve_ablation.py    predicted for Yi-34B on two A100s: seconds, no GPU
 
 Chunks alone bound the time between tokens, but alternate with decodes, which delays prompts; hybrid
 batches alone let prompts in at once, and whole, which stalls decodes. 1024 requests at 1 per second
@@ -11,13 +9,16 @@ batches alone let prompts in at once, and whole, which stalls decodes. 1024 requ
 is ever cut. The arxiv rows have no published counterpart here.
 """
 
+from functools import partial
+
 import matplotlib.pyplot as plt
 
 from cli import run_main
-from experiments.common import Point
-from experiments.figure import Figure, run_figure
-from experiments.look import COLOURS
-from experiments.serving import ARXIV, CHAT, LOOKS, YI, median_ttft, p99_tbt
+from experiments.lib.common import Point
+from experiments.lib.figure import Figure, run_figure
+from experiments.lib.look import COLOURS
+from experiments.lib.papers import ARXIV, CHAT, LOOKS, YI
+from serving.capacity import median_ttft, p99_tbt
 
 REQUESTS, BUDGET = 1024, 1024
 RATES = ((CHAT, 1.0), (ARXIV, 0.5))  # requests/s
@@ -27,13 +28,12 @@ POLICIES = {"hybrid_only": "hybrid", "chunked_only": "chunked", "sarathi_serve":
 OTHER_BUDGET = 512
 RUNS = [
     ("hybrid_only", None),
-    *[
-        (policy, budget)
-        for budget in (BUDGET, OTHER_BUDGET)
-        for policy in ("chunked_only", "sarathi_serve")
-    ],
+    *[(p, budget) for budget in (BUDGET, OTHER_BUDGET) for p in ("chunked_only", "sarathi_serve")],
 ]
 METRICS = {"P50 TTFT": median_ttft, "P99 TBT": p99_tbt}
+prediction = partial(
+    Point, "serve_ablation", source="predicted", model=YI.model, hardware=YI.hardware
+)
 
 
 def predict(quick: bool) -> list[Point]:
@@ -47,19 +47,7 @@ def predict(quick: bool) -> list[Point]:
                 series = (
                     f"{name}, {policy}{' C=512' if budget == OTHER_BUDGET else ''}, {data.name}"
                 )
-                points.append(
-                    Point(
-                        "serve_ablation",
-                        series,
-                        0,
-                        "",
-                        metric(trace),
-                        "s",
-                        "predicted",
-                        YI.model,
-                        YI.hardware,
-                    )
-                )
+                points.append(prediction(series, 0, "", metric(trace), "s"))
     return points
 
 
@@ -84,13 +72,12 @@ def draw(points: list[Point]) -> plt.Figure:
             ]
             if places:
                 alone = ("paper", f"{metric}, hybrid_only, {data.name}") not in values
-                drawn = axes.bar(
-                    [place + (0 if alone else shift) for place in places], heights, 0.38, hatch=hatch, edgecolor="black", label=source,
-                    color=colour or [LOOKS[policy][0] for policy in POLICIES],
-                )  # fmt: skip
-                axes.bar_label(
-                    drawn, [f"{height:.2f}" for height in heights], fontsize=12, padding=2
-                )
+                places = [place + (0 if alone else shift) for place in places]
+                colours = colour or [LOOKS[policy][0] for policy in POLICIES]
+                style = {"hatch": hatch, "edgecolor": "black", "color": colours}
+                drawn = axes.bar(places, heights, 0.38, label=source, **style)
+                labels = [f"{height:.2f}" for height in heights]
+                axes.bar_label(drawn, labels, fontsize=12, padding=2)
         axes.set_xticks(range(len(POLICIES)), [policy.replace("_", "\n") for policy in POLICIES])
         axes.set(title=f"{metric}, {data.name}", ylabel="s")
         axes.grid(axis="x", visible=False)

@@ -1,16 +1,16 @@
-"""The token budget: time to first token against time between tokens, and the budget that an SLO
-allows (Sarathi-Serve, Sec 4.3).
+"""The token budget: time to first token against time between tokens (Sarathi-Serve, Sec 4.3).
 
-    python experiments/serve_budget.py                                              predicted for
-                                                                                    Mistral-7B on an
-                                                                                    A100: seconds
-    python experiments/serve_budget.py --tbt-slo 50                                 the budget for
-                                                                                    an SLO of 50 ms
-    python experiments/serve_budget.py --calibration results/calibration-laptop.json --tbt-slo 300 --decodes 8 --context 512 --longest 512
-                                                                                    for the machine
-                                                                                    that
-                                                                                    calibrate.py
-                                                                                    measured
+It also finds the budget that an SLO allows.
+
+And the budget that an SLO allows.
+
+    python experiments/serve_budget.py
+        predicted for Mistral-7B on an A100: seconds
+    python experiments/serve_budget.py --tbt-slo 50
+        the budget for an SLO of 50 ms
+    python experiments/serve_budget.py --calibration results/calibration-laptop.json \
+            --tbt-slo 300 --decodes 8 --context 512 --longest 512
+        for the machine that calibrate.py measured
 
 A small budget keeps each iteration short, and so the time between tokens; but it reads the weights
 more often for the same prompts, and at some load the queue grows. The largest multiple of the tile
@@ -19,43 +19,42 @@ running a single request. The curves check it: 512 chat requests at 2.5 per seco
 sarathi_serve.
 """
 
+from functools import partial
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 
 from cli import run_main
 from configs import UserError
-from costmodel import TILE
-from experiments.calibrate import CalibratedModel, Calibration
-from experiments.common import Point, curves, make_directory, make_parser, positive, progress
-from experiments.figure import Figure, save_results
-from experiments.look import SERIES, log_ticks, plot_points
-from experiments.serving import (
-    CHAT,
+from costmodel import TILE, make_batch
+from experiments.lib.calibration import CalibratedModel, Calibration
+from experiments.lib.common import Point, curves, make_directory, make_parser, positive, progress
+from experiments.lib.figure import Figure, save_results
+from experiments.lib.look import SERIES, log_ticks, plot_points
+from experiments.lib.papers import CHAT, MISTRAL, YI
+from serving.capacity import (
     CONTEXT,
     DECODES,
     LONGEST,
-    MISTRAL,
     RELAXED,
     STRICT,
-    YI,
     median_ttft,
     p99_tbt,
     percentile,
     token_budget,
     worst_iteration,
 )
-from experiments.workloads import make_batch
 
 REQUESTS, RATE = 512, 2.5
 BUDGETS = (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 SLOS = {"strict": STRICT, "relaxed": RELAXED}
+prediction = partial(
+    Point, "serve_budget", source="predicted", model=YI.model, hardware=YI.hardware
+)
 
 
 def chunking_overhead(chunk: int, prompt: int) -> float:
-    """How much longer Yi-34B on two A100s prefills a prompt in chunks, over the whole at once (Fig
-    14), in percent.
-    """
+    """By how many percent chunks lengthen a prefill of Yi-34B on two A100s (Fig 14)."""
     cost = YI.cost_model
 
     def seconds(size: int) -> float:
@@ -71,19 +70,8 @@ def predict(quick: bool) -> list[Point]:
     points, cost = [], MISTRAL.cost_model
 
     def point(series: str, x: float, x_unit: str, y: float, y_unit: str) -> None:
-        points.append(
-            Point(
-                "serve_budget",
-                series,
-                x,
-                x_unit,
-                y,
-                y_unit,
-                "predicted",
-                MISTRAL.model,
-                MISTRAL.hardware,
-            )
-        )
+        where = (y, y_unit, "predicted", MISTRAL.model, MISTRAL.hardware)
+        points.append(Point("serve_budget", series, x, x_unit, *where))
 
     for budget in progress(BUDGETS[1::4] if quick else BUDGETS, "budgets"):
         trace = MISTRAL.serve(
@@ -97,41 +85,13 @@ def predict(quick: bool) -> list[Point]:
     for deployment in (MISTRAL, YI):
         for name, iterations in SLOS.items():
             slo = iterations * deployment.decode_iteration
-            for series, y, unit in (
-                (f"{name} SLO, {deployment.model}", slo, "s"),
-                (
-                    f"token budget for the {name} SLO, {deployment.model}",
-                    token_budget(deployment.cost_model, slo),
-                    "tokens",
-                ),
-            ):
-                points.append(
-                    Point(
-                        "serve_budget",
-                        series,
-                        0,
-                        "",
-                        y,
-                        unit,
-                        "predicted",
-                        deployment.model,
-                        deployment.hardware,
-                    )
-                )
+            budget = token_budget(deployment.cost_model, slo)
+            for series, y, unit in (("", slo, "s"), ("token budget for the ", budget, "tokens")):
+                series += f"{name} SLO, {deployment.model}"
+                where = ("predicted", deployment.model, deployment.hardware)
+                points.append(Point("serve_budget", series, 0, "", y, unit, *where))
     overhead = max(chunking_overhead(512, prompt) for prompt in (2048, 4096, 8192, 16384))
-    points.append(
-        Point(
-            "serve_budget",
-            "prefill overhead of chunk 512, largest",
-            0,
-            "",
-            overhead,
-            "%",
-            "predicted",
-            YI.model,
-            YI.hardware,
-        )
-    )
+    points.append(prediction("prefill overhead of chunk 512, largest", 0, "", overhead, "%"))
     return points
 
 
@@ -146,18 +106,11 @@ def draw(points: list[Point]) -> plt.Figure:
             plot_points(axes, found[name], color=colour, marker=marker, label=name)
         log_ticks(axes, [budget for budget in BUDGETS if budget not in (384, 768, 1536, 3072)])
         axes.set(xlabel="token budget C", ylabel="s", ylim=0)
-    slo, budget = (
-        found[f"strict SLO, {MISTRAL.model}"][0].y,
-        found[f"token budget for the strict SLO, {MISTRAL.model}"][0].y,
-    )
+    slo = found[f"strict SLO, {MISTRAL.model}"][0].y
+    budget = found[f"token budget for the strict SLO, {MISTRAL.model}"][0].y
     gaps.axhline(slo, color="black", linestyle=":", label=f"strict SLO: {1000 * slo:.0f} ms")
-    gaps.axvline(
-        budget,
-        color="black",
-        linestyle="--",
-        linewidth=1.2,
-        label=f"budget that it allows: {budget:.0f}",
-    )
+    style = {"color": "black", "linestyle": "--", "linewidth": 1.2}
+    gaps.axvline(budget, label=f"budget that it allows: {budget:.0f}", **style)
     gaps.set_title("time between tokens")
     firsts.set_title("time to first token")
     gaps.legend()
@@ -190,33 +143,34 @@ FIGURE = Figure(
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--tbt-slo",
         type=float,
         metavar="MS",
         help="an SLO of your own, in ms: prints its budget and ends",
     )
-    parser.add_argument(
+    add(
         "--calibration",
         type=Path,
         metavar="FILE",
         help="with --tbt-slo: of the machine that calibrate.py measured",
     )
-    parser.add_argument(
+    add(
         "--decodes",
         type=positive,
         default=DECODES,
         metavar="N",
         help=f"with --tbt-slo: running requests (default: {DECODES})",
     )
-    parser.add_argument(
+    add(
         "--context",
         type=positive,
         default=CONTEXT,
         metavar="N",
         help=f"with --tbt-slo: their tokens (default: {CONTEXT})",
     )
-    parser.add_argument(
+    add(
         "--longest",
         type=positive,
         default=LONGEST,
@@ -230,15 +184,13 @@ def main() -> None:
                 "--calibration needs --tbt-slo: say which time between tokens the machine is to"
                 " keep"
             )
-        make_directory(options.out)
+        make_directory(options.out, "serve_budget", force=options.force)
         print(__doc__.splitlines()[0])
         save_results(options.out, FIGURE, FIGURE.published_and_predicted(options.quick))
         return
-    cost = (
-        CalibratedModel(Calibration.read(options.calibration))
-        if options.calibration
-        else MISTRAL.cost_model
-    )
+    cost = MISTRAL.cost_model
+    if options.calibration:
+        cost = CalibratedModel(Calibration.read(options.calibration))
     shape = options.decodes, options.context, options.longest
     budget = token_budget(cost, options.tbt_slo / 1000, *shape)
     worst, next_worst = (

@@ -1,20 +1,18 @@
-"""Sarathi-Serve, Fig 10 and 12: the capacity of vllm_v0, orca and sarathi_serve under strict and
-relaxed SLOs.
+"""Sarathi-Serve, Fig 10 and 12: the capacity of three policies under strict and relaxed SLOs.
 
-    python experiments/serve_capacity.py                   predicted for Mistral-7B on an A100 and
-                                                           Yi-34B on two: under a minute on two
-                                                           cores
-    python experiments/serve_capacity.py --requests 2048   as many requests as the paper: more
-                                                           exact, twice as long
-    python experiments/serve_capacity.py --trace FILE      on the requests of a trace file (see
-                                                           workload.py), its arrival times scaled
+    python experiments/serve_capacity.py
+        predicted for Mistral-7B on an A100 and Yi-34B on two: under a minute on two cores
+    python experiments/serve_capacity.py --requests 2048
+        as many requests as the paper: more exact, twice as long
+    python experiments/serve_capacity.py --requests-file FILE
+        on the requests of a file (see serving/traffic.py), its arrival times scaled
 
-Capacity, SLO and what a served rate is are defined in experiments/serving.py. 1024 requests for
-each search. The lengths of `chat` and `arxiv` are log-normal, fitted to published percentiles of
-openchat_sharegpt4 and arxiv_summarization, half of which are unverified. The strict SLO is 5 decode
-iterations of our cost model, the relaxed 25; "0.1 s" and the like are the paper's own values of
-them. Batch sizes and memory are the paper's (its artefact, osdi-experiments/figure-5-6): 128
-requests, but 16 for Orca; token budgets 512 (strict) and 2048 (relaxed).
+serving/capacity.py defines capacity, SLO and served rate. Each search has 1024 requests. The
+lengths of `chat` and `arxiv` are log-normal, fitted to published percentiles of openchat_sharegpt4
+and arxiv_summarization, half of which are unverified. The strict SLO is 5 decode iterations of our
+cost model, the relaxed 25; "0.1 s" and the like are the paper's own values of them. Batch sizes and
+memory are the paper's (its artefact, osdi-experiments/figure-5-6): 128 requests, but 16 for Orca;
+token budgets 512 (strict) and 2048 (relaxed).
 """
 
 import os
@@ -27,9 +25,10 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
+from batch import Request
 from cli import run_main
 from configs import UserError
-from experiments.common import (
+from experiments.lib.common import (
     Point,
     make_directory,
     make_parser,
@@ -39,24 +38,11 @@ from experiments.common import (
     print_table,
     progress,
 )
-from experiments.figure import Figure, save_results
-from experiments.look import COLOURS
-from experiments.serving import (
-    ARXIV,
-    BUDGETS,
-    CHAT,
-    LOOKS,
-    MISTRAL,
-    PRECISION,
-    RELAXED,
-    STRICT,
-    YI,
-    Deployment,
-    Load,
-    capacity,
-)
-from scheduler import Request
-from workload import at_rate, read_trace
+from experiments.lib.figure import Figure, save_results
+from experiments.lib.look import COLOURS
+from experiments.lib.papers import ARXIV, CHAT, LOOKS, MISTRAL, YI
+from serving.capacity import BUDGETS, PRECISION, RELAXED, STRICT, Deployment, Load, capacity
+from serving.traffic import at_rate, read_trace
 
 POLICIES = ("vllm_v0", "orca", "sarathi_serve")
 DEPLOYMENTS, DATASETS = (MISTRAL, YI), (CHAT, ARXIV)
@@ -107,21 +93,21 @@ def capacities(
     found = {}
     for name, (slo, budget) in slos(job.deployment).items():
         try:
-            found[name] = capacity(
-                lambda rate, budget=budget: load(rate, budget_of(budget)), slo, precision
-            )
+            size = budget_of(budget)
+            found[name] = capacity(lambda rate, size=size: load(rate, size), slo, precision)
         except UserError as error:
-            where = (
-                f"{job.data}, {len(requests)} requests on {job.deployment.model} under"
-                f" {job.policy}, {name} SLO of {slo:.2g} s"
-            )
+            where = f"{job.data}, {len(requests)} requests on {job.deployment.model}"
+            where += f" under {job.policy}, {name} SLO of {slo:.2g} s"
             raise UserError(f"{where}: {error}; give more or longer ones") from None
     return found
 
 
 def search(workloads: dict[str, Sequence[Request]], quick: bool) -> dict[Job, dict[str, float]]:
-    """All capacities. workloads: name -> requests. quick: to a few parts in ten, in this process;
-    else exactly, on all cores.
+    """All capacities. workloads: name -> requests.
+
+    quick: to a few parts in ten, in this process; else exactly, on all cores.
+
+    quick: to a few parts in ten, in this process; else exactly, on all cores.
     """
     jobs = [
         Job(deployment, data, policy)
@@ -199,9 +185,7 @@ def name_of(trace: Path | None) -> str:
 
 
 def table(points: Sequence[Point]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of what the terminal shows: capacities in requests per second, gains
-    predicted and published.
-    """
+    """Header and rows of the terminal: capacities in requests/s, gains predicted and published."""
     values = {(point.source, point.series): point.y for point in points}
     header = [
         "model",
@@ -268,10 +252,12 @@ def draw(points: list[Point]) -> plt.Figure:
                 for place, group in enumerate(groups)
             ]
             shift = 0.4 * (number - 0.5) + (-0.09 if source == "paper" else 0.09)
-            drawn = panels[2].bar(
-                [place + shift for place, gain in found if gain], [gain for _, gain in found if gain], 0.17, color=colour, hatch=hatch, edgecolor="black",
-                label=f"over {policy}" if source == "predicted" else "paper" if number == 0 else None,
-            )  # fmt: skip
+            places = [place + shift for place, gain in found if gain]
+            gains = [gain for _, gain in found if gain]
+            label = "paper" if number == 0 else None
+            label = f"over {policy}" if source == "predicted" else label
+            style = {"color": colour, "hatch": hatch, "edgecolor": "black"}
+            drawn = panels[2].bar(places, gains, 0.17, label=label, **style)
             panels[2].bar_label(drawn, fmt="%.1f", fontsize=11, padding=2)
     panels[2].axhline(1, color="black", linewidth=1)
     panels[2].set_xticks(range(len(groups)), [group.replace(" ", "\n", 1) for group in groups])
@@ -311,27 +297,25 @@ FIGURE = Figure(
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of arrivals and lengths (default: 0)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--seed", type=int, default=0, metavar="N", help="of arrivals and lengths (default: 0)")
+    add(
         "--requests",
         type=positive,
         metavar="N",
         help=f"requests of each search (default: {REQUESTS})",
     )
-    parser.add_argument(
-        "--trace",
+    add(
+        "--requests-file",
         type=Path,
         metavar="FILE",
         help="a CSV file of arrivals, prompt and output tokens, instead of chat and arxiv",
     )
     options = parser.parse_args()
-    make_directory(options.out)
-    points = predict(options.quick, options.requests, options.seed, options.trace)
-    figure = (
-        FIGURE if options.trace is None else replace(FIGURE, name=name_of(options.trace), paper={})
-    )
+    name = name_of(options.requests_file)
+    make_directory(options.out, name, force=options.force)
+    points = predict(options.quick, options.requests, options.seed, options.requests_file)
+    figure = replace(FIGURE, name=name, paper={}) if options.requests_file else FIGURE
     points += paper_points(figure.paper, points)
     print(__doc__.splitlines()[0], end="\n\n")
     print_table(*table(points))

@@ -1,10 +1,9 @@
-"""Sarathi-Serve, Fig 1b: the P99 time between tokens and the median time to first token, against
-the load.
+"""Sarathi-Serve, Fig 1b: P99 time between tokens and median time to first token against load.
 
-    python experiments/serve_latency.py              predicted for Yi-34B on two A100s, chat
-                                                     lengths: seconds, no GPU needed
-    python experiments/serve_latency.py --measure    and the real engine on this machine, in real
-                                                     time: a minute or two
+    python experiments/serve_latency.py
+        predicted for Yi-34B on two A100s, chat lengths: seconds, no GPU needed
+    python experiments/serve_latency.py --measure
+        and the real engine on this machine, in real time: a minute or two
 
 The same 512 requests with Poisson arrivals at every rate and under every policy; only the arrival
 times are scaled. Token budgets: 1536, as in the paper's Fig 1, and 512, its choice for a strict
@@ -12,18 +11,25 @@ SLO. The dotted line is that SLO: 5 decode iterations. On this machine: a small 
 prompts, B = 8, a token budget of 64, and three policies in turns.
 """
 
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
 import matplotlib.pyplot as plt
 import numpy as np
 
 from cli import run_main
-from engine import LLM
-from experiments.common import Point, curves, progress
-from experiments.figure import Figure, Scale, run_figure
-from experiments.look import COLOURS, measured_title, plot_points
-from experiments.measuring import generate, measured_on, warm_up
-from experiments.serving import CHAT, LOOKS, STRICT, YI, median_ttft, p99_tbt
+from experiments.lib.common import Point, curves, progress
+from experiments.lib.figure import Figure, Scale, run_figure
+from experiments.lib.look import COLOURS, measured_title, plot_points
+from experiments.lib.measuring import generate, measured_on, warm_up
+from experiments.lib.papers import CHAT, LOOKS, YI
+from serving.capacity import STRICT, median_ttft, p99_tbt
+from serving.traffic import LogNormal, make_requests, poisson
 from timeline import Trace
-from workload import LogNormal, make_requests, poisson
+
+if TYPE_CHECKING:  # predicting needs no torch
+    from engine import LLM
 
 REQUESTS = 512
 # requests/s; the paper's artefact has 0.55, 0.7 and 1.0
@@ -31,11 +37,7 @@ RATES = (0.3, 0.4, 0.55, 0.7, 0.85, 1.0, 1.15, 1.3, 1.45)
 RUNS = {"vllm_v0": ("vllm_v0", 1), "orca": ("orca", 1)} | {
     f"sarathi_serve C={c}": ("sarathi_serve", c) for c in (512, 1536)
 }
-STYLES = {
-    "vllm_v0": LOOKS["vllm_v0"],
-    "orca": LOOKS["orca"],
-    "sarathi_serve": LOOKS["sarathi_serve"],
-}
+STYLES = {policy: LOOKS[policy] for policy in ("vllm_v0", "orca", "sarathi_serve")}
 SLO = "strict SLO"
 METRICS = {
     "P99 TBT": p99_tbt,
@@ -45,6 +47,9 @@ METRICS = {
     ),
 }
 UNITS = {"P99 TBT": "s", "median TTFT": "s", "output tokens/s": "tokens/s"}
+prediction = partial(
+    Point, "serve_latency", source="predicted", model=YI.model, hardware=YI.hardware
+)
 
 
 def points_of(trace: Trace, series: str, rate: float, *where: str) -> list[Point]:
@@ -63,19 +68,7 @@ def points_of(trace: Trace, series: str, rate: float, *where: str) -> list[Point
 
 
 def predict(quick: bool) -> list[Point]:
-    points = [
-        Point(
-            "serve_latency",
-            SLO,
-            0,
-            "",
-            STRICT * YI.decode_iteration,
-            "s",
-            "predicted",
-            YI.model,
-            YI.hardware,
-        )
-    ]
+    points = [prediction(SLO, 0, "", STRICT * YI.decode_iteration, "s")]
     for rate in progress(RATES[2::3] if quick else RATES, "rates"):
         for series, (policy, budget) in RUNS.items():
             trace = YI.serve(CHAT.requests(64 if quick else REQUESTS, rate), policy, budget)
@@ -83,20 +76,16 @@ def predict(quick: bool) -> list[Point]:
     return points
 
 
-def measure(llm: LLM, scale: Scale) -> list[Point]:
-    """At two thirds of what this machine can serve, and at a third: the median over the turns of
-    all policies.
+def measure(llm: "LLM", scale: Scale) -> list[Point]:
+    """At a third and at two thirds of what this machine can serve.
+
+    Each number is the median over the turns of all policies.
     """
     (length,), (budget,) = scale.lengths, scale.chunk_sizes
-    prompts, outputs = (
-        LogNormal(length / 4, length / 2, 3 * length // 4),
-        LogNormal(length / 16, length / 8, length // 4),
-    )
-    runs = {
-        "vllm_v0": ("vllm_v0", 1),
-        "orca": ("orca", 1),
-        f"sarathi_serve C={budget}": ("sarathi_serve", budget),
-    }
+    prompts = LogNormal(length / 4, length / 2, 3 * length // 4)
+    outputs = LogNormal(length / 16, length / 8, length // 4)
+    runs = {policy: (policy, 1) for policy in ("vllm_v0", "orca")}
+    runs[f"sarathi_serve C={budget}"] = ("sarathi_serve", budget)
     warm_up(llm)
     together = make_requests([0.0] * scale.requests, prompts, outputs)
     generate(llm, together, "sarathi_serve", budget)
@@ -114,21 +103,12 @@ def measure(llm: LLM, scale: Scale) -> list[Point]:
                 seen.setdefault((series, rate), []).append(
                     points_of(llm.trace, series, rate, *measured_on(llm))
                 )
-    return [
-        Point(
-            p.figure,
-            p.series,
-            p.x,
-            p.x_unit,
-            float(np.median([turn[number].y for turn in turns])),
-            p.y_unit,
-            p.source,
-            p.model,
-            p.hardware,
-        )
-        for turns in seen.values()
-        for number, p in enumerate(turns[-1])
-    ]
+    rows = []
+    for turns in seen.values():
+        for number, point in enumerate(turns[-1]):
+            median = float(np.median([turn[number].y for turn in turns]))
+            rows.append(replace(point, y=median))
+    return rows
 
 
 def draw(points: list[Point]) -> plt.Figure:

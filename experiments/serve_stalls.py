@@ -1,10 +1,13 @@
-"""Sarathi-Serve, Fig 1a: output tokens over time. vllm_v0 stalls for seconds whenever prompts come
-in, sarathi_serve never does.
+"""Sarathi-Serve, Fig 1a: output tokens over time.
 
-    python experiments/serve_stalls.py              predicted for Yi-34B on two A100s: seconds, no
-                                                    GPU needed
-    python experiments/serve_stalls.py --measure    and the real engine on this machine
-    python experiments/serve_stalls.py --trace out.json    all runs, for https://ui.perfetto.dev
+vllm_v0 stalls for seconds whenever prompts come in; sarathi_serve never does.
+
+    python experiments/serve_stalls.py
+        predicted for Yi-34B on two A100s: seconds, no GPU needed
+    python experiments/serve_stalls.py --measure
+        and the real engine on this machine
+    python experiments/serve_stalls.py --perfetto out.json
+        all runs, for https://ui.perfetto.dev
 
 The paper's experiment: 128 long prompts (arxiv_summarization) wait from the start, the token budget
 is 1536 tokens. Whenever a request ends, the next one's prompt is prefilled; what the running
@@ -12,25 +15,31 @@ requests do meanwhile is the policy's choice. On this machine: the shape of it, 
 budget that a laptop's model runs three times in two minutes.
 """
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import matplotlib.pyplot as plt
 import numpy as np
 
+from batch import Request
 from cli import run_main
-from engine import LLM
-from experiments.common import Point, curves, progress
-from experiments.figure import Figure, Scale, run_figure
-from experiments.look import measured_title
-from experiments.measuring import generate, measured_on, warm_up
-from experiments.serving import ARXIV, LOOKS, YI, p99_tbt, token_times
-from scheduler import Request
+from experiments.lib.common import Point, curves, progress
+from experiments.lib.figure import Figure, Scale, run_figure
+from experiments.lib.look import measured_title
+from experiments.lib.measuring import generate, measured_on, warm_up
+from experiments.lib.papers import ARXIV, LOOKS, YI
+from serving.capacity import p99_tbt, token_times
+from serving.traffic import Uniform, make_requests
 from timeline import Trace
-from workload import Uniform, make_requests
+
+if TYPE_CHECKING:  # predicting needs no torch
+    from engine import LLM
 
 POLICIES = ("vllm_v0", "orca", "sarathi_serve")
 REQUESTS, BUDGET = 128, 1536  # of the paper's artefact (osdi-experiments/figure-1)
 STALL = 1.0  # s: gaps longer than this are counted
 STEPS = 250  # points of each curve
-TRACES: dict[str, Trace] = {}  # the runs, for --trace
+TRACES: dict[str, Trace] = {}  # the runs, for --perfetto
 
 
 def waiting(requests: list[Request]) -> list[Request]:
@@ -71,9 +80,12 @@ def predict(quick: bool) -> list[Point]:
     return points
 
 
-def measure(llm: LLM, scale: Scale) -> list[Point]:
-    """The median of the numbers over `repeats` turns of all policies; the curves are those of the
-    last turn.
+def measure(llm: "LLM", scale: Scale) -> list[Point]:
+    """The median of the numbers over `repeats` turns of all policies.
+
+    The curves are those of the last turn.
+
+    The curves are those of the last turn.
     """
     (length,), (budget,) = scale.lengths, scale.chunk_sizes
     seen: list[list[Point]] = []
@@ -90,22 +102,11 @@ def measure(llm: LLM, scale: Scale) -> list[Point]:
             TRACES[f"measured {policy}"] = llm.trace
             turn += points_of(llm.trace, policy, *measured_on(llm))
         seen.append(turn)
-    medians = [
-        float(np.median([turn[number].y for turn in seen])) for number in range(len(seen[-1]))
-    ]
+    columns = zip(*[[point.y for point in turn] for turn in seen], strict=True)
+    medians = [float(np.median(column)) for column in columns]
     return [
-        Point(
-            p.figure,
-            p.series,
-            p.x,
-            p.x_unit,
-            p.y if p.x_unit else median,
-            p.y_unit,
-            p.source,
-            p.model,
-            p.hardware,
-        )
-        for p, median in zip(seen[-1], medians, strict=True)
+        point if point.x_unit else replace(point, y=median)
+        for point, median in zip(seen[-1], medians, strict=True)
     ]
 
 

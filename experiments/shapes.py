@@ -1,8 +1,8 @@
-"""Does the paper show on this machine? Seven shapes of its figures, looked for in what --measure
-wrote to results/.
+"""Does the paper show on this machine?
 
-    python experiments/shapes.py        after fig3.py, fig8.py, fig9.py, fig11.py and fig13.py
-                                        --measure
+Seven shapes of its figures, looked for in what --measure wrote to results/.
+
+    python experiments/shapes.py    after --measure of fig3.py, fig8.py, fig9.py, fig11.py, fig13.py
 
 A CPU has other numbers than the paper's GPUs; what can be the same is the shape of a curve: what
 rises, what falls, where it peaks. A shape is a number of comparisons between two measured values (a
@@ -12,13 +12,13 @@ Noise makes a comparison of near-equal values a toss: read the values beside it.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 from cli import run_main
 from configs import UserError
-from experiments.common import (
+from experiments.lib.common import (
     SPREAD,
     Point,
     curves,
@@ -45,20 +45,14 @@ class Finding:
 
 def listed(curve: Sequence[Point]) -> str:
     """ "0.53, 0.51 ms per token at B = 1, 2" """
-    values, places = (
-        ", ".join(f"{point.y:.3g}" for point in curve),
-        ", ".join(f"{point.x:.4g}" for point in curve),
-    )
+    values = ", ".join(f"{point.y:.3g}" for point in curve)
+    places = ", ".join(f"{point.x:.4g}" for point in curve)
     return f"{values} {curve[0].y_unit} at {curve[0].x_unit} = {places}"
 
 
 def falls(curve: Sequence[Point], where: str) -> Finding:
-    return Finding(
-        where,
-        listed(curve),
-        sum(left.y > right.y for left, right in pairwise(curve)),
-        len(curve) - 1,
-    )
+    held = sum(left.y > right.y for left, right in pairwise(curve))
+    return Finding(where, listed(curve), held, len(curve) - 1)
 
 
 def prefill_is_flat(found: Curves) -> list[Finding]:
@@ -90,17 +84,7 @@ def speedup_falls_with_length(found: Curves) -> list[Finding]:
     for series, curve in found.items():
         for point in curve:
             if point.x_unit == "B":
-                place = Point(
-                    point.figure,
-                    series,
-                    series_options(series)["L"],
-                    "L",
-                    point.y,
-                    "x",
-                    point.source,
-                    point.model,
-                    point.hardware,
-                )
+                place = replace(point, series=series, x=series_options(series)["L"], x_unit="L")
                 over_length.setdefault(f"B={point.x:g}", []).append(place)
     return [
         falls(sorted(curve, key=lambda point: point.x), where)
@@ -116,13 +100,10 @@ def peak_at_balance(found: Curves) -> list[Finding]:
         if series.endswith(SPREAD) or not {"B", "C"} <= options.keys() or len(curve) == 1:
             continue
         ratio = options["C"] / (options["B"] - 1)
-        nearest, best = (
-            min(curve, key=lambda point: abs(point.x - ratio)),
-            max(curve, key=lambda point: point.y),
-        )
-        rows.append(
-            Finding(f"{series}: C/(B-1) = {ratio:.3g}", listed(curve), int(nearest == best), 1)
-        )
+        nearest = min(curve, key=lambda point: abs(point.x - ratio))
+        best = max(curve, key=lambda point: point.y)
+        where = f"{series}: C/(B-1) = {ratio:.3g}"
+        rows.append(Finding(where, listed(curve), int(nearest == best), 1))
     return rows
 
 
@@ -134,9 +115,7 @@ def orca_between(found: Curves) -> list[Finding]:
     }
     rows = []
     for orca in [point for curve in curves_of["orca best"] for point in curve]:
-        ours = max(
-            point.y for curve in curves_of["sarathi"] for point in curve if point.x == orca.x
-        )
+        ours = max(point.y for c in curves_of["sarathi"] for point in c if point.x == orca.x)
         values = f"baseline 1, orca at its best {orca.y:.3g}, sarathi {ours:.3g}"
         rows.append(Finding(f"P:D = {orca.x:.3g}", values, (orca.y > 1) + (ours > orca.y), 2))
     return rows
@@ -164,8 +143,9 @@ SHAPES: dict[str, tuple[str, Callable[[Curves], list[Finding]]]] = {  # claim: f
 
 
 def find_shapes(directory: Path) -> dict[str, tuple[str, list[Finding]]]:
-    """Claim -> where it was measured, and what was found there; claims without a single comparison
-    are left out.
+    """Claim -> where it was measured, and what was found there.
+
+    Claims without a single comparison are left out.
     """
     found = {}
     for claim, (figure, compare) in SHAPES.items():
@@ -193,9 +173,7 @@ def main() -> None:
         here = {claim: findings for claim, (place, findings) in found.items() if place == where}
         rows = []
         for claim, findings in here.items():
-            held, of = (
-                sum(getattr(finding, name) for finding in findings) for name in ("held", "of")
-            )
+            held, of = (sum(getattr(finding, n) for finding in findings) for n in ("held", "of"))
             rows.append([claim, SHAPES[claim][0], f"{held} of {of}"])
         print_table(["the paper's shape", "figure", "comparisons that hold"], rows)
         for claim, findings in here.items():

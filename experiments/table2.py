@@ -1,5 +1,6 @@
-"""SARATHI, Table 2: the time of a prefill-only, a decode-only and a decode-maximal batch, linear
-operators and attention.
+"""SARATHI, Table 2: the time of a prefill-only, a decode-only and a decode-maximal batch.
+
+Linear operators and attention apart.
 
     python experiments/table2.py              LLaMA-13B on an A6000, cost model beside the paper:
                                               seconds, no GPU needed
@@ -10,23 +11,28 @@ means "how well it fits". The marginal time of a decode is the decode-maximal ba
 that of the prefill-only batch, which has as many rows, divided by its decodes (Sec 4.3.1).
 """
 
+from functools import partial
+from typing import TYPE_CHECKING
+
 import matplotlib.pyplot as plt
 
+from batch import Batch
 from cli import run_main
 from configs import GPUS, MODELS
-from costmodel import CostModel
-from engine import LLM
-from experiments.common import Point, curves
-from experiments.figure import Figure, Scale, run_figure
+from costmodel import CostModel, make_batch
 from experiments.fit_a6000 import BATCHES
-from experiments.look import COLOURS, measured_title
-from experiments.measuring import measured_on, time_batches
-from experiments.workloads import make_batch
-from scheduler import Batch
+from experiments.lib.common import Point, curves
+from experiments.lib.figure import Figure, Scale, run_figure
+from experiments.lib.look import COLOURS, measured_title
+from experiments.lib.measuring import measured_on, time_batches
+
+if TYPE_CHECKING:  # predicting needs no torch
+    from engine import LLM
 
 MODEL, GPU = "llama-13b", "a6000"
 LINEAR = ("preproj", "postproj", "ffn_ln1", "ffn_ln2")
 NAMES = {"prefill-only": "t2_prefill", "decode-only": "t2_decode", "decode-maximal": "t2_hybrid"}
+prediction = partial(Point, "table2", source="predicted", model=MODEL, hardware=GPU)
 
 
 def table(batches: dict[str, Batch], operators: dict[str, dict[str, float]]) -> dict[str, float]:
@@ -54,14 +60,13 @@ def predict(quick: bool) -> list[Point]:
     cost = CostModel(MODELS[MODEL], GPUS[GPU])
     batches = {row: BATCHES[name] for row, name in NAMES.items()}
     cells = table(batches, {row: cost.operators(batch) for row, batch in batches.items()})
-    return [
-        Point("table2", cell, 0, "", y, "ms", "predicted", MODEL, GPU) for cell, y in cells.items()
-    ]
+    return [prediction(cell, 0, "", y, "ms") for cell, y in cells.items()]
 
 
-def measure(llm: LLM, scale: Scale) -> list[Point]:
-    """The paper's shapes at this L: a prompt of L; B decodes; a chunk of L - (B-1) with B - 1
-    decodes.
+def measure(llm: "LLM", scale: Scale) -> list[Point]:
+    """The paper's shapes: a prompt of L; B decodes; a chunk of L - (B-1) with B - 1 decodes.
+
+    B decodes; a chunk of L - (B-1) with B - 1 decodes.
     """
     (length,), (size,) = scale.lengths, scale.batch_sizes
     batches = {
@@ -87,16 +92,8 @@ def draw_panel(axes: plt.Axes, bars: dict[str, dict[str, float]], title: str) ->
     bottom = [0.0] * len(bars)
     for part, (colour, hatch) in look.items():
         heights = [values[part] for values in bars.values()]
-        axes.bar(
-            range(len(bars)),
-            heights,
-            0.7,
-            bottom,
-            color=colour,
-            hatch=hatch,
-            edgecolor="black",
-            label=part,
-        )
+        style = {"color": colour, "hatch": hatch, "edgecolor": "black"}
+        axes.bar(range(len(bars)), heights, 0.7, bottom, label=part, **style)
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
     for place, values in enumerate(bars.values()):
         unit, y = next((cell, y) for cell, y in values.items() if cell.startswith("per "))

@@ -1,9 +1,11 @@
-"""SARATHI, Table 4: decode speedup and throughput gain for two models on two GPUs, at the batch
-sizes and P:D where they peaked.
+"""SARATHI, Table 4: decode speedup and throughput gain for two models on two GPUs.
 
-    python experiments/table4.py              predicted for LLaMA-13B on an A6000 and LLaMA-33B on
-                                              an A100: seconds, no GPU needed
-    python experiments/table4.py --measure    and the real engine on this machine
+At the batch sizes and P:D where they peaked.
+
+    python experiments/table4.py
+        predicted for LLaMA-13B on an A6000 and LLaMA-33B on an A100: seconds, no GPU needed
+    python experiments/table4.py --measure
+        and the real engine on this machine
 
 Decode speedup as in fig8.py, throughput gain as in fig9.py. The A100 borrows the A6000's shares of
 peak and bandwidth, EFFICIENCY["sarathi"], and only its data sheet is new: SARATHI's kernels are
@@ -11,17 +13,21 @@ known from the A6000 alone. (What costmodel.py has from an A100, EFFICIENCY["sar
 other kernels.) Nothing here was fitted to this table.
 """
 
+from typing import TYPE_CHECKING
+
 import matplotlib.pyplot as plt
 
 from cli import run_main
 from configs import GPUS
-from engine import LLM
-from experiments.common import Point, curves
 from experiments.fig8 import batches, predicted_speedup, speedup
-from experiments.figure import Figure, Scale, run_figure
-from experiments.look import COLOURS, measured_title
-from experiments.measuring import Run, measured_gains, measured_on, time_batches
-from experiments.workloads import Workload, balance, predicted_gain
+from experiments.lib.common import Point, curves
+from experiments.lib.figure import Figure, Scale, run_figure
+from experiments.lib.look import COLOURS, measured_title
+from experiments.lib.measuring import Run, measured_gains, measured_on, time_batches
+from experiments.lib.steady import Workload, balance, predicted_gain
+
+if TYPE_CHECKING:  # predicting needs no torch
+    from engine import LLM
 
 CHUNK_SIZE = 256
 ROWS = [  # id of the paper's numbers, model, GPU, L, B, P:D
@@ -49,49 +55,25 @@ def predict(quick: bool) -> list[Point]:
             ),
         }
         for quantity, y in values.items():
-            points.append(
-                Point(
-                    "table4",
-                    name(quantity, model, batch_size, ratio),
-                    length,
-                    "L",
-                    y,
-                    UNITS[quantity],
-                    "predicted",
-                    model,
-                    gpu,
-                )
-            )
+            what = (name(quantity, model, batch_size, ratio), length, "L", y, UNITS[quantity])
+            points.append(Point("table4", *what, "predicted", model, gpu))
     # why chunks of 256 suffer more on an A100 (Sec 5.1.2)
     for model, gpu in dict.fromkeys((model, gpu) for _, model, gpu, *_ in ROWS):
         balance = GPUS[gpu].peak / GPUS[gpu].bandwidth
-        points.append(
-            Point(
-                "table4",
-                f"FLOP to bandwidth ratio, {gpu}",
-                0,
-                "",
-                balance,
-                "FLOP/B",
-                "predicted",
-                model,
-                gpu,
-            )
-        )
+        what = (f"FLOP to bandwidth ratio, {gpu}", 0, "", balance, "FLOP/B")
+        points.append(Point("table4", *what, "predicted", model, gpu))
     return points
 
 
-def measure(llm: LLM, scale: Scale) -> list[Point]:
+def measure(llm: "LLM", scale: Scale) -> list[Point]:
     """At the balance of C and B, where the gain is largest."""
     (batch_size,), (chunk_size,), points = scale.batch_sizes, scale.chunk_sizes, []
     ratio = balance(chunk_size, batch_size)
     for length in scale.lengths:
         run = Run(Workload(length, batch_size, ratio), "sarathi", chunk_size)
         seconds = [
-            result.seconds
-            for result in time_batches(
-                llm, batches(length, batch_size, chunk_size), 3 * scale.repeats
-            )
+            r.seconds
+            for r in time_batches(llm, batches(length, batch_size, chunk_size), 3 * scale.repeats)
         ]
         values = {
             "decode speedup": speedup(seconds, batch_size),
@@ -106,8 +88,11 @@ def measure(llm: LLM, scale: Scale) -> list[Point]:
 
 
 def draw(points: list[Point]) -> plt.Figure:
-    """Decode speedup on the left, throughput gain on the right; paper, predicted and, in bars of
-    their own, measured.
+    """Decode speedup on the left, throughput gain on the right.
+
+    Bars: paper, predicted and, apart, measured.
+
+    Paper, predicted and, in bars of their own, measured.
     """
     measured = curves(points, "measured")
     figure, panels = plt.subplots(1, 2, figsize=(18 if measured else 15, 6.5), layout="constrained")
@@ -119,16 +104,12 @@ def draw(points: list[Point]) -> plt.Figure:
     for axes, quantity in zip(panels, UNITS, strict=True):
         groups: dict[tuple, str] = {}
         for source, (colour, hatch, shift) in look.items():
-            found = {
-                series: curve
-                for series, curve in curves(points, source).items()
-                if series.startswith(quantity)
-            }
+            found = {s: c for s, c in curves(points, source).items() if s.startswith(quantity)}
             bars = [point for curve in found.values() for point in curve]
             for point in bars:
-                model, hardware = (
-                    point.model,
-                    (point.hardware if point.hardware in ("a6000", "a100-80gb") else "measured"),
+                model = point.model
+                hardware = (
+                    point.hardware if point.hardware in ("a6000", "a100-80gb") else "measured"
                 )
                 groups.setdefault(
                     (model, hardware, point.x), f"L = {point.x:g}\n{model}\n{hardware}"
@@ -143,15 +124,9 @@ def draw(points: list[Point]) -> plt.Figure:
             if not bars:
                 continue
             base = 0 if quantity == "decode speedup" else 1
+            style = {"color": colour, "hatch": hatch, "edgecolor": "black"}
             drawn = axes.bar(
-                places,
-                [point.y - base for point in bars],
-                0.36,
-                base,
-                color=colour,
-                hatch=hatch,
-                edgecolor="black",
-                label=source,
+                places, [point.y - base for point in bars], 0.36, base, label=source, **style
             )
             axes.bar_label(drawn, [f"{point.y:.2f}" for point in bars], fontsize=12, padding=2)
         axes.set_xticks(range(len(groups)), groups.values(), fontsize=11)

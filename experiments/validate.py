@@ -1,11 +1,11 @@
-"""How far off are the predictions? Random workloads, run for real on this machine and predicted
-from its calibration.
+"""How far off are the predictions?
 
-    python experiments/calibrate.py && python experiments/validate.py       20 workloads over all
-                                                                            policies: some minutes
-    python experiments/validate.py --profiles DIR                           the linear operators
-                                                                            against measurements of
-                                                                            real GPUs
+Random workloads, run for real on this machine and predicted from its calibration.
+
+    python experiments/calibrate.py && python experiments/validate.py
+        20 workloads over all policies: some minutes
+    python experiments/validate.py --profiles DIR
+        the linear operators against measurements of real GPUs
 
 A workload draws its batch size (2 to 8), chunk size, and for each request a prompt of 32 to 1024
 and an output of 4 to 128 tokens. The same requests then go through the same scheduler twice: on the
@@ -30,16 +30,16 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 
+from batch import Request
 from cli import run_main
 from configs import GPU, GPUS, ModelConfig, UserError
-from costmodel import EFFICIENCY, CostModel, Efficiency
-from engine import LLM
-from executor import CostExecutor
-from experiments.calibrate import CalibratedModel, Calibration
-from experiments.common import (
+from costmodel import EFFICIENCY, CostModel, Efficiency, make_batch
+from experiments.lib.calibration import CalibratedModel, Calibration
+from experiments.lib.common import (
     ROOT,
     Point,
     make_directory,
@@ -49,11 +49,15 @@ from experiments.common import (
     progress,
     write_csv,
 )
-from experiments.look import SERIES, save_figure, use_style
-from experiments.measuring import generate, this_machine, time_batches, warm_up
-from experiments.workloads import make_batch, run_priced
-from scheduler import POLICIES, Request
+from experiments.lib.look import SERIES, save_figure, use_style
+from experiments.lib.measuring import generate, this_machine, time_batches, warm_up
+from experiments.lib.steady import run_priced
+from scheduler import POLICIES
+from simulate import CostExecutor
 from timeline import Trace
+
+if TYPE_CHECKING:  # predicting needs no torch
+    from engine import LLM
 
 BATCH_SIZES, PROMPTS, OUTPUTS, CHUNK_SIZES = (2, 8), (32, 1024), (4, 128), (64, 128, 256, 512)
 QUANTITIES = {  # what is compared: the issue's three
@@ -86,9 +90,7 @@ class Draw:
 
     def requests(self) -> list[Request]:
         """Fresh ones: a scheduler changes them."""
-        return [
-            Request(i, range(prompt), output) for i, (prompt, output) in enumerate(self.lengths)
-        ]
+        return [Request(i, range(prompt), o) for i, (prompt, o) in enumerate(self.lengths)]
 
 
 def draw_workloads(count: int, seed: int) -> list[Draw]:
@@ -113,7 +115,7 @@ def predict(cost: CostModel, work: Draw) -> Trace:
     )
 
 
-def load_llm(calibration: Calibration) -> LLM:
+def load_llm(calibration: Calibration) -> "LLM":
     """The model that was calibrated, on the machine that it was calibrated on."""
     here = f"{this_machine(calibration.device)}, {calibration.dtype}"
     if here != calibration.gpu.name:
@@ -127,6 +129,8 @@ def load_llm(calibration: Calibration) -> LLM:
             f"{calibration.model.name} allows {calibration.model.max_length} tokens; the workloads"
             f" need up to {most}"
         )
+    from engine import LLM  # here, since predicting needs no torch
+
     return LLM(
         calibration.load,
         max_batch_size=BATCH_SIZES[1],
@@ -137,10 +141,11 @@ def load_llm(calibration: Calibration) -> LLM:
 
 
 def compare(
-    llm: LLM, cost: CostModel, workloads: Sequence[Draw], rounds: int
+    llm: "LLM", cost: CostModel, workloads: Sequence[Draw], rounds: int
 ) -> list[tuple[Trace, Trace, float]]:
-    """(predicted, measured, drift) of each workload: of an odd number of rounds over all of them,
-    the run of median length.
+    """(predicted, measured, drift) of each workload.
+
+    Of an odd number of rounds over all of them, the run of median length counts.
     """
     warm_up(llm)
     runs: list[list[tuple[Trace, float]]] = [[] for _ in workloads]
@@ -153,9 +158,10 @@ def compare(
     return [(predict(cost, work), *pair) for work, pair in zip(workloads, middle, strict=True)]
 
 
-def measured_drift(llm: LLM, cost: CostModel) -> float:
-    """Measured over predicted seconds of a prompt and of a step of decodes, 1 if the machine runs
-    as it did when it was calibrated.
+def measured_drift(llm: "LLM", cost: CostModel) -> float:
+    """Measured over predicted seconds of a prompt and of a step of decodes.
+
+    1 if the machine runs as it did when it was calibrated.
     """
     probes = [make_batch([(0, 256, 257)]), make_batch(decodes=BATCH_SIZES[1], context=512)]
     results = time_batches(llm, probes, repeats=3)
@@ -177,14 +183,8 @@ def print_comparison(
     all_errors = {quantity: errors(found, quantity) for quantity in QUANTITIES}
     for i, (work, (predicted, measured, drift)) in enumerate(zip(workloads, found, strict=True)):
         chunk_size = "-" if work.policy in WHOLE_PROMPTS else work.chunk_size
-        cells = [
-            i + 1,
-            work.policy,
-            work.batch_size,
-            chunk_size,
-            len(work.lengths),
-            len(measured.iterations),
-        ]
+        cells = [i + 1, work.policy, work.batch_size, chunk_size, len(work.lengths)]
+        cells.append(len(measured.iterations))
         for quantity, (_, value) in QUANTITIES.items():
             cells += [
                 f"{value(predicted):.4g}",
@@ -205,22 +205,12 @@ def print_comparison(
     rows = []
     for quantity, values in all_errors.items():
         sizes = [abs(value) for value in values]
+        shown = [statistics.median(sizes), quantile(sizes, 0.9), max(sizes)]
         bias = f"{100 * statistics.median(values):+.1f} %"
-        rows.append(
-            [
-                quantity,
-                *[
-                    f"{100 * value:.1f} %"
-                    for value in (statistics.median(sizes), quantile(sizes, 0.9), max(sizes))
-                ],
-                bias,
-            ]
-        )
+        rows.append([quantity, *[f"{100 * value:.1f} %" for value in shown], bias])
     print_table(["quantity", "median", "p90", "worst", "signed median"], rows)
-    print(
-        "\nmedian drift since the calibration:"
-        f" {100 * (statistics.median(drift for *_, drift in found) - 1):+.1f} %"
-    )
+    drift = statistics.median(drift for *_, drift in found) - 1
+    print(f"\nmedian drift since the calibration: {100 * drift:+.1f} %")
 
 
 def points(
@@ -237,26 +227,15 @@ def points(
         )
         for quantity, (unit, value) in QUANTITIES.items():
             for source, trace in (("predicted", predicted), ("measured", measured)):
-                rows.append(
-                    Point(
-                        "validate",
-                        f"{quantity}, {size}",
-                        i + 1,
-                        "workload",
-                        value(trace),
-                        unit,
-                        source,
-                        model,
-                        hardware,
-                    )
-                )
+                what = (f"{quantity}, {size}", i + 1, "workload", value(trace), unit)
+                rows.append(Point("validate", *what, source, model, hardware))
     return rows
 
 
 def draw(
     workloads: Sequence[Draw], found: Sequence[tuple[Trace, Trace, float]], title: str
 ) -> plt.Figure:
-    """Predicted against measured, one panel for each quantity: the nearer to the line, the better."""
+    """Predicted against measured, a panel for each quantity: near the line is good."""
     use_style()
     figure, panels = plt.subplots(1, len(QUANTITIES), figsize=(18, 6.6), layout="constrained")
     for axes, (quantity, (unit, value)) in zip(panels, QUANTITIES.items(), strict=True):
@@ -266,34 +245,17 @@ def draw(
                 for work, (guess, real, _) in zip(workloads, found, strict=True)
                 if work.policy == policy
             ]
-            (
-                axes.plot(
-                    *zip(*pairs, strict=True), marker, color=colour, markersize=9, label=policy
-                )
-                if pairs
-                else None
-            )
+            if pairs:
+                x, y = zip(*pairs, strict=True)
+                axes.plot(x, y, marker, color=colour, markersize=9, label=policy)
         sizes = [abs(error) for error in errors(found, quantity)]
-        low, high = (
-            min(axes.get_xlim()[0], axes.get_ylim()[0]),
-            max(axes.get_xlim()[1], axes.get_ylim()[1]),
-        )
-        low = max(low, 0.0)
+        low = max(min(axes.get_xlim()[0], axes.get_ylim()[0]), 0.0)
+        high = max(axes.get_xlim()[1], axes.get_ylim()[1])
         axes.plot([low, high], [low, high], color="black", linewidth=1.2)
-        axes.fill_between(
-            [low, high],
-            [0.9 * low, 0.9 * high],
-            [1.1 * low, 1.1 * high],
-            color="grey",
-            alpha=0.2,
-            label="within 10 %",
-        )
-        axes.set(
-            xlim=(low, high),
-            ylim=(low, high),
-            xlabel=f"measured ({unit})",
-            ylabel=f"predicted ({unit})",
-        )
+        band = [0.9 * low, 0.9 * high], [1.1 * low, 1.1 * high]
+        axes.fill_between([low, high], *band, color="grey", alpha=0.2, label="within 10 %")
+        labels = {"xlabel": f"measured ({unit})", "ylabel": f"predicted ({unit})"}
+        axes.set(xlim=(low, high), ylim=(low, high), **labels)
         axes.set_title(
             f"{quantity}: median error {100 * statistics.median(sizes):.1f} %, p90"
             f" {100 * quantile(sizes, 0.9):.1f} %"
@@ -315,8 +277,11 @@ OPERATORS = {
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a profile: the seconds of each linear operator in one layer, for this many tokens
-    on one of `parallel` GPUs.
+    """One line of a profile: the seconds of each linear operator in one layer.
+
+    It is of this many tokens on one of `parallel` GPUs.
+
+    For this many tokens on one of `parallel` GPUs.
     """
 
     model: ModelConfig
@@ -325,9 +290,8 @@ class Row:
     seconds: dict[str, float]
 
     def predicted(self, cost: CostModel) -> dict[str, float]:
-        return CostModel(self.model, cost.gpu, cost.efficiency, tp=self.parallel).linears(
-            self.tokens
-        )
+        own = CostModel(self.model, cost.gpu, cost.efficiency, tp=self.parallel)
+        return own.linears(self.tokens)
 
     def error(self, cost: CostModel) -> float:
         """Of all four linear operators together, relative to the measurement."""
@@ -347,14 +311,8 @@ def read_profile(path: Path) -> list[Row]:
             raise UserError(f"{path}, line {line}, column {column}: {row[column]!r} is not {what}")
         return value
 
-    whole = (
-        "num_tokens",
-        "num_tensor_parallel_workers",
-        "n_embd",
-        "n_expanded_embd",
-        "n_head",
-        "n_kv_head",
-    )
+    whole = ("num_tokens", "num_tensor_parallel_workers")
+    whole += ("n_embd", "n_expanded_embd", "n_head", "n_kv_head")
     times = {name: f"time_stats.{operator}.median" for name, operator in OPERATORS.items()}
     rows = []
     try:
@@ -374,20 +332,9 @@ def read_profile(path: Path) -> list[Row]:
                     )
                 flavour = "llama" if row["use_gated_mlp"] == "True" else "gpt2"
                 name = f"{path}, line {line}"  # what a complaint about the shape starts with
-                model = ModelConfig(
-                    name,
-                    1,
-                    heads,
-                    hidden,
-                    intermediate,
-                    1,
-                    tokens,
-                    n_kv_head=kv_heads,
-                    flavour=flavour,
-                )
-                seconds = {
-                    name: 1e-3 * cell(line, row, column, float) for name, column in times.items()
-                }
+                shape = (name, 1, heads, hidden, intermediate, 1, tokens)
+                model = ModelConfig(*shape, n_kv_head=kv_heads, flavour=flavour)
+                seconds = {n: 1e-3 * cell(line, row, column, float) for n, column in times.items()}
                 rows.append(Row(model, tokens, parallel, seconds))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path}: {error}") from None
@@ -410,8 +357,9 @@ def gpu_of(folder: str, directory: Path) -> GPU:
 
 
 def read_profiles(directory: Path) -> dict[str, dict[str, list[Row]]]:
-    """GPU folder -> model folder -> rows, for all DIR/GPU/MODEL/mlp.csv (a model's folder may be
-    nested: meta-llama/Llama-2-7b-hf).
+    """GPU folder -> model folder -> rows, for all DIR/GPU/MODEL/mlp.csv.
+
+    A model's folder may be nested: meta-llama/Llama-2-7b-hf.
     """
     profiles: dict[str, dict[str, list[Row]]] = {}
     for path in sorted(directory.rglob("mlp.csv")):
@@ -428,8 +376,9 @@ LINEAR_CONSTANTS = {"compute": 1, "memory": 1, "p": 1, "overhead": 1e6}
 
 
 def fit_linears(rows: Sequence[Row], gpu: GPU) -> Efficiency:
-    """The constants of linear operators for which the squared log ratios are least, by compass
-    search; every fourth row is enough.
+    """The constants of linear operators with the least squared log ratios, by compass search.
+
+    Every fourth row is enough.
     """
     rows = sorted(rows, key=lambda row: (row.parallel, row.tokens))[::4]
 
@@ -466,9 +415,7 @@ def summary(values: Sequence[float]) -> list[str]:
 
 
 def hold_profiles(directory: Path) -> None:
-    """Two tables: with the constants of costmodel.py, and with those fitted on one model and tested
-    on the others.
-    """
+    """Two tables: the constants of costmodel.py; those fitted on one model, tested on others."""
     profiles = read_profiles(directory)
     print(
         'Linear operators of one layer, EFFICIENCY["sarathi_serve"] against the profiles: error of'
@@ -500,30 +447,14 @@ def hold_profiles(directory: Path) -> None:
         others = [
             row.error(cost) for other, rows in models.items() if other != model for row in rows
         ]
-        constants = [
-            f"{getattr(efficiency, name) * unit:.4f}" for name, unit in LINEAR_CONSTANTS.items()
-        ]
+        constants = [f"{getattr(efficiency, n) * unit:.4f}" for n, unit in LINEAR_CONSTANTS.items()]
         itself = summary([row.error(cost) for row in models[model]])
         table.append(
             [gpu.name, model, *constants, *itself[:2], *(summary(others) if others else "---")]
         )
         every += others
-    print_table(
-        [
-            "GPU",
-            "fitted on",
-            "compute",
-            "memory",
-            "p",
-            "overhead, us",
-            "median",
-            "p90",
-            "others: median",
-            "p90",
-            "signed",
-        ],
-        table,
-    )
+    header = ["GPU", "fitted on", "compute", "memory", "p", "overhead, us", "median", "p90"]
+    print_table([*header, "others: median", "p90", "signed"], table)
     if every:
         print(f"\nall others: median {summary(every)[0]}, p90 {summary(every)[1]}")
 
@@ -533,30 +464,31 @@ def hold_profiles(directory: Path) -> None:
 
 def main() -> None:
     parser = make_parser(__doc__)
+    add = parser.add_argument
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     default = ROOT / "results" / "calibration-laptop.json"
-    parser.add_argument(
+    add(
         "--calibration",
         type=Path,
         default=default,
         metavar="FILE",
         help="(default: results/calibration-laptop.json)",
     )
-    parser.add_argument(
+    add(
         "--workloads",
         type=positive,
         metavar="N",
         help="how many (default: 20; none with --profiles)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the draw (default: 0)")
-    parser.add_argument(
+    add("--seed", type=int, default=0, help="of the draw (default: 0)")
+    add(
         "--rounds",
         type=positive,
         default=3,
         metavar="N",
         help="runs of each workload, of which the median counts (default: 3; 1 if --quick)",
     )
-    parser.add_argument(
+    add(
         "--profiles",
         type=Path,
         metavar="DIR",
@@ -569,7 +501,7 @@ def main() -> None:
             return
         print()
     calibration = Calibration.read(options.calibration)
-    make_directory(options.out)
+    make_directory(options.out, "validate", force=options.force)
     workloads = draw_workloads(
         options.workloads or (len(POLICIES) if options.quick else 20), options.seed
     )
@@ -579,12 +511,8 @@ def main() -> None:
     print(f"{model} on {hardware}, calibrated {calibration.date}\n")
     print_comparison(workloads, found)
     write_csv(options.out / "validate.csv", points(workloads, found, model, hardware))
-    save_figure(
-        draw(
-            workloads, found, f"{model} on {hardware}: predicted from a calibration of this machine"
-        ),
-        options.out / "validate.png",
-    )
+    title = f"{model} on {hardware}: predicted from a calibration of this machine"
+    save_figure(draw(workloads, found, title), options.out / "validate.png")
     print(f"\nwrote {options.out / 'validate.png'} and .csv")
 
 

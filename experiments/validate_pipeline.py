@@ -1,20 +1,11 @@
-"""Does the simulated pipeline tell the truth? Random workloads on a real pipeline of two processes,
-and the same ones predicted.
+"""Does the simulated pipeline tell the truth?
 
-    OMP_NUM_THREADS=1 python experiments/calibrate.py --out results/calibration-stage.json      one
-                                                                                                thread:
-                                                                                                what
-                                                                                                a
-                                                                                                stage
-                                                                                                gets
-                                                                                                of
-                                                                                                two
-                                                                                                cores;
-                                                                                                two
-                                                                                                of
-                                                                                                four
-    python experiments/validate_pipeline.py --calibration results/calibration-stage.json       some
-                                                                                               minutes
+Random workloads on a real pipeline of two processes, and the same ones predicted.
+
+    OMP_NUM_THREADS=1 python experiments/calibrate.py --out results/calibration-stage.json
+        one thread: what a stage gets of two cores; two of four
+    python experiments/validate_pipeline.py --calibration results/calibration-stage.json
+        some minutes
 
 The calibration is of the whole model in one process; a stage is predicted to take its share of the
 layers, the last one the head as well (`pipeline.StageCosts`). The way between stages is measured in
@@ -40,10 +31,11 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
+from batch import Request
 from cli import run_main
 from configs import UserError
-from experiments.calibrate import CalibratedModel, Calibration
-from experiments.common import (
+from experiments.lib.calibration import CalibratedModel, Calibration
+from experiments.lib.common import (
     ROOT,
     Point,
     make_directory,
@@ -52,10 +44,10 @@ from experiments.common import (
     print_table,
     write_csv,
 )
-from experiments.look import SERIES, save_figure, use_style
-from experiments.measuring import this_machine
-from pipeline import Hop, PipelineTrace, StageCosts, even_layers, run_pipeline
-from scheduler import POLICIES, Request, make_scheduler
+from experiments.lib.look import SERIES, save_figure, use_style
+from experiments.lib.measuring import this_machine
+from pipeline import Hop, PipelineTrace, StageCosts, even_layers, make_micro_batches, run_pipeline
+from scheduler import POLICIES
 
 STAGES, BATCH_SIZE, CHUNK_SIZE = 2, 3, 128
 REQUESTS, PROMPTS, OUTPUTS = (5, 8), (32, 400), (4, 24)
@@ -111,16 +103,13 @@ def draw_workloads(count: int, seed: int) -> list[Draw]:
 def predict(calibration: Calibration, work: Draw, hop: float, slower: float = 1.0) -> PipelineTrace:
     """The same schedulers on the calibrated clock; slower: a factor on all costs."""
     costs = StageCosts(CalibratedModel(calibration), even_layers(calibration.model.n_layer, STAGES))
-    schedulers = [make_scheduler(work.policy, BATCH_SIZE, CHUNK_SIZE) for _ in range(STAGES)]
-    requests = [
-        Request(i, range(prompt), output) for i, (prompt, output) in enumerate(work.lengths)
-    ]
-    trace = PipelineTrace(STAGES, STAGES)
+    filled = make_micro_batches(work.policy, STAGES, STAGES, BATCH_SIZE, CHUNK_SIZE)
+    for i, (prompt, output) in enumerate(work.lengths):
+        filled.add(Request(i, range(prompt), output))
     return run_pipeline(
-        schedulers,
+        filled,
         lambda batch: [slower * seconds for seconds in costs(batch)],
-        requests,
-        trace,
+        PipelineTrace(STAGES, STAGES),
         Hop(latency=hop),
     )
 
@@ -128,44 +117,30 @@ def predict(calibration: Calibration, work: Draw, hop: float, slower: float = 1.
 def run_for_real(
     calibration: Calibration, workloads: Sequence[Draw], repeats: int
 ) -> list[list[dict]]:
-    """What distributed.py measured: for each workload, one dict for each repeat; the first workload
-    is run once more before, to warm up.
+    """What distributed.py measured: for each workload, one dict for each repeat.
+
+    The first workload is run once more before, to warm up.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "runs.json"
         flags = [word for work in workloads for word in ("--workload", work.flag)]
-        script = [
-            sys.executable,
-            str(ROOT / "distributed.py"),
-            "--stages",
-            str(STAGES),
-            "--model",
-            calibration.load,
-            *flags,
-        ]
-        script += [
-            "--max-batch-size",
-            str(BATCH_SIZE),
-            "--chunk-size",
-            str(CHUNK_SIZE),
-            "--max-length",
-            str(PROMPTS[1] + OUTPUTS[1]),
-        ]
-        script += [
-            "--dtype",
-            calibration.dtype,
-            "--device",
-            "cpu",
-            "--repeats",
-            str(repeats),
-            "--json",
-            str(out),
-        ]
+        options = {
+            "--stages": STAGES,
+            "--model": calibration.load,
+            "--max-batch-size": BATCH_SIZE,
+            "--chunk-size": CHUNK_SIZE,
+            "--max-length": PROMPTS[1] + OUTPUTS[1],
+            "--dtype": calibration.dtype,
+            "--device": "cpu",
+            "--repeats": repeats,
+            "--json": out,
+        }
+        script = [sys.executable, str(ROOT / "distributed.py"), *flags]
+        script += [str(word) for option in options.items() for word in option]
         done = subprocess.run(script, check=False, capture_output=True, text=True)
         if done.returncode:
-            raise UserError(
-                f"distributed.py failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}"
-            )
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise UserError(f"distributed.py failed: {last}")
         runs = json.loads(out.read_text(encoding="utf-8"))
     return [[run for run in runs if run["workload"] == index] for index in range(len(workloads))]
 
@@ -186,15 +161,8 @@ def compare(calibration: Calibration, workloads: Sequence[Draw], repeats: int) -
         )
         slower = busy / sum(trace.busy)
         alone = predict(calibration, work, hop, slower)
-        rows.append(
-            Row(
-                work,
-                (trace.seconds, trace.bubble_share),
-                (seconds, share),
-                (alone.seconds, alone.bubble_share),
-                slower,
-            )
-        )
+        predicted, ridden = (trace.seconds, trace.bubble_share), (alone.seconds, alone.bubble_share)
+        rows.append(Row(work, predicted, (seconds, share), ridden, slower))
     return rows
 
 
@@ -214,19 +182,8 @@ def show(rows: Sequence[Row]) -> None:
         ]
         for row in rows
     ]
-    names = [
-        "policy",
-        "requests",
-        "total time, s",
-        "measured",
-        "error",
-        "bubbles, %",
-        "measured",
-        "error",
-        "work, measured/predicted",
-        "alone",
-    ]
-    print_table(names, cells)
+    names = ["policy", "requests", "total time, s", "measured", "error", "bubbles, %", "measured"]
+    print_table([*names, "error", "work, measured/predicted", "alone"], cells)
     times, shares = (
         [abs(error(row)) for row in rows]
         for error in (lambda row: row.time_error, lambda row: row.share_error)
@@ -275,16 +232,8 @@ def draw(rows: Sequence[Row], title: str) -> plt.Figure:
                 else row.work.policy
             )
             x, y = scale * row.measured[place], scale * row.predicted[place]
-            axes.plot(
-                x,
-                y,
-                marker,
-                color=colour,
-                markerfacecolor=filled,
-                markersize=10,
-                markeredgewidth=2,
-                label=label,
-            )
+            style = {"markerfacecolor": filled, "markersize": 10, "markeredgewidth": 2}
+            axes.plot(x, y, marker, color=colour, label=label, **style)
         high = 1.1 * scale * max(max(row.measured[place], row.predicted[place]) for row in rows)
         band = (
             [(0, 0), (0.9 * high, 1.1 * high)]
@@ -335,7 +284,7 @@ def main() -> None:
             f"the calibration is of {calibration.gpu.name}; this is {here}: run"
             " experiments/calibrate.py here first"
         )
-    make_directory(options.out)
+    make_directory(options.out, "validate_pipeline", force=options.force)
     workloads = draw_workloads(2 if options.quick else options.workloads, options.seed)
     rows = compare(calibration, workloads, 1 if options.quick else options.repeats)
     print(

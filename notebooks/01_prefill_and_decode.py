@@ -11,56 +11,67 @@
 # %% [markdown]
 # # Lesson 1: prefill and decode
 #
-# A language model serves a request in two phases. This lesson shows on **your own CPU** that they cost very different amounts per token,
-# and why: one keeps the arithmetic units busy, the other waits for memory. All of SARATHI follows from that.
+# A language model serves a request in two phases. This lesson shows on **your own CPU** that they
+# cost very different amounts per token, and why: one keeps the arithmetic units busy, the other
+# waits for memory. All of SARATHI follows from that.
 #
 # **You will see**
 # 1. one request served by hand, iteration by iteration;
 # 2. the time of an iteration against its number of tokens, measured here;
 # 3. the arithmetic intensity of each operator, counted;
-# 4. the paper's GPU: decode tokens that cost 200, 100 and 16.7 times as much as prefill tokens (paper, Fig 3).
+# 4. the paper's GPU: decode tokens that cost 200, 100 and 16.7 times as much as prefill tokens
+#    (paper, Fig 3).
 #
-# About 30 minutes; the machine needs under a minute. Every number says what it is: **paper** (published), **predicted** (cost
-# model, for a named GPU) or **measured** (this machine). "Sec" and "Fig" mean [SARATHI](https://arxiv.org/abs/2308.16369).
+# About 30 minutes; the machine needs under a minute. Every number says what it is: **paper**
+# (published), **predicted** (cost model, for a named GPU) or **measured** (this machine). "Sec" and
+# "Fig" mean [SARATHI](https://arxiv.org/abs/2308.16369).
 
 # %%
 from dataclasses import replace
 
 import matplotlib.pyplot as plt
-import torch
 
-from attention import sdpa
+from batch import Batch, Chunk, Request
 from configs import GPUS, MODELS
 from costmodel import CostModel
-from engine import choose_dtype, new_model
+from engine import LLM
 from executor import ModelExecutor
-from kvcache import KVCache
-from lesson import OPERATOR_COLOURS, SERIES, bars, fastest, paper, plain_ticks, print_table, this_machine
-from scheduler import Batch, Chunk, Request, make_scheduler
+from lesson import (
+    OPERATOR_COLOURS,
+    SERIES,
+    bars,
+    fastest,
+    paper,
+    plain_ticks,
+    print_table,
+    this_machine,
+)
+from scheduler import make_scheduler
 
 # %% [markdown]
-# A LLaMA-shaped model with random weights: what it says is noise, but its *time* is that of a trained one. The full `laptop` model
-# has 16 layers; 8 are enough here. What matters is that the weights are larger than your CPU's cache.
+# A LLaMA-shaped model with random weights: what it says is noise, but its *time* is that of a
+# trained one. The full `laptop` model has 16 layers; 8 are enough here, as a model of our own in
+# `MODELS`. What matters is that the weights are larger than your CPU's cache.
 
 # %%
-config = replace(MODELS["laptop"], n_layer=8)
-dtype = choose_dtype("auto", torch.device("cpu"))
-model = new_model(config, dtype, torch.device("cpu")).init_weights(seed=0)
-cache = KVCache(config, slots=32, length=576, dtype=dtype)
-executor = ModelExecutor(model, cache, sdpa)
+MODELS["small"] = replace(MODELS["laptop"], n_layer=8)
+llm = LLM("small", max_batch_size=32, max_length=576, device="cpu")
+executor = ModelExecutor(llm.model, llm.cache, llm.attend)
 
-weight_bytes = config.n_layer * config.layer_weights * dtype.itemsize
-print(f"machine: {this_machine()}, {torch.get_num_threads()} threads, {dtype}")
+config = llm.config
+weight_bytes = config.n_layer * config.layer_weights * llm.dtype.itemsize
+print(f"machine: {this_machine()}, {llm.dtype}")
 print(f"linear operators: {weight_bytes / 1e6:.0f} MB of weights in {config.n_layer} layers")
 
 # %% [markdown]
 # ## Step 1: one request, by hand
 #
-# **The paper's claim (Sec 2.2).** Prefill runs all tokens of the prompt at once, in parallel. Decode then produces one token per
-# iteration, each of which needs the one before: same operators, same weights, but a single row of input per request.
+# **The paper's claim (Sec 2.2).** Prefill runs all tokens of the prompt at once, in parallel.
+# Decode then produces one token per iteration, each of which needs the one before: same operators,
+# same weights, but a single row of input per request.
 #
-# **Predict first.** The prompt below has 256 tokens. How does the time of *one* decode compare with that of the whole prefill: about
-# 1/256 of it? A tenth? As long?
+# **Predict first.** The prompt below has 256 tokens. How does the time of *one* decode compare with
+# that of the whole prefill: about 1/256 of it? A tenth? As long?
 
 
 # %%
@@ -86,24 +97,31 @@ while scheduler.has_work:
     scheduler.update(batch, result.tokens)  # what came out?
     milliseconds = 1e3 * result.seconds
     kind = "prefill" if batch.chunks else "decode"
-    rows.append([kind, batch.num_tokens, f"{milliseconds:.1f}", f"{milliseconds / batch.num_tokens:.2f}"])
+    rows.append(
+        [kind, batch.num_tokens, f"{milliseconds:.1f}", f"{milliseconds / batch.num_tokens:.2f}"]
+    )
 executor.release(request)
 print_table(["iteration", "tokens", "ms (measured)", "ms per token (measured)"], rows)
 
 # %% [markdown]
-# **Explain.** Look at the last column. A decode iteration is shorter than the prefill, but nowhere near 256 times shorter: per token, decode
-# costs a large multiple. (The first decode may be slower than the others: libraries warm up for its shape, too.) These three calls, `schedule`, `execute`, `update`, are the whole engine (`engine.run` is this loop).
+# **Explain.** Look at the last column. A decode iteration is shorter than the prefill, but nowhere
+# near 256 times shorter: per token, decode costs a large multiple. (The first decode may be slower
+# than the others: libraries warm up for its shape, too.) These three calls, `schedule`, `execute`,
+# `update`, are the whole engine: `Loop.step` in `loop.py` makes them.
 #
-# Note also that 256 prompt tokens and 6 output tokens take one prefill and *five* decodes: the prefill already yields the first output token.
+# Note also that 256 prompt tokens and 6 output tokens take one prefill and *five* decodes: the
+# prefill already yields the first output token.
 
 # %% [markdown]
 # ## Step 2: how many tokens make an iteration slow?
 #
-# **The paper's claim (Sec 3.1, Fig 3 and 4a).** Prefill's cost per token is almost the same for every batch size: even one prompt saturates the
-# GPU, from about 512 tokens on. Decode's cost per token falls steeply with the batch size: one more request costs the linear operators next to nothing.
+# **The paper's claim (Sec 3.1, Fig 3 and 4a).** Prefill's cost per token is almost the same for
+# every batch size: even one prompt saturates the GPU, from about 512 tokens on. Decode's cost per
+# token falls steeply with the batch size: one more request costs the linear operators next to
+# nothing.
 #
-# **Predict first.** An iteration with 2 decodes: twice the time of one with 1 decode? And one with 32? Will a prompt of 32 tokens
-# take longer than 32 decodes of 32 different requests?
+# **Predict first.** An iteration with 2 decodes: twice the time of one with 1 decode? And one with
+# 32? Will a prompt of 32 tokens take longer than 32 decodes of 32 different requests?
 
 
 # %%
@@ -139,14 +157,18 @@ right.legend()
 plt.show()
 
 # %% [markdown]
-# **Explain.** On the left, both curves start almost flat: twice the tokens take far less than twice the time. Then they bend up, until
-# twice the tokens take twice the time. On the right the same fact reads: the cost per token falls, and beyond the bend it is constant.
+# **Explain.** On the left, both curves start almost flat: twice the tokens take far less than twice
+# the time. Then they bend up, until twice the tokens take twice the time. On the right the same
+# fact reads: the cost per token falls, and beyond the bend it is constant.
 #
-# Decode starts where prefill starts, and has the same shape. It lies higher as requests are added, because each brings a small attention of its own;
-# the linear operators cannot tell a decode from a prompt token. What makes decode dear is not that it is decode, but that there are so few tokens in its iteration.
+# Decode starts where prefill starts, and has the same shape. It lies higher as requests are added,
+# because each brings a small attention of its own; the linear operators cannot tell a decode from a
+# prompt token. What makes decode dear is not that it is decode, but that there are so few tokens in
+# its iteration.
 #
-# Where does the flat part come from? Each iteration reads all weights from memory, whether for 1 token or for 100. Let us check that: if reading were all
-# that happens, the time of 1 token would tell the memory's bandwidth.
+# Where does the flat part come from? Each iteration reads all weights from memory, whether for 1
+# token or for 100. Let us check that: if reading were all that happens, the time of 1 token would
+# tell the memory's bandwidth.
 
 # %%
 bandwidth = weight_bytes / (min(prefill_ms[1], decode_ms[1]) / 1e3)
@@ -157,18 +179,25 @@ flops = {
 peak = max(flops.values())
 print(f"1 token:    weights pass at {bandwidth / 1e9:6.1f} GB/s (measured)")
 for tokens in (1, 32, 512):
-    print(f"{tokens:3d} tokens: {flops[tokens] / 1e9:8.1f} GFLOP/s in the linear operators (measured)")
-print(f"this machine can do {peak / bandwidth:.0f} FLOPs in the time in which it reads one byte (measured)")
+    print(
+        f"{tokens:3d} tokens: {flops[tokens] / 1e9:8.1f} GFLOP/s in the linear operators (measured)"
+    )
+print(
+    f"this machine can do {peak / bandwidth:.0f} FLOPs in the time in which it reads one byte",
+    "(measured)",
+)
 
 # %% [markdown]
 # ## Step 3: arithmetic intensity
 #
-# **The paper's claim (Sec 3.1, Fig 4b).** An operator whose FLOPs per byte (its *arithmetic intensity*) exceed the machine's ratio of
-# FLOP/s to bandwidth is compute-bound; below, memory-bound. In prefill all operators have a high intensity even at batch size 1; in decode it is two orders
-# of magnitude lower.
+# **The paper's claim (Sec 3.1, Fig 4b).** An operator whose FLOPs per byte (its *arithmetic
+# intensity*) exceed the machine's ratio of FLOP/s to bandwidth is compute-bound; below,
+# memory-bound. In prefill all operators have a high intensity even at batch size 1; in decode it is
+# two orders of magnitude lower.
 #
-# **Predict first.** A linear operator of `inputs x outputs` weights of 2 bytes runs on 1 token: 2 FLOPs per weight, 2 bytes per weight. Intensity? And on
-# 512 tokens? And decode *attention*, where every request has keys and values of its own?
+# **Predict first.** A linear operator of `inputs x outputs` weights of 2 bytes runs on 1 token: 2
+# FLOPs per weight, 2 bytes per weight. Intensity? And on 512 tokens? And decode *attention*, where
+# every request has keys and values of its own?
 
 
 # %%
@@ -178,7 +207,10 @@ def linear_intensity(tokens, inputs, outputs):
 
 
 def attention_intensity(rows, context):
-    """FLOPs per byte of `rows` queries on `context` keys: 2 products; K and V, queries, results move."""
+    """FLOPs per byte of `rows` queries on `context` keys.
+
+    There are 2 products. K and V, queries and results move.
+    """
     return 4 * rows * context / (2 * (2 * context + 2 * rows))
 
 
@@ -219,23 +251,24 @@ axes.legend(ncols=5, loc="upper center", columnspacing=1, handlelength=1)
 plt.show()
 
 # %% [markdown]
-# **Explain.** Above the lines an operator is compute-bound, below them memory-bound. The paper's line and ours differ, because the paper puts
-# the A6000's ratio at 53 and `configs.py` takes the data sheet's tensor-core FLOPs; decode at practical batch sizes is below both, prefill
-# above both.
+# **Explain.** Above the lines an operator is compute-bound, below them memory-bound. The paper's
+# line and ours differ, because the paper puts the A6000's ratio at 53 and `configs.py` takes the
+# data sheet's tensor-core FLOPs; decode at practical batch sizes is below both, prefill above both.
 #
-# Batching lifts the *linear* operators, because all requests share the weights. It does nothing for decode attention (the blue bar stays at about 1): no
-# two requests share keys and values.
+# Batching lifts the *linear* operators, because all requests share the weights. It does nothing for
+# decode attention (the blue bar stays at about 1): no two requests share keys and values.
 
 # %% [markdown]
 # ## Step 4: the paper's GPU
 #
-# **The paper's claim (Sec 3.1, Fig 3).** For LLaMA-13B on an A6000 at length 1024, a decode token costs 200, 100 and 16.7 times as much as a
-# prefill token, at batch sizes 1, 2 and 18 (paper).
+# **The paper's claim (Sec 3.1, Fig 3).** For LLaMA-13B on an A6000 at length 1024, a decode token
+# costs 200, 100 and 16.7 times as much as a prefill token, at batch sizes 1, 2 and 18 (paper).
 #
-# You have no A6000, but `CostModel` prices a batch on one, operator by operator. It was fitted to the paper's Table 2 and Fig 7 only, so what it says
-# about Fig 3 is a prediction.
+# You have no A6000, but `CostModel` prices a batch on one, operator by operator. It was fitted to
+# the paper's Table 2 and Fig 7 only, so what it says about Fig 3 is a prediction.
 #
-# **Predict first.** Which operators make up a decode token's cost at batch size 1? Which one has grown most important at 18?
+# **Predict first.** Which operators make up a decode token's cost at batch size 1? Which one has
+# grown most important at 18?
 
 # %%
 cost = CostModel(llama, GPUS["a6000"])
@@ -249,7 +282,9 @@ def decodes(count, context=1024):
 
 def per_token(batch):
     """Predicted ms per token, by operator."""
-    return {name: 1e3 * seconds / batch.num_tokens for name, seconds in cost.operators(batch).items()}
+    return {
+        name: 1e3 * seconds / batch.num_tokens for name, seconds in cost.operators(batch).items()
+    }
 
 
 # %%
@@ -274,31 +309,36 @@ rows = []
 prefill_total = sum(prefill_cost.values())
 for count in (1, 2, 18):
     published, predicted = paper[f"f3_b{count}"], sum(decode_cost[count].values()) / prefill_total
-    rows.append(
-        [count, f"{published:.1f}", f"{predicted:.1f}", f"{100 * (predicted / published - 1):+.1f} %"]
-    )
+    error = f"{100 * (predicted / published - 1):+.1f} %"
+    rows.append([count, f"{published:.1f}", f"{predicted:.1f}", error])
 print("cost of a decode token / cost of a prefill token, LLaMA-13B on an A6000")
 print_table(["B", "paper", "predicted", "error"], rows)
 
-print(f"\nthe same ratio on {this_machine()} (measured: {config.n_layer} layers of 'laptop', {dtype})")
+what = f"{config.n_layer} layers of 'laptop', {llm.dtype}"
+print(f"\nthe same ratio on {this_machine()} (measured: {what})")
 best_prefill = min(ms / tokens for tokens, ms in prefill_ms.items())
 print_table(
-    ["B", "measured"], [[count, f"{ms / count / best_prefill:.1f}"] for count, ms in decode_ms.items()]
+    ["B", "measured"],
+    [[count, f"{ms / count / best_prefill:.1f}"] for count, ms in decode_ms.items()],
 )
 
 # %% [markdown]
-# **Explain.** At batch size 1 the linear operators are nearly everything: each token pays for reading all weights alone. At 18 that cost is shared, and
-# attention (blue), which nobody shares, stands out. Batching more would help, but the memory is full: lesson 2. (`experiments/fig3.py` says a little other than the table: it leaves the logits,
-# the thin grey part, out, and divides by the prefill of as many prompts.)
+# **Explain.** At batch size 1 the linear operators are nearly everything: each token pays for
+# reading all weights alone. At 18 that cost is shared, and attention (blue), which nobody shares,
+# stands out. Batching more would help, but the memory is full: lesson 2. (`experiments/fig3.py`
+# says a little other than the table: it leaves the logits, the thin grey part, out, and divides by
+# the prefill of as many prompts.)
 #
-# Your CPU shows the same shape with other numbers: its ratio of FLOP/s to bandwidth (step 2) is smaller than a GPU's, so the gap is smaller.
-# A machine with more arithmetic per byte loses more in decode.
+# Your CPU shows the same shape with other numbers: its ratio of FLOP/s to bandwidth (step 2) is
+# smaller than a GPU's, so the gap is smaller. A machine with more arithmetic per byte loses more in
+# decode.
 
 # %% [markdown]
 # ## What if ...
 #
 # Change a line and run again.
-# - Another GPU: `"a100-80gb"`, `"h100"`. Which has the largest gap at batch size 1? Is it the one with the largest ratio of peak to bandwidth?
+# - Another GPU: `"a100-80gb"`, `"h100"`. Which has the largest gap at batch size 1? Is it the one
+#   with the largest ratio of peak to bandwidth?
 # - A shorter context: which part of the decode's cost shrinks?
 
 # %%
@@ -314,30 +354,36 @@ print(f"decode token / prefill token = {decode_seconds / prefill_seconds:.0f} (p
 # %% [markdown]
 # ## Questions
 #
-# **1.** A model's weights are 26 GB and the GPU reads 768 GB/s at best. What is the shortest possible time of a decode iteration, and does it depend
-# on the batch size?
+# **1.** A model's weights are 26 GB and the GPU reads 768 GB/s at best. What is the shortest
+# possible time of a decode iteration, and does it depend on the batch size?
 #
 # <details><summary>Answer</summary>
 #
-# 26 / 768 s, which is about 34 ms: every weight must be read once per iteration. It does not depend on the batch size, as long as the batch is too small to
-# be compute-bound; that is why decode throughput grows linearly with small batches (paper, Fig 4a). Keys and values come on top, and they do grow with the batch.
+# 26 / 768 s, which is about 34 ms: every weight must be read once per iteration. It does not depend
+# on the batch size, as long as the batch is too small to be compute-bound; that is why decode
+# throughput grows linearly with small batches (paper, Fig 4a). Keys and values come on top, and
+# they do grow with the batch.
 #
 # </details>
 #
-# **2.** Someone halves the weights' bytes (8-bit instead of 16-bit numbers) but computes in 16 bits as before. What becomes faster: prefill or decode?
+# **2.** Someone halves the weights' bytes (8-bit instead of 16-bit numbers) but computes in 16 bits
+# as before. What becomes faster: prefill or decode?
 #
 # <details><summary>Answer</summary>
 #
-# Decode: it waits for bytes, and there are half as many. Prefill waits for arithmetic, of which there is as much as before.
+# Decode: it waits for bytes, and there are half as many. Prefill waits for arithmetic, of which
+# there is as much as before.
 #
 # </details>
 #
-# **3.** Prefill of 1024 tokens keeps the GPU busy; decode leaves its arithmetic units idle. What could you do with the idle units, if you were free to
-# put any tokens into an iteration?
+# **3.** Prefill of 1024 tokens keeps the GPU busy; decode leaves its arithmetic units idle. What
+# could you do with the idle units, if you were free to put any tokens into an iteration?
 #
 # <details><summary>Answer</summary>
 #
-# Put prompt tokens and decodes into the *same* iteration: the weights are read once, for both. But a whole prompt is long and makes the decodes wait, and there
-# is only one prefill per request. So cut the prompt into chunks (lesson 3), and give each chunk some decodes to carry (lesson 4). That is SARATHI.
+# Put prompt tokens and decodes into the *same* iteration: the weights are read once, for both. But
+# a whole prompt is long and makes the decodes wait, and there is only one prefill per request. So
+# cut the prompt into chunks (lesson 3), and give each chunk some decodes to carry (lesson 4). That
+# is SARATHI.
 #
 # </details>

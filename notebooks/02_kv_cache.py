@@ -11,8 +11,9 @@
 # %% [markdown]
 # # Lesson 2: the KV cache
 #
-# Decode needs the keys and values of all earlier tokens. Recomputing them would make every token as dear as a prefill, so they are kept:
-# the *KV cache*. It is what fills a GPU's memory, and so it decides how many requests can run together.
+# Decode needs the keys and values of all earlier tokens. Recomputing them would make every token as
+# dear as a prefill, so they are kept: the *KV cache*. It is what fills a GPU's memory, and so it
+# decides how many requests can run together.
 #
 # **You will see**
 # 1. why there is a cache at all: the same tokens with and without, timed;
@@ -21,25 +22,31 @@
 # 4. the slots of a real run filling and emptying;
 # 5. how many requests fit: the paper's formula, and its 18.
 #
-# About 25 minutes; the machine needs seconds. Every number says what it is: **paper** (published), **predicted** (computed for a named
-# GPU) or **measured** (this machine). "Sec" means [SARATHI](https://arxiv.org/abs/2308.16369).
+# About 25 minutes; the machine needs seconds. Every number says what it is: **paper** (published),
+# **predicted** (computed for a named GPU) or **measured** (this machine). "Sec" means
+# [SARATHI](https://arxiv.org/abs/2308.16369).
 
 # %%
+import fast.first  # before torch  # noqa: F401
+
 from dataclasses import replace
 
 import matplotlib.pyplot as plt
 import torch
 
+from batch import Request
 from configs import GPUS, MODELS
-from engine import LLM, run
+from costmodel import requests_that_fit
+from engine import LLM
 from executor import ModelExecutor, synchronized_clock
-from kvcache import CacheError, KVCache, max_batch_size
+from kvcache import CacheError, KVCache
 from lesson import COLOURS, GREY, SERIES, paper, star, this_machine
-from scheduler import Request, make_scheduler
-from timeline import Trace
+from loop import Loop
+from scheduler import make_scheduler
 
 # %% [markdown]
-# The demo model is in the box: 4 layers, trained on Python's documentation. Four slots of 160 tokens.
+# The demo model is in the box: 4 layers, trained on Python's documentation. Four slots of 160
+# tokens.
 
 # %%
 llm = LLM("demo", max_batch_size=4, max_length=160, dtype="float32", device="cpu")
@@ -51,13 +58,15 @@ print(f"machine: {this_machine()}")
 # %% [markdown]
 # ## Step 1: why a cache?
 #
-# **The paper's claim (Sec 2.2).** A new token's attention needs the keys and values of all tokens before it. So as not to recompute
-# them in every iteration, implementations keep them in GPU memory.
+# **The paper's claim (Sec 2.2).** A new token's attention needs the keys and values of all tokens
+# before it. So as not to recompute them in every iteration, implementations keep them in GPU
+# memory.
 #
-# `forward_full` runs a whole sequence without a cache. With it, one generates by running *everything so far* again for each token. With the
-# cache, one runs the last token alone.
+# `forward_full` runs a whole sequence without a cache. With it, one generates by running
+# *everything so far* again for each token. With the cache, one runs the last token alone.
 #
-# **Predict first.** Will both give the same tokens? Which one's time grows with the number of tokens, and how fast?
+# **Predict first.** Will both give the same tokens? Which one's time grows with the number of
+# tokens, and how fast?
 
 
 # %%
@@ -94,22 +103,27 @@ print("they begin:", repr(llm.tokenizer.decode(request.output)[:60]))
 figure, axes = plt.subplots()
 for (name, ms), (colour, marker) in zip(times.items(), SERIES, strict=False):
     axes.plot(ms, color=colour, marker=marker, markevery=10, label=f"{name} a cache")
-axes.set(xlabel="output token", ylabel="ms", title="Time of each token, demo model (measured)", ylim=0)
+axes.set(
+    xlabel="output token", ylabel="ms", title="Time of each token, demo model (measured)", ylim=0
+)
 axes.legend()
 plt.show()
 
 # %% [markdown]
-# **Explain.** The first token costs the same: it is a prefill either way. From then on, the cached decode stays level (its attention does read a
-# longer context each time, but that is little here), and the other grows with the sequence: it prefills again and again.
+# **Explain.** The first token costs the same: it is a prefill either way. From then on, the cached
+# decode stays level (its attention does read a longer context each time, but that is little here),
+# and the other grows with the sequence: it prefills again and again.
 #
 # The price is memory: 2 vectors (K and V) per token, layer and key head.
 
 # %% [markdown]
 # ## Step 2: slots, in place
 #
-# **The paper's claim (Sec 4.5).** The cache is allocated once, for the longest sequence, and updated in place: no memory is allocated in an iteration.
+# **The paper's claim (Sec 4.5).** The cache is allocated once, for the longest sequence, and
+# updated in place: no memory is allocated in an iteration.
 #
-# **Predict first.** A cache of 3 slots of 8 tokens is made. How many bytes does it take when it is empty? And when it is full?
+# **Predict first.** A cache of 3 slots of 8 tokens is made. How many bytes does it take when it is
+# empty? And when it is full?
 
 # %%
 small = KVCache(MODELS["demo"], slots=3, length=8)
@@ -124,12 +138,15 @@ print(f"extend({slot}, 1) -> position {small.extend(slot, 1)};  used: {small.use
 print(f"bytes: {small.bytes}; moved: {small.k.data_ptr() != address}")
 
 # %% [markdown]
-# `extend` only counts. The model does the writing, in every layer: the K and V of *all* the iteration's rows in one indexed store, each row with its
-# slot and its position. Here rows of three different slots, at once:
+# `extend` only counts. The model does the writing, in every layer: the K and V of *all* the
+# iteration's rows in one indexed store, each row with its slot and its position. Here rows of three
+# different slots, at once:
 
 # %%
 small.reset()
-slots = torch.tensor([0, 0, 0, 1, 2])  # three rows of slot 0 (a chunk), one each of slots 1 and 2 (decodes)
+slots = torch.tensor(
+    [0, 0, 0, 1, 2]
+)  # three rows of slot 0 (a chunk), one each of slots 1 and 2 (decodes)
 positions = torch.tensor([0, 1, 2, 6, 4])
 heads = MODELS["demo"].n_kv_head
 ones = torch.ones(len(slots), heads, MODELS["demo"].head_dim)
@@ -139,13 +156,15 @@ print(small.k[0, 0, :, :, 0].int())
 print("moved:", small.k.data_ptr() != address)
 
 # %% [markdown]
-# **Explain.** An empty cache is as large as a full one: everything is reserved at the start. That is simple and fast, and it wastes what short requests do not
-# use. (vLLM's paged cache was invented against this waste. SARATHI's scheduling works with either.)
+# **Explain.** An empty cache is as large as a full one: everything is reserved at the start. That
+# is simple and fast, and it wastes what short requests do not use. (vLLM's paged cache was invented
+# against this waste. SARATHI's scheduling works with either.)
 
 # %% [markdown]
 # ## Step 3: used wrongly
 #
-# A cache that overwrites another request's keys produces fluent nonsense: the worst kind of bug, because nothing crashes. So ours refuses.
+# A cache that overwrites another request's keys produces fluent nonsense: the worst kind of bug,
+# because nothing crashes. So ours refuses.
 #
 # **Predict first.** Four wrong uses below. Which error does each give?
 
@@ -165,7 +184,8 @@ for name, use in wrong.items():
         print(f"{name}: CacheError: {error}")
 
 # %% [markdown]
-# **Explain.** `CacheError` is a bug in the engine, never the user's mistake. A prompt that is too long is refused earlier, in words that the user can act on:
+# **Explain.** `CacheError` is a bug in the engine, never the user's mistake. A prompt that is too
+# long is refused earlier, in words that the user can act on:
 
 # %%
 try:
@@ -176,22 +196,29 @@ except ValueError as error:
 # %% [markdown]
 # ## Step 4: a real run
 #
-# **The paper's claim (Sec 4.3.1).** Every request in the batch keeps its cache from its first chunk to its last token. The batch size *B* is the number
-# of slots.
+# **The paper's claim (Sec 4.3.1).** Every request in the batch keeps its cache from its first chunk
+# to its last token. The batch size *B* is the number of slots.
 #
-# Nine requests of different lengths share four slots. `engine.run` is the engine's loop; we look at `cache.used` after each iteration.
+# Nine requests of different lengths share four slots. `Loop` is the engine's loop. We step through
+# it, and look at `cache.used` after each iteration.
 #
-# **Predict first.** When does request 4 (the fifth) start? Does a slot have to be cleaned before the next request uses it?
+# **Predict first.** When does request 4 (the fifth) start? Does a slot have to be cleaned before
+# the next request uses it?
 
 # %%
-lengths = [(40, 60), (90, 20), (20, 100), (60, 40), (100, 50), (30, 30), (70, 80), (50, 20), (20, 60)]
-work = [Request(i, range(1, p + 1), max_tokens=d) for i, (p, d) in enumerate(lengths)]
+prompts, outputs = [40, 90, 20, 60, 100, 30, 70, 50, 20], [60, 20, 100, 40, 50, 30, 80, 20, 60]
+work = [
+    Request(i, range(1, tokens + 1), max_tokens=output)
+    for i, (tokens, output) in enumerate(zip(prompts, outputs, strict=True))
+]
 llm.cache.reset()
 before = llm.cache.k.data_ptr()
-scheduler = make_scheduler("sarathi", max_batch_size=4, chunk_size=32)
 executor = ModelExecutor(llm.model, llm.cache, llm.attend)
+loop = Loop(make_scheduler("sarathi", max_batch_size=4, chunk_size=32), executor)
+for request in work:
+    loop.add(request)
 history = []  # for each iteration: {slot: (request id, tokens)}
-for _ in run(scheduler, executor, work, Trace()):
+while loop.step():
     history.append({slot: (name, llm.cache.used[slot]) for name, slot in executor.slot_of.items()})
 print(f"{len(history)} iterations; the cache moved: {llm.cache.k.data_ptr() != before}")
 
@@ -220,22 +247,24 @@ reserved = len(history) * 4 * llm.cache.length
 print(f"on average {100 * used / reserved:.0f} % of the reserved places were in use (measured)")
 
 # %% [markdown]
-# **Explain.** The steep parts are chunks, the slow slopes decodes: one token per iteration. As soon as a request ends, its slot goes to the next one.
-# Nothing is cleaned: the new request's context only covers what it has written itself, so old values are never read.
+# **Explain.** The steep parts are chunks, the slow slopes decodes: one token per iteration. As soon
+# as a request ends, its slot goes to the next one. Nothing is cleaned: the new request's context
+# only covers what it has written itself, so old values are never read.
 #
 # The white space under the dashed lines is the waste of reserving the longest length for everybody.
 
 # %% [markdown]
 # ## Step 5: how many fit?
 #
-# **The paper's claim (Sec 4.3.1 and 3.1).** With M_G the GPU's memory, M_S that of the weights, L the longest sequence and m_kv the
-# bytes of one token's keys and values, at most
+# **The paper's claim (Sec 4.3.1 and 3.1).** With M_G the GPU's memory, M_S that of the weights, L
+# the longest sequence and m_kv the bytes of one token's keys and values, at most
 #
 #     B = floor((M_G - M_S) / (L * m_kv))
 #
 # requests fit. For LLaMA-13B on an A6000 of 48 GB, 18 requests of length 1K fit (paper).
 #
-# **Predict first.** One token of LLaMA-13B: 40 layers, K and V of 5120 numbers each, 2 bytes per number. Is that bytes, kilobytes or megabytes?
+# **Predict first.** One token of LLaMA-13B: 40 layers, K and V of 5120 numbers each, 2 bytes per
+# number. Is that bytes, kilobytes or megabytes?
 
 # %%
 llama, a6000 = MODELS["llama-13b"], GPUS["a6000"]
@@ -244,13 +273,15 @@ weights = llama.parameters * 2
 print(f"m_kv = {m_kv / 1e6:.2f} MB per token; {1024 * m_kv / 1e9:.2f} GB for a request of 1024")
 free = a6000.memory - weights
 print(f"M_G = {a6000.memory / 1e9:.0f} GB, M_S = {weights / 1e9:.1f} GB, left: {free / 1e9:.1f} GB")
-print(f"B = {free // (1024 * m_kv):.0f} (predicted by the formula); paper: {paper['s31_max_batch_1k']:.0f}")
+print(f"B = {free // (1024 * m_kv):.0f} (predicted by the formula)")
+print(f"B = {paper['s31_max_batch_1k']:.0f} (paper)")
 
 # %%
 served = 18 * 1024 * m_kv
 figure, (left, right) = plt.subplots(1, 2, width_ratios=(1, 1.6))
 low, sizes = 0, {"weights": weights, "18 requests": served, "left over": free - served}
-for (name, size), colour in zip(sizes.items(), (GREY, COLOURS["sky"], COLOURS["orange"]), strict=True):
+colours = GREY, COLOURS["sky"], COLOURS["orange"]
+for (name, size), colour in zip(sizes.items(), colours, strict=True):
     left.barh(0, size / 1e9, left=low / 1e9, color=colour)
     left.text((low + size / 2) / 1e9, 0, name, rotation=90, ha="center", va="center")
     low += size
@@ -258,51 +289,60 @@ left.set(yticks=[], xlabel="GB", title="48 GB of an A6000")
 lengths = [512, 768, 1024, 1536, 2048, 3072, 4096]
 pairs = ("llama-13b", "a6000"), ("llama-33b", "a100-80gb")
 for (name, gpu), (colour, marker) in zip(pairs, SERIES, strict=False):
-    fits = [max_batch_size(MODELS[name], GPUS[gpu], length) for length in lengths]
+    fits = [requests_that_fit(MODELS[name], GPUS[gpu], length) for length in lengths]
     right.plot(lengths, fits, color=colour, marker=marker, label=f"{name}, {gpu}")
 star(right, 1024, paper["s31_max_batch_1k"], label="paper (llama-13b)")
-right.set(xlabel="L (tokens)", ylabel="B (requests)", title="How many fit (predicted by the formula)", ylim=0)
+right.set(xlabel="L (tokens)", ylabel="B (requests)", ylim=0)
+right.set_title("How many fit (predicted by the formula)")
 right.legend()
 plt.show()
 
 # %% [markdown]
-# **Explain.** The formula allows more than the paper ran. It counts weights and cache only, and leaves nothing for activations, the
-# library's work space, or fragments; we think that this is the difference. Real engines therefore measure what a largest batch needs and give the rest to the cache.
+# **Explain.** The formula allows more than the paper ran. It counts weights and cache only, and
+# leaves nothing for activations, the library's work space, or fragments; we think that this is the
+# difference. Real engines therefore measure what a largest batch needs and give the rest to the
+# cache.
 #
-# Now read lesson 1's result again: decode becomes efficient with hundreds of requests (256 at length 1K in the paper's Sec 3.1), and about 18 fit. *That*
-# is why decode is memory-bound in practice, and why SARATHI fills iterations with prompt tokens instead of more requests.
+# Now read lesson 1's result again: decode becomes efficient with hundreds of requests (256 at
+# length 1K in the paper's Sec 3.1), and about 18 fit. *That* is why decode is memory-bound in
+# practice, and why SARATHI fills iterations with prompt tokens instead of more requests.
 
 # %% [markdown]
 # ## What if ...
 #
-# - Grouped-query attention: Llama-2-70B and most newer models keep fewer key heads than query heads. Set `n_kv_head=8`.
+# - Grouped-query attention: Llama-2-70B and most newer models keep fewer key heads than query
+#   heads. Set `n_kv_head=8`.
 # - Requests of 4096 tokens; 1 byte per number; another GPU of `configs.GPUS`.
 
 # %%
 variant = replace(llama, n_kv_head=40)
 length, bytes_per_value, gpu = 1024, 2, "a6000"
 
-fits = max_batch_size(variant, GPUS[gpu], length, bytes_per_value)
+fits = requests_that_fit(variant, GPUS[gpu], length, bytes_per_value)
 m_kv = variant.kv_bytes_per_token(bytes_per_value)
 print(f"{m_kv / 1e6:.3f} MB per token: {fits} requests of {length} tokens fit on {gpu} (predicted)")
 
 # %% [markdown]
 # ## Questions
 #
-# **1.** A request with a prompt of 100 tokens gets 20 output tokens. How many tokens does the cache hold for it at the end: 119, 120 or 121?
+# **1.** A request with a prompt of 100 tokens gets 20 output tokens. How many tokens does the cache
+# hold for it at the end: 119, 120 or 121?
 #
 # <details><summary>Answer</summary>
 #
-# It holds 119. The prefill writes 100 and yields the first output token; the 19 decodes write the 19 tokens that they are fed. The last output token is never fed
-# back, so its keys and values are never computed. (Check with `request.context`.)
+# It holds 119. The prefill writes 100 and yields the first output token; the 19 decodes write the
+# 19 tokens that they are fed. The last output token is never fed back, so its keys and values are
+# never computed. (Check with `request.context`.)
 #
 # </details>
 #
-# **2.** Baseline decode-only batches may hold B decodes. Why can a SARATHI batch carry at most B - 1 decodes beside its chunk?
+# **2.** Baseline decode-only batches may hold B decodes. Why can a SARATHI batch carry at most B -
+# 1 decodes beside its chunk?
 #
 # <details><summary>Answer</summary>
 #
-# The chunk's request needs a slot too: its keys and values must stay in memory until its own decodes begin. B is the number of slots (paper, Sec 4.3.1).
+# The chunk's request needs a slot too: its keys and values must stay in memory until its own
+# decodes begin. B is the number of slots (paper, Sec 4.3.1).
 #
 # </details>
 #
@@ -310,7 +350,8 @@ print(f"{m_kv / 1e6:.3f} MB per token: {fits} requests of {length} tokens fit on
 #
 # <details><summary>Answer</summary>
 #
-# The weights are paid once. Of the first 48 GB more than half is weights; the second 48 GB is all cache. For the same reason, splitting a model over two GPUs
-# more than doubles the batch: that is why the paper looks at pipeline parallelism next.
+# The weights are paid once. Of the first 48 GB more than half is weights; the second 48 GB is all
+# cache. For the same reason, splitting a model over two GPUs more than doubles the batch: that is
+# why the paper looks at pipeline parallelism next.
 #
 # </details>

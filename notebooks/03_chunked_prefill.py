@@ -11,8 +11,8 @@
 # %% [markdown]
 # # Lesson 3: chunked prefill
 #
-# SARATHI cuts a long prompt into chunks and prefills one per iteration. This lesson shows that the result is *exactly* that of the whole
-# prompt, and what it costs.
+# SARATHI cuts a long prompt into chunks and prefills one per iteration. This lesson shows that the
+# result is *exactly* that of the whole prompt, and what it costs.
 #
 # **You will see**
 # 1. the masks of the paper's Fig 6, growing chunk by chunk, drawn from the engine's own function;
@@ -21,10 +21,13 @@
 # 4. equality of the logits, checked live, and what breaks when the mask is wrong;
 # 5. the price: on the paper's GPU (predicted) and on your CPU (measured).
 #
-# About 30 minutes; the machine needs under half a minute. Every number says what it is: **paper** (published), **predicted** (cost model, for a named GPU)
-# or **measured** (this machine). "Sec" and "Fig" mean [SARATHI](https://arxiv.org/abs/2308.16369).
+# About 30 minutes; the machine needs under half a minute. Every number says what it is: **paper**
+# (published), **predicted** (cost model, for a named GPU) or **measured** (this machine). "Sec" and
+# "Fig" mean [SARATHI](https://arxiv.org/abs/2308.16369).
 
 # %%
+import fast.first  # before torch  # noqa: F401
+
 from dataclasses import replace
 
 import matplotlib.pyplot as plt
@@ -32,30 +35,32 @@ import torch
 import torch.nn.functional as F
 from matplotlib.colors import ListedColormap
 
-import attention
-from attention import chunk_mask
+from attention import chunk_mask, reference, sdpa, span_by_span
+from batch import Batch, Chunk, Request
 from configs import GPUS, MODELS
 from costmodel import CostModel
-from engine import LLM, choose_dtype, new_model
+from engine import LLM
 from executor import ModelExecutor
-from files import DEMO
-from kvcache import KVCache
 from lesson import COLOURS, SERIES, fastest, paper, plain_ticks, print_table, star, this_machine
-from scheduler import Batch, Chunk, Request, make_scheduler
+from loading.files import DEMO
+from scheduler import make_scheduler
 
 # %% [markdown]
 # ## Step 1: the mask of a chunk
 #
-# **The paper's claim (Sec 4.2, Fig 6).** Each query token may see the keys of all tokens before it, and its own, but none after it. For each chunk
-# the mask is set accordingly: it also covers the keys of all chunks before.
+# **The paper's claim (Sec 4.2, Fig 6).** Each query token may see the keys of all tokens before it,
+# and its own, but none after it. For each chunk the mask is set accordingly: it also covers the
+# keys of all chunks before.
 #
-# **Predict first.** A prompt of 12 tokens runs in chunks of 4. The mask of a chunk has a row for each query and a column for each key. What is the shape of
-# the *third* chunk's mask? How many keys does token 9 see (counting from 0)?
+# **Predict first.** A prompt of 12 tokens runs in chunks of 4. The mask of a chunk has a row for
+# each query and a column for each key. What is the shape of the *third* chunk's mask? How many keys
+# does token 9 see (counting from 0)?
 
 # %%
 for start in (0, 4, 8):
     mask = chunk_mask(start, length=4)
-    print(f"chunk at {start}: {tuple(mask.shape)}; keys that each row sees: {mask.sum(dim=1).tolist()}")
+    seen = mask.sum(dim=1).tolist()
+    print(f"chunk at {start}: {tuple(mask.shape)}; keys that each row sees: {seen}")
 
 # %%
 figure, panels = plt.subplots(1, 3, width_ratios=(4, 8, 12), figsize=(11, 3))
@@ -74,15 +79,18 @@ figure.suptitle("Orange: the chunk's own keys. Blue: keys that earlier chunks le
 plt.show()
 
 # %% [markdown]
-# **Explain.** The blue part is not computed again: it is read from the KV cache, where the earlier chunks wrote it. Only the orange part has a
-# triangle in it. One chunk as long as the prompt gives the ordinary causal mask; a chunk of one token gives a decode's: a single full row. So `attention.py`
-# needs no special cases.
+# **Explain.** The blue part is not computed again: it is read from the KV cache, where the earlier
+# chunks wrote it. Only the orange part has a triangle in it. One chunk as long as the prompt gives
+# the ordinary causal mask; a chunk of one token gives a decode's: a single full row. So
+# `attention.py` needs no special cases.
 #
 # ## Step 2: stacked, they are the lower triangle
 #
-# **The paper's claim (Sec 4.2).** With these masks, chunked prefill is mathematically equivalent to the full prefill.
+# **The paper's claim (Sec 4.2).** With these masks, chunked prefill is mathematically equivalent to
+# the full prefill.
 #
-# **Predict first.** Put the three masks under one another, filled up to 12 columns. What comes out? Does it also work if the last chunk is shorter?
+# **Predict first.** Put the three masks under one another, filled up to 12 columns. What comes out?
+# Does it also work if the last chunk is shorter?
 
 
 # %%
@@ -99,7 +107,8 @@ def stacked(prompt, chunk_size):
 cases = [(prompt, size) for prompt in range(1, 41) for size in range(1, prompt + 1)]
 triangle = {prompt: torch.ones(prompt, prompt, dtype=torch.bool).tril() for prompt in range(1, 41)}
 equal = [torch.equal(stacked(prompt, size), triangle[prompt]) for prompt, size in cases]
-print(f"{sum(equal)} of {len(cases)} pairs (prompt length, chunk size) give exactly the lower triangle")
+print(f"{sum(equal)} of {len(cases)} pairs (prompt length, chunk size)", end=" ")
+print("give exactly the lower triangle")
 
 # %%
 figure, panels = plt.subplots(1, 3, figsize=(11, 4))
@@ -107,21 +116,26 @@ for axes, size in zip(panels, (12, 4, 5), strict=True):
     chunk_of_row = torch.arange(12)[:, None] // size
     picture = torch.where(stacked(12, size), chunk_of_row, -1)
     axes.imshow(
-        picture, cmap=ListedColormap(["white", *(colour for colour, _ in SERIES[:3])]), vmin=-1, vmax=2
+        picture,
+        cmap=ListedColormap(["white", *(colour for colour, _ in SERIES[:3])]),
+        vmin=-1,
+        vmax=2,
     )
     axes.set(title=f"chunk size {size}", xlabel="key", ylabel="query")
     axes.grid(visible=False)
 plt.show()
 
 # %% [markdown]
-# **Explain.** Each row of the triangle belongs to exactly one chunk, and no row depends on how the rows were cut. This is an *exact* Boolean statement, so
-# the tests check it for all lengths to 64.
+# **Explain.** Each row of the triangle belongs to exactly one chunk, and no row depends on how the
+# rows were cut. This is an *exact* Boolean statement, so the tests check it for all lengths to 64.
 #
 # ## Step 3: who cuts?
 #
-# The scheduler does, in `Sarathi.prefills`; it knows nothing of tensors. With no decodes to carry, each chunk has C tokens.
+# The scheduler does, in `Sarathi.prefills`; it knows nothing of tensors. With no decodes to carry,
+# each chunk has C tokens.
 #
-# **Predict first.** A prompt of 100 tokens, C = 32: how many chunks, and how long is the last? Which iteration gives the first output token?
+# **Predict first.** A prompt of 100 tokens, C = 32: how many chunks, and how long is the last?
+# Which iteration gives the first output token?
 
 # %%
 scheduler = make_scheduler("sarathi", max_batch_size=1, chunk_size=32)
@@ -131,37 +145,46 @@ while scheduler.has_work:
     batch = scheduler.schedule(now=0.0)
     tokens = [7] * len(batch.sampled)  # no model here: any token will do
     scheduler.update(batch, tokens)
-    what = [f"tokens {chunk.start} to {chunk.start + chunk.length - 1}" for chunk in batch.chunks] or [
-        "a decode"
-    ]
-    sampled = len(batch.sampled)
-    print(f"{what[0]:16s} sampled: {sampled}  in the cache: {request.context}  output: {request.output}")
+    what = "a decode"
+    for chunk in batch.chunks:
+        what = f"tokens {chunk.start} to {chunk.start + chunk.length - 1}"
+    print(f"{what:16s} sampled: {len(batch.sampled)}", end="  ")
+    print(f"in the cache: {request.context}  output: {request.output}")
 
 # %% [markdown]
 # ## Step 4: the same logits, live
 #
-# The masks are equal; are the numbers? We run the trained demo model in 64-bit floating point, chunk after chunk, for real. The oracle is
+# The masks are equal; are the numbers? We run the trained demo model in 64-bit floating point,
+# chunk after chunk, for real. With `fast=False` only the files of the book run. The oracle is
 # `forward_full`: the whole prompt in one piece, without cache or chunks.
 #
-# **Predict first.** Will the difference be exactly 0? If not: of which order? Does it grow with the number of chunks?
+# **Predict first.** Will the difference be exactly 0? If not: of which order? Does it grow with the
+# number of chunks?
 
 # %%
-llm = LLM("demo", dtype="float64", max_batch_size=1, max_length=256, device="cpu")
-text = "The with statement wraps the execution of a block with methods defined by a context manager. "
-prompt = llm.tokenizer.encode(text * 5)[:128]
+llm = LLM("demo", dtype="float64", max_batch_size=1, max_length=256, device="cpu", fast=False)
+text = "The with statement wraps the execution of a block with methods of a context manager. "
+prompt = llm.tokenizer.encode(text * 6)[:128]
 with torch.inference_mode():
     oracle = llm.model.forward_full(torch.tensor([prompt]))[0, -1]  # (vocab,): the last row
 
 
-def chunked_logits(chunk_size, attend=attention.sdpa, model=llm.model, cache=llm.cache):
+# %%
+def run_chunks(tokens, chunk_size, attend):
+    """Prefill a prompt in chunks. Yields the rows of each, as `model.forward` takes them."""
+    llm.cache.reset()
+    executor = ModelExecutor(llm.model, llm.cache, span_by_span(attend))
+    request = Request(0, tokens, max_tokens=1)
+    for start in range(0, len(tokens), chunk_size):
+        chunk = Chunk(request, start, min(chunk_size, len(tokens) - start))
+        yield executor.flatten(Batch([chunk], []))  # rows, slots and positions of this iteration
+
+
+def chunked_logits(chunk_size, attend=sdpa):
     """Logits (vocab,) of the prompt's last token, prefilled in chunks."""
-    cache.reset()
-    executor, request = ModelExecutor(model, cache, attend), Request(0, prompt, max_tokens=1)
-    for start in range(0, len(prompt), chunk_size):
-        chunk = Chunk(request, start, min(chunk_size, len(prompt) - start))
-        flat = executor.flatten(Batch([chunk], []))  # rows, slots and positions of this iteration
-        logits = model(flat, cache, attend)  # (1, vocab) for the last chunk, (0, vocab) before
-    return logits[0]
+    for flat in run_chunks(prompt, chunk_size, attend):
+        logits = llm.model(flat, llm.cache, span_by_span(attend))
+    return logits[0]  # (1, vocab) from the last chunk, (0, vocab) from those before
 
 
 # %%
@@ -175,54 +198,59 @@ for chunk_size in (128, 64, 32, 7, 1):
 print_table(["C", "chunks", "largest difference of a logit", "same greedy token"], rows)
 
 # %% [markdown]
-# **Explain.** The differences are rounding in the last digits: the sums run in another order. That is what "mathematically equivalent" means
-# on a computer, and why the test demands 1e-10 and not 0.
+# **Explain.** The differences are rounding in the last digits: the sums run in another order. That
+# is what "mathematically equivalent" means on a computer, and why the test demands 1e-10 and not 0.
 #
-# And if the mask were wrong? Here is attention that forgets the blue part: each chunk sees only itself. We let the model read a text that it was not
-# trained on, and ask how surprised it is by each next token (the *perplexity*: 1 would be never).
+# And if the mask were wrong? Here is attention that forgets the blue part: each chunk sees only
+# itself. We let the model read a text that it was not trained on, and ask how surprised it is by
+# each next token (the *perplexity*: 1 would be never).
 
 
 # %%
 def forgetful(q, keys, values, slots, contexts):
     """Wrong on purpose: drops the keys of earlier chunks."""
     start = contexts[0] - q.shape[1]
-    return attention.math(q, keys[:, :, start:], values[:, :, start:], slots, [contexts[0] - start])
+    return reference(q, keys[:, :, start:], values[:, :, start:], slots, [contexts[0] - start])
 
 
 def perplexity(tokens, attend, chunk_size=16):
     """Of a text that is prefilled in chunks."""
-    llm.cache.reset()
-    executor, request, logits = ModelExecutor(llm.model, llm.cache, attend), Request(0, tokens, 1), []
-    for start in range(0, len(tokens), chunk_size):
-        flat = executor.flatten(Batch([Chunk(request, start, min(chunk_size, len(tokens) - start))], []))
+    logits = []
+    for flat in run_chunks(tokens, chunk_size, attend):
         every_row = replace(flat, logit_rows=torch.arange(len(flat.tokens)))
-        logits.append(llm.model(every_row, llm.cache, attend))
+        logits.append(llm.model(every_row, llm.cache, span_by_span(attend)))
     return F.cross_entropy(torch.cat(logits)[:-1], torch.tensor(tokens[1:])).exp().item()
 
 
 # %%
 unseen = llm.tokenizer.encode((DEMO / "held_out.txt").read_text(encoding="utf-8"))[:256]
-for name, attend in (("right", attention.math), ("forgetful", forgetful)):
+for name, attend in (("right", reference), ("forgetful", forgetful)):
     error = (chunked_logits(16, attend) - oracle).abs().max()
     surprise = perplexity(unseen, attend)
-    print(f"{name:10s} largest difference of a logit {error:.1e}   perplexity {surprise:6.1f} (measured)")
+    print(f"{name:10s} largest difference of a logit {error:.1e}", end="   ")
+    print(f"perplexity {surprise:6.1f} (measured)")
 
 # %% [markdown]
-# **Explain.** Nothing crashes, and the model still says something; it only understands less. Nobody would notice, but for a test against an oracle.
+# **Explain.** Nothing crashes, and the model still says something; it only understands less. Nobody
+# would notice, but for a test against an oracle.
 #
 # ## Step 5: the price
 #
-# **The paper's claim (Sec 4.2 and 5.4, Fig 13).** Chunking costs twice. Linear operators on few rows use the GPU badly. And each chunk's attention reads the keys and values of
-# all earlier chunks again: with N chunks, those of the first are loaded N times, of the second N - 1 times, and so on. Prefill time with chunks of 64 is about 5 times that of
-# the whole prompt, of 128 about twice, of 256 at most 20 % more, of 512 at most 10 % (paper).
+# **The paper's claim (Sec 4.2 and 5.4, Fig 13).** Chunking costs twice. Linear operators on few
+# rows use the GPU badly. And each chunk's attention reads the keys and values of all earlier chunks
+# again: with N chunks, those of the first are loaded N times, of the second N - 1 times, and so on.
+# Prefill time with chunks of 64 is about 5 times that of the whole prompt, of 128 about twice, of
+# 256 at most 20 % more, of 512 at most 10 % (paper).
 #
-# **Predict first.** A prompt of 1024 in 4 chunks: how many times as many keys are read as in one piece?
+# **Predict first.** A prompt of 1024 in 4 chunks: how many times as many keys are read as in one
+# piece?
 
 # %%
 for chunk_size in (1024, 512, 256, 128, 64):
     ends = range(chunk_size, 1025, chunk_size)  # each chunk reads all keys up to its own end
     keys = sum(ends)
-    print(f"C = {chunk_size:4d}: {len(ends):2d} chunks read {keys:5d} keys, {keys / 1024:.1f} x the prompt")
+    print(f"C = {chunk_size:4d}: {len(ends):2d} chunks read {keys:5d} keys", end=", ")
+    print(f"{keys / 1024:.1f} x the prompt")
 
 # %%
 cost = CostModel(MODELS["llama-13b"], GPUS["a6000"])
@@ -230,8 +258,10 @@ prompt_1k = Request(0, range(1024), max_tokens=1)
 
 
 def predicted_prefill(chunk_size):
-    """Predicted seconds of a prompt of 1024 in chunks: (linear operators and the head, attention)."""
-    batches = [Batch([Chunk(prompt_1k, start, chunk_size)], []) for start in range(0, 1024, chunk_size)]
+    """Predicted seconds of a prompt of 1024: (linear operators and the head, attention)."""
+    batches = [
+        Batch([Chunk(prompt_1k, start, chunk_size)], []) for start in range(0, 1024, chunk_size)
+    ]
     attention_seconds = sum(cost.attention(batch) for batch in batches)
     return sum(cost.seconds(batch) for batch in batches) - attention_seconds, attention_seconds
 
@@ -249,20 +279,20 @@ print_table(["C", "linear", "attention", "prefill"], rows)
 print(f"attention at C = 64: {paper['f13_attn_c64']:.0f} (paper, Fig 13a)")
 
 # %% [markdown]
-# And on your machine: four layers of the `laptop` model, a prompt of 512, the real engine.
+# And on your machine: four layers of the `laptop` model, a prompt of 512, and what `LLM` really
+# runs.
 
 # %%
-config = replace(MODELS["laptop"], n_layer=4)
-dtype = choose_dtype("auto", torch.device("cpu"))
-model = new_model(config, dtype, torch.device("cpu")).init_weights()
-cache = KVCache(config, slots=1, length=512, dtype=dtype)
-executor = ModelExecutor(model, cache, attention.sdpa)
+MODELS["small"] = replace(MODELS["laptop"], n_layer=4)
+small = LLM("small", max_batch_size=1, max_length=512, device="cpu")
+executor = ModelExecutor(small.model, small.cache, small.attend)
 
 
 def measured_prefill(chunk_size, prompt=512):
     request = Request(0, range(1, prompt + 1), max_tokens=1)
     chunks = [
-        Chunk(request, start, min(chunk_size, prompt - start)) for start in range(0, prompt, chunk_size)
+        Chunk(request, start, min(chunk_size, prompt - start))
+        for start in range(0, prompt, chunk_size)
     ]
     seconds = sum(executor.execute(Batch([chunk], [])).seconds for chunk in chunks)
     executor.release(request)
@@ -281,26 +311,38 @@ figure, axes = plt.subplots()
 ratios = [sum(predicted[size]) / sum(whole) for size in sizes]
 axes.plot(sizes, ratios, color=orange, marker=triangle_mark, label="A6000, prompt 1024 (predicted)")
 ratios = [seconds / measured[512] for seconds in measured.values()]
-axes.plot(measured.keys(), ratios, color=blue, marker=circle, label="this machine, prompt 512 (measured)")
+axes.plot(
+    measured.keys(), ratios, color=blue, marker=circle, label="this machine, prompt 512 (measured)"
+)
 star(axes, 64, paper["f13_prefill_c64"], label="paper, about")
 star(axes, 128, paper["f13_prefill_c128"])
 bounds = [1 + paper[f"f13_prefill_c{size}"] / 100 for size in (256, 512)]
-axes.plot((256, 512), bounds, "v", color="white", markeredgecolor="black", ms=12, label="paper, at most")
+axes.plot(
+    (256, 512), bounds, "v", color="white", markeredgecolor="black", ms=12, label="paper, at most"
+)
 axes.set(xscale="log", ylim=0, xlabel="chunk size C (tokens)", ylabel="prefill time / one piece")
 plain_ticks(axes.xaxis, [16, 32, 64, 128, 256, 512, 1024])
 axes.legend(title="The price of chunking")
 plt.show()
-print(f"predicted: llama-13b; measured: {config.n_layer} layers of 'laptop' on {this_machine()}, {dtype}")
+
+# %%
+print("predicted: llama-13b")
+print(f"measured: {small.config.n_layer} layers of 'laptop', {small.dtype}, {this_machine()}")
 
 # %% [markdown]
-# **Explain.** Large chunks cost little, small ones much, and each machine has its own knee: look where your CPU's curve leaves 1, and compare with where
-# lesson 1's curve bent.
+# **Explain.** Large chunks cost little, small ones much, and each machine has its own knee: look
+# where your CPU's curve leaves 1, and compare with where lesson 1's curve bent.
 #
-# Attention has a second side: in the cost model's table it can even become *cheaper* in chunks, because a kernel that does not skip masked blocks
-# computes the whole square of a prompt in one piece, while a chunk never touches the keys behind its own end.
+# Attention has a second side: in the cost model's table it can even become *cheaper* in chunks,
+# because a kernel that does not skip masked blocks computes the whole square of a prompt in one
+# piece, while a chunk never touches the keys behind its own end.
 #
-# Where we differ from the paper: at C = 64 our cost model predicts less, both for attention and for the whole prefill. It does not know that few query rows leave most of a GPU idle in
-# attention. But 5 times the prefill of Table 2 would be 73 ms for a chunk of 64, and the paper's own Fig 7 gives 55 ms for 128 tokens: nothing that fits the one fits the other. At C = 256 it predicts a little more than the paper's bound: the paper's own Fig 7 and Table 2, which it was fitted to, imply that.
+# Where we differ from the paper: at C = 64 our cost model predicts less, both for attention and for
+# the whole prefill. It does not know that few query rows leave most of a GPU idle in attention. But
+# 5 times the prefill of Table 2 would be 73 ms for a chunk of 64, and the paper's own Fig 7 gives
+# 55 ms for 128 tokens: nothing that fits the one fits the other. At C = 256 it predicts a little
+# more than the paper's bound: the paper's own Fig 7 and Table 2, which it was fitted to, imply
+# that.
 #
 # ## What if ...
 #
@@ -318,7 +360,9 @@ pieces = [
 one = Batch([Chunk(request, 0, prompt)], [])
 for name, batches in (("one piece", [one]), (f"{len(pieces)} chunks", pieces)):
     total, attn = sum(map(cost.seconds, batches)), sum(map(cost.attention, batches))
-    print(f"{name:10s} {total:.2f} s, of which attention {attn:.2f} s (predicted, llama-13b on a6000)")
+    print(
+        f"{name:10s} {total:.2f} s, of which attention {attn:.2f} s (predicted, llama-13b on a6000)"
+    )
 
 # %% [markdown]
 # ## Questions
@@ -327,8 +371,8 @@ for name, batches in (("one piece", [one]), (f"{len(pieces)} chunks", pieces)):
 #
 # <details><summary>Answer</summary>
 #
-# In every layer a chunk's rows attend to the keys and values of all tokens before. These must be in the cache, and they are only known once the earlier
-# chunks have run through the same layer.
+# In every layer a chunk's rows attend to the keys and values of all tokens before. These must be in
+# the cache, and they are only known once the earlier chunks have run through the same layer.
 #
 # </details>
 #
@@ -336,15 +380,19 @@ for name, batches in (("one piece", [one]), (f"{len(pieces)} chunks", pieces)):
 #
 # <details><summary>Answer</summary>
 #
-# Chunk i ends at i P / N and reads that many: in all P (1 + 2 + ... + N) / N = P (N + 1) / 2. With 4 chunks 2.5 times P, with 16 chunks 8.5 times: as step 5 printed.
+# Chunk i ends at i P / N and reads that many: in all P (1 + 2 + ... + N) / N = P (N + 1) / 2. With
+# 4 chunks 2.5 times P, with 16 chunks 8.5 times: as step 5 printed.
 #
 # </details>
 #
-# **3.** In bfloat16 the same test finds differences of about a hundredth, and now and then another greedy token. Is chunked prefill then wrong in bfloat16?
+# **3.** In bfloat16 the same test finds differences of about a hundredth, and now and then another
+# greedy token. Is chunked prefill then wrong in bfloat16?
 #
 # <details><summary>Answer</summary>
 #
-# No more than the full prefill is: both round, differently, and neither is nearer to the truth. Near-ties between two tokens may fall either way. The mathematical
-# claim is tested in float64, where rounding is too small to hide a wrong mask. (Try it: `LLM("demo", dtype="bfloat16")` in step 4.)
+# No more than the full prefill is: both round, differently, and neither is nearer to the truth.
+# Near-ties between two tokens may fall either way. The mathematical claim is tested in float64,
+# where rounding is too small to hide a wrong mask. (Try it: `LLM("demo", dtype="bfloat16")` in step
+# 4.)
 #
 # </details>

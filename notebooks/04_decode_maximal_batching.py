@@ -11,8 +11,9 @@
 # %% [markdown]
 # # Lesson 4: decode-maximal batching
 #
-# Lesson 1: decode waits for the weights. Lesson 3: a prompt can be cut into chunks. Now both come together: one chunk per iteration, and all
-# other places for decodes, which ride along (*piggyback*) on the weights that the chunk needs anyway.
+# Lesson 1: decode waits for the weights. Lesson 3: a prompt can be cut into chunks. Now both come
+# together: one chunk per iteration, and all other places for decodes, which ride along
+# (*piggyback*) on the weights that the chunk needs anyway.
 #
 # **You will see**
 # 1. a scheduler building hybrid batches;
@@ -21,40 +22,47 @@
 # 4. the operators' times, and the cost of a decode that rides, on your CPU;
 # 5. the paper's Table 2, by hand.
 #
-# About 35 minutes; the machine needs under half a minute. Every number says what it is: **paper** (published), **predicted** (cost model, for a named GPU),
-# **fitted** (cost model, but the number is one of those that its constants come from) or **measured** (this machine). "Sec" and "Table" mean
-# [SARATHI](https://arxiv.org/abs/2308.16369).
+# About 35 minutes; the machine needs under half a minute. Every number says what it is: **paper**
+# (published), **predicted** (cost model, for a named GPU), **fitted** (cost model, but the number
+# is one of those that its constants come from) or **measured** (this machine). "Sec" and "Table"
+# mean [SARATHI](https://arxiv.org/abs/2308.16369).
 
 # %%
+import fast.first  # before torch  # noqa: F401
+
 from dataclasses import replace
 
 import matplotlib.pyplot as plt
-import torch
 
-from attention import sdpa
+from attention import sdpa, span_by_span
+from batch import Batch, Chunk, Request
 from configs import GPUS, MODELS
 from costmodel import CostModel
-from engine import choose_dtype, new_model
+from engine import LLM
 from executor import ModelExecutor
-from kvcache import KVCache
 from lesson import COLOURS, GREY, bars, paper, print_table, this_machine
-from scheduler import Batch, Chunk, Request, make_scheduler
+from scheduler import make_scheduler
 
 # %%
-config = replace(MODELS["laptop"], n_layer=8)
-dtype = choose_dtype("auto", torch.device("cpu"))
-model = new_model(config, dtype, torch.device("cpu")).init_weights()
-cache = KVCache(config, slots=9, length=1024, dtype=dtype)
-executor = ModelExecutor(model, cache, sdpa)
-print(f"machine: {this_machine()}, {torch.get_num_threads()} threads, {dtype}")
+MODELS["small"] = replace(MODELS["laptop"], n_layer=8)  # a model like any other
+llm = LLM("small", max_batch_size=9, max_length=1024, device="cpu", fast=False)
+executor = ModelExecutor(llm.model, llm.cache, llm.attend)
+config = llm.config
+print(f"machine: {this_machine()}, {llm.dtype}")
+
+# %% [markdown]
+# With `fast=False` only the files of the book run. That is slower, but each operator is a plain
+# module, which step 3 looks into. Step 4, which times, leaves it out.
 
 # %% [markdown]
 # ## Step 1: building hybrid batches
 #
-# **The paper's claim (Sec 4.3).** A decode-maximal batch has a single prefill chunk; the remaining slots are filled with decodes. With B slots that is at most B - 1 decodes, and
-# the chunk shrinks to C - (B - 1), so that the iteration has C rows (Sec 4.4).
+# **The paper's claim (Sec 4.3).** A decode-maximal batch has a single prefill chunk; the remaining
+# slots are filled with decodes. With B slots that is at most B - 1 decodes, and the chunk shrinks
+# to C - (B - 1), so that the iteration has C rows (Sec 4.4).
 #
-# **Predict first.** Four requests, C = 64, four slots. Iteration 1 can only be a chunk. When is the first hybrid batch? How many decodes can one carry at most?
+# **Predict first.** Four requests, C = 64, four slots. Iteration 1 can only be a chunk. When is the
+# first hybrid batch? How many decodes can one carry at most?
 
 # %%
 prompts = [60, 100, 150, 200]
@@ -71,24 +79,29 @@ while scheduler.has_work:
     scheduler.update(batch, executor.execute(batch).tokens)
     chunk = batch.chunks[0]
     name = f"request {chunk.request.request_id}: {chunk.start} to {chunk.start + chunk.length - 1}"
-    rows.append([len(rows) + 1, name, [request.request_id for request in batch.decodes], batch.num_tokens])
+    rows.append(
+        [len(rows) + 1, name, [request.request_id for request in batch.decodes], batch.num_tokens]
+    )
 print_table(["iteration", "chunk (tokens)", "decodes (requests)", "rows"], rows)
 
 # %% [markdown]
-# **Explain.** As soon as a request has its first token, it decodes in *every* iteration from then on, beside the chunk of the next one. The chunk shrinks by one for each
-# decode, so that the rows stay at C. (An iteration with fewer rows holds the end of a prompt.)
+# **Explain.** As soon as a request has its first token, it decodes in *every* iteration from then
+# on, beside the chunk of the next one. The chunk shrinks by one for each decode, so that the rows
+# stay at C. (An iteration with fewer rows holds the end of a prompt.)
 #
 # ## Step 2: one batch taken apart
 #
-# **Predict first.** The kept batch has a chunk and three decodes. How many rows? Of how many of these rows do we need logits?
+# **Predict first.** The kept batch has a chunk and three decodes. How many rows? Of how many of
+# these rows do we need logits?
 
 # %%
 chunk = kept.chunks[0]
 ends = "the prompt ends here" if chunk.is_last else "more to come"
-print(f"chunk:   request {chunk.request.request_id}, {chunk.length} tokens from {chunk.start} on ({ends})")
+print(f"chunk:   request {chunk.request.request_id}, {chunk.length} tokens", end=" ")
+print(f"from {chunk.start} on ({ends})")
 for request in kept.decodes:
-    spoken = len(request.output)
-    print(f"decode:  request {request.request_id}, {request.context} tokens cached, {spoken} output so far")
+    print(f"decode:  request {request.request_id}, {request.context} tokens cached", end=", ")
+    print(f"{len(request.output)} output so far")
 
 flat = executor.flatten(kept)
 print(f"\nrows:       {len(flat.tokens)}")
@@ -96,8 +109,8 @@ print(f"slots:      {flat.slots[:3].tolist()} ... {flat.slots[-5:].tolist()}")
 print(f"positions:  {flat.positions[:3].tolist()} ... {flat.positions[-5:].tolist()}")
 print(f"logit rows: {flat.logit_rows.tolist()}")
 for span in flat.spans:
-    last = span.rows.stop - 1
-    print(f"attend together: rows {span.rows.start} to {last}, slots {span.slots}, contexts {span.contexts}")
+    print(f"attend together: rows {span.rows.start} to {span.rows.stop - 1}", end=", ")
+    print(f"slots {span.slots}, contexts {span.contexts}")
 
 # %%
 total = len(flat.tokens)
@@ -106,10 +119,14 @@ figure, (top, bottom) = plt.subplots(2, 1, figsize=(11, 4), sharex=True, height_
 top.bar(range(total), 1, width=0.9, color=[slot_colours[slot] for slot in flat.slots])
 top.bar(flat.logit_rows.tolist(), 0.3, width=0.9, color="black")
 top.set(
-    yticks=[], title="The rows of one iteration, coloured by slot; black: a token is sampled from this row"
+    yticks=[],
+    title="The rows of one iteration, coloured by slot; black: a token is sampled from this row",
 )
 bottom.bar(
-    range(total), flat.positions.tolist(), width=0.9, color=[slot_colours[slot] for slot in flat.slots]
+    range(total),
+    flat.positions.tolist(),
+    width=0.9,
+    color=[slot_colours[slot] for slot in flat.slots],
 )
 bottom.set(xlabel="row", ylabel="position")
 for axes in (top, bottom):
@@ -117,17 +134,21 @@ for axes in (top, bottom):
 plt.show()
 
 # %% [markdown]
-# **Explain.** This is all that the model gets: a flat list of tokens, each with its slot and its position. No padding, and no sign of "prefill" or "decode". The rows at the right are
-# the decodes, one each. Only `spans` says who attends to what.
+# **Explain.** This is all that the model gets: a flat list of tokens, each with its slot and its
+# position. No padding, and no sign of "prefill" or "decode". The rows at the right are the decodes,
+# one each. Only `spans` says who attends to what.
 #
 # ## Step 3: where is the fused linear?
 #
-# **The paper's claim (Sec 4.3.1).** All linear operators of chunk and decodes are fused into one product, so that the weights are fetched once. Attention is not: the chunk's
-# is computed by itself, and the decodes' are batched.
+# **The paper's claim (Sec 4.3.1).** All linear operators of chunk and decodes are fused into one
+# product, so that the weights are fetched once. Attention is not: the chunk's is computed by
+# itself, and the decodes' are batched.
 #
-# A *hook* is called each time a module runs. We put one on each linear of layer 0, and a watcher around attention.
+# A *hook* is called each time a module runs. We put one on each linear of layer 0, and a watcher
+# around attention.
 #
-# **Predict first.** How many times does `preproj` run in one layer in this iteration, on how many rows? How many times attention?
+# **Predict first.** How many times does `preproj` run in one layer in this iteration, on how many
+# rows? How many times attention?
 
 # %%
 calls = []  # (operator, requests, rows), in the order in which they run
@@ -147,9 +168,9 @@ def watched_attention(q, keys, values, slots, contexts):
 
 
 # %%
-layer = model.layers[0]
+layer = llm.model.layers[0]
 hooks = [getattr(layer, name).register_forward_hook(watch(name)) for name in config.linears]
-logits = model(flat, cache, watched_attention)
+logits = llm.model(flat, llm.cache, span_by_span(watched_attention))
 for hook in hooks:
     hook.remove()
 calls = calls[:6]  # layer 0; the attention of the other layers was watched as well
@@ -168,63 +189,79 @@ for place, (_, who, _) in enumerate(calls):
 axes.set_yticks(range(len(calls)), [name for name, _, _ in calls])
 axes.invert_yaxis()
 axes.set(
-    xlabel="row", xlim=(0, total + 12), title="Layer 0: orange rows are the chunk, blue rows the decodes"
+    xlabel="row",
+    xlim=(0, total + 12),
+    title="Layer 0: orange rows are the chunk, blue rows the decodes",
 )
 axes.grid(visible=False)
 plt.show()
 
 # %% [markdown]
-# **Explain.** Each linear runs *once*, over all rows: its weights are read once, and the blue rows ride along. Attention runs twice, as their contexts differ. That is the
-# whole trick of the paper, and it sits in the `for span in batch.spans` of `Transformer.forward`.
+# **Explain.** Each linear runs *once*, over all rows: its weights are read once, and the blue rows
+# ride along. Attention runs twice, as their contexts differ. That is the whole trick of the paper.
+# It sits in `span_by_span` of `attention.py`, in the line `for span in batch.spans`.
 #
 # ## Step 4: what does a riding decode cost, here?
 #
-# **The paper's claim (Sec 4.3.1 and 5.1.1).** Riding, a decode is up to an order of magnitude cheaper than in a decode-only batch. Its cost is the *difference*: the time of the hybrid batch less that of the same
-# chunk alone, divided by the number of decodes.
+# **The paper's claim (Sec 4.3.1 and 5.1.1).** Riding, a decode is up to an order of magnitude
+# cheaper than in a decode-only batch. Its cost is the *difference*: the time of the hybrid batch
+# less that of the same chunk alone, divided by the number of decodes.
 #
-# Three batches on your CPU: a chunk of 252; 4 decodes; the chunk with the 4 decodes, which makes 256 rows.
+# Three batches on your CPU: a chunk of 252; 4 decodes; the chunk with the 4 decodes, which makes
+# 256 rows.
 #
 # **Predict first.** Which operators grow when the decodes join the chunk?
 
 # %%
-cache.reset()
-executor = ModelExecutor(model, cache, sdpa, time_operators=True)  # an OperatorTimer at work
+llm = LLM("small", max_batch_size=9, max_length=1024, device="cpu")  # all that makes it fast
+timing = ModelExecutor(llm.model, llm.cache, llm.attend, time_operators=True)
 riders = [Request(i, range(1, 129), max_tokens=999, output=[1]) for i in range(4)]
 for rider in riders:
-    executor.execute(Batch([Chunk(rider, 0, 128)], []))
+    timing.execute(Batch([Chunk(rider, 0, 128)], []))
 
 
 def timed(chunk_tokens, decodes):
     """One iteration: seconds by operator."""
     prompt = Request(99, range(1, 999), max_tokens=1)  # longer than its chunk
     chunks = [Chunk(prompt, 0, chunk_tokens)] if chunk_tokens else []
-    result = executor.execute(Batch(chunks, decodes))
+    result = timing.execute(Batch(chunks, decodes))
     if chunks:
-        executor.release(prompt)
+        timing.release(prompt)
     return result.operators
 
 
 # %%
-shapes = {"chunk of 252": (252, []), "4 decodes": (0, riders), "chunk of 252\n+ 4 decodes": (252, riders)}
+shapes = {
+    "chunk of 252": (252, []),
+    "4 decodes": (0, riders),
+    "chunk of 252\n+ 4 decodes": (252, riders),
+}
 seen = {name: [] for name in shapes}
 for _ in range(11):  # in turns, so that a slow moment of the machine hits all three alike
     for name, shape in shapes.items():
         seen[name].append(timed(*shape))
-times = {name: {op: 1e3 * min(run[op] for run in runs) for op in runs[0]} for name, runs in seen.items()}
+times = {
+    name: {op: 1e3 * min(run[op] for run in runs) for op in runs[0]} for name, runs in seen.items()
+}
 
+# %%
 linear_ms = [sum(operators[name] for name in config.linears) for operators in times.values()]
 all_ms = [sum(operators.values()) for operators in times.values()]
-for what, (alone, decode_only, hybrid) in (("linear operators", linear_ms), ("whole iteration", all_ms)):
-    riding = (hybrid - alone) / 4
-    print(f"{what}: decode-only {decode_only / 4:.2f} ms per decode, piggybacked {riding:.2f} ms", end="")
-    print(f" = ({hybrid:.1f} - {alone:.1f}) / 4: {decode_only / 4 / riding:.1f} x cheaper (measured)")
+for what, ms in (("linear operators", linear_ms), ("whole iteration", all_ms)):
+    alone, decode_only, hybrid = ms
+    apart, riding = decode_only / 4, (hybrid - alone) / 4
+    print(f"{what}: decode-only {apart:.2f} ms per decode", end=", ")
+    print(f"piggybacked {riding:.2f} ms = ({hybrid:.1f} - {alone:.1f}) / 4", end=": ")
+    print(f"{apart / riding:.1f} x cheaper (measured)")
 
 # %%
 figure, axes = plt.subplots()
 bars(axes, [*times, "one after the other\n(baseline)"], [*times.values(), {}])
 low = 0
 for name, colour in zip(times, (GREY, COLOURS["sky"]), strict=False):
-    axes.bar(3, sum(times[name].values()), 0.6, bottom=low, color="white", edgecolor=colour, hatch="//")
+    axes.bar(
+        3, sum(times[name].values()), 0.6, bottom=low, color="white", edgecolor=colour, hatch="//"
+    )
     low += sum(times[name].values())
 axes.set(ylabel="ms", title="One iteration by operator, this machine (measured)")
 axes.grid(visible=False, axis="x")
@@ -232,19 +269,24 @@ axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
 plt.show()
 
 # %% [markdown]
-# **Explain.** Compare the third bar with the fourth. The linear operators of the third are hardly higher than those of the first: the decodes' share of the second bar is (nearly) saved. Attention is
-# not saved: it is only done in the same iteration.
+# **Explain.** Compare the third bar with the fourth. The linear operators of the third are hardly
+# higher than those of the first: the decodes' share of the second bar is (nearly) saved. Attention
+# is not saved: it is only done in the same iteration.
 #
-# A CPU saves less than a GPU, as its ratio of arithmetic to bandwidth is smaller (lesson 1). If yours shows noise (even a negative cost), close other programs and run the cell again: we subtract two large numbers.
+# A CPU saves less than a GPU, as its ratio of arithmetic to bandwidth is smaller (lesson 1). If
+# yours shows noise (even a negative cost), close other programs and run the cell again: we subtract
+# two large numbers.
 #
 # ## Step 5: Table 2, by hand
 #
-# **The paper's claim (Sec 4.3.1, Table 2).** LLaMA-13B on an A6000: prefill-only, decode-only, and decode-maximal. A decode costs 12.49 ms in the decode-only batch and 1.2 ms riding (paper).
+# **The paper's claim (Sec 4.3.1, Table 2).** LLaMA-13B on an A6000: prefill-only, decode-only, and
+# decode-maximal. A decode costs 12.49 ms in the decode-only batch and 1.2 ms riding (paper).
 #
-# The cost model prices the same three batches. But mind: its four constants were *fitted* to this very table (and Fig 7). This is no prediction; it shows how well four constants
-# hold nine numbers.
+# The cost model prices the same three batches. But mind: its four constants were *fitted* to this
+# very table (and Fig 7). This is no prediction; it shows how well four constants hold nine numbers.
 #
-# **Predict first.** Attention of the hybrid batch: nearer to the prefill's, the decodes', or the sum of the two?
+# **Predict first.** Attention of the hybrid batch: nearer to the prefill's, the decodes', or the
+# sum of the two?
 
 # %%
 cost = CostModel(MODELS["llama-13b"], GPUS["a6000"])
@@ -257,7 +299,9 @@ def one_prompt(length):
 def decodes_at(count, context):
     """Requests whose next decode attends to `context` tokens, its own included."""
     old = context - 1
-    return [Request(1 + i, range(old), max_tokens=2, prefilled=old, context=old) for i in range(count)]
+    return [
+        Request(1 + i, range(old), max_tokens=2, prefilled=old, context=old) for i in range(count)
+    ]
 
 
 table2 = {
@@ -276,7 +320,12 @@ for name, batch in table2.items():
     for what, value in (("linear", linear), ("attn", attn), ("total", linear + attn)):
         published = paper[f"t2_{name}_{what}"]
         rows.append(
-            [f"{name}, {what}", f"{published:.2f}", f"{value:.2f}", f"{100 * (value / published - 1):+.1f} %"]
+            [
+                f"{name}, {what}",
+                f"{published:.2f}",
+                f"{value:.2f}",
+                f"{100 * (value / published - 1):+.1f} %",
+            ]
         )
 print("LLaMA-13B on an A6000, ms")
 print_table(["batch", "paper", "fitted", "error"], rows)
@@ -290,12 +339,14 @@ rows = [
 print_table(["ms per decode", "paper", "fitted"], rows)
 
 # %% [markdown]
-# **Explain.** 1021 + 3 rows are 1024 rows: to the linear operators, the hybrid batch *is* the prefill. Only attention is added: three decodes that read 1024 keys and values each. So riding
+# **Explain.** 1021 + 3 rows are 1024 rows: to the linear operators, the hybrid batch *is* the
+# prefill. Only attention is added: three decodes that read 1024 keys and values each. So riding
 # makes the linear part of a decode free, and leaves its attention as it was.
 #
 # ## What if ...
 #
-# - More riders: `count = 16`. Fewer: 1. How does the speedup change, and why? (The paper's Fig 8; `experiments/fig8.py` takes chunks of a longer prompt, which need no logits.)
+# - More riders: `count = 16`. Fewer: 1. How does the speedup change, and why? (The paper's Fig 8;
+#   `experiments/fig8.py` takes chunks of a longer prompt, which need no logits.)
 # - Longer contexts, `context = 3072`? A smaller chunk, `rows = 128`?
 
 # %%
@@ -311,12 +362,15 @@ print(f"decode speedup {separate / riding:.1f} x (predicted, llama-13b on a6000)
 # %% [markdown]
 # ## Questions
 #
-# **1.** Orca also mixes prompts and decodes in one iteration, whole prompts. What does a decode gain when it rides on a whole prompt of 1024 instead of a chunk of 256? What does it lose?
+# **1.** Orca also mixes prompts and decodes in one iteration, whole prompts. What does a decode
+# gain when it rides on a whole prompt of 1024 instead of a chunk of 256? What does it lose?
 #
 # <details><summary>Answer</summary>
 #
-# Its linear part is as free. But it waits for the whole prompt: that iteration takes more than three times as long (234.8 ms in Table 2, 69.8 in Fig 7). And a prompt can carry each request's decode only *once* per iteration, so that one iteration of 1024 carries
-# one decode of each request, where four chunks of 256 would carry four. (Lesson 5 counts this.)
+# Its linear part is as free. But it waits for the whole prompt: that iteration takes more than
+# three times as long (234.8 ms in Table 2, 69.8 in Fig 7). And a prompt can carry each request's
+# decode only *once* per iteration, so that one iteration of 1024 carries one decode of each
+# request, where four chunks of 256 would carry four. (Lesson 5 counts this.)
 #
 # </details>
 #
@@ -324,14 +378,19 @@ print(f"decode speedup {separate / riding:.1f} x (predicted, llama-13b on a6000)
 #
 # <details><summary>Answer</summary>
 #
-# Each row attends to the keys and values of its own request. There is no common matrix that all rows are multiplied with, as the weights are for the linear operators: nothing to share, so nothing to fuse.
+# Each row attends to the keys and values of its own request. There is no common matrix that all
+# rows are multiplied with, as the weights are for the linear operators: nothing to share, so
+# nothing to fuse.
 #
 # </details>
 #
-# **3.** The end-to-end gain is far smaller than the decode speedup (1.33 against 5.45 for L = 1K in the paper's Table 4). Why?
+# **3.** The end-to-end gain is far smaller than the decode speedup (1.33 against 5.45 for L = 1K in
+# the paper's Table 4). Why?
 #
 # <details><summary>Answer</summary>
 #
-# Only decodes become cheaper, prefill does not. If decodes take a share s of the baseline's time and become k times cheaper, the whole becomes 1 / (1 - s + s / k) times faster, at most 1 / (1 - s). (The paper's Sec 5.1.2 says so too.)
+# Only decodes become cheaper, prefill does not. If decodes take a share s of the baseline's time
+# and become k times cheaper, the whole becomes 1 / (1 - s + s / k) times faster, at most 1 / (1 -
+# s). (The paper's Sec 5.1.2 says so too.)
 #
 # </details>

@@ -11,8 +11,10 @@
 # %% [markdown]
 # # Lesson 6: policies side by side
 #
-# Lessons 4 and 5 asked how many tokens per second a GPU can process. Users ask something else: when does my answer begin, and does it flow? Now requests
-# arrive while others are decoding, and the *policy* decides who waits. `scheduler.py` has eight policies. Here they meet the same four requests.
+# Lessons 4 and 5 asked how many tokens per second a GPU can process. Users ask something else: when
+# does my answer begin, and does it flow? Now requests arrive while others are decoding, and the
+# *policy* decides who waits. `scheduler.py` has eight policies. Here they meet the same four
+# requests.
 #
 # **You will see**
 # 1. two extremes: decodes first, prompts first (the paper's Fig 7);
@@ -21,20 +23,25 @@
 # 4. all eight policies on one map: who waits against who stalls;
 # 5. a policy of your own, in the cost model and in the engine.
 #
-# About 40 minutes; the machine needs under half a minute. Every number says what it is: **paper** (published), **predicted** (cost model, for a named GPU) or **measured** (this
-# machine). "SARATHI" is [the first paper](https://arxiv.org/abs/2308.16369); all other "Sec", "Fig" and "Algorithm" mean its successor, [Sarathi-Serve](https://arxiv.org/abs/2403.02310).
+# About 40 minutes; the machine needs under half a minute. Every number says what it is: **paper**
+# (published), **predicted** (cost model, for a named GPU) or **measured** (this machine). "SARATHI"
+# is [the first paper](https://arxiv.org/abs/2308.16369); all other "Sec", "Fig" and "Algorithm"
+# mean its successor, [Sarathi-Serve](https://arxiv.org/abs/2403.02310).
 
 # %%
 import matplotlib.pyplot as plt
 
-from engine import LLM, SamplingParams, simulate
+from batch import Request
+from engine import LLM, SamplingParams
 from lesson import COLOURS, GREY, SERIES, gantts, paper, print_table, this_machine
-from scheduler import POLICIES, Request, SarathiServe, make_scheduler
+from scheduler import POLICIES, SarathiServe, make_scheduler
+from simulate import simulate
 
 # %% [markdown]
 # ## Step 1: two extremes
 #
-# Four requests. A and B have short prompts and come first. C and D have long prompts, and come together while A and B are decoding.
+# Four requests. A and B have short prompts and come first. C and D have long prompts, and come
+# together while A and B are decoding.
 
 
 # %%
@@ -42,43 +49,54 @@ def workload():
     """Prompt tokens, output tokens and arrival (s) of A, B, C and D."""
     sizes = [(256, 14, 0.0), (256, 20, 0.0), (1280, 6, 0.32), (1280, 6, 0.32)]
     return [
-        Request(i, range(prompt), output, arrival=moment) for i, (prompt, output, moment) in enumerate(sizes)
+        Request(i, range(prompt), output, arrival=moment)
+        for i, (prompt, output, moment) in enumerate(sizes)
     ]
 
 
 def priced(policy, budget=512):
     """What LLaMA-13B on an A6000 would do (predicted)."""
-    return simulate(workload(), "llama-13b", "a6000", policy=policy, chunk_size=budget, max_batch_size=4)
+    return simulate(
+        workload(), "llama-13b", "a6000", policy=policy, chunk_size=budget, max_batch_size=4
+    )
 
 
+# %%
 NAMES = dict(enumerate("ABCD"))
-decodes = [
-    iteration.seconds for iteration in priced("request_level").iterations if iteration.kind == "decode"
-]
-BOUND = 5 * decodes[0]
-print(f"a decode-only iteration of A and B: {1e3 * decodes[0]:.0f} ms (predicted)")
+iterations = priced("request_level").iterations
+decode = next(each.seconds for each in iterations if each.kind == "decode")
+BOUND = 5 * decode
+print(f"a decode-only iteration of A and B: {1e3 * decode:.0f} ms (predicted)")
 print(f"we call a gap between two tokens a stall above five of these: {1e3 * BOUND:.0f} ms")
 
 # %% [markdown]
-# **The paper's claim (Sec 3.2, Algorithms 1 and 2).** *Request-level* scheduling, as in FasterTransformer, starts a new batch only when the old one has ended: running decodes are never disturbed, but new
-# requests wait, and slots that fall free stay empty. *Prefill-prioritised* scheduling, as in vLLM before chunked prefill, runs new prompts at once: they start early, and the running decodes wait.
+# **The paper's claim (Sec 3.2, Algorithms 1 and 2).** *Request-level* scheduling, as in
+# FasterTransformer, starts a new batch only when the old one has ended: running decodes are never
+# disturbed, but new requests wait, and slots that fall free stay empty. *Prefill-prioritised*
+# scheduling, as in vLLM before chunked prefill, runs new prompts at once: they start early, and the
+# running decodes wait.
 #
-# **Predict first.** Under `request_level`: who must end before C may start? Under `vllm_v0`: what do A and B do while C and D prefill?
+# **Predict first.** Under `request_level`: who must end before C may start? Under `vllm_v0`: what
+# do A and B do while C and D prefill?
 
 # %%
 title = "llama-13b on a6000 (predicted)"
 gantts({policy: priced(policy) for policy in ("request_level", "vllm_v0")}, BOUND, NAMES, title)
 
 # %% [markdown]
-# **Explain.** One lane for each request. Under `request_level`, A and B flow without a gap, and C and D wait for the *last* of them, though A's slot has been free for some time. Under `vllm_v0`, C and D
-# start at once, and A and B stand still until both prompts are through. That pause is a *generation stall*. Each policy protects one side and lets the other pay.
+# **Explain.** One lane for each request. Under `request_level`, A and B flow without a gap, and C
+# and D wait for the *last* of them, though A's slot has been free for some time. Under `vllm_v0`, C
+# and D start at once, and A and B stand still until both prompts are through. That pause is a
+# *generation stall*. Each policy protects one side and lets the other pay.
 #
 # ## Step 2: what a stall feels like
 #
-# **The paper's claim (Sec 3.2).** Orca mixes prompts and decodes in one batch, so that decodes ride along (lesson 4). It does not help the reader: a whole prompt makes the iteration so long that the
+# **The paper's claim (Sec 3.2).** Orca mixes prompts and decodes in one batch, so that decodes ride
+# along (lesson 4). It does not help the reader: a whole prompt makes the iteration so long that the
 # next token of every riding decode is just as late.
 #
-# **Predict first.** Draw the tokens of B against time in your mind: a straight line, where B flows. What does the line do under `orca` while C and D prefill?
+# **Predict first.** Draw the tokens of B against time in your mind: a straight line, where B flows.
+# What does the line do under `orca` while C and D prefill?
 
 # %%
 shown = ("request_level", "vllm_v0", "orca", "hybrid_only", "sarathi_serve")
@@ -97,20 +115,27 @@ plt.show()
 gantts({policy: priced(policy) for policy in ("orca", "hybrid_only")}, BOUND, NAMES, title)
 
 # %% [markdown]
-# **Explain.** A flat piece of the curve is a pause. With `orca`, B does get a token out of the long iteration, but only at its end: the decode's bar is as long as the two prompts. `hybrid_only`
-# (a part of Sarathi-Serve, taken alone) runs one long prompt at a time, as the second would exceed its budget: two stalls of half the length. Of the policies in the picture that let C and D in at once,
+# **Explain.** A flat piece of the curve is a pause. With `orca`, B does get a token out of the long
+# iteration, but only at its end: the decode's bar is as long as the two prompts. `hybrid_only` (a
+# part of Sarathi-Serve, taken alone) runs one long prompt at a time, as the second would exceed its
+# budget: two stalls of half the length. Of the policies in the picture that let C and D in at once,
 # only `sarathi_serve` never stops: its curve bends a little.
 #
 # ## Step 3: a token budget
 #
-# **The paper's claim (Algorithm 3).** *Stall-free* scheduling fills each batch up to a token budget, in this order: all running decodes, then chunks of prompts that have started, then chunks of new ones. No iteration is longer
-# than the budget allows, so no decode ever waits for more than that. Its example: a budget of 512 takes 2 decodes, the last 400 tokens of one prompt, and 110 of the next (paper).
+# **The paper's claim (Algorithm 3).** *Stall-free* scheduling fills each batch up to a token
+# budget, in this order: all running decodes, then chunks of prompts that have started, then chunks
+# of new ones. No iteration is longer than the budget allows, so no decode ever waits for more than
+# that. Its example: a budget of 512 takes 2 decodes, the last 400 tokens of one prompt, and 110 of
+# the next (paper).
 #
 # **Predict first.** Why 110?
 
 # %%
 scheduler = make_scheduler("sarathi_serve", max_batch_size=8, chunk_size=512)
-for number, (prompt, prefilled) in enumerate([(9, 9), (9, 9), (912, 512)]):  # two decode, one is half through
+for number, (prompt, prefilled) in enumerate(
+    [(9, 9), (9, 9), (912, 512)]
+):  # two decode, one is half through
     request = Request(number, range(prompt), max_tokens=9)
     scheduler.add(request)
     scheduler.admit()
@@ -121,12 +146,15 @@ scheduler.add(Request(3, range(1000), max_tokens=9))  # and one waits
 batch = scheduler.schedule(now=0.0)
 print("decodes:", [request.request_id for request in batch.decodes])
 for chunk in batch.chunks:
-    print(f"chunk:   request {chunk.request.request_id}, {chunk.length} tokens from {chunk.start} on")
+    print(
+        f"chunk:   request {chunk.request.request_id}, {chunk.length} tokens from {chunk.start} on"
+    )
 print(f"tokens:  {batch.num_tokens}; the paper's budget: {paper['ss_budget_example_fixed']:.0f}")
 
 
 # %% [markdown]
-# Now our four requests. SARATHI (lesson 4) has *one* chunk per batch; Sarathi-Serve has as many as fit.
+# Now our four requests. SARATHI (lesson 4) has *one* chunk per batch; Sarathi-Serve has as many as
+# fit.
 
 
 # %%
@@ -145,7 +173,9 @@ figure, panels = plt.subplots(1, 2, figsize=(13, 4.6), sharey=True)
 colours = [COLOURS["sky"], COLOURS["green"], COLOURS["orange"], COLOURS["purple"], "black"]
 for axes, policy in zip(panels, ("sarathi", "sarathi_serve"), strict=True):
     low = [0] * 16
-    for (owner, tokens), colour in zip(tokens_by_owner(priced(policy)).items(), colours, strict=True):
+    for (owner, tokens), colour in zip(
+        tokens_by_owner(priced(policy)).items(), colours, strict=True
+    ):
         name = owner if owner == "decodes" else f"chunk of {owner}"
         axes.bar(range(16), tokens[:16], bottom=low, color=colour, label=name)
         low = [under + count for under, count in zip(low, tokens, strict=False)]
@@ -156,14 +186,19 @@ figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center"
 plt.show()
 
 # %% [markdown]
-# **Explain.** You hardly see the decodes, black: 2 to 4 tokens on top of a chunk of 510, or alone. That is why they can ride almost for free. Under `sarathi`, an iteration with the end of a prompt stays
-# short of the budget; under `sarathi_serve`, the next prompt takes the rest, and D is through earlier for it.
+# **Explain.** You hardly see the decodes, black: 2 to 4 tokens on top of a chunk of 510, or alone.
+# That is why they can ride almost for free. Under `sarathi`, an iteration with the end of a prompt
+# stays short of the budget; under `sarathi_serve`, the next prompt takes the rest, and D is through
+# earlier for it.
 #
 # ## Step 4: the map
 #
-# **The paper's claim (Sec 3.2 and 5.4).** Until now one had to choose between an early first token (and throughput) and an even flow. Chunks alone, or hybrid batches alone, do half of the work each; together they give both.
+# **The paper's claim (Sec 3.2 and 5.4).** Until now one had to choose between an early first token
+# (and throughput) and an even flow. Chunks alone, or hybrid batches alone, do half of the work
+# each; together they give both.
 #
-# **Predict first.** Where on this map would the ideal policy be? Which policies are near the axes, and far out on them?
+# **Predict first.** Where on this map would the ideal policy be? Which policies are near the axes,
+# and far out on them?
 
 # %%
 traces = {policy: priced(policy) for policy in POLICIES}
@@ -172,6 +207,7 @@ for policy, trace in traces.items():
     gap = max(trace.lives[0].tbt + trace.lives[1].tbt)
     rows.append([policy, trace.lives[2].ttft, trace.lives[3].ttft, gap, trace.seconds])
 
+# %%
 figure, axes = plt.subplots(figsize=(11, 5.6))
 for policy, first, _, gap, _ in rows:
     colour, marker = (COLOURS["vermilion"], "X") if gap > BOUND else (COLOURS["blue"], "o")
@@ -181,26 +217,39 @@ for policy, first, _, gap, _ in rows:
     axes.annotate(policy, (first, gap), textcoords="offset points", **place)
 axes.axhline(BOUND, color=GREY, linestyle="--")
 axes.set(
-    xlim=(0, 1.5), ylim=(0, 0.75), xlabel="C's time to first token (s)", ylabel="longest gap of A, B (s)"
+    xlim=(0, 1.5),
+    ylim=(0, 0.75),
+    xlabel="C's time to first token (s)",
+    ylabel="longest gap of A, B (s)",
 )
 axes.set_title("Who waits against who stalls (predicted); dashed: what we call a stall")
 plt.show()
 
 # %%
 columns = ["policy", "TTFT of C (s)", "TTFT of D (s)", "longest gap of A, B (s)", "total (s)"]
-print_table(columns, [[policy, *[f"{seconds:.2f}" for seconds in times]] for policy, *times in rows])
+print_table(
+    columns, [[policy, *[f"{seconds:.2f}" for seconds in times]] for policy, *times in rows]
+)
 
 # %%
 chunked = ("sarathi", "sarathi_serve", "dynamic", "chunked_only")
 gantts({policy: traces[policy] for policy in chunked}, BOUND, NAMES, title)
 
 # %% [markdown]
-# **Explain.** Below the dashed line are `request_level`, which pays with C's first token, and everything that cuts prompts. `chunked_only` alternates between chunks and decodes, so that each gap is an iteration of either kind, and no decode
-# rides. Against `sarathi`, `sarathi_serve` lets D's first chunk ride with C's last one: D's first token comes earlier, and C's a little later. `dynamic` shrinks the chunks of a prompt as it goes on: C's first token is later, yet all is done first, as more decodes find a chunk to ride on. The last column tells who wasted the GPU.
+# **Explain.** Below the dashed line are `request_level`, which pays with C's first token, and
+# everything that cuts prompts. `chunked_only` alternates between chunks and decodes, so that each
+# gap is an iteration of either kind, and no decode rides. Against `sarathi`, `sarathi_serve` lets
+# D's first chunk ride with C's last one: D's first token comes earlier, and C's a little later.
+# `dynamic` shrinks the chunks of a prompt as it goes on. These prompts are short, so that shrinking
+# gains little here: the longest gap is that of C's first chunk, which is a full one. It costs
+# something all the same: more chunks, each of which reads all the weights. So C and D get their
+# first tokens later, and the end comes later. The last column tells who wasted the GPU.
 #
 # ## Step 5: your own policy
 #
-# A policy is a class with a name. Most are a few lines on top of another. Here is one with an idea of its own: *large chunks while nobody decodes, small ones as soon as somebody would feel them*.
+# A policy is a class with a name. Most are a few lines on top of another. Here is one with an idea
+# of its own: *large chunks while nobody decodes, small ones as soon as somebody would feel them*.
+# `prefills` picks the chunks of a batch. It is told how many tokens of the budget the decodes take.
 
 
 # %%
@@ -209,15 +258,16 @@ class Considerate(SarathiServe):
 
     name = "considerate"
 
-    def budget(self, request):
-        someone_decodes = any(not other.in_prefill for other in self.running)
-        return self.chunk_size // 4 if someone_decodes else 4 * self.chunk_size
+    def prefills(self, num_decodes):
+        budget = self.chunk_size // 4 if num_decodes else 4 * self.chunk_size
+        return super().prefills(num_decodes + self.chunk_size - budget)  # as if so much were taken
 
 
 POLICIES[Considerate.name] = Considerate  # the registry: from here on it is a policy like any other
 
 # %% [markdown]
-# **Predict first.** Against `sarathi_serve`: what happens to the longest gap of A and B? To C's first token? To the total time?
+# **Predict first.** Against `sarathi_serve`: what happens to the longest gap of A and B? To C's
+# first token? To the total time?
 
 # %%
 compared = ("sarathi_serve", "considerate")
@@ -229,10 +279,12 @@ for policy in compared:
     print(f"total {trace.seconds:.2f} s (predicted)")
 
 # %% [markdown]
-# **Explain.** Shorter gaps, and later first tokens: small chunks carry few prompt tokens, and each of them reads all the weights. (D's last chunk is large: A, B and C have ended.) The trade-off is still there;
-# you have moved along it.
+# **Explain.** Shorter gaps, and later first tokens: small chunks carry few prompt tokens, and each
+# of them reads all the weights. (D's last chunk is large: A, B and C have ended.) The trade-off is
+# still there; you have moved along it.
 #
-# That was the cost model. The engine runs the same class for real: the demo model, on your machine, with the requests arriving in real time. First, does the new policy change what the model says?
+# That was the cost model. The engine runs the same class for real: the demo model, on your machine,
+# with the requests arriving in real time. First, does the new policy change what the model says?
 
 # %%
 llm = LLM("demo", max_batch_size=4, chunk_size=32, dtype="float64", device="cpu")
@@ -240,22 +292,27 @@ prompts = ["The with statement", "def open(", "Return the list of " * 30, "class
 outputs = {}
 for policy in ("request_level", "considerate"):
     llm.policy = policy
-    outputs[policy] = llm.generate(prompts, SamplingParams(max_tokens=12), arrival_times=[0, 0, 0.02, 0.02])
+    outputs[policy] = llm.generate(
+        prompts, SamplingParams(max_tokens=12), arrival_times=[0, 0, 0.02, 0.02]
+    )
 for prompt, one, other in zip(prompts, *outputs.values(), strict=True):
     same = "the same tokens" if one.token_ids == other.token_ids else "DIFFERENT tokens"
     print(f"{prompt[:18]!r} ({len(one.prompt_token_ids)} tokens) ... {one.text!r}: {same}")
 
 
 # %% [markdown]
-# It must not: a policy decides *when* a token is computed, never which. (The tests hold every policy to that.)
+# It must not: a policy decides *when* a token is computed, never which. (The tests hold every
+# policy to that.)
 #
-# Now the clock, with a budget of 64 and made-up prompts: 32 tokens for A and B, 160 for C and D, which arrive between A's tokens 5 and 6.
+# Now the clock, with a budget of 64 and made-up prompts: 32 tokens for A and B, 160 for C and D,
+# which arrive between A's tokens 5 and 6.
 #
-# **Predict first.** The real engine has costs that the cost model leaves out, above all some time per iteration. Will `considerate` look better or worse than predicted?
+# **Predict first.** The real engine has costs that the cost model leaves out, above all some time
+# per iteration. Will `considerate` look better or worse than predicted?
 
 # %%
 from experiments import policies
-from experiments.measuring import generate
+from experiments.lib.measuring import generate
 
 llm = LLM("demo", max_batch_size=4, device="cpu")
 
@@ -269,39 +326,54 @@ def measured(policy, requests):
     return min(runs, key=lambda trace: trace.seconds)
 
 
+# %%
 alone = measured("sarathi_serve", policies.workload(64)[:2])
 arrival, bound = policies.arrival_and_bound(alone)  # its stall, too, is five decode-only iterations
 requests = policies.workload(64, arrival)
-real = {policy: measured(policy, requests) for policy in ("vllm_v0", "sarathi_serve", "considerate")}
+real = {
+    policy: measured(policy, requests) for policy in ("vllm_v0", "sarathi_serve", "considerate")
+}
 
 # %%
 gantts(real, bound, NAMES, f"demo model, {this_machine()} (measured)")
 for policy, trace in real.items():
     gap, first = max(trace.lives[0].tbt + trace.lives[1].tbt), trace.lives[2].ttft
-    print(f"{policy}: longest gap {1e3 * gap:.0f} ms, C's first token after {1e3 * first:.0f} ms", end=", ")
+    print(
+        f"{policy}: longest gap {1e3 * gap:.0f} ms, C's first token after {1e3 * first:.0f} ms",
+        end=", ",
+    )
     print(f"total {1e3 * trace.seconds:.0f} ms (measured)")
 
 # %% [markdown]
-# **Explain.** The same picture from the same scheduler; only the executor is another. But each small chunk pays the fixed cost of its iteration, so that against `sarathi_serve` C waits longer here than the cost
-# model says, and with so small a model whole prompts may even end first. A machine's own profile decides how small chunks may be. (If a bar looks out of place, something else ran on your machine: run the cell again.)
+# **Explain.** The same picture from the same scheduler; only the executor is another. But each
+# small chunk pays the fixed cost of its iteration, so that against `sarathi_serve` C waits longer
+# here than the cost model says, and with so small a model whole prompts may even end first. A
+# machine's own profile decides how small chunks may be. (If a bar looks out of place, something
+# else ran on your machine: run the cell again.)
 #
-# To look at single iterations, write the run to a file and open it in [ui.perfetto.dev](https://ui.perfetto.dev): `import perfetto` and `perfetto.save("run.json", real)`. On the command line,
-# `generate.py` and `experiments/policies.py` take `--trace run.json`.
+# To look at single iterations, write the run to a file and open it in
+# [ui.perfetto.dev](https://ui.perfetto.dev): `from pictures import perfetto` and
+# `perfetto.save("run.json", real)`. On the command line, `generate.py` and
+# `experiments/policies.py` take `--perfetto run.json`.
 #
 # ## What if ...
 #
-# - Change `budget` below. Ideas: the whole budget for one prompt, half for the next; a larger budget while many wait (`len(self.waiting)`).
+# - Change `share` below: how many of the `room` tokens that are left in the batch a request may
+#   have. Ideas: all of them for one prompt, half for the next; more than `room` while many wait
+#   (`len(self.waiting)`).
 # - Let the shortest prompt go first: the README has that policy.
-# - Break a rule: a `schedule` that returns `Batch([], [])`, or every decode twice. What does the engine say, and when?
-# - Too little memory: `cache_tokens=1815` as another argument of `simulate`. Watch for the black cross.
+# - Break a rule: a `schedule` that returns `Batch([], [])`, or every decode twice. What does the
+#   engine say, and when?
+# - Too little memory: `cache_tokens=1815` as another argument of `simulate`. Watch for the black
+#   cross.
 
 
 # %%
 class Mine(SarathiServe):
     name = "mine"
 
-    def budget(self, request):
-        return self.chunk_size if len(self.waiting) == 0 else self.chunk_size // 2
+    def share(self, request, room):
+        return room if len(self.waiting) == 0 else (room + 1) // 2  # at least one
 
 
 POLICIES[Mine.name] = Mine
@@ -315,25 +387,32 @@ gantts({"mine": mine}, BOUND, NAMES, title)
 #
 # <details><summary>Answer</summary>
 #
-# Because an iteration's time is not proportional to its tokens. Every decode-only iteration reads all weights for a handful of tokens (lesson 1); a decode beside a chunk does not. So the policies with the fewest decode-only iterations end
-# first, unless small chunks eat the gain up. Count the short blue bars.
+# Because an iteration's time is not proportional to its tokens. Every decode-only iteration reads
+# all weights for a handful of tokens (lesson 1); a decode beside a chunk does not. So the policies
+# with the fewest decode-only iterations end first, unless small chunks eat the gain up. Count the
+# short blue bars.
 #
 # </details>
 #
-# **2.** A service has only requests of one length, and all of them arrive at midnight. Which policy would you choose?
+# **2.** A service has only requests of one length, and all of them arrive at midnight. Which policy
+# would you choose?
 #
 # <details><summary>Answer</summary>
 #
-# Nobody reads along, so that gaps between tokens do not matter: only the total time counts. That is SARATHI's own world (lessons 4 and 5): hybrid batches with the chunk size that balances. A token budget for the sake of a TBT would only
-# cost throughput.
+# Nobody reads along, so that gaps between tokens do not matter: only the total time counts. That is
+# SARATHI's own world (lessons 4 and 5): hybrid batches with the chunk size that balances. A token
+# budget for the sake of a TBT would only cost throughput.
 #
 # </details>
 #
-# **3.** With shortest prompts first, the mean time to first token falls. Who pays, and how would you bound what they pay?
+# **3.** With shortest prompts first, the mean time to first token falls. Who pays, and how would
+# you bound what they pay?
 #
 # <details><summary>Answer</summary>
 #
-# Long prompts: as long as short ones keep coming, a long one may wait for ever (it *starves*). A bound: sort by prompt length less some credit for the time waited, `prefill_length - rate * (now - arrival)`, so that everybody is first some day.
-# First come, first served needs no such care, which is why all eight policies keep to it.
+# Long prompts: as long as short ones keep coming, a long one may wait for ever (it *starves*). A
+# bound: sort by prompt length less some credit for the time waited, `prefill_length - rate * (now -
+# arrival)`, so that everybody is first some day. First come, first served needs no such care, which
+# is why all eight policies keep to it.
 #
 # </details>

@@ -1,9 +1,12 @@
-"""Run the lessons from scratch: `make notebooks` (a check, writes nothing) and `make notebooks-refresh` (writes the .ipynb files).
+"""Run the lessons from scratch.
+
+`make notebooks` is a check and writes nothing. `make notebooks-refresh` writes the .ipynb files.
 
     python notebooks/execute.py [--refresh] [LESSON.py ...]
 
-A lesson's source is its .py file (jupytext, percent format). Any error, and any output that does not belong into a committed
-notebook (warnings, paths of this machine), ends the run with exit status 1.
+A lesson's source is its .py file (jupytext, percent format). Any error ends the run with exit
+status 1. So does any output that does not belong into a committed notebook: warnings, paths of this
+machine.
 """
 
 import argparse
@@ -20,7 +23,7 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-import native
+from fast import native
 
 HERE = Path(__file__).resolve().parent
 LIMIT = 600  # s, per cell: far above what any needs
@@ -32,7 +35,10 @@ def lessons() -> list[Path]:
 
 
 def convert(source: Path) -> nbformat.NotebookNode:
-    """The notebook of a percent script, without outputs. Cell ids are numbers, so that a refresh changes no more than it must."""
+    """The notebook of a percent script, without outputs.
+
+    Cell ids are numbers, so that a refresh changes no more than it must.
+    """
     notebook = jupytext.read(source)
     for number, cell in enumerate(notebook.cells):
         cell.id = f"cell-{number}"
@@ -74,9 +80,8 @@ def complaints(notebook: nbformat.NotebookNode) -> list[str]:
                 {kind: data for kind, data in output.get("data", {}).items() if kind != "image/png"}
             )
             if output.output_type == "error" or output.get("name") == "stderr":
-                found.append(
-                    f"cell {number}: {output.get('ename', 'stderr')}: {output.get('evalue', text)[:300]}"
-                )
+                name, what = output.get("ename", "stderr"), output.get("evalue", text)
+                found.append(f"cell {number}: {name}: {what[:300]}")
             found += [
                 f"cell {number}: the output names {path}"
                 for path in (str(HERE.parent), str(Path.home()) + "/")
@@ -95,10 +100,10 @@ def main() -> None:
     )
     options = parser.parse_args()
     if not options.refresh:
-        # A check may share its cores with others: PyTorch's waiting threads should not spin. Small operators
-        # take longer so; a refresh, which shows times, is for an idle machine.
+        # A check may share its cores with others: PyTorch's waiting threads should not spin. Small
+        # operators take longer so. A refresh, which shows times, is for an idle machine.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # Compiles native.cpp, if it must: what that says belongs into no notebook.
+    # Compiles fast/native.cpp, if it must: what that says belongs into no notebook.
     native.usable(torch.device("cpu"), torch.float32, 64, 1)
     failed = False
     for source in options.lessons or lessons():

@@ -1,6 +1,7 @@
-"""What all lessons share: the look of the pictures, the paper's numbers, a stopwatch. Nothing of the engine is in here.
+"""What all lessons share: the look of the pictures, the paper's numbers, a stopwatch.
 
-The engine's modules and `experiments` come from the editable install (requirements.txt).
+Nothing of the engine is in here. The engine's modules and `experiments` come from the editable
+install (requirements.txt).
 """
 
 import time
@@ -10,25 +11,29 @@ import matplotlib
 import matplotlib.pyplot as plt
 from IPython import get_ipython
 
-from engine import keep_freed_memory
-from experiments.common import paper_numbers, print_table
-from experiments.look import COLOURS, SERIES, star, use_style
-from experiments.measuring import this_machine
-from gantt import draw_lanes, legend_handles
-from lanes import request_lanes
+from experiments.lib.common import paper_numbers, print_table
+from experiments.lib.look import COLOURS, SERIES, star, use_style
+from experiments.lib.measuring import this_machine
+from pictures.gantt import draw_lanes, legend_handles
+from pictures.lanes import request_lanes
 from timeline import Trace
 
 if shell := get_ipython():
     shell.run_line_magic("matplotlib", "inline")  # look.py chose a back end that only writes files
 
 __all__ = [
-    "COLOURS", "GREY", "OPERATOR_COLOURS", "SERIES", "bars", "fastest", "gantts", "paper", "plain_ticks", "print_table", "star", "this_machine",
+    "COLOURS", "GREY", "OPERATOR_COLOURS", "SERIES", "bars", "fastest", "gantts", "paper",
+    "plain_ticks", "print_table", "star", "this_machine",
 ]  # fmt: skip
 
-keep_freed_memory()  # as LLM does, for lessons that build a model by hand: page faults would blur the times of decodes
 use_style()
 matplotlib.rcParams.update(
-    {"figure.constrained_layout.use": True, "figure.figsize": (11, 4.6), "figure.dpi": 90, "savefig.dpi": 90}
+    {
+        "figure.constrained_layout.use": True,
+        "figure.figsize": (11, 4.6),
+        "figure.dpi": 90,
+        "savefig.dpi": 90,
+    }
 )
 
 paper = paper_numbers()  # every published number by its id, in experiments/paper_numbers.csv
@@ -43,7 +48,7 @@ OPERATOR_COLOURS = dict(
 
 
 def fastest(measure: Callable[[], float], budget: float = 0.4, least: int = 3) -> float:
-    """The smallest of what `measure()` returns in `budget` seconds of trying, at least `least` times.
+    """The smallest of what `measure()` returns in `budget` seconds, in at least `least` tries.
 
     The smallest, because whatever else a machine does only ever adds time. The first try warms up.
     """
@@ -70,13 +75,23 @@ def bars(axes, places, operators, width: float = 0.6) -> None:
     for name, colour in OPERATOR_COLOURS.items():
         heights = [each.get(name, 0.0) for each in operators]
         axes.bar(
-            places, heights, width, bottom=low, color=colour, label=name, edgecolor="white", linewidth=0.5
+            places,
+            heights,
+            width,
+            bottom=low,
+            color=colour,
+            label=name,
+            edgecolor="white",
+            linewidth=0.5,
         )
         low = [under + height for under, height in zip(low, heights, strict=True)]
 
 
 def gantts(traces: Mapping[str, Trace], bound: float, names: Mapping[int, str], title: str) -> None:
-    """Runs below each other on one time axis. traces: by name; bound: a longer gap between tokens is a stall; names: of requests, by id."""
+    """Runs below each other on one time axis.
+
+    traces: by name. bound: a longer gap between tokens is a stall. names: of requests, by id.
+    """
     lanes = {run: request_lanes(trace, bound, names) for run, trace in traces.items()}
     figure, panels = plt.subplots(
         len(traces), 1, figsize=(12, 2.1 * len(traces) + 1), sharex=True, squeeze=False

@@ -1,16 +1,24 @@
-"""Small models that the tests make: exact arithmetic (float64), both flavours, grouped-query
-attention, Qwen's bias and norms.
+"""What many tests share: small models with exact arithmetic (float64) in all flavours, and short
+ways to run a loop or a back end of attention.
 """
 
 import dataclasses
+from collections.abc import Iterable, Sequence
 
 import pytest
 import torch
+from torch import Tensor
 
-import native
+from attention import Attention, FlatBatch, Span
+from batch import Request
 from configs import MODELS, ModelConfig
-from engine import new_model
+from fast import native
+from kvcache import KVCache
+from loading.load import new_model, random_weights
+from loop import Executor, Loop
 from model import Transformer
+from scheduler import Scheduler
+from simulate import run_all
 
 # compiles, if it must, before a test looks at what a command says
 native.usable(torch.device("cpu"), torch.float32, 64, 1)
@@ -42,7 +50,7 @@ def tiny_model(name: str, dtype: torch.dtype = torch.float64, device: str = "cpu
     """Random weights, ten times the usual spread, so that attention is far from uniform and greedy
     tokens vary.
     """
-    model = new_model(TINY[name], dtype, torch.device(device)).init_weights(seed=1)
+    model = random_weights(new_model(TINY[name], dtype, torch.device(device)), seed=1)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(10 if parameter.dim() == 2 else 1)
@@ -72,3 +80,43 @@ def one_at_a_time(model: Transformer, prompt: list[int], count: int) -> list[int
                 int(model.forward_full(torch.tensor([tokens], device=model.device))[0, -1].argmax())
             )
     return tokens[len(prompt) :]
+
+
+def run_loop(scheduler: Scheduler, executor: Executor, requests: Iterable[Request]) -> Loop:
+    """A loop that has run these requests to their end."""
+    loop = Loop(scheduler, executor)
+    run_all(loop, requests)
+    return loop
+
+
+def attend_spans(
+    backend: Attention,
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Sequence[int],
+    contexts: Sequence[int],
+) -> Tensor:
+    """A back end on spans of one shape, over a cache that already holds the keys of their rows.
+
+    q (n, Tq, n_head, head_dim); keys, values (n_kv_head, slots, length, head_dim). Writing K and V
+    changes nothing, for the rows' own are what the cache holds at their places.
+    """
+    cache = KVCache.__new__(KVCache)
+    cache.k, cache.v, cache.layers = keys[None], values[None], [(keys, values)]
+    cache.slots, cache.length = keys.shape[1:3]
+    n, rows = q.shape[:2]
+    own = torch.tensor(slots, device=q.device).repeat_interleave(rows)  # (n * Tq,)
+    places = [torch.arange(context - rows, context, device=q.device) for context in contexts]
+    positions = torch.cat(places)  # (n * Tq,)
+    if rows == 1:
+        spans = [Span(slice(0, n), tuple(slots), tuple(contexts))]
+    else:
+        spans = [
+            Span(slice(i * rows, (i + 1) * rows), (slot,), (context,))
+            for i, (slot, context) in enumerate(zip(slots, contexts, strict=True))
+        ]
+    written = [part[:, own, positions].transpose(0, 1) for part in (keys, values)]
+    qkv = torch.cat((q.flatten(0, 1), *written), dim=1)  # (n * Tq, heads, head_dim)
+    batch = FlatBatch(positions, own, positions, spans, positions[:0])
+    return backend(batch, cache)(0, qkv).view_as(q)

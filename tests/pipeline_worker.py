@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from distributed import PipelineLLM
 from engine import SamplingParams
+from pipeline.stages import PipelineLLM
 from scheduler import POLICIES
 
 # Greedy and sampled, with a stop token, and more requests than slots.

@@ -4,11 +4,15 @@ import time
 
 import pytest
 import torch
+from conftest import attend_spans
 
-import attention
-from attention import BACKENDS, check_backend, choose_backend, chunk_mask
-from configs import UserError
+from attention import PLAIN, AttendLayer, Attention, FlatBatch, chunk_mask
+from configs import MODELS, ModelConfig, UserError
 from engine import LLM
+from fast import cpu
+from fast.backends import BACKENDS, candidates, check_backend, choose_backend, fastest
+from fast.cuda import gathered
+from kvcache import KVCache
 
 
 def test_stacked_chunk_masks_are_the_lower_triangle() -> None:
@@ -53,16 +57,16 @@ def attention_case(name: str, n_kv_head: int, dtype: torch.dtype, device: str = 
 @pytest.mark.parametrize("case", CASES)
 def test_sdpa_equals_math(case: str, n_kv_head: int) -> None:
     arguments = attention_case(case, n_kv_head, torch.float64)
-    torch.testing.assert_close(
-        BACKENDS["sdpa"](*arguments), BACKENDS["math"](*arguments), rtol=1e-12, atol=1e-12
-    )
+    expected = attend_spans(BACKENDS["math"], *arguments)
+    for sdpa in (PLAIN["sdpa"], BACKENDS["sdpa"]):
+        torch.testing.assert_close(attend_spans(sdpa, *arguments), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_bfloat16_stays_close_to_float64(case: str) -> None:
-    exact = BACKENDS["math"](*attention_case(case, 2, torch.float64))
-    for backend in ("math", "sdpa"):
-        rounded = BACKENDS[backend](*attention_case(case, 2, torch.bfloat16))
+    exact = attend_spans(BACKENDS["math"], *attention_case(case, 2, torch.float64))
+    for backend in (BACKENDS["math"], PLAIN["sdpa"], BACKENDS["sdpa"]):
+        rounded = attend_spans(backend, *attention_case(case, 2, torch.bfloat16))
         assert rounded.dtype == torch.bfloat16
         torch.testing.assert_close(rounded.double(), exact, rtol=0.05, atol=0.05)
 
@@ -76,29 +80,28 @@ def test_chunk_in_products_is_exact(
     """What bfloat16 chunks run on a CPU is `math` in other words, whatever the pieces: in float64
     they agree to rounding.
     """
-    monkeypatch.setattr(attention, "PIECE", piece)
+    monkeypatch.setattr(cpu, "PIECE", piece)
     q, keys, values, (slot,), (context,) = attention_case(case, n_kv_head, torch.float64)
-    expected = BACKENDS["math"](q, keys, values, [slot], [context])[0]
+    expected = attend_spans(BACKENDS["math"], q, keys, values, [slot], [context])[0]
     # somebody's before: a few of them are read along
     keys[:, slot, context:], values[:, slot, context:] = float("nan"), float("inf")
-    y = attention._chunk_in_products(q[0], keys[:, slot], values[:, slot], context)
+    y = cpu.chunk_in_products(q[0], keys[:, slot], values[:, slot], context)
     torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_only_the_context_counts() -> None:
     """What lies behind a request's context, or in other slots, is never read, not even NaN."""
     q, keys, values, slots, contexts = attention_case("decodes", 2, torch.float64)
-    expected = BACKENDS["math"](q, keys, values, slots, contexts)
+    expected = attend_spans(BACKENDS["math"], q, keys, values, slots, contexts)
     live = torch.zeros(4, 32, dtype=torch.bool)
     for slot, context in zip(slots, contexts, strict=True):
         live[slot, :context] = True
     for cache in (keys, values):
         cache[:, ~live] = float("nan")
-    for backend in ("math", "sdpa"):
-        torch.testing.assert_close(BACKENDS[backend](q, keys, values, slots, contexts), expected)
-    on_a_gpu = attention.gathered(
-        q, keys, values, torch.tensor(slots), torch.tensor(contexts), longest=32
-    )
+    for backend in (BACKENDS["math"], PLAIN["sdpa"], BACKENDS["sdpa"]):
+        found = attend_spans(backend, q, keys, values, slots, contexts)
+        torch.testing.assert_close(found, expected)
+    on_a_gpu = gathered(q, keys, values, torch.tensor(slots), torch.tensor(contexts), longest=32)
     torch.testing.assert_close(on_a_gpu, expected)
 
 
@@ -112,31 +115,30 @@ def test_gathered_equals_math(case: str, n_kv_head: int, longest: int) -> None:
     may be read beyond the longest context.
     """
     q, keys, values, slots, contexts = attention_case(case, n_kv_head, torch.float64)
-    y = attention.gathered(q, keys, values, torch.tensor(slots), torch.tensor(contexts), longest)
-    torch.testing.assert_close(
-        y, BACKENDS["math"](q, keys, values, slots, contexts), rtol=1e-12, atol=1e-12
-    )
+    y = gathered(q, keys, values, torch.tensor(slots), torch.tensor(contexts), longest)
+    expected = attend_spans(BACKENDS["math"], q, keys, values, slots, contexts)
+    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_keys_are_rounded_up_within_the_slot() -> None:
-    assert [attention.round_up(keys, 40) for keys in (1, 16, 17, 32, 33, 40)] == [
-        16,
-        16,
-        32,
-        32,
-        40,
-        40,
-    ]
+    rounded = [cpu.round_up(keys, 40) for keys in (1, 16, 17, 32, 33, 40)]
+    assert rounded == [16, 16, 32, 32, 40, 40]
 
 
 def test_choice() -> None:
-    cpu = torch.device("cpu")
-    assert choose_backend("auto", cpu, torch.float64, 64, 1) == "sdpa"
-    assert choose_backend("math", cpu, torch.float32, 64, 1) == "math"
+    here = torch.device("cpu")
+    assert choose_backend("auto", here, torch.float64, MODELS["demo"]) == "sdpa"
+    assert choose_backend("math", here, torch.float32, MODELS["demo"]) == "math"
+    assert choose_backend("auto", here, torch.float32, MODELS["demo"], fast=False) == "sdpa"
+    assert choose_backend("math", here, torch.float32, MODELS["demo"], fast=False) == "math"
     with pytest.raises(UserError, match="'flash'.*math, sdpa, native, xformers"):
-        check_backend("flash", cpu)
+        check_backend("flash", here)
     with pytest.raises(UserError, match="xformers.*CUDA"):
-        check_backend("xformers", cpu)
+        check_backend("xformers", here)
+    for name in ("auto", *PLAIN):
+        check_backend(name, here, fast=False)
+    with pytest.raises(UserError, match="'native' is one of the fast ways.*auto, math or sdpa"):
+        check_backend("native", here, fast=False)
 
 
 def test_a_bad_name_is_told_before_the_model_is_looked_for() -> None:
@@ -162,40 +164,45 @@ def test_xformers_layout(case: str, n_kv_head: int, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(fmha, "memory_efficient_attention_forward", written_out)
     arguments = attention_case(case, n_kv_head, torch.float64)
-    torch.testing.assert_close(
-        BACKENDS["xformers"](*arguments), BACKENDS["math"](*arguments), rtol=1e-12, atol=1e-12
-    )
+    expected = attend_spans(BACKENDS["math"], *arguments)
+    found = attend_spans(BACKENDS["xformers"], *arguments)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_the_fastest_is_chosen_by_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
-    def backend(name: str, seconds: float, fails: type[Exception] | None = None):
-        def attend(q, keys, values, slots, contexts):
-            if fails:
-                raise fails("not on this GPU")
-            calls.append(name)
-            time.sleep(seconds)
-            return torch.zeros_like(q)
+    def backend(name: str, seconds: float, fails: type[Exception] | None = None) -> Attention:
+        def attention(batch: FlatBatch, cache: KVCache) -> AttendLayer:
+            def attend_layer(layer: int, qkv: torch.Tensor) -> torch.Tensor:
+                if fails:
+                    raise fails("not on this GPU")
+                calls.append(name)
+                time.sleep(seconds)
+                return qkv
 
-        return attend
+            return attend_layer
+
+        return attention
 
     monkeypatch.setitem(BACKENDS, "slow", backend("slow", 0.02))
     monkeypatch.setitem(BACKENDS, "quick", backend("quick", 0.0))
     monkeypatch.setitem(BACKENDS, "broken", backend("broken", 0.0, NotImplementedError))
-    keys, values = torch.zeros(2, 2, 3, 32, 8)
-    assert attention.fastest(["slow", "broken", "quick"], 4, keys, values, repeats=2) == "quick"
+    cache = KVCache(ModelConfig("tiny", 1, 4, 32, 48, 97, 64, n_kv_head=2), 3, 32)
+    names = ["slow", "broken", "quick"]
+    assert fastest(4, cache, names, repeats=2) == ("quick", BACKENDS["quick"])
     # decodes and a chunk, once to warm up
     assert calls.count("slow") == calls.count("quick") == 2 * 3
-    assert attention.fastest(["quick", "slow"], 4, keys, values, repeats=2) == "quick"
+    assert fastest(4, cache, ["quick", "slow"], repeats=2)[0] == "quick"
     calls.clear()
-    assert attention.fastest(["slow"], 4, keys, values) == "slow" and not calls, (
+    assert fastest(4, cache, ["slow"])[0] == "slow" and not calls, (
         "nothing to choose, nothing to measure"
     )
+    assert fastest(4, cache, ["sdpa", "math"], repeats=1)[0] in ("sdpa", "math")  # real ones run
 
 
 def test_candidates() -> None:
-    assert attention.candidates()[0] == "sdpa", "the first must run everywhere"
+    assert candidates()[0] == "sdpa", "the first must run everywhere"
 
 
 @pytest.mark.cuda
@@ -206,6 +213,7 @@ def test_candidates() -> None:
 def test_cuda_back_ends(case: str, n_kv_head: int, backend: str) -> None:
     if backend == "xformers":
         pytest.importorskip("xformers.ops")
-    exact = BACKENDS["math"](*attention_case(case, n_kv_head, torch.float64))
-    result = BACKENDS[backend](*attention_case(case, n_kv_head, torch.bfloat16, "cuda"))
+    exact = attend_spans(BACKENDS["math"], *attention_case(case, n_kv_head, torch.float64))
+    arguments = attention_case(case, n_kv_head, torch.bfloat16, "cuda")
+    result = attend_spans(BACKENDS[backend], *arguments)
     torch.testing.assert_close(result.double().cpu(), exact, rtol=0.05, atol=0.05)

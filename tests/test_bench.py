@@ -8,17 +8,17 @@ import pytest
 import torch
 from conftest import TINY
 
-import linear
-from bench import Demand, Machine, make_workload, measure_machine
 from configs import MODELS
 from engine import LLM
+from experiments.bench import Demand, Machine, make_workload, measure_machine
+from fast import packed as linear
 
 ROOT = Path(__file__).parent.parent
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "bench.py", *arguments],
+        [sys.executable, "experiments/bench.py", *arguments],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -102,3 +102,12 @@ def test_a_machine_without_packed_linears(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(linear, "can_pack", lambda device, dtype: False)
     machine = measure_machine(LLM("demo", dtype="float32", device="cpu"), repeats=1)
     assert machine.flops > 0 and machine.bandwidth > 0
+
+
+def test_kernels_beside_each_other() -> None:
+    command = [sys.executable, "experiments/kernels.py", "--quick", "--dtype", "float32"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "eight decodes, all layers" in done.stdout and "native" in done.stdout

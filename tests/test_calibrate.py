@@ -10,18 +10,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import run_loop
 
+from batch import Batch
 from cli import run_main
 from configs import GPUS, MODELS, ModelConfig, UserError
-from costmodel import CostModel, Efficiency
-from engine import run
-from executor import CostExecutor, Result
+from costmodel import CostModel, Efficiency, make_batch
 from experiments import calibrate, validate
-from experiments.calibrate import CalibratedModel, Calibration, Curve, fit_decodes, make_plan
+from experiments.calibrate import fit_decodes, make_plan
+from experiments.lib.calibration import CalibratedModel, Calibration, Curve
 from experiments.validate import read_profile
-from experiments.workloads import make_batch
-from scheduler import POLICIES, Batch, make_scheduler
-from timeline import Trace
+from loop import Result
+from scheduler import POLICIES, make_scheduler
+from simulate import CostExecutor
 
 MODEL = MODELS["laptop"]
 # s, and 2 ms each to begin with
@@ -29,7 +30,7 @@ PER_TOKEN = {"preproj": 4e-5, "postproj": 2e-5, "ffn_ln1": 9e-5, "ffn_ln2": 5e-5
 
 
 def law(batch: Batch) -> dict[str, float]:
-    """A made-up machine: everything is a straight line, but for the square of a prompt's attention."""
+    """A made-up machine: all is a straight line, but for the square of a prompt's attention."""
     operators = {name: 2e-3 + slope * batch.num_tokens for name, slope in PER_TOKEN.items()}
     operators["others"] += 1e-3 + 1e-4 * len(batch.sampled) if batch.sampled else 0.0
     attention = 3e-4 + sum(5e-4 + 1e-6 * request.context for request in batch.decodes)
@@ -132,11 +133,8 @@ def test_every_policy_runs_on_a_calibration(found, policy):
     trace = validate.predict(CalibratedModel(found), work)
     assert sorted(number for number, _ in trace.finished) == [0, 1, 2, 3]
     assert trace.num_prefill_tokens == 630 and trace.num_decodes == 4 + 8 + 0 + 3
-    again = Trace()
-    for _ in run(
-        make_scheduler(policy, 3, 64), CostExecutor(CalibratedModel(found)), work.requests(), again
-    ):
-        pass
+    executor = CostExecutor(CalibratedModel(found))
+    again = run_loop(make_scheduler(policy, 3, 64), executor, work.requests()).trace
     assert again.seconds == trace.seconds > 0
 
 
@@ -251,7 +249,7 @@ def test_calibrate_then_validate_for_real(tmp_path, monkeypatch, capsys):
         (calibrate.main, ["--seconds", "0"], "'0' is not a whole number"),
         (calibrate.main, ["--model", "tiny"], "tiny allows 64 tokens; a calibration needs 1024"),
         (calibrate.main, ["--model", "tiny", "--out", "/dev/null/c.json"], "/dev/null"),
-        (calibrate.main, ["--model", "tiny", "--out", "."], "--out . is a directory"),
+        (calibrate.main, ["--model", "tiny", "--out", "."], "cannot write '.': it is a directory"),
         (validate.main, ["--calibration", "none.json"], "none.json: No such file"),
         (validate.main, ["--workloads", "-3"], "'-3' is not a whole number"),
         (validate.main, ["--profiles", "nowhere"], "no GPU/MODEL/mlp.csv there"),

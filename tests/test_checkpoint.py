@@ -14,11 +14,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 from test_families import GPT2, LLAMA3, ROTARY, assert_same_logits, oracle, ours
 
-from checkpoint import load_config, load_weights, save
 from configs import ModelConfig, UserError
-from engine import new_model
+from loading.checkpoint import load_config, load_weights, save, weights_of
+from loading.load import new_model, random_weights
+from loading.tokenizer import load_tokenizer
 from model import Transformer
-from tokenizer import load_tokenizer
 
 ROOT = Path(__file__).parent.parent
 
@@ -111,12 +111,12 @@ def test_a_stage_of_a_pipeline_reads_what_it_has(saved):
     stages = [range(1), range(1, config.n_layer)]
     for fill in (
         lambda model: load_weights(model, saved, check=True),
-        lambda model: model.init_weights(seed=5),
+        lambda model: random_weights(model, seed=5),
     ):
         models = [Transformer(config), *(Transformer(config, own) for own in stages)]
         for model in models:
             fill(model)
-        whole, first, last = (model.weights() for model in models)
+        whole, first, last = (weights_of(model) for model in models)
         assert first.keys() | last.keys() == whole.keys() and len(first) < len(whole) > len(last)
         for part in (first, last):
             assert all(torch.equal(weight, whole[name]) for name, weight in part.items())

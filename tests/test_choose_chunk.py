@@ -13,7 +13,7 @@ from configs import GPUS, MODELS, UserError
 from costmodel import CostModel
 from experiments import choose_chunk
 from experiments.choose_chunk import candidates, choose, steady
-from experiments.workloads import Workload
+from experiments.lib.steady import Workload
 from scheduler import make_scheduler
 
 WORK = Workload(1024, 18, 14.0)

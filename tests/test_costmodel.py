@@ -7,12 +7,11 @@ from itertools import pairwise
 
 import pytest
 
+from batch import Batch, Chunk, Request
 from configs import GPUS, LINKS, MODELS, UserError
-from costmodel import EFFICIENCY, TILE, CostModel, Efficiency, padded
+from costmodel import EFFICIENCY, TILE, CostModel, Efficiency, padded, tokens_that_fit
 from experiments import fit_a6000
-from experiments.common import paper_numbers
-from kvcache import max_tokens
-from scheduler import Batch, Chunk, Request
+from experiments.lib.common import paper_numbers
 
 NUMBERS = paper_numbers()
 
@@ -263,5 +262,7 @@ def test_memory_of_several_gpus():
     """
     yi = MODELS["yi-34b"]
     assert yi.kv_bytes_per_token() == 245_760 and yi.parameters == pytest.approx(34.4e9, rel=0.01)
-    assert max_tokens(yi, GPUS["a100-80gb"], tp=2) == int((144e9 - 2 * yi.parameters) // 245_760)
-    assert max_tokens(yi, GPUS["a6000"]) == 0
+    assert tokens_that_fit(yi, GPUS["a100-80gb"], tp=2) == int(
+        (144e9 - 2 * yi.parameters) // 245_760
+    )
+    assert tokens_that_fit(yi, GPUS["a6000"]) == 0

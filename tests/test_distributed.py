@@ -21,9 +21,9 @@ from pipeline_worker import CACHE_TOKENS, OPTIONS, PARAMS, PROMPTS
 
 import distributed
 from configs import MODELS, UserError
-from distributed import PipelineLLM, measured_hop
 from engine import LLM
-from pipeline import Step
+from pipeline import Step, stages
+from pipeline.stages import PipelineLLM, measured_hop
 from scheduler import POLICIES
 
 ROOT = Path(__file__).parent.parent
@@ -237,7 +237,7 @@ def test_a_mistake_is_said_once(start: Start) -> None:
         (("--stages", "9"), "stages is 9; a model of 4 layers allows 1 to 4"),
         (("--stages", "0"), "stages is 0; "),
         (("--repeats", "0"), "--repeats is 0; it must be at least 1"),
-        (("--trace", "/no/such/folder/run.json"), "cannot write '/no/such/folder/run.json'"),
+        (("--perfetto", "/no/such/folder/run.json"), "cannot write '/no/such/folder/run.json'"),
         (("--max-tokens", "0"), "max_tokens is 0"),
         (("--workload", "5"), "--workload '5' is not a list of prompt:output tokens"),
         (("--workload", "fifo@5:2"), "unknown policy 'fifo'"),
@@ -270,7 +270,7 @@ def test_what_one_stage_alone_finds_is_said(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_more_weights_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """26 GB of weights in four parts fit into 32 GB, and two copies of them do not."""
-    monkeypatch.setattr(distributed, "memory_of", lambda device: 32e9)
+    monkeypatch.setattr(stages, "memory_of", lambda device: 32e9)
     stage = SimpleNamespace(
         config=MODELS["llama-13b"],
         dtype=torch.bfloat16,
@@ -301,7 +301,7 @@ def test_command_line(tmp_path: Path, start: Start) -> None:
         "1",
         "--json",
         str(numbers),
-        "--trace",
+        "--perfetto",
         str(perfetto),
     ]
     process = start("distributed.py", *flags)

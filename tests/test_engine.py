@@ -4,23 +4,30 @@ same tokens.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY, one_at_a_time, tiny_model
+from conftest import TINY, one_at_a_time, run_loop, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import attention
-from configs import GPUS, MODELS, UserError
+from attention import PLAIN, FlatBatch, Span
+from batch import Batch, Request
+from configs import GPUS, MODELS, OPERATORS, UserError
 from costmodel import CostModel
-from engine import LLM, SamplingParams, choose_device, run, simulate
-from executor import CostExecutor, ModelExecutor, Result
+from engine import LLM, SamplingParams, StreamedToken
+from executor import ModelExecutor
+from fast.backends import BACKENDS
 from kvcache import KVCache
-from model import OPERATORS, FlatBatch, Span, Transformer
+from loading.device import choose_device
+from loop import Result
+from model import Transformer
+from pipeline import simulate_pipeline
 from sampling import Sampler
-from scheduler import POLICIES, Batch, Request, make_scheduler
+from scheduler import POLICIES, make_scheduler
+from simulate import CostExecutor, simulate
 from timeline import Trace
 
 PROMPTS = [
@@ -33,6 +40,9 @@ PROMPTS = [
     [8, 8, 1],
     [77] * 23,
 ]
+
+
+HALVES = slice(0, 4), slice(4, 8)
 
 
 def prefill_logits(
@@ -57,7 +67,7 @@ def prefill_logits(
             [Span(slice(0, length), (slot,), (start + length,))],
             rows,
         )
-        logits.append(model(flat, cache, attention.BACKENDS[backend]))
+        logits.append(model(flat, cache, BACKENDS[backend]))
     return torch.cat(logits)
 
 
@@ -100,15 +110,14 @@ def generate(
     backend: str = "sdpa",
 ) -> dict[int, list[int]]:
     cache = KVCache(model.config, batch_size, model.config.max_length, model.dtype, model.device)
-    executor = ModelExecutor(model, cache, attention.BACKENDS[backend])
-    for _ in run(make_scheduler(policy, batch_size, chunk_size), executor, requests, Trace()):
-        pass
+    executor = ModelExecutor(model, cache, BACKENDS[backend])
+    run_loop(make_scheduler(policy, batch_size, chunk_size), executor, requests)
     assert cache.used == [None] * batch_size, "a slot leaks"
     return {request.request_id: request.output for request in requests}
 
 
 def test_same_tokens_under_every_policy(tiny: Transformer) -> None:
-    """Policies x chunk sizes x batch sizes x arrival orders: the tokens of one request at a time."""
+    """Policies x chunk sizes x batch sizes x arrival orders: the tokens of one at a time."""
     lengths = [3 + 2 * i for i in range(len(PROMPTS))]
     expected = {i: one_at_a_time(tiny, prompt, lengths[i]) for i, prompt in enumerate(PROMPTS)}
     assert len({tuple(tokens[:3]) for tokens in expected.values()}) > 4, (
@@ -159,14 +168,8 @@ def test_same_tokens_for_any_arrivals(
     model = tiny_model("llama-gqa")
     cache = KVCache(model.config, batch_size, 64, model.dtype)
     requests = [Request(i, prompt, 6, arrival=arrivals[i]) for i, prompt in enumerate(PROMPTS)]
-    trace = Trace()
-    for _ in run(
-        make_scheduler(policy, batch_size, chunk_size),
-        ScriptedClock(model, cache, attention.sdpa),
-        requests,
-        trace,
-    ):
-        pass
+    executor = ScriptedClock(model, cache, PLAIN["sdpa"])
+    trace = run_loop(make_scheduler(policy, batch_size, chunk_size), executor, requests).trace
     for request in requests:
         assert request.output == tiny_expected("llama-gqa", 6)[request.request_id]
         assert trace.first_token[request.request_id] > request.arrival
@@ -241,17 +244,149 @@ def test_stop_ids_and_one_prompt(llm: LLM) -> None:
     assert out.token_ids == free[: free.index(stop) + 1] and out.finish_reason == "stop"
 
 
-def test_a_stream_that_is_left_or_overtaken(llm: LLM) -> None:
-    """Leaving a stream costs nothing; going on with it after another call would read that call's
-    cache, and is refused.
+def gathered(tokens: list[StreamedToken], count: int) -> list[list[int]]:
+    """The tokens of each prompt of a stream."""
+    return [[token.token_id for token in tokens if token.index == i] for i in range(count)]
+
+
+def test_calls_that_overlap(llm: LLM) -> None:
+    """A call that finds requests running joins them, and both get the tokens that they get alone:
+    under every policy, with little memory, with samplers, and whoever is asked first.
     """
+    sampled = [SamplingParams(9, temperature=0.9 * (i % 2), seed=i) for i in range(8)]
+    expected = [out.token_ids for out in llm.generate(PROMPTS, sampled)]
+    for policy in POLICIES:
+        for llm.cache_tokens in (None, 48):
+            llm.policy = policy
+            first, second = (llm.stream(PROMPTS[s], sampled[s]) for s in HALVES)
+            seen = [next(first), next(first)], [next(second)]
+            between = llm.generate(PROMPTS[2:5], sampled[2:5])
+            assert [out.token_ids for out in between] == expected[2:5], policy
+            assert all(0 < out.ttft <= out.latency for out in between)
+            seen[1].extend(second)
+            seen[0].extend(first)
+            assert gathered(seen[0], 4) + gathered(seen[1], 4) == expected, policy
+            assert len(llm.trace.finished) == 11
+            assert sorted(llm.trace.lives) == list(range(11)), "ids go on counting"
+            assert llm.cache.used == [None] * 3, "a slot leaks"
+
+
+def test_a_stream_that_is_left(llm: LLM) -> None:
+    """Closing a stream cancels its requests, and no others; what was theirs is free at once."""
     params = SamplingParams(max_tokens=5)
     expected = [out.token_ids for out in llm.generate(PROMPTS, params)]
-    abandoned = llm.stream(PROMPTS, params)
-    next(abandoned)
+    kept, left = (llm.stream(PROMPTS[s], params) for s in HALVES)
+    seen = [next(kept)]
+    next(left)
+    left.close()
+    assert list(left) == []
+    seen.extend(kept)
+    assert gathered(seen, 4) == expected[:4]
+    assert sorted(i for i, _ in llm.trace.cancelled + llm.trace.finished) == list(range(8))
+    assert {i for i, _ in llm.trace.finished} >= set(range(4))
+    assert llm.cache.used == [None] * 3
+    alone = llm.stream(PROMPTS, params)
+    next(alone)
+    del alone  # as a `break` does
+    assert llm.cache.used == [None] * 3
     assert [out.token_ids for out in llm.generate(PROMPTS, params)] == expected
-    with pytest.raises(UserError, match="this stream is over"):
-        list(abandoned)
+    assert len(llm.trace.lives) == len(PROMPTS), "nobody was running: a new trace"
+
+
+def test_a_stream_that_was_never_asked(llm: LLM) -> None:
+    """It has joined nobody, and is in nobody's way."""
+    unread = llm.stream(PROMPTS, SamplingParams(max_tokens=5))
+    llm.policy = "orca"
+    llm.generate(PROMPTS[:1], SamplingParams(max_tokens=2))
+    unread.close()
+    assert [iteration.kind for iteration in llm.trace.iterations] == ["prefill", "decode"]
+    assert llm.trace.cancelled == []
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("policy", "orca"),
+        ("chunk_size", 5),
+        ("max_batch_size", 2),
+        ("cache_tokens", 40),
+        ("time_operators", True),
+    ],
+)
+def test_options_may_not_change_while_requests_run(llm: LLM, option: str, value: object) -> None:
+    params, before = SamplingParams(max_tokens=5), getattr(llm, option)
+    expected = [out.token_ids for out in llm.generate(PROMPTS, params)]
+    tokens = llm.stream(PROMPTS, params)
+    seen = [next(tokens)]
+    setattr(llm, option, value)
+    with pytest.raises(UserError, match=r"^requests are running, and policy, .*close\(\) it$"):
+        llm.generate(PROMPTS[:1], params)
+    with pytest.raises(UserError, match="^requests are running, and the cache may not change"):
+        llm.resize_cache(4)
+    setattr(llm, option, before)
+    llm.generate(PROMPTS[:1], params)  # the refused calls have done no harm
+    seen.extend(tokens)
+    assert gathered(seen, len(PROMPTS)) == expected
+    setattr(llm, option, value)
+    assert [out.token_ids for out in llm.generate(PROMPTS, params)] == expected
+
+
+def test_resize_cache(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=9)
+    expected = [out.token_ids for out in llm.generate(PROMPTS, params)]
+    llm.resize_cache(5, 40)
+    assert (llm.cache.slots, llm.cache.length, llm.max_batch_size) == (5, 40, 5)
+    assert [out.token_ids for out in llm.generate(PROMPTS, params)] == expected
+    assert max(it.num_decodes + it.num_chunks for it in llm.trace.iterations) == 5
+    llm.resize_cache(2)
+    assert (llm.cache.slots, llm.cache.length, llm.max_length) == (2, 40, 40)
+    with pytest.raises(UserError, match="exceed the 40 tokens that max_length allows"):
+        llm.generate([list(range(40))], SamplingParams(max_tokens=2))
+    llm.max_batch_size = 3
+    with pytest.raises(UserError, match="max_batch_size is 3, and the cache has 2 slots: call"):
+        llm.generate(PROMPTS, params)
+    llm.max_batch_size = 1
+    assert [out.token_ids for out in llm.generate(PROMPTS, params)] == expected
+    assert max(it.num_decodes + it.num_chunks for it in llm.trace.iterations) == 1
+    for arguments, message in (((0,), "max_batch_size is 0"), ((2, 65), "max_length is 65")):
+        with pytest.raises(UserError, match=message):
+            llm.resize_cache(*arguments)
+    assert [out.token_ids for out in llm.generate(PROMPTS, params)] == expected
+
+
+def test_an_error_ends_the_streams_that_it_meets(llm: LLM) -> None:
+    """The loop may have stopped half way: who goes on is told, and the next call begins anew."""
+    params = SamplingParams(max_tokens=5)
+    expected = [out.token_ids for out in llm.generate(PROMPTS, params)]
+    beside = llm.stream(PROMPTS[:2], params)
+    next(beside)
+    model = llm.model
+    llm._loop.executor.model = None
+    with pytest.raises(AttributeError):
+        llm.generate(PROMPTS[2:], params)
+    with pytest.raises(UserError, match="this stream is over: a call beside it has failed"):
+        list(beside)
+    assert llm.model is model
+    assert [out.token_ids for out in llm.generate(PROMPTS, params)] == expected
+
+
+def test_the_book_alone(llm: LLM, small: str) -> None:
+    """fast=False: plain modules, whole, with hooks; and the same tokens."""
+    plain = LLM(small, dtype="float32", max_batch_size=3, chunk_size=8, device="cpu", fast=False)
+    assert plain.attention == "sdpa" and plain.attend is PLAIN["sdpa"]
+    assert isinstance(plain.model.layers[0].preproj, torch.nn.Linear)
+    assert plain.model.state_dict().keys() == tiny_model("llama-gqa").state_dict().keys()
+    plain.model = tiny_model("llama-gqa")
+    plain.dtype = torch.float64
+    plain.resize_cache(3)
+    params = SamplingParams(max_tokens=9)
+    assert [out.token_ids for out in plain.generate(PROMPTS, params)] == [
+        out.token_ids for out in llm.generate(PROMPTS, params)
+    ]
+    with pytest.raises(UserError, match="attention 'native' is one of the fast ways"):
+        LLM(small, device="cpu", attention="native", fast=False)
+    with pytest.raises(UserError, match="cuda_graphs needs a CUDA device and fast=True"):
+        LLM(small, device="cpu", cuda_graphs=True, fast=False)
 
 
 def test_a_stream_that_is_done_may_be_asked_again(llm: LLM) -> None:
@@ -272,7 +407,7 @@ def test_a_stream_complains_when_it_is_made(llm: LLM) -> None:
 
 
 def test_an_iteration_allocates_no_cache(llm: LLM) -> None:
-    """SARATHI, Sec 4.5: allocated once; three runs over all slots leave the same memory in place."""
+    """SARATHI, Sec 4.5: allocated once; runs over all slots leave the same memory in place."""
     places = llm.cache.k.data_ptr(), llm.cache.v.data_ptr(), llm.cache.bytes
     for policy in POLICIES:
         llm.policy = policy
@@ -339,20 +474,44 @@ def test_simulate_runs_the_same_schedule_as_the_model(llm: LLM) -> None:
         assert [i for i, _ in priced.finished] == [i for i, _ in llm.trace.finished]
 
 
-def test_simulate_refuses_what_the_model_does_not_allow() -> None:
-    assert simulate([Request(0, range(4000), 96)], "llama-13b", "a6000").num_prefill_tokens == 4000
+PRICED = {"one GPU": simulate, "a pipeline": functools.partial(simulate_pipeline, stages=2)}
+
+
+@pytest.mark.parametrize("priced", PRICED.values(), ids=PRICED)
+def test_simulations_refuse_what_the_model_does_not_allow(priced: Callable) -> None:
+    """The last output token is not fed back: 4000 + 97 - 1 is just not too long."""
+    trace = priced([Request(0, range(4000), 97)], "llama-13b", "a6000")
+    assert [request_id for request_id, _ in trace.finished] == [0]
     with pytest.raises(
         UserError,
         match=(
-            r"request 1: 4000 prompt tokens \+ max_tokens 97 exceed the 4096 that llama-13b allows"
+            r"^request 1: 4000 prompt tokens \+ max_tokens 98 - 1 exceed the 4096 tokens that"
+            r" llama-13b allows$"
         ),
     ):
-        simulate((Request(i, range(4000), 96 + i) for i in range(2)), "llama-13b", "a6000")
+        priced((Request(i, range(4000), 97 + i) for i in range(2)), "llama-13b", "a6000")
+
+
+@pytest.mark.parametrize("priced", PRICED.values(), ids=PRICED)
+def test_simulations_refuse_equal_ids(priced: Callable) -> None:
+    with pytest.raises(UserError, match="^two requests have the id 7: give each its own$"):
+        priced([Request(7, range(4), 2), Request(7, range(5), 2)])
+
+
+def test_llm_refuses_as_the_simulations_do(llm: LLM) -> None:
+    """One rule for all: max_length tokens are enough for max_length + 1 - prompt output tokens."""
+    assert len(llm.generate([list(range(55))], SamplingParams(10))[0].token_ids) == 10
+    with pytest.raises(
+        UserError,
+        match=(
+            r"^prompt 1: 55 prompt tokens \+ max_tokens 11 - 1 exceed the 64 tokens that max_length"
+            " allows$"
+        ),
+    ):
+        llm.generate([[1], list(range(55))], SamplingParams(11))
 
 
 def test_simulate_refuses_before_it_runs() -> None:
-    with pytest.raises(UserError, match="two requests have the id 7"):
-        simulate([Request(7, range(4), 2), Request(7, range(5), 2)])
     with pytest.raises(
         UserError,
         match=(
@@ -370,10 +529,8 @@ def test_arrival_times_that_are_no_times(llm: LLM, moments: object) -> None:
 
 def test_virtual_clock_waits_for_arrivals() -> None:
     executor = CostExecutor(CostModel(MODELS["llama-13b"], GPUS["a6000"]))
-    trace = Trace()
     requests = [Request(0, range(100), 1, arrival=5.0), Request(1, range(100), 1, arrival=1.0)]
-    for _ in run(make_scheduler("baseline", 4, 256), executor, requests, trace):
-        pass
+    trace = run_loop(make_scheduler("baseline", 4, 256), executor, requests).trace
     assert [iteration.start for iteration in trace.iterations] == [1.0, 5.0]
     assert [i for i, _ in trace.finished] == [1, 0]
 
@@ -427,7 +584,10 @@ def test_bad_prompts(llm: LLM) -> None:
     params = SamplingParams(max_tokens=10)
     for prompts, message in [
         ([[1, 2], []], "prompt 1 is empty"),
-        ([list(range(55))], r"prompt 0: 55 prompt tokens \+ max_tokens 10 exceed max_length 64"),
+        (
+            [list(range(56))],
+            r"prompt 0: 56 prompt tokens \+ max_tokens 10 - 1 exceed the 64 tokens",
+        ),
         ([[1, 97]], "prompt 0: token id 97 is not in 0 .. 96"),
         (["text"], "prompt 0 is text.*no tokenizer"),
     ]:

@@ -9,16 +9,17 @@ import pytest
 import torch
 import transformers
 
-from checkpoint import load_config, load_weights, save
 from configs import UserError
 from engine import LLM, SamplingParams
+from loading.checkpoint import load_config, load_weights, save
 from model import Transformer
 from scheduler import POLICIES
 
 VOCABULARY, LENGTH = 61, 120
 ROTARY = {
-    "hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2,
-    "vocab_size": VOCABULARY, "max_position_embeddings": LENGTH, "rms_norm_eps": 1e-5, "bos_token_id": None, "eos_token_id": None,
+    "hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 2, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": LENGTH,
+    "rms_norm_eps": 1e-5, "bos_token_id": None, "eos_token_id": None,
 }  # fmt: skip
 GPT2 = {
     "n_embd": 32,
@@ -32,8 +33,8 @@ GPT2 = {
 # of 5 pairs, 2 make more than 4 turns over the original 64 positions, 2 less than 1, and one lies
 # between
 LLAMA3 = {
-    "rope_type": "llama3", "rope_theta": 50.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
+    "rope_type": "llama3", "rope_theta": 50.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
 }  # fmt: skip
 
 # name: (transformers' config, its model, what differs from ROTARY or GPT2). Shapes as odd as each
@@ -42,15 +43,20 @@ CASES = {
     "llama": ("Llama", {}),
     "llama-no-gqa-tied": ("Llama", {"num_key_value_heads": 6, "tie_word_embeddings": True}),
     "llama-3.1-head-dim": ("Llama", {"head_dim": 10, "rope_parameters": LLAMA3}),
-    "llama-one-kv-head": ("Llama", {"num_key_value_heads": 1, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+    "llama-one-kv-head": ("Llama", {"num_key_value_heads": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
     "mistral": ("Mistral", {"sliding_window": None}),
-    "mistral-head-dim": ("Mistral", {"sliding_window": LENGTH, "head_dim": 14, "num_key_value_heads": 3, "rms_norm_eps": 1e-2}),
+    "mistral-head-dim": ("Mistral",
+        {"sliding_window": LENGTH, "head_dim": 14, "num_key_value_heads": 3, "rms_norm_eps": 1e-2}),
     "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),
-    "qwen2-one-kv-head": ("Qwen2", {"num_key_value_heads": 1, "use_sliding_window": False, "sliding_window": 8}),
-    "qwen3": ("Qwen3", {"head_dim": 12, "num_attention_heads": 5, "num_key_value_heads": 1, "hidden_size": 44}),
+    "qwen2-one-kv-head": ("Qwen2",
+        {"num_key_value_heads": 1, "use_sliding_window": False, "sliding_window": 8}),
+    "qwen3": ("Qwen3",
+        {"head_dim": 12, "num_attention_heads": 5, "num_key_value_heads": 1, "hidden_size": 44}),
     "qwen3-tied": ("Qwen3", {"head_dim": 8, "num_key_value_heads": 6, "tie_word_embeddings": True}),
     "gpt2": ("GPT2", {}),
-    "gpt2-untied": ("GPT2", {"n_inner": 80, "layer_norm_epsilon": 1e-2, "tie_word_embeddings": False}),
+    "gpt2-untied": ("GPT2",
+        {"n_inner": 80, "layer_norm_epsilon": 1e-2, "tie_word_embeddings": False}),
 }  # fmt: skip
 
 
@@ -163,42 +169,51 @@ def test_transformers_reads_what_save_writes(case: str, tmp_path: Path) -> None:
 # config.json of models on the hub, as published, and the parameters that they are known to have
 PUBLISHED = {
     "openai-community/gpt2": (124_439_808, {
-        "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "layer_norm_epsilon": 1e-05, "model_type": "gpt2",
-        "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257,
+        "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"],
+        "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768,
+        "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257,
     }),
     "meta-llama/Llama-2-7b-hf": (6_738_415_616, {
-        "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 11008,
-        "max_position_embeddings": 4096, "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32,
-        "num_key_value_heads": 32, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": None, "tie_word_embeddings": False,
-        "vocab_size": 32000,
+        "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": 4096,
+        "intermediate_size": 11008, "max_position_embeddings": 4096, "model_type": "llama",
+        "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+        "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": None,
+        "tie_word_embeddings": False, "vocab_size": 32000,
     }),
     "meta-llama/Llama-3.2-1B": (1_235_814_400, {
-        "architectures": ["LlamaForCausalLM"], "attention_bias": False, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048,
-        "intermediate_size": 8192, "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "llama",
-        "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+        "architectures": ["LlamaForCausalLM"], "attention_bias": False, "head_dim": 64,
+        "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 8192,
+        "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "llama",
+        "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8,
+        "pretraining_tp": 1, "rms_norm_eps": 1e-05,
         "rope_scaling": {
-            "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
-            "rope_type": "llama3",
+            "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3",
         },
         "rope_theta": 500000.0, "tie_word_embeddings": True, "vocab_size": 128256,
     }),
     "mistralai/Mistral-7B-v0.1": (7_241_732_096, {
-        "architectures": ["MistralForCausalLM"], "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
-        "max_position_embeddings": 32768, "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 32,
-        "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": False,
-        "vocab_size": 32000,
+        "architectures": ["MistralForCausalLM"], "hidden_act": "silu", "hidden_size": 4096,
+        "intermediate_size": 14336, "max_position_embeddings": 32768, "model_type": "mistral",
+        "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096,
+        "tie_word_embeddings": False, "vocab_size": 32000,
     }),
     "Qwen/Qwen2.5-0.5B": (494_032_768, {
-        "architectures": ["Qwen2ForCausalLM"], "hidden_act": "silu", "hidden_size": 896, "intermediate_size": 4864,
-        "max_position_embeddings": 32768, "max_window_layers": 24, "model_type": "qwen2", "num_attention_heads": 14,
-        "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768,
-        "tie_word_embeddings": True, "use_mrope": False, "use_sliding_window": False, "vocab_size": 151936,
+        "architectures": ["Qwen2ForCausalLM"], "hidden_act": "silu", "hidden_size": 896,
+        "intermediate_size": 4864, "max_position_embeddings": 32768, "max_window_layers": 24,
+        "model_type": "qwen2", "num_attention_heads": 14, "num_hidden_layers": 24,
+        "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
+        "sliding_window": 32768, "tie_word_embeddings": True, "use_mrope": False,
+        "use_sliding_window": False, "vocab_size": 151936,
     }),
     "Qwen/Qwen3-0.6B": (596_049_920, {
-        "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024,
-        "intermediate_size": 3072, "max_position_embeddings": 40960, "max_window_layers": 28, "model_type": "qwen3",
-        "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_scaling": None,
-        "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": True, "use_sliding_window": False, "vocab_size": 151936,
+        "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 3072,
+        "max_position_embeddings": 40960, "max_window_layers": 28, "model_type": "qwen3",
+        "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None,
+        "tie_word_embeddings": True, "use_sliding_window": False, "vocab_size": 151936,
     }),
 }  # fmt: skip
 
@@ -290,16 +305,22 @@ def test_which_window_is_in_force(case: str, changes: dict, expected: int, tmp_p
 @pytest.mark.parametrize(
     ("case", "changes", "message"),
     [
-        ("qwen2-tied", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has 'sliding_attention', but no sliding_window"),
-        ("qwen3", {"layer_types": ["linear_attention"]}, "layer_types has 'linear_attention'; only 'full_attention' and 'sliding_attention'"),
-        ("mistral", {"sliding_window": "wide"}, "sliding_window is 'wide'; expected a positive integer"),
+        ("qwen2-tied", {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types has 'sliding_attention', but no sliding_window"),
+        ("qwen3", {"layer_types": ["linear_attention"]},
+            "layer_types has 'linear_attention'; only 'full_attention' and 'sliding_attention'"),
+        ("mistral", {"sliding_window": "wide"},
+            "sliding_window is 'wide'; expected a positive integer"),
         ("qwen3", {"head_dim": ...}, "head_dim is missing; expected a positive integer"),
         ("qwen3", {"attention_bias": True}, "attention_bias is True; only False is supported"),
-        ("qwen2-tied", {"attention_bias": False}, "attention_bias is False; only True is supported"),
+        ("qwen2-tied", {"attention_bias": False},
+            "attention_bias is False; only True is supported"),
         ("mistral", {"num_key_value_heads": None}, "num_key_value_heads is missing"),
         ("qwen2-tied", {"use_mrope": True}, "use_mrope is True; only null or false is supported"),
-        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True; only False is supported"),
-        ("mistral", {"architectures": ["MistralForSequenceClassification"]}, "architectures is .*; for mistral only MistralForCausalLM"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True},
+            "scale_attn_by_inverse_layer_idx is True; only False is supported"),
+        ("mistral", {"architectures": ["MistralForSequenceClassification"]},
+            "architectures is .*; for mistral only MistralForCausalLM"),
     ],
 )  # fmt: skip
 def test_what_a_family_does_not_allow_is_refused(

@@ -1,4 +1,4 @@
-"""Figure 9: predicted peaks near the paper's, the CSV's form, and flags that complain in one line."""
+"""Figure 9: predicted peaks near the paper's, the CSV's form, flags that complain in one line."""
 
 import csv
 import os
@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-import checkpoint
 import configs
 from cli import run_main
-from engine import LLM, new_model, simulate
+from engine import LLM
 from experiments import fig9
-from experiments.common import ROOT, Point, paper_numbers
-from experiments.measuring import ChunkProfile, best_and_neighbour, profile_chunk_sizes
-from experiments.workloads import (
+from experiments.lib.common import ROOT, Point, paper_numbers
+from experiments.lib.measuring import ChunkProfile, best_and_neighbour, profile_chunk_sizes
+from experiments.lib.steady import (
     Workload,
     balance,
     first_period,
@@ -25,6 +24,9 @@ from experiments.workloads import (
     steady_window,
     tokens_per_second,
 )
+from loading import checkpoint
+from loading.load import new_model, random_weights
+from simulate import simulate
 from timeline import Iteration, Trace
 
 
@@ -154,7 +156,7 @@ def test_quick_run_writes_table_picture_and_csv(tmp_path):
 
 def test_quick_measurement_adds_measured_rows(tmp_path):
     model = new_model(configs.MODELS["demo"], torch.float32, torch.device("cpu"))
-    model.init_weights(seed=0)
+    random_weights(model, seed=0)
     checkpoint.save(model, tmp_path / "tiny")
     where = [
         "--device",

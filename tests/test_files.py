@@ -9,7 +9,7 @@ from huggingface_hub import constants, errors, utils
 
 from configs import UserError
 from engine import LLM
-from files import DEMO, HUB_FILES, find
+from loading.files import DEMO, HUB_FILES, find
 
 ID = "somebody/some-model-0.5B"
 

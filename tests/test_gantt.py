@@ -7,9 +7,10 @@ import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 
-from engine import LLM, SamplingParams, simulate
-from gantt import LOOKS, Bar, Look, draw, draw_lanes
-from scheduler import Request
+from batch import Request
+from engine import LLM, SamplingParams
+from pictures.gantt import LOOKS, Bar, Look, draw, draw_lanes
+from simulate import simulate
 from timeline import Trace
 
 

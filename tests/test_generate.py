@@ -140,7 +140,10 @@ def test_a_mistake_in_one_of_several_prompts_is_one_line() -> None:
         (("hi", "--chunk-size", "0"), "chunk_size is 0; it must be a whole number, at least 1"),
         (("hi", "--seed", "-1"), "seed is -1; it must be a whole number from 0"),
         (("hi", "--chunk-size", "big"), "argument --chunk-size: invalid int value: 'big'"),
-        (("hi", "--max-tokens", "1024"), "max_tokens 1024 exceed max_length 1024"),
+        (
+            ("hi", "--max-tokens", "1025"),
+            "max_tokens 1025 - 1 exceed the 1024 tokens that max_length allows",
+        ),
         (("hi", "--colour", "red"), "unrecognized arguments: --colour red"),
         (("",), "prompt 0 is empty"),
         ((), "no prompt: give one"),

@@ -4,27 +4,26 @@ the buffers of its recording: all but the capture.
 
 import pytest
 import torch
-from conftest import TINY, tiny_model
+from conftest import TINY, run_loop, tiny_model
 from test_engine import PROMPTS, generate, tiny_expected
 
-import attention
-import graphs
+from attention import PLAIN
+from batch import Request
 from configs import UserError
-from engine import LLM, run
-from graphs import GraphExecutor, Graphs
+from engine import LLM
+from fast import graphs
+from fast.graphs import GraphExecutor, Graphs
 from kvcache import KVCache
 from model import Transformer
-from scheduler import POLICIES, Request, make_scheduler
-from timeline import Trace
+from scheduler import POLICIES, make_scheduler
 
 COUNT, BATCH_SIZE, CHUNK_SIZE = 9, 3, 8
 
 
 def generate_replaying(model: Transformer, recorded: Graphs, policy: str) -> dict[int, list[int]]:
-    executor = GraphExecutor(model, recorded.cache, attention.sdpa, False, recorded)
+    executor = GraphExecutor(model, recorded.cache, PLAIN["sdpa"], False, recorded)
     requests = [Request(i, prompt, COUNT) for i, prompt in enumerate(PROMPTS)]
-    for _ in run(make_scheduler(policy, BATCH_SIZE, CHUNK_SIZE), executor, requests, Trace()):
-        pass
+    run_loop(make_scheduler(policy, BATCH_SIZE, CHUNK_SIZE), executor, requests)
     return {request.request_id: request.output for request in requests}
 
 
@@ -90,7 +89,9 @@ def test_no_more_than_the_memory_is_meant_for(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_needs_cuda(small: str) -> None:
-    with pytest.raises(UserError, match="cuda_graphs needs a CUDA device; this is cpu"):
+    with pytest.raises(
+        UserError, match="cuda_graphs needs a CUDA device and fast=True; this is cpu"
+    ):
         LLM(small, device="cpu", cuda_graphs=True)
 
 

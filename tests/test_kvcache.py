@@ -5,7 +5,8 @@ import torch
 from conftest import TINY
 
 from configs import GPUS, MODELS
-from kvcache import CacheError, KVCache, max_batch_size
+from costmodel import requests_that_fit
+from kvcache import CacheError, KVCache
 
 
 def make_cache(slots: int = 2, length: int = 8) -> KVCache:
@@ -60,12 +61,14 @@ def test_paper_formula() -> None:
     model, gpu = MODELS["llama-13b"], GPUS["a6000"]
     assert model.kv_bytes_per_token() == 2 * 40 * 5120 * 2
     assert 12.9e9 < model.parameters < 13.1e9
-    assert max_batch_size(model, gpu, 1024) == int((48e9 - 2 * model.parameters) / (1024 * 819200))
+    assert requests_that_fit(model, gpu, 1024) == int(
+        (48e9 - 2 * model.parameters) / (1024 * 819200)
+    )
     # the paper fits 18: its formula leaves nothing for activations
-    assert max_batch_size(model, gpu, 1024) >= 18
-    assert max_batch_size(MODELS["gpt3-175b"], gpu, 1024) == 0
+    assert requests_that_fit(model, gpu, 1024) >= 18
+    assert requests_that_fit(MODELS["gpt3-175b"], gpu, 1024) == 0
 
 
 def test_td_pipe_kv_size() -> None:
-    """TD-Pipe, Sec 2.2: a Llama-30B token keeps 1.52 MiB (the 30B and 33B of LLaMA are one model)."""
+    """TD-Pipe, Sec 2.2: a Llama-30B token keeps 1.52 MiB (LLaMA's 30B and 33B are one model)."""
     assert MODELS["llama-33b"].kv_bytes_per_token() / 2**20 == pytest.approx(1.52, abs=0.01)

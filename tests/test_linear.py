@@ -9,7 +9,7 @@ import torch
 from conftest import tiny_model
 from torch import nn
 
-from linear import PackedLinear, can_pack, pack_linears
+from fast.packed import PackedLinear, can_pack, pack_linears
 
 CPU = torch.device("cpu")
 
@@ -50,7 +50,7 @@ def test_packed_equals_plain(dtype: torch.dtype, shape: tuple[int, int], bias: b
 @pytest.mark.parametrize("flavour", ["llama-gqa", "gpt2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_packed_model(flavour: str, dtype: torch.dtype) -> None:
-    """All linears are packed, none is kept twice, and the logits are the plain model's to rounding."""
+    """All linears are packed, none is kept twice; the logits are the plain model's to rounding."""
     if not can_pack(CPU, dtype):
         pytest.skip(f"no packed linears in {dtype} on this machine")
     plain = tiny_model(flavour, dtype)

@@ -1,4 +1,4 @@
-"""native.cpp beside what it stands for: `attention.math`, the model's own small operators, the
+"""native.cpp beside what it stands for: `attention.reference`, the model's own small operators, the
 cache's own writes.
 """
 
@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY, tiny_model
+from conftest import TINY, attend_spans, tiny_model
 from torch import Tensor
 
-import attention
 import model
-import native
+from attention import PLAIN, FlatBatch, Span, reference
 from configs import MODELS, UserError
 from engine import LLM, SamplingParams
+from fast import native
+from fast.backends import choose_backend
 from kvcache import KVCache
 
 CPU = torch.device("cpu")
@@ -77,8 +78,12 @@ def case(
     return q.to(dtype), keys.to(dtype), values.to(dtype), slots, contexts
 
 
+def attend(*arguments) -> Tensor:
+    return attend_spans(native.attention, *arguments)
+
+
 def exact(q: Tensor, keys: Tensor, values: Tensor, slots: list[int], contexts: list[int]) -> Tensor:
-    return attention.math(q.double(), keys.double(), values.double(), slots, contexts)
+    return reference(q.double(), keys.double(), values.double(), slots, contexts)
 
 
 @pytest.mark.parametrize("dtype", CLOSE)
@@ -90,7 +95,7 @@ def test_attention_equals_math(
     for n_kv_head in (4, 2, 1):
         arguments = case(shape, head_dim, n_kv_head, dtype)
         torch.testing.assert_close(
-            native.attend(*arguments).double(), exact(*arguments), rtol=0, atol=CLOSE[dtype]
+            attend(*arguments).double(), exact(*arguments), rtol=0, atol=CLOSE[dtype]
         )
 
 
@@ -99,15 +104,13 @@ def test_attention_equals_math(
 def test_only_the_context_counts(shape: str, dtype: torch.dtype, cpu: None) -> None:
     """What lies behind a context, or in other slots, changes no bit, not even NaN."""
     q, keys, values, slots, contexts = case(shape, 64, 2, dtype)
-    expected = native.attend(q, keys, values, slots, contexts)
+    expected = attend(q, keys, values, slots, contexts)
     live = torch.zeros(4, 512, dtype=torch.bool)
     for slot, context in zip(slots, contexts, strict=True):
         live[slot, :context] = True
     for cache in (keys, values):
         cache[:, ~live] = float("nan")
-    torch.testing.assert_close(
-        native.attend(q, keys, values, slots, contexts), expected, rtol=0, atol=0
-    )
+    torch.testing.assert_close(attend(q, keys, values, slots, contexts), expected, rtol=0, atol=0)
 
 
 def test_a_row_sees_nothing_behind_itself() -> None:
@@ -116,11 +119,11 @@ def test_a_row_sees_nothing_behind_itself() -> None:
     """
     q, keys, values, _, _ = case("whole prompt", 64, 4, torch.float32)
     keys[:, 2, 40] *= 1000
-    whole = native.attend(q, keys, values, [2], [70])
+    whole = attend(q, keys, values, [2], [70])
     for start, end in ((0, 13), (13, 40), (40, 41), (41, 70)):
-        chunk = native.attend(q[:, start:end], keys, values, [2], [end])
+        chunk = attend(q[:, start:end], keys, values, [2], [end])
         torch.testing.assert_close(chunk, whole[:, start:end], rtol=1e-5, atol=1e-5)
-    assert torch.equal(native.attend(q[:, :40], keys, values, [2], [40]), whole[:, :40])
+    assert torch.equal(attend(q[:, :40], keys, values, [2], [40]), whole[:, :40])
 
 
 @pytest.mark.parametrize("dtype", CLOSE)
@@ -131,22 +134,20 @@ def test_a_nan_is_not_hidden(dtype: torch.dtype) -> None:
             (arguments[0][0] if spoiled == 0 else arguments[spoiled][:, arguments[3][0]])[
                 ..., 5
             ] = float("nan")
-            assert native.attend(*arguments)[0].isnan().any()
+            assert attend(*arguments)[0].isnan().any()
 
 
-def test_strided_queries() -> None:
-    """Queries as the model has them: a part of the rows that hold q, k and v."""
-    q, keys, values, slots, contexts = case("decodes", 64, 4, torch.float32)
-    beside = torch.cat((q, torch.full_like(q, float("nan"))), dim=2)
-    assert torch.equal(
-        native.attend(beside[:, :, :4], keys, values, slots, contexts),
-        native.attend(q, keys, values, slots, contexts),
-    )
-    turned = q.transpose(2, 3).contiguous().transpose(2, 3)
-    assert torch.equal(
-        native.attend(turned, keys, values, slots, contexts),
-        native.attend(q, keys, values, slots, contexts),
-    )
+@pytest.mark.parametrize("shape", ["decodes", "short chunk, deep"])
+def test_a_strided_cache(shape: str) -> None:
+    """Heads and slots need not lie side by side; what is between them is left alone."""
+    q, keys, values, slots, contexts = case(shape, 64, 2, torch.float32)
+    wide = torch.full((2, 3, 6, 520, 64), float("nan"))  # more heads, slots and tokens
+    parts = wide[:, :2, 1:5, :512]
+    parts.copy_(torch.stack((keys, values)))
+    before = wide.clone()
+    y = attend(q, *parts, slots, contexts)
+    assert torch.equal(y, attend(q, keys, values, slots, contexts))
+    assert torch.equal(wide.nan_to_num(7.0), before.nan_to_num(7.0))
 
 
 @pytest.mark.parametrize("rows", [1, 7, 300])
@@ -201,15 +202,15 @@ def test_a_whole_batch_in_one_call(
     config = dataclasses.replace(TINY["llama"], n_head=4, n_kv_head=n_kv_head, head_dim=32)
     generator = torch.Generator().manual_seed(0)
     batch = flat_batch([(2, 10, 70), (0, 0, 1), (3, 60, 1), (1, 0, 1)])
-    batch.spans[2:] = [model.Span(slice(71, 73), (3, 1), (61, 1))]
+    batch.spans[2:] = [Span(slice(71, 73), (3, 1), (61, 1))]
     caches = [KVCache(config, 4, 80, dtype) for _ in range(2)]
     for cache in caches:
         for part in (cache.k, cache.v):
             part.copy_(torch.randn(part.shape, generator=generator.manual_seed(1)))
     qkv = torch.randn(73, 4 + 2 * n_kv_head, 32, generator=generator).to(dtype)
     before = caches[0].k.clone()
-    expected = model.span_by_span(attention.math, batch, caches[0])(1, qkv)
-    y = native.over(batch, caches[1])(1, qkv)
+    expected = PLAIN["math"](batch, caches[0])(1, qkv)
+    y = native.attention(batch, caches[1])(1, qkv)
     torch.testing.assert_close(y, expected, rtol=0, atol=CLOSE[dtype])
     assert torch.equal(caches[0].k, caches[1].k) and torch.equal(caches[0].v, caches[1].v)
     assert (caches[1].k != before).any(dim=-1).sum() == 73 * n_kv_head, (
@@ -264,22 +265,22 @@ def test_every_kind_of_model(flavour: str, monkeypatch: pytest.MonkeyPatch) -> N
     ]
     for step in steps:
         logits = [
-            plain(flat_batch(step), caches[0], attention.sdpa),
-            ours(flat_batch(step), caches[1], native.attend),
+            plain(flat_batch(step), caches[0], PLAIN["sdpa"]),
+            ours(flat_batch(step), caches[1], native.attention),
         ]
         torch.testing.assert_close(logits[1], logits[0], rtol=1e-3, atol=1e-3)
     assert logits[0].std() > 0.1, "logits that could differ"
 
 
-def flat_batch(step: list[tuple[int, int, int]]) -> model.FlatBatch:
+def flat_batch(step: list[tuple[int, int, int]]) -> FlatBatch:
     tokens, slots, positions, spans = [], [], [], []
     for slot, start, rows in step:
-        spans.append(model.Span(slice(len(tokens), len(tokens) + rows), (slot,), (start + rows,)))
+        spans.append(Span(slice(len(tokens), len(tokens) + rows), (slot,), (start + rows,)))
         tokens += [(7 * slot + 3 * i) % 97 for i in range(start, start + rows)]
         slots += [slot] * rows
         positions += range(start, start + rows)
     last = torch.tensor([span.rows.stop - 1 for span in spans])
-    return model.FlatBatch(
+    return FlatBatch(
         torch.tensor(tokens), torch.tensor(slots), torch.tensor(positions), spans, last
     )
 
@@ -302,12 +303,7 @@ def test_what_it_is_not_written_for(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         LLM("demo", dtype="float64", device="cpu", attention="native")
     with pytest.raises(UserError, match="'native' needs a CPU.*this is cuda"):
-        attention.choose_backend("native", torch.device("cuda"), torch.bfloat16, 64, 1)
-
-
-def test_nothing_to_attend() -> None:
-    q, keys, values, _, _ = case("decodes", 64, 4, torch.float32)
-    assert native.attend(q[:0], keys, values, [], []).shape == (0, 1, 4, 64)
+        choose_backend("native", torch.device("cuda"), torch.bfloat16, MODELS["demo"])
 
 
 def test_no_compiler_or_a_broken_one(
@@ -398,6 +394,8 @@ def test_a_damaged_file_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_as_many_slots_as_requests() -> None:
-    q, keys, values, slots, contexts = case("decodes", 64, 4, torch.float32)
-    with pytest.raises(ValueError, match="zip"):
-        native.attend(q, keys, values, slots[:2], contexts[:2])
+    batch, cache = flat_batch([(0, 4, 1), (1, 5, 1), (2, 6, 1)]), KVCache(TINY["llama"], 4, 16)
+    for slots, contexts in (((0, 1), (5, 6)), ((0, 1, 2), (5, 6)), ((0, 1), (5, 6, 7))):
+        batch.spans = [Span(slice(0, 3), slots, contexts)]
+        with pytest.raises(ValueError, match="zip"):
+            native.attention(batch, cache)

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 import generate
-import perfetto
-from cli import run_main
-from engine import LLM, SamplingParams, simulate
-from experiments.workloads import simulate_operators
-from lanes import Bar, request_lanes
-from scheduler import POLICIES, Request
+from batch import Request
+from cli import is_ours, run_main
+from engine import LLM, SamplingParams
+from experiments.lib.steady import simulate_operators
+from pictures import perfetto
+from pictures.lanes import Bar, request_lanes
+from scheduler import POLICIES
+from simulate import simulate
 from timeline import Trace
 
 # beside ph, pid, tid, ts and name, by phase
@@ -29,9 +31,8 @@ def requests() -> list[Request]:
 def events_of(path: Path) -> list[dict]:
     """The events of a file, once its format is checked."""
     document = json.loads(path.read_text(encoding="utf-8"))
-    assert (
-        set(document) == {"traceEvents", "displayTimeUnit"} and document["displayTimeUnit"] == "ms"
-    )
+    assert set(document) == {"traceEvents", "displayTimeUnit", "otherData"}
+    assert document["displayTimeUnit"] == "ms" and is_ours(path)
     events = document["traceEvents"]
     for event in events:
         assert {"ph", "pid", "tid", "ts", "name"} | NEEDED[event["ph"]] <= set(event)
@@ -220,14 +221,14 @@ def test_generate_writes_a_trace(
         )
         run_main(generate.main)
 
-    call("--policy", "vllm_v0", "--trace", str(tmp_path / "run.json"))
+    call("--policy", "vllm_v0", "--perfetto", str(tmp_path / "run.json"))
     events = events_of(tmp_path / "run.json")
     assert named(events, "process_name").keys() == {"vllm_v0: engine", "vllm_v0: requests"} and any(
         e["name"] == "attn" for e in events
     )
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
-        call("--trace", str(tmp_path / "nowhere" / "run.json"))
+        call("--perfetto", str(tmp_path / "nowhere" / "run.json"))
     said = capsys.readouterr()
     assert (
         ended.value.code == 2

@@ -6,21 +6,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batch import Batch, Request
 from configs import GPUS, LINKS, MODELS, UserError
 from costmodel import CostModel
-from engine import simulate
 from pipeline import (
     BUBBLES,
     Hop,
+    MicroBatches,
     PipelineTrace,
     StageCosts,
     Step,
-    difference,
     even_layers,
+    make_micro_batches,
     run_pipeline,
     simulate_pipeline,
 )
-from scheduler import POLICIES, Batch, Request, make_scheduler
+from pipeline.account import difference
+from scheduler import POLICIES
+from simulate import simulate
 
 
 def run_by_hand(
@@ -28,19 +31,19 @@ def run_by_hand(
     costs,
     micro_batches: int,
     stages: int = 2,
-    policy: str = "orca",
-    **options,
+    hop: Hop | None = None,
 ) -> PipelineTrace:
     """One request in each micro-batch, dealt out in turn."""
-    schedulers = [make_scheduler(policy, 1, 256) for _ in range(micro_batches)]
-    return run_pipeline(
-        schedulers,
-        costs,
-        requests,
-        PipelineTrace(stages, micro_batches, keep=True),
-        deal="turns",
-        **options,
-    )
+    filled = filled_with(requests, "orca", micro_batches, stages, 1, 256, deal="turns")
+    return run_pipeline(filled, costs, PipelineTrace(stages, micro_batches, keep=True), hop)
+
+
+def filled_with(requests: list[Request], *arguments: object, **options: object) -> MicroBatches:
+    """`make_micro_batches`, and these requests in them."""
+    micro_batches = make_micro_batches(*arguments, **options)
+    for request in sorted(requests, key=lambda request: request.arrival):
+        micro_batches.add(request)
+    return micro_batches
 
 
 def waits(trace: PipelineTrace) -> list[tuple[int, float, float, str]]:
@@ -210,6 +213,7 @@ def price(stages: int, uneven: bool):
     st.sampled_from([None, 52]),
     st.sampled_from([0.0, 0.05]),
     st.sampled_from(["queue", "turns"]),
+    st.sampled_from(["split", "pool"]),
     st.sampled_from([1, 3]),
     st.booleans(),
 )
@@ -222,13 +226,24 @@ def test_every_schedule(
     cache_tokens,
     latency,
     deal,
+    memory,
     refill_every,
     uneven,
 ) -> None:
-    schedulers = [make_scheduler(policy, batch_size, 8, cache_tokens) for _ in range(micro_batches)]
     trace = PipelineTrace(stages, micro_batches, keep=True)
-    hop = Hop(latency, latency / 10)
-    run_pipeline(schedulers, price(stages, uneven), make(lengths), trace, hop, deal, refill_every)
+    filled = filled_with(
+        make(lengths),
+        policy,
+        micro_batches,
+        stages,
+        batch_size,
+        8,
+        cache_tokens,
+        deal=deal,
+        memory=memory,
+        refill_every=refill_every,
+    )
+    run_pipeline(filled, price(stages, uneven), trace, Hop(latency, latency / 10))
 
     assert sorted(request for request, _ in trace.finished) == list(range(len(lengths)))
     # nothing is lost or counted twice
@@ -308,11 +323,16 @@ def test_mistakes_are_named() -> None:
         simulate_pipeline([], micro_batches=0)
     with pytest.raises(UserError, match="unknown deal 'fair': choose from queue, turns"):
         simulate_pipeline([], deal="fair")
-    simulate_pipeline([Request(0, range(4095), 2)])
+    with pytest.raises(UserError, match="unknown memory 'shared': choose from split, pool"):
+        simulate_pipeline([], memory="shared")
+    with pytest.raises(UserError, match="refill_every is 0; it must be a whole number"):
+        simulate_pipeline([], refill_every=0)
+    simulate_pipeline([Request(0, range(4094), 3)])
     with pytest.raises(
         UserError,
         match=(
-            r"request 7: 4095 prompt tokens \+ max_tokens 3 exceed the 4096 that gpt3-175b allows"
+            r"request 7: 4095 prompt tokens \+ max_tokens 3 - 1 exceed the 4096 tokens that"
+            " gpt3-175b allows"
         ),
     ):
         simulate_pipeline([Request(7, range(4095), 3)])

@@ -8,7 +8,7 @@ import pytest
 
 from cli import run_main
 from experiments import fig5, fig12
-from experiments.common import paper_numbers, read_csv
+from experiments.lib.common import paper_numbers, read_csv
 
 
 def call(module, *flags: str) -> None:

@@ -6,19 +6,20 @@ from functools import cache
 
 import pytest
 import torch
-from conftest import one_at_a_time
+from conftest import one_at_a_time, run_loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_scheduler import drive, requests_of, shapes
 
-import attention
+from attention import PLAIN
+from batch import Batch, Request
 from configs import ModelConfig
-from engine import new_model, run
-from executor import ModelExecutor, Result
+from executor import ModelExecutor
 from kvcache import KVCache
+from loading.load import new_model, random_weights
+from loop import Result
 from model import Transformer
-from scheduler import POLICIES, Batch, Request, Scheduler, make_scheduler
-from timeline import Trace
+from scheduler import POLICIES, Scheduler, make_scheduler
 
 
 def running(scheduler: Scheduler, requests: list[Request], prefilled: list[int]) -> None:
@@ -44,21 +45,69 @@ def test_worked_example_of_a_fixed_budget() -> None:
 
 
 def test_worked_example_of_a_dynamic_schedule() -> None:
-    """Its schedule [1024, 512, 256]: 2 decodes, 250 tokens of a request in stage 3, and 772 of one
-    in stage 1: 1024 together.
+    """Its schedule [1024, 512, 256]: 2 decodes, the last 250 tokens of a request in stage 3, and
+    772 of one in stage 1: 1024 together. The stage is the number of chunks that have run.
     """
-    scheduler = make_scheduler("dynamic", 8, 1024)
-    running(scheduler, requests_of((9, 5), (9, 5), (1536 + 250, 5)), [9, 9, 1536])
-    scheduler.add(Request(3, range(3000), 5))
-    batch = scheduler.schedule(0.0)
-    assert shapes([batch]) == [([250, 772], 2)] and batch.num_tokens == 1024
+    for policy, chunk_size in (("dynamic:1024,512,256", 8), ("dynamic", 1024)):
+        scheduler = make_scheduler(policy, 8, chunk_size)
+        requests = requests_of((9, 5), (9, 5), (600, 5))
+        running(scheduler, requests, [9, 9, 350])
+        requests[2].chunks_run = 2
+        scheduler.add(Request(3, range(3000), 5))
+        batch = scheduler.schedule(0.0)
+        assert shapes([batch]) == [([250, 772], 2)] and batch.num_tokens == 1024
 
 
 def test_dynamic_stages() -> None:
-    """Alone, a prompt is cut into C, C/2, and then C/4 to its end."""
-    assert shapes(drive(make_scheduler("dynamic", 1, 16), requests_of((33, 1)))) == [
-        ([n], 0) for n in (16, 8, 4, 4, 1)
-    ]
+    """Alone, a prompt is cut into C, C/2, and then C/4 to its end, or into the sizes given."""
+    for policy, lengths in (("dynamic", (16, 8, 4, 4, 1)), ("dynamic:20,6", (20, 6, 6, 1))):
+        assert shapes(drive(make_scheduler(policy, 1, 16), requests_of((33, 1)))) == [
+            ([n], 0) for n in lengths
+        ]
+
+
+def test_dynamic_beside_decodes() -> None:
+    """Two decodes and one long prompt, C = 512: the decodes count in every size."""
+    scheduler = make_scheduler("dynamic", 8, 512)
+    running(scheduler, requests_of((9, 50), (9, 50)), [9, 9])
+    scheduler.add(Request(2, range(5000), 5))
+    lengths = []
+    for _ in range(7):
+        batch = scheduler.schedule(0.0)
+        (chunk,) = batch.chunks
+        lengths.append(chunk.length)
+        assert len(batch.decodes) == 2
+        scheduler.update(batch, [7, 7])
+    assert lengths == [510, 254, 126, 126, 126, 126, 126]
+
+
+def test_dynamic_always_gives_something() -> None:
+    """More decodes than the last size: a prompt still gets a quarter of that, as long as the batch
+    has room, and the next request gets what is left of the first size.
+    """
+    scheduler = make_scheduler("dynamic:64,32,16", 80, 8)
+    requests = requests_of(*[(2, 50)] * 20, (200, 5))
+    running(scheduler, requests, [2] * 20 + [100])
+    requests[20].chunks_run = 2
+    scheduler.add(Request(21, range(200), 5))
+    assert shapes([scheduler.schedule(0.0)]) == [([4, 40], 20)]
+    scheduler = make_scheduler("dynamic:64,32,16", 80, 8)
+    requests = requests_of(*[(2, 50)] * 62, (200, 5))
+    running(scheduler, requests, [2] * 62 + [100])
+    requests[62].chunks_run = 9
+    assert shapes([scheduler.schedule(0.0)]) == [([2], 62)]
+
+
+def test_dynamic_begins_again_after_a_preemption() -> None:
+    """A request that has lost its cache is in stage 1 again."""
+    scheduler = make_scheduler("dynamic", 2, 16, cache_tokens=100)
+    (request,) = requests_of((40, 5))
+    scheduler.add(request)
+    for _ in range(2):
+        scheduler.update(scheduler.schedule(0.0), [])
+    assert (request.chunks_run, request.prefilled) == (2, 24)
+    assert scheduler.preempt() is request and request.chunks_run == 0
+    assert shapes([scheduler.schedule(0.0)]) == [([16], 0)]
 
 
 # prompt and output tokens of A and B at once, and of C two iterations later
@@ -109,7 +158,7 @@ def test_preemption_by_hand() -> None:
         1,
         3,
     )
-    assert scheduler.reserved == 0 and [len(request.output) for request in requests] == [6, 5]
+    assert scheduler.memory.taken == 0 and [len(request.output) for request in requests] == [6, 5]
 
 
 MODEL = ModelConfig("smallest", 1, 2, 8, 8, 61, 64)
@@ -117,7 +166,7 @@ MODEL = ModelConfig("smallest", 1, 2, 8, 8, 61, 64)
 
 @cache
 def smallest() -> Transformer:
-    model = new_model(MODEL, torch.float64, torch.device("cpu")).init_weights(seed=3)
+    model = random_weights(new_model(MODEL, torch.float64, torch.device("cpu")), seed=3)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(40 if parameter.dim() == 2 else 1)
@@ -139,7 +188,7 @@ class Checker(ModelExecutor):
         super().__init__(
             smallest(),
             KVCache(MODEL, scheduler.max_batch_size, MODEL.max_length, torch.float64),
-            attention.sdpa,
+            PLAIN["sdpa"],
         )
         self.scheduler, self.moment, self.preemptions = scheduler, 0.0, 0
 
@@ -170,9 +219,8 @@ class Checker(ModelExecutor):
         )
         result = Result(super().execute(batch).tokens, 1.0)
         cached = sum(used for used in self.cache.used if used is not None)
-        assert scheduler.cache_tokens is None or cached <= scheduler.cache_tokens, (
-            "the cache holds more than its capacity"
-        )
+        capacity = scheduler.memory.capacity
+        assert capacity is None or cached <= capacity, "the cache holds more than its capacity"
         return result
 
 
@@ -214,13 +262,12 @@ def test_every_policy_under_memory_pressure(
         Request(i, prompt, output, arrival=sum(gaps[: i + 1]))
         for i, (prompt, output) in enumerate(work)
     ]
-    executor, trace = Checker(scheduler), Trace()
-    for _ in run(scheduler, executor, requests, trace):
-        pass
+    executor = Checker(scheduler)
+    trace = run_loop(scheduler, executor, requests).trace
     for request, (prompt, output) in zip(requests, work, strict=True):
         assert request.output == alone(prompt)[:output] and request.finish_reason == "length"
     assert executor.cache.used == [None] * batch_size and not executor.slot_of, "a slot leaks"
-    assert scheduler.reserved == 0 and not scheduler.running and not scheduler.waiting
+    assert scheduler.memory.taken == 0 and not scheduler.running and not scheduler.waiting
     assert sum(request.preemptions for request in requests) == sum(
         life.preemptions for life in trace.lives.values()
     )
@@ -232,12 +279,7 @@ def test_the_property_test_does_preempt() -> None:
     """The test above would be empty if its capacities never led to a preemption."""
     for policy in POLICIES:
         requests = [Request(i, PROMPTS[i], 8) for i in (4, 5, 6, 7)]
-        for _ in run(
-            scheduler := make_scheduler(policy, 4, 16, cache_tokens=40),
-            Checker(scheduler),
-            requests,
-            Trace(),
-        ):
-            pass
+        scheduler = make_scheduler(policy, 4, 16, cache_tokens=40)
+        run_loop(scheduler, Checker(scheduler), requests)
         assert sum(request.preemptions for request in requests) > 0, policy
         assert [request.output for request in requests] == [alone(PROMPTS[i]) for i in (4, 5, 6, 7)]

@@ -11,7 +11,7 @@ import pytest
 
 from cli import run_main
 from experiments import policies
-from experiments.common import read_csv
+from experiments.lib.common import read_csv
 from scheduler import POLICIES
 
 POLICY_WITHOUT_STALLS = ("request_level", "sarathi", "sarathi_serve", "dynamic", "chunked_only")
@@ -79,7 +79,7 @@ def test_files_and_measured_rows(small: str, tmp_path: Path) -> None:
         "--chunk-size",
         "16",
     ]
-    call("--quick", "--out", str(tmp_path), "--trace", str(trace), *measure)
+    call("--quick", "--out", str(tmp_path), "--perfetto", str(trace), *measure)
     for name in ("policies.png", "policies_measured.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]

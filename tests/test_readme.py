@@ -1,5 +1,5 @@
-"""The README is true: its code runs, its files exist, its numbers are what the commands print
-today.
+"""The README and docs/ are true: the code runs, the files exist, the numbers are what the commands
+print today. And they can be read: short lines, and a README of 150 to 200 of them.
 """
 
 import csv
@@ -9,12 +9,36 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from experiments import fidelity, serve_capacity
-from experiments.common import read_csv
+from experiments.lib.common import read_csv
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+DOCUMENTS = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+}
+README = DOCUMENTS["README.md"]
+RESULTS, SERVING = DOCUMENTS["docs/results.md"], DOCUMENTS["docs/serving.md"]
+WIDTH = 100
+MADE = ("results/calibration-stage.json",)  # by a command that the reader runs
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def without_blocks(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def one_line(text: str) -> str:
+    """Without line breaks: a sentence may be wrapped anywhere."""
+    return " ".join(text.split())
+
+
+BLOCKS = blocks(README, "python")
 
 
 def run(*arguments: str) -> str:
@@ -66,22 +90,79 @@ def test_the_ninth_policy_runs_on_a_pipeline() -> None:
     code += """
 from pipeline import simulate_pipeline
 requests = [Request(i, prompt=range(100 + 50 * (i % 5)), max_tokens=20) for i in range(20)]
-trace = simulate_pipeline(requests, "llama-13b", policy="shortest_first", stages=2, max_batch_size=3, keep=True)
+options = {"policy": "shortest_first", "stages": 2, "max_batch_size": 3, "keep": True}
+trace = simulate_pipeline(requests, "llama-13b", **options)
 print(len(trace.requests.finished), {len(life.tokens) for life in trace.requests.lives.values()})
 """
     assert run("-c", code).split() == ["20", "{20}"]
 
 
+def test_the_pipeline_in_docs_runs() -> None:
+    (code,) = blocks(DOCUMENTS["docs/pipelines.md"], "python")
+    assert run("-c", code).startswith("predicted: ")
+
+
 def test_named_files_exist() -> None:
-    names = re.findall(r"`([\w/]+(?:\.py|\.csv|\.md|/))`", README) + re.findall(
-        r"\]\((?!http|#)([^)]+)\)", README
-    )
-    missing = [
-        name
-        for name in names
-        if not any((ROOT / folder / name).exists() for folder in ("", "experiments"))
-    ]
-    assert len(names) > 15 and not missing
+    missing, count = [], 0
+    for document, text in DOCUMENTS.items():
+        names = re.findall(r"`([\w/-]+(?:\.(?:py|cpp|csv|md|json|txt|html|png)|/))`", text)
+        names = [name for name in names if name not in MADE]
+        count += len(names)
+        folders = ("", "experiments", "fast", "results")
+        missing += [
+            (document, name)
+            for name in names
+            if not any((ROOT / folder / name).exists() for folder in folders)
+        ]
+    assert count > 90 and not missing
+
+
+def headings(text: str) -> set[str]:
+    """The anchors that GitHub gives to a document's headings."""
+    found = re.findall(r"^#+ (.*)$", without_blocks(text), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", name.lower()).replace(" ", "-") for name in found}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_relative_links_exist(document: str) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)\s]+)\)", without_blocks(DOCUMENTS[document]))
+    assert document == "docs/performance.md" or links
+    for link in links:
+        name, _, anchor = link.partition("#")
+        target = (ROOT / document).parent / name if name else ROOT / document
+        assert target.exists(), link
+        if anchor:
+            assert anchor in headings(target.read_text(encoding="utf-8")), link
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_commands_name_what_exists(document: str) -> None:
+    """Scripts, files of requirements and targets of make, in shell blocks and between backticks."""
+    text = DOCUMENTS[document]
+    code = [*blocks(text, "sh"), *re.findall(r"`([^`]+)`", without_blocks(text))]
+    commands = "\n".join(code).replace("\\\n", " ")
+    scripts = re.findall(r"^(?:\S+=\S+ )*\S*python (?!-)(\S+)", commands, flags=re.MULTILINE)
+    scripts += re.findall(r"^torchrun .*?(\S+\.py)", commands, flags=re.MULTILINE)
+    scripts += re.findall(r"-r (\S+\.txt)", commands)
+    assert scripts and all((ROOT / script).is_file() for script in scripts), scripts
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"^make (\S+)", commands, flags=re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+
+
+def test_the_readme_is_short() -> None:
+    lines = README.splitlines()
+    assert 150 <= len(lines) <= 200
+    # a row of a table cannot be broken, nor can an image
+    wide = [line for line in lines if len(line) > WIDTH and not line.startswith(("|", "!["))]
+    assert not wide
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_prose_is_narrow(document: str) -> None:
+    """Without what commands print: code blocks, and tables."""
+    lines = without_blocks(DOCUMENTS[document]).splitlines()
+    assert not [line for line in lines if len(line) > WIDTH and not line.startswith(("|", "!["))]
 
 
 def test_demo_numbers() -> None:
@@ -94,22 +175,22 @@ def test_how_well_the_cost_model_does_is_what_fidelity_says() -> None:
     lines = fidelity.summary(fidelity.read(ROOT / "results" / "fidelity.csv"))
     assert len(lines) == 4
     for line in lines:
-        assert f"- {line}\n" in README, line
+        assert f"- {line} " in one_line(RESULTS) + " ", line
 
 
 def test_capacities_are_those_in_results() -> None:
     _, rows = serve_capacity.table(read_csv(ROOT / "results" / "serve_capacity.csv"))
-    shown = {tuple(line.split()) for line in README.splitlines()}
+    shown = {tuple(line.split()) for line in SERVING.splitlines()}
     assert len(rows) == 16
     for row in rows:
         assert tuple(" ".join(row).split()) in shown, row
 
 
-def test_fig9_prints_what_the_readme_shows(tmp_path: Path) -> None:
+def test_fig9_prints_what_the_docs_show(tmp_path: Path) -> None:
     printed = run("experiments/fig9.py", "--out", str(tmp_path))
     for line in printed.splitlines():
         if re.match(r" *\d+ .*\d", line):
-            assert line.rstrip() in README, line
+            assert line.rstrip() in RESULTS, line
 
     def predicted(path: Path) -> list[dict]:
         with open(path, newline="", encoding="utf-8") as file:
@@ -124,11 +205,11 @@ def test_fig9_prints_what_the_readme_shows(tmp_path: Path) -> None:
 def test_measured_shapes_and_latencies_are_those_in_results() -> None:
     printed = run("experiments/shapes.py")
     for line in printed[: printed.index("\n\na prefill token")].splitlines():
-        assert line in README, line
+        assert line in RESULTS, line
     points = [
         p
         for p in read_csv(ROOT / "results" / "serve_latency.csv")
         if p.source == "measured" and p.series.startswith(("P99", "median"))
     ]
     for point in (point for point in points if point.x == max(other.x for other in points)):
-        assert re.search(rf"\b{1e3 * point.y:.0f}\b", README), point
+        assert re.search(rf"\b{1e3 * point.y:.0f} ms\b", SERVING), point

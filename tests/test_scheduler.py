@@ -8,19 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batch import Batch, Chunk, Request
 from configs import UserError
-from engine import simulate
 from pipeline import simulate_pipeline
 from scheduler import (
     POLICIES,
-    Batch,
-    Chunk,
-    Request,
     SarathiServe,
     Scheduler,
+    check_batch,
     make_scheduler,
-    whole,
+    whole_prefill,
 )
+from simulate import simulate
 
 
 def drive(
@@ -50,7 +49,7 @@ def drive(
 
 
 def check(batch: Batch, scheduler: Scheduler) -> None:
-    scheduler.check_batch(batch)  # the engine's own rules, and here once more in other words
+    check_batch(scheduler, batch)  # the engine's own rules, and here once more in other words
     members = [chunk.request for chunk in batch.chunks] + batch.decodes
     assert 1 <= len(members) <= scheduler.max_batch_size
     assert len({request.request_id for request in members}) == len(members), (
@@ -245,7 +244,7 @@ BROKEN = {  # what a policy of one's own may get wrong -> what the engine says o
         "a request is in the batch twice",
     ),
     "stray": (
-        lambda self, batch: Batch([whole(self.waiting[0])], []) if self.waiting else batch,
+        lambda self, batch: Batch([whole_prefill(self.waiting[0])], []) if self.waiting else batch,
         "request 3 is in the batch but not running",
     ),
     "skips": (
@@ -291,14 +290,14 @@ def test_a_policy_that_ignores_B_or_the_cache(monkeypatch: pytest.MonkeyPatch) -
             if not self.waiting:
                 return None
             self.running.append(self.waiting.popleft())
-            self.reserved += self.running[-1].prefill_length
+            self.memory.taken += self.running[-1].prefill_length
             return self.running[-1]
 
         def decodes(self) -> list[Request]:
             return [request for request in self.running if not request.in_prefill]
 
     monkeypatch.setitem(POLICIES, "greedy", Greedy)
-    with pytest.raises(UserError, match="the batch exceeds B: 4 requests, where 3 may run"):
+    with pytest.raises(UserError, match="the batch exceeds B: 4 requests, and 3 may run"):
         simulate(requests_of(*[(9, 4)] * 4), policy="greedy", chunk_size=64, max_batch_size=3)
     with pytest.raises(UserError, match="the cache overflows: 22 tokens, and it holds 20"):
         simulate(
@@ -316,8 +315,9 @@ def test_preempted_before_it_ran() -> None:
     """
 
     class Small(SarathiServe):
-        def budget(self, request: Request) -> int:
-            return 1 if any(not other.in_prefill for other in self.running) else self.chunk_size
+        def prefills(self, num_decodes: int) -> list[Chunk]:
+            self.admit()
+            return super().prefills(self.chunk_size if num_decodes else 0)
 
     scheduler, requests = Small(2, 8, cache_tokens=12), requests_of((4, 9), (5, 4))
     scheduler.add(requests[0])
@@ -327,15 +327,15 @@ def test_preempted_before_it_ran() -> None:
     while requests[0].finish_reason is None:
         batch = scheduler.schedule(0.0)
         seen = max(seen, len(scheduler.running))
-        scheduler.check_batch(batch)
+        check_batch(scheduler, batch)
         scheduler.update(batch, [7])
     assert (
         seen == 2
         and requests[1].preemptions == 0
-        and scheduler.preempted == []
+        and scheduler.take_preempted() == []
         and list(scheduler.waiting) == [requests[1]]
     )
-    assert scheduler.reserved == 0
+    assert scheduler.memory.taken == 0
 
 
 @pytest.mark.parametrize(
@@ -349,6 +349,12 @@ def test_preempted_before_it_ran() -> None:
         ),
         ("sarathi", 0, 8, "max_batch_size is 0; it must be a whole number, at least 1"),
         ("sarathi", 4, 0, "chunk_size is 0; it must be a whole number, at least 1"),
+        ("dynamic:0", 4, 8, "policy 'dynamic:0': the sizes must be whole numbers"),
+        ("dynamic:256,512", 4, 8, "policy 'dynamic:256,512': .*none larger than the one before"),
+        ("dynamic:abc", 4, 8, "policy 'dynamic:abc': the sizes must be whole numbers of tokens"),
+        ("dynamic:8,,4", 4, 8, "policy 'dynamic:8,,4': the sizes must be whole numbers"),
+        ("sarathi:3", 4, 8, "policy 'sarathi' takes no option, and '3' is given"),
+        ("fifo:3", 4, 8, "unknown policy 'fifo'"),
     ],
 )
 def test_bad_options(policy: str, batch_size: int, chunk_size: int, message: str) -> None:

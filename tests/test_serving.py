@@ -13,21 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batch import Request
 from cli import run_main
 from configs import UserError
 from costmodel import TILE
 from experiments import serve_ablation, serve_capacity, serve_stalls
-from experiments.common import read_csv
-from experiments.serving import (
-    ARXIV,
-    CHAT,
+from experiments.lib.common import read_csv
+from experiments.lib.papers import ARXIV, CHAT, MISTRAL, YI
+from serving.capacity import (
     MAX_DELAY,
-    MISTRAL,
     ORCA_BATCH_SIZE,
     PRECISION,
     RELAXED,
     STRICT,
-    YI,
     Load,
     capacity,
     composition,
@@ -37,9 +35,8 @@ from experiments.serving import (
     token_times,
     worst_iteration,
 )
-from scheduler import Request
+from serving.traffic import Uniform, at_rate, make_requests, poisson
 from timeline import Life, Trace
-from workload import Uniform, at_rate, make_requests, poisson
 
 # ------------------------------------------------------------------------------------------ metrics
 
@@ -200,7 +197,7 @@ def test_capacity_of_a_trace_file(tmp_path: Path) -> None:
     path.write_text(
         "\n".join(["arrived_at,num_prefill_tokens,num_decode_tokens", *lines]), encoding="utf-8"
     )
-    call("serve_capacity", "--quick", "--trace", str(path), "--out", str(tmp_path))
+    call("serve_capacity", "--quick", "--requests-file", str(path), "--out", str(tmp_path))
     points = read_csv(tmp_path / "serve_capacity-mine-of-today.csv")
     assert {point.source for point in points} == {"predicted"} and (
         tmp_path / "serve_capacity-mine-of-today.png"
@@ -220,7 +217,7 @@ def test_a_trace_too_light_for_a_capacity(tmp_path: Path, capsys: pytest.Capture
     path = tmp_path / "light.csv"
     path.write_text("arrival,prompt_tokens,output_tokens\n0,20,3\n1,20,3\n", encoding="utf-8")
     with pytest.raises(SystemExit):
-        call("serve_capacity", "--quick", "--trace", str(path), "--out", str(tmp_path))
+        call("serve_capacity", "--quick", "--requests-file", str(path), "--out", str(tmp_path))
     said = capsys.readouterr().err
     assert (
         "light, 2 requests on mistral-7b under vllm_v0, strict SLO of" in said
@@ -235,7 +232,7 @@ def test_stalls_of_priced_and_real_runs_as_a_trace_file(tmp_path: Path) -> None:
         "--quick",
         "--out",
         str(tmp_path),
-        "--trace",
+        "--perfetto",
         str(tmp_path / "run.json"),
         *measure,
     )
@@ -258,7 +255,7 @@ def test_the_curve_of_stalls_ends_with_all_tokens() -> None:
 @pytest.mark.parametrize(
     ("script", "flags", "complaint"),
     [
-        ("serve_capacity", ["--trace", "/nowhere.csv"], "/nowhere.csv: No such file"),
+        ("serve_capacity", ["--requests-file", "/nowhere.csv"], "/nowhere.csv: No such file"),
         ("serve_capacity", ["--seed", "-1"], "seed is -1; it must be a whole number"),
         ("serve_capacity", ["--requests", "0"], "not a whole number of at least 1"),
         ("serve_budget", ["--calibration", "x.json"], "--calibration needs --tbt-slo"),

@@ -7,7 +7,7 @@ import pytest
 
 from cli import run_main
 from experiments import shapes
-from experiments.common import Point, write_csv
+from experiments.lib.common import Point, write_csv
 
 
 def rows(figure: str, series: str, x_unit: str, values: dict[float, float]) -> list[Point]:

@@ -11,11 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint import save
 from configs import MODELS, ModelConfig, UserError
-from engine import LLM, SamplingParams, new_model
-from files import DEMO
-from tokenizer import GPT2_SPLIT, GPT2_VOCABULARY, load_stop_ids, load_tokenizer
+from engine import LLM, SamplingParams
+from loading.checkpoint import save
+from loading.files import DEMO
+from loading.load import new_model, random_weights
+from loading.tokenizer import GPT2_SPLIT, GPT2_VOCABULARY, load_stop_ids, load_tokenizer
 
 HELD_OUT = (DEMO / "held_out.txt").read_text(encoding="utf-8")
 DEMO_TOKENIZER = load_tokenizer(DEMO)
@@ -156,7 +157,7 @@ def test_llama_keeps_the_space_before_the_first_word_that_it_adds(tmp_path):
 def gpt2_directory(tmp_path):
     """A GPT-2 of OpenAI's vocabulary, without tokenizer files, as people save them."""
     config = ModelConfig("gpt2", 1, 1, 8, 8, GPT2_VOCABULARY, 32, flavour="gpt2", tied=True)
-    save(new_model(config, torch.float32, torch.device("cpu")).init_weights(), tmp_path)
+    save(random_weights(new_model(config, torch.float32, torch.device("cpu"))), tmp_path)
     return tmp_path
 
 

@@ -9,10 +9,11 @@ import torch
 from test_families import ours
 from test_tokenizer import DEMO_TOKENIZER, HELD_OUT, demo_tokens
 
-import train_demo
-from checkpoint import load_config
 from configs import MODELS, ModelConfig
-from files import DEMO
+from demo import train as train_demo
+from loading.checkpoint import load_config
+from loading.files import DEMO
+from loading.load import random_weights
 from model import Transformer
 
 
@@ -82,7 +83,7 @@ def test_losses_by_hand():
     assert math.isclose(
         train_demo.unigram_loss(tokens, torch.tensor([0, 1, 3]), 4), by_hand, rel_tol=1e-6
     )
-    model = Transformer(ModelConfig("tiny", 1, 2, 16, 16, 4, 16)).init_weights()
+    model = random_weights(Transformer(ModelConfig("tiny", 1, 2, 16, 16, 4, 16)))
     with torch.no_grad():
         first, second = model.forward_full(tokens[None, :3]), model.forward_full(tokens[None, 3:4])
     # windows of 3: tokens 0-2 predict 1-3, token 3 alone predicts 4
@@ -95,7 +96,7 @@ def test_losses_by_hand():
 def test_a_tiny_model_learns_a_cycle(monkeypatch, autocast):
     monkeypatch.setattr(train_demo, "TOKENS_PER_STEP", 128)
     torch.manual_seed(0)
-    model = Transformer(ModelConfig("tiny", 1, 2, 16, 32, 8, 16)).init_weights()
+    model = random_weights(Transformer(ModelConfig("tiny", 1, 2, 16, 32, 8, 16)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     tokens = torch.arange(8).repeat(20)
     losses = [train_demo.train_step(model, optimizer, tokens, 16, autocast) for _ in range(80)]
@@ -106,7 +107,7 @@ def test_dropout_is_of_the_branches():
     """Not of what they add to: with all of them dropped, a layer changes nothing. And outside of
     training nothing is dropped.
     """
-    layer = Transformer(ModelConfig("tiny", 1, 2, 16, 32, 8, 16)).init_weights().layers[0]
+    layer = random_weights(Transformer(ModelConfig("tiny", 1, 2, 16, 32, 8, 16))).layers[0]
     layer.postproj.dropout = layer.ffn_ln2.dropout = 1.0
     x = torch.randn(5, 16)
     assert torch.equal(layer(x, None, lambda qkv: qkv[:, :2].flatten(1)), x)

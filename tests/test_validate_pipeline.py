@@ -8,15 +8,16 @@ import sys
 import pytest
 from test_calibrate import calibrated
 
+from batch import Request
 from cli import run_main
-from executor import CostExecutor
 from experiments import validate_pipeline
-from experiments.calibrate import CalibratedModel, Calibration
-from experiments.common import read_csv
-from experiments.measuring import this_machine
+from experiments.lib.calibration import CalibratedModel, Calibration
+from experiments.lib.common import read_csv
+from experiments.lib.measuring import this_machine
+from experiments.lib.steady import run_priced
 from experiments.validate_pipeline import Draw, compare, draw_workloads, predict
-from experiments.workloads import run_priced
-from scheduler import POLICIES, Request
+from scheduler import POLICIES
+from simulate import CostExecutor
 
 HOP = 1e-3
 

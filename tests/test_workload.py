@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs import UserError
-from workload import (
+from serving.traffic import (
     Fixed,
     LogNormal,
     Uniform,

@@ -1,0 +1,120 @@
+"""What is scheduled: requests, chunks of their prompts, and batches. Pure data, no torch.
+
+A request of P prompt tokens first runs as *chunks*: its prefill, whole or in parts. Then it runs as
+one *decode* per iteration. The last chunk already yields the first output token. So D decodes yield
+D + 1 output tokens, and at the end P + D tokens have their keys and values in the cache.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from configs import UserError, check_whole
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One prompt on its way through the engine.
+
+    prompt: token ids. `range(n)` serves as n placeholder tokens in a simulation.
+    max_tokens: output tokens after which the request ends with finish_reason "length".
+    stop_ids: output tokens that end it at once, with finish_reason "stop".
+    arrival: seconds on the engine's clock before which no scheduler sees it.
+    A request that is cancelled ends with finish_reason "abort", vLLM's word.
+    """
+
+    request_id: int
+    prompt: Sequence[int]
+    max_tokens: int
+    stop_ids: frozenset[int] = frozenset()
+    arrival: float = 0.0
+    prefilled: int = 0  # tokens of its prefill whose K and V are in the cache
+    context: int = 0  # all tokens whose K and V are in the cache
+    chunks_run: int = 0  # chunks of its prefill that have run
+    output: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    prefill_length: int = field(init=False)  # the prompt; after a preemption also the output so far
+    preemptions: int = 0
+    sampler: object = None  # the executor draws this request's tokens with it
+
+    def __post_init__(self) -> None:
+        name = f"request {self.request_id}"
+        if len(self.prompt) == 0:
+            raise UserError(f"{name}: the prompt is empty; it needs at least one token")
+        check_whole(f"{name}: max_tokens", self.max_tokens)
+        if not 0 <= self.arrival < math.inf:
+            raise UserError(
+                f"{name}: arrival is {self.arrival}; it must be a number of seconds, at least 0"
+            )
+        self.prefill_length = len(self.prompt)
+
+    @property
+    def in_prefill(self) -> bool:
+        return self.prefilled < self.prefill_length
+
+    @property
+    def most_cached(self) -> int:
+        """Tokens in the cache at its end, at most: the last output token is not fed back."""
+        return len(self.prompt) + self.max_tokens - 1
+
+    def tokens(self, start: int, end: int) -> Sequence[int]:
+        """Tokens start .. end - 1 of what is prefilled."""
+        if end <= len(self.prompt):
+            return self.prompt[start:end]
+        return [*self.prompt, *self.output][start:end]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Prompt tokens start .. start + length - 1 of a request, prefilled together (SARATHI, 4.2)."""
+
+    request: Request
+    start: int
+    length: int
+
+    @property
+    def is_last(self) -> bool:
+        """The last chunk of a prefill: an output token is sampled from its last row."""
+        return self.start + self.length == self.request.prefill_length
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one iteration runs. With chunks and decodes, it is a hybrid batch."""
+
+    chunks: list[Chunk]
+    decodes: list[Request]
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        return sum([chunk.length for chunk in self.chunks])
+
+    @property
+    def num_tokens(self) -> int:
+        """T: rows of every fused linear operator."""
+        return self.num_prefill_tokens + len(self.decodes)
+
+    @property
+    def sampled(self) -> list[Request]:
+        """Requests that get a token from this batch, in the order in which executors return it."""
+        return [chunk.request for chunk in self.chunks if chunk.is_last] + self.decodes
+
+
+def check_requests(
+    requests: Sequence[Request], most: int, whose: str, what: str = "request"
+) -> None:
+    """A UserError if two requests share an id, or one needs more places than `whose` cache has.
+
+    most: places of one request, in tokens. The last output token is not fed back, and needs none.
+    """
+    ids: set[int] = set()
+    for request in requests:
+        name = f"{what} {request.request_id}"
+        if request.most_cached > most:
+            raise UserError(
+                f"{name}: {len(request.prompt)} prompt tokens + max_tokens {request.max_tokens} - 1"
+                f" exceed the {most} tokens that {whose} allows"
+            )
+        if request.request_id in ids:
+            raise UserError(f"two requests have the id {request.request_id}: give each its own")
+        ids.add(request.request_id)

@@ -1,0 +1,124 @@
+"""The demo model's text and tokenizer.
+
+The text is the documentation inside CPython itself; a byte-level BPE is trained on it.
+
+No download: `pydoc_data.topics` (the language reference) and the docstrings of the standard
+library, each below its signature. PSF License 2.0; see demo/README.md.
+"""
+
+import ast
+import sysconfig
+import textwrap
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from pydoc_data.topics import topics
+
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+SKIP = {
+    "test",
+    "tests",
+    "idlelib",
+    "lib2to3",
+    "encodings",
+    "site-packages",
+    "turtledemo",
+    "pydoc_data",
+    "__pycache__",
+}
+
+
+def documents() -> dict[str, str]:
+    """Name -> text, in a fixed order.
+
+    One document per reference topic and per source file of the standard library.
+    """
+    seen: set[str] = set()
+    found = {f"topic:{name}": _new_paragraphs(text, seen) for name, text in sorted(topics.items())}
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root).as_posix()
+        if SKIP.isdisjoint(path.relative_to(root).parts) and not name.startswith(
+            ("config-", "_sysconfigdata")
+        ):
+            found[name] = "\n\n".join(_docstrings(ast.parse(path.read_bytes()), seen))
+    return {name: text for name, text in found.items() if text}
+
+
+def _new_paragraphs(text: str, seen: set[str]) -> str:
+    """The paragraphs that no earlier topic has.
+
+    Some topics quote others whole, which would leak into the held-out ones.
+    """
+    kept = []
+    for paragraph in text.strip().split("\n\n"):
+        key = " ".join(paragraph.split())
+        if len(key) < 40 or key not in seen:
+            kept.append(paragraph)
+        seen.add(key)
+    return "\n\n".join(kept)
+
+
+def _docstrings(node: ast.AST, seen: set[str]) -> Iterator[str]:
+    """Every new docstring below `node`, as Python would write it: the signature, then the text."""
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        text = (ast.get_docstring(node) or "").strip()
+        if text and text not in seen:
+            seen.add(text)
+            quoted = '"""' + text + ('\n"""' if "\n" in text else '"""')
+            yield (
+                quoted
+                if isinstance(node, ast.Module)
+                else f"{_signature(node)}\n{textwrap.indent(quoted, '    ')}"
+            )
+    for child in ast.iter_child_nodes(node):
+        yield from _docstrings(child, seen)
+
+
+def _signature(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    if isinstance(node, ast.ClassDef):
+        bases = ", ".join(ast.unparse(base) for base in node.bases)
+        return f"class {node.name}({bases}):" if bases else f"class {node.name}:"
+    return f"def {node.name}({ast.unparse(node.args)}):"
+
+
+def split(texts: dict[str, str]) -> tuple[list[str], list[str]]:
+    """Training and held-out documents, by a hash of the name.
+
+    So another Python version holds out the same ones.
+
+    By a hash of the name, so that another Python version holds out the same ones.
+    """
+    held_out = {name for name in texts if zlib.crc32(name.encode()) % 20 == 0}
+    return [text for name, text in texts.items() if name not in held_out], [
+        texts[name] for name in texts if name in held_out
+    ]
+
+
+def train_tokenizer(texts: list[str], vocab_size: int) -> dict[bytes, int]:
+    """A byte-level BPE in tiktoken's form: token bytes -> id.
+
+    First the 256 bytes, then the merges in order, best first.
+    """
+    library, byte_level = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.pre_tokenizer = byte_level
+    letters = sorted(byte_level.alphabet())  # the library writes each byte as a printable letter
+    library.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size - 1, initial_alphabet=letters, show_progress=False
+        ),
+    )
+
+    # these stand for themselves; the rest follow, in order
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    byte_of = dict(
+        zip(
+            letters, printable + [byte for byte in range(256) if byte not in printable], strict=True
+        )
+    )
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    for token in sorted(library.get_vocab(), key=library.token_to_id):
+        ranks.setdefault(bytes(byte_of[letter] for letter in token), len(ranks))
+    return ranks

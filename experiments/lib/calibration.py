@@ -1,0 +1,202 @@
+"""What calibrate.py measured of a machine, and the cost model that is made of it. No torch."""
+
+import json
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
+from pathlib import Path
+
+from batch import Batch
+from cli import MARK
+from configs import GPU, ModelConfig, UserError
+from costmodel import CostModel
+
+LINEARS = ("preproj", "postproj", "ffn_ln1", "ffn_ln2")
+BATCH_SIZE, LENGTH = 8, 2048  # the cache: decodes in a batch, and tokens in a slot, at most
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds measured at some places, joined by straight lines.
+
+    The first two points and the last two are continued outwards.
+    """
+
+    x: Sequence[int]
+    seconds: Sequence[float]
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.seconds) or len(self.x) < 2:
+            raise UserError(
+                f"a curve needs at least two points and as many x ({len(self.x)}) as seconds"
+                f" ({len(self.seconds)})"
+            )
+        if not all(isinstance(value, int | float) for value in (*self.x, *self.seconds)):
+            raise UserError(
+                f"the x and seconds of a curve must be numbers, unlike {list(self.x)},"
+                f" {list(self.seconds)}"
+            )
+        if not all(left < right for left, right in pairwise(self.x)):
+            raise UserError(f"the x of a curve must increase, unlike {list(self.x)}")
+        if not all(0 <= value < float("inf") for value in self.seconds):
+            raise UserError(f"seconds must be finite and not negative, unlike {list(self.seconds)}")
+
+    def __call__(self, x: float) -> float:
+        right = min(max(bisect_left(self.x, x), 1), len(self.x) - 1)
+        left = right - 1
+        slope = (self.seconds[right] - self.seconds[left]) / (self.x[right] - self.x[left])
+        return max(0.0, self.seconds[left] + slope * (x - self.x[left]))
+
+
+def named_curve(name: str, raw: dict) -> Curve:
+    """The curve of a file's field; what is wrong with it is said with the field's name."""
+    try:
+        return Curve(**raw)
+    except (TypeError, UserError) as error:
+        raise UserError(f"{name}: {error}") from None
+
+
+def check_types(owner: object, prefix: str) -> None:
+    """A UserError about the first plain field of a dataclass whose value has another type.
+
+    A file may hold anything.
+    """
+    for field in fields(owner):
+        kind = {str: str, int: int, bool: bool, float: int | float}.get(field.type)
+        value = getattr(owner, field.name)
+        if kind is not None and not isinstance(value, kind):
+            raise UserError(
+                f"{prefix}{field.name} must be of type {field.type.__name__}, unlike {value!r}"
+            )
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """One model on one machine. All times in seconds, over all layers."""
+
+    load: str  # what LLM() was given: a name of configs.MODELS or a directory
+    device: str
+    dtype: str
+    torch: str
+    date: str
+    model: ModelConfig
+    # this machine, as if it were a GPU: peak and bandwidth are the best that the linear operators
+    # reached
+    gpu: GPU
+    bytes_per_value: int
+    # the four linear operators, and others without the head, over tokens
+    operators: dict[str, Curve]
+    head: Curve  # over sampled rows
+    # what attention costs in any iteration, however short: Python, and the write to the cache
+    attention: float
+    decode: Curve  # of one decode, over the tokens that are cached before it
+    prompt: Curve  # of a chunk that starts at 0, over its length
+    starts: Sequence[int]
+    chunks: Sequence[Curve]  # of a chunk that starts at starts[i], over its length
+    hybrid: float  # seconds of a hybrid batch over the sum of its parts
+
+    def __post_init__(self) -> None:
+        for owner, prefix in ((self, ""), (self.model, "model: "), (self.gpu, "gpu: ")):
+            check_types(owner, prefix)
+        for name, value in (("attention", self.attention), ("hybrid", self.hybrid)):
+            if not 0 <= value < float("inf"):
+                raise UserError(f"{name} must be finite and not negative, unlike {value!r}")
+        if set(self.operators) != {*LINEARS, "others"}:
+            raise UserError(
+                f"operators must be {', '.join(LINEARS)}, others, not {', '.join(self.operators)}"
+            )
+        if len(self.starts) != len(self.chunks) or len(self.starts) < 2:
+            raise UserError(
+                f"chunks needs a curve for each start: {len(self.chunks)} for {len(self.starts)},"
+                " two at least"
+            )
+
+    def save(self, path: Path) -> None:
+        text = json.dumps({"mark": MARK} | asdict(self), indent=1)
+        path.write_text(text + "\n", encoding="utf-8")
+
+    @staticmethod
+    def read(path: Path) -> "Calibration":
+        """The calibration in a file, or a UserError that says in one line what is wrong with it."""
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(data, dict):
+                data.pop("mark", None)
+            data |= {name: named_curve(name, data[name]) for name in ("head", "decode", "prompt")}
+            data["operators"] = {n: named_curve(n, curve) for n, curve in data["operators"].items()}
+            data["chunks"] = [named_curve("chunks", curve) for curve in data["chunks"]]
+            data |= {"model": ModelConfig(**data["model"]), "gpu": GPU(**data["gpu"])}
+            return Calibration(**data)
+        except OSError as error:
+            raise UserError(
+                f"calibration {path}: {error.strerror}; experiments/calibrate.py makes one"
+            ) from None
+        except KeyError as error:
+            raise UserError(
+                f"calibration {path}: no field {error}; experiments/calibrate.py makes a new one"
+            ) from None
+        # a UserError is a ValueError, and so is broken JSON
+        except (AttributeError, TypeError, ValueError) as error:
+            raise UserError(
+                f"calibration {path}: {error}; experiments/calibrate.py makes a new one"
+            ) from None
+
+
+class CalibratedModel(CostModel):
+    """Seconds of a `Batch` on the machine that was measured.
+
+    The cost model, with curves in place of its formulas.
+    """
+
+    def __init__(self, calibration: Calibration) -> None:
+        super().__init__(
+            calibration.model, calibration.gpu, bytes_per_value=calibration.bytes_per_value
+        )
+        self.calibration = calibration
+        self._decode = [
+            calibration.decode(context) for context in range(calibration.model.max_length + 1)
+        ]  # asked for too often to compute
+        self._chunk: dict[tuple[int, int], float] = {}
+
+    def linears(self, tokens: int) -> dict[str, float]:
+        return {name: self.calibration.operators[name](tokens) for name in LINEARS}
+
+    def others(self, tokens: int, sampled: int) -> float:
+        return self.calibration.operators["others"](tokens) + (
+            self.calibration.head(sampled) if sampled else 0.0
+        )
+
+    def chunk_attention(self, start: int, length: int) -> float:
+        """Between the measured starts, straight lines again.
+
+        A chunk at 0 is the causal kernel and not the first of them.
+        """
+        if (start, length) not in self._chunk:
+            at = self.calibration
+            seconds = (
+                at.prompt(length)
+                if start == 0
+                else Curve(at.starts, [curve(length) for curve in at.chunks])(start)
+            )
+            self._chunk[start, length] = seconds
+        return self._chunk[start, length]
+
+    def attention(self, batch: Batch) -> float:
+        decode = self._decode
+        seconds = self.calibration.attention + sum(
+            [decode[request.context] for request in batch.decodes]
+        )
+        for chunk in batch.chunks:
+            seconds += self.chunk_attention(chunk.start, chunk.length)
+        return seconds
+
+    def operators(self, batch: Batch) -> dict[str, float]:
+        company = self.company(batch)
+        return {name: company * seconds for name, seconds in super().operators(batch).items()}
+
+    def seconds(self, batch: Batch) -> float:
+        return self.company(batch) * super().seconds(batch)
+
+    def company(self, batch: Batch) -> float:
+        return self.calibration.hybrid if batch.chunks and batch.decodes else 1.0

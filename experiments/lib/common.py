@@ -1,0 +1,294 @@
+"""What all experiments share: published numbers, result rows and their CSV files, tables, flags.
+
+A number is a `Point` that says what it is: paper, predicted or measured. Above this module stand
+`look` (pictures), `steady` (what is run, and what the cost model predicts for it), `measuring` (the
+real engine on this machine), `papers` (Sarathi-Serve's set-ups) and `figure` (what makes a figure
+of all that).
+"""
+
+import argparse
+import csv
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields, replace
+from pathlib import Path
+
+from tqdm import tqdm
+
+from cli import Parser, claim
+from configs import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def paper_numbers() -> dict[str, float]:
+    """Every published number by its id.
+
+    paper_numbers.csv says which paper, which figure, what it means and in which unit.
+
+    Paper_numbers.csv says which paper, which figure, what it means and in which unit.
+    """
+    with open(ROOT / "experiments" / "paper_numbers.csv", newline="", encoding="utf-8") as file:
+        return {row["id"]: float(row["value"]) for row in csv.DictReader(file)}
+
+
+# ------------------------------------------------------------------------------------------ results
+
+SPREAD = (" lowest", " highest")  # what the series of a measured range end with
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of one curve: a row of results/NAME.csv.
+
+    A number that belongs to no one x (a curve's largest) has x = 0, x_unit = "".
+    """
+
+    figure: str
+    series: str
+    x: float
+    x_unit: str
+    y: float
+    y_unit: str
+    source: str  # paper (published), predicted (cost model) or measured (this machine)
+    model: str
+    hardware: str
+
+    def __post_init__(self) -> None:
+        assert self.source in ("paper", "predicted", "measured"), self.source
+
+
+def write_csv(path: Path, points: Sequence[Point]) -> None:
+    """Tidy: one row per point, numbers rounded to 6 significant digits."""
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([field.name for field in fields(Point)])
+        for point in points:
+            writer.writerow(
+                [f"{value:.6g}" if isinstance(value, float) else value for value in astuple(point)]
+            )
+
+
+def read_csv(path: Path) -> list[Point]:
+    """The rows of a results/NAME.csv; none where there is no such file.
+
+    A UserError where the file holds something else.
+
+    None where there is no such file; a UserError where it holds something else.
+    """
+    if not path.exists():
+        return []
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            return [
+                Point(**row | {"x": float(row["x"]), "y": float(row["y"])})
+                for row in csv.DictReader(file)
+            ]
+    except (AssertionError, KeyError, TypeError, ValueError, csv.Error):
+        columns = ", ".join(field.name for field in fields(Point))
+        raise UserError(
+            f"{path} is there and holds no results: its columns should be {columns}; move it away"
+        ) from None
+
+
+def with_kept(path: Path, points: Sequence[Point]) -> list[Point]:
+    """`points`, and the measured rows that `path` holds from earlier runs.
+
+    A measurement takes minutes and a machine: a later run without --measure, or on another machine,
+    must not lose it. Rows of a model and hardware that this run measured anew are replaced.
+    """
+    anew = {(point.model, point.hardware) for point in points if point.source == "measured"}
+    kept = [
+        p for p in read_csv(path) if p.source == "measured" and (p.model, p.hardware) not in anew
+    ]
+    return (
+        [point for point in points if point.source != "measured"]
+        + kept
+        + [point for point in points if point.source == "measured"]
+    )
+
+
+def curves(points: Iterable[Point], source: str) -> dict[str, list[Point]]:
+    """The points of one source by series, each in order of x.
+
+    Of several measurements, the newest: the last in the file.
+    """
+    points = [point for point in points if point.source == source]
+    if source == "measured":
+        points = [
+            p for p in points if (p.model, p.hardware) == (points[-1].model, points[-1].hardware)
+        ]
+    found: dict[str, list[Point]] = {}
+    for point in points:
+        found.setdefault(point.series, []).append(point)
+    return {series: sorted(curve, key=lambda point: point.x) for series, curve in found.items()}
+
+
+def series_options(series: str) -> dict[str, int]:
+    """{"C": 256, "L": 1024} of the series "C=256 L=1024"."""
+    return {name: int(v) for name, v in (word.split("=") for word in series.split() if "=" in word)}
+
+
+def paper_points(paper: Mapping[str, tuple[str, float]], predicted: Sequence[Point]) -> list[Point]:
+    """The published numbers as points.
+
+    paper: number's id -> series and x of the predicted point that it stands beside.
+    """
+    numbers, places = paper_numbers(), {(point.series, point.x): point for point in predicted}
+    return [
+        replace(places[place], y=numbers[name], source="paper")
+        for name, place in paper.items()
+        if place in places
+    ]
+
+
+# ------------------------------------------------------------------------------------------- tables
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Columns as wide as they need.
+
+    Words go to the left, everything that starts like a number to the right.
+    """
+    cells = [[str(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    numeric = [all(row[c][:1] in "0123456789+-." for row in cells[1:]) for c in range(len(header))]
+    for number, row in enumerate(cells):
+        columns = zip(row, widths, numeric, strict=True)
+        print(
+            "  ".join(
+                cell.rjust(width) if right else cell.ljust(width) for cell, width, right in columns
+            ).rstrip()
+        )
+        if number == 0:
+            print("  ".join("-" * width for width in widths))
+
+
+def three_digits(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:#.3g}"
+
+
+def print_comparison(points: Sequence[Point]) -> None:
+    """One row per series, x, model and hardware; the error is that of predicted against paper."""
+    rows: dict[tuple, dict[str, float]] = {}
+    for point in points:
+        place = f"{point.x_unit} = {point.x:.4g}" if point.x_unit else ""
+        key = (f"{point.model} on {point.hardware}", point.series, place, point.y_unit)
+        rows.setdefault(key, {})[point.source] = point.y
+    table = []
+    for (_, series, place, unit), values in rows.items():
+        cells = [
+            three_digits(values[source]) if source in values else "-"
+            for source in ("paper", "predicted", "measured")
+        ]
+        both = "paper" in values and "predicted" in values
+        error = f"{100 * (values['predicted'] / values['paper'] - 1):+.1f} %" if both else "-"
+        table.append([series, place, *cells, error, unit])
+    for where in dict.fromkeys(key[0] for key in rows):
+        print(f"\n{where}\n")
+        print_table(
+            ["what", "at", "paper", "predicted", "measured", "error", "unit"],
+            [row for key, row in zip(rows, table, strict=True) if key[0] == where],
+        )
+
+
+def progress(items: Iterable, what: str, total: int | None = None) -> tqdm:
+    """A progress bar that vanishes when it is done; none where stderr is a file or a pipe.
+
+    total: of items that cannot tell how many they are.
+    """
+    return tqdm(items, desc=what, total=total, leave=False, disable=None, dynamic_ncols=True)
+
+
+# -------------------------------------------------------------------------------------------- flags
+
+
+def positive(text: str) -> int:
+    """A flag's value that must be a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def make_parser(description: str) -> Parser:
+    """The flags that every figure has; description: the script's docstring."""
+    parser = Parser(
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        renamed={"--trace": "--perfetto (a file to write) or --requests-file (requests to read)"},
+    )
+    add = parser.add_argument
+    parser.add_force()
+    add(
+        "--out",
+        type=Path,
+        default=ROOT / "results",
+        metavar="DIR",
+        help="where the .png and .csv go (default: results/)",
+    )
+    add("--quick", action="store_true", help="fewer points: a smoke test, not a result")
+    return parser
+
+
+def make_figure_parser(description: str) -> tuple[Parser, argparse._ArgumentGroup]:
+    """The flags of a figure that can be measured, and the group for a script's own."""
+    parser = make_parser(description)
+    parser.add_argument(
+        "--measure", action="store_true", help="also run the real engine on this machine"
+    )
+    group = parser.add_argument_group("only with --measure")
+    group.add_argument("--device", help="auto, cpu, cuda (default: auto)")
+    group.add_argument("--dtype", help="auto, float32, bfloat16, ... (default: auto)")
+    group.add_argument(
+        "--model", help="a name of configs.MODELS or a Hugging Face directory (default: laptop)"
+    )
+    return parser, group
+
+
+MEASURE_DEFAULTS = {"device": "auto", "dtype": "auto", "model": "laptop"}
+
+
+def parse_options(
+    parser: Parser, defaults: Mapping[str, object], quick_defaults: Mapping[str, object]
+) -> argparse.Namespace:
+    """The flags, with the defaults of those that only --measure reads.
+
+    A UserError where one of those is given without --measure.
+
+    Complains about them where --measure is missing.
+    """
+    options = parser.parse_args()
+    given = [name for name in defaults if getattr(options, name) is not None]
+    if given and not options.measure:
+        raise UserError(
+            f"--{given[0].replace('_', '-')} needs --measure: what is predicted are always the"
+            " paper's models and GPUs"
+        )
+    for name, value in (dict(defaults) | (dict(quick_defaults) if options.quick else {})).items():
+        if name not in given:
+            setattr(options, name, value)
+    return options
+
+
+def make_directory(
+    path: Path, name: str = "", others: Sequence[str] | None = None, force: bool = False
+) -> None:
+    """Create the place for the results. Whatever is wrong with it is said before any work is done.
+
+    name: of a figure. NAME.csv may hold earlier measurements, which are kept, and so must be
+    readable. others: files that will be written, too; None: NAME.png. Files that are there and are
+    not ours are refused, or removed with force.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise UserError(f"--out {path} is a file; it must be a directory") from None
+    except OSError as error:
+        raise UserError(f"--out {path}: {error.strerror}") from None
+    if not os.access(path, os.W_OK):
+        raise UserError(f"--out {path}: no permission to write there")
+    own = [f"{name}.csv"] if name else []
+    for file in [*own, *([f"{name}.png"] if name and others is None else others or [])]:
+        claim(path / file, force)
+    if name:
+        read_csv(path / f"{name}.csv")

@@ -1,0 +1,273 @@
+"""The real engine on this machine: single batches, and whole workloads beside their baseline.
+
+A machine drifts (frequency, neighbours). So what is compared runs in alternation, and medians are
+taken, with the range beside them.
+
+Whatever needs torch is imported inside the functions: the scripts import this module at their top,
+and what they predict must run where torch is not installed.
+"""
+
+import argparse
+import os
+import platform
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from batch import Batch, Request
+from costmodel import make_batch
+from experiments.lib.common import SPREAD, Point, progress
+from experiments.lib.steady import Workload, balance, first_period, split, tokens_per_second
+from loop import Result
+from timeline import Trace
+
+if TYPE_CHECKING:  # see above
+    from engine import LLM, RequestOutput
+
+
+def load_llm(options: argparse.Namespace, batch_size: int, length: int) -> "LLM":
+    """The model to measure, with room for B requests of L tokens and a last output token."""
+    from engine import LLM
+
+    sizes = {"max_batch_size": batch_size, "max_length": length + 1}
+    return LLM(options.model, dtype=options.dtype, device=options.device, **sizes)
+
+
+def this_machine(device: str = "cpu") -> str:
+    """The name of the hardware that a measurement ran on."""
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.get_device_name(device)
+    name = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next(
+            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name
+        )
+    return f"{name} ({os.cpu_count()} cores)"
+
+
+def measured_on(llm: "LLM") -> tuple[str, str, str]:
+    """The last three fields of a measured `Point`: source, model, hardware."""
+    return "measured", llm.config.name, hardware_of(llm)
+
+
+def hardware_of(llm: "LLM") -> str:
+    """Where an LLM runs, as the `hardware` column names it: machine and dtype."""
+    return f"{this_machine(str(llm.device))}, {str(llm.dtype).removeprefix('torch.')}"
+
+
+# ----------------------------------------------------------------------------------- single batches
+
+
+def time_batches(
+    llm: "LLM",
+    batches: Sequence[Batch],
+    repeats: int,
+    operators: bool = False,
+    average: Callable = statistics.median,
+) -> list[Result]:
+    """The median seconds of each batch on the real engine.
+
+    The batches run in alternation, so that a machine's drift hits all alike.
+
+    operators: time the operators too (each averaged by itself), at the price of a clock call around
+    each. Nothing is sampled twice: each run starts from a cache that holds what the batch's
+    requests had before.
+    """
+    from executor import ModelExecutor
+
+    # memory that was never written is all one page of zeros, and reads faster than a real cache
+    llm.cache.k.fill_(0.01)
+    llm.cache.v.fill_(0.01)
+    executor = ModelExecutor(llm.model, llm.cache, llm.attend, operators)
+    seen: list[list[Result]] = [[] for _ in batches]
+    for turn in progress(range(repeats + 1), "measuring"):
+        for batch, results in zip(batches, seen, strict=True):
+            llm.cache.reset()
+            executor.slot_of.clear()
+            for request in [
+                chunk.request for chunk in batch.chunks if chunk.start > 0
+            ] + batch.decodes:
+                executor.slot_of[request.request_id] = slot = llm.cache.allocate()
+                llm.cache.extend(slot, request.context)
+            result = executor.execute(batch)
+            if turn > 0:  # the first turn warms up
+                results.append(result)
+    return [
+        Result(
+            tokens=[],
+            seconds=average([result.seconds for result in results]),
+            operators=(
+                {
+                    name: average([result.operators[name] for result in results])
+                    for name in results[0].operators
+                }
+                if operators
+                else None
+            ),
+        )
+        for results in seen
+    ]
+
+
+# ---------------------------------------------------------------------------------- whole workloads
+
+
+def prepare(
+    llm: "LLM", requests: Sequence[Request], policy: str, chunk_size: int, operators: bool
+) -> tuple[list, list, list]:
+    """Sets the policy; makes up prompts, their parameters and arrivals, of these lengths.
+
+    The policy is set.
+    """
+    from sampling import SamplingParams
+
+    llm.policy, llm.chunk_size, llm.time_operators = policy, chunk_size, operators
+    vocabulary = llm.config.vocab_size
+    prompts = [[(31 * r.request_id + 7 * j) % vocabulary for j in r.prompt] for r in requests]
+    params = [
+        SamplingParams(max_tokens=request.max_tokens, temperature=0.0, ignore_eos=True)
+        for request in requests
+    ]
+    return prompts, params, [request.arrival for request in requests]
+
+
+def generate(
+    llm: "LLM", requests: Sequence[Request], policy: str, chunk_size: int, operators: bool = False
+) -> "list[RequestOutput]":
+    """Run requests of these lengths and arrivals for real; `llm.trace` then tells what happened."""
+    return llm.generate(*prepare(llm, requests, policy, chunk_size, operators))
+
+
+def warm_up(llm: "LLM") -> None:
+    """First kernels, first pages, largest blocks of memory.
+
+    Prompts in every slot, as long as they usually are, and a decode of each.
+    """
+    prompt = range(min(512, llm.max_length - 2))
+    generate(llm, [Request(i, prompt, 2) for i in range(llm.max_batch_size)], "baseline", 1)
+
+
+def measured_trace(
+    llm: "LLM", work: Workload, policy: str, chunk_size: int, operators: bool = False
+) -> Trace:
+    """A run of as many requests as `first_period` needs, which stops when that has ended."""
+    first, last = first_period(work, policy)
+    requests = work.requests(last + (work.batch_size if first else 0))
+    for _ in llm.stream(*prepare(llm, requests, policy, chunk_size, operators)):
+        if len(llm.trace.finished) >= last:
+            break
+    return llm.trace
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measurement that `measured_gains` compares with the baseline on the same lengths."""
+
+    work: Workload
+    policy: str
+    chunk_size: int
+
+
+def measured_gains(
+    llm: "LLM", runs: Sequence[Run], repeats: int
+) -> dict[Run, tuple[float, float, float]]:
+    """Throughput over the baseline's: median, smallest and largest of `repeats` pairs.
+
+    The pairs alternate on one model instance.
+
+    The pairs alternate on one model instance.
+    """
+    baselines = {entry: Run(replace(entry.work, staggered=False), "baseline", 1) for entry in runs}
+    plan = []
+    for baseline in dict.fromkeys(baselines.values()):
+        plan += repeats * [baseline, *[entry for entry in runs if baselines[entry] == baseline]]
+    seen: dict[Run, list[float]] = {}
+    warm_up(llm)
+    for entry in progress(plan, "measuring"):
+        trace = measured_trace(llm, entry.work, entry.policy, entry.chunk_size)
+        seen.setdefault(entry, []).append(
+            tokens_per_second(trace, entry.work.length, *first_period(entry.work, entry.policy))
+        )
+    return {
+        entry: median_ratio(list(zip(seen[entry], seen[baseline], strict=True)))
+        for entry, baseline in baselines.items()
+    }
+
+
+def median_ratio(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
+    """Median, smallest and largest of first / second over alternating measurements.
+
+    A machine's drift hits both of a pair.
+    """
+    ratios = [first / second for first, second in pairs]
+    return statistics.median(ratios), min(ratios), max(ratios)
+
+
+def gain_points(
+    point: Callable[..., Point], series: str, x: float, gain: tuple[float, float, float]
+) -> list[Point]:
+    """A measured gain and, as series of their own, the lowest and the highest pair."""
+    return [point(series=series + n, x=x, y=y) for n, y in zip(("", *SPREAD), gain, strict=True)]
+
+
+# --------------------------------------------------------------------------------- which chunk size
+
+
+@dataclass(frozen=True)
+class ChunkProfile:
+    """What a chunk size looks worth where P:D is balanced, from the seconds of three iterations."""
+
+    chunk_size: int  # C
+    prefill: float  # s: of a prefill-only batch of B whole prompts of P tokens
+    decodes: float  # s: of a decode-only batch of B
+    hybrid: float  # s: of C - (B-1) tokens from the middle of a prompt, and B - 1 decodes
+    gain: float  # throughput over the baseline's
+
+
+def profile_chunk_sizes(
+    llm: "LLM", length: int, batch_size: int, repeats: int = 3
+) -> list[ChunkProfile]:
+    """All powers of two from 8 B to L/2, in seconds rather than minutes.
+
+    At the balance, B requests take the baseline one prefill-only batch and D decode-only ones, and
+    SARATHI B * P / (C - (B-1)) hybrid ones, in which all decodes ride. Decodes are taken to attend
+    to P + D/2 tokens; a prefill, to cost as much per token for any P near L.
+    """
+    sizes = [2**power for power in range(3, 14) if 8 * batch_size <= 2**power <= length // 2] or [
+        max(length // 2, 2 * batch_size)
+    ]
+    splits = {size: split(length, balance(size, batch_size)) for size in sizes}
+    batches = [make_batch([(0, length, length)] * batch_size)]
+    for size, (prompt, decodes) in splits.items():
+        chunk, context = min(size - (batch_size - 1), prompt), prompt + decodes // 2
+        batches.append(make_batch(decodes=batch_size, context=context))
+        batches.append(
+            make_batch([((prompt - chunk) // 2, chunk, prompt)], batch_size - 1, context)
+        )
+    longest, *seconds = [result.seconds for result in time_batches(llm, batches, repeats)]
+    profiles = []
+    for (size, (prompt, decodes)), decode_only, hybrid in zip(
+        splits.items(), seconds[::2], seconds[1::2], strict=True
+    ):
+        prefill, chunks = longest * prompt / length, batch_size * prompt / (size - (batch_size - 1))
+        gain = (prefill + decodes * decode_only) / (chunks * hybrid)
+        profiles.append(ChunkProfile(size, prefill, decode_only, hybrid, gain))
+    return profiles
+
+
+def best_and_neighbour(profiles: Sequence[ChunkProfile]) -> list[int]:
+    """The two chunk sizes worth minutes of measuring.
+
+    The one that looks best; and the better of the next smaller and the next larger.
+    """
+    best = max(range(len(profiles)), key=lambda i: profiles[i].gain)
+    beside = [profile for i, profile in enumerate(profiles) if abs(i - best) == 1]
+    return [
+        profiles[best].chunk_size,
+        *[max(beside, key=lambda profile: profile.gain).chunk_size for _ in beside[:1]],
+    ]

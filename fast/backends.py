@@ -1,0 +1,125 @@
+"""The back ends of attention by name, and which of them "auto" means on this machine."""
+
+from collections.abc import Sequence
+from functools import partial
+from importlib.util import find_spec
+
+import torch
+
+from attention import PLAIN, AttendLayer, Attention, FlatBatch, Span, span_by_span
+from configs import ModelConfig, UserError
+from executor import synchronized_clock
+from fast import cpu, cuda, native
+from fast.packed import pack_linears
+from kvcache import KVCache
+from model import Transformer
+
+
+def sdpa(batch: FlatBatch, cache: KVCache) -> AttendLayer:
+    """PyTorch's fused attention, the fastest way around it on this device."""
+    on_device = span_by_span(cuda.attend) if cache.k.is_cuda else cpu.attention
+    return on_device(batch, cache)
+
+
+BACKENDS: dict[str, Attention] = {
+    "math": PLAIN["math"],
+    "sdpa": sdpa,
+    "native": native.attention,
+    "xformers": span_by_span(cuda.xformers),
+}
+
+
+def check_backend(name: str, device: torch.device, fast: bool = True) -> None:
+    """A UserError for a name that is none, or a back end that this device cannot have."""
+    if name != "auto" and name not in BACKENDS:
+        raise UserError(f"unknown attention {name!r}: choose from auto, {', '.join(BACKENDS)}")
+    if not fast and name not in ("auto", *PLAIN):
+        raise UserError(
+            f"attention {name!r} is one of the fast ways, and fast is False: choose auto,"
+            f" {' or '.join(PLAIN)}"
+        )
+    if name == "xformers" and (device.type != "cuda" or find_spec("xformers") is None):
+        raise UserError(
+            "attention 'xformers' needs a CUDA device and the xformers package; this is"
+            f" {device}: choose auto, sdpa or math"
+        )
+
+
+def choose_backend(
+    name: str, device: torch.device, dtype: torch.dtype, config: ModelConfig, fast: bool = True
+) -> str:
+    """The name of the back end for queries of this dtype.
+
+    "auto" is `native` on a CPU where it can run. Else it is sdpa, which runs everywhere. (On CUDA
+    `LLM` measures: see `fastest`.)
+    """
+    check_backend(name, device, fast)
+    if not fast:
+        return "sdpa" if name == "auto" else name
+    shape = config.head_dim, config.n_head // config.n_kv_head
+    if name == "native":
+        native.check(device, dtype, *shape)
+    if name == "auto":
+        return "native" if native.usable(device, dtype, *shape) else "sdpa"
+    return name
+
+
+def speed_up(model: Transformer, backend: str) -> None:
+    """Pack the linears; where attention is native, the small operators are native, too."""
+    pack_linears(model)
+    if backend == "native":
+        native.install(model)
+
+
+def candidates() -> list[str]:
+    """What "auto" can choose from on CUDA: the paper's back end too, where it is installed."""
+    return ["sdpa"] if find_spec("xformers") is None else ["sdpa", "xformers"]
+
+
+@torch.inference_mode()
+def fastest(
+    n_head: int, cache: KVCache, names: Sequence[str] | None = None, repeats: int = 5
+) -> tuple[str, Attention]:
+    """The back end that takes least for a decode of every slot and for a chunk, in one layer.
+
+    And its name. The contexts are half a slot. names: None is `candidates`. One that cannot run
+    here (another dtype, a GPU that it was not built for) is passed over; the first must run.
+    """
+    first, *others = candidates() if names is None else names
+    if not others:
+        return first, BACKENDS[first]
+    n_kv_head, slots, length, head_dim = cache.k.shape[1:]
+    context = max(1, length // 2)
+    decodes = tuple(range(slots)), (context,) * slots
+    device, dtype = cache.k.device, cache.k.dtype
+
+    def timed(name: str, rows: int, spans: list[Span]) -> float:
+        shape = rows, n_head + 2 * n_kv_head, head_dim
+        qkv = torch.zeros(shape, dtype=dtype, device=device)
+        indices = torch.arange(rows, device=device)
+        own = torch.tensor(spans[0].slots, device=device).expand(rows)
+        batch = FlatBatch(indices, own, indices.clamp(max=length - 1), spans, indices[:1])
+        begin = synchronized_clock(device)
+        BACKENDS[name](batch, cache)(0, qkv)
+        return synchronized_clock(device) - begin
+
+    def seconds(name: str) -> float:
+        rows = min(256, context)
+        chunk = [Span(slice(0, rows), (0,), (context,))]
+        once = partial(timed, name)
+
+        def both() -> float:
+            return once(slots, [Span(slice(0, slots), *decodes)]) + once(rows, chunk)
+
+        both()  # warms up
+        return min(both() for _ in range(repeats))
+
+    best, least = first, seconds(first)
+    for name in others:
+        try:
+            taken = seconds(name)
+        except (RuntimeError, NotImplementedError, ImportError, ValueError):
+            continue
+        if taken < least:
+            best, least = name, taken
+    return best, BACKENDS[best]

@@ -1,0 +1,18 @@
+"""Settings that PyTorch and libgomp read once, when they are loaded: so this is imported first.
+
+Variables that you have set yourself are kept.
+"""
+
+import os
+
+# How often a thread that waits for another looks again before it sleeps. libgomp's own 300,000 take
+# milliseconds. Beside a busy program, which may hold the other thread's core for that long, each
+# of thousands of waits lasts them all. 2,000 last about as long as Python does between two
+# operators, so that on an idle machine few threads fall asleep (docs/performance.md).
+SPINS = "2000"
+
+# Large pages for large tensors, where Linux gives them to those who ask: reading the weights, a CPU
+# then looks up a 500th of the addresses.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)

@@ -1,0 +1,286 @@
+"""What lies between two linear operators, in C++, called through ctypes.
+
+PyTorch's operators lose time at both ends of a hybrid batch. A bfloat16 chunk writes its scores to
+memory and reads them back. A decode copies K and V to float32 before it reads them. The small
+operators around them pass over the same rows several times. We found no operators of PyTorch that
+do better on a CPU, hence a C++ file. `attention` is the back end; `install` puts the small
+operators into a model.
+
+This machine's own compiler compiles native.cpp on first use, in some seconds, for this machine's
+instructions. The result is kept in `~/.cache/nano-sarathi`. Without a compiler, only time is lost:
+fast/cpu.py and the plain operators do the same.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from shutil import which
+
+import torch
+from torch import Tensor, nn
+
+from attention import AttendLayer, FlatBatch
+from configs import UserError
+from fast.packed import replace
+from kvcache import KVCache
+
+SOURCE = Path(__file__).with_name("native.cpp")
+# -mtune=generic: GCC 12 takes recent AMD processors for older ones, and then loads again and again
+# what it has in registers.
+FLAGS = ["-std=c++17", "-O3", "-march=native", "-mtune=generic", "-fopenmp", "-shared", "-fPIC"]
+POINTER, INTEGER = ctypes.c_void_p, ctypes.c_int64
+ARGUMENTS = {
+    "attend": [POINTER] * 8,
+    "normalize": [POINTER] * 3 + [INTEGER] * 2 + [ctypes.c_float],
+    "rotate": [POINTER] * 3 + [INTEGER] * 4,
+    "gate": [POINTER] * 2 + [INTEGER] * 2,
+}
+DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
+LANES, MAX_HEAD_DIM, MAX_GROUPS = 16, 256, 64  # as in native.cpp
+
+
+class NoCompiler(UserError):
+    """No compiler. With "auto" this is normal, so we say nothing."""
+
+
+class Sizes(ctypes.Structure):
+    """As in native.cpp."""
+
+    _fields_ = [
+        (name, INTEGER)
+        for name in ("n", "n_head", "n_kv_head", "head_dim", "stride", "kv_head", "kv_slot")
+    ]
+
+
+def compiler() -> str | None:
+    """The C++ compiler: $CXX, a program without options, or else g++ on Linux.
+
+    What is called g++ elsewhere lacks OpenMP (Mac) or misplaces vectors on the stack (Windows).
+    Raises UserError if $CXX is no program.
+    """
+    if name := os.environ.get("CXX"):
+        if not which(name):
+            raise UserError(
+                f"attention 'native': $CXX is {name!r}, which is no program: choose auto, sdpa or"
+                " math"
+            )
+        return which(name)
+    return which("g++") if sys.platform == "linux" else None
+
+
+def misfit(device: torch.device, dtype: torch.dtype, head_dim: int, groups: int) -> str | None:
+    """What native.cpp has not been written for, if anything."""
+    if device.type != "cpu" or dtype not in DTYPES:
+        return (
+            f"a CPU, and bfloat16 or float32; this is {device}, {str(dtype).removeprefix('torch.')}"
+        )
+    if head_dim % (2 * LANES) or head_dim > MAX_HEAD_DIM or groups > MAX_GROUPS:
+        return (
+            f"a head_dim that is a multiple of {2 * LANES} up to {MAX_HEAD_DIM}, and up to"
+            f" {MAX_GROUPS} heads to a key head; here they are {head_dim} and {groups}"
+        )
+    return None
+
+
+def check(device: torch.device, dtype: torch.dtype, head_dim: int, groups: int) -> None:
+    """Raises UserError if `attention` cannot run here on these."""
+    if reason := misfit(device, dtype, head_dim, groups):
+        raise UserError(f"attention 'native' needs {reason}: choose auto, sdpa or math")
+    library()
+
+
+def usable(device: torch.device, dtype: torch.dtype, head_dim: int, groups: int) -> bool:
+    """Whether it can run here on these. If a compiler failed, say so, once."""
+    if misfit(device, dtype, head_dim, groups):
+        return False
+    if isinstance(failure := outcome(), UserError):
+        if not isinstance(failure, NoCompiler):
+            tell(str(failure))
+        return False
+    return True
+
+
+@cache
+def tell(failure: str) -> None:
+    print(
+        f"{failure.rpartition(':')[0]}; PyTorch's operators do the same, more slowly",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def library() -> ctypes.CDLL:
+    """native.cpp, compiled now or before. Raises UserError if that cannot be."""
+    if isinstance(found := outcome(), UserError):
+        raise found
+    return found
+
+
+@cache
+def outcome() -> ctypes.CDLL | UserError:
+    """The library, or why there is none: what has failed once is not tried again."""
+    try:
+        program = compiler()
+        if program is None:
+            return NoCompiler(
+                "attention 'native' needs a C++ compiler (g++ on Linux, or one that $CXX names):"
+                " choose auto, sdpa or math"
+            )
+        # A home may be shared by machines of several kinds: what this one's CPU can do is part of
+        # the name, and so is when the compiler was installed: a new one compiles anew.
+        installed = str(os.stat(program).st_mtime_ns)
+        made_of = [
+            SOURCE.read_text(encoding="utf-8"),
+            program,
+            installed,
+            *FLAGS,
+            platform.machine(),
+            instructions(),
+        ]
+        name = f"native-{hashlib.sha256(' '.join(made_of).encode()).hexdigest()[:16]}.so"
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "nano-sarathi"
+        try:
+            return ctypes.CDLL(str(folder / name))
+        except OSError:  # it is not there, or was damaged
+            folder.mkdir(parents=True, exist_ok=True)
+            # two processes may compile at once: the last one's stays
+            with tempfile.TemporaryDirectory(dir=folder) as workplace:
+                made = build(program, Path(workplace) / name)
+                ctypes.CDLL(str(made))  # only what can be loaded is kept
+                made.replace(folder / name)
+            return ctypes.CDLL(str(folder / name))
+    except UserError as error:
+        return error
+    # no home, a full or read-only disk, one that nothing may be run from
+    except (OSError, RuntimeError) as error:
+        return UserError(
+            f"attention 'native': {SOURCE.name} cannot be compiled, kept or loaded ({error}):"
+            " choose auto, sdpa or math"
+        )
+
+
+def build(program: str, target: Path) -> Path:
+    print(f"compiling {SOURCE.name}, once on this machine ...", file=sys.stderr, flush=True)
+    command = [program, *FLAGS, str(SOURCE), "-o", str(target)]
+    environment = os.environ | {"LC_ALL": "C"}  # for "error" to be the word
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, errors="replace", env=environment
+    )
+    if done.returncode:
+        reason = next(
+            (line for line in done.stderr.splitlines() if "error" in line), "no message"
+        ).strip()
+        raise UserError(
+            f"attention 'native': {program} cannot compile {SOURCE.name} ({reason}): choose auto,"
+            " sdpa or math"
+        )
+    return target
+
+
+def instructions() -> str:
+    """What this CPU can do, as Linux lists it; elsewhere its name."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    return next(
+        (line for line in lines if line.startswith(("flags", "Features"))), platform.processor()
+    )
+
+
+@cache
+def function(name: str, dtype: torch.dtype) -> Callable[..., None]:
+    """A function of native.cpp for this dtype. Where it wants a tensor, give `data_ptr()`."""
+    found = getattr(library(), f"{name}_{DTYPES[dtype]}")
+    found.argtypes, found.restype = ARGUMENTS[name], None
+    return found
+
+
+def attention(batch: FlatBatch, cache: KVCache) -> AttendLayer:
+    """A back end (attention.py), for what `check` lets through.
+
+    One call does the writes and all spans of a layer, which the cores share out among them.
+    """
+    requests = []
+    for span in batch.spans:
+        rows = (span.rows.stop - span.rows.start) // len(span.slots)
+        first = range(span.rows.start, span.rows.stop, rows)
+        requests += zip(first, [rows] * len(first), span.slots, span.contexts, strict=True)
+    numbers, run = table(requests), function("attend", cache.k.dtype)
+    (n_kv_head, _, _, head_dim), strides = cache.k.shape[1:], cache.k.stride()[1:]
+    assert cache.v.stride()[1:] == strides and strides[2:] == (head_dim, 1)
+
+    def attend_layer(layer: int, qkv: Tensor) -> Tensor:
+        assert qkv.is_contiguous() and qkv.dtype == cache.k.dtype and qkv.shape[2] == head_dim
+        rows, heads, _ = qkv.shape
+        n_head = heads - 2 * n_kv_head
+        y = torch.empty(rows, n_head * head_dim, dtype=qkv.dtype)
+        sizes = Sizes(len(requests), n_head, n_kv_head, head_dim, heads * head_dim, *strides[:2])
+        keys, values = cache.layers[layer]
+        q, size = qkv.data_ptr(), head_dim * qkv.element_size()  # bytes of one head
+        k, v = q + n_head * size, q + (n_head + n_kv_head) * size
+        run(q, k, v, keys.data_ptr(), values.data_ptr(), y.data_ptr(), numbers, ctypes.byref(sizes))
+        return y
+
+    return attend_layer
+
+
+def table(requests: Sequence[tuple[int, int, int, int]]) -> ctypes.Array:
+    """native.cpp's requests: (first row, rows, slot, context) of each."""
+    return (INTEGER * (4 * len(requests)))(*chain.from_iterable(requests))
+
+
+class RMSNorm:
+    """x (..., size), as the `nn.RMSNorm` that it is made from. For inference only."""
+
+    def __init__(self, norm: nn.RMSNorm):
+        self.weight, self.size, self.eps = norm.weight.detach(), len(norm.weight), norm.eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        assert x.dtype == self.weight.dtype and x.shape[-1] == self.size
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        rows = x.numel() // self.size
+        function("normalize", x.dtype)(
+            x.data_ptr(), self.weight.data_ptr(), out.data_ptr(), rows, self.size, self.eps
+        )
+        return out
+
+
+def rotate(x: Tensor, heads: int, cos: Tensor, sin: Tensor) -> None:
+    """As `model.rotate`."""
+    assert (
+        x.is_contiguous()
+        and cos.is_contiguous()
+        and sin.is_contiguous()
+        and x.dtype == cos.dtype == sin.dtype
+    )
+    rows, more, head_dim = x.shape
+    function("rotate", x.dtype)(
+        x.data_ptr(), cos.data_ptr(), sin.data_ptr(), rows, heads, head_dim, more * head_dim
+    )
+
+
+def swiglu(inner: Tensor) -> Tensor:
+    """As `model.swiglu`."""
+    inner = inner.contiguous()
+    rows, size = inner.shape[0], inner.shape[1] // 2
+    out = torch.empty(rows, size, dtype=inner.dtype)
+    function("gate", inner.dtype)(inner.data_ptr(), out.data_ptr(), rows, size)
+    return out
+
+
+def install(model: nn.Module) -> None:
+    """Let a `model.Transformer` that passed `check` use the small operators where sizes allow."""
+    config = model.config
+    if config.flavour != "llama" or config.hidden % LANES or config.linears["ffn_ln2"][0] % LANES:
+        return
+    replace(model, nn.RMSNorm, RMSNorm)
+    for layer in model.layers:
+        layer.rotate, layer.activate = rotate, swiglu

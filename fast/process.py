@@ -1,0 +1,50 @@
+"""Settings of the whole process, for a model on a CPU: freed memory, and the number of threads."""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from configs import ModelConfig
+
+SMALL_LAYER = 4e6  # bytes of a layer's weights: below, threads wait for each other more than work
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to keep large freed blocks for the next iteration, as PyTorch does on CUDA.
+
+    Else it hands each block back to the system, and the next iteration pays a page fault for every
+    4 KiB of it, which can more than double a decode's time. Elsewhere than on Linux with glibc this
+    does nothing.
+    """
+    trim_threshold, mmap_max = -1, -4  # names of mallopt's parameters, from malloc.h
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return
+    mallopt(trim_threshold, 2**31 - 1)
+    mallopt(mmap_max, 0)
+
+
+def threads_for(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> int | None:
+    """How many threads an iteration should run on: 1 for a model as small as the demo.
+
+    None: as many as the process has.
+    """
+    small = config.layer_weights * dtype.itemsize < SMALL_LAYER
+    return 1 if device.type == "cpu" and small else None
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Run on `count` threads, or on fewer if the process has fewer. None changes nothing."""
+    before = torch.get_num_threads()
+    if count is None or count >= before:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

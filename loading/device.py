@@ -1,0 +1,99 @@
+"""The device, the dtype and the memory for a model."""
+
+import os
+
+import torch
+
+from configs import ModelConfig, UserError
+
+
+def check_memory(
+    config: ModelConfig, slots: int, length: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """A UserError if weights and cache alone need more than the device's memory.
+
+    Nothing has been allocated by then.
+    """
+    memory = memory_of(device)
+    if memory is None:
+        return
+    weights = config.parameters * dtype.itemsize
+    cache = slots * length * config.kv_bytes_per_token(dtype.itemsize)
+    if weights + cache > memory:
+        raise UserError(
+            f"{config.name} needs {weights / 1e9:.1f} GB of weights and {cache / 1e9:.1f} GB of"
+            f" cache ({slots} slots of {length} tokens), but {device} has {memory / 1e9:.1f} GB:"
+            " choose a smaller model, max_batch_size or max_length"
+        )
+
+
+def memory_of(device: torch.device) -> int | None:
+    """Bytes: what is free on a GPU, all that the machine has on a CPU; None on Windows.
+
+    Windows does not say without another package.
+
+    None on Windows, which does not say without another package.
+    """
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def choose_device(name: str) -> torch.device:
+    """cuda where there is one, else cpu; or the named one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.split(":")[0] not in ("cpu", "cuda"):
+        raise UserError(f"unknown device {name!r}: choose from auto, cpu, cuda")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(
+            f"device {name!r} is not here: PyTorch sees no CUDA GPU; choose cpu or auto"
+        )
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(
+            f"unknown device {name!r}: choose from auto, cpu, cuda, cuda:0, ..."
+        ) from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"device {name!r} is not here: PyTorch sees {torch.cuda.device_count()} CUDA GPUs, the"
+            f" last is cuda:{torch.cuda.device_count() - 1}"
+        )
+    return device
+
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The named dtype; for "auto", bfloat16 where the hardware multiplies it natively.
+
+    Elsewhere "auto" is float32 (float16 on an older GPU).
+
+    Else float32 (float16 on an older GPU).
+
+    Or the named one.
+    """
+    if name != "auto":
+        if name not in DTYPES:
+            raise UserError(f"unknown dtype {name!r}: choose from auto, {', '.join(DTYPES)}")
+        return DTYPES[name]
+    if device.type == "cuda":
+        return (
+            torch.bfloat16
+            if torch.cuda.is_bf16_supported(including_emulation=False)
+            else torch.float16
+        )
+    has_bf16 = any(
+        getattr(torch.cpu, check, bool)()
+        for check in ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    )
+    return torch.bfloat16 if has_bf16 else torch.float32

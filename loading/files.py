@@ -1,0 +1,125 @@
+"""Where a model's files are, and one clear line where they cannot be read.
+
+`find` turns what a user calls a model into a directory: the demo in the box, a local Hugging Face
+directory, or a hub id, which is downloaded. checkpoint.py and tokenizer.py read what is in there.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from configs import MODELS, UserError
+
+DEMO = Path(__file__).resolve().parents[1] / "demo"  # the model that ships with the project
+# the models that have a tokenizer
+FOR_TEXT = "demo, a Hugging Face directory, or a hub id such as Qwen/Qwen2.5-0.5B"
+HUB_FILES = (
+    "config.json",
+    "generation_config.json",
+    "model*.safetensors",
+    "*.index.json",
+    "tokenizer*.json",
+    "vocab.json",
+    "merges.txt",
+)
+
+
+def find(model: str) -> Path | None:
+    """The directory of a model's files.
+
+    None where `model` names a shape of `configs.MODELS`, which gets random weights.
+
+    A hub id (owner/name) is downloaded, or found in the hub's local cache. Raises UserError where
+    there is nothing of that name.
+    """
+    if model == "demo":
+        return DEMO
+    if model in MODELS:
+        return None
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise UserError(f"{model} is a file; give the directory that holds it and its config.json")
+    if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", model):
+        return _download(model)
+    if len(path.parts) > 1:
+        raise UserError(f"{model}: no such directory; choose {FOR_TEXT}")
+    random = ", ".join(name for name in MODELS if name != "demo")
+    raise UserError(
+        f"unknown model {model!r}: choose {FOR_TEXT}; for prompts of token ids also random weights:"
+        f" {random}"
+    )
+
+
+def _download(model: str) -> Path:
+    """The local copy of a hub id's files, by the hub's own client and in its own cache."""
+    start = f"{model!r} is no directory here, and as a hub id it cannot be had"
+    try:
+        from huggingface_hub import errors, snapshot_download  # here, because only hub ids need it
+    except ImportError:
+        raise UserError(
+            f"{start} without the huggingface_hub package: pip install huggingface_hub, or give a"
+            " directory"
+        ) from None
+    try:
+        return Path(snapshot_download(model, allow_patterns=HUB_FILES))
+    except errors.LocalEntryNotFoundError:
+        raise UserError(
+            f"{start}: the hub cannot be reached, and the files are not in its local cache; go"
+            f" online once, or run 'hf download {model} --local-dir DIR' where there is a network"
+            " and give DIR"
+        ) from None
+    except errors.GatedRepoError:
+        raise UserError(
+            f"{start}: its owner asks you to accept a licence on https://huggingface.co/{model},"
+            " then 'hf auth login'"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise UserError(
+            f"{start}: the hub has no such model (or a private one: 'hf auth login')"
+        ) from None
+    except Exception as error:  # noqa: BLE001 (a network has many ways to fail, and the client passes them all on)
+        raise UserError(f"{start}: {first_line(error)}") from None
+
+
+def existing(directory: str | Path, name: str) -> Path:
+    """directory/name, or a UserError if there is no such file."""
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise UserError(f"{directory}: no such directory; expected a Hugging Face checkpoint")
+    if not (directory / name).is_file():
+        raise UserError(
+            f"{directory}: no {name}; expected a Hugging Face checkpoint with config.json and"
+            " model.safetensors"
+        )
+    return directory / name
+
+
+@contextmanager
+def readable(path: Path, *errors: type[Exception]) -> Iterator[None]:
+    """Turns what a library says about a damaged file into one line."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise UserError(
+            f"{path}: not a whole safetensors file ({error}); download it again"
+        ) from None
+    except errors as error:
+        raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
+
+
+def read_json(path: Path) -> dict:
+    with readable(path, ValueError, OSError):
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(raw, dict):
+        raise UserError(f"{path}: expected a JSON object, found {type(raw).__name__}")
+    return raw
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

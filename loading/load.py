@@ -1,0 +1,122 @@
+"""A model by its name: its shape, its weights, its tokenizer."""
+
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from configs import MODELS, ModelConfig, UserError
+from loading import checkpoint, files
+from loading.device import check_memory
+from loading.tokenizer import GPT2_VOCABULARY, Tokenizer, gpt2_tokenizer
+from model import Transformer
+
+
+def find_model(name: str) -> tuple[ModelConfig, Path | None]:
+    """The shape of a model and the directory of its files.
+
+    The directory is None for a name of configs.MODELS, which gets random weights.
+    """
+    directory = files.find(name)
+    if directory is None:
+        return MODELS[name], None
+    own = (
+        Path(name).expanduser().resolve().name
+    )  # the directory's may be a hash, in the hub's cache
+    return checkpoint.load_config(directory, own), directory
+
+
+def choose_length(config: ModelConfig, max_length: int | None) -> int:
+    """Longest prompt + output in tokens, or a UserError where the model does not allow it."""
+    length = config.max_length if max_length is None else max_length
+    if not 1 <= length <= config.max_length:
+        raise UserError(
+            f"max_length is {max_length}; {config.name} allows 1 to {config.max_length} tokens"
+        )
+    if 0 < config.window < length:
+        raise UserError(
+            f"{config.name} has a sliding_window of {config.window} tokens, which is not supported"
+            f" for longer sequences: max_length is {length}; give {config.window} at most"
+        )
+    return length
+
+
+def load_model(
+    config: ModelConfig,
+    directory: Path | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    own: range | None = None,
+    slots: int = 1,
+    length: int = 1,
+    seed: int = 0,
+    check_weights: bool = False,
+) -> Transformer:
+    """The weights of a checkpoint, or random ones, in their final dtype and place.
+
+    own: the layers of a pipeline's stage; None: all. slots, length: of the cache that must fit
+    beside them. A UserError if it does not, before anything is allocated.
+    """
+    own = range(config.n_layer) if own is None else own
+    check_memory(replace(config, n_layer=len(own)), slots, length, dtype, device)
+    model = new_model(config, dtype, device, own)
+    if directory is None:
+        return random_weights(model, seed)
+    checkpoint.load_weights(model, directory, check_weights)
+    return model
+
+
+def random_weights(model: Transformer, seed: int = 0) -> Transformer:
+    """GPT-2's scheme, N(0, 0.02), with the ends of residual branches scaled down; in place.
+
+    Each weight has its own seed, so that a stage of a pipeline has the whole model's.
+    """
+    generator = torch.Generator(model.device)
+    for name, weight in checkpoint.weights_of(model).items():
+        if weight.dim() == 2:
+            digest = sha256(f"{seed} {name}".encode()).digest()
+            generator.manual_seed(int.from_bytes(digest[:4]))
+            branch = name.endswith(("postproj.weight", "ffn_ln2.weight"))
+            scale = (2 * model.config.n_layer) ** -0.5 if branch else 1.0
+            torch.nn.init.normal_(weight, std=0.02 * scale, generator=generator)
+        elif name.endswith("bias"):
+            torch.nn.init.zeros_(weight)
+    return model
+
+
+class NoRandomNumbers(TorchFunctionMode):
+    """Skips the random numbers that PyTorch's layers start with.
+
+    For a large model, drawing them takes longer than loading it.
+    """
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function in (torch.nn.init.kaiming_uniform_, torch.nn.init.normal_):
+            return kwargs["tensor"] if kwargs and "tensor" in kwargs else args[0]
+        return function(*args, **(kwargs or {}))
+
+
+def new_model(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, layers: range | None = None
+) -> Transformer:
+    """A model whose parameters are allocated once. Its matrices hold what was in the memory before.
+
+    layers: see `Transformer`.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device), NoRandomNumbers():
+            return Transformer(config, layers).eval()
+    finally:
+        torch.set_default_dtype(before)
+
+
+def late_tokenizer(config: ModelConfig, directory: Path | None) -> Tokenizer | None:
+    """GPT-2's tokenizer for a directory of GPT-2 weights that has none. It may be downloaded."""
+    if directory and (config.flavour, config.vocab_size) == ("gpt2", GPT2_VOCABULARY):
+        return gpt2_tokenizer()
+    return None

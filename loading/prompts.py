@@ -1,0 +1,57 @@
+"""From the prompts of a user to requests, or to one line that says what is wrong."""
+
+from collections.abc import Callable, Sequence
+
+from batch import Request
+from configs import UserError
+from sampling import Sampler, SamplingParams
+
+
+def make_requests(
+    prompts: str | Sequence,
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    arrival_times: Sequence[float] | None,
+    *,
+    encode: Callable[[int, str], list[int]],
+    vocab_size: int,
+    stop_ids: frozenset[int],
+    seed: int,
+) -> list[Request]:
+    """A request for each prompt, numbered from 0.
+
+    encode(index, text) -> token ids. stop_ids: of the model; a prompt's own are added. seed: of the
+    engine; a prompt without one of its own takes it plus its number.
+    """
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        prompts = [prompts]
+    if params is None or isinstance(params, SamplingParams):
+        params = [params or SamplingParams()] * len(prompts)
+    try:
+        moments = [0.0] * len(prompts) if arrival_times is None else map(float, arrival_times)
+        arrivals = list(moments)
+    except (TypeError, ValueError):
+        raise UserError("arrival_times must be a list of seconds, one for each prompt") from None
+    for name, values in (("sampling_params", params), ("arrival_times", arrivals)):
+        if len(values) != len(prompts):
+            raise UserError(
+                f"{len(prompts)} prompts but {len(values)} {name}: give one for each prompt"
+            )
+    requests = []
+    for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
+        ids = encode(index, prompt) if isinstance(prompt, str) else list(prompt)
+        if not ids:
+            raise UserError(f"prompt {index} is empty; it needs at least one token")
+        for token in ids:
+            if not 0 <= token < vocab_size:
+                raise UserError(f"prompt {index}: token id {token} is not in 0 .. {vocab_size - 1}")
+        if not 0 <= arrivals[index] < float("inf"):
+            raise UserError(
+                f"prompt {index}: arrival time {arrivals[index]} is not a number of seconds from 0"
+            )
+        ends = frozenset() if param.ignore_eos else stop_ids
+        sampler = None
+        if param.temperature > 0:
+            sampler = Sampler(param, seed + index if param.seed is None else param.seed)
+        ends, arrival = ends.union(param.stop_ids), arrivals[index]
+        requests.append(Request(index, ids, param.max_tokens, ends, arrival, sampler=sampler))
+    return requests

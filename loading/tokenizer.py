@@ -1,0 +1,163 @@
+"""Text to token ids and back, by the libraries that models are trained with.
+
+They are `tokenizers`, and `tiktoken` for GPT-2 and the demo.
+
+`tokenizers`, and `tiktoken` for GPT-2 and the demo.
+"""
+
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tiktoken
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models, pre_tokenizers
+
+from configs import UserError
+from loading.files import existing, first_line, read_json, readable
+
+EOS = "<|endoftext|>"
+# BPE never merges across these pieces
+GPT2_SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT2_VOCABULARY = 50257  # what tells a GPT-2 of OpenAI's from any other model of that shape
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Text to token ids and back.
+
+    `eos_id` ends a text; None where the directory does not say which token does.
+
+    `decode` gives text that goes on after other text: a token for " world" keeps its space,
+    wherever it stands.
+    """
+
+    encode: Callable[[str], list[int]]
+    decode: Callable[[Sequence[int]], str]
+    eos_id: int | None
+
+
+def load_tokenizer(directory: str | Path) -> Tokenizer | None:
+    """The tokenizer of a directory, or None where it has none (prompts of token ids still work).
+
+    Reads `merges.tiktoken` (ours), `tokenizer.json`, or GPT-2's `vocab.json` with `merges.txt`; the
+    first that is there. Raises UserError if that file is damaged.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise UserError(f"{directory}: no such directory; expected a Hugging Face checkpoint")
+    if (path := directory / "merges.tiktoken").is_file():
+        return from_ranks(_read_ranks(path))
+    if (path := directory / "tokenizer.json").is_file():
+        with readable(path, Exception):  # the library raises nothing narrower
+            return _from_library(Library.from_file(str(path)), directory)
+    vocab, merges = directory / "vocab.json", directory / "merges.txt"
+    if vocab.is_file() or merges.is_file():
+        existing(directory, vocab.name), existing(directory, merges.name)
+        with readable(merges, Exception):
+            library = Library(models.BPE.from_file(str(vocab), str(merges)))
+        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        library.decoder = decoders.ByteLevel()
+        return _from_library(library, directory)
+    return None
+
+
+def gpt2_tokenizer() -> Tokenizer:
+    """OpenAI's own, for a GPT-2 directory without tokenizer files: tiktoken downloads it once.
+
+    Raises UserError if it cannot.
+    """
+    try:
+        library = tiktoken.get_encoding("gpt2")
+    except (OSError, ValueError) as error:  # no network; or another file than expected
+        raise UserError(
+            "the directory has no tokenizer, and tiktoken cannot download GPT-2's: go online once,"
+            " put vocab.json and merges.txt beside config.json, or give token ids"
+            f" ({first_line(error)[:100]})"
+        ) from None
+    return Tokenizer(library.encode_ordinary, library.decode, library.eot_token)
+
+
+def from_ranks(ranks: dict[bytes, int]) -> Tokenizer:
+    """A byte-level BPE: `ranks` maps a token's bytes to its id, and lower ids merge first.
+
+    The next free id ends a text.
+    """
+    library = tiktoken.Encoding(
+        "demo", pat_str=GPT2_SPLIT, mergeable_ranks=ranks, special_tokens={EOS: len(ranks)}
+    )
+    # encode_ordinary: a prompt that spells out <|endoftext|> is text, not a command
+    return Tokenizer(library.encode_ordinary, library.decode, len(ranks))
+
+
+def load_stop_ids(directory: str | Path, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """Tokens that end a text, as transformers' `generate` has them.
+
+    Those of generation_config.json, else of config.json; else the tokenizer's one. A chat model has
+    several.
+    """
+    for name in ("generation_config.json", "config.json"):
+        path = Path(directory) / name
+        found = read_json(path).get("eos_token_id") if path.is_file() else None
+        if found is not None:
+            ids = found if isinstance(found, list) else [found]
+            if not all(type(token) is int for token in ids):
+                raise UserError(
+                    f"{path}: eos_token_id is {found!r}; expected a token id or a list of them"
+                )
+            return frozenset(ids)
+    return (
+        frozenset()
+        if tokenizer is None or tokenizer.eos_id is None
+        else frozenset([tokenizer.eos_id])
+    )
+
+
+def _from_library(library: Library, directory: Path) -> Tokenizer:
+    """A tokenizer of the `tokenizers` library.
+
+    It adds special tokens as the directory asks (LLaMA starts with one), and leaves them out of
+    decoded text.
+    """
+    path = directory / "tokenizer_config.json"
+    eos = read_json(path).get("eos_token") if path.is_file() else None
+    eos = eos.get("content") if isinstance(eos, dict) else eos
+    eos_id = library.token_to_id(eos) if isinstance(eos, str) else None
+    eos_id = library.token_to_id(EOS) if eos_id is None else eos_id
+    # LLaMA's decoder drops the space before a text's first word. What we decode goes on after a
+    # prompt, so another word goes first.
+    anchor = library.encode("a", add_special_tokens=False).ids
+    skip = len(library.decode(anchor))
+    return Tokenizer(
+        lambda text: library.encode(text).ids,
+        lambda ids: library.decode([*anchor, *ids])[skip:],
+        eos_id,
+    )
+
+
+def _read_ranks(path: Path) -> dict[bytes, int]:
+    """tiktoken's own file format: a token's bytes in base64 and its rank, one per line.
+
+    Not tiktoken's loader: that one keeps a copy in the temporary folder, and would read it again
+    after the file has changed.
+    """
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            token, rank = line.split()
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
+        except (ValueError, binascii.Error):
+            raise UserError(
+                f"{path}, line {number}: {line[:60]!r}; expected a token in base64, a space and its"
+                " rank"
+            ) from None
+    if sorted(ranks.values()) != list(range(len(ranks))) or not all(
+        bytes([b]) in ranks for b in range(256)
+    ):
+        raise UserError(
+            f"{path}: {len(ranks)} tokens; expected all 256 bytes and the ranks 0 .."
+            f" {len(ranks) - 1}, each once"
+        )
+    return ranks

@@ -1,0 +1,120 @@
+"""The whole engine in one screen: schedule, execute, update.
+
+Whoever understands `Loop.step` has understood the engine. Everything that generates text or
+simulates drives this loop. It cannot tell the two executors apart:
+
+    ModelExecutor   executor.py: torch, the wall clock, real tokens
+    CostExecutor    simulate.py: the cost model of a named GPU, a virtual clock, placeholder tokens
+"""
+
+from bisect import insort
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from batch import Batch, Request
+from scheduler import NOTHING_SCHEDULED, Scheduler, check_batch
+from timeline import Iteration, Trace
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of a batch.
+
+    tokens: one for each request of `batch.sampled`. seconds: how long the batch took.
+    operators: seconds of each operator, if they were timed.
+    """
+
+    tokens: list[int]
+    seconds: float
+    operators: dict[str, float] | None = None
+
+
+class Executor(Protocol):
+    """What the loop needs of an executor. All times are seconds on the executor's clock."""
+
+    def now(self) -> float: ...
+
+    def wait_until(self, moment: float) -> None: ...
+
+    def execute(self, batch: Batch) -> Result: ...
+
+    def release(self, request: Request) -> None:
+        """Free the slot of a request that has run."""
+
+
+class Loop:
+    """Requests come and go between any two steps.
+
+    trace: what has happened so far. batch: the one that ran last.
+    """
+
+    def __init__(self, scheduler: Scheduler, executor: Executor):
+        self.scheduler, self.executor = scheduler, executor
+        self.trace = Trace()
+        self.batch: Batch | None = None
+        self.arriving: deque[Request] = deque()  # in order of arrival
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.arriving or self.scheduler.has_work)
+
+    def add(self, request: Request) -> None:
+        """Let a request arrive at `request.arrival`; at once, if that has passed.
+
+        A UserError if it can never run.
+        """
+        self.scheduler.check(request)
+        if not self.arriving or self.arriving[-1].arrival <= request.arrival:
+            self.arriving.append(request)
+        else:
+            insort(self.arriving, request, key=lambda request: request.arrival)
+
+    def cancel(self, request: Request) -> bool:
+        """End a request now, waiting or running: its slot and its memory are free at once.
+
+        No other request's tokens change. False if it has ended already.
+        """
+        if request in self.arriving:
+            self.arriving.remove(request)
+        elif not self.scheduler.cancel(request):
+            return False
+        if request.prefilled:  # it has run, and holds a slot
+            self.executor.release(request)
+        request.finish_reason = "abort"
+        self.trace.cancelled.append((request.request_id, self.executor.now()))
+        return True
+
+    def step(self) -> Iteration | None:
+        """Run the next batch. Waits for the next arrival where nobody is here yet.
+
+        None if there is nothing left to do.
+        """
+        scheduler, executor, arriving = self.scheduler, self.executor, self.arriving
+        while arriving or scheduler.has_work:
+            now = executor.now()
+            while arriving and arriving[0].arrival <= now:
+                scheduler.add(arriving.popleft())
+            batch = scheduler.schedule(now)
+            for request in scheduler.take_preempted():
+                self.trace.preempted.append((request.request_id, now))
+                executor.release(request)
+            if batch is None:
+                if not arriving:
+                    raise scheduler.broken(NOTHING_SCHEDULED)
+                executor.wait_until(arriving[0].arrival)
+                continue
+            check_batch(scheduler, batch)
+            result = executor.execute(batch)
+            ended = scheduler.update(batch, result.tokens)
+            for request in ended:
+                executor.release(request)
+            self.batch = batch
+            return self.trace.record(batch, now, result.seconds, result.operators, ended)
+        return None
+
+    def run(self) -> Trace:
+        """Step until every request has ended."""
+        while self.step():
+            pass
+        return self.trace

@@ -1,0 +1,218 @@
+"""Draw a run: lanes of labelled bars over time (a Gantt chart), one lane for each request.
+
+    draw(trace)                  requests: prefill chunks with their tokens, decodes, waiting,
+                                 preemptions, generation stalls
+    draw_stages(trace)           the stages of a pipeline: micro-batches, and the bubbles between
+                                 them with their causes
+    draw_lanes(axes, lanes)      any lanes of bars
+
+What a bar means is told twice, by its colour and by its height or hatch, so that nobody needs to
+tell colours apart.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import matplotlib.pyplot as plt
+from matplotlib.artist import Artist
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from pictures.lanes import Bar, request_lanes, stage_lanes
+from pipeline import PipelineTrace
+from timeline import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a kind of bar is drawn.
+
+    low, high: in a lane that reaches from 0 to 1. marker: matplotlib's, for a kind of mark.
+    """
+
+    meaning: str  # for the legend
+    colour: str
+    low: float = 0.2
+    high: float = 0.9
+    edge: str = "white"  # of the bar, and the colour of its hatch
+    hatch: str = ""
+    marker: str = ""
+
+
+# in the order of the legend; the colours are Okabe and Ito's, orange made lighter for its labels
+LOOKS = {
+    "arrival": Look("arrives", "#000000", 0.9, 0.9, marker="v"),
+    "waiting": Look("waits", "#999999", 0.51, 0.59),
+    "prefill": Look("prefill chunk, tokens", "#F5C45E", edge="#8A6100", hatch="///"),
+    "decode": Look("decode", "#0072B2", 0.34, 0.76),
+    "stall": Look("generation stall", "#D55E00", 0.05, 0.16),
+    "preemption": Look("preempted", "#000000", 0.55, 0.55, marker="X"),
+}
+STAGE_LOOKS = {
+    "prefill": Look("prefill (p), whole or a chunk", "#F5C45E", edge="#8A6100", hatch="///"),
+    "hybrid": Look("hybrid batch", "#8FD0B5", edge="#00664B", hatch="\\\\"),
+    "decode": Look("decodes (d)", "#0072B2", 0.34, 0.76),
+    "PB1": Look("PB1: different numbers of prefill tokens", "#D55E00", 0.05, 0.19),
+    "PB2": Look("PB2: prefill next to decode", "#CC79A7", 0.05, 0.19),
+    "PB3": Look("PB3: different contexts", "#000000", 0.05, 0.19),
+    "uneven stages": Look("bubble: uneven stages", "#666666", 0.05, 0.19),
+    "link": Look("bubble: link", "#666666", 0.05, 0.19),
+    "starved": Look("want of requests", "#D9D9D9", 0.51, 0.59),
+    "start-up": Look("start-up", "#D9D9D9", 0.51, 0.59),
+    "drain": Look("drain", "#D9D9D9", 0.51, 0.59),
+}
+LABEL = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+MIDDLE = 0.55  # of a lane's bars: where labels stand
+
+
+def draw(
+    trace: Trace,
+    axes: plt.Axes | None = None,
+    *,
+    bound: float | None = None,
+    names: Mapping[int, str] | None = None,
+    title: str = "",
+    legend: bool = True,
+) -> plt.Axes:
+    """The requests of a trace over time.
+
+    axes: where to draw, else a new figure; bound and names: see `lanes.request_lanes`.
+    """
+    lanes = request_lanes(trace, bound, names)
+    if axes is None:
+        _, axes = plt.subplots(figsize=(12, 1.6 + 0.5 * len(lanes)), layout="constrained")
+    draw_lanes(axes, lanes)
+    axes.set(title=title, xlabel="time (s)")
+    if legend:
+        axes.legend(handles=legend_handles([lanes]), loc="upper left", bbox_to_anchor=(1, 1))
+    return axes
+
+
+def draw_stages(
+    trace: PipelineTrace,
+    axes: plt.Axes | None = None,
+    *,
+    names: Mapping[int, str] | None = None,
+    start: float = 0.0,
+    end: float | None = None,
+    title: str = "",
+    legend: bool = True,
+) -> plt.Axes:
+    """The stages of a pipeline over time, from `start` to `end` seconds.
+
+    axes: where to draw, else a new figure; names: see `lanes.stage_lanes`.
+    """
+    lanes = stage_lanes(trace, names)
+    if axes is None:
+        _, axes = plt.subplots(figsize=(14, 2 + 0.7 * len(lanes)), layout="constrained")
+    draw_lanes(axes, lanes, STAGE_LOOKS, end, start)
+    axes.set(title=title, xlabel="time (s)")
+    if legend:
+        axes.legend(
+            handles=legend_handles([lanes], STAGE_LOOKS), loc="upper left", bbox_to_anchor=(1, 1)
+        )
+    return axes
+
+
+def draw_lanes(
+    axes: plt.Axes,
+    lanes: Mapping[str, Sequence[Bar]],
+    looks: Mapping[str, Look] = LOOKS,
+    end: float | None = None,
+    start: float = 0.0,
+) -> None:
+    """Lanes from top to bottom, each a list of bars.
+
+    The time axis reaches from `start` to `end`, or to the last bar's.
+    """
+    end = (
+        max((bar.end for bars in lanes.values() for bar in bars), default=1.0)
+        if end is None
+        else end
+    )
+    length = end - start
+    lanes = {
+        name: [bar for bar in bars if bar.end >= start and bar.start <= end]
+        for name, bars in lanes.items()
+    }
+    axes.set(xlim=(start - 0.015 * length, start + 1.01 * length), ylim=(len(lanes), -0.1))
+    axes.set_yticks([lane + 1 - MIDDLE for lane in range(len(lanes))], list(lanes))
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    points = axes.get_window_extent().width * 72 / axes.figure.dpi / (1.025 * length)  # per second
+    size = min(
+        0.8 * plt.rcParams["font.size"],
+        0.5 * axes.get_window_extent().height * 72 / axes.figure.dpi / (len(lanes) + 0.1),
+    )
+    for lane, bars in enumerate(lanes.values()):
+        for kind, look in looks.items():
+            found = [bar for bar in bars if bar.kind == kind]
+            if look.marker:
+                places = [lane + 1 - look.high] * len(found)
+                style = {"color": look.colour, "markersize": 7, "linestyle": "none", "zorder": 4}
+                axes.plot([bar.start for bar in found], places, look.marker, **style)
+                continue
+            axes.broken_barh(
+                [(bar.start, bar.end - bar.start) for bar in found],
+                (lane + 1 - look.high, look.high - look.low),
+                facecolor=look.colour,
+                edgecolor=look.edge,
+                hatch=look.hatch,
+                linewidth=[0.8 if points * (bar.end - bar.start) > 3 else 0 for bar in found] or 0,
+                zorder=2,
+            )
+            for bar in found:
+                if bar.label and points * (bar.end - bar.start) > 0.62 * size * len(bar.label) + 5:
+                    place = ((bar.start + bar.end) / 2, lane + 1 - MIDDLE)
+                    axes.text(
+                        *place,
+                        bar.label,
+                        ha="center",
+                        va="center",
+                        fontsize=size,
+                        zorder=3,
+                        bbox=LABEL,
+                        clip_on=True,
+                    )
+
+
+def legend_handles(
+    drawn: Iterable[Mapping[str, Sequence[Bar]]], looks: Mapping[str, Look] = LOOKS
+) -> list[Artist]:
+    """What matplotlib's `legend(handles=...)` takes: the kinds of bars in these lanes."""
+    kinds = {bar.kind for lanes in drawn for bars in lanes.values() for bar in bars}
+    handles: list[Artist] = []
+    for kind, look in looks.items():
+        if kind not in kinds:
+            continue
+        if look.marker:
+            handles.append(
+                Line2D(
+                    [],
+                    [],
+                    linestyle="none",
+                    marker=look.marker,
+                    markersize=8,
+                    color=look.colour,
+                    label=look.meaning,
+                )
+            )
+        elif look.hatch:
+            handles.append(
+                Patch(
+                    facecolor=look.colour, edgecolor=look.edge, hatch=look.hatch, label=look.meaning
+                )
+            )
+        else:
+            width = 20 * (look.high - look.low)
+            handles.append(
+                Line2D(
+                    [],
+                    [],
+                    linewidth=width,
+                    color=look.colour,
+                    solid_capstyle="butt",
+                    label=look.meaning,
+                )
+            )
+    return handles

@@ -1,0 +1,90 @@
+"""A run as lanes of bars over time, one for each request or for each stage of a pipeline.
+
+gantt.py draws lanes, and perfetto.py writes them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipeline import PipelineTrace
+from timeline import Iteration, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Something in a lane from `start` to `end`, in seconds; a mark where both are the same.
+
+    label: a word on it, such as the tokens of a chunk.
+    """
+
+    start: float
+    end: float
+    # requests: arrival, waiting, prefill, decode, stall, preemption; stages: prefill, hybrid,
+    # decode, or why it is idle
+    kind: str
+    label: str = ""
+
+
+def request_lanes(
+    trace: Trace, bound: float | None = None, names: Mapping[int, str] | None = None
+) -> dict[str, list[Bar]]:
+    """One lane per request, by its name, in order of arrival.
+
+    The bars of a lane in order of time, and a stall before what it covers.
+
+    bound: mark the gaps between two tokens that are longer than so many seconds. names: of
+    requests, by id; else "request 7".
+    """
+    lives = sorted(trace.lives.values(), key=lambda life: (life.arrival, life.request_id))
+    bars: dict[int, list[Bar]] = {life.request_id: [] for life in lives}
+    for iteration in trace.iterations:
+        start, end = iteration.start, iteration.start + iteration.seconds
+        for request_id, _, tokens in iteration.chunks:
+            bars[request_id].append(Bar(start, end, "prefill", str(tokens)))
+        for request_id in iteration.decodes:
+            bars[request_id].append(Bar(start, end, "decode"))
+    for request_id, moment in trace.preempted:
+        again = min((bar.start for bar in bars[request_id] if bar.start >= moment), default=moment)
+        bars[request_id] += [Bar(moment, again, "waiting"), Bar(moment, moment, "preemption")]
+    for life in lives:
+        bars[life.request_id] += [
+            Bar(life.arrival, life.scheduled, "waiting"),
+            Bar(life.arrival, life.arrival, "arrival"),
+        ]
+    for request_id, start, seconds in [] if bound is None else trace.stalls(bound):
+        bars[request_id].append(Bar(start, start + seconds, "stall"))
+    for lane in bars.values():
+        lane.sort(key=lambda bar: (bar.start, -bar.end))
+    return {
+        (names or {}).get(life.request_id, f"request {life.request_id}"): bars[life.request_id]
+        for life in lives
+    }
+
+
+def stage_lanes(
+    trace: PipelineTrace, names: Mapping[int, str] | None = None
+) -> dict[str, list[Bar]]:
+    """One lane per stage: its steps, and between them its idle intervals with their cause.
+
+    The trace must have kept its steps.
+
+    A step's label names its requests, as the paper's Fig 5 does: Ap is A's prefill (or a chunk of
+    it), Ad a decode. names: see `request_lanes`.
+    """
+    lanes: dict[str, list[Bar]] = {f"stage {stage}": [] for stage in range(len(trace.busy))}
+    for step, iteration in zip(trace.steps, trace.requests.iterations, strict=True):
+        label = step_label(iteration, names or {})
+        for stage, lane in enumerate(lanes.values()):
+            start, wait, cause = step.starts[stage], step.waits[stage], step.causes[stage]
+            if wait > 0:
+                lane.append(Bar(start - wait, start, cause, cause))
+            lane.append(Bar(start, start + step.seconds[stage], step.kind, label))
+    for last, lane in zip(trace.last, lanes.values(), strict=True):
+        if last < trace.end:
+            lane.append(Bar(last, trace.end, "drain", "drain"))
+    return lanes
+
+
+def step_label(iteration: Iteration, names: Mapping[int, str]) -> str:
+    chunks = [f"{names.get(request, request)}p" for request, _, _ in iteration.chunks]
+    return " ".join(chunks + [f"{names.get(request, request)}d" for request in iteration.decodes])

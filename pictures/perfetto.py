@@ -1,0 +1,225 @@
+"""Write a run as Chrome trace JSON, which https://ui.perfetto.dev opens.
+
+Zoom into single iterations there, and click for their arguments.
+
+    save(path, {"sarathi": trace})      runs as one file: of each its iterations, its requests,
+                                        batch size and cached tokens over time
+
+`Tracks` knows the format alone and nothing of serving: lanes of slices, marks and counters, in
+seconds. Times are written in whole microseconds, rounded down on both sides, so that slices that
+touch never overlap.
+"""
+
+import json
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+
+from cli import MARK
+from pictures.lanes import request_lanes, stage_lanes
+from pipeline import PipelineTrace
+from timeline import Iteration, Trace
+
+Lane = tuple[int, int]  # process id, thread id: what the format calls a group of lanes, and a lane
+
+
+class Tracks:
+    """Events of the Chrome trace format, by lane.
+
+    A slice inside another on the same lane is drawn below it, so it must not leave it.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[dict] = []
+        self.events: list[dict] = []
+        self.groups = 0
+        self.lanes: dict[int, int] = {}  # lanes of each group
+
+    def group(self, name: str) -> int:
+        """A group of lanes; groups and lanes are shown in the order in which they are made."""
+        self.groups += 1
+        self.lanes[self.groups] = 0
+        for event, args in (
+            ("process_name", {"name": name}),
+            ("process_sort_index", {"sort_index": self.groups}),
+        ):
+            self.names.append(
+                {"ph": "M", "pid": self.groups, "tid": 0, "ts": 0, "name": event, "args": args}
+            )
+        return self.groups
+
+    def lane(self, group: int, name: str) -> Lane:
+        self.lanes[group] += 1
+        lane = (group, self.lanes[group])
+        for event, args in (
+            ("thread_name", {"name": name}),
+            ("thread_sort_index", {"sort_index": lane[1]}),
+        ):
+            self.names.append(
+                {"ph": "M", "pid": group, "tid": lane[1], "ts": 0, "name": event, "args": args}
+            )
+        return lane
+
+    def slice(self, lane: Lane, name: str, start: float, end: float, **args: object) -> None:
+        """Something that lasts from `start` to `end`, in seconds.
+
+        A click shows args.
+
+        Args are shown when it is clicked.
+        """
+        begin = microseconds(start)
+        self._add("X", lane, name, begin, args, dur=microseconds(end) - begin)
+
+    def mark(self, lane: Lane, name: str, moment: float, **args: object) -> None:
+        """Something that happens at one moment."""
+        self._add("i", lane, name, microseconds(moment), args, s="t")
+
+    def counter(self, group: int, name: str, moment: float, value: float) -> None:
+        """A number that holds from `moment` on."""
+        self._add("C", (group, 0), name, microseconds(moment), {name: value})
+
+    def _add(
+        self,
+        phase: str,
+        lane: Lane,
+        name: str,
+        moment: int,
+        args: Mapping[str, object],
+        **more: object,
+    ) -> None:
+        event = {"ph": phase, "pid": lane[0], "tid": lane[1], "ts": moment, "name": name, **more}
+        self.events.append(event | {"args": dict(args)} if args else event)
+
+    def save(self, path: Path | str) -> None:
+        """Names first, then the events in order of time.
+
+        Of two that begin together, the longer one, which holds the other.
+        """
+        events = sorted(self.events, key=lambda event: (event["ts"], -event.get("dur", 0)))
+        lines = ",\n".join(
+            json.dumps(event, separators=(",", ":")) for event in self.names + events
+        )
+        head = f'{{"otherData":{{"mark":"{MARK}"}},"displayTimeUnit":"ms"'
+        text = f'{head},"traceEvents":[\n{lines}\n]}}\n'
+        Path(path).write_text(text, encoding="utf-8")
+
+
+def microseconds(seconds: float) -> int:
+    return int(seconds * 1e6)
+
+
+def save(
+    path: Path | str,
+    runs: Mapping[str, Trace],
+    names: Mapping[int, str] | None = None,
+    bound: float | None = None,
+) -> None:
+    """Write runs, real or priced, to one file.
+
+    runs: traces by the name of the run; names and bound: see `lanes.request_lanes`.
+    """
+    tracks = Tracks()
+    for name, trace in runs.items():
+        add_iterations(tracks, name, trace, names or {})
+        add_requests(tracks, name, trace, names or {}, bound)
+    tracks.save(path)
+
+
+def add_iterations(tracks: Tracks, name: str, trace: Trace, names: Mapping[int, str]) -> None:
+    """The engine's lane: a slice per iteration, and counters.
+
+    Inside an iteration lies a slice per operator where operators were timed.
+    """
+    group = tracks.group(f"{name}: engine")
+    lane = tracks.lane(group, "iterations")
+    cached = cached_tokens(trace)
+    for number, (iteration, tokens) in enumerate(zip(trace.iterations, cached, strict=True)):
+        start, end = iteration.start, iteration.start + iteration.seconds
+        tracks.slice(
+            lane, iteration.kind, start, end, iteration=number, **details(iteration, names)
+        )
+        # summed over the layers, so not when but how long
+        for operator, seconds in (iteration.operators or {}).items():
+            tracks.slice(
+                lane, operator, start, min(start + seconds, end), seconds_over_all_layers=seconds
+            )
+            start += seconds
+        tracks.counter(
+            group,
+            "batch size (requests)",
+            iteration.start,
+            iteration.num_chunks + iteration.num_decodes,
+        )
+        tracks.counter(group, "cached tokens", end, tokens)
+    if trace.iterations:
+        tracks.counter(group, "batch size (requests)", end, 0)
+
+
+def details(iteration: Iteration, names: Mapping[int, str]) -> dict[str, object]:
+    """What a click on an iteration shows."""
+    chunks = [
+        f"{names.get(request, f'request {request}')}: {first} to {first + tokens - 1}"
+        for request, first, tokens in iteration.chunks
+    ]
+    return {
+        "tokens": iteration.num_prefill_tokens + iteration.num_decodes,
+        "prefill_tokens": iteration.num_prefill_tokens,
+        "decodes": iteration.num_decodes,
+        "chunks": ", ".join(chunks) or "none",
+    }
+
+
+def cached_tokens(trace: Trace) -> list[int]:
+    """Tokens in the KV cache after each iteration, of all requests together."""
+    cached: dict[int, int] = {}
+    preempted, finished, after = deque(trace.preempted), deque(trace.finished), []
+    for iteration in trace.iterations:
+        while preempted and preempted[0][1] <= iteration.start:
+            cached.pop(preempted.popleft()[0])
+        for request, first, tokens in iteration.chunks:
+            cached[request] = first + tokens
+        for request in iteration.decodes:
+            cached[request] += 1
+        while finished and finished[0][1] <= iteration.start + iteration.seconds:
+            cached.pop(finished.popleft()[0])
+        after.append(sum(cached.values()))
+    return after
+
+
+def add_requests(
+    tracks: Tracks, name: str, trace: Trace, names: Mapping[int, str], bound: float | None
+) -> None:
+    """A lane for each request: it waits, its chunks, its decodes, its preemptions.
+
+    Stalls hold what happens in them.
+    """
+    group = tracks.group(f"{name}: requests")
+    for request, bars in request_lanes(trace, bound, names).items():
+        lane = tracks.lane(group, request)
+        for bar in bars:
+            if bar.start == bar.end:
+                tracks.mark(lane, bar.kind, bar.start)
+            else:
+                tracks.slice(lane, f"{bar.kind} {bar.label}".strip(), bar.start, bar.end)
+
+
+def save_stages(
+    path: Path | str, runs: Mapping[str, PipelineTrace], names: Mapping[int, str] | None = None
+) -> None:
+    """Write pipelines to one file.
+
+    Of each: its stages, with steps and idle intervals; and its requests, from the first stage to
+    the last.
+    """
+    tracks = Tracks()
+    for name, trace in runs.items():
+        group = tracks.group(f"{name}: stages")
+        for stage, bars in stage_lanes(trace, names).items():
+            lane = tracks.lane(group, stage)
+            for bar in bars:
+                work = bar.kind in ("prefill", "hybrid", "decode")
+                tracks.slice(
+                    lane, f"{bar.kind}: {bar.label}" if work else bar.kind, bar.start, bar.end
+                )
+        add_requests(tracks, name, trace.requests, names or {}, bound=None)
+    tracks.save(path)

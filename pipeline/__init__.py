@@ -1,0 +1,14 @@
+"""The model over several stages, priced and for real. Skip it until you know the loop.
+
+The priced half needs no torch: `stages.py` and `launch.py`, the real half, are not imported here.
+"""
+
+from pipeline.account import BUBBLES, IDLE, PipelineTrace, Step
+from pipeline.costs import Hop, StageCosts, even_layers
+from pipeline.micro_batches import MicroBatches, make_micro_batches
+from pipeline.simulate import run_pipeline, simulate_pipeline
+
+__all__ = [
+    "BUBBLES", "IDLE", "Hop", "MicroBatches", "PipelineTrace", "StageCosts", "Step", "even_layers",
+    "make_micro_batches", "run_pipeline", "simulate_pipeline",
+]  # fmt: skip

@@ -1,0 +1,215 @@
+"""The account of a pipeline: which stage worked when, and why it waited (SARATHI, Sec 3.2 and 5.3).
+
+A stage that has run one micro-batch and waits for the next is idle. Each wait has one cause:
+
+    PB1            the two hold different numbers of prefill tokens        (SARATHI, Sec 3.2)
+    PB2            one prefills, the other only decodes                    (alike)
+    PB3            neither: other contexts, or other numbers of decodes    (alike)
+    uneven stages  the stage that it waits for has more to do for the same micro-batch (more layers,
+                   the head)
+    link           activations and tokens are on their way
+    start-up       the stage has not had any work yet
+    drain          too few requests are left to fill as many micro-batches as there are stages
+    starved        too few are there yet or fit the memory, or M < S
+
+The first five are bubbles: waste in a pipeline that has enough to do. All times are seconds.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from batch import Batch, Request
+from timeline import Trace
+
+BUBBLES = ("PB1", "PB2", "PB3", "uneven stages", "link")
+IDLE = (*BUBBLES, "start-up", "drain", "starved")
+
+
+@dataclass(slots=True)
+class Step:
+    """One iteration of one micro-batch, on its way through the stages.
+
+    Lists have one entry for each stage.
+    """
+
+    micro_batch: int
+    num_prefill_tokens: int
+    num_tokens: int  # T: rows of the fused linear operators
+    starts: list[float]  # s
+    seconds: list[float]
+    waits: list[float] = field(default_factory=list)  # seconds for which the stage was idle before
+    causes: list[str] = field(default_factory=list)  # of each wait; "" where there was none
+
+    @property
+    def end(self) -> float:
+        """When its tokens are known."""
+        return self.starts[-1] + self.seconds[-1]
+
+    @property
+    def kind(self) -> str:
+        if self.num_prefill_tokens and self.num_prefill_tokens < self.num_tokens:
+            return "hybrid"
+        return "prefill" if self.num_prefill_tokens else "decode"
+
+
+def difference(one: Step, other: Step) -> str:
+    """The paper's name for what makes two micro-batches take different times (SARATHI, Sec 3.2).
+
+    A hybrid batch counts as prefill. Two batches with as many rows T differ only in what they
+    attend to: PB3. That holds however their rows are shared out between a chunk and decodes.
+    (SARATHI's chunks give way to decodes. So their lengths differ all the time, and their times do
+    not.) Decodes alone are PB3 even where one batch has more of them: the paper has no name for
+    that.
+    """
+    if (one.num_prefill_tokens > 0) != (other.num_prefill_tokens > 0):
+        return "PB2"
+    same_prefill = one.num_prefill_tokens == other.num_prefill_tokens
+    return "PB3" if same_prefill or one.num_tokens == other.num_tokens else "PB1"
+
+
+class PipelineTrace:
+    """The account of a pipeline, simulated or measured.
+
+    busy, last: per stage, seconds of work and the end of its last work.
+    idle: seconds of all stages together, by cause.
+    bubble_of: request id -> seconds that stages waited for its micro-batch, over all its iterations
+        and all stages (SARATHI, Sec 5.3).
+    finished: (request id, time), in order of completion.
+    steps, requests: None unless keep is set, since a long simulation needs only the sums. requests
+        is a `timeline.Trace`, whose iterations reach from the first stage to the last.
+    """
+
+    def __init__(self, stages: int, micro_batches: int, keep: bool = False):
+        self.stages = stages
+        self.busy = [0.0] * stages
+        self.last = [0.0] * stages
+        self.first: float | None = None  # start of the first step
+        self.idle = dict.fromkeys(IDLE, 0.0)
+        self.bubble_of: dict[int, float] = {}
+        self.finished: list[tuple[int, float]] = []
+        self.count = 0  # steps
+        self.steps: list[Step] | None = [] if keep else None
+        self.requests: Trace | None = Trace() if keep else None
+        self._recent: deque[Step] = deque(maxlen=stages + micro_batches)  # newest last
+        self._latest: dict[int, Step] = {}  # by micro-batch
+
+    def record(
+        self,
+        step: Step,
+        batch: Batch,
+        ended: Sequence[Request],
+        shortage: str = "",
+        way: float = 0.0,
+    ) -> None:
+        """Append a step, in the order in which the steps enter the pipeline.
+
+        Its scheduler has already accounted for `batch`, and `ended` are the requests that ended.
+        shortage: "drain" or "starved", if fewer micro-batches than stages are in flight: then that
+        is why stages wait. way: seconds between a step's start and its successor's in which it is
+        on no stage, but between two.
+        """
+        previous = self._recent[-1] if self._recent else None  # what every stage ran before this
+        # Stage 0 waits for the micro-batch's last step, which had to leave the last stage. Every
+        # other stage waits for this step to leave the stage before it.
+        awaited, upstream = self._latest.get(step.micro_batch), len(step.starts) - 1
+        bubble = 0.0
+        for stage, start in enumerate(step.starts):
+            wait, cause = start - self.last[stage], ""
+            if previous is None:
+                wait, cause = start - (self.first if stage else start), "start-up"
+                if stage == 0:
+                    self.first = start
+            elif wait > 0:
+                cause = shortage or self._cause(wait, stage, previous, awaited, upstream, way)
+                if cause in BUBBLES:
+                    bubble += wait
+            if wait > 0:
+                self.idle[cause] += wait
+            step.waits.append(wait)
+            step.causes.append(cause if wait > 0 else "")
+            self.busy[stage] += step.seconds[stage]
+            self.last[stage] = start + step.seconds[stage]
+            awaited, upstream = step, stage
+        self._recent.append(step)
+        self._latest[step.micro_batch] = step
+        self.count += 1
+        bubble_of = self.bubble_of
+        for chunk in batch.chunks:
+            request_id = chunk.request.request_id
+            bubble_of[request_id] = bubble_of.get(request_id, 0.0) + bubble
+        if bubble:
+            for request in batch.decodes:
+                bubble_of[request.request_id] += bubble
+        self.finished.extend([(request.request_id, step.end) for request in ended])
+        if self.steps is not None:
+            self.steps.append(step)
+            through = step.seconds[0] if len(step.starts) == 1 else step.end - step.starts[0]
+            self.requests.record(batch, step.starts[0], through, None, ended)
+
+    def preempt(self, request: Request, moment: float) -> None:
+        """Its scheduler has sent a request back to the queue."""
+        if self.requests is not None:
+            self.requests.preempted.append((request.request_id, moment))
+
+    def _cause(
+        self,
+        wait: float,
+        stage: int,
+        previous: Step,
+        awaited: Step | None,
+        upstream: int,
+        way: float,
+    ) -> str:
+        """Why `stage` waits: the largest part of the wait, in seconds.
+
+        It has run `previous`, and waits for `awaited`, which is on stage `upstream`.
+        """
+        if awaited is None:
+            return "starved"
+        there, here = previous.seconds[upstream], previous.seconds[stage]
+        way = min(way, wait) if stage == 0 else 0.0
+        handed_on = 0.0
+        if awaited.causes[upstream] in BUBBLES:
+            handed_on = min(awaited.waits[upstream], wait) - way
+        parts = {
+            "own": awaited.seconds[upstream] - there,  # it takes longer than the previous one there
+            "uneven stages": there - here,  # the previous one took longer there than here
+            "handed on": handed_on,  # stage `upstream` waited for it, too
+            "link": way,  # it is on the way back to stage 0
+        }
+        work = max(0.0, parts["own"] + parts["uneven stages"])
+        parts["rest"] = wait - work - max(0.0, handed_on) - way  # longer ones held it up
+        cause = max(parts, key=parts.__getitem__)
+        if cause == "own":
+            return difference(awaited, previous)
+        if cause == "handed on":
+            return awaited.causes[upstream]
+        if cause == "rest" and stage == 0:
+            flying = [awaited, *self._recent]
+            longest, shortest = (end(flying, key=lambda s: s.seconds[0]) for end in (max, min))
+            return difference(longest, shortest)
+        return "link" if cause == "rest" else cause  # past stage 0, only a slow message is left
+
+    def close(self) -> None:
+        """After the last step: what stages wait for the end counts as drain."""
+        self.idle["drain"] += sum(self.end - last for last in self.last)
+
+    @property
+    def end(self) -> float:
+        return max(self.last)
+
+    @property
+    def seconds(self) -> float:
+        """The makespan: from the start of the first step to the end of the last."""
+        return self.end - (self.first or 0.0)
+
+    @property
+    def bubble(self) -> float:
+        """Seconds of all stages together."""
+        return sum(self.idle[cause] for cause in BUBBLES)
+
+    @property
+    def bubble_share(self) -> float:
+        """Bubbles over stages x makespan."""
+        return self.bubble / (len(self.busy) * self.seconds) if self.seconds else 0.0

@@ -1,0 +1,75 @@
+"""What a batch costs on each stage of a pipeline, and between two stages. In seconds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from batch import Batch
+from configs import Link, UserError
+from costmodel import CostModel
+
+
+class StageCosts:
+    """Seconds of a batch on each stage, from the whole model's cost model.
+
+    layers: how many each stage has. Every layer costs the same, its all-reduces included; the last
+    stage also has the head. The embedding on the first one is a look-up, which the cost model does
+    not count.
+    """
+
+    def __init__(self, cost_model: CostModel, layers: Sequence[int]):
+        if sum(layers) != cost_model.model.n_layer or min(layers) < 1:
+            raise UserError(
+                f"stages of {list(layers)} layers: each needs one, and together the"
+                f" {cost_model.model.n_layer} of the model"
+            )
+        self.cost_model = cost_model
+        self.layers = list(layers)
+        self.shares = [count / cost_model.model.n_layer for count in layers]
+        self._head: dict[tuple[int, int], float] = {}
+
+    def __call__(self, batch: Batch) -> list[float]:
+        whole = self.cost_model.seconds(batch)
+        if len(self.shares) == 1:
+            return [whole]
+        tokens = sampled = len(batch.decodes)
+        for chunk in batch.chunks:
+            tokens += chunk.length
+            sampled += chunk.is_last
+        head = self._head.get((tokens, sampled))
+        if head is None:
+            head = self._head[tokens, sampled] = self.cost_model.others(
+                tokens, sampled
+            ) - self.cost_model.others(tokens, 0)
+        seconds = [(whole - head) * share for share in self.shares]
+        seconds[-1] += head
+        return seconds
+
+
+def even_layers(n_layer: int, stages: int) -> list[int]:
+    """Layers of each stage, as even as they come.
+
+    The last stages, which have the head to do, get fewer.
+    """
+    if not isinstance(stages, int) or not 1 <= stages <= n_layer:
+        raise UserError(f"stages is {stages}; a model of {n_layer} layers allows 1 to {n_layer}")
+    return [n_layer // stages + (stage < n_layer % stages) for stage in range(stages)]
+
+
+@dataclass(frozen=True)
+class Hop:
+    """The way from one stage to the next: T rows of H activations.
+
+    A stage sends while it computes the next micro-batch.
+    """
+
+    latency: float = 0.0  # s
+    seconds_per_token: float = 0.0
+
+    @staticmethod
+    def over(link: Link, cost_model: CostModel) -> "Hop":
+        """Every GPU of a stage sends all rows to its peer over a port of its own.
+
+        The link reaches the share of its data sheet that memory does.
+        """
+        size = cost_model.model.hidden * cost_model.bytes_per_value
+        return Hop(link.latency, size / (link.bandwidth * cost_model.efficiency.memory))

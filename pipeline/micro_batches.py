@@ -1,0 +1,153 @@
+"""The level above the schedulers: which requests a pipeline's micro-batches hold.
+
+Pipeline parallelism gives each of S stages some of the layers. To keep all of them busy, M
+micro-batches are in flight: groups of requests, each with a scheduler of its own. A micro-batch
+runs one iteration on stage 0, then on stage 1, and so on. Only when it has left the last stage are
+its next tokens known. Then its scheduler says what its next iteration runs.
+
+    stage 0 | A0 | B0 | A1 | B1      M = S = 2 micro-batches A and B, all iterations alike:
+    stage 1      | A0 | B0 | A1      no stage ever waits, once the pipeline is full
+
+The simulated clock (pipeline/simulate.py) and the real stages (pipeline/stages.py) both drive a
+`MicroBatches`. Another way to fill micro-batches is another class with the same methods.
+"""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Sequence
+
+from batch import Batch, Request
+from configs import UserError, check_whole
+from scheduler import NOTHING_SCHEDULED, Memory, Scheduler, check_batch, make_scheduler
+
+DEALS = ("queue", "turns")
+MEMORIES = ("split", "pool")
+
+
+class MicroBatches:
+    """Queue, dealing, memory, refills, and why too few micro-batches are in flight.
+
+    schedulers: one for each micro-batch. stages: of the pipeline.
+    deal: "queue" (all share one queue, and the first with a free slot takes the next request) or
+        "turns" (requests are dealt out on arrival).
+    memory: "split" (each scheduler's cache_tokens are its own) or "pool" (they are of all together:
+        those of the first scheduler count).
+    refill_every: 8, say: a micro-batch that has work lets new requests in only at every eighth of
+        its iterations, so that all refill in step.
+    """
+
+    def __init__(
+        self,
+        schedulers: Sequence[Scheduler],
+        stages: int,
+        deal: str = "queue",
+        memory: str = "split",
+        refill_every: int = 1,
+    ):
+        for what, value, allowed in (("deal", deal, DEALS), ("memory", memory, MEMORIES)):
+            if value not in allowed:
+                raise UserError(f"unknown {what} {value!r}: choose from {', '.join(allowed)}")
+        if not isinstance(refill_every, int) or refill_every < 1:
+            raise UserError(
+                f"refill_every is {refill_every}; it must be a whole number, at least 1"
+            )
+        self.schedulers, self.stages, self.refill_every = schedulers, stages, refill_every
+        self.arriving: deque[Request] = deque()  # in order of arrival
+        self.without_work: set[int] = set()  # micro-batches
+        self.iterations = [0] * len(schedulers)
+        self._turn, self._turns = 0, len(schedulers) if deal == "turns" else 1
+        self._preempted: list[Request] = []
+        if deal == "queue":
+            for scheduler in schedulers:
+                scheduler.waiting = schedulers[0].waiting
+        if memory == "pool":
+            pool = Memory(schedulers[0].memory.capacity)
+            for scheduler in schedulers:
+                scheduler.memory = pool
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.arriving or any(scheduler.has_work for scheduler in self.schedulers))
+
+    @property
+    def next_arrival(self) -> float | None:
+        """Seconds; None if nobody else will arrive."""
+        return self.arriving[0].arrival if self.arriving else None
+
+    def add(self, request: Request) -> None:
+        """Let a request arrive at `request.arrival`. A UserError if it can never run."""
+        self.schedulers[0].check(request)
+        insort(self.arriving, request, key=lambda request: request.arrival)
+
+    def next(self, number: int, now: float) -> tuple[Batch | None, str]:
+        """What micro-batch `number`, which has come back, runs next; None: nothing.
+
+        And the shortage, "drain" or "starved", if fewer micro-batches than stages are in flight:
+        then that is why stages wait.
+        """
+        while self.arriving and self.arriving[0].arrival <= now:
+            self.schedulers[self._turn].add(self.arriving.popleft())
+            self._turn = (self._turn + 1) % self._turns
+        scheduler = self.schedulers[number]
+        if scheduler.running and self.iterations[number] % self.refill_every:
+            batch = schedule_closed(scheduler, now)
+        else:
+            batch = scheduler.schedule(now)
+        self.iterations[number] += 1
+        self._preempted += scheduler.take_preempted()
+        if batch is None:
+            self.without_work.add(number)
+            return None, ""
+        check_batch(scheduler, batch)
+        scheduler.memory.flying += len(batch.decodes)
+        return batch, self._shortage(number)
+
+    def _shortage(self, number: int) -> str:
+        in_flight, idle = len(self.schedulers) - len(self.without_work), self.without_work
+        if in_flight >= self.stages and number not in idle:
+            return ""
+        starved = self.arriving or number in idle or len(self.schedulers) < self.stages
+        idle.discard(number)
+        return "starved" if starved else "drain"
+
+    def done(self, number: int, batch: Batch, tokens: Sequence[int]) -> list[Request]:
+        """A batch of micro-batch `number` has left the last stage. The requests that have ended."""
+        self.schedulers[number].memory.flying -= len(batch.decodes)
+        return self.schedulers[number].update(batch, tokens)
+
+    def take_preempted(self) -> list[Request]:
+        """Requests that have been preempted since the last call: their slots can be freed."""
+        preempted, self._preempted = self._preempted, []
+        return preempted
+
+    def stuck(self) -> UserError:
+        """What to raise if requests are left and nothing is in flight."""
+        scheduler = next(scheduler for scheduler in self.schedulers if scheduler.has_work)
+        return scheduler.broken(NOTHING_SCHEDULED)
+
+
+def schedule_closed(scheduler: Scheduler, now: float) -> Batch | None:
+    """The next batch without anybody new in it."""
+    queue, scheduler.waiting = scheduler.waiting, deque()
+    batch = scheduler.schedule(now)
+    queue.extendleft(reversed(scheduler.waiting))  # those that it has preempted
+    scheduler.waiting = queue
+    return batch
+
+
+def make_micro_batches(
+    policy: str,
+    count: int,
+    stages: int,
+    max_batch_size: int,
+    chunk_size: int,
+    cache_tokens: int | None = None,
+    **options: object,
+) -> MicroBatches:
+    """`count` micro-batches of up to `max_batch_size` requests each, under one policy.
+
+    options: deal, memory, refill_every.
+    """
+    check_whole("micro_batches", count)
+    each = [make_scheduler(policy, max_batch_size, chunk_size, cache_tokens) for _ in range(count)]
+    return MicroBatches(each, stages, **options)

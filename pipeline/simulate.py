@@ -1,0 +1,115 @@
+"""A pipeline, priced: the same policies over stages that the cost model prices. No torch."""
+
+import math
+from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
+
+from batch import Batch, Request, check_requests
+from configs import LINKS, lookup
+from pipeline.account import PipelineTrace, Step
+from pipeline.costs import Hop, StageCosts, even_layers
+from pipeline.micro_batches import MicroBatches, make_micro_batches
+from simulate import make_cost_model
+
+
+def run_pipeline(
+    micro_batches: MicroBatches,
+    costs: Callable[[Batch], list[float]],
+    trace: PipelineTrace,
+    hop: Hop | None = None,
+) -> PipelineTrace:
+    """The event-driven clock. costs: seconds of a batch on each stage.
+
+    The event is a micro-batch that has come back: the earliest enters stage 0, as soon as that is
+    free. Stages are first come, first served. So all steps pass all stages in the same order, and a
+    step's times on every stage follow at once from those before it.
+    """
+    hop = hop or Hop()
+    free = [0.0] * trace.stages  # when each stage has done what it has
+    flying: dict[int, tuple[Batch, Step, str, float]] = {}  # by micro-batch
+    due = [0.0] * len(micro_batches.schedulers)  # when each comes back
+    events = [(0.0, number) for number in range(len(due))]  # a heap
+    while events:
+        moment, number = heappop(events)
+        if due[number] != moment:
+            continue  # it has had its turn
+        due[number] = math.inf
+        if number in flying:
+            batch, step, shortage, way = flying.pop(number)
+            ended = micro_batches.done(number, batch, [0] * len(batch.sampled))
+            trace.record(step, batch, ended, shortage, way)
+            for idle in micro_batches.without_work:  # who lacked memory may find some now
+                if micro_batches.schedulers[idle].waiting and idle not in flying:
+                    due[idle] = moment
+                    heappush(events, (moment, idle))
+        now = max(moment, free[0])
+        batch, shortage = micro_batches.next(number, now)
+        for request in micro_batches.take_preempted():
+            trace.preempt(request, now)
+        if batch is None:
+            if micro_batches.next_arrival is not None:
+                due[number] = micro_batches.next_arrival
+                heappush(events, (due[number], number))
+            continue
+        prefill_tokens, seconds, starts = batch.num_prefill_tokens, costs(batch), []
+        tokens = prefill_tokens + len(batch.decodes)
+        transfer = hop.latency + hop.seconds_per_token * tokens
+        for stage, work in enumerate(seconds):
+            start = max(now, free[stage])
+            starts.append(start)
+            free[stage] = start + work
+            now = free[stage] + transfer
+        step = Step(number, prefill_tokens, tokens, starts, seconds)
+        answer = hop.latency if len(seconds) > 1 else 0.0  # of the tokens, to stage 0
+        flying[number] = batch, step, shortage, (len(seconds) - 1) * transfer + answer
+        due[number] = step.end + answer
+        heappush(events, (due[number], number))
+    if micro_batches.busy:
+        raise micro_batches.stuck()
+    trace.close()
+    return trace
+
+
+def simulate_pipeline(
+    requests: Iterable[Request],
+    model: str = "gpt3-175b",
+    gpu: str = "a100-80gb",
+    *,
+    stages: int = 8,
+    micro_batches: int | None = None,
+    policy: str = "sarathi",
+    chunk_size: int = 256,
+    max_batch_size: int = 27,
+    cache_tokens: int | None = None,
+    memory: str = "split",
+    tp: int = 1,
+    link: str = "nvlink-a100",
+    software: str = "sarathi",
+    hop: str | None = "infiniband-hdr",
+    deal: str = "queue",
+    refill_every: int = 1,
+    keep: bool = False,
+) -> PipelineTrace:
+    """`simulate.simulate` over `stages` stages of `tp` GPUs each.
+
+    micro_batches: in flight, M; None: one for each stage.
+    max_batch_size: of one micro-batch. So is cache_tokens, unless memory is "pool".
+    link: joins the GPUs of a stage. hop: joins stages; None: at no cost.
+    memory, deal, refill_every: see `MicroBatches`. keep: see `PipelineTrace`.
+
+    With one stage and one micro-batch, the times are exactly those of `simulate`. Raises UserError
+    where a request is too long for the model.
+    """
+    cost_model = make_cost_model(model, gpu, tp, link, software)
+    costs = StageCosts(cost_model, even_layers(cost_model.model.n_layer, stages))
+    count = stages if micro_batches is None else micro_batches
+    filled = make_micro_batches(
+        policy, count, stages, max_batch_size, chunk_size, cache_tokens,
+        deal=deal, memory=memory, refill_every=refill_every,
+    )  # fmt: skip
+    requests = list(requests)
+    check_requests(requests, cost_model.model.max_length, model)
+    for request in sorted(requests, key=lambda request: request.arrival):
+        filled.add(request)
+    way = Hop.over(lookup(LINKS, hop, "link"), cost_model) if hop is not None else None
+    return run_pipeline(filled, costs, PipelineTrace(stages, count, keep), way)

@@ -1,0 +1,346 @@
+"""A real pipeline: the model's layers spread over processes, micro-batches in flight.
+
+Every process makes the same `PipelineLLM`, makes the same requests, and keeps its own layers.
+Process 0 is stage 0 and has the micro-batches, the same as in a simulation:
+
+    stage 0      schedules, runs its layers         --- plan and activations (T, H) --->    stage 1
+    last stage   runs its layers and the head, samples     --- tokens --->     stage 0
+
+A plan is what a stage needs to know of a batch: slots, positions, spans. Messages are sent while
+the next micro-batch is computed. A stage that receives has to wait, and that wait is the bubble.
+Each stage keeps the times of its work. At the end stage 0 collects them into the account that the
+simulator fills, too (pipeline/account.py).
+
+torch.distributed carries the messages: gloo on CPUs, NCCL between GPUs. We use its `isend` and
+`recv` and not its `pipelining` package, which knows the schedules of training: there, all
+micro-batches are known beforehand. Nor is there tensor parallelism here. `parallelize_module` cuts
+a weight's rows into contiguous blocks, and ours are fused (q, k and v in preproj, gate and up in
+ffn_ln1), so that a block would not hold whole heads. Unfused, a layer would have two more products
+and a second form in the checkpoint loader.
+"""
+
+import os
+import pickle
+import statistics
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from attention import FlatBatch
+from batch import Batch, Request
+from configs import UserError, check_whole
+from engine import LLM, RequestOutput, SamplingParams, StreamedToken
+from executor import ModelExecutor, synchronized_clock
+from loading.device import memory_of
+from model import Transformer
+from pipeline.account import PipelineTrace, Step
+from pipeline.costs import even_layers
+from pipeline.micro_batches import make_micro_batches
+from sampling import sample
+
+Times = list[tuple[float, float]]  # start and end of a stage's work on each step
+
+
+@dataclass(slots=True)
+class Flight:
+    """A batch of a micro-batch on its way through the stages."""
+
+    micro_batch: int
+    batch: Batch
+    shortage: str  # see `PipelineTrace.record`
+    tokens: list[int] | None  # of a pipeline of one stage; else they come from the last one
+    ended: list[Request] = field(default_factory=list)
+
+
+class Wire:
+    """Messages between stages, in order: a plan (any Python object), and rows of activations with
+    it. Sending never waits.
+    """
+
+    def __init__(self, hidden: int, dtype: torch.dtype, device: torch.device):
+        self.hidden, self.dtype, self.device = hidden, dtype, device
+        # plans and tokens; activations take the default group, NCCL on GPUs
+        self.control = dist.new_group(backend="gloo")
+        # what must stay alive until it has left
+        self.sending: deque[tuple[list, list[Tensor]]] = deque()
+
+    def send(self, to: int, plan: object, x: Tensor | None = None) -> None:
+        data = torch.frombuffer(bytearray(pickle.dumps(plan)), dtype=torch.uint8)
+        header = torch.tensor([len(data), 0 if x is None else len(x)])
+        works = [
+            dist.isend(header, to, group=self.control),
+            dist.isend(data, to, group=self.control),
+        ]
+        if x is not None:
+            works.append(dist.isend(x.contiguous(), to))
+        self.sending.append((works, [header, data, x]))
+        while self.sending and all(work.is_completed() for work in self.sending[0][0]):
+            self.sending.popleft()
+
+    def receive(self, source: int) -> tuple[object, Tensor | None]:
+        """The next message: the plan, and x (T, H) if there was one."""
+        header = torch.empty(2, dtype=torch.long)
+        dist.recv(header, source, group=self.control)
+        size, rows = header.tolist()
+        data = torch.empty(size, dtype=torch.uint8)
+        dist.recv(data, source, group=self.control)
+        x = None
+        if rows:
+            x = torch.empty(rows, self.hidden, dtype=self.dtype, device=self.device)
+            dist.recv(x, source)
+        return pickle.loads(data.numpy().tobytes()), x
+
+    def flush(self) -> None:
+        """Wait until everything has left."""
+        while self.sending:
+            for work in self.sending.popleft()[0]:
+                work.wait()
+
+
+class PipelineLLM(LLM):
+    """An LLM that is one stage of a pipeline.
+
+    Every process of the group makes the same one, and calls `generate` with the same arguments. The
+    outputs come from process 0; elsewhere `generate` returns an empty list.
+
+    max_batch_size: of one micro-batch. So is cache_tokens, unless memory is "pool".
+    micro_batches: how many are in flight; None: as many as stages.
+    deal, memory: see `MicroBatches`. Other options: see `LLM`.
+
+    After a call, `pipeline` on process 0 tells when which stage worked and why it waited.
+    """
+
+    def __init__(
+        self,
+        model: str = "demo",
+        *,
+        max_batch_size: int = 8,
+        micro_batches: int | None = None,
+        deal: str = "queue",
+        memory: str = "split",
+        **options,
+    ):
+        self.stage, self.stages = dist.get_rank(), dist.get_world_size()
+        self.micro_batches = self.stages if micro_batches is None else micro_batches
+        check_whole("micro_batches", self.micro_batches)
+        check_whole("max_batch_size", max_batch_size)
+        self.micro_batch_size, self.filling = max_batch_size, {"deal": deal, "memory": memory}
+        slots = max_batch_size * self.micro_batches
+        super().__init__(model, max_batch_size=slots, layers=self._own_layers, **options)
+        self._micro_batches()  # complains before anything runs
+        self.wire = Wire(self.config.hidden, self.dtype, self.device)
+        self.offset = self._clock_offset()
+        self.pipeline: PipelineTrace | None = None
+
+    def _own_layers(self, n_layer: int) -> range:
+        counts = even_layers(n_layer, self.stages)
+        start = sum(counts[: self.stage])
+        own = range(start, start + counts[self.stage])
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        memory = memory_of(torch.device("cpu"))
+        with torch.device("meta"):  # allocates nothing
+            stage = Transformer(self.config, own)
+        weights = sum(each.numel() for each in stage.parameters()) * self.dtype.itemsize
+        if self.device.type == "cpu" and memory is not None and processes * weights > memory:
+            raise UserError(
+                f"each of {processes} processes on this machine needs {weights / 1e9:.1f} GB for"
+                f" its layers of {self.config.name}, but together they have {memory / 1e9:.1f} GB"
+                " of memory: choose a smaller model, or fewer processes on each machine"
+            )
+        return own
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage == self.stages - 1
+
+    def _micro_batches(self):
+        return make_micro_batches(
+            self.policy, self.micro_batches, self.stages, self.micro_batch_size, self.chunk_size,
+            self.cache_tokens, **self.filling,
+        )  # fmt: skip
+
+    def generate(
+        self,
+        prompts: str | Sequence,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        arrival_times: Sequence[float] | None = None,
+    ) -> list[RequestOutput]:
+        """See `LLM.generate`."""
+        if self.stage == 0:
+            return super().generate(prompts, sampling_params, arrival_times)
+        self._follow(self._requests(prompts, sampling_params, arrival_times))
+        return []
+
+    def stream(self, *arguments, **options) -> Iterator[StreamedToken]:
+        """Refused: the stages make the same calls, and a stream is read in one process only."""
+        raise UserError("a pipeline does not stream: call generate in every process")
+
+    def _run(self, requests: list[Request]) -> Iterator[None]:
+        """Stage 0: the loop (loop.py), with several micro-batches on their way at a time."""
+        micro_batches = self._micro_batches()
+        for request in requests:
+            micro_batches.add(request)
+        self.cache.reset()
+        executor = ModelExecutor(self.model, self.cache, self.attend)
+        here = deque(range(self.micro_batches))  # the one that came back first is ahead
+        flying: deque[Flight] = deque()  # in the order in which they will come back
+        flights: list[Flight] = []  # all that ever were
+        times: Times = []
+        preempted: list[tuple[Request, float]] = []
+        dist.barrier(group=self.wire.control)
+        origin = executor.origin = time.perf_counter()
+        while micro_batches.busy or flying:
+            flight = None
+            for number in list(here):
+                now = executor.now()
+                batch, shortage = micro_batches.next(number, now)
+                for request in micro_batches.take_preempted():
+                    preempted.append((request, now))
+                    executor.release(request)
+                if batch is not None:
+                    here.remove(number)
+                    flight = Flight(number, batch, shortage, None)
+                    break
+            if flight is not None:
+                flying.append(flight)
+                flights.append(flight)
+                self._start(flight, executor, times)
+            elif flying:
+                flight = flying.popleft()
+                tokens = flight.tokens
+                if tokens is None:
+                    tokens = self.wire.receive(self.stages - 1)[0]
+                flight.ended = micro_batches.done(flight.micro_batch, flight.batch, tokens)
+                for request in flight.ended:
+                    executor.release(request)
+                here.append(flight.micro_batch)
+                yield
+            elif micro_batches.next_arrival is not None:
+                executor.wait_until(micro_batches.next_arrival)
+            else:
+                raise micro_batches.stuck()
+        self._stop(times)
+        everyone = [[(s - origin, e - origin) for s, e in own] for own in self._collect(times)]
+        self._account(flights, everyone, preempted)
+
+    def _start(self, flight: Flight, executor: ModelExecutor, times: Times) -> None:
+        """Run stage 0's layers of a batch, and send it on."""
+        start = time.perf_counter()
+        flat, sampled = executor.flatten(flight.batch), flight.batch.sampled
+        result = self._compute(flat, None, [request.sampler for request in sampled])
+        times.append((start, time.perf_counter()))
+        if self.is_last:
+            flight.tokens = result
+        else:
+            self.wire.send(1, self._plan(flat, flight.batch), result)
+
+    def _plan(self, flat: FlatBatch, batch: Batch) -> tuple:
+        """What the stages after this one need to know of a batch."""
+        ids = [request.request_id for request in batch.sampled]
+        numbers = [each.tolist() for each in (flat.slots, flat.positions, flat.logit_rows)]
+        return *numbers, flat.spans, ids
+
+    def _follow(self, requests: list[Request]) -> None:
+        """The other stages: receive, compute, send, until stage 0 has had enough."""
+        samplers = {request.request_id: request.sampler for request in requests}
+        times: Times = []
+        dist.barrier(group=self.wire.control)
+        while (message := self.wire.receive(self.stage - 1))[0] is not None:
+            start = synchronized_clock(self.device)  # NCCL's recv returns before its rows are there
+            (*numbers, spans, ids), x = message
+            slots, positions, logit_rows = [
+                torch.tensor(each, dtype=torch.long, device=self.device) for each in numbers
+            ]
+            flat = FlatBatch(slots, slots, positions, spans, logit_rows)  # no tokens: stage 0's
+            result = self._compute(flat, x, [samplers[request_id] for request_id in ids])
+            times.append((start, time.perf_counter()))
+            if self.is_last:
+                self.wire.send(0, result)
+            else:
+                self.wire.send(self.stage + 1, message[0], result)
+        self._stop(times)
+        self._collect(times)
+
+    def _compute(self, flat: FlatBatch, x: Tensor | None, samplers: list) -> Tensor | list[int]:
+        """This stage's part of a batch: activations (T, H), or on the last stage the tokens."""
+        result = self.model(flat, self.cache, self.attend, x=x)
+        if self.is_last:
+            result = sample(result, samplers)
+        synchronized_clock(self.device)
+        return result
+
+    def _stop(self, times: Times) -> None:
+        if not self.is_last:
+            self.wire.send(self.stage + 1, None)
+        self.wire.flush()
+
+    def _collect(self, times: Times) -> list[Times]:
+        """Everybody's times, on stage 0's clock; on stage 0 alone."""
+        gathered = [None] * self.stages if self.stage == 0 else None
+        mine = [(start - self.offset, end - self.offset) for start, end in times]
+        dist.gather_object(mine, gathered, group=self.wire.control)
+        return gathered
+
+    def _account(
+        self,
+        flights: list[Flight],
+        times: list[Times],
+        preempted: list[tuple[Request, float]],
+    ) -> None:
+        """The simulator's account, from measured times."""
+        trace = PipelineTrace(self.stages, self.micro_batches, keep=True)
+        steps = []
+        for index, flight in enumerate(flights):
+            starts, ends = zip(*[stage[index] for stage in times], strict=True)
+            seconds = [end - start for start, end in zip(starts, ends, strict=True)]
+            sizes = flight.batch.num_prefill_tokens, flight.batch.num_tokens
+            steps.append(Step(flight.micro_batch, *sizes, list(starts), seconds))
+        self.hop = measured_hop(steps)
+        way = self.stages * self.hop if self.stages > 1 else 0.0
+        for step, flight in zip(steps, flights, strict=True):
+            trace.record(step, flight.batch, flight.ended, flight.shortage, way)
+        for request, moment in preempted:
+            trace.preempt(request, moment)
+        trace.close()
+        self.pipeline, self.trace = trace, trace.requests
+
+    def _clock_offset(self) -> float:
+        """Seconds by which this process's clock is ahead of stage 0's: none on one machine; between
+        nodes, from the quickest of some exchanges.
+        """
+        best, offset = float("inf"), 0.0
+        for stage in range(1, self.stages):
+            for _ in range(10):
+                if self.stage == 0:
+                    asked = time.perf_counter()
+                    self.wire.send(stage, asked)
+                    self.wire.receive(stage)
+                    self.wire.send(stage, time.perf_counter())
+                elif self.stage == stage:
+                    asked = self.wire.receive(0)[0]
+                    here = time.perf_counter()
+                    self.wire.send(0, None)
+                    answered = self.wire.receive(0)[0]
+                    if answered - asked < best:
+                        best, offset = answered - asked, here - (asked + answered) / 2
+        self.wire.flush()  # stage 0 may be about to end, with a mistake
+        return offset
+
+
+def measured_hop(steps: Sequence[Step]) -> float:
+    """Seconds from the end of a step's work on one stage to its start on the next, where that was
+    idle: the median.
+    """
+    gaps = []
+    for before, step in pairwise(steps):
+        for stage in range(1, len(step.starts)):
+            left = step.starts[stage - 1] + step.seconds[stage - 1]
+            if before.starts[stage] + before.seconds[stage] < left:
+                gaps.append(step.starts[stage] - left)
+    return max(0.0, statistics.median(gaps)) if gaps else 0.0

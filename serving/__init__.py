@@ -1,0 +1,1 @@
+"""Requests over time, and the rate that a policy can serve. Skip it: no engine needs it."""

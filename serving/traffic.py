@@ -1,0 +1,305 @@
+"""Requests over time: when they arrive, their prompts' lengths, and their output tokens.
+
+    poisson(1000, rate=2.0)                  arrival times of independent users: the gaps are
+                                             exponential
+    gamma(1000, rate=2.0, cv=3.0)            the same rate in bursts: `cv` is the gaps' coefficient
+                                             of variation (deviation / mean); 1 is Poisson
+    make_requests(arrivals, prompts, outputs)    requests with drawn lengths: Fixed, Uniform, Zipf,
+                                                 LogNormal
+    read_trace("trace.csv")                  requests as somebody recorded them
+    at_rate(requests, 4.0)                   the same requests, all arrival times scaled to that
+                                             mean rate
+
+Everything that is drawn has a seed. Arrivals, prompts and outputs are drawn from three streams of
+it, so that changing one leaves the others as they are; what two policies or two rates are compared
+on is the same requests. Times are in seconds, lengths in tokens. A trace's n output tokens become a
+request with max_tokens = n: the prefill yields the first of them.
+"""
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import NormalDist
+from typing import Protocol
+
+import numpy as np
+
+from batch import Request
+from configs import UserError, check_whole
+
+ARRIVALS, PROMPTS, OUTPUTS = range(3)  # the streams of one seed
+
+
+def stream(seed: int, which: int) -> np.random.Generator:
+    check_whole("seed", seed, 0)
+    return np.random.default_rng([seed, which])
+
+
+# ----------------------------------------------------------------------------------------- arrivals
+
+
+def gamma(count: int, rate: float, cv: float, seed: int = 0) -> list[float]:
+    """`count` arrival times at `rate` requests per second, with gamma-distributed gaps.
+
+    Gaps have mean 1 / rate and deviation cv / rate.
+
+    Drawn at rate 1 and then divided, so that a seed gives the same pattern at every rate. cv 1:
+    Poisson; above 1: bursts; 0: evenly, one every 1 / rate seconds.
+    """
+    if not 0 < rate < math.inf:
+        raise UserError(f"rate is {rate}; it must be a number of requests per second above 0")
+    if not 0 <= cv < math.inf:
+        raise UserError(f"cv is {cv}; it must be a number, at least 0")
+    gaps = stream(seed, ARRIVALS).gamma(1 / cv**2, cv**2, count) if cv else np.ones(count)
+    return (np.cumsum(gaps) / rate).tolist()
+
+
+def poisson(count: int, rate: float, seed: int = 0) -> list[float]:
+    """`count` arrival times of a Poisson process, `rate` requests/s (Sarathi-Serve, Sec 5)."""
+    return gamma(count, rate, 1.0, seed)
+
+
+def at_rate(requests: Sequence[Request], rate: float) -> list[Request]:
+    """New requests of the same lengths, in the same order.
+
+    Their arrivals are scaled so that `rate` of them come per second on average.
+
+    Their arrivals scaled so that `rate` of them come per second on average.
+    """
+    if not 0 < rate < math.inf:
+        raise UserError(f"rate is {rate}; it must be a number of requests per second above 0")
+    first = min(request.arrival for request in requests)
+    last = max(request.arrival for request in requests)
+    factor = (len(requests) - 1) / rate / (last - first) if last > first else 0.0
+    return [
+        Request(
+            request.request_id,
+            request.prompt,
+            request.max_tokens,
+            request.stop_ids,
+            (request.arrival - first) * factor,
+        )
+        for request in requests
+    ]
+
+
+# ------------------------------------------------------------------------------------------ lengths
+
+
+class Lengths(Protocol):
+    """A distribution over numbers of tokens."""
+
+    def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
+        """`count` whole numbers of tokens, each at least 1."""
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Always the same."""
+
+    tokens: int
+
+    def __post_init__(self) -> None:
+        check_whole("tokens", self.tokens, 1)
+
+    def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
+        return np.full(count, self.tokens)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Every whole number from low to high, both included, is as likely."""
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        check_whole("low", self.low, 1)
+        check_whole("high", self.high, self.low)
+
+    def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
+        return generator.integers(self.low, self.high + 1, count)
+
+
+@dataclass(frozen=True)
+class Zipf:
+    """A whole number k from low to high, with a probability proportional to 1 / k^exponent.
+
+    Many are short, few are long.
+    """
+
+    low: int
+    high: int
+    exponent: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_whole("low", self.low, 1)
+        check_whole("high", self.high, self.low)
+        if not 0 <= self.exponent < math.inf:
+            raise UserError(f"exponent is {self.exponent}; it must be a number, at least 0")
+
+    def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
+        lengths = np.arange(self.low, self.high + 1)
+        weights = (lengths / self.low) ** -float(self.exponent)  # (high - low + 1,)
+        return generator.choice(lengths, count, p=weights / weights.sum())
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """A log-normal with the given median and 90th percentile, rounded to whole tokens.
+
+    longest: what is drawn above it becomes `longest` (None: no bound). So the median and the P90
+    stay what they are, as long as they lie below; to draw again instead would lower both.
+    """
+
+    median: float
+    p90: float
+    longest: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.median <= self.p90 < math.inf:
+            raise UserError(
+                f"median is {self.median} and p90 is {self.p90}; 1 <= median <= p90 is needed"
+            )
+        if self.longest is not None and self.longest < self.p90:
+            raise UserError(f"longest is {self.longest}; it must be at least the p90, {self.p90}")
+
+    def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
+        sigma = math.log(self.p90 / self.median) / NormalDist().inv_cdf(0.9)
+        drawn = np.rint(self.median * np.exp(sigma * generator.standard_normal(count)))
+        return np.clip(drawn, 1, self.longest).astype(np.int64)
+
+
+def make_requests(
+    arrivals: Sequence[float],
+    prompts: Lengths,
+    outputs: Lengths,
+    seed: int = 0,
+    max_length: int | None = None,
+) -> list[Request]:
+    """One request for each arrival time, with drawn lengths and placeholder prompts.
+
+    max_length: tokens of prompt and output together; a prompt that would exceed it is cut to what
+    its output leaves.
+    """
+    prompt_tokens = prompts.draw(len(arrivals), stream(seed, PROMPTS))
+    output_tokens = outputs.draw(len(arrivals), stream(seed, OUTPUTS))
+    if max_length is not None:
+        check_whole("max_length", max_length, 2)
+        output_tokens = np.minimum(output_tokens, max_length - 1)
+        prompt_tokens = np.minimum(prompt_tokens, max_length - output_tokens)
+    return [
+        Request(i, range(prompt), output, arrival=arrival)
+        for i, (arrival, prompt, output) in enumerate(
+            zip(arrivals, prompt_tokens.tolist(), output_tokens.tolist(), strict=True)
+        )
+    ]
+
+
+# ------------------------------------------------------------------------------------------- traces
+
+# What a trace file calls its columns: ours, the Azure LLM inference trace's, Vidur's and
+# Sarathi-Serve's.
+HEADERS = {
+    "arrival": ("arrival", "TIMESTAMP", "arrived_at"),
+    "prompt": ("prompt_tokens", "ContextTokens", "num_prefill_tokens"),
+    "output": ("output_tokens", "GeneratedTokens", "num_decode_tokens"),
+}
+
+
+def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
+    """The requests of a CSV file, by arrival, the first at 0 s; `count`: only the first so many.
+
+    The header names three columns as in HEADERS; others are ignored. Arrivals are numbers of
+    seconds, or all of them dates and times (ISO 8601); lengths are whole numbers of tokens, at
+    least 1. A UserError names file, line and column of what is neither.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            columns = find_columns(path, next(reader, []))
+            lines = [(reader.line_num, row) for row in reader if row]
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path}: not a CSV file in UTF-8 ({error})") from None
+    if not lines:
+        raise UserError(f"{path}: no requests below the header; a trace needs at least one")
+    rows = read_rows(path, columns, lines)
+    rows.sort(key=lambda row: row[0])
+    return [
+        Request(i, range(prompt), output, arrival=arrival - rows[0][0])
+        for i, (arrival, prompt, output) in enumerate(rows[:count])
+    ]
+
+
+def find_columns(path: Path | str, header: Sequence[str]) -> dict[str, tuple[int, str]]:
+    """Place and name of each of the three columns."""
+    names, found = [name.strip() for name in header], {}
+    for column, allowed in HEADERS.items():
+        name = next((name for name in allowed if name in names), None)
+        if name is None:
+            raise UserError(
+                f"{path}, line 1: no column for the {column} in {','.join(names)!r}; name one of"
+                f" them {' or '.join(allowed)}"
+            )
+        found[column] = names.index(name), name
+    return found
+
+
+def read_rows(
+    path: Path | str, columns: dict[str, tuple[int, str]], lines: Sequence[tuple[int, list[str]]]
+) -> list[tuple]:
+    """Arrival, prompt tokens and output tokens of each line."""
+    place, _ = columns["arrival"]
+    dated = len(lines[0][1]) > place and is_date(lines[0][1][place])
+    read_arrival, wanted = (
+        (date, "a date and time, as in the first line")
+        if dated
+        else (number, "a number of seconds (or, in all lines, a date and time)")
+    )
+    readers = [(read_arrival, wanted), *2 * [(tokens, "a whole number of tokens, at least 1")]]
+    rows = []
+    for line, cells in lines:
+        values = []
+        for (place, name), (read, wanted) in zip(columns.values(), readers, strict=True):
+            text = cells[place].strip() if place < len(cells) else ""
+            try:
+                values.append(read(text))
+            except ValueError:
+                raise UserError(
+                    f"{path}, line {line}, column {name}: {text!r} is not {wanted}"
+                ) from None
+        rows.append(tuple(values))
+    return rows
+
+
+def number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+def date(text: str) -> float:
+    """Seconds since 1970 of a date and time; where it names no time zone, UTC."""
+    moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def tokens(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
+def is_date(text: str) -> bool:
+    try:
+        date(text.strip())
+    except ValueError:
+        return False
+    return not text.strip().isdecimal()  # 20231116 could be either

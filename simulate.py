@@ -1,0 +1,83 @@
+"""The loop, priced: what a schedule takes on a GPU that you do not have. No torch.
+
+`simulate` runs the same `Loop` and the same `Scheduler` as the real engine. Only the executor
+differs: it asks the cost model for the seconds of a batch, and moves a virtual clock by them.
+"""
+
+from collections.abc import Iterable
+
+from batch import Batch, Request, check_requests
+from configs import GPUS, LINKS, MODELS, lookup
+from costmodel import EFFICIENCY, CostModel
+from loop import Loop, Result
+from scheduler import make_scheduler
+from timeline import Trace
+
+
+class CostExecutor:
+    """Runs nothing. Its clock is virtual, its tokens are all 0."""
+
+    def __init__(self, cost_model: CostModel):
+        self.cost_model = cost_model
+        self.clock = 0.0  # s
+
+    def now(self) -> float:
+        return self.clock
+
+    def wait_until(self, moment: float) -> None:
+        self.clock = moment
+
+    def execute(self, batch: Batch) -> Result:
+        seconds = self.cost_model.seconds(batch)
+        self.clock += seconds
+        return Result([0] * len(batch.sampled), seconds)
+
+    def release(self, request: Request) -> None:
+        pass
+
+
+def make_cost_model(model: str, gpu: str, tp: int, link: str, software: str) -> CostModel:
+    """A cost model by names: of configs.MODELS, GPUS and LINKS, and of costmodel.EFFICIENCY."""
+    return CostModel(
+        lookup(MODELS, model, "model"),
+        lookup(GPUS, gpu, "GPU"),
+        lookup(EFFICIENCY, software, "software"),
+        tp=tp,
+        link=lookup(LINKS, link, "link"),
+    )
+
+
+def simulate(
+    requests: Iterable[Request],
+    model: str = "llama-13b",
+    gpu: str = "a6000",
+    *,
+    policy: str = "sarathi",
+    chunk_size: int = 256,
+    max_batch_size: int = 18,
+    cache_tokens: int | None = None,
+    tp: int = 1,
+    link: str = "nvlink-a100",
+    software: str = "sarathi",
+) -> Trace:
+    """Predicted times of these requests, with placeholder tokens.
+
+    tp: GPUs that share the model, joined by `link` of configs.LINKS. software: of
+    costmodel.EFFICIENCY, whose measurements the cost model was fitted on.
+
+    The GPU's memory is not looked up: without cache_tokens, B requests run at once even where their
+    keys and values would not fit (`costmodel.requests_that_fit` says how many would).
+    Raises UserError where a request is too long for the model or for `cache_tokens`.
+    """
+    cost_model = make_cost_model(model, gpu, tp, link, software)
+    requests = list(requests)
+    check_requests(requests, cost_model.model.max_length, model)
+    scheduler = make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)
+    return run_all(Loop(scheduler, CostExecutor(cost_model)), requests)
+
+
+def run_all(loop: Loop, requests: Iterable[Request]) -> Trace:
+    """Add the requests, and run the loop to its end."""
+    for request in sorted(requests, key=lambda request: request.arrival):
+        loop.add(request)
+    return loop.run()

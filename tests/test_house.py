@@ -1,0 +1,172 @@
+"""How the project is built: what is priced needs no torch, and no arrow leads back up.
+
+An arrow is an import, wherever it stands: one inside a function counts as one at the top.
+"""
+
+import ast
+import subprocess
+import sys
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# From the bottom to the top. A room is a file at the root, or a folder. Each may import from the
+# rows below its own, and a folder from itself.
+ORDER = [
+    ["gpus"],
+    ["configs"],
+    ["cli"],  # of every command: it reads arguments, and knows nothing of the engine
+    ["batch"],
+    ["scheduler", "kvcache", "costmodel", "timeline"],
+    ["attention"],
+    ["loop"],
+    ["model"],
+    ["sampling"],
+    ["executor", "simulate"],
+    ["loading"],
+    ["fast"],
+    ["engine"],
+    ["pipeline"],
+    ["pictures", "serving"],  # pictures draw pipelines, too
+    ["generate", "distributed", "demo"],
+    ["experiments"],
+    ["notebooks"],
+    ["tests"],
+]
+# Folders whose files find each other without the folder's name.
+BY_THEMSELVES = ("notebooks", "tests")
+# `import fast.first` sets what PyTorch reads as it is loaded: it comes before all else, and imports
+# nothing itself.
+BEFORE_ALL = "fast.first"
+
+# Scripts that measure, and nothing else. All others of experiments/ predict.
+MEASURE = ("bench", "bench_peers", "calibrate", "kernels")
+SCRIPTS = sorted(path.stem for path in (ROOT / "experiments").glob("*.py"))
+
+WITHOUT_TORCH = [
+    *(f"import experiments.{name}" for name in SCRIPTS if name not in (*MEASURE, "__init__")),
+    "import simulate",
+    "import pipeline",
+    "import scheduler, loop, batch, costmodel, timeline, configs",
+]
+
+
+def test_what_is_priced_needs_no_torch() -> None:
+    """In a fresh interpreter: whatever imports torch is named."""
+    code = "import sys\n"
+    for line in WITHOUT_TORCH:
+        code += f"{line}\nif 'torch' in sys.modules: sys.exit({line!r})\n"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def tracked() -> list[Path]:
+    """The project's .py files, relative to its root."""
+    command = ["git", "ls-files", "*.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip("needs git")
+    paths = [Path(line) for line in done.stdout.splitlines()]
+    return [path for path in paths if (ROOT / path).exists()]
+
+
+def dotted(path: Path) -> str:
+    """pipeline/costs.py -> pipeline.costs; pipeline/__init__.py -> pipeline."""
+    parts = path.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse((ROOT / path).read_text(encoding="utf-8"))
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """All that a file asks for, at the top or nested: `from a import b` is a and a.b."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "the project has no relative imports"
+            names.add(node.module)
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
+
+
+@cache
+def arrows() -> dict[str, set[str]]:
+    """Module -> the modules of ours that it imports."""
+    files = {dotted(path): path for path in tracked()}
+    found = {}
+    for name, path in files.items():
+        names = imported(parsed(path))
+        folder = path.parts[0]
+        beside = {f"{folder}.{each}" for each in names} if folder in BY_THEMSELVES else set()
+        ours = {each for each in names | beside if each in files} - {name}
+        # `from a import b`, where b is a module: no arrow to what else is in a
+        whole = {each for each in ours if any(other.startswith(each + ".") for other in ours)}
+        found[name] = ours - {each for each in whole if not asked_of(path, each, files)}
+    return found
+
+
+def asked_of(path: Path, package: str, files: dict[str, Path]) -> bool:
+    """Whether a file takes a name out of a package that is no module of it."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import) and package in [alias.name for alias in node.names]:
+            return True
+        names = node.names if isinstance(node, ast.ImportFrom) and node.module == package else []
+        if any(f"{package}.{alias.name}" not in files for alias in names):
+            return True
+    return False
+
+
+def room(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def test_the_arrows_are_found() -> None:
+    """The tests below would say nothing of a map that is empty."""
+    assert arrows()["loop"] == {"batch", "scheduler", "timeline"}
+    assert {"pipeline.costs", "pipeline.micro_batches", "simulate"} <= arrows()["pipeline.simulate"]
+    assert {"fast.cpu", "fast.native"} <= arrows()["fast.backends"], "`from fast import cpu, ...`"
+    assert "fast" not in arrows()["fast.backends"]
+    assert "pipeline" in arrows()["distributed"], "`from pipeline import BUBBLES`"
+    assert {"tests.conftest", "loop"} <= arrows()["tests.test_policies"]
+    assert len(arrows()) > 100
+
+
+def test_every_file_has_a_room() -> None:
+    rooms = [each for row in ORDER for each in row]
+    assert sorted({room(module) for module in arrows()} - set(rooms)) == []
+    assert len(set(rooms)) == len(rooms)
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    try:
+        TopologicalSorter(arrows()).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle: {' -> '.join(reversed(error.args[1]))}")
+
+
+def test_no_arrow_leads_back_up() -> None:
+    row = {each: number for number, rooms in enumerate(ORDER) for each in rooms}
+    wrong = [
+        f"{module} -> {other}"
+        for module, others in sorted(arrows().items())
+        for other in sorted(others)
+        if other != BEFORE_ALL
+        and room(module) != room(other)
+        and row[room(other)] >= row[room(module)]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_what_comes_before_torch_imports_nothing() -> None:
+    assert arrows()[BEFORE_ALL] == arrows()["fast"] == set()
+    assert imported(parsed(Path("fast/first.py"))) == {"os"}

@@ -1,0 +1,91 @@
+"""`LLM(fast=False)` runs the book and nothing else; and what it computes is what `LLM` computes."""
+
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+
+from attention import PLAIN
+from batch import Batch, Chunk, Request
+from configs import UserError
+from engine import LLM, SamplingParams
+from executor import ModelExecutor
+from loading.checkpoint import load_config, weights_of
+from loading.files import DEMO
+from model import ResidualLinear
+
+PROMPTS = ["The with statement", "def open(", "class Thread(", "The list type is " * 6, "import os"]
+ROUNDING = {"float32": 2**-24, "bfloat16": 2**-8}  # relative, of one operation
+
+
+@cache
+def demo(dtype: str, fast: bool) -> LLM:
+    return LLM("demo", dtype=dtype, device="cpu", chunk_size=32, fast=fast)
+
+
+def logits_of(llm: LLM, prompts: list[list[int]]) -> torch.Tensor:
+    """Of a batch of whole prompts, (S, vocab)."""
+    llm.cache.reset()
+    executor = ModelExecutor(llm.model, llm.cache, llm.attend)
+    requests = [Request(i, prompt, 2) for i, prompt in enumerate(prompts)]
+    batch = Batch([Chunk(request, 0, len(request.prompt)) for request in requests], [])
+    return llm.model(executor.flatten(batch), llm.cache, llm.attend).double()
+
+
+def test_modules_are_whole() -> None:
+    llm = demo("float32", False)
+    assert llm.attention == "sdpa" and llm.attend is PLAIN["sdpa"]
+    for layer in llm.model.layers:
+        assert isinstance(layer.preproj, nn.Linear) and isinstance(layer.ffn_ln2, ResidualLinear)
+        assert isinstance(layer.norm_1, nn.RMSNorm)
+    layers = load_config(DEMO).n_layer
+    assert len(llm.model.state_dict()) == len(weights_of(llm.model)) == 2 + 6 * layers
+    assert all(name in repr(llm.model) for name in ("preproj", "postproj", "ffn_ln1", "ffn_ln2"))
+
+
+def test_hooks_are_called() -> None:
+    llm, rows = demo("float32", False), []
+    layer = llm.model.layers[1].ffn_ln1
+    hook = layer.register_forward_hook(lambda module, inputs, output: rows.append(len(inputs[0])))
+    try:
+        llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3))
+    finally:
+        hook.remove()
+    assert rows == [3, 1, 1]
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_logits_agree_to_the_rounding_of_the_dtype(dtype: str) -> None:
+    llm, plain = demo(dtype, True), demo(dtype, False)
+    prompts = [llm.tokenizer.encode(prompt) for prompt in PROMPTS]
+    one, other = logits_of(plain, prompts), logits_of(llm, prompts)
+    # Sums of 256 products, in four layers: errors add up like a random walk.
+    bound = 256**0.5 * ROUNDING[dtype] * one.abs().max()
+    assert (one - other).abs().max() < bound
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_greedy_tokens_agree_but_for_near_ties(dtype: str) -> None:
+    params = SamplingParams(max_tokens=64, ignore_eos=True)
+    llm, plain = demo(dtype, True), demo(dtype, False)
+    ties = []
+    outputs = plain.generate(PROMPTS, params), llm.generate(PROMPTS, params)
+    for one, other in zip(*outputs, strict=True):
+        if one.token_ids == other.token_ids:
+            continue
+        pairs = enumerate(zip(one.token_ids, other.token_ids, strict=True))
+        place, pair = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
+        tokens = torch.tensor([one.prompt_token_ids + one.token_ids[:place]])
+        with torch.inference_mode():
+            logits = demo("float32", False).model.forward_full(tokens)[0, -1]
+        ties.append(abs(float(logits[pair[0]] - logits[pair[1]])) / float(logits.abs().max()))
+    assert not ties or dtype == "bfloat16", "in float32, the tokens are the same"
+    assert all(tie < 4 * ROUNDING[dtype] for tie in ties), ties
+
+
+def test_fast_ways_are_refused_by_name() -> None:
+    with pytest.raises(UserError, match="attention 'native' is one of the fast ways"):
+        LLM("demo", fast=False, attention="native")
+    with pytest.raises(UserError, match="cuda_graphs needs a CUDA device and fast=True"):
+        LLM("demo", fast=False, cuda_graphs=True)
