@@ -98,23 +98,3 @@ class Batch:
     def sampled(self) -> list[Request]:
         """Requests that get a token from this batch, in the order in which executors return it."""
         return [chunk.request for chunk in self.chunks if chunk.is_last] + self.decodes
-
-
-def check_requests(
-    requests: Sequence[Request], most: int, whose: str, what: str = "request"
-) -> None:
-    """A UserError if two requests share an id, or one needs more places than `whose` cache has.
-
-    most: places of one request, in tokens. The last output token is not fed back, and needs none.
-    """
-    ids: set[int] = set()
-    for request in requests:
-        name = f"{what} {request.request_id}"
-        if request.most_cached > most:
-            raise UserError(
-                f"{name}: {len(request.prompt)} prompt tokens + max_tokens {request.max_tokens} - 1"
-                f" exceed the {most} tokens that {whose} allows"
-            )
-        if request.request_id in ids:
-            raise UserError(f"two requests have the id {request.request_id}: give each its own")
-        ids.add(request.request_id)

@@ -8,8 +8,18 @@ from pathlib import Path
 
 from configs import UserError
 
-MARK = "made by nano-sarathi"  # near the beginning of every file that we write
-TABLES = (b"figure,series,x,", b"id,where,quantity,")  # CSV has no room for it but in its header
+MARK = "made by nano-sarathi"  # in the first bytes of every file that we write
+# Where a file of ours bears it: JSON, Markdown, HTML; PNG. A table of results has its own header.
+BEGINNINGS = (
+    b'{"otherData":{"mark":"made by nano-sarathi"}',
+    b'[\n {\n  "mark": "made by nano-sarathi"',
+    b'{\n "mark": "made by nano-sarathi"',
+    b'{\n  "mark": "made by nano-sarathi"',
+    b"<!-- made by nano-sarathi",
+    b'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="generator" content="made by',
+    b"figure,series,x,x_unit,y,y_unit,source,model,hardware\n",
+    b"id,where,quantity,conditions,unit,paper,predicted,error,kind,verdict,explanation\n",
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,9 +50,13 @@ class Parser(argparse.ArgumentParser):
             if name in self.renamed:
                 self.error(f"{name} is now {self.renamed[name]}")
         options = super().parse_args(args, namespace)
-        for name in self.outputs:
-            if (path := getattr(options, name)) is not None:
-                claim(path, options.force)
+        given = [path for name in self.outputs if (path := getattr(options, name)) is not None]
+        for path in given:
+            claim(path, options.force)
+            if path.is_file() and path.suffix in (".csv", ".png"):
+                self.error(f"{str(path)!r} is a table or a picture: give a .json file")
+        if len({path.resolve() for path in given}) < len(given):
+            self.error(f"{str(given[0])!r} is given twice: give each output a file of its own")
         return options
 
     def error(self, message: str) -> None:
@@ -53,38 +67,39 @@ class Parser(argparse.ArgumentParser):
 def claim(path: Path, force: bool = False) -> Path:
     """A file that we may write; checked before any work is done.
 
-    A UserError if it cannot be written, or if it is there and does not bear our mark. force: then
-    it is removed.
+    Raises UserError if it cannot be written, or if it is there and does not bear our mark. With
+    force, a file without our mark is removed.
     """
     if path.is_dir() or not path.parent.is_dir():
         what = "is a directory" if path.is_dir() else "is in no directory that exists"
         raise UserError(f"cannot write {str(path)!r}: it {what}; give a file")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise UserError(f"cannot write {str(path)!r}: no permission")
-    if path.is_file() and not is_ours(path):  # /dev/stdout, say, is none
-        if not force:
-            raise UserError(
-                f"{str(path)!r} is there, and this project did not write it: give another place,"
-                " move it away, or add --force"
-            )
-        path.unlink(missing_ok=True)
+    if not force and path.is_file() and not is_ours(path):  # /dev/stdout, say, is none
+        raise UserError(
+            f"{str(path)!r} is there, and this project did not write it: give another place,"
+            " move it away, or add --force"
+        )
     return path
 
 
 def is_ours(path: Path) -> bool:
     """Whether a file bears our mark, or is empty."""
-    with open(path, "rb") as file:
-        head = file.read(4096)
-    return not head or MARK.encode() in head or head.startswith(TABLES)
+    try:
+        with open(path, "rb") as file:
+            head = file.read(512).replace(b"\r\n", b"\n")
+    except OSError:
+        return False
+    png = head.startswith(b"\x89PNG") and b"Software\0" + MARK.encode() in head
+    return not head or png or head.startswith(BEGINNINGS)
 
 
 def run_main(main: Callable[[], None]) -> None:
     """Run a script's main; turn what is not the script's fault into an exit status.
 
-    It prints one line on stderr at most.
-
-    A UserError: a line, 2. An interrupt: 130. A reader that has gone, as in `| head`: no line, 141,
-    as if SIGPIPE had ended it. Any other OSError, such as a full disk: a line, 1.
+    It prints one line on stderr at most. A UserError: a line, 2. An interrupt: 130. A reader that
+    has gone, as in `| head`: no line, 141, as if SIGPIPE had ended it. Any other OSError, such as a
+    full disk: a line, 1.
     """
     try:
         try:

@@ -34,16 +34,15 @@ class Efficiency:
 
     compute: float  # share of peak that linear operators reach
     memory: float  # share of the bandwidth, for weights, activations, and keys and values alike
-    # share of peak that prefill attention reaches; masked blocks count as work: they are not
-    # skipped)
+    # share of peak that prefill attention reaches; masked blocks are not skipped and count as work
     attention: float
     p: float  # sharpness of the roofline's corner
-    # s: what starting and ending the kernel of a linear operator takes, however small
+    # s: what it takes to start and end the kernel of a linear operator, however small
     overhead: float = 0.0
 
 
-# The constants belong to the software that ran; a GPU brings its data sheet. By what they were
-# fitted on:
+# The constants belong to the software that ran; a GPU brings its data sheet. Each name says what
+# they were fitted on:
 #
 # sarathi: printed by experiments/fit_a6000.py from nine numbers of SARATHI's Table 2 and Fig 7 (an
 #   A6000), and from nothing else. Those nine cannot tell more constants apart: an overhead fits to
@@ -74,11 +73,14 @@ def padded(tokens: int) -> int:
 class CostModel:
     """Seconds of a `Batch` for one model on one GPU.
 
-    efficiency: of the software, one of EFFICIENCY. That a GPU reaches the same shares of its data
-    sheet as the one that they were fitted on is a guess, fair within one generation (A6000, A40,
-    A100), less so across (H100, H200). bytes_per_value: 2 for fp16 and bf16, as in the papers. tp:
-    GPUs that share each layer, joined by `link`, of which we assume that it reaches the same share
-    of its data sheet as the memory does. UserError if tp does not divide the heads.
+    efficiency: of the software, one of EFFICIENCY. We guess that any GPU reaches the same shares of
+    its data sheet as the one that they were fitted on. The guess is fair within one generation
+    (A6000, A40, A100), less so across (H100, H200).
+
+    bytes_per_value: 2 for fp16 and bf16, as in the papers.
+
+    tp: GPUs that share each layer, joined by `link`. We assume that the link reaches the same share
+    of its data sheet as the memory does. Raises UserError if tp does not divide the heads.
     """
 
     def __init__(
@@ -143,11 +145,10 @@ class CostModel:
     def others(self, tokens: int, sampled: int) -> float:
         """Seconds of the paper's 'others', of which we count the head alone.
 
-        The head makes the logits of the `sampled` rows that get a token.
-
-        The rest (norms, activations, residuals) is left out, as SARATHI does: under 5 % in Sec 3.1,
-        and Table 2's totals are exactly linear + attention. It grows with `tokens`, and a model
-        that was measured knows it (experiments/calibrate.py).
+        The head makes the logits of the `sampled` rows that get a token. The rest (norms,
+        activations, residuals) is left out, as SARATHI does: under 5 % in Sec 3.1, and Table 2's
+        totals are exactly linear + attention. It grows with `tokens`, and a model that was measured
+        knows it (experiments/calibrate.py).
         """
         return (
             self.linear(sampled, self.model.hidden, self.model.vocab_size // self.tp)
@@ -159,7 +160,6 @@ class CostModel:
         """Seconds of communication.
 
         After attention and after the FFN of each layer, the GPUs add up their parts of (tokens, H).
-
         In a ring each GPU sends 2 (tp - 1) / tp of the tensor.
         """
         if self.tp == 1:
@@ -174,10 +174,9 @@ class CostModel:
     def chunk_attention(self, start: int, length: int) -> float:
         """Seconds, over all layers, of the attention of `length` prompt tokens.
 
-        They attend to themselves and to the `start` tokens before them.
-
-        QK^T and AV take 2 FLOPs each per query, key and channel; a chunk reads all earlier keys and
-        values again (SARATHI, Sec 4.2).
+        They attend to themselves and to the `start` tokens before them. QK^T and AV take 2 FLOPs
+        each per query, key and channel; a chunk reads all earlier keys and values again (SARATHI,
+        Sec 4.2).
         """
         model, context = self.model, start + length
         channels = model.n_layer * model.n_head * model.head_dim // self.tp
@@ -189,12 +188,8 @@ class CostModel:
     def attention(self, batch: Batch) -> float:
         """Seconds of attention over all layers (SARATHI, Sec 4.3.1).
 
-        Each chunk runs on its own, then all decodes.
-
-        (SARATHI, Sec 4.3.1)
-
-        A decode does 2 FLOPs per cached value that it reads: bandwidth alone decides. `context` is
-        what was cached before this step.
+        Each chunk runs on its own, then all decodes. A decode does 2 FLOPs per cached value that it
+        reads: bandwidth alone decides. `context` is what was cached before this step.
         """
         decodes = batch.decodes
         seconds = (
@@ -208,8 +203,6 @@ class CostModel:
         """Seconds per operator over all layers, in the order in which a layer runs them.
 
         With tp > 1, it has "all_reduce", too.
-
-        With tp > 1, "all_reduce" too.
         """
         linears = self.linears(batch.num_tokens)
         communication = {"all_reduce": self.all_reduces(batch.num_tokens)} if self.tp > 1 else {}
@@ -227,8 +220,6 @@ class CostModel:
         """Seconds of the whole iteration: the sum of `operators`.
 
         It is fast enough for a simulation of a million iterations.
-
-        Fast enough for a simulation of a million iterations.
         """
         tokens = sampled = len(batch.decodes)
         for chunk in batch.chunks:

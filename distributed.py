@@ -4,8 +4,8 @@
     python distributed.py --stages 2 --model laptop --workload 512:16,300:8,700:12
     torchrun --nproc-per-node 2 distributed.py ...
 
-The first starts two processes on this machine. The second makes prompts up: of each, the prompt
-tokens and the output tokens. torchrun does what the first does, and over many nodes, too (see
+The first starts two processes on this machine. The second makes prompts up, each with so many
+prompt tokens and output tokens. torchrun does what the first does, and over many nodes, too (see
 docs/pipelines.md). What the processes do is in pipeline/stages.py.
 """
 
@@ -172,6 +172,7 @@ def serve(args: argparse.Namespace) -> None:
         args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if llm.stage == 0 and args.perfetto:
         perfetto.save_stages(args.perfetto, {llm.policy: llm.pipeline})
+        print(f"wrote {args.perfetto}: open it on https://ui.perfetto.dev")
 
 
 def summary(llm: PipelineLLM, outputs: Sequence[RequestOutput]) -> dict:
@@ -191,8 +192,9 @@ def report(llm: PipelineLLM, prompts: Sequence, outputs: Sequence[RequestOutput]
         if output.text:
             print(f"{prompt}{output.text}\n---")
     trace, whole = llm.pipeline, llm.stages * llm.pipeline.seconds
+    budget = make_scheduler(llm.policy, 1, llm.chunk_size).chunk_size  # the policy may have its own
     print(
-        f"policy    {llm.policy}, C = {llm.chunk_size}, B = {llm.micro_batch_size},"
+        f"policy    {llm.policy}, C = {budget}, B = {llm.micro_batch_size},"
         f" {llm.micro_batches} micro-batches, {llm.stages} stages"
     )
     dtype = str(llm.dtype).removeprefix("torch.")

@@ -10,13 +10,15 @@
 import fast.first  # before torch  # noqa: F401
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 from attention import PLAIN
-from batch import Request, check_requests
+from batch import Request
 from configs import UserError
 from executor import ModelExecutor
-from fast.backends import BACKENDS, check_backend, choose_backend, fastest, speed_up
+from fast.backends import BACKENDS, choose_backend, fastest, speed_up
 from fast.graphs import GraphExecutor, Graphs
 from fast.process import keep_freed_memory, threads, threads_for
 from kvcache import KVCache
@@ -27,7 +29,7 @@ from loading.tokenizer import load_stop_ids, load_tokenizer
 from loop import Loop
 from sampling import SamplingParams
 from scheduler import Scheduler, make_scheduler
-from simulate import simulate
+from simulate import check_requests, simulate
 from timeline import Trace
 
 __all__ = ["LLM", "RequestOutput", "SamplingParams", "StreamedToken", "simulate"]
@@ -67,9 +69,8 @@ class LLM:
     policy, chunk_size (C, tokens; the token budget), cache_tokens (what the cache may hold of all
         requests together; None: all that fits its slots): see scheduler.py. You may change them
         while no request runs.
-    max_batch_size (B, requests), max_length (longest prompt + output, in tokens): the cache is
-        allocated at once for B requests of that length. You may lower B; `resize_cache` changes
-        both.
+    max_batch_size (B, requests), max_length (prompt + output - 1, in tokens): the cache is
+        allocated at once for B requests of that length. You may lower B later.
     dtype: "auto" is bfloat16 where the hardware has it, else float32.
     device: "auto" is cuda where there is one, else cpu.
     attention: "math", "sdpa", "native" or "xformers". "auto" is native on a CPU with a compiler, on
@@ -109,12 +110,15 @@ class LLM:
             raise UserError(f"seed is {seed!r}; it must be a whole number from 0 to 2**63 - 1")
         self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.device)
-        check_backend(attention, self.device, fast)
         if cuda_graphs and not (fast and self.device.type == "cuda"):
             raise UserError(f"cuda_graphs needs a CUDA device and fast=True; this is {self.device}")
         self.config, self.directory = find_model(model)
         self.max_length = choose_length(self.config, max_length)
-        self.attention = choose_backend(attention, self.device, self.dtype, self.config, fast)
+        self.attention = "sdpa" if attention == "auto" else attention
+        if fast:
+            self.attention = choose_backend(attention, self.device, self.dtype, self.config)
+        elif self.attention not in PLAIN:
+            raise UserError(f"attention is {attention!r}; choose auto, math, sdpa, or fast=True")
         own = range(self.config.n_layer) if layers is None else layers(self.config.n_layer)
         self.part = replace(self.config, n_layer=len(own))  # the layers that are here
         self.model = load_model(
@@ -126,17 +130,18 @@ class LLM:
             self.tokenizer, self.weights = load_tokenizer(self.directory), str(self.directory)
             self.stop_ids = load_stop_ids(self.directory, self.tokenizer)
         self.cache = KVCache(self.part, max_batch_size, self.max_length, self.dtype, self.device)
-        self.attend = (BACKENDS if fast else PLAIN)[self.attention]
+        self.attend, self.surroundings = (BACKENDS if fast else PLAIN)[self.attention], nullcontext
+        self.cuda_graphs, self.graphs = cuda_graphs, Graphs(self.cache) if cuda_graphs else None
         if fast:
             speed_up(self.model, self.attention)
-        if fast and attention == "auto" and self.device.type == "cuda":
-            self.attention, self.attend = fastest(self.config.n_head, self.cache)
-        self.threads = threads_for(self.config, self.dtype, self.device)
-        self.cuda_graphs, self.graphs = cuda_graphs, Graphs(self.cache)
+            count = threads_for(self.config, self.dtype, self.device)
+            self.surroundings = partial(threads, count)  # of a step
+            if attention == "auto" and self.device.type == "cuda":
+                self.attention, self.attend = fastest(self.config.n_head, self.cache)
         self.trace = Trace()
         self._loop: Loop | None = None  # of the requests that are running or ran last
         self._next_id = 0
-        if self.device.type == "cpu":
+        if fast and self.device.type == "cpu":
             keep_freed_memory()  # after the weights, which go back to the system with their LLM
 
     # ---- calls
@@ -200,10 +205,12 @@ class LLM:
         self._check_idle("the cache")
         make_scheduler(self.policy, max_batch_size, self.chunk_size, self.cache_tokens)
         length = choose_length(self.config, self.max_length if max_length is None else max_length)
-        check_memory(self.part, max_batch_size, length, self.dtype, self.device)
+        held = self.part.parameters * self.dtype.itemsize + self.cache.bytes
+        check_memory(self.part, max_batch_size, length, self.dtype, self.device, held)
+        self._loop = self.cache = self.graphs = None  # the old cache goes before the new one comes
         self.max_batch_size, self.max_length = max_batch_size, length
         self.cache = KVCache(self.part, max_batch_size, length, self.dtype, self.device)
-        self.graphs = Graphs(self.cache)
+        self.graphs = Graphs(self.cache) if self.cuda_graphs else None
 
     # ---- the loop
 
@@ -216,7 +223,7 @@ class LLM:
                 if loop is not self._loop:
                     raise UserError("this stream is over: a call beside it has failed")
                 try:
-                    with threads(self.threads):
+                    with self.surroundings():
                         loop.step()
                 except BaseException:
                     self._loop = None  # it may have stopped half way: the next call begins anew
@@ -239,10 +246,11 @@ class LLM:
         if self._loop is None or not self._loop.busy:
             self.cache.reset()
             self._loop, self._next_id = Loop(self._scheduler(), self._executor()), 0
-            self._loop.options = options
+            self._options = options
             self.trace = self._loop.trace
-        elif self._loop.options != options:
+        elif self._options != options:
             self._check_idle("policy, chunk_size and other options")
+        self._check(requests)  # again: the cache may have changed since
         now = self._loop.executor.now() if self._loop.busy else 0.0
         for request in requests:
             request.request_id, request.arrival = self._next_id, now + request.arrival
@@ -268,15 +276,16 @@ class LLM:
 
     def _requests(self, prompts: Prompts, params: Params, times: Times) -> list[Request]:
         """Requests for the prompts, or a UserError before anything runs."""
-        requests = make_requests(
-            prompts, params, times, encode=self._encode, stop_ids=self.stop_ids,
-            vocab_size=self.config.vocab_size, seed=self.seed,
-        )  # fmt: skip
+        own = {"stop_ids": self.stop_ids, "vocab_size": self.config.vocab_size, "seed": self.seed}
+        requests = make_requests(prompts, params, times, encode=self._encode, **own)
+        self._check(requests)
+        return requests
+
+    def _check(self, requests: list[Request]) -> None:
         check_requests(requests, self.max_length, "max_length", "prompt")
         scheduler = self._scheduler()
         for request in requests:
             scheduler.check(request)
-        return requests
 
     def _encode(self, index: int, text: str) -> list[int]:
         if self.tokenizer is None:

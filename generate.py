@@ -2,8 +2,8 @@
 
     python generate.py "The with statement" --policy sarathi --chunk-size 64 --max-tokens 64
 
-One prompt is streamed; several prompts, or a file with one to a line, make a real batch. Ends with
-a short table of what the run did.
+One prompt is streamed; several prompts, or a file with one to a line, make a real batch. A short
+table at the end says what the run did.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from configs import MODELS, UserError
 from engine import LLM, SamplingParams
 from loading.files import FOR_TEXT
 from pictures import perfetto
-from scheduler import POLICIES
+from scheduler import POLICIES, make_scheduler
 from timeline import Trace
 
 
@@ -123,8 +123,9 @@ def table(llm: LLM, trace: Trace) -> str:
     """
     prefill = sum(i.seconds for i in trace.iterations if i.num_prefill_tokens)
     decode = sum(iteration.seconds for iteration in trace.iterations if iteration.num_decodes)
+    budget = make_scheduler(llm.policy, 1, llm.chunk_size).chunk_size  # the policy may have its own
     rows = [
-        ("policy", f"{llm.policy}, C = {llm.chunk_size}, B = {llm.max_batch_size}"),
+        ("policy", f"{llm.policy}, C = {budget}, B = {llm.max_batch_size}"),
         ("prefill", rate(trace.num_prefill_tokens, prefill)),
         ("decode", rate(trace.num_decodes, decode)),
         ("iterations", f"{len(trace.iterations)} in {trace.seconds:.2f} s"),
@@ -173,6 +174,7 @@ def main() -> None:
     print(table(llm, llm.trace))
     if args.perfetto:
         perfetto.save(args.perfetto, {llm.policy: llm.trace})
+        print(f"\nwrote {args.perfetto}: open it on https://ui.perfetto.dev")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """GPUs and what joins them, by name: pure data, each number with its source.
 
-Only the priced half needs this file. Add an entry, and every script knows it.
+Only the priced half uses them. Add an entry, and every script knows it.
 """
 
 from collections.abc import Iterable

@@ -44,7 +44,7 @@ class Executor(Protocol):
 
 
 class Loop:
-    """Requests come and go between any two steps.
+    """Requests, each with an id of its own, come and go between any two steps. One thread only.
 
     trace: what has happened so far. batch: the one that ran last.
     """
@@ -54,6 +54,7 @@ class Loop:
         self.trace = Trace()
         self.batch: Batch | None = None
         self.arriving: deque[Request] = deque()  # in order of arrival
+        self._stepping, self._leaving = False, []  # requests cancelled during a step
 
     @property
     def busy(self) -> bool:
@@ -75,6 +76,9 @@ class Loop:
 
         No other request's tokens change. False if it has ended already.
         """
+        if self._stepping:  # the garbage collector may close a stream at any moment
+            self._leaving.append(request)
+            return True
         if request in self.arriving:
             self.arriving.remove(request)
         elif not self.scheduler.cancel(request):
@@ -91,13 +95,14 @@ class Loop:
         None if there is nothing left to do.
         """
         scheduler, executor, arriving = self.scheduler, self.executor, self.arriving
+        self._stepping = True
         while arriving or scheduler.has_work:
             now = executor.now()
             while arriving and arriving[0].arrival <= now:
                 scheduler.add(arriving.popleft())
             batch = scheduler.schedule(now)
             for request in scheduler.take_preempted():
-                self.trace.preempted.append((request.request_id, now))
+                self.trace.preempt(request, now)
                 executor.release(request)
             if batch is None:
                 if not arriving:
@@ -110,8 +115,14 @@ class Loop:
             for request in ended:
                 executor.release(request)
             self.batch = batch
-            return self.trace.record(batch, now, result.seconds, result.operators, ended)
-        return None
+            iteration = self.trace.record(batch, now, result.seconds, result.operators, ended)
+            break
+        else:
+            iteration = None
+        self._stepping = False
+        while self._leaving:
+            self.cancel(self._leaving.pop())
+        return iteration
 
     def run(self) -> Trace:
         """Step until every request has ended."""

@@ -14,6 +14,7 @@ model and the cost model. The policies, below `Scheduler`:
     hybrid_only     the other half: prompts beside decodes, but never cut into chunks
 """
 
+import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from configs import UserError, check_whole, lookup
 
 __all__ = ["POLICIES", "Batch", "Chunk", "Memory", "Request", "Scheduler", "make_scheduler"]
 
+SIZE = re.compile("[0-9]{1,9}")  # of a chunk, in tokens
 NOTHING_SCHEDULED = "requests wait or run, nobody else will arrive, and it schedules nothing"
 
 
@@ -48,8 +50,8 @@ class Scheduler:
     cache_tokens: what the KV cache holds, in tokens of all requests together; None: enough for all.
     A running request takes its whole prefill at once, then a token per decode. When the decodes'
     next tokens do not fit, the newest request is preempted: it loses its cache, waits at the head
-    of the queue, and prefills its prompt and its output so far again (vLLM's recomputation). The
-    oldest is never preempted, so that the work always ends.
+    of the queue, and prefills its prompt and its output so far again (vLLM's recomputation). It
+    keeps its output: so each time that it runs, it comes nearer to its end.
     """
 
     name = "?"
@@ -348,7 +350,7 @@ class Dynamic(SarathiServe):
         self.sizes = [max(1, chunk_size // divisor) for divisor in (1, 2, 4)]
 
     def configure(self, option: str) -> None:
-        sizes = [int(size) if size.isdecimal() else 0 for size in option.split(",")]
+        sizes = [int(size) if SIZE.fullmatch(size) else 0 for size in option.split(",")]
         if min(sizes) < 1 or sizes != sorted(sizes, reverse=True):
             raise UserError(
                 f"policy 'dynamic:{option}': the sizes must be whole numbers of tokens, at least 1,"
@@ -412,10 +414,10 @@ def make_scheduler(
 
     A name may carry an option after a colon: see `Dynamic`.
     """
-    name, _, option = policy.partition(":")
+    name, colon, option = str(policy).partition(":")
     name = "request_level" if name == "baseline" else name
     scheduler = lookup(POLICIES, name, "policy")(max_batch_size, chunk_size, cache_tokens)
-    if option:
+    if colon:
         scheduler.configure(option)
     return scheduler
 

@@ -4,10 +4,10 @@
 differs: it asks the cost model for the seconds of a batch, and moves a virtual clock by them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from batch import Batch, Request, check_requests
-from configs import GPUS, LINKS, MODELS, lookup
+from batch import Batch, Request
+from configs import GPUS, LINKS, MODELS, UserError, lookup
 from costmodel import EFFICIENCY, CostModel
 from loop import Loop, Result
 from scheduler import make_scheduler
@@ -81,3 +81,23 @@ def run_all(loop: Loop, requests: Iterable[Request]) -> Trace:
     for request in sorted(requests, key=lambda request: request.arrival):
         loop.add(request)
     return loop.run()
+
+
+def check_requests(
+    requests: Sequence[Request], most: int, whose: str, what: str = "request"
+) -> None:
+    """A UserError if two requests share an id, or one needs more places than `whose` cache has.
+
+    most: places of one request, in tokens. The last output token is not fed back, and needs none.
+    """
+    ids: set[int] = set()
+    for request in requests:
+        name = f"{what} {request.request_id}"
+        if request.most_cached > most:
+            raise UserError(
+                f"{name}: {len(request.prompt)} prompt tokens + max_tokens {request.max_tokens} - 1"
+                f" exceed the {most} tokens that {whose} allows"
+            )
+        if request.request_id in ids:
+            raise UserError(f"two requests have the id {request.request_id}: give each its own")
+        ids.add(request.request_id)

@@ -7,7 +7,7 @@ are seconds on the engine's clock.
                          that yields its first token. It holds the wait in the queue and the
                          whole prefill.
     TBT                  time between tokens: the gaps between one request's consecutive tokens.
-                         All of them and not their mean, for a reader notices the one long pause.
+                         We keep all and not their mean, for a reader notices the one long pause.
                          The first token has no gap; n output tokens have n - 1.
     generation stall     a gap longer than a bound that the caller gives (Sarathi-Serve, Sec 3.2:
                          other requests' prefills cause them).
@@ -125,7 +125,6 @@ class Trace:
             if life is None:
                 life = Life(request.request_id, request.arrival, len(request.prompt), start)
                 lives[request.request_id] = life
-            life.preemptions = request.preemptions
             if chunk.is_last:
                 life.tokens.append(end)
         for request_id in decodes:
@@ -134,6 +133,11 @@ class Trace:
             lives[request.request_id].finished = end
             self.finished.append((request.request_id, end))
         return iteration
+
+    def preempt(self, request: Request, moment: float) -> None:
+        """A request has lost its place in the cache."""
+        self.preempted.append((request.request_id, moment))
+        self.lives[request.request_id].preemptions = request.preemptions
 
     @property
     def first_token(self) -> dict[int, float]:

@@ -1,9 +1,8 @@
 """The demo model's text and tokenizer.
 
-The text is the documentation inside CPython itself; a byte-level BPE is trained on it.
-
-No download: `pydoc_data.topics` (the language reference) and the docstrings of the standard
-library, each below its signature. PSF License 2.0; see demo/README.md.
+The text is the documentation inside CPython itself: `pydoc_data.topics` (the language reference)
+and the docstrings of the standard library, each below its signature. It needs no download, and is
+under the PSF License 2.0 (see demo/README.md). A byte-level BPE is trained on it.
 """
 
 import ast
@@ -87,8 +86,6 @@ def split(texts: dict[str, str]) -> tuple[list[str], list[str]]:
     """Training and held-out documents, by a hash of the name.
 
     So another Python version holds out the same ones.
-
-    By a hash of the name, so that another Python version holds out the same ones.
     """
     held_out = {name for name in texts if zlib.crc32(name.encode()) % 20 == 0}
     return [text for name, text in texts.items() if name not in held_out], [

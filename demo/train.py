@@ -1,13 +1,12 @@
 """Trains the demo model on the documentation that ships inside Python.
 
-2.8 M parameters, half an hour on a laptop's CPU.
+The model has 2.8 M parameters, and takes half an hour on a laptop's CPU.
 
     python demo/train.py                # 25 minutes, writes demo/
     python demo/train.py --minutes 2 --out /tmp/demo
 
-The text needs no download: `pydoc_data.topics` (the language reference) and the docstrings of the
-standard library, each below its signature. PSF License 2.0; see demo/README.md. The model babbles
-Python documentation; that is all it is for.
+The text needs no download: demo/corpus.py says where it comes from, demo/README.md under which
+licence. The model babbles Python documentation; that is all it is for.
 """
 
 import fast.first  # before torch  # noqa: F401
@@ -85,7 +84,7 @@ def train_step(
 
 
 def check_folder(folder: Path, force: bool) -> None:
-    """A UserError if the folder holds a model, and not one that this script has written."""
+    """Raise a UserError if the folder holds a model that this script has not written."""
     found = [name for name in ("config.json", "model.safetensors") if (folder / name).exists()]
     metrics = folder / "metrics.json"
     if found and not force and not (metrics.is_file() and is_ours(metrics)):

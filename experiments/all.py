@@ -4,7 +4,7 @@ index.html is a gallery: what the paper claims, what we see, and where we differ
 
     python experiments/all.py       (or: make figures)
 
-Each script runs as a reader would run it, without --measure; measured rows that results/ already
+Each script runs as a reader would run it, without --measure. Measured rows that results/ already
 holds stay, and are shown. Every number in the captions comes from the CSV files.
 """
 

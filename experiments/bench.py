@@ -1,6 +1,6 @@
 """How fast the engine is on this CPU, on two fixed workloads.
 
-Beside it: this machine's own floor, and other engines.
+Beside it stand this machine's own floor, and other engines.
 
     python experiments/bench.py
         both workloads in bfloat16 (where the CPU multiplies it); chunk sizes are tried first
@@ -133,11 +133,8 @@ class Machine:
     def floor_apart(self, demand: Demand) -> float:
         """Seconds with prefill and decode in separate iterations.
 
-        Prompts run at the GEMM rate; weights are read once for 8 decodes; and K and V are read.
-
-        Weights read once for 8 decodes; K and V.
-
-        Left out: attention's arithmetic, the head and all small operators.
+        Prompts run at the GEMM rate. The decodes read the weights once for 8 of them, and K and V.
+        Attention's arithmetic, the head and all small operators are left out.
         """
         iterations = demand.decodes / BATCH_SIZE
         read = iterations * demand.weight_bytes + demand.kv_bytes
@@ -333,7 +330,7 @@ def time_native() -> Iterator[list[float]]:
 def print_overhead(attention: str, rounds: int = 6, iterations: int = 40) -> None:
     """The share of an iteration of 8 decodes of the demo model that is inside no operator.
 
-    Twice: as the profiler sees it, and without what the profiler adds itself.
+    It is printed twice: as the profiler sees it, and without what the profiler adds itself.
     """
     llm = LLM("demo", max_batch_size=BATCH_SIZE, device="cpu", attention=attention)
     rows = []
@@ -362,10 +359,9 @@ def overhead_window(
 ) -> tuple[float, float, float, float, float]:
     """Means over iterations around `context` tokens, of five values.
 
-    Seconds; the scheduler's seconds; seconds inside operators; operators; operators called by
-    others.
-
-    Operators are torch's and native.cpp's. The last three are 0 unless the profiler watches.
+    They are: seconds; the scheduler's seconds; seconds inside operators; operators; operators
+    called by others. Operators are torch's and native.cpp's. The last three values are 0 unless the
+    profiler watches.
     """
     llm.cache.reset()
     warm_up = 20

@@ -5,9 +5,10 @@ experiments/bench.py starts this file, with the Python of the engine's environme
     python experiments/bench_peers.py ENGINE CHECKPOINT DTYPE
         then, on standard input, one JSON list of [prompt token ids, output tokens] a line
 
-answers each line with one JSON line, {"seconds": ..., "tokens": [token ids of each request]}, and
-ends with its input. Imports nothing of ours: vLLM's environment has not got it. Greedy, end-of-text
-ignored, at most 8 requests at once, as in the engine that it is compared with.
+It answers each line with one JSON line, {"seconds": ..., "tokens": [token ids of each request]},
+and ends with its input. It imports nothing of ours, which vLLM's environment has not got. As in the
+engine that it is compared with, sampling is greedy, end-of-text is ignored, and at most 8 requests
+run at once.
 """
 
 import json

@@ -7,8 +7,7 @@
 
 The GPUs of the papers are predicted from a few constants (costmodel.py). A CPU does not follow so
 simple a law: Python costs something per layer, 'others' is not small, kernels change with the
-number of rows. So what is measured here are curves, one for each operator, over what its time
-depends on:
+number of rows. So we measure curves here, one for each operator, over what its time depends on:
 
     linear operators, others    tokens of the batch
     head                        rows that a token is sampled from
@@ -19,9 +18,9 @@ depends on:
 Each point is the mean over whole iterations of the real engine (`measuring.time_batches`), with
 weights and cache as cold as they are in a run. `CalibratedModel` adds the operators of a batch up.
 A hybrid batch costs a little more than its parts do alone (each displaces the other from the CPU's
-caches): by how much, one factor says, the mean over six hybrid batches. Five others are measured
-beside, as the first test. On a GPU, operators are timed one by one, with a wait after each: short
-iterations, which are bound by kernel launches, come out too slow.
+caches). One factor says by how much: the mean over six hybrid batches. Five others are measured
+beside, as the first test. On a GPU, operators are timed one by one, with a wait after each. Short
+iterations, which are bound by kernel launches, come out too slow there.
 """
 
 import fast.first  # before torch  # noqa: F401
@@ -149,8 +148,8 @@ def make_plan(length: int, quick: bool = False) -> Plan:
 def measure(llm: "LLM", plan: Plan, seconds: float) -> list[Result]:
     """Means for all batches of the plan, repeated as often as the time allows (3 to 15 times).
 
-    Means, not medians: a long run meets the machine's slow moments too, and its total time is the
-    sum of means.
+    We take means, not medians: a long run meets the machine's slow moments too, and its total time
+    is the sum of means.
     """
     probes = [make_batch([(0, size, size + 1)]) for size in (1, min(256, llm.max_length))]
     fixed, most = (result.seconds for result in time_batches(llm, probes, repeats=2))
@@ -232,8 +231,8 @@ def calibrate(llm: "LLM", load: str, plan: Plan, results: Sequence[Result]) -> C
 def fit_decodes(seconds: dict[tuple[int, int], float]) -> tuple[float, Curve]:
     """Seconds of decodes at one context, taken apart: of the iteration, and of each decode.
 
-    Least squares on the relative error. The curve is over the tokens cached before the step: one
-    less than the decode attends to.
+    The fit is least squares on the relative error. The curve is over the tokens cached before the
+    step, which are one less than the decode attends to.
     """
     contexts = sorted({context for _, context in seconds})
     rows = [

@@ -16,8 +16,8 @@ is steady; the best C is the one with the most tokens per second. Small chunks r
 often and leave tiles half empty; large ones run out before all decodes have ridden along.
 
 The longest TBT (time between two tokens of a request) is the longest iteration that holds a decode:
-in SARATHI's, decodes wait for the chunk beside them. The baseline's decodes never meet a prefill;
-whom its prefills keep waiting are the requests that have no token yet, and that is no TBT.
+in SARATHI's, decodes wait for the chunk beside them. The baseline's decodes never meet a prefill.
+Its prefills keep only those requests waiting that have no token yet, and that is no TBT.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def steady(cost: CostModel, work: Workload, chunk_size: int) -> Choice:
 def choose(choices: list[Choice], bound: float = float("inf")) -> Choice:
     """The largest throughput whose longest TBT stays within `bound` seconds.
 
-    Of equals, the smallest chunk.
+    Of equals it takes the smallest chunk.
     """
     allowed = [choice for choice in choices if choice.longest_tbt <= bound]
     if not allowed:
@@ -203,7 +203,7 @@ def above_zero(text: str) -> float:
 
 
 def cost_model(options: argparse.Namespace) -> CostModel:
-    """Of the named model and GPU, or of the machine that was calibrated."""
+    """The cost model of the named model and GPU, or of the machine that was calibrated."""
     if options.calibration is None:
         model = lookup(MODELS, options.model or "llama-13b", "model")
         gpu = lookup(GPUS, options.gpu or "a6000", "GPU")
@@ -231,8 +231,6 @@ def workload(options: argparse.Namespace, cost: CostModel) -> Workload:
     """What to run, or a UserError about the flags.
 
     B comes from the memory formula or the calibration unless it was given.
-
-    Or a UserError about the flags.
     """
     model, gpu, length = cost.model, cost.gpu, options.length
     if not 2 <= length <= model.max_length:

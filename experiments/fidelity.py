@@ -1,18 +1,14 @@
 """How close the cost model comes: SARATHI's single-GPU numbers beside our predictions.
 
-All published ones, sorted by error. Below, in a section of its own and outside the statistics: the
-numbers that we have of Sarathi-Serve, many of them second hand.
-
-Below, in a section of its own and outside the statistics: the numbers that we have of
-Sarathi-Serve, many of them second hand.
-
+All published ones are there, sorted by error. The numbers that we have of Sarathi-Serve, many of
+them second hand, stand below, in a section of their own and outside the statistics.
     python experiments/fidelity.py      writes results/fidelity.md (the README shows it) and
                                         results/fidelity.csv
 
 Each prediction is computed by the script of its figure; those of Sarathi-Serve take a minute, and
 are read from the results that their scripts wrote where there are any. What the constants were
 fitted to (Table 2, Fig 7) is marked and left out of the statistics, and so is what the paper was
-given rather than found. A bound is met or not, and no error counts.
+given rather than found. A bound is met or not: it has no error that counts.
 """
 
 import csv
@@ -115,8 +111,8 @@ EXPLANATIONS = {
         "gain hardly feels."
     ),
     "t4_33b_3k_decode": "As at 1K; and with three requests there is least to read at a time.",
-    # Sarathi-Serve. Names in braces: predictions by id, and `other` series of the same scripts, in
-    # `serving_facts`.
+    # Sarathi-Serve. Names in braces are predictions by id, and `other` series of the same scripts,
+    # in `serving_facts`.
     "ss_mistral_chat_vllm": (
         "Second hand, and at odds with the {ss_fig12_mistral:g}x that Fig 12 has for the same "
         "model, lengths, SLO and budget; ours lies between."
@@ -259,10 +255,7 @@ def published_rows() -> list[dict[str, str]]:
 
 
 def fidelity(quick: bool = False) -> list[Row]:
-    """All rows: first those that count, by error; then bounds, what was given, what was fitted.
-
-    Then bounds that are met, what was given, what was fitted.
-    """
+    """All rows: first those that count, by error; then bounds, what was given, what was fitted."""
     predicted = predictions(quick)
     numbers = [row for row in published_rows() if row["source"] == "sarathi"]
     numbers = [row for row in numbers if not row["id"].startswith(("f12_", "s53_"))]

@@ -4,7 +4,7 @@
     python experiments/fig10.py --measure    and the real engine on this machine: minutes
 
 SARATHI shortens the linear operators, because decodes share the weights that a chunk reads anyway.
-Attention gains nothing by that; the cost model lets it fall a little, for the reason that fig13.py
+Attention gains nothing by that. The cost model lets it fall a little, for the reason that fig13.py
 gives. Times are of a steady state, per request: see `balance` and `steady_operators` in
 lib/steady.py.
 """
@@ -41,9 +41,9 @@ prediction = partial(Point, "fig10", source="predicted", model=MODEL, hardware=G
 
 
 def to_points(ms: dict[tuple[str, int, int, int], dict[str, float]], *where: str) -> list[Point]:
-    """ms: per request and operator, by policy, L, B and C.
+    """The points of these times, and how many times less SARATHI takes.
 
-    Adds how many times less SARATHI takes. where: source, model, hardware.
+    ms: per request and operator, by policy, L, B and C. where: source, model, hardware.
     """
     points = []
     for (policy, length, batch_size, chunk_size), operators in ms.items():

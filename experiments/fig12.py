@@ -27,14 +27,14 @@ defaults, and why:
                             knows kernel overheads
 
 Orca's bubbles hang on one of these: when prompts enter. One that enters any micro-batch makes all
-eight wait for it on every stage; if all micro-batches refill in the same round, they wait once for
+eight wait for it on every stage. If all micro-batches refill in the same round, they wait once for
 all. "In step" is that case, with one prompt for each micro-batch every D / B iterations, which is
 how fast requests leave. We do not take it for the default, since nothing in iteration-level
-scheduling brings it about; but it is Orca's best case in the literal sense, and gives the paper's
+scheduling brings it about. But it is Orca's best case in the literal sense, and gives the paper's
 three completion ratios.
 
 SARATHI's own bubbles hang on chunk-size: a chunk that does not give way to decodes makes batches of
-282 rows, which cost as much as 384. Its steps and its bubbles are then longer; together with "in
+282 rows, which cost as much as 384. Its steps and its bubbles are then longer. Together with "in
 step" that comes near all four ratios.
 
 A request's bubble time is what stages waited for its micro-batch, over all its iterations and all

@@ -1,6 +1,6 @@
 """SARATHI, Fig 13: what chunking costs, and what the decodes that ride along give back.
 
-Panels: attention alone, the whole prefill, and end to end.
+The panels are (a) attention alone, (b) the whole prefill, and (c) end to end.
 
     python experiments/fig13.py              predicted for LLaMA-13B on an A6000: seconds, no GPU
     python experiments/fig13.py --measure    and the real engine on this machine: minutes
@@ -102,7 +102,7 @@ def predict(quick: bool) -> list[Point]:
 
 
 def measure(llm: "LLM", scale: Scale) -> list[Point]:
-    """Alternating: whole, then each chunk size; the medians of `repeats` turns."""
+    """The whole prompt and each chunk size in alternation; the medians of `repeats` turns."""
     (length,), (batch_size,) = scale.lengths, scale.batch_sizes
 
     def point(series: str, x: float, y: float) -> Point:

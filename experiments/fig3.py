@@ -49,10 +49,11 @@ def batches(length: int, batch_size: int) -> dict[str, Batch]:
 def to_points(
     seconds: dict[tuple[str, int], dict[str, float]], length: int, *where: str
 ) -> list[Point]:
-    """seconds: of each operator, by phase and batch size. where: source, model, hardware.
+    """The points of these times, in ms per token.
 
-    Totals are of the five operators that the paper goes on with; 'others', which the cost model
-    lacks but for the logits, stand apart.
+    seconds: of each operator, by phase and batch size. where: source, model, hardware. Totals are
+    of the five operators that the paper goes on with. 'others' stands apart: but for the logits,
+    the cost model lacks it.
     """
 
     def point(series: str, batch_size: int, y: float, unit: str) -> Point:

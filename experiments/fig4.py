@@ -1,13 +1,13 @@
 """SARATHI, Fig 4: why prefill saturates a GPU and decode does not.
 
-Throughput above, arithmetic intensity by operator below.
+The picture has throughput above, and arithmetic intensity by operator below.
 
     python experiments/fig4.py              predicted for a layer of LLaMA-13B on an A6000: seconds
     python experiments/fig4.py --measure    and the throughput of the real engine on this machine
 
 One layer, as in the paper (Sec 3.1): forty times as many requests would fit the GPU. An operator is
 bound by compute where its FLOPs per byte exceed the GPU's FLOP/s per byte/s. One layer would fit a
-CPU's caches: what is measured is the whole model, divided by its layers.
+CPU's caches, so there we measure the whole model and divide by its layers.
 
 "Saturated" means here: at least 90 % of the largest throughput drawn. For prefill that gives the
 paper's 512 tokens.
@@ -44,8 +44,6 @@ def batches(
     """Prefill-only batches of B prompts of L tokens, and decode-only ones; by series and B.
 
     A prefill-only batch has `most` tokens at most.
-
-    By series and B.
     """
     prefills = {
         (f"prefill L={n}", size): make_batch([(0, n, n)] * size)
@@ -62,7 +60,10 @@ def batches(
 def throughput_points(
     seconds: dict[tuple[str, int], float], shapes: dict[tuple[str, int], Batch], *where: str
 ) -> list[Point]:
-    """seconds: of one layer, by series and B. where: source, model, hardware."""
+    """The throughput of one layer.
+
+    seconds: of that layer, by series and B. where: source, model, hardware.
+    """
     rows, unit = [], "tokens/ms of one layer"
     for (series, size), value in seconds.items():
         y = shapes[series, size].num_tokens / (1e3 * value)
@@ -73,10 +74,8 @@ def throughput_points(
 def intensities(model: ModelConfig, batch_size: int, rows: int, context: int) -> dict[str, float]:
     """FLOPs per byte of each operator in fp16.
 
-    B requests have `rows` new tokens each, which attend to `context`.
-
-    A linear operator reads its weights once for all rows. Attention shares nothing between
-    requests: B changes nothing.
+    B requests have `rows` new tokens each, which attend to `context`. A linear operator reads its
+    weights once for all rows. Attention shares nothing between requests: B changes nothing.
     """
     result, tokens, channels = {}, batch_size * rows, model.n_head * model.head_dim
     for name, (inputs, outputs) in model.linears.items():
@@ -100,7 +99,7 @@ def predict(quick: bool) -> list[Point]:
     sizes = [2**i for i in range(0, 11, 2 if quick else 1)]
     shapes = batches((64, 128, 256, 512, 1024), sizes, CONTEXT, most=8192)
     operators = {key: cost.operators(batch) for key, batch in shapes.items()}
-    # the logits are no layer's
+    # the logits belong to no layer
     seconds = {key: sum(times.values()) - times["others"] for key, times in operators.items()}
     points = throughput_points(seconds, shapes, "predicted", MODEL, GPU)
     for phase, rows in (("prefill", CONTEXT), ("decode", 1)):

@@ -1,6 +1,6 @@
 """SARATHI, Fig 1 and 5: two stages, four requests A, B, C, D.
 
-The bubbles of Orca's schedule, and what SARATHI leaves of them.
+The picture shows the bubbles of Orca's schedule, and what SARATHI leaves of them.
 
     python experiments/fig5.py      predicted for LLaMA-13B on two A6000s; seconds, no GPU needed
 
@@ -32,7 +32,7 @@ prediction = partial(Point, "fig5", source="predicted", model=MODEL, hardware=GP
 def run(policy: str, chunk_size: int = CHUNK_SIZE) -> PipelineTrace:
     """The four requests, all there from the start.
 
-    Stages are linked at no cost, so that what is left are the paper's bubbles.
+    Stages are linked at no cost, so that only the paper's bubbles are left.
     """
     requests = [Request(i, range(tokens), OUTPUT) for i, tokens in enumerate(PROMPTS.values())]
     sizes = {"stages": STAGES, "chunk_size": chunk_size, "max_batch_size": BATCH_SIZE}

@@ -33,10 +33,7 @@ prediction = partial(Point, "fig8", source="predicted", model=MODEL, hardware=GP
 
 
 def batches(length: int, batch_size: int, chunk_size: int) -> list[Batch]:
-    """The three iterations: B decodes; a chunk with B - 1 decodes aboard; that chunk alone.
-
-    A chunk with B - 1 decodes aboard; that chunk alone.
-    """
+    """The three iterations: B decodes; a chunk with B - 1 decodes aboard; that chunk alone."""
     chunk = (0, chunk_size - (batch_size - 1), length)  # of a prompt of L tokens
     return [
         make_batch(decodes=batch_size, context=length),

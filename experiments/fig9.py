@@ -5,8 +5,9 @@
     python experiments/fig9.py --measure    and the real engine on this machine: some five minutes
                                             on two slow cores
 
-Measured are, unless --chunk-sizes says otherwise, the chunk size that a short profile of single
-iterations finds best here, and one beside it, each at half, once and twice the balance of the best.
+--measure takes the chunk size that a short profile of single iterations finds best here, and one
+beside it, unless --chunk-sizes says otherwise. Each runs at half, once and twice the balance of the
+best.
 
 The gain peaks where the chunks of a prompt carry all decodes and none is left over. A prompt makes
 P / (C - (B - 1)) chunks, each with B - 1 decodes aboard: balance is at P:D = C/(B-1) - 1, which the
@@ -133,9 +134,9 @@ PUBLISHED = ("f9_c256", "f9_c512", "f9_broad")  # ids of the numbers in the pape
 def predicted_numbers(gains: list[Gain]) -> dict[str, float]:
     """Our prediction of each number that the paper's text gives, by its id.
 
-    "About 10 % over a large range of P:D, if SARATHI changes the chunk size" (Sec 5.1.3): the gain
-    of the best chunk size, as the median over the P:D drawn (1 to 200, even on a log axis) and the
-    three lengths, in %.
+    "About 10 % over a large range of P:D, if SARATHI changes the chunk size" (Sec 5.1.3) is, for
+    us, the gain of the best chunk size in %: the median over the P:D drawn (1 to 200, even on a log
+    axis) and the three lengths.
     """
     best: dict[tuple, float] = {}
     for gain in gains:
@@ -200,7 +201,7 @@ def load(options: argparse.Namespace) -> "LLM":
 
 
 def choose_chunk_sizes(llm: "LLM", length: int, batch_size: int) -> list[int]:
-    """The best first; prints why."""
+    """The chunk sizes to measure, the best first; prints why."""
     profiles = profile_chunk_sizes(llm, length, batch_size)
     print(
         "\nProfile of single iterations, ms, and the gain that they would make at P:D = C/(B-1) -"

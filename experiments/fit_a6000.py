@@ -1,8 +1,8 @@
 """Prints the A6000's constants of costmodel.py: python experiments/fit_a6000.py.
 
-Nine numbers of SARATHI (Table 2 and Fig 7, LLaMA-13B on an A6000) and four constants. Least squares
-on log ratios, so that 5 % of a short time weighs as much as 5 % of a long one. Every other figure
-is predicted with these constants, and never fitted.
+Four constants are fitted to nine numbers of SARATHI (Table 2 and Fig 7, LLaMA-13B on an A6000). The
+fit is least squares on log ratios, so that 5 % of a short time weighs as much as 5 % of a long one.
+Every other figure is predicted with these constants, and never fitted.
 """
 
 import math

@@ -1,9 +1,7 @@
 """Why the CPU path is as it is: the laptop model's linears and attention on this machine.
 
-The plain way stands beside the way taken.
-
-All layers in turn, so that no cache holds the weights or the keys. Milliseconds, the median of
-`--repeats` alternating turns.
+The plain way stands beside the way taken. All layers run in turn, so that no cache holds the
+weights or the keys. Times are milliseconds, the median of `--repeats` alternating turns.
 """
 
 import fast.first  # before torch  # noqa: F401
@@ -34,7 +32,7 @@ EVEN, UNEVEN = [528] * 8, [100 + 120 * i for i in range(8)]  # contexts of eight
 
 
 def medians(repeats: int, *candidates: Callable[[], object]) -> list[float]:
-    """Milliseconds of each, in alternation, after one turn that warms up."""
+    """Milliseconds of each candidate, in alternation, after one turn that warms up."""
     seen: list[list[float]] = [[] for _ in candidates]
     for turn in range(repeats + 1):
         for candidate, times in zip(candidates, seen, strict=True):

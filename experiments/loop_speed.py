@@ -1,15 +1,10 @@
 """How fast the loop itself is, with the cost model as executor, on one core.
 
-It also tells how the time grows with the number of requests.
-
-And how its time grows with the number of requests.
-
-And how its time grows with the number of requests.
-
-The engine must never wait for its scheduler: an iteration of a real model takes 10 ms or more. The
-first table saturates every policy with requests that are all alike. The second serves conversations
-that arrive over time (prompts of 1000 tokens and outputs of 200 on average, log-normal; Mistral-7B
-on an A100 under sarathi_serve), and says what the simulation of 1,000 and 10,000 of them takes.
+It also tells how that time grows with the number of requests. The engine must never wait for its
+scheduler: an iteration of a real model takes 10 ms or more. The first table saturates every policy
+with requests that are all alike. The second serves conversations that arrive over time (prompts of
+1000 tokens and outputs of 200 on average, log-normal; Mistral-7B on an A100 under sarathi_serve),
+and says what the simulation of 1,000 and 10,000 of them takes.
 
     python experiments/loop_speed.py --pipeline 1000 10000 100000
         instead: the pipeline of SARATHI's Fig 12, GPT-3 on eight stages

@@ -54,9 +54,10 @@ STALL = 5  # decode-only iterations
 
 
 def workload(chunk_size: int, arrival: float = 0.0) -> list[Request]:
-    """A and B: half a chunk of prompt, 14 and 20 output tokens.
+    """The requests A, B, C and D.
 
-    C and D: two and a half chunks each, both at `arrival` seconds, 6 output tokens.
+    A and B have half a chunk of prompt, and 14 and 20 output tokens. C and D have two and a half
+    chunks and 6 output tokens each, and arrive at `arrival` seconds.
     """
     short, long = max(1, chunk_size // 2), 5 * chunk_size // 2
     sizes = [(short, 14, 0.0), (short, 20, 0.0), (long, 6, arrival), (long, 6, arrival)]
@@ -80,7 +81,7 @@ def arrival_and_bound(alone: Trace) -> tuple[float, float]:
 class Comparison:
     """The same requests under every policy.
 
-    arrival: of C and D. bound: a longer gap between tokens is a stall. Seconds.
+    arrival: of C and D. bound: a longer gap between tokens is a stall. Both are in seconds.
     """
 
     traces: dict[str, Trace]
@@ -101,8 +102,8 @@ def predict() -> Comparison:
 def measure(llm: "LLM", chunk_size: int, repeats: int) -> Comparison:
     """For real: the machine's own speed says when C and D arrive, and what a stall is.
 
-    The policies run in turns, `repeats` times; of each, the fastest run is kept: whatever else a
-    machine does only ever adds time.
+    The policies run in turns, `repeats` times. The fastest run of each is kept, since whatever else
+    a machine does only ever adds time.
     """
 
     def run(policy: str, requests: list[Request]) -> Trace:
@@ -170,8 +171,6 @@ def draw(found: Comparison, title: str) -> plt.Figure:
     """One panel for each policy, on one time axis.
 
     Whole prompts are in the left column, chunks in the right one.
-
-    Whole prompts in the left column, chunks in the right one.
     """
     columns = [[name for name in found.traces if (name in WHOLE) == whole] for whole in (1, 0)]
     height = max(len(column) for column in columns)
@@ -270,6 +269,7 @@ def main() -> None:
     write_csv(options.out / "policies.csv", with_kept(options.out / "policies.csv", rows))
     if options.perfetto:
         perfetto.save(options.perfetto, runs, NAMES)
+        print(f"wrote {options.perfetto}: open it on https://ui.perfetto.dev")
     print(f"\nwrote {options.out / 'policies.png'} and .csv")
 
 

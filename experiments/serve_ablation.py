@@ -2,10 +2,10 @@
 
     python experiments/serve_ablation.py    predicted for Yi-34B on two A100s: seconds, no GPU
 
-Chunks alone bound the time between tokens, but alternate with decodes, which delays prompts; hybrid
-batches alone let prompts in at once, and whole, which stalls decodes. 1024 requests at 1 per second
-(chat) or 0.5 (arxiv), a token budget of 1024; the rates are those of the paper's artefact
-(osdi-experiments/table-6), whose hybrid_only has the longest request as its budget, so that nothing
+Chunks alone bound the time between tokens, but alternate with decodes, which delays prompts. Hybrid
+batches alone let prompts in at once, and whole, which stalls decodes. 1024 requests arrive at 1 per
+second (chat) or 0.5 (arxiv); the token budget is 1024. The rates are those of the paper's artefact
+(osdi-experiments/table-6). Its hybrid_only has the longest request as its budget, so that nothing
 is ever cut. The arxiv rows have no published counterpart here.
 """
 
@@ -52,7 +52,7 @@ def predict(quick: bool) -> list[Point]:
 
 
 def draw(points: list[Point]) -> plt.Figure:
-    """One panel for each metric and data set; paper's bars hatched beside the predicted."""
+    """One panel for each metric and data set; the paper's bars, hatched, beside the predicted."""
     values = {(point.source, point.series): point.y for point in points}
     figure, panels = plt.subplots(1, 4, figsize=(19, 6), layout="constrained")
     for axes, (data, metric) in zip(

@@ -2,8 +2,6 @@
 
 It also finds the budget that an SLO allows.
 
-And the budget that an SLO allows.
-
     python experiments/serve_budget.py
         predicted for Mistral-7B on an A100: seconds
     python experiments/serve_budget.py --tbt-slo 50
@@ -12,11 +10,10 @@ And the budget that an SLO allows.
             --tbt-slo 300 --decodes 8 --context 512 --longest 512
         for the machine that calibrate.py measured
 
-A small budget keeps each iteration short, and so the time between tokens; but it reads the weights
-more often for the same prompts, and at some load the queue grows. The largest multiple of the tile
-whose worst iteration stays within the SLO is the one to take: one profile says which, without
-running a single request. The curves check it: 512 chat requests at 2.5 per second, under
-sarathi_serve.
+A small budget keeps each iteration short, and so the time between tokens. But it reads the weights
+more often for the same prompts, and at some load the queue grows. Take the largest multiple of the
+tile whose worst iteration stays within the SLO: one profile says which, without running a single
+request. The curves check it on 512 chat requests at 2.5 per second, under sarathi_serve.
 """
 
 from functools import partial

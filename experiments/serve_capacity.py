@@ -48,7 +48,7 @@ POLICIES = ("vllm_v0", "orca", "sarathi_serve")
 DEPLOYMENTS, DATASETS = (MISTRAL, YI), (CHAT, ARXIV)
 REQUESTS = 1024
 NUMBERS = paper_numbers()
-# s: Table 3; Yi-34B's strict one is a fifth of its relaxed one, as 5 decode iterations are of 25
+# s: Table 3. Yi-34B's strict SLO is a fifth of its relaxed one, as 5 decode iterations are of 25.
 PAPER_SLOS = {
     MISTRAL: {STRICT: NUMBERS["ss_slo_strict_mistral"], RELAXED: NUMBERS["ss_slo_relaxed_mistral"]},
     YI: {
@@ -104,8 +104,6 @@ def capacities(
 
 def search(workloads: dict[str, Sequence[Request]], quick: bool) -> dict[Job, dict[str, float]]:
     """All capacities. workloads: name -> requests.
-
-    quick: to a few parts in ten, in this process; else exactly, on all cores.
 
     quick: to a few parts in ten, in this process; else exactly, on all cores.
     """

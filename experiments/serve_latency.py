@@ -5,10 +5,10 @@
     python experiments/serve_latency.py --measure
         and the real engine on this machine, in real time: a minute or two
 
-The same 512 requests with Poisson arrivals at every rate and under every policy; only the arrival
-times are scaled. Token budgets: 1536, as in the paper's Fig 1, and 512, its choice for a strict
-SLO. The dotted line is that SLO: 5 decode iterations. On this machine: a small model, short
-prompts, B = 8, a token budget of 64, and three policies in turns.
+The same 512 requests with Poisson arrivals come at every rate and under every policy; only the
+arrival times are scaled. The token budgets are 1536, as in the paper's Fig 1, and 512, its choice
+for a strict SLO. The dotted line is that SLO: 5 decode iterations. On this machine three policies
+take turns, with a small model, short prompts, B = 8 and a token budget of 64.
 """
 
 from dataclasses import replace

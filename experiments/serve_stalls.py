@@ -9,10 +9,10 @@ vllm_v0 stalls for seconds whenever prompts come in; sarathi_serve never does.
     python experiments/serve_stalls.py --perfetto out.json
         all runs, for https://ui.perfetto.dev
 
-The paper's experiment: 128 long prompts (arxiv_summarization) wait from the start, the token budget
-is 1536 tokens. Whenever a request ends, the next one's prompt is prefilled; what the running
-requests do meanwhile is the policy's choice. On this machine: the shape of it, with prompts and a
-budget that a laptop's model runs three times in two minutes.
+In the paper's experiment 128 long prompts (arxiv_summarization) wait from the start, and the token
+budget is 1536 tokens. Whenever a request ends, the next one's prompt is prefilled; what the running
+requests do meanwhile is the policy's choice. On this machine we look for the same shape, with
+prompts and a budget that a laptop's model runs three times in two minutes.
 """
 
 from dataclasses import replace
@@ -82,8 +82,6 @@ def predict(quick: bool) -> list[Point]:
 
 def measure(llm: "LLM", scale: Scale) -> list[Point]:
     """The median of the numbers over `repeats` turns of all policies.
-
-    The curves are those of the last turn.
 
     The curves are those of the last turn.
     """

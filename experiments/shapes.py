@@ -1,14 +1,14 @@
 """Does the paper show on this machine?
 
-Seven shapes of its figures, looked for in what --measure wrote to results/.
+We look for seven shapes of its figures in what --measure wrote to results/.
 
     python experiments/shapes.py    after --measure of fig3.py, fig8.py, fig9.py, fig11.py, fig13.py
 
-A CPU has other numbers than the paper's GPUs; what can be the same is the shape of a curve: what
-rises, what falls, where it peaks. A shape is a number of comparisons between two measured values (a
-decode at B = 4 costs less than at B = 2), and what is counted is how many hold. A curve of one
-point, as --quick measures some, compares nothing. No tolerance but one: `flat` is within 10 %.
-Noise makes a comparison of near-equal values a toss: read the values beside it.
+A CPU has other numbers than the paper's GPUs. The shape of a curve can be the same: what rises,
+what falls, where it peaks. A shape is a number of comparisons between two measured values (a decode
+at B = 4 costs less than at B = 2), and we count how many hold. A curve of one point, as --quick
+measures some, compares nothing. There is one tolerance: `flat` is within 10 %. Noise makes a
+comparison of near-equal values a toss: read the values beside it.
 """
 
 from collections.abc import Callable, Sequence

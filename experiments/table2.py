@@ -1,6 +1,6 @@
 """SARATHI, Table 2: the time of a prefill-only, a decode-only and a decode-maximal batch.
 
-Linear operators and attention apart.
+It tells linear operators and attention apart.
 
     python experiments/table2.py              LLaMA-13B on an A6000, cost model beside the paper:
                                               seconds, no GPU needed
@@ -36,9 +36,10 @@ prediction = partial(Point, "table2", source="predicted", model=MODEL, hardware=
 
 
 def table(batches: dict[str, Batch], operators: dict[str, dict[str, float]]) -> dict[str, float]:
-    """The cells of the table in ms. batches and the seconds of their operators, by the rows' names.
+    """The cells of the table in ms.
 
-    Like the paper's, totals are linear + attention: 'others' (norms, logits) are left out.
+    batches, operators: by the rows' names; operators are in seconds. Like the paper's, totals are
+    linear + attention: 'others' (norms, logits) are left out.
     """
     cells = {}
     for row, seconds in operators.items():
@@ -64,10 +65,7 @@ def predict(quick: bool) -> list[Point]:
 
 
 def measure(llm: "LLM", scale: Scale) -> list[Point]:
-    """The paper's shapes: a prompt of L; B decodes; a chunk of L - (B-1) with B - 1 decodes.
-
-    B decodes; a chunk of L - (B-1) with B - 1 decodes.
-    """
+    """The paper's shapes: a prompt of L; B decodes; a chunk of L - (B-1) with B - 1 decodes."""
     (length,), (size,) = scale.lengths, scale.batch_sizes
     batches = {
         "prefill-only": make_batch([(0, length, length)]),
@@ -87,7 +85,7 @@ def measure(llm: "LLM", scale: Scale) -> list[Point]:
 
 
 def draw_panel(axes: plt.Axes, bars: dict[str, dict[str, float]], title: str) -> None:
-    """A stacked bar for each of `bars`; its label -> the cells of its part of the table."""
+    """A stacked bar for each of `bars`: label -> the cells of its part of the table."""
     look = {"linear": (COLOURS["sky"], ""), "attention": (COLOURS["vermilion"], "//")}
     bottom = [0.0] * len(bars)
     for part, (colour, hatch) in look.items():

@@ -1,14 +1,14 @@
 """SARATHI, Table 4: decode speedup and throughput gain for two models on two GPUs.
 
-At the batch sizes and P:D where they peaked.
+They are taken at the batch sizes and P:D where they peaked.
 
     python experiments/table4.py
         predicted for LLaMA-13B on an A6000 and LLaMA-33B on an A100: seconds, no GPU needed
     python experiments/table4.py --measure
         and the real engine on this machine
 
-Decode speedup as in fig8.py, throughput gain as in fig9.py. The A100 borrows the A6000's shares of
-peak and bandwidth, EFFICIENCY["sarathi"], and only its data sheet is new: SARATHI's kernels are
+Decode speedup is as in fig8.py, throughput gain as in fig9.py. The A100 borrows the A6000's shares
+of peak and bandwidth, EFFICIENCY["sarathi"], and only its data sheet is new: SARATHI's kernels are
 known from the A6000 alone. (What costmodel.py has from an A100, EFFICIENCY["sarathi_serve"], are
 other kernels.) Nothing here was fitted to this table.
 """
@@ -90,9 +90,7 @@ def measure(llm: "LLM", scale: Scale) -> list[Point]:
 def draw(points: list[Point]) -> plt.Figure:
     """Decode speedup on the left, throughput gain on the right.
 
-    Bars: paper, predicted and, apart, measured.
-
-    Paper, predicted and, in bars of their own, measured.
+    Paper and predicted stand side by side, measured in bars of their own.
     """
     measured = curves(points, "measured")
     figure, panels = plt.subplots(1, 2, figsize=(18 if measured else 15, 6.5), layout="constrained")

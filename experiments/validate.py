@@ -1,6 +1,6 @@
 """How far off are the predictions?
 
-Random workloads, run for real on this machine and predicted from its calibration.
+Random workloads run for real on this machine, and are predicted from its calibration.
 
     python experiments/calibrate.py && python experiments/validate.py
         20 workloads over all policies: some minutes
@@ -16,10 +16,10 @@ nothing. Every workload runs three times, in three rounds, and its median counts
 
 --profiles reads DIR/GPU/MODEL/mlp.csv in the format of Vidur's public profiles: per layer and
 number of tokens, median ms of the four linear operators. The shape of the model comes from the
-file, peak and bandwidth from the GPU's data sheet. The efficiencies are EFFICIENCY["sarathi_serve"]
-of costmodel.py, for every GPU; then, to show what the form of the law can do, fitted on each model
-in turn and tested on all the others of that GPU. That is where "sarathi_serve" comes from: it is
-the line that is fitted on Llama-2-70b on an A100. The other lines are shown and not used.
+file, peak and bandwidth from the GPU's data sheet. The first table takes the efficiencies from
+costmodel.py, EFFICIENCY["sarathi_serve"], for every GPU. The second shows what the form of the law
+can do: they are fitted on each model in turn and tested on all the others of that GPU. Its line
+that is fitted on Llama-2-70b on an A100 is "sarathi_serve"; the others are shown and not used.
 """
 
 import argparse
@@ -145,7 +145,7 @@ def compare(
 ) -> list[tuple[Trace, Trace, float]]:
     """(predicted, measured, drift) of each workload.
 
-    Of an odd number of rounds over all of them, the run of median length counts.
+    There is an odd number of rounds over all of them; the run of median length counts.
     """
     warm_up(llm)
     runs: list[list[tuple[Trace, float]]] = [[] for _ in workloads]
@@ -280,8 +280,6 @@ class Row:
     """One line of a profile: the seconds of each linear operator in one layer.
 
     It is of this many tokens on one of `parallel` GPUs.
-
-    For this many tokens on one of `parallel` GPUs.
     """
 
     model: ModelConfig
@@ -294,7 +292,7 @@ class Row:
         return own.linears(self.tokens)
 
     def error(self, cost: CostModel) -> float:
-        """Of all four linear operators together, relative to the measurement."""
+        """The error of all four linear operators together, relative to the measurement."""
         return sum(self.predicted(cost).values()) / sum(self.seconds.values()) - 1
 
 
@@ -344,7 +342,7 @@ def read_profile(path: Path) -> list[Row]:
 
 
 def gpu_of(folder: str, directory: Path) -> GPU:
-    """The entry of configs.GPUS for a folder's name: a100 stands for a100-80gb."""
+    """The entry of gpus.GPUS for a folder's name: a100 stands for a100-80gb."""
     found = [gpu for name, gpu in GPUS.items() if name == folder.lower()] or [
         gpu for name, gpu in GPUS.items() if name.startswith(folder.lower())
     ]

@@ -1,6 +1,6 @@
 """Does the simulated pipeline tell the truth?
 
-Random workloads on a real pipeline of two processes, and the same ones predicted.
+Random workloads run on a real pipeline of two processes, and the same ones are predicted.
 
     OMP_NUM_THREADS=1 python experiments/calibrate.py --out results/calibration-stage.json
         one thread: what a stage gets of two cores; two of four
@@ -12,10 +12,11 @@ layers, the last one the head as well (`pipeline.StageCosts`). The way between s
 a first run that counts for nothing. Predictions are made from these two alone. Workloads run in
 turn, several times over; medians are compared.
 
-The two stages share the memory, and whatever else a machine has but once: what one costs the other,
-a calibration of one process does not know. The `alone` column is the same prediction, made slower
-or faster by how much the real stages' work took against the predicted work: how well the clock and
-the schedules agree when costs are right. It is shown to tell the two apart, and is not the result.
+The two stages share the memory, and whatever else a machine has but once. A calibration of one
+process does not know what one costs the other. The `alone` column is the same prediction, made
+slower or faster by how much the real stages' work took against the predicted work. It says how well
+the clock and the schedules agree when costs are right. It is shown to tell the two apart, and is
+not the result.
 """
 
 import json
@@ -86,7 +87,7 @@ class Row:
 
 
 def draw_workloads(count: int, seed: int) -> list[Draw]:
-    """Taking turns over the policies."""
+    """Random workloads, taking turns over the policies."""
     dice, policies = random.Random(seed), sorted(POLICIES)
     return [
         Draw(
@@ -101,7 +102,7 @@ def draw_workloads(count: int, seed: int) -> list[Draw]:
 
 
 def predict(calibration: Calibration, work: Draw, hop: float, slower: float = 1.0) -> PipelineTrace:
-    """The same schedulers on the calibrated clock; slower: a factor on all costs."""
+    """The same schedulers on the calibrated clock. slower: a factor on all costs."""
     costs = StageCosts(CalibratedModel(calibration), even_layers(calibration.model.n_layer, STAGES))
     filled = make_micro_batches(work.policy, STAGES, STAGES, BATCH_SIZE, CHUNK_SIZE)
     for i, (prompt, output) in enumerate(work.lengths):

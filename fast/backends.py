@@ -29,15 +29,10 @@ BACKENDS: dict[str, Attention] = {
 }
 
 
-def check_backend(name: str, device: torch.device, fast: bool = True) -> None:
+def check_backend(name: str, device: torch.device) -> None:
     """A UserError for a name that is none, or a back end that this device cannot have."""
     if name != "auto" and name not in BACKENDS:
         raise UserError(f"unknown attention {name!r}: choose from auto, {', '.join(BACKENDS)}")
-    if not fast and name not in ("auto", *PLAIN):
-        raise UserError(
-            f"attention {name!r} is one of the fast ways, and fast is False: choose auto,"
-            f" {' or '.join(PLAIN)}"
-        )
     if name == "xformers" and (device.type != "cuda" or find_spec("xformers") is None):
         raise UserError(
             "attention 'xformers' needs a CUDA device and the xformers package; this is"
@@ -45,17 +40,13 @@ def check_backend(name: str, device: torch.device, fast: bool = True) -> None:
         )
 
 
-def choose_backend(
-    name: str, device: torch.device, dtype: torch.dtype, config: ModelConfig, fast: bool = True
-) -> str:
+def choose_backend(name: str, device: torch.device, dtype: torch.dtype, config: ModelConfig) -> str:
     """The name of the back end for queries of this dtype.
 
     "auto" is `native` on a CPU where it can run. Else it is sdpa, which runs everywhere. (On CUDA
     `LLM` measures: see `fastest`.)
     """
-    check_backend(name, device, fast)
-    if not fast:
-        return "sdpa" if name == "auto" else name
+    check_backend(name, device)
     shape = config.head_dim, config.n_head // config.n_kv_head
     if name == "native":
         native.check(device, dtype, *shape)
@@ -80,10 +71,10 @@ def candidates() -> list[str]:
 def fastest(
     n_head: int, cache: KVCache, names: Sequence[str] | None = None, repeats: int = 5
 ) -> tuple[str, Attention]:
-    """The back end that takes least for a decode of every slot and for a chunk, in one layer.
+    """The fastest back end and its name, by a decode of every slot and a chunk, in one layer.
 
-    And its name. The contexts are half a slot. names: None is `candidates`. One that cannot run
-    here (another dtype, a GPU that it was not built for) is passed over; the first must run.
+    The contexts are half a slot. names: None is `candidates`. A back end that cannot run here
+    (another dtype, a GPU that it was not built for) is passed over; the first must run.
     """
     first, *others = candidates() if names is None else names
     if not others:

@@ -1,6 +1,6 @@
 """PyTorch's operators in the order that suits a CPU in bfloat16: what runs without a C++ compiler.
 
-Same results as `attention.sdpa`, which runs wherever these two tricks do not apply:
+The results are those of `attention.sdpa`, which runs wherever these two tricks do not apply:
 
     a decode      reads K and V as float32 copies: products of few rows are slow in bfloat16
     a chunk       is three plain products: the fused kernel does not reach the rate of a product
@@ -24,13 +24,13 @@ def attention(batch: FlatBatch, cache: KVCache) -> AttendLayer:
     if cache.k.is_cuda or cache.k.dtype != torch.bfloat16:
         return PLAIN["sdpa"](batch, cache)
 
-    if (scratch := getattr(cache, "scratch", None)) is None:  # one for each cache
-        scratch = cache.scratch = make_scratch(cache)
+    if cache.scratch is None:
+        cache.scratch = make_scratch(cache)
 
     def attend(
         q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int]
     ) -> Tensor:
-        return attend_bfloat16(q, keys, values, slots, contexts, scratch)
+        return attend_bfloat16(q, keys, values, slots, contexts, cache.scratch)
 
     return span_by_span(attend)(batch, cache)
 

@@ -28,8 +28,8 @@ def gathered(
     """Many requests in one kernel. slots, contexts (n,) int64; longest: the largest context.
 
     What differs between two batches of one shape is in tensors alone, so that a CUDA graph can
-    replay it (fast/graphs.py)@@@
-    behind it in the cache: a mask does not keep a NaN out of a sum.
+    replay it (fast/graphs.py). Shorter requests are padded with their own last key, not with what
+    lies behind it in the cache: a mask does not keep a NaN out of a sum.
     """
     rows, column = q.shape[1], torch.arange(longest, device=q.device)
     place = slots[:, None], torch.minimum(column, contexts[:, None] - 1)  # (n, 1), (n, longest)

@@ -4,11 +4,20 @@ Variables that you have set yourself are kept.
 """
 
 import os
+import sys
+from importlib.util import find_spec
+
+if find_spec("torch") is None:
+    NEEDED = "this needs torch: make install, or pip install -r requirements.txt"
+    if hasattr(sys.modules["__main__"], "__file__"):  # a script: one line, no traceback
+        print(f"error: {NEEDED}", file=sys.stderr)
+        raise SystemExit(2)
+    raise ModuleNotFoundError(NEEDED)
 
 # How often a thread that waits for another looks again before it sleeps. libgomp's own 300,000 take
-# milliseconds. Beside a busy program, which may hold the other thread's core for that long, each
-# of thousands of waits lasts them all. 2,000 last about as long as Python does between two
-# operators, so that on an idle machine few threads fall asleep (docs/performance.md).
+# milliseconds. Beside a busy program, which may hold the other thread's core for that long, each of
+# thousands of waits lasts them all. 2,000 last about as long as Python does between two operators,
+# so that on an idle machine few threads fall asleep (docs/performance.md).
 SPINS = "2000"
 
 # Large pages for large tensors, where Linux gives them to those who ask: reading the weights, a CPU

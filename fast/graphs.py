@@ -61,7 +61,7 @@ class Graphs:
 class GraphExecutor(ModelExecutor):
     """A `ModelExecutor` that replays graphs where it can.
 
-    The same tokens, up to rounding: attention runs another kernel.
+    It gives the same tokens, up to rounding: attention runs another kernel.
     """
 
     def __init__(

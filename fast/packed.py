@@ -1,11 +1,10 @@
 """Linear operators with packed weights, on a CPU.
 
-How the weights lie in memory is worth as much there as the schedule.
-
-`F.linear` reads a weight row by row. A core multiplies tiles: it would rather find each tile's
-values side by side, and with a plain weight it re-sorts them in every call. `pack_linears` sorts
-them once, into the layout that oneDNN chooses for this machine, and drops the plain ones. Fewest
-rows gain most, for with few rows the sorting is most of the work: see docs/performance.md.
+How the weights lie in memory is worth as much there as the schedule. `F.linear` reads a weight row
+by row. A core multiplies tiles: it would rather find each tile's values side by side, and with a
+plain weight it re-sorts them in every call. `pack_linears` sorts them once, into the layout that
+oneDNN chooses for this machine, and drops the plain ones. Fewest rows gain most, for with few rows
+the sorting is most of the work: see docs/performance.md.
 
 oneDNN comes with PyTorch. The two operators are what `torch.compile` itself uses, but not part of
 its documented API: where they do not exist, or do not fit (CUDA, other dtypes, other machines), the
@@ -22,8 +21,8 @@ from torch import Tensor, nn
 class PackedLinear:
     """x (T, inputs) -> (T, outputs), plus `residual` if given: a linear operator, packed.
 
-    For inference only, since an opaque weight cannot be trained: so no `nn.Module`, whose calls
-    take as long as a small product.
+    It is for inference only, since an opaque weight cannot be trained. It is no `nn.Module`, whose
+    calls take as long as a small product.
     """
 
     def __init__(self, linear: nn.Linear):
@@ -42,8 +41,6 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether this machine has packed linears in this dtype.
 
     It needs an x86 CPU, and float32, or bfloat16 that the CPU multiplies natively.
-
-    An x86 CPU, and float32, or bfloat16 that the CPU multiplies natively.
     """
     operators = ("_reorder_linear_weight", "_linear_pointwise")
     if (
@@ -62,7 +59,7 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 def pack_linears(model: nn.Module) -> None:
     """Replace each `nn.Linear` in a model by a packed one.
 
-    One at a time: at most one weight is in memory twice.
+    It packs one at a time, so that at most one weight is in memory twice.
     """
     replace(
         model,

@@ -38,7 +38,11 @@ def threads_for(config: ModelConfig, dtype: torch.dtype, device: torch.device) -
 
 @contextmanager
 def threads(count: int | None) -> Iterator[None]:
-    """Run on `count` threads, or on fewer if the process has fewer. None changes nothing."""
+    """Run on `count` threads, or on fewer if the process has fewer. None changes nothing.
+
+    A Python thread that uses torch for the first time meanwhile takes that number over: call
+    `torch.get_num_threads()` in it before.
+    """
     before = torch.get_num_threads()
     if count is None or count >= before:
         yield

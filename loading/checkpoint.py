@@ -1,8 +1,6 @@
 """Hugging Face directories in and out: `config.json` and safetensors weights.
 
-`_ARCHITECTURE` has the families that are read.
-
-Of the families in `_ARCHITECTURE`.
+`_ARCHITECTURE` lists the model families that are read.
 
 A checkpoint keeps q, k, v (and gate, up) as separate matrices; our model keeps each group as one,
 so that an iteration runs one large product instead of three small ones. `_plan` writes that
@@ -79,7 +77,7 @@ _ONLY = {
         "add_cross_attention": False,
     },
 }
-# of other families, or of other weights: any value but null, false or 0
+# keys of other families, or of other weights: refused with any value but null, false or 0
 _UNSUPPORTED = (
     "quantization_config", "compression_config", "rope_interleaved", "use_mrope", "alibi",
     "attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar",
@@ -102,10 +100,8 @@ _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_positi
 def load_config(directory: str | Path, name: str | None = None) -> ModelConfig:
     """The model's shape, from `directory/config.json`.
 
-    name: what to call it; the directory's name where None.
-
-    Raises UserError, naming the key, its value and what is expected, for whatever this code base
-    would compute wrongly.
+    name: what to call it; the directory's name where None. Raises UserError for whatever this code
+    base would compute wrongly: it names the key, its value and what is expected.
     """
     path = existing(directory, "config.json")
     raw = read_json(path)
@@ -260,8 +256,6 @@ class _Place:
     """Where one tensor of a checkpoint lives in our model.
 
     It is rows `start .. start + rows - 1` of parameter `name`.
-
-    In rows `start .. start + rows - 1` of parameter `name`.
     """
 
     name: str
@@ -363,7 +357,7 @@ def _stem(name: str) -> str:
 def _ignorable(name: str, config: ModelConfig) -> bool:
     """Tensors that older checkpoints carry and nobody needs.
 
-    They are masks, rotary tables, the copy of a tied embedding.
+    They are masks, rotary tables, and the copy of a tied embedding.
     """
     return name.endswith((".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")) or (
         config.tied and name == "lm_head.weight"
@@ -384,11 +378,11 @@ def weights_of(model: Transformer) -> dict[str, torch.Tensor]:
 def load_weights(model: Transformer, directory: str | Path, check: bool = False) -> None:
     """Copies a checkpoint into the model's parameters, cast to their dtype and device.
 
-    One tensor at a time. A stage gets only the tensors that it has.
+    It copies one tensor at a time, so that the peak of the memory is the model plus one tensor. A
+    stage gets only the tensors that it has. check: also look for NaN and infinity.
 
-    The peak of the memory is the model plus one tensor. check: also look for NaN and infinity.
     Raises UserError if a file or a tensor is missing, unexpected, of another shape or dtype, or
-    damaged; the parameters are then partly overwritten: throw the model away.
+    damaged. The parameters are then partly overwritten: throw the model away.
     """
     directory = Path(directory)
     missing = {_stem(name): (name, place) for name, place in _plan(model.config).items()}
@@ -440,10 +434,8 @@ def load_weights(model: Transformer, directory: str | Path, check: bool = False)
 def _finite(tensor: torch.Tensor) -> bool:
     """Whether all numbers are finite.
 
-    The extremes tell, since an extreme of numbers with a NaN is NaN. They need no second tensor, as
-    `isfinite` would.
-
-    The extremes tell, for NaN is one; and they need no second tensor, as `isfinite` would.
+    The extremes tell, since an extreme of numbers with a NaN is NaN. Unlike `isfinite`, they need
+    no second tensor.
     """
     return all(extreme.isfinite() for extreme in tensor.aminmax())
 

@@ -8,15 +8,22 @@ from configs import ModelConfig, UserError
 
 
 def check_memory(
-    config: ModelConfig, slots: int, length: int, dtype: torch.dtype, device: torch.device
+    config: ModelConfig,
+    slots: int,
+    length: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    held: int = 0,
 ) -> None:
-    """A UserError if weights and cache alone need more than the device's memory.
+    """Raise a UserError if weights and cache alone need more than the device's memory.
 
-    Nothing has been allocated by then.
+    held: bytes of them that are on the device already.
     """
     memory = memory_of(device)
     if memory is None:
         return
+    if device.type == "cuda":  # what is free does not count them
+        memory += held
     weights = config.parameters * dtype.itemsize
     cache = slots * length * config.kv_bytes_per_token(dtype.itemsize)
     if weights + cache > memory:
@@ -31,8 +38,6 @@ def memory_of(device: torch.device) -> int | None:
     """Bytes: what is free on a GPU, all that the machine has on a CPU; None on Windows.
 
     Windows does not say without another package.
-
-    None on Windows, which does not say without another package.
     """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
@@ -77,10 +82,6 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     """The named dtype; for "auto", bfloat16 where the hardware multiplies it natively.
 
     Elsewhere "auto" is float32 (float16 on an older GPU).
-
-    Else float32 (float16 on an older GPU).
-
-    Or the named one.
     """
     if name != "auto":
         if name not in DTYPES:

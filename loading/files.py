@@ -31,10 +31,9 @@ HUB_FILES = (
 def find(model: str) -> Path | None:
     """The directory of a model's files.
 
-    None where `model` names a shape of `configs.MODELS`, which gets random weights.
-
-    A hub id (owner/name) is downloaded, or found in the hub's local cache. Raises UserError where
-    there is nothing of that name.
+    It is None where `model` names a shape of `configs.MODELS`, which gets random weights. A hub id
+    (owner/name) is downloaded, or found in the hub's local cache. Raises UserError where there is
+    nothing of that name.
     """
     if model == "demo":
         return DEMO

@@ -58,7 +58,7 @@ def load_model(
     """The weights of a checkpoint, or random ones, in their final dtype and place.
 
     own: the layers of a pipeline's stage; None: all. slots, length: of the cache that must fit
-    beside them. A UserError if it does not, before anything is allocated.
+    beside them. Raises UserError if it does not, before anything is allocated.
     """
     own = range(config.n_layer) if own is None else own
     check_memory(replace(config, n_layer=len(own)), slots, length, dtype, device)

@@ -1,6 +1,7 @@
 """From the prompts of a user to requests, or to one line that says what is wrong."""
 
 from collections.abc import Callable, Sequence
+from operator import index as as_index
 
 from batch import Request
 from configs import UserError
@@ -22,10 +23,15 @@ def make_requests(
     encode(index, text) -> token ids. stop_ids: of the model; a prompt's own are added. seed: of the
     engine; a prompt without one of its own takes it plus its number.
     """
+    if not isinstance(prompts, Sequence):
+        raise UserError(f"prompts is {prompts!r}; give a text, token ids, or a list of such")
     if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
         prompts = [prompts]
     if params is None or isinstance(params, SamplingParams):
         params = [params or SamplingParams()] * len(prompts)
+    for param in params if isinstance(params, Sequence) else [params]:
+        if not isinstance(param, SamplingParams):
+            raise UserError(f"sampling_params has {param!r}; give SamplingParams")
     try:
         moments = [0.0] * len(prompts) if arrival_times is None else map(float, arrival_times)
         arrivals = list(moments)
@@ -38,7 +44,10 @@ def make_requests(
             )
     requests = []
     for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
-        ids = encode(index, prompt) if isinstance(prompt, str) else list(prompt)
+        try:
+            ids = encode(index, prompt) if isinstance(prompt, str) else list(map(as_index, prompt))
+        except TypeError:
+            raise UserError(f"prompt {index} is neither text nor a list of token ids") from None
         if not ids:
             raise UserError(f"prompt {index} is empty; it needs at least one token")
         for token in ids:

@@ -1,8 +1,6 @@
 """Text to token ids and back, by the libraries that models are trained with.
 
 They are `tokenizers`, and `tiktoken` for GPT-2 and the demo.
-
-`tokenizers`, and `tiktoken` for GPT-2 and the demo.
 """
 
 import base64
@@ -28,10 +26,9 @@ GPT2_VOCABULARY = 50257  # what tells a GPT-2 of OpenAI's from any other model o
 class Tokenizer:
     """Text to token ids and back.
 
-    `eos_id` ends a text; None where the directory does not say which token does.
-
-    `decode` gives text that goes on after other text: a token for " world" keeps its space,
-    wherever it stands.
+    `eos_id` ends a text; it is None where the directory does not say which token does. `decode`
+    gives text that goes on after other text: a token for " world" keeps its space, wherever it
+    stands.
     """
 
     encode: Callable[[str], list[int]]
@@ -42,8 +39,8 @@ class Tokenizer:
 def load_tokenizer(directory: str | Path) -> Tokenizer | None:
     """The tokenizer of a directory, or None where it has none (prompts of token ids still work).
 
-    Reads `merges.tiktoken` (ours), `tokenizer.json`, or GPT-2's `vocab.json` with `merges.txt`; the
-    first that is there. Raises UserError if that file is damaged.
+    It reads the first that is there: `merges.tiktoken` (ours), `tokenizer.json`, or GPT-2's
+    `vocab.json` with `merges.txt`. Raises UserError if that file is damaged.
     """
     directory = Path(directory)
     if not directory.is_dir():
@@ -65,9 +62,9 @@ def load_tokenizer(directory: str | Path) -> Tokenizer | None:
 
 
 def gpt2_tokenizer() -> Tokenizer:
-    """OpenAI's own, for a GPT-2 directory without tokenizer files: tiktoken downloads it once.
+    """OpenAI's own tokenizer, for a GPT-2 directory without tokenizer files.
 
-    Raises UserError if it cannot.
+    tiktoken downloads it once. Raises UserError if it cannot.
     """
     try:
         library = tiktoken.get_encoding("gpt2")
@@ -95,8 +92,8 @@ def from_ranks(ranks: dict[bytes, int]) -> Tokenizer:
 def load_stop_ids(directory: str | Path, tokenizer: Tokenizer | None) -> frozenset[int]:
     """Tokens that end a text, as transformers' `generate` has them.
 
-    Those of generation_config.json, else of config.json; else the tokenizer's one. A chat model has
-    several.
+    They are those of generation_config.json, else of config.json, else the tokenizer's one. A chat
+    model has several.
     """
     for name in ("generation_config.json", "config.json"):
         path = Path(directory) / name
@@ -140,8 +137,8 @@ def _from_library(library: Library, directory: Path) -> Tokenizer:
 def _read_ranks(path: Path) -> dict[bytes, int]:
     """tiktoken's own file format: a token's bytes in base64 and its rank, one per line.
 
-    Not tiktoken's loader: that one keeps a copy in the temporary folder, and would read it again
-    after the file has changed.
+    We do not use tiktoken's loader. It keeps a copy in the temporary folder, and would read that
+    again after the file has changed.
     """
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(path.read_bytes().splitlines(), 1):

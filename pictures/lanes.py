@@ -30,7 +30,7 @@ def request_lanes(
 ) -> dict[str, list[Bar]]:
     """One lane per request, by its name, in order of arrival.
 
-    The bars of a lane in order of time, and a stall before what it covers.
+    The bars of a lane are in order of time, and a stall comes before what it covers.
 
     bound: mark the gaps between two tokens that are longer than so many seconds. names: of
     requests, by id; else "request 7".
@@ -66,10 +66,8 @@ def stage_lanes(
 ) -> dict[str, list[Bar]]:
     """One lane per stage: its steps, and between them its idle intervals with their cause.
 
-    The trace must have kept its steps.
-
-    A step's label names its requests, as the paper's Fig 5 does: Ap is A's prefill (or a chunk of
-    it), Ad a decode. names: see `request_lanes`.
+    The trace must have kept its steps. A step's label names its requests, as the paper's Fig 5
+    does: Ap is A's prefill (or a chunk of it), Ad a decode. names: see `request_lanes`.
     """
     lanes: dict[str, list[Bar]] = {f"stage {stage}": [] for stage in range(len(trace.busy))}
     for step, iteration in zip(trace.steps, trace.requests.iterations, strict=True):

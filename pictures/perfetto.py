@@ -2,7 +2,7 @@
 
 Zoom into single iterations there, and click for their arguments.
 
-    save(path, {"sarathi": trace})      runs as one file: of each its iterations, its requests,
+    save(path, {"sarathi": trace})      runs as one file: the iterations and requests of each, its
                                         batch size and cached tokens over time
 
 `Tracks` knows the format alone and nothing of serving: lanes of slices, marks and counters, in
@@ -61,12 +61,7 @@ class Tracks:
         return lane
 
     def slice(self, lane: Lane, name: str, start: float, end: float, **args: object) -> None:
-        """Something that lasts from `start` to `end`, in seconds.
-
-        A click shows args.
-
-        Args are shown when it is clicked.
-        """
+        """Something that lasts from `start` to `end`, in seconds. A click shows `args`."""
         begin = microseconds(start)
         self._add("X", lane, name, begin, args, dur=microseconds(end) - begin)
 
@@ -91,9 +86,9 @@ class Tracks:
         self.events.append(event | {"args": dict(args)} if args else event)
 
     def save(self, path: Path | str) -> None:
-        """Names first, then the events in order of time.
+        """Write the names first, then the events in order of time.
 
-        Of two that begin together, the longer one, which holds the other.
+        Of two that begin together the longer one comes first, as it holds the other.
         """
         events = sorted(self.events, key=lambda event: (event["ts"], -event.get("dur", 0)))
         lines = ",\n".join(
@@ -189,7 +184,7 @@ def cached_tokens(trace: Trace) -> list[int]:
 def add_requests(
     tracks: Tracks, name: str, trace: Trace, names: Mapping[int, str], bound: float | None
 ) -> None:
-    """A lane for each request: it waits, its chunks, its decodes, its preemptions.
+    """A lane for each request: its waiting, its chunks, its decodes, its preemptions.
 
     Stalls hold what happens in them.
     """
@@ -208,8 +203,8 @@ def save_stages(
 ) -> None:
     """Write pipelines to one file.
 
-    Of each: its stages, with steps and idle intervals; and its requests, from the first stage to
-    the last.
+    It holds the stages of each, with steps and idle intervals, and its requests, from the first
+    stage to the last.
     """
     tracks = Tracks()
     for name, trace in runs.items():

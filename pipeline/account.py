@@ -105,7 +105,7 @@ class PipelineTrace:
         """Append a step, in the order in which the steps enter the pipeline.
 
         Its scheduler has already accounted for `batch`, and `ended` are the requests that ended.
-        shortage: "drain" or "starved", if fewer micro-batches than stages are in flight: then that
+        shortage: "drain" or "starved", if fewer micro-batches than stages are in flight; then that
         is why stages wait. way: seconds between a step's start and its successor's in which it is
         on no stage, but between two.
         """
@@ -150,7 +150,7 @@ class PipelineTrace:
     def preempt(self, request: Request, moment: float) -> None:
         """Its scheduler has sent a request back to the queue."""
         if self.requests is not None:
-            self.requests.preempted.append((request.request_id, moment))
+            self.requests.preempt(request, moment)
 
     def _cause(
         self,
@@ -192,7 +192,7 @@ class PipelineTrace:
         return "link" if cause == "rest" else cause  # past stage 0, only a slow message is left
 
     def close(self) -> None:
-        """After the last step: what stages wait for the end counts as drain."""
+        """Call it after the last step: what stages wait for the end counts as drain."""
         self.idle["drain"] += sum(self.end - last for last in self.last)
 
     @property

@@ -15,8 +15,9 @@ LAUNCHED = "PIPELINE_LAUNCHED"  # an environment variable: `launch` has started 
 
 
 def launch(stages: int, port: int | None) -> None:
-    """What torchrun does, on one machine: start a process for each stage, and end all when one
-    fails. Leaves none behind.
+    """Start a process for each stage, as torchrun does, on one machine.
+
+    All end when one fails; none is left behind.
     """
     with socket.socket() as probe:
         # as torch does: a port that has just been left counts as free
@@ -71,10 +72,10 @@ def end_with(parent: int) -> None:
 
 
 def take_cores(local: int, processes: int) -> None:
-    """This machine's cores are divided among its processes, each as many threads as cores.
+    """Divide this machine's cores among its processes, each with as many threads as cores.
 
-    Pinned to them, where the system can: woken by a message, a process is else put onto the core of
-    its sender, and both compute on one core while another idles.
+    Processes are pinned to their cores, where the system can. Else a process that a message wakes
+    is put onto the core of its sender, and both compute on one core while another idles.
     """
     cores = (
         sorted(os.sched_getaffinity(0))

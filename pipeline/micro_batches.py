@@ -32,6 +32,8 @@ class MicroBatches:
         "turns" (requests are dealt out on arrival).
     memory: "split" (each scheduler's cache_tokens are its own) or "pool" (they are of all together:
         those of the first scheduler count).
+        With "turns" and "pool" together, a long prompt can wait for as long as short ones come:
+        the queues do not know of each other.
     refill_every: 8, say: a micro-batch that has work lets new requests in only at every eighth of
         its iterations, so that all refill in step.
     """
@@ -80,10 +82,10 @@ class MicroBatches:
         insort(self.arriving, request, key=lambda request: request.arrival)
 
     def next(self, number: int, now: float) -> tuple[Batch | None, str]:
-        """What micro-batch `number`, which has come back, runs next; None: nothing.
+        """What micro-batch `number`, which has come back, runs next, and the shortage.
 
-        And the shortage, "drain" or "starved", if fewer micro-batches than stages are in flight:
-        then that is why stages wait.
+        The batch is None if it runs nothing. The shortage is "drain" or "starved" if fewer
+        micro-batches than stages are in flight: then that is why stages wait. Else it is "".
         """
         while self.arriving and self.arriving[0].arrival <= now:
             self.schedulers[self._turn].add(self.arriving.popleft())
@@ -111,12 +113,20 @@ class MicroBatches:
         return "starved" if starved else "drain"
 
     def done(self, number: int, batch: Batch, tokens: Sequence[int]) -> list[Request]:
-        """A batch of micro-batch `number` has left the last stage. The requests that have ended."""
+        """A batch of micro-batch `number` has left the last stage; the requests that it ended."""
         self.schedulers[number].memory.flying -= len(batch.decodes)
         return self.schedulers[number].update(batch, tokens)
 
+    def short_of_memory(self) -> list[int]:
+        """Micro-batches that had no work, and may find memory for some now."""
+        if not self.without_work or self.schedulers[0].memory.capacity is None:
+            return []
+        return [number for number in self.without_work if self.schedulers[number].waiting]
+
     def take_preempted(self) -> list[Request]:
         """Requests that have been preempted since the last call: their slots can be freed."""
+        if not self._preempted:
+            return self._preempted
         preempted, self._preempted = self._preempted, []
         return preempted
 

@@ -4,12 +4,12 @@ import math
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 
-from batch import Batch, Request, check_requests
+from batch import Batch, Request
 from configs import LINKS, lookup
 from pipeline.account import PipelineTrace, Step
 from pipeline.costs import Hop, StageCosts, even_layers
 from pipeline.micro_batches import MicroBatches, make_micro_batches
-from simulate import make_cost_model
+from simulate import check_requests, make_cost_model
 
 
 def run_pipeline(
@@ -38,10 +38,9 @@ def run_pipeline(
             batch, step, shortage, way = flying.pop(number)
             ended = micro_batches.done(number, batch, [0] * len(batch.sampled))
             trace.record(step, batch, ended, shortage, way)
-            for idle in micro_batches.without_work:  # who lacked memory may find some now
-                if micro_batches.schedulers[idle].waiting and idle not in flying:
-                    due[idle] = moment
-                    heappush(events, (moment, idle))
+            for idle in micro_batches.short_of_memory():
+                due[idle] = moment
+                heappush(events, (moment, idle))
         now = max(moment, free[0])
         batch, shortage = micro_batches.next(number, now)
         for request in micro_batches.take_preempted():

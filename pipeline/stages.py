@@ -41,7 +41,7 @@ from loading.device import memory_of
 from model import Transformer
 from pipeline.account import PipelineTrace, Step
 from pipeline.costs import even_layers
-from pipeline.micro_batches import make_micro_batches
+from pipeline.micro_batches import MicroBatches, make_micro_batches
 from sampling import sample
 
 Times = list[tuple[float, float]]  # start and end of a stage's work on each step
@@ -59,8 +59,9 @@ class Flight:
 
 
 class Wire:
-    """Messages between stages, in order: a plan (any Python object), and rows of activations with
-    it. Sending never waits.
+    """Messages between stages, in order.
+
+    A message is a plan (any Python object), and rows of activations with it. Sending never waits.
     """
 
     def __init__(self, hidden: int, dtype: torch.dtype, device: torch.device):
@@ -159,7 +160,7 @@ class PipelineLLM(LLM):
     def is_last(self) -> bool:
         return self.stage == self.stages - 1
 
-    def _micro_batches(self):
+    def _micro_batches(self) -> MicroBatches:
         return make_micro_batches(
             self.policy, self.micro_batches, self.stages, self.micro_batch_size, self.chunk_size,
             self.cache_tokens, **self.filling,
@@ -177,9 +178,13 @@ class PipelineLLM(LLM):
         self._follow(self._requests(prompts, sampling_params, arrival_times))
         return []
 
-    def stream(self, *arguments, **options) -> Iterator[StreamedToken]:
+    def stream(self, *arguments: object, **options: object) -> Iterator[StreamedToken]:
         """Refused: the stages make the same calls, and a stream is read in one process only."""
         raise UserError("a pipeline does not stream: call generate in every process")
+
+    def resize_cache(self, max_batch_size: int, max_length: int | None = None) -> None:
+        """Refused: make another PipelineLLM."""
+        raise UserError("the cache of a pipeline cannot be resized: make another PipelineLLM")
 
     def _run(self, requests: list[Request]) -> Iterator[None]:
         """Stage 0: the loop (loop.py), with several micro-batches on their way at a time."""
@@ -311,8 +316,9 @@ class PipelineLLM(LLM):
         self.pipeline, self.trace = trace, trace.requests
 
     def _clock_offset(self) -> float:
-        """Seconds by which this process's clock is ahead of stage 0's: none on one machine; between
-        nodes, from the quickest of some exchanges.
+        """Seconds by which this process's clock is ahead of stage 0's.
+
+        They are 0 on one machine. Between nodes, the quickest of some exchanges tells.
         """
         best, offset = float("inf"), 0.0
         for stage in range(1, self.stages):
@@ -334,8 +340,9 @@ class PipelineLLM(LLM):
 
 
 def measured_hop(steps: Sequence[Step]) -> float:
-    """Seconds from the end of a step's work on one stage to its start on the next, where that was
-    idle: the median.
+    """The median seconds from the end of a step's work on one stage to its start on the next.
+
+    Only steps for which the next stage was idle count.
     """
     gaps = []
     for before, step in pairwise(steps):

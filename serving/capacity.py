@@ -1,23 +1,21 @@
 """Serving over time: what Sarathi-Serve's experiments share, and two of its words made exact.
 
 capacity       the largest request rate that a policy serves within an SLO with a bounded queue
-               (Sarathi-Serve, Sec 5.1; its artefact's capacity
-               search). A rate is served if the P99 of all times between tokens is at most the SLO,
-               and the median scheduling delay at most 2 s: where more arrives than is served the
-               queue grows, and that median with it. Found by bisection on the same requests, their
-               arrival times scaled to each rate, so that two rates or two policies differ by
-               nothing else.
+               (Sarathi-Serve, Sec 5.1; its artefact's capacity search). A rate is served if the P99
+               of all times between tokens is at most the SLO, and the median scheduling delay at
+               most 2 s. Where more arrives than is served the queue grows, and that median with it.
+               Bisection finds the capacity. Every rate has the same requests with scaled arrival
+               times, so that two rates or two policies differ by nothing else.
 strict SLO     P99 TBT of at most 5 decode iterations; relaxed: 25 (Sec 5.1, Table 3). A decode
-               iteration is a batch of 32 decodes with a
-               context of 4096 tokens each and no prefill beside it, as our cost model prices it.
+               iteration is a batch of 32 decodes with a context of 4096 tokens each and no prefill
+               beside it, as our cost model prices it.
 token budget   for an SLO: the largest multiple of the tile whose worst iteration stays within it
-               (Sec 4.3). The worst: those 32 decodes,
-               and for the rest of the budget the end of the longest prompt (8192 tokens), which
-               attends to all the tokens before it.
+               (Sec 4.3). The worst iteration holds those 32 decodes. The rest of its budget is the
+               end of the longest prompt (8192 tokens), which attends to all the tokens before it.
 
-All times in seconds. The constants of the cost model are those of the software that Sarathi-Serve
-ran on (costmodel.EFFICIENCY), and come from single operators, so that nothing here was fitted to
-any number of its paper.
+All times are in seconds. The constants of the cost model are those of the software that
+Sarathi-Serve ran on (costmodel.EFFICIENCY). They come from single operators, so that nothing here
+was fitted to any number of its paper.
 """
 
 import math
@@ -41,8 +39,8 @@ BUDGETS = {STRICT: 512, RELAXED: 2048}
 MAX_BATCH_SIZE = 128  # B of all policies but Orca (the artefact's osdi-experiments/figure-5-6)
 # Orca reserves the longest possible request's memory for each, so that few fit (the same)
 ORCA_BATCH_SIZE = 16
-# of a capacity: the rate that is served and the one that is not differ by less (2.5 %: the
-# artefact's as well)
+# A capacity is known when the rate that is served and the one that is not differ by less than this
+# (2.5 %, as in the artefact).
 PRECISION = 1.025
 
 
@@ -90,8 +88,6 @@ def percentile(values: Sequence[float], percent: float) -> float:
     """Interpolated between neighbours; 0 where there are no values.
 
     Requests of one token have no time between tokens.
-
-    0 where there are no values (requests of one token have no time between tokens).
     """
     return float(np.percentile(values, percent)) if len(values) else 0.0
 
@@ -100,8 +96,6 @@ def p99_tbt(trace: Trace) -> float:
     """P99 of `trace.tbts`, all times between tokens of all requests together.
 
     It uses numpy, as a search asks for it often.
-
-    In numpy, as a search asks for it often.
     """
     return percentile(np.concatenate([np.diff(life.tokens) for life in trace.lives.values()]), 99)
 
@@ -123,7 +117,7 @@ def token_times(trace: Trace) -> list[float]:
 def composition(trace: Trace, seconds: float) -> list[tuple[float, float, float]]:
     """The batches over time, in windows of `seconds`.
 
-    Of each: its start, prompt tokens per second, decodes per second.
+    Each window is (start, prompt tokens per second, decodes per second).
     """
     windows: dict[int, list[int]] = {}
     for iteration in trace.iterations:
@@ -159,13 +153,14 @@ class Load:
 def capacity(
     load: Callable[[float], Load], slo: float, precision: float = PRECISION, start: float = 1.0
 ) -> float:
-    """The largest rate at which `load(rate)` meets the SLO.
+    """The largest rate at which `load(rate)` meets the SLO, in requests per second.
 
-    In requests per second, within a factor of `precision`.
+    It is exact within a factor of `precision`.
 
-    load: what the same requests see at that rate. start: where the search begins; it doubles or
+    load: what the same requests see at that rate. start: where the search begins. It doubles or
     halves from there until it has a rate on each side, so that searches for several SLOs ask for
-    the same rates. 0 if not even 1/1000 of `start` is served; UserError if everything is.
+    the same rates. Returns 0 if not even 1/1000 of `start` is served. Raises UserError if
+    everything is.
     """
     low = high = start
     if load(start).meets(slo):
@@ -222,10 +217,8 @@ def token_budget(
 
     It is no larger than the longest prompt (Sarathi-Serve, Sec 4.3).
 
-    Up to the longest prompt (Sarathi-Serve, Sec 4.3).
-
-    cost: one profile, of a GPU (CostModel) or of this machine
-    (experiments.calibrate.CalibratedModel). UserError if no budget will do.
+    cost: one profile, of a GPU (CostModel) or of this machine (CalibratedModel of
+    experiments/lib/calibration.py). Raises UserError if no budget will do.
     """
     first = (decodes // TILE + 1) * TILE  # with room for a chunk beside the decodes
     budgets = [first, *range(first + TILE, longest + 1, TILE)]

@@ -11,8 +11,8 @@
                                              mean rate
 
 Everything that is drawn has a seed. Arrivals, prompts and outputs are drawn from three streams of
-it, so that changing one leaves the others as they are; what two policies or two rates are compared
-on is the same requests. Times are in seconds, lengths in tokens. A trace's n output tokens become a
+it, so that changing one leaves the others as they are. Two policies or two rates are compared on
+the same requests. Times are in seconds, lengths in tokens. A trace's n output tokens become a
 request with max_tokens = n: the prefill yields the first of them.
 """
 
@@ -44,10 +44,9 @@ def stream(seed: int, which: int) -> np.random.Generator:
 def gamma(count: int, rate: float, cv: float, seed: int = 0) -> list[float]:
     """`count` arrival times at `rate` requests per second, with gamma-distributed gaps.
 
-    Gaps have mean 1 / rate and deviation cv / rate.
-
-    Drawn at rate 1 and then divided, so that a seed gives the same pattern at every rate. cv 1:
-    Poisson; above 1: bursts; 0: evenly, one every 1 / rate seconds.
+    Gaps have mean 1 / rate and deviation cv / rate. They are drawn at rate 1 and then divided, so
+    that a seed gives the same pattern at every rate. cv 1: Poisson; above 1: bursts; 0: evenly, one
+    every 1 / rate seconds.
     """
     if not 0 < rate < math.inf:
         raise UserError(f"rate is {rate}; it must be a number of requests per second above 0")
@@ -66,8 +65,6 @@ def at_rate(requests: Sequence[Request], rate: float) -> list[Request]:
     """New requests of the same lengths, in the same order.
 
     Their arrivals are scaled so that `rate` of them come per second on average.
-
-    Their arrivals scaled so that `rate` of them come per second on average.
     """
     if not 0 < rate < math.inf:
         raise UserError(f"rate is {rate}; it must be a number of requests per second above 0")
@@ -151,8 +148,8 @@ class Zipf:
 class LogNormal:
     """A log-normal with the given median and 90th percentile, rounded to whole tokens.
 
-    longest: what is drawn above it becomes `longest` (None: no bound). So the median and the P90
-    stay what they are, as long as they lie below; to draw again instead would lower both.
+    longest: what is drawn above it becomes `longest` (None: no bound). The median and the P90 stay
+    what they are, as long as they lie below. To draw again instead would lower both.
     """
 
     median: float

@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from cli import MARK, Parser, claim, is_ours
+from configs import UserError
+from experiments.lib.common import make_directory, with_kept
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -58,3 +62,80 @@ def test_a_file_that_cannot_be_written_is_named() -> None:
         done.returncode == 1
         and done.stderr == "error: No such file or directory: 'no/such/folder.csv'\n"
     )
+
+
+OURS = [
+    b"",
+    b'{"otherData":{"mark":"made by nano-sarathi"},"displayTimeUnit":"ms","traceEvents":[]}',
+    b"figure,series,x,x_unit,y,y_unit,source,model,hardware\nfig3,...\n",
+    b"<!-- made by nano-sarathi: experiments/fidelity.py -->\n",
+]
+THEIRS = [
+    b"arrival,prompt_tokens,output_tokens\n0,1,2\n",
+    b"id,where,quantity,price\n1,shelf,3,9\n",
+    b"figure,series,x,mine\n",
+    b"my notes on files made by nano-sarathi\n",
+    b"\x89PNG\r\n another picture, made by nano-sarathi",
+]
+
+
+def test_what_is_ours(tmp_path: Path) -> None:
+    cases = [(content, True) for content in OURS] + [(content, False) for content in THEIRS]
+    for number, (content, ours) in enumerate(cases):
+        path = tmp_path / str(number)
+        path.write_bytes(content)
+        assert is_ours(path) == ours, content
+        if ours:
+            claim(path)
+        else:
+            with pytest.raises(UserError, match="this project did not write it"):
+                claim(path)
+            assert claim(path, force=True) == path and path.read_bytes() == content
+
+
+def test_everything_committed_in_results_is_ours() -> None:
+    assert [path.name for path in (ROOT / "results").iterdir() if not is_ours(path)] == []
+    assert MARK in (ROOT / "demo" / "metrics.json").read_text(encoding="utf-8")
+
+
+def test_a_foreign_table_is_overwritten_with_force_alone(tmp_path: Path) -> None:
+    table = tmp_path / "fig3.csv"
+    table.write_bytes(THEIRS[0])
+    with pytest.raises(UserError, match="fig3.csv' is there"):
+        make_directory(tmp_path, "fig3")
+    make_directory(tmp_path, "fig3", force=True)
+    assert table.read_bytes() == THEIRS[0], "checked, not removed"
+    assert with_kept(table, []) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--one", "a.json", "--two", "./a.json"], "is given twice"),
+        (["--old", "a.json"], "--old is now --one"),
+        (["--old=a.json"], "--old is now --one"),
+        (["--one", "no/such/a.json"], "in no directory that exists"),
+        (["--one", "table.csv"], "is a table or a picture"),
+    ],
+)
+def test_flags_that_name_outputs(
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("table.csv").write_bytes(OURS[2])
+    parser = Parser(renamed={"--old": "--one"})
+    parser.add_output("--one", "")
+    parser.add_output("--two", "")
+    try:
+        parser.parse_args(arguments)
+        message = ""
+    except UserError as error:
+        message = str(error)
+    except SystemExit as exit:
+        assert exit.code == 2
+        message = capsys.readouterr().err
+    assert said in message

@@ -4,6 +4,7 @@ same tokens.
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from costmodel import CostModel
 from engine import LLM, SamplingParams, StreamedToken
 from executor import ModelExecutor
 from fast.backends import BACKENDS
+from fast.process import threads, threads_for
 from kvcache import KVCache
 from loading.device import choose_device
 from loop import Result
@@ -271,6 +273,75 @@ def test_calls_that_overlap(llm: LLM) -> None:
             assert llm.cache.used == [None] * 3, "a slot leaks"
 
 
+def test_a_joined_call_counts_from_its_own_start(llm: LLM) -> None:
+    """Arrivals, and so TTFT and latency, count from the call, not from that of the first stream."""
+    stream = llm.stream(PROMPTS[:2], SamplingParams(max_tokens=9))
+    next(stream)
+    time.sleep(0.2)
+    begin = time.perf_counter()
+    out = llm.generate(PROMPTS[3], SamplingParams(max_tokens=3))[0]
+    assert 0 < out.ttft <= out.latency <= time.perf_counter() - begin
+    stream.close()
+
+
+def test_a_stream_that_is_collected_in_the_middle_of_a_step(llm: LLM) -> None:
+    """The garbage collector may close a stream at any moment: the step in progress goes on."""
+    params = SamplingParams(max_tokens=9)
+    expected = [out.token_ids for out in llm.generate(PROMPTS[2:4], params)]
+    left = llm.stream(PROMPTS[:2], params)
+    next(left)
+    flatten, streams = ModelExecutor.flatten, [left]
+    del left
+
+    def closing(self: ModelExecutor, batch: Batch) -> FlatBatch:
+        if streams:
+            streams.pop().close()
+        return flatten(self, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ModelExecutor, "flatten", closing)
+        assert [out.token_ids for out in llm.generate(PROMPTS[2:4], params)] == expected
+    assert not streams and llm.cache.used == [None] * 3 and len(llm.trace.cancelled) == 2
+
+
+def test_options_that_change_before_a_stream_starts(llm: LLM) -> None:
+    """The prompts are checked again, all of them before any is queued."""
+    params = SamplingParams(max_tokens=10)
+    stream = llm.stream([[1, 2], list(range(20))], params)
+    llm.cache_tokens = 20
+    with pytest.raises(UserError, match="request 1 can never run"):
+        next(stream)
+    llm.cache_tokens = None
+    assert len(llm.generate([[1, 2]], params)) == 1, "nothing is left behind"
+    stream = llm.stream([list(range(30))], params)
+    llm.resize_cache(3, 20)
+    with pytest.raises(UserError, match="prompt 0: 30 prompt tokens"):
+        next(stream)
+
+
+@pytest.mark.parametrize("prompts", [None, 5, [1.5], [[1.5]], [1, "a"], [None]])
+def test_prompts_that_are_none(llm: LLM, prompts: object) -> None:
+    with pytest.raises(UserError, match="prompt"):
+        llm.generate(prompts)
+    with pytest.raises(UserError, match="sampling_params has {}; give SamplingParams"):
+        llm.generate([[1]], [{}])
+
+
+def test_a_small_model_takes_one_thread_and_gives_it_back(llm: LLM) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    seen = []
+    try:
+        with threads(threads_for(llm.config, llm.dtype, llm.device)):
+            seen.append(torch.get_num_threads())
+        with pytest.raises(ZeroDivisionError), threads(1):
+            1 / 0  # noqa: B018
+        assert seen == [1] and torch.get_num_threads() == 2
+        assert threads_for(MODELS["laptop"], torch.bfloat16, llm.device) is None
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_stream_that_is_left(llm: LLM) -> None:
     """Closing a stream cancels its requests, and no others; what was theirs is free at once."""
     params = SamplingParams(max_tokens=5)
@@ -383,7 +454,7 @@ def test_the_book_alone(llm: LLM, small: str) -> None:
     assert [out.token_ids for out in plain.generate(PROMPTS, params)] == [
         out.token_ids for out in llm.generate(PROMPTS, params)
     ]
-    with pytest.raises(UserError, match="attention 'native' is one of the fast ways"):
+    with pytest.raises(UserError, match="attention is 'native'; choose auto, math, sdpa"):
         LLM(small, device="cpu", attention="native", fast=False)
     with pytest.raises(UserError, match="cuda_graphs needs a CUDA device and fast=True"):
         LLM(small, device="cpu", cuda_graphs=True, fast=False)

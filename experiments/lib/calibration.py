@@ -58,9 +58,9 @@ def named_curve(name: str, raw: dict) -> Curve:
 
 
 def check_types(owner: object, prefix: str) -> None:
-    """A UserError about the first plain field of a dataclass whose value has another type.
+    """Raise a UserError about the first plain field whose value has another type.
 
-    A file may hold anything.
+    owner: a dataclass, made from a file that may hold anything.
     """
     for field in fields(owner):
         kind = {str: str, int: int, bool: bool, float: int | float}.get(field.type)
@@ -146,7 +146,7 @@ class Calibration:
 class CalibratedModel(CostModel):
     """Seconds of a `Batch` on the machine that was measured.
 
-    The cost model, with curves in place of its formulas.
+    It is the cost model, with curves in place of its formulas.
     """
 
     def __init__(self, calibration: Calibration) -> None:
@@ -170,7 +170,7 @@ class CalibratedModel(CostModel):
     def chunk_attention(self, start: int, length: int) -> float:
         """Between the measured starts, straight lines again.
 
-        A chunk at 0 is the causal kernel and not the first of them.
+        A chunk at 0 is no such start: it runs the causal kernel.
         """
         if (start, length) not in self._chunk:
             at = self.calibration

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from cli import Parser, claim
+from cli import Parser, claim, is_ours
 from configs import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,8 +25,6 @@ def paper_numbers() -> dict[str, float]:
     """Every published number by its id.
 
     paper_numbers.csv says which paper, which figure, what it means and in which unit.
-
-    Paper_numbers.csv says which paper, which figure, what it means and in which unit.
     """
     with open(ROOT / "experiments" / "paper_numbers.csv", newline="", encoding="utf-8") as file:
         return {row["id"]: float(row["value"]) for row in csv.DictReader(file)}
@@ -72,9 +70,7 @@ def write_csv(path: Path, points: Sequence[Point]) -> None:
 def read_csv(path: Path) -> list[Point]:
     """The rows of a results/NAME.csv; none where there is no such file.
 
-    A UserError where the file holds something else.
-
-    None where there is no such file; a UserError where it holds something else.
+    Raises UserError where the file holds something else.
     """
     if not path.exists():
         return []
@@ -95,23 +91,23 @@ def with_kept(path: Path, points: Sequence[Point]) -> list[Point]:
     """`points`, and the measured rows that `path` holds from earlier runs.
 
     A measurement takes minutes and a machine: a later run without --measure, or on another machine,
-    must not lose it. Rows of a model and hardware that this run measured anew are replaced.
+    must not lose it. Rows of a model and hardware that this run measured anew are replaced. A file
+    that is not ours is to be overwritten (--force), and holds nothing.
     """
-    anew = {(point.model, point.hardware) for point in points if point.source == "measured"}
+    if foreign(path):
+        return list(points)
+    measured = [point for point in points if point.source == "measured"]
+    anew = {(point.model, point.hardware) for point in measured}
     kept = [
         p for p in read_csv(path) if p.source == "measured" and (p.model, p.hardware) not in anew
     ]
-    return (
-        [point for point in points if point.source != "measured"]
-        + kept
-        + [point for point in points if point.source == "measured"]
-    )
+    return [point for point in points if point.source != "measured"] + kept + measured
 
 
 def curves(points: Iterable[Point], source: str) -> dict[str, list[Point]]:
     """The points of one source by series, each in order of x.
 
-    Of several measurements, the newest: the last in the file.
+    Of several measurements the newest counts, which is the last in the file.
     """
     points = [point for point in points if point.source == source]
     if source == "measured":
@@ -195,7 +191,7 @@ def print_comparison(points: Sequence[Point]) -> None:
 def progress(items: Iterable, what: str, total: int | None = None) -> tqdm:
     """A progress bar that vanishes when it is done; none where stderr is a file or a pipe.
 
-    total: of items that cannot tell how many they are.
+    total: how many items there are, where they cannot tell.
     """
     return tqdm(items, desc=what, total=total, leave=False, disable=None, dynamic_ncols=True)
 
@@ -253,9 +249,7 @@ def parse_options(
 ) -> argparse.Namespace:
     """The flags, with the defaults of those that only --measure reads.
 
-    A UserError where one of those is given without --measure.
-
-    Complains about them where --measure is missing.
+    Raises UserError where one of those is given without --measure.
     """
     options = parser.parse_args()
     given = [name for name in defaults if getattr(options, name) is not None]
@@ -275,7 +269,7 @@ def make_directory(
 ) -> None:
     """Create the place for the results. Whatever is wrong with it is said before any work is done.
 
-    name: of a figure. NAME.csv may hold earlier measurements, which are kept, and so must be
+    name: of a figure. NAME.csv may hold earlier measurements; they are kept, so it must be
     readable. others: files that will be written, too; None: NAME.png. Files that are there and are
     not ours are refused, or removed with force.
     """
@@ -290,5 +284,10 @@ def make_directory(
     own = [f"{name}.csv"] if name else []
     for file in [*own, *([f"{name}.png"] if name and others is None else others or [])]:
         claim(path / file, force)
-    if name:
+    if name and not (force and foreign(path / f"{name}.csv")):
         read_csv(path / f"{name}.csv")
+
+
+def foreign(path: Path) -> bool:
+    """Whether a file is there that is not ours, to be overwritten with --force."""
+    return path.is_file() and not is_ours(path)

@@ -104,8 +104,8 @@ def run_figure(figure: Figure) -> None:
     defaults = MEASURE_DEFAULTS | {"dtype": figure.dtype, "repeats": full.repeats}
     options = parse_options(parser, defaults, {"repeats": quick.repeats})
     scale = replace(quick if options.quick else full, repeats=options.repeats)
-    llm = load_llm(options, max(scale.batch_sizes), max(scale.lengths)) if options.measure else None
     make_directory(options.out, figure.name, force=options.force)
+    llm = load_llm(options, max(scale.batch_sizes), max(scale.lengths)) if options.measure else None
     print(figure.description.splitlines()[0])
     points = figure.published_and_predicted(options.quick)
     if llm is not None:
@@ -118,6 +118,7 @@ def run_figure(figure: Figure) -> None:
     save_results(options.out, figure, points)
     if figure.traces is not None and options.perfetto:
         perfetto.save(options.perfetto, figure.traces)
+        print(f"wrote {options.perfetto}: open it on https://ui.perfetto.dev")
 
 
 def save_results(out: Path, figure: Figure, points: Sequence[Point]) -> None:

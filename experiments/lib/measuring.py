@@ -72,11 +72,11 @@ def time_batches(
 ) -> list[Result]:
     """The median seconds of each batch on the real engine.
 
-    The batches run in alternation, so that a machine's drift hits all alike.
+    The batches run in alternation, so that a machine's drift hits all alike. Nothing is sampled
+    twice: each run starts from a cache that holds what the batch's requests had before.
 
     operators: time the operators too (each averaged by itself), at the price of a clock call around
-    each. Nothing is sampled twice: each run starts from a cache that holds what the batch's
-    requests had before.
+    each.
     """
     from executor import ModelExecutor
 
@@ -120,10 +120,7 @@ def time_batches(
 def prepare(
     llm: "LLM", requests: Sequence[Request], policy: str, chunk_size: int, operators: bool
 ) -> tuple[list, list, list]:
-    """Sets the policy; makes up prompts, their parameters and arrivals, of these lengths.
-
-    The policy is set.
-    """
+    """Set the policy; make up prompts of these lengths, their parameters and arrivals."""
     from sampling import SamplingParams
 
     llm.policy, llm.chunk_size, llm.time_operators = policy, chunk_size, operators
@@ -144,9 +141,9 @@ def generate(
 
 
 def warm_up(llm: "LLM") -> None:
-    """First kernels, first pages, largest blocks of memory.
+    """Run what is slow the first time: first kernels, first pages, largest blocks of memory.
 
-    Prompts in every slot, as long as they usually are, and a decode of each.
+    Every slot gets a prompt, as long as they usually are, and a decode.
     """
     prompt = range(min(512, llm.max_length - 2))
     generate(llm, [Request(i, prompt, 2) for i in range(llm.max_batch_size)], "baseline", 1)
@@ -177,8 +174,6 @@ def measured_gains(
     llm: "LLM", runs: Sequence[Run], repeats: int
 ) -> dict[Run, tuple[float, float, float]]:
     """Throughput over the baseline's: median, smallest and largest of `repeats` pairs.
-
-    The pairs alternate on one model instance.
 
     The pairs alternate on one model instance.
     """
@@ -235,8 +230,8 @@ def profile_chunk_sizes(
     """All powers of two from 8 B to L/2, in seconds rather than minutes.
 
     At the balance, B requests take the baseline one prefill-only batch and D decode-only ones, and
-    SARATHI B * P / (C - (B-1)) hybrid ones, in which all decodes ride. Decodes are taken to attend
-    to P + D/2 tokens; a prefill, to cost as much per token for any P near L.
+    SARATHI B * P / (C - (B-1)) hybrid ones, in which all decodes ride. We assume that decodes
+    attend to P + D/2 tokens, and that a prefill costs as much per token for any P near L.
     """
     sizes = [2**power for power in range(3, 14) if 8 * batch_size <= 2**power <= length // 2] or [
         max(length // 2, 2 * batch_size)
@@ -263,7 +258,7 @@ def profile_chunk_sizes(
 def best_and_neighbour(profiles: Sequence[ChunkProfile]) -> list[int]:
     """The two chunk sizes worth minutes of measuring.
 
-    The one that looks best; and the better of the next smaller and the next larger.
+    They are the one that looks best, and the better of the next smaller and the next larger.
     """
     best = max(range(len(profiles)), key=lambda i: profiles[i].gain)
     beside = [profile for i, profile in enumerate(profiles) if abs(i - best) == 1]

@@ -36,9 +36,7 @@ class Dataset:
     def published(name: str, max_length: int) -> "Dataset":
         """chat (openchat_sharegpt4) or arxiv (arxiv_summarization), from Table 2.
 
-        Of each, two of four percentiles are unverified.
-
-        Two of its four percentiles each are unverified.
+        Each data set has two unverified percentiles among its four.
         """
         numbers = paper_numbers()
         prompts, outputs = (

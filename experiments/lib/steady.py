@@ -1,6 +1,6 @@
 """What the experiments run: batches of a chosen shape, and workloads in a steady state.
 
-And what the cost model says of them.
+It also holds what the cost model says of them.
 """
 
 from collections.abc import Iterable
@@ -30,11 +30,9 @@ def split(length: int, ratio: float) -> tuple[int, int]:
 def balance(chunk_size: int, batch_size: int) -> float:
     """The P:D at which the chunks of a prompt carry all decodes and none is left over.
 
-    There SARATHI gains most.
-
-    A chunk holds C - (B-1) prompt tokens beside B - 1 decodes (Sec 4.4), so that P / (C - (B-1)) =
-    D / (B-1), or P:D = C/(B-1) - 1. The paper calls it C/(B-1), and its example is this one: 14 for
-    C = 256 and B = 18 (Sec 5.1.3).
+    SARATHI gains most there. A chunk holds C - (B-1) prompt tokens beside B - 1 decodes (Sec 4.4),
+    so that P / (C - (B-1)) = D / (B-1), or P:D = C/(B-1) - 1. The paper calls it C/(B-1), and its
+    example is this one: 14 for C = 256 and B = 18 (Sec 5.1.3).
     """
     return chunk_size / (batch_size - 1) - 1
 
@@ -45,9 +43,9 @@ class Workload:
 
     B of them run at a time, and there are always more.
 
-    staggered: the first B get fewer decodes, in B even steps, so that from then on slots fall free
-    one after the other and not all at once. That is all that separates Orca's best case from its
-    worst (SARATHI, Sec 5.2); the policy is the same.
+    staggered: the first B get fewer decodes, in B even steps. From then on slots fall free one
+    after the other and not all at once. Nothing else separates Orca's best case from its worst
+    (SARATHI, Sec 5.2); the policy is the same.
     """
 
     length: int  # L
@@ -75,11 +73,12 @@ class Workload:
 def steady_window(trace: Trace, first: int, last: int) -> tuple[float, float]:
     """The moments at which request number `first` and number `last` were completed.
 
-    Counted from 1 in order of completion; 0: the start.
+    Requests are counted from 1 in order of completion; 0 is the start.
 
-    With identical requests, `first` and `last` multiples of the batch size B, and at least B
-    requests still to come after `last`, start-up and drain stay outside and the window holds whole
-    periods: the baseline completes B requests at a time, SARATHI one.
+    Start-up and drain stay outside, and the window holds whole periods, under three conditions. The
+    requests are identical; `first` and `last` are multiples of the batch size B; at least B
+    requests are still to come after `last`. (The baseline completes B requests at a time, SARATHI
+    one.)
     """
     assert 0 <= first < last <= len(trace.finished), (first, last, len(trace.finished))
     begin = trace.finished[first - 1][1] if first else trace.iterations[0].start
@@ -102,11 +101,9 @@ def tokens_per_second(trace: Trace, length: int, first: int, last: int) -> float
 def first_period(work: Workload, policy: str) -> tuple[int, int]:
     """`first` and `last` of the shortest window that holds a whole period.
 
-    It is for runs that cost real time.
-
-    Where all requests end together, as the baseline's do, the first B are like any others. Else
-    slots fall free one by one from the first completion on: the window is that of the next B, and 2
-    B + 1 requests keep all slots busy until it ends.
+    It is for runs that cost real time. Where all requests end together, as the baseline's do, the
+    first B are like any others. Else slots fall free one by one from the first completion on. The
+    window is then that of the next B, and 2 B + 1 requests keep all slots busy until it ends.
     """
     together = policy == "baseline" or (policy == "orca" and not work.staggered)
     return (0, work.batch_size) if together else (1, work.batch_size + 1)
