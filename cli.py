@@ -16,7 +16,6 @@ BEGINNINGS = (
     b'{\n "mark": "made by nano-sarathi"',
     b'{\n  "mark": "made by nano-sarathi"',
     b"<!-- made by nano-sarathi",
-    b'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="generator" content="made by',
     b"figure,series,x,x_unit,y,y_unit,source,model,hardware\n",
     b"id,where,quantity,conditions,unit,paper,predicted,error,kind,verdict,explanation\n",
 )
@@ -28,7 +27,12 @@ class Parser(argparse.ArgumentParser):
     renamed: old names of flags, and the new ones.
     """
 
-    def __init__(self, *arguments, renamed: Mapping[str, str] | None = None, **options):
+    def __init__(
+        self,
+        *arguments: object,
+        renamed: Mapping[str, str] | None = None,
+        **options: object,
+    ) -> None:
         super().__init__(*arguments, **options)
         self.renamed, self.outputs = renamed or {}, []
 
@@ -44,7 +48,9 @@ class Parser(argparse.ArgumentParser):
         action = self.add_argument(flag, type=Path, metavar="FILE", help=help)
         self.outputs.append(action.dest)
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace=None) -> argparse.Namespace:
+    def parse_args(
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
         for word in sys.argv[1:] if args is None else args:
             name = word.partition("=")[0]
             if name in self.renamed:
@@ -91,7 +97,8 @@ def is_ours(path: Path) -> bool:
     except OSError:
         return False
     png = head.startswith(b"\x89PNG") and b"Software\0" + MARK.encode() in head
-    return not head or png or head.startswith(BEGINNINGS)
+    html = head.startswith(b"<!doctype html>") and f'generator" content="{MARK}'.encode() in head
+    return not head or png or html or head.startswith(BEGINNINGS)
 
 
 def run_main(main: Callable[[], None]) -> None:

@@ -5,6 +5,7 @@ Add an entry, and every script knows it.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from gpus import GPU, GPUS, LINKS, Link, by_name  # noqa: F401
 
@@ -13,7 +14,7 @@ class UserError(ValueError):
     """A mistake that the user can mend: shown as one line, without a traceback."""
 
 
-def lookup(table: dict, key: str, kind: str):
+def lookup(table: dict, key: str, kind: str) -> Any:
     """`table[key]`, or a UserError that names the value and what is allowed."""
     if key not in table:
         raise UserError(f"unknown {kind} {key!r}: choose from {', '.join(table)}")

@@ -18,7 +18,7 @@ from attention import PLAIN
 from batch import Request
 from configs import UserError
 from executor import ModelExecutor
-from fast.backends import BACKENDS, choose_backend, fastest, speed_up
+from fast.backends import BACKENDS, check_backend, choose_backend, fastest, speed_up
 from fast.graphs import GraphExecutor, Graphs
 from fast.process import keep_freed_memory, threads, threads_for
 from kvcache import KVCache
@@ -110,6 +110,8 @@ class LLM:
             raise UserError(f"seed is {seed!r}; it must be a whole number from 0 to 2**63 - 1")
         self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.device)
+        if fast:
+            check_backend(attention, self.device)
         if cuda_graphs and not (fast and self.device.type == "cuda"):
             raise UserError(f"cuda_graphs needs a CUDA device and fast=True; this is {self.device}")
         self.config, self.directory = find_model(model)

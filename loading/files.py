@@ -1,7 +1,8 @@
 """Where a model's files are, and one clear line where they cannot be read.
 
 `find` turns what a user calls a model into a directory: the demo in the box, a local Hugging Face
-directory, or a hub id, which is downloaded. checkpoint.py and tokenizer.py read what is in there.
+directory, or a hub id, which is downloaded. checkpoint.py and tokenizer.py, beside this file, read
+what is in there.
 """
 
 import json

@@ -1,5 +1,6 @@
 """A model by its name: its shape, its weights, its tokenizer."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -93,7 +94,13 @@ class NoRandomNumbers(TorchFunctionMode):
     For a large model, drawing them takes longer than loading it.
     """
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
+    def __torch_function__(
+        self,
+        function: Callable,
+        types: Sequence[type],
+        args: tuple = (),
+        kwargs: dict | None = None,
+    ) -> object:
         if function in (torch.nn.init.kaiming_uniform_, torch.nn.init.normal_):
             return kwargs["tensor"] if kwargs and "tensor" in kwargs else args[0]
         return function(*args, **(kwargs or {}))

@@ -125,7 +125,7 @@ class PipelineLLM(LLM):
         micro_batches: int | None = None,
         deal: str = "queue",
         memory: str = "split",
-        **options,
+        **options: object,
     ):
         self.stage, self.stages = dist.get_rank(), dist.get_world_size()
         self.micro_batches = self.stages if micro_batches is None else micro_batches

@@ -129,16 +129,10 @@ def test_choice() -> None:
     here = torch.device("cpu")
     assert choose_backend("auto", here, torch.float64, MODELS["demo"]) == "sdpa"
     assert choose_backend("math", here, torch.float32, MODELS["demo"]) == "math"
-    assert choose_backend("auto", here, torch.float32, MODELS["demo"], fast=False) == "sdpa"
-    assert choose_backend("math", here, torch.float32, MODELS["demo"], fast=False) == "math"
     with pytest.raises(UserError, match="'flash'.*math, sdpa, native, xformers"):
         check_backend("flash", here)
     with pytest.raises(UserError, match="xformers.*CUDA"):
         check_backend("xformers", here)
-    for name in ("auto", *PLAIN):
-        check_backend(name, here, fast=False)
-    with pytest.raises(UserError, match="'native' is one of the fast ways.*auto, math or sdpa"):
-        check_backend("native", here, fast=False)
 
 
 def test_a_bad_name_is_told_before_the_model_is_looked_for() -> None:
