@@ -1,13 +1,14 @@
-"""Models by name, and what every file may need: errors, names. Pure data, each with its source.
+"""Models and GPUs by name, and what every file may need: errors, names.
 
-`MODELS["llama-13b"]` and `GPUS["a6000"]` are what `--model` and `--gpu` accept on command lines.
-Add an entry, and every script knows it.
+`MODELS["llama-13b"]` and `GPUS["a6000"]` are what `--model` and `--gpu` accept on command lines:
+rows of models.py and gpus.py, each with its source.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-from gpus import GPU, GPUS, LINKS, Link, by_name  # noqa: F401
+from gpus import GPU, GPUS, LINKS, Link, Nodes, by_name  # noqa: F401
+from models import ROWS
 
 
 class UserError(ValueError):
@@ -56,6 +57,8 @@ class ModelConfig:
     window: int = 0
     norm_eps: float = 1e-5
     tied: bool = False  # the output head is the embedding
+    # Falcon: attention and FFN side by side, one all-reduce per layer; rotary. Priced, never run
+    parallel: bool = False
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -102,7 +105,8 @@ class ModelConfig:
     def parameters(self) -> int:
         """All parameters, embeddings included (norms and biases, under 0.1 %, are left out)."""
         tables = (1 if self.tied else 2) * self.vocab_size * self.hidden
-        positions = self.max_length * self.hidden if self.flavour == "gpt2" else 0
+        learned = self.flavour == "gpt2" and not self.parallel
+        positions = self.max_length * self.hidden if learned else 0
         return self.n_layer * self.layer_weights + tables + positions
 
     def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
@@ -110,34 +114,4 @@ class ModelConfig:
         return 2 * self.n_layer * self.n_kv_head * self.head_dim * bytes_per_value
 
 
-LLAMA = "SARATHI Sec 4.5; FFN and vocabulary: LLaMA paper, Table 2"
-MODELS: dict[str, ModelConfig] = by_name(
-    [
-        ModelConfig("llama-13b", 40, 40, 5120, 13824, 32000, 4096, source=LLAMA),
-        ModelConfig("llama-33b", 60, 52, 6656, 17920, 32000, 4096, source=LLAMA),
-        ModelConfig(
-            "gpt3-175b", 96, 96, 12288, 49152, 50257, 4096, flavour="gpt2", tied=True,
-            source="SARATHI Sec 4.5; GPT-3 paper, Table 2.1 (positions: the 4K of SARATHI Sec 5.3)",
-        ),
-        ModelConfig(
-            "mistral-7b", 32, 32, 4096, 14336, 32000, 32768, n_kv_head=8,
-            source="Mistral-7B-v0.1, Hugging Face config, without its sliding window of 4096",
-        ),
-        ModelConfig(
-            "yi-34b", 60, 56, 7168, 20480, 64000, 200000, n_kv_head=8, rope_theta=5e6,
-            source="Yi-34B-200K, Hugging Face config",
-        ),
-        ModelConfig(
-            "gpt2", 12, 12, 768, 3072, 50257, 1024, flavour="gpt2", tied=True,
-            source="GPT-2 small, Hugging Face config",
-        ),
-        ModelConfig(
-            "laptop", 16, 16, 1024, 2752, 8192, 4096,
-            source="ours: LLaMA shape at 0.2 B parameters, for a laptop's CPU",
-        ),
-        ModelConfig(
-            "demo", 4, 4, 256, 576, 1024, 1024, n_kv_head=2, tied=True,
-            source="ours: trained by demo/train.py",
-        ),
-    ]
-)  # fmt: skip
+MODELS: dict[str, ModelConfig] = by_name(ModelConfig(**row) for row in ROWS)

@@ -41,21 +41,43 @@ class Efficiency:
     overhead: float = 0.0
 
 
-# The constants belong to the software that ran; a GPU brings its data sheet. Each name says what
-# they were fitted on:
+# The constants belong to a GPU and to the software that ran on it. What they were fitted on:
 #
-# sarathi: printed by experiments/fit_a6000.py from nine numbers of SARATHI's Table 2 and Fig 7 (an
-#   A6000), and from nothing else. Those nine cannot tell more constants apart: an overhead fits to
-#   zero, and a share of the bandwidth of its own for keys and values runs off to 1.
-# sarathi_serve: printed by experiments/validate.py --profiles from Vidur's public measurements of
-#   Llama-2-70b's linear operators on an A100 (arXiv 2405.05465), with the kernels of vLLM and
-#   Sarathi-Serve. They know nothing of attention, whose share is the one above.
-EFFICIENCY: dict[str, Efficiency] = {
-    "sarathi": Efficiency(compute=0.7739, memory=0.7483, attention=0.557, p=2.1587),
-    "sarathi_serve": Efficiency(
+# a6000, sarathi: printed by experiments/fit_a6000.py from nine numbers of SARATHI's Table 2 and
+#   Fig 7 (an A6000), and from nothing else. An overhead fits to zero there, and a share of the
+#   bandwidth of its own for keys and values runs off to 1.
+# a100-80gb, sarathi_serve: printed by experiments/validate.py --profiles from Vidur's public
+#   measurements of Llama-2-70b's linear operators on an A100 (arXiv 2405.05465), with the kernels
+#   of vLLM and Sarathi-Serve. They know nothing of attention, whose share is the one above.
+# l20, td_pipe: printed by experiments/fit_l20.py from the measured iterations of LLaMA-13B on an
+#   L20 that TD-Pipe published. They cannot tell attention, whose share is the one above, and
+#   hardly an overhead from a smaller share of the bandwidth.
+EFFICIENCY: dict[tuple[str, str], Efficiency] = {
+    ("a6000", "sarathi"): Efficiency(compute=0.7739, memory=0.7483, attention=0.557, p=2.1587),
+    ("a100-80gb", "sarathi_serve"): Efficiency(
         compute=0.7492, memory=0.8167, attention=0.557, p=2.4899, overhead=8.0e-6
     ),
+    ("l20", "td_pipe"): Efficiency(
+        compute=0.927, memory=0.8226, attention=0.557, p=3.4503, overhead=3.24e-05
+    ),
 }
+SOFTWARE = tuple(dict.fromkeys(software for _, software in EFFICIENCY))
+
+
+def constants(gpu: str, software: str) -> tuple[Efficiency, str]:
+    """The constants of a software on a GPU, and "", or a line that says that they are a guess.
+
+    A GPU on which the software was not measured borrows its constants from one where it was: we
+    guess that both reach the same shares of their data sheets. That is fair within one generation
+    (A6000, A40, A100), less so across (H100, H200). Raises UserError where the software is unknown.
+    """
+    owners = [owner for owner, name in EFFICIENCY if name == software]
+    if not owners:
+        raise UserError(f"unknown software {software!r}: choose from {', '.join(SOFTWARE)}")
+    if gpu in owners:
+        return EFFICIENCY[gpu, software], ""
+    guess = f"constants of the {owners[0]}: the {gpu} has none for {software}"
+    return EFFICIENCY[owners[0], software], guess
 
 
 def padded(tokens: int) -> int:
@@ -73,9 +95,8 @@ def padded(tokens: int) -> int:
 class CostModel:
     """Seconds of a `Batch` for one model on one GPU.
 
-    efficiency: of the software, one of EFFICIENCY. We guess that any GPU reaches the same shares of
-    its data sheet as the one that they were fitted on. The guess is fair within one generation
-    (A6000, A40, A100), less so across (H100, H200).
+    software: whose constants on this GPU it takes; `guess` is "", or a line that says that they
+    come from another GPU (see `constants`). efficiency: constants of your own in their place.
 
     bytes_per_value: 2 for fp16 and bf16, as in the papers.
 
@@ -87,10 +108,11 @@ class CostModel:
         self,
         model: ModelConfig,
         gpu: GPU,
-        efficiency: Efficiency = EFFICIENCY["sarathi"],
+        efficiency: Efficiency | None = None,
         bytes_per_value: int = 2,
         tp: int = 1,
         link: Link = LINKS["nvlink-a100"],
+        software: str = "sarathi",
     ) -> None:
         if tp < 1 or model.n_head % tp or (model.n_kv_head % tp and tp % model.n_kv_head):
             raise UserError(
@@ -99,9 +121,15 @@ class CostModel:
             )
         self.model = model
         self.gpu = gpu
-        self.efficiency = efficiency
+        self.efficiency, self.guess = efficiency, ""
+        if efficiency is None:
+            self.efficiency, self.guess = constants(gpu.name, software)
         self.bytes_per_value = bytes_per_value
         self.tp, self.link = tp, link
+        try:
+            link.all_reduce(0, tp, 1)
+        except ValueError as error:
+            raise UserError(f"tp is {tp}: {error}") from None
         kv_heads = max(1, model.n_kv_head // tp)  # of one GPU; fewer KV heads than GPUs are copied
         # m_kv on one GPU: K and V of one token
         self.kv_bytes = model.kv_bytes_per_token(bytes_per_value) * kv_heads // model.n_kv_head
@@ -159,17 +187,14 @@ class CostModel:
     def all_reduces(self, tokens: int) -> float:
         """Seconds of communication.
 
-        After attention and after the FFN of each layer, the GPUs add up their parts of (tokens, H).
-        In a ring each GPU sends 2 (tp - 1) / tp of the tensor.
+        After attention and after the FFN of each layer, the GPUs add up their parts of (tokens, H);
+        once, where the two stand side by side.
         """
         if self.tp == 1:
             return 0.0
-        size = tokens * self.model.hidden * self.bytes_per_value * 2 * (self.tp - 1) / self.tp
-        return (
-            2
-            * self.model.n_layer
-            * (self.link.latency + size / (self.link.bandwidth * self.efficiency.memory))
-        )
+        size = tokens * self.model.hidden * self.bytes_per_value
+        once = self.link.all_reduce(size, self.tp, self.efficiency.memory)
+        return (1 if self.model.parallel else 2) * self.model.n_layer * once
 
     def chunk_attention(self, start: int, length: int) -> float:
         """Seconds, over all layers, of the attention of `length` prompt tokens.

@@ -26,6 +26,50 @@ class Link:
     bandwidth: float  # bytes/s of one GPU in one direction, from the data sheet
     latency: float  # s: of a small message, or of a small all-reduce over up to eight GPUs
     source: str = ""
+    measured: bool = False  # the bandwidth was measured: all of it is reached
+
+    def reached(self, share: float) -> float:
+        """Bytes/s in practice, where software reaches `share` of a data sheet."""
+        return self.bandwidth if self.measured else self.bandwidth * share
+
+    def all_reduce(self, size: float, gpus: int, share: float) -> float:
+        """Seconds in which `gpus` add up their tensors of `size` bytes.
+
+        In a ring each GPU sends 2 (gpus - 1) / gpus of the tensor.
+        """
+        return self.latency + size * 2 * (gpus - 1) / gpus / self.reached(share)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """GPUs on several nodes: `inside` joins those of a node, `between` the nodes.
+
+    Each node has one port, which all its GPUs share.
+    """
+
+    name: str
+    inside: Link
+    between: Link
+    per_node: int  # GPUs
+    source: str = ""
+
+    def all_reduce(self, size: float, gpus: int, share: float) -> float:
+        """Seconds of an all-reduce on two levels, over g GPUs on each of n nodes.
+
+        1. A reduce-scatter inside each node: a GPU sends (g - 1) / g of the tensor, and then owns
+           the node's sum of one part in g.
+        2. An all-reduce of each part between the n GPUs that own it. The g parts share the port:
+           through it goes 2 (n - 1) / n of the tensor.
+        3. An all-gather inside each node: (g - 1) / g once more.
+
+        The first and the third are a ring inside. Raises ValueError where the nodes are not full.
+        """
+        if gpus <= self.per_node:
+            return self.inside.all_reduce(size, gpus, share)
+        if gpus % self.per_node:
+            raise ValueError(f"{gpus} GPUs do not fill nodes of {self.per_node}: {self.name}")
+        inside = self.inside.all_reduce(size, self.per_node, share)
+        return inside + self.between.all_reduce(size, gpus // self.per_node, share)
 
 
 def by_name(entries: Iterable) -> dict:
@@ -39,20 +83,29 @@ GPUS: dict[str, GPU] = by_name(
         GPU("a40", 48e9, 149.7e12, 696e9, "NVIDIA A40 data sheet"),
         GPU("l20", 48e9, 119.5e12, 864e9, "NVIDIA L20 data sheet"),
         GPU("a100-80gb", 80e9, 312e12, 2039e9, "NVIDIA A100 80GB SXM data sheet"),
+        GPU("a100-80gb-pcie", 80e9, 312e12, 1935e9, "NVIDIA A100 80GB PCIe data sheet"),
         GPU("h100", 80e9, 989.4e12, 3350e9, "NVIDIA H100 SXM data sheet"),
         GPU("h200", 141e9, 989.4e12, 4800e9, "NVIDIA H200 SXM data sheet"),
     ]
 )
 
-LINKS: dict[str, Link] = by_name(
+# Latencies: NCCL's own tuning model (src/graph/tuning.cc): 3.6 to 8.4 us for a ring all-reduce, and
+# 0.5 to 3.4 us for each of its steps, or 14 us between nodes.
+PCIE4 = Link("pcie4", 32e9, 15e-6, source="PCIe 4.0 x16: 64 GB/s both ways")
+ETHERNET = Link("ethernet-100g", 12.5e9, 36e-6, "100 Gb/s each way; latency: 8.4 + 2 x 14 us")
+PEAK = "TD-Pipe Sec 4.1: measured peak of an all-reduce over PCIe switches, as bus bandwidth"
+PAIRS = "Sarathi-Serve's nodes: pairs of A100s over NVLink, so that a ring of four crosses PCIe"
+LINKS: dict[str, Link | Nodes] = by_name(
     [
-        # Latencies: NCCL's own tuning model (src/graph/tuning.cc): 3.6 to 8.4 us for a ring
-        # all-reduce, and 0.5 to 3.4 us for each of its steps.
         Link("nvlink-a100", 300e9, 10e-6, source="A100 data sheet: 600 GB/s both ways"),
         Link("nvlink-h100", 450e9, 10e-6, source="H100 data sheet: 900 GB/s both ways"),
-        Link("pcie4", 32e9, 15e-6, source="PCIe 4.0 x16: 64 GB/s both ways"),
+        PCIE4,
         Link(
             "infiniband-hdr", 25e9, 15e-6, "InfiniBand HDR: 200 Gb/s each way, a port for each GPU"
         ),
+        ETHERNET,
+        Link("pcie-l20-node", 14.65e9, 15e-6, PEAK, measured=True),
+        Link("pcie-a100-node", 14.82e9, 15e-6, PEAK, measured=True),
+        Nodes("2x4-a100-ethernet", PCIE4, ETHERNET, 4, PAIRS),
     ]
 )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from batch import Batch, Request
 from configs import GPUS, LINKS, MODELS, UserError, lookup
-from costmodel import EFFICIENCY, CostModel
+from costmodel import CostModel
 from loop import Loop, Result
 from scheduler import make_scheduler
 from timeline import Trace
@@ -37,13 +37,16 @@ class CostExecutor:
 
 
 def make_cost_model(model: str, gpu: str, tp: int, link: str, software: str) -> CostModel:
-    """A cost model by names: of configs.MODELS, GPUS and LINKS, and of costmodel.EFFICIENCY."""
+    """A cost model by names: of configs.MODELS, GPUS and LINKS, and of costmodel.SOFTWARE.
+
+    Its `guess` says where that software has no constants of this GPU.
+    """
     return CostModel(
         lookup(MODELS, model, "model"),
         lookup(GPUS, gpu, "GPU"),
-        lookup(EFFICIENCY, software, "software"),
         tp=tp,
         link=lookup(LINKS, link, "link"),
+        software=software,
     )
 
 
@@ -63,7 +66,7 @@ def simulate(
     """Predicted times of these requests, with placeholder tokens.
 
     tp: GPUs that share the model, joined by `link` of configs.LINKS. software: of
-    costmodel.EFFICIENCY, whose measurements the cost model was fitted on.
+    costmodel.SOFTWARE, whose measurements the cost model was fitted on.
 
     The GPU's memory is not looked up: without cache_tokens, B requests run at once even where their
     keys and values would not fit (`costmodel.requests_that_fit` says how many would).

@@ -28,7 +28,7 @@ import matplotlib.pyplot as plt
 
 from cli import run_main
 from configs import GPUS, MODELS, UserError, lookup
-from costmodel import EFFICIENCY, TILE, CostModel, requests_that_fit
+from costmodel import SOFTWARE, TILE, CostModel, requests_that_fit
 from experiments.lib.calibration import BATCH_SIZE, CalibratedModel, Calibration
 from experiments.lib.common import (
     Point,
@@ -207,7 +207,7 @@ def cost_model(options: argparse.Namespace) -> CostModel:
     if options.calibration is None:
         model = lookup(MODELS, options.model or "llama-13b", "model")
         gpu = lookup(GPUS, options.gpu or "a6000", "GPU")
-        return CostModel(model, gpu, EFFICIENCY[options.software or "sarathi"])
+        return CostModel(model, gpu, software=options.software or "sarathi")
     calibration = Calibration.read(options.calibration)
     if options.gpu is not None:
         raise UserError(
@@ -281,10 +281,10 @@ def main() -> None:
     add("--gpu", help=f"one of {', '.join(GPUS)} (default: a6000)")
     add(
         "--software",
-        choices=list(EFFICIENCY),
+        choices=SOFTWARE,
         help=(
-            "whose efficiency the cost model takes: sarathi (its A6000), or sarathi_serve (the"
-            " kernels of vLLM, on an A100) (default: sarathi)"
+            "whose efficiency the cost model takes: sarathi (its A6000), sarathi_serve (the"
+            " kernels of vLLM, on an A100), or td_pipe (an L20) (default: sarathi)"
         ),
     )
     add(
@@ -336,13 +336,12 @@ def main() -> None:
     prompt, decodes = split(work.length, work.ratio)
     shape = f"L = {work.length}, P:D = {prompt / decodes:.3g}, B = {work.batch_size}"
     title = f"{cost.model.name} on {cost.gpu.name}\n{shape}"
-    constants = f"EFFICIENCY[{options.software or 'sarathi'!r}]"
-    if options.calibration:
-        constants = "this machine's calibration"
+    software = options.software or "sarathi"
+    constants = "this machine's calibration" if options.calibration else f"constants of {software}"
     print(f"{title.replace(chr(10), ', ')}: predicted by the cost model with {constants}\n")
     print_choice(best, free, baseline, choices, work, bound)
     rows = points(baseline, choices, work, cost.model.name, cost.gpu.name)
-    write_csv(options.out / "choose_chunk.csv", rows)
+    write_csv(options.out / "choose_chunk.csv", rows, {cost.gpu.name: software})
     figure = draw(best, baseline, choices, bound, f"{title}: predicted")
     save_figure(figure, options.out / "choose_chunk.png")
     print(f"\nwrote {options.out / 'choose_chunk.png'} and .csv")

@@ -7,15 +7,14 @@ Every other figure is predicted with these constants, and never fitted.
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
 
 from batch import Batch, Chunk, Request
 from cli import Parser, run_main
 from configs import GPUS, MODELS
 from costmodel import EFFICIENCY, CostModel, Efficiency
 from experiments.lib.common import paper_numbers, print_table
+from experiments.lib.fitting import compass_search, line_to_paste, rounded
 
-DIGITS = 4  # decimals of the printed constants
 FITTED = ("compute", "memory", "attention", "p")
 
 
@@ -63,45 +62,24 @@ def loss(efficiency: Efficiency, numbers: Mapping[str, float]) -> float:
 
 
 def fit(numbers: Mapping[str, float]) -> Efficiency:
-    """Compass search: try each constant a step up and a step down, and keep what helps.
-
-    The step halves when nothing does.
-    """
-    best = Efficiency(compute=0.7, memory=0.7, attention=0.5, p=3.0)
-    least, step = loss(best, numbers), 0.1
-    while step > 1e-6:
-        improved = False
-        for name in FITTED:
-            for factor in (1 + step, 1 / (1 + step)):
-                values = asdict(best)
-                values[name] *= factor
-                if name != "p" and values[name] > 1:  # no GPU beats its data sheet
-                    continue
-                trial = Efficiency(**values)
-                if (error := loss(trial, numbers)) < least:
-                    best, least, improved = trial, error, True
-        if not improved:
-            step /= 2
-    return best
+    start = Efficiency(compute=0.7, memory=0.7, attention=0.5, p=3.0)
+    return compass_search(lambda efficiency: loss(efficiency, numbers), start, FITTED)
 
 
 def main() -> None:
     # there are no flags: whoever gives one is told so
     Parser(description=__doc__.splitlines()[0]).parse_args()
     numbers = paper_numbers()
-    fitted = {n: round(value, DIGITS) for n, value in asdict(fit(numbers)).items() if n in FITTED}
+    fitted = rounded(fit(numbers))
     print("Fitted on SARATHI Table 2 and Fig 7; in costmodel.py:\n")
-    print(
-        '    "sarathi":'
-        f" Efficiency({', '.join(f'{name}={value}' for name, value in fitted.items())})\n"
-    )
-    times = modelled(Efficiency(**fitted))
+    print(f"{line_to_paste('a6000', 'sarathi', fitted)}\n")
+    times = modelled(fitted)
     rows = [
         [name, f"{numbers[name]:.2f}", f"{time:.2f}", f"{100 * (time / numbers[name] - 1):+.1f} %"]
         for name, time in times.items()
     ]
     print_table(["number", "paper, ms", "fitted, ms", "error"], rows)
-    if Efficiency(**fitted) != EFFICIENCY["sarathi"]:
+    if fitted != EFFICIENCY["a6000", "sarathi"]:
         raise SystemExit("costmodel.py holds other constants: paste the line above into EFFICIENCY")
 
 

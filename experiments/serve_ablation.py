@@ -98,6 +98,7 @@ FIGURE = Figure(
         for policy, short in POLICIES.items()
         for metric in METRICS
     },
+    software={YI.gpu: "sarathi_serve"},
     predict=predict,
     measure=None,
     draw=draw,

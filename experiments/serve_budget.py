@@ -131,6 +131,7 @@ FIGURE = Figure(
         "ss_budget_relaxed": (f"token budget for the relaxed SLO, {MISTRAL.model}", 0),
         "ss_fig14_overhead": ("prefill overhead of chunk 512, largest", 0),
     },
+    software={YI.gpu: "sarathi_serve"},
     predict=predict,
     measure=None,
     draw=draw,

@@ -286,6 +286,7 @@ FIGURE = Figure(
     name="serve_capacity",
     description=__doc__,
     paper=PAPER,
+    software={YI.gpu: "sarathi_serve"},
     predict=predict,
     measure=None,
     draw=draw,

@@ -158,6 +158,7 @@ FIGURE = Figure(
     name="serve_latency",
     description=__doc__,
     paper={},
+    software={YI.gpu: "sarathi_serve"},
     predict=predict,
     measure=measure,
     draw=draw,

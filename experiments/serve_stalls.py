@@ -140,6 +140,7 @@ FIGURE = Figure(
     name="serve_stalls",
     description=__doc__,
     paper={},
+    software={YI.gpu: "sarathi_serve"},
     predict=predict,
     measure=measure,
     draw=draw,

@@ -8,9 +8,9 @@ They are taken at the batch sizes and P:D where they peaked.
         and the real engine on this machine
 
 Decode speedup is as in fig8.py, throughput gain as in fig9.py. The A100 borrows the A6000's shares
-of peak and bandwidth, EFFICIENCY["sarathi"], and only its data sheet is new: SARATHI's kernels are
-known from the A6000 alone. (What costmodel.py has from an A100, EFFICIENCY["sarathi_serve"], are
-other kernels.) Nothing here was fitted to this table.
+of peak and bandwidth, and only its data sheet is new: SARATHI's kernels are known from the A6000
+alone. (What costmodel.py has from an A100, "sarathi_serve", are other kernels.) Nothing here was
+fitted to this table.
 """
 
 from typing import TYPE_CHECKING

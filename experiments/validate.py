@@ -17,7 +17,7 @@ nothing. Every workload runs three times, in three rounds, and its median counts
 --profiles reads DIR/GPU/MODEL/mlp.csv in the format of Vidur's public profiles: per layer and
 number of tokens, median ms of the four linear operators. The shape of the model comes from the
 file, peak and bandwidth from the GPU's data sheet. The first table takes the efficiencies from
-costmodel.py, EFFICIENCY["sarathi_serve"], for every GPU. The second shows what the form of the law
+costmodel.py, those of "sarathi_serve", for every GPU. The second shows what the form of the law
 can do: they are fitted on each model in turn and tested on all the others of that GPU. Its line
 that is fitted on Llama-2-70b on an A100 is "sarathi_serve"; the others are shown and not used.
 """
@@ -342,16 +342,18 @@ def read_profile(path: Path) -> list[Row]:
 
 
 def gpu_of(folder: str, directory: Path) -> GPU:
-    """The entry of gpus.GPUS for a folder's name: a100 stands for a100-80gb."""
-    found = [gpu for name, gpu in GPUS.items() if name == folder.lower()] or [
-        gpu for name, gpu in GPUS.items() if name.startswith(folder.lower())
-    ]
-    if len(found) != 1:
+    """The entry of gpus.GPUS for a folder's name: a100 stands for a100-80gb, not for its PCIe card.
+
+    Raises UserError where no name begins so, or several that do not begin alike.
+    """
+    found = [name for name in GPUS if name.startswith(folder.lower())]
+    shortest = min(found, key=len, default="")
+    if not found or not all(name.startswith(shortest) for name in found):
         raise UserError(
             f"{directory / folder}: no GPU of that name, expected {directory}/GPU/MODEL/mlp.csv"
             f" with GPU from {', '.join(GPUS)}"
         )
-    return found[0]
+    return GPUS[shortest]
 
 
 def read_profiles(directory: Path) -> dict[str, dict[str, list[Row]]]:
@@ -384,7 +386,7 @@ def fit_linears(rows: Sequence[Row], gpu: GPU) -> Efficiency:
         cost = CostModel(rows[0].model, gpu, efficiency)
         return statistics.mean(math.log1p(row.error(cost)) ** 2 for row in rows)
 
-    best = replace(EFFICIENCY["sarathi"], overhead=1e-6)
+    best = replace(EFFICIENCY["a6000", "sarathi"], overhead=1e-6)
     least, step = loss(best), 0.1
     while step > 1e-3:
         trials = [
@@ -416,14 +418,14 @@ def hold_profiles(directory: Path) -> None:
     """Two tables: the constants of costmodel.py; those fitted on one model, tested on others."""
     profiles = read_profiles(directory)
     print(
-        'Linear operators of one layer, EFFICIENCY["sarathi_serve"] against the profiles: error of'
+        'Linear operators of one layer, constants of "sarathi_serve" against the profiles: error of'
         " the four together, over all token counts\n"
     )
     table, every = [], []
     for folder, models in profiles.items():
         gpu = gpu_of(folder, directory)
         for model, rows in models.items():
-            cost = CostModel(rows[0].model, gpu, EFFICIENCY["sarathi_serve"])
+            cost = CostModel(rows[0].model, gpu, software="sarathi_serve")
             for parallel in sorted({row.parallel for row in rows}):
                 values = [row.error(cost) for row in rows if row.parallel == parallel]
                 table.append([gpu.name, model, f"{parallel}", len(values), *summary(values)])
@@ -434,7 +436,7 @@ def hold_profiles(directory: Path) -> None:
     print(f"\nall: median {summary(every)[0]}, p90 {summary(every)[1]}\n")
     print(
         "Fitted on one model, tested on the others of that GPU: what the form of the law can do"
-        ' (EFFICIENCY["sarathi_serve"] is Llama-2-70b on an A100)\n'
+        ' ("sarathi_serve" is Llama-2-70b on an A100)\n'
     )
     table, every = [], []
     plan = [(folder, model) for folder, models in profiles.items() for model in models]

@@ -18,10 +18,13 @@ from model import Transformer
 def find_model(name: str) -> tuple[ModelConfig, Path | None]:
     """The shape of a model and the directory of its files.
 
-    The directory is None for a name of configs.MODELS, which gets random weights.
+    The directory is None for a name of configs.MODELS, which gets random weights. Raises UserError
+    for a model that is priced, not run.
     """
     directory = files.find(name)
     if directory is None:
+        if MODELS[name].parallel:
+            raise UserError(f"{name} is priced, not run: its attention and FFN are side by side")
         return MODELS[name], None
     own = (
         Path(name).expanduser().resolve().name

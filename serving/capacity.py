@@ -20,14 +20,15 @@ was fitted to any number of its paper.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from batch import Request
-from configs import GPUS, MODELS, UserError
-from costmodel import EFFICIENCY, TILE, CostModel, make_batch, tokens_that_fit
-from simulate import simulate
+from batch import Batch, Request
+from configs import GPUS, LINKS, MODELS, UserError
+from costmodel import TILE, CostModel, make_batch, tokens_that_fit
+from pipeline import Hop, simulate_pipeline
+from simulate import make_cost_model, simulate
 from timeline import Trace
 
 MAX_DELAY = 2.0  # s: the median scheduling delay of a queue that we call bounded
@@ -46,39 +47,79 @@ PRECISION = 1.025
 
 @dataclass(frozen=True)
 class Deployment:
-    """A model on `tp` GPUs of one kind."""
+    """A model on `tp` GPUs of one kind, or on a pipeline of such stages."""
 
     model: str
     tp: int = 1
     gpu: str = "a100-80gb"
+    stages: int = 1
+    link: str = "nvlink-a100"  # joins the GPUs of a stage
+    hop: str = "ethernet-100g"  # joins the stages
+    orca_batch_size: int = ORCA_BATCH_SIZE
+
+    @property
+    def layout(self) -> str:
+        """As the paper writes it: TP4-PP2."""
+        return f"TP{self.tp}-PP{self.stages}" if self.stages > 1 else f"TP{self.tp}"
 
     @property
     def hardware(self) -> str:
         """As the `hardware` column names it."""
-        return f"{self.tp} x {self.gpu}" if self.tp > 1 else self.gpu
+        count = self.tp * self.stages
+        return f"{count} x {self.gpu}" if count > 1 else self.gpu
 
     @property
     def cost_model(self) -> CostModel:
-        return CostModel(
-            MODELS[self.model], GPUS[self.gpu], EFFICIENCY["sarathi_serve"], tp=self.tp
-        )
+        return make_cost_model(self.model, self.gpu, self.tp, self.link, "sarathi_serve")
 
     @property
     def cache_tokens(self) -> int:
-        return tokens_that_fit(MODELS[self.model], GPUS[self.gpu], self.tp)
+        """Of all requests together. Each stage holds the keys and values of its own layers."""
+        gpu = GPUS[self.gpu]
+        return tokens_that_fit(
+            MODELS[self.model], replace(gpu, memory=self.stages * gpu.memory), self.tp
+        )
+
+    def passage(self, batch: Batch) -> float:
+        """Seconds of a batch through all stages, until the first stage knows its tokens.
+
+        No request of the batch gets its next token sooner. The GPUs of a node share its port: each
+        sends its part of the activations, so that these pass once.
+        """
+        cost = self.cost_model
+        seconds = cost.seconds(batch)
+        if self.stages > 1:
+            hop = Hop.over(LINKS[self.hop], cost)
+            sent = hop.latency + hop.seconds_per_token * batch.num_tokens
+            seconds += (self.stages - 1) * sent + hop.latency
+        return seconds
 
     @property
     def decode_iteration(self) -> float:
-        """Seconds of the decode-only batch that the SLOs are multiples of."""
-        return self.cost_model.seconds(make_batch(decodes=DECODES, context=CONTEXT))
+        """Seconds of the decode-only batch that the SLOs are multiples of.
+
+        On a pipeline it passes through all stages, as a request waits for its next token.
+        """
+        return self.passage(make_batch(decodes=DECODES, context=CONTEXT))
 
     def serve(self, requests: Sequence[Request], policy: str, budget: int) -> Trace:
-        """The requests under a policy, with the batch sizes and the memory of the paper."""
-        return simulate(
-            requests, self.model, self.gpu, policy=policy, chunk_size=budget,
-            max_batch_size=ORCA_BATCH_SIZE if policy == "orca" else MAX_BATCH_SIZE,
-            cache_tokens=self.cache_tokens, tp=self.tp, software="sarathi_serve",
+        """The requests under a policy, with the batch sizes and the memory of the paper.
+
+        A pipeline has as many micro-batches as stages. They share its batch size evenly, and one
+        pool of memory, as the paper's software has one block manager for all batches in flight.
+        """
+        size = self.orca_batch_size if policy == "orca" else MAX_BATCH_SIZE
+        options = {
+            "policy": policy, "chunk_size": budget, "cache_tokens": self.cache_tokens,
+            "tp": self.tp, "link": self.link, "software": "sarathi_serve",
+        }  # fmt: skip
+        if self.stages == 1:
+            return simulate(requests, self.model, self.gpu, max_batch_size=size, **options)
+        pipeline = simulate_pipeline(
+            requests, self.model, self.gpu, max_batch_size=size // self.stages,
+            stages=self.stages, memory="pool", hop=self.hop, keep=True, **options,
         )  # fmt: skip
+        return pipeline.requests
 
 
 # ------------------------------------------------------------------------------------------ metrics

@@ -14,6 +14,7 @@ from experiments import fit_a6000
 from experiments.lib.common import paper_numbers
 
 NUMBERS = paper_numbers()
+SARATHI = EFFICIENCY["a6000", "sarathi"]
 
 
 def chunk(length: int, start: int = 0, prompt: int | None = None) -> Chunk:
@@ -147,9 +148,7 @@ def fitted() -> tuple[Efficiency, set[str]]:
 
 def test_constants_come_from_the_script(fitted):
     for name in ("compute", "memory", "attention", "p"):
-        assert getattr(EFFICIENCY["sarathi"], name) == pytest.approx(
-            getattr(fitted[0], name), abs=1e-4
-        )
+        assert getattr(SARATHI, name) == pytest.approx(getattr(fitted[0], name), abs=1e-4)
 
 
 def test_fit_reads_table_2_and_fig_7_only(fitted):
@@ -162,8 +161,8 @@ def test_fit_reads_table_2_and_fig_7_only(fitted):
 def test_the_script_prints_the_constants_in_use(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["fit_a6000.py"])
     fit_a6000.main()  # exits with a complaint if costmodel.py holds others
-    named = ", ".join(f"{name}={getattr(EFFICIENCY['sarathi'], name)}" for name in fit_a6000.FITTED)
-    assert f'"sarathi": Efficiency({named})' in capsys.readouterr().out
+    named = ", ".join(f"{name}={getattr(SARATHI, name)}" for name in fit_a6000.FITTED)
+    assert f'("a6000", "sarathi"): Efficiency({named}),' in capsys.readouterr().out
     monkeypatch.setattr("sys.argv", ["fit_a6000.py", "--out", "x"])
     with pytest.raises(SystemExit):
         fit_a6000.main()
@@ -180,7 +179,7 @@ def test_constants_are_physical():
 
 
 def test_fitted_numbers_within_5_percent():
-    for name, milliseconds in fit_a6000.modelled(EFFICIENCY["sarathi"]).items():
+    for name, milliseconds in fit_a6000.modelled(SARATHI).items():
         assert milliseconds == pytest.approx(NUMBERS[name], rel=0.05), name
 
 

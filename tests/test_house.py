@@ -18,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 # rows below its own, and a folder from itself.
 ORDER = [
     ["gpus"],
+    ["models"],
     ["configs"],
     ["cli"],  # of every command: it reads arguments, and knows nothing of the engine
     ["batch"],

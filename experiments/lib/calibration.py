@@ -154,6 +154,7 @@ class CalibratedModel(CostModel):
             calibration.model, calibration.gpu, bytes_per_value=calibration.bytes_per_value
         )
         self.calibration = calibration
+        self.guess = ""  # its curves were measured where it predicts
         self._decode = [
             calibration.decode(context) for context in range(calibration.model.max_length + 1)
         ]  # asked for too often to compute

@@ -16,7 +16,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from cli import Parser, claim, is_ours
-from configs import UserError
+from configs import GPUS, UserError
+from costmodel import constants
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,8 +57,27 @@ class Point:
         assert self.source in ("paper", "predicted", "measured"), self.source
 
 
-def write_csv(path: Path, points: Sequence[Point]) -> None:
-    """Tidy: one row per point, numbers rounded to 6 significant digits."""
+def guesses(points: Sequence[Point], software: Mapping[str, str]) -> list[str]:
+    """The lines that say which predicted points borrow another GPU's constants.
+
+    software: GPU -> whose constants it was priced with, where not "sarathi". A GPU that is left out
+    gets a line too many rather than none.
+    """
+    predicted = {point.hardware for point in points if point.source == "predicted"}
+    names = [gpu for gpu in GPUS if any(gpu in hardware.split() for hardware in predicted)]
+    lines = [constants(gpu, software.get(gpu, "sarathi"))[1] for gpu in names]
+    return [line for line in lines if line]
+
+
+def write_csv(
+    path: Path, points: Sequence[Point], software: Mapping[str, str] | None = None
+) -> None:
+    """Tidy: one row per point, numbers rounded to 6 significant digits.
+
+    Prints `guesses`: every result passes here, so that none forgets to say them.
+    """
+    for line in guesses(points, software or {}):
+        print(f"\nA guess: {line}")
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([field.name for field in fields(Point)])

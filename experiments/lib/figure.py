@@ -6,7 +6,7 @@ predicted / measured / error, results/NAME.csv and results/NAME.png.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,6 +74,8 @@ class Figure:
     scale: Scale = Scale((), ())
     quick_scale: Scale = Scale((), ())
     shown: Callable[[Point], bool] = lambda point: True
+    # GPU -> whose constants it is priced with, where not "sarathi" (`common.guesses`)
+    software: Mapping[str, str] = field(default_factory=dict)
     dtype: str = "auto"  # what it is measured in, unless --dtype says otherwise
     # where `predict` and `measure` leave their runs by name, for --perfetto; None: no such flag
     traces: dict[str, Trace] | None = None
@@ -127,7 +129,7 @@ def save_results(out: Path, figure: Figure, points: Sequence[Point]) -> None:
     print_comparison(
         [point for point in points if figure.shown(point) and not point.series.endswith(SPREAD)]
     )
-    write_csv(out / f"{figure.name}.csv", points)
+    write_csv(out / f"{figure.name}.csv", points, figure.software)
     use_style()
     save_figure(figure.draw(points), out / f"{figure.name}.png")
     print(f"\nwrote {out / figure.name}.png and .csv")

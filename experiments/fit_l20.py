@@ -1,0 +1,135 @@
+"""Prints the L20's constants of costmodel.py: python experiments/fit_l20.py.
+
+They are fitted to whole iterations of LLaMA-13B on an L20, each the prefill of so many rows through
+all layers and the head. The rows are a thinned copy of a measurement that comes with TD-Pipe's
+public artefact (github.com/MLSysU/TD-Pipe, licence Apache 2.0): l20_iterations.csv. They lie dense
+below 300 rows, on both sides of each tile's edge, and sparse above, so that small iterations weigh
+more. The loss is as in fit_a6000.py.
+
+Four constants are fitted. The rows know little of attention, and the A6000's share is kept. The
+second table shows where it goes if it may move, and that an overhead is hardly told from a smaller
+share of the bandwidth. The last table predicts a model that nothing was fitted on.
+
+It misses most where the L20 steps otherwise than our law of tiles: up to 16 rows, which take less
+than 17, and just above 128, where its step is milder. We keep the law, and state the misses.
+"""
+
+import csv
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+
+from batch import Batch
+from cli import Parser, run_main
+from configs import GPUS, MODELS
+from costmodel import EFFICIENCY, CostModel, Efficiency, make_batch
+from experiments.lib.common import ROOT, print_table
+from experiments.lib.fitting import compass_search, line_to_paste, rounded
+
+A6000, L20 = EFFICIENCY["a6000", "sarathi"], EFFICIENCY["l20", "td_pipe"]
+FITTED = ("compute", "memory", "p", "overhead")
+# The valley between overhead and bandwidth is flat: a start near its lowest point saves time.
+# The search goes by factors, and would never leave an overhead of 0.
+START = replace(A6000, compute=0.9, memory=0.8, p=3.5, overhead=3e-5)
+LEAST_STEP = 1e-4
+RANGES = (
+    (1, 16), (17, 64), (65, 128), (129, 192), (193, 256), (257, 512), (513, 1024), (1025, 2048),
+)  # fmt: skip
+HELD_BACK = "qwen2.5-32b"
+HELD_BACK_ROWS = (1, 32, 128, 256, 512, 1024, 2048)
+
+
+def measured() -> dict[int, float]:
+    """Rows -> ms of a whole iteration."""
+    with open(ROOT / "experiments" / "l20_iterations.csv", newline="", encoding="utf-8") as file:
+        return {int(row["rows"]): float(row["ms"]) for row in csv.DictReader(file)}
+
+
+@cache
+def prefill(rows: int) -> Batch:
+    """A whole prompt of `rows` tokens in one iteration."""
+    return make_batch([(0, rows, rows)])
+
+
+def modelled(efficiency: Efficiency, sizes: Sequence[int], model: str) -> dict[int, float]:
+    """Rows -> ms of one prompt's prefill on one L20, as the cost model sees it."""
+    cost = CostModel(MODELS[model], GPUS["l20"], efficiency)
+    return {rows: 1e3 * cost.seconds(prefill(rows)) for rows in sizes}
+
+
+def fit(
+    times: Mapping[int, float], names: Sequence[str] = FITTED, start: Efficiency = START
+) -> Efficiency:
+    """The `names` with the least squared log ratios, modelled over measured; others as `start`."""
+    return compass_search(lambda trial: loss(trial, times), start, names, LEAST_STEP)
+
+
+def loss(efficiency: Efficiency, times: Mapping[int, float]) -> float:
+    """Sum of squared log ratios, modelled over measured."""
+    found = modelled(efficiency, list(times), "llama-13b")
+    return sum(math.log(found[rows] / times[rows]) ** 2 for rows in times)
+
+
+def errors(efficiency: Efficiency, times: Mapping[int, float]) -> dict[int, float]:
+    """Rows -> by how many percent the cost model is too slow."""
+    found = modelled(efficiency, list(times), "llama-13b")
+    return {rows: 100 * (found[rows] / times[rows] - 1) for rows in times}
+
+
+def median_error(efficiency: Efficiency, times: Mapping[int, float]) -> float:
+    """Of the absolute errors, in percent."""
+    return statistics.median(abs(error) for error in errors(efficiency, times).values())
+
+
+def summary(values: Sequence[float]) -> list[str]:
+    """Median of the absolute errors, and the largest with its sign."""
+    middle = statistics.median(abs(value) for value in values)
+    return [f"{middle:.1f} %", f"{max(values, key=abs):+.1f} %"]
+
+
+def print_errors(fitted: Efficiency, times: Mapping[int, float]) -> None:
+    """By range of rows: these constants, and the A6000's on the same rows."""
+    own, borrowed = errors(fitted, times), errors(A6000, times)
+    table = []
+    for first, last in (*RANGES, (RANGES[0][0], RANGES[-1][1])):
+        inside = [rows for rows in times if first <= rows <= last]
+        halves = [summary([found[rows] for rows in inside]) for found in (own, borrowed)]
+        table.append([f"{first}-{last}", len(inside), *halves[0], *halves[1]])
+    print_table(["rows", "measured", "median", "largest", "A6000's: median", "largest"], table)
+
+
+def print_other_constants(fitted: Efficiency, times: Mapping[int, float]) -> None:
+    """What is fitted if more or fewer constants may move, and how little it changes."""
+    table = []
+    for what, found in (
+        ("as above", fitted),
+        ("attention, too", fit(times, (*FITTED, "attention"))),
+        ("no overhead", fit(times, FITTED[:-1], replace(START, overhead=0.0))),
+    ):
+        shares = [f"{value:.3f}" for value in (found.compute, found.memory, found.attention)]
+        numbers = [*shares, f"{found.p:.3f}", f"{1e6 * found.overhead:.1f}"]
+        table.append([what, *numbers, f"{median_error(found, times):.1f} %"])
+    print_table(["", "compute", "memory", "attention", "p", "overhead, us", "median"], table)
+
+
+def main() -> None:
+    # there are no flags: whoever gives one is told so
+    Parser(description=__doc__.splitlines()[0]).parse_args()
+    times = measured()
+    fitted = rounded(fit(times))
+    print("Fitted on iterations of LLaMA-13B on an L20; in costmodel.py:\n")
+    print(f"{line_to_paste('l20', 'td_pipe', fitted)}\n")
+    print_errors(fitted, times)
+    print("\nIf more or fewer constants were fitted:\n")
+    print_other_constants(fitted, times)
+    print(f"\nPredicted, {HELD_BACK} on one L20 as if it had the memory:\n")
+    found = modelled(fitted, HELD_BACK_ROWS, HELD_BACK)
+    print_table(["rows", "ms"], [[rows, f"{time:.1f}"] for rows, time in found.items()])
+    if fitted != L20:
+        raise SystemExit("costmodel.py holds other constants: paste the line above into EFFICIENCY")
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,73 @@
+"""Models by name: pure data, each with its source. configs.py makes a ModelConfig of each row.
+
+The fields are those of `configs.ModelConfig`, and what a row leaves out has its default there.
+`MODELS["llama-13b"]` is what `--model` accepts on command lines. Add a row, and every script knows
+it.
+"""
+
+
+def row(**fields: object) -> dict:
+    """The fields of one model."""
+    return fields
+
+
+LLAMA = "SARATHI Sec 4.5; FFN and vocabulary: LLaMA paper, Table 2"
+ROWS: list[dict] = [
+    row(
+        name="llama-13b", n_layer=40, n_head=40, hidden=5120, intermediate=13824,
+        vocab_size=32000, max_length=4096, source=LLAMA,
+    ),
+    row(
+        name="llama-33b", n_layer=60, n_head=52, hidden=6656, intermediate=17920,
+        vocab_size=32000, max_length=4096, source=LLAMA,
+    ),
+    row(
+        name="gpt3-175b", n_layer=96, n_head=96, hidden=12288, intermediate=49152,
+        vocab_size=50257, max_length=4096, flavour="gpt2", tied=True,
+        source="SARATHI Sec 4.5; GPT-3 paper, Table 2.1 (positions: the 4K of SARATHI Sec 5.3)",
+    ),
+    row(
+        name="mistral-7b", n_layer=32, n_head=32, n_kv_head=8, hidden=4096, intermediate=14336,
+        vocab_size=32000, max_length=32768,
+        source="Mistral-7B-v0.1, Hugging Face config, without its sliding window of 4096",
+    ),
+    row(
+        name="yi-34b", n_layer=60, n_head=56, n_kv_head=8, hidden=7168, intermediate=20480,
+        vocab_size=64000, max_length=200000, rope_theta=5e6,
+        source="Yi-34B-200K, Hugging Face config",
+    ),
+    row(
+        name="llama2-13b", n_layer=40, n_head=40, hidden=5120, intermediate=13824,
+        vocab_size=32000, max_length=4096, source="Llama-2-13b, Hugging Face config",
+    ),
+    row(
+        name="qwen2.5-32b", n_layer=64, n_head=40, n_kv_head=8, hidden=5120, intermediate=27648,
+        vocab_size=152064, max_length=32768, rope_theta=1e6, qkv_bias=True, norm_eps=1e-6,
+        source="Qwen2.5-32B-Instruct, Hugging Face config",
+    ),
+    row(
+        name="llama2-70b", n_layer=80, n_head=64, n_kv_head=8, hidden=8192, intermediate=28672,
+        vocab_size=32000, max_length=16384,
+        source="Llama-2-70b, Hugging Face config; its 4096 positions are too few for the prompts"
+        " that Sarathi-Serve gives it: 16384, as its longest requests have",
+    ),
+    row(
+        name="falcon-180b", n_layer=80, n_head=232, n_kv_head=8, hidden=14848, intermediate=59392,
+        vocab_size=65024, max_length=16384, flavour="gpt2", parallel=True,
+        source="falcon-180B, Hugging Face config; positions: 16384 as for llama2-70b, not its 2048",
+    ),
+    row(
+        name="gpt2", n_layer=12, n_head=12, hidden=768, intermediate=3072,
+        vocab_size=50257, max_length=1024, flavour="gpt2", tied=True,
+        source="GPT-2 small, Hugging Face config",
+    ),
+    row(
+        name="laptop", n_layer=16, n_head=16, hidden=1024, intermediate=2752,
+        vocab_size=8192, max_length=4096,
+        source="ours: LLaMA shape at 0.2 B parameters, for a laptop's CPU",
+    ),
+    row(
+        name="demo", n_layer=4, n_head=4, n_kv_head=2, hidden=256, intermediate=576,
+        vocab_size=1024, max_length=1024, tied=True, source="ours: trained by demo/train.py",
+    ),
+]  # fmt: skip

@@ -1,0 +1,106 @@
+"""The cost model's constants: whose they are, who borrows them, and who says so."""
+
+import csv
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cli import run_main
+from configs import GPUS, MODELS, UserError
+from costmodel import EFFICIENCY, SOFTWARE, CostModel, constants
+from experiments import fit_l20, td_allreduce
+from experiments.lib.common import Point, guesses, paper_numbers, read_csv
+from simulate import make_cost_model
+
+
+@pytest.mark.parametrize("gpu, software", EFFICIENCY)
+def test_a_gpu_takes_its_own_constants(gpu: str, software: str) -> None:
+    assert constants(gpu, software) == (EFFICIENCY[gpu, software], "")
+
+
+def test_a_gpu_without_constants_borrows_them_and_says_so() -> None:
+    guess = "constants of the a6000: the h100 has none for sarathi"
+    assert constants("h100", "sarathi") == (EFFICIENCY["a6000", "sarathi"], guess)
+    cost = make_cost_model("llama-13b", "h100", 1, "nvlink-h100", "sarathi")
+    assert cost.guess == guess and cost.efficiency == EFFICIENCY["a6000", "sarathi"]
+    assert CostModel(MODELS["llama-13b"], GPUS["h100"]).guess == guess
+    own = CostModel(MODELS["llama-13b"], GPUS["h100"], EFFICIENCY["a6000", "sarathi"])
+    assert own.guess == "", "whoever gives constants vouches for them"
+
+
+def test_an_unknown_software_is_refused() -> None:
+    with pytest.raises(UserError, match=f"unknown software 'vllm': .*{', '.join(SOFTWARE)}"):
+        make_cost_model("llama-13b", "a6000", 1, "nvlink-a100", "vllm")
+
+
+def test_every_results_file_says_its_guesses() -> None:
+    def point(hardware: str, source: str = "predicted") -> Point:
+        return Point("any", "any", 0, "", 1.0, "s", source, "llama-13b", hardware)
+
+    said = ["constants of the a6000: the a100-80gb has none for sarathi"]
+    assert guesses([point("a6000"), point("4 x a100-80gb")], {}) == said
+    assert guesses([point("4 x a100-80gb")], {"a100-80gb": "sarathi_serve"}) == []
+    assert guesses([point("a100-80gb", "measured"), point("any hardware")], {}) == []
+    assert "a100-80gb-pcie has none" in guesses([point("a100-80gb-pcie")], {})[0]
+
+
+# ------------------------------------------------------------------------------------------ the L20
+
+
+def test_the_rows_are_of_many_sizes_with_their_source() -> None:
+    path = Path(fit_l20.__file__).parent / "l20_iterations.csv"
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert all("Apache-2.0" in row["source"] for row in rows)
+    sizes = [int(row["rows"]) for row in rows]
+    assert sizes == sorted(set(sizes)) and len(sizes) > 130 and {1, 128, 129, 2048} <= set(sizes)
+
+
+def test_no_search_finds_better_constants_of_the_l20() -> None:
+    """The script itself takes long, and complains where its constants are others."""
+    times = fit_l20.measured()
+    least = fit_l20.loss(fit_l20.L20, times)
+    assert fit_l20.loss(fit_l20.fit(times, start=fit_l20.L20), times) > 0.999 * least
+    for name in fit_l20.FITTED:
+        worse = replace(fit_l20.L20, **{name: 1.05 * getattr(fit_l20.L20, name)})
+        assert fit_l20.loss(worse, times) > least, name
+
+
+def test_l20_within_5_percent_where_the_a6000s_are_not() -> None:
+    times = fit_l20.measured()
+    assert fit_l20.median_error(fit_l20.L20, times) < 5 < fit_l20.median_error(fit_l20.A6000, times)
+
+
+def test_the_script_complains_of_other_constants(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.argv", ["fit_l20.py"])
+    monkeypatch.setattr(fit_l20, "fit", lambda *_: replace(fit_l20.L20, p=2.0))
+    with pytest.raises(SystemExit, match="other constants"):
+        fit_l20.main()
+    printed = capsys.readouterr().out
+    assert '("l20", "td_pipe"): Efficiency(' in printed and "qwen2.5-32b" in printed
+
+
+# ----------------------------------------------------------------------------- TD-Pipe's all-reduce
+
+
+def test_td_allreduce_shows_both_readings_and_its_guess(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["td_allreduce.py", "--quick", "--out", str(tmp_path)])
+    assert run_main(td_allreduce.main) in (None, 0)
+    printed = capsys.readouterr().out
+    assert "A guess: constants of the a100-80gb: the a100-80gb-pcie has none" in printed
+    assert "the l20 has none" not in printed
+    points = read_csv(tmp_path / "td_allreduce.csv")
+    paper = {point.y for point in points if point.source == "paper"}
+    names = ("tp_prefill_l20", "tp_comm_l20", "tp_prefill_a100", "tp_comm_a100", "kv_per_token")
+    assert {paper_numbers()[f"td_{name}"] for name in names} <= paper
+    times = {
+        reading: td_allreduce.prefill("l20", 4, 1024, reading) for reading in td_allreduce.READINGS
+    }
+    # 120 all-reduces of (1024, 6656) in fp16, at 14.65 GB/s: as a ring, and as they are
+    size = 1024 * 6656 * 2
+    for reading, factor in (("bus", 1.5), ("algorithm", 1)):
+        by_hand = 120 * (15e-6 + factor * size / 14.65e9)
+        assert times[reading][1] == pytest.approx(by_hand)
+    assert (tmp_path / "td_allreduce.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,94 @@
+"""Sarathi-Serve's pipelines: what a deployment is, and what its experiment compares."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli import run_main
+from configs import GPUS, MODELS
+from costmodel import make_batch, tokens_that_fit
+from experiments import serve_pipelines
+from experiments.lib.common import read_csv
+from experiments.lib.papers import CHAT, MISTRAL
+from experiments.serve_pipelines import FALCON, FALCON_TP8, JOBS, LLAMA, slos
+from serving.capacity import Load
+from serving.traffic import at_rate
+from simulate import simulate
+
+
+def test_one_stage_is_simulate() -> None:
+    requests = CHAT.requests(20)
+    found = MISTRAL.serve(at_rate(requests, 2.0), "sarathi_serve", 512)
+    wanted = simulate(
+        at_rate(requests, 2.0), "mistral-7b", "a100-80gb", policy="sarathi_serve", chunk_size=512,
+        max_batch_size=128, cache_tokens=MISTRAL.cache_tokens, software="sarathi_serve",
+    )  # fmt: skip
+    assert found.finished == wanted.finished and found.iterations == wanted.iterations
+
+
+def test_a_pipeline_serves_every_request_with_the_words_of_simulate() -> None:
+    requests = CHAT.requests(24)
+    trace = FALCON.serve(at_rate(requests, 1.0), "sarathi_serve", 512)
+    assert len(trace.finished) == len(trace.lives) == 24
+    tokens = sum(len(life.tokens) for life in trace.lives.values())
+    assert tokens == sum(request.max_tokens for request in requests)
+    assert Load.of(trace).p99_tbt > FALCON.passage(make_batch(decodes=1, context=2))
+
+
+def test_the_times_between_tokens_are_the_whole_passage() -> None:
+    """One request alone: each of its decodes passes both stages and comes back."""
+    request = CHAT.requests(1)
+    trace = FALCON.serve(request, "sarathi_serve", 512)
+    (life,) = trace.lives.values()
+    context = life.prompt_tokens + 1
+    first = FALCON.passage(make_batch(decodes=1, context=context))
+    assert life.tbt[0] == pytest.approx(first, rel=1e-3)
+
+
+def test_a_pipelines_memory_is_that_of_all_its_stages() -> None:
+    """Eight GPUs hold the weights once, and there are eight KV heads: TP8 has as much."""
+    whole = tokens_that_fit(MODELS["falcon-180b"], GPUS["a100-80gb-pcie"], tp=8)
+    assert FALCON.cache_tokens == FALCON_TP8.cache_tokens == whole
+    assert FALCON.layout == "TP4-PP2" and FALCON.hardware == FALCON_TP8.hardware
+
+
+@pytest.mark.parametrize(("policy", "most"), [("orca", 4), ("vllm_v0", 64)])
+def test_micro_batches_share_the_batch_size(policy: str, most: int) -> None:
+    requests = at_rate(CHAT.requests(80), 1000.0)
+    trace = LLAMA.serve(requests, policy, 512)
+    found = max(iteration.num_decodes + iteration.num_chunks for iteration in trace.iterations)
+    assert found <= most
+
+
+def test_slos_are_of_the_pipeline_and_budgets_of_the_artefact() -> None:
+    assert slos(FALCON_TP8) == slos(FALCON)
+    assert slos(FALCON)["strict"] == (5 * FALCON.decode_iteration, 512)
+    assert slos(FALCON)["5 s"] == (5.0, 2048)
+    assert slos(LLAMA)["relaxed"] == (25 * LLAMA.decode_iteration, 1536)
+
+
+def test_the_published_prefill_is_no_sum_of_two_stages() -> None:
+    """1150 ms are less than what two stages need at 100 % of their peak."""
+    milliseconds = {name: 1000 * seconds for name, seconds in serve_pipelines.iterations()}
+    floor = next(value for name, value in milliseconds.items() if "100 %" in name)
+    published = serve_pipelines.NUMBERS["ss_falcon_prefill"]
+    assert published < floor < milliseconds["prefill of 4K, all stages"]
+    assert milliseconds["prefill of 4K, one stage"] == pytest.approx(published, rel=0.1)
+
+
+def test_quick_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["serve_pipelines", "--quick", "--out", str(tmp_path)])
+    run_main(serve_pipelines.main)
+    printed = capsys.readouterr().out
+    assert "gain over vllm_v0 on TP8" in printed and "A guess" in printed
+    points = read_csv(tmp_path / "serve_pipelines.csv")
+    assert (tmp_path / "serve_pipelines.png").stat().st_size > 10_000
+    series = {point.series for point in points}
+    for job in JOBS:
+        assert (f"{job.policy}, {job.name} strict" in series) == (job.data == CHAT)
+    paper = {point.series for point in points if point.source == "paper"}
+    assert paper == serve_pipelines.SHOWN
+    assert all(point.y > 0 for point in points)
