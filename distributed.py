@@ -20,6 +20,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import groupby
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,7 @@ from loading.device import choose_device
 from pictures import perfetto
 from pipeline import BUBBLES, even_layers
 from pipeline.launch import LAUNCHED, end_with, launch, take_cores
+from pipeline.policies import PIPELINE_POLICIES, is_for_pipelines, make_micro_batches
 from pipeline.stages import PipelineLLM
 from scheduler import POLICIES, make_scheduler
 
@@ -65,7 +67,8 @@ def parse_args() -> argparse.Namespace:
         default="demo",
         help=f"demo, a Hugging Face directory, or one of {', '.join(MODELS)} (default: demo)",
     )
-    add("--policy", default="sarathi", help=f"one of {', '.join(POLICIES)} (default: sarathi)")
+    policies = ", ".join([*POLICIES, *PIPELINE_POLICIES])
+    add("--policy", default="sarathi", help=f"one of {policies} (default: sarathi)")
     add("--chunk-size", type=int, default=256, metavar="C", help="(default: 256)")
     add(
         "--max-batch-size",
@@ -192,9 +195,11 @@ def report(llm: PipelineLLM, prompts: Sequence, outputs: Sequence[RequestOutput]
         if output.text:
             print(f"{prompt}{output.text}\n---")
     trace, whole = llm.pipeline, llm.stages * llm.pipeline.seconds
-    budget = make_scheduler(llm.policy, 1, llm.chunk_size).chunk_size  # the policy may have its own
+    size = "whole prompts"
+    if not is_for_pipelines(llm.policy):  # a policy may have a chunk size of its own
+        size = f"C = {make_scheduler(llm.policy, 1, llm.chunk_size).chunk_size}"
     print(
-        f"policy    {llm.policy}, C = {budget}, B = {llm.micro_batch_size},"
+        f"policy    {llm.policy}, {size}, B = {llm.micro_batch_size},"
         f" {llm.micro_batches} micro-batches, {llm.stages} stages"
     )
     dtype = str(llm.dtype).removeprefix("torch.")
@@ -205,6 +210,11 @@ def report(llm: PipelineLLM, prompts: Sequence, outputs: Sequence[RequestOutput]
         f"run       {len(outputs)} requests, {trace.count} steps in {trace.seconds:.2f} s,"
         f" {trace.requests.throughput:.0f} tokens/s"
     )
+    if trace.history:
+        phases = [phase for phase, _ in groupby(phase for *_, phase in trace.history)]
+        print(
+            f"phases    {phases.count('prefill')} of prefills, {phases.count('decode')} of decodes"
+        )
     busy = [f"stage {i} {100 * work / trace.seconds:.0f} %" for i, work in enumerate(trace.busy)]
     idle = [f"{cause} {100 * idle / whole:.1f} %" for cause, idle in trace.idle.items() if idle > 0]
     print(f"busy      {', '.join(busy)}")
@@ -218,10 +228,10 @@ def check(args: argparse.Namespace) -> None:
         raise UserError(f"--repeats is {args.repeats}; it must be at least 1")
     SamplingParams(max_tokens=args.max_tokens)
     for text in args.workload:
-        make_scheduler(
-            read_workload(text, args.policy, vocabulary=1).policy,
-            args.max_batch_size,
-            args.chunk_size,
+        policy = read_workload(text, args.policy, vocabulary=1).policy
+        count = args.stages if args.micro_batches is None else args.micro_batches
+        make_micro_batches(
+            policy, count, args.stages, args.max_batch_size, args.chunk_size, seconds_of=float
         )
 
 

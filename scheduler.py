@@ -152,18 +152,23 @@ class Scheduler:
         while (request := self.admit()) is not None:
             yield request
 
-    def admit_all(self) -> list[Chunk]:
-        """Whole prompts of all requests that can be admitted now."""
-        chunks = []
-        while (request := self.admit()) is not None:
+    def admit_all(self, most: float = float("inf")) -> list[Chunk]:
+        """Whole prompts of those that can be admitted now: at most `most` tokens, or one prompt."""
+        chunks, tokens = [], 0
+        while self.waiting and (not chunks or tokens + self.waiting[0].prefill_length <= most):
+            request = self.admit()
+            if request is None:
+                break
             chunks.append(whole_prefill(request))
+            tokens += request.prefill_length
         return chunks
 
     # ---- what the loop calls
 
-    def preempt(self) -> Request:
-        """Send the newest running request back to the head of the queue."""
-        request = self.running.pop()
+    def preempt(self, request: Request | None = None) -> Request:
+        """Send a running request, or else the newest, back to the head of the queue."""
+        request = request or self.running[-1]
+        self.running.remove(request)
         self.memory.taken -= held(request)
         if request.prefilled:  # else it has no slot yet, and loses nothing
             request.preemptions += 1
@@ -246,13 +251,23 @@ class VLLMv0(Scheduler):
 
     Requests that can be admitted prefill at once, whole, and without decodes beside them. Decodes
     run when there is nobody to admit. New requests get their first token early. The running ones
-    pay for it with generation stalls.
+    pay for it with generation stalls. "vllm_v0:4096" prefills at most 4096 tokens at a time: vLLM's
+    default then was the model's longest sequence (max_num_batched_tokens).
     """
 
     name = "vllm_v0"
+    most_tokens = float("inf")  # of a batch of prompts
+
+    def configure(self, option: str) -> None:
+        if not SIZE.fullmatch(option) or int(option) < 1:
+            raise UserError(
+                f"policy 'vllm_v0:{option}': it needs a whole number of prompt tokens, at least 1,"
+                " such as vllm_v0:4096"
+            )
+        self.most_tokens = int(option)
 
     def schedule(self, now: float) -> Batch | None:
-        chunks = self.admit_all()
+        chunks = self.admit_all(self.most_tokens)
         return Batch(chunks, []) if chunks else self.decode_only()
 
 
@@ -387,16 +402,7 @@ class HybridOnly(IterationLevel):
     name = "hybrid_only"
 
     def prefills(self, num_decodes: int) -> list[Chunk]:
-        chunks, tokens = [], num_decodes
-        while self.waiting:
-            if chunks and tokens + self.waiting[0].prefill_length > self.chunk_size:
-                break
-            request = self.admit()
-            if request is None:
-                break
-            chunks.append(whole_prefill(request))
-            tokens += request.prefill_length
-        return chunks
+        return self.admit_all(self.chunk_size - num_decodes)
 
 
 POLICIES: dict[str, type[Scheduler]] = {
@@ -405,6 +411,7 @@ POLICIES: dict[str, type[Scheduler]] = {
         RequestLevel, Orca, VLLMv0, Sarathi, SarathiServe, Dynamic, ChunkedOnly, HybridOnly,
     )
 }  # fmt: skip
+FOR_PIPELINES = ("td_pipe",)  # of pipeline/policies.py
 
 
 def make_scheduler(
@@ -415,6 +422,11 @@ def make_scheduler(
     A name may carry an option after a colon: see `Dynamic`.
     """
     name, colon, option = str(policy).partition(":")
+    if name in FOR_PIPELINES:
+        raise UserError(
+            f"policy {name!r} decides for all stages of a pipeline: distributed.py has it, and"
+            " pipeline.simulate_pipeline"
+        )
     name = "request_level" if name == "baseline" else name
     scheduler = lookup(POLICIES, name, "policy")(max_batch_size, chunk_size, cache_tokens)
     if colon:

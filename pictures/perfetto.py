@@ -13,6 +13,7 @@ touch never overlap.
 import json
 from collections import deque
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 
 from cli import MARK
@@ -198,6 +199,19 @@ def add_requests(
                 tracks.slice(lane, f"{bar.kind} {bar.label}".strip(), bar.start, bar.end)
 
 
+def add_phases(tracks: Tracks, group: int, trace: PipelineTrace) -> None:
+    """TD-Pipe's phases, and the tokens in memory at each batch."""
+    if not trace.history:
+        return
+    lane = tracks.lane(group, "phases")
+    begins = [(now, phase) for now, _, phase in trace.history]
+    switches = begins[:1] + [now for before, now in pairwise(begins) if now[1] != before[1]]
+    for (start, phase), (end, _) in pairwise([*switches, (trace.end, "")]):
+        tracks.slice(lane, f"{phase} phase", start, end)
+    for moment, taken, _ in trace.history:
+        tracks.counter(group, "tokens in memory", moment, taken)
+
+
 def save_stages(
     path: Path | str, runs: Mapping[str, PipelineTrace], names: Mapping[int, str] | None = None
 ) -> None:
@@ -209,6 +223,7 @@ def save_stages(
     tracks = Tracks()
     for name, trace in runs.items():
         group = tracks.group(f"{name}: stages")
+        add_phases(tracks, group, trace)
         for stage, bars in stage_lanes(trace, names).items():
             lane = tracks.lane(group, stage)
             for bar in bars:

@@ -4,11 +4,12 @@ The priced half needs no torch: `stages.py` and `launch.py`, the real half, are 
 """
 
 from pipeline.account import BUBBLES, IDLE, PipelineTrace, Step
-from pipeline.costs import Hop, StageCosts, even_layers
-from pipeline.micro_batches import MicroBatches, make_micro_batches
+from pipeline.costs import Hop, StageCosts, even_layers, seconds_of_rows
+from pipeline.micro_batches import MicroBatches
+from pipeline.policies import make_micro_batches
 from pipeline.simulate import run_pipeline, simulate_pipeline
 
 __all__ = [
     "BUBBLES", "IDLE", "Hop", "MicroBatches", "PipelineTrace", "StageCosts", "Step", "even_layers",
-    "make_micro_batches", "run_pipeline", "simulate_pipeline",
+    "make_micro_batches", "run_pipeline", "seconds_of_rows", "simulate_pipeline",
 ]  # fmt: skip

@@ -9,10 +9,11 @@ A stage that has run one micro-batch and waits for the next is idle. Each wait h
                    the head)
     link           activations and tokens are on their way
     start-up       the stage has not had any work yet
+    phase switch   TD-Pipe has begun to prefill while it still decodes, or the other way round
     drain          too few requests are left to fill as many micro-batches as there are stages
     starved        too few are there yet or fit the memory, or M < S
 
-The first five are bubbles: waste in a pipeline that has enough to do. All times are seconds.
+The first six are bubbles: waste in a pipeline that has enough to do. All times are seconds.
 """
 
 from collections import deque
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field
 from batch import Batch, Request
 from timeline import Trace
 
-BUBBLES = ("PB1", "PB2", "PB3", "uneven stages", "link")
+BUBBLES = ("PB1", "PB2", "PB3", "uneven stages", "link", "phase switch")
 IDLE = (*BUBBLES, "start-up", "drain", "starved")
 
 
@@ -76,6 +77,7 @@ class PipelineTrace:
     bubble_of: request id -> seconds that stages waited for its micro-batch, over all its iterations
         and all stages (SARATHI, Sec 5.3).
     finished: (request id, time), in order of completion.
+    history: time (s), tokens in memory, and phase, at each batch (TD-Pipe alone has phases).
     steps, requests: None unless keep is set, since a long simulation needs only the sums. requests
         is a `timeline.Trace`, whose iterations reach from the first stage to the last.
     """
@@ -89,6 +91,7 @@ class PipelineTrace:
         self.bubble_of: dict[int, float] = {}
         self.finished: list[tuple[int, float]] = []
         self.count = 0  # steps
+        self.history: list[tuple[float, int, str]] = []
         self.steps: list[Step] | None = [] if keep else None
         self.requests: Trace | None = Trace() if keep else None
         self._recent: deque[Step] = deque(maxlen=stages + micro_batches)  # newest last
@@ -105,9 +108,9 @@ class PipelineTrace:
         """Append a step, in the order in which the steps enter the pipeline.
 
         Its scheduler has already accounted for `batch`, and `ended` are the requests that ended.
-        shortage: "drain" or "starved", if fewer micro-batches than stages are in flight; then that
-        is why stages wait. way: seconds between a step's start and its successor's in which it is
-        on no stage, but between two.
+        shortage: "drain" or "starved", if fewer micro-batches than stages are in flight, or "phase
+        switch"; then that is why stages wait. way: seconds between a step's start and its
+        successor's in which it is on no stage, but between two.
         """
         previous = self._recent[-1] if self._recent else None  # what every stage ran before this
         # Stage 0 waits for the micro-batch's last step, which had to leave the last stage. Every

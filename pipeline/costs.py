@@ -1,11 +1,12 @@
 """What a batch costs on each stage of a pipeline, and between two stages. In seconds."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from batch import Batch
 from configs import Link, UserError
-from costmodel import CostModel
+from costmodel import CostModel, make_batch
 
 
 class StageCosts:
@@ -45,6 +46,14 @@ class StageCosts:
         return seconds
 
 
+def seconds_of_rows(cost_model: CostModel) -> Callable[[int], float]:
+    """Seconds of an iteration with so many rows over the whole model: a prefill of n tokens.
+
+    TD-Pipe measures the same, and takes it for n decodes, too (profiler-results of its artefact).
+    """
+    return cache(lambda rows: cost_model.seconds(make_batch([(0, rows, rows)])))
+
+
 def even_layers(n_layer: int, stages: int) -> list[int]:
     """Layers of each stage, as even as they come.
 
@@ -71,5 +80,7 @@ class Hop:
 
         The link reaches the share of its data sheet that memory does.
         """
+        if not isinstance(link, Link):
+            raise UserError(f"{link.name} joins the GPUs of a stage; stages are joined by one link")
         size = cost_model.model.hidden * cost_model.bytes_per_value
-        return Hop(link.latency, size / (link.bandwidth * cost_model.efficiency.memory))
+        return Hop(link.latency, size / link.reached(cost_model.efficiency.memory))

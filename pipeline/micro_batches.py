@@ -9,7 +9,8 @@ its next tokens known. Then its scheduler says what its next iteration runs.
     stage 1      | A0 | B0 | A1      no stage ever waits, once the pipeline is full
 
 The simulated clock (pipeline/simulate.py) and the real stages (pipeline/stages.py) both drive a
-`MicroBatches`. Another way to fill micro-batches is another class with the same methods.
+`MicroBatches`. TD-Pipe decides for all micro-batches together. It is another class with the same
+methods (pipeline/td_pipe.py).
 """
 
 from bisect import insort
@@ -17,8 +18,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from batch import Batch, Request
-from configs import UserError, check_whole
-from scheduler import NOTHING_SCHEDULED, Memory, Scheduler, check_batch, make_scheduler
+from configs import UserError
+from scheduler import NOTHING_SCHEDULED, Memory, Scheduler, check_batch
 
 DEALS = ("queue", "turns")
 MEMORIES = ("split", "pool")
@@ -54,6 +55,8 @@ class MicroBatches:
                 f"refill_every is {refill_every}; it must be a whole number, at least 1"
             )
         self.schedulers, self.stages, self.refill_every = schedulers, stages, refill_every
+        self.count = len(schedulers)  # batches in flight, at most
+        self.history: list[tuple[float, int, str]] = []  # s, tokens in memory, phase: TD-Pipe's
         self.arriving: deque[Request] = deque()  # in order of arrival
         self.without_work: set[int] = set()  # micro-batches
         self.iterations = [0] * len(schedulers)
@@ -87,9 +90,7 @@ class MicroBatches:
         The batch is None if it runs nothing. The shortage is "drain" or "starved" if fewer
         micro-batches than stages are in flight: then that is why stages wait. Else it is "".
         """
-        while self.arriving and self.arriving[0].arrival <= now:
-            self.schedulers[self._turn].add(self.arriving.popleft())
-            self._turn = (self._turn + 1) % self._turns
+        self._arrive(now)
         scheduler = self.schedulers[number]
         if scheduler.running and self.iterations[number] % self.refill_every:
             batch = schedule_closed(scheduler, now)
@@ -104,6 +105,11 @@ class MicroBatches:
         scheduler.memory.flying += len(batch.decodes)
         return batch, self._shortage(number)
 
+    def _arrive(self, now: float) -> None:
+        while self.arriving and self.arriving[0].arrival <= now:
+            self.schedulers[self._turn].add(self.arriving.popleft())
+            self._turn = (self._turn + 1) % self._turns
+
     def _shortage(self, number: int) -> str:
         in_flight, idle = len(self.schedulers) - len(self.without_work), self.without_work
         if in_flight >= self.stages and number not in idle:
@@ -117,8 +123,8 @@ class MicroBatches:
         self.schedulers[number].memory.flying -= len(batch.decodes)
         return self.schedulers[number].update(batch, tokens)
 
-    def short_of_memory(self) -> list[int]:
-        """Micro-batches that had no work, and may find memory for some now."""
+    def with_work(self) -> list[int]:
+        """Micro-batches that had no work, and may have some now that a batch is done."""
         if not self.without_work or self.schedulers[0].memory.capacity is None:
             return []
         return [number for number in self.without_work if self.schedulers[number].waiting]
@@ -143,21 +149,3 @@ def schedule_closed(scheduler: Scheduler, now: float) -> Batch | None:
     queue.extendleft(reversed(scheduler.waiting))  # those that it has preempted
     scheduler.waiting = queue
     return batch
-
-
-def make_micro_batches(
-    policy: str,
-    count: int,
-    stages: int,
-    max_batch_size: int,
-    chunk_size: int,
-    cache_tokens: int | None = None,
-    **options: object,
-) -> MicroBatches:
-    """`count` micro-batches of up to `max_batch_size` requests each, under one policy.
-
-    options: deal, memory, refill_every.
-    """
-    check_whole("micro_batches", count)
-    each = [make_scheduler(policy, max_batch_size, chunk_size, cache_tokens) for _ in range(count)]
-    return MicroBatches(each, stages, **options)

@@ -7,8 +7,10 @@ from heapq import heappop, heappush
 from batch import Batch, Request
 from configs import LINKS, lookup
 from pipeline.account import PipelineTrace, Step
-from pipeline.costs import Hop, StageCosts, even_layers
-from pipeline.micro_batches import MicroBatches, make_micro_batches
+from pipeline.costs import Hop, StageCosts, even_layers, seconds_of_rows
+from pipeline.micro_batches import MicroBatches
+from pipeline.phases import Rules
+from pipeline.policies import make_micro_batches
 from simulate import check_requests, make_cost_model
 
 
@@ -20,17 +22,19 @@ def run_pipeline(
 ) -> PipelineTrace:
     """The event-driven clock. costs: seconds of a batch on each stage.
 
-    The event is a micro-batch that has come back: the earliest enters stage 0, as soon as that is
-    free. Stages are first come, first served. So all steps pass all stages in the same order, and a
-    step's times on every stage follow at once from those before it.
+    The event is a micro-batch that has come back. It waits until stage 0 is free, and is asked only
+    then what it runs: those that come back meanwhile have been accounted for. Stages are first
+    come, first served. So all steps pass all stages in the same order, and a step's times on every
+    stage follow at once from those before it.
     """
     hop = hop or Hop()
     free = [0.0] * trace.stages  # when each stage has done what it has
     flying: dict[int, tuple[Batch, Step, str, float]] = {}  # by micro-batch
-    due = [0.0] * len(micro_batches.schedulers)  # when each comes back
-    events = [(0.0, number) for number in range(len(due))]  # a heap
+    due = [0.0] * micro_batches.count  # when each comes back, or is asked
+    # a heap: when, since when it has been waiting, which
+    events = [(0.0, 0.0, number) for number in range(len(due))]
     while events:
-        moment, number = heappop(events)
+        moment, since, number = heappop(events)
         if due[number] != moment:
             continue  # it has had its turn
         due[number] = math.inf
@@ -38,17 +42,21 @@ def run_pipeline(
             batch, step, shortage, way = flying.pop(number)
             ended = micro_batches.done(number, batch, [0] * len(batch.sampled))
             trace.record(step, batch, ended, shortage, way)
-            for idle in micro_batches.short_of_memory():
+            for idle in micro_batches.with_work():
                 due[idle] = moment
-                heappush(events, (moment, idle))
-        now = max(moment, free[0])
+                heappush(events, (moment, moment, idle))
+        if free[0] > moment:
+            due[number] = free[0]
+            heappush(events, (free[0], since, number))
+            continue
+        now = moment
         batch, shortage = micro_batches.next(number, now)
         for request in micro_batches.take_preempted():
             trace.preempt(request, now)
         if batch is None:
             if micro_batches.next_arrival is not None:
                 due[number] = micro_batches.next_arrival
-                heappush(events, (due[number], number))
+                heappush(events, (due[number], due[number], number))
             continue
         prefill_tokens, seconds, starts = batch.num_prefill_tokens, costs(batch), []
         tokens = prefill_tokens + len(batch.decodes)
@@ -62,9 +70,10 @@ def run_pipeline(
         answer = hop.latency if len(seconds) > 1 else 0.0  # of the tokens, to stage 0
         flying[number] = batch, step, shortage, (len(seconds) - 1) * transfer + answer
         due[number] = step.end + answer
-        heappush(events, (due[number], number))
+        heappush(events, (due[number], due[number], number))
     if micro_batches.busy:
         raise micro_batches.stuck()
+    trace.history = micro_batches.history
     trace.close()
     return trace
 
@@ -87,6 +96,7 @@ def simulate_pipeline(
     hop: str | None = "infiniband-hdr",
     deal: str = "queue",
     refill_every: int = 1,
+    rules: Rules | None = None,
     keep: bool = False,
 ) -> PipelineTrace:
     """`simulate.simulate` over `stages` stages of `tp` GPUs each.
@@ -94,7 +104,7 @@ def simulate_pipeline(
     micro_batches: in flight, M; None: one for each stage.
     max_batch_size: of one micro-batch. So is cache_tokens, unless memory is "pool".
     link: joins the GPUs of a stage. hop: joins stages; None: at no cost.
-    memory, deal, refill_every: see `MicroBatches`. keep: see `PipelineTrace`.
+    memory, deal, refill_every: see `MicroBatches`. rules: of td_pipe. keep: see `PipelineTrace`.
 
     With one stage and one micro-batch, the times are exactly those of `simulate`. Raises UserError
     where a request is too long for the model.
@@ -105,10 +115,11 @@ def simulate_pipeline(
     filled = make_micro_batches(
         policy, count, stages, max_batch_size, chunk_size, cache_tokens,
         deal=deal, memory=memory, refill_every=refill_every,
+        seconds_of=seconds_of_rows(cost_model), rules=rules,
     )  # fmt: skip
     requests = list(requests)
     check_requests(requests, cost_model.model.max_length, model)
     for request in sorted(requests, key=lambda request: request.arrival):
         filled.add(request)
     way = Hop.over(lookup(LINKS, hop, "link"), cost_model) if hop is not None else None
-    return run_pipeline(filled, costs, PipelineTrace(stages, count, keep), way)
+    return run_pipeline(filled, costs, PipelineTrace(stages, filled.count, keep), way)

@@ -19,15 +19,17 @@ ffn_ln1), so that a block would not hold whole heads. Unfused, a layer would hav
 and a second form in the checkpoint loader.
 """
 
+import math
 import os
 import pickle
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -41,9 +43,12 @@ from loading.device import memory_of
 from model import Transformer
 from pipeline.account import PipelineTrace, Step
 from pipeline.costs import even_layers
-from pipeline.micro_batches import MicroBatches, make_micro_batches
+from pipeline.micro_batches import MicroBatches
+from pipeline.policies import is_for_pipelines, make_micro_batches
 from sampling import sample
+from scheduler import Scheduler, whole_prefill
 
+MOST_ROWS = 512  # of an iteration whose seconds TD-Pipe measures
 Times = list[tuple[float, float]]  # start and end of a stage's work on each step
 
 
@@ -132,9 +137,9 @@ class PipelineLLM(LLM):
         check_whole("micro_batches", self.micro_batches)
         check_whole("max_batch_size", max_batch_size)
         self.micro_batch_size, self.filling = max_batch_size, {"deal": deal, "memory": memory}
+        self.seconds_of: Callable[[int], float] = float  # rows -> s, until it is measured
         slots = max_batch_size * self.micro_batches
         super().__init__(model, max_batch_size=slots, layers=self._own_layers, **options)
-        self._micro_batches()  # complains before anything runs
         self.wire = Wire(self.config.hidden, self.dtype, self.device)
         self.offset = self._clock_offset()
         self.pipeline: PipelineTrace | None = None
@@ -163,8 +168,11 @@ class PipelineLLM(LLM):
     def _micro_batches(self) -> MicroBatches:
         return make_micro_batches(
             self.policy, self.micro_batches, self.stages, self.micro_batch_size, self.chunk_size,
-            self.cache_tokens, **self.filling,
+            self.cache_tokens, seconds_of=self.seconds_of, **self.filling,
         )  # fmt: skip
+
+    def _scheduler(self) -> Scheduler:
+        return self._micro_batches().schedulers[0]
 
     def generate(
         self,
@@ -188,12 +196,14 @@ class PipelineLLM(LLM):
 
     def _run(self, requests: list[Request]) -> Iterator[None]:
         """Stage 0: the loop (loop.py), with several micro-batches on their way at a time."""
+        executor = ModelExecutor(self.model, self.cache, self.attend)
+        if is_for_pipelines(self.policy) and self.seconds_of is float:
+            self.seconds_of = self._measure_rows(executor)
         micro_batches = self._micro_batches()
         for request in requests:
             micro_batches.add(request)
         self.cache.reset()
-        executor = ModelExecutor(self.model, self.cache, self.attend)
-        here = deque(range(self.micro_batches))  # the one that came back first is ahead
+        here = deque(range(micro_batches.count))  # the one that came back first is ahead
         flying: deque[Flight] = deque()  # in the order in which they will come back
         flights: list[Flight] = []  # all that ever were
         times: Times = []
@@ -233,6 +243,27 @@ class PipelineLLM(LLM):
         self._stop(times)
         everyone = [[(s - origin, e - origin) for s, e in own] for own in self._collect(times)]
         self._account(flights, everyone, preempted)
+        self.pipeline.history = micro_batches.history
+
+    def _measure_rows(self, executor: ModelExecutor) -> Callable[[int], float]:
+        """Seconds of an iteration with so many rows over all stages; TD-Pipe wants to know.
+
+        Stage 0 prefills prompts of 1, 2, 4, ... rows, and answers for its own layers only. Every
+        layer takes as long as any other.
+        """
+        rows = [2**i for i in range(int(math.log2(min(self.max_length, MOST_ROWS))) + 1)]
+        times = []
+        for count in rows:
+            self.cache.reset()
+            request = Request(-1, [0] * count, max_tokens=1)
+            flat = executor.flatten(Batch([whole_prefill(request)], []))
+            self.model(flat, self.cache, self.attend)  # warms up
+            start = synchronized_clock(self.device)
+            self.model(flat, self.cache, self.attend)
+            times.append(synchronized_clock(self.device) - start)
+            executor.release(request)
+        factor = self.config.n_layer / self.part.n_layer
+        return lambda n: factor * max(1.0, n / rows[-1]) * float(np.interp(n, rows, times))
 
     def _start(self, flight: Flight, executor: ModelExecutor, times: Times) -> None:
         """Run stage 0's layers of a batch, and send it on."""
@@ -299,7 +330,8 @@ class PipelineLLM(LLM):
         preempted: list[tuple[Request, float]],
     ) -> None:
         """The simulator's account, from measured times."""
-        trace = PipelineTrace(self.stages, self.micro_batches, keep=True)
+        in_flight = max(flight.micro_batch for flight in flights) + 1 if flights else 1
+        trace = PipelineTrace(self.stages, in_flight, keep=True)
         steps = []
         for index, flight in enumerate(flights):
             starts, ends = zip(*[stage[index] for stage in times], strict=True)

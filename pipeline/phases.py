@@ -1,0 +1,248 @@
+"""TD-Pipe's three rules, as functions of numbers alone: when to switch, and how to share out.
+
+    LookAhead    prefill -> decode: will the memory hold what the requests will grow to?  (Sec 3.3)
+    share_out    which requests a decode micro-batch takes along: work stealing           (Sec 3.4)
+    Intensity    decode -> prefill: do small batches cost more than a switch does?        (Sec 3.5)
+    Rules        which variant of each
+
+The controller that asks them is in pipeline/td_pipe.py.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from batch import Request
+from configs import UserError, check_whole, lookup
+from pipeline.predictors import Predictor, oracle, predicted
+from scheduler import Memory, Scheduler
+
+# future decode steps at which the look-ahead looks
+POINTS: dict[str, tuple[int, ...]] = {
+    "paper": tuple(range(32, 1025, 32)),  # TD-Pipe, Sec 3.3
+    "artefact": (5, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096),  # its public code
+}
+STEALING = ("window", "pool", "off")
+
+
+class LookAhead:
+    """The memory at some future decode steps, in tokens, if all goes as predicted (Algorithm 1).
+
+    points: decode steps from now. At point p the paper counts (cached + p) for every request that
+    is predicted to last at least p steps more. It misses what happens between two points, where
+    some requests are about to end. With `between`, point p stands for all the steps since the
+    point before it: every request that lasts longer than that counts, with the most that it
+    reaches until p. Then nothing is missed, and there is a last point, for all the steps after.
+    """
+
+    def __init__(self, points: Sequence[int], between: bool = True):
+        self.points, self.between = points, between
+        size = len(points) + 1
+        # by the place where a request ends: of all of them together
+        self.count, self.cached, self.steps = [0] * size, [0] * size, [0] * size
+
+    def add(self, cached: int, steps: int, sign: int = 1) -> None:
+        """A request with `cached` tokens now, and `steps` decode steps to go. sign -1: remove."""
+        place = (bisect_left if self.between else bisect_right)(self.points, steps)
+        self.count[place] += sign
+        self.cached[place] += sign * cached
+        self.steps[place] += sign * steps
+
+    def usage(self) -> list[int]:
+        """Tokens at each point; with `between`, also after the last one."""
+        used, count, cached = [], 0, 0  # count, cached: of the requests that go on past the point
+        if self.between:
+            for place in range(len(self.points), -1, -1):
+                point = self.points[place] if count else 0
+                used.append(cached + count * point + self.cached[place] + self.steps[place])
+                count += self.count[place]
+                cached += self.cached[place]
+        else:
+            for place in range(len(self.points), 0, -1):
+                count += self.count[place]
+                cached += self.cached[place]
+                used.append(cached + count * self.points[place - 1])
+        return used[::-1]
+
+    def peak(self) -> int:
+        return max(self.usage())
+
+    def admits(self, cached: int, steps: int, limit: float) -> bool:
+        """Add the request if the peak stays within `limit` tokens."""
+        self.add(cached, steps)
+        if self.peak() <= limit:
+            return True
+        self.add(cached, steps, sign=-1)
+        return False
+
+
+def share_out(
+    stealing: str,
+    own: list[Request],
+    withheld: list[Request],
+    total: int,
+    groups: int,
+    turn: int,
+    most: int,
+) -> tuple[list[Request], list[Request]]:
+    """What a decode micro-batch that has come back takes along, and what is withheld after it.
+
+    own: its requests that have not ended. withheld: requests that are past their prefill and in no
+    micro-batch. total: all requests in memory. groups: decode micro-batches. turn: how many have
+    come back before. most: B, of one micro-batch.
+
+    window  the paper's: to the average, no more. (The window of the latest sizes, less those that
+            have ended, plus the withheld ones: that is `total`. A request is in one of the two.)
+    pool    the artefact's: all that are not in flight lie in one pool. The micro-batch takes its
+            even share; a rest of at most `groups` goes along.
+    off     no stealing: it keeps its own. Only new requests, which nobody has, are shared out.
+    """
+    if stealing == "pool":
+        pool = withheld + own
+        size = total // groups + (turn % groups < total % groups)
+        if len(pool) - size <= groups:
+            size = len(pool)
+        size = min(size, most)
+        return pool[:size], pool[size:]
+    size = min(most, -(-total // groups))  # rounded up: else a rest would be withheld for ever
+    keep = own if stealing == "off" else own[:size]
+    more = max(0, size - len(keep))
+    return keep + withheld[:more], withheld[more:] + own[len(keep) :]
+
+
+class Intensity:
+    """Spatial against temporal intensity (TD-Pipe, Sec 3.5).
+
+    seconds_of: of an iteration with so many rows, over all stages together. The context is left
+    out on purpose: the paper takes the number of requests as the only measure of a decode batch.
+    stages: S.
+    whole_model: charge the running decode step with all stages' time, as the artefact does. We
+    think that the paper means one stage's: bubbles are seconds of a stage.
+    """
+
+    def __init__(
+        self,
+        seconds_of: Callable[[int], float],
+        stages: int,
+        whole_model: bool = False,
+    ):
+        self.seconds_of, self.stages, self.whole_model = seconds_of, stages, whole_model
+
+    def spatial(self, requests: int, peak: int) -> float:
+        """How well a decode batch of so many requests uses the GPU: 1 at `peak` requests."""
+        if requests >= peak:
+            return 1.0
+        best = peak / self.seconds_of(peak)
+        return min(1.0, requests / self.seconds_of(max(1, requests)) / best)
+
+    def temporal(self, prompts: Iterable[int], requests: int) -> float:
+        """1 - bubble / total of a prefill phase of these prompts (tokens of each), begun now.
+
+        requests: in the decode batch that runs before it.
+        """
+        stages, times = self.stages, [self.seconds_of(tokens) for tokens in prompts]
+        longest = max(times) / stages
+        decode = self.seconds_of(max(1, requests)) / (1 if self.whole_model else stages)
+        total = sum(times) / stages + (stages - 1) * longest
+        return 1 - (stages - 1) * max(0.0, longest - decode) / total
+
+
+@dataclass(frozen=True)
+class Rules:
+    """TD-Pipe's options. The defaults are the paper's, but for `between` and `peak_rows`.
+
+    predict: output tokens of a request (pipeline/predictors.py).
+    points: of the look-ahead, a name of POINTS or the decode steps. between: see `LookAhead`.
+    limit: share of the memory that the look-ahead may fill (the artefact: 0.9).
+    stealing: see `share_out`. whole_model: see `Intensity`.
+    peak_rows: requests of the decode batch whose spatial intensity is 1; None: of the one that the
+        phase began with. The artefact has 256. But where the memory holds fewer, no switch brings
+        as many, and the rule would switch all the time.
+    pack: tokens, padded to the longest prompt, that fill a prefill micro-batch. With the
+        artefact's 192 it is one prompt, as a rule.
+    drain: a phase begins only when every batch of the other one has left the pipeline. Without it,
+        the first batch follows at once, as the paper's formula for the bubble has it.
+    occupied: instead of looking ahead, prefill until this share of the memory is taken (Fig 13).
+    finished: instead of comparing intensities, decode until this share of the requests that began
+        the phase has ended (Fig 16).
+    """
+
+    predict: Predictor = oracle
+    points: str | Sequence[int] = "paper"
+    between: bool = True
+    limit: float = 1.0
+    stealing: str = "window"
+    whole_model: bool = False
+    peak_rows: int | None = None
+    pack: int = 192
+    drain: bool = False
+    occupied: float | None = None
+    finished: float | None = None
+
+    def __post_init__(self) -> None:
+        lookup(dict.fromkeys(STEALING), self.stealing, "stealing")
+        check_whole("pack", self.pack)
+        if self.peak_rows is not None:
+            check_whole("peak_rows", self.peak_rows)
+        for name in ("limit", "occupied", "finished"):
+            share = getattr(self, name)
+            if share is not None and not 0 < share <= 1:
+                raise UserError(f"{name} is {share}; it must be above 0, and at most 1")
+        if isinstance(self.points, str):
+            object.__setattr__(self, "points", lookup(POINTS, self.points, "points"))
+        points = list(self.points)
+        if not points or sorted(set(points)) != points or points[0] < 1:
+            raise UserError(f"points are {points}; they must rise, and start at 1 or above")
+
+    def future(self, request: Request) -> tuple[int, int]:
+        """Tokens in memory when the request decodes next, and its decode steps from there.
+
+        Its prefill, if that is still to come, yields the first token. A request that has outlived
+        its prediction is taken to end with its next token.
+        """
+        left = max(1, predicted(self.predict, request) - len(request.output))
+        return (request.prefill_length, left - 1) if request.in_prefill else (request.context, left)
+
+    def admits(self, request: Request, ahead: LookAhead, memory: Memory) -> bool:
+        """Whether the future of one more request fits: prefill -> decode if not."""
+        if memory.capacity is None:
+            return True
+        if self.occupied is not None:
+            return memory.taken < self.occupied * memory.capacity
+        return ahead.admits(*self.future(request), self.limit * memory.capacity)
+
+    def prefill_pays(
+        self, ledger: Scheduler, groups: int, at_start: int, intensity: Intensity
+    ) -> bool:
+        """Decode -> prefill: whether small decode batches cost more than the switch would.
+
+        at_start: requests in memory when the decode phase began.
+        """
+        running = len(ledger.running)
+        if not ledger.waiting:
+            return False
+        if self.finished is not None:
+            return at_start - running >= self.finished * at_start
+        requests = running // groups  # of one decode micro-batch
+        spatial = intensity.spatial(requests, self.peak_rows or at_start // groups)
+        pending = self.pending(ledger) if spatial < 1 else []
+        return bool(pending) and spatial < intensity.temporal(pending, requests)
+
+    def pending(self, ledger: Scheduler) -> list[int]:
+        """Prompt tokens of those whom a prefill phase would admit now."""
+        memory, ahead, pending = ledger.memory, self.look_ahead(ledger.running), []
+        tokens = len(ledger.running)  # one each, as in `Scheduler.admit`
+        for request in islice(ledger.waiting, ledger.max_batch_size - len(ledger.running)):
+            tokens += request.prefill_length + 1
+            if not (memory.holds(tokens) and self.admits(request, ahead, memory)):
+                break
+            pending.append(request.prefill_length)
+        return pending
+
+    def look_ahead(self, requests: Iterable[Request]) -> LookAhead:
+        """A look-ahead over requests in memory."""
+        ahead = LookAhead(self.points, self.between)
+        for request in requests:
+            ahead.add(*self.future(request))
+        return ahead

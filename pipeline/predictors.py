@@ -1,0 +1,123 @@
+"""How many tokens will a request generate? TD-Pipe asks before it admits one (its Sec 3.3).
+
+A predictor is a function: request -> output tokens, a number of at least 1. TD-Pipe's own is BERT
+with a classifier of five classes of length (Fig 8). We have neither its data nor BERT, and offer:
+
+    oracle          knows: max_tokens, which is exact where nothing ends a request before
+    Constant        says the same of all
+    Classes         names the right one of the five classes with a given probability (Fig 14)
+    PromptLength    has learned, from other requests, what prompts of this length get
+"""
+
+import math
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+
+from batch import Request
+from configs import UserError
+
+Predictor = Callable[[Request], float]
+
+PERCENTILES = (25, 50, 75, 99)  # between the five classes (TD-Pipe, Sec 3.3 and Fig 8)
+
+
+def oracle(request: Request) -> int:
+    """The true length, where it is known; an upper bound where a stop token may come before."""
+    return request.max_tokens
+
+
+def predicted(predict: Predictor, request: Request) -> int:
+    """What `predict` says, as a whole number. A UserError where that is no length."""
+    tokens = predict(request)
+    if not (isinstance(tokens, int | float) and math.isfinite(tokens) and tokens >= 1):
+        name = getattr(predict, "__name__", type(predict).__name__)
+        raise UserError(
+            f"request {request.request_id}: predictor {name} says {tokens} output tokens; it must"
+            " say a number of at least 1"
+        )
+    return math.ceil(tokens)
+
+
+class Constant:
+    """The same length for all."""
+
+    def __init__(self, tokens: float):
+        self.tokens = tokens
+
+    def __call__(self, request: Request) -> float:
+        return self.tokens
+
+
+def class_edges(lengths: Sequence[int]) -> list[int]:
+    """Where the classes [P0,P25) [P25,P50) [P50,P75) [P75,P99) [P99,+) begin, but for the first.
+
+    lengths: output tokens of the requests to learn from.
+    """
+    if not lengths:
+        raise UserError("a predictor learns from at least one length, and is given none")
+    ordered = sorted(lengths)
+    return [ordered[min(len(ordered) - 1, len(ordered) * p // 100)] for p in PERCENTILES]
+
+
+class Classes:
+    """The true class with probability `accuracy`; else another one, drawn by its frequency.
+
+    The prediction is the mean length of the class (TD-Pipe, Sec 3.3). lengths: to learn from.
+    The same request always gets the same answer.
+    """
+
+    def __init__(self, lengths: Sequence[int], accuracy: float, seed: int = 0):
+        if not 0 <= accuracy <= 1:
+            raise UserError(f"accuracy is {accuracy}; it must be between 0 and 1")
+        self.edges, self.accuracy, self.seed = class_edges(lengths), accuracy, seed
+        members: list[list[int]] = [[] for _ in range(len(self.edges) + 1)]
+        for length in lengths:
+            members[self.true_class(length)].append(length)
+        overall = sum(lengths) / len(lengths)
+        self.means = [sum(each) / len(each) if each else overall for each in members]
+        self.counts = [len(each) for each in members]
+
+    def true_class(self, length: int) -> int:
+        return bisect_right(self.edges, length)
+
+    def __call__(self, request: Request) -> float:
+        draw = random.Random(f"{self.seed}/{request.request_id}")
+        found = self.true_class(request.max_tokens)
+        others = [0 if i == found else count for i, count in enumerate(self.counts)]
+        if draw.random() >= self.accuracy and any(others):
+            found = draw.choices(range(len(others)), others)[0]
+        return self.means[found]
+
+
+class PromptLength:
+    """The mean output of the requests whose prompts were about as long.
+
+    pairs: (prompt tokens, output tokens) to learn from. They are sorted by prompt length and cut
+    into `bins` equal parts.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[int, int]], bins: int = 20):
+        if not pairs:
+            raise UserError("a predictor learns from at least one request, and is given none")
+        ordered = sorted(pairs)
+        cuts = sorted({len(ordered) * i // bins for i in range(bins)})
+        parts = [ordered[a:b] for a, b in zip(cuts, [*cuts[1:], len(ordered)], strict=True)]
+        self.edges = [part[0][0] for part in parts[1:]]
+        self.means = [sum(output for _, output in part) / len(part) for part in parts]
+
+    def __call__(self, request: Request) -> float:
+        return self.means[bisect_right(self.edges, len(request.prompt))]
+
+
+def named(text: str) -> Predictor:
+    """A predictor by what stands behind the colon of "td_pipe:": oracle, or constant=N."""
+    name, _, number = text.partition("=")
+    if text == "oracle":
+        return oracle
+    if name == "constant" and number.isdecimal() and 1 <= int(number[:9]) and len(number) < 10:
+        return Constant(int(number))
+    raise UserError(
+        f"policy 'td_pipe:{text}': the predictor must be oracle or constant=N with N at least 1,"
+        " such as td_pipe:constant=200"
+    )
