@@ -112,18 +112,23 @@ class Scheduler:
 
     # ---- what policies call
 
-    def admit(self) -> Request | None:
-        """Let the oldest waiting request run, if a slot is free and its prefill fits the cache."""
+    def can_admit(self) -> bool:
+        """Whether a request waits, a slot is free, and its prefill fits the cache."""
         if not self.waiting or len(self.running) >= self.max_batch_size:
+            return False
+        if not self.memory.taken:
+            return True  # alone, every request fits
+        next_tokens = len(self.running) + 1  # one each, or the newcomer is preempted at once
+        return self.memory.holds(self.waiting[0].prefill_length + next_tokens)
+
+    def admit(self) -> Request | None:
+        """Let the oldest waiting request run, if it can be admitted."""
+        if not self.can_admit():
             return None
-        request, memory = self.waiting[0], self.memory
-        if memory.capacity is not None and memory.taken:  # alone, every request fits
-            next_tokens = len(self.running) + 1  # one each, or the newcomer is preempted at once
-            if not memory.holds(request.prefill_length + next_tokens):
-                return None
+        request = self.waiting.popleft()
         assert request.prefilled == 0, "a request holds one slot"
-        self.running.append(self.waiting.popleft())
-        memory.taken += request.prefill_length
+        self.running.append(request)
+        self.memory.taken += request.prefill_length
         return request
 
     def decodes(self) -> list[Request]:

@@ -42,12 +42,12 @@ def peak_memory() -> float:
 
 def print_pipeline(counts: list[int]) -> None:
     """A micro-batch's step counts once on each of the eight stages."""
-    rows = []
+    setup, rows = fig12.Setup(), []
     for count in counts:
-        requests = fig12.make_requests(count, "value")
+        requests = fig12.make_requests(count, setup.lengths)
         start = time.perf_counter()
         trace = fig12.simulate(
-            requests, fig12.Setup(), "sarathi", fig12.STAGES, fig12.STAGES, fig12.Setup().batch_size
+            requests, setup, "sarathi", fig12.STAGES, fig12.STAGES, setup.batch_size
         )
         seconds = time.perf_counter() - start
         cells = [f"{count:,}", f"{trace.count:,}", f"{seconds:.2f}", f"{1e3 * seconds / count:.3f}"]

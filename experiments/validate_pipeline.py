@@ -6,6 +6,8 @@ Random workloads run on a real pipeline of two processes, and the same ones are 
         one thread: what a stage gets of two cores; two of four
     python experiments/validate_pipeline.py --calibration results/calibration-stage.json
         some minutes
+    python experiments/validate_pipeline.py --td-pipe --calibration results/calibration-stage.json
+        the same workloads under TD-Pipe, sarathi, sarathi_serve and vllm_v0
 
 The calibration is of the whole model in one process; a stage is predicted to take its share of the
 layers, the last one the head as well (`pipeline.StageCosts`). The way between stages is measured in
@@ -47,11 +49,21 @@ from experiments.lib.common import (
 )
 from experiments.lib.look import SERIES, save_figure, use_style
 from experiments.lib.measuring import this_machine
-from pipeline import Hop, PipelineTrace, StageCosts, even_layers, make_micro_batches, run_pipeline
+from pipeline import (
+    Hop,
+    PipelineTrace,
+    StageCosts,
+    even_layers,
+    make_micro_batches,
+    run_pipeline,
+    seconds_of_rows,
+)
 from scheduler import POLICIES
 
 STAGES, BATCH_SIZE, CHUNK_SIZE = 2, 3, 128
 REQUESTS, PROMPTS, OUTPUTS = (5, 8), (32, 400), (4, 24)
+# With --td-pipe: more requests than slots, so that TD-Pipe has several phases.
+COMPARED, MANY_REQUESTS = ("td_pipe", "sarathi", "sarathi_serve", "vllm_v0"), (14, 20)
 TARGET_TIME, TARGET_SHARE = 10.0, 5.0  # %, points: medians that we set out to reach
 
 
@@ -86,31 +98,39 @@ class Row:
         return 100 * (self.predicted[1] - self.measured[1])
 
 
+def draw_lengths(dice: random.Random, requests: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+    """(prompt, output) tokens of a random number of requests."""
+    return tuple(
+        (dice.randint(*PROMPTS), dice.randint(*OUTPUTS)) for _ in range(dice.randint(*requests))
+    )
+
+
 def draw_workloads(count: int, seed: int) -> list[Draw]:
     """Random workloads, taking turns over the policies."""
     dice, policies = random.Random(seed), sorted(POLICIES)
-    return [
-        Draw(
-            policies[i % len(policies)],
-            tuple(
-                (dice.randint(*PROMPTS), dice.randint(*OUTPUTS))
-                for _ in range(dice.randint(*REQUESTS))
-            ),
-        )
-        for i in range(count)
-    ]
+    return [Draw(policies[i % len(policies)], draw_lengths(dice, REQUESTS)) for i in range(count)]
+
+
+def draw_compared(count: int, seed: int) -> list[Draw]:
+    """Each of `count` random workloads under each policy of COMPARED."""
+    dice = random.Random(seed)
+    lengths = [draw_lengths(dice, MANY_REQUESTS) for _ in range(count)]
+    return [Draw(policy, each) for each in lengths for policy in COMPARED]
 
 
 def predict(calibration: Calibration, work: Draw, hop: float, slower: float = 1.0) -> PipelineTrace:
     """The same schedulers on the calibrated clock. slower: a factor on all costs."""
-    costs = StageCosts(CalibratedModel(calibration), even_layers(calibration.model.n_layer, STAGES))
-    filled = make_micro_batches(work.policy, STAGES, STAGES, BATCH_SIZE, CHUNK_SIZE)
+    model = CalibratedModel(calibration)
+    costs = StageCosts(model, even_layers(calibration.model.n_layer, STAGES))
+    filled = make_micro_batches(
+        work.policy, STAGES, STAGES, BATCH_SIZE, CHUNK_SIZE, seconds_of=seconds_of_rows(model)
+    )
     for i, (prompt, output) in enumerate(work.lengths):
         filled.add(Request(i, range(prompt), output))
     return run_pipeline(
         filled,
         lambda batch: [slower * seconds for seconds in costs(batch)],
-        PipelineTrace(STAGES, STAGES),
+        PipelineTrace(STAGES, filled.count),
         Hop(latency=hop),
     )
 
@@ -202,7 +222,25 @@ def show(rows: Sequence[Row]) -> None:
         )
 
 
-def points(rows: Sequence[Row], calibration: Calibration) -> list[Point]:
+def show_compared(rows: Sequence[Row]) -> None:
+    """Each policy beside TD-Pipe on the same workloads: medians."""
+    own = {row.work.lengths: row for row in rows if row.work.policy == COMPARED[0]}
+    cells = []
+    for policy in COMPARED:
+        these = [row for row in rows if row.work.policy == policy]
+        cells.append([policy])
+        for source in ("predicted", "measured"):
+            shares = [100 * getattr(row, source)[1] for row in these]
+            ratios = [
+                getattr(row, source)[0] / getattr(own[row.work.lengths], source)[0] for row in these
+            ]
+            cells[-1] += [f"{statistics.median(shares):.1f}", f"{statistics.median(ratios):.3f}"]
+    print(f"\nmedians over {len(own)} workloads: bubbles in %, and time over TD-Pipe's")
+    names = ["predicted: bubbles", "time", "measured: bubbles", "time"]
+    print_table(["policy", *names], cells)
+
+
+def points(rows: Sequence[Row], calibration: Calibration, figure: str) -> list[Point]:
     found = []
     for number, row in enumerate(rows, start=1):
         for source, (seconds, share) in (("predicted", row.predicted), ("measured", row.measured)):
@@ -211,22 +249,21 @@ def points(rows: Sequence[Row], calibration: Calibration) -> list[Point]:
                 ("bubble share", 100 * share, "%"),
             ):
                 place = (f"{name}, {row.work.policy}", number, "workload", value, unit, source)
-                found.append(
-                    Point("validate_pipeline", *place, calibration.model.name, calibration.gpu.name)
-                )
+                found.append(Point(figure, *place, calibration.model.name, calibration.gpu.name))
     return found
 
 
 def draw(rows: Sequence[Row], title: str) -> plt.Figure:
     """Predicted against measured: the nearer to the line, the better."""
     figure, panels = plt.subplots(1, 2, figsize=(14, 6.8), layout="constrained")
+    policies = list(dict.fromkeys(row.work.policy for row in rows))
     for place, (axes, name, target) in enumerate(
         zip(panels, ("total time (s)", "bubble share (%)"), ("10 %", "5 points"), strict=True)
     ):
         scale = 100 if place else 1
         for number, row in enumerate(rows):
-            colour, marker = SERIES[number % len(SERIES)]
-            filled = colour if number < len(SERIES) else "white"
+            colour, marker = SERIES[policies.index(row.work.policy) % len(SERIES)]
+            filled = colour if policies.index(row.work.policy) < len(SERIES) else "white"
             label = (
                 None
                 if row.work.policy in [other.work.policy for other in rows[:number]]
@@ -270,7 +307,13 @@ def main() -> None:
     parser.add_argument("--workloads", type=positive, default=8, metavar="N", help="(default: 8)")
     parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="(default: 3)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: 0)")
+    parser.add_argument(
+        "--td-pipe",
+        action="store_true",
+        help=f"each workload under {', '.join(COMPARED)} (writes validate_td_pipe)",
+    )
     options = parser.parse_args()
+    name = "validate_td_pipe" if options.td_pipe else "validate_pipeline"
     if not options.calibration.exists():
         threads = max(1, (os.cpu_count() or 1) // STAGES)  # as distributed.py shares the cores out
         raise UserError(
@@ -285,19 +328,22 @@ def main() -> None:
             f"the calibration is of {calibration.gpu.name}; this is {here}: run"
             " experiments/calibrate.py here first"
         )
-    make_directory(options.out, "validate_pipeline", force=options.force)
-    workloads = draw_workloads(2 if options.quick else options.workloads, options.seed)
+    make_directory(options.out, name, force=options.force)
+    drawn = draw_compared if options.td_pipe else draw_workloads
+    workloads = drawn(2 if options.quick else options.workloads, options.seed)
     rows = compare(calibration, workloads, 1 if options.quick else options.repeats)
     print(
         f"{__doc__.splitlines()[0]}\n\n{calibration.model.name} on {calibration.gpu.name}, {STAGES}"
         " stages of one process each\n"
     )
     show(rows)
-    write_csv(options.out / "validate_pipeline.csv", points(rows, calibration))
+    if options.td_pipe:
+        show_compared(rows)
+    write_csv(options.out / f"{name}.csv", points(rows, calibration, name))
     use_style()
     title = f"{calibration.model.name}, {STAGES} processes on {calibration.gpu.name}"
-    save_figure(draw(rows, title), options.out / "validate_pipeline.png")
-    print(f"\nwrote {options.out / 'validate_pipeline'}.png and .csv")
+    save_figure(draw(rows, title), options.out / f"{name}.png")
+    print(f"\nwrote {options.out / name}.png and .csv")
 
 
 if __name__ == "__main__":

@@ -127,12 +127,13 @@ class TDPipe(MicroBatches):
     def _prefill(self) -> Batch | None:
         """Whole prompts, first come first served, as a rule one. None: now decode."""
         chunks, longest, ledger = [], 0, self.ledger
-        while ledger.waiting and len(chunks) * longest < self.rules.pack:
+        while ledger.can_admit() and len(chunks) * longest < self.rules.pack:
             request = ledger.waiting[0]
-            if ledger.running and not self.rules.admits(request, self.ahead, ledger.memory):
+            if not ledger.running:  # alone, every request fits, whatever its future
+                self.ahead.add(*self.rules.future(request))
+            elif not self.rules.admits(request, self.ahead, ledger.memory):
                 break
-            if ledger.admit() is None:
-                break
+            ledger.admit()
             chunks.append(whole_prefill(request))
             longest = max(longest, request.prefill_length)
         return Batch(chunks, []) if chunks else None

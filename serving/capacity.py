@@ -192,20 +192,24 @@ class Load:
 
 
 def capacity(
-    load: Callable[[float], Load], slo: float, precision: float = PRECISION, start: float = 1.0
+    load: Callable[[float], Load],
+    slo: float,
+    precision: float = PRECISION,
+    start: float = 1.0,
+    factor: float = 2.0,
 ) -> float:
     """The largest rate at which `load(rate)` meets the SLO, in requests per second.
 
     It is exact within a factor of `precision`.
 
-    load: what the same requests see at that rate. start: where the search begins. It doubles or
-    halves from there until it has a rate on each side, so that searches for several SLOs ask for
-    the same rates. Returns 0 if not even 1/1000 of `start` is served. Raises UserError if
-    everything is.
+    load: what the same requests see at that rate. start: where the search begins. It multiplies or
+    divides that by `factor` until it has a rate on each side, so that searches for several SLOs ask
+    for the same rates. Near a good start a small factor needs few runs. Returns 0 if not even
+    1/1000 of `start` is served. Raises UserError if everything is.
     """
     low = high = start
     if load(start).meets(slo):
-        while load(high := 2 * high).meets(slo):
+        while load(high := factor * high).meets(slo):
             low = high
             if high > 1000 * start:
                 raise UserError(
@@ -213,7 +217,7 @@ def capacity(
                     " once"
                 )
     else:
-        while not load(low := low / 2).meets(slo):
+        while not load(low := low / factor).meets(slo):
             high = low
             if low < start / 1000:
                 return 0.0

@@ -121,26 +121,37 @@ class Uniform:
         return generator.integers(self.low, self.high + 1, count)
 
 
+ZIPF_BY = ("rank", "value")
+
+
 @dataclass(frozen=True)
 class Zipf:
-    """A whole number k from low to high, with a probability proportional to 1 / k^exponent.
+    """Whole numbers from low to high by Zipf's law: many are short, few are long.
 
-    Many are short, few are long.
+    by: "rank": the k-th of low, low + 1, ..., high has a probability proportional to
+        1 / k^exponent. That is the law itself, and what Vidur's generator of request lengths draws
+        (arXiv 2405.05465). "value": a length L has one proportional to 1 / L^exponent. Both are the
+        same where low is 1; where it is large, "value" is nearly even.
     """
 
     low: int
     high: int
     exponent: float = 1.0
+    by: str = "rank"
 
     def __post_init__(self) -> None:
         check_whole("low", self.low, 1)
         check_whole("high", self.high, self.low)
         if not 0 <= self.exponent < math.inf:
             raise UserError(f"exponent is {self.exponent}; it must be a number, at least 0")
+        if self.by not in ZIPF_BY:
+            raise UserError(f"Zipf by {self.by!r}: choose from {', '.join(ZIPF_BY)}")
 
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
         lengths = np.arange(self.low, self.high + 1)
-        weights = (lengths / self.low) ** -float(self.exponent)  # (high - low + 1,)
+        first = 1 if self.by == "rank" else self.low
+        places = np.arange(len(lengths)) + first  # ranks or lengths, (high - low + 1,)
+        weights = (places / first) ** -float(self.exponent)
         return generator.choice(lengths, count, p=weights / weights.sum())
 
 

@@ -1,5 +1,5 @@
-"""One process of tests/test_distributed.py: all policies on one stage's part of the demo model.
-Process 0 writes what came out.
+"""One process of tests/test_distributed.py: policies on one stage's part of the demo model, all of
+them if none is named. Process 0 writes what came out.
 """
 
 import json
@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from engine import SamplingParams
+from pipeline.policies import PIPELINE_POLICIES
 from pipeline.stages import PipelineLLM
 from scheduler import POLICIES
 
@@ -28,7 +29,7 @@ CACHE_TOKENS = 75  # of a micro-batch: the longest request just fits, and others
 OPTIONS = {"chunk_size": 16, "max_length": 80, "dtype": "float64", "device": "cpu"}
 
 
-def main(out: Path) -> None:
+def main(out: Path, policies: list[str]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     if dist.get_rank() == 1:  # another node, whose clock began at another time
@@ -39,7 +40,7 @@ def main(out: Path) -> None:
         llm = PipelineLLM(
             "demo", max_batch_size=2, micro_batches=3, cache_tokens=cache_tokens, **OPTIONS
         )
-        for policy in POLICIES:
+        for policy in policies or [*POLICIES, *PIPELINE_POLICIES]:
             llm.policy = policy
             outputs = llm.generate(PROMPTS, PARAMS)
             if llm.stage == 0:
@@ -47,6 +48,8 @@ def main(out: Path) -> None:
                 found[f"{policy} {cache_tokens}"] = {
                     "tokens": [output.token_ids for output in outputs],
                     "preempted": len(trace.requests.preempted),
+                    "kinds": [step.kind for step in trace.steps],
+                    "phases": [phase for *_, phase in trace.history],
                     "account": [
                         sum(trace.busy) + sum(trace.idle.values()),
                         len(trace.busy) * trace.seconds,
@@ -66,4 +69,4 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -18,11 +18,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from pipeline_worker import CACHE_TOKENS, OPTIONS, PARAMS, PROMPTS
+from test_perfetto import events_of
+from test_perfetto import named as lanes_of
 
 import distributed
 from configs import MODELS, UserError
 from engine import LLM
 from pipeline import Step, stages
+from pipeline.policies import PIPELINE_POLICIES
 from pipeline.stages import PipelineLLM, measured_hop
 from scheduler import POLICIES
 
@@ -62,15 +65,12 @@ def test_same_tokens_as_one_process_under_every_policy(tmp_path: Path, start: St
     """Under torchrun, two stages of two layers each, three micro-batches; sampled tokens,
     preemptions and clocks that differ included.
     """
-    out = tmp_path / "found.json"
-    process = start(*TORCHRUN, "tests/pipeline_worker.py", str(out))
-    printed = process.communicate(timeout=120)
-    assert process.returncode == 0, printed
-    found = json.loads(out.read_text(encoding="utf-8"))
+    found = run_workers(start, TORCHRUN, tmp_path / "found.json")
     llm = LLM("demo", max_batch_size=1, **OPTIONS)
     alone = [output.token_ids for output in llm.generate(PROMPTS, PARAMS)]
+    policies = [*POLICIES, *PIPELINE_POLICIES]
     assert found.keys() == {
-        f"{policy} {cache}" for policy in POLICIES for cache in (None, CACHE_TOKENS)
+        f"{policy} {cache}" for policy in policies for cache in (None, CACHE_TOKENS)
     }
     for name, run in found.items():
         assert run["tokens"] == alone, name
@@ -79,6 +79,35 @@ def test_same_tokens_as_one_process_under_every_policy(tmp_path: Path, start: St
         # s; stage 1's clock is 1000 s ahead
         assert -0.01 < min(run["hops"]) < max(run["hops"]) < 100, name
     assert sum(run["preempted"] for run in found.values()) > 0
+    check_phases(found)
+
+
+def test_td_pipe_over_three_stages(tmp_path: Path, start: Start) -> None:
+    """Of two, one and one layers: the same tokens, and an account that adds up."""
+    found = run_workers(start, (*TORCHRUN[:-1], "3"), tmp_path / "found.json", "td_pipe")
+    llm = LLM("demo", max_batch_size=1, **OPTIONS)
+    alone = [output.token_ids for output in llm.generate(PROMPTS, PARAMS)]
+    assert found.keys() == {f"td_pipe {cache}" for cache in (None, CACHE_TOKENS)}
+    for name, run in found.items():
+        assert run["tokens"] == alone and run["overlap"], name
+        assert run["account"][0] == pytest.approx(run["account"][1]), name
+    check_phases(found)
+
+
+def run_workers(start: Start, launcher: tuple[str, ...], out: Path, *policies: str) -> dict:
+    """What pipeline_worker.py finds, by policy and cache."""
+    process = start(*launcher, "tests/pipeline_worker.py", str(out), *policies)
+    printed = process.communicate(timeout=120)
+    assert process.returncode == 0, printed
+    return json.loads(out.read_text(encoding="utf-8"))
+
+
+def check_phases(found: dict) -> None:
+    """Only TD-Pipe has phases, and in each of them all batches are alike."""
+    for name, run in found.items():
+        is_td_pipe = name.startswith("td_pipe")
+        assert run["phases"] == (run["kinds"] if is_td_pipe else []), name
+        assert not is_td_pipe or set(run["kinds"]) == {"prefill", "decode"}
 
 
 def processes_of(parent: int) -> list[int]:
@@ -314,6 +343,30 @@ def test_command_line(tmp_path: Path, start: Start) -> None:
         event["name"] for event in json.loads(perfetto.read_text(encoding="utf-8"))["traceEvents"]
     }
     assert "thread_name" in names and any(name.startswith("decode: ") for name in names)
+
+
+def test_command_line_of_td_pipe(tmp_path: Path, start: Start) -> None:
+    """It prints its phases, and draws them above the stages."""
+    perfetto = tmp_path / "trace.json"
+    flags = ("--stages", "2", "--policy", "td_pipe", "--workload", "20:8,30:6")
+    process = start("distributed.py", *flags, "--perfetto", str(perfetto))
+    printed, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "policy    td_pipe, whole prompts, B = 4, 2 micro-batches, 2 stages\n" in printed
+    assert "phases    1 of prefills, 1 of decodes\n" in printed
+    events = events_of(perfetto)
+    assert list(lanes_of(events, "process_name")) == ["td_pipe: stages", "td_pipe: requests"]
+    lanes = lanes_of(events, "thread_name")
+    assert list(lanes)[:3] == ["phases", "stage 0", "stage 1"]
+    names = [
+        event["name"]
+        for event in events
+        if event["ph"] == "X" and (event["pid"], event["tid"]) == lanes["phases"]
+    ]
+    assert names == ["prefill phase", "decode phase"]
+    tokens = [event["args"] for event in events if event["name"] == "tokens in memory"]
+    # the two prompts in one batch; at the last decode, the longer output has 7 of 8 tokens
+    assert tokens[0] == {"tokens in memory": 50} and tokens[-1] == {"tokens in memory": 20 + 6}
 
 
 def test_measured_hop() -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from cli import run_main
+from costmodel import make_batch
 from experiments import fig5, fig12
-from experiments.lib.common import paper_numbers, read_csv
+from experiments.lib.common import guesses, paper_numbers, read_csv
 
 
 def call(module, *flags: str) -> None:
@@ -62,6 +63,16 @@ def test_fig12_has_the_papers_numbers_beside_ours(out: Path) -> None:
     assert (out / "fig12.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_fig12_says_which_constants_are_guesses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SARATHI's kernels are known from the A6000 alone, vLLM's from an A100."""
+    few = ["--requests", "200", "--table-requests", "100", "--out", str(tmp_path)]
+    call(fig12, *few, "--software", "sarathi_serve")
+    assert "A guess" not in capsys.readouterr().out
+    assert len(guesses(read_csv(tmp_path / "fig12.csv"), {fig12.GPU: "sarathi"})) == 1
+
+
 def test_fig12_in_order() -> None:
     """SARATHI over stages first, replicas without stages second, Orca over stages last, far behind
     in bubbles; in step, Orca comes nearer.
@@ -73,6 +84,44 @@ def test_fig12_in_order() -> None:
         fig12.replace(fig12.Setup(), refill_every=fig12.in_step(fig12.Setup())), 600
     ).ratios
     assert 1 < in_step["tp-only over orca"] < ratios["tp-only over orca"]
+
+
+def test_a_fixed_cost_per_operator_moves_the_times_and_not_the_bubbles() -> None:
+    """Decodes need more iterations than prompts, so that Orca's replicas pay most.
+
+    SARATHI's bubbles become a smaller share: the reduction is no nearer to the paper's.
+    """
+    plain, slow = (fig12.run(fig12.Setup(overhead=overhead), 600) for overhead in (0, 150))
+    for name in ("sarathi over orca", "tp-only over orca"):
+        assert slow.ratios[name] < 0.85 * plain.ratios[name]
+    for name in fig12.SHARES:
+        assert slow.shares[name] < plain.shares[name]
+    paper = {series: paper_numbers()[name] for name, (series, _) in fig12.PAPER.items()}
+    assert slow.ratios[fig12.RATIOS[0]] > 3 * paper[fig12.RATIOS[0]]
+
+
+def test_overhead_is_of_each_linear_operator() -> None:
+    """100 us for four of them in each layer, and for the head."""
+    plain, slow = (fig12.make_cost_model(fig12.Setup(overhead=us)) for us in (0, 100))
+    batch = make_batch([(0, 512, 512)], decodes=4)
+    more = (4 * plain.model.n_layer + 1) * 100e-6
+    assert slow.seconds(batch) - plain.seconds(batch) == pytest.approx(more)
+
+
+def test_implied_shares() -> None:
+    """They give both ratios back, and the useful work is equal."""
+    ratios = dict(zip(fig12.RATIOS[:2], (6.0, 2.0), strict=True))
+    orca, sarathi = (share / 100 for share in fig12.implied_shares(ratios).values())
+    assert 2 * orca / sarathi == pytest.approx(6)
+    assert 2 * (1 - orca) == pytest.approx(1 - sarathi)
+
+
+def test_lengths_by_rank_are_the_default() -> None:
+    by_rank, by_value = (fig12.draw_lengths(4000, by) for by in ("rank", "value"))
+    assert fig12.make_requests(4000, fig12.Setup().lengths)[7].max_tokens == by_rank[7][1] + 1
+    totals = [sum(both) for both in by_rank]
+    assert min(totals) >= fig12.SHORTEST and max(totals) <= fig12.LONGEST
+    assert sum(totals) < sum(sum(both) for both in by_value)
 
 
 def test_largest_batches_are_the_papers() -> None:
@@ -87,6 +136,9 @@ def test_options_are_checked(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
         call(fig12, "--hop", "string")
     assert "unknown hop 'string': choose from nvlink-a100" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        call(fig12, "--overhead", "-1")
+    assert "'-1' is not a whole number of at least 0" in capsys.readouterr().err
 
 
 def test_too_few_requests_for_a_ratio(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:

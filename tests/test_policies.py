@@ -134,6 +134,21 @@ def test_one_workload_under_each_policy(policy: str, expected: list[tuple[list[i
     assert shapes(drive(make_scheduler(policy, 4, 8), requests_of(*WORK), [0, 0, 2])) == expected
 
 
+def test_vllm_v0_with_a_most_of_prompt_tokens() -> None:
+    """Six slots: prompts of 4, 3, 9, 2, 3 and 1 tokens, and at most 7 tokens at a time. The prompt
+    of 9 is too long, and goes alone. Nobody overtakes it.
+    """
+    work = [(4, 3), (3, 3), (9, 3), (2, 3), (3, 3), (1, 3)]
+    expected = [([4, 3], 0), ([9], 0), ([2, 3, 1], 0), ([], 6), ([], 6)]
+    assert shapes(drive(make_scheduler("vllm_v0:7", 6, 8), requests_of(*work))) == expected
+    for policy in ("vllm_v0", "vllm_v0:22"):
+        whole = [([4, 3, 9, 2, 3, 1], 0), ([], 6), ([], 6)]
+        assert shapes(drive(make_scheduler(policy, 6, 8), requests_of(*work))) == whole
+    one_by_one = [([prompt], 0) for prompt, _ in work]
+    batches = drive(make_scheduler("vllm_v0:1", 6, 8), requests_of(*work))
+    assert shapes(batches) == [*one_by_one, ([], 6), ([], 6)]
+
+
 def test_preemption_by_hand() -> None:
     """A cache of 12 tokens, two prompts of 4: when both contexts are 6 it is full, B leaves, and
     comes back when A has ended.

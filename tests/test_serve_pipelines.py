@@ -11,7 +11,18 @@ from costmodel import make_batch, tokens_that_fit
 from experiments import serve_pipelines
 from experiments.lib.common import read_csv
 from experiments.lib.papers import CHAT, MISTRAL
-from experiments.serve_pipelines import FALCON, FALCON_TP8, JOBS, LLAMA, slos
+from experiments.serve_pipelines import (
+    FALCON,
+    FALCON_TP8,
+    FEW,
+    JOBS,
+    LLAMA,
+    PRECISION,
+    START,
+    capacities,
+    search_from,
+    slos,
+)
 from serving.capacity import Load
 from serving.traffic import at_rate
 from simulate import simulate
@@ -66,6 +77,16 @@ def test_slos_are_of_the_pipeline_and_budgets_of_the_artefact() -> None:
     assert slos(FALCON)["strict"] == (5 * FALCON.decode_iteration, 512)
     assert slos(FALCON)["5 s"] == (5.0, 2048)
     assert slos(LLAMA)["relaxed"] == (25 * LLAMA.decode_iteration, 1536)
+
+
+def test_few_requests_find_where_to_begin_and_not_what_is_found() -> None:
+    """The search that begins near the capacity finds what the plain one finds."""
+    job, requests = JOBS[-1], CHAT.requests(140)
+    plain = search_from(dict.fromkeys(slos(job.deployment), START), job, requests, PRECISION)
+    assert len(requests) > FEW
+    found = capacities(job, requests)
+    for name, rate in plain.items():
+        assert found[name] == pytest.approx(rate, rel=PRECISION - 1)
 
 
 def test_the_published_prefill_is_no_sum_of_two_stages() -> None:

@@ -84,6 +84,17 @@ def test_capacity_finds_the_rate_where_the_slo_breaks(limit: float, delay_decide
     assert len(asked) <= 20
 
 
+def test_a_small_factor_needs_few_runs_near_a_good_start() -> None:
+    asked = []
+
+    def load(rate: float) -> Load:
+        asked.append(rate)
+        return Load(rate, 0.0)
+
+    assert 2.9 / 1.05 <= capacity(load, 2.9, 1.05, start=3.0, factor=1.1) <= 2.9
+    assert len(asked) == 3  # one on each side, and one between
+
+
 def test_capacity_of_what_is_never_or_always_served() -> None:
     assert capacity(lambda rate: Load(1.0, 0.0), 0.5) == 0.0
     with pytest.raises(UserError, match="too few requests"):

@@ -119,12 +119,20 @@ def test_fixed_and_uniform() -> None:
 
 
 @pytest.mark.parametrize("exponent", [0.5, 1.0, 2.0])
-def test_zipf_falls_as_a_power(exponent: float) -> None:
-    found = np.bincount(draw(Zipf(4, 64, exponent)), minlength=65) / COUNT
-    weights = np.arange(4, 65) ** -exponent
+@pytest.mark.parametrize(("by", "first"), [("rank", 1), ("value", 4)])
+def test_zipf_falls_as_a_power(exponent: float, by: str, first: int) -> None:
+    """Of the rank, which is 1 for the shortest, or of the length itself."""
+    found = np.bincount(draw(Zipf(4, 64, exponent, by)), minlength=65) / COUNT
+    weights = np.arange(first, first + 61) ** -exponent
     expected = weights / weights.sum()
     assert found[:4].sum() == 0
     assert np.all(np.abs(found[4:] - expected) < 5 * np.sqrt(expected / COUNT))
+
+
+def test_zipf_ranks_make_more_of_them_short() -> None:
+    """And from 1 on, ranks and lengths are the same."""
+    assert draw(Zipf(1024, 4096, 0.4)).mean() < draw(Zipf(1024, 4096, 0.4, "value")).mean()
+    assert np.array_equal(draw(Zipf(1, 50)), draw(Zipf(1, 50, by="value")))
 
 
 @settings(max_examples=30, deadline=None)
@@ -315,6 +323,7 @@ def test_files_that_are_no_traces(tmp_path: Path) -> None:
         (lambda: Fixed(0), "tokens is 0"),
         (lambda: Uniform(5, 4), "high is 4; it must be a whole number, at least 5"),
         (lambda: Zipf(1, 9, -1.0), "exponent is -1.0"),
+        (lambda: Zipf(1, 9, by="size"), "Zipf by 'size': choose from rank, value"),
         (lambda: LogNormal(100, 50), "median is 100 and p90 is 50"),
         (lambda: LogNormal(100, 500, 400), "longest is 400"),
         (lambda: make_requests([0.0], Fixed(1), Fixed(1), max_length=1), "max_length is 1"),

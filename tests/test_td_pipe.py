@@ -1,0 +1,708 @@
+"""TD-Pipe: its rules worked out on paper, its predictors, and what must hold for every workload."""
+
+import math
+import random
+import sys
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import generate
+from batch import Batch, Request
+from cli import run_main
+from configs import UserError
+from pipeline import Hop, PipelineTrace, make_micro_batches, run_pipeline, simulate_pipeline
+from pipeline.phases import STEALING, Intensity, LookAhead, Rules, share_out
+from pipeline.policies import PIPELINE_POLICIES
+from pipeline.predictors import Classes, Constant, Predictor, PromptLength, class_edges, oracle
+from pipeline.td_pipe import Ledger, TDPipe
+from scheduler import FOR_PIPELINES, Memory, make_scheduler
+from simulate import simulate
+
+Work = list[tuple[int, int]]  # prompt and output tokens of each request
+
+
+def requests_of(work: Work, arrivals: list[float] | None = None) -> list[Request]:
+    return [
+        Request(i, range(prompt), output, arrival=arrivals[i] if arrivals else 0.0)
+        for i, (prompt, output) in enumerate(work)
+    ]
+
+
+def rows(count: int) -> float:
+    """Made-up seconds of an iteration of so many rows."""
+    return 0.01 + 0.001 * count
+
+
+class Watched(TDPipe):
+    """The controller, and after each of its steps what must hold for all of them."""
+
+    def __init__(self, *arguments: object, **options: object):
+        super().__init__(*arguments, **options)
+        self.batches: dict[int, Batch] = {}  # in flight
+        self.most = 0  # tokens in memory, with those in flight
+        self.asked = 0  # times that it has asked whether to prefill again
+
+    def _prefill_pays(self) -> bool:
+        assert self.returned % self.groups == 0, "once in a round"
+        self.asked += 1
+        return super()._prefill_pays()
+
+    def next(self, number: int, now: float) -> tuple[Batch | None, str]:
+        batch, shortage = super().next(number, now)
+        if batch is not None:
+            assert number not in self.batches and not (batch.chunks and batch.decodes)
+            assert all(chunk.start == 0 and chunk.is_last for chunk in batch.chunks)
+            assert len(batch.decodes) <= self.max_batch_size
+            if self.rules.drain:
+                assert {bool(other.chunks) for other in self.batches.values()} <= {
+                    bool(batch.chunks)
+                }, "a batch of the other phase is in flight"
+            self.batches[number] = batch
+        self.check()
+        return batch, shortage
+
+    def done(self, number: int, batch: Batch, tokens: list[int]) -> list[Request]:
+        assert self.batches.pop(number) is batch
+        ended = super().done(number, batch, tokens)
+        self.check()
+        return ended
+
+    def check(self) -> None:
+        memory, running = self.ledger.memory, self.ledger.running
+        flying = [r for b in self.batches.values() for r in [c.request for c in b.chunks]]
+        flying += [request for batch in self.batches.values() for request in batch.decodes]
+        at_hand = [request for group in self.at_hand for request in self.own[group]]
+        places = [*flying, *at_hand, *self.withheld]
+        assert len(places) == len(set(places)) == len(running), "a request has one place"
+        assert set(places) == set(running)
+        assert len(self.batches) <= self.count
+        assert memory.flying == sum(len(batch.decodes) for batch in self.batches.values())
+        assert memory.taken == sum(r.prefill_length if r.in_prefill else r.context for r in running)
+        self.most = max(self.most, memory.taken + memory.flying)
+        assert memory.capacity is None or self.most <= memory.capacity
+
+
+def run(
+    requests: list[Request],
+    stages: int,
+    batch_size: int,
+    cache_tokens: int | None = None,
+    groups: int | None = None,
+    rules: Rules | None = None,
+    hop: Hop | None = None,
+) -> tuple[PipelineTrace, Watched]:
+    """These requests to their end, at made-up costs."""
+    controller = Watched(rows, stages, batch_size, cache_tokens, groups, rules)
+    for request in requests:
+        controller.add(request)
+    trace = PipelineTrace(stages, controller.count, keep=True)
+
+    def costs(batch: Batch) -> list[float]:
+        return [rows(batch.num_tokens) / stages] * stages
+
+    return run_pipeline(controller, costs, trace, hop), controller
+
+
+def preemptions(requests: list[Request]) -> int:
+    return sum(request.preemptions for request in requests)
+
+
+# ------------------------------------------------------------------------------------ work stealing
+
+
+# TD-Pipe's Fig 9: four decode micro-batches of 128. The first comes back with 48 requests that have
+# ended, and the second with 8, so that the average falls from 128 to 116 and to 114. Of each that
+# comes back: requests that go on, and requests that are withheld after it.
+BALANCED = [(80, 0), (114, 6), (114, 20), (114, 34), (114, 0)]
+FIG9 = {
+    "window": BALANCED,
+    "pool": BALANCED,
+    "off": [(80, 0), (120, 0), (128, 0), (128, 0), (80, 0)],
+}
+
+
+@pytest.mark.parametrize("stealing", STEALING)
+def test_worked_example(stealing: str) -> None:
+    """By the controller itself."""
+    ends_at_once = [*range(48), *range(128, 136)]
+    work = [(1, 2 if i in ends_at_once else 99) for i in range(512)]
+    controller = Watched(rows, 4, 128, rules=Rules(stealing=stealing, pack=1000))
+    for request in requests_of(work):
+        controller.add(request)
+
+    def begin(number: int) -> Batch:
+        return controller.next(number, 0.0)[0]
+
+    def end(number: int, batch: Batch) -> int:
+        return len(controller.done(number, batch, [0] * len(batch.sampled)))
+
+    prompts = begin(0)
+    assert len(prompts.chunks) == 512 and end(0, prompts) == 0
+    flying = [begin(number) for number in range(4)]
+    assert [[request.request_id for request in batch.decodes] for batch in flying] == [
+        list(range(128 * number, 128 * (number + 1))) for number in range(4)
+    ]
+    for turn, expected in enumerate(FIG9[stealing]):
+        number = turn % 4
+        assert end(number, flying[number]) == (48, 8, 0, 0, 0)[turn]
+        flying[number] = begin(number)
+        assert (len(flying[number].decodes), len(controller.withheld)) == expected
+
+
+@pytest.mark.parametrize("stealing", STEALING)
+def test_worked_example_of_share_out(stealing: str) -> None:
+    """By the rule alone."""
+    requests = requests_of([(1, 9)] * 512)
+    own = [requests[48:128], requests[136:256], requests[256:384], requests[384:]]
+    withheld: list[Request] = []
+    for turn, expected in enumerate(FIG9[stealing]):
+        total, number = (464 if turn == 0 else 456), turn % 4
+        own[number], withheld = share_out(
+            stealing, own[number], withheld, total, groups=4, turn=turn, most=128
+        )
+        assert (len(own[number]), len(withheld)) == expected
+    left = [request.request_id for request in sum(own, withheld)]
+    assert sorted(left) == [*range(48, 128), *range(136, 512)]
+
+
+def test_shares_are_rounded() -> None:
+    """Nobody is left over where the average is no whole number, and nobody exceeds B."""
+    a, b, c, d, e, f, g, h = requests_of([(1, 9)] * 8)
+    assert share_out("window", [a], [b, c], 3, 2, 0, 9) == ([a, b], [c])
+    assert share_out("window", [a, b, c], [d, e], 5, 4, 0, 9) == ([a, b], [d, e, c])
+    assert share_out("window", [a], [b, c], 3, 1, 0, 2) == ([a, b], [c])
+    assert share_out("off", [], [a, b, c], 3, 2, 0, 9) == ([a, b], [c])  # new ones are dealt out
+    # of nine, the first of a round gets five and the second four; a rest of two goes along
+    pool = [a, b, c, d, e, f, g, h]
+    assert share_out("pool", pool[3:], pool[:3], 9, 2, 0, 9) == (pool[:5], pool[5:])
+    assert share_out("pool", pool[3:], pool[:3], 9, 2, 1, 9) == (pool[:4], pool[4:])
+    assert share_out("pool", pool[3:], pool[1:3], 9, 2, 0, 9) == (pool[1:], [])
+    assert share_out("pool", pool[3:], pool[1:3], 9, 2, 0, 3) == (pool[1:4], pool[4:])
+
+
+# --------------------------------------------------------------------------------------- look-ahead
+
+
+def true_peak(futures: list[tuple[int, int]]) -> int:
+    """Step by step: all decode in step, and who has ended leaves the memory."""
+    last = max(steps for _, steps in futures)
+    return max(
+        sum(cached + step for cached, steps in futures if steps >= step) for step in range(last + 1)
+    )
+
+
+FUTURES = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 50)), min_size=1, max_size=12)
+
+
+def look_ahead(futures: list[tuple[int, int]], points: list[int], between: bool) -> LookAhead:
+    ahead = LookAhead(points, between)
+    for cached, steps in futures:
+        ahead.add(cached, steps)
+    return ahead
+
+
+def test_look_ahead_by_hand() -> None:
+    """Tokens at each decode step from now:
+
+    step  0   1   2   3   4   5   6
+    A     10  11
+    B     5   6   7   8
+    C     7   8   9   10  11  12  13
+    """
+    futures = [(10, 1), (5, 3), (7, 6)]
+    # at 2: B 7, C 9; at 4: C 11. It misses A, which ends before
+    assert look_ahead(futures, [2, 4], between=False).usage() == [16, 11]
+    # until 2: A 11, B 7, C 9; until 4: B 8, C 11; after: C 13
+    ahead = look_ahead(futures, [2, 4], between=True)
+    assert ahead.usage() == [27, 19, 13] and ahead.peak() == 27
+    assert true_peak(futures) == 11 + 6 + 8
+    assert not ahead.admits(4, 1, limit=31) and ahead.usage() == [27, 19, 13]
+    assert ahead.admits(4, 1, limit=32) and ahead.usage() == [32, 19, 13]
+
+
+@settings(max_examples=150, deadline=None)
+@given(FUTURES, st.lists(st.integers(1, 60), min_size=1, max_size=6, unique=True))
+def test_look_ahead_never_misses_a_peak(futures: list[tuple[int, int]], points: list[int]) -> None:
+    """With `between`, whatever the points are; and it is exact where every step is a point."""
+    peak = true_peak(futures)
+    assert look_ahead(futures, sorted(points), between=True).peak() >= peak
+    every = list(range(1, 61))
+    # point 1 stands for steps 0 and 1, and without `between` nothing stands for step 0
+    first = sum(cached + min(1, steps) for cached, steps in futures)
+    assert look_ahead(futures, every, between=True).peak() == max(peak, first)
+    now = sum(cached for cached, _ in futures)
+    assert max(now, look_ahead(futures, every, between=False).peak()) == peak
+
+
+@settings(max_examples=60, deadline=None)
+@given(FUTURES, st.booleans())
+def test_removing_is_the_inverse_of_adding(futures: list[tuple[int, int]], between: bool) -> None:
+    ahead, empty = LookAhead([3, 8, 20], between), LookAhead([3, 8, 20], between)
+    seen = [ahead.usage()]
+    for cached, steps in futures:
+        ahead.add(cached, steps)
+        seen.append(ahead.usage())
+    for (cached, steps), before in zip(reversed(futures), reversed(seen[:-1]), strict=True):
+        ahead.add(cached, steps, sign=-1)
+        assert ahead.usage() == before
+    assert vars(ahead) == vars(empty)
+
+
+# ---------------------------------------------------------------------------------------- intensity
+
+
+def test_intensity_by_hand() -> None:
+    """t(n) = 4 + n seconds over four stages."""
+    intensity = Intensity(lambda n: 4.0 + n, stages=4)
+    assert intensity.spatial(16, 16) == intensity.spatial(40, 16) == 1
+    # 4 of 8 s against 16 of 20 s
+    assert intensity.spatial(4, 16) == pytest.approx((4 / 8) / (16 / 20))
+    assert intensity.spatial(0, 16) == 0
+    # Prompts take 16, 32 and 8 s, so 14 s on a stage, and 3 x 8 s more until the longest has left.
+    # The decode before them takes 2 s there: every stage but one waits for 8 - 2 s.
+    assert intensity.temporal([12, 28, 4], 4) == pytest.approx(1 - 3 * 6 / (14 + 24))
+    assert intensity.temporal([12, 28, 4], 100) == 1  # it takes 26 s: no bubble, and none below 0
+    whole = Intensity(lambda n: 4.0 + n, stages=4, whole_model=True)
+    assert whole.temporal([12, 28, 4], 4) == 1  # 8 s against 8 s
+    assert whole.temporal([12, 28, 4], 1) == pytest.approx(1 - 3 * 3 / 38)
+    assert Intensity(lambda n: 4.0 + n, stages=1).temporal([12], 1) == 1  # one stage never waits
+
+
+def test_when_to_prefill_again() -> None:
+    """t(n) = 4 + n seconds, four stages, four decode micro-batches. 64 requests began the phase, so
+    16 each, and 16 are left, 4 each: the spatial intensity is 0.625, as above.
+    """
+    intensity = Intensity(lambda n: 4.0 + n, stages=4)
+
+    def ledger(waiting: list[int], cache_tokens: int | None = None) -> Ledger:
+        made = Ledger(64, cache_tokens=cache_tokens)
+        for number in range(16):  # 5 tokens each in memory, and one decode to go
+            request = Request(number, range(5), 2, prefilled=5, context=5, output=[0])
+            made.running.append(request)
+            made.memory.taken += 5
+        made.waiting.extend(requests_of([(prompt, 1) for prompt in waiting]))
+        return made
+
+    def pays(waiting: list[int], cache_tokens: int | None = None, **options: object) -> bool:
+        rules = Rules(**options)
+        return rules.prefill_pays(ledger(waiting, cache_tokens), 4, 64, intensity)
+
+    assert not pays([12, 28, 4])  # the temporal intensity is 0.53
+    assert pays([4, 4, 4])  # it is 1: these prompts are as short as a decode
+    assert not pays([4, 4, 4], peak_rows=4) and not pays([4, 4, 4], cache_tokens=80)
+    assert pays([12, 28, 4], peak_rows=400)  # 4 in 8 s against 400 in 404 s: 0.505
+    assert pays([12], finished=0.75) and not pays([12], finished=0.76)
+    assert not pays([]) and not pays([], finished=0.1)
+    # 80 tokens and 16 next ones, and for each prompt one more: 109, 138, 143
+    for capacity, pending in ((143, [12, 28, 4]), (142, [12, 28]), (138, [12, 28]), (137, [12])):
+        assert Rules().pending(ledger([12, 28, 4], capacity)) == pending
+
+
+def test_who_fits_the_memory() -> None:
+    ahead = LookAhead([32])
+    for output, fits in ((11, True), (12, False)):  # 80 tokens, and 10 or 11 more
+        request = Request(0, range(80), output)
+        assert Rules(limit=0.9).admits(request, LookAhead([32]), Memory(100)) == fits
+    for taken, fits in ((49, True), (50, False)):
+        request = Request(0, range(80), 99)
+        assert Rules(occupied=0.5).admits(request, ahead, Memory(100, taken)) == fits
+    assert Rules().admits(Request(0, range(80), 99), ahead, Memory(None))
+
+
+def test_options_of_rules_are_checked() -> None:
+    for options, message in (
+        ({"stealing": "all"}, "unknown stealing 'all': choose from window, pool, off"),
+        ({"points": "fine"}, "unknown points 'fine': choose from paper, artefact"),
+        ({"points": [3, 2]}, r"points are \[3, 2\]; they must rise"),
+        ({"points": []}, r"points are \[\]"),
+        ({"points": [0, 2]}, r"points are \[0, 2\]; they must rise, and start at 1"),
+        ({"limit": 0}, "limit is 0; it must be above 0, and at most 1"),
+        ({"occupied": 1.5}, "occupied is 1.5"),
+        ({"finished": float("nan")}, "finished is nan"),
+        ({"pack": 0}, "pack is 0"),
+        ({"peak_rows": 2.5}, "peak_rows is 2.5"),
+    ):
+        with pytest.raises(UserError, match=message):
+            Rules(**options)
+
+
+def test_future_of_a_request() -> None:
+    """Before its prefill, after it, after a preemption, and once it has outlived its prediction."""
+    rules = Rules(predict=Constant(5.2))  # six tokens
+    (request,) = requests_of([(10, 9)])
+    assert rules.future(request) == (10, 5)  # its prefill yields the first
+    request.prefilled = request.context = 10
+    request.output = [0]
+    assert rules.future(request) == (10, 5)
+    request.context, request.output = 13, [0] * 4
+    assert rules.future(request) == (13, 2)
+    request.prefilled, request.context, request.prefill_length = 0, 0, 14
+    assert rules.future(request) == (14, 1)
+    request.prefilled, request.context, request.output = 14, 17, [0] * 8
+    assert rules.future(request) == (17, 1)
+
+
+# --------------------------------------------------------------------------------------- predictors
+
+
+def test_classes() -> None:
+    """A hundred lengths: classes begin at the percentiles 25, 50, 75 and 99 (TD-Pipe, Fig 8)."""
+    lengths = list(range(1, 101))
+    assert class_edges(lengths) == [26, 51, 76, 100]
+    right = Classes(lengths, accuracy=1.0)
+    means = [13.0, 38.0, 63.0, 87.5, 100.0]
+    for length, mean in ((1, 0), (25, 0), (26, 1), (75, 2), (76, 3), (99, 3), (100, 4), (5000, 4)):
+        assert right(Request(length, [1], length)) == means[mean]
+    never = Classes(lengths, accuracy=0.0)
+    assert all(never(Request(i, [1], i)) != right(Request(i, [1], i)) for i in lengths)
+    draw = random.Random(0)
+    requests = [Request(i, [1], draw.choice(lengths)) for i in range(2000)]
+    half = Classes(lengths, accuracy=0.55, seed=3)
+    found = [half(request) for request in requests]
+    hits = sum(a == right(request) for a, request in zip(found, requests, strict=True))
+    assert hits / 2000 == pytest.approx(0.55, abs=0.04)  # 3.6 standard deviations
+    assert found == [half(request) for request in requests], "one request, one answer"
+    assert found != [Classes(lengths, accuracy=0.55, seed=4)(request) for request in requests]
+    assert Classes([7, 7, 7], accuracy=0.0)(requests[0]) == 7  # there is no other class
+
+
+def test_prompt_length_learns() -> None:
+    pairs = [(prompt, 2 * prompt) for prompt in range(1, 101)]
+    predict = PromptLength(pairs, bins=10)
+    for prompt, mean in ((1, 11), (10, 11), (11, 31), (95, 191), (4000, 191)):
+        assert predict(Request(0, range(prompt), 1)) == mean
+    assert PromptLength([(5, 3)])(Request(0, [1], 1)) == 3
+
+
+@pytest.mark.parametrize("answer", [0, -1, 0.99, math.nan, math.inf, "many", None])
+def test_a_predictor_that_names_no_length(answer: object) -> None:
+    def guess(request: Request) -> object:
+        return answer if request.request_id == 2 else 4
+
+    message = rf"^request 2: predictor guess says {answer} output tokens; it must say a number of"
+    with pytest.raises(UserError, match=message) as error:
+        run(requests_of([(5, 4)] * 4), 2, 4, 40, rules=Rules(predict=guess))
+    assert "\n" not in str(error.value)
+
+
+def test_mistakes_of_predictors() -> None:
+    for text in (
+        "constant=0",
+        "nonsense",
+        "constant=",
+        "constant=-3",
+        "constant=2.5",
+        "",
+        "oracle=1",
+    ):
+        message = rf"^policy 'td_pipe:{text}': the predictor must be oracle or constant=N"
+        with pytest.raises(UserError, match=message):
+            make_micro_batches(f"td_pipe:{text}", 2, 2, 4, 8, seconds_of=rows)
+    assert (
+        make_micro_batches("td_pipe:constant=7", 2, 2, 4, 8, seconds_of=rows).rules.predict(
+            Request(0, [1], 1)
+        )
+        == 7
+    )
+    assert make_micro_batches("td_pipe:oracle", 2, 2, 4, 8, seconds_of=rows).rules.predict is oracle
+    with pytest.raises(UserError, match="learns from at least one length, and is given none"):
+        Classes([], 0.5)
+    with pytest.raises(UserError, match="learns from at least one request, and is given none"):
+        PromptLength([])
+    with pytest.raises(UserError, match="accuracy is 1.5; it must be between 0 and 1"):
+        Classes([3], 1.5)
+
+
+# -------------------------------------------------------------------------------- what always holds
+
+
+def liar(request: Request) -> int:
+    """Far too short, or far too long."""
+    return (1, 5, 200)[request.request_id % 3]
+
+
+PREDICTORS: dict[str, Predictor] = {
+    "oracle": oracle,
+    "constant": Constant(1),
+    "classes": Classes(range(1, 41), accuracy=0.5),
+    "liar": liar,
+}
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    work=st.lists(
+        st.tuples(st.integers(1, 60), st.integers(1, 40), st.sampled_from([0.0, 0.0, 0.1, 4.0])),
+        min_size=1,
+        max_size=30,
+    ),
+    spare=st.one_of(st.none(), st.just(0), st.integers(0, 40), st.integers(0, 800)),
+    stages=st.integers(1, 4),
+    groups=st.integers(1, 4),
+    batch_size=st.integers(1, 4),
+    predictor=st.sampled_from(sorted(PREDICTORS)),
+    stealing=st.sampled_from(STEALING),
+    drain=st.booleans(),
+    points=st.sampled_from(["paper", "artefact", (1, 3, 10)]),
+    between=st.booleans(),
+    pack=st.sampled_from([1, 60, 192]),
+    fixed=st.sampled_from([{}, {}, {"occupied": 0.5}, {"finished": 0.3}, {"peak_rows": 3}]),
+    latency=st.sampled_from([0.0, 0.005]),
+)
+def test_every_workload(
+    work: list[tuple[int, int, float]],
+    spare: int | None,
+    stages: int,
+    groups: int,
+    batch_size: int,
+    predictor: str,
+    stealing: str,
+    drain: bool,
+    points: str | tuple[int, ...],
+    between: bool,
+    pack: int,
+    fixed: dict[str, float],
+    latency: float,
+) -> None:
+    """Every request ends, and `Watched` finds every rule kept at each step: nobody is lost at a
+    switch or withheld for ever, the memory holds all, and no batch mixes prefills and decodes.
+    """
+    lengths = [(prompt, output) for prompt, output, _ in work]
+    requests = requests_of(lengths, [arrival for *_, arrival in work])
+    largest = max(request.most_cached for request in requests)
+    rules = Rules(
+        PREDICTORS[predictor],
+        points=points,
+        between=between,
+        stealing=stealing,
+        drain=drain,
+        pack=pack,
+        **fixed,
+    )
+    trace, controller = run(
+        requests,
+        stages,
+        batch_size,
+        None if spare is None else largest + spare,
+        groups,
+        rules,
+        Hop(latency, latency / 10),
+    )
+    assert sorted(request for request, _ in trace.finished) == list(range(len(work)))
+    assert [len(request.output) for request in requests] == [output for _, output in lengths]
+    assert not controller.busy and not controller.withheld and controller.ledger.memory.taken == 0
+    assert len(trace.requests.preempted) == preemptions(requests)
+    assert spare is not None or preemptions(requests) == 0
+    assert sum(trace.busy) + sum(trace.idle.values()) == pytest.approx(stages * trace.seconds)
+    assert all(seconds >= 0 for seconds in trace.idle.values())
+    for request, life in trace.requests.lives.items():
+        assert life.scheduled >= requests[request].arrival, "it runs before it has arrived"
+
+
+def test_wrong_predictions_preempt_and_everything_ends() -> None:
+    requests = requests_of([(10, 60)] * 24)
+    trace, controller = run(requests, 3, 8, 400, rules=Rules(predict=Constant(1)))
+    assert preemptions(requests) > 10 and len(trace.finished) == 24
+    assert 380 < controller.most <= 400
+    told = requests_of([(10, 60)] * 24)
+    run(told, 3, 8, 400)
+    assert preemptions(told) == 0
+
+
+def test_the_newest_is_preempted() -> None:
+    """A cache of 12 tokens, two prompts of 4: when both contexts are 6 it is full, and B leaves."""
+    requests = requests_of([(4, 6), (4, 5)])
+    trace, _ = run(requests, 1, 2, 12, rules=Rules(predict=Constant(1), drain=True))
+    assert [request.preemptions for request in requests] == [0, 1]
+    assert [(step.num_prefill_tokens, step.num_tokens) for step in trace.steps] == [
+        (8, 8),
+        (0, 2),
+        (0, 2),
+        (0, 1),
+        (0, 1),
+        (0, 1),
+        (7, 7),
+        (0, 1),
+    ]  # B's 4 + 3 tokens again
+
+
+def random_work(draw: random.Random, most: int) -> Work:
+    return [(draw.randint(1, 60), draw.randint(1, 40)) for _ in range(draw.randint(1, most))]
+
+
+def test_the_oracle_preempts_nobody() -> None:
+    """By the usual rules, over many workloads. The paper's points are far apart, and `between`
+    takes the most of each request until the next one. That is more than they ever need together.
+    """
+    draw, phases = random.Random(0), 0
+    for _ in range(40):
+        requests = requests_of(random_work(draw, 24))
+        largest = max(request.most_cached for request in requests)
+        groups, batch_size = draw.randint(1, 4), draw.randint(1, 8)
+        trace, _ = run(
+            requests,
+            draw.randint(1, 4),
+            batch_size,
+            largest + draw.choice([0, draw.randint(0, 400)]),
+            groups,
+            Rules(stealing=draw.choice(STEALING), drain=draw.random() < 0.5),
+        )
+        assert preemptions(requests) == 0
+        phases += len({phase for *_, phase in trace.history}) == 2
+    assert phases > 25
+
+
+def test_the_first_of_a_phase_is_looked_ahead_for() -> None:
+    """9 + 29 and 49 + 26 tokens at their ends: in a memory of 75, the second has to wait."""
+    requests = requests_of([(9, 30), (49, 27)])
+    trace, controller = run(requests, 2, 4, 75)
+    assert preemptions(requests) == 0 and controller.most == 75
+    assert [request for request, _ in trace.finished] == [0, 1]
+
+
+def test_a_look_ahead_in_step_is_too_low_by_a_token() -> None:
+    """The look-ahead takes all decodes to be in step, but the first micro-batch is ahead of the
+    second: when B's last token is on its way, at 50 + 32, A is to have 10 + 33 and not 10 + 32.
+    """
+    for capacity, expected in ((124, 1), (125, 0)):
+        requests = requests_of([(10, 65), (50, 33)])
+        assert Rules().look_ahead(requests).peak() == 50 + 32 + 10 + 32 == 124
+        run(requests, 2, 1, capacity)
+        assert [request.preemptions for request in requests] == [expected, 0]  # B is in flight
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    work=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), min_size=1, max_size=30),
+    groups=st.integers(1, 5),
+    stages=st.integers(1, 4),
+    stealing=st.sampled_from(STEALING),
+)
+def test_decodes_are_nearly_in_step(work: Work, groups: int, stages: int, stealing: str) -> None:
+    """How far the memory exceeds what a look-ahead at every step says, where one decode phase takes
+    all requests along: by less than a token for each of them.
+    """
+    rules = Rules(stealing=stealing, drain=True)
+    _, controller = run(requests_of(work), stages, len(work), None, groups, rules)
+    peak = true_peak([(prompt, output - 1) for prompt, output in work])
+    assert controller.most - peak <= len(work)
+
+
+# -------------------------------------------------------------------------------------- the account
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_the_account_names_the_switch(drain: bool) -> None:
+    work = [(30 + 7 * (i % 5), 6 + 5 * (i % 4)) for i in range(40)]
+    trace, controller = run(requests_of(work), 3, 4, 500, rules=Rules(drain=drain))
+    assert controller.asked > 3
+    phases = [phase for *_, phase in trace.history]
+    assert sum(before != after for before, after in pairwise(phases)) >= 3
+    assert trace.idle["phase switch"] > 0
+    waits = [
+        wait
+        for step in trace.steps
+        for wait, cause in zip(step.waits, step.causes, strict=True)
+        if cause == "phase switch"
+    ]
+    assert sum(waits) == pytest.approx(trace.idle["phase switch"])
+    assert sum(trace.busy) + sum(trace.idle.values()) == pytest.approx(3 * trace.seconds)
+    assert trace.bubble_share == pytest.approx(trace.bubble / (3 * trace.seconds))
+    times = [now for now, *_ in trace.history]
+    assert times == sorted(times) and max(taken for _, taken, _ in trace.history) <= 500
+
+
+def test_a_switch_by_hand() -> None:
+    """Two prompts of 9 and two stages: a prefill takes 1 s on a stage, a decode 1 s, too.
+
+    seconds  0   1   2   3   4   5   6
+    stage 0  |A  |B  |A' |B' |
+    stage 1      |A  |B  |A' |B' |
+
+    With `drain`, stage 0 does not begin A' before B has left stage 1, at 3 s.
+    """
+    for drain, end, idle in ((False, 5.0, 0.0), (True, 6.0, 2.0)):
+        controller = Watched(rows, 2, 1, rules=Rules(drain=drain, pack=1))
+        for request in requests_of([(9, 2)] * 2):
+            controller.add(request)
+        trace = PipelineTrace(2, controller.count, keep=True)
+        run_pipeline(controller, lambda batch: [1.0, 1.0], trace)
+        assert trace.seconds == end and trace.idle["phase switch"] == idle
+
+
+# ---------------------------------------------------------------------------------------- the edges
+
+
+def test_one_stage_is_vllm_v0_of_one_prompt_at_a_time() -> None:
+    """Under the cost model: all prompts one by one, then all decodes together."""
+    work = [(100 + 37 * (i % 7), 5 + 11 * (i % 4)) for i in range(12)]
+    flat = simulate(requests_of(work), "llama-13b", "a6000", policy="vllm_v0:1", max_batch_size=12)
+    piped = simulate_pipeline(
+        requests_of(work),
+        "llama-13b",
+        "a6000",
+        stages=1,
+        policy="td_pipe",
+        max_batch_size=12,
+        rules=Rules(pack=1, drain=True),
+    )
+    assert piped.finished == flat.finished and piped.bubble == 0
+
+
+def test_one_request_passes_all_stages_alone() -> None:
+    """More stages than requests: 20 rows, then four decodes of one row, one after another."""
+    trace, _ = run(requests_of([(20, 5)]), 4, 2)
+    assert trace.seconds == pytest.approx(rows(20) + 4 * rows(1))
+    trace, _ = run(requests_of([(20, 5), (20, 5)]), 4, 2)
+    assert len(trace.finished) == 2 and trace.idle["starved"] + trace.idle["drain"] > 0
+
+
+def test_phases_of_a_pipeline_with_costs() -> None:
+    """With the cost model, over the even layers of four stages, with links between them."""
+    work = [(100 + 37 * (i % 7), 20 + 11 * (i % 4)) for i in range(60)]
+    for policy in ("td_pipe", "td_pipe:constant=20"):
+        requests = requests_of(work)
+        trace = simulate_pipeline(
+            requests, "llama-13b", "a6000", stages=4, policy=policy, max_batch_size=8,
+            cache_tokens=900, keep=True,
+        )  # fmt: skip
+        assert len(trace.finished) == 60 and trace.idle["phase switch"] > 0
+        most = max(taken for _, taken, _ in trace.history)
+        assert 900 < most <= 3600  # one pool of four times 900
+        assert {iteration.kind for iteration in trace.requests.iterations} == {"prefill", "decode"}
+
+
+def test_what_td_pipe_refuses() -> None:
+    for options, message in (
+        ({"deal": "turns"}, "^policy td_pipe has one queue: it takes no deal 'turns'$"),
+        ({"refill_every": 8}, "^policy td_pipe has one queue: it takes no refill_every 8$"),
+        ({"micro_batches": 0}, "^micro_batches is 0"),
+        ({"max_batch_size": 0}, "^max_batch_size is 0"),
+        ({"cache_tokens": 0}, "^cache_tokens is 0"),
+    ):
+        with pytest.raises(UserError, match=message):
+            simulate_pipeline([], policy="td_pipe", **options)
+    with pytest.raises(UserError, match="^policy td_pipe needs seconds_of"):
+        make_micro_batches("td_pipe", 2, 2, 4, 8)
+    message = r"^request 1 can never run: 9 prompt tokens \+ max_tokens 4 need 12 tokens of cache"
+    with pytest.raises(UserError, match=message):
+        run(requests_of([(5, 4), (9, 4)]), 2, 4, 11)
+
+
+def test_commands_of_one_stage_refuse_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert set(FOR_PIPELINES) == set(PIPELINE_POLICIES)
+    message = "policy 'td_pipe' decides for all stages of a pipeline"
+    for policy in ("td_pipe", "td_pipe:constant=5"):
+        with pytest.raises(UserError, match=f"^{message}"):
+            make_scheduler(policy, 4, 8)
+    monkeypatch.setattr(sys, "argv", ["generate.py", "hello", "--policy", "td_pipe"])
+    with pytest.raises(SystemExit) as ended:
+        run_main(generate.main)
+    said = capsys.readouterr()
+    assert ended.value.code == 2 and said.out == ""
+    assert said.err.startswith(f"error: {message}") and said.err.count("\n") == 1
