@@ -13,6 +13,7 @@ import math
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from numbers import Real
 
 from batch import Request
 from configs import UserError
@@ -30,7 +31,7 @@ def oracle(request: Request) -> int:
 def predicted(predict: Predictor, request: Request) -> int:
     """What `predict` says, as a whole number. A UserError where that is no length."""
     tokens = predict(request)
-    if not (isinstance(tokens, int | float) and math.isfinite(tokens) and tokens >= 1):
+    if not (isinstance(tokens, Real) and math.isfinite(tokens) and tokens >= 1):
         name = getattr(predict, "__name__", type(predict).__name__)
         raise UserError(
             f"request {request.request_id}: predictor {name} says {tokens} output tokens; it must"
