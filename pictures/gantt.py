@@ -57,6 +57,7 @@ STAGE_LOOKS = {
     "PB3": Look("PB3: different contexts", "#000000", 0.05, 0.19),
     "uneven stages": Look("bubble: uneven stages", "#666666", 0.05, 0.19),
     "link": Look("bubble: link", "#666666", 0.05, 0.19),
+    "phase switch": Look("bubble: phase switch", "#BFE3F5", edge="#0B5C85", hatch="xx"),
     "starved": Look("want of requests", "#D9D9D9", 0.51, 0.59),
     "start-up": Look("start-up", "#D9D9D9", 0.51, 0.59),
     "drain": Look("drain", "#D9D9D9", 0.51, 0.59),

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pipeline import PipelineTrace
 from timeline import Iteration, Trace
 
+MOST_NAMED = 8  # requests of a step
+
 
 @dataclass(frozen=True, slots=True)
 class Bar:
@@ -67,7 +69,8 @@ def stage_lanes(
     """One lane per stage: its steps, and between them its idle intervals with their cause.
 
     The trace must have kept its steps. A step's label names its requests, as the paper's Fig 5
-    does: Ap is A's prefill (or a chunk of it), Ad a decode. names: see `request_lanes`.
+    does: Ap is A's prefill (or a chunk of it), Ad a decode. Large batches say how many they have.
+    names: see `request_lanes`.
     """
     lanes: dict[str, list[Bar]] = {f"stage {stage}": [] for stage in range(len(trace.busy))}
     for step, iteration in zip(trace.steps, trace.requests.iterations, strict=True):
@@ -84,5 +87,9 @@ def stage_lanes(
 
 
 def step_label(iteration: Iteration, names: Mapping[int, str]) -> str:
+    """Its requests by name, or where they are many, how many there are."""
+    if iteration.num_chunks + iteration.num_decodes > MOST_NAMED:
+        counts = {"prefill": iteration.num_chunks, "decode": iteration.num_decodes}
+        return " + ".join(f"{n} {what}{'s' * (n > 1)}" for what, n in counts.items() if n)
     chunks = [f"{names.get(request, request)}p" for request, _, _ in iteration.chunks]
     return " ".join(chunks + [f"{names.get(request, request)}d" for request in iteration.decodes])

@@ -1,14 +1,16 @@
 """TD-Pipe's experiments: its nodes, models, baselines and workload (arXiv 2506.10470, Sec 4.1).
 
-    TP+SB   tensor parallelism, prefills and decodes in separate batches      vllm_v0
+    TP+SB   tensor parallelism, prefills and decodes in separate batches      vllm_v0:N
     TP+HB   tensor parallelism, hybrid batches of chunks and decodes          sarathi_serve
-    PP+SB   a pipeline, separate batches                                      vllm_v0
+    PP+SB   a pipeline, separate batches                                      vllm_v0:N
     PP+HB   a pipeline, hybrid batches                                        sarathi_serve
     TD-Pipe a pipeline, phases                                                td_pipe
 
 Every system has the same GPUs, the same memory and the same requests, all there at the start. vLLM
 0.5.3, which the paper compares with, ran one engine per stage, each with its own share of requests
-and of memory: so do PP+SB and PP+HB (`deal="turns"`, `memory="split"`).
+and of memory: so do PP+SB and PP+HB (`deal="turns"`, `memory="split"`). It capped the tokens of a
+batch of prefills at the model's longest sequence (max_num_batched_tokens): for TP+SB and PP+SB,
+N is `longest` of their node.
 
 The paper's requests are 5,000 of ShareGPT with prompts under 1024 tokens. They are not at hand.
 Ours have the lengths of Azure's public conversation trace of 2023 (azure_conv_2023_sample.csv:
@@ -18,13 +20,16 @@ Sarathi-Serve publishes of ShareGPT (its Table 2).
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import TypeVar
 
 from batch import Request
 from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel, tokens_that_fit
-from experiments.lib.common import ROOT
+from experiments.lib.common import ROOT, progress
 from experiments.lib.look import COLOURS
 from experiments.lib.papers import CHAT
 from loop import Loop
@@ -44,6 +49,7 @@ from serving.traffic import read_trace
 from simulate import CostExecutor, make_cost_model, run_all
 
 Lengths = Sequence[tuple[int, int]]  # prompt and output tokens of each request
+Job, Outcome = TypeVar("Job"), TypeVar("Outcome")  # a script's own, see `run_jobs`
 
 SAMPLE = ROOT / "experiments" / "azure_conv_2023_sample.csv"
 LONGEST = 1024  # prompt tokens (TD-Pipe, Sec 4.1)
@@ -58,23 +64,38 @@ LOOKS = {
     "TD-Pipe": COLOURS["green"],
 }
 PHASES = {"prefill": COLOURS["blue"], "decode": COLOURS["orange"]}  # the paper's blue and yellow
+# Their policies; separate batches are capped with the node's `longest`.
 BASELINES = {
     "TP+SB": "vllm_v0",
     "TP+HB": "sarathi_serve",
     "PP+SB": "vllm_v0",
     "PP+HB": "sarathi_serve",
 }
+# TD-Pipe's largest throughput over theirs (Fig 11), in paper_numbers.csv.
+PUBLISHED = {
+    "TP+SB": "td_vs_tp_sb",
+    "TP+HB": "td_vs_tp_hb",
+    "PP+SB": "td_vs_pp_sb",
+    "PP+HB": "td_vs_pp_hb",
+}
+PROCESSES = 2  # at a time, of a script with many runs
 
 
 @dataclass(frozen=True)
 class Node:
-    """A model on GPUs of one machine, joined by PCIe."""
+    """A model on GPUs of one machine, joined by PCIe.
+
+    longest: tokens of the model's longest sequence, as published with its weights. vLLM 0.5.3 gave
+        a batch of prefills no more (max_num_batched_tokens). Our llama2-70b in `MODELS` has
+        another: Sarathi-Serve's, who stretched its positions.
+    """
 
     name: str
     model: str
     gpu: str
     software: str  # whose constants the cost model takes
     link: str  # of an all-reduce
+    longest: int
     gpus: int = 4
 
     def cost_model(self, tp: int = 1) -> CostModel:
@@ -100,11 +121,19 @@ L20, A100 = (
 NODES = {
     node.name: node
     for node in (
-        Node("L20 + 13B", "llama2-13b", *L20),
-        Node("L20 + 32B", "qwen2.5-32b", *L20),
-        Node("A100 + 32B", "qwen2.5-32b", *A100),
-        Node("A100 + 70B", "llama2-70b", *A100),
+        Node("L20 + 13B", "llama2-13b", *L20, 4096),
+        Node("L20 + 32B", "qwen2.5-32b", *L20, 32768),
+        Node("A100 + 32B", "qwen2.5-32b", *A100, 32768),
+        Node("A100 + 70B", "llama2-70b", *A100, 4096),
     )
+}
+SOFTWARE = {node.gpu: node.software for node in NODES.values()}  # whose constants
+# How a node looks where colours do not tell systems apart: its GPU's colour, its model's marker.
+MARKS = {
+    "L20 + 13B": (COLOURS["purple"], "o"),
+    "L20 + 32B": (COLOURS["purple"], "s"),
+    "A100 + 32B": (COLOURS["black"], "s"),
+    "A100 + 70B": (COLOURS["black"], "D"),
 }
 
 
@@ -124,6 +153,11 @@ class Run:
         """Output tokens/s."""
         return self.output_tokens / self.seconds
 
+    @property
+    def phases(self) -> int:
+        """Of TD-Pipe, of both kinds together."""
+        return sum(1 for _ in groupby(self.trace.history, key=lambda row: row[2]))
+
 
 def azure(count: int = COUNT, seed: int = 0) -> Lengths:
     """Lengths of the sample, in order; past its end, drawn from it again."""
@@ -141,14 +175,30 @@ def make(lengths: Lengths) -> list[Request]:
     return [Request(i, range(prompt), output) for i, (prompt, output) in enumerate(lengths)]
 
 
+def with_host(seconds: float, overhead: float, overlapped: bool) -> float:
+    """Seconds of an iteration whose host work takes `overhead`: before it, or meanwhile."""
+    return max(seconds, overhead) if overlapped else seconds + overhead
+
+
 def run_tp(
-    node: Node, policy: str, lengths: Lengths, budget: int = BUDGET, batch_size: int = BATCH_SIZE
+    node: Node,
+    policy: str,
+    lengths: Lengths,
+    *,
+    budget: int = BUDGET,
+    batch_size: int = BATCH_SIZE,
+    overhead: float = 0.0,
+    overlapped: bool = False,
 ) -> Run:
-    """All GPUs of the node share each layer."""
+    """All GPUs of the node share each layer. overhead, overlapped: see `run_pp`.
+
+    All requests are there at the start. So the host's work changes when a batch runs, not which.
+    """
     requests = make(lengths)
     scheduler = make_scheduler(policy, batch_size, budget, node.cache_tokens)
     trace = run_all(Loop(scheduler, CostExecutor(node.cost_model(node.gpus))), requests)
-    return Run(trace.seconds, *totals(requests), requests=requests)
+    seconds = sum(with_host(each.seconds, overhead, overlapped) for each in trace.iterations)
+    return Run(seconds, *totals(requests), requests=requests)
 
 
 def run_pp(
@@ -162,12 +212,14 @@ def run_pp(
     budget: int = BUDGET,
     batch_size: int = BATCH_SIZE,
     overhead: float = 0.0,
+    overlapped: bool = False,
     keep: bool = False,
 ) -> Run:
     """Each GPU of the node is a stage, and as many micro-batches are in flight.
 
     memory: "pool", or "split" evenly among the micro-batches. rules: of td_pipe.
-    overhead: seconds that each iteration takes longer on stage 0 (the host, between two steps).
+    overhead: seconds of the host's work for each iteration. Stage 0 waits for it; if overlapped,
+        the host works while stage 0 runs the iteration before.
     """
     stages, cost_model, requests = node.gpus, node.cost_model(), make(lengths)
     cache_tokens = node.cache_tokens // (stages if memory == "split" else 1)
@@ -181,7 +233,7 @@ def run_pp(
 
     def costs(batch):
         first, *others = of_batch(batch)
-        return [first + overhead, *others]
+        return [with_host(first, overhead, overlapped), *others]
 
     trace = PipelineTrace(stages, filling.count, keep)
     hop = Hop.over(LINKS["pcie4"], cost_model)
@@ -189,14 +241,37 @@ def run_pp(
     return Run(trace.seconds, *totals(requests), trace, filling, requests)
 
 
-def run(node: Node, system: str, lengths: Lengths, **options: object) -> Run:
-    """One of BASELINES, or TD-Pipe."""
+def policy_of(system: str, node: Node) -> str:
+    """A baseline's, with vLLM's cap on a batch of prefills where it has such batches."""
+    policy = BASELINES[system]
+    return f"{policy}:{node.longest}" if policy == "vllm_v0" else policy
+
+
+def run(
+    node: Node, system: str, lengths: Lengths, policy: str | None = None, **options: object
+) -> Run:
+    """One of BASELINES, or TD-Pipe. policy: None: the system's own (`policy_of`)."""
     if system == "TD-Pipe":
-        return run_pp(node, "td_pipe", lengths, **options)
+        return run_pp(node, policy or "td_pipe", lengths, **options)
+    policy = policy or policy_of(system, node)
     if system.startswith("TP"):
-        return run_tp(node, BASELINES[system], lengths, **options)
+        return run_tp(node, policy, lengths, **options)
     own = {"deal": "turns", "memory": "split"}
-    return run_pp(node, BASELINES[system], lengths, **own | options)
+    return run_pp(node, policy, lengths, **own | options)
+
+
+def run_jobs(
+    perform: Callable[[Job], Outcome], jobs: Sequence[Job], processes: int = PROCESSES
+) -> dict[Job, Outcome]:
+    """What `perform` makes of each job. It runs in other processes, unless processes is 1."""
+    if processes == 1:
+        return {job: perform(job) for job in progress(jobs, "runs")}
+    found = {}
+    with ProcessPoolExecutor(processes) as pool:
+        running = {pool.submit(perform, job): job for job in jobs}
+        for done in progress(as_completed(running), "runs", len(running)):
+            found[running[done]] = done.result()
+    return found
 
 
 def totals(requests: Sequence[Request]) -> tuple[int, int]:

@@ -1,0 +1,175 @@
+"""TD-Pipe's Fig 1, 2 and 12 to 16: what the scripts write, and one property of each."""
+
+import importlib
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from cli import run_main
+from experiments import td_lengths, td_memory, td_phases, td_stealing, td_switches
+from experiments.lib import td
+from experiments.lib.common import curves, paper_numbers, read_csv
+from pictures.gantt import STAGE_LOOKS
+from pictures.lanes import MOST_NAMED, stage_lanes
+from pipeline import IDLE
+
+gallery = importlib.import_module("experiments.all")
+SCRIPTS = (td_phases, td_memory, td_switches, td_lengths, td_stealing)
+NAMES = [module.__name__.split(".")[1] for module in SCRIPTS]
+
+
+def call(module, *flags: str) -> None:
+    arguments, sys.argv = sys.argv, [f"{module.__name__}.py", *flags]
+    try:
+        run_main(module.main)
+    finally:
+        sys.argv = arguments
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("results")
+    for module in SCRIPTS:
+        call(module, "--quick", "--out", str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def run() -> td.Run:
+    """A run with several phases."""
+    return td.run(td_memory.NODE, "TD-Pipe", td.azure(1000), keep=True)
+
+
+def values(out: Path, name: str, source: str = "predicted") -> dict[str, float]:
+    points = read_csv(out / f"{name}.csv")
+    return {point.series: point.y for point in points if point.source == source}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_picture_and_its_caption(out: Path, name: str) -> None:
+    assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    section = gallery.section(name, out, [])
+    assert f'src="{name}.png"' in section and "{" not in section
+
+
+def test_shares_of_the_stages_time_add_up(out: Path) -> None:
+    found = values(out, "td_phases")
+    for system in td_phases.SYSTEMS:
+        parts = [found[f"{system}, {td_phases.DRAWN}, {cause}"] for cause in td_phases.CAUSES]
+        assert sum(parts) == pytest.approx(100, abs=0.01) and min(parts) >= 0
+    assert set(td_phases.CAUSES) == {"busy", *IDLE}
+    busy = [found[f"{system}, {td_phases.DRAWN}, busy"] for system in td_phases.SYSTEMS]
+    assert busy == sorted(busy), "hybrid batches fill the stages better, and phases best"
+
+
+def test_utilisation_over_time_is_the_work(run: td.Run) -> None:
+    trace = run.trace
+    curve = td_phases.utilisation(trace)
+    assert all(0 <= share <= 100 + 1e-9 for _, share in curve)
+    seconds = sum(share for _, share in curve) / 100 * trace.stages * trace.end / len(curve)
+    assert seconds == pytest.approx(sum(trace.busy))
+
+
+def test_phase_switches_have_a_look_and_large_steps_a_short_label(run: td.Run) -> None:
+    (lane, *_) = stage_lanes(run.trace).values()
+    assert {bar.kind for bar in lane} <= STAGE_LOOKS.keys()
+    assert any(bar.kind == "phase switch" for bar in lane)
+    labels = [bar.label for bar in lane if bar.kind == "decode"]
+    sizes = [step.num_tokens for step in run.trace.steps if step.kind == "decode"]
+    for label, size in zip(labels, sizes, strict=True):
+        by_name = len(label.split()) == size and label.endswith("d")
+        assert by_name if size <= MOST_NAMED else label == f"{size} decodes"
+
+
+def test_phases_alternate_and_memory_is_never_overfull(run: td.Run) -> None:
+    history = td_memory.filling(run)
+    assert [s for s, _, _ in history] == sorted(s for s, _, _ in history)
+    assert all(0 < used <= 100 for _, used, _ in history)
+    changes = [a != b for (*_, a), (*_, b) in pairwise(history)]
+    assert run.phases == 1 + sum(changes) > 3
+    assert history[0][2] == "prefill" and history[-1][2] == "decode"
+
+
+def test_what_the_points_miss() -> None:
+    """All steps: nothing. Few points: more of it, but for what is in use now."""
+    missed = td_memory.misses(td.azure(), 3)
+    assert all(max(missed["all steps", *key]) <= 0 for key in states())
+    alone, now = td_memory.MEANS
+    points = missed["paper's points", td_memory.MIDST, alone]
+    assert min(points) > max(missed["artefact's points", td_memory.MIDST, alone]) > 0
+    assert max(missed["paper's points", td_memory.MIDST, now]) < min(points)
+
+
+def states() -> list[tuple[str, str]]:
+    return [(state, means) for state in td_memory.STATES for means in td_memory.MEANS]
+
+
+def test_our_look_ahead_preempts_nobody_and_the_papers_does(out: Path) -> None:
+    found = values(out, "td_memory")
+    assert found["all steps: preemptions"] == 0 < found["paper's points: preemptions"]
+
+
+def test_the_rule_is_near_the_best_threshold(out: Path) -> None:
+    found = curves(read_csv(out / "td_switches.csv"), "predicted")
+    (rule,) = found["L20 + 13B, rule: throughput"]
+    for _, name, _ in td_switches.THRESHOLDS.values():
+        best = max(point.y for point in found[f"L20 + 13B, fixed {name}: throughput"])
+        assert rule.y > 0.98 * best
+    (fixed,) = found[f"L20 + 13B, {td_switches.ARTEFACT}: phases"]
+    (ours,) = found["L20 + 13B, rule: phases"]
+    assert fixed.y > 5 * ours.y, "a peak that no batch reaches"
+
+
+def test_errors_fall_with_the_number_of_requests(out: Path) -> None:
+    found = curves(read_csv(out / "td_lengths.csv"), "predicted")
+    for name in ("classes, 0.52", "classes, 0.58", "prompt length", "mean"):
+        errors = {point.x: point.y for point in found[f"{name}: error"]}
+        assert errors[1] > errors[16] > errors[256] > 0
+    numbers = paper_numbers()
+    paper = curves(read_csv(out / "td_lengths.csv"), "paper")
+    assert paper["classes, 0.58: error"][0].y == numbers["td_pred_err256_low"]
+
+
+def test_training_and_test_sets_are_apart() -> None:
+    lengths = [(i, 2 * i) for i in range(100)]
+    train, test = td_lengths.split(lengths)
+    assert len(train) == 60 and sorted(train + test) == lengths
+    assert train != td_lengths.split(lengths, seed=1)[0]
+
+
+def test_accuracy_is_that_of_the_classes() -> None:
+    train, test = td_lengths.split(td.azure())
+    requests = td.make(test)
+    known = td_lengths.predictors(train)
+    judge = td_lengths.Classes([output for _, output in train], 1)
+    assert td_lengths.accuracy(judge, requests, judge) > 0.99
+    for accuracy in td_lengths.ACCURACIES:
+        share = td_lengths.accuracy(known[f"classes, {accuracy:g}"], requests, judge)
+        assert share == pytest.approx(accuracy, abs=0.06)
+    assert td_lengths.ask(known["oracle"], requests).tolist() == [r.max_tokens for r in requests]
+
+
+def test_stealing_evens_out_sizes_and_times_differ_less(out: Path) -> None:
+    found = values(out, "td_stealing")
+    case = "L20 + 32B, 4 stages, long phases"
+    window, off = (
+        {what: found[f"{case}, {way}: spread of {what}"] for what in td_stealing.SPREADS}
+        for way in ("window", "off")
+    )
+    assert 1 <= window["requests"] < off["requests"] and window["seconds"] < off["seconds"]
+    assert off["seconds"] - 1 < 0.5 * (off["requests"] - 1)
+    paper = values(out, "td_stealing", "paper")
+    numbers = paper_numbers()
+    assert list(paper.values()) == [numbers[name] for name in td_stealing.PAPER]
+
+
+def test_spreads_of_equal_micro_batches() -> None:
+    """Four requests alike, one for each micro-batch: nothing differs but a token of context."""
+    done = td.run(td.NODES["L20 + 13B"], "TD-Pipe", [(100, 30)] * 4, keep=True)
+    spreads = td_stealing.spreads(done.trace)
+    assert spreads["requests"] == 1 and spreads["context"] < 1.02 and spreads["seconds"] < 1.01
+    steps = [each for phase in td_stealing.decode_phases(done.trace) for each in phase]
+    last = {context for _, context in steps[-4:]}
+    assert last == {100 + 29}, "the last decode attends to its own token, too"
