@@ -2,10 +2,12 @@
 
 index.html is a gallery: what the paper claims, what we see, and where we differ.
 
-    python experiments/all.py       (or: make figures)
+    python experiments/all.py           (or: make figures)
+    python experiments/all.py --slow    also the scripts that take minutes (SLOW)
 
 Each script runs as a reader would run it, without --measure. Measured rows that results/ already
-holds stay, and are shown. Every number in the captions comes from the CSV files.
+holds stay, and are shown. So do the results of SLOW scripts. Every number in the captions comes
+from the CSV files.
 """
 
 import html
@@ -303,13 +305,30 @@ CAPTIONS = {
         "and {predicted[cost of a decode alone, TD-Pipe, L20 + 32B]:.2f} ms in TD-Pipe's batches. "
         "In our world of costs, no schedule of such batches can exceed PP+SB by more than "
         "{predicted[ceiling over PP+SB, largest]:.2f} times, nor PP+HB by more than "
-        "{predicted[ceiling over PP+HB, largest]:.2f}. If the host worked for 20 ms in each "
-        "iteration of the baselines, and of them alone, TD-Pipe would lead by "
-        "{predicted[host 20 ms: TD-Pipe over TP+SB, A100 + 32B]:.2f}, "
-        "{predicted[host 20 ms: TD-Pipe over TP+HB, A100 + 32B]:.2f}, "
-        "{predicted[host 20 ms: TD-Pipe over PP+SB, A100 + 32B]:.2f} and "
-        "{predicted[host 20 ms: TD-Pipe over PP+HB, A100 + 32B]:.2f} times with 32B on A100s. We "
-        "do not know what theirs did. td_throughput_options.png has more such options.",
+        "{predicted[ceiling over PP+HB, largest]:.2f}. td_options.png changes one thing at a time.",
+    ),
+    "td_options": Caption(
+        "beside TD-Pipe, Fig 11",
+        "TD-Pipe leads each of four baselines, by up to "
+        "{paper[no option: TD-Pipe over TP+SB, largest]:g}, "
+        "{paper[no option: TD-Pipe over TP+HB, largest]:g}, "
+        "{paper[no option: TD-Pipe over PP+SB, largest]:g} and "
+        "{paper[no option: TD-Pipe over PP+HB, largest]:g} times.",
+        "With fewer requests than in Fig 11, up to "
+        "{predicted[no option: TD-Pipe over TP+SB, largest]:.2f}, "
+        "{predicted[no option: TD-Pipe over TP+HB, largest]:.2f}, "
+        "{predicted[no option: TD-Pipe over PP+SB, largest]:.2f} and "
+        "{predicted[no option: TD-Pipe over PP+HB, largest]:.2f} times. If the host worked for "
+        "20 ms in each iteration of the baselines, and of them alone, "
+        "{predicted[host 20 ms: TD-Pipe over TP+SB, largest]:.2f}, "
+        "{predicted[host 20 ms: TD-Pipe over TP+HB, largest]:.2f}, "
+        "{predicted[host 20 ms: TD-Pipe over PP+SB, largest]:.2f} and "
+        "{predicted[host 20 ms: TD-Pipe over PP+HB, largest]:.2f} times. The price of phases: with "
+        "32B on L20s, the P99 of the time between tokens is "
+        "{predicted[P99 TBT of TD-Pipe, L20 + 32B]:.1f} s, and "
+        "{predicted[P99 TBT of PP+HB, L20 + 32B]:.2f} s with hybrid batches.",
+        "No option alone brings the paper's ratios over both pipelines. Which of them the authors' "
+        "baselines had, if any, we do not know.",
     ),
     "td_phases": Caption(
         "TD-Pipe, Sec 1, Fig 1 and 2",
@@ -377,9 +396,10 @@ CAPTIONS = {
     ),
 }  # fmt: skip
 
-LONGEST = "serve_pipelines"  # starts first
-# the paper's B, where the memory formula alone would take more
+# They take minutes: without --slow the gallery shows the results that are there.
+SLOW = {"serve_pipelines", "td_throughput", "td_options"}
 NEED_TORCH = ("fig6",)  # it draws the masks that attention uses
+# the paper's B, where the memory formula alone would take more
 FLAGS = {"choose_chunk": ["--batch-size", "18"]}
 
 STYLE = """
@@ -391,6 +411,10 @@ table { border-collapse: collapse; font-size: 15px; }
 td, th { padding: 0.15rem 0.7rem; text-align: left; border-bottom: 1px solid #ddd; }
 dt { font-weight: bold; } dd { margin: 0 0 0.5rem 1rem; }
 """
+
+
+KEPT = """<p><i>This takes minutes, so <code>make figures</code> shows the results kept in results/.
+<code>python experiments/all.py --slow</code> makes them anew.</i></p>"""
 
 
 def run_script(name: str, flags: list[str]) -> tuple[float, subprocess.CompletedProcess]:
@@ -469,8 +493,9 @@ def section(name: str, out: Path, rows: list[fidelity.Row]) -> str:
     nowhere = "Nowhere." if numbers else "The paper states no number here."
     heading = "<details><summary>Numbers: paper, predicted, error</summary>"
     details = f"{heading}{table(numbers)}</details>" if numbers else ""
+    kept = KEPT if name in SLOW else ""
     return f"""<section id="{name}"><h2>{title}</h2>
-<img src="{name}.png" alt="{title}">{measured}<dl>
+<img src="{name}.png" alt="{title}">{measured}{kept}<dl>
 <dt>The paper claims</dt><dd>{html.escape(fill(name, caption.claim, points))}</dd>
 <dt>We see</dt><dd>{html.escape(fill(name, caption.see, points))}</dd>
 <dt>Where we differ by more than {fidelity.LIMIT:g} %</dt>{differ or f"<dd>{nowhere}</dd>"}</dl>
@@ -491,7 +516,7 @@ def gallery(out: Path) -> str:
     return f"""<!doctype html><html lang="en"><meta charset="utf-8">
 <meta name="generator" content="{MARK}"><title>nano-sarathi: the papers' figures</title>
 <style>{STYLE}</style>
-<h1>SARATHI's and Sarathi-Serve's figures: the papers, and what we see</h1>
+<h1>The figures of SARATHI, Sarathi-Serve and TD-Pipe: the papers, and what we see</h1>
 <p><i>paper</i>: published. <i>predicted</i>: by our cost model, for a paper's GPU.
 <i>measured</i>: on the machine that is named.
 "We see" is predicted, unless it says otherwise. Made by <code>experiments/all.py</code>;
@@ -501,14 +526,18 @@ how close it all is: <a href="fidelity.md">fidelity.md</a>.</p><ul>{lines}</ul>
 
 
 def main() -> None:
-    options = make_parser(__doc__).parse_args()
+    parser = make_parser(__doc__)
+    parser.add_argument("--slow", action="store_true", help=f"also {', '.join(sorted(SLOW))}")
+    options = parser.parse_args()
     make_directory(options.out, others=["index.html"], force=options.force)
     flags = ["--out", str(options.out), *(["--quick"] if options.quick else [])]
     flags += ["--force"] if options.force else []
     skipped = NEED_TORCH if find_spec("torch") is None else ()
+    slow = () if options.slow else [name for name in CAPTIONS if name in SLOW]
     rows = [[f"{name}.py", "-", "skipped: needs torch, make install"] for name in skipped]
+    rows += [[f"{name}.py", "-", "not run: its results are kept; --slow runs it"] for name in slow]
     failed = []
-    names = [name for name in [*CAPTIONS, "fidelity"] if name not in skipped]
+    names = [name for name in [*CAPTIONS, "fidelity"] if name not in (*skipped, *slow)]
     bar = progress(range(len(names)), "running")
 
     def run(name: str) -> tuple[float, subprocess.CompletedProcess]:
@@ -516,7 +545,7 @@ def main() -> None:
         bar.update()
         return result
 
-    longest_first = sorted(names[:-1], key=lambda name: name != LONGEST)
+    longest_first = sorted(names[:-1], key=lambda name: name not in SLOW)
     # as many scripts at a time as there are cores
     with bar, ThreadPoolExecutor(os.cpu_count()) as pool:
         results = dict(zip(longest_first, pool.map(run, longest_first), strict=True))

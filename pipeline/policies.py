@@ -7,12 +7,12 @@ for all of them together. So commands of one stage refuse their names.
 from collections.abc import Callable
 from dataclasses import replace
 
-from configs import UserError, check_whole
+from configs import UserError, check_whole, lookup
 from pipeline.micro_batches import MicroBatches
 from pipeline.phases import Rules
 from pipeline.predictors import named
 from pipeline.td_pipe import TDPipe
-from scheduler import make_scheduler
+from scheduler import POLICIES, make_scheduler
 
 PIPELINE_POLICIES: dict[str, type[MicroBatches]] = {"td_pipe": TDPipe}
 
@@ -42,12 +42,13 @@ def make_micro_batches(
     says that it is `count` times cache_tokens. "td_pipe:PREDICTOR" names its predictor.
     """
     check_whole("micro_batches", count)
+    name, colon, option = str(policy).partition(":")
+    lookup({"baseline": None, **POLICIES, **PIPELINE_POLICIES}, name, "policy")
     if not is_for_pipelines(policy):
         each = [
             make_scheduler(policy, max_batch_size, chunk_size, cache_tokens) for _ in range(count)
         ]
         return MicroBatches(each, stages, memory=memory, **options)
-    name, colon, option = policy.partition(":")
     for what, usual in (("deal", "queue"), ("refill_every", 1)):
         if options.get(what, usual) != usual:
             raise UserError(f"policy {name} has one queue: it takes no {what} {options[what]!r}")

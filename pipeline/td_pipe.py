@@ -178,8 +178,9 @@ class TDPipe(MicroBatches):
         """Why stages wait for this batch, if not for its size. It is in flight already."""
         before, self._mixed = self._mixed, self._others_in_flight()
         changed = len(self.history) > 1 and self.history[-2][2] != self.phase
-        if changed or before or self._mixed:
-            return "phase switch"
-        if self.phase == "prefill" or len(self.flying) >= self.stages:
-            return ""
+        if len(self.ledger.running) >= self.stages:  # else too few requests are the reason
+            if changed or before or self._mixed:
+                return "phase switch"
+            if self.phase == "prefill" or len(self.flying) >= self.stages:
+                return ""
         return "starved" if self.ledger.waiting or self.arriving else "drain"

@@ -5,6 +5,7 @@ rows survive, bad flags are one line.
 import csv
 import importlib
 import re
+import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -305,6 +306,29 @@ def test_all_names_the_script_that_fails(
     said = capsys.readouterr()
     assert ended.value.code == 1 and "no_such_script.py" in said.err and "FAILED" in said.out
     assert not (tmp_path / "index.html").exists()
+
+
+@pytest.mark.parametrize("flags, runs", [([], False), (["--slow"], True)])
+def test_all_runs_what_is_slow_only_if_asked(
+    flags: list[str],
+    runs: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    ran = []
+
+    def run_script(name: str, flags: list[str]) -> tuple[float, subprocess.CompletedProcess]:
+        ran.append(name)
+        return 0.0, subprocess.CompletedProcess(name, 0)
+
+    monkeypatch.setattr(gallery, "run_script", run_script)
+    monkeypatch.setattr(gallery, "gallery", lambda out: "")
+    call("all", *flags, "--out", str(tmp_path))
+    assert gallery.SLOW <= gallery.CAPTIONS.keys()
+    kept = set() if runs else gallery.SLOW
+    assert set(ran) == {*gallery.CAPTIONS, "fidelity"} - kept
+    assert capsys.readouterr().out.count("its results are kept") == len(kept)
 
 
 # ---------------------------------------------------------------------------------------- measuring

@@ -20,7 +20,7 @@ Sarathi-Serve publishes of ShareGPT (its Table 2).
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -28,7 +28,7 @@ from typing import TypeVar
 
 from batch import Request
 from configs import GPUS, LINKS, MODELS
-from costmodel import CostModel, tokens_that_fit
+from costmodel import CostModel, make_batch, tokens_that_fit
 from experiments.lib.common import ROOT, progress
 from experiments.lib.look import COLOURS
 from experiments.lib.papers import CHAT
@@ -88,6 +88,7 @@ class Node:
     longest: tokens of the model's longest sequence, as published with its weights. vLLM 0.5.3 gave
         a batch of prefills no more (max_num_batched_tokens). Our llama2-70b in `MODELS` has
         another: Sarathi-Serve's, who stretched its positions.
+    memory: times the keys and values that really fit (to see what memory does).
     """
 
     name: str
@@ -97,6 +98,7 @@ class Node:
     link: str  # of an all-reduce
     longest: int
     gpus: int = 4
+    memory: float = 1.0
 
     def cost_model(self, tp: int = 1) -> CostModel:
         return make_cost_model(self.model, self.gpu, tp, self.link, self.software)
@@ -104,7 +106,7 @@ class Node:
     @property
     def cache_tokens(self) -> int:
         """Of all GPUs together; 0 where the model does not fit them."""
-        return tokens_that_fit(MODELS[self.model], GPUS[self.gpu], self.gpus)
+        return int(self.memory * tokens_that_fit(MODELS[self.model], GPUS[self.gpu], self.gpus))
 
     @property
     def hardware(self) -> str:
@@ -258,6 +260,50 @@ def run(
         return run_tp(node, policy, lengths, **options)
     own = {"deal": "turns", "memory": "split"}
     return run_pp(node, policy, lengths, **own | options)
+
+
+def packed(prompts: Sequence[int], pack: int) -> Iterator[list[int]]:
+    """Prompt tokens of each prefill micro-batch, first come first served (see `Rules.pack`)."""
+    batch: list[int] = []
+    for prompt in prompts:
+        if batch and len(batch) * max(batch) >= pack:
+            yield batch
+            batch = []
+        batch.append(prompt)
+    yield batch
+
+
+def ceiling(node: Node, lengths: Lengths, pack: int = Rules.pack) -> float:
+    """Output tokens/s that no schedule of phases exceeds on this node.
+
+    All S stages work all the time. Prefills cost what TD-Pipe's micro-batches of whole prompts do.
+    Decodes run in batches that take all of the memory at every step. With c, the mean tokens that a
+    request holds while it decodes, S micro-batches of b requests hold S * b * c tokens: on average
+    b is at most memory / (S * c), and at most B. Single batches may be larger, and others smaller.
+    So the cheapest mix of two sizes counts.
+    """
+    cost, stages = node.cost_model(), node.gpus
+    prefill = sum(
+        cost.seconds(make_batch([(0, prompt, prompt) for prompt in batch]))
+        for batch in packed([prompt for prompt, _ in lengths], pack)
+    )
+    decodes = sum(output - 1 for _, output in lengths)
+    held = sum((output - 1) * (prompt + output / 2) for prompt, output in lengths)
+    context = held / decodes if decodes else 1.0
+    most = min(BATCH_SIZE, node.cache_tokens / (stages * context))
+    reads = (context - 2) * cost.seconds_per_cached_token
+    times = {  # of n decodes
+        n: cost.seconds(make_batch(decodes=n, context=2)) + n * reads
+        for n in range(1, BATCH_SIZE + 1)
+    }
+    smaller, larger = range(1, int(most) + 1), range(int(most) + 1, BATCH_SIZE + 1)
+    each = [times[n] / n for n in smaller]  # seconds of a decode
+    for n in smaller:
+        for m in larger:
+            mixed = times[n] + (times[m] - times[n]) * (most - n) / (m - n)
+            each.append(mixed / most)
+    decode = decodes * min(each)
+    return stages * sum(output for _, output in lengths) / (prefill + decode)
 
 
 def run_jobs(
