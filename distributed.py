@@ -35,7 +35,7 @@ from loading.device import choose_device
 from pictures import perfetto
 from pipeline import BUBBLES, even_layers
 from pipeline.launch import LAUNCHED, end_with, launch, take_cores
-from pipeline.policies import PIPELINE_POLICIES, is_for_pipelines, make_micro_batches
+from pipeline.policies import PIPELINE_POLICIES, is_for_pipelines, make_micro_batches, unmeasured
 from pipeline.stages import PipelineLLM
 from scheduler import POLICIES, make_scheduler
 
@@ -231,7 +231,7 @@ def check(args: argparse.Namespace) -> None:
         policy = read_workload(text, args.policy, vocabulary=1).policy
         count = args.stages if args.micro_batches is None else args.micro_batches
         make_micro_batches(
-            policy, count, args.stages, args.max_batch_size, args.chunk_size, seconds_of=float
+            policy, count, args.stages, args.max_batch_size, args.chunk_size, seconds_of=unmeasured
         )
 
 

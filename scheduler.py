@@ -424,7 +424,7 @@ def make_scheduler(
 ) -> Scheduler:
     """A scheduler by its policy's name. "baseline" is SARATHI's word for request_level.
 
-    A name may carry an option after a colon: see `Dynamic`.
+    A name may carry an option after a colon: see `configure` of the policies.
     """
     name, colon, option = str(policy).partition(":")
     if name in FOR_PIPELINES:

@@ -305,11 +305,12 @@ assert window.trace.idle["PB3"] < off.trace.idle["PB3"]
 class Watched(Rules):
     """The rules, with a note of (spatial, temporal, switch) after each round."""
 
-    def prefill_pays(self, ledger, groups, at_start, intensity):
-        requests, pending = len(ledger.running) // groups, self.pending(ledger)
-        spatial = intensity.spatial(requests, self.peak_rows or at_start // groups)
+    def prefill_pays(self, ledger, groups, ended, intensity):
+        running, pending = len(ledger.running), self.pending(ledger)
+        requests = running // groups
+        spatial = intensity.spatial(requests, max(1, (running + len(pending)) // groups))
         temporal = intensity.temporal(pending, requests) if pending else float("nan")
-        pays = super().prefill_pays(ledger, groups, at_start, intensity)
+        pays = super().prefill_pays(ledger, groups, ended, intensity)
         assert pays == (spatial < temporal), "what is noted is what the rule did"
         seen.append((spatial, temporal, pays))
         return pays

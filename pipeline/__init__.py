@@ -6,10 +6,11 @@ The priced half needs no torch: `stages.py` and `launch.py`, the real half, are 
 from pipeline.account import BUBBLES, IDLE, PipelineTrace, Step
 from pipeline.costs import Hop, StageCosts, even_layers, seconds_of_rows
 from pipeline.micro_batches import MicroBatches
+from pipeline.phases import Rules
 from pipeline.policies import make_micro_batches
 from pipeline.simulate import run_pipeline, simulate_pipeline
 
 __all__ = [
-    "BUBBLES", "IDLE", "Hop", "MicroBatches", "PipelineTrace", "StageCosts", "Step", "even_layers",
-    "make_micro_batches", "run_pipeline", "seconds_of_rows", "simulate_pipeline",
+    "BUBBLES", "IDLE", "Hop", "MicroBatches", "PipelineTrace", "Rules", "StageCosts", "Step",
+    "even_layers", "make_micro_batches", "run_pipeline", "seconds_of_rows", "simulate_pipeline",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""TD-Pipe's three rules, as functions of numbers alone: when to switch, and how to share out.
+"""TD-Pipe's three rules: when to switch, and how to share out.
 
     LookAhead    prefill -> decode: will the memory hold what the requests will grow to?  (Sec 3.3)
     share_out    which requests a decode micro-batch takes along: work stealing           (Sec 3.4)
@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from numbers import Real
 
 from batch import Request
 from configs import UserError, check_whole, lookup
@@ -54,7 +55,7 @@ class LookAhead:
         used, count, cached = [], 0, 0  # count, cached: of the requests that go on past the point
         if self.between:
             for place in range(len(self.points), -1, -1):
-                point = self.points[place] if count else 0
+                point = self.points[place] if count else 0  # nobody goes on past the last place
                 used.append(cached + count * point + self.cached[place] + self.steps[place])
                 count += self.count[place]
                 cached += self.cached[place]
@@ -150,15 +151,18 @@ class Intensity:
 
 @dataclass(frozen=True)
 class Rules:
-    """TD-Pipe's options. The defaults are the paper's, but for `between` and `peak_rows`.
+    """TD-Pipe's options.
+
+    The defaults are the paper's, but for `pack`, which is the artefact's, and for `between` and
+    `peak_rows`, which are ours.
 
     predict: output tokens of a request (pipeline/predictors.py).
     points: of the look-ahead, a name of POINTS or the decode steps. between: see `LookAhead`.
     limit: share of the memory that the look-ahead may fill (the artefact: 0.9).
     stealing: see `share_out`. whole_model: see `Intensity`.
-    peak_rows: requests of the decode batch whose spatial intensity is 1; None: of the one that the
-        phase began with. The artefact has 256. But where the memory holds fewer, no switch brings
-        as many, and the rule would switch all the time.
+    peak_rows: requests of the decode batch whose spatial intensity is 1; None: of the one that a
+        prefill phase would bring now. The artefact has 256. But where the memory holds fewer, no
+        switch brings as many, and the rule would switch far too often.
     pack: tokens, padded to the longest prompt, that fill a prefill micro-batch. With the
         artefact's 192 it is one prompt, as a rule.
     drain: a phase begins only when every batch of the other one has left the pipeline. Without it,
@@ -181,19 +185,30 @@ class Rules:
     finished: float | None = None
 
     def __post_init__(self) -> None:
-        lookup(dict.fromkeys(STEALING), self.stealing, "stealing")
+        lookup(dict.fromkeys(STEALING), str(self.stealing), "stealing")
         check_whole("pack", self.pack)
         if self.peak_rows is not None:
             check_whole("peak_rows", self.peak_rows)
+        if not callable(self.predict):
+            raise UserError(
+                f"predict is {self.predict!r}; it must be a function: request -> output tokens,"
+                " such as pipeline.predictors.oracle"
+            )
         for name in ("limit", "occupied", "finished"):
             share = getattr(self, name)
-            if share is not None and not 0 < share <= 1:
-                raise UserError(f"{name} is {share}; it must be above 0, and at most 1")
+            if share is None and name != "limit":
+                continue
+            if not isinstance(share, Real) or not 0 < share <= 1:
+                raise UserError(f"{name} is {share!r}; it must be above 0, and at most 1")
         if isinstance(self.points, str):
             object.__setattr__(self, "points", lookup(POINTS, self.points, "points"))
         points = list(self.points)
-        if not points or sorted(set(points)) != points or points[0] < 1:
-            raise UserError(f"points are {points}; they must rise, and start at 1 or above")
+        whole = all(isinstance(point, int) for point in points)
+        if not points or not whole or sorted(set(points)) != points or points[0] < 1:
+            raise UserError(
+                f"points are {points}; they must be whole numbers of decode steps, at least 1, and"
+                " rise"
+            )
 
     def future(self, request: Request) -> tuple[int, int]:
         """Tokens in memory when the request decodes next, and its decode steps from there.
@@ -204,40 +219,47 @@ class Rules:
         left = max(1, predicted(self.predict, request) - len(request.output))
         return (request.prefill_length, left - 1) if request.in_prefill else (request.context, left)
 
-    def admits(self, request: Request, ahead: LookAhead, memory: Memory) -> bool:
-        """Whether the future of one more request fits: prefill -> decode if not."""
+    def admits(self, request: Request, ahead: LookAhead, memory: Memory, promised: int = 0) -> bool:
+        """Whether the future of one more request fits: prefill -> decode if not.
+
+        promised: tokens of requests that are to be admitted before it.
+        """
         if memory.capacity is None:
             return True
         if self.occupied is not None:
-            return memory.taken < self.occupied * memory.capacity
+            return memory.taken + promised < self.occupied * memory.capacity
         return ahead.admits(*self.future(request), self.limit * memory.capacity)
 
     def prefill_pays(
-        self, ledger: Scheduler, groups: int, at_start: int, intensity: Intensity
+        self, ledger: Scheduler, groups: int, ended: float, intensity: Intensity
     ) -> bool:
         """Decode -> prefill: whether small decode batches cost more than the switch would.
 
-        at_start: requests in memory when the decode phase began.
+        ended: share of the requests that began the decode phase and have ended.
         """
         running = len(ledger.running)
         if not ledger.waiting:
             return False
         if self.finished is not None:
-            return at_start - running >= self.finished * at_start
+            return ended >= self.finished
+        if not (pending := self.pending(ledger)):
+            return False
+        peak = self.peak_rows or max(1, (running + len(pending)) // groups)
         requests = running // groups  # of one decode micro-batch
-        spatial = intensity.spatial(requests, self.peak_rows or at_start // groups)
-        pending = self.pending(ledger) if spatial < 1 else []
-        return bool(pending) and spatial < intensity.temporal(pending, requests)
+        return intensity.spatial(requests, peak) < intensity.temporal(pending, requests)
 
     def pending(self, ledger: Scheduler) -> list[int]:
         """Prompt tokens of those whom a prefill phase would admit now."""
         memory, ahead, pending = ledger.memory, self.look_ahead(ledger.running), []
-        tokens = len(ledger.running)  # one each, as in `Scheduler.admit`
-        for request in islice(ledger.waiting, ledger.max_batch_size - len(ledger.running)):
-            tokens += request.prefill_length + 1
-            if not (memory.holds(tokens) and self.admits(request, ahead, memory)):
+        promised, running = 0, len(ledger.running)
+        for request in islice(ledger.waiting, ledger.max_batch_size - running):
+            next_tokens = running + len(pending) + 1  # one each, as in `Scheduler.can_admit`
+            if not memory.holds(promised + request.prefill_length + next_tokens):
+                break
+            if not self.admits(request, ahead, memory, promised):
                 break
             pending.append(request.prefill_length)
+            promised += request.prefill_length
         return pending
 
     def look_ahead(self, requests: Iterable[Request]) -> LookAhead:

@@ -8,13 +8,18 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from configs import UserError, check_whole, lookup
-from pipeline.micro_batches import MicroBatches
+from pipeline.micro_batches import MEMORIES, MicroBatches
 from pipeline.phases import Rules
 from pipeline.predictors import named
 from pipeline.td_pipe import TDPipe
 from scheduler import POLICIES, make_scheduler
 
 PIPELINE_POLICIES: dict[str, type[MicroBatches]] = {"td_pipe": TDPipe}
+
+
+def unmeasured(rows: int) -> float:
+    """Stands for `seconds_of` where micro-batches are made only to check options."""
+    return float(rows)
 
 
 def is_for_pipelines(policy: str) -> bool:
@@ -43,8 +48,11 @@ def make_micro_batches(
     """
     check_whole("micro_batches", count)
     name, colon, option = str(policy).partition(":")
-    lookup({"baseline": None, **POLICIES, **PIPELINE_POLICIES}, name, "policy")
-    if not is_for_pipelines(policy):
+    lookup({**POLICIES, **PIPELINE_POLICIES, "baseline": None}, name, "policy")
+    lookup(dict.fromkeys(MEMORIES), memory, "memory")
+    if rules is not None and name not in PIPELINE_POLICIES:
+        raise UserError(f"rules are given, and policy {policy!r} takes none: td_pipe does")
+    if name not in PIPELINE_POLICIES:
         each = [
             make_scheduler(policy, max_batch_size, chunk_size, cache_tokens) for _ in range(count)
         ]
@@ -58,5 +66,6 @@ def make_micro_batches(
     if colon:
         rules = replace(rules, predict=named(option))
     if memory == "split" and cache_tokens is not None:
+        check_whole("cache_tokens", cache_tokens)
         cache_tokens *= count
     return PIPELINE_POLICIES[name](seconds_of, stages, max_batch_size, cache_tokens, count, rules)

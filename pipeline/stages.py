@@ -44,7 +44,7 @@ from model import Transformer
 from pipeline.account import PipelineTrace, Step
 from pipeline.costs import even_layers
 from pipeline.micro_batches import MicroBatches
-from pipeline.policies import is_for_pipelines, make_micro_batches
+from pipeline.policies import is_for_pipelines, make_micro_batches, unmeasured
 from sampling import sample
 from scheduler import Scheduler, whole_prefill
 
@@ -137,7 +137,7 @@ class PipelineLLM(LLM):
         check_whole("micro_batches", self.micro_batches)
         check_whole("max_batch_size", max_batch_size)
         self.micro_batch_size, self.filling = max_batch_size, {"deal": deal, "memory": memory}
-        self.seconds_of: Callable[[int], float] = float  # rows -> s, until it is measured
+        self.seconds_of: Callable[[int], float] = unmeasured
         slots = max_batch_size * self.micro_batches
         super().__init__(model, max_batch_size=slots, layers=self._own_layers, **options)
         self.wire = Wire(self.config.hidden, self.dtype, self.device)
@@ -197,7 +197,7 @@ class PipelineLLM(LLM):
     def _run(self, requests: list[Request]) -> Iterator[None]:
         """Stage 0: the loop (loop.py), with several micro-batches on their way at a time."""
         executor = ModelExecutor(self.model, self.cache, self.attend)
-        if is_for_pipelines(self.policy) and self.seconds_of is float:
+        if is_for_pipelines(self.policy) and self.seconds_of is unmeasured:
             self.seconds_of = self._measure_rows(executor)
         micro_batches = self._micro_batches()
         for request in requests:
@@ -257,10 +257,12 @@ class PipelineLLM(LLM):
             self.cache.reset()
             request = Request(-1, [0] * count, max_tokens=1)
             flat = executor.flatten(Batch([whole_prefill(request)], []))
-            self.model(flat, self.cache, self.attend)  # warms up
-            start = synchronized_clock(self.device)
-            self.model(flat, self.cache, self.attend)
-            times.append(synchronized_clock(self.device) - start)
+            trials = []
+            for _ in range(4):  # the first warms up
+                start = synchronized_clock(self.device)
+                self.model(flat, self.cache, self.attend)
+                trials.append(synchronized_clock(self.device) - start)
+            times.append(statistics.median(trials[1:]))
             executor.release(request)
         factor = self.config.n_layer / self.part.n_layer
         return lambda n: factor * max(1.0, n / rows[-1]) * float(np.interp(n, rows, times))

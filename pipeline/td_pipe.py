@@ -61,8 +61,8 @@ class TDPipe(MicroBatches):
         self.own: list[list[Request]] = [[] for _ in range(self.groups)]
         self.at_hand = deque(range(self.groups))  # groups that are not in flight, the next first
         self.withheld: list[Request] = []  # past their prefill, and in no group
-        self.returned = 0  # decode micro-batches
-        self.at_start = 0  # requests in memory when the decode phase began
+        # of this decode phase: micro-batches launched, requests in memory at its start, and ended
+        self.launched = self.at_start = self.ended = 0
         self.ahead = self.rules.look_ahead([])
         self._mixed = False
 
@@ -94,13 +94,14 @@ class TDPipe(MicroBatches):
         group = self.flying.pop(number)
         if group is not None:
             self.at_hand.append(group)
-            self.own[group], self.returned = [], self.returned + 1
+            self.own[group] = []
+            self.ended += len(ended)
         if group is None or self.rules.stealing == "pool":
             self.withheld += left
         else:
             self.own[group] = left
-        round_ended = group is not None and self.returned % self.groups == 0
-        if self.phase == "decode" and round_ended and self._prefill_pays():
+        a_round = self.launched > 0 and self.launched % self.groups == 0
+        if self.phase == "decode" and group is not None and a_round and self._prefill_pays():
             self._prefill_phase()
         self._prefill_if_idle()
         return ended
@@ -109,20 +110,33 @@ class TDPipe(MicroBatches):
         """See `MicroBatches.with_work`."""
         return sorted(self.without_work) if self.phase == "prefill" or self._can_decode() else []
 
-    # ---- prefill phase
+    # ---- phases
+
+    def _others_in_flight(self) -> bool:
+        """Whether batches of the other phase are."""
+        prefills = sum(group is None for group in self.flying.values())
+        return prefills > 0 if self.phase == "decode" else prefills < len(self.flying)
+
+    def _must_drain(self) -> bool:
+        return self.rules.drain and self._others_in_flight()
 
     def _prefill_if_idle(self) -> None:
         if self.phase == "decode" and self.ledger.waiting and not self.ledger.running:
             self._prefill_phase()
 
     def _prefill_pays(self) -> bool:
-        return self.rules.prefill_pays(self.ledger, self.groups, self.at_start, self.intensity)
+        """Asked once in a round of decode micro-batches, not at each (the artefact)."""
+        ended = self.ended / max(1, self.at_start)
+        return self.rules.prefill_pays(self.ledger, self.groups, ended, self.intensity)
 
     def _prefill_phase(self) -> None:
         self.phase, self.ahead = "prefill", self.rules.look_ahead(self.ledger.running)
 
     def _decode_phase(self) -> None:
         self.phase, self.at_start = "decode", len(self.ledger.running)
+        self.launched = self.ended = 0
+
+    # ---- batches
 
     def _prefill(self) -> Batch | None:
         """Whole prompts, first come first served, as a rule one. None: now decode."""
@@ -138,8 +152,6 @@ class TDPipe(MicroBatches):
             longest = max(longest, request.prefill_length)
         return Batch(chunks, []) if chunks else None
 
-    # ---- decode phase
-
     def _can_decode(self) -> bool:
         return bool(self.withheld) or any(self.own[group] for group in self.at_hand)
 
@@ -149,10 +161,11 @@ class TDPipe(MicroBatches):
             group = self.at_hand.popleft()
             self.own[group], self.withheld = share_out(
                 self.rules.stealing, self.own[group], self.withheld, len(self.ledger.running),
-                self.groups, self.returned, self.max_batch_size,
+                self.groups, self.launched, self.max_batch_size,
             )  # fmt: skip
             self._make_room(self.own[group])
             if self.own[group]:
+                self.launched += 1
                 return Batch([], list(self.own[group])), group
             self.at_hand.append(group)
         return None, None
@@ -160,19 +173,11 @@ class TDPipe(MicroBatches):
     def _make_room(self, batch: list[Request]) -> None:
         """Preempt the newest that are not in flight, until a token of each fits the memory."""
         while batch and not self.ledger.memory.holds(len(batch)):
-            place = dict.fromkeys(self.withheld, self.withheld) | dict.fromkeys(batch, batch)
+            lists = [batch, self.withheld, *[self.own[group] for group in self.at_hand]]
+            place = {request: each for each in lists for request in each}
             newest = next(r for r in reversed(self.ledger.running) if r in place)
             place[newest].remove(newest)
             self.ledger.preempt(newest)
-
-    # ---- the account of idle time
-
-    def _others_in_flight(self) -> bool:
-        prefills = sum(group is None for group in self.flying.values())
-        return prefills > 0 if self.phase == "decode" else prefills < len(self.flying)
-
-    def _must_drain(self) -> bool:
-        return self.rules.drain and self._others_in_flight()
 
     def _shortage(self) -> str:
         """Why stages wait for this batch, if not for its size. It is in flight already."""

@@ -46,7 +46,7 @@ class Watched(TDPipe):
         self.asked = 0  # times that it has asked whether to prefill again
 
     def _prefill_pays(self) -> bool:
-        assert self.returned % self.groups == 0, "once in a round"
+        assert self.launched % self.groups == 0, "once in a round"
         self.asked += 1
         return super()._prefill_pays()
 
@@ -272,8 +272,8 @@ def test_intensity_by_hand() -> None:
 
 
 def test_when_to_prefill_again() -> None:
-    """t(n) = 4 + n seconds, four stages, four decode micro-batches. 64 requests began the phase, so
-    16 each, and 16 are left, 4 each: the spatial intensity is 0.625, as above.
+    """t(n) = 4 + n seconds, four stages, four decode micro-batches. A batch of 16 counts as 1. 16
+    requests are left, 4 each: the spatial intensity is 0.625, as above. 48 of 64 have ended.
     """
     intensity = Intensity(lambda n: 4.0 + n, stages=4)
 
@@ -287,8 +287,8 @@ def test_when_to_prefill_again() -> None:
         return made
 
     def pays(waiting: list[int], cache_tokens: int | None = None, **options: object) -> bool:
-        rules = Rules(**options)
-        return rules.prefill_pays(ledger(waiting, cache_tokens), 4, 64, intensity)
+        rules = Rules(**{"peak_rows": 16} | options)
+        return rules.prefill_pays(ledger(waiting, cache_tokens), 4, 0.75, intensity)
 
     assert not pays([12, 28, 4])  # the temporal intensity is 0.53
     assert pays([4, 4, 4])  # it is 1: these prompts are as short as a decode
@@ -296,9 +296,22 @@ def test_when_to_prefill_again() -> None:
     assert pays([12, 28, 4], peak_rows=400)  # 4 in 8 s against 400 in 404 s: 0.505
     assert pays([12], finished=0.75) and not pays([12], finished=0.76)
     assert not pays([]) and not pays([], finished=0.1)
+    # the peak is what a prefill phase would bring now: 19 requests, and no batch grows; or 52
+    assert not pays([4, 4, 4], peak_rows=None) and pays([4] * 36, peak_rows=None)
+    # those who are to be admitted count: 80 tokens are there, and half of 200 may be taken
+    assert Rules(occupied=0.5).pending(ledger([12, 28, 4], 200)) == [12, 28]
     # 80 tokens and 16 next ones, and for each prompt one more: 109, 138, 143
     for capacity, pending in ((143, [12, 28, 4]), (142, [12, 28]), (138, [12, 28]), (137, [12])):
         assert Rules().pending(ledger([12, 28, 4], capacity)) == pending
+
+
+@pytest.mark.parametrize("early", [1, 3, 8])
+def test_late_arrivals_do_not_wait_for_the_early_to_end(early: int) -> None:
+    """A few long requests began the decode phase; there is room for 40 more."""
+    requests = requests_of([(50, 400)] * early + [(50, 10)] * 40, [0.0] * early + [0.5] * 40)
+    trace, _ = run(requests, stages=4, batch_size=64)
+    end = dict(trace.finished)
+    assert max(end[r.request_id] for r in requests[early:]) < end[0] / 2
 
 
 def test_who_fits_the_memory() -> None:
@@ -316,12 +329,14 @@ def test_options_of_rules_are_checked() -> None:
     for options, message in (
         ({"stealing": "all"}, "unknown stealing 'all': choose from window, pool, off"),
         ({"points": "fine"}, "unknown points 'fine': choose from paper, artefact"),
-        ({"points": [3, 2]}, r"points are \[3, 2\]; they must rise"),
+        ({"points": [3, 2]}, r"points are \[3, 2\]; they must be whole numbers"),
         ({"points": []}, r"points are \[\]"),
-        ({"points": [0, 2]}, r"points are \[0, 2\]; they must rise, and start at 1"),
+        ({"points": [0, 2]}, r"points are \[0, 2\]; they must be .* at least 1"),
         ({"limit": 0}, "limit is 0; it must be above 0, and at most 1"),
         ({"occupied": 1.5}, "occupied is 1.5"),
         ({"finished": float("nan")}, "finished is nan"),
+        ({"limit": None}, "limit is None"),
+        ({"predict": "oracle"}, "predict is 'oracle'; it must be a function"),
         ({"pack": 0}, "pack is 0"),
         ({"peak_rows": 2.5}, "peak_rows is 2.5"),
     ):
