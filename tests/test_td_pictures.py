@@ -1,13 +1,12 @@
 """TD-Pipe's Fig 1, 2 and 12 to 16: what the scripts write, and one property of each."""
 
 import importlib
-import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from test_pipeline_figures import call
 
-from cli import run_main
 from experiments import td_lengths, td_memory, td_phases, td_stealing, td_switches
 from experiments.lib import td
 from experiments.lib.common import curves, paper_numbers, read_csv
@@ -18,14 +17,6 @@ from pipeline import IDLE
 gallery = importlib.import_module("experiments.all")
 SCRIPTS = (td_phases, td_memory, td_switches, td_lengths, td_stealing)
 NAMES = [module.__name__.split(".")[1] for module in SCRIPTS]
-
-
-def call(module, *flags: str) -> None:
-    arguments, sys.argv = sys.argv, [f"{module.__name__}.py", *flags]
-    try:
-        run_main(module.main)
-    finally:
-        sys.argv = arguments
 
 
 @pytest.fixture(scope="module")
