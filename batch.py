@@ -36,6 +36,9 @@ class Request:
     prefill_length: int = field(init=False)  # the prompt; after a preemption also the output so far
     preemptions: int = 0
     sampler: object = None  # the executor draws this request's tokens with it
+    # What one decode takes. Of the class: only a beam search has other numbers (beam/request.py).
+    rows = 1  # of the fused linears, and of the token budget
+    next_tokens = 1  # of the cache
 
     def __post_init__(self) -> None:
         name = f"request {self.request_id}"
@@ -56,6 +59,16 @@ class Request:
     def most_cached(self) -> int:
         """Tokens in the cache at its end, at most: the last output token is not fed back."""
         return len(self.prompt) + self.max_tokens - 1
+
+    @property
+    def most_in_slot(self) -> int:
+        """Those of them that lie in its slot."""
+        return self.most_cached
+
+    def restart(self) -> None:
+        """Its cache is lost. It keeps its output, and prefills it behind its prompt."""
+        self.prefilled = self.context = self.chunks_run = 0
+        self.prefill_length = len(self.prompt) + len(self.output)
 
     def tokens(self, start: int, end: int) -> Sequence[int]:
         """Tokens start .. end - 1 of what is prefilled."""
@@ -92,9 +105,13 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         """T: rows of every fused linear operator."""
-        return self.num_prefill_tokens + len(self.decodes)
+        return self.num_prefill_tokens + rows_of(self.decodes)
 
     @property
     def sampled(self) -> list[Request]:
         """Requests that get a token from this batch, in the order in which executors return it."""
         return [chunk.request for chunk in self.chunks if chunk.is_last] + self.decodes
+
+
+def rows_of(decodes: Sequence[Request]) -> int:
+    return sum([request.rows for request in decodes])

@@ -15,7 +15,7 @@ Sec 3): all compute at once, and two all-reduces per layer add up what they foun
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from batch import Batch, Chunk, Request
 from configs import GPU, LINKS, Link, ModelConfig, UserError
@@ -96,7 +96,8 @@ class CostModel:
     """Seconds of a `Batch` for one model on one GPU.
 
     software: whose constants on this GPU it takes; `guess` is "", or a line that says that they
-    come from another GPU (see `constants`). efficiency: constants of your own in their place.
+    come from another GPU (see `constants`). efficiency: constants of your own in their place. Where
+    the GPU's bandwidth was measured, all of it is reached.
 
     bytes_per_value: 2 for fp16 and bf16, as in the papers.
 
@@ -124,6 +125,8 @@ class CostModel:
         self.efficiency, self.guess = efficiency, ""
         if efficiency is None:
             self.efficiency, self.guess = constants(gpu.name, software)
+            if gpu.measured:
+                self.efficiency = replace(self.efficiency, memory=1.0)
         self.bytes_per_value = bytes_per_value
         self.tp, self.link = tp, link
         try:

@@ -16,6 +16,9 @@ from functools import partial
 
 from attention import PLAIN
 from batch import Request
+from beam.executor import know_beams
+from beam.outputs import BeamSearchOutput, beam_requests, output_of
+from beam.request import BeamSearchParams
 from configs import UserError
 from executor import ModelExecutor
 from fast.backends import BACKENDS, check_backend, choose_backend, fastest, speed_up
@@ -32,10 +35,12 @@ from scheduler import Scheduler, make_scheduler
 from simulate import check_requests, simulate
 from timeline import Trace
 
-__all__ = ["LLM", "RequestOutput", "SamplingParams", "StreamedToken", "simulate"]
+__all__ = [
+    "LLM", "BeamSearchParams", "RequestOutput", "SamplingParams", "StreamedToken", "simulate",
+]  # fmt: skip
 
 Prompts = str | Sequence  # one, or many: strings or lists of token ids
-Params = SamplingParams | Sequence[SamplingParams] | None  # for all, or one for each
+Params = SamplingParams | BeamSearchParams | Sequence | None  # for all, or one for each
 Times = Sequence[float] | None  # s, one for each
 
 
@@ -202,6 +207,21 @@ class LLM:
             yield from fresh()
         yield from fresh()  # what came while another call drove the loop
 
+    def beam_search(
+        self, prompts: Prompts, params: Params = None, cache: str = "segment"
+    ) -> list[BeamSearchOutput]:
+        """The best sequences of each prompt, by beam search (beam/). Beams cannot be streamed.
+
+        A search takes one slot, and `beam_width` rows of the token budget. cache: "segment" keeps a
+        prompt once for all beams; "standard" copies it for each.
+        """
+        requests = self._requests(
+            prompts, params, None, BeamSearchParams, cache=cache, slots=self.cache
+        )
+        for _ in self._run(requests):
+            know_beams(self._loop, self.attention)
+        return [output_of(request, self.trace, self._text) for request in requests]
+
     def resize_cache(self, max_batch_size: int, max_length: int | None = None) -> None:
         """A new cache, for other numbers of requests and tokens. Nothing may be running."""
         self._check_idle("the cache")
@@ -276,10 +296,14 @@ class LLM:
 
     # ---- prompts and text
 
-    def _requests(self, prompts: Prompts, params: Params, times: Times) -> list[Request]:
+    def _requests(
+        self, prompts: Prompts, params: Params, times: Times, kind: type = SamplingParams, **beams
+    ) -> list[Request]:
         """Requests for the prompts, or a UserError before anything runs."""
         own = {"stop_ids": self.stop_ids, "vocab_size": self.config.vocab_size, "seed": self.seed}
-        requests = make_requests(prompts, params, times, encode=self._encode, **own)
+        requests = make_requests(prompts, params, times, encode=self._encode, kind=kind, **own)
+        if beams:
+            requests = beam_requests(requests, params, config=self.config, **beams)
         self._check(requests)
         return requests
 

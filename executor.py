@@ -67,9 +67,13 @@ class ModelExecutor:
         flat = self.flatten(batch)
         timer = OperatorTimer(self.model.device) if self.time_operators else None
         logits = self.forward(flat, timer or untimed)  # (S, vocab)
-        tokens = sample(logits, [request.sampler for request in batch.sampled])
+        tokens = self.choose(batch, logits)
         synchronized_clock(self.model.device)  # kernels may still run where no token was sampled
         return Result(tokens, self.now() - start, timer.seconds if timer else None)
+
+    def choose(self, batch: Batch, logits: Tensor) -> list[int]:
+        """A token for each request of `batch.sampled`. logits (S, vocab)."""
+        return sample(logits, [request.sampler for request in batch.sampled])
 
     def forward(self, flat: FlatBatch, call: Callable) -> Tensor:
         return self.model(flat, self.cache, self.attention, call)
@@ -108,7 +112,7 @@ class ModelExecutor:
             contexts = tuple([place + 1 for place in places])
             spans.append(Span(slice(first, len(tokens)), tuple(own), contexts))
             logit_rows.extend(range(first, len(tokens)))
-        rows = torch.from_numpy(np.array([tokens, slots, positions])).to(
+        rows = torch.from_numpy(np.array([tokens, slots, positions], dtype=int)).to(
             self.model.device
         )  # (3, T)
         logits = torch.from_numpy(np.array(logit_rows, dtype=int)).to(self.model.device)  # (S,)

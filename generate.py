@@ -1,9 +1,11 @@
 """Text in, text out.
 
     python generate.py "The with statement" --policy sarathi --chunk-size 64 --max-tokens 64
+    python generate.py "The with statement" --beams 4 --max-tokens 32
 
-One prompt is streamed; several prompts, or a file with one to a line, make a real batch. A short
-table at the end says what the run did.
+One prompt is streamed; several prompts, or a file with one to a line, make a real batch. With
+--beams, the best sequences of a beam search are printed, with their scores. A short table at the
+end says what the run did.
 """
 
 import argparse
@@ -13,7 +15,7 @@ from tqdm import tqdm
 
 from cli import Parser, run_main
 from configs import MODELS, UserError
-from engine import LLM, SamplingParams
+from engine import LLM, BeamSearchParams, SamplingParams
 from loading.files import FOR_TEXT
 from pictures import perfetto
 from scheduler import POLICIES, make_scheduler
@@ -59,6 +61,17 @@ def parse_args() -> argparse.Namespace:
         default=1.0,
         help="draw from the likeliest tokens that reach p (default: 1)",
     )
+    add(
+        "--beams",
+        type=int,
+        metavar="BW",
+        help="search with BW beams instead of sampling (default: no beam search)",
+    )
+    add(
+        "--length-penalty",
+        type=float,
+        help="of --beams: above 0 it favours long sequences (default: 1)",
+    )
     add("--seed", type=int, default=0, help="of the sampling (default: 0)")
     add("--ignore-eos", action="store_true", help="go on after the end-of-text token")
     add(
@@ -78,6 +91,24 @@ def parse_args() -> argparse.Namespace:
     )
     add("--check", action="store_true", help="look for NaN and infinity in the weights")
     return parser.parse_args()
+
+
+def beam_params(args: argparse.Namespace) -> BeamSearchParams | None:
+    """What --beams asks for. A UserError where it meets an option of sampling."""
+    if args.beams is None:
+        if args.length_penalty is not None:
+            raise UserError("--length-penalty ranks beams: give --beams too")
+        return None
+    for name, usual in (("temperature", 0.0), ("top_k", 0), ("top_p", 1.0)):
+        if getattr(args, name) != usual:
+            flag = f"--{name.replace('_', '-')}"
+            raise UserError(
+                f"{flag} is {getattr(args, name)}; a beam search draws nothing: omit it"
+            )
+    return BeamSearchParams(
+        args.beams, args.max_tokens, ignore_eos=args.ignore_eos,
+        length_penalty=1.0 if args.length_penalty is None else args.length_penalty,
+    )  # fmt: skip
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:
@@ -113,6 +144,14 @@ def run_batch(llm: LLM, prompts: list[str], params: SamplingParams) -> None:
                 bar.update()
     for index, (prompt, text) in enumerate(zip(prompts, pieces, strict=True)):
         print(f"--- {index + 1} of {len(prompts)}\n{prompt}{text}\n")
+
+
+def search_beams(llm: LLM, prompts: list[str], params: BeamSearchParams) -> None:
+    for prompt, output in zip(prompts, llm.beam_search(prompts, params), strict=True):
+        for rank, sequence in enumerate(output.sequences, 1):
+            ended = "ended" if sequence.finish_reason == "stop" else "cut at max_tokens"
+            print(f"--- {rank} of {len(output.sequences)}, score {sequence.score:.3f}, {ended}")
+            print(f"{prompt}{sequence.text}\n")
 
 
 def table(llm: LLM, trace: Trace) -> str:
@@ -153,6 +192,7 @@ def main() -> None:
     params = SamplingParams(
         args.max_tokens, args.temperature, args.top_k, args.top_p, ignore_eos=args.ignore_eos
     )
+    beams = beam_params(args)
     llm = LLM(
         args.model,
         policy=args.policy,
@@ -167,7 +207,9 @@ def main() -> None:
         check_weights=args.check,
         cuda_graphs=args.cuda_graphs,
     )
-    if len(prompts) == 1:
+    if beams:
+        search_beams(llm, prompts, beams)
+    elif len(prompts) == 1:
         stream_one(llm, prompts[0], params)
     else:
         run_batch(llm, prompts, params)

@@ -16,6 +16,7 @@ class GPU:
     peak: float  # dense fp16/bf16 tensor FLOP/s (no sparsity)
     bandwidth: float  # bytes/s
     source: str = ""
+    measured: bool = False  # the bandwidth was measured, and is no data sheet's: all is reached
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,11 @@ def by_name(entries: Iterable) -> dict:
 
 
 A6000 = "NVIDIA RTX A6000 data sheet: 309.7 TFLOPS with sparsity, half of it dense"
+MAX_1550 = (
+    "Half of an Intel Data Center GPU Max 1550: 64 of 128 Xe cores, half of the 839 fp16 TFLOPS"
+    " that Intel states (Hot Chips 34). Bandwidth: segment KV, Sec 4, 'effective, about 1000 GB/s';"
+    " Argonne measured 1 TB/s (triad). The data sheet has 1638"
+)
 GPUS: dict[str, GPU] = by_name(
     [
         GPU("a6000", 48e9, 154.8e12, 768e9, A6000),
@@ -86,6 +92,7 @@ GPUS: dict[str, GPU] = by_name(
         GPU("a100-80gb-pcie", 80e9, 312e12, 1935e9, "NVIDIA A100 80GB PCIe data sheet"),
         GPU("h100", 80e9, 989.4e12, 3350e9, "NVIDIA H100 SXM data sheet"),
         GPU("h200", 141e9, 989.4e12, 4800e9, "NVIDIA H200 SXM data sheet"),
+        GPU("max-1550-tile", 64e9, 419.5e12, 1000e9, MAX_1550, measured=True),
     ]
 )
 
@@ -94,6 +101,10 @@ GPUS: dict[str, GPU] = by_name(
 PCIE4 = Link("pcie4", 32e9, 15e-6, source="PCIe 4.0 x16: 64 GB/s both ways")
 ETHERNET = Link("ethernet-100g", 12.5e9, 36e-6, "100 Gb/s each way; latency: 8.4 + 2 x 14 us")
 PEAK = "TD-Pipe Sec 4.1: measured peak of an all-reduce over PCIe switches, as bus bandwidth"
+AURORA = "Argonne's node performance overview of Aurora, measured with MPI, one way"
+XE_TILES = Link("xe-tiles", 196e9, 15e-6, f"{AURORA}: two tiles of a card", measured=True)
+# Each of a card's two tiles has links of its own. The latencies of both are a guess: PCIe's.
+XE_CARDS = Link("xe-cards", 2 * 15e9, 15e-6, f"{AURORA}: 15 GB/s for a tile", measured=True)
 PAIRS = "Sarathi-Serve's nodes: pairs of A100s over NVLink, so that a ring of four crosses PCIe"
 LINKS: dict[str, Link | Nodes] = by_name(
     [
@@ -107,5 +118,7 @@ LINKS: dict[str, Link | Nodes] = by_name(
         Link("pcie-l20-node", 14.65e9, 15e-6, PEAK, measured=True),
         Link("pcie-a100-node", 14.82e9, 15e-6, PEAK, measured=True),
         Nodes("2x4-a100-ethernet", PCIE4, ETHERNET, 4, PAIRS),
+        XE_TILES,
+        Nodes("max-1550-cards", XE_TILES, XE_CARDS, 2, "cards of two tiles, joined by Xe Link"),
     ]
 )

@@ -57,6 +57,22 @@ ROWS: list[dict] = [
         source="falcon-180B, Hugging Face config; positions: 16384 as for llama2-70b, not its 2048",
     ),
     row(
+        name="gptj-6b", n_layer=32, n_head=32, hidden=4096, intermediate=16384,
+        vocab_size=50400, max_length=2048, flavour="gpt2", parallel=True,
+        source="segment KV, Table 1; the rest: GPT-J-6B, Hugging Face config. That one has 28"
+        " layers and 16 heads of 256: an eighth less in the cache",
+    ),
+    row(
+        name="opt-30b", n_layer=48, n_head=56, hidden=7168, intermediate=28672,
+        vocab_size=50272, max_length=2048, flavour="gpt2", tied=True,
+        source="OPT-30B, Hugging Face config (its activation is a ReLU: priced alike)",
+    ),
+    row(
+        name="bloom-176b", n_layer=70, n_head=112, hidden=14336, intermediate=57344,
+        vocab_size=250880, max_length=2048, flavour="gpt2", tied=True,
+        source="BLOOM, Hugging Face config (its positions are ALiBi's: no table, 0.02 % less)",
+    ),
+    row(
         name="gpt2", n_layer=12, n_head=12, hidden=768, intermediate=3072,
         vocab_size=50257, max_length=1024, flavour="gpt2", tied=True,
         source="GPT-2 small, Hugging Face config",

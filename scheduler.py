@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from batch import Batch, Chunk, Request
+from batch import Batch, Chunk, Request, rows_of
 from configs import UserError, check_whole, lookup
 
 __all__ = ["POLICIES", "Batch", "Chunk", "Memory", "Request", "Scheduler", "make_scheduler"]
@@ -116,10 +116,11 @@ class Scheduler:
         """Whether a request waits, a slot is free, and its prefill fits the cache."""
         if not self.waiting or len(self.running) >= self.max_batch_size:
             return False
-        if not self.memory.taken:
+        if not self.memory.taken or self.memory.capacity is None:
             return True  # alone, every request fits
-        next_tokens = len(self.running) + 1  # one each, or the newcomer is preempted at once
-        return self.memory.holds(self.waiting[0].prefill_length + next_tokens)
+        newcomer = self.waiting[0]  # needs room for all next tokens, or is preempted at once
+        next_tokens = next_tokens_of(self.running) + newcomer.next_tokens
+        return self.memory.holds(newcomer.prefill_length + next_tokens)
 
     def admit(self) -> Request | None:
         """Let the oldest waiting request run, if it can be admitted."""
@@ -138,7 +139,7 @@ class Scheduler:
         """
         decodes = [r for r in self.running if r.prefilled >= r.prefill_length]  # hot: no property
         if self.memory.capacity is not None:
-            while decodes and not self.memory.holds(len(decodes)):
+            while decodes and not self.memory.holds(next_tokens_of(decodes)):
                 newest = self.preempt()
                 decodes = [request for request in decodes if request is not newest]
         return decodes
@@ -178,8 +179,7 @@ class Scheduler:
         if request.prefilled:  # else it has no slot yet, and loses nothing
             request.preemptions += 1
             self._preempted.append(request)
-        request.prefilled = request.context = request.chunks_run = 0
-        request.prefill_length = len(request.prompt) + len(request.output)
+        request.restart()
         self.waiting.appendleft(request)
         return request
 
@@ -201,8 +201,9 @@ class Scheduler:
             request.prefilled = request.context = chunk.start + chunk.length
             request.chunks_run += 1
         for request in batch.decodes:
-            request.context += 1
-        memory.taken += len(batch.decodes)
+            grown = request.next_tokens
+            request.context += grown
+            memory.taken += grown
         for request, token in zip(sampled, tokens, strict=True):
             output = request.output
             output.append(token)
@@ -225,6 +226,11 @@ class Scheduler:
 def held(request: Request) -> int:
     """Tokens of the cache that a running request has taken."""
     return request.prefill_length if request.in_prefill else request.context
+
+
+def next_tokens_of(requests: Sequence[Request]) -> int:
+    """Tokens of the cache that the next decode of each takes."""
+    return sum([request.next_tokens for request in requests])
 
 
 def whole_prefill(request: Request) -> Chunk:
@@ -285,11 +291,11 @@ class IterationLevel(Scheduler):
 
     def schedule(self, now: float) -> Batch | None:
         decodes = self.decodes()
-        chunks = self.prefills(len(decodes))
+        chunks = self.prefills(rows_of(decodes))
         return Batch(chunks, decodes) if chunks or decodes else None
 
-    def prefills(self, num_decodes: int) -> list[Chunk]:
-        """The chunks of the next batch, which also runs `num_decodes` decodes."""
+    def prefills(self, decode_rows: int) -> list[Chunk]:
+        """The chunks of the next batch, whose decodes take `decode_rows` of its rows."""
         raise NotImplementedError
 
 
@@ -303,7 +309,7 @@ class Orca(IterationLevel):
 
     name = "orca"
 
-    def prefills(self, num_decodes: int) -> list[Chunk]:
+    def prefills(self, decode_rows: int) -> list[Chunk]:
         return self.admit_all()
 
 
@@ -318,8 +324,8 @@ class Sarathi(IterationLevel):
 
     name = "sarathi"
 
-    def prefills(self, num_decodes: int) -> list[Chunk]:
-        room = self.chunk_size - num_decodes
+    def prefills(self, decode_rows: int) -> list[Chunk]:
+        room = self.chunk_size - decode_rows
         if room < 1:
             return []
         started = self.started()
@@ -336,8 +342,8 @@ class SarathiServe(IterationLevel):
 
     name = "sarathi_serve"
 
-    def prefills(self, num_decodes: int) -> list[Chunk]:
-        chunks, room = [], self.chunk_size - num_decodes
+    def prefills(self, decode_rows: int) -> list[Chunk]:
+        chunks, room = [], self.chunk_size - decode_rows
         if room < 1:
             return []
         for request in self.started_then_new():
@@ -406,8 +412,8 @@ class HybridOnly(IterationLevel):
 
     name = "hybrid_only"
 
-    def prefills(self, num_decodes: int) -> list[Chunk]:
-        return self.admit_all(self.chunk_size - num_decodes)
+    def prefills(self, decode_rows: int) -> list[Chunk]:
+        return self.admit_all(self.chunk_size - decode_rows)
 
 
 POLICIES: dict[str, type[Scheduler]] = {
@@ -475,8 +481,8 @@ def check_batch(scheduler: Scheduler, batch: Batch) -> None:
                 f" {request.prefill_length} tokens"
             )
     memory = scheduler.memory
-    if memory.capacity is not None and not memory.holds(len(decodes)):
-        need = memory.taken + memory.flying + len(decodes)
+    if memory.capacity is not None and not memory.holds(next_tokens_of(decodes)):
+        need = memory.taken + memory.flying + next_tokens_of(decodes)
         raise broken(
             f"the cache overflows: {need} tokens, and it holds {memory.capacity}; `decodes`"
             " preempts until they fit"

@@ -74,6 +74,7 @@ def simulate(
     """
     cost_model = make_cost_model(model, gpu, tp, link, software)
     requests = list(requests)
+    refuse_beams(requests, "price it with beam.cost.simulate_beams")
     check_requests(requests, cost_model.model.max_length, model)
     scheduler = make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)
     return run_all(Loop(scheduler, CostExecutor(cost_model)), requests)
@@ -86,6 +87,13 @@ def run_all(loop: Loop, requests: Iterable[Request]) -> Trace:
     return loop.run()
 
 
+def refuse_beams(requests: Iterable[Request], instead: str) -> None:
+    """A UserError if one is a beam search. instead: what to do with it."""
+    for request in requests:
+        if request.rows > 1:
+            raise UserError(f"request {request.request_id} is a beam search: {instead}")
+
+
 def check_requests(
     requests: Sequence[Request], most: int, whose: str, what: str = "request"
 ) -> None:
@@ -96,7 +104,7 @@ def check_requests(
     ids: set[int] = set()
     for request in requests:
         name = f"{what} {request.request_id}"
-        if request.most_cached > most:
+        if request.most_in_slot > most:
             raise UserError(
                 f"{name}: {len(request.prompt)} prompt tokens + max_tokens {request.max_tokens} - 1"
                 f" exceed the {most} tokens that {whose} allows"

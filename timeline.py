@@ -137,7 +137,9 @@ class Trace:
     def preempt(self, request: Request, moment: float) -> None:
         """A request has lost its place in the cache."""
         self.preempted.append((request.request_id, moment))
-        self.lives[request.request_id].preemptions = request.preemptions
+        life = self.lives[request.request_id]
+        life.preemptions = request.preemptions
+        del life.tokens[len(request.output) :]  # a beam search begins anew, without its tokens
 
     @property
     def first_token(self) -> dict[int, float]:

@@ -192,9 +192,11 @@ def choose_chunk_size(llm: LLM, work: Work) -> int:
 
 
 class Peer:
-    """Another engine in a process of its own, loaded once. See bench_peers.py."""
+    """Another engine in a process of its own, loaded once. See bench_peers.py, beam_peers.py."""
 
-    def __init__(self, name: str, python: str, directory: str, dtype: str):
+    def __init__(
+        self, name: str, python: str, directory: str, dtype: str, script: str = "bench_peers.py"
+    ):
         self.name = name
         environment = dict(os.environ)
         if name == "vllm":
@@ -208,8 +210,8 @@ class Peer:
             openmp = Path(python).parent.parent / "lib" / "libiomp5.so"
             environment |= {"LD_PRELOAD": str(openmp)} if openmp.exists() else {}
         # -P: of this folder's files, a peer must not import one that is named like a package
-        script = str(Path(__file__).with_name("bench_peers.py"))
-        command = [python, "-P", script, name, directory, dtype]
+        path = str(Path(__file__).with_name(script))
+        command = [python, "-P", path, name, directory, dtype]
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as the peer runs)
         try:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log}
@@ -219,10 +221,13 @@ class Peer:
         self.version = self._answer()["version"]
 
     def __call__(self, work: Work) -> tuple[float, list[list[int]]]:
-        self.process.stdin.write(json.dumps(work) + "\n")
-        self.process.stdin.flush()
-        answer = self._answer()
+        answer = self.ask(work)
         return answer["seconds"], answer["tokens"]
+
+    def ask(self, question: object) -> dict:
+        self.process.stdin.write(json.dumps(question) + "\n")
+        self.process.stdin.flush()
+        return self._answer()
 
     def _answer(self) -> dict:
         line = self.process.stdout.readline()

@@ -4,6 +4,7 @@
 //   decode   one row of a request: bound by memory. K and V are read once, in place, as fast as memory gives them. Cores share out the key
 //            heads of all requests: a lone request with a single one leaves the others idle.
 //   chunk    many rows of one request: bound by arithmetic. Scores never leave a core's own cache (online softmax, as in FlashAttention).
+//   beams    one row for each beam of a search: a decode whose rows share the keys of their prompt. These are read once for all of them.
 //
 // Then the small operators: normalize, rotate, gate. Each reads its rows once and writes them once.
 //
@@ -302,6 +303,192 @@ void attend(const T* q, const T* k, const T* v, T* keys, T* values, T* y, const 
     }
 }
 
+constexpr int AHEAD = 16;  // keys: memory is asked for them so long before they are needed
+
+// The rows of one search that share a key head, all in floats. Channels stand in the order in which `split` takes words apart.
+struct Rows {
+    float *q, *y;         // (rows, head_dim): q scaled, y not yet divided by the total
+    float *most, *total;  // (rows,): the greatest score so far, and the sum of all weights
+};
+
+// The floats of words: one vector of them, or for bfloat16 the even channels and the odd ones.
+template <class T> inline void split(bits words, vec* parts);
+template <> inline void split<float>(bits words, vec* parts) { parts[0] = (vec)words; }
+template <> inline void split<bf16>(bits words, vec* parts) {
+    parts[0] = (vec)(words << 16);
+    parts[1] = (vec)(words & 0xffff0000u);
+}
+
+// The products of ROWS rows and COUNT keys, their lanes not yet added: those of row r stand from `products + r * ACROSS` on.
+template <class T, int ROWS, int COUNT, int ACROSS>
+inline void multiply(const float* const* q, const T* const* key, int head_dim, vec* products) {
+    constexpr int P = PER<T>;
+    vec sums[ROWS][COUNT] = {};
+    for (int c = 0; c < head_dim; c += P * LANES)
+        for (int j = 0; j < COUNT; j++) {
+            vec parts[P];
+            split<T>(load<bits>(key[j] + c), parts);
+            for (int p = 0; p < P; p++)
+                for (int r = 0; r < ROWS; r++) sums[r][j] += parts[p] * load<vec>(q[r] + c + p * LANES);
+        }
+    for (int r = 0; r < ROWS; r++)
+        for (int j = 0; j < COUNT; j++) products[r * ACROSS + j] = sums[r][j];
+}
+
+// y = y shrink + weights values, for ROWS rows and VECTORS * LANES channels. The weights of ACROSS keys are side by side for each row.
+template <class T, int ROWS, int VECTORS, int ACROSS>
+inline void weigh(float* const* y, const float* shrink, const float* weights, const T* const* value, int count, int channel) {
+    vec sums[ROWS][VECTORS];
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS; v++) sums[r][v] = load<vec>(y[r] + channel + v * LANES) * shrink[r];
+    for (int j = 0; j < count; j++) {
+        const float* weight = weights + j / ACROSS * LANES + j % ACROSS;
+        vec parts[VECTORS];
+        for (int v = 0; v < VECTORS; v += PER<T>) split<T>(load<bits>(value[j] + channel + v * LANES), parts + v);
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < VECTORS; v++) sums[r][v] += parts[v] * weight[r * ACROSS];
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS; v++) store(y[r] + channel + v * LANES, sums[r][v]);
+}
+
+// ROWS rows from `first` on take in `count` keys and their values, at most KEYS (online softmax, as in `chunk`). A vector of scores holds
+// those of ACROSS keys for each row. Where `rows` is less than ROWS, the last row stands in for those that lack. Behind `count`
+// stand AHEAD pointers to what comes next. `fetch` asks memory for it: while it is on its way, a core computes.
+template <class T, int ROWS>
+void absorb(const Rows& all, int64_t first, int rows, const T* const* key, const T* const* value, int count, int head_dim, bool fetch) {
+    constexpr int ACROSS = LANES / ROWS;
+    constexpr int AT_ONCE = WIDE > 1 ? ROWS : 1, BESIDE = WIDE > 1 ? ACROSS : TILE;  // what the registers of a CPU can sum up
+    const float* q[ROWS];
+    float *y[ROWS], most[ROWS], shrink[ROWS], spread[LANES];
+    int64_t own[ROWS];
+    for (int r = 0; r < ROWS; r++) {
+        own[r] = first + std::min(r, rows - 1);
+        q[r] = all.q + own[r] * head_dim, y[r] = all.y + own[r] * head_dim;
+    }
+    vec scores[KEYS / ACROSS], greatest = vec{} - INFINITE, sums{};
+    for (int j = 0; j < count; j += ACROSS) {
+        if (fetch)
+            for (int t = j + AHEAD; t < j + AHEAD + ACROSS; t++)
+                for (int c = 0; c < head_dim; c += PER<T> * LANES) __builtin_prefetch(key[t] + c), __builtin_prefetch(value[t] + c);
+        vec products[LANES];
+        for (int r = 0; r < ROWS; r += AT_ONCE)
+            for (int t = 0; t < ACROSS; t += BESIDE)
+                multiply<T, AT_ONCE, BESIDE, ACROSS>(q + r, key + j + t, head_dim, products + r * ACROSS + t);
+        const vec score = add_lanes<LANES>(products);
+        scores[j / ACROSS] = ORDER % ACROSS < count - j ? score : vec{} - INFINITE;
+        greatest = maximum(greatest, scores[j / ACROSS]);
+    }
+    for (int r = 0; r < ROWS; r++) {
+        const float* lane = (const float*)&greatest + r * ACROSS;
+        most[r] = std::max(all.most[own[r]], *std::max_element(lane, lane + ACROSS));
+        std::fill_n(spread + r * ACROSS, ACROSS, most[r]);
+    }
+    for (int j = 0; j < count; j += ACROSS) sums += scores[j / ACROSS] = power_of_two(scores[j / ACROSS] - load<vec>(spread));
+    for (int r = 0; r < ROWS; r++) spread[r] = all.most[own[r]] - most[r];
+    const vec shrunk = power_of_two(load<vec>(spread));
+    for (int r = 0; r < ROWS; r++) {
+        const float* lane = (const float*)&sums + r * ACROSS;
+        shrink[r] = shrunk[r];
+        spread[r] = std::accumulate(lane, lane + ACROSS, all.total[own[r]] * shrink[r]);
+    }
+    for (int r = 0; r < ROWS; r++) all.most[own[r]] = most[r], all.total[own[r]] = spread[r];
+
+    const float* weights = (const float*)scores;
+    for (int r = 0; r < rows; r += AT_ONCE) {
+        int c = 0;
+        for (; c + TILE * LANES <= head_dim; c += TILE * LANES)
+            weigh<T, AT_ONCE, TILE, ACROSS>(y + r, shrink + r, weights + r * ACROSS, value, count, c);
+        if (c < head_dim) weigh<T, AT_ONCE, 2, ACROSS>(y + r, shrink + r, weights + r * ACROSS, value, count, c);
+    }
+}
+
+// One search: its new rows in the batch, its prompt in a slot of the cache, its response in segments (N_step, beams, n_kv_head, head_dim)
+// for each layer, and the table (beams, N_step): beam b reads the key of step t from place table[b][t].
+struct Search {
+    int64_t row, beams, slot, prompt, steps;  // steps of the response, the new one included
+    int64_t layer, table_row;                 // values from one layer to the next, and from one row of the table
+    void *keys, *values;
+    const int64_t* table;
+};
+
+struct BeamSizes : Sizes {  // n searches
+    int64_t kv_token;       // of the prompts, as kv_head and kv_slot
+    int64_t layer;
+};
+
+// Attention of all searches in one layer. q, y (T, n_head, head_dim), k, v (T, n_kv_head, head_dim); first k and v go into their places in
+// the segments. A task is a key head of a search, and nobody else reads what it writes. Cores share out tasks, whole ones: a lone search with
+// fewer key heads than there are cores leaves the others idle. To cut its prompt in parts, and to add these up, is what would help it.
+template <class T>
+void attend_beams(const T* q, const T* k, const T* v, const T* keys, const T* values, T* y, const Search* searches, const BeamSizes& s) {
+    constexpr int P = PER<T>;
+    const int64_t groups = s.n_head / s.n_kv_head, d = s.head_dim;
+    const float scale = 1.44269504f / __builtin_sqrtf(d);
+    int64_t most = 0;
+    for (int64_t i = 0; i < s.n; i++) most = std::max(most, searches[i].beams * groups);
+
+#pragma omp parallel
+    {
+        std::vector<vec> room(most * (2 * d / LANES) + most * 2 / LANES + 1);  // vectors, for they lie where loads are fast
+        float* const start = (float*)room.data();
+        const Rows all{start, start + most * d, start + 2 * most * d, start + 2 * most * d + most};
+#pragma omp for schedule(dynamic)
+        for (int64_t task = 0; task < s.n * s.n_kv_head; task++) {
+            const Search& search = searches[task / s.n_kv_head];
+            const int64_t head = task % s.n_kv_head, rows = search.beams * groups, token = s.n_kv_head * d;
+            T* const own_keys = (T*)search.keys + s.layer * search.layer + head * d;  // step t of place b: t * beams + b tokens on
+            T* const own_values = (T*)search.values + s.layer * search.layer + head * d;
+            for (int64_t b = 0; b < search.beams; b++) {
+                const int64_t from = (search.row + b) * s.stride + head * d, to = ((search.steps - 1) * search.beams + b) * token;
+                std::memcpy(own_keys + to, k + from, d * sizeof(T));
+                std::memcpy(own_values + to, v + from, d * sizeof(T));
+            }
+            for (int64_t i = 0; i < rows; i++) {
+                const T* from = q + (search.row + i / groups) * s.stride + (head * groups + i % groups) * d;
+                for (int64_t c = 0; c < d; c += P * LANES) {
+                    vec parts[P];
+                    split<T>(load<bits>(from + c), parts);
+                    for (int p = 0; p < P; p++) store(all.q + i * d + c + p * LANES, parts[p] * scale);
+                }
+            }
+            std::fill_n(all.y, rows * d, 0.0f);
+            std::fill_n(all.most, rows, -INFINITE);
+            std::fill_n(all.total, rows, 0.0f);
+
+            // `rows` rows from `first` on take in the keys and values of tokens 0 .. end - 1, which `place` finds.
+            const auto absorb_all = [&](int64_t first, int64_t rows, int64_t end, const T* keys, const T* values, auto place) {
+                const T *key[KEYS + AHEAD], *value[KEYS + AHEAD];
+                for (int64_t block = 0; block < end; block += KEYS) {
+                    for (int j = 0; j < KEYS + AHEAD; j++) {
+                        const int64_t at = place(std::min(block + j, end - 1));
+                        key[j] = keys + at, value[j] = values + at;
+                    }
+                    const int count = std::min<int64_t>(KEYS, end - block);
+                    for (int64_t i = 0; i < rows; i += TILE) {
+                        const int left = std::min<int64_t>(TILE, rows - i);
+                        auto run = left > 2 ? absorb<T, TILE> : left == 2 ? absorb<T, 2> : absorb<T, 1>;
+                        run(all, first + i, left, key, value, count, d, i == 0);
+                    }
+                }
+            };
+            const int64_t at = head * s.kv_head + search.slot * s.kv_slot;
+            absorb_all(0, rows, search.prompt, keys + at, values + at, [&](int64_t t) { return t * s.kv_token; });
+            for (int64_t b = 0; b < search.beams; b++) {  // the response: each beam has its own way through the table
+                const int64_t* table = search.table + b * search.table_row;
+                absorb_all(b * groups, groups, search.steps, own_keys, own_values,
+                           [&](int64_t t) { return (t * search.beams + table[t]) * token; });
+            }
+            for (int64_t i = 0; i < rows; i++) {
+                T* out = y + ((search.row + i / groups) * s.n_head + head * groups + i % groups) * d;
+                const float *from = all.y + i * d, total = all.total[i];
+                for (int64_t c = 0; c < d; c += P * LANES)
+                    store(out + c, words_of<T>(load<vec>(from + c) / total, load<vec>(from + c + (P - 1) * LANES) / total));
+            }
+        }
+    }
+}
+
 constexpr int64_t SMALL = 1 << 14;  // values: for fewer, waking the other threads takes longer than the work
 
 // RMSNorm: y = x / rms(x) * weight. x, y (rows, size); weight (size,).
@@ -355,6 +542,10 @@ void gate(const T* x, T* y, int64_t rows, int64_t size) {
     extern "C" void attend_##NAME(const T* q, const T* k, const T* v, T* keys, T* values, T* y, const Request* requests,          \
                                   const Sizes* sizes) {                                                                            \
         attend(q, k, v, keys, values, y, requests, *sizes);                                                                        \
+    }                                                                                                                              \
+    extern "C" void attend_beams_##NAME(const T* q, const T* k, const T* v, const T* keys, const T* values, T* y,                 \
+                                        const Search* searches, const BeamSizes* sizes) {                                          \
+        attend_beams(q, k, v, keys, values, y, searches, *sizes);                                                                  \
     }                                                                                                                              \
     extern "C" void normalize_##NAME(const T* x, const T* weight, T* y, int64_t rows, int64_t size, float epsilon) {               \
         normalize(x, weight, y, rows, size, epsilon);                                                                              \

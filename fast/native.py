@@ -39,6 +39,7 @@ FLAGS = ["-std=c++17", "-O3", "-march=native", "-mtune=generic", "-fopenmp", "-s
 POINTER, INTEGER = ctypes.c_void_p, ctypes.c_int64
 ARGUMENTS = {
     "attend": [POINTER] * 8,
+    "attend_beams": [POINTER] * 8,
     "normalize": [POINTER] * 3 + [INTEGER] * 2 + [ctypes.c_float],
     "rotate": [POINTER] * 3 + [INTEGER] * 4,
     "gate": [POINTER] * 2 + [INTEGER] * 2,

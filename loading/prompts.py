@@ -17,21 +17,26 @@ def make_requests(
     vocab_size: int,
     stop_ids: frozenset[int],
     seed: int,
+    kind: type = SamplingParams,
 ) -> list[Request]:
     """A request for each prompt, numbered from 0.
 
     encode(index, text) -> token ids. stop_ids: of the model; a prompt's own are added. seed: of the
-    engine; a prompt without one of its own takes it plus its number.
+    engine; a prompt without one of its own takes it plus its number. kind: of parameters that the
+    caller takes (it samples, or searches beams).
     """
     if not isinstance(prompts, Sequence):
         raise UserError(f"prompts is {prompts!r}; give a text, token ids, or a list of such")
     if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
         prompts = [prompts]
-    if params is None or isinstance(params, SamplingParams):
-        params = [params or SamplingParams()] * len(prompts)
+    if params is None or isinstance(params, kind):
+        params = [params or kind()] * len(prompts)
     for param in params if isinstance(params, Sequence) else [params]:
-        if not isinstance(param, SamplingParams):
-            raise UserError(f"sampling_params has {param!r}; give SamplingParams")
+        if not isinstance(param, kind):
+            raise UserError(
+                f"the parameters hold {param!r}; this call takes {kind.__name__} (beams are neither"
+                " sampled nor streamed: beam_search takes BeamSearchParams)"
+            )
     try:
         moments = [0.0] * len(prompts) if arrival_times is None else map(float, arrival_times)
         arrivals = list(moments)
@@ -59,7 +64,7 @@ def make_requests(
             )
         ends = frozenset() if param.ignore_eos else stop_ids
         sampler = None
-        if param.temperature > 0:
+        if param.temperature > 0:  # not in a beam search
             sampler = Sampler(param, seed + index if param.seed is None else param.seed)
         ends, arrival = ends.union(param.stop_ids), arrivals[index]
         requests.append(Request(index, ids, param.max_tokens, ends, arrival, sampler=sampler))

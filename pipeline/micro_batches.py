@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from batch import Batch, Request
 from configs import UserError
 from scheduler import NOTHING_SCHEDULED, Memory, Scheduler, check_batch
+from simulate import refuse_beams
 
 DEALS = ("queue", "turns")
 MEMORIES = ("split", "pool")
@@ -81,6 +82,7 @@ class MicroBatches:
 
     def add(self, request: Request) -> None:
         """Let a request arrive at `request.arrival`. A UserError if it can never run."""
+        refuse_beams([request], "the stages of a pipeline run none; LLM.beam_search does")
         self.schedulers[0].check(request)
         insort(self.arriving, request, key=lambda request: request.arrival)
 

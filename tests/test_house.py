@@ -30,6 +30,7 @@ ORDER = [
     ["executor", "simulate"],
     ["loading"],
     ["fast"],
+    ["beam"],  # `LLM.beam_search` needs it; the loop and the policies do not
     ["engine"],
     ["pipeline"],
     ["pictures", "serving"],  # pictures draw pipelines, too
@@ -45,13 +46,14 @@ BY_THEMSELVES = ("notebooks", "tests")
 BEFORE_ALL = "fast.first"
 
 # Scripts that measure, and nothing else. All others of experiments/ predict.
-MEASURE = ("bench", "bench_peers", "busy", "calibrate", "kernels")
+MEASURE = ("beam_peers", "bench", "bench_beams", "bench_peers", "busy", "calibrate", "kernels")
 SCRIPTS = sorted(path.stem for path in (ROOT / "experiments").glob("*.py"))
 
 WITHOUT_TORCH = [
     *(f"import experiments.{name}" for name in SCRIPTS if name not in (*MEASURE, "__init__")),
     "import simulate",
     "import pipeline",
+    "import beam.request",
     "import scheduler, loop, batch, costmodel, timeline, configs",
 ]
 

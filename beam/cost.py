@@ -1,0 +1,228 @@
+"""What a beam search costs on a GPU that you do not have: bytes of cache, and seconds. No torch.
+
+The segment cache reads the prompt's keys and values once for all beams. The standard cache holds
+them for each beam, and also moves its whole content, twice for each decode:
+
+    concatenate     reads all, and writes it with the new token behind
+    index_select    reads all, and writes it in the order of the beams that survive
+
+The paper's baseline is `transformers`: it repeats each prompt before the prefill (`expanded`), so
+that the prefill has BW times the rows, too. Here, both caches prefill a prompt once.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from batch import Batch, Chunk, Request, rows_of
+from beam.request import CACHES, STEP, BeamRequest, cached_tokens
+from configs import GPU, GPUS, LINKS, MODELS, ModelConfig, check_whole, lookup
+from costmodel import CostModel
+from loop import Loop
+from scheduler import make_scheduler
+from simulate import CostExecutor, check_requests, run_all
+from timeline import Trace
+
+
+def cache_token(model: ModelConfig, bytes_per_value: int = 2) -> int:
+    """Formula (1): bytes of K and V of one token. With GQA, H is the number of KV heads."""
+    return model.kv_bytes_per_token(bytes_per_value)
+
+
+def cache_bytes(
+    model: ModelConfig,
+    cache: str,
+    batch_size: int,
+    beam_width: int,
+    prompt: int,
+    response: int,
+    bytes_per_value: int = 2,
+) -> int:
+    """Formulas (2) and (3): bytes that BS searches hold. cache: one of CACHES.
+
+    prompt, response: tokens of each beam. Raises UserError for another cache.
+    """
+    check_cache(cache)
+    tokens = batch_size * cached_tokens(cache, beam_width, prompt, response)
+    return tokens * cache_token(model, bytes_per_value)
+
+
+def check_cache(cache: str) -> None:
+    lookup(dict.fromkeys(CACHES), cache, "cache")
+
+
+def throughput(batch_size: int, response: int, seconds: float) -> float:
+    """Formula (4): output tokens/s. One sequence counts for each prompt, whatever its width."""
+    return batch_size * response / seconds
+
+
+def response_tokens(request: BeamRequest) -> int:
+    """t: response tokens of each beam that the next decode attends to, its own included."""
+    return max(1, len(request.output))
+
+
+def read_tokens(request: BeamRequest) -> int:
+    """Tokens whose K and V the next decode's attention reads from memory."""
+    prompt, steps = len(request.prompt), response_tokens(request)
+    if request.cache == "segment":
+        return prompt + request.beam_width * steps
+    return request.beam_width * (prompt + steps)
+
+
+def moved_tokens(request: BeamRequest) -> dict[str, int]:
+    """Tokens whose K and V are read and written around the next decode, besides attention.
+
+    Each copy counts twice: read and written.
+    """
+    prompt, width = len(request.prompt), request.beam_width
+    before = response_tokens(request) - 1  # steps in the cache
+    if request.cache == "segment":
+        grows = before > 0 and before % STEP == 0
+        return {"grow": 2 * width * before if grows else 0}
+    held = width * (prompt + before)
+    reordered = 2 * held if before and width > 1 else 0  # at first, all beams are one
+    expanded = prompt + held if before == 0 and width > 1 else 0
+    return {"expand": expanded, "index_select": reordered, "concatenate": 2 * held + width}
+
+
+class BeamCostModel(CostModel):
+    """A `CostModel` whose batches may hold the decodes of beam searches.
+
+    expanded: prompts of standard caches are repeated before the prefill, as in `transformers`. A
+    chunk of them costs what the chunks of BW requests do, and is not repeated afterwards.
+    """
+
+    def __init__(
+        self, model: ModelConfig, gpu: GPU, *, expanded: bool = False, **options: object
+    ) -> None:
+        super().__init__(model, gpu, **options)
+        self.expanded = expanded
+
+    def copies(self, chunk: Chunk) -> int:
+        """How many times a chunk's rows run."""
+        request = chunk.request
+        if not self.expanded or not isinstance(request, BeamRequest):
+            return 1
+        return request.beam_width if request.cache == "standard" else 1
+
+    def rows(self, batch: Batch) -> tuple[int, int]:
+        """Rows of the fused linears, and those of them that the head makes logits of."""
+        decodes = rows_of(batch.decodes)
+        chunks = [(chunk, self.copies(chunk)) for chunk in batch.chunks]
+        return (
+            sum([chunk.length * copies for chunk, copies in chunks]) + decodes,
+            sum([copies for chunk, copies in chunks if chunk.is_last]) + decodes,
+        )
+
+    def beam_attention(self, request: BeamRequest) -> float:
+        """Seconds, over all layers, of one decode of a search.
+
+        Its beams share what is read. So FLOPs may take longer than bytes, where many queries meet
+        each key: 2 x BW x (query heads of a KV head) FLOPs a value. The larger of both counts: an
+        ordinary decode costs its bytes alone (`CostModel.attention`), and so does a width of 1.
+        """
+        model, context = self.model, len(request.prompt) + response_tokens(request)
+        channels = model.n_layer * model.n_head * model.head_dim // self.tp
+        flops = 4 * request.beam_width * context * channels
+        compute = flops / (self.gpu.peak * self.efficiency.attention)
+        return max(compute, read_tokens(request) * self.seconds_per_cached_token)
+
+    def attention(self, batch: Batch) -> float:
+        """As `CostModel.attention`, and the decodes of beams."""
+        beams = [request for request in batch.decodes if isinstance(request, BeamRequest)]
+        others = [request for request in batch.decodes if not isinstance(request, BeamRequest)]
+        chunks = [chunk for chunk in batch.chunks for _ in range(self.copies(chunk))]
+        seconds = super().attention(Batch(chunks, others))
+        return seconds + sum([self.beam_attention(request) for request in beams])
+
+    def moves(self, decodes: Sequence[Request]) -> dict[str, float]:
+        """Seconds of all that moves in the caches of beams, by what moves it."""
+        found: dict[str, float] = {}
+        for request in decodes:
+            if not isinstance(request, BeamRequest):
+                continue
+            for name, tokens in moved_tokens(request).items():
+                if name == "expand" and self.expanded:
+                    continue
+                seconds = tokens * self.seconds_per_cached_token
+                found[name] = found.get(name, 0.0) + seconds
+        return found
+
+    def operators(self, batch: Batch) -> dict[str, float]:
+        """As `CostModel.operators`; behind them, what moves in the caches of beams."""
+        tokens, sampled = self.rows(batch)
+        found = super().operators(batch) | self.linears(tokens)
+        found["others"] = self.others(tokens, sampled)
+        if self.tp > 1:
+            found["all_reduce"] = self.all_reduces(tokens)
+        return found | self.moves(batch.decodes)
+
+    def seconds(self, batch: Batch) -> float:
+        """Seconds of the whole iteration: the sum of `operators`, only faster."""
+        key = tokens, sampled = self.rows(batch)
+        if key not in self._without_attention:
+            self._without_attention[key] = (
+                sum(self.linears(tokens).values())
+                + self.others(tokens, sampled)
+                + self.all_reduces(tokens)
+            )
+        moved = sum(self.moves(batch.decodes).values())
+        return self._without_attention[key] + self.attention(batch) + moved
+
+
+def make_beams(
+    cache: str, count: int, beam_width: int, prompt: int, response: int, first_id: int = 0
+) -> list[BeamRequest]:
+    """`count` searches, to be priced: the next decode attends to `response` tokens of each beam.
+
+    response 0: nothing is prefilled yet.
+    """
+    made = []
+    for i in range(first_id, first_id + count):
+        request = BeamRequest(
+            i, range(prompt), max_tokens=response + 2, beam_width=beam_width, cache=cache
+        )
+        if response:
+            request.prefilled = prompt
+            request.context = cached_tokens(cache, beam_width, prompt, response - 1)
+            request.output = [0] * response
+        made.append(request)
+    return made
+
+
+def simulate_beams(
+    requests: Iterable[Request],
+    model: str = "llama2-13b",
+    gpu: str = "max-1550-tile",
+    *,
+    policy: str = "sarathi",
+    chunk_size: int = 256,
+    max_batch_size: int = 18,
+    cache_tokens: int | None = None,
+    tp: int = 1,
+    link: str = "xe-tiles",
+    software: str = "sarathi",
+    expanded: bool = False,
+) -> Trace:
+    """`simulate.simulate` for requests of which some are beam searches.
+
+    A search takes one slot, BW rows of the token budget for each decode, and ends at max_tokens.
+    The trace counts its decodes as one each. Raises UserError as `simulate` does: a beam may be as
+    long as the model allows, whatever the width.
+    """
+    cost_model = BeamCostModel(
+        lookup(MODELS, model, "model"),
+        lookup(GPUS, gpu, "GPU"),
+        tp=tp,
+        link=lookup(LINKS, link, "link"),
+        software=software,
+        expanded=expanded,
+    )
+    requests = list(requests)
+    for request in requests:
+        if isinstance(request, BeamRequest):
+            check_whole(f"request {request.request_id}: beam_width", request.beam_width)
+            check_cache(request.cache)
+    # what one beam needs is what a request without beams does
+    single = [Request(r.request_id, r.prompt, r.max_tokens) for r in requests]
+    check_requests(single, cost_model.model.max_length, model)
+    scheduler = make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)
+    return run_all(Loop(scheduler, CostExecutor(cost_model)), requests)

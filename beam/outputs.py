@@ -1,0 +1,98 @@
+"""From prompts to beam requests, and from searches to what a caller gets."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from batch import Request
+from beam.request import CACHES, ENDED, BeamRequest, BeamSearchParams
+from beam.search import BeamSearch
+from configs import ModelConfig, UserError
+from kvcache import KVCache
+from loading.device import memory_of
+from timeline import Trace
+
+
+@dataclass(frozen=True)
+class BeamSearchSequence:
+    """One sequence that a search has found."""
+
+    token_ids: list[int]  # of the output, an end token included
+    text: str  # "" where the model has no tokenizer
+    cum_logprob: float
+    score: float  # cum_logprob / tokens ** length_penalty
+    finish_reason: str  # "stop" or "length"
+
+
+@dataclass(frozen=True)
+class BeamSearchOutput:
+    """What a search found for one prompt."""
+
+    prompt_token_ids: list[int]
+    sequences: list[BeamSearchSequence]  # the best first
+    latency: float  # s, from the request's arrival to the end of the search
+
+
+def beam_requests(
+    requests: Sequence[Request],
+    params: BeamSearchParams | Sequence[BeamSearchParams] | None,
+    cache: str,
+    config: ModelConfig,
+    slots: KVCache,
+) -> list[BeamRequest]:
+    """A beam search in the place of each request, whose prompt and end tokens it takes over.
+
+    params: one for all, or one for each. slots: where the prompts will lie.
+    Raises UserError for what can never run.
+    """
+    longest = config.window or config.max_length  # positions that the model has
+    if cache not in CACHES:
+        raise UserError(f"cache is {cache!r}; choose from {', '.join(CACHES)}")
+    if not isinstance(params, Sequence):
+        params = [params or BeamSearchParams()] * len(requests)
+    found = []
+    for request, own in zip(requests, params, strict=True):
+        name, prompt = f"prompt {request.request_id}", request.prompt
+        if len(prompt) + own.max_tokens - 1 > longest:
+            raise UserError(
+                f"{name}: {len(prompt)} prompt tokens + max_tokens {own.max_tokens} - 1 exceed"
+                f" the {longest} positions that the model has"
+            )
+        make_search = partial(BeamSearch, own, request.stop_ids, config.vocab_size)
+        make_search()  # complains now, not in the middle of a run
+        found.append(
+            BeamRequest(
+                request.request_id, prompt, own.max_tokens, frozenset((ENDED,)),
+                request.arrival, beam_width=own.beam_width, cache=cache,
+                make_search=make_search,
+            )
+        )  # fmt: skip
+    check_room(found, slots)
+    return found
+
+
+def check_room(requests: Sequence[BeamRequest], slots: KVCache) -> None:
+    """A UserError if the responses of those that run at once exceed the device's memory."""
+    one = slots.bytes // (slots.slots * slots.length)  # bytes of a token
+    grown = sorted((one * (r.most_cached - r.most_in_slot) for r in requests), reverse=True)
+    need, memory = slots.bytes + sum(grown[: slots.slots]), memory_of(slots.k.device)
+    if memory is not None and need > memory:
+        raise UserError(
+            f"{min(len(grown), slots.slots)} searches of {requests[0].beam_width} beams and"
+            f" max_tokens {requests[0].max_tokens} need {need / 1e9:.1f} GB of cache;"
+            f" {slots.k.device} has {memory / 1e9:.1f} GB: choose fewer beams, max_tokens or"
+            " max_batch_size"
+        )
+
+
+def output_of(
+    request: BeamRequest, trace: Trace, text: Callable[[list[int], str], str]
+) -> BeamSearchOutput:
+    """text(token ids, finish reason): the decoded tokens."""
+    sequences, search = [], request.search
+    latency = trace.lives[request.request_id].latency
+    for hypothesis in search.finished[: search.params.n]:
+        tokens, reason = hypothesis.token_ids, "stop" if hypothesis.ended else "length"
+        known = tokens, text(tokens, reason), hypothesis.cum_logprob, hypothesis.score, reason
+        sequences.append(BeamSearchSequence(*known))
+    return BeamSearchOutput(list(request.prompt), sequences, latency)

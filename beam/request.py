@@ -1,0 +1,123 @@
+"""A beam search as a request: what it asks for, and what it takes of the cache. No torch."""
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from batch import Request
+from configs import UserError
+
+STEP = 16  # response tokens by which a segment grows (segment KV, Sec 3.2)
+CACHES = ("segment", "standard")
+ENDED = -1  # the token that the executor returns for a search that is over: no model has it
+
+
+@dataclass(frozen=True)
+class BeamSearchParams:
+    """How to search. The names are vLLM's; scores, penalty and stopping are transformers'.
+
+    beam_width: beams that are kept at each step. max_tokens: output tokens at most. n: how many
+    sequences to return, the best first; None: beam_width. length_penalty: a sequence of n tokens
+    has the score cum_logprob / n ** length_penalty, so that above 0 it favours long ones.
+    early_stopping: True ends the search once beam_width sequences have finished. False ends it when
+    the best beam cannot overtake the worst of them at its present length. "never" looks as far
+    ahead as max_tokens, where length_penalty is above 0. stop_ids: tokens that end a sequence.
+    ignore_eos: go on after the end-of-text token.
+    """
+
+    beam_width: int = 4
+    max_tokens: int = 64
+    n: int | None = None
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    stop_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    stop: None = None
+
+    def __post_init__(self) -> None:
+        def whole(n: object) -> bool:
+            return isinstance(n, int) and not isinstance(n, bool) and n >= 1
+
+        def check(name: str, fine: Callable, allowed: str) -> None:
+            value = getattr(self, name)
+            if not fine(value):
+                raise UserError(f"{name} is {value!r}; it must be {allowed}")
+
+        check("beam_width", whole, "a whole number of at least 1")
+        check("max_tokens", whole, "a whole number of at least 1")
+        most = self.beam_width
+        check("n", lambda n: n is None or (whole(n) and n <= most), f"None, or from 1 to {most}")
+        check("length_penalty", lambda p: is_number(p) and abs(p) <= 10, "a number from -10 to 10")
+        fine = (True, False, "never")
+        check("early_stopping", lambda e: type(e) in (bool, str) and e in fine, f"one of {fine}")
+        tokens = "whole numbers"
+        check("stop_ids", lambda x: isinstance(x, Collection) and all(map(is_id, x)), tokens)
+        check("temperature", lambda t: is_number(t) and t == 0, "0: a beam search draws nothing")
+        check("stop", lambda s: s is None, "None: give stop_ids, for beams end at tokens only")
+
+
+def is_number(x: object) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
+
+
+def is_id(x: object) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool)
+
+
+def cached_tokens(cache: str, beam_width: int, prompt: int, response: int) -> int:
+    """Tokens in the cache of one search: formulas (2) and (3) of segment KV, for BS = 1.
+
+    prompt, response: tokens whose keys and values are there; a prefill alone has response 0.
+    """
+    if response == 0:
+        return prompt
+    if cache == "standard":
+        return beam_width * (prompt + response)
+    return prompt + beam_width * segment_length(response)
+
+
+def segment_length(response: int) -> int:
+    """N_step: the places of a response segment that holds `response` tokens of each beam."""
+    return -(-response // STEP) * STEP
+
+
+@dataclass(eq=False, slots=True)
+class BeamRequest(Request):
+    """A request whose decode runs `beam_width` rows, one for each beam.
+
+    `output` counts its steps: which sequences they yield is known only in the end. If it is
+    preempted, its search begins anew.
+    """
+
+    beam_width: int = 4
+    cache: str = "segment"
+    make_search: Callable[[], object] | None = None  # a BeamSearch, where the model really runs
+    search: object = None  # the one that is on its way
+
+    @property
+    def rows(self) -> int:
+        return self.beam_width
+
+    @property
+    def next_tokens(self) -> int:
+        """The first decode writes response token 1."""
+        after = max(1, len(self.output))
+        held = max(self.context, self.prefill_length)
+        return self.tokens_at(after) - held
+
+    @property
+    def most_cached(self) -> int:
+        return self.tokens_at(self.max_tokens - 1)
+
+    @property
+    def most_in_slot(self) -> int:
+        return len(self.prompt)
+
+    def tokens_at(self, response: int) -> int:
+        return cached_tokens(self.cache, self.beam_width, len(self.prompt), response)
+
+    def restart(self) -> None:
+        self.output.clear()
+        self.search = None
+        Request.restart(self)  # no super(): slots make a second class

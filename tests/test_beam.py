@@ -1,0 +1,405 @@
+"""Beam search in the engine: two caches, growth, the table, memory, cancellation, errors."""
+
+import gc
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from conftest import one_at_a_time, tiny_model
+
+from attention import PLAIN
+from batch import Request
+from beam.executor import BeamExecutor, know_beams
+from beam.memory import SegmentMemory, StandardMemory
+from beam.outputs import beam_requests
+from beam.request import BeamRequest, BeamSearchParams, cached_tokens
+from beam.search import BeamSearch, Candidate
+from configs import UserError
+from engine import LLM, SamplingParams, simulate
+from executor import ModelExecutor
+from kvcache import KVCache
+from loop import Loop
+from model import Transformer
+from pipeline import simulate_pipeline
+from scheduler import POLICIES, make_scheduler
+
+Case = tuple[list[int], BeamSearchParams]
+
+
+def search(model: Transformer, case: Case, number: int, cache: str) -> BeamRequest:
+    prompt, params = case
+    request = Request(number, prompt, params.max_tokens, frozenset(params.stop_ids))
+    slots = KVCache(model.config, 1, 1)
+    return beam_requests([request], params, cache, model.config, slots)[0]
+
+
+def beam_loop(
+    model: Transformer, policy: str, slots: int, chunk_size: int, cache_tokens: int | None = None
+) -> Loop:
+    cache = KVCache(model.config, slots, model.config.max_length, model.dtype)
+    scheduler = make_scheduler(policy, slots, chunk_size, cache_tokens)
+    loop = Loop(scheduler, ModelExecutor(model, cache, PLAIN["math"]))
+    know_beams(loop, "math")
+    return loop
+
+
+def found(request: BeamRequest) -> list[tuple[list[int], float]]:
+    return [(each.token_ids, each.cum_logprob) for each in request.search.finished]
+
+
+def drawn(generator: random.Random, model: Transformer) -> Case:
+    config = model.config
+    prompt = [generator.randrange(config.vocab_size) for _ in range(generator.randint(1, 24))]
+    width = generator.randint(1, 8)
+    params = BeamSearchParams(
+        width,
+        generator.randint(1, 20),
+        length_penalty=generator.choice((0.0, 1.0, -0.5, 2.0)),
+        early_stopping=generator.choice((True, False, "never")),
+        stop_ids=tuple(generator.sample(range(config.vocab_size), generator.choice((0, 2, 6)))),
+    )
+    return prompt, params
+
+
+def same(a: BeamRequest, b: BeamRequest) -> bool:
+    pairs = list(zip(found(a), found(b), strict=True))
+    return all(x[0] == y[0] and x[1] == pytest.approx(y[1], abs=1e-5) for x, y in pairs)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_both_caches_find_the_same_beside_ordinary_requests(policy: str, tiny: Transformer) -> None:
+    """Over all policies and models 1,000 searches with either cache, in random company: a loop
+    runs segment and standard searches and ordinary requests at once, and preempts some.
+    """
+    generator = random.Random(f"{policy} {tiny.config.name}")
+    cases = [drawn(generator, tiny) for _ in range(25)]
+    largest = max(cached_tokens("standard", p.beam_width, 24, 20) for _, p in cases)
+    loop = beam_loop(tiny, policy, 6, generator.randint(4, 40), largest + 40)
+    requests: list[Request] = []
+    for case in cases:
+        for cache in ("segment", "standard"):
+            requests.append(search(tiny, case, len(requests), cache))
+    ordinary = [
+        Request(len(requests) + i, [1 + i] * generator.randint(1, 20), generator.randint(1, 9))
+        for i in range(10)
+    ]
+    mixed = requests + ordinary
+    generator.shuffle(mixed)
+    for request in mixed:
+        loop.add(request)
+    trace = loop.run()
+    for a, b in zip(requests[::2], requests[1::2], strict=True):
+        assert same(a, b)
+    for request in ordinary:
+        assert request.output == one_at_a_time(tiny, list(request.prompt), request.max_tokens)
+    assert loop.scheduler.memory.taken == 0 and loop.executor.memories == {}
+    assert loop.executor.cache.used == [None] * 6
+    assert any(iteration.num_decodes > 1 for iteration in trace.iterations)
+
+
+def test_a_preempted_search_begins_anew_and_finds_the_same(tiny: Transformer) -> None:
+    generator = random.Random(1)
+    cases = [([3 + i] * 9, BeamSearchParams(4, 30)) for i in range(3)]
+    alone = []
+    for case in cases:
+        loop = beam_loop(tiny, "sarathi", 1, 16)
+        alone.append(search(tiny, case, 0, "segment"))
+        loop.add(alone[-1])
+        loop.run()
+    tokens = 2 * cached_tokens("segment", 4, 9, 16) + 20  # two begin; as they grow, one must go
+    loop = beam_loop(tiny, "sarathi_serve", 3, 16, tokens)
+    crowd = [search(tiny, case, number, "segment") for number, case in enumerate(cases)]
+    generator.shuffle(crowd)
+    for request in crowd:
+        loop.add(request)
+    trace = loop.run()
+    assert trace.preempted, "the memory is too large for this test"
+    for request in crowd:
+        assert same(request, alone[request.request_id])
+    for request_id, life in trace.lives.items():
+        assert len(life.tokens) == len(next(r for r in crowd if r.request_id == request_id).output)
+
+
+@pytest.mark.parametrize("cache", ["segment", "standard"])
+def test_the_scheduler_counts_what_the_memory_holds(cache: str) -> None:
+    """At 16, 17, 32 and 33 response tokens, as at all others: in tokens, and in bytes."""
+    model = tiny_model("llama-gqa")
+    request = search(model, ([5] * 7, BeamSearchParams(3, 36)), 0, cache)
+    loop = beam_loop(model, "sarathi", 1, 4)
+    loop.add(request)
+    one = model.config.kv_bytes_per_token(model.dtype.itemsize)
+    lengths = {}
+    while loop.step():
+        if not loop.executor.memories:
+            continue
+        memory = loop.executor.memories[0]
+        held = cached_tokens(cache, 3, 7, memory.steps)
+        if memory.steps:
+            assert request.context == loop.scheduler.memory.taken == held
+            in_slot = 7 if cache == "segment" else 0
+            assert memory.bytes == (held - in_slot) * one
+            lengths[memory.steps] = held
+    assert sorted(lengths) == list(range(1, 35))
+    if cache == "segment":
+        assert [(lengths[t] - 7) // 3 for t in (1, 15, 16, 17, 32, 33)] == [16, 16, 16, 32, 32, 48]
+
+
+# --------------------------------------------------------------------------------------- the table
+
+
+def table_by_hand(reorders: Sequence[list[int]], width: int) -> list[list[int]]:
+    """Which place each beam reads at each step, by carrying every beam's whole history along."""
+    histories = [[beam] for beam in range(width)]  # step 0: each beam wrote its own
+    for parents in reorders:
+        histories = [[*histories[parent], beam] for beam, parent in enumerate(parents)]
+    return histories
+
+
+def test_the_table_follows_the_whole_history_not_the_last_parent() -> None:
+    generator = random.Random(2)
+    model = tiny_model("llama")
+    cache = KVCache(model.config, 1, 8)
+    for width in (1, 2, 5):
+        memory = SegmentMemory(cache, 0, 3, width)
+        memory.extend()
+        reorders = []
+        for _ in range(40):
+            reorders.append([generator.randrange(width) for _ in range(width)])
+            memory.reorder(reorders[-1])
+            memory.extend()
+        assert memory.table[:, : memory.steps].tolist() == table_by_hand(reorders, width)
+
+
+def test_beams_that_all_descend_from_one_read_its_keys() -> None:
+    model = tiny_model("llama")
+    cache = KVCache(model.config, 1, 8)
+    memory = SegmentMemory(cache, 0, 3, 4)
+    memory.extend()
+    memory.extend()  # each goes on by itself
+    memory.reorder([2, 2, 2, 2])
+    memory.extend()
+    assert memory.table[:, :3].tolist() == [[2, 2, beam] for beam in range(4)]
+    standard = StandardMemory(cache, 0, 3, 4)
+    k = torch.arange(4.0).view(4, 1, 1).expand(4, *cache.k.shape[1:2], cache.k.shape[-1])
+    standard.append(0, k, k)
+    standard.reorder([2, 2, 2, 2])
+    assert (standard.layers[0][0][:, :, -1] == 2).all()
+
+
+def test_growth_copies_what_is_there_and_lets_the_old_go() -> None:
+    model = tiny_model("llama")
+    cache = KVCache(model.config, 1, 8, torch.float64)
+    memory = SegmentMemory(cache, 0, 3, 2)
+    for step in range(33):
+        memory.extend()
+        memory.keys[:, step], memory.values[:, step] = step, -step
+        assert memory.keys.shape[1] == memory.table.shape[1] == -(-(step + 1) // 16) * 16
+        assert memory.keys[0, : step + 1, 1, 0, 0].tolist() == list(range(step + 1))
+        assert memory.values[1, : step + 1, 0, -1, -1].tolist() == [-i for i in range(step + 1)]
+
+
+# --------------------------------------------------------------------------------------- the search
+
+
+def test_a_finished_beam_makes_room_for_the_next_best() -> None:
+    search = BeamSearch(BeamSearchParams(2, 9, length_penalty=0.0), frozenset((0,)), 10)
+    assert search.num_candidates == 4
+    search.step([Candidate(-1.0, 0, 0), Candidate(-2.0, 0, 5), Candidate(-3.0, 0, 6)])
+    assert search.tokens == [5, 6] and search.parents == [0, 0] and not search.done
+    assert [hypothesis.token_ids for hypothesis in search.finished] == [[0]]
+    # an end token that is not among the best two does not finish
+    search.step([Candidate(-2.5, 1, 7), Candidate(-2.6, 0, 8), Candidate(-2.7, 0, 0)])
+    assert len(search.finished) == 1 and search.parents == [1, 0]
+    search.step([Candidate(-2.9, 1, 0), Candidate(-3.5, 0, 8), Candidate(-3.6, 1, 8)])
+    assert [h.token_ids for h in search.finished] == [[0], [5, 8, 0]]
+    assert search.done, "-3.5 cannot overtake -2.9 without a penalty"
+
+
+def test_never_looks_as_far_as_max_tokens() -> None:
+    """A running beam of -4 could be -4 / 8 = -0.5 in the end: better than a finished -3 / 3."""
+    for rule, done in ((False, True), ("never", False), (True, True)):
+        params = BeamSearchParams(1, 8, length_penalty=1.0, early_stopping=rule)
+        search = BeamSearch(params, frozenset((0,)), 10)
+        search.step([Candidate(-1.0, 0, 5)])
+        search.step([Candidate(-2.0, 0, 5)])
+        search.step([Candidate(-3.0, 0, 0), Candidate(-4.0, 0, 5)])
+        assert search.done is done, rule
+
+
+# ------------------------------------------------------------------------------------ through `LLM`
+
+
+@pytest.fixture
+def llm(small: str) -> LLM:
+    return LLM(small, dtype="float32", device="cpu", max_batch_size=3, chunk_size=8)
+
+
+PROMPT = [1, 2, 3, 4, 5]
+
+
+def test_a_search_runs_beside_a_stream_and_neither_changes(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=30)
+    alone = [token.token_id for token in llm.stream([9, 8, 7], params)]
+    [expected] = llm.beam_search(PROMPT, BeamSearchParams(3, 12))
+    stream = llm.stream([9, 8, 7], params)
+    tokens = [next(stream).token_id for _ in range(4)]
+    [beside] = llm.beam_search(PROMPT, BeamSearchParams(3, 12))
+    assert beside.sequences == expected.sequences
+    assert sum(i.num_chunks > 0 and i.num_decodes > 0 for i in llm.trace.iterations) > 0
+    assert [*tokens, *(token.token_id for token in stream)] == alone
+
+
+def test_the_rows_of_beams_count_for_the_token_budget() -> None:
+    """sarathi: C = 12 rows. A search of 5 beams leaves 7 of them to a chunk."""
+    model = tiny_model("llama")
+    loop = beam_loop(model, "sarathi", 2, 12)
+    loop.add(search(model, (PROMPT, BeamSearchParams(5, 9)), 0, "segment"))
+    loop.add(Request(1, [7] * 30, 2))
+    rows = []
+    while loop.step():
+        rows.append((loop.batch.num_prefill_tokens, loop.batch.num_tokens))
+    assert (7, 12) in rows
+    assert max(total for _, total in rows) == 12
+
+
+def test_n_best_sequences_are_returned(llm: LLM) -> None:
+    [all_five] = llm.beam_search(PROMPT, BeamSearchParams(5, 6))
+    [best] = llm.beam_search(PROMPT, BeamSearchParams(5, 6, n=2))
+    assert len(all_five.sequences) == 5 and best.sequences == all_five.sequences[:2]
+    scores = [sequence.score for sequence in all_five.sequences]
+    assert scores == sorted(scores, reverse=True)
+    assert all(s.score == pytest.approx(s.cum_logprob / 6) for s in all_five.sequences)
+    assert all(len(s.token_ids) == 6 and s.finish_reason == "length" for s in all_five.sequences)
+
+
+def test_each_prompt_may_have_parameters_of_its_own(llm: LLM) -> None:
+    each = [BeamSearchParams(2, 5), BeamSearchParams(6, 9, n=1)]
+    found = llm.beam_search([PROMPT, PROMPT], each)
+    alone = [llm.beam_search(PROMPT, params)[0] for params in each]
+    assert [output.sequences for output in found] == [output.sequences for output in alone]
+    assert len(llm.beam_search([9])[0].sequences) == BeamSearchParams().beam_width
+
+
+def test_a_width_of_one_is_greedy_search(llm: LLM) -> None:
+    [greedy] = llm.generate([PROMPT], SamplingParams(max_tokens=20))
+    [beams] = llm.beam_search(PROMPT, BeamSearchParams(1, 20))
+    assert beams.sequences[0].token_ids == greedy.token_ids
+
+
+def test_500_searches_leave_nothing_behind(llm: LLM) -> None:
+    """Tensors, not bytes of the process: those also count what the allocator keeps."""
+
+    def tensors() -> int:
+        gc.collect()
+        return sum(type(each) is torch.Tensor for each in gc.get_objects())
+
+    llm.beam_search([PROMPT] * 5, BeamSearchParams(2, 2))
+    before = tensors()
+    for _ in range(100):
+        llm.beam_search([PROMPT] * 5, BeamSearchParams(2, 2))
+    assert tensors() == before
+    assert llm.cache.used == [None] * 3
+
+
+@pytest.mark.parametrize("cache", ["segment", "standard"])
+def test_a_cancelled_search_frees_everything(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    loop = beam_loop(model, "sarathi", 2, 8)
+    gone = search(model, ([7] * 20, BeamSearchParams(4, 30)), 0, cache)
+    stays = search(model, (PROMPT, BeamSearchParams(3, 12)), 1, cache)
+    for request in (gone, stays):
+        loop.add(request)
+    for _ in range(9):
+        loop.step()
+    assert set(loop.executor.memories) == {0, 1}
+    assert loop.cancel(gone)
+    assert set(loop.executor.memories) == {1} and gone.finish_reason == "abort"
+    loop.run()
+    assert loop.scheduler.memory.taken == 0 and loop.executor.memories == {}
+    alone = beam_loop(model, "sarathi", 1, 8)
+    alone.add(again := search(model, (PROMPT, BeamSearchParams(3, 12)), 0, cache))
+    alone.run()
+    assert same(stays, again)
+
+
+def test_an_interrupted_search_leaves_an_llm_that_works(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [expected] = llm.beam_search(PROMPT, BeamSearchParams(3, 9))
+    choose, steps = BeamExecutor.choose, []
+
+    def interrupted(self: BeamExecutor, batch: object, logits: object) -> list[int]:
+        steps.append(1)
+        if len(steps) == 5:
+            raise KeyboardInterrupt
+        return choose(self, batch, logits)
+
+    monkeypatch.setattr(BeamExecutor, "choose", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.beam_search([PROMPT, PROMPT], BeamSearchParams(3, 9))
+    monkeypatch.undo()
+    gc.collect()
+    assert not any(type(each) is SegmentMemory for each in gc.get_objects())
+    assert llm.beam_search(PROMPT, BeamSearchParams(3, 9))[0].sequences == expected.sequences
+
+
+# ------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"beam_width": 0}, "beam_width is 0; it must be a whole number of at least 1"),
+        ({"beam_width": True}, "beam_width is True"),
+        ({"max_tokens": 2.5}, "max_tokens is 2.5"),
+        ({"n": 9}, "n is 9; it must be None, or from 1 to 4"),
+        ({"length_penalty": float("nan")}, "length_penalty is nan"),
+        ({"length_penalty": 1e9}, "a number from -10 to 10"),
+        ({"early_stopping": "soon"}, "early_stopping is 'soon'"),
+        ({"early_stopping": 1}, "early_stopping is 1"),
+        ({"stop": ["\n"]}, "stop is ['\\n']; it must be None: give stop_ids"),
+        ({"temperature": 0.7}, "temperature is 0.7; it must be 0: a beam search draws nothing"),
+        ({"stop_ids": 3}, "stop_ids is 3"),
+        ({"stop_ids": ("a",)}, "stop_ids is ('a',)"),
+    ],
+)
+def test_bad_parameters_are_named(flags: dict, said: str) -> None:
+    with pytest.raises(UserError) as error:
+        BeamSearchParams(**flags)
+    assert said in str(error.value)
+
+
+def test_what_can_never_run_is_refused_by_name(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    for prompts, params, cache, said in (
+        (PROMPT, BeamSearchParams(98, 4), "segment", "beam_width is 98; the model has 97 tokens"),
+        (PROMPT, BeamSearchParams(97, 4, stop_ids=(1,)), "segment", "choose from 1 to 96"),
+        (PROMPT, BeamSearchParams(2, 99), "segment", "exceed the 64 positions"),
+        ([], BeamSearchParams(2, 4), "paged", "cache is 'paged'; choose from segment, standard"),
+        ([PROMPT, PROMPT], [BeamSearchParams()], "segment", "2 prompts but 1 sampling_params"),
+        (PROMPT, SamplingParams(), "segment", "this call takes BeamSearchParams"),
+        ([PROMPT, []], BeamSearchParams(), "segment", "prompt 1 is empty"),
+    ):
+        with pytest.raises(UserError) as error:
+            llm.beam_search(prompts, params, cache=cache)
+        assert said in str(error.value)
+    monkeypatch.setattr("beam.outputs.memory_of", lambda device: llm.cache.bytes + 100_000)
+    said = "1 searches of 90 beams and max_tokens 33 need .* choose fewer beams"
+    with pytest.raises(UserError, match=said):
+        llm.beam_search(PROMPT, BeamSearchParams(90, 33))
+    llm.cache_tokens = 40
+    with pytest.raises(UserError, match="need 69 tokens of cache, which holds 40"):
+        llm.beam_search(PROMPT, BeamSearchParams(4, 10))
+
+
+def test_beams_are_not_streamed_or_sampled(llm: LLM) -> None:
+    for call in (llm.generate, llm.stream):
+        with pytest.raises(UserError, match="takes SamplingParams .*beam_search"):
+            call(PROMPT, BeamSearchParams())
+
+
+def test_what_cannot_run_beams_says_so() -> None:
+    with pytest.raises(UserError, match=r"request 7 is a beam search: .*beam.cost.simulate_beams"):
+        simulate([BeamRequest(7, range(9), 4)])
+    with pytest.raises(UserError, match="request 7 is a beam search: the stages of a pipeline"):
+        simulate_pipeline([BeamRequest(7, range(9), 4)], stages=2)
