@@ -36,9 +36,10 @@ class Request:
     prefill_length: int = field(init=False)  # the prompt; after a preemption also the output so far
     preemptions: int = 0
     sampler: object = None  # the executor draws this request's tokens with it
-    # What one decode takes. Of the class: only a beam search has other numbers (beam/request.py).
-    rows = 1  # of the fused linears, and of the token budget
-    next_tokens = 1  # of the cache
+    rows: int = 1  # of the fused linears, for one decode; a beam search has more
+    # Of the class. A beam search has others: see beam/request.py
+    next_tokens = 1  # of the cache, for one decode
+    single = True  # one row, one token
 
     def __post_init__(self) -> None:
         name = f"request {self.request_id}"

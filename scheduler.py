@@ -67,6 +67,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._preempted: list[Request] = []
+        self.single = True  # no beam search has come yet: the counts below are short
 
     def schedule(self, now: float) -> Batch | None:
         """The next batch, or None when there is nothing to run. `now`: s on the engine's clock."""
@@ -93,6 +94,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request that has arrived; refuses what `check` refuses."""
         self.check(request)
+        self.single &= request.single
         self.waiting.append(request)
 
     def cancel(self, request: Request) -> bool:
@@ -112,6 +114,10 @@ class Scheduler:
 
     # ---- what policies call
 
+    def next_tokens(self, requests: Sequence[Request]) -> int:
+        """Tokens of the cache that the next decode of each takes."""
+        return len(requests) if self.single else sum([r.next_tokens for r in requests])
+
     def can_admit(self) -> bool:
         """Whether a request waits, a slot is free, and its prefill fits the cache."""
         if not self.waiting or len(self.running) >= self.max_batch_size:
@@ -119,7 +125,7 @@ class Scheduler:
         if not self.memory.taken or self.memory.capacity is None:
             return True  # alone, every request fits
         newcomer = self.waiting[0]  # needs room for all next tokens, or is preempted at once
-        next_tokens = next_tokens_of(self.running) + newcomer.next_tokens
+        next_tokens = self.next_tokens((*self.running, newcomer))
         return self.memory.holds(newcomer.prefill_length + next_tokens)
 
     def admit(self) -> Request | None:
@@ -139,7 +145,7 @@ class Scheduler:
         """
         decodes = [r for r in self.running if r.prefilled >= r.prefill_length]  # hot: no property
         if self.memory.capacity is not None:
-            while decodes and not self.memory.holds(next_tokens_of(decodes)):
+            while decodes and not self.memory.holds(self.next_tokens(decodes)):
                 newest = self.preempt()
                 decodes = [request for request in decodes if request is not newest]
         return decodes
@@ -195,15 +201,16 @@ class Scheduler:
 
         tokens: one for each of `batch.sampled`.
         """
-        sampled, memory, ended = batch.sampled, self.memory, []
+        sampled, memory, ended, grown = batch.sampled, self.memory, [], 0
         for chunk in batch.chunks:
             request = chunk.request
             request.prefilled = request.context = chunk.start + chunk.length
             request.chunks_run += 1
         for request in batch.decodes:
-            grown = request.next_tokens
-            request.context += grown
-            memory.taken += grown
+            next_tokens = request.next_tokens
+            request.context += next_tokens
+            grown += next_tokens
+        memory.taken += grown
         for request, token in zip(sampled, tokens, strict=True):
             output = request.output
             output.append(token)
@@ -226,11 +233,6 @@ class Scheduler:
 def held(request: Request) -> int:
     """Tokens of the cache that a running request has taken."""
     return request.prefill_length if request.in_prefill else request.context
-
-
-def next_tokens_of(requests: Sequence[Request]) -> int:
-    """Tokens of the cache that the next decode of each takes."""
-    return sum([request.next_tokens for request in requests])
 
 
 def whole_prefill(request: Request) -> Chunk:
@@ -291,7 +293,7 @@ class IterationLevel(Scheduler):
 
     def schedule(self, now: float) -> Batch | None:
         decodes = self.decodes()
-        chunks = self.prefills(rows_of(decodes))
+        chunks = self.prefills(len(decodes) if self.single else rows_of(decodes))
         return Batch(chunks, decodes) if chunks or decodes else None
 
     def prefills(self, decode_rows: int) -> list[Chunk]:
@@ -481,8 +483,8 @@ def check_batch(scheduler: Scheduler, batch: Batch) -> None:
                 f" {request.prefill_length} tokens"
             )
     memory = scheduler.memory
-    if memory.capacity is not None and not memory.holds(next_tokens_of(decodes)):
-        need = memory.taken + memory.flying + next_tokens_of(decodes)
+    if memory.capacity is not None and not memory.holds(scheduler.next_tokens(decodes)):
+        need = memory.taken + memory.flying + scheduler.next_tokens(decodes)
         raise broken(
             f"the cache overflows: {need} tokens, and it holds {memory.capacity}; `decodes`"
             " preempts until they fit"

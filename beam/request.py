@@ -92,12 +92,13 @@ class BeamRequest(Request):
 
     beam_width: int = 4
     cache: str = "segment"
+    single = False
     make_search: Callable[[], object] | None = None  # a BeamSearch, where the model really runs
     search: object = None  # the one that is on its way
 
-    @property
-    def rows(self) -> int:
-        return self.beam_width
+    def __post_init__(self) -> None:
+        Request.__post_init__(self)  # no super(): slots make a second class
+        self.rows = self.beam_width
 
     @property
     def next_tokens(self) -> int:
@@ -120,4 +121,4 @@ class BeamRequest(Request):
     def restart(self) -> None:
         self.output.clear()
         self.search = None
-        Request.restart(self)  # no super(): slots make a second class
+        Request.restart(self)

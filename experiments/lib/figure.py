@@ -4,6 +4,7 @@
 predicted / measured / error, results/NAME.csv and results/NAME.png.
 """
 
+import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -47,6 +48,7 @@ class Scale:
     chunk_sizes: tuple[int, ...] = ()  # C, where the figure has chunks
     repeats: int = 5
     requests: int = 0  # how many, where they arrive over time
+    budget: float = 0.0  # GB that a batch may take, where the figure looks for the largest
 
     def __str__(self) -> str:
         shapes = {"L": self.lengths, "B": self.batch_sizes, "C": self.chunk_sizes}
@@ -85,14 +87,16 @@ class Figure:
         return predicted + paper_points(self.paper, predicted)
 
 
-def run_figure(figure: Figure) -> None:
-    """A figure's main: flags, prediction, measurement if asked for, table, CSV, picture."""
+def run_figure(figure: Figure) -> list[Point]:
+    """A figure's main: flags, prediction, measurement if asked for, table, CSV, picture.
+
+    Returns all points, those kept from earlier measurements included.
+    """
     if figure.measure is None:
         options = make_parser(figure.description).parse_args()
         make_directory(options.out, figure.name, force=options.force)
         print(figure.description.splitlines()[0])
-        save_results(options.out, figure, figure.published_and_predicted(options.quick))
-        return
+        return save_results(options.out, figure, figure.published_and_predicted(options.quick))
     parser, group = make_figure_parser(figure.description)
     full, quick = figure.scale, figure.quick_scale
     group.add_argument(
@@ -101,11 +105,22 @@ def run_figure(figure: Figure) -> None:
         metavar="N",
         help=f"turns whose median is taken (default: {full.repeats})",
     )
+    if full.budget:
+        group.add_argument(
+            "--budget",
+            type=gigabytes,
+            metavar="GB",
+            help=f"that a batch may take, weights apart (default: {full.budget:g})",
+        )
     if figure.traces is not None:
         parser.add_output("--perfetto", "write the runs for https://ui.perfetto.dev (JSON)")
     defaults = MEASURE_DEFAULTS | {"dtype": figure.dtype, "repeats": full.repeats}
-    options = parse_options(parser, defaults, {"repeats": quick.repeats})
-    scale = replace(quick if options.quick else full, repeats=options.repeats)
+    quick_defaults = {"repeats": quick.repeats}
+    if full.budget:
+        defaults["budget"], quick_defaults["budget"] = full.budget, quick.budget
+    options = parse_options(parser, defaults, quick_defaults)
+    budget = options.budget if full.budget else 0.0
+    scale = replace(quick if options.quick else full, repeats=options.repeats, budget=budget)
     make_directory(options.out, figure.name, force=options.force)
     llm = load_llm(options, max(scale.batch_sizes), max(scale.lengths)) if options.measure else None
     print(figure.description.splitlines()[0])
@@ -117,14 +132,26 @@ def run_figure(figure: Figure) -> None:
             f"\nmeasured on this machine in {time.perf_counter() - begin:.0f} s: {scale}; repeated"
             f" {scale.repeats} times"
         )
-    save_results(options.out, figure, points)
+    points = save_results(options.out, figure, points)
     if figure.traces is not None and options.perfetto:
         perfetto.save(options.perfetto, figure.traces)
         print(f"wrote {options.perfetto}: open it on https://ui.perfetto.dev")
+    return points
 
 
-def save_results(out: Path, figure: Figure, points: Sequence[Point]) -> None:
-    """Table, CSV and picture, with the measured rows of earlier runs."""
+def gigabytes(text: str) -> float:
+    """A flag's value in GB, that must be above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of GB above 0")
+    return value
+
+
+def save_results(out: Path, figure: Figure, points: Sequence[Point]) -> list[Point]:
+    """Table, CSV and picture, with the measured rows of earlier runs. Returns all points."""
     points = with_kept(out / f"{figure.name}.csv", points)
     print_comparison(
         [point for point in points if figure.shown(point) and not point.series.endswith(SPREAD)]
@@ -133,3 +160,4 @@ def save_results(out: Path, figure: Figure, points: Sequence[Point]) -> None:
     use_style()
     save_figure(figure.draw(points), out / f"{figure.name}.png")
     print(f"\nwrote {out / figure.name}.png and .csv")
+    return points
