@@ -394,6 +394,41 @@ CAPTIONS = {
         "{predicted[L20 + 32B, 4 stages, off: spread of seconds]:.3f} times the mean: it reads the "
         "weights in any case. So little is left to gain.",
     ),
+    "segment_memory": Caption(
+        "segment KV, Sec 3.2, Fig 4",
+        "Beams copy the prompt. With one copy for all, GPT-J's cache takes "
+        "{paper[gptj-6b, segment@32]:g} GB instead of {paper[gptj-6b, standard@32]:g} at BS = 32.",
+        "By the formulas, {predicted[gptj-6b, segment@32]:.1f} and "
+        "{predicted[gptj-6b, standard@32]:.1f} GB: "
+        "{predicted[gptj-6b, segment of standard]:.1f} %.",
+    ),
+    "segment_prompts": Caption(
+        "segment KV, Sec 4.2.1, Fig 7",
+        "The first token of a prompt takes hardly longer up to {paper[knee, segment]:g} tokens; "
+        "up to {paper[knee, transformers]:g} in transformers, whose prompts have BW times the "
+        "rows.",
+        "It takes twice as long as for 32 tokens from {predicted[knee, segment]:.0f} tokens on; "
+        "in transformers from {predicted[knee, transformers]:.0f}. A new tile of rows begins "
+        "there, so that this is near by luck.",
+    ),
+    "segment_widths": Caption(
+        "segment KV, Sec 4.2.2, Fig 8",
+        "At BW = 4 the first token comes {paper[BW = 4, first token: smallest gain]:g} to "
+        "{paper[BW = 4, first token: largest gain]:g} times as early as in transformers, and the "
+        "next one up to {paper[BW = 4, next token: largest gain]:g} times.",
+        "Bytes and arithmetic explain {predicted[BW = 4, first token: smallest gain]:.1f} to "
+        "{predicted[BW = 4, first token: largest gain]:.1f} times, and "
+        "{predicted[BW = 4, next token: largest gain]:.1f} times.",
+        "The rest lies in the baseline: its operators are many and small, and its attention "
+        "writes the scores to memory. We price neither.",
+    ),
+    "segment_throughput": Caption(
+        "segment KV, Sec 4.3, Fig 9",
+        "At the largest batch that fits, the throughput is {paper[smallest gain]:g} to "
+        "{paper[largest gain]:g} times that of transformers.",
+        "{predicted[smallest gain]:.1f} to {predicted[largest gain]:.1f} times.",
+        "The baseline's operators are not fused, and its memory fragments. We price neither.",
+    ),
 }  # fmt: skip
 
 # They take minutes: without --slow the gallery shows the results that are there.
@@ -486,7 +521,8 @@ def section(name: str, out: Path, rows: list[fidelity.Row]) -> str:
         if row.explanation
     ] + [fill(name, text, points) for text in [caption.differ] if text]
     differ = "".join(f"<dd>{html.escape(text)}</dd>" for text in texts)
-    title = name.replace("fig", "Fig ").replace("table", "Table ").replace("_", " ").capitalize()
+    title = name.removeprefix("td_").removeprefix("segment_")
+    title = title.replace("fig", "Fig ").replace("table", "Table ").replace("_", " ").capitalize()
     title = f"{title} ({caption.section})"
     second = f"{name}_measured.png"
     measured = f'<img src="{second}" alt="{title}, measured">' if (out / second).exists() else ""
@@ -516,7 +552,7 @@ def gallery(out: Path) -> str:
     return f"""<!doctype html><html lang="en"><meta charset="utf-8">
 <meta name="generator" content="{MARK}"><title>nano-sarathi: the papers' figures</title>
 <style>{STYLE}</style>
-<h1>The figures of SARATHI, Sarathi-Serve and TD-Pipe: the papers, and what we see</h1>
+<h1>The figures of SARATHI, Sarathi-Serve, TD-Pipe and segment KV: the papers, and what we see</h1>
 <p><i>paper</i>: published. <i>predicted</i>: by our cost model, for a paper's GPU.
 <i>measured</i>: on the machine that is named.
 "We see" is predicted, unless it says otherwise. Made by <code>experiments/all.py</code>;

@@ -1,0 +1,349 @@
+"""Segment KV, Sec 3.1: operators that one decoder layer runs in a decode step of a beam search.
+
+    python experiments/segment_operators.py   counts them on this machine: seconds; needs torch
+
+An operator runs a kernel or moves data. The profiler sees those of torch: `aten::` and `mkldnn::`
+events that no other operator has called. Calls of fast/native.cpp are marked, so that it sees them,
+too. Views and allocations touch no data, and are counted apart. So are `to`, `contiguous` and
+`reshape` where they copy nothing.
+
+A layer's operators are a difference of differences: models of two layers and of one, searches of
+one token more and less. Embedding, head, prefill and search drop out. BS = 1, BW = 4.
+"""
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import matplotlib.pyplot as plt
+
+from cli import run_main
+from configs import MODELS, UserError
+from experiments.lib.common import Point, curves, paper_numbers, print_table, progress
+from experiments.lib.figure import Figure, run_figure
+from experiments.lib.look import COLOURS
+from experiments.lib.measuring import this_machine
+from experiments.lib.segment import WIDTH, say
+
+NAME = "segment_operators"
+CONFIG = replace(MODELS["demo"], n_kv_head=4)  # as Llama2 13B, without grouped queries
+DTYPE = "bfloat16"
+PROMPT, TOKENS = 8, 5  # the step counted yields token 5: no segment grows there
+LAYER = "the last layer"  # what the profiler shows it as
+PAPER = "paper, fused"
+OURS = "ours: segment, C++"
+# name: options of ours (LLM's, and the cache), or of transformers' model
+WAYS = {
+    OURS: {"fast": True, "cache": "segment"},
+    "ours: standard, C++": {"fast": True, "cache": "standard"},
+    "ours: segment, plain": {"fast": False, "cache": "segment"},
+    "transformers, sdpa": {"attn_implementation": "sdpa"},
+    "transformers, eager": {"attn_implementation": "eager"},
+}
+KINDS = {
+    "products": COLOURS["blue"],
+    "attention": COLOURS["green"],
+    "norms, element-wise": COLOURS["orange"],
+    "copies": COLOURS["vermilion"],
+    "views": "#BBBBBB",
+}
+COUNTED = [kind for kind in KINDS if kind != "views"]
+# Short names of operators. VIEWS touch no data, or not always: then what they call tells.
+VIEWS = {
+    "alias", "as_strided", "chunk", "contiguous", "detach", "dropout", "empty", "empty_like",
+    "empty_strided", "expand", "flatten", "narrow", "new_empty", "permute", "promote_types",
+    "reshape", "select", "slice", "split", "split_with_sizes", "squeeze", "t", "to", "transpose",
+    "unbind", "unflatten", "unsqueeze", "view", "_reshape_alias", "_unsafe_view",
+}  # fmt: skip
+COPIES = {
+    "cat", "clone", "contiguous", "copy_", "flatten", "gather", "index", "index_put_",
+    "index_select", "repeat", "repeat_interleave", "reshape", "stack", "to",
+}  # fmt: skip
+ATTENTION = {"attend", "attend_beams", "bmm", "scaled_dot_product_attention", "softmax"}
+PRODUCTS = {"addmm", "linear", "mm", "_linear_pointwise"}
+# What the text says is one kernel each; the paper prints no list.
+NINE = [
+    "RMSNorm", "QKV product", "RoPE", "attention, table included", "output product + residual",
+    "RMSNorm", "gate product, SiLU", "up product, times gate", "down product + residual",
+]  # fmt: skip
+
+
+class Operator(NamedTuple):
+    name: str  # aten::cat
+    kind: str  # one of KINDS
+    calls: int  # operators that it calls, and those that they call
+
+
+Operators = Counter[Operator]
+
+
+class Watched(NamedTuple):
+    """In the order in which they ran."""
+
+    every: list[Operator]
+    layer: list[Operator]  # those inside the last event that is called LAYER
+
+
+def short(name: str) -> str:
+    return name.partition("::")[2]
+
+
+def is_operator(event: Any) -> bool:
+    return event.name.startswith(("aten::", "mkldnn::", "native::"))
+
+
+def described(event: Any) -> Operator:
+    """Its kind is told by its name, and by the names of all that it calls."""
+    below, waiting = [], [event]
+    while waiting:
+        below.append(waiting.pop())
+        waiting += below[-1].cpu_children
+    called = {short(each.name) for each in below}
+    kind = "copies" if short(event.name) in COPIES else "norms, element-wise"
+    if called & PRODUCTS:
+        kind = "products"
+    if called & ATTENTION:
+        kind = "attention"
+    if called <= VIEWS:
+        kind = "views"
+    return Operator(event.name, kind, sum(map(is_operator, below)) - 1)
+
+
+def watch(run: Callable[[], object]) -> Watched:
+    """The operators that `run` runs, but for those that another operator calls."""
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    from beam import native as of_beams
+    from fast import native
+
+    def function(name: str, *dtype: object) -> Callable[..., None]:
+        return record_function(f"native::{name}")(unmarked(name, *dtype))
+
+    unmarked, profiler = native.function, profile(activities=[ProfilerActivity.CPU])
+    with (
+        patch.object(native, "function", function),
+        patch.object(of_beams, "function", function),
+        profiler,
+    ):
+        run()
+    events = sorted(profiler.events(), key=lambda event: event.time_range.start)
+    last = [event for event in events if event.name == LAYER][-1:]
+    found = Watched([], [])
+    for event in filter(is_operator, events):
+        above, caller = [], event
+        while (caller := caller.cpu_parent) is not None:
+            above.append(caller)
+        if not any(map(is_operator, above)):
+            found.every.append(described(event))
+            if any(each in last for each in above):
+                found.layer.append(found.every[-1])
+    return found
+
+
+def our_search(checkpoint: Path, cache: str, fast: bool) -> Callable[[int], object]:
+    """tokens -> a search that yields so many."""
+    from torch.profiler import record_function
+
+    from engine import LLM, BeamSearchParams
+
+    sizes = {"max_batch_size": 1, "max_length": PROMPT}
+    llm = LLM(str(checkpoint), dtype=DTYPE, device="cpu", fast=fast, **sizes)
+    if fast and llm.attention != "native":
+        raise UserError(f"the C++ operators are counted, and attention is {llm.attention!r} here")
+    layer = llm.model.layers[-1]
+    layer.forward = record_function(LAYER)(layer.forward)
+
+    def run(tokens: int) -> object:
+        params = BeamSearchParams(WIDTH, tokens, ignore_eos=True)
+        return llm.beam_search([list(range(PROMPT))], params, cache=cache)
+
+    return run
+
+
+def their_search(checkpoint: Path, **options: str) -> Callable[[int], object]:
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, DTYPE), **options)
+    ids = torch.arange(PROMPT)[None]  # (1, PROMPT)
+
+    @torch.inference_mode()
+    def run(tokens: int) -> object:
+        return model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, num_beams=WIDTH,
+            do_sample=False, pad_token_id=0, eos_token_id=None,
+        )  # fmt: skip
+
+    return run
+
+
+def make_checkpoint(folder: Path, layers: int) -> Path:
+    """Random weights of a model with so many layers, as all engines read them."""
+    import torch
+
+    from loading import checkpoint
+    from loading.load import new_model, random_weights
+
+    path, dtype = folder / f"{layers}", getattr(torch, DTYPE)
+    path.mkdir()
+    model = new_model(replace(CONFIG, n_layer=layers), dtype, torch.device("cpu"))
+    checkpoint.save(random_weights(model), path, dtype)
+    return path
+
+
+def one_layer(way: str, paths: Sequence[Path]) -> tuple[Operators, list[Operator]]:
+    """What a decode step runs in one layer more; and, of ours, what the last layer runs, in order.
+
+    paths: of a model of one layer, and of two.
+    """
+    search, steps = our_search if "cache" in WAYS[way] else their_search, []
+    for path in paths:
+        run = search(path, **WAYS[way])
+        run(TOKENS)  # compiles and allocates what later runs find
+        shorter, longer = (watch(partial(run, tokens)) for tokens in (TOKENS - 1, TOKENS))
+        steps.append(Counter(longer.every))
+        steps[-1].subtract(shorter.every)
+    step = steps[1]
+    step.subtract(steps[0])
+    assert min(step.values()) >= 0, f"with a layer more, something runs less often: {step}"
+    return +step, longer.layer
+
+
+def count(ways: Sequence[str]) -> tuple[dict[str, Operators], list[Operator]]:
+    """Operators of a layer by way; and those of OURS in the order in which the layer runs them."""
+    found, ordered = {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [make_checkpoint(Path(folder), layers) for layers in (1, 2)]
+        for way in progress(ways, "counting"):
+            found[way], ordered[way] = one_layer(way, paths)
+    assert Counter(ordered[OURS]) == found[OURS], "counted in two ways"
+    return found, ordered[OURS]
+
+
+def total(operators: Operators, kinds: Sequence[str] = COUNTED) -> int:
+    return sum(number for operator, number in operators.items() if operator.kind in kinds)
+
+
+def nested(operators: Operators) -> int:
+    return sum(number * operator.calls for operator, number in operators.items())
+
+
+def points_of(found: Mapping[str, Operators]) -> list[Point]:
+    software = [f"{name} {version(name)}" for name in ("torch", "transformers") if find_spec(name)]
+    hardware = f"{this_machine()}, {DTYPE}; {', '.join(software)}"
+    point = partial(Point, NAME, x=0, x_unit="", y_unit="operators")
+    here = partial(
+        point, source="measured", model=f"one layer of {CONFIG.name}'s shape", hardware=hardware
+    )
+    nine = paper_numbers()["sk_ops_per_layer"]
+    points = [point(PAPER, y=nine, source="paper", model="llama2", hardware="max-1550-tile")]
+    for way, operators in found.items():
+        points += [here(way, y=total(operators)), here(f"{way}: nested", y=nested(operators))]
+        points += [here(f"{way}: {kind}", y=total(operators, [kind])) for kind in KINDS]
+    return points
+
+
+def listed(operators: Operators, kind: str) -> str:
+    names: Counter[str] = Counter()
+    for operator, number in operators.items():
+        if operator.kind == kind:
+            names[short(operator.name)] += number
+    return ", ".join(f"{number} {name}" for name, number in names.most_common())
+
+
+def print_order(ordered: Sequence[Operator]) -> None:
+    """Our list beside the paper's."""
+    ours = [each.name for each in ordered if each.kind != "views"]
+    rows = enumerate(zip_longest(NINE, ours, fillvalue="-"), 1)
+    print("\nOne layer of one decode step, in order\n")
+    header = ["", "the paper, as its text implies", OURS]
+    print_table(header, [[f"{number}", *names] for number, names in rows])
+    say(
+        f"The paper says {paper_numbers()['sk_ops_per_layer']:g} and prints no list. This one is"
+        " read from Sec 3.1: one product for Q, K and V; RMSNorm, RoPE and attention one kernel"
+        " each; element-wise work inside the product before it. Beside them, ours has these views"
+        f" and allocations: {listed(Counter(ordered), 'views')}.",
+    )
+
+
+def print_counts(found: Mapping[str, Operators]) -> None:
+    blank = ["-"] * len(COUNTED)
+    rows = [[PAPER, *blank, f"{paper_numbers()['sk_ops_per_layer']:g}", "-", "-"]]
+    rows.append(["paper, before", *blank, "hundreds", "-", "-"])
+    for way, operators in found.items():
+        *counted, views = [total(operators, [kind]) for kind in KINDS]
+        rows.append([way, *counted, total(operators), views, nested(operators)])
+    print(f"\nOperators of one layer in one decode step, BS = 1, BW = {WIDTH}\n")
+    print_table(["", *COUNTED, "all", "views", "nested"], rows)
+    for way, operators in found.items():
+        if way != OURS:
+            each = [f"{kind}: {listed(operators, kind)}" for kind in COUNTED[1:]]
+            say(f"{way} has {'; '.join(each)}.")
+    for way, operators in found.items():
+        if "cache" not in WAYS[way]:
+            every = total(operators, list(KINDS)) + nested(operators)
+            say(
+                f"{way}: {total(operators)}, where the paper says hundreds. With views and all that"
+                f" operators call (nested): {every}. This is version {version('transformers')}; the"
+                " paper's was 4.31, and it does not say what it counts.",
+            )
+    if len(found) < len(WAYS):
+        say("transformers is left out: it is not installed, or --quick is given.")
+
+
+def draw(points: Sequence[Point]) -> plt.Figure:
+    found, nine = curves(points, "measured"), curves(points, "paper")[PAPER][0].y
+    ways = [way for way in WAYS if way in found]
+    figure, axes = plt.subplots(figsize=(16, 6.5), layout="constrained")
+    axes.barh([0], [nine], 0.62, color=COLOURS["purple"], label="kinds not stated")
+    left = [nine, *[0.0] * len(ways)]
+    for kind, colour in KINDS.items():
+        widths = [0.0, *[found[f"{way}: {kind}"][0].y for way in ways]]
+        style = {"hatch": "//", "edgecolor": "white"} if kind == "views" else {}
+        label = "views, allocations: not in the sum" if kind == "views" else kind
+        axes.barh(range(len(left)), widths, 0.62, left, color=colour, label=label, **style)
+        left = [before + width for before, width in zip(left, widths, strict=True)]
+    for place, end in enumerate(left):
+        number = found[ways[place - 1]][0].y if place else nine
+        where = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
+        axes.annotate(f"{number:.0f}", (end, place), **where)
+    axes.set_yticks(range(len(left)), [PAPER, *ways])
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(f"operators of one layer in one decode step, BS = 1, BW = {WIDTH}")
+    axes.legend(loc="upper right")
+    newest = found[OURS][0]
+    axes.set_title(f"Segment KV Sec 3.1; counted: {newest.model}\n{newest.hardware}", fontsize=14)
+    return figure
+
+
+def predict(quick: bool) -> list[Point]:
+    """Counts. It takes seconds, so that this needs no --measure."""
+    if find_spec("torch") is None:
+        raise UserError("operators are counted as they run: this needs torch (make install)")
+    theirs = find_spec("transformers") is not None and not quick
+    found, ordered = count([way for way in WAYS if theirs or "cache" in WAYS[way]])
+    print_order(ordered)
+    print_counts(found)
+    return points_of(found)
+
+
+FIGURE = Figure(NAME, __doc__, {}, predict, None, draw, shown=lambda point: False)
+
+
+def main() -> None:
+    run_figure(FIGURE)
+
+
+if __name__ == "__main__":
+    run_main(main)

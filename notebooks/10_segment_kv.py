@@ -1,0 +1,613 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Lesson 10: beam search and the segment KV cache
+#
+# A *beam search* keeps several sequences of one prompt alive, the *beams*. The standard way copies
+# the prompt's keys and values for each beam, and moves the whole cache at every step. A
+# [paper of Intel](https://arxiv.org/abs/2401.05391) keeps the prompt once, grows the response by 16
+# steps, and lets a small table say who reads what. This is the *segment KV cache*.
+#
+# **You will see**
+# 1. a beam search as a tree, and why greedy decoding can lose;
+# 2. where the memory goes: two formulas, and the bytes that both caches really hold;
+# 3. the table, by hand, and what its usual mistake costs;
+# 4. one softmax over two segments;
+# 5. a search beside the chunks and decodes of other requests;
+# 6. the gain, measured and predicted, and which part of it is the cache's.
+#
+# About 40 minutes; the machine needs a minute. Every number says what it is: **paper** (published),
+# **predicted** (formula or cost model) or **measured** (this machine). "Sec" means Intel's paper.
+# BS is the number of searches, BW the *beam width*: the number of beams of each.
+
+# %%
+import fast.first  # before torch  # noqa: F401
+
+import math
+from dataclasses import replace
+from statistics import median
+
+import matplotlib.pyplot as plt
+import torch
+
+from batch import Request
+from beam.executor import BeamExecutor
+from beam.outputs import beam_requests
+from beam.request import BeamSearchParams, cached_tokens
+from beam.search import unwound
+from configs import MODELS
+from engine import LLM, SamplingParams
+from executor import ModelExecutor
+from lesson import COLOURS, GREY, SERIES, paper, plain_ticks, print_table, this_machine
+from loop import Loop
+from scheduler import make_scheduler
+
+# %% [markdown]
+# The demo model runs in float64 and without `fast/`, so that we can compare exactly. `drive` is the
+# loop of lesson 4, with an executor that knows beams. `llm.beam_search` does the same inside.
+
+# %%
+llm = LLM("demo", dtype="float64", max_batch_size=3, max_length=256, device="cpu", fast=False)
+prompt = llm.tokenizer.encode("The function returns")
+WIDTH, TOKENS = 4, 16
+params = BeamSearchParams(WIDTH, TOKENS, ignore_eos=True)
+
+
+def drive(prompt, params, cache="segment", kind=BeamExecutor, llm=llm):
+    """Run one search. Yields its loop and the search after each iteration: first, the prefill."""
+    executor = kind(ModelExecutor(llm.model, llm.cache, llm.attend), llm.attention)
+    loop = Loop(make_scheduler("sarathi", max_batch_size=1, chunk_size=1024), executor)
+    plain = Request(0, prompt, params.max_tokens)
+    [search] = beam_requests([plain], params, cache, llm.config, llm.cache)
+    loop.add(search)
+    while loop.step():
+        yield loop, search
+
+
+# %% [markdown]
+# ## Step 1: a tree of beams
+#
+# Greedy decoding takes the likeliest token, and never looks back. A beam search scores sequences: a
+# score is the sum of the log-probabilities of the tokens so far. At each step each beam proposes
+# its likeliest tokens. Of all proposals, the best BW go on.
+#
+# **Predict first.** Greedy takes the best token each time. Can its sequence still be less likely?
+
+
+# %%
+def log_probs(tokens):
+    """Log-probability of each output token, given the prompt and the tokens before it."""
+    with torch.inference_mode():
+        logits = llm.model.forward_full(torch.tensor([prompt + tokens]))[0]  # (T, vocab)
+    own = logits.log_softmax(dim=-1)[len(prompt) - 1 : -1]  # (tokens, vocab)
+    return own.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+
+
+[out] = llm.generate([prompt], SamplingParams(max_tokens=TOKENS, ignore_eos=True))
+[found] = llm.beam_search([prompt], params)
+greedy, best = out.token_ids, found.sequences[0].token_ids
+for name, tokens in (("greedy", greedy), (f"{WIDTH} beams", best)):
+    each = log_probs(tokens)
+    first = "  ".join(f"{p:5.2f}" for p in each[:6])
+    print(f"{name:8s} {each.sum():6.2f} = {first} ...", repr(llm.tokenizer.decode(tokens)))
+assert log_probs(best).sum() > log_probs(greedy).sum()
+assert abs(found.sequences[0].cum_logprob - log_probs(best).sum()) < 1e-4
+
+# %%
+tree = []  # for each step: (tokens so far, parent, score) of each beam, the best first
+for _, search in drive(prompt, params):
+    beams = search.search
+    paths = map(unwound, beams.nodes)
+    tree.append(list(zip(paths, beams.parents, beams.scores, strict=True)))
+alive = [any(path == greedy[: len(path)] for path, _, _ in beams) for beams in tree]
+print(f"greedy's first {alive.index(False)} tokens are a beam's; then no beam follows it")
+
+# %%
+figure, axes = plt.subplots(figsize=(13, 5))
+look = {"ha": "center", "va": "center", "zorder": 5}
+for step, beams in enumerate(tree[:9]):
+    for beam, (path, parent, score) in enumerate(beams):
+        colour = COLOURS["green"] if path == best[: step + 1] else GREY
+        colour = COLOURS["orange"] if path == greedy[: step + 1] else colour
+        start = parent if step else 0
+        axes.plot([step, step + 1], [start, beam], color=colour, zorder=1 + (colour != GREY))
+        box = {"boxstyle": "round", "facecolor": "white", "edgecolor": colour, "linewidth": 2}
+        label = f"{llm.tokenizer.decode(path[-1:])!r}\n{score:.2f}"
+        axes.text(step + 1, beam, label, fontsize=11, bbox=box, **look)
+axes.text(0, 0, "prompt", bbox={"facecolor": "white"}, **look)
+axes.set(yticks=range(WIDTH), xticks=range(1, 10), ylim=(WIDTH - 0.5, -0.6), xlim=(-0.5, 9.6))
+axes.set(xlabel="output token", ylabel="beam")
+axes.set_title("Who descends from whom. Green: the best at the end. Orange: greedy's tokens")
+axes.grid(visible=False)
+plt.show()
+
+# %% [markdown]
+# **Explain.** Greedy begins with a likelier token, and pays for it later. The search kept others,
+# too. A beam without a line to its right is dead. Where two lines begin, both children go on from
+# *its* keys and values. So beams change places at every step, and the cache must follow.
+#
+# ## Step 2: where the memory goes
+#
+# **The paper's claim (Sec 3.2, Fig 4).** The standard way holds BS x BW x (prompt + response)
+# tokens. The prompt is in memory BW times, though all copies are alike. The segment cache holds BS
+# x (prompt + BW x response) tokens, the response rounded up to 16 steps. For GPT-J with 32 searches
+# of four beams, 1024 + 1024 tokens, this saves more than a third.
+#
+# **Predict first.** By which factor does the cache shrink, if the prompt is very long? Very short?
+
+# %%
+gptj, BS = MODELS["gptj-6b"], 32
+one = gptj.kv_bytes_per_token()  # formula (1): K and V, all layers, fp16
+for cache in ("standard", "segment"):
+    each = cached_tokens(cache, 4, 1024, 1024) * one
+    size = BS * each  # formulas (2) and (3)
+    fit = (64e9 - 2 * gptj.parameters) // each
+    stated = paper[f"sk_kv_{cache}"]
+    print(f"{cache:8s} {size / 1e9:5.1f} GB (predicted), {stated:3.0f} GB (paper);", end=" ")
+    print(f"{fit:.0f} searches fit 64 GB beside the weights (predicted)")
+share = each / (cached_tokens("standard", 4, 1024, 1024) * one)
+print(f"segment holds {100 * share:.1f} % of standard (predicted)")
+
+# %%
+figure, panels = plt.subplots(1, 3, figsize=(13, 4.6))
+colours = "blue", "sky", "green", "orange"
+for axes, (length, response) in zip(panels, ((1024, 1024), (256, 49), (24, 17)), strict=True):
+    own = 4 * response
+    wasted = cached_tokens("segment", 4, length, response) - length - own
+    parts = {"prompt, once": (length, length), "its copies": (3 * length, 0)}
+    parts |= {"response": (own, own), "padding to 16 steps": (0, wasted)}
+    low = [0, 0]
+    for (name, heights), colour in zip(parts.items(), colours, strict=True):
+        axes.bar(("standard", "segment"), heights, bottom=low, color=COLOURS[colour], label=name)
+        low = [under + height for under, height in zip(low, heights, strict=True)]
+    axes.bar_label(axes.containers[-1], low)
+    axes.set(title=f"prompt {length}, response {response}", ylim=(0, 1.12 * max(low)))
+panels[0].set_ylabel("tokens in the cache")
+figure.suptitle("One search of four beams (predicted by the formulas)", fontsize=15)
+figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+plt.show()
+
+# %% [markdown]
+# **Explain.** The prompt's part shrinks by BW, the response's not at all. With a short prompt, the
+# padding eats up nearly all that the copies cost: see the right picture, and question 1.
+#
+# ## Step 3: the bytes, step by step
+#
+# **The paper's claim (Sec 3.2).** A buffer for the longest possible response would waste memory. A
+# new one at each step would move data each time. So it grows by 16 steps, and the old one goes.
+#
+# **Predict first.** At which response tokens does the segment cache grow? And the standard one?
+
+# %%
+text = llm.tokenizer.encode("If the file is opened in text mode, a string is returned. ") * 2
+long = BeamSearchParams(WIDTH, 52, ignore_eos=True)
+one = llm.config.kv_bytes_per_token(8)  # float64
+held, sequences = {}, []  # bytes by response tokens, for each cache
+for cache in ("segment", "standard"):
+    sizes, in_slot = {}, len(text) * one if cache == "segment" else 0
+    for loop, search in drive(text, long, cache):  # noqa: B007
+        memory = loop.executor.memories.get(0)  # it goes with the last token
+        if memory and memory.steps:
+            sizes[memory.steps] = memory.bytes + in_slot
+    sequences.append([each.token_ids for each in search.search.finished])
+    assert all(sizes[t] == cached_tokens(cache, WIDTH, len(text), t) * one for t in sizes)
+    shown = {t: f"{sizes[t] / 1e6:.2f}" for t in (1, 16, 17, 32, 33, 48, 49)}
+    print(f"{cache}: MB by response tokens: {shown} (measured, equal to the formula)")
+    held[cache] = sizes
+print("the same sequences:", sequences[0] == sequences[1])
+assert sequences[0] == sequences[1]
+
+# %%
+figure, axes = plt.subplots()
+for (cache, sizes), colour in zip(held.items(), ("blue", "orange"), strict=True):
+    style = {"color": COLOURS[colour], "drawstyle": "steps-mid", "label": cache}
+    axes.plot(sizes.keys(), [size / 1e6 for size in sizes.values()], **style)
+axes.axhline(len(text) * one / 1e6, color=GREY, linestyle=":", label="the prompt, once")
+axes.set_xticks((1, 16, 17, 32, 33, 48, 49), ("1", "16  ", "  17", "32  ", "  33", "48  ", "  49"))
+axes.set(xlabel="response tokens of each beam in the cache", ylabel="MB", ylim=0)
+axes.set_title(f"Bytes held by a search of {WIDTH} beams, prompt {len(text)} (measured)")
+axes.legend()
+plt.show()
+
+# %% [markdown]
+# **Explain.** Stairs against a slope. The segment grows where tokens 17, 33 and 49 find no place.
+# Each point of the slope is a new copy of everything. Neither picture nor formula counts all: while
+# a layer is copied, its old copy is still there. And in our engine, the prompt of a standard search
+# stays in its slot, too.
+#
+# ## Step 4: the table, by hand
+#
+# **The paper's claim (Sec 3.3, Fig 5a).** When beams change places, the cache stays where it is.
+# Beam b writes its key of step t to place b. A table [BW, response] says from which place beam b
+# reads step t.
+#
+# Three beams. After step 0 the parents are 1, 1, 0: beams 0 and 1 go on where beam 1 was, beam 2
+# where beam 0 was. After step 1 they are 2, 0, 2.
+#
+# **Predict first.** Take paper. At step 2, from which place does beam 1 read step 0? And beam 0?
+
+# %%
+from beam.memory import SegmentMemory
+
+PARENTS = [[1, 1, 0], [2, 0, 2]]
+histories = [[0], [1], [2]]  # of each beam: the place of each step, carried along by hand
+for parents in PARENTS:
+    histories = [[*histories[parent], beam] for beam, parent in enumerate(parents)]
+
+memory = SegmentMemory(llm.cache, slot=0, prompt=3, beam_width=3)
+memory.extend()  # step 0: everyone writes to their own place
+rows = [["step 0", *memory.table[:, :1].tolist()]]
+for step, parents in enumerate(PARENTS, start=1):
+    memory.reorder(parents)
+    memory.extend()
+    rows.append([f"parents {parents}, step {step}", *memory.table[:, : step + 1].tolist()])
+print_table(["", "beam 0 reads", "beam 1 reads", "beam 2 reads"], rows)
+assert memory.table[:, :3].tolist() == histories
+
+# %% [markdown]
+# **Explain.** Beam 1 reads step 0 from place 1, and beam 0 from place 0. `reorder` gives each beam
+# its parent's *whole* row of the table. `extend` appends the beam's own number. So a few integers
+# move, where the standard way moves the cache.
+#
+# **The usual mistake.** Each beam remembers its last parent only, and reads all of its past there.
+# At step 1 this is right. At step 2 it is not: beam 0's last parent stood at place 2, but the key
+# of step 0 that this parent read is at place 0.
+#
+# **Predict first.** How would you notice? Does the search crash? Does the text look broken?
+
+
+# %%
+class LastParentOnly(SegmentMemory):
+    """Wrong on purpose: beam b reads all of its past where its last parent stood."""
+
+    def reorder(self, parents):
+        self.table[:, : self.steps] = torch.tensor(parents)[:, None]
+
+
+class Checked(BeamExecutor):
+    """Notes how far a decode's logits are from those of a full recomputation of each beam."""
+
+    def choose(self, batch, logits):
+        for row, node in enumerate(batch.decodes[0].search.nodes if batch.decodes else []):
+            with torch.inference_mode():
+                full = llm.model.forward_full(torch.tensor([prompt + unwound(node)]))[0, -1]
+            errors[-1].append((logits[row] - full).abs().max().item())
+        return super().choose(batch, logits)
+
+
+# %%
+tables, errors = {}, []  # errors: of each decode and beam, one list for each run
+for name, kind in (("whole history", SegmentMemory), ("last parent only", LastParentOnly)):
+    errors.append([])
+    for loop, search in drive(prompt, replace(params, max_tokens=32), kind=Checked):  # noqa: B007
+        memories = loop.executor.memories
+        if memories and memories[0].steps == 0:  # after the prefill: take this kind of memory
+            memories[0] = kind(llm.cache, 0, len(prompt), WIDTH)
+        if memories:
+            tables[name] = memories[0].table[:, : memories[0].steps].clone()
+    claimed = search.search.finished[0]
+    true = log_probs(claimed.token_ids).sum()
+    print(f"{name}: largest difference of a logit {max(errors[-1]):.1e};", end=" ")
+    print(f"the best beam claims {claimed.cum_logprob:.2f}, and has {true:.2f}")
+    print("   ", repr(llm.tokenizer.decode(claimed.token_ids)))
+assert max(errors[0]) < 1e-10 and max(errors[1]) > 0.1
+
+# %%
+figure, panels = plt.subplots(1, 3, figsize=(14, 4.2), width_ratios=(1, 1, 1.2))
+for axes, (name, table) in zip(panels, tables.items(), strict=False):
+    axes.imshow(table, cmap="viridis", aspect="auto", vmin=0, vmax=WIDTH - 1)
+    for beam, row in enumerate(table.tolist()):
+        for step, place in enumerate(row):
+            colour = "black" if place >= 2 else "white"
+            axes.text(step, beam, place, ha="center", va="center", color=colour, fontsize=8)
+    axes.set(title=f"the table: {name}", xlabel="step of the response", yticks=range(WIDTH))
+    axes.grid(visible=False)
+panels[0].set_ylabel("beam")
+for each, name, (colour, marker) in zip(errors, tables, (SERIES[1], SERIES[3]), strict=True):
+    worst = [max(each[i : i + WIDTH]) for i in range(0, len(each), WIDTH)]
+    panels[2].semilogy(worst, color=colour, marker=marker, label=name)
+panels[2].set(title="error of the logits", xlabel="step of the response", ylim=(1e-16, 1e4))
+panels[2].legend(loc="center right")
+plt.show()
+
+# %% [markdown]
+# **Explain.** Nothing crashes, and the text looks like any other. But the wrong search reads
+# strangers' keys from step 2 on, and claims a score that its sequence does not have. Only the
+# recomputation shows it. In the left table, most columns have one number: there, all beams have the
+# same past.
+#
+# ## Step 5: two segments, one softmax
+#
+# **The paper's claim (Sec 3.3).** One kernel attends to the prompt for all BW queries, then to the
+# response through the table. Then both results are "added together".
+#
+# **Predict first.** A query has scores 2 and 0 with two keys of the prompt, whose values are 1 and
+# 3, and score 3 with a key of the response, whose value is 10. Attention over the prompt alone
+# gives something from 1 to 3, over the response alone 10. Is their sum the answer? Their mean?
+
+
+# %%
+def part(scores, values):
+    """Of a segment: its largest score, the sum of its weights, the weighted sum of values."""
+    most = max(scores)
+    weights = [math.exp(score - most) for score in scores]  # the largest is 1: no overflow
+    return most, sum(weights), sum(w * v for w, v in zip(weights, values, strict=True))
+
+
+def merge(one, other):
+    """Both segments as one. The part with the smaller maximum is scaled down."""
+    most = max(one[0], other[0])
+    a, b = math.exp(one[0] - most), math.exp(other[0] - most)
+    return most, a * one[1] + b * other[1], a * one[2] + b * other[2]
+
+
+# %%
+p, r = part([2, 0], [1, 3]), part([3], [10])
+both, whole = merge(p, r), part([2, 0, 3], [1, 3, 10])
+parts = {"prompt": p, "response": r, "merged": both, "all at once": whole}
+rows = [[name, *(f"{number:.4f}" for number in (*x, x[2] / x[1]))] for name, x in parts.items()]
+print_table(["keys", "maximum", "sum of weights", "weighted values", "result"], rows)
+total = p[2] / p[1] + r[2] / r[1]
+print(f"sum of the results: {total:.4f}; mean: {total / 2:.4f}")
+assert math.isclose(both[2] / both[1], whole[2] / whole[1])
+
+# %% [markdown]
+# **Explain.** Each softmax divides by its own sum, and the answer by the sum over all keys. So keep
+# three numbers of each segment, scale one part, add, and divide at the end. This is the *running
+# maximum and sum* of FlashAttention. Now the engine's function, beside attention that has no
+# segments, with random keys and a random table:
+
+# %%
+from attention import reference
+from beam.attention import two_segments
+
+torch.manual_seed(0)
+float64 = {"dtype": torch.float64}
+q = 3 * torch.randn(4, 8, 16, **float64)  # (BW, n_head, head_dim)
+prompt_k, prompt_v = torch.randn(2, 2, 50, 16, **float64)  # (n_kv_head, prompt, head_dim) each
+k, v = torch.randn(2, 20, 4, 2, 16, **float64)  # (steps, places, n_kv_head, head_dim) each
+steps, table = torch.arange(20), torch.randint(4, (4, 20))
+y = two_segments(q, prompt_k, prompt_v, k, v, table)  # (BW, n_head, head_dim)
+copies = [  # as in the standard cache: (n_kv_head, BW, 50 + 20, head_dim)
+    torch.cat((once[:, None].repeat(1, 4, 1, 1), own[steps, table].permute(2, 0, 1, 3)), dim=2)
+    for once, own in ((prompt_k, k), (prompt_v, v))
+]
+plain = reference(q[:, None], *copies, slots=range(4), contexts=[70] * 4)[:, 0]
+print(f"largest difference from one softmax over all keys: {(y - plain).abs().max():.1e}")
+assert (y - plain).abs().max() < 1e-12
+
+# %% [markdown]
+# ## Step 6: beams and chunks
+#
+# A search's prefill has one row for each token, whatever the width. So `sarathi` may cut it into
+# chunks. A search's decode has BW rows, and they count for the token budget C (lesson 5).
+#
+# **Predict first.** C = 16, and a search of four beams decodes beside one ordinary request. How
+# long is the chunk of a third request's prompt?
+
+# %%
+tokens = llm.tokenizer.encode("A list is a sequence of objects, and a tuple is one, too. ") * 3
+a, s, b = Request(0, tokens[:20], 26), Request(1, tokens[:40], 14), Request(2, tokens[:50], 6)
+[s] = beam_requests([s], replace(params, max_tokens=14), "segment", llm.config, llm.cache)
+llm.cache.reset()
+executor = BeamExecutor(ModelExecutor(llm.model, llm.cache, llm.attend), llm.attention)
+loop = Loop(make_scheduler("sarathi", max_batch_size=3, chunk_size=16), executor)
+for request in (a, s, b):
+    loop.add(request)
+layout = []  # for each iteration: {(request id, kind): rows}
+while loop.step():
+    chunks = {(c.request.request_id, "chunk"): c.length for c in loop.batch.chunks}
+    layout.append(chunks | {(d.request_id, "decode"): d.rows for d in loop.batch.decodes})
+beside = [rows[2, "chunk"] for rows in layout if {(2, "chunk"), (1, "decode")} <= rows.keys()]
+print("chunks of B beside the search's decodes:", beside)
+[alone] = llm.beam_search([tokens[:40]], replace(params, max_tokens=14))
+assert max(sum(rows.values()) for rows in layout) == 16 and max(beside) == 16 - 4 - 1
+assert s.search.finished[0].token_ids == alone.sequences[0].token_ids  # company changes nothing
+
+# %%
+figure, axes = plt.subplots(figsize=(12, 4.4))
+names = {0: "A", 1: "search", 2: "B"}
+low = [0] * len(layout)
+for kind in ("decode", "chunk"):
+    for number, colour in ((0, "sky"), (1, "green"), (2, "orange")):
+        rows, hatch = [each.get((number, kind), 0) for each in layout], "//" * (kind == "chunk")
+        style = {"color": COLOURS[colour], "hatch": hatch, "edgecolor": "white", "width": 0.9}
+        axes.bar(range(len(layout)), rows, bottom=low, label=f"{names[number]}, {kind}", **style)
+        low = [under + height for under, height in zip(low, rows, strict=True)]
+axes.axhline(16, color="black", linestyle="--")
+axes.set(xlabel="iteration", ylabel="rows", yticks=range(0, 17, 4))
+axes.set_title("Rows of each iteration; dashed: C = 16")
+figure.legend(loc="outside lower center", ncols=6)
+plt.show()
+
+# %% [markdown]
+# **Explain.** Eleven tokens: 16 rows, less four beams and one decode. The search found what it
+# finds alone. A wide search leaves little room for prompts: choose C with that in mind.
+#
+# ## Step 7: the gain
+#
+# **The paper's claim (Sec 4.2, 4.3).** Against Hugging Face's `transformers`, at BW = 4: the first
+# token comes 4 to 7 times sooner, latency is up to 7 times shorter, and throughput is 8 to 27 times
+# higher. BW = 4 takes almost as long as BW = 1.
+#
+# First, both caches in the same engine, on this machine: what differs is the cache alone. Twelve
+# searches take a step in turn, so that a busy moment hits them all. We take medians of their steps.
+#
+# **Predict first.** The prompt becomes eight times as long. Which of the three lines goes up?
+
+# %%
+MODELS["small"] = replace(MODELS["laptop"], n_layer=4)
+small = LLM("small", max_batch_size=12, max_length=1100, device="cpu")
+WAYS = {"segment, BW = 1": ("segment", 1), "segment, BW = 4": ("segment", 4)}
+WAYS |= {"standard, BW = 4": ("standard", 4)}
+
+
+def iterations(cache, width, length):
+    """Runs a search, one iteration at a time. Yields its milliseconds."""
+    prompt, params = range(1, length + 1), BeamSearchParams(width, 60)
+    for loop, _ in drive(prompt, params, cache, llm=small):
+        yield 1e3 * loop.trace.iterations[-1].seconds
+
+
+# %%
+lengths = 128, 256, 512, 1024
+searches = [iterations(*way, length) for length in lengths for way in WAYS.values()]
+rounds = list(zip(*searches, strict=True))[6:]  # the prefill, and steps that warm up
+ms = [median(times) for times in zip(*rounds, strict=True)]
+measured = {way: ms[i :: len(WAYS)] for i, way in enumerate(WAYS)}
+rows = [
+    [n, f"{a:.1f}", f"{b:.1f}", f"{c:.1f}", f"{c / b:.2f}", f"{b / a:.2f}"]
+    for n, a, b, c in zip(lengths, *measured.values(), strict=True)
+]
+print("ms of the next token (measured)")
+print_table(["prompt", *measured, "standard / segment", "BW 4 / BW 1"], rows)
+print(f"4 layers of 'laptop', {small.dtype}, attention {small.attention}, {this_machine()}")
+
+# %% [markdown]
+# Then the paper's GPU, predicted: Llama2-13B on one tile of an Intel Max 1550. `beam/cost.py`
+# prices what the standard cache moves: *concatenate* and *index_select* each read all and write
+# all. The experiments `segment_prompts.py` and `segment_widths.py` draw the paper's Fig 7 and 8
+# from that.
+
+# %%
+from experiments.segment_prompts import PROMPTS, milliseconds
+
+figure, panels = plt.subplots(1, 2, figsize=(13, 5))
+looks = (GREY, "s"), SERIES[1], SERIES[0]
+for (way, ms), (colour, marker) in zip(measured.items(), looks, strict=True):
+    panels[0].plot(lengths, ms, color=colour, marker=marker, label=way)
+for way, (colour, marker) in zip(("segment", "standard"), looks[1:], strict=True):
+    ms = [milliseconds(way, length)["next token"] for length in PROMPTS]
+    panels[1].plot(PROMPTS, ms, color=colour, marker=marker, label=f"{way}, BW = 4")
+titles = "4 layers of laptop, this machine (measured)", "Llama2-13B, a tile (predicted)"
+for axes, title, places in zip(panels, titles, (lengths, PROMPTS), strict=True):
+    axes.set(xscale="log", ylim=0, xlabel="prompt (tokens)", ylabel="next token (ms)", title=title)
+    plain_ticks(axes.xaxis, places)
+    axes.tick_params(axis="x", labelsize=11)
+    axes.legend(loc="upper left")
+plt.show()
+
+# %% [markdown]
+# **Explain.** The weights are the floor: each step reads them once, for one beam or for four. The
+# segment cache stays near this floor, for it reads the prompt once. The standard one reads four
+# prompts to attend, and moves four prompts twice.
+#
+# Which of the paper's numbers does the cache explain? In the cost model, "transformers" is the
+# standard cache, and prompts are repeated *before* the prefill. Attention is fused in all ways, and
+# starting an operator costs nothing.
+#
+# **Predict first.** At BW = 1 there is nothing to share. What can the cache still gain there?
+
+# %%
+from experiments import segment_prompts, segment_throughput, segment_widths
+from experiments.lib.segment import scores_seconds
+
+rows = []
+for experiment in (segment_widths.FIGURE, segment_throughput.FIGURE, segment_prompts.FIGURE):
+    ours = {point.series: point.y for point in experiment.predict(False)}
+    for name, (series, _) in experiment.paper.items():
+        what = f"throughput: {series}" if experiment is segment_throughput.FIGURE else series
+        places, unit = (0, " tokens") if "knee" in series else (2, "x")
+        rows.append([what, f"{ours[series]:.{places}f}{unit}", f"{paper[name]:g}{unit}"])
+rows.append(["operators of a layer, segment", "-", f"{paper['sk_ops_per_layer']:g}"])
+print("Gains over transformers: the smallest and the largest of the paper's four models")
+print_table(["what", "predicted", "paper"], rows)
+
+# %%
+model, ways = "llama2-13b", ("segment", "standard", "transformers")
+first = [segment_widths.milliseconds(model, way, 4)["first token"] for way in ways]
+first.append(first[-1] + 1e3 * scores_seconds(model, 1, 4, 1024))
+print(f"{model}, all predicted. Gains by cause, of the first token:")
+causes = "the cache", "prompts repeated", "and scores written to memory"
+for cause, ms in zip(causes, first[1:], strict=True):
+    print(f"  {cause}: {ms / first[0]:.2f}")
+best = {way: segment_throughput.run(model, way) for way in ways}
+alike = segment_throughput.run(model, "segment", best["transformers"].batch_size)
+gain = alike.throughput / best["transformers"].throughput
+more = best["segment"].throughput / alike.throughput
+print(f"throughput: {gain:.1f} at the same batch, {alike.batch_size} searches;", end=" ")
+print(f"{more:.1f} times more at {best['segment'].batch_size}")
+one, four = (segment_widths.milliseconds(model, "segment", w)["next token"] for w in (1, 4))
+print(f"the next token with segments: BW = 4 takes {four / one:.2f} times BW = 1")
+
+# %% [markdown]
+# **Explain.** Sort the gains by their cause.
+#
+# - *The next token.* The cache's gain is bytes: keys read once, nothing moved. It is far below the
+#   paper's. We think that the rest is fused kernels: a layer has hundreds of operators in
+#   `transformers`, says the paper, and nine in its own engine. We know no times of them.
+# - *BW = 1.* Nothing is shared. We predict only what *concatenate* costs. The paper says, too, that
+#   its gain here comes from fused kernels.
+# - *The first token.* The cache gains nothing: our standard way, too, prefills a prompt once.
+#   `transformers` repeats it first, so that BW times the rows run. And it writes all scores of
+#   attention to memory, and reads them again.
+# - *Throughput.* Here most is the cache's. A search takes fewer bytes, and hardly anything is in
+#   memory twice. So more searches share each reading of the weights. The paper's largest gain is
+#   still far above ours: its baseline also pays for many operators, and for fragments of memory.
+#
+# And BW = 4 as fast as BW = 1? In the prediction, yes. For this machine, see the last column of the
+# measured table.
+#
+# ## What if ...
+#
+# Write down what you expect before you run each.
+#
+# - ... the beams were eight, or sixteen? Which part of the segment cache grows?
+# - ... the response were long and the prompt short? Where does the standard way catch up?
+# - ... the search of step 6 had eight beams? How many iterations would B's prompt take?
+
+# %%
+width, length, response = 8, 512, 128
+for cache in ("standard", "segment"):
+    size = cached_tokens(cache, width, length, response) * gptj.kv_bytes_per_token() / 1e9
+    print(f"{cache}: {size:.2f} GB for one search of GPT-J (predicted)")
+
+# %% [markdown]
+# ## Questions
+#
+# **1.** Four beams, one response token. For which prompts does the segment cache hold *more* than
+# the standard one?
+#
+# <details><summary>Answer</summary>
+#
+# Standard holds 4 (P + 1), segment P + 4 x 16, for the response is padded to 16 steps. So segment
+# holds more where 3 P < 60: for prompts of fewer than 20 tokens. (Check with `cached_tokens`.)
+#
+# </details>
+#
+# **2.** In the left table of step 4, whole columns have one number. What lies in the other places
+# of these steps? Could one use that memory?
+#
+# <details><summary>Answer</summary>
+#
+# Keys of beams that have died. Nobody reads them again, but the segment keeps them until the search
+# ends. A paged cache, such as vLLM's, frees blocks that no beam uses any more. It pays with a block
+# table for the prompt, too.
+#
+# </details>
+#
+# **3.** The paper sees the first token's latency rise fast from 128 prompt tokens in
+# `transformers`, and from 512 with segments. Why is the ratio BW?
+#
+# <details><summary>Answer</summary>
+#
+# A prefill is bound by memory while its rows are few, and by compute when they are many (lesson 1).
+# The knee is a number of *rows*. `transformers` runs BW = 4 rows for each prompt token, and gets
+# there with a quarter of the tokens. `python experiments/segment_prompts.py` prints both knees.
+#
+# </details>
+#
+# **Exercises.** (a) Write `reorder` and `extend` with Python lists. Compare your table with that of
+# `SegmentMemory`, for random parents. (b) Let a segment grow by 64 steps in place of 16: what does
+# it cost, and what does it save?
+#
+# **Read next.** `beam/memory.py`, `beam/attention.py` and `beam/search.py`. Then `beam/native.py`:
+# the same attention in C++, which reads the prompt's keys once for all beams.

@@ -1,0 +1,107 @@
+"""Segment KV's Fig 6: the layouts hold the same keys, and what the script writes."""
+
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import torch
+from test_pipeline_figures import call
+
+from experiments import segment_attention as script
+from experiments.lib.common import SPREAD, paper_numbers, read_csv
+from fast import native
+
+SHAPE = script.QUICK
+needs_compiler = pytest.mark.skipif(
+    not native.usable(torch.device("cpu"), torch.bfloat16, 64, 2), reason="needs a C++ compiler"
+)
+
+
+def run(out: Path, *flags: str) -> str:
+    with redirect_stdout(StringIO()) as terminal:
+        call(script, "--quick", "--out", str(out), *flags)
+    return terminal.getvalue()
+
+
+@needs_compiler
+def test_a_row_for_each_layout_and_a_later_run_keeps_them(tmp_path: Path) -> None:
+    run(tmp_path, "--measure")
+    printed = run(tmp_path)
+    points = read_csv(tmp_path / "segment_attention.csv")
+    measured = {(p.series, p.x): p.y for p in points if p.source == "measured"}
+    layouts = {
+        (layout + end, size)
+        for layout in script.LAYOUTS
+        for end in ("", *SPREAD)
+        for size in SHAPE.batch_sizes
+    }
+    assert measured.keys() == layouts | {(script.READ + end, 0) for end in ("", *SPREAD)}
+    for (series, size), rate in measured.items():
+        if not series.endswith(SPREAD):
+            low, high = (measured[series + end, size] for end in SPREAD)
+            assert 0 < low <= rate <= high
+    paper = {(p.series, p.x): p.y for p in points if p.source == "paper"}
+    numbers = paper_numbers()
+    assert paper == {place: numbers[name] for name, place in script.PAPER.items()}
+    assert all(layout in printed for layout in script.LAYOUTS)
+    assert "measured, GB/s" in printed
+    assert (tmp_path / "segment_attention.png").read_bytes().startswith(b"\x89PNG")
+    assert all(len(line) <= 100 for line in printed.splitlines())
+
+
+def test_without_a_measurement(tmp_path: Path) -> None:
+    assert "--measure" in run(tmp_path)
+    assert {p.source for p in read_csv(tmp_path / "segment_attention.csv")} == {"paper"}
+
+
+def test_a_flag_that_needs_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run(tmp_path, "--repeats", "3")
+    assert "--repeats needs --measure" in capsys.readouterr().err
+
+
+@needs_compiler
+def test_all_layouts_attend_to_the_same() -> None:
+    """The kernel finds in every layout the key that was put there."""
+    from beam.native import attend_beams, searches_of
+
+    most, model = max(SHAPE.batch_sizes), SHAPE.model
+    generator = torch.Generator().manual_seed(0)
+    size = most, model.n_kv_head, most, SHAPE.prompt, model.head_dim
+    rows = most * script.WIDTH, model.n_head + 2 * model.n_kv_head, model.head_dim
+    truth = [torch.randn(1, *size[1:], generator=generator).bfloat16() for _ in range(2)]
+    qkv = torch.randn(rows, generator=generator).bfloat16()
+    memories = script.responses(SHAPE)
+    for slot, memory in enumerate(memories):
+        memory.slot = slot
+    searches = searches_of([(slot * script.WIDTH, each) for slot, each in enumerate(memories)])
+    found = {}
+    for layout in script.LAYOUTS:
+        prompts = []
+        for part in truth:
+            flat = torch.empty(part.numel(), dtype=part.dtype)
+            view = script.prompts_of(flat, layout, SHAPE, most)
+            assert view.shape == part.shape
+            view.copy_(part)
+            prompts.append(view[0])
+        y = torch.empty(rows[0], model.n_head * model.head_dim, dtype=torch.bfloat16)
+        attend_beams(qkv, *prompts, searches, 0, y)
+        found[layout] = y
+    assert found[script.HEAD].float().std() > 0.01
+    for layout in script.LAYOUTS:
+        assert torch.equal(found[layout], found[script.HEAD]), layout
+
+
+def test_bytes_are_those_of_distinct_keys() -> None:
+    memories = script.responses(SHAPE)
+    assert len(memories) == max(SHAPE.batch_sizes)
+    for memory in memories:
+        assert memory.steps == SHAPE.response
+        places = memory.table[:, : memory.steps].sort(dim=0).values.T  # (steps, BW)
+        assert (places == torch.arange(script.WIDTH)).all(), "no place is read twice"
+    model, values = SHAPE.model, 2  # K and V
+    prompt = model.n_kv_head * SHAPE.prompt * model.head_dim
+    response = memories[0].keys[:, : SHAPE.response].numel()
+    assert SHAPE.bytes(1) == values * 2 * (prompt + response)
+    assert SHAPE.bytes(2) == 2 * SHAPE.bytes(1)

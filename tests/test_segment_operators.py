@@ -1,0 +1,98 @@
+"""Operators of a layer in a beam search: what is counted, and what each way runs."""
+
+import re
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import torch
+from test_pipeline_figures import call
+
+from experiments import segment_operators as script
+from experiments.lib.common import paper_numbers, read_csv
+from fast import native
+
+STANDARD, PLAIN = "ours: standard, C++", "ours: segment, plain"
+needs_compiler = pytest.mark.skipif(
+    not native.usable(torch.device("cpu"), torch.bfloat16, 64, 1), reason="needs a C++ compiler"
+)
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    path = tmp_path_factory.mktemp("results")
+    with redirect_stdout(StringIO()) as terminal:
+        call(script, "--quick", "--out", str(path))
+    return path, terminal.getvalue()
+
+
+@needs_compiler
+def test_fewer_operators_and_fewer_copies(said: tuple[Path, str]) -> None:
+    out, printed = said
+    points = read_csv(out / "segment_operators.csv")
+    found = {point.series: point.y for point in points}
+    assert found[script.PAPER] == paper_numbers()["sk_ops_per_layer"]
+    assert [point.source for point in points if point.series == script.PAPER] == ["paper"]
+    assert found[script.OURS] < found[STANDARD] < found[PLAIN]
+    assert found[f"{script.OURS}: copies"] == 0, "nothing moves"
+    assert found[f"{STANDARD}: copies"] >= 4, "K and V concatenated, K and V reordered"
+    for way in (script.OURS, STANDARD, PLAIN):
+        assert found[f"{way}: products"] == 4, "preproj, postproj, ffn_ln1, ffn_ln2"
+        assert found[way] == sum(found[f"{way}: {kind}"] for kind in script.COUNTED)
+    assert (out / "segment_operators.png").read_bytes().startswith(b"\x89PNG")
+    assert all(len(line) <= 100 for line in printed.splitlines())
+
+
+@needs_compiler
+def test_our_list_is_printed_in_order(said: tuple[Path, str]) -> None:
+    rows = re.findall(r"^ ?\d+  .*  (\w+::\w+)$", said[1], re.MULTILINE)
+    small = [row for row in rows if row.startswith("native::")]
+    names = ["normalize", "rotate", "attend_beams", "normalize", "gate"]
+    assert small == [f"native::{name}" for name in names]
+    found = {point.series: point.y for point in read_csv(said[0] / "segment_operators.csv")}
+    assert len(rows) == found[script.OURS]
+
+
+def test_what_an_operator_is() -> None:
+    x = torch.ones(4, 8)
+
+    def run() -> None:
+        x.t().reshape(2, 16)  # its columns do not lie in a row: a copy
+        x.reshape(2, 16)  # these do
+        x.to(torch.float32)  # as it was
+        x.to(torch.bfloat16)
+        torch.nn.functional.linear(x, x)
+        torch.einsum("bij,bjk->bik", x[None], x.t()[None])
+        x.softmax(1)
+        torch.nn.functional.dropout(x, 0.5, training=False)
+        torch.cat((x, x))
+        x.exp()
+
+    found = [(script.short(each.name), each.kind) for each in script.watch(run).every]
+    moved = [pair for pair in found if pair[1] != "views"]
+    assert moved == [
+        ("reshape", "copies"),
+        ("to", "copies"),
+        ("linear", "products"),
+        ("einsum", "attention"),
+        ("softmax", "attention"),
+        ("cat", "copies"),
+        ("exp", "norms, element-wise"),
+    ]
+    views = [name for name, kind in found if kind == "views"]
+    assert {"t", "reshape", "dropout", "unsqueeze"} <= set(views)
+
+
+@needs_compiler
+def test_transformers_runs_more_of_them(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    way = "transformers, sdpa"
+    paths = [script.make_checkpoint(tmp_path, layers) for layers in (1, 2)]
+    found, _ = script.one_layer(way, paths)
+    assert script.total(found, ["products"]) == 7, "q, k, v, o, gate, up, down"
+    assert script.total(found, ["attention"]) == 1
+    assert "2 index_select" in script.listed(found, "copies"), "K and V reordered"
+    ours, ordered = script.one_layer(script.OURS, paths)
+    assert script.total(ours) < script.total(found)
+    assert sum(each.kind != "views" for each in ordered) == script.total(ours)
