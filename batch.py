@@ -62,7 +62,7 @@ class Request:
         return len(self.prompt) + self.max_tokens - 1
 
     @property
-    def most_in_slot(self) -> int:
+    def slot_tokens(self) -> int:
         """Those of them that lie in its slot."""
         return self.most_cached
 

@@ -16,7 +16,7 @@ from functools import partial
 
 from attention import PLAIN
 from batch import Request
-from beam.executor import know_beams
+from beam.executor import enable_beams
 from beam.outputs import BeamSearchOutput, beam_requests, output_of
 from beam.request import BeamSearchParams
 from configs import UserError
@@ -210,16 +210,16 @@ class LLM:
     def beam_search(
         self, prompts: Prompts, params: Params = None, cache: str = "segment"
     ) -> list[BeamSearchOutput]:
-        """The best sequences of each prompt, by beam search (beam/). Beams cannot be streamed.
+        """The best sequences of each prompt, in order (beam/). Beams cannot be streamed.
 
         A search takes one slot, and `beam_width` rows of the token budget. cache: "segment" keeps a
-        prompt once for all beams; "standard" copies it for each.
+        prompt once for all beams; "standard" copies it for each. Raises UserError as `generate`.
         """
         requests = self._requests(
             prompts, params, None, BeamSearchParams, cache=cache, slots=self.cache
         )
         for _ in self._run(requests):
-            know_beams(self._loop, self.attention)
+            enable_beams(self._loop, self.attention)
         return [output_of(request, self.trace, self._text) for request in requests]
 
     def resize_cache(self, max_batch_size: int, max_length: int | None = None) -> None:

@@ -154,19 +154,20 @@ def search_beams(llm: LLM, prompts: list[str], params: BeamSearchParams) -> None
             print(f"{prompt}{sequence.text}\n")
 
 
-def table(llm: LLM, trace: Trace) -> str:
+def table(llm: LLM, trace: Trace, beams: bool = False) -> str:
     """The rates of a run, as rows.
 
     Rates are per second of the iterations that did the work: a hybrid batch's seconds count for
     both of its kinds.
     """
+    decodes = "steps" if beams else "tokens"  # of all searches
     prefill = sum(i.seconds for i in trace.iterations if i.num_prefill_tokens)
     decode = sum(iteration.seconds for iteration in trace.iterations if iteration.num_decodes)
     budget = make_scheduler(llm.policy, 1, llm.chunk_size).chunk_size  # the policy may have its own
     rows = [
         ("policy", f"{llm.policy}, C = {budget}, B = {llm.max_batch_size}"),
         ("prefill", rate(trace.num_prefill_tokens, prefill)),
-        ("decode", rate(trace.num_decodes, decode)),
+        ("decode", rate(trace.num_decodes, decode, decodes)),
         ("iterations", f"{len(trace.iterations)} in {trace.seconds:.2f} s"),
         ("mean batch", f"{trace.mean_batch_size:.2f} requests"),
         ("model", f"{llm.config.name}, {llm.config.parameters / 1e6:.1f} M parameters"),
@@ -178,8 +179,8 @@ def table(llm: LLM, trace: Trace) -> str:
     return "\n".join(f"{name:<14}{value}" for name, value in rows)
 
 
-def rate(tokens: int, seconds: float) -> str:
-    return f"{tokens} tokens, {tokens / seconds:.0f} tokens/s" if tokens else "none"
+def rate(count: int, seconds: float, what: str = "tokens") -> str:
+    return f"{count} {what}, {count / seconds:.0f} {what}/s" if count else "none"
 
 
 def main() -> None:
@@ -213,7 +214,7 @@ def main() -> None:
         stream_one(llm, prompts[0], params)
     else:
         run_batch(llm, prompts, params)
-    print(table(llm, llm.trace))
+    print(table(llm, llm.trace, beams is not None))
     if args.perfetto:
         perfetto.save(args.perfetto, {llm.policy: llm.trace})
         print(f"\nwrote {args.perfetto}: open it on https://ui.perfetto.dev")

@@ -51,7 +51,8 @@ class Scheduler:
     A running request takes its whole prefill at once, then a token per decode. When the decodes'
     next tokens do not fit, the newest request is preempted: it loses its cache, waits at the head
     of the queue, and prefills its prompt and its output so far again (vLLM's recomputation). It
-    keeps its output: so each time that it runs, it comes nearer to its end.
+    keeps its output: so each time that it runs, it comes nearer to its end. (A beam search does
+    not: it begins anew.)
     """
 
     name = "?"
@@ -67,7 +68,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._preempted: list[Request] = []
-        self.single = True  # no beam search has come yet: the counts below are short
+        self.single = True  # no beam search was added: each decode is one row and one token
 
     def schedule(self, now: float) -> Batch | None:
         """The next batch, or None when there is nothing to run. `now`: s on the engine's clock."""

@@ -90,7 +90,7 @@ def run_all(loop: Loop, requests: Iterable[Request]) -> Trace:
 def refuse_beams(requests: Iterable[Request], instead: str) -> None:
     """A UserError if one is a beam search. instead: what to do with it."""
     for request in requests:
-        if request.rows > 1:
+        if not request.single:
             raise UserError(f"request {request.request_id} is a beam search: {instead}")
 
 
@@ -104,7 +104,7 @@ def check_requests(
     ids: set[int] = set()
     for request in requests:
         name = f"{what} {request.request_id}"
-        if request.most_in_slot > most:
+        if request.slot_tokens > most:
             raise UserError(
                 f"{name}: {len(request.prompt)} prompt tokens + max_tokens {request.max_tokens} - 1"
                 f" exceed the {most} tokens that {whose} allows"

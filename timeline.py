@@ -163,7 +163,7 @@ class Trace:
 
     @property
     def num_decodes(self) -> int:
-        """Decodes run, one output token each.
+        """Decodes run, one output token each; a beam search counts once for all its beams.
 
         A request's first output token belongs to its prefill.
         """

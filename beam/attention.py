@@ -1,8 +1,8 @@
 """Attention of a beam search: over the prompt, over the response, and the two put together.
 
 All beams of a search read the same keys of the prompt: these are read once for all. Softmax over
-both segments needs one denominator, so that "adding the two results up" takes care: each is scaled
-by what its own largest score lacks to the largest of both (segment KV, Sec 3.3; FlashAttention).
+both segments needs one denominator. So the two parts cannot just be added (segment KV, Sec 3.3).
+Each is first multiplied by exp(its maximum - the larger maximum), as in FlashAttention.
 """
 
 import math
@@ -93,7 +93,7 @@ def plain(attend: SpanAttention) -> BeamAttention:
     return attention
 
 
-def beside(inner: Attention, beams: BeamAttention) -> Attention:
+def with_beams(inner: Attention, beams: BeamAttention) -> Attention:
     """A back end for batches that may hold beams: the rows of all others go to `inner`."""
 
     def attention(batch: FlatBatch, cache: KVCache) -> AttendLayer:

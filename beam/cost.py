@@ -117,7 +117,7 @@ class BeamCostModel(CostModel):
 
         Its beams share what is read. So FLOPs may take longer than bytes, where many queries meet
         each key: 2 x BW x (query heads of a KV head) FLOPs a value. The larger of both counts: an
-        ordinary decode costs its bytes alone (`CostModel.attention`), and so does a width of 1.
+        ordinary decode costs its bytes alone (`CostModel.attention`). So does a width of 1.
         """
         model, context = self.model, len(request.prompt) + response_tokens(request)
         channels = model.n_layer * model.n_head * model.head_dim // self.tp

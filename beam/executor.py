@@ -10,7 +10,7 @@ from torch import Tensor
 from attention import FlatBatch, reference, sdpa
 from batch import Batch, Request
 from beam import native
-from beam.attention import beside, plain
+from beam.attention import plain, with_beams
 from beam.memory import MEMORIES, BeamSpan, SegmentMemory, StandardMemory
 from beam.request import ENDED, BeamRequest
 from beam.search import best_candidates
@@ -22,20 +22,21 @@ from sampling import sample
 
 
 class BeamExecutor(ModelExecutor):
-    """A `ModelExecutor` that knows beams, too. It takes over the slots and the clock of `before`.
+    """A `ModelExecutor` that also runs beams. It takes over the slots and the clock of `before`.
 
-    backend: the name of the attention ("native": C++ for the beams, too).
+    backend: the name of the attention. With "native", that of beams is in C++, too.
     """
 
     def __init__(self, before: ModelExecutor, backend: str):
-        vars(self).update(vars(before))
+        super().__init__(before.model, before.cache, before.attention, before.time_operators)
+        self.slot_of, self.origin = before.slot_of, before.origin
         written_out = plain(reference if backend == "math" else sdpa)
         of_beams = native.attention if backend == "native" else written_out
-        self.attention = beside(before.attention, of_beams)
+        self.attention = with_beams(before.attention, of_beams)
         self.memories: dict[int, SegmentMemory | StandardMemory] = {}  # by request id
 
     def flatten(self, batch: Batch) -> FlatBatch:
-        """Rows of beams come last. Those before are what they would be without beams."""
+        """Rows of beams come last. All other rows are as in a batch without beams."""
         others, searches = apart(batch.decodes)
         flat = super().flatten(Batch(batch.chunks, others))
         tokens, slots, positions = [], [], []
@@ -111,7 +112,7 @@ def apart(requests: list[Request]) -> tuple[list[Request], list[BeamRequest]]:
     return [r for r in requests if not is_beam(r)], [r for r in requests if is_beam(r)]
 
 
-def know_beams(loop: Loop, backend: str) -> None:
+def enable_beams(loop: Loop, backend: str) -> None:
     """Let a loop run beam searches, beside what it runs already. A UserError if it cannot."""
     if isinstance(loop.executor, GraphExecutor):
         raise UserError("cuda_graphs replays fixed shapes, and beams grow: choose False")

@@ -37,7 +37,7 @@ class SegmentMemory:
     def reorder(self, parents: list[int]) -> None:
         """Beam b goes on where beam parents[b] was: it inherits all its steps, not the last alone.
 
-        A table that kept the last parent only would read the keys of strangers before it.
+        A table that kept the last parent only would read other beams' keys at earlier steps.
         """
         self.table = self.table[parents]
 
@@ -68,7 +68,7 @@ class SegmentMemory:
 
 class StandardMemory:
     """Each beam's own copy of everything: layers[i] = [keys, values], (n_kv_head, BW, length,
-    head_dim) each.
+    head_dim) each. The prompt stays in its slot, too, which no formula counts.
     """
 
     def __init__(self, cache: KVCache, slot: int, prompt: int, beam_width: int):
@@ -79,6 +79,8 @@ class StandardMemory:
         ]
 
     def reorder(self, parents: list[int]) -> None:
+        if self.beam_width == 1:
+            return  # transformers without beams reorders nothing either
         chosen = torch.tensor(parents, device=self.layers[0][0].device)  # (BW,)
         for layer in self.layers:
             for i in range(2):

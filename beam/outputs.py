@@ -1,4 +1,4 @@
-"""From prompts to beam requests, and from searches to what a caller gets."""
+"""From prompts to beam requests, and from searches to outputs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ def beam_requests(
     params: one for all, or one for each. slots: where the prompts will lie.
     Raises UserError for what can never run.
     """
-    longest = config.window or config.max_length  # positions that the model has
+    longest = min(config.window or config.max_length, config.max_length)  # positions
     if cache not in CACHES:
         raise UserError(f"cache is {cache!r}; choose from {', '.join(CACHES)}")
     if not isinstance(params, Sequence):
@@ -72,16 +72,21 @@ def beam_requests(
 
 
 def check_room(requests: Sequence[BeamRequest], slots: KVCache) -> None:
-    """A UserError if the responses of those that run at once exceed the device's memory."""
+    """A UserError if what the largest searches add to their slots exceeds the device's memory.
+
+    As many run at once as there are slots. On a GPU, memory is what is free beside the slots.
+    """
     one = slots.bytes // (slots.slots * slots.length)  # bytes of a token
-    grown = sorted((one * (r.most_cached - r.most_in_slot) for r in requests), reverse=True)
-    need, memory = slots.bytes + sum(grown[: slots.slots]), memory_of(slots.k.device)
+    largest = sorted(requests, key=lambda r: r.most_cached, reverse=True)[: slots.slots]
+    need = one * sum(r.most_cached - r.slot_tokens for r in largest)
+    device, memory = slots.k.device, memory_of(slots.k.device)
+    if memory is not None and device.type == "cpu":
+        memory -= slots.bytes
     if memory is not None and need > memory:
         raise UserError(
-            f"{min(len(grown), slots.slots)} searches of {requests[0].beam_width} beams and"
-            f" max_tokens {requests[0].max_tokens} need {need / 1e9:.1f} GB of cache;"
-            f" {slots.k.device} has {memory / 1e9:.1f} GB: choose fewer beams, max_tokens or"
-            " max_batch_size"
+            f"{len(largest)} searches, of up to {largest[0].beam_width} beams and max_tokens"
+            f" {largest[0].max_tokens}, need {need / 1e9:.1f} GB beside their prompts; {device} has"
+            f" {memory / 1e9:.1f} GB: choose fewer beams, max_tokens or max_batch_size"
         )
 
 

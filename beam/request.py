@@ -20,9 +20,9 @@ class BeamSearchParams:
     sequences to return, the best first; None: beam_width. length_penalty: a sequence of n tokens
     has the score cum_logprob / n ** length_penalty, so that above 0 it favours long ones.
     early_stopping: True ends the search once beam_width sequences have finished. False ends it when
-    the best beam cannot overtake the worst of them at its present length. "never" looks as far
-    ahead as max_tokens, where length_penalty is above 0. stop_ids: tokens that end a sequence.
-    ignore_eos: go on after the end-of-text token.
+    the best beam cannot overtake the worst of them at its present length. "never" compares at
+    max_tokens if length_penalty is above 0, else as False does. stop_ids: tokens that end a
+    sequence. ignore_eos: go on after the end-of-text token.
     """
 
     beam_width: int = 4
@@ -94,7 +94,7 @@ class BeamRequest(Request):
     cache: str = "segment"
     single = False
     make_search: Callable[[], object] | None = None  # a BeamSearch, where the model really runs
-    search: object = None  # the one that is on its way
+    search: object = None  # the one that is running
 
     def __post_init__(self) -> None:
         Request.__post_init__(self)  # no super(): slots make a second class
@@ -112,7 +112,7 @@ class BeamRequest(Request):
         return self.tokens_at(self.max_tokens - 1)
 
     @property
-    def most_in_slot(self) -> int:
+    def slot_tokens(self) -> int:
         return len(self.prompt)
 
     def tokens_at(self, response: int) -> int:

@@ -8,9 +8,10 @@ experiments/bench_beams.py starts this file.
 
 It answers each line with one JSON line, and ends with its input:
 
-    first, next   s: from the call to the first token of all prompts; then for each further token
-    peak          bytes of the process at its largest, less those before the call: the cache, its
-                  copies, and activations; the weights are there before (Linux; else null)
+    first, next   s: from the call to the first token of all prompts; then for each further token.
+                  Our clock stops when the beams are chosen, that of transformers just before
+    peak          bytes: largest RSS less the RSS before the call. It holds the cache, its copies
+                  and activations, not the weights (Linux; else null)
     tokens        the best sequence of each prompt
 
 End-of-text is ignored. "segment" and "standard" are `LLM.beam_search` with either cache, all
@@ -55,6 +56,7 @@ def transformers_search(checkpoint: str, dtype: str) -> tuple[Search, Callable]:
                 num_beams=beam_width, do_sample=False, pad_token_id=0, eos_token_id=None,
                 logits_processor=LogitsProcessorList([clock]),
             )  # fmt: skip
+        assert len(clock.times) == response
         return clock.times, out[:, ids.shape[1] :].tolist()
 
     return run, lambda prompts, response: None
@@ -72,10 +74,9 @@ def our_search(checkpoint: str, dtype: str, cache: str) -> tuple[Search, Callabl
     def run(prompts: Prompts, beam_width: int, response: int) -> tuple[list[float], Prompts]:
         room(len(prompts), max(map(len, prompts)))
         params = BeamSearchParams(beam_width, response, n=1, ignore_eos=True)
-        start = time.perf_counter()
         outputs = llm.beam_search(prompts, params, cache=cache)
-        found = llm.trace.iterations
-        times = [start + each.start + each.seconds - found[0].start for each in found]
+        origin = llm._loop.executor.origin  # the clock's, at which an iteration's start is 0
+        times = [origin + each.start + each.seconds for each in llm.trace.iterations]
         assert len(times) == response, "one batch, from the first token to the last"
         return times, [output.sequences[0].token_ids for output in outputs]
 

@@ -229,10 +229,10 @@ def print_measured(points: Sequence[Point]) -> None:
     ratios = [b.y / s.y for b, s in zip(found[BATCH], found[SEQUENCE], strict=True)]
     numbers = paper_numbers()
     say(
-        "Low at BS = 1? There, the paper reaches"
+        "At BS = 1 the paper reaches"
         f" {100 * numbers['sk_kernel_bs1'] / numbers['sk_kernel_bs16']:.0f} % of its rate at 16."
-        f" Here it is {', '.join(shares)} of the best larger batch. Few cores share out the heads"
-        " of one request evenly: none lacks work."
+        f" Here it is {', '.join(shares)} of the best larger batch. Its reason, fewer work groups"
+        " than cores, cannot hold for these few cores. We know of none for what is left."
         f" Batch first over sequence first: {ratios[0]:.2f}x at BS = 1,"
         f" {statistics.median(ratios[1:]):.2f}x above (median).",
     )

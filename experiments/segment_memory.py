@@ -60,7 +60,7 @@ def largest_bytes(llm: "LLM", cache: str, batch_size: int, length: int) -> int:
     """Bytes of all K and V, when they are most. length: tokens of prompt, and of response."""
     import torch  # predicting needs none of these
 
-    from beam.executor import know_beams
+    from beam.executor import enable_beams
     from beam.outputs import beam_requests
     from executor import ModelExecutor
     from loop import Loop
@@ -70,7 +70,7 @@ def largest_bytes(llm: "LLM", cache: str, batch_size: int, length: int) -> int:
         make_scheduler("request_level", batch_size, length),
         ModelExecutor(llm.model, llm.cache, llm.attend),
     )
-    know_beams(loop, llm.attention)
+    enable_beams(loop, llm.attention)
     prompts = [Request(i, [1 + i] * length, length) for i in range(batch_size)]
     params = BeamSearchParams(WIDTH, length, ignore_eos=True)
     for request in beam_requests(prompts, params, cache, llm.config, llm.cache):

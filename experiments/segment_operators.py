@@ -20,8 +20,6 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import matplotlib.pyplot as plt
 
@@ -31,13 +29,13 @@ from experiments.lib.common import Point, curves, paper_numbers, print_table, pr
 from experiments.lib.figure import Figure, run_figure
 from experiments.lib.look import COLOURS
 from experiments.lib.measuring import this_machine
+from experiments.lib.operators import KINDS, LAYER, Operator, short, watch
 from experiments.lib.segment import WIDTH, say
 
 NAME = "segment_operators"
 CONFIG = replace(MODELS["demo"], n_kv_head=4)  # as Llama2 13B, without grouped queries
 DTYPE = "bfloat16"
 PROMPT, TOKENS = 8, 5  # the step counted yields token 5: no segment grows there
-LAYER = "the last layer"  # what the profiler shows it as
 PAPER = "paper, fused"
 OURS = "ours: segment, C++"
 # name: options of ours (LLM's, and the cache), or of transformers' model
@@ -48,27 +46,14 @@ WAYS = {
     "transformers, sdpa": {"attn_implementation": "sdpa"},
     "transformers, eager": {"attn_implementation": "eager"},
 }
-KINDS = {
-    "products": COLOURS["blue"],
-    "attention": COLOURS["green"],
-    "norms, element-wise": COLOURS["orange"],
-    "copies": COLOURS["vermilion"],
-    "views": "#BBBBBB",
-}
+COLOUR = dict(
+    zip(
+        KINDS,
+        [*(COLOURS[n] for n in ("blue", "green", "orange", "vermilion")), "#BBBBBB"],
+        strict=True,
+    )
+)
 COUNTED = [kind for kind in KINDS if kind != "views"]
-# Short names of operators. VIEWS touch no data, or not always: then what they call tells.
-VIEWS = {
-    "alias", "as_strided", "chunk", "contiguous", "detach", "dropout", "empty", "empty_like",
-    "empty_strided", "expand", "flatten", "narrow", "new_empty", "permute", "promote_types",
-    "reshape", "select", "slice", "split", "split_with_sizes", "squeeze", "t", "to", "transpose",
-    "unbind", "unflatten", "unsqueeze", "view", "_reshape_alias", "_unsafe_view",
-}  # fmt: skip
-COPIES = {
-    "cat", "clone", "contiguous", "copy_", "flatten", "gather", "index", "index_put_",
-    "index_select", "repeat", "repeat_interleave", "reshape", "stack", "to",
-}  # fmt: skip
-ATTENTION = {"attend", "attend_beams", "bmm", "scaled_dot_product_attention", "softmax"}
-PRODUCTS = {"addmm", "linear", "mm", "_linear_pointwise"}
 # What the text says is one kernel each; the paper prints no list.
 NINE = [
     "RMSNorm", "QKV product", "RoPE", "attention, table included", "output product + residual",
@@ -76,76 +61,7 @@ NINE = [
 ]  # fmt: skip
 
 
-class Operator(NamedTuple):
-    name: str  # aten::cat
-    kind: str  # one of KINDS
-    calls: int  # operators that it calls, and those that they call
-
-
 Operators = Counter[Operator]
-
-
-class Watched(NamedTuple):
-    """In the order in which they ran."""
-
-    every: list[Operator]
-    layer: list[Operator]  # those inside the last event that is called LAYER
-
-
-def short(name: str) -> str:
-    return name.partition("::")[2]
-
-
-def is_operator(event: Any) -> bool:
-    return event.name.startswith(("aten::", "mkldnn::", "native::"))
-
-
-def described(event: Any) -> Operator:
-    """Its kind is told by its name, and by the names of all that it calls."""
-    below, waiting = [], [event]
-    while waiting:
-        below.append(waiting.pop())
-        waiting += below[-1].cpu_children
-    called = {short(each.name) for each in below}
-    kind = "copies" if short(event.name) in COPIES else "norms, element-wise"
-    if called & PRODUCTS:
-        kind = "products"
-    if called & ATTENTION:
-        kind = "attention"
-    if called <= VIEWS:
-        kind = "views"
-    return Operator(event.name, kind, sum(map(is_operator, below)) - 1)
-
-
-def watch(run: Callable[[], object]) -> Watched:
-    """The operators that `run` runs, but for those that another operator calls."""
-    from torch.profiler import ProfilerActivity, profile, record_function
-
-    from beam import native as of_beams
-    from fast import native
-
-    def function(name: str, *dtype: object) -> Callable[..., None]:
-        return record_function(f"native::{name}")(unmarked(name, *dtype))
-
-    unmarked, profiler = native.function, profile(activities=[ProfilerActivity.CPU])
-    with (
-        patch.object(native, "function", function),
-        patch.object(of_beams, "function", function),
-        profiler,
-    ):
-        run()
-    events = sorted(profiler.events(), key=lambda event: event.time_range.start)
-    last = [event for event in events if event.name == LAYER][-1:]
-    found = Watched([], [])
-    for event in filter(is_operator, events):
-        above, caller = [], event
-        while (caller := caller.cpu_parent) is not None:
-            above.append(caller)
-        if not any(map(is_operator, above)):
-            found.every.append(described(event))
-            if any(each in last for each in above):
-                found.layer.append(found.every[-1])
-    return found
 
 
 def our_search(checkpoint: Path, cache: str, fast: bool) -> Callable[[int], object]:
@@ -307,7 +223,7 @@ def draw(points: Sequence[Point]) -> plt.Figure:
     figure, axes = plt.subplots(figsize=(16, 6.5), layout="constrained")
     axes.barh([0], [nine], 0.62, color=COLOURS["purple"], label="kinds not stated")
     left = [nine, *[0.0] * len(ways)]
-    for kind, colour in KINDS.items():
+    for kind, colour in COLOUR.items():
         widths = [0.0, *[found[f"{way}: {kind}"][0].y for way in ways]]
         style = {"hatch": "//", "edgecolor": "white"} if kind == "views" else {}
         label = "views, allocations: not in the sum" if kind == "views" else kind

@@ -7,10 +7,9 @@ One prompt of 32 to 4096 tokens, a response of 32, BW = 4. The next token is the
 second to the last. `experiments/lib/segment.py` says what the three ways are; the paper's baseline
 is `transformers`.
 
-The paper sees a knee: up to there, the first token's latency hardly grows. We call knee the
-shortest prompt whose first token is predicted to take at least twice the time that it takes at 32
-tokens. The paper gives no definition, and only the lengths that it drew: powers of two. What is
-measured has those lengths alone, too.
+The paper sees a knee: up to there, the first token's latency hardly grows. For us, the knee is the
+shortest prompt whose first token takes at least twice as long as at 32 tokens. The paper gives no
+definition, and only the lengths that it drew: powers of two. So does our measurement.
 """
 
 from functools import partial
@@ -214,22 +213,23 @@ def print_measured(points: list[Point]) -> None:
     if len(knees) == 2 and max(knees) == shortest[1].x:
         say(
             f"No knee to see here: twice the tokens take twice the time from {shortest[0].x:g} on.",
-            "A product of so few rows fills this CPU already, for it has fewer FLOPs for each byte",
-            "of its memory than a GPU. The gain is the rows, at any length.",
+            "We think that so few rows already keep this CPU's multipliers busy: it has fewer",
+            "FLOPs for each byte of its memory than a GPU.",
         )
     elif len(knees) == 2:
+        moves = f"moves {knees[0] / knees[1]:g}x" if knees[0] != knees[1] else "does not move here"
         say(
-            f"The knee moves {knees[0] / knees[1]:g}x; the paper's moves {WIDTH}x. Only powers of",
-            "two are measured, and a CPU has fewer FLOPs for each byte of its memory than a GPU:",
-            "fewer rows fill it.",
+            f"The knee {moves}; the paper's moves {WIDTH}x. Only powers of two are measured. We",
+            "think that fewer rows keep a CPU busy: it has fewer FLOPs for each byte of its memory",
+            "than a GPU.",
         )
 
 
 def print_misses() -> None:
     others = [f"{more:g}x at {knee(OURS, more)} and {knee(THEIRS, more)}" for more in (1.5, 3)]
     say(
-        "The knees lie where row 513 begins a new tile: that they are so near to the paper's is",
-        "luck.",
+        f"The knees lie at row {knee(OURS)} ({OURS}) and row {WIDTH * (knee(THEIRS) - 1) + 1}",
+        f"({THEIRS}), where tiles begin. That they are so near to the paper's is luck.",
         f"The first token reaches {' tokens, and '.join(others)}.",
     )
     gains, lengths = [], (512, 1024, 2048)

@@ -248,11 +248,11 @@ def print_misses() -> None:
     )
     say(
         f"The largest gain: the paper has {numbers['sk_throughput_high']:g}x, and does not say of"
-        " which model. Its baseline's operators are not fused, which takes longer, and its memory"
-        " fragments, so that fewer requests fit. We price neither.",
+        " which model. We think that its baseline loses more: its operators are not fused, and its"
+        " memory fragments. We price neither.",
     )
     say(
-        f"The smallest: {large} on {TILES[large]} tiles. All-reduces over Xe Link, 15 GB/s a tile,"
+        f"The smallest: {large} on {TILES[large]} tiles. All-reduces between cards, over Xe Link,"
         f" take long in all ways. Without them, its gain would be {gain:.1f}x: the paper's exchange"
         " may be faster than our ring.",
     )
@@ -282,8 +282,7 @@ def print_measured(points: list[Point]) -> None:
         f"The paper's {low:g}x is {verdict}: {gain[0].y:.1f}x ({found['gain lowest'][0].y:.1f} to",
         f"{found['gain highest'][0].y:.1f}). {by_batch:.1f} times the prompts fit, and their batch",
         f"takes {by_batch / gain[0].y:.2f} times as long.",
-        "Activations count in this budget, and not in the prediction."
-        + " A batch whose rows fill a CPU takes longer with each prompt more." * (not reached),
+        "Activations count in this budget, and not in the prediction.",
     )
 
 

@@ -275,8 +275,7 @@ def print_measured(points: list[Point]) -> None:
     say(
         f"Measured, BW = 4 over BW = 1, next token with segments: {', '.join(wider)}.",
         "First token, BW = 4: transformers runs 4 times the rows. Next token: every engine reads",
-        "all weights, which no cache saves, so that the gain is larger where the cache is large",
-        "beside them: for long prompts and large batches.",
+        "all weights, and no cache saves that.",
     )
 
 

@@ -42,7 +42,7 @@ def make_requests(
         arrivals = list(moments)
     except (TypeError, ValueError):
         raise UserError("arrival_times must be a list of seconds, one for each prompt") from None
-    for name, values in (("sampling_params", params), ("arrival_times", arrivals)):
+    for name, values in ((kind.__name__, params), ("arrival_times", arrivals)):
         if len(values) != len(prompts):
             raise UserError(
                 f"{len(prompts)} prompts but {len(values)} {name}: give one for each prompt"

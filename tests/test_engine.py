@@ -664,7 +664,7 @@ def test_bad_prompts(llm: LLM) -> None:
     ]:
         with pytest.raises(UserError, match=message):
             llm.generate(prompts, params)
-    with pytest.raises(UserError, match="2 prompts but 1 sampling_params"):
+    with pytest.raises(UserError, match="2 prompts but 1 SamplingParams"):
         llm.generate([[1], [2]], [params])
     assert len(llm.generate([[1, 2]], params)[0].token_ids) == 10, (
         "a refused call leaves the engine usable"

@@ -86,7 +86,9 @@ class Engines:
     def ask(self, searches: Mapping[str, Search], repeats: int) -> dict[str, Seen]:
         """Run each search `repeats` times, in alternation. searches: by a label of your choice."""
         seen = {label: Seen() for label in searches}
-        turns = [label for _ in range(repeats) for label in searches]
+        labels = list(searches)
+        starts = [turn % len(labels) for turn in range(repeats)]  # each round begins with another
+        turns = [label for i in starts for label in labels[i:] + labels[:i]]
         with progress(turns, "searches") as bar:
             for label in bar:
                 each = searches[label]
