@@ -39,8 +39,8 @@ def beam_loop(
 ) -> Loop:
     cache = KVCache(model.config, slots, model.config.max_length, model.dtype)
     scheduler = make_scheduler(policy, slots, chunk_size, cache_tokens)
-    loop = Loop(scheduler, ModelExecutor(model, cache, PLAIN["math"]))
-    enable_beams(loop, "math")
+    loop = Loop(scheduler, ModelExecutor(model, cache, PLAIN["sdpa"]))
+    enable_beams(loop, "sdpa")
     return loop
 
 
@@ -54,7 +54,7 @@ def drawn(generator: random.Random, model: Transformer) -> Case:
     width = generator.randint(1, 8)
     params = BeamSearchParams(
         width,
-        generator.choice((8, 8, 8, 35)) - generator.randint(0, 7),
+        generator.randint(1, 16),
         length_penalty=generator.choice((0.0, 1.0, -0.5, 2.0)),
         early_stopping=generator.choice((True, False, "never")),
         stop_ids=tuple(generator.sample(range(config.vocab_size), generator.choice((0, 2, 6)))),
@@ -73,7 +73,9 @@ def test_both_caches_find_the_same_beside_ordinary_requests(policy: str, tiny: T
     runs segment and standard searches and ordinary requests at once, and preempts some.
     """
     generator = random.Random(f"{policy} {tiny.config.name}")
-    cases = [drawn(generator, tiny) for _ in range(25)]
+    # two of them begin together; when both need a second segment, one must go
+    large = [([7 + i] * 20, BeamSearchParams(8, 34, stop_ids=(3,))) for i in range(2)]
+    cases = large + [drawn(generator, tiny) for _ in range(23)]
     requests: list[Request] = []
     for case in cases:
         for cache in ("segment", "standard"):
@@ -82,11 +84,11 @@ def test_both_caches_find_the_same_beside_ordinary_requests(policy: str, tiny: T
         Request(len(requests) + i, [1 + i] * generator.randint(1, 20), generator.randint(1, 9))
         for i in range(5)
     ]
-    mixed = requests + ordinary
-    largest = max(request.most_cached for request in mixed)
+    first, mixed = [requests[0], requests[2]], [requests[1], *requests[3:], *ordinary]
+    largest = max(request.most_cached for request in requests)
     loop = beam_loop(tiny, policy, 6, generator.randint(4, 40), largest)
     generator.shuffle(mixed)
-    for request in mixed:
+    for request in first + mixed:
         loop.add(request)
     trace = loop.run()
     for a, b in zip(requests[::2], requests[1::2], strict=True):

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments import fidelity, serve_capacity
+from experiments import bench_beams, fidelity, serve_capacity
+from experiments.lib import beam_cases
 from experiments.lib.common import read_csv
 
 ROOT = Path(__file__).parent.parent
@@ -213,3 +214,35 @@ def test_measured_shapes_and_latencies_are_those_in_results() -> None:
     ]
     for point in (point for point in points if point.x == max(other.x for other in points)):
         assert re.search(rf"\b{1e3 * point.y:.0f} ms\b", SERVING), point
+
+
+def test_the_beams_document_shows_what_results_hold(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Its tables are lines that the scripts print, and its claims come from their files."""
+    document = DOCUMENTS["docs/beams.md"]
+    (code,) = blocks(document, "python")
+    assert run("-c", code).count("'") >= 8
+    results = ROOT / "results"
+    bench_beams.print_rows(beam_cases.rows_of(read_csv(results / "bench_beams.csv")))
+    printed = capsys.readouterr().out + run("experiments/segment_memory.py", "--out", str(tmp_path))
+    lines = {" ".join(line.split()) for line in printed.splitlines()}
+    shown = [line for block in blocks(document, "text") for line in block.splitlines()]
+    assert len(shown) > 15
+    for line in shown:
+        assert " ".join(line.split()) in lines, line
+
+    def found(name: str, source: str) -> dict[str, float]:
+        points = [p for p in read_csv(results / f"{name}.csv") if p.source == source]
+        return {p.series + (f"@{p.x:g}" if p.x_unit else ""): p.y for p in points}
+
+    measured = found("segment_widths", "measured")
+    for model in ("laptop", "gpt2"):
+        assert f"{measured[f'{model}, first token, gain@4']:.1f}x (`{model}`)" in document
+        wider = [measured[f"{model}, next token, segment@{width}"] for width in (4, 1)]
+        assert f"{wider[0] / wider[1]:.2f}x (`{model}`)" in document
+    assert f"{found('segment_throughput', 'measured')['gain']:.1f}x with 1 GB" in document
+    attention = found("segment_attention", "measured")
+    for layout in ("head first", "batch first", "sequence first"):
+        best = max(y for name, y in attention.items() if re.fullmatch(rf"{layout}@\d+", name))
+        assert f"{100 * best / attention['plain read']:.0f} %" in document, layout
