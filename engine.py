@@ -74,8 +74,8 @@ class LLM:
     policy, chunk_size (C, tokens; the token budget), cache_tokens (what the cache may hold of all
         requests together; None: all that fits its slots): see scheduler.py. You may change them
         while no request runs.
-    max_batch_size (B, requests), max_length (prompt + output - 1, in tokens): the cache is
-        allocated at once for B requests of that length. You may lower B later.
+    max_batch_size (B, requests), max_length (prompt + output - 1, in tokens; of a beam search, the
+        prompt): the cache is allocated at once for B requests of that length. You may lower B.
     dtype: "auto" is bfloat16 where the hardware has it, else float32.
     device: "auto" is cuda where there is one, else cpu.
     attention: "math", "sdpa", "native" or "xformers". "auto" is native on a CPU with a compiler, on

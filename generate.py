@@ -45,7 +45,7 @@ def parse_args() -> argparse.Namespace:
     add(
         "--max-length",
         type=int,
-        help="longest prompt + output, in tokens (default: all that the model allows)",
+        help="longest prompt + output in tokens; with --beams, prompt (default: the model's)",
     )
     add("--max-tokens", type=int, default=64, help="output tokens at most (default: 64)")
     add("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
@@ -65,12 +65,14 @@ def parse_args() -> argparse.Namespace:
         "--beams",
         type=int,
         metavar="BW",
-        help="search with BW beams instead of sampling (default: no beam search)",
+        help="search with BW beams instead of sampling; each takes a row of C (default: none)",
     )
+    add("--n", type=int, help="of --beams: print the n best (default: all)")
+    add("--cache", help="of --beams: segment or standard (default: segment)")
     add(
         "--length-penalty",
         type=float,
-        help="of --beams: above 0 it favours long sequences (default: 1)",
+        help="of --beams: score = log-probability / length ** this; -10 to 10 (default: 1)",
     )
     add("--seed", type=int, default=0, help="of the sampling (default: 0)")
     add("--ignore-eos", action="store_true", help="go on after the end-of-text token")
@@ -96,8 +98,9 @@ def parse_args() -> argparse.Namespace:
 def beam_params(args: argparse.Namespace) -> BeamSearchParams | None:
     """What --beams asks for. A UserError where it meets an option of sampling."""
     if args.beams is None:
-        if args.length_penalty is not None:
-            raise UserError("--length-penalty ranks beams: give --beams too")
+        for name in ("length_penalty", "n", "cache"):
+            if getattr(args, name) is not None:
+                raise UserError(f"--{name.replace('_', '-')} is of beams: give --beams too")
         return None
     for name, usual in (("temperature", 0.0), ("top_k", 0), ("top_p", 1.0)):
         if getattr(args, name) != usual:
@@ -106,7 +109,7 @@ def beam_params(args: argparse.Namespace) -> BeamSearchParams | None:
                 f"{flag} is {getattr(args, name)}; a beam search draws nothing: omit it"
             )
     return BeamSearchParams(
-        args.beams, args.max_tokens, ignore_eos=args.ignore_eos,
+        args.beams, args.max_tokens, args.n, ignore_eos=args.ignore_eos,
         length_penalty=1.0 if args.length_penalty is None else args.length_penalty,
     )  # fmt: skip
 
@@ -146,11 +149,15 @@ def run_batch(llm: LLM, prompts: list[str], params: SamplingParams) -> None:
         print(f"--- {index + 1} of {len(prompts)}\n{prompt}{text}\n")
 
 
-def search_beams(llm: LLM, prompts: list[str], params: BeamSearchParams) -> None:
-    for prompt, output in zip(prompts, llm.beam_search(prompts, params), strict=True):
+def search_beams(llm: LLM, prompts: list[str], params: BeamSearchParams, cache: str) -> None:
+    outputs = llm.beam_search(prompts, params, cache=cache)
+    for number, (prompt, output) in enumerate(zip(prompts, outputs, strict=True), 1):
         for rank, sequence in enumerate(output.sequences, 1):
             ended = "ended" if sequence.finish_reason == "stop" else "cut at max_tokens"
-            print(f"--- {rank} of {len(output.sequences)}, score {sequence.score:.3f}, {ended}")
+            of = f"prompt {number} of {len(prompts)}, " if len(prompts) > 1 else ""
+            print(
+                f"--- {of}beam {rank} of {params.beam_width}, score {sequence.score:.4g}, {ended}"
+            )
             print(f"{prompt}{sequence.text}\n")
 
 
@@ -209,7 +216,7 @@ def main() -> None:
         cuda_graphs=args.cuda_graphs,
     )
     if beams:
-        search_beams(llm, prompts, beams)
+        search_beams(llm, prompts, beams, "segment" if args.cache is None else args.cache)
     elif len(prompts) == 1:
         stream_one(llm, prompts[0], params)
     else:

@@ -18,7 +18,7 @@ class BeamSearchSequence:
     """One sequence that a search has found."""
 
     token_ids: list[int]  # of the output, an end token included
-    text: str  # "" where the model has no tokenizer
+    text: str  # without the end token; "" where the model has no tokenizer
     cum_logprob: float
     score: float  # cum_logprob / tokens ** length_penalty
     finish_reason: str  # "stop" or "length"
@@ -46,7 +46,7 @@ def beam_requests(
     Raises UserError for what can never run.
     """
     longest = min(config.window or config.max_length, config.max_length)  # positions
-    if cache not in CACHES:
+    if not isinstance(cache, str) or cache not in CACHES:
         raise UserError(f"cache is {cache!r}; choose from {', '.join(CACHES)}")
     if not isinstance(params, Sequence):
         params = [params or BeamSearchParams()] * len(requests)
@@ -58,6 +58,15 @@ def beam_requests(
                 f"{name}: {len(prompt)} prompt tokens + max_tokens {own.max_tokens} - 1 exceed"
                 f" the {longest} positions that the model has"
             )
+        if len(prompt) > slots.length:
+            raise UserError(
+                f"{name} has {len(prompt)} tokens; max_length gives each slot {slots.length} (the"
+                " response of a search lies elsewhere)"
+            )
+        for token in own.stop_ids:
+            if not 0 <= token < config.vocab_size:
+                allowed = f"tokens are 0 to {config.vocab_size - 1}"
+                raise UserError(f"{name}: stop_ids has {token}; {allowed}")
         make_search = partial(BeamSearch, own, request.stop_ids, config.vocab_size)
         make_search()  # complains now, not in the middle of a run
         found.append(
@@ -67,18 +76,20 @@ def beam_requests(
                 make_search=make_search,
             )
         )  # fmt: skip
-    check_room(found, slots)
+    check_room(found, slots, config.vocab_size)
     return found
 
 
-def check_room(requests: Sequence[BeamRequest], slots: KVCache) -> None:
+def check_room(requests: Sequence[BeamRequest], slots: KVCache, vocab_size: int) -> None:
     """A UserError if what the largest searches add to their slots exceeds the device's memory.
 
+    That is the response, and the logits of a step: four times in float32, until beams are chosen.
     As many run at once as there are slots. On a GPU, memory is what is free beside the slots.
     """
     one = slots.bytes // (slots.slots * slots.length)  # bytes of a token
     largest = sorted(requests, key=lambda r: r.most_cached, reverse=True)[: slots.slots]
     need = one * sum(r.most_cached - r.slot_tokens for r in largest)
+    need += 4 * 4 * vocab_size * sum(sorted(r.rows for r in requests)[-slots.slots :])
     device, memory = slots.k.device, memory_of(slots.k.device)
     if memory is not None and device.type == "cpu":
         memory -= slots.bytes

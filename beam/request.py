@@ -1,7 +1,6 @@
 """A beam search as a request: what it asks for, and what it takes of the cache. No torch."""
 
-import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from batch import Request
@@ -51,14 +50,16 @@ class BeamSearchParams:
         check("length_penalty", lambda p: is_number(p) and abs(p) <= 10, "a number from -10 to 10")
         fine = (True, False, "never")
         check("early_stopping", lambda e: type(e) in (bool, str) and e in fine, f"one of {fine}")
-        tokens = "whole numbers"
-        check("stop_ids", lambda x: isinstance(x, Collection) and all(map(is_id, x)), tokens)
+        tokens = "a list of whole numbers, such as [46]"
+        kinds = list | tuple | set | frozenset
+        check("stop_ids", lambda x: isinstance(x, kinds) and all(map(is_id, x)), tokens)
+        check("ignore_eos", lambda e: isinstance(e, bool), "True or False")
         check("temperature", lambda t: is_number(t) and t == 0, "0: a beam search draws nothing")
         check("stop", lambda s: s is None, "None: give stop_ids, for beams end at tokens only")
 
 
 def is_number(x: object) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
+    return isinstance(x, int | float) and not isinstance(x, bool) and -1e300 < x < 1e300
 
 
 def is_id(x: object) -> bool:

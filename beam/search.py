@@ -10,7 +10,7 @@ The rules are those of transformers' `generate(num_beams=...)`, so that both fin
 4. The search is over when no beam can improve on those (`early_stopping`), or at max_tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,11 +52,14 @@ class BeamSearch:
     """
 
     def __init__(self, params: BeamSearchParams, end_ids: frozenset[int], vocab_size: int):
+        end_ids = end_ids.intersection(range(vocab_size))
         ends = len(end_ids)
         if params.beam_width > vocab_size - ends:
+            most = vocab_size - ends
             raise UserError(
                 f"beam_width is {params.beam_width}; the model has {vocab_size} tokens, of which"
-                f" {ends} end a sequence: choose from 1 to {vocab_size - ends}"
+                f" {ends} end a sequence: "
+                + (f"choose from 1 to {most}" if most else "some must go on")
             )
         self.params, self.end_ids = params, end_ids
         self.num_candidates = max(2, 1 + ends) * params.beam_width  # K
@@ -72,7 +75,7 @@ class BeamSearch:
         return [node[1] for node in self.nodes]
 
     def step(self, candidates: Sequence[Candidate]) -> None:
-        """candidates: the best K, the best first (fewer where the vocabulary has fewer)."""
+        """candidates: the best first; all that `needed` keeps of the best K."""
         params, width = self.params, self.params.beam_width
         self.steps += 1
         last = self.steps == params.max_tokens
@@ -82,6 +85,18 @@ class BeamSearch:
         self.nodes = [(self.nodes[c.beam], c.token) for c in going]
         self.scores = [c.score for c in going]
         self.done = last or not self.can_improve()
+
+    def needed(self, found: Iterable[tuple[float, int, int]]) -> list[Candidate]:
+        """Of the best K, the best BW, and as many after them as it takes for BW to go on."""
+        width, kept, going = self.params.beam_width, [], 0
+        for score, beam, token in found:
+            goes_on = token not in self.end_ids
+            if goes_on or len(kept) < width:
+                kept.append(Candidate(score, beam, token))
+            going += goes_on
+            if going >= width:  # then there are BW at least
+                break
+        return kept
 
     def finish(self, ended: list[Candidate]) -> None:
         params = self.params
@@ -113,23 +128,30 @@ def unwound(node: Node) -> list[int]:
 
 
 def best_candidates(searches: Sequence[BeamSearch], logits: Tensor) -> list[list[Candidate]]:
-    """The K best candidates of each search, best first.
+    """The best candidates of each search, best first: those of its best K that it needs.
 
-    logits (R, vocab): a row for each beam of each search, one after the other.
+    logits (R, vocab): a row for each beam of each search, one after the other. Raises UserError
+    where they hold NaN, which has no order.
     """
     scores = torch.tensor([score for search in searches for score in search.scores])  # (R,)
     # float32, whatever the model's dtype: as in transformers
     log_probs = logits.float().log_softmax(dim=-1) + scores.to(logits.device)[:, None]
-    most = min(max(search.num_candidates for search in searches), logits.shape[1])
-    values, tokens = (found.cpu() for found in log_probs.topk(most))  # (R, K): K of each beam do
+    counts = {min(search.num_candidates, logits.shape[1]) for search in searches}
+    # K of each beam do. Each search has a K of its own: `topk` orders equals by it.
+    best_of = {most: [part.cpu() for part in log_probs.topk(most)] for most in counts}  # (R, K)
+    if any(values[:, 0].isnan().any() for values, _ in best_of.values()):
+        raise UserError(
+            "the model's logits hold NaN, and beams cannot be ranked: check its weights"
+        )
     found, row = [], 0
     for search in searches:
         rows = slice(row, row + len(search.scores))
         row = rows.stop
+        most = min(search.num_candidates, logits.shape[1])
+        values, tokens = best_of[most]
         count = min(search.num_candidates, values[rows].numel())
         best = values[rows].flatten().topk(count)
         ids = tokens[rows].flatten()[best.indices].tolist()
         beams = (best.indices // most).tolist()
-        candidates = zip(best.values.tolist(), beams, ids, strict=True)
-        found.append([Candidate(*each) for each in candidates])
+        found.append(search.needed(zip(best.values.tolist(), beams, ids, strict=True)))
     return found

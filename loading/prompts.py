@@ -33,9 +33,11 @@ def make_requests(
         params = [params or kind()] * len(prompts)
     for param in params if isinstance(params, Sequence) else [params]:
         if not isinstance(param, kind):
+            given = type(param).__name__
+            hint = ": beams are neither sampled nor streamed; call beam_search"
             raise UserError(
-                f"the parameters hold {param!r}; this call takes {kind.__name__} (beams are neither"
-                " sampled nor streamed: beam_search takes BeamSearchParams)"
+                f"this call takes {kind.__name__}, not {given}"
+                f"{hint if given == 'BeamSearchParams' else ''}"
             )
     try:
         moments = [0.0] * len(prompts) if arrival_times is None else map(float, arrival_times)

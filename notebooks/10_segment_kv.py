@@ -131,8 +131,8 @@ plt.show()
 
 # %% [markdown]
 # **Explain.** Greedy begins with a likelier token, and pays for it later. The search kept others,
-# too. A beam without a line to its right is dead. Where two lines begin, both children go on from
-# *its* keys and values. So beams change places at every step, and the cache must follow.
+# too. A beam without a line to its right is dead. Where two lines leave a beam, both children use
+# that beam's keys and values. So beams change places at every step, and the cache must follow.
 #
 # ## Step 2: where the memory goes
 #
@@ -218,10 +218,10 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# **Explain.** Stairs against a slope. The segment grows where tokens 17, 33 and 49 find no place.
-# Each point of the slope is a new copy of everything. Neither picture nor formula counts all: while
-# a layer is copied, its old copy is still there. And in our engine, the prompt of a standard search
-# stays in its slot, too.
+# **Explain.** The segment cache grows in steps: where tokens 17, 33 and 49 find no place. The
+# standard one grows at every token, and each point of its slope is a new copy of everything.
+# Neither picture nor formula counts all. While a layer is copied, its old copy is still there. And
+# in our engine, the prompt of a standard search stays in its slot, too.
 #
 # ## Step 4: the table, by hand
 #
@@ -362,29 +362,9 @@ assert math.isclose(both[2] / both[1], whole[2] / whole[1])
 # %% [markdown]
 # **Explain.** Each softmax divides by its own sum, and the answer by the sum over all keys. So keep
 # three numbers of each segment, scale one part, add, and divide at the end. This is the *running
-# maximum and sum* of FlashAttention. Now the engine's function, beside attention that has no
-# segments, with random keys and a random table:
-
-# %%
-from attention import reference
-from beam.attention import two_segments
-
-torch.manual_seed(0)
-float64 = {"dtype": torch.float64}
-q = 3 * torch.randn(4, 8, 16, **float64)  # (BW, n_head, head_dim)
-prompt_k, prompt_v = torch.randn(2, 2, 50, 16, **float64)  # (n_kv_head, prompt, head_dim) each
-k, v = torch.randn(2, 20, 4, 2, 16, **float64)  # (steps, places, n_kv_head, head_dim) each
-steps, table = torch.arange(20), torch.randint(4, (4, 20))
-y = two_segments(q, prompt_k, prompt_v, k, v, table)  # (BW, n_head, head_dim)
-copies = [  # as in the standard cache: (n_kv_head, BW, 50 + 20, head_dim)
-    torch.cat((once[:, None].repeat(1, 4, 1, 1), own[steps, table].permute(2, 0, 1, 3)), dim=2)
-    for once, own in ((prompt_k, k), (prompt_v, v))
-]
-plain = reference(q[:, None], *copies, slots=range(4), contexts=[70] * 4)[:, 0]
-print(f"largest difference from one softmax over all keys: {(y - plain).abs().max():.1e}")
-assert (y - plain).abs().max() < 1e-12
-
-# %% [markdown]
+# maximum and sum* of FlashAttention. `beam/attention.py` does this for all beams and heads at once.
+# `beam/native.py` does it in C++, and reads the prompt's keys once for all beams.
+#
 # ## Step 6: beams and chunks
 #
 # A search's prefill has one row for each token, whatever the width. So `sarathi` may cut it into
@@ -543,7 +523,8 @@ print(f"the next token with segments: BW = 4 takes {four / one:.2f} times BW = 1
 #
 # - *The next token.* The cache's gain is bytes: keys read once, nothing moved. It is far below the
 #   paper's. We think that the rest is fused kernels: a layer has hundreds of operators in
-#   `transformers`, says the paper, and nine in its own engine. We know no times of them.
+#   `transformers`, says the paper, and nine in its own engine. (`segment_operators.py` counts them
+#   in today's `transformers`, and in ours.) We know no times of them.
 # - *BW = 1.* Nothing is shared. We predict only what *concatenate* costs. The paper says, too, that
 #   its gain here comes from fused kernels.
 # - *The first token.* The cache gains nothing: our standard way, too, prefills a prompt once.
@@ -563,12 +544,6 @@ print(f"the next token with segments: BW = 4 takes {four / one:.2f} times BW = 1
 # - ... the beams were eight, or sixteen? Which part of the segment cache grows?
 # - ... the response were long and the prompt short? Where does the standard way catch up?
 # - ... the search of step 6 had eight beams? How many iterations would B's prompt take?
-
-# %%
-width, length, response = 8, 512, 128
-for cache in ("standard", "segment"):
-    size = cached_tokens(cache, width, length, response) * gptj.kv_bytes_per_token() / 1e9
-    print(f"{cache}: {size:.2f} GB for one search of GPT-J (predicted)")
 
 # %% [markdown]
 # ## Questions

@@ -323,7 +323,7 @@ def test_options_that_change_before_a_stream_starts(llm: LLM) -> None:
 def test_prompts_that_are_none(llm: LLM, prompts: object) -> None:
     with pytest.raises(UserError, match="prompt"):
         llm.generate(prompts)
-    with pytest.raises(UserError, match="the parameters hold {}; this call takes SamplingParams"):
+    with pytest.raises(UserError, match="this call takes SamplingParams, not dict"):
         llm.generate([[1]], [{}])
 
 
