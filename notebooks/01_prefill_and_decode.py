@@ -11,9 +11,9 @@
 # %% [markdown]
 # # Lesson 1: prefill and decode
 #
-# A language model serves a request in two phases. This lesson shows on **your own CPU** that they
-# cost very different amounts per token, and why: one keeps the arithmetic units busy, the other
-# waits for memory. All of SARATHI follows from that.
+# A language model serves a request in two phases: prefill, then decode. Their cost per token is
+# very different. This lesson measures both on **your own CPU** and shows why: prefill keeps the
+# arithmetic units busy, decode waits for memory. SARATHI is built on this difference.
 #
 # **You will see**
 # 1. one request served by hand, iteration by iteration;
@@ -49,9 +49,10 @@ from lesson import (
 from scheduler import make_scheduler
 
 # %% [markdown]
-# A LLaMA-shaped model with random weights: what it says is noise, but its *time* is that of a
-# trained one. The full `laptop` model has 16 layers; 8 are enough here, as a model of our own in
-# `MODELS`. What matters is that the weights are larger than your CPU's cache.
+# Our model has the shape of LLaMA and random weights. It writes noise, but its *time* is that of a
+# trained model. The full `laptop` model has more layers; 8 are enough here. The weights must be
+# larger than your CPU's cache, and they are. Most of the time goes to the *linear operators*: the
+# products with the weight matrices.
 
 # %%
 MODELS["small"] = replace(MODELS["laptop"], n_layer=8)
@@ -66,9 +67,9 @@ print(f"linear operators: {weight_bytes / 1e6:.0f} MB of weights in {config.n_la
 # %% [markdown]
 # ## Step 1: one request, by hand
 #
-# **The paper's claim (Sec 2.2).** Prefill runs all tokens of the prompt at once, in parallel.
-# Decode then produces one token per iteration, each of which needs the one before: same operators,
-# same weights, but a single row of input per request.
+# **The paper's claim (Sec 2.2).** Prefill runs all tokens of the prompt at once. Decode then
+# produces one token per iteration, because each token needs the one before it. Both run the same
+# operators with the same weights, but a decode has a single row of input per request.
 #
 # **Predict first.** The prompt below has 256 tokens. How does the time of *one* decode compare with
 # that of the whole prefill: about 1/256 of it? A tenth? As long?
@@ -76,9 +77,10 @@ print(f"linear operators: {weight_bytes / 1e6:.0f} MB of weights in {config.n_la
 
 # %%
 def prefill(tokens):
-    """Seconds of one prompt of this many tokens."""
+    """Seconds of one prompt of this many tokens, in one piece."""
     request = Request(99, range(1, tokens + 1), max_tokens=1)
-    seconds = executor.execute(Batch([Chunk(request, 0, tokens)], [])).seconds
+    whole = Chunk(request, 0, tokens)  # a chunk is a part of a prompt (lesson 3): here all of it
+    seconds = executor.execute(Batch([whole], [])).seconds
     executor.release(request)
     return seconds
 
@@ -104,25 +106,25 @@ executor.release(request)
 print_table(["iteration", "tokens", "ms (measured)", "ms per token (measured)"], rows)
 
 # %% [markdown]
-# **Explain.** Look at the last column. A decode iteration is shorter than the prefill, but nowhere
-# near 256 times shorter: per token, decode costs a large multiple. (The first decode may be slower
-# than the others: libraries warm up for its shape, too.) These three calls, `schedule`, `execute`,
-# `update`, are the whole engine: `Loop.step` in `loop.py` makes them.
+# **Explain.** Look at the last column. A decode is shorter than the prefill, but not nearly 256
+# times shorter. So one token of decode costs many times as much as one token of prefill. (The first
+# decode may be slower than the others: libraries warm up for its shape, too.)
 #
-# Note also that 256 prompt tokens and 6 output tokens take one prefill and *five* decodes: the
-# prefill already yields the first output token.
+# The three calls `schedule`, `execute` and `update` are the whole engine: `Loop.step` in `loop.py`
+# makes them. The request has 6 output tokens but only *five* decodes: the prefill already yields
+# the first one.
 
 # %% [markdown]
 # ## Step 2: how many tokens make an iteration slow?
 #
 # **The paper's claim (Sec 3.1, Fig 3 and 4a).** Prefill's cost per token is almost the same for
 # every batch size: even one prompt saturates the GPU, from about 512 tokens on. Decode's cost per
-# token falls steeply with the batch size: one more request costs the linear operators next to
+# token falls steeply with the batch size: to the linear operators, one more request costs next to
 # nothing.
 #
-# **Predict first.** An iteration with 2 decodes: twice the time of one with 1 decode? And one with
-# 32? Will a prompt of 32 tokens take longer than 32 decodes of 32 different requests?
-
+# **Predict first.** From here on, a measured time is the *shortest* of several runs: other programs
+# only ever add time. How long is an iteration with 2 decodes: twice as long as with 1? And with 32?
+# Which takes longer: a prompt of 32 tokens, or 32 decodes of 32 requests?
 
 # %%
 sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -138,6 +140,11 @@ for count in (1, 2, 4, 8, 16, 32):
     decode_ms[count] = 1e3 * fastest(lambda batch=batch: executor.execute(batch).seconds)
 for request in requests:
     executor.release(request)
+rows = [
+    [tokens, *(f"{ms[tokens]:.1f}" if tokens in ms else "" for ms in (prefill_ms, decode_ms))]
+    for tokens in sizes
+]
+print_table(["tokens", "one prompt, ms (measured)", "decodes, ms (measured)"], rows)
 
 # %%
 figure, (left, right) = plt.subplots(1, 2)
@@ -157,47 +164,51 @@ right.legend()
 plt.show()
 
 # %% [markdown]
-# **Explain.** On the left, both curves start almost flat: twice the tokens take far less than twice
-# the time. Then they bend up, until twice the tokens take twice the time. On the right the same
-# fact reads: the cost per token falls, and beyond the bend it is constant.
+# **Explain.** On the left both curves start almost flat: twice the tokens take far less than twice
+# the time. Then they bend, until twice the tokens take nearly twice the time. On the right the cost
+# per token falls steeply, and beyond the bend only a little.
 #
-# Decode starts where prefill starts, and has the same shape. It lies higher as requests are added,
-# because each brings a small attention of its own; the linear operators cannot tell a decode from a
-# prompt token. What makes decode dear is not that it is decode, but that there are so few tokens in
-# its iteration.
+# The two curves have the same shape: the linear operators cannot tell a decode from a prompt token.
+# With many requests the decodes' curve lies higher, because each attends to 64 tokens of its own.
+# So a decode is not expensive in itself. It is expensive because its iteration has so few tokens.
 #
-# Where does the flat part come from? Each iteration reads all weights from memory, whether for 1
-# token or for 100. Let us check that: if reading were all that happens, the time of 1 token would
-# tell the memory's bandwidth.
+# Why is the first part flat? Our guess: each iteration reads all weights from memory, however few
+# its tokens are. Let us check that. How long does the machine take to read as many bytes?
 
 # %%
-bandwidth = weight_bytes / (min(prefill_ms[1], decode_ms[1]) / 1e3)
-flops = {
-    tokens: 2 * tokens * config.n_layer * config.layer_weights / (ms / 1e3)
-    for tokens, ms in prefill_ms.items()
-}
-peak = max(flops.values())
-print(f"1 token:    weights pass at {bandwidth / 1e9:6.1f} GB/s (measured)")
-for tokens in (1, 32, 512):
-    print(
-        f"{tokens:3d} tokens: {flops[tokens] / 1e9:8.1f} GFLOP/s in the linear operators (measured)"
-    )
-print(
-    f"this machine can do {peak / bandwidth:.0f} FLOPs in the time in which it reads one byte",
-    "(measured)",
-)
+import timeit
+
+import torch
+
+many = torch.ones(weight_bytes // 4)  # float32: as many bytes as the weights
+reading = min(timeit.repeat(many.sum, number=1, repeat=30))  # s
+work = 2 * config.n_layer * config.layer_weights  # FLOPs per token in the linear operators
+peak = max(tokens * work / (ms / 1e3) for tokens, ms in prefill_ms.items())  # FLOP/s
+
+print(f"{1e3 * reading:5.1f} ms to read {weight_bytes / 1e6:.0f} MB and add them up (measured)")
+print(f"{min(prefill_ms[1], decode_ms[1]):5.1f} ms for an iteration of 1 token (measured)")
+print(f"{peak * reading / weight_bytes:5.1f} FLOPs are done while one byte is read (measured)")
+print(f"{peak * reading / work:5.1f} tokens are computed while the weights are read (measured)")
 
 # %% [markdown]
+# **Explain.** Compare the first two lines: most of an iteration of 1 token is reading. The last
+# line says how many tokens can be computed while the weights are read. Find that number in the
+# picture: the curves bend around it.
+#
 # ## Step 3: arithmetic intensity
 #
-# **The paper's claim (Sec 3.1, Fig 4b).** An operator whose FLOPs per byte (its *arithmetic
-# intensity*) exceed the machine's ratio of FLOP/s to bandwidth is compute-bound; below,
-# memory-bound. In prefill all operators have a high intensity even at batch size 1; in decode it is
-# two orders of magnitude lower.
+# **The paper's claim (Sec 3.1, Fig 4b).** The *arithmetic intensity* of an operator is its FLOPs
+# per byte that it moves. Above the machine's ratio of FLOP/s to bandwidth, an operator is
+# compute-bound; below, it is memory-bound. In prefill all operators have a high intensity, even at
+# batch size 1. In decode it is two orders of magnitude lower.
+#
+# The paper names the operators of a layer in the order in which they run. `preproj` makes queries,
+# keys and values; `attn` is attention; `postproj` takes its result. `ffn_ln1` and `ffn_ln2` are the
+# feed-forward network. All but `attn` are linear operators.
 #
 # **Predict first.** A linear operator of `inputs x outputs` weights of 2 bytes runs on 1 token: 2
-# FLOPs per weight, 2 bytes per weight. Intensity? And on 512 tokens? And decode *attention*, where
-# every request has keys and values of its own?
+# FLOPs per weight, 2 bytes per weight. What is its intensity? And on 512 tokens? And that of decode
+# *attention*, where every request has keys and values of its own?
 
 
 # %%
@@ -245,18 +256,20 @@ for index, name in enumerate(names):
 for name, (ratio, line) in ridges.items():
     axes.axhline(ratio, color="black", linestyle=line, linewidth=2)
     axes.text(1.5, ratio * 1.1, name, ha="center", va="bottom")
+    print(f"{name}: {ratio:.0f} FLOPs per byte")
 axes.set(yscale="log", ylim=(0.5, 4000), ylabel="FLOPs per byte", title="LLaMA-13B (counted)")
 axes.set_xticks(range(len(cases)), cases)
 axes.legend(ncols=5, loc="upper center", columnspacing=1, handlelength=1)
 plt.show()
 
 # %% [markdown]
-# **Explain.** Above the lines an operator is compute-bound, below them memory-bound. The paper's
-# line and ours differ, because the paper puts the A6000's ratio at 53 and `configs.py` takes the
-# data sheet's tensor-core FLOPs; decode at practical batch sizes is below both, prefill above both.
+# **Explain.** Above the lines an operator is compute-bound, below them memory-bound. The two lines
+# differ: the paper puts the A6000's ratio at 53, and `configs.py` takes the data sheet's FLOP/s of
+# the tensor cores. Prefill lies above both lines. Decode at B = 18, which fits the memory, lies
+# below both.
 #
 # Batching lifts the *linear* operators, because all requests share the weights. It does nothing for
-# decode attention (the blue bar stays at about 1): no two requests share keys and values.
+# decode attention (the blue bar stays at 1): no two requests share keys and values.
 
 # %% [markdown]
 # ## Step 4: the paper's GPU
@@ -264,8 +277,8 @@ plt.show()
 # **The paper's claim (Sec 3.1, Fig 3).** For LLaMA-13B on an A6000 at length 1024, a decode token
 # costs 200, 100 and 16.7 times as much as a prefill token, at batch sizes 1, 2 and 18 (paper).
 #
-# You have no A6000, but `CostModel` prices a batch on one, operator by operator. It was fitted to
-# the paper's Table 2 and Fig 7 only, so what it says about Fig 3 is a prediction.
+# You need no A6000: `CostModel` prices a batch on one, operator by operator. Its constants were
+# fitted to the paper's Table 2 and Fig 7 only. So its numbers for Fig 3 are predictions.
 #
 # **Predict first.** Which operators make up a decode token's cost at batch size 1? Which one has
 # grown most important at 18?
@@ -323,22 +336,22 @@ print_table(
 )
 
 # %% [markdown]
-# **Explain.** At batch size 1 the linear operators are nearly everything: each token pays for
-# reading all weights alone. At 18 that cost is shared, and attention (blue), which nobody shares,
-# stands out. Batching more would help, but the memory is full: lesson 2. (`experiments/fig3.py`
-# says a little other than the table: it leaves the logits, the thin grey part, out, and divides by
-# the prefill of as many prompts.)
+# **Explain.** At batch size 1 the linear operators are nearly everything: each token pays alone for
+# reading all weights. At 18 the requests share that cost. Attention (blue) is not shared and stands
+# out. A larger batch would help, but the memory is full: lesson 2. (`experiments/fig3.py` prints
+# slightly different numbers. It leaves out the logits, the thin grey part, and divides by the
+# prefill of as many prompts.)
 #
-# Your CPU shows the same shape with other numbers: its ratio of FLOP/s to bandwidth (step 2) is
-# smaller than a GPU's, so the gap is smaller. A machine with more arithmetic per byte loses more in
+# Your CPU shows the same shape with smaller numbers. Its ratio of FLOP/s to bandwidth (step 2) is
+# smaller than a GPU's, and so is the gap. A machine with more arithmetic per byte loses more in
 # decode.
 
 # %% [markdown]
 # ## What if ...
 #
 # Change a line and run again.
-# - Another GPU: `"a100-80gb"`, `"h100"`. Which has the largest gap at batch size 1? Is it the one
-#   with the largest ratio of peak to bandwidth?
+# - Another GPU: `"a100-80gb"`, `"h100"`. Which has the largest gap at batch size 1? Does it also
+#   have the largest ratio of peak to bandwidth?
 # - A shorter context: which part of the decode's cost shrinks?
 
 # %%
@@ -359,10 +372,10 @@ print(f"decode token / prefill token = {decode_seconds / prefill_seconds:.0f} (p
 #
 # <details><summary>Answer</summary>
 #
-# 26 / 768 s, which is about 34 ms: every weight must be read once per iteration. It does not depend
-# on the batch size, as long as the batch is too small to be compute-bound; that is why decode
-# throughput grows linearly with small batches (paper, Fig 4a). Keys and values come on top, and
-# they do grow with the batch.
+# It is 26 / 768 s, a thirtieth of a second: every weight must be read once per iteration. It does
+# not depend on the batch size, as long as the batch is too small to be compute-bound. That is why
+# decode throughput grows linearly with small batches (paper, Fig 4a). Keys and values come on top,
+# and they do grow with the batch.
 #
 # </details>
 #
@@ -371,19 +384,19 @@ print(f"decode token / prefill token = {decode_seconds / prefill_seconds:.0f} (p
 #
 # <details><summary>Answer</summary>
 #
-# Decode: it waits for bytes, and there are half as many. Prefill waits for arithmetic, of which
-# there is as much as before.
+# Decode: it waits for bytes, and there are half as many. Prefill waits for arithmetic, and there is
+# as much as before.
 #
 # </details>
 #
-# **3.** Prefill of 1024 tokens keeps the GPU busy; decode leaves its arithmetic units idle. What
-# could you do with the idle units, if you were free to put any tokens into an iteration?
+# **3.** Prefill of 1024 tokens keeps the GPU busy; decode leaves its arithmetic units idle. You may
+# put any tokens into an iteration. What would you do with the idle units?
 #
 # <details><summary>Answer</summary>
 #
 # Put prompt tokens and decodes into the *same* iteration: the weights are read once, for both. But
-# a whole prompt is long and makes the decodes wait, and there is only one prefill per request. So
-# cut the prompt into chunks (lesson 3), and give each chunk some decodes to carry (lesson 4). That
-# is SARATHI.
+# a whole prompt is long and makes the decodes wait, and each request has only one prefill. So cut
+# the prompt into chunks (lesson 3), and give each chunk some decodes to carry (lesson 4). That is
+# SARATHI.
 #
 # </details>

@@ -11,19 +11,19 @@
 # %% [markdown]
 # # Lesson 2: the KV cache
 #
-# Decode needs the keys and values of all earlier tokens. Recomputing them would make every token as
-# dear as a prefill, so they are kept: the *KV cache*. It is what fills a GPU's memory, and so it
-# decides how many requests can run together.
+# Decode needs the keys and values of all earlier tokens. To compute them again for every token
+# would cost as much as a prefill each time, so they are kept: this is the *KV cache*. It fills a
+# GPU's memory, and so it decides how many requests can run together.
 #
 # **You will see**
-# 1. why there is a cache at all: the same tokens with and without, timed;
+# 1. why there is a cache at all: the same tokens with and without, counted and timed;
 # 2. slots, and writing in place: the memory never moves;
 # 3. what happens when the cache is used wrongly;
 # 4. the slots of a real run filling and emptying;
 # 5. how many requests fit: the paper's formula, and its 18.
 #
 # About 25 minutes; the machine needs seconds. Every number says what it is: **paper** (published),
-# **predicted** (computed for a named GPU) or **measured** (this machine). "Sec" means
+# **predicted** (computed for a named GPU) or **measured** (this machine). "Sec" and "Fig" mean
 # [SARATHI](https://arxiv.org/abs/2308.16369).
 
 # %%
@@ -45,8 +45,8 @@ from loop import Loop
 from scheduler import make_scheduler
 
 # %% [markdown]
-# The demo model is in the box: 4 layers, trained on Python's documentation. Four slots of 160
-# tokens.
+# The demo model is in the box: 4 layers, trained on Python's documentation. Its cache has four
+# *slots* of 160 tokens. A slot is the place of one request.
 
 # %%
 llm = LLM("demo", max_batch_size=4, max_length=160, dtype="float32", device="cpu")
@@ -59,62 +59,78 @@ print(f"machine: {this_machine()}")
 # ## Step 1: why a cache?
 #
 # **The paper's claim (Sec 2.2).** A new token's attention needs the keys and values of all tokens
-# before it. So as not to recompute them in every iteration, implementations keep them in GPU
-# memory.
+# before it. Implementations keep them in GPU memory, so that no iteration computes them again.
 #
-# `forward_full` runs a whole sequence without a cache. With it, one generates by running
-# *everything so far* again for each token. With the cache, one runs the last token alone.
+# Without a cache, each token takes a run of *everything so far*: `forward_full`. With the cache, a
+# run of the last token is enough.
 #
-# **Predict first.** Will both give the same tokens? Which one's time grows with the number of
-# tokens, and how fast?
+# **Predict first.** Will both give the same tokens? How many rows does each compute for the last of
+# 120 tokens? Which time grows with the number of tokens?
 
 
 # %%
-def without_cache(tokens):
-    """The next token after `tokens`, and the seconds that it took."""
-    start = synchronized_clock(llm.device)
-    with torch.inference_mode():
-        logits = llm.model.forward_full(torch.tensor([tokens]))  # (1, T, vocab)
-    return int(logits[0, -1].argmax()), synchronized_clock(llm.device) - start
+def without_cache():
+    """120 tokens; of each, the rows that were computed, and the ms."""
+    sequence, rows, ms = list(prompt), [], []
+    for _ in range(120):
+        start = synchronized_clock(llm.device)
+        with torch.inference_mode():
+            logits = llm.model.forward_full(torch.tensor([sequence]))  # (1, T, vocab)
+        rows.append(len(sequence))
+        sequence.append(int(logits[0, -1].argmax()))
+        ms.append(1e3 * (synchronized_clock(llm.device) - start))
+    return sequence[len(prompt) :], rows, ms
 
 
 # %%
 executor = ModelExecutor(llm.model, llm.cache, llm.attend)
-request = Request(0, prompt, max_tokens=120)
-scheduler = make_scheduler("sarathi", max_batch_size=1, chunk_size=160)
-scheduler.add(request)
+
+
+def with_cache():
+    """The same, with the engine's own parts."""
+    request, rows, ms = Request(0, prompt, max_tokens=120), [], []
+    scheduler = make_scheduler("sarathi", max_batch_size=1, chunk_size=160)  # prompts in one piece
+    scheduler.add(request)
+    while scheduler.has_work:
+        batch = scheduler.schedule(now=0.0)
+        result = executor.execute(batch)
+        scheduler.update(batch, result.tokens)
+        rows.append(batch.num_tokens)
+        ms.append(1e3 * result.seconds)
+    executor.release(request)
+    return request.output, rows, ms
+
 
 # %%
-sequence, same, times = list(prompt), True, {"with": [], "without": []}
-without_cache(sequence)  # warm up
-while scheduler.has_work:
-    result = executor.execute(batch := scheduler.schedule(now=0.0))
-    scheduler.update(batch, result.tokens)
-    token, seconds = without_cache(sequence)
-    times["with"].append(1e3 * result.seconds)
-    times["without"].append(1e3 * seconds)
-    same = same and token == request.output[-1]
-    sequence.append(token)
-executor.release(request)
-print(f"{len(request.output)} tokens, the same with and without a cache: {same}")
-print("they begin:", repr(llm.tokenizer.decode(request.output)[:60]))
+runs = [(with_cache(), without_cache()) for _ in range(7)]
+(output, *_), (same, *_) = runs[0]
+print(f"{len(output)} tokens, the same with and without a cache: {output == same}")
+print("they begin:", repr(llm.tokenizer.decode(output)[:60]))
+computed, times = {}, {}
+for name, found in zip(("with", "without"), zip(*runs, strict=True), strict=True):
+    computed[name] = rows = found[0][1]
+    times[name] = [min(ms) for ms in zip(*(run[2] for run in found), strict=True)]  # the shortest
+    print(f"rows {name} a cache: first token {rows[0]}, last {rows[-1]}, in all {sum(rows)}")
 
 # %%
-figure, axes = plt.subplots()
-for (name, ms), (colour, marker) in zip(times.items(), SERIES, strict=False):
-    axes.plot(ms, color=colour, marker=marker, markevery=10, label=f"{name} a cache")
-axes.set(
-    xlabel="output token", ylabel="ms", title="Time of each token, demo model (measured)", ylim=0
-)
-axes.legend()
+figure, panels = plt.subplots(1, 2)
+titles = ("Rows that are computed", "Time, demo model (measured)")
+both = (computed, "rows"), (times, "ms")
+for axes, title, (curves, unit) in zip(panels, titles, both, strict=True):
+    for (name, values), (colour, marker) in zip(curves.items(), SERIES, strict=False):
+        axes.plot(values, color=colour, marker=marker, markevery=10, label=f"{name} a cache")
+    axes.set(xlabel="output token", ylabel=unit, title=title, ylim=0)
+panels[0].legend()
 plt.show()
 
 # %% [markdown]
-# **Explain.** The first token costs the same: it is a prefill either way. From then on, the cached
-# decode stays level (its attention does read a longer context each time, but that is little here),
-# and the other grows with the sequence: it prefills again and again.
+# **Explain.** For the first token both compute the whole prompt: it is a prefill either way. From
+# then on, a decode with the cache computes a single row. Without the cache, each token is a prefill
+# of everything so far: one row more each time.
 #
-# The price is memory: 2 vectors (K and V) per token, layer and key head.
+# The time follows the rows, but not in proportion: part of it is the same for any number of rows. A
+# decode also reads a longer context each time, but that is little here. The price is memory: 2
+# vectors (K and V) per token, layer and key head.
 
 # %% [markdown]
 # ## Step 2: slots, in place
@@ -122,7 +138,7 @@ plt.show()
 # **The paper's claim (Sec 4.5).** The cache is allocated once, for the longest sequence, and
 # updated in place: no memory is allocated in an iteration.
 #
-# **Predict first.** A cache of 3 slots of 8 tokens is made. How many bytes does it take when it is
+# **Predict first.** We make a cache of 3 slots of 8 tokens. How many bytes does it take when it is
 # empty? And when it is full?
 
 # %%
@@ -138,15 +154,13 @@ print(f"extend({slot}, 1) -> position {small.extend(slot, 1)};  used: {small.use
 print(f"bytes: {small.bytes}; moved: {small.k.data_ptr() != address}")
 
 # %% [markdown]
-# `extend` only counts. The model does the writing, in every layer: the K and V of *all* the
-# iteration's rows in one indexed store, each row with its slot and its position. Here rows of three
-# different slots, at once:
+# `extend` only counts. The model writes: in every layer, one indexed store puts the K and V of
+# *all* rows of the iteration into their places. Each row has a slot and a position. Here are rows
+# of three different slots, at once:
 
 # %%
 small.reset()
-slots = torch.tensor(
-    [0, 0, 0, 1, 2]
-)  # three rows of slot 0 (a chunk), one each of slots 1 and 2 (decodes)
+slots = torch.tensor([0, 0, 0, 1, 2])  # three rows of a prompt, then one decode each of two others
 positions = torch.tensor([0, 1, 2, 6, 4])
 heads = MODELS["demo"].n_kv_head
 ones = torch.ones(len(slots), heads, MODELS["demo"].head_dim)
@@ -157,14 +171,14 @@ print("moved:", small.k.data_ptr() != address)
 
 # %% [markdown]
 # **Explain.** An empty cache is as large as a full one: everything is reserved at the start. That
-# is simple and fast, and it wastes what short requests do not use. (vLLM's paged cache was invented
-# against this waste. SARATHI's scheduling works with either.)
+# is simple and fast, but short requests waste the rest of their slot. (vLLM invented its paged
+# cache against this waste. SARATHI's scheduling works with either.)
 
 # %% [markdown]
 # ## Step 3: used wrongly
 #
-# A cache that overwrites another request's keys produces fluent nonsense: the worst kind of bug,
-# because nothing crashes. So ours refuses.
+# If a cache overwrites another request's keys, the model writes fluent nonsense. That is the worst
+# kind of bug, because nothing crashes. So ours refuses.
 #
 # **Predict first.** Four wrong uses below. Which error does each give?
 
@@ -184,8 +198,8 @@ for name, use in wrong.items():
         print(f"{name}: CacheError: {error}")
 
 # %% [markdown]
-# **Explain.** `CacheError` is a bug in the engine, never the user's mistake. A prompt that is too
-# long is refused earlier, in words that the user can act on:
+# **Explain.** A `CacheError` is a bug in the engine, never the user's mistake. A prompt that is too
+# long is refused earlier, and the message says what the user can change:
 
 # %%
 try:
@@ -196,14 +210,14 @@ except ValueError as error:
 # %% [markdown]
 # ## Step 4: a real run
 #
-# **The paper's claim (Sec 4.3.1).** Every request in the batch keeps its cache from its first chunk
-# to its last token. The batch size *B* is the number of slots.
+# **The paper's claim (Sec 4.3.1).** Every request in the batch keeps its cache from the first piece
+# of its prompt to its last token. The batch size *B* is the number of slots.
 #
-# Nine requests of different lengths share four slots. `Loop` is the engine's loop. We step through
-# it, and look at `cache.used` after each iteration.
+# Nine requests of different lengths share four slots. Prompts run in pieces of at most 32 tokens:
+# *chunks* (lesson 3). `Loop` is the engine's loop. We look at `cache.used` after each of its steps.
 #
-# **Predict first.** When does request 4 (the fifth) start? Does a slot have to be cleaned before
-# the next request uses it?
+# **Predict first.** When does request 4 (the fifth) start? Must a slot be cleaned before the next
+# request uses it?
 
 # %%
 prompts, outputs = [40, 90, 20, 60, 100, 30, 70, 50, 20], [60, 20, 100, 40, 50, 30, 80, 20, 60]
@@ -224,6 +238,7 @@ print(f"{len(history)} iterations; the cache moved: {llm.cache.k.data_ptr() != b
 
 # %%
 figure, panels = plt.subplots(4, 1, figsize=(11, 6.5), sharex=True, sharey=True)
+colours = [colour for colour, _ in SERIES if colour != COLOURS["black"]]  # the numbers are black
 for slot, axes in enumerate(panels):
     for request in work:
         there = [
@@ -232,7 +247,7 @@ for slot, axes in enumerate(panels):
             if now.get(slot, (None,))[0] == request.request_id
         ]
         if there:
-            colour = SERIES[request.request_id % len(SERIES)][0]
+            colour = colours[request.request_id % len(colours)]
             axes.bar(*zip(*there, strict=True), width=1.0, color=colour)
             axes.text(there[len(there) // 2][0], 6, request.request_id, ha="center", weight="bold")
     axes.axhline(llm.cache.length, color="black", linestyle="--")
@@ -247,9 +262,9 @@ reserved = len(history) * 4 * llm.cache.length
 print(f"on average {100 * used / reserved:.0f} % of the reserved places were in use (measured)")
 
 # %% [markdown]
-# **Explain.** The steep parts are chunks, the slow slopes decodes: one token per iteration. As soon
-# as a request ends, its slot goes to the next one. Nothing is cleaned: the new request's context
-# only covers what it has written itself, so old values are never read.
+# **Explain.** The steep steps are chunks. The slow slopes are decodes: one token per iteration. As
+# soon as a request ends, the next one gets its slot. Nothing is cleaned: the new request only reads
+# what it has written itself, so it never sees old values.
 #
 # The white space under the dashed lines is the waste of reserving the longest length for everybody.
 
@@ -275,6 +290,7 @@ free = a6000.memory - weights
 print(f"M_G = {a6000.memory / 1e9:.0f} GB, M_S = {weights / 1e9:.1f} GB, left: {free / 1e9:.1f} GB")
 print(f"B = {free // (1024 * m_kv):.0f} (predicted by the formula)")
 print(f"B = {paper['s31_max_batch_1k']:.0f} (paper)")
+print(f"B = {paper['f4_decode_sat']:.0f} decodes saturate a layer of it (paper, Fig 4a)")
 
 # %%
 served = 18 * 1024 * m_kv
@@ -298,19 +314,18 @@ right.legend()
 plt.show()
 
 # %% [markdown]
-# **Explain.** The formula allows more than the paper ran. It counts weights and cache only, and
+# **Explain.** The formula allows more than the paper ran. It counts only weights and cache. It
 # leaves nothing for activations, the library's work space, or fragments; we think that this is the
-# difference. Real engines therefore measure what a largest batch needs and give the rest to the
-# cache.
+# difference. So real engines measure what a largest batch needs, and give the rest to the cache.
 #
-# Now read lesson 1's result again: decode becomes efficient with hundreds of requests (256 at
-# length 1K in the paper's Sec 3.1), and about 18 fit. *That* is why decode is memory-bound in
-# practice, and why SARATHI fills iterations with prompt tokens instead of more requests.
+# Now read lesson 1's result again. Decodes saturate a layer from 256 requests on, and 18 fit.
+# *That* is why decode is memory-bound in practice, and why SARATHI fills iterations with prompt
+# tokens instead of more requests.
 
 # %% [markdown]
 # ## What if ...
 #
-# - Grouped-query attention: Llama-2-70B and most newer models keep fewer key heads than query
+# - Grouped-query attention: Llama-2-70B and most newer models have fewer key heads than query
 #   heads. Set `n_kv_head=8`.
 # - Requests of 4096 tokens; 1 byte per number; another GPU of `configs.GPUS`.
 
@@ -330,14 +345,14 @@ print(f"{m_kv / 1e6:.3f} MB per token: {fits} requests of {length} tokens fit on
 #
 # <details><summary>Answer</summary>
 #
-# It holds 119. The prefill writes 100 and yields the first output token; the 19 decodes write the
+# It holds 119. The prefill writes 100 and yields the first output token. Then 19 decodes write the
 # 19 tokens that they are fed. The last output token is never fed back, so its keys and values are
 # never computed. (Check with `request.context`.)
 #
 # </details>
 #
-# **2.** Baseline decode-only batches may hold B decodes. Why can a SARATHI batch carry at most B -
-# 1 decodes beside its chunk?
+# **2.** Baseline decode-only batches may hold B decodes. A SARATHI batch has a chunk of a prompt,
+# and at most B - 1 decodes beside it. Why not B?
 #
 # <details><summary>Answer</summary>
 #
@@ -350,7 +365,7 @@ print(f"{m_kv / 1e6:.3f} MB per token: {fits} requests of {length} tokens fit on
 #
 # <details><summary>Answer</summary>
 #
-# The weights are paid once. Of the first 48 GB more than half is weights; the second 48 GB is all
+# The weights are paid once. They take more than half of the first 48 GB; the second 48 GB is all
 # cache. For the same reason, splitting a model over two GPUs more than doubles the batch: that is
 # why the paper looks at pipeline parallelism next.
 #

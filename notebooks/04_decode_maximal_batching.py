@@ -12,25 +12,26 @@
 # # Lesson 4: decode-maximal batching
 #
 # Lesson 1: decode waits for the weights. Lesson 3: a prompt can be cut into chunks. Now both come
-# together: one chunk per iteration, and all other places for decodes, which ride along
+# together. Each iteration has one chunk, and decodes fill its other places. The decodes ride along
 # (*piggyback*) on the weights that the chunk needs anyway.
 #
 # **You will see**
 # 1. a scheduler building hybrid batches;
 # 2. one of them taken apart: which rows are chunk, which are decodes;
-# 3. where rows are fused and where they are split, caught in the act by hooks;
+# 3. which operators run once for all rows, and which do not: hooks watch them;
 # 4. the operators' times, and the cost of a decode that rides, on your CPU;
 # 5. the paper's Table 2, by hand.
 #
 # About 35 minutes; the machine needs under half a minute. Every number says what it is: **paper**
-# (published), **predicted** (cost model, for a named GPU), **fitted** (cost model, but the number
-# is one of those that its constants come from) or **measured** (this machine). "Sec" and "Table"
-# mean [SARATHI](https://arxiv.org/abs/2308.16369).
+# (published), **predicted** (cost model, for a named GPU), **fitted** (cost model, but its
+# constants come from this very number) or **measured** (this machine). "Sec" and "Table" mean
+# [SARATHI](https://arxiv.org/abs/2308.16369).
 
 # %%
 import fast.first  # before torch  # noqa: F401
 
 from dataclasses import replace
+from statistics import quantiles
 
 import matplotlib.pyplot as plt
 
@@ -51,15 +52,15 @@ config = llm.config
 print(f"machine: {this_machine()}, {llm.dtype}")
 
 # %% [markdown]
-# With `fast=False` only the files of the book run. That is slower, but each operator is a plain
-# module, which step 3 looks into. Step 4, which times, leaves it out.
+# With `fast=False` only the plain code runs. That is slower, but each operator is a plain module,
+# and step 3 looks into it. Step 4 measures times, so it leaves `fast=False` out.
 
 # %% [markdown]
 # ## Step 1: building hybrid batches
 #
 # **The paper's claim (Sec 4.3).** A decode-maximal batch has a single prefill chunk; the remaining
-# slots are filled with decodes. With B slots that is at most B - 1 decodes, and the chunk shrinks
-# to C - (B - 1), so that the iteration has C rows (Sec 4.4).
+# slots are filled with decodes. With B slots that is at most B - 1 decodes. The chunk then shrinks
+# to C - (B - 1) tokens, so that the iteration has C rows (Sec 4.4).
 #
 # **Predict first.** Four requests, C = 64, four slots. Iteration 1 can only be a chunk. When is the
 # first hybrid batch? How many decodes can one carry at most?
@@ -71,28 +72,26 @@ for number, length in enumerate(prompts):
     scheduler.add(Request(number, prompt=range(1, length + 1), max_tokens=16))
 
 kept, rows = None, []
-while scheduler.has_work:
+while kept is None:
     batch = scheduler.schedule(now=0.0)
-    if len(batch.decodes) == 3 and batch.chunks and kept is None:
-        kept = batch
-        break  # one batch with everything in it: taken apart below
-    scheduler.update(batch, executor.execute(batch).tokens)
-    chunk = batch.chunks[0]
+    chunk, decodes = batch.chunks[0], [request.request_id for request in batch.decodes]
     name = f"request {chunk.request.request_id}: {chunk.start} to {chunk.start + chunk.length - 1}"
-    rows.append(
-        [len(rows) + 1, name, [request.request_id for request in batch.decodes], batch.num_tokens]
-    )
+    rows.append([len(rows) + 1, name, decodes, batch.num_tokens])
+    if len(decodes) == 3:
+        kept = batch  # it has everything: taken apart below
+    else:
+        scheduler.update(batch, executor.execute(batch).tokens)
 print_table(["iteration", "chunk (tokens)", "decodes (requests)", "rows"], rows)
 
 # %% [markdown]
-# **Explain.** As soon as a request has its first token, it decodes in *every* iteration from then
-# on, beside the chunk of the next one. The chunk shrinks by one for each decode, so that the rows
-# stay at C. (An iteration with fewer rows holds the end of a prompt.)
+# **Explain.** Once a request has its first token, it decodes in *every* later iteration, beside the
+# chunk of another request. The chunk shrinks by one for each decode, so that the rows stay at C.
+# (An iteration with fewer rows holds the end of a prompt.) The last iteration has four slots in
+# use: a chunk and B - 1 = 3 decodes.
 #
 # ## Step 2: one batch taken apart
 #
-# **Predict first.** The kept batch has a chunk and three decodes. How many rows? Of how many of
-# these rows do we need logits?
+# **Predict first.** We take this last batch. How many of its rows need logits?
 
 # %%
 chunk = kept.chunks[0]
@@ -135,20 +134,21 @@ plt.show()
 
 # %% [markdown]
 # **Explain.** This is all that the model gets: a flat list of tokens, each with its slot and its
-# position. No padding, and no sign of "prefill" or "decode". The rows at the right are the decodes,
-# one each. Only `spans` says who attends to what.
+# position. It has no padding, and no mark of "prefill" or "decode". The three rows at the right are
+# the decodes. Only `spans` says which rows attend together.
 #
 # ## Step 3: where is the fused linear?
 #
 # **The paper's claim (Sec 4.3.1).** All linear operators of chunk and decodes are fused into one
-# product, so that the weights are fetched once. Attention is not: the chunk's is computed by
-# itself, and the decodes' are batched.
+# product, so that the weights are fetched once. Attention is not fused: the chunk's runs by itself,
+# and the decodes' run together.
 #
-# A *hook* is called each time a module runs. We put one on each linear of layer 0, and a watcher
-# around attention.
+# A *hook* is called each time a module runs. We put one on each linear operator of layer 0, and a
+# watcher around attention. (`preproj` makes queries, keys and values; `postproj` takes the result
+# of attention; `ffn_ln1` and `ffn_ln2` are the feed-forward network.)
 #
 # **Predict first.** How many times does `preproj` run in one layer in this iteration, on how many
-# rows? How many times attention?
+# rows? How many times does attention run?
 
 # %%
 calls = []  # (operator, requests, rows), in the order in which they run
@@ -197,18 +197,19 @@ axes.grid(visible=False)
 plt.show()
 
 # %% [markdown]
-# **Explain.** Each linear runs *once*, over all rows: its weights are read once, and the blue rows
-# ride along. Attention runs twice, as their contexts differ. That is the whole trick of the paper.
-# It sits in `span_by_span` of `attention.py`, in the line `for span in batch.spans`.
+# **Explain.** Each linear operator runs *once*, over all rows. So its weights are read once, and
+# the blue rows ride along. Attention runs twice, because chunk and decodes have different contexts.
+# That is the whole trick of the paper. It sits in `span_by_span` of `attention.py`, in the line
+# `for span in batch.spans`.
 #
 # ## Step 4: what does a riding decode cost, here?
 #
-# **The paper's claim (Sec 4.3.1 and 5.1.1).** Riding, a decode is up to an order of magnitude
-# cheaper than in a decode-only batch. Its cost is the *difference*: the time of the hybrid batch
+# **The paper's claim (Sec 4.3.1 and 5.1.1).** A decode that rides is up to an order of magnitude
+# cheaper than one in a decode-only batch. Its cost is a *difference*: the time of the hybrid batch
 # less that of the same chunk alone, divided by the number of decodes.
 #
-# Three batches on your CPU: a chunk of 252; 4 decodes; the chunk with the 4 decodes, which makes
-# 256 rows.
+# We time three batches on your CPU: a chunk of 252; 4 decodes; the chunk with the 4 decodes, which
+# makes 256 rows. Each bar below is the shortest of all runs, operator by operator.
 #
 # **Predict first.** Which operators grow when the decodes join the chunk?
 
@@ -237,7 +238,7 @@ shapes = {
     "chunk of 252\n+ 4 decodes": (252, riders),
 }
 seen = {name: [] for name in shapes}
-for _ in range(11):  # in turns, so that a slow moment of the machine hits all three alike
+for _ in range(25):  # in turns, so that a slow moment of the machine hits all three alike
     for name, shape in shapes.items():
         seen[name].append(timed(*shape))
 times = {
@@ -245,14 +246,18 @@ times = {
 }
 
 # %%
-linear_ms = [sum(operators[name] for name in config.linears) for operators in times.values()]
-all_ms = [sum(operators.values()) for operators in times.values()]
-for what, ms in (("linear operators", linear_ms), ("whole iteration", all_ms)):
-    alone, decode_only, hybrid = ms
-    apart, riding = decode_only / 4, (hybrid - alone) / 4
-    print(f"{what}: decode-only {apart:.2f} ms per decode", end=", ")
-    print(f"piggybacked {riding:.2f} ms = ({hybrid:.1f} - {alone:.1f}) / 4", end=": ")
-    print(f"{apart / riding:.1f} x cheaper (measured)")
+rows = []
+for what, names in (("linear", config.linears), ("all", times["4 decodes"])):
+    alone, apart, hybrid = (sum(ms[name] for name in names) for ms in times.values())
+    turns = [  # the cost of a riding decode, in each turn by itself
+        1e3 * sum(both[name] - chunk[name] for name in names) / 4
+        for chunk, _, both in zip(*seen.values(), strict=True)
+    ]
+    low, _, high = quantiles(turns, n=4)
+    riding, span = (hybrid - alone) / 4, f"{low:.2f} to {high:.2f}"
+    rows.append([what, f"{apart / 4:.2f}", f"{riding:.2f}", span])
+print("ms per decode (measured)")
+print_table(["operators", "decode-only", "riding", "middle half of the turns"], rows)
 
 # %%
 figure, axes = plt.subplots()
@@ -270,23 +275,24 @@ plt.show()
 
 # %% [markdown]
 # **Explain.** Compare the third bar with the fourth. The linear operators of the third are hardly
-# higher than those of the first: the decodes' share of the second bar is (nearly) saved. Attention
-# is not saved: it is only done in the same iteration.
+# higher than those of the first: most of the decodes' linear time is saved. Attention is not saved,
+# it only runs in the same iteration.
 #
-# A CPU saves less than a GPU, as its ratio of arithmetic to bandwidth is smaller (lesson 1). If
-# yours shows noise (even a negative cost), close other programs and run the cell again: we subtract
-# two large numbers.
+# The riding cost is a small difference of two large numbers. "Middle half" says how far it moves
+# from turn to turn. If that is far, or below 0, close other programs and run the cells again. A CPU
+# saves less than a GPU, because its ratio of arithmetic to bandwidth is smaller (lesson 1).
 #
 # ## Step 5: Table 2, by hand
 #
 # **The paper's claim (Sec 4.3.1, Table 2).** LLaMA-13B on an A6000: prefill-only, decode-only, and
-# decode-maximal. A decode costs 12.49 ms in the decode-only batch and 1.2 ms riding (paper).
+# decode-maximal. A decode costs 12.49 ms in the decode-only batch and 1.20 ms when it rides
+# (paper).
 #
-# The cost model prices the same three batches. But mind: its four constants were *fitted* to this
-# very table (and Fig 7). This is no prediction; it shows how well four constants hold nine numbers.
+# The cost model prices the same three batches. But its four constants were *fitted* to this very
+# table (and Fig 7). So this is no prediction: it shows how well four constants describe the table.
 #
-# **Predict first.** Attention of the hybrid batch: nearer to the prefill's, the decodes', or the
-# sum of the two?
+# **Predict first.** Is the attention of the hybrid batch nearer to the prefill's, to the decodes',
+# or to the sum of the two?
 
 # %%
 cost = CostModel(MODELS["llama-13b"], GPUS["a6000"])
@@ -332,16 +338,26 @@ print_table(["batch", "paper", "fitted", "error"], rows)
 
 # %%
 riding = (fitted["hybrid"] - fitted["prefill"]) / 3
+pairs = {
+    "decode-only": (paper["t2_decode_per_token"], fitted["decode"] / 4),
+    "riding": (paper["t2_hybrid_decode_per_token"], riding),
+}
 rows = [
-    ["decode-only", f"{paper['t2_decode_per_token']:.2f}", f"{fitted['decode'] / 4:.2f}"],
-    ["piggybacked", f"{paper['t2_hybrid_decode_per_token']:.2f}", f"{riding:.2f}"],
+    [name, f"{published:.2f}", f"{value:.2f}", f"{100 * (value / published - 1):+.1f} %"]
+    for name, (published, value) in pairs.items()
 ]
-print_table(["ms per decode", "paper", "fitted"], rows)
+print_table(["ms per decode", "paper", "fitted", "error"], rows)
+print(f"Fig 7: an iteration of 256 tokens takes {paper['f7_256']} ms (paper)")
+print(f"Table 4, L = 1K: decodes {paper['t4_13b_1k_decode']} x as fast", end=", ")
+print(f"everything {paper['t4_13b_1k_total']} x (paper)")
 
 # %% [markdown]
 # **Explain.** 1021 + 3 rows are 1024 rows: to the linear operators, the hybrid batch *is* the
-# prefill. Only attention is added: three decodes that read 1024 keys and values each. So riding
-# makes the linear part of a decode free, and leaves its attention as it was.
+# prefill. Only attention is added: three decodes read 1024 keys and values each. So the linear part
+# of a riding decode is free, and its attention costs as much as before.
+#
+# Look at the last error. Each row of the large table is within a few per cent. The riding decode is
+# far off, because it is a small difference, too.
 #
 # ## What if ...
 #
@@ -362,15 +378,15 @@ print(f"decode speedup {separate / riding:.1f} x (predicted, llama-13b on a6000)
 # %% [markdown]
 # ## Questions
 #
-# **1.** Orca also mixes prompts and decodes in one iteration, whole prompts. What does a decode
-# gain when it rides on a whole prompt of 1024 instead of a chunk of 256? What does it lose?
+# **1.** Orca also mixes prompts and decodes in one iteration, but takes whole prompts. What does a
+# decode gain when it rides on a whole prompt of 1024 instead of a chunk of 256? What does it lose?
 #
 # <details><summary>Answer</summary>
 #
-# Its linear part is as free. But it waits for the whole prompt: that iteration takes more than
-# three times as long (234.8 ms in Table 2, 69.8 in Fig 7). And a prompt can carry each request's
-# decode only *once* per iteration, so that one iteration of 1024 carries one decode of each
-# request, where four chunks of 256 would carry four. (Lesson 5 counts this.)
+# It gains nothing: its linear part is free either way. It loses time, because it waits for the
+# whole prompt: that iteration takes more than three times as long (234.8 ms in Table 2, 69.8 in Fig
+# 7). And fewer decodes ride. An iteration of 1024 carries one decode of each request; four chunks
+# of 256 carry four. (Lesson 5 counts this.)
 #
 # </details>
 #
@@ -378,9 +394,8 @@ print(f"decode speedup {separate / riding:.1f} x (predicted, llama-13b on a6000)
 #
 # <details><summary>Answer</summary>
 #
-# Each row attends to the keys and values of its own request. There is no common matrix that all
-# rows are multiplied with, as the weights are for the linear operators: nothing to share, so
-# nothing to fuse.
+# Each row attends to the keys and values of its own request. The linear operators multiply all rows
+# by the same weights. Attention has no such common matrix, so there is nothing to fuse.
 #
 # </details>
 #

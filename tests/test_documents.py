@@ -1,0 +1,192 @@
+"""The documents beside the README hold: what docs/life-of-a-request.md shows is printed today,
+CONTRIBUTING.md names what exists, CITATION.cff can be read, and the workflow runs what `make` runs.
+"""
+
+import contextlib
+import io
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml  # comes with jupytext
+
+from experiments.lib.common import paper_numbers, read_csv
+
+ROOT = Path(__file__).parent.parent
+LIFE = ROOT / "docs" / "life-of-a-request.md"
+WORKFLOW = ROOT / ".github" / "workflows" / "test.yml"
+PAPERS = {"2308.16369", "2403.02310", "2506.10470", "2401.05391"}
+WIDTH = 100
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def shown(document: str) -> list[tuple[str, str]]:
+    """The blocks of a document, each with the output that stands below it."""
+    return re.findall(
+        r"^```python\n(.*?)^```\n+^```text\n(.*?)^```$", document, re.DOTALL | re.MULTILINE
+    )
+
+
+def differences(document: str) -> list[str]:
+    """Run the blocks in order, in one namespace. What they print and the document does not show."""
+    names: dict[str, object] = {"__name__": "document"}
+    found = []
+    for number, (code, output) in enumerate(shown(document), 1):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(code, f"block {number}", "exec"), names)  # noqa: S102
+        if printed.getvalue() != output:
+            found.append(f"block {number} prints\n{printed.getvalue()}and the text has\n{output}")
+    return found
+
+
+# -------------------------------------------------------------------------- the life of a request
+
+
+def test_the_life_of_a_request_prints_what_it_shows() -> None:
+    document = read(LIFE)
+    assert len(shown(document)) == document.count("```python") == document.count("```text") >= 7
+    assert not differences(document)
+
+
+def test_the_life_of_a_request_goes_through_the_book() -> None:
+    document = read(LIFE)
+    for step in (
+        "Request(", "scheduler.schedule(", "executor.flatten(", "executor.forward(",
+        "executor.choose(", "scheduler.update(", "tokenizer.decode(",
+    ):  # fmt: skip
+        assert any(step in code for code, _ in shown(document)), step
+    assert 120 <= len(document.splitlines()) <= 180
+
+
+def test_another_output_is_a_difference() -> None:
+    block = "```python\nx = {}\nprint(x)\n```\n\n```text\n{}\n```\n"
+    assert differences(block.format(1, 1)) == []
+    assert differences(block.format(1, 2)) == ["block 1 prints\n1\nand the text has\n2\n"]
+    later = "```python\nprint(x + 1)\n```\n\n```text\n3\n```\n"
+    assert differences(block.format(2, 2) + later) == [], "one namespace for all"
+
+
+# ----------------------------------------------------------------------------- for a maintainer
+
+
+def test_contributing_is_a_page_and_names_what_exists() -> None:
+    text = read(ROOT / "CONTRIBUTING.md")
+    lines = text.splitlines()
+    assert len(lines) <= 100
+    assert not [line for line in lines if len(line) > WIDTH and not line.startswith("|")]
+    code = "\n".join(re.findall(r"^```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
+    code += "\n".join(re.findall(r"`([^`\n]+)`", text))
+    paths = set(re.findall(r"[\w./-]+(?:\.(?:py|md|csv|cff|yml|toml|txt|ipynb)\b|/(?=\W|$))", code))
+    paths |= set(re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text))
+    paths |= set(re.findall(r"\.ci/run", code))
+    made = {path for path in paths if "NAME" in path}  # what the reader makes
+    assert len(paths - made) >= 20
+    assert not [path for path in paths - made if not (ROOT / path).exists()]
+
+
+def test_contributing_names_targets_that_exist() -> None:
+    targets = re.findall(r"`make ([a-z][\w-]*)", read(ROOT / "CONTRIBUTING.md"))
+    assert len(targets) >= 3 and set(targets) <= makefile_targets()
+
+
+def test_the_figure_in_contributing_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Copied into a file, it draws paper, predicted and measured points."""
+    (code,) = re.findall(
+        r"^```python\n(.*?)^```$", read(ROOT / "CONTRIBUTING.md"), re.DOTALL | re.MULTILINE
+    )
+    assert len(code.splitlines()) < 60
+    names: dict[str, object] = {"__name__": "NAME"}
+    exec(compile(code, "NAME.py", "exec"), names)  # noqa: S102
+    flags = "--quick --measure --model demo --dtype float32 --device cpu --out"
+    monkeypatch.setattr(sys, "argv", ["NAME.py", *flags.split(), str(tmp_path)])
+    names["main"]()
+    points = read_csv(tmp_path / "NAME.csv")
+    assert {point.source for point in points} == {"paper", "predicted", "measured"}
+    (published,) = [point for point in points if point.source == "paper"]
+    (beside,) = [p for p in points if p.source == "predicted" and p.x == published.x]
+    assert published.y == paper_numbers()["t2_decode_total"]
+    assert beside.y == pytest.approx(published.y, rel=0.05), "the model was fitted to this number"
+    assert (tmp_path / "NAME.png").read_bytes().startswith(b"\x89PNG")
+    assert "measured on this machine" in capsys.readouterr().out
+
+
+def makefile_targets() -> set[str]:
+    return set(re.findall(r"^([a-z][\w-]*):", read(ROOT / "Makefile"), re.MULTILINE))
+
+
+# --------------------------------------------------------------------------------- the workflow
+
+
+def steps() -> list[dict]:
+    (job,) = yaml.safe_load(read(WORKFLOW))["jobs"].values()
+    return job["steps"]
+
+
+def recipe(target: str) -> list[str]:
+    """The commands of a target, as one calls them without make."""
+    lines = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", read(ROOT / "Makefile"), re.MULTILINE)[1]
+    commands = [line.strip() for line in lines.splitlines()]
+    commands = [re.sub(r"^\$\(BIN\)/(?!python)", "python -m ", command) for command in commands]
+    return [command.replace("$(BIN)/", "") for command in commands]
+
+
+def test_the_workflow_runs_what_ci_runs() -> None:
+    """With make, the lines of .ci/run. Without make, the installation that the README gives, and
+    then what the same targets run.
+    """
+    with_make, without = [step["run"].splitlines() for step in steps() if "run" in step]
+    assert with_make == re.findall(r"^make .*$", read(ROOT / ".ci" / "run"), re.MULTILINE)
+    targets = [line.removeprefix("make ") for line in with_make]
+    assert set(targets) <= makefile_targets()
+    assert without[0] == "python -m pip install -r requirements-dev.txt"
+    assert "requirements-dev.txt" in read(ROOT / "README.md")
+    assert without[1:] == [command for target in targets for command in recipe(target)]
+
+
+def test_the_workflow_takes_pinned_actions_and_no_secrets() -> None:
+    text = read(WORKFLOW)
+    used = [step["uses"] for step in steps() if "uses" in step]
+    assert used and all(re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", each) for each in used)
+    assert "secrets" not in text and "Untried" in text
+    workflow = yaml.safe_load(text)
+    assert workflow["permissions"] == {"contents": "read"}
+    (job,) = workflow["jobs"].values()
+    systems = {name.partition("-")[0] for name in job["strategy"]["matrix"]["os"]}
+    assert systems == {"ubuntu", "macos", "windows"}
+
+
+# --------------------------------------------------------------------------------- the citation
+
+
+def test_the_citation_is_that_of_this_version() -> None:
+    citation = yaml.safe_load(read(ROOT / "CITATION.cff"))
+    project = tomllib.loads(read(ROOT / "pyproject.toml"))["project"]
+    assert citation["cff-version"] == "1.2.0" and citation["message"]
+    assert citation["title"] == project["name"] and citation["license"] == project["license"]
+    assert str(citation["version"]) == project["version"]
+    assert citation["authors"] == [{"name": "nano-sarathi contributors"}]
+
+
+def test_the_citation_refers_to_the_papers() -> None:
+    references = yaml.safe_load(read(ROOT / "CITATION.cff"))["references"]
+    for reference in references:
+        assert {"type", "authors", "title", "year", "url", "doi"} <= reference.keys()
+        assert reference["doi"] == "10.48550/arXiv." + reference["url"].rpartition("/")[2]
+        assert all(
+            {"family-names", "given-names"} == author.keys() for author in reference["authors"]
+        )
+    assert {reference["url"].rpartition("/")[2] for reference in references} == PAPERS
+    text = read(ROOT / "README.md") + read(ROOT / "notebooks" / "10_segment_kv.py")
+    assert {paper for paper in PAPERS if paper in text} >= {"2308.16369", "2401.05391"}
+
+
+@pytest.mark.parametrize("key", ["cff-version", "message", "title", "authors"])
+def test_the_citation_has_what_the_format_asks_for(key: str) -> None:
+    assert key in yaml.safe_load(read(ROOT / "CITATION.cff"))
