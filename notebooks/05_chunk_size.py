@@ -11,14 +11,14 @@
 # %% [markdown]
 # # Lesson 5: the chunk size
 #
-# Small chunks carry more decodes; large chunks prefill better. This lesson finds the balance by
-# counting, sees it in the throughput, and chooses a chunk size for a workload.
+# Small chunks give all decodes a place. Large chunks prefill faster. This lesson finds the balance
+# by counting, shows it in the throughput, and chooses a chunk size for a workload.
 #
 # **You will see**
-# 1. where the chunks of the prompts carry all decodes: P:D = C/(B-1), by counting;
-# 2. why a chunk of 257 is a bad idea: tiles;
+# 1. at which P:D the chunks of the prompts carry all decodes;
+# 2. why a batch of 257 tokens is a bad idea: tiles;
 # 3. the gain over the baseline against P:D, and its peak (the paper's Fig 9);
-# 4. how to choose C, which the paper leaves to its readers.
+# 4. how to choose C, step by step. The paper leaves this to its readers.
 #
 # About 30 minutes; the machine needs under half a minute. Every number says what it is: **paper**
 # (published), **predicted** (cost model, for a named GPU), **fitted** (cost model, but its
@@ -42,32 +42,37 @@ from simulate import simulate
 # %% [markdown]
 # ## Step 1: P:D, by counting
 #
-# **The paper's claim (Sec 4.4 and 5.1.3).** Call P:D the ratio of prompt tokens to decodes. A
-# prompt makes P/C chunks, and each can carry B - 1 decodes. All decodes can ride, and no chunk
-# travels empty, if P/C = D/(B-1), that is, **P:D = C/(B-1)**. Example: 4 requests and C = 128 need
-# a P:D of at least 42 to carry all decodes, C = 256 one of 84 (paper).
+# **The paper's claim (Sec 4.4 and 5.1.3).** Call P:D the ratio of prompt tokens to decodes. The
+# workload is *balanced* if all decodes ride on chunks and every chunk carries B - 1 decodes. The
+# paper's rule is P:D = C/(B-1).
 #
-# **Predict first.** For B = 18 and C = 256: which P:D balances? If a workload has *fewer* decodes
-# per prompt token than that, what will some iterations lack?
+# Let us derive it. Chunk and decodes share the C tokens of a batch, so the chunk holds C - (B-1)
+# prompt tokens. A prompt makes P / (C - (B-1)) chunks. The decodes of a request need D / (B-1)
+# batches. Both are equal if **P:D = C/(B-1) - 1**. The paper's examples have this "- 1", too: for B
+# = 4, at least 42 with C = 128, and 84 with C = 256 (paper).
+#
+# **Predict first.** Which P:D balances B = 18 and C = 256? What do some batches lack if P:D is
+# larger?
 
 # %%
+rows = []
 for requests, chunk_size in ((4, 128), (4, 256), (18, 256), (18, 512)):
-    print(f"B = {requests:2d}, C = {chunk_size}: C/(B-1) = {chunk_size / (requests - 1):.1f}")
+    rule = chunk_size / (requests - 1)
+    rows.append([requests, chunk_size, f"{rule:.0f}", f"{rule - 1:.0f}"])
+print_table(["B", "C", "C/(B-1)", "C/(B-1) - 1"], rows)
 
 
 # %% [markdown]
-# Now let the scheduler count. `simulate` runs the real `Scheduler` against the cost model; each
-# iteration of its trace has a `kind`.
+# Now let the scheduler count. `simulate` runs the real `Scheduler` against the cost model. Each
+# iteration of the trace has a `kind`: "prefill", "decode" or "hybrid".
 
 # %%
-from experiments.lib.steady import Workload, predicted_throughput, split
+from experiments.lib.steady import Workload, predicted_throughput, split, tokens_per_second
 
 
 def iterations(ratio, chunk_size=256, requests=18, length=1024):
     """The iterations of a simulation, once the engine is warm and before it runs out of work."""
-    work = Workload(
-        length, requests, ratio
-    )  # B requests at a time, all alike, and always more to come
+    work = Workload(length, requests, ratio)  # B alike at a time, and always more to come
     queue = work.requests(6 * requests)
     trace = simulate(queue, policy="sarathi", chunk_size=chunk_size, max_batch_size=requests)
     start, end = trace.finished[2 * requests][1], trace.finished[4 * requests][1]
@@ -84,45 +89,44 @@ for ratio in ratios:
     riding.append(sum(iteration.num_decodes for iteration in hybrid) / len(hybrid))
 
 # %%
-places = [str(ratio) for ratio in ratios]
 figure, (left, right) = plt.subplots(1, 2)
-left.bar(places, alone, color=COLOURS["orange"])
+left.plot(ratios, alone, color=COLOURS["orange"], marker="^")
 left.set(ylim=(0, 100), ylabel="% of iterations", title="Decode-only iterations")
-right.bar(places, riding, color=COLOURS["blue"])
-right.axhline(17, color="black", linestyle="--")
-right.set(ylabel="decodes", yticks=range(0, 18, 4), title="Decodes per hybrid iteration")
+right.plot(ratios, riding, color=COLOURS["blue"], marker="o")
+right.axhline(17, color="black", linestyle="--", label="B - 1")
+right.set(ylabel="decodes", ylim=(0, 19), title="Decodes per hybrid iteration")
+right.set_yticks(range(0, 18, 4))
 for axes in (left, right):
-    axes.set_xlabel("P:D")
-    axes.axvline(places.index("14"), color="black", linestyle=":")
-figure.suptitle("sarathi, L = 1024, B = 18, C = 256 (counted in a simulation); dashed: B - 1")
+    axes.set(xscale="log", xlabel="P:D")
+    plain_ticks(axes.xaxis, ratios)
+    axes.axvline(256 / 17 - 1, color="black", linestyle=":", label="C/(B-1) - 1")
+right.legend(loc="lower left")
+figure.suptitle("sarathi, L = 1024, B = 18, C = 256 (counted in a simulation)")
 plt.show()
 
 # %% [markdown]
-# **Explain.** Left of the balance, decodes run out of chunks to ride on, and some run alone: each
-# of those iterations reads all weights for decodes only. Right of it, chunks run out of decodes:
-# the hybrid batches become emptier.
-#
-# Look closely at where decode-only iterations vanish: a little *before* C/(B-1). The chunk holds
-# C - (B-1) prompt tokens, so that P/(C - (B-1)) = D/(B-1), which is P:D = C/(B-1) - 1. For B = 18
-# and C = 256 that is the paper's 14, where 256/17 is 15.
+# **Explain.** Left of the dotted line there are too few chunks. Some decodes run alone, and each
+# decode-only iteration reads all weights for a few rows. Right of the line there are too few
+# decodes, and the hybrid batches carry fewer of them. At P:D = 14 both are exactly used up; count
+# one request:
 
 # %%
 prompt, decodes = split(1024, 14)
 print(f"L = 1024 at P:D = 14: P = {prompt}, D = {decodes}")
 print(f"chunks per prompt:                {prompt / (256 - 17):.2f}")
-print(f"iterations that its decodes need: {decodes / 17:.2f} of 17 places each")
+print(f"batches that its decodes need:    {decodes / 17:.2f} of 17 places each")
 
 # %% [markdown]
 # ## Step 2: tiles
 #
-# **The paper's claim (Sec 4.4, Fig 7).** GPUs compute matrix products in tiles. When the rows pass
-# a multiple of the tile, 128 here, a whole new row of tiles is computed for a single token: from
-# 256 to 257 tokens, the iteration's time grows by 32 % (paper). So chunk *plus* decodes should be a
-# multiple of the tile: with C = 256, the chunk holds 256 - (B-1).
+# **The paper's claim (Sec 4.4, Fig 7).** GPUs compute matrix products in tiles, here of 128 rows.
+# One row more than a multiple of 128 costs a whole new row of tiles: from 256 to 257 tokens, the
+# iteration's time grows by 32 % (paper). So chunk *plus* decodes should be a multiple of the tile.
+# With C = 256, the chunk holds 256 - (B-1) tokens.
 #
-# (The three times of Fig 7 are among the inputs that the cost model was fitted to.)
+# (The cost model was fitted to the three times of Fig 7.)
 #
-# **Predict first.** Between 129 and 256 tokens, how does the time grow?
+# **Predict first.** How does the time grow between 129 and 256 tokens?
 
 # %%
 cost = CostModel(MODELS["llama-13b"], GPUS["a6000"])
@@ -156,7 +160,17 @@ axes.set(
 axes.legend()
 plt.show()
 
+
 # %%
+def step(start, before, after, source):
+    """How much longer an iteration with one more token takes."""
+    grown = f"{before:.1f} to {after:.1f} ms, {100 * (after / before - 1):+.0f} %"
+    print(f"from {start} to {start + 1} tokens: {grown} ({source})")
+
+
+step(256, paper["f7_256"], paper["f7_257"], "paper")
+step(256, prompt_ms(256), prompt_ms(257), "fitted")
+
 riders = [
     Request(1 + i, range(1023), max_tokens=2, prefilled=1023, context=1023) for i in range(17)
 ]
@@ -169,11 +183,12 @@ for length in (256, 256 - 17):
     print(f"{rows / ms:.2f} tokens/ms (predicted)")
 
 # %% [markdown]
-# **Explain.** Stairs: within a tile, more tokens are almost free. `Sarathi` shrinks the chunk by
-# the number of decodes, so that the rows stay on the last token of a stair.
+# **Explain.** The curve is a staircase: within a tile, more tokens are almost free. `Sarathi`
+# shrinks the chunk by the number of decodes, so that a batch ends exactly where a stair ends.
 #
-# Has your CPU stairs, too? Its libraries work in blocks as well, but not in the A6000's. Let us
-# measure.
+# Does your CPU have stairs, too? Its libraries also work in blocks, but in blocks of their own
+# size. Let us measure a small model with random weights. Other programs can only add time, so
+# `fastest` repeats each prompt and keeps the shortest time.
 
 # %%
 MODELS["small"] = replace(MODELS["laptop"], n_layer=4)
@@ -193,30 +208,26 @@ here = [fastest(lambda count=count: measured_ms(count), budget=0.5, least=4) for
 
 # %%
 figure, axes = plt.subplots()
-each = [ms / count for count, ms in zip(counts, here, strict=True)]
-axes.plot(counts, each, color=COLOURS["green"], marker="s")
-axes.set(
-    xlabel="prompt (tokens)",
-    ylabel="ms per token",
-    xticks=range(96, 321, 32),
-    ylim=(0, 1.15 * max(each)),
-)
-axes.set_title(f"{this_machine()}, {llm.dtype} (measured)".replace("torch.", ""))
+axes.plot(counts, here, color=COLOURS["green"], marker="s")
+axes.set(xlabel="prompt (tokens)", ylabel="ms", xlim=(0, 340), ylim=0, xticks=range(0, 321, 64))
+axes.set_title(f"{this_machine()}, {llm.dtype}: one iteration (measured)".replace("torch.", ""))
 plt.show()
+for start in (128, 256):
+    step(start, here[counts.index(start)], here[counts.index(start + 1)], "measured")
 
 # %% [markdown]
-# **Explain.** Look right of 128 and of 256: a step up means that your machine's library has a tile
-# there. Whether there is one, and where, is the machine's business: *measure before you choose*.
+# **Explain.** This machine has no stairs like the A6000's: its time grows nearly in proportion to
+# the tokens, and neither step comes near 32 %. Yours may differ: *measure before you choose*.
 #
 # ## Step 3: the gain against P:D
 #
-# **The paper's claim (Sec 5.1.3, Fig 9).** The throughput gain over the baseline peaks where P:D
-# balances: for L = 1K and B = 18, 1.27 x at P:D = 14 with C = 256, and 1.23 x at 28 with C = 512;
-# much less with C = 128 (paper). Around the peak, some 10 % remain over a large range.
+# **The paper's claim (Sec 5.1.3, Fig 9).** The gain in throughput over the baseline peaks where P:D
+# balances. For L = 1024 and B = 18, the peak is 1.27 x at P:D = 14 with C = 256, and 1.23 x at 28
+# with C = 512. It is much less with C = 128. Some 10 % remain over a large range of P:D (paper).
 #
-# The cost model has never seen these numbers, so this is a prediction.
+# The cost model was not fitted to these numbers: what it says is a prediction.
 #
-# **Predict first.** Which curve is the highest at P:D = 5? At 100?
+# **Predict first.** Which of the three chunk sizes gains most at P:D = 5? At 100?
 
 # %%
 ratios = [1, 2, 3, 5, 7, 10, 14, 20, 28, 40, 60, 100, 200]
@@ -238,11 +249,11 @@ gains = {
 figure, axes = plt.subplots(figsize=(11, 5.2))
 for (chunk_size, curve), (colour, marker) in zip(gains.items(), SERIES, strict=False):
     axes.plot(ratios, curve, color=colour, marker=marker, label=f"C = {chunk_size} (predicted)")
-    axes.axvline(chunk_size / 17, color=colour, linestyle=":")
+    axes.axvline(chunk_size / 17 - 1, color=colour, linestyle=":")
 star(axes, 14, paper["f9_c256"], COLOURS["blue"], "paper, C = 256")
 star(axes, 28, paper["f9_c512"], COLOURS["green"], "paper, C = 512")
 axes.axhline(1, color="black", linewidth=1)
-axes.set(xscale="log", xlabel="P:D (dotted: C/(B-1))", ylabel="throughput / baseline's")
+axes.set(xscale="log", xlabel="P:D (dotted: C/(B-1) - 1)", ylabel="throughput / baseline's")
 axes.set_title("LLaMA-13B, A6000, L = 1024, B = 18")
 plain_ticks(axes.xaxis, [1, 2, 5, 10, 20, 50, 100, 200])
 axes.legend(loc="lower left")
@@ -254,23 +265,17 @@ for chunk_size, curve in gains.items():
     best = max(curve)
     published = paper.get(f"f9_c{chunk_size}")
     error = f"{100 * (best / published - 1):+.1f} %" if published else "-"
-    at = ratios[curve.index(best)]
-    rows.append(
-        [
-            chunk_size,
-            f"{chunk_size / 17:.1f}",
-            at,
-            f"{published:.2f}" if published else "-",
-            f"{best:.2f}",
-            error,
-        ]
-    )
-print_table(["C", "C/(B-1)", "peak at P:D", "paper", "predicted", "error"], rows)
+    ten = [ratio for ratio, each in zip(ratios, curve, strict=True) if each >= 1.1]
+    balance, peak = f"{chunk_size / 17 - 1:.1f}", ratios[curve.index(best)]
+    known = f"{published:.2f}" if published else "-"
+    rows.append([chunk_size, balance, peak, known, f"{best:.2f}", error, f"{ten[0]} to {ten[-1]}"])
+columns = ["C", "C/(B-1) - 1", "peak at P:D", "paper", "predicted", "error", "10 % at P:D"]
+print_table(columns, rows)
 
 # %% [markdown]
-# **Explain.** Left of its peak, a curve falls because decodes run alone, as in the baseline. Right
-# of it there are few decodes, and so little to save, while the price of chunking (lesson 3) stays:
-# a small C can fall below 1.
+# **Explain.** Left of its peak, a curve falls because some decodes run alone, as in the baseline.
+# Right of it there are few decodes, so riding saves little, while the price of chunking (lesson 3)
+# stays. In the end each curve falls below 1, and that of the smallest C first.
 #
 # ## Step 4: choose
 #
@@ -278,18 +283,31 @@ print_table(["C", "C/(B-1)", "peak at P:D", "paper", "predicted", "error"], rows
 # how prefill and decode share the time. The paper proposes a one-time profiling and leaves the
 # choice to the reader.
 #
-# With a cost model, the choice is a loop: that is all that `experiments/choose_chunk.py` does. We
-# use its functions; on the command line it also names the flags that mean the same to vLLM and
-# SGLang:
-#
-#     python experiments/choose_chunk.py --model llama-13b --gpu a6000 \
-#         --pd 14 --length 1024 --batch-size 18
+# With a cost model, the choice is a loop. It runs the scheduler with each chunk size and notes two
+# numbers. One is the throughput, once the engine is warm. The other is the longest iteration that
+# holds a decode: this is the longest *TBT*, the time between two tokens of a request.
+
+# %%
+work, rows = Workload(1024, 18, 14), []
+baseline = predicted_throughput(work, "baseline")
+for chunk_size in (128, 256, 384, 512):
+    trace = simulate(work.requests(90), policy="sarathi", chunk_size=chunk_size, max_batch_size=18)
+    throughput = tokens_per_second(trace, 1024, 36, 72)  # from the 36th request's end to the 72nd's
+    longest = max(each.seconds for each in trace.iterations if each.num_decodes)
+    rows.append([chunk_size, f"{throughput / baseline:.2f}", f"{1e3 * longest:.0f}"])
+print_table(["C", "gain (predicted)", "longest TBT, ms (predicted)"], rows)
+
+# %% [markdown]
+# `experiments/choose_chunk.py` is this loop as a command; it also names the flags that mean the
+# same to vLLM and SGLang. In it, `candidates` lists chunk sizes, `steady` runs one of them, and
+# `choose` takes the one with the largest throughput.
 #
 # **Predict first.** A chat service has P:D = 5, a summariser 60. Which needs the larger chunks?
 
 # %%
 from experiments.choose_chunk import candidates, choose, steady
 
+print("sizes to try for P:D = 14:", *candidates(1024, 18, 14))
 sweeps = {}  # P:D -> (baseline, a choice for each chunk size)
 for ratio in (5, 14, 60):
     work = Workload(1024, 18, ratio)
@@ -301,12 +319,10 @@ figure, axes = plt.subplots()
 for (ratio, (baseline, choices)), (colour, marker) in zip(sweeps.items(), SERIES, strict=False):
     curve = {choice.chunk_size: choice.throughput / baseline.throughput for choice in choices}
     axes.plot(curve.keys(), curve.values(), color=colour, marker=marker, label=f"P:D = {ratio}")
-    best = choose(choices).chunk_size
-    axes.plot(
-        best, curve[best], "o", markersize=18, markerfacecolor="none", markeredgecolor="black"
-    )
-    print(f"P:D = {ratio:2d}: C = {best} gains most, {curve[best]:.2f} x (predicted)", end="; ")
-    print(f"(B-1) * P:D = {17 * ratio}")
+    best, prompt = choose(choices).chunk_size, split(1024, ratio)[0]
+    axes.plot(best, curve[best], "o", markersize=18, markerfacecolor="none", color="black")
+    print(f"P:D = {ratio:2d}: C = {best} gains most, {curve[best]:.2f} x (predicted);", end=" ")
+    print(f"(B-1)(P:D+1) = {17 * (ratio + 1)}; P = {prompt}: {-(-prompt // (best - 17))} chunks")
 axes.axhline(1, color="black", linewidth=1)
 axes.set(
     xlabel="chunk size C (tokens)", ylabel="throughput / baseline's", xticks=range(0, 1025, 128)
@@ -316,14 +332,14 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# **Explain.** The zigzag is step 2's stairs: look at the sizes that are no multiple of 128. Then
-# compare the circles with (B-1) * P:D, the chunk size that balances: near it, if it is a size that
-# prefills well.
+# **Explain.** The zigzag comes from step 2's stairs: its low points are sizes that are no multiple
+# of 128. Step 1's balance, solved for C, is C = (B-1)(P:D+1). The circles are near it. At P:D = 60
+# nothing is cut: C = 1024 holds the whole prompt of 1007 tokens beside its 17 decodes. The gain of
+# 1.13 x comes from riding alone.
 #
-# There is another side. While a chunk runs, all riding decodes wait: the longest iteration with a
-# decode in it is the longest TBT, the time between two tokens of a request. (The baseline's
-# prefills delay no decode, only requests that have no token yet.) With a bound on TBT, the choice
-# may change, even to a gain below 1: the price of keeping the bound.
+# The TBT is the other side. While a chunk runs, all riding decodes wait. (The baseline's prefills
+# delay no decode. They delay only requests that have no token yet.) With a bound on TBT, `choose`
+# may take another chunk size, even one whose gain is below 1: that is the price of the bound.
 
 # %%
 baseline, choices = sweeps[60]
@@ -341,26 +357,26 @@ for bound in (1.0, 0.2, 0.1):
 #
 # - Another workload: longer requests (`length = 3072` with `requests = 6`, the paper's third
 #   panel).
-# - A small batch, `requests = 4`: where does C/(B-1) go, and what does SARATHI still gain?
+# - A small batch, `requests = 4`: where does the balance go, and what does SARATHI still gain?
 
 # %%
 length, requests, ratio = 2048, 9, 28
 
 for chunk_size in (128, 256, 512):
-    balance = chunk_size / (requests - 1)
+    balance = chunk_size / (requests - 1) - 1
     better = gain(ratio, chunk_size, length, requests)
-    print(f"C = {chunk_size}: C/(B-1) = {balance:5.1f}, gain {better:.2f} x (predicted)")
+    print(f"C = {chunk_size}: balance at P:D = {balance:.0f}, gain {better:.2f} x (predicted)")
 
 # %% [markdown]
 # ## Questions
 #
-# **1.** Twice as many requests fit on a GPU with more memory. Should the chunks become larger or
+# **1.** A GPU with more memory holds twice as many requests. Should the chunks become larger or
 # smaller, at the same P:D?
 #
 # <details><summary>Answer</summary>
 #
-# Larger: balance is at C = (B-1) * P:D. More slots carry more decodes per chunk, so that fewer,
-# larger chunks suffice, and these are more efficient.
+# Larger: the balance is at C = (B-1)(P:D+1). Each chunk carries more decodes, so that fewer and
+# larger chunks suffice. Larger chunks prefill faster.
 #
 # </details>
 #
@@ -369,22 +385,21 @@ for chunk_size in (128, 256, 512):
 #
 # <details><summary>Answer</summary>
 #
-# From the weights all the same: 18 rows are far from filling the GPU (lesson 1), and each
-# decode-only iteration reads all weights for them. Riding on a chunk, they cost no read of their
-# own. What cannot be saved is the decodes' attention, and the prefill itself: that is why the gain
-# is 1.27 and not 10 (paper).
+# From the weights, again. Each decode-only iteration reads all weights, and 18 rows are far from
+# filling the GPU (lesson 1). Decodes that ride on a chunk need no read of their own. But riding
+# saves neither the decodes' attention nor the prefill itself. So the gain is 1.27 x and not far
+# more (paper).
 #
 # </details>
 #
-# **3.** A service must answer each next token within 100 ms. Which chunk size does that rule out,
+# **3.** A service must answer each next token within 0.1 s. Which chunk sizes does that rule out,
 # and where do you read it?
 #
 # <details><summary>Answer</summary>
 #
-# An iteration is the time between two tokens of every decode in it. Step 2's picture shows the time
-# of an iteration against its rows (the decodes' attention comes on top): the limit rules out the
-# chunk sizes above the line of 100 ms, and step 4's last cell lets `choose` do it. That is the idea
-# of SARATHI's successor, Sarathi-Serve: the largest chunk that the time between tokens allows.
+# An iteration is the time between two tokens of every decode in it. Step 4's first table has the
+# longest one for each C. At P:D = 14 the limit rules out C = 384 and more. Sarathi-Serve, SARATHI's
+# successor, makes this its rule: it takes the largest chunk that the time between tokens allows.
 # Lesson 6 goes on from there.
 #
 # </details>

@@ -13,14 +13,14 @@
 #
 # Lessons 4 and 5 asked how many tokens per second a GPU can process. Users ask something else: when
 # does my answer begin, and does it flow? Now requests arrive while others are decoding, and the
-# *policy* decides who waits. `scheduler.py` has eight policies. Here they meet the same four
-# requests.
+# *policy* decides which of them wait. `scheduler.py` has eight policies. Here they run the same
+# four requests.
 #
 # **You will see**
 # 1. two extremes: decodes first, prompts first (the paper's Fig 7);
 # 2. what a generation stall looks like to a reader;
 # 3. a token budget at work, batch by batch;
-# 4. all eight policies on one map: who waits against who stalls;
+# 4. all eight policies on one map: late first tokens against long gaps;
 # 5. a policy of your own, in the cost model and in the engine.
 #
 # About 40 minutes; the machine needs under half a minute. Every number says what it is: **paper**
@@ -33,15 +33,15 @@ import matplotlib.pyplot as plt
 
 from batch import Request
 from engine import LLM, SamplingParams
-from lesson import COLOURS, GREY, SERIES, gantts, paper, print_table, this_machine
+from lesson import COLOURS, GREY, POLICY_LOOKS, gantts, paper, print_table, this_machine
 from scheduler import POLICIES, SarathiServe, make_scheduler
 from simulate import simulate
 
 # %% [markdown]
 # ## Step 1: two extremes
 #
-# Four requests. A and B have short prompts and come first. C and D have long prompts, and come
-# together while A and B are decoding.
+# There are four requests. A and B have short prompts and come first. C and D have long prompts.
+# They come together, while A and B are decoding.
 
 
 # %%
@@ -67,44 +67,45 @@ iterations = priced("request_level").iterations
 decode = next(each.seconds for each in iterations if each.kind == "decode")
 BOUND = 5 * decode
 print(f"a decode-only iteration of A and B: {1e3 * decode:.0f} ms (predicted)")
-print(f"we call a gap between two tokens a stall above five of these: {1e3 * BOUND:.0f} ms")
+print(f"a gap between two tokens is a stall if it exceeds five of these: {1e3 * BOUND:.0f} ms")
 
 # %% [markdown]
 # **The paper's claim (Sec 3.2, Algorithms 1 and 2).** *Request-level* scheduling, as in
-# FasterTransformer, starts a new batch only when the old one has ended: running decodes are never
-# disturbed, but new requests wait, and slots that fall free stay empty. *Prefill-prioritised*
-# scheduling, as in vLLM before chunked prefill, runs new prompts at once: they start early, and the
-# running decodes wait.
+# FasterTransformer, starts a new batch only when the old one has ended. Nothing disturbs running
+# decodes, but new requests wait, and free slots stay empty. *Prefill-prioritised* scheduling, as in
+# vLLM before chunked prefill, runs new prompts at once. New requests start early, and the running
+# decodes wait.
 #
-# **Predict first.** Under `request_level`: who must end before C may start? Under `vllm_v0`: what
-# do A and B do while C and D prefill?
+# **Predict first.** Under `request_level`: which requests must end before C may start? Under
+# `vllm_v0`: what do A and B do while C and D prefill?
 
 # %%
 title = "llama-13b on a6000 (predicted)"
 gantts({policy: priced(policy) for policy in ("request_level", "vllm_v0")}, BOUND, NAMES, title)
 
 # %% [markdown]
-# **Explain.** One lane for each request. Under `request_level`, A and B flow without a gap, and C
-# and D wait for the *last* of them, though A's slot has been free for some time. Under `vllm_v0`, C
-# and D start at once, and A and B stand still until both prompts are through. That pause is a
-# *generation stall*. Each policy protects one side and lets the other pay.
+# **Explain.** Each request has a lane. Under `request_level`, A and B flow without a pause. C and D
+# wait until *both* have ended, though A's slot is free long before. Under `vllm_v0`, C and D start
+# at once. A and B stand still until both prompts are processed: a *generation stall*. Each policy
+# protects one side, and the other side pays.
 #
 # ## Step 2: what a stall feels like
 #
 # **The paper's claim (Sec 3.2).** Orca mixes prompts and decodes in one batch, so that decodes ride
-# along (lesson 4). It does not help the reader: a whole prompt makes the iteration so long that the
-# next token of every riding decode is just as late.
+# along (lesson 4). This does not help the reader. A whole prompt makes the iteration so long that
+# the next token of every riding decode is just as late.
 #
-# **Predict first.** Draw the tokens of B against time in your mind: a straight line, where B flows.
-# What does the line do under `orca` while C and D prefill?
+# **Predict first.** Draw the tokens of B against time. Where B flows, the line is straight. What
+# does it do under `orca` while C and D prefill?
 
 # %%
 shown = ("request_level", "vllm_v0", "orca", "hybrid_only", "sarathi_serve")
 figure, axes = plt.subplots(figsize=(11, 5))
-for policy, (colour, marker) in zip(shown, SERIES, strict=False):
-    tokens = priced(policy).lives[1].tokens
-    count = range(1, len(tokens) + 1)
-    axes.plot(tokens, count, color=colour, marker=marker, drawstyle="steps-post", label=policy)
+for policy in shown:
+    life, (colour, marker) = priced(policy).lives[1], POLICY_LOOKS[policy]
+    count = range(1, len(life.tokens) + 1)
+    axes.plot(life.tokens, count, color=colour, marker=marker, drawstyle="steps-post", label=policy)
+    print(f"{policy}: B's longest gap is {1e3 * max(life.tbt):.0f} ms (predicted)")
 axes.axvline(0.32, color="black", linestyle=":", label="C and D arrive")
 axes.set(xlabel="time (s)", ylabel="tokens of B so far", yticks=range(0, 21, 5))
 axes.set_title("What B's reader sees (predicted)")
@@ -117,25 +118,25 @@ gantts({policy: priced(policy) for policy in ("orca", "hybrid_only")}, BOUND, NA
 # %% [markdown]
 # **Explain.** A flat piece of the curve is a pause. With `orca`, B does get a token out of the long
 # iteration, but only at its end: the decode's bar is as long as the two prompts. `hybrid_only` (a
-# part of Sarathi-Serve, taken alone) runs one long prompt at a time, as the second would exceed its
-# budget: two stalls of half the length. Of the policies in the picture that let C and D in at once,
-# only `sarathi_serve` never stops: its curve bends a little.
+# part of Sarathi-Serve, taken alone) runs one long prompt at a time, because two would exceed its
+# budget. It makes two stalls of half the length. Four of these policies start C and D before A and
+# B have ended. Of the four, only `sarathi_serve` never stalls: B's gaps grow from 46 ms to 127 ms
+# while C and D prefill.
 #
 # ## Step 3: a token budget
 #
 # **The paper's claim (Algorithm 3).** *Stall-free* scheduling fills each batch up to a token
-# budget, in this order: all running decodes, then chunks of prompts that have started, then chunks
-# of new ones. No iteration is longer than the budget allows, so no decode ever waits for more than
-# that. Its example: a budget of 512 takes 2 decodes, the last 400 tokens of one prompt, and 110 of
+# budget. Running decodes come first, then chunks of prompts that have started, then chunks of new
+# ones. No iteration is longer than the budget allows, and no decode waits longer than that. The
+# paper's example: a budget of 512 takes 2 decodes, the last 400 tokens of one prompt, and 110 of
 # the next (paper).
 #
 # **Predict first.** Why 110?
 
 # %%
 scheduler = make_scheduler("sarathi_serve", max_batch_size=8, chunk_size=512)
-for number, (prompt, prefilled) in enumerate(
-    [(9, 9), (9, 9), (912, 512)]
-):  # two decode, one is half through
+sizes = [(9, 9), (9, 9), (912, 512)]  # two requests decode, the prompt of one is half done
+for number, (prompt, prefilled) in enumerate(sizes):
     request = Request(number, range(prompt), max_tokens=9)
     scheduler.add(request)
     scheduler.admit()
@@ -153,7 +154,7 @@ print(f"tokens:  {batch.num_tokens}; the paper's budget: {paper['ss_budget_examp
 
 
 # %% [markdown]
-# Now our four requests. SARATHI (lesson 4) has *one* chunk per batch; Sarathi-Serve has as many as
+# Now our four requests. SARATHI (lesson 4) has *one* chunk per batch. Sarathi-Serve has as many as
 # fit.
 
 
@@ -186,19 +187,19 @@ figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center"
 plt.show()
 
 # %% [markdown]
-# **Explain.** You hardly see the decodes, black: 2 to 4 tokens on top of a chunk of 510, or alone.
-# That is why they can ride almost for free. Under `sarathi`, an iteration with the end of a prompt
-# stays short of the budget; under `sarathi_serve`, the next prompt takes the rest, and D is through
-# earlier for it.
+# **Explain.** You hardly see the decodes (black): they are 2 to 4 tokens on top of a chunk, or
+# alone. That is why they ride almost for free. Under `sarathi`, an iteration with the end of a
+# prompt stays below the budget. Under `sarathi_serve`, the next prompt takes the rest. So D's last
+# chunk, in iteration 11 of both, is much smaller, and D's first token comes a little earlier.
 #
 # ## Step 4: the map
 #
-# **The paper's claim (Sec 3.2 and 5.4).** Until now one had to choose between an early first token
-# (and throughput) and an even flow. Chunks alone, or hybrid batches alone, do half of the work
-# each; together they give both.
+# **The paper's claim (Sec 3.2 and 5.4).** Earlier policies had to choose between an early first
+# token (and throughput) and an even flow. Chunks alone, or hybrid batches alone, do half of the
+# work. Together they give both.
 #
-# **Predict first.** Where on this map would the ideal policy be? Which policies are near the axes,
-# and far out on them?
+# **Predict first.** The map below shows C's first token to the right, the longest gap upwards.
+# Where is the ideal policy? Which policies are far out on one of the axes?
 
 # %%
 traces = {policy: priced(policy) for policy in POLICIES}
@@ -210,7 +211,7 @@ for policy, trace in traces.items():
 # %%
 figure, axes = plt.subplots(figsize=(11, 5.6))
 for policy, first, _, gap, _ in rows:
-    colour, marker = (COLOURS["vermilion"], "X") if gap > BOUND else (COLOURS["blue"], "o")
+    colour, marker = POLICY_LOOKS[policy]
     axes.plot(first, gap, marker, color=colour, markersize=11)
     left, low = policy in ("sarathi", "vllm_v0"), policy == "sarathi_serve"
     place = {"xytext": (-9 if left else 9, -17 if low else 5), "ha": "right" if left else "left"}
@@ -222,7 +223,7 @@ axes.set(
     xlabel="C's time to first token (s)",
     ylabel="longest gap of A, B (s)",
 )
-axes.set_title("Who waits against who stalls (predicted); dashed: what we call a stall")
+axes.set_title("Late first tokens, long gaps (predicted); above the dashed line: stalls")
 plt.show()
 
 # %%
@@ -236,38 +237,41 @@ chunked = ("sarathi", "sarathi_serve", "dynamic", "chunked_only")
 gantts({policy: traces[policy] for policy in chunked}, BOUND, NAMES, title)
 
 # %% [markdown]
-# **Explain.** Below the dashed line are `request_level`, which pays with C's first token, and
-# everything that cuts prompts. `chunked_only` alternates between chunks and decodes, so that each
-# gap is an iteration of either kind, and no decode rides. Against `sarathi`, `sarathi_serve` lets
-# D's first chunk ride with C's last one: D's first token comes earlier, and C's a little later.
-# `dynamic` shrinks the chunks of a prompt as it goes on. These prompts are short, so that shrinking
-# gains little here: the longest gap is that of C's first chunk, which is a full one. It costs
-# something all the same: more chunks, each of which reads all the weights. So C and D get their
-# first tokens later, and the end comes later. The last column tells who wasted the GPU.
+# **Explain.** Below the dashed line are `request_level`, which pays with C's first token, and all
+# policies that cut prompts.
+# - `chunked_only` alternates between chunks and decodes. No decode rides: while C and D prefill, a
+#   gap is one iteration of each kind.
+# - `sarathi_serve` runs D's first chunk beside C's last one. Compared with `sarathi`, D's first
+#   token comes earlier, and C's a little later.
+# - `dynamic` shrinks the chunks of a prompt as it goes on. It gains little here, because C's first
+#   chunk is a full one and makes the longest gap. It runs more chunks, and each reads all weights.
+#   So the first tokens of C and D come later, and so does the end.
+#
+# The last column shows which policies waste the GPU.
 #
 # ## Step 5: your own policy
 #
-# A policy is a class with a name. Most are a few lines on top of another. Here is one with an idea
-# of its own: *large chunks while nobody decodes, small ones as soon as somebody would feel them*.
-# `prefills` picks the chunks of a batch. It is told how many tokens of the budget the decodes take.
+# A policy is a class with a name. Most add a few lines to another policy. Here is a new idea:
+# *large chunks while no request decodes, small chunks beside decodes*. The method `prefills` picks
+# the chunks of a batch. Its argument says how many tokens of the budget the decodes take.
 
 
 # %%
 class Considerate(SarathiServe):
-    """A quarter of the budget while somebody decodes, four times the budget while nobody does."""
+    """A quarter of the budget beside decodes, four times the budget without any."""
 
     name = "considerate"
 
-    def prefills(self, num_decodes):
-        budget = self.chunk_size // 4 if num_decodes else 4 * self.chunk_size
-        return super().prefills(num_decodes + self.chunk_size - budget)  # as if so much were taken
+    def prefills(self, decode_rows):
+        budget = self.chunk_size // 4 if decode_rows else 4 * self.chunk_size
+        return super().prefills(decode_rows + self.chunk_size - budget)  # as if so much were taken
 
 
 POLICIES[Considerate.name] = Considerate  # the registry: from here on it is a policy like any other
 
 # %% [markdown]
-# **Predict first.** Against `sarathi_serve`: what happens to the longest gap of A and B? To C's
-# first token? To the total time?
+# **Predict first.** Compared with `sarathi_serve`: what happens to the longest gap of A and B? To
+# C's first token? To the total time?
 
 # %%
 compared = ("sarathi_serve", "considerate")
@@ -279,12 +283,12 @@ for policy in compared:
     print(f"total {trace.seconds:.2f} s (predicted)")
 
 # %% [markdown]
-# **Explain.** Shorter gaps, and later first tokens: small chunks carry few prompt tokens, and each
-# of them reads all the weights. (D's last chunk is large: A, B and C have ended.) The trade-off is
-# still there; you have moved along it.
+# **Explain.** The gaps are shorter, and the first tokens come later. Small chunks carry few prompt
+# tokens, and each chunk reads all the weights. (D's last chunk is large, because A, B and C have
+# ended.) The trade-off remains: you have moved along it.
 #
 # That was the cost model. The engine runs the same class for real: the demo model, on your machine,
-# with the requests arriving in real time. First, does the new policy change what the model says?
+# with requests that arrive in real time. First, does the new policy change what the model says?
 
 # %%
 llm = LLM("demo", max_batch_size=4, chunk_size=32, dtype="float64", device="cpu")
@@ -301,14 +305,14 @@ for prompt, one, other in zip(prompts, *outputs.values(), strict=True):
 
 
 # %% [markdown]
-# It must not: a policy decides *when* a token is computed, never which. (The tests hold every
-# policy to that.)
+# It must not: a policy decides *when* a token is computed, never which. (The tests check this for
+# every policy.)
 #
-# Now the clock, with a budget of 64 and made-up prompts: 32 tokens for A and B, 160 for C and D,
-# which arrive between A's tokens 5 and 6.
+# Now the clock. The budget is 64, and the prompts are made up: 32 tokens for A and B, 160 for C and
+# D. C and D arrive between A's tokens 5 and 6.
 #
-# **Predict first.** The real engine has costs that the cost model leaves out, above all some time
-# per iteration. Will `considerate` look better or worse than predicted?
+# **Predict first.** The real engine has costs that the cost model leaves out. Most of all, each
+# iteration costs some time of its own. Will `considerate` look better or worse than predicted?
 
 # %%
 from experiments import policies
@@ -328,8 +332,9 @@ def measured(policy, requests):
 
 # %%
 alone = measured("sarathi_serve", policies.workload(64)[:2])
-arrival, bound = policies.arrival_and_bound(alone)  # its stall, too, is five decode-only iterations
+arrival, bound = policies.arrival_and_bound(alone)  # a stall: again five decode-only iterations
 requests = policies.workload(64, arrival)
+print("prompt tokens:", *(len(request.prompt) for request in requests))
 real = {
     policy: measured(policy, requests) for policy in ("vllm_v0", "sarathi_serve", "considerate")
 }
@@ -345,26 +350,25 @@ for policy, trace in real.items():
     print(f"total {1e3 * trace.seconds:.0f} ms (measured)")
 
 # %% [markdown]
-# **Explain.** The same picture from the same scheduler; only the executor is another. But each
-# small chunk pays the fixed cost of its iteration, so that against `sarathi_serve` C waits longer
-# here than the cost model says, and with so small a model whole prompts may even end first. A
-# machine's own profile decides how small chunks may be. (If a bar looks out of place, something
-# else ran on your machine: run the cell again.)
+# **Explain.** The scheduler is the same, only the executor is another one. So the picture has the
+# same shape. But each small chunk pays the fixed cost of its iteration. So, compared with
+# `sarathi_serve`, C waits longer under `considerate` than predicted, and the total is longer, too.
+# A machine's own profile decides how small chunks may be. (If a bar looks out of place, something
+# else ran on your machine. Run the cell again.)
 #
-# To look at single iterations, write the run to a file and open it in
-# [ui.perfetto.dev](https://ui.perfetto.dev): `from pictures import perfetto` and
-# `perfetto.save("run.json", real)`. On the command line, `generate.py` and
-# `experiments/policies.py` take `--perfetto run.json`.
+# To look at single iterations, call `perfetto.save("run.json", real)` (`from pictures import
+# perfetto`) and open the file at [ui.perfetto.dev](https://ui.perfetto.dev). On the command line,
+# `generate.py` and `experiments/policies.py` take `--perfetto run.json`.
 #
 # ## What if ...
 #
-# - Change `share` below: how many of the `room` tokens that are left in the batch a request may
-#   have. Ideas: all of them for one prompt, half for the next; more than `room` while many wait
-#   (`len(self.waiting)`).
+# - Change `share` below. `room` tokens are left in the batch; `share` says how many of them a
+#   request may have. Ideas: all of them for one prompt, half for the next; more than `room` while
+#   many requests wait (`len(self.waiting)`).
 # - Let the shortest prompt go first: the README has that policy.
 # - Break a rule: a `schedule` that returns `Batch([], [])`, or every decode twice. What does the
 #   engine say, and when?
-# - Too little memory: `cache_tokens=1815` as another argument of `simulate`. Watch for the black
+# - Too little memory: `cache_tokens=1815` as another argument of `simulate`. Look for the black
 #   cross.
 
 
@@ -388,9 +392,9 @@ gantts({"mine": mine}, BOUND, NAMES, title)
 # <details><summary>Answer</summary>
 #
 # Because an iteration's time is not proportional to its tokens. Every decode-only iteration reads
-# all weights for a handful of tokens (lesson 1); a decode beside a chunk does not. So the policies
-# with the fewest decode-only iterations end first, unless small chunks eat the gain up. Count the
-# short blue bars.
+# all weights for a handful of tokens (lesson 1). A decode beside a chunk needs no read of its own.
+# So the policies with the fewest decode-only iterations end first, unless they cut small chunks,
+# which cost more than that saves. Count the short blue bars.
 #
 # </details>
 #
@@ -399,20 +403,20 @@ gantts({"mine": mine}, BOUND, NAMES, title)
 #
 # <details><summary>Answer</summary>
 #
-# Nobody reads along, so that gaps between tokens do not matter: only the total time counts. That is
-# SARATHI's own world (lessons 4 and 5): hybrid batches with the chunk size that balances. A token
-# budget for the sake of a TBT would only cost throughput.
+# No user reads along, so only the total time counts, and gaps between tokens do not matter. That is
+# the case that SARATHI was made for (lessons 4 and 5): hybrid batches with the chunk size that
+# balances. A smaller budget, which shortens the gaps, would only cost throughput.
 #
 # </details>
 #
-# **3.** With shortest prompts first, the mean time to first token falls. Who pays, and how would
-# you bound what they pay?
+# **3.** With shortest prompts first, the mean time to first token falls. Which requests pay, and
+# how would you limit what they pay?
 #
 # <details><summary>Answer</summary>
 #
-# Long prompts: as long as short ones keep coming, a long one may wait for ever (it *starves*). A
-# bound: sort by prompt length less some credit for the time waited, `prefill_length - rate * (now -
-# arrival)`, so that everybody is first some day. First come, first served needs no such care, which
-# is why all eight policies keep to it.
+# Long prompts pay. While short ones keep coming, a long one may wait for ever (it *starves*). To
+# limit this, give credit for the time waited: sort by `prefill_length - rate * (now - arrival)`. So
+# every request comes first some day. First come, first served needs no such care, and all eight
+# policies keep to it.
 #
 # </details>

@@ -11,61 +11,57 @@
 # %% [markdown]
 # # Lesson 7: latency
 #
-# Lesson 6 had four requests. A service has thousands, which come when they like, and its operator
-# asks: how much load can I take before my users complain? This lesson turns "complain" into two
-# numbers, watches them as the load grows, and chooses the one knob that Sarathi-Serve leaves you:
-# the token budget.
+# Lesson 6 had four requests. A service has thousands, and they come at any time. Its operator asks:
+# how much load can I take before my users complain? This lesson turns "complain" into two numbers
+# and follows them as the load grows. Then it chooses the one setting of Sarathi-Serve: the token
+# budget.
 #
 # **You will see**
 # 1. time to first token (TTFT) and times between tokens (TBT), and why a mean says nothing about a
 #    stall;
 # 2. generation stalls of seconds (the paper's Fig 1a);
 # 3. latency against load, and a search for the capacity under an SLO (Fig 1b);
-# 4. the token budget: what it costs, what it buys, and how to read it off one profile;
+# 4. the token budget: what it costs, what it gains, and how one profile gives it;
 # 5. all this for real, on your machine, with requests that arrive in real time.
 #
 # About 40 minutes; the machine needs under a minute. Every number says what it is: **paper**
 # (published), **predicted** (cost model, for a named GPU) or **measured** (this machine). "Sec" and
-# "Fig" mean [Sarathi-Serve](https://arxiv.org/abs/2403.02310). Some of its numbers we know only
-# second hand; `results/fidelity.md` says which.
+# "Fig" mean [Sarathi-Serve](https://arxiv.org/abs/2403.02310). Some of its numbers are known to us
+# only from other sources ("second hand"); `results/fidelity.md` says which.
 
 # %%
+from dataclasses import replace
+from math import inf, sqrt
+
 import matplotlib.pyplot as plt
 import numpy as np
 
+from configs import MODELS
 from engine import LLM, SamplingParams
-from experiments.lib.papers import ARXIV, CHAT, LOOKS, MISTRAL, YI
+from experiments.lib.papers import ARXIV, CHAT, MISTRAL, YI
 from experiments.serve_stalls import waiting
-from lesson import COLOURS, paper, plain_ticks, print_table, this_machine
-from serving.capacity import (
-    STRICT,
-    Load,
-    capacity,
-    p99_tbt,
-    token_budget,
-    token_times,
-    worst_iteration,
-)
+from lesson import COLOURS, POLICY_LOOKS, paper, plain_ticks, print_table, this_machine
+from serving import capacity
+from serving.capacity import p99_tbt, token_times
 
 # %% [markdown]
 # ## Step 1: two numbers for a user
 #
-# **The paper's claim (Sec 2.4).** A user first waits for the answer to begin: *TTFT*, from arrival
-# to the first token. Then the answer must flow: *TBT*, the gap between one token and the next. Each
-# request has one TTFT, and one TBT for every token but the first. What matters is their tail, such
-# as the P99: the gap that one in a hundred exceeds.
+# **The paper's claim (Sec 2.4).** A user first waits for the answer to begin: *TTFT* is the time
+# from arrival to the first token. Then the answer must flow: *TBT* is the gap between one token and
+# the next. Each request has one TTFT, and one TBT for every token but the first. What matters is
+# the tail, such as the P99: one gap in a hundred is longer.
 #
-# 300 chat requests reach Mistral-7B on an A100 at 2 per second, at random moments (a Poisson
-# process), with log-normal lengths fitted to published percentiles. `serve` runs our scheduler
-# against the cost model.
+# 300 chat requests reach Mistral-7B on an A100 at 2 per second. They come at random moments (a
+# Poisson process), and their lengths are log-normal, fitted to published percentiles. `serve` runs
+# our scheduler against the cost model.
 #
-# **Predict first.** `vllm_v0` stops all decodes for each new prompt, `sarathi_serve` (512 tokens)
-# never does, but makes each iteration longer. Which has the smaller *mean* TBT? Which the smaller
-# P99?
+# **Predict first.** `vllm_v0` stops all decodes for each new prompt. `sarathi_serve` (512 tokens)
+# never stops them, but makes iterations longer. Which has the smaller *mean* TBT? Which has the
+# smaller P99?
 
 # %%
-requests = CHAT.requests(3, rate=2.0)
-for request in requests:
+for request in CHAT.requests(3, rate=2.0):
     print(f"arrives at {request.arrival:.2f} s", end=", ")
     print(f"{len(request.prompt)} prompt tokens, {request.max_tokens} to come")
 
@@ -85,19 +81,21 @@ for policy, trace in traces.items():
     rows.append([policy, f"{np.median(trace.ttfts):.2f}", *[f"{cell:.0f}" for cell in cells]])
 print("Mistral-7B on an A100, chat, 2 requests per second (predicted)")
 print_table(["policy", "median TTFT, s", "mean TBT, ms", "median", "P99", "longest"], rows)
+print(f"run at once: {capacity.MAX_BATCH_SIZE}; under orca: {capacity.ORCA_BATCH_SIZE}")
 
 # %%
 figure, axes = plt.subplots()
 for policy, trace in traces.items():
     gaps = np.sort(trace.tbts)
     above = 100 * (1 - np.arange(len(gaps)) / len(gaps))
-    axes.plot(1e3 * gaps, above, color=LOOKS[policy][0], label=policy)
+    axes.plot(1e3 * gaps, above, color=POLICY_LOOKS[policy][0], label=policy)
 axes.axhline(1, color="black", linestyle=":", label="one gap in a hundred")
 axes.set(
     xscale="log",
     yscale="log",
     xlabel="gap between two tokens (ms)",
     ylabel="% of gaps that are longer",
+    title="Mistral-7B on an A100, chat, 2 requests per second (predicted)",
 )
 plain_ticks(axes.xaxis, [10, 20, 50, 100, 200, 500, 1000])
 plain_ticks(axes.yaxis, [0.01, 0.1, 1, 10, 100])
@@ -106,37 +104,39 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# **Explain.** Read the picture along the dotted line: there you find the P99s. The means are close
-# together and hide everything: hundreds of quick tokens make up for one long pause, in a mean, but
-# not for the person who waits. `sarathi_serve` falls off like a cliff: its longest gap is one full
-# iteration of 512 tokens. The others have a long tail, the prompts of strangers. (And `orca`'s late
-# first tokens: as in the paper's comparison, it reserves memory for the longest possible request in
-# each slot, so that 16 run at once, not 128. The rest wait in the queue.)
+# **Explain.** Each curve crosses the dotted line at its P99. The means are close together and hide
+# the stalls: in a mean, hundreds of quick tokens make up for one long pause. The user who waits
+# sees it otherwise. The curve of `sarathi_serve` ends early: no gap is longer than one full
+# iteration of 512 tokens. The other two have a long tail: other users' prompts. (`orca` has late
+# first tokens. As in the paper's comparison, it reserves memory for the longest possible request,
+# so that only 16 run at once, not 128. The others wait in the queue.)
 #
 # ## Step 2: stalls of seconds
 #
 # **The paper's claim (Sec 1, Fig 1a).** With Yi-34B on two A100s and long prompts (papers to be
-# summarised), vLLM's requests stand still for seconds, again and again; Sarathi-Serve's never do.
+# summarised), vLLM's requests stand still for seconds, again and again. Sarathi-Serve's never do.
 #
-# All prompts wait from the start. Whenever a request ends, its memory is free, and the next prompt
-# comes in.
+# All prompts wait from the start. When a request ends, its memory is free, and the next prompt
+# starts.
 #
 # **Predict first.** Draw the output tokens of all requests together against time. Which policy
-# starts first? Which ends first?
+# gives the first token earlier? Which one ends first?
 
 # %%
 stalls = {}
 for policy in ("vllm_v0", "sarathi_serve"):
     stalls[policy] = YI.serve(waiting(ARXIV.requests(80)), policy, 1536)
     count, longest = len(stalls[policy].stalls(1.0)), max(stalls[policy].tbts)
-    print(f"{policy}: {count} gaps above 1 s; the longest gap is {longest:.2f} s (predicted)")
+    print(f"{policy}: {count} gaps above 1 s; the longest gap is {longest:.2f} s;", end=" ")
+    times = token_times(stalls[policy])
+    print(f"first token after {times[0]:.0f} s, last after {times[-1]:.0f} s (predicted)")
 
 # %%
 figure, (left, right) = plt.subplots(1, 2)
 for policy, trace in stalls.items():
-    moments = token_times(trace)
+    moments, style = token_times(trace), {"color": POLICY_LOOKS[policy][0], "label": policy}
     for axes in (left, right):
-        axes.plot(moments, range(1, len(moments) + 1), color=LOOKS[policy][0], label=policy)
+        axes.plot(moments, range(1, len(moments) + 1), drawstyle="steps-post", **style)
 middle = stalls["vllm_v0"].seconds / 2
 count = np.searchsorted(token_times(stalls["vllm_v0"]), [middle, middle + 20])
 right.set(xlim=(middle, middle + 20), ylim=(count[0] - 600, count[1] + 1500), title="20 s of it")
@@ -146,36 +146,39 @@ left.legend()
 plt.show()
 
 # %% [markdown]
-# **Explain.** A flat piece is a stall: *nobody* gets a token. Under `vllm_v0` nothing comes out
-# before as many prompts as fit have been prefilled, and from then on the line is a staircase. Under
-# `sarathi_serve` it is smooth from the first second, and it ends earlier, for its chunks carry the
-# decodes along (lesson 4).
+# **Explain.** A flat piece is a stall: *no* request gets a token. Our `vllm_v0` has no limit on the
+# prompts of one batch. So its first batch holds all prompts that fit the memory, and no token comes
+# for 59 s. (vLLM had a limit; `vllm_v0:4096` prefills at most 4096 tokens at a time.) From then on
+# the line is a staircase. The line of `sarathi_serve` is smooth from the start. It ends earlier,
+# because chunks carry the decodes along (lesson 4).
 #
 # ## Step 3: how much load?
 #
-# **The paper's claim (Sec 5.1, Fig 1b).** With the load, the tail latency of vLLM and Orca grows
-# steeply, that of Sarathi-Serve hardly. *Capacity* is the largest request rate at which the P99 TBT
-# still meets a bound, the SLO, while the queue stays short. The strict SLO is five decode
-# iterations: a batch of 32 decodes with 4096 tokens of context each.
+# **The paper's claim (Sec 5.1, Fig 1b).** When the load grows, the tail latency of vLLM and Orca
+# grows steeply, and that of Sarathi-Serve hardly. *Capacity* is the largest request rate at which
+# the P99 TBT still meets a bound, the SLO, while the queue stays short. The strict SLO is the time
+# of five decode iterations, each a batch of 32 decodes with 4096 tokens of context each.
 
 # %%
-slo = STRICT * MISTRAL.decode_iteration
+slo = capacity.STRICT * MISTRAL.decode_iteration
 published = paper["ss_slo_strict_mistral"]
-print(f"a decode iteration: {1e3 * MISTRAL.decode_iteration:.1f} ms (predicted)")
-print(
-    f"the strict SLO: {1e3 * slo:.0f} ms (predicted), {1e3 * published:.0f} ms (paper, second hand)"
-)
+print(f"{capacity.DECODES} decodes of {capacity.CONTEXT} tokens:", end=" ")
+print(f"{1e3 * MISTRAL.decode_iteration:.1f} ms (predicted)")
+print(f"the strict SLO, {capacity.STRICT} times that: {1e3 * slo:.0f} ms (predicted)", end=", ")
+print(f"{1e3 * published:.0f} ms (paper, second hand)")
 
 # %% [markdown]
-# **Predict first.** At very low load, a new prompt comes once in a while. How many of `vllm_v0`'s
-# gaps are then stalls: more or fewer than one in a hundred? And what does a P99 say of them?
+# **Predict first.** At very low load, new prompts are rare. How many of `vllm_v0`'s gaps are then
+# stalls: more or fewer than one in a hundred? What does a P99 say of them?
 
 # %%
 rates = [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]
 figure, axes = plt.subplots()
-for policy, (colour, marker) in list(LOOKS.items())[:3]:
+for policy in traces:
+    colour, marker = POLICY_LOOKS[policy]
     tails = [1e3 * p99_tbt(serve(policy, rate)) for rate in rates]
     axes.plot(rates, tails, color=colour, marker=marker, label=policy)
+    print(f"{policy}: P99 TBT", *(f"{tail:.0f}" for tail in tails), "ms (predicted)")
 axes.axhline(1e3 * slo, color="black", linestyle=":", label="strict SLO")
 axes.set(yscale="log", xlabel="requests per second", ylabel="P99 TBT (ms)")
 axes.set_title("Mistral-7B on an A100, chat (predicted)")
@@ -184,65 +187,79 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# **Explain.** Left, `vllm_v0` is *better*: its stalls are there, but fewer than one gap in a
-# hundred, so that a P99 does not see them. Then they cross that line, and the P99 jumps.
-# `sarathi_serve` pays for its chunks at any load (an iteration of 512 tokens instead of a few), and
-# never more than that.
+# **Explain.** At low load, `vllm_v0` is *better*. It does stall, but in fewer than one gap in a
+# hundred, so that a P99 does not see the stalls. At 1.5 requests per second they are more, and the
+# P99 jumps. `sarathi_serve` pays for its chunks at any load: many of its iterations have 512 tokens
+# instead of a few. With the load its P99 grows only from 37 to 56 ms.
 #
-# Where a curve crosses the SLO is the policy's capacity, if its queue does not grow before.
-# `capacity` finds it by bisection: the same requests, with their arrival times squeezed or
-# stretched. So two rates differ by nothing but the rate.
+# Where a curve crosses the SLO is the policy's capacity, if its queue does not grow before. Let us
+# search for it. A rate is served if the P99 TBT keeps the SLO and the median request waits at most
+# 2 s for its first iteration. The requests are the same at each rate, only their arrivals are
+# closer together or farther apart.
+
 
 # %%
-found, tried = {}, {}
-for policy in ("vllm_v0", "orca", "sarathi_serve"):
-    tried[policy] = []
+def search(policy, rate=1.0, low=0.0, high=inf):
+    """The largest rate that is served, within 5 %: between `low`, served, and `high`, refused."""
+    while high > 1.05 * low:
+        trace = serve(policy, rate)
+        tail = p99_tbt(trace)
+        delay = np.median([life.scheduling_delay for life in trace.lives.values()])
+        served = "yes" if tail <= slo and delay <= capacity.MAX_DELAY else "no"
+        low, high = (rate, high) if served == "yes" else (low, rate)
+        rows.append([policy, f"{rate:.2f}", f"{1e3 * tail:.0f}", f"{delay:.1f}", served])
+        # double or halve, until one rate is served and one is not; then try between them
+        rate = sqrt((low or high / 4) * (high if high < inf else 4 * low))
+    return low
 
-    def load(rate, policy=policy):
-        tried[policy].append(rate)
-        return Load.of(serve(policy, rate))
 
-    found[policy] = capacity(load, slo, precision=1.05)
-    steps = " ".join(f"{rate:.2f}" for rate in tried[policy])
-    print(f"{policy}: tries {steps}")
+rows = []
+found = {policy: search(policy) for policy in traces}
+print_table(["policy", "requests/s", "P99 TBT, ms", "median wait, s", "served (predicted)"], rows)
+
+# %%
 for policy in ("vllm_v0", "orca"):
     gain = found["sarathi_serve"] / found[policy]
     published = paper[f"ss_mistral_chat_{policy.removesuffix('_v0')}"]
     print(f"capacity over {policy}: {gain:.2f} x (predicted), {published} x (paper, second hand)")
 
 # %% [markdown]
-# **Explain.** What stops `vllm_v0` and `orca` is the SLO; what stops `sarathi_serve` is the GPU:
-# near its capacity, requests queue, while the gaps stay short. (300 requests make a rough search;
-# `experiments/serve_capacity.py` takes 1024, and Yi-34B, long prompts and a relaxed SLO as well.)
+# **Explain.** Read the lines with "no". The SLO stops `vllm_v0` and `orca`: their P99 is too long.
+# The GPU stops `sarathi_serve`: its gaps are short, but the requests wait in the queue. (This
+# search is `capacity` in `serving/capacity.py`. `experiments/serve_capacity.py` runs it with more
+# requests, and for Yi-34B, long prompts and a relaxed SLO, too.)
 #
 # ## Step 4: the token budget
 #
-# **The paper's claim (Sec 4.3).** The budget is the compromise. Small: short iterations, short
-# gaps; but chunks that read weights and earlier keys again and again, and first tokens that come
-# late. Large: the reverse. A one-time profile of iterations tells the largest budget that an SLO
-# allows; it should be a multiple of the tile (lesson 5).
+# **The paper's claim (Sec 4.3).** The budget is a compromise. With a small budget, iterations and
+# gaps are short. But its many chunks read weights and earlier keys again and again, and first
+# tokens come late. With a large budget it is the other way round. A one-time profile tells the
+# largest budget that an SLO allows, a multiple of the tile (lesson 5). It times the worst iteration
+# of each budget: the decodes of step 3 beside the end of a very long prompt.
 #
-# **Predict first.** Twice the budget: twice the longest gap? Twice the speed of a prefill?
+# **Predict first.** If the budget doubles, does the longest gap double? Does the time to first
+# token become half as long?
 
 # %%
 budgets = [128, 256, 512, 1024, 2048, 4096]
 runs = {budget: serve("sarathi_serve", rate=2.5, budget=budget) for budget in budgets}
-profile = [1e3 * worst_iteration(MISTRAL.cost_model, budget) for budget in budgets]
-choice = token_budget(MISTRAL.cost_model, slo)
+profile = [1e3 * capacity.worst_iteration(MISTRAL.cost_model, budget) for budget in budgets]
+longest = [1e3 * max(run.tbts) for run in runs.values()]
+firsts = [np.median(run.ttfts) for run in runs.values()]
+choice = max(budget for budget, ms in zip(budgets, profile, strict=True) if ms <= 1e3 * slo)
+found = zip(budgets, profile, longest, firsts, strict=True)
+columns = ["budget", "worst iteration, ms", "longest TBT, ms", "median TTFT, s (all predicted)"]
+print_table(columns, [[size, f"{a:.0f}", f"{b:.0f}", f"{c:.2f}"] for size, a, b, c in found])
 print(f"largest budget whose worst iteration keeps {1e3 * slo:.0f} ms: {choice} tokens (predicted)")
-print(
-    f"the paper's for its strict SLO: {paper['ss_budget_strict']:.0f} tokens (paper, second hand)"
-)
+print(f"the paper's: {paper['ss_budget_strict']:.0f} tokens (paper, second hand)")
 
 # %%
 figure, (left, right) = plt.subplots(1, 2)
-left.plot(budgets, profile, color=COLOURS["orange"], marker="^", label="profile: worst iteration")
-longest = [1e3 * max(run.tbts) for run in runs.values()]
+left.plot(budgets, profile, color=COLOURS["vermilion"], marker="D", label="profile")
 left.plot(budgets, longest, color=COLOURS["blue"], marker="o", label="run: longest TBT")
 left.axhline(1e3 * slo, color="black", linestyle=":", label="strict SLO")
 left.axvline(choice, color="black", linestyle="--", linewidth=1)
-firsts = [np.median(run.ttfts) for run in runs.values()]
-right.plot(budgets, firsts, color=COLOURS["green"], marker="s")
+right.plot(budgets, firsts, color=COLOURS["blue"], marker="o")
 left.set(ylabel="ms", title="time between tokens (predicted)")
 right.set(ylabel="median TTFT (s)", title="time to first token (predicted)", ylim=0)
 for axes in (left, right):
@@ -252,24 +269,24 @@ left.legend()
 plt.show()
 
 # %% [markdown]
-# **Explain.** The profile has never seen a request, and yet the longest gap of the run follows it:
-# an iteration's length is all that a running request waits for. The right panel falls until the GPU
-# is saturated (here around 512 tokens), and then hardly more: beyond, a larger budget mostly makes
-# gaps longer. So the choice is not delicate: large enough to saturate, small enough for the SLO.
+# **Explain.** The profile has never seen a request, and yet the longest gap of the run follows it,
+# because a running request waits for nothing but the iteration that it is in. The right panel falls
+# steeply up to 512 tokens, and a little more up to 1024. Beyond that it is flat, and a larger
+# budget only makes gaps longer. So the choice is easy: not below the bend, and within the SLO.
 #
 # ## Step 5: for real
 #
-# **The paper's claim (Sec 3.2).** All of this is the scheduler's doing, not the GPU's. Then your
-# machine must show it, too.
+# **The paper's claim (Sec 3.2).** The stalls come from the scheduler, not from the GPU. Then your
+# machine must show them, too.
 #
-# A small LLaMA with random weights on your CPU; twelve requests that arrive in real time, a fifth
-# of a second apart: `generate(..., arrival_times=...)`. Same scheduler, same words, a wall clock.
+# A small LLaMA with random weights runs on your CPU. Twelve requests arrive in real time, a fifth
+# of a second apart: `generate(..., arrival_times=...)`. Scheduler and words are the same.
 #
-# **Predict first.** Which policy has the longer longest gap? Whose requests get their first token
-# earlier?
+# **Predict first.** Which policy has the longer longest gap? Which one gives earlier first tokens?
 
 # %%
-llm = LLM("laptop", max_batch_size=8, max_length=512)
+MODELS["small"] = replace(MODELS["laptop"], n_layer=4)
+llm = LLM("small", max_batch_size=8, max_length=512)
 lengths = (96, 448, 128, 448, 96, 384, 160, 448, 96, 384, 128, 320)
 prompts = [list(range(1, 1 + length)) for length in lengths]
 params = SamplingParams(max_tokens=32, ignore_eos=True)
@@ -284,35 +301,33 @@ for policy in ("vllm_v0", "sarathi_serve"):
     gaps = 1e3 * np.array(llm.trace.tbts)
     print(f"{policy}: median TTFT {np.median(llm.trace.ttfts):.2f} s", end=", ")
     print(f"TBT: median {np.median(gaps):.0f}, P99 {np.percentile(gaps, 99):.0f}", end=", ")
-    print(f"longest {gaps.max():.0f} ms")
+    print(f"longest {gaps.max():.0f} ms (measured)")
 
 # %%
 figure, panels = plt.subplots(1, 2, sharey=True)
 for axes, (policy, trace) in zip(panels, real.items(), strict=True):
     for life in trace.lives.values():
-        axes.plot(
-            life.tokens, range(1, len(life.tokens) + 1), color=LOOKS[policy][0], linewidth=1.5
-        )
+        style = {"color": POLICY_LOOKS[policy][0], "drawstyle": "steps-post", "linewidth": 1.5}
+        axes.plot(life.tokens, range(1, len(life.tokens) + 1), **style)
     axes.set(xlabel="s", title=policy)
 panels[0].set(ylabel="output tokens of each request")
-figure.suptitle(f"{llm.config.name} on {this_machine()} (measured)")
+figure.suptitle(f"Four layers of laptop on {this_machine()} (measured)")
 plt.show()
 
 # %% [markdown]
-# **Explain.** One line for each request: steep where it flows, flat where it waits. `vllm_v0`'s
-# lines have steps at the same moments: somebody's prompt. `sarathi_serve`'s lines bend instead.
-# That has its price: 64 tokens at a time, decodes included, a prompt takes several iterations, and
-# so its first token comes later than from one iteration with the whole prompt. If your machine is
-# fast, its prompts take no time and the steps are small: make the prompts longer, or let them come
-# faster.
+# **Explain.** Each request has a line. It is steep where the request flows, and flat where it
+# waits. Under `vllm_v0`, all running requests wait at the same moments: other prompts run. Under
+# `sarathi_serve`, the lines only become less steep. This has a price: a budget of 64 tokens cuts a
+# prompt into several iterations, and its first token comes later. If your machine is fast, the
+# steps are small. Then make the prompts longer, or let them come faster.
 #
 # ## What if ...
 #
-# - Bursts: `cv = 3` in place of a Poisson process (1)? The same rate, the same lengths. Who comes
-#   together is prefilled together, so that `vllm_v0`'s stalls become few and long. What does its
-#   P99 say of that, and what its longest gap?
-# - Long prompts, short answers: `ARXIV` in place of `CHAT`, at `rate = 0.8`.
-# - The `dynamic` policy, whose chunks shrink as a prompt goes on: what happens to the P99?
+# - ... the requests came in bursts: `cv = 3` (a Poisson process has 1)? Rate and lengths are the
+#   same. Requests that come together are prefilled together, so `vllm_v0`'s stalls become few and
+#   long. What does its P99 say of that? What does its longest gap say?
+# - ... prompts were long and answers short: `ARXIV` in place of `CHAT`, at `rate = 0.8`?
+# - ... chunks shrank as a prompt goes on (`dynamic`)? What happens to the P99?
 
 # %%
 from serving.traffic import gamma, make_requests
@@ -335,9 +350,9 @@ for policy in ("vllm_v0", "orca", "sarathi_serve", "dynamic"):
 #
 # <details><summary>Answer</summary>
 #
-# The tail: the P99 or the longest gap, over *all* gaps of all requests, not over each request's
-# mean. Step 1's policies have similar means, and gaps that differ by more than ten times. And the
-# load at which it was taken: step 3's curves cross.
+# Ask for the tail: the P99 or the longest gap, over *all* gaps of all requests, not over each
+# request's mean. Step 1's policies have similar means, but their longest gaps differ by more than
+# ten times. Ask for the load, too: step 3's curves cross.
 #
 # </details>
 #
@@ -345,20 +360,20 @@ for policy in ("vllm_v0", "orca", "sarathi_serve", "dynamic"):
 #
 # <details><summary>Answer</summary>
 #
-# It says what it says: at most one gap in a hundred is longer. A chat answer has some 400 gaps, so
-# that up to four of them may be stalls of any length, and most users will meet one. A bound on the
-# P99.9, or on the number of stalls in a request, would see them. No percentile sees how long the
-# gaps beyond it are.
+# It allows one gap in a hundred to be longer than the bound. An answer of 300 tokens has nearly 300
+# gaps, so that up to three of them may be stalls of any length. A bound on the P99.9, or on the
+# number of stalls in a request, would see more of them. No percentile sees how long the gaps beyond
+# it are.
 #
 # </details>
 #
-# **3.** Your SLO allows a budget of 1024 tokens, and 512 saturate the GPU. Which do you take?
+# **3.** A relaxed SLO allows a budget of 2048 tokens. Do you take it?
 #
 # <details><summary>Answer</summary>
 #
-# Near 512, unless prompts are very long: more buys little (the right panel of step 4 is flat) and
-# makes every gap longer. With very long prompts each chunk reads all earlier keys and values again,
-# so that fewer, larger chunks are worth more; and with few decodes aboard the weights are read for
-# less work. Measure at your load: that is `experiments/serve_budget.py`.
+# Only for very long prompts. Otherwise take 1024: at 2048, step 4's first tokens come no earlier,
+# and the longest gap is almost twice as long. With very long prompts, each chunk reads all earlier
+# keys and values again, so fewer and larger chunks gain more. Measure at your own load, with
+# `experiments/serve_budget.py`.
 #
 # </details>

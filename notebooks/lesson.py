@@ -14,6 +14,7 @@ from IPython import get_ipython
 from experiments.lib.common import paper_numbers, print_table
 from experiments.lib.look import COLOURS, SERIES, star, use_style
 from experiments.lib.measuring import this_machine
+from experiments.lib.papers import LOOKS
 from pictures.gantt import draw_lanes, legend_handles
 from pictures.lanes import request_lanes
 from timeline import Trace
@@ -22,8 +23,8 @@ if shell := get_ipython():
     shell.run_line_magic("matplotlib", "inline")  # look.py chose a back end that only writes files
 
 __all__ = [
-    "COLOURS", "GREY", "OPERATOR_COLOURS", "SERIES", "bars", "fastest", "gantts", "paper",
-    "plain_ticks", "print_table", "star", "this_machine",
+    "COLOURS", "GREY", "OPERATOR_COLOURS", "POLICY_LOOKS", "SERIES", "bars", "fastest", "gantts",
+    "paper", "plain_ticks", "print_table", "star", "this_machine",
 ]  # fmt: skip
 
 use_style()
@@ -38,6 +39,8 @@ matplotlib.rcParams.update(
 
 paper = paper_numbers()  # every published number by its id, in experiments/paper_numbers.csv
 GREY = "#999999"
+# A policy has one colour and one marker in all lessons: those of the figures of serving, and more.
+POLICY_LOOKS = LOOKS | {"request_level": SERIES[7], "sarathi": SERIES[5], "dynamic": SERIES[6]}
 OPERATOR_COLOURS = dict(
     zip(
         ("preproj", "attn", "postproj", "ffn_ln1", "ffn_ln2", "others"),
