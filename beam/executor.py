@@ -113,7 +113,10 @@ def apart(requests: list[Request]) -> tuple[list[Request], list[BeamRequest]]:
 
 
 def enable_beams(loop: Loop, backend: str) -> None:
-    """Let a loop run beam searches, beside what it runs already. A UserError if it cannot."""
+    """Let a loop run beam searches, beside what it runs already.
+
+    backend: of attention. Raises UserError if the loop replays CUDA graphs.
+    """
     if isinstance(loop.executor, GraphExecutor):
         raise UserError("cuda_graphs replays fixed shapes, and beams grow: choose False")
     if not isinstance(loop.executor, BeamExecutor):
