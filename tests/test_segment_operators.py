@@ -41,7 +41,8 @@ def test_fewer_operators_and_fewer_copies(said: tuple[Path, str]) -> None:
         assert found[f"{way}: products"] == 4, "preproj, postproj, ffn_ln1, ffn_ln2"
         assert found[way] == sum(found[f"{way}: {kind}"] for kind in script.COUNTED)
     assert (out / "segment_operators.png").read_bytes().startswith(b"\x89PNG")
-    assert all(len(line) <= 100 for line in printed.splitlines())
+    lines = printed.splitlines()
+    assert all(len(line) <= 100 for line in lines if not line.startswith("wrote"))
 
 
 @needs_compiler
