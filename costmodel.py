@@ -227,20 +227,29 @@ class CostModel:
             seconds += self.chunk_attention(chunk.start, chunk.length)
         return seconds
 
+    def rows(self, batch: Batch) -> tuple[int, int]:
+        """Rows of the fused linears, and those of them that the head makes logits of."""
+        tokens = sampled = len(batch.decodes)
+        for chunk in batch.chunks:
+            tokens += chunk.length
+            sampled += chunk.is_last
+        return tokens, sampled
+
     def operators(self, batch: Batch) -> dict[str, float]:
         """Seconds per operator over all layers, in the order in which a layer runs them.
 
         With tp > 1, it has "all_reduce", too.
         """
-        linears = self.linears(batch.num_tokens)
-        communication = {"all_reduce": self.all_reduces(batch.num_tokens)} if self.tp > 1 else {}
+        tokens, sampled = self.rows(batch)
+        linears = self.linears(tokens)
+        communication = {"all_reduce": self.all_reduces(tokens)} if self.tp > 1 else {}
         return {
             "preproj": linears["preproj"],
             "attn": self.attention(batch),
             "postproj": linears["postproj"],
             "ffn_ln1": linears["ffn_ln1"],
             "ffn_ln2": linears["ffn_ln2"],
-            "others": self.others(batch.num_tokens, len(batch.sampled)),
+            "others": self.others(tokens, sampled),
             **communication,
         }
 
@@ -249,11 +258,7 @@ class CostModel:
 
         It is fast enough for a simulation of a million iterations.
         """
-        tokens = sampled = len(batch.decodes)
-        for chunk in batch.chunks:
-            tokens += chunk.length
-            sampled += chunk.is_last
-        key = (tokens, sampled)
+        key = tokens, _ = self.rows(batch)
         if key not in self._without_attention:
             self._without_attention[key] = (
                 sum(self.linears(tokens).values()) + self.others(*key) + self.all_reduces(tokens)

@@ -104,7 +104,7 @@ class BeamCostModel(CostModel):
         return request.beam_width if request.cache == "standard" else 1
 
     def rows(self, batch: Batch) -> tuple[int, int]:
-        """Rows of the fused linears, and those of them that the head makes logits of."""
+        """As `CostModel.rows`: BW of each decode of a search, and repeated prompts."""
         decodes = rows_of(batch.decodes)
         chunks = [(chunk, self.copies(chunk)) for chunk in batch.chunks]
         return (
@@ -148,24 +148,11 @@ class BeamCostModel(CostModel):
 
     def operators(self, batch: Batch) -> dict[str, float]:
         """As `CostModel.operators`; behind them, what moves in the caches of beams."""
-        tokens, sampled = self.rows(batch)
-        found = super().operators(batch) | self.linears(tokens)
-        found["others"] = self.others(tokens, sampled)
-        if self.tp > 1:
-            found["all_reduce"] = self.all_reduces(tokens)
-        return found | self.moves(batch.decodes)
+        return super().operators(batch) | self.moves(batch.decodes)
 
     def seconds(self, batch: Batch) -> float:
         """Seconds of the whole iteration: the sum of `operators`, only faster."""
-        key = tokens, sampled = self.rows(batch)
-        if key not in self._without_attention:
-            self._without_attention[key] = (
-                sum(self.linears(tokens).values())
-                + self.others(tokens, sampled)
-                + self.all_reduces(tokens)
-            )
-        moved = sum(self.moves(batch.decodes).values())
-        return self._without_attention[key] + self.attention(batch) + moved
+        return super().seconds(batch) + sum(self.moves(batch.decodes).values())
 
 
 def make_beams(

@@ -7,8 +7,8 @@
 The paper's GPU is one tile of an Intel Data Center GPU Max 1550. We know no measurements of these
 models on it that a fit could use. So the share of its peak that products reach is borrowed from the
 A6000, and so is the tile of 128 rows. (That share is 0.77. Argonne measured 263 TFLOPS on a tile
-with 56 active cores, 0.72 of their 367.) Its bandwidth is not borrowed: the paper's 1000 GB/s are
-"effective": a measured rate, so nothing is taken off.
+with 56 active cores, 0.72 of their 367.) Its bandwidth is not borrowed. The paper's 1000 GB/s
+are "effective", a measured rate: nothing is taken off.
 """
 
 import textwrap
