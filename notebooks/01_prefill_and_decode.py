@@ -12,15 +12,15 @@
 # # Lesson 1: prefill and decode
 #
 # A language model serves a request in two phases: prefill, then decode. Their cost per token is
-# very different. This lesson measures both on **your own CPU** and shows why: prefill keeps the
-# arithmetic units busy, decode waits for memory. SARATHI is built on this difference.
+# very different. This lesson measures both on **your own CPU** and shows why they differ: prefill
+# keeps the arithmetic units busy, and decode waits for memory. SARATHI is built on this difference.
 #
 # **You will see**
 # 1. one request served by hand, iteration by iteration;
 # 2. the time of an iteration against its number of tokens, measured here;
 # 3. the arithmetic intensity of each operator, counted;
-# 4. the paper's GPU: decode tokens that cost 200, 100 and 16.7 times as much as prefill tokens
-#    (paper, Fig 3).
+# 4. the paper's GPU, where a decode token costs up to 200 times as much as a prefill token (paper,
+#    Fig 3).
 #
 # About 30 minutes; the machine needs under a minute. Every number says what it is: **paper**
 # (published), **predicted** (cost model, for a named GPU) or **measured** (this machine). "Sec" and
@@ -49,10 +49,10 @@ from lesson import (
 from scheduler import make_scheduler
 
 # %% [markdown]
-# Our model has the shape of LLaMA and random weights. It writes noise, but its *time* is that of a
+# Our model has the shape of LLaMA, but random weights. Its text is noise. Its *time* is that of a
 # trained model. The full `laptop` model has more layers; 8 are enough here. The weights must be
-# larger than your CPU's cache, and they are. Most of the time goes to the *linear operators*: the
-# products with the weight matrices.
+# larger than your CPU's cache; their size is printed below. Most of the time goes to the *linear
+# operators*: the products with the weight matrices.
 
 # %%
 MODELS["small"] = replace(MODELS["laptop"], n_layer=8)
@@ -71,13 +71,13 @@ print(f"linear operators: {weight_bytes / 1e6:.0f} MB of weights in {config.n_la
 # produces one token per iteration, because each token needs the one before it. Both run the same
 # operators with the same weights, but a decode has a single row of input per request.
 #
-# **Predict first.** The prompt below has 256 tokens. How does the time of *one* decode compare with
-# that of the whole prefill: about 1/256 of it? A tenth? As long?
+# **Predict first.** The prompt below has 256 tokens. How long does *one* decode take: about 1/256
+# of the prefill's time, a tenth of it, or as long as the prefill?
 
 
 # %%
 def prefill(tokens):
-    """Seconds of one prompt of this many tokens, in one piece."""
+    """Seconds that a prompt of this many tokens takes, in one piece."""
     request = Request(99, range(1, tokens + 1), max_tokens=1)
     whole = Chunk(request, 0, tokens)  # a chunk is a part of a prompt (lesson 3): here all of it
     seconds = executor.execute(Batch([whole], [])).seconds
@@ -106,31 +106,33 @@ executor.release(request)
 print_table(["iteration", "tokens", "ms (measured)", "ms per token (measured)"], rows)
 
 # %% [markdown]
-# **Explain.** Look at the last column. A decode is shorter than the prefill, but not nearly 256
-# times shorter. So one token of decode costs many times as much as one token of prefill. (The first
+# **Explain.** Look at the last column. A decode is shorter than the prefill, but far from 256 times
+# shorter. So one token of decode costs many times as much as one token of prefill. (The first
 # decode may be slower than the others: libraries warm up for its shape, too.)
 #
-# The three calls `schedule`, `execute` and `update` are the whole engine: `Loop.step` in `loop.py`
-# makes them. The request has 6 output tokens but only *five* decodes: the prefill already yields
-# the first one.
+# The three calls `schedule`, `execute` and `update` are the whole engine. `Loop.step` in `loop.py`
+# makes the same calls. The request has 6 output tokens but only *five* decodes, because the prefill
+# already yields the first token.
 
 # %% [markdown]
 # ## Step 2: how many tokens make an iteration slow?
 #
 # **The paper's claim (Sec 3.1, Fig 3 and 4a).** Prefill's cost per token is almost the same for
-# every batch size: even one prompt saturates the GPU, from about 512 tokens on. Decode's cost per
-# token falls steeply with the batch size: to the linear operators, one more request costs next to
-# nothing.
+# every batch size, because one prompt of about 512 tokens already saturates the GPU. Decode's cost
+# per token falls steeply with the batch size: one more request adds almost no time to the linear
+# operators.
 #
-# **Predict first.** From here on, a measured time is the *shortest* of several runs: other programs
-# only ever add time. How long is an iteration with 2 decodes: twice as long as with 1? And with 32?
-# Which takes longer: a prompt of 32 tokens, or 32 decodes of 32 requests?
+# From here on, a measured time is the *shortest* of several runs. Other programs can make a run
+# slower, but never faster.
+#
+# **Predict first.** How long does an iteration with 2 decodes take: twice as long as with 1? And
+# with 32? Which takes longer: a prompt of 32 tokens, or 32 decodes, one for each of 32 requests?
 
 # %%
 sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 prefill_ms = {tokens: 1e3 * fastest(lambda n=tokens: prefill(n), least=2) for tokens in sizes}
 
-# 32 requests, their prompts of 64 tokens in the cache, so that a decode has something to attend to
+# 32 requests, each with a prompt of 64 tokens in the cache, to which its decodes attend
 requests = [Request(i, range(1, 65), max_tokens=999, output=[1]) for i in range(32)]
 for request in requests:
     executor.execute(Batch([Chunk(request, 0, 64)], []))
@@ -154,8 +156,8 @@ for (name, times), (colour, marker) in zip(curves.items(), SERIES, strict=False)
     each = [ms / tokens for tokens, ms in times.items()]
     right.plot(times.keys(), each, color=colour, marker=marker, label=name)
 for axes, title, unit in (
-    (left, "An iteration (measured)", "ms"),
-    (right, "One token of it (measured)", "ms per token"),
+    (left, "Time of an iteration (measured)", "ms"),
+    (right, "Time per token (measured)", "ms per token"),
 ):
     axes.set(xscale="log", yscale="log", title=title, xlabel="tokens in the iteration", ylabel=unit)
     plain_ticks(axes.xaxis, [1, 4, 16, 64, 256])
@@ -164,16 +166,17 @@ right.legend()
 plt.show()
 
 # %% [markdown]
-# **Explain.** On the left both curves start almost flat: twice the tokens take far less than twice
-# the time. Then they bend, until twice the tokens take nearly twice the time. On the right the cost
-# per token falls steeply, and beyond the bend only a little.
+# **Explain.** On the left, both curves start almost flat: twice the tokens take far less than twice
+# the time. Then the curves bend. After the bend, twice the tokens take nearly twice the time. On
+# the right, the cost per token falls steeply before the bend, and only a little after it.
 #
-# The two curves have the same shape: the linear operators cannot tell a decode from a prompt token.
-# With many requests the decodes' curve lies higher, because each attends to 64 tokens of its own.
-# So a decode is not expensive in itself. It is expensive because its iteration has so few tokens.
+# The two curves have the same shape, because a linear operator treats a decode and a prompt token
+# alike. With many requests, the curve of the decodes is higher, because each decode also attends to
+# 64 tokens of its own request. So a decode is not expensive in itself. It is expensive because its
+# iteration has so few tokens.
 #
-# Why is the first part flat? Our guess: each iteration reads all weights from memory, however few
-# its tokens are. Let us check that. How long does the machine take to read as many bytes?
+# Why is the first part flat? Our guess: each iteration reads all weights from memory, even if it
+# has a single token. Let us check this. How long does the machine take to read that many bytes?
 
 # %%
 import timeit
@@ -191,24 +194,26 @@ print(f"{peak * reading / weight_bytes:5.1f} FLOPs are done while one byte is re
 print(f"{peak * reading / work:5.1f} tokens are computed while the weights are read (measured)")
 
 # %% [markdown]
-# **Explain.** Compare the first two lines: most of an iteration of 1 token is reading. The last
-# line says how many tokens can be computed while the weights are read. Find that number in the
+# **Explain.** Compare the first two lines: reading the weights takes most of an iteration of 1
+# token. The last line says how many tokens can be computed in that time. Find this number in the
 # picture: the curves bend around it.
 #
 # ## Step 3: arithmetic intensity
 #
 # **The paper's claim (Sec 3.1, Fig 4b).** The *arithmetic intensity* of an operator is its FLOPs
-# per byte that it moves. Above the machine's ratio of FLOP/s to bandwidth, an operator is
-# compute-bound; below, it is memory-bound. In prefill all operators have a high intensity, even at
-# batch size 1. In decode it is two orders of magnitude lower.
+# per byte that it moves. Each machine has a ratio of FLOP/s to bandwidth. An operator with a higher
+# intensity is compute-bound; one with a lower intensity is memory-bound. In prefill, all operators
+# have a high intensity, even at batch size 1. In decode, their intensity is two orders of magnitude
+# lower.
 #
-# The paper names the operators of a layer in the order in which they run. `preproj` makes queries,
-# keys and values; `attn` is attention; `postproj` takes its result. `ffn_ln1` and `ffn_ln2` are the
-# feed-forward network. All but `attn` are linear operators.
+# The paper names the operators of a layer, here in the order in which they run. `preproj` makes
+# queries, keys and values; `attn` is attention; `postproj` multiplies the result of attention by
+# weights. `ffn_ln1` and `ffn_ln2` are the feed-forward network. All but `attn` are linear
+# operators.
 #
-# **Predict first.** A linear operator of `inputs x outputs` weights of 2 bytes runs on 1 token: 2
-# FLOPs per weight, 2 bytes per weight. What is its intensity? And on 512 tokens? And that of decode
-# *attention*, where every request has keys and values of its own?
+# **Predict first.** A linear operator has `inputs x outputs` weights of 2 bytes each. For 1 token
+# it does 2 FLOPs per weight. What is its intensity? What is it for 512 tokens? And what is the
+# intensity of decode *attention*, where every request has keys and values of its own?
 
 
 # %%
@@ -220,7 +225,7 @@ def linear_intensity(tokens, inputs, outputs):
 def attention_intensity(rows, context):
     """FLOPs per byte of `rows` queries on `context` keys.
 
-    There are 2 products. K and V, queries and results move.
+    There are 2 products. The bytes are those of K, V, the queries and the results.
     """
     return 4 * rows * context / (2 * (2 * context + 2 * rows))
 
@@ -257,19 +262,22 @@ for name, (ratio, line) in ridges.items():
     axes.axhline(ratio, color="black", linestyle=line, linewidth=2)
     axes.text(1.5, ratio * 1.1, name, ha="center", va="bottom")
     print(f"{name}: {ratio:.0f} FLOPs per byte")
-axes.set(yscale="log", ylim=(0.5, 4000), ylabel="FLOPs per byte", title="LLaMA-13B (counted)")
+axes.set(yscale="log", ylim=(0.5, 4000), ylabel="FLOPs per byte")
+axes.set_title("LLaMA-13B: arithmetic intensity (counted)")
 axes.set_xticks(range(len(cases)), cases)
 axes.legend(ncols=5, loc="upper center", columnspacing=1, handlelength=1)
 plt.show()
 
 # %% [markdown]
-# **Explain.** Above the lines an operator is compute-bound, below them memory-bound. The two lines
-# differ: the paper puts the A6000's ratio at 53, and `configs.py` takes the data sheet's FLOP/s of
-# the tensor cores. Prefill lies above both lines. Decode at B = 18, which fits the memory, lies
-# below both.
+# **Explain.** The lines show the ratio of the A6000. An operator above a line is compute-bound; one
+# below it is memory-bound. There are two lines, because the paper gives 53 as the ratio.
+# `configs.py` takes the FLOP/s of the tensor cores from the data sheet, which gives 202. Prefill
+# lies above both lines. Decode at B = 18 lies below both. At B = 256, its linear operators lie
+# above both. But so many requests do not fit: the A6000's memory holds at most 18 (paper).
 #
-# Batching lifts the *linear* operators, because all requests share the weights. It does nothing for
-# decode attention (the blue bar stays at 1): no two requests share keys and values.
+# Batching raises the intensity of the *linear* operators, because all requests share the weights.
+# It changes nothing for decode attention (the blue bar stays at 1): no two requests share keys and
+# values.
 
 # %% [markdown]
 # ## Step 4: the paper's GPU
@@ -277,11 +285,12 @@ plt.show()
 # **The paper's claim (Sec 3.1, Fig 3).** For LLaMA-13B on an A6000 at length 1024, a decode token
 # costs 200, 100 and 16.7 times as much as a prefill token, at batch sizes 1, 2 and 18 (paper).
 #
-# You need no A6000: `CostModel` prices a batch on one, operator by operator. Its constants were
-# fitted to the paper's Table 2 and Fig 7 only. So its numbers for Fig 3 are predictions.
+# You need no A6000: `CostModel` computes the time of a batch on it, operator by operator. Its
+# constants were fitted to the paper's Table 2 and Fig 7 only. So its numbers for Fig 3 are
+# predictions.
 #
-# **Predict first.** Which operators make up a decode token's cost at batch size 1? Which one has
-# grown most important at 18?
+# **Predict first.** Which operators take most of a decode token's time at batch size 1? Which
+# single operator takes most at 18?
 
 # %%
 cost = CostModel(llama, GPUS["a6000"])
@@ -336,22 +345,22 @@ print_table(
 )
 
 # %% [markdown]
-# **Explain.** At batch size 1 the linear operators are nearly everything: each token pays alone for
-# reading all weights. At 18 the requests share that cost. Attention (blue) is not shared and stands
-# out. A larger batch would help, but the memory is full: lesson 2. (`experiments/fig3.py` prints
-# slightly different numbers. It leaves out the logits, the thin grey part, and divides by the
-# prefill of as many prompts.)
+# **Explain.** At batch size 1, the linear operators take nearly all the time: a single token pays
+# for reading all weights. At 18, the requests share that cost. They do not share attention (blue),
+# so it is now the largest part. A larger batch would help more, but the memory is full: lesson 2.
+# (`experiments/fig3.py` prints slightly different numbers. It leaves out the logits, the thin grey
+# part of a bar. And it compares with a prefill of B prompts, not of one.)
 #
-# Your CPU shows the same shape with smaller numbers. Its ratio of FLOP/s to bandwidth (step 2) is
-# smaller than a GPU's, and so is the gap. A machine with more arithmetic per byte loses more in
-# decode.
+# Your CPU shows the same shape with smaller numbers. Step 2 printed how many FLOPs it does while it
+# reads one byte. A GPU does more, so its gap is larger. The more FLOPs a machine does per byte, the
+# more of them a decode wastes.
 
 # %% [markdown]
 # ## What if ...
 #
 # Change a line and run again.
-# - Another GPU: `"a100-80gb"`, `"h100"`. Which has the largest gap at batch size 1? Does it also
-#   have the largest ratio of peak to bandwidth?
+# - Another GPU: `"a100-80gb"`, `"h100"`. Which GPU has the largest gap at batch size 1? Does it
+#   also have the largest ratio of peak to bandwidth?
 # - A shorter context: which part of the decode's cost shrinks?
 
 # %%
@@ -374,29 +383,29 @@ print(f"decode token / prefill token = {decode_seconds / prefill_seconds:.0f} (p
 #
 # It is 26 / 768 s, a thirtieth of a second: every weight must be read once per iteration. It does
 # not depend on the batch size, as long as the batch is too small to be compute-bound. That is why
-# decode throughput grows linearly with small batches (paper, Fig 4a). Keys and values come on top,
-# and they do grow with the batch.
+# decode throughput grows linearly with small batches (paper, Fig 4a). Keys and values must be read,
+# too, and their bytes do grow with the batch.
 #
 # </details>
 #
-# **2.** Someone halves the weights' bytes (8-bit instead of 16-bit numbers) but computes in 16 bits
-# as before. What becomes faster: prefill or decode?
+# **2.** The weights are stored in 8 bits instead of 16, so they have half the bytes. The arithmetic
+# stays in 16 bits. What becomes faster: prefill or decode?
 #
 # <details><summary>Answer</summary>
 #
-# Decode: it waits for bytes, and there are half as many. Prefill waits for arithmetic, and there is
-# as much as before.
+# Decode becomes faster: it waits for bytes, and now there are half as many. Prefill waits for
+# arithmetic, and there is as much of it as before.
 #
 # </details>
 #
-# **3.** Prefill of 1024 tokens keeps the GPU busy; decode leaves its arithmetic units idle. You may
+# **3.** Prefill of 1024 tokens keeps the GPU busy. Decode leaves the arithmetic units idle. You may
 # put any tokens into an iteration. What would you do with the idle units?
 #
 # <details><summary>Answer</summary>
 #
 # Put prompt tokens and decodes into the *same* iteration: the weights are read once, for both. But
-# a whole prompt is long and makes the decodes wait, and each request has only one prefill. So cut
-# the prompt into chunks (lesson 3), and give each chunk some decodes to carry (lesson 4). That is
-# SARATHI.
+# a whole prompt is long, so the decodes beside it wait. And it is only one iteration, so only few
+# decodes can join it. Therefore, cut the prompt into chunks (lesson 3), and put some decodes beside
+# each chunk (lesson 4). That is SARATHI.
 #
 # </details>

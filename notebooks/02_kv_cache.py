@@ -11,16 +11,16 @@
 # %% [markdown]
 # # Lesson 2: the KV cache
 #
-# Decode needs the keys and values of all earlier tokens. To compute them again for every token
-# would cost as much as a prefill each time, so they are kept: this is the *KV cache*. It fills a
-# GPU's memory, and so it decides how many requests can run together.
+# Decode needs the keys and values of all earlier tokens. Computing them again would cost a prefill
+# for every token. So the engine keeps them: this is the *KV cache*. It takes much of a GPU's
+# memory, and so its size decides how many requests can run together.
 #
 # **You will see**
-# 1. why there is a cache at all: the same tokens with and without, counted and timed;
+# 1. why there is a cache: the same tokens with a cache and without, counted and timed;
 # 2. slots, and writing in place: the memory never moves;
-# 3. what happens when the cache is used wrongly;
-# 4. the slots of a real run filling and emptying;
-# 5. how many requests fit: the paper's formula, and its 18.
+# 3. the errors that a wrong use of the cache gives;
+# 4. a real run, in which requests fill slots and leave them;
+# 5. how many requests fit: the paper's formula, and the 18 requests that the paper ran.
 #
 # About 25 minutes; the machine needs seconds. Every number says what it is: **paper** (published),
 # **predicted** (computed for a named GPU) or **measured** (this machine). "Sec" and "Fig" mean
@@ -45,8 +45,8 @@ from loop import Loop
 from scheduler import make_scheduler
 
 # %% [markdown]
-# The demo model is in the box: 4 layers, trained on Python's documentation. Its cache has four
-# *slots* of 160 tokens. A slot is the place of one request.
+# The demo model comes with this repository. It has 4 layers and was trained on Python's
+# documentation. Its cache has four *slots* of 160 tokens. A slot is the place of one request.
 
 # %%
 llm = LLM("demo", max_batch_size=4, max_length=160, dtype="float32", device="cpu")
@@ -61,16 +61,17 @@ print(f"machine: {this_machine()}")
 # **The paper's claim (Sec 2.2).** A new token's attention needs the keys and values of all tokens
 # before it. Implementations keep them in GPU memory, so that no iteration computes them again.
 #
-# Without a cache, each token takes a run of *everything so far*: `forward_full`. With the cache, a
-# run of the last token is enough.
+# Without a cache, each new token needs a run over *everything so far*: this is `forward_full`. With
+# the cache, a run over the last token is enough. We count *rows*: each token that goes through the
+# model in a run is one row.
 #
-# **Predict first.** Will both give the same tokens? How many rows does each compute for the last of
-# 120 tokens? Which time grows with the number of tokens?
+# **Predict first.** Will both ways give the same tokens? How many rows does each compute for the
+# last of 120 tokens? In which of the two does the time per token grow?
 
 
 # %%
 def without_cache():
-    """120 tokens; of each, the rows that were computed, and the ms."""
+    """120 output tokens and, for each of them, the rows computed and the ms."""
     sequence, rows, ms = list(prompt), [], []
     for _ in range(120):
         start = synchronized_clock(llm.device)
@@ -87,7 +88,7 @@ executor = ModelExecutor(llm.model, llm.cache, llm.attend)
 
 
 def with_cache():
-    """The same, with the engine's own parts."""
+    """The same with the cache: the engine's own parts."""
     request, rows, ms = Request(0, prompt, max_tokens=120), [], []
     scheduler = make_scheduler("sarathi", max_batch_size=1, chunk_size=160)  # prompts in one piece
     scheduler.add(request)
@@ -124,13 +125,13 @@ panels[0].legend()
 plt.show()
 
 # %% [markdown]
-# **Explain.** For the first token both compute the whole prompt: it is a prefill either way. From
-# then on, a decode with the cache computes a single row. Without the cache, each token is a prefill
-# of everything so far: one row more each time.
+# **Explain.** For the first token, both ways compute the whole prompt: it is a prefill in either
+# case. From then on, a decode with the cache computes a single row. Without the cache, each token
+# needs a prefill of everything so far: one row more each time.
 #
-# The time follows the rows, but not in proportion: part of it is the same for any number of rows. A
-# decode also reads a longer context each time, but that is little here. The price is memory: 2
-# vectors (K and V) per token, layer and key head.
+# More rows take more time, but not in proportion: part of the time is the same for any number of
+# rows. A decode also reads a context that grows with each token, but that adds little here. The
+# price of the cache is memory: 2 vectors (K and V) per token, layer and key head.
 
 # %% [markdown]
 # ## Step 2: slots, in place
@@ -139,7 +140,7 @@ plt.show()
 # updated in place: no memory is allocated in an iteration.
 #
 # **Predict first.** We make a cache of 3 slots of 8 tokens. How many bytes does it take when it is
-# empty? And when it is full?
+# empty? How many when it is full?
 
 # %%
 small = KVCache(MODELS["demo"], slots=3, length=8)
@@ -154,13 +155,13 @@ print(f"extend({slot}, 1) -> position {small.extend(slot, 1)};  used: {small.use
 print(f"bytes: {small.bytes}; moved: {small.k.data_ptr() != address}")
 
 # %% [markdown]
-# `extend` only counts. The model writes: in every layer, one indexed store puts the K and V of
-# *all* rows of the iteration into their places. Each row has a slot and a position. Here are rows
-# of three different slots, at once:
+# `extend` only counts. The model writes. In every layer, one assignment writes the K of *all* rows
+# of the iteration to their places, and a second one writes the V (`KVCache.write`). The place of a
+# row is a slot and a position. Below, one call of `write` writes rows of three slots:
 
 # %%
 small.reset()
-slots = torch.tensor([0, 0, 0, 1, 2])  # three rows of a prompt, then one decode each of two others
+slots = torch.tensor([0, 0, 0, 1, 2])  # three rows of a prompt, two decodes of others
 positions = torch.tensor([0, 1, 2, 6, 4])
 heads = MODELS["demo"].n_kv_head
 ones = torch.ones(len(slots), heads, MODELS["demo"].head_dim)
@@ -171,16 +172,17 @@ print("moved:", small.k.data_ptr() != address)
 
 # %% [markdown]
 # **Explain.** An empty cache is as large as a full one: everything is reserved at the start. That
-# is simple and fast, but short requests waste the rest of their slot. (vLLM invented its paged
-# cache against this waste. SARATHI's scheduling works with either.)
+# is simple and fast, but a short request wastes the rest of its slot. (The paged cache of vLLM
+# avoids this waste. SARATHI's scheduling works with both kinds of cache.)
 
 # %% [markdown]
 # ## Step 3: used wrongly
 #
-# If a cache overwrites another request's keys, the model writes fluent nonsense. That is the worst
-# kind of bug, because nothing crashes. So ours refuses.
+# Suppose that one request overwrites the keys of another. Then the model writes fluent nonsense,
+# and nothing crashes. That is the worst kind of bug. So our cache checks how it is used, and
+# refuses a wrong use.
 #
-# **Predict first.** Four wrong uses below. Which error does each give?
+# **Predict first.** The next cell uses the cache wrongly in four ways. Which error does each give?
 
 # %%
 small.reset()
@@ -198,8 +200,9 @@ for name, use in wrong.items():
         print(f"{name}: CacheError: {error}")
 
 # %% [markdown]
-# **Explain.** A `CacheError` is a bug in the engine, never the user's mistake. A prompt that is too
-# long is refused earlier, and the message says what the user can change:
+# **Explain.** A `CacheError` means a bug in the engine, never a mistake of the user. The user's
+# mistakes are found earlier. For a prompt that is too long, the message says what the user can
+# change:
 
 # %%
 try:
@@ -211,13 +214,13 @@ except ValueError as error:
 # ## Step 4: a real run
 #
 # **The paper's claim (Sec 4.3.1).** Every request in the batch keeps its cache from the first piece
-# of its prompt to its last token. The batch size *B* is the number of slots.
+# of its prompt to its last output token. The batch size *B* is the number of slots.
 #
 # Nine requests of different lengths share four slots. Prompts run in pieces of at most 32 tokens:
 # *chunks* (lesson 3). `Loop` is the engine's loop. We look at `cache.used` after each of its steps.
 #
-# **Predict first.** When does request 4 (the fifth) start? Must a slot be cleaned before the next
-# request uses it?
+# **Predict first.** When does request 4 (the fifth) start? Must the engine clean a slot before the
+# next request uses it?
 
 # %%
 prompts, outputs = [40, 90, 20, 60, 100, 30, 70, 50, 20], [60, 20, 100, 40, 50, 30, 80, 20, 60]
@@ -263,23 +266,26 @@ print(f"on average {100 * used / reserved:.0f} % of the reserved places were in 
 
 # %% [markdown]
 # **Explain.** The steep steps are chunks. The slow slopes are decodes: one token per iteration. As
-# soon as a request ends, the next one gets its slot. Nothing is cleaned: the new request only reads
-# what it has written itself, so it never sees old values.
+# soon as a request ends, the next one gets its slot: request 4 starts when request 1 has ended. The
+# engine does not clean the slot. The new request only reads what it has written itself, so it never
+# sees old values.
 #
-# The white space under the dashed lines is the waste of reserving the longest length for everybody.
+# The white space under a dashed line is memory that is reserved and not used. Each slot reserves
+# the longest length, and most requests are shorter.
 
 # %% [markdown]
 # ## Step 5: how many fit?
 #
-# **The paper's claim (Sec 4.3.1 and 3.1).** With M_G the GPU's memory, M_S that of the weights, L
-# the longest sequence and m_kv the bytes of one token's keys and values, at most
+# **The paper's claim (Sec 4.3.1 and 3.1).** At most B requests fit:
 #
 #     B = floor((M_G - M_S) / (L * m_kv))
 #
-# requests fit. For LLaMA-13B on an A6000 of 48 GB, 18 requests of length 1K fit (paper).
+# M_G is the GPU's memory and M_S the memory of the weights. L is the longest sequence, and m_kv the
+# bytes of one token's keys and values. For LLaMA-13B on an A6000 of 48 GB, 18 requests of length 1K
+# fit (paper).
 #
-# **Predict first.** One token of LLaMA-13B: 40 layers, K and V of 5120 numbers each, 2 bytes per
-# number. Is that bytes, kilobytes or megabytes?
+# **Predict first.** LLaMA-13B has 40 layers. In each, it keeps K and V of a token: 5120 numbers
+# each, 2 bytes per number. Is that some bytes, kilobytes or megabytes per token?
 
 # %%
 llama, a6000 = MODELS["llama-13b"], GPUS["a6000"]
@@ -290,7 +296,7 @@ free = a6000.memory - weights
 print(f"M_G = {a6000.memory / 1e9:.0f} GB, M_S = {weights / 1e9:.1f} GB, left: {free / 1e9:.1f} GB")
 print(f"B = {free // (1024 * m_kv):.0f} (predicted by the formula)")
 print(f"B = {paper['s31_max_batch_1k']:.0f} (paper)")
-print(f"B = {paper['f4_decode_sat']:.0f} decodes saturate a layer of it (paper, Fig 4a)")
+print(f"B = {paper['f4_decode_sat']:.0f} decodes saturate a layer of this model (paper, Fig 4a)")
 
 # %%
 served = 18 * 1024 * m_kv
@@ -301,7 +307,7 @@ for (name, size), colour in zip(sizes.items(), colours, strict=True):
     left.barh(0, size / 1e9, left=low / 1e9, color=colour)
     left.text((low + size / 2) / 1e9, 0, name, rotation=90, ha="center", va="center")
     low += size
-left.set(yticks=[], xlabel="GB", title="48 GB of an A6000")
+left.set(yticks=[], xlabel="GB", title="A6000, 48 GB (predicted)")
 lengths = [512, 768, 1024, 1536, 2048, 3072, 4096]
 pairs = ("llama-13b", "a6000"), ("llama-33b", "a100-80gb")
 for (name, gpu), (colour, marker) in zip(pairs, SERIES, strict=False):
@@ -314,19 +320,20 @@ right.legend()
 plt.show()
 
 # %% [markdown]
-# **Explain.** The formula allows more than the paper ran. It counts only weights and cache. It
-# leaves nothing for activations, the library's work space, or fragments; we think that this is the
-# difference. So real engines measure what a largest batch needs, and give the rest to the cache.
+# **Explain.** The formula allows 26 requests, and the paper ran 18. The formula counts only weights
+# and cache. It leaves no memory for activations, for the work space of the libraries, or for gaps
+# between buffers. We think that this explains the difference. Real engines therefore measure how
+# much memory the largest batch needs besides the cache. They give the rest to the cache.
 #
-# Now read lesson 1's result again. Decodes saturate a layer from 256 requests on, and 18 fit.
-# *That* is why decode is memory-bound in practice, and why SARATHI fills iterations with prompt
-# tokens instead of more requests.
+# Now think of lesson 1 again. A layer is saturated from 256 decodes on, but only 18 requests fit
+# (paper). So decode stays memory-bound in practice. This is why SARATHI fills its iterations with
+# prompt tokens, and not with more requests.
 
 # %% [markdown]
 # ## What if ...
 #
-# - Grouped-query attention: Llama-2-70B and most newer models have fewer key heads than query
-#   heads. Set `n_kv_head=8`.
+# - Grouped-query attention: in Llama-2-70B and most newer models, several query heads share one key
+#   head. Set `n_kv_head=8`.
 # - Requests of 4096 tokens; 1 byte per number; another GPU of `configs.GPUS`.
 
 # %%
@@ -351,8 +358,9 @@ print(f"{m_kv / 1e6:.3f} MB per token: {fits} requests of {length} tokens fit on
 #
 # </details>
 #
-# **2.** Baseline decode-only batches may hold B decodes. A SARATHI batch has a chunk of a prompt,
-# and at most B - 1 decodes beside it. Why not B?
+# **2.** Suppose that prompts and decodes never share a batch (the paper's baseline). Then a
+# decode-only batch may hold B decodes. A SARATHI batch has a chunk of a prompt, and at most B - 1
+# decodes beside it. Why not B?
 #
 # <details><summary>Answer</summary>
 #
@@ -365,8 +373,8 @@ print(f"{m_kv / 1e6:.3f} MB per token: {fits} requests of {length} tokens fit on
 #
 # <details><summary>Answer</summary>
 #
-# The weights are paid once. They take more than half of the first 48 GB; the second 48 GB is all
-# cache. For the same reason, splitting a model over two GPUs more than doubles the batch: that is
-# why the paper looks at pipeline parallelism next.
+# The weights are stored only once. They take more than half of the first 48 GB; the second 48 GB is
+# all cache. For the same reason, two GPUs that share a model hold more than twice the batch. This
+# is one reason to cut a model into stages on several GPUs: *pipeline parallelism* (lesson 8).
 #
 # </details>

@@ -11,15 +11,17 @@
 # %% [markdown]
 # # Lesson 3: chunked prefill
 #
-# SARATHI cuts a long prompt into chunks and prefills one per iteration. This lesson shows that the
-# result is *exactly* that of the whole prompt, and what it costs.
+# SARATHI cuts a long prompt into chunks and prefills one chunk per iteration. This lesson shows
+# that the result is mathematically the same as with the whole prompt. It also shows what the chunks
+# cost.
 #
 # **You will see**
-# 1. the masks of the paper's Fig 6, growing chunk by chunk, drawn from the engine's own function;
-# 2. that these masks, stacked, are the lower triangle;
+# 1. the masks of the paper's Fig 6, drawn from the engine's own function: they grow from chunk to
+#    chunk;
+# 2. the same masks, stacked: together they are the lower triangle;
 # 3. a scheduler cutting a prompt;
-# 4. equality of the logits, checked live, and what breaks when the mask is wrong;
-# 5. the price: on the paper's GPU (predicted) and on your CPU (measured).
+# 4. the logits, checked live: they are the same, and a wrong mask changes them;
+# 5. the price of chunks: on the paper's GPU (predicted) and on your CPU (measured).
 #
 # About 30 minutes; the machine needs under half a minute. Every number says what it is: **paper**
 # (published), **predicted** (cost model, for a named GPU) or **measured** (this machine). "Sec" and
@@ -80,17 +82,17 @@ plt.show()
 
 # %% [markdown]
 # **Explain.** The blue part is not computed again. The earlier chunks wrote these keys to the KV
-# cache, and attention reads them there. Only the orange part has a triangle in it. One chunk as
-# long as the prompt gives the ordinary causal mask. A chunk of one token gives a decode's mask: a
-# single full row. So `attention.py` needs no special cases.
+# cache, and attention reads them there. Only the orange part is a triangle. If one chunk is as long
+# as the prompt, its mask is the ordinary causal mask. If a chunk has one token, its mask is that of
+# a decode: a single full row. So `attention.py` needs no special cases.
 #
 # ## Step 2: stacked, they are the lower triangle
 #
 # **The paper's claim (Sec 4.2).** With these masks, chunked prefill is mathematically equivalent to
 # the full prefill.
 #
-# **Predict first.** Put the three masks under one another, filled up to 12 columns. What comes out?
-# Does it also work if the last chunk is shorter?
+# **Predict first.** Add empty columns to the three masks until each has 12. Then put the masks
+# under one another. Which shape comes out? Does it also work if the last chunk is shorter?
 
 
 # %%
@@ -126,17 +128,17 @@ for axes, size in zip(panels, (12, 4, 5), strict=True):
 plt.show()
 
 # %% [markdown]
-# **Explain.** Each row of the triangle belongs to exactly one chunk, and no row changes when the
-# prompt is cut elsewhere. This is an *exact* statement about Booleans, so the tests check it for
-# all lengths to 64.
+# **Explain.** Each row of the triangle belongs to exactly one chunk. Cutting the prompt at other
+# places changes no row. This is a statement about Booleans, so nothing is rounded and it holds
+# *exactly*. The tests check it for all lengths up to 64.
 #
 # ## Step 3: who cuts?
 #
-# The scheduler does, in `Sarathi.prefills`. It knows nothing of tensors. With no decodes beside it,
-# each chunk has C tokens.
+# The scheduler cuts the prompt, in `Sarathi.prefills`. It needs no tensors for that. Without
+# decodes in the batch, each chunk has C tokens.
 #
-# **Predict first.** A prompt of 100 tokens, C = 32: how many chunks, and how long is the last?
-# Which iteration gives the first output token?
+# **Predict first.** A prompt has 100 tokens, and C = 32. How many chunks are there, and how long is
+# the last one? Which iteration gives the first output token?
 
 # %%
 scheduler = make_scheduler("sarathi", max_batch_size=1, chunk_size=32)
@@ -155,12 +157,13 @@ while scheduler.has_work:
 # %% [markdown]
 # ## Step 4: the same logits, live
 #
-# The masks are equal; are the numbers? We run the trained demo model in 64-bit floating point,
-# chunk after chunk. `fast=False` leaves out the folder `fast/`: only the plain code runs. We
-# compare with `forward_full`, which runs the whole prompt in one piece, without cache or chunks.
+# The masks are the same. Are the logits the same, too? We run the trained demo model in 64-bit
+# floating point, chunk after chunk. `fast=False` leaves out the folder `fast/`: only the plain code
+# runs. We compare with `forward_full`, which runs the whole prompt in one piece, without cache or
+# chunks.
 #
-# **Predict first.** Will the difference be exactly 0? If not, how large? Does it grow with the
-# number of chunks?
+# **Predict first.** Will the difference be exactly 0? If not, how large is it? Does it grow with
+# the number of chunks?
 
 # %%
 llm = LLM("demo", dtype="float64", max_batch_size=1, max_length=256, device="cpu", fast=False)
@@ -172,7 +175,7 @@ with torch.inference_mode():
 
 # %%
 def run_chunks(tokens, chunk_size, attend):
-    """Prefill a prompt in chunks. Yields the rows of each, as `model.forward` takes them."""
+    """Yields the rows of each chunk of a prompt, for the caller to run through the model."""
     llm.cache.reset()
     executor = ModelExecutor(llm.model, llm.cache, span_by_span(attend))
     request = Request(0, tokens, max_tokens=1)
@@ -193,18 +196,19 @@ rows = []
 for chunk_size in (128, 64, 32, 7, 1):
     logits = chunked_logits(chunk_size)
     error = (logits - oracle).abs().max().item()
-    assert error < 1e-10 or llm.dtype != torch.float64  # others round far more: question 3
+    assert error < 1e-10 or llm.dtype != torch.float64  # other types round far more: question 3
     same = int(logits.argmax()) == int(oracle.argmax())
     rows.append([chunk_size, -(-len(prompt) // chunk_size), f"{error:.1e}", same])
 print_table(["C", "chunks", "largest difference of a logit", "same greedy token"], rows)
 
 # %% [markdown]
 # **Explain.** The differences are rounding in the last digits, because the sums run in another
-# order. "Mathematically equivalent" means this on a computer. So the tests demand 1e-10 and not 0.
+# order. On a computer, "mathematically equivalent" means: equal, apart from rounding. So the tests
+# demand a difference below 1e-10, and not 0.
 #
-# And if the mask were wrong? Here is attention that forgets the blue part: each chunk sees only
-# itself. We let the model read a text that it was not trained on, and compute its *perplexity*: how
-# much each next token surprises it (1 would be: not at all).
+# What if the mask is wrong? The attention below forgets the blue part: each chunk sees only itself.
+# The model reads a text that was not in its training. We compute its *perplexity*: how much each
+# next token surprises the model. A perplexity of 1 means no surprise at all.
 
 
 # %%
@@ -215,7 +219,7 @@ def forgetful(q, keys, values, slots, contexts):
 
 
 def perplexity(tokens, attend, chunk_size=16):
-    """Of a text that is prefilled in chunks."""
+    """Perplexity of a text that is prefilled in chunks."""
     logits = []
     for flat in run_chunks(tokens, chunk_size, attend):
         every_row = replace(flat, logit_rows=torch.arange(len(flat.tokens)))
@@ -232,19 +236,25 @@ for name, attend in (("right", reference), ("forgetful", forgetful)):
     print(f"perplexity {surprise:6.1f} (measured)")
 
 # %% [markdown]
-# **Explain.** Nothing crashes, and the model still writes text. It only understands less. Without a
-# test that compares with the full prefill, nobody would notice.
+# **Explain.** Nothing crashes, and the model still gives a next token. Its predictions are only
+# worse. A test must compare with the full prefill, or nobody notices.
 #
 # ## Step 5: the price
 #
-# **The paper's claim (Sec 4.2 and 5.4, Fig 13).** Chunking costs twice. Linear operators on few
+# **The paper's claim (Sec 4.2 and 5.4, Fig 13).** Chunking has two costs. Linear operators on few
 # rows use the GPU badly. And each chunk's attention reads the keys and values of all earlier chunks
-# again. Prefill with chunks of 64 takes about 5 times as long as in one piece; of 128 about 2
-# times; of 256 at most 1.2 times; of 512 at most 1.1 times. Attention alone takes 3 times as long
-# with chunks of 64 (paper).
+# again. With chunks of 64, attention alone takes 3 times as long as in one piece. The whole prefill
+# takes longer, too (all numbers: paper):
+#
+# | C | prefill, relative to one piece (paper) |
+# |---|---|
+# | 64 | about 5 times |
+# | 128 | about 2 times |
+# | 256 | at most 1.2 times |
+# | 512 | at most 1.1 times |
 #
 # **Predict first.** A prompt of 1024 runs in 4 chunks. How many times as many keys are read as in
-# one piece? And how many products of a query and a key are computed: more, or fewer?
+# one piece? Are more products of a query and a key computed, or fewer?
 
 # %%
 rows = []
@@ -344,25 +354,31 @@ print(f"Fig 7: 128 tokens: {paper['f7_128']:.0f}; 256 tokens: {paper['f7_256']:.
 print(f"times 4 / Table 2: {4 * paper['f7_256'] / paper['t2_prefill_total']:.2f}")
 
 # %% [markdown]
-# **Explain.** Large chunks cost little, small ones much. Each machine has its own knee: look where
-# your CPU's curve leaves 1, and compare with the bend of lesson 1's curve.
+# **Explain.** Large chunks cost little, and small chunks cost much. Each machine has its own limit
+# between the two. Look where the curve of your CPU leaves 1. Compare that place with the bend of
+# the curve in lesson 1.
 #
-# Reading keys again is only one side of attention: at C = 64, 8.5 times as many keys are read, but
-# the cost model's attention takes 1.42 times as long. The other side is computing. The cost model
-# assumes a kernel that computes masked products, too. In one piece that is the whole square, and
-# chunks never touch the keys behind their own end. So from C = 128 on, it predicts that attention
-# gets *cheaper*.
+# Reading keys is only one part of attention. At C = 64, 8.5 times as many keys are read, but the
+# cost model's attention takes only 1.42 times as long. The other part is computing, and chunks
+# compute less. The cost model assumes a kernel that computes masked products, too. In one piece,
+# such a kernel computes all pairs of a query and a key, the masked half too. A chunk never touches
+# the keys after its own end. So the cost model predicts that attention gets *cheaper* from C = 128
+# on.
 #
-# We differ from the paper, where attention takes 3 times as long at C = 64. Our cost model does not
-# know that few query rows leave most of a GPU idle in attention. For the whole prefill at C = 64 it
-# predicts 3.25 times, and the paper has about 5. But the paper's numbers do not fit each other
-# there: 5 times Table 2 is 73 ms for each chunk of 64, and its Fig 7 has 55 ms for 128 tokens. At C
-# = 256 we predict 1.24 times, above the paper's bound of 1.2. By the paper's own numbers, four
-# iterations of Fig 7 already take 1.19 times Table 2, and they read no key again.
+# Our cost model differs from the paper at C = 64. There, the paper's attention takes 3 times as
+# long. A chunk with few query rows leaves most of the GPU idle in attention. The cost model does
+# not know this. For the whole prefill it predicts 3.25 times, and the paper has about 5. But here
+# the paper's numbers do not fit each other. By Fig 13, the 16 chunks take 5 times as long as one
+# piece, which takes 234.8 ms (Table 2). That is 73 ms for each chunk of 64. By Fig 7, an iteration
+# of 128 tokens takes only 55 ms (paper).
+#
+# At C = 256 we predict 1.24 times, above the paper's bound of 1.2. By the paper's own numbers, four
+# iterations of 256 tokens (Fig 7) already take 1.19 times as long as one piece (Table 2). And these
+# iterations do not read the keys of earlier chunks.
 #
 # ## What if ...
 #
-# - A shorter prompt, `prompt = 1024`: which share of the time is attention?
+# - A shorter prompt, `prompt = 1024`: how much of the time is attention?
 # - A smaller chunk, `chunk_size = 32`: is attention still cheaper than in one piece?
 
 # %%
@@ -386,17 +402,19 @@ for name, batches in (("one piece", [one]), (f"{len(pieces)} chunks", pieces)):
 #
 # <details><summary>Answer</summary>
 #
-# In every layer a chunk's rows attend to the keys and values of all earlier tokens. These must be
-# in the cache. They are only known once the earlier chunks have run through the same layer.
+# In every layer, the rows of a chunk attend to the keys and values of all earlier tokens. So these
+# must be in the cache. An earlier chunk writes them when it runs through that layer.
 #
 # </details>
 #
-# **2.** A prompt of P tokens runs in N equal chunks. How many keys are read in all, relative to P?
+# **2.** A prompt of P tokens runs in N equal chunks. How many keys do the chunks read in all,
+# relative to P?
 #
 # <details><summary>Answer</summary>
 #
-# Chunk i ends at i P / N and reads that many keys. In all that is P (1 + 2 + ... + N) / N = P (N +
-# 1) / 2: with 4 chunks 2.5 times P, with 16 chunks 8.5 times, as step 5 printed.
+# Chunk i ends at token i P / N and reads that many keys. The sum is P (1 + 2 + ... + N) / N = P (N
+# + 1) / 2. With 4 chunks that is 2.5 times P, and with 16 chunks 8.5 times P. Step 5 printed the
+# same.
 #
 # </details>
 #
@@ -405,8 +423,8 @@ for name, batches in (("one piece", [one]), (f"{len(pieces)} chunks", pieces)):
 #
 # <details><summary>Answer</summary>
 #
-# No more than the full prefill is. Both round, differently, and neither is nearer to the truth. If
-# two tokens are nearly equally likely, either may come out. We test the mathematical claim in
-# float64, because its rounding is too small to hide a wrong mask.
+# No. Both the chunked and the full prefill round, in different ways. Neither is nearer to the exact
+# result. If two tokens are nearly equally likely, rounding decides which one comes out. We test the
+# mathematical claim in float64, because its rounding is too small to hide a wrong mask.
 #
 # </details>

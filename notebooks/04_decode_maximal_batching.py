@@ -11,20 +11,20 @@
 # %% [markdown]
 # # Lesson 4: decode-maximal batching
 #
-# Lesson 1: decode waits for the weights. Lesson 3: a prompt can be cut into chunks. Now both come
-# together. Each iteration has one chunk, and decodes fill its other places. The decodes ride along
-# (*piggyback*) on the weights that the chunk needs anyway.
+# In lesson 1, decode waited for the weights. In lesson 3, a prompt was cut into chunks. Now both
+# come together. Each iteration has one chunk, and decodes fill its other places. The decodes ride
+# along (*piggyback*): they use the weights that the chunk needs anyway.
 #
 # **You will see**
 # 1. a scheduler building hybrid batches;
-# 2. one of them taken apart: which rows are chunk, which are decodes;
-# 3. which operators run once for all rows, and which do not: hooks watch them;
-# 4. the operators' times, and the cost of a decode that rides, on your CPU;
-# 5. the paper's Table 2, by hand.
+# 2. one of these batches in detail: which rows belong to the chunk, and which to decodes;
+# 3. which operators run once for all rows, and which do not (hooks count their runs);
+# 4. the times of the operators, and the cost of a riding decode, on your CPU;
+# 5. the paper's Table 2, and how well the cost model fits it.
 #
 # About 35 minutes; the machine needs under half a minute. Every number says what it is: **paper**
 # (published), **predicted** (cost model, for a named GPU), **fitted** (cost model, but its
-# constants come from this very number) or **measured** (this machine). "Sec" and "Table" mean
+# constants come from this same number) or **measured** (this machine). "Sec" and "Table" mean
 # [SARATHI](https://arxiv.org/abs/2308.16369).
 
 # %%
@@ -45,15 +45,15 @@ from lesson import COLOURS, GREY, bars, paper, print_table, this_machine
 from scheduler import make_scheduler
 
 # %%
-MODELS["small"] = replace(MODELS["laptop"], n_layer=8)  # a model like any other
+MODELS["small"] = replace(MODELS["laptop"], n_layer=8)  # fewer layers, to save time
 llm = LLM("small", max_batch_size=9, max_length=1024, device="cpu", fast=False)
 executor = ModelExecutor(llm.model, llm.cache, llm.attend)
 config = llm.config
 print(f"machine: {this_machine()}, {llm.dtype}")
 
 # %% [markdown]
-# With `fast=False` only the plain code runs. That is slower, but each operator is a plain module,
-# and step 3 looks into it. Step 4 measures times, so it leaves `fast=False` out.
+# With `fast=False`, only the plain code runs. The plain code is slower, but each operator is a
+# plain module, so that step 3 can watch it. Step 4 measures times, so it leaves `fast=False` out.
 
 # %% [markdown]
 # ## Step 1: building hybrid batches
@@ -62,8 +62,8 @@ print(f"machine: {this_machine()}, {llm.dtype}")
 # slots are filled with decodes. With B slots that is at most B - 1 decodes. The chunk then shrinks
 # to C - (B - 1) tokens, so that the iteration has C rows (Sec 4.4).
 #
-# **Predict first.** Four requests, C = 64, four slots. Iteration 1 can only be a chunk. When is the
-# first hybrid batch? How many decodes can one carry at most?
+# **Predict first.** There are four requests and four slots, and C = 64. Iteration 1 can only be a
+# chunk. When is the first hybrid batch? How many decodes can a batch carry at most?
 
 # %%
 prompts = [60, 100, 150, 200]
@@ -78,20 +78,20 @@ while kept is None:
     name = f"request {chunk.request.request_id}: {chunk.start} to {chunk.start + chunk.length - 1}"
     rows.append([len(rows) + 1, name, decodes, batch.num_tokens])
     if len(decodes) == 3:
-        kept = batch  # it has everything: taken apart below
+        kept = batch  # the fullest batch: step 2 looks at it
     else:
         scheduler.update(batch, executor.execute(batch).tokens)
 print_table(["iteration", "chunk (tokens)", "decodes (requests)", "rows"], rows)
 
 # %% [markdown]
 # **Explain.** Once a request has its first token, it decodes in *every* later iteration, beside the
-# chunk of another request. The chunk shrinks by one for each decode, so that the rows stay at C.
-# (An iteration with fewer rows holds the end of a prompt.) The last iteration has four slots in
-# use: a chunk and B - 1 = 3 decodes.
+# chunk of another request. The chunk shrinks by one for each decode, so that the iteration has C
+# rows. (An iteration with fewer rows holds the end of a prompt.) In the last iteration four slots
+# are in use: by a chunk and B - 1 = 3 decodes.
 #
-# ## Step 2: one batch taken apart
+# ## Step 2: one batch in detail
 #
-# **Predict first.** We take this last batch. How many of its rows need logits?
+# **Predict first.** Take this last batch. How many of its rows need logits?
 
 # %%
 chunk = kept.chunks[0]
@@ -134,20 +134,21 @@ plt.show()
 
 # %% [markdown]
 # **Explain.** This is all that the model gets: a flat list of tokens, each with its slot and its
-# position. It has no padding, and no mark of "prefill" or "decode". The three rows at the right are
-# the decodes. Only `spans` says which rows attend together.
+# position. The list has no padding, and no mark of "prefill" or "decode". The three rows at the
+# right are the decodes. Only `spans` says which rows attend together.
 #
-# ## Step 3: where is the fused linear?
+# ## Step 3: which operators are fused?
 #
-# **The paper's claim (Sec 4.3.1).** All linear operators of chunk and decodes are fused into one
-# product, so that the weights are fetched once. Attention is not fused: the chunk's runs by itself,
-# and the decodes' run together.
+# **The paper's claim (Sec 4.3.1).** Each linear operator runs as one product over the rows of chunk
+# and decodes. It is *fused*: the weights are fetched once for both. Attention is not fused: the
+# attention of the chunk runs by itself, and that of the decodes runs together.
 #
-# A *hook* is called each time a module runs. We put one on each linear operator of layer 0, and a
-# watcher around attention. (`preproj` makes queries, keys and values; `postproj` takes the result
-# of attention; `ffn_ln1` and `ffn_ln2` are the feed-forward network.)
+# A *hook* is a function that PyTorch calls each time a module runs. We put a hook on each linear
+# operator of layer 0, and we count the calls of attention. (Lesson 1 has the names: `preproj` makes
+# queries, keys and values; `postproj` takes the result of attention; `ffn_ln1` and `ffn_ln2` are
+# the feed-forward network.)
 #
-# **Predict first.** How many times does `preproj` run in one layer in this iteration, on how many
+# **Predict first.** In this iteration, how many times does `preproj` run in one layer? On how many
 # rows? How many times does attention run?
 
 # %%
@@ -198,23 +199,23 @@ plt.show()
 
 # %% [markdown]
 # **Explain.** Each linear operator runs *once*, over all rows. So its weights are read once, and
-# the blue rows ride along. Attention runs twice, because chunk and decodes have different contexts.
-# That is the whole trick of the paper. It sits in `span_by_span` of `attention.py`, in the line
-# `for span in batch.spans`.
+# the blue rows ride along. This is the main idea of the paper. Attention runs twice, because chunk
+# and decodes have different contexts. In our code, `span_by_span` of `attention.py` separates the
+# two: its loop `for span in batch.spans` runs once for the chunk and once for the decodes.
 #
-# ## Step 4: what does a riding decode cost, here?
+# ## Step 4: the cost of a riding decode, on your CPU
 #
 # **The paper's claim (Sec 4.3.1 and 5.1.1).** A decode that rides is up to an order of magnitude
-# cheaper than one in a decode-only batch. Its cost is a *difference*: the time of the hybrid batch
-# less that of the same chunk alone, divided by the number of decodes.
+# cheaper than one in a decode-only batch. Its cost is a *difference*. Take the time of the hybrid
+# batch, subtract the time of the same chunk alone, and divide by the number of decodes.
 #
-# We time three batches on your CPU: a chunk of 252; 4 decodes; the chunk with the 4 decodes, which
-# makes 256 rows. Each bar below is the shortest of all runs, operator by operator.
+# We time three batches on your CPU: a chunk of 252; 4 decodes; and the chunk with the 4 decodes,
+# which has 256 rows. The picture below shows each operator's shortest time of all runs.
 #
 # **Predict first.** Which operators grow when the decodes join the chunk?
 
 # %%
-llm = LLM("small", max_batch_size=9, max_length=1024, device="cpu")  # all that makes it fast
+llm = LLM("small", max_batch_size=9, max_length=1024, device="cpu")  # with the fast code
 timing = ModelExecutor(llm.model, llm.cache, llm.attend, time_operators=True)
 riders = [Request(i, range(1, 129), max_tokens=999, output=[1]) for i in range(4)]
 for rider in riders:
@@ -274,25 +275,28 @@ axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
 plt.show()
 
 # %% [markdown]
-# **Explain.** Compare the third bar with the fourth. The linear operators of the third are hardly
-# higher than those of the first: most of the decodes' linear time is saved. Attention is not saved,
-# it only runs in the same iteration.
+# **Explain.** The fourth bar is the first two on top of each other. Compare it with the third. The
+# linear operators of the third bar take hardly more time than those of the first: most of the
+# decodes' linear time is saved. Attention is not saved. It only runs in the same iteration.
 #
-# The riding cost is a small difference of two large numbers. "Middle half" says how far it moves
-# from turn to turn. If that is far, or below 0, close other programs and run the cells again. A CPU
-# saves less than a GPU, because its ratio of arithmetic to bandwidth is smaller (lesson 1).
+# The riding cost is a small difference of two large numbers. We timed the three batches many times,
+# in turns. "Middle half" is the range of this cost over the turns, without the lowest and the
+# highest quarter. If this range is wide, or reaches below 0, the measurement says little. Then
+# close other programs and run the cells again. We expect that a CPU saves less than a GPU. The
+# reason is in lesson 1: a CPU does fewer FLOPs while it reads a byte.
 #
-# ## Step 5: Table 2, by hand
+# ## Step 5: Table 2 and the cost model
 #
-# **The paper's claim (Sec 4.3.1, Table 2).** LLaMA-13B on an A6000: prefill-only, decode-only, and
-# decode-maximal. A decode costs 12.49 ms in the decode-only batch and 1.20 ms when it rides
-# (paper).
+# **The paper's claim (Sec 4.3.1, Table 2).** The table has three batches of LLaMA-13B on an A6000:
+# prefill-only, decode-only, and decode-maximal (we say hybrid). A decode costs 12.49 ms in the
+# decode-only batch and 1.20 ms when it rides (paper).
 #
-# The cost model prices the same three batches. But its four constants were *fitted* to this very
-# table (and Fig 7). So this is no prediction: it shows how well four constants describe the table.
+# The cost model computes the times of the same three batches. But its four constants were *fitted*
+# to this same table (and Fig 7). So this is no prediction. It only shows how well four constants
+# describe the table.
 #
-# **Predict first.** Is the attention of the hybrid batch nearer to the prefill's, to the decodes',
-# or to the sum of the two?
+# **Predict first.** Think of the time that attention takes in the hybrid batch. Is it nearest to
+# the prefill's, to the decodes', or to the sum of both?
 
 # %%
 cost = CostModel(MODELS["llama-13b"], GPUS["a6000"])
@@ -352,18 +356,20 @@ print(f"Table 4, L = 1K: decodes {paper['t4_13b_1k_decode']} x as fast", end=", 
 print(f"everything {paper['t4_13b_1k_total']} x (paper)")
 
 # %% [markdown]
-# **Explain.** 1021 + 3 rows are 1024 rows: to the linear operators, the hybrid batch *is* the
-# prefill. Only attention is added: three decodes read 1024 keys and values each. So the linear part
-# of a riding decode is free, and its attention costs as much as before.
+# **Explain.** 1021 + 3 rows are 1024 rows. To the linear operators, the hybrid batch *is* the
+# prefill. Only attention is added, because three decodes read 1024 keys and values each. So the
+# attention of the hybrid batch takes nearly as long as that of the two other batches together. The
+# linear part of a riding decode is free, and its attention costs as much as before.
 #
-# Look at the last error. Each row of the large table is within a few per cent. The riding decode is
-# far off, because it is a small difference, too.
+# Look at the last error. Each row of the large table is within a few per cent, but the riding
+# decode is far off. The reason is the same as in step 4: a small difference of two large numbers.
 #
 # ## What if ...
 #
-# - More riders: `count = 16`. Fewer: 1. How does the speedup change, and why? (The paper's Fig 8;
-#   `experiments/fig8.py` takes chunks of a longer prompt, which need no logits.)
-# - Longer contexts, `context = 3072`? A smaller chunk, `rows = 128`?
+# - More riding decodes, `count = 16`, or a single one, `count = 1`: how does the speedup change,
+#   and why? (This is the paper's Fig 8. `experiments/fig8.py` takes chunks of a longer prompt,
+#   which need no logits.)
+# - A longer context, `context = 3072`? A smaller batch, `rows = 128`?
 
 # %%
 rows, count, context = 256, 5, 1024
@@ -378,15 +384,16 @@ print(f"decode speedup {separate / riding:.1f} x (predicted, llama-13b on a6000)
 # %% [markdown]
 # ## Questions
 #
-# **1.** Orca also mixes prompts and decodes in one iteration, but takes whole prompts. What does a
-# decode gain when it rides on a whole prompt of 1024 instead of a chunk of 256? What does it lose?
+# **1.** Orca, an earlier system, also mixes prompts and decodes in one iteration, but it takes
+# whole prompts. What does a decode gain when it rides on a whole prompt of 1024 instead of a chunk
+# of 256? What does it lose?
 #
 # <details><summary>Answer</summary>
 #
 # It gains nothing: its linear part is free either way. It loses time, because it waits for the
-# whole prompt: that iteration takes more than three times as long (234.8 ms in Table 2, 69.8 in Fig
-# 7). And fewer decodes ride. An iteration of 1024 carries one decode of each request; four chunks
-# of 256 carry four. (Lesson 5 counts this.)
+# whole prompt. That iteration takes more than three times as long as one of 256 (234.8 ms in Table
+# 2, 69.8 ms in Fig 7). And fewer decodes ride. An iteration of 1024 carries one decode of each
+# request; four chunks of 256 carry four. (Lesson 5 counts this.)
 #
 # </details>
 #
@@ -394,18 +401,19 @@ print(f"decode speedup {separate / riding:.1f} x (predicted, llama-13b on a6000)
 #
 # <details><summary>Answer</summary>
 #
-# Each row attends to the keys and values of its own request. The linear operators multiply all rows
-# by the same weights. Attention has no such common matrix, so there is nothing to fuse.
+# Attention has no matrix that all rows share: each row attends to the keys and values of its own
+# request. The linear operators multiply all rows by the same weights. So attention has nothing to
+# fuse.
 #
 # </details>
 #
-# **3.** The end-to-end gain is far smaller than the decode speedup (1.33 against 5.45 for L = 1K in
-# the paper's Table 4). Why?
+# **3.** The whole run gains far less than the decodes do (1.33 against 5.45 for L = 1K in the
+# paper's Table 4). Why?
 #
 # <details><summary>Answer</summary>
 #
-# Only decodes become cheaper, prefill does not. If decodes take a share s of the baseline's time
-# and become k times cheaper, the whole becomes 1 / (1 - s + s / k) times faster, at most 1 / (1 -
-# s). (The paper's Sec 5.1.2 says so too.)
+# Only decodes become cheaper; prefill does not. Say that decodes take a share s of the baseline's
+# time, and become k times cheaper. Then the whole becomes 1 / (1 - s + s / k) times faster, and
+# never more than 1 / (1 - s). (The paper's Sec 5.1.2 says so, too.)
 #
 # </details>

@@ -11,13 +11,14 @@
 # %% [markdown]
 # # Lesson 5: the chunk size
 #
-# Small chunks give all decodes a place. Large chunks prefill faster. This lesson finds the balance
-# by counting, shows it in the throughput, and chooses a chunk size for a workload.
+# Small chunks make many iterations, so more decodes can ride. Large chunks prefill faster. This
+# lesson finds the balance by counting, shows it in the throughput, and chooses a chunk size for a
+# workload.
 #
 # **You will see**
-# 1. at which P:D the chunks of the prompts carry all decodes;
+# 1. at which ratio of prompt tokens to decodes (P:D) the chunks can carry all decodes;
 # 2. why a batch of 257 tokens is a bad idea: tiles;
-# 3. the gain over the baseline against P:D, and its peak (the paper's Fig 9);
+# 3. the gain over the baseline at each P:D, and its peak (the paper's Fig 9);
 # 4. how to choose C, step by step. The paper leaves this to its readers.
 #
 # About 30 minutes; the machine needs under half a minute. Every number says what it is: **paper**
@@ -48,11 +49,11 @@ from simulate import simulate
 #
 # Let us derive it. Chunk and decodes share the C tokens of a batch, so the chunk holds C - (B-1)
 # prompt tokens. A prompt makes P / (C - (B-1)) chunks. The decodes of a request need D / (B-1)
-# batches. Both are equal if **P:D = C/(B-1) - 1**. The paper's examples have this "- 1", too: for B
-# = 4, at least 42 with C = 128, and 84 with C = 256 (paper).
+# batches. The two numbers are equal if **P:D = C/(B-1) - 1**. The paper's examples have this "- 1",
+# too: for B = 4, P:D is at least 42 with C = 128, and 84 with C = 256 (paper).
 #
-# **Predict first.** Which P:D balances B = 18 and C = 256? What do some batches lack if P:D is
-# larger?
+# **Predict first.** Which P:D balances B = 18 and C = 256? If P:D is larger, what is missing in
+# some batches?
 
 # %%
 rows = []
@@ -63,8 +64,8 @@ print_table(["B", "C", "C/(B-1)", "C/(B-1) - 1"], rows)
 
 
 # %% [markdown]
-# Now let the scheduler count. `simulate` runs the real `Scheduler` against the cost model. Each
-# iteration of the trace has a `kind`: "prefill", "decode" or "hybrid".
+# Now the scheduler does the counting. `simulate` runs the real `Scheduler` against the cost model.
+# Each iteration of the trace has a `kind`: "prefill", "decode" or "hybrid".
 
 # %%
 from experiments.lib.steady import Workload, predicted_throughput, split, tokens_per_second
@@ -72,7 +73,7 @@ from experiments.lib.steady import Workload, predicted_throughput, split, tokens
 
 def iterations(ratio, chunk_size=256, requests=18, length=1024):
     """The iterations of a simulation, once the engine is warm and before it runs out of work."""
-    work = Workload(length, requests, ratio)  # B alike at a time, and always more to come
+    work = Workload(length, requests, ratio)  # all of one size; B run, the others wait
     queue = work.requests(6 * requests)
     trace = simulate(queue, policy="sarathi", chunk_size=chunk_size, max_batch_size=requests)
     start, end = trace.finished[2 * requests][1], trace.finished[4 * requests][1]
@@ -107,8 +108,8 @@ plt.show()
 # %% [markdown]
 # **Explain.** Left of the dotted line there are too few chunks. Some decodes run alone, and each
 # decode-only iteration reads all weights for a few rows. Right of the line there are too few
-# decodes, and the hybrid batches carry fewer of them. At P:D = 14 both are exactly used up; count
-# one request:
+# decodes, so hybrid batches carry fewer of them. At P:D = 14 chunks and decodes match. Count them
+# for one request:
 
 # %%
 prompt, decodes = split(1024, 14)
@@ -120,13 +121,13 @@ print(f"batches that its decodes need:    {decodes / 17:.2f} of 17 places each")
 # ## Step 2: tiles
 #
 # **The paper's claim (Sec 4.4, Fig 7).** GPUs compute matrix products in tiles, here of 128 rows.
-# One row more than a multiple of 128 costs a whole new row of tiles: from 256 to 257 tokens, the
+# One row more than a multiple of 128 needs a whole new row of tiles. From 256 to 257 tokens, the
 # iteration's time grows by 32 % (paper). So chunk *plus* decodes should be a multiple of the tile.
 # With C = 256, the chunk holds 256 - (B-1) tokens.
 #
 # (The cost model was fitted to the three times of Fig 7.)
 #
-# **Predict first.** How does the time grow between 129 and 256 tokens?
+# **Predict first.** How much does the time grow between 129 and 256 tokens?
 
 # %%
 cost = CostModel(MODELS["llama-13b"], GPUS["a6000"])
@@ -183,11 +184,12 @@ for length in (256, 256 - 17):
     print(f"{rows / ms:.2f} tokens/ms (predicted)")
 
 # %% [markdown]
-# **Explain.** The curve is a staircase: within a tile, more tokens are almost free. `Sarathi`
-# shrinks the chunk by the number of decodes, so that a batch ends exactly where a stair ends.
+# **Explain.** The curve has the shape of stairs: within a tile, more tokens add almost no time.
+# `Sarathi` makes the chunk shorter by the number of decodes, so that a batch ends exactly where a
+# stair ends.
 #
-# Does your CPU have stairs, too? Its libraries also work in blocks, but in blocks of their own
-# size. Let us measure a small model with random weights. Other programs can only add time, so
+# Does your CPU have stairs, too? Its libraries also work in blocks, but the blocks have other
+# sizes. Let us measure a small model with random weights. Other programs can only add time, so
 # `fastest` repeats each prompt and keeps the shortest time.
 
 # %%
@@ -216,16 +218,18 @@ for start in (128, 256):
     step(start, here[counts.index(start)], here[counts.index(start + 1)], "measured")
 
 # %% [markdown]
-# **Explain.** This machine has no stairs like the A6000's: its time grows nearly in proportion to
-# the tokens, and neither step comes near 32 %. Yours may differ: *measure before you choose*.
+# **Explain.** The machine that made the numbers of this page has no stairs like those of the A6000.
+# Its time grows nearly in proportion to the tokens, and neither step comes near 32 %. Your machine
+# may differ: *measure before you choose*.
 #
 # ## Step 3: the gain against P:D
 #
-# **The paper's claim (Sec 5.1.3, Fig 9).** The gain in throughput over the baseline peaks where P:D
-# balances. For L = 1024 and B = 18, the peak is 1.27 x at P:D = 14 with C = 256, and 1.23 x at 28
-# with C = 512. It is much less with C = 128. Some 10 % remain over a large range of P:D (paper).
+# **The paper's claim (Sec 5.1.3, Fig 9).** The baseline runs whole prompts first and then their
+# decodes, never both in one batch. The gain in throughput over it peaks where P:D balances. For L =
+# 1024 and B = 18, the peak is 1.27 x at P:D = 14 with C = 256, and 1.23 x at 28 with C = 512. With
+# C = 128 the gain is much smaller. A gain of about 10 % remains over a large range of P:D (paper).
 #
-# The cost model was not fitted to these numbers: what it says is a prediction.
+# The cost model was not fitted to these numbers, so its results here are predictions.
 #
 # **Predict first.** Which of the three chunk sizes gains most at P:D = 5? At 100?
 
@@ -273,19 +277,21 @@ columns = ["C", "C/(B-1) - 1", "peak at P:D", "paper", "predicted", "error", "10
 print_table(columns, rows)
 
 # %% [markdown]
-# **Explain.** Left of its peak, a curve falls because some decodes run alone, as in the baseline.
-# Right of it there are few decodes, so riding saves little, while the price of chunking (lesson 3)
-# stays. In the end each curve falls below 1, and that of the smallest C first.
+# **Explain.** At P:D = 5, C = 128 gains most; at 100, C = 512. Left of a peak, the gain is smaller,
+# because some decodes run alone, as in the baseline. Right of a peak there are few decodes. So
+# riding saves little, while the price of chunking (lesson 3) stays. In the end each curve falls
+# below 1. The curve of the smallest C falls first.
 #
 # ## Step 4: choose
 #
 # **The paper's claim (Sec 4.2 and 4.4).** The best chunk size depends on the expected P:D and on
-# how prefill and decode share the time. The paper proposes a one-time profiling and leaves the
-# choice to the reader.
+# how prefill and decode share the time. The paper proposes to profile once, and leaves the choice
+# to the reader.
 #
-# With a cost model, the choice is a loop. It runs the scheduler with each chunk size and notes two
-# numbers. One is the throughput, once the engine is warm. The other is the longest iteration that
-# holds a decode: this is the longest *TBT*, the time between two tokens of a request.
+# With a cost model, a loop makes the choice. It runs the scheduler with each chunk size and notes
+# two numbers. The first is the throughput, once the engine is warm. The second is the longest
+# iteration that holds a decode. That is the longest *TBT*: the time between two tokens of a
+# request.
 
 # %%
 work, rows = Workload(1024, 18, 14), []
@@ -298,11 +304,12 @@ for chunk_size in (128, 256, 384, 512):
 print_table(["C", "gain (predicted)", "longest TBT, ms (predicted)"], rows)
 
 # %% [markdown]
-# `experiments/choose_chunk.py` is this loop as a command; it also names the flags that mean the
-# same to vLLM and SGLang. In it, `candidates` lists chunk sizes, `steady` runs one of them, and
-# `choose` takes the one with the largest throughput.
+# `experiments/choose_chunk.py` is this loop as a command. It also prints the flags that set the
+# same chunk size in vLLM and SGLang. In this file, `candidates` lists chunk sizes, `steady` runs
+# one of them, and `choose` takes the one with the largest throughput.
 #
-# **Predict first.** A chat service has P:D = 5, a summariser 60. Which needs the larger chunks?
+# **Predict first.** A chat service has P:D = 5, and a service that summarises texts has 60. Which
+# of them needs the larger chunks?
 
 # %%
 from experiments.choose_chunk import candidates, choose, steady
@@ -322,7 +329,7 @@ for (ratio, (baseline, choices)), (colour, marker) in zip(sweeps.items(), SERIES
     best, prompt = choose(choices).chunk_size, split(1024, ratio)[0]
     axes.plot(best, curve[best], "o", markersize=18, markerfacecolor="none", color="black")
     print(f"P:D = {ratio:2d}: C = {best} gains most, {curve[best]:.2f} x (predicted);", end=" ")
-    print(f"(B-1)(P:D+1) = {17 * (ratio + 1)}; P = {prompt}: {-(-prompt // (best - 17))} chunks")
+    print(f"(B-1)(P:D+1) = {17 * (ratio + 1)}; P = {prompt}, chunks: {-(-prompt // (best - 17))}")
 axes.axhline(1, color="black", linewidth=1)
 axes.set(
     xlabel="chunk size C (tokens)", ylabel="throughput / baseline's", xticks=range(0, 1025, 128)
@@ -332,14 +339,15 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# **Explain.** The zigzag comes from step 2's stairs: its low points are sizes that are no multiple
-# of 128. Step 1's balance, solved for C, is C = (B-1)(P:D+1). The circles are near it. At P:D = 60
-# nothing is cut: C = 1024 holds the whole prompt of 1007 tokens beside its 17 decodes. The gain of
-# 1.13 x comes from riding alone.
+# **Explain.** The zigzag up to C = 448 comes from the stairs of step 2: its low points are sizes
+# that are no multiple of 128. Step 1's balance, solved for C, is C = (B-1)(P:D+1). The best sizes,
+# in circles, are near this balance. At P:D = 60 no prompt is cut: C = 1024 holds the whole prompt
+# of 1007 tokens beside its 17 decodes. So the gain of 1.13 x comes from riding alone.
 #
-# The TBT is the other side. While a chunk runs, all riding decodes wait. (The baseline's prefills
-# delay no decode. They delay only requests that have no token yet.) With a bound on TBT, `choose`
-# may take another chunk size, even one whose gain is below 1: that is the price of the bound.
+# Large chunks make the TBT long: while a chunk runs, all riding decodes wait. (In the baseline, a
+# prefill delays no decode. It only delays requests that have no token yet.) With a bound on TBT,
+# `choose` may take another chunk size, even one whose gain is below 1. That is the price of the
+# bound.
 
 # %%
 baseline, choices = sweeps[60]
@@ -355,8 +363,8 @@ for bound in (1.0, 0.2, 0.1):
 # %% [markdown]
 # ## What if ...
 #
-# - Another workload: longer requests (`length = 3072` with `requests = 6`, the paper's third
-#   panel).
+# - Another workload: longer requests, `length = 3072` with `requests = 6` (the third panel of the
+#   paper's Fig 9).
 # - A small batch, `requests = 4`: where does the balance go, and what does SARATHI still gain?
 
 # %%
@@ -375,8 +383,8 @@ for chunk_size in (128, 256, 512):
 #
 # <details><summary>Answer</summary>
 #
-# Larger: the balance is at C = (B-1)(P:D+1). Each chunk carries more decodes, so that fewer and
-# larger chunks suffice. Larger chunks prefill faster.
+# Larger: the balance is at C = (B-1)(P:D+1), and B is larger now. Each chunk carries more decodes,
+# so fewer and larger chunks are enough. And larger chunks prefill faster.
 #
 # </details>
 #
@@ -385,21 +393,21 @@ for chunk_size in (128, 256, 512):
 #
 # <details><summary>Answer</summary>
 #
-# From the weights, again. Each decode-only iteration reads all weights, and 18 rows are far from
-# filling the GPU (lesson 1). Decodes that ride on a chunk need no read of their own. But riding
-# saves neither the decodes' attention nor the prefill itself. So the gain is 1.27 x and not far
-# more (paper).
+# It comes from the weights, again. Each decode-only iteration reads all weights, and 18 rows are
+# far from filling the GPU (lesson 1). Decodes that ride on a chunk need no read of their own. But
+# riding makes neither the decodes' attention nor the prefill cheaper. So the largest gain is 1.27 x
+# (paper).
 #
 # </details>
 #
-# **3.** A service must answer each next token within 0.1 s. Which chunk sizes does that rule out,
-# and where do you read it?
+# **3.** A service must deliver each next token within 0.1 s. Which chunk sizes are too large for
+# that, and where do you read it?
 #
 # <details><summary>Answer</summary>
 #
-# An iteration is the time between two tokens of every decode in it. Step 4's first table has the
-# longest one for each C. At P:D = 14 the limit rules out C = 384 and more. Sarathi-Serve, SARATHI's
-# successor, makes this its rule: it takes the largest chunk that the time between tokens allows.
-# Lesson 6 goes on from there.
+# Each decode gets one token per iteration. So its time between two tokens is the time of an
+# iteration. The first table of step 4 has the longest one for each C. At P:D = 14, the limit rules
+# out C = 384 and more. Sarathi-Serve, the successor of SARATHI, makes this its rule: it takes the
+# largest chunk that the limit on TBT allows. Lesson 6 continues from there.
 #
 # </details>

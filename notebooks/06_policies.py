@@ -24,9 +24,9 @@
 # 5. a policy of your own, in the cost model and in the engine.
 #
 # About 40 minutes; the machine needs under half a minute. Every number says what it is: **paper**
-# (published), **predicted** (cost model, for a named GPU) or **measured** (this machine). "SARATHI"
-# is [the first paper](https://arxiv.org/abs/2308.16369); all other "Sec", "Fig" and "Algorithm"
-# mean its successor, [Sarathi-Serve](https://arxiv.org/abs/2403.02310).
+# (published), **predicted** (cost model, for a named GPU) or **measured** (this machine). "Sec",
+# "Fig" and "Algorithm" mean [Sarathi-Serve](https://arxiv.org/abs/2403.02310), the second paper.
+# "SARATHI" is [the first one](https://arxiv.org/abs/2308.16369).
 
 # %%
 import matplotlib.pyplot as plt
@@ -85,15 +85,16 @@ gantts({policy: priced(policy) for policy in ("request_level", "vllm_v0")}, BOUN
 
 # %% [markdown]
 # **Explain.** Each request has a lane. Under `request_level`, A and B flow without a pause. C and D
-# wait until *both* have ended, though A's slot is free long before. Under `vllm_v0`, C and D start
-# at once. A and B stand still until both prompts are processed: a *generation stall*. Each policy
-# protects one side, and the other side pays.
+# wait until *both* have ended. A's slot is free long before, and stays empty. Under `vllm_v0`, C
+# and D start at once. A and B stand still until both prompts are processed: a *generation stall*.
+# Each policy protects one side, and the other side pays.
 #
 # ## Step 2: what a stall feels like
 #
 # **The paper's claim (Sec 3.2).** Orca mixes prompts and decodes in one batch, so that decodes ride
-# along (lesson 4). This does not help the reader. A whole prompt makes the iteration so long that
-# the next token of every riding decode is just as late.
+# along (lesson 4). This does not help the reader. A whole prompt makes the iteration long, and each
+# decode gets its token only at the end. So the token is about as late as under `vllm_v0`, where the
+# decode waits.
 #
 # **Predict first.** Draw the tokens of B against time. Where B flows, the line is straight. What
 # does it do under `orca` while C and D prefill?
@@ -116,20 +117,20 @@ plt.show()
 gantts({policy: priced(policy) for policy in ("orca", "hybrid_only")}, BOUND, NAMES, title)
 
 # %% [markdown]
-# **Explain.** A flat piece of the curve is a pause. With `orca`, B does get a token out of the long
-# iteration, but only at its end: the decode's bar is as long as the two prompts. `hybrid_only` (a
-# part of Sarathi-Serve, taken alone) runs one long prompt at a time, because two would exceed its
-# budget. It makes two stalls of half the length. Four of these policies start C and D before A and
-# B have ended. Of the four, only `sarathi_serve` never stalls: B's gaps grow from 46 ms to 127 ms
-# while C and D prefill.
+# **Explain.** A flat piece of the curve is a pause. Under `orca`, B decodes in the long iteration,
+# too. But its token comes only at the end, so the bar of this decode is as long as both prompts.
+# `hybrid_only` is one part of Sarathi-Serve: whole prompts beside decodes. One long prompt fills
+# its budget, so it runs C and D one after the other. B has two stalls, each about half as long.
+# Four of these policies start C and D before A and B have ended. Of the four, only `sarathi_serve`
+# never stalls: B's gaps grow from 46 ms to 127 ms while C and D prefill.
 #
 # ## Step 3: a token budget
 #
 # **The paper's claim (Algorithm 3).** *Stall-free* scheduling fills each batch up to a token
 # budget. Running decodes come first, then chunks of prompts that have started, then chunks of new
-# ones. No iteration is longer than the budget allows, and no decode waits longer than that. The
-# paper's example: a budget of 512 takes 2 decodes, the last 400 tokens of one prompt, and 110 of
-# the next (paper).
+# ones. No iteration has more tokens than the budget. So no decode waits longer than one such
+# iteration. The paper's example: a budget of 512 takes 2 decodes, the last 400 tokens of one
+# prompt, and 110 of the next (paper).
 #
 # **Predict first.** Why 110?
 
@@ -187,19 +188,20 @@ figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center"
 plt.show()
 
 # %% [markdown]
-# **Explain.** You hardly see the decodes (black): they are 2 to 4 tokens on top of a chunk, or
-# alone. That is why they ride almost for free. Under `sarathi`, an iteration with the end of a
-# prompt stays below the budget. Under `sarathi_serve`, the next prompt takes the rest. So D's last
-# chunk, in iteration 11 of both, is much smaller, and D's first token comes a little earlier.
+# **Explain.** You hardly see the decodes (black), because an iteration has at most 4 of them. So
+# they cost almost nothing beside a chunk. Under `sarathi`, the last chunk of a prompt leaves room
+# in its iteration. Under `sarathi_serve`, the next prompt takes this room. So D's last chunk, in
+# iteration 11 of both, is much smaller, and D's first token comes a little earlier.
 #
 # ## Step 4: the map
 #
-# **The paper's claim (Sec 3.2 and 5.4).** Earlier policies had to choose between an early first
-# token (and throughput) and an even flow. Chunks alone, or hybrid batches alone, do half of the
-# work. Together they give both.
+# **The paper's claim (Sec 3.2 and 5.4).** Earlier policies had to choose. Some give an early first
+# token and high throughput. Others keep the gaps between tokens short. To have both, a policy needs
+# chunks *and* hybrid batches. One of the two alone is not enough.
 #
-# **Predict first.** The map below shows C's first token to the right, the longest gap upwards.
-# Where is the ideal policy? Which policies are far out on one of the axes?
+# **Predict first.** The map below has C's time to first token on the horizontal axis, and the
+# longest gap on the vertical axis. Where would the ideal policy be? Which policies are far from it,
+# and on which axis?
 
 # %%
 traces = {policy: priced(policy) for policy in POLICIES}
@@ -214,7 +216,7 @@ for policy, first, _, gap, _ in rows:
     colour, marker = POLICY_LOOKS[policy]
     axes.plot(first, gap, marker, color=colour, markersize=11)
     left, low = policy in ("sarathi", "vllm_v0"), policy == "sarathi_serve"
-    place = {"xytext": (-9 if left else 9, -17 if low else 5), "ha": "right" if left else "left"}
+    place = {"xytext": (-9 if left else 9, -25 if low else 5), "ha": "right" if left else "left"}
     axes.annotate(policy, (first, gap), textcoords="offset points", **place)
 axes.axhline(BOUND, color=GREY, linestyle="--")
 axes.set(
@@ -237,21 +239,22 @@ chunked = ("sarathi", "sarathi_serve", "dynamic", "chunked_only")
 gantts({policy: traces[policy] for policy in chunked}, BOUND, NAMES, title)
 
 # %% [markdown]
-# **Explain.** Below the dashed line are `request_level`, which pays with C's first token, and all
-# policies that cut prompts.
-# - `chunked_only` alternates between chunks and decodes. No decode rides: while C and D prefill, a
-#   gap is one iteration of each kind.
+# **Explain.** Five policies stay below the dashed line. One is `request_level`, where C waits
+# longest for its first token. The other four cut prompts into chunks.
+# - `chunked_only` alternates between chunks and decodes. No decode shares an iteration with a
+#   chunk. So while C and D prefill, a gap lasts for one iteration of each kind.
 # - `sarathi_serve` runs D's first chunk beside C's last one. Compared with `sarathi`, D's first
 #   token comes earlier, and C's a little later.
-# - `dynamic` shrinks the chunks of a prompt as it goes on. It gains little here, because C's first
+# - `dynamic` makes the later chunks of a prompt smaller. It gains little here, because C's first
 #   chunk is a full one and makes the longest gap. It runs more chunks, and each reads all weights.
 #   So the first tokens of C and D come later, and so does the end.
 #
-# The last column shows which policies waste the GPU.
+# All policies process the same tokens. So in the last column, a longer total time means that the
+# GPU was used less well.
 #
 # ## Step 5: your own policy
 #
-# A policy is a class with a name. Most add a few lines to another policy. Here is a new idea:
+# A policy is a class with a name. Most policies add a few lines to another one. Here is a new idea:
 # *large chunks while no request decodes, small chunks beside decodes*. The method `prefills` picks
 # the chunks of a batch. Its argument says how many tokens of the budget the decodes take.
 
@@ -264,7 +267,7 @@ class Considerate(SarathiServe):
 
     def prefills(self, decode_rows):
         budget = self.chunk_size // 4 if decode_rows else 4 * self.chunk_size
-        return super().prefills(decode_rows + self.chunk_size - budget)  # as if so much were taken
+        return super().prefills(decode_rows + self.chunk_size - budget)  # the rest counts as taken
 
 
 POLICIES[Considerate.name] = Considerate  # the registry: from here on it is a policy like any other
@@ -285,7 +288,7 @@ for policy in compared:
 # %% [markdown]
 # **Explain.** The gaps are shorter, and the first tokens come later. Small chunks carry few prompt
 # tokens, and each chunk reads all the weights. (D's last chunk is large, because A, B and C have
-# ended.) The trade-off remains: you have moved along it.
+# ended.) You still trade gaps against first tokens. `considerate` only chooses another balance.
 #
 # That was the cost model. The engine runs the same class for real: the demo model, on your machine,
 # with requests that arrive in real time. First, does the new policy change what the model says?
@@ -305,14 +308,14 @@ for prompt, one, other in zip(prompts, *outputs.values(), strict=True):
 
 
 # %% [markdown]
-# It must not: a policy decides *when* a token is computed, never which. (The tests check this for
-# every policy.)
+# No, and it must not. A policy decides *when* a token is computed, never *which* token. (The tests
+# check this for every policy.)
 #
 # Now the clock. The budget is 64, and the prompts are made up: 32 tokens for A and B, 160 for C and
 # D. C and D arrive between A's tokens 5 and 6.
 #
-# **Predict first.** The real engine has costs that the cost model leaves out. Most of all, each
-# iteration costs some time of its own. Will `considerate` look better or worse than predicted?
+# **Predict first.** The real engine has costs that the cost model leaves out. The largest is a
+# fixed time for each iteration. Will `considerate` look better or worse than predicted?
 
 # %%
 from experiments import policies
@@ -350,11 +353,11 @@ for policy, trace in real.items():
     print(f"total {1e3 * trace.seconds:.0f} ms (measured)")
 
 # %% [markdown]
-# **Explain.** The scheduler is the same, only the executor is another one. So the picture has the
-# same shape. But each small chunk pays the fixed cost of its iteration. So, compared with
-# `sarathi_serve`, C waits longer under `considerate` than predicted, and the total is longer, too.
-# A machine's own profile decides how small chunks may be. (If a bar looks out of place, something
-# else ran on your machine. Run the cell again.)
+# **Explain.** The scheduler is the same as before. Only the executor differs. So the picture has
+# the same shape. But each small chunk pays the fixed cost of an iteration. So `considerate` looks
+# worse than predicted. To see this, divide its time to C's first token by that of `sarathi_serve`,
+# here and in the prediction. How small chunks may be depends on the machine. (If a bar looks out of
+# place, something else ran on your machine. Run the cell again.)
 #
 # To look at single iterations, call `perfetto.save("run.json", real)` (`from pictures import
 # perfetto`) and open the file at [ui.perfetto.dev](https://ui.perfetto.dev). On the command line,
@@ -362,14 +365,14 @@ for policy, trace in real.items():
 #
 # ## What if ...
 #
-# - Change `share` below. `room` tokens are left in the batch; `share` says how many of them a
-#   request may have. Ideas: all of them for one prompt, half for the next; more than `room` while
-#   many requests wait (`len(self.waiting)`).
+# - Change `share` below. The batch has room for `room` more tokens. `share` returns how many of
+#   them one request gets. Some ideas: one prompt gets all of `room`, the next prompt gets half of
+#   it. Or a request gets more than `room` while many others wait (`len(self.waiting)`).
 # - Let the shortest prompt go first: the README has that policy.
-# - Break a rule: a `schedule` that returns `Batch([], [])`, or every decode twice. What does the
-#   engine say, and when?
-# - Too little memory: `cache_tokens=1815` as another argument of `simulate`. Look for the black
-#   cross.
+# - Break a rule: write a `schedule` that returns `Batch([], [])`, or every decode twice. Which
+#   error do you get, and when?
+# - Give it too little memory: `cache_tokens=1815` as another argument of `simulate`. A black cross
+#   in the picture means that a request was preempted.
 
 
 # %%
@@ -392,9 +395,10 @@ gantts({"mine": mine}, BOUND, NAMES, title)
 # <details><summary>Answer</summary>
 #
 # Because an iteration's time is not proportional to its tokens. Every decode-only iteration reads
-# all weights for a handful of tokens (lesson 1). A decode beside a chunk needs no read of its own.
-# So the policies with the fewest decode-only iterations end first, unless they cut small chunks,
-# which cost more than that saves. Count the short blue bars.
+# all weights for a few tokens (lesson 1). A decode beside a chunk needs no read of its own. So the
+# policies with the fewest decode-only iterations end first. Policies with small chunks are the
+# exception: their chunks cost more than this saves. (In the pictures, the short blue bars are the
+# decode-only iterations. Count them.)
 #
 # </details>
 #
@@ -403,9 +407,9 @@ gantts({"mine": mine}, BOUND, NAMES, title)
 #
 # <details><summary>Answer</summary>
 #
-# No user reads along, so only the total time counts, and gaps between tokens do not matter. That is
-# the case that SARATHI was made for (lessons 4 and 5): hybrid batches with the chunk size that
-# balances. A smaller budget, which shortens the gaps, would only cost throughput.
+# Nobody reads while the tokens come, so only the total time counts. SARATHI was made for this case
+# (lessons 4 and 5): hybrid batches with the balanced chunk size. A smaller budget would make the
+# gaps shorter, but would only cost throughput here.
 #
 # </details>
 #
@@ -415,8 +419,8 @@ gantts({"mine": mine}, BOUND, NAMES, title)
 # <details><summary>Answer</summary>
 #
 # Long prompts pay. While short ones keep coming, a long one may wait for ever (it *starves*). To
-# limit this, give credit for the time waited: sort by `prefill_length - rate * (now - arrival)`. So
-# every request comes first some day. First come, first served needs no such care, and all eight
-# policies keep to it.
+# limit this, let waiting time count: sort by `prefill_length - rate * (now - arrival)`. Then every
+# request comes first after some time. All eight policies take the requests in the order of arrival,
+# so they need no such rule.
 #
 # </details>

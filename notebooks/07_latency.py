@@ -12,22 +12,22 @@
 # # Lesson 7: latency
 #
 # Lesson 6 had four requests. A service has thousands, and they come at any time. Its operator asks:
-# how much load can I take before my users complain? This lesson turns "complain" into two numbers
-# and follows them as the load grows. Then it chooses the one setting of Sarathi-Serve: the token
-# budget.
+# how much load can I take before my users complain? This lesson turns "complain" into two numbers,
+# and shows both for a growing load. Then it chooses the token budget, the only setting of
+# Sarathi-Serve.
 #
 # **You will see**
 # 1. time to first token (TTFT) and times between tokens (TBT), and why a mean says nothing about a
 #    stall;
 # 2. generation stalls of seconds (the paper's Fig 1a);
 # 3. latency against load, and a search for the capacity under an SLO (Fig 1b);
-# 4. the token budget: what it costs, what it gains, and how one profile gives it;
+# 4. the token budget: what it costs, what it gains, and how to choose it from one profile;
 # 5. all this for real, on your machine, with requests that arrive in real time.
 #
 # About 40 minutes; the machine needs under a minute. Every number says what it is: **paper**
 # (published), **predicted** (cost model, for a named GPU) or **measured** (this machine). "Sec" and
-# "Fig" mean [Sarathi-Serve](https://arxiv.org/abs/2403.02310). Some of its numbers are known to us
-# only from other sources ("second hand"); `results/fidelity.md` says which.
+# "Fig" mean [Sarathi-Serve](https://arxiv.org/abs/2403.02310). We know some of its numbers only
+# from other sources. They are marked "second hand", and `results/fidelity.md` lists them.
 
 # %%
 from dataclasses import replace
@@ -49,12 +49,12 @@ from serving.capacity import p99_tbt, token_times
 #
 # **The paper's claim (Sec 2.4).** A user first waits for the answer to begin: *TTFT* is the time
 # from arrival to the first token. Then the answer must flow: *TBT* is the gap between one token and
-# the next. Each request has one TTFT, and one TBT for every token but the first. What matters is
-# the tail, such as the P99: one gap in a hundred is longer.
+# the next. Each request has one TTFT, and one TBT for every token but the first. The tail matters
+# most, for example the P99. Only one gap in a hundred is longer than the P99.
 #
 # 300 chat requests reach Mistral-7B on an A100 at 2 per second. They come at random moments (a
 # Poisson process), and their lengths are log-normal, fitted to published percentiles. `serve` runs
-# our scheduler against the cost model.
+# our scheduler, and the cost model gives the time of each iteration.
 #
 # **Predict first.** `vllm_v0` stops all decodes for each new prompt. `sarathi_serve` (512 tokens)
 # never stops them, but makes iterations longer. Which has the smaller *mean* TBT? Which has the
@@ -81,7 +81,7 @@ for policy, trace in traces.items():
     rows.append([policy, f"{np.median(trace.ttfts):.2f}", *[f"{cell:.0f}" for cell in cells]])
 print("Mistral-7B on an A100, chat, 2 requests per second (predicted)")
 print_table(["policy", "median TTFT, s", "mean TBT, ms", "median", "P99", "longest"], rows)
-print(f"run at once: {capacity.MAX_BATCH_SIZE}; under orca: {capacity.ORCA_BATCH_SIZE}")
+print(f"most requests at once: {capacity.MAX_BATCH_SIZE}; orca: {capacity.ORCA_BATCH_SIZE}")
 
 # %%
 figure, axes = plt.subplots()
@@ -97,19 +97,19 @@ axes.set(
     ylabel="% of gaps that are longer",
     title="Mistral-7B on an A100, chat, 2 requests per second (predicted)",
 )
-plain_ticks(axes.xaxis, [10, 20, 50, 100, 200, 500, 1000])
+plain_ticks(axes.xaxis, [10, 20, 50, 100, 200, 500, 1000, 2000])
 plain_ticks(axes.yaxis, [0.01, 0.1, 1, 10, 100])
 axes.set_ylim(bottom=0.005)
 axes.legend()
 plt.show()
 
 # %% [markdown]
-# **Explain.** Each curve crosses the dotted line at its P99. The means are close together and hide
-# the stalls: in a mean, hundreds of quick tokens make up for one long pause. The user who waits
-# sees it otherwise. The curve of `sarathi_serve` ends early: no gap is longer than one full
-# iteration of 512 tokens. The other two have a long tail: other users' prompts. (`orca` has late
-# first tokens. As in the paper's comparison, it reserves memory for the longest possible request,
-# so that only 16 run at once, not 128. The others wait in the queue.)
+# **Explain.** Each curve crosses the dotted line at its P99. The means are close together, because
+# hundreds of quick tokens hide one long pause. But the user notices the pause. The curve of
+# `sarathi_serve` ends early: no gap is longer than one full iteration of 512 tokens. The other two
+# curves have a long tail: their decodes wait for other users' prompts. (`orca` has late first
+# tokens. As in the paper's comparison, it reserves memory for the longest possible request. So only
+# 16 requests run at once, not 128. The others wait in the queue.)
 #
 # ## Step 2: stalls of seconds
 #
@@ -139,9 +139,11 @@ for policy, trace in stalls.items():
         axes.plot(moments, range(1, len(moments) + 1), drawstyle="steps-post", **style)
 middle = stalls["vllm_v0"].seconds / 2
 count = np.searchsorted(token_times(stalls["vllm_v0"]), [middle, middle + 20])
-right.set(xlim=(middle, middle + 20), ylim=(count[0] - 600, count[1] + 1500), title="20 s of it")
-left.set(xlabel="s", ylabel="output tokens of all requests", title="Yi-34B, two A100s (predicted)")
-right.set(xlabel="s")
+right.set(xlim=(middle, middle + 20), ylim=(count[0] - 600, count[1] + 1500))
+right.set_title("20 s of the same runs")
+left.set(ylabel="output tokens of all requests", title="Yi-34B, two A100s (predicted)")
+for axes in (left, right):
+    axes.set_xlabel("time (s)")
 left.legend()
 plt.show()
 
@@ -155,9 +157,10 @@ plt.show()
 # ## Step 3: how much load?
 #
 # **The paper's claim (Sec 5.1, Fig 1b).** When the load grows, the tail latency of vLLM and Orca
-# grows steeply, and that of Sarathi-Serve hardly. *Capacity* is the largest request rate at which
-# the P99 TBT still meets a bound, the SLO, while the queue stays short. The strict SLO is the time
-# of five decode iterations, each a batch of 32 decodes with 4096 tokens of context each.
+# grows steeply, but that of Sarathi-Serve hardly grows. *Capacity* is the largest request rate that
+# meets two conditions. The P99 TBT keeps a bound, the SLO (service-level objective). And the queue
+# stays short. The strict SLO is five times the time of one decode iteration. This iteration has 32
+# decodes, each with a context of 4096 tokens.
 
 # %%
 slo = capacity.STRICT * MISTRAL.decode_iteration
@@ -168,8 +171,8 @@ print(f"the strict SLO, {capacity.STRICT} times that: {1e3 * slo:.0f} ms (predic
 print(f"{1e3 * published:.0f} ms (paper, second hand)")
 
 # %% [markdown]
-# **Predict first.** At very low load, new prompts are rare. How many of `vllm_v0`'s gaps are then
-# stalls: more or fewer than one in a hundred? What does a P99 say of them?
+# **Predict first.** At very low load, new prompts are rare. Does `vllm_v0` then have more or less
+# than one stall in a hundred gaps? Does the P99 show the stalls?
 
 # %%
 rates = [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]
@@ -187,20 +190,22 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# **Explain.** At low load, `vllm_v0` is *better*. It does stall, but in fewer than one gap in a
-# hundred, so that a P99 does not see the stalls. At 1.5 requests per second they are more, and the
-# P99 jumps. `sarathi_serve` pays for its chunks at any load: many of its iterations have 512 tokens
-# instead of a few. With the load its P99 grows only from 37 to 56 ms.
+# **Explain.** At low load, `vllm_v0` is *better*. It does stall, but fewer than one gap in a
+# hundred is a stall, so the P99 does not show it. At 1.5 requests per second there are more stalls,
+# and the P99 jumps. `orca`'s P99 stops growing at 2 requests per second. Only 16 requests run at
+# once there, so the queue grows instead. `sarathi_serve` pays for its chunks at any load: many of
+# its iterations have 512 tokens instead of a few. But over the whole range, its P99 grows only from
+# 37 to 56 ms.
 #
-# Where a curve crosses the SLO is the policy's capacity, if its queue does not grow before. Let us
-# search for it. A rate is served if the P99 TBT keeps the SLO and the median request waits at most
-# 2 s for its first iteration. The requests are the same at each rate, only their arrivals are
-# closer together or farther apart.
+# A policy reaches its capacity where its curve crosses the SLO, unless its queue grows before that.
+# Let us search for this rate. A rate is *served* if the P99 TBT keeps the SLO, and if the median
+# request waits at most 2 s for its first iteration. All rates use the same requests. Only the times
+# between arrivals differ.
 
 
 # %%
 def search(policy, rate=1.0, low=0.0, high=inf):
-    """The largest rate that is served, within 5 %: between `low`, served, and `high`, refused."""
+    """The largest rate that is served, within 5 %. `low` is served, and `high` is not."""
     while high > 1.05 * low:
         trace = serve(policy, rate)
         tail = p99_tbt(trace)
@@ -233,9 +238,10 @@ for policy in ("vllm_v0", "orca"):
 #
 # **The paper's claim (Sec 4.3).** The budget is a compromise. With a small budget, iterations and
 # gaps are short. But its many chunks read weights and earlier keys again and again, and first
-# tokens come late. With a large budget it is the other way round. A one-time profile tells the
-# largest budget that an SLO allows, a multiple of the tile (lesson 5). It times the worst iteration
-# of each budget: the decodes of step 3 beside the end of a very long prompt.
+# tokens come late. With a large budget it is the other way round. One profile is enough to choose
+# the largest budget that keeps the SLO. (Budgets are multiples of the tile, lesson 5.) The profile
+# has the time of the worst iteration for each budget: the decodes of step 3 beside the end of a
+# very long prompt.
 #
 # **Predict first.** If the budget doubles, does the longest gap double? Does the time to first
 # token become half as long?
@@ -249,7 +255,10 @@ firsts = [np.median(run.ttfts) for run in runs.values()]
 choice = max(budget for budget, ms in zip(budgets, profile, strict=True) if ms <= 1e3 * slo)
 found = zip(budgets, profile, longest, firsts, strict=True)
 columns = ["budget", "worst iteration, ms", "longest TBT, ms", "median TTFT, s (all predicted)"]
-print_table(columns, [[size, f"{a:.0f}", f"{b:.0f}", f"{c:.2f}"] for size, a, b, c in found])
+print_table(
+    columns,
+    [[size, f"{worst:.0f}", f"{gap:.0f}", f"{first:.2f}"] for size, worst, gap, first in found],
+)
 print(f"largest budget whose worst iteration keeps {1e3 * slo:.0f} ms: {choice} tokens (predicted)")
 print(f"the paper's: {paper['ss_budget_strict']:.0f} tokens (paper, second hand)")
 
@@ -260,7 +269,7 @@ left.plot(budgets, longest, color=COLOURS["blue"], marker="o", label="run: longe
 left.axhline(1e3 * slo, color="black", linestyle=":", label="strict SLO")
 left.axvline(choice, color="black", linestyle="--", linewidth=1)
 right.plot(budgets, firsts, color=COLOURS["blue"], marker="o")
-left.set(ylabel="ms", title="time between tokens (predicted)")
+left.set(ylabel="longest gap (ms)", title="time between tokens (predicted)")
 right.set(ylabel="median TTFT (s)", title="time to first token (predicted)", ylim=0)
 for axes in (left, right):
     axes.set(xscale="log", xlabel="token budget")
@@ -269,20 +278,21 @@ left.legend()
 plt.show()
 
 # %% [markdown]
-# **Explain.** The profile has never seen a request, and yet the longest gap of the run follows it,
-# because a running request waits for nothing but the iteration that it is in. The right panel falls
-# steeply up to 512 tokens, and a little more up to 1024. Beyond that it is flat, and a larger
-# budget only makes gaps longer. So the choice is easy: not below the bend, and within the SLO.
+# **Explain.** The profile was made without any request. Still, the longest gap of the run is close
+# to it, because a running request waits only for its own iteration. In the right panel, the time
+# falls steeply up to 512 tokens, and a little more up to 1024. Beyond that it is flat, and a larger
+# budget only makes gaps longer. So choose a budget that keeps the SLO and is not below the bend.
 #
 # ## Step 5: for real
 #
-# **The paper's claim (Sec 3.2).** The stalls come from the scheduler, not from the GPU. Then your
+# **The paper's claim (Sec 3.2).** The stalls come from the scheduler, not from the GPU. If so, your
 # machine must show them, too.
 #
 # A small LLaMA with random weights runs on your CPU. Twelve requests arrive in real time, a fifth
-# of a second apart: `generate(..., arrival_times=...)`. Scheduler and words are the same.
+# of a second apart: `generate(..., arrival_times=...)`. The scheduler is the same, and so are TTFT
+# and TBT.
 #
-# **Predict first.** Which policy has the longer longest gap? Which one gives earlier first tokens?
+# **Predict first.** Which policy has the longest gap? Which one gives earlier first tokens?
 
 # %%
 MODELS["small"] = replace(MODELS["laptop"], n_layer=4)
@@ -304,28 +314,30 @@ for policy in ("vllm_v0", "sarathi_serve"):
     print(f"longest {gaps.max():.0f} ms (measured)")
 
 # %%
-figure, panels = plt.subplots(1, 2, sharey=True)
+figure, panels = plt.subplots(1, 2, sharex=True, sharey=True)
 for axes, (policy, trace) in zip(panels, real.items(), strict=True):
     for life in trace.lives.values():
         style = {"color": POLICY_LOOKS[policy][0], "drawstyle": "steps-post", "linewidth": 1.5}
         axes.plot(life.tokens, range(1, len(life.tokens) + 1), **style)
-    axes.set(xlabel="s", title=policy)
+    axes.set(xlabel="time (s)", title=policy)
 panels[0].set(ylabel="output tokens of each request")
 figure.suptitle(f"Four layers of laptop on {this_machine()} (measured)")
 plt.show()
 
 # %% [markdown]
 # **Explain.** Each request has a line. It is steep where the request flows, and flat where it
-# waits. Under `vllm_v0`, all running requests wait at the same moments: other prompts run. Under
-# `sarathi_serve`, the lines only become less steep. This has a price: a budget of 64 tokens cuts a
-# prompt into several iterations, and its first token comes later. If your machine is fast, the
-# steps are small. Then make the prompts longer, or let them come faster.
+# waits. Under `vllm_v0`, all running requests wait at the same moments, while other prompts run.
+# Under `sarathi_serve`, the lines only become less steep. This has a price: a budget of 64 tokens
+# cuts a prompt into several iterations. So on a machine that is fast enough for this load, first
+# tokens come later, and the run may end later, too. If your machine is very fast, the steps are
+# small. Then make the prompts longer, or let them come faster.
 #
 # ## What if ...
 #
-# - ... the requests came in bursts: `cv = 3` (a Poisson process has 1)? Rate and lengths are the
-#   same. Requests that come together are prefilled together, so `vllm_v0`'s stalls become few and
-#   long. What does its P99 say of that? What does its longest gap say?
+# - ... the requests came in bursts: `cv = 3`? (`cv` says how unequal the gaps between arrivals are.
+#   A Poisson process has 1.) Rate and lengths are the same. Requests that come together are
+#   prefilled together, so `vllm_v0` has few stalls, and these are long. Does its P99 show them?
+#   Does its longest gap?
 # - ... prompts were long and answers short: `ARXIV` in place of `CHAT`, at `rate = 0.8`?
 # - ... chunks shrank as a prompt goes on (`dynamic`)? What happens to the P99?
 
@@ -350,9 +362,10 @@ for policy in ("vllm_v0", "orca", "sarathi_serve", "dynamic"):
 #
 # <details><summary>Answer</summary>
 #
-# Ask for the tail: the P99 or the longest gap, over *all* gaps of all requests, not over each
-# request's mean. Step 1's policies have similar means, but their longest gaps differ by more than
-# ten times. Ask for the load, too: step 3's curves cross.
+# Ask for the tail: the P99 or the longest gap. It must be taken over *all* gaps of all requests,
+# not over the means of requests. The policies of step 1 have similar means. But the longest gaps of
+# two of them are more than ten times as long as that of `sarathi_serve`. Ask for the load, too: the
+# curves of step 3 cross.
 #
 # </details>
 #
@@ -361,8 +374,8 @@ for policy in ("vllm_v0", "orca", "sarathi_serve", "dynamic"):
 # <details><summary>Answer</summary>
 #
 # It allows one gap in a hundred to be longer than the bound. An answer of 300 tokens has nearly 300
-# gaps, so that up to three of them may be stalls of any length. A bound on the P99.9, or on the
-# number of stalls in a request, would see more of them. No percentile sees how long the gaps beyond
+# gaps, so about three of them may be stalls of any length. A bound on the P99.9, or on the number
+# of stalls in a request, would count more of them. But no percentile shows how long the gaps beyond
 # it are.
 #
 # </details>

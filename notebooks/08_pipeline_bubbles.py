@@ -12,12 +12,12 @@
 # # Lesson 8: pipeline bubbles
 #
 # A model that does not fit one machine is cut into stages. Each stage holds some of the layers, and
-# batches go from stage to stage. While one stage computes, another may have nothing to do: such a
-# hole is a *bubble*. This lesson shows where bubbles come from, and how uniform batches help.
+# batches go from stage to stage. While one stage computes, another may have nothing to do. This
+# idle time is a *bubble*. This lesson shows where bubbles come from, and how uniform batches help.
 #
 # **You will see**
-# 1. a pipeline small enough for paper, and its bubbles;
-# 2. the paper's three kinds, PB1, PB2 and PB3 (its Fig 5), named by the program;
+# 1. a small pipeline to draw on paper, and its bubbles;
+# 2. the paper's three kinds, PB1, PB2 and PB3 (its Fig 5), and how the program finds them;
 # 3. how uniform batches avoid them, and a schedule of your own;
 # 4. why more stages make bubbles worse, and GPT-3 on 64 GPUs (Fig 12);
 # 5. a real pipeline, and its bubbles: two processes on this machine.
@@ -67,11 +67,12 @@ def show(traces, title, names=None):
 # ## Step 1: a pipeline on paper
 #
 # A *micro-batch* is a group of requests with a scheduler of its own. With two stages, it runs an
-# iteration on stage 0, then on stage 1. Only then are its next tokens known, and it may start
-# again. So at least two micro-batches must be in flight to keep two stages busy. Here are three.
+# iteration on stage 0, then on stage 1. Its next tokens are known after stage 1. Before that, it
+# cannot start again. So two stages need at least two micro-batches in flight (on their way through
+# the stages), or one stage is idle.
 #
-# Let each token cost one second on each stage. There are three requests, A, B and C, each a
-# micro-batch by itself. Their prompts have 1, 3 and 2 tokens, and each has one decode.
+# In our example, each token costs one second on each stage. There are three requests, A, B and C.
+# Each is a micro-batch of its own. Their prompts have 1, 3 and 2 tokens, and each has one decode.
 #
 # **Predict first.** Draw the two stages on paper, as bars on two lines: A first, then B, then C.
 # Where does a stage wait? For how many seconds in total?
@@ -102,23 +103,25 @@ found = [f"{cause} {uneven.idle[cause]:.0f} s" for cause in BUBBLES if uneven.id
 print(f"1, 3, 2: {uneven.bubble:.0f} s of bubbles; {', '.join(found)}")
 
 # %% [markdown]
-# **Explain.** Stage 1 has run A's prompt and waits 2 s for B's, which is longer. Later, stage 0 has
-# run B's decode and waits 1 s for C's: C's prompt is still on stage 1. Equal micro-batches, below,
-# lose nothing after the start. That needs the third micro-batch: with two (try `on_paper([2, 2])`),
-# stage 0 runs A's decode and then waits until B's prompt has left stage 1. *Start-up* and *drain*,
-# in grey, do not count as bubbles: each comes once, however long the pipeline runs.
+# **Explain.** Stage 1 has run A's prompt. It waits 2 s for B's prompt, which is longer. Later,
+# stage 0 has run B's decode. It waits 1 s for C's decode, because C's prompt is still on stage 1.
+# In the lower picture, all micro-batches are equal, and no stage waits after the start. This needs
+# three micro-batches. With two (try `on_paper([2, 2])`), stage 0 runs A's decode and then waits
+# until B's prompt has left stage 1. *Start-up* and *drain* (grey) do not count as bubbles, because
+# each comes only once in a run.
 #
 # `pipeline/simulate.py` computes both pictures, and `pipeline/account.py` names the causes. A stage
-# has just run a batch X and waits for a batch Y. The cause is what X and Y differ in:
+# has just run a batch X. It must wait for a batch Y, which is still on another stage. (In our
+# example, Y is first B's prompt and then C's prompt.) The cause is the difference between X and Y:
 #
 # | name | X and Y | |
 # |---|---|---|
 # | PB1 | different numbers of prefill tokens | long prompt behind a short one |
 # | PB2 | one prefills, the other only decodes | |
-# | PB3 | neither: as many prefill tokens, or as many rows | contexts of different length |
+# | PB3 | equal numbers of prefill tokens, or of all tokens | contexts of different length |
 #
 # If stage 0 waited for Y, stage 1 may have to wait for Y, too. Then the cause is the same. Two more
-# kinds will appear, which the paper does not name. *Link*: activations are on their way. *Uneven
+# kinds appear below. The paper has no names for them. *Link*: activations are on their way. *Uneven
 # stages*: the last stage has more work for every batch, because it also computes the logits.
 #
 # ## Step 2: Orca's bubbles
@@ -186,14 +189,14 @@ bubble_table({"orca": orca, "sarathi": sarathi})
 
 # %% [markdown]
 # **Explain.** While both micro-batches have a chunk, every step takes almost the same time. Most
-# bubbles come where the work runs out: the last chunk of a prompt is shorter (PB1), or one
+# bubbles come when few prompt tokens are left. The last chunk of a prompt is shorter (PB1), or one
 # micro-batch has only decodes while the other still has chunks (PB2). If more requests were
-# waiting, there would be more chunks. (The program names a wait by its largest cause. In Orca's
-# run, uneven stages are never the largest.)
+# waiting, there would be more chunks. (The program gives each wait the name of its largest cause.
+# In Orca's run, uneven stages are never the largest cause.)
 #
 # **Your schedule.** Change the prompts, the decodes, the chunk size. Can you make a workload in
 # which SARATHI has *more* bubbles than Orca? (Hint: what if one micro-batch gets all the long
-# prompts?) Look at the total time, too: fewer bubbles are not yet less time.
+# prompts?) Look at the total time, too. Fewer bubbles do not always mean less time.
 
 # %%
 mine = {"A": 256, "B": 256, "C": 256, "D": 256}  # tokens: your prompts
@@ -208,7 +211,8 @@ bubble_table(traces)
 # ## Step 4: more stages, and GPT-3 on 64 GPUs
 #
 # A micro-batch with a long prompt is slow on *every* stage, and all others queue behind it. For
-# GPT-3, the paper leaves many details open. `Setup` holds our answers:
+# GPT-3, the paper leaves many details open. `Setup` holds our answers. (`experiments/fig12.py`
+# gives the reasons.)
 
 # %%
 from configs import LINKS
@@ -220,8 +224,8 @@ print_table(["what the paper leaves open", "our answer"], list(asdict(setup).ite
 
 # %% [markdown]
 # The simulation has the parts of step 1: micro-batches, the time of a batch on each stage, a trace.
-# Here it also has a link. Orca is the paper's best case: at most one whole prompt in a batch. That
-# is `sarathi` with a chunk that holds the longest prompt.
+# Here it also has a link. For Orca we take the paper's best case: a batch has at most one whole
+# prompt. Our code for this is `sarathi`, with a chunk large enough for the longest prompt.
 #
 # **Predict first.** With two stages, step 2's Orca loses 29.4 % of the time to bubbles. What does
 # it lose with eight? What does SARATHI lose?
@@ -229,7 +233,7 @@ print_table(["what the paper leaves open", "our answer"], list(asdict(setup).ite
 
 # %%
 def gpt3(policy, stages):
-    """GPT-3 on stages of eight A100s, with as many micro-batches, and 100 requests for each."""
+    """GPT-3 on stages of eight A100s: as many micro-batches as stages, 100 requests for each."""
     chunk_size = LONGEST + setup.batch_size if policy == "orca" else setup.chunk_size
     filled = make_micro_batches("sarathi", stages, stages, setup.batch_size, chunk_size)
     for request in make_requests(100 * stages, setup.lengths):  # 1K to 4K tokens, P:D = 10
@@ -256,17 +260,20 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# **Explain.** With S micro-batches in flight, the chance that one of them has a prompt grows with
-# S. That one sets the pace for all.
+# **Explain.** The more micro-batches are in flight, the more often one of them has a prompt. All
+# others must wait for that one.
 #
-# **The paper's claim (Sec 5.3, Fig 12).** On 64 A100s, over 10,000 requests, SARATHI's median
-# bubble time of a request is 6.29 x shorter than Orca's in the same pipeline, and all requests end
-# 1.91 x as fast. Eight replicas without a pipeline lie between (paper). Here are 1,000 requests;
-# `experiments/fig12.py` runs all. Its `simulate` is our `gpt3` with every option of `Setup`.
+# **The paper's claim (Sec 5.3, Fig 12).** The setting is 64 A100s and 10,000 requests. SARATHI's
+# median bubble time of a request is 6.29 x shorter than Orca's in the same pipeline. The whole run
+# is 1.91 x as fast. Eight replicas without a pipeline are faster than this Orca and slower than
+# SARATHI (paper).
+#
+# We run only 1,000 requests; `experiments/fig12.py` runs all. Its function `simulate` does the same
+# as our `gpt3`, with every option of `Setup`.
 #
 # The paper leaves open when new requests enter Orca's micro-batches. Our answer is: as soon as a
-# slot is free. Another answer is: all micro-batches let them in *in the same round*
-# (`refill_every`). Then the pipeline waits once for eight prompts, not eight times for one.
+# slot is free. Another answer is: all micro-batches admit new requests *in the same round*
+# (`refill_every`). Then the pipeline waits once for eight prompts, not eight times for one prompt.
 #
 # **Predict first.** Which of the two answers is better for Orca? Does Orca catch up with SARATHI?
 
@@ -316,21 +323,22 @@ print(
 print(f"with {paper['f12_bubble']:g} x the bubble time")
 
 # %% [markdown]
-# **Explain.** The same round is far better for Orca, but SARATHI is still faster: the pipeline
-# waits less often, but for whole prompts. This answer moves both ratios towards the paper's. Other
-# answers do so, too. A fixed cost for each operator (`overhead`) moves the ratio of times. A chunk
-# that does not give way to decodes moves both ratios. The ratios alone cannot tell which of these
-# the paper's simulator had.
+# **Explain.** Orca is far better with the same round: its pipeline waits less often. SARATHI is
+# still faster, because Orca still waits for whole prompts. This answer moves both ratios towards
+# the paper's. Other answers do so, too. A fixed cost for each operator (`overhead`) moves the ratio
+# of times. A chunk that does not shrink to make room for decodes moves both ratios. From the ratios
+# alone, we cannot know which of these the paper's simulator had.
 #
-# The size of the published bubble reduction stays unexplained: SARATHI's bubbles are much shorter
-# here than in the paper, and no answer alone comes near it. So what a paper does not say can
-# matter. `experiments/fig12.py` prints a table of such details.
+# We cannot explain the paper's reduction of bubbles. Ours is much larger than 6.29 x, and no answer
+# alone brings it near this number. So a detail that a paper leaves out can matter.
+# `experiments/fig12.py` prints a table of such details.
 #
 # ## Step 5: a real pipeline
 #
-# `distributed.py` starts a process for each stage. Each has its own layers, and they send each
-# other activations (`pipeline/stages.py`). The schedulers are the same, and so are the tokens (a
-# test checks this under every policy). Each stage notes the times of its work; the rest is waiting.
+# `distributed.py` starts a process for each stage. Each process has its own layers, and sends its
+# activations to the next one (`pipeline/stages.py`). The schedulers are the same, and so are the
+# tokens (a test checks this under every policy). Each stage writes down when it works. The rest of
+# its time is waiting.
 #
 # Here is a small model with random weights, in two processes on this machine. Eight requests have
 # long and short prompts, and 5 output tokens each.
@@ -383,20 +391,22 @@ for number, policy in enumerate(("orca", "sarathi")):
 
 # %% [markdown]
 # **Explain.** The causes are the same, now in real seconds. SARATHI's iterations are many and
-# short, and each reads all weights. So its stages work longer, and on this machine SARATHI ends
-# later. On one whose small chunks cost less, it may end first. *Link*, the way from stage to stage,
-# takes almost nothing here. To see every step, add `--perfetto run.json` to the command line and
-# open the file at [ui.perfetto.dev](https://ui.perfetto.dev). `experiments/validate_pipeline.py`
-# compares the simulator with such runs.
+# short, and each reads all weights. So its stages work longer, and this costs about as much as the
+# shorter bubbles save. Which policy ends first depends on the machine. Where small chunks are
+# cheap, it is SARATHI. *Link*, the way from stage to stage, takes very little time here. To see
+# every step, add `--perfetto run.json` to the command line and open the file at
+# [ui.perfetto.dev](https://ui.perfetto.dev). `experiments/validate_pipeline.py` compares the
+# simulator with such runs.
 #
-# SARATHI's advantage needs chunks for both micro-batches. Try `work = "384:6,16:12,32:12,256:6"`,
-# with two long prompts. While one micro-batch cuts its prompt into chunks, the other has only
-# decodes left. Orca runs both prompts in two steps.
+# SARATHI has an advantage only while both micro-batches have chunks. Try `work =
+# "384:6,16:12,32:12,256:6"`, with two long prompts. There, one micro-batch still runs chunks of its
+# prompt when the other has only decodes left. Orca needs only one step for each of these prompts.
 #
 # ## What if ...
 #
-# - ... there were more micro-batches than stages? With three, one can wait while two are computed.
-#   There are fewer bubbles. Why does the total time not fall? (See question 3.)
+# - ... there were more micro-batches than stages? With three, one waits while two are computed, so
+#   there are fewer bubbles. Why does the total time grow? (See question 3.) And with only one, what
+#   does a stage wait for? (The program says *starved*: fewer micro-batches than stages.)
 # - ... the links cost nothing, or more? Put `"hop": None` or `"infiniband-hdr"` for `"pcie4"`. Does
 #   the answer depend on the number of micro-batches?
 
@@ -423,28 +433,28 @@ for micro_batches in (1, 2, 3, 4):
 #
 # <details><summary>Answer</summary>
 #
-# The next batch begins when the last one ends, so that nothing waits. A bubble needs two stages:
-# the second waits for the first, or the first waits for tokens from the last.
+# The next batch begins when the one before it ends, so the GPU does not wait. A bubble needs two
+# stages. The second waits for the first, or the first waits for tokens from the last.
 #
 # </details>
 #
-# **2.** Every micro-batch has the same number of decodes and no prefill, and still there are small
-# bubbles. Which kind are they, and what would remove them?
+# **2.** Every micro-batch has the same number of decodes and no prefill. Still there are small
+# bubbles. Which kind are they? What would remove them?
 #
 # <details><summary>Answer</summary>
 #
 # PB3: the contexts differ in length, so that attention takes longer in one micro-batch than in
-# another. Deal the requests so that each micro-batch has as many cached tokens. A chunk beside the
-# decodes helps, too: it makes the difference a smaller part of each step.
+# another. Choose the requests so that each micro-batch has about the same number of cached tokens.
+# A chunk beside the decodes helps, too: the difference is then a smaller part of each step.
 #
 # </details>
 #
-# **3.** In the pipeline of 64 GPUs, twice as many micro-batches, each half as large, would leave a
-# stage idle less often. What does it cost?
+# **3.** Take twice as many micro-batches in the pipeline of 64 GPUs, each half as large. A stage is
+# then idle less often. What does this cost?
 #
 # <details><summary>Answer</summary>
 #
-# Each step reads all weights of its stage for half as many decodes, so that each decode costs more.
+# Each step reads all weights of its stage, but for half as many decodes. So each decode costs more.
 # The table of `python experiments/fig12.py` has this case.
 #
 # </details>

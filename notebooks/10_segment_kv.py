@@ -11,18 +11,19 @@
 # %% [markdown]
 # # Lesson 10: beam search and the segment KV cache
 #
-# A *beam search* keeps several sequences of one prompt alive, the *beams*. The standard way copies
-# the prompt's keys and values for each beam, and moves the whole cache at every step. A
-# [paper of Intel](https://arxiv.org/abs/2401.05391) keeps the prompt once, grows the response by 16
-# steps, and lets a small table say who reads what. This is the *segment KV cache*.
+# A *beam search* follows several sequences of one prompt at the same time. They are called *beams*.
+# The standard way copies the prompt's keys and values for each beam, and moves the whole cache at
+# every step. The *segment KV cache* of a [paper of Intel](https://arxiv.org/abs/2401.05391) keeps
+# the prompt once. Its memory for the response grows by 16 steps at a time. A small table says where
+# each beam reads.
 #
 # **You will see**
 # 1. a beam search as a tree, and why greedy decoding can lose;
-# 2. where the memory goes: two formulas, and the bytes that both caches really hold;
-# 3. the table, by hand, and what its usual mistake costs;
+# 2. how much memory both caches need: two formulas, and the bytes that they really hold;
+# 3. the table, filled by hand, and a common mistake with it;
 # 4. one softmax over two segments;
 # 5. a search beside the chunks and decodes of other requests;
-# 6. the gain, measured and predicted, and which part of it is the cache's.
+# 6. the gain, measured and predicted, and which part of it comes from the cache.
 #
 # About 40 minutes; the machine needs a minute. Every number says what it is: **paper** (published),
 # **predicted** (formula or cost model) or **measured** (this machine). "Sec" means Intel's paper.
@@ -75,11 +76,13 @@ def drive(prompt, params, cache="segment", kind=BeamExecutor, llm=llm):
 # %% [markdown]
 # ## Step 1: a tree of beams
 #
-# Greedy decoding takes the likeliest token, and never looks back. A beam search scores sequences: a
-# score is the sum of the log-probabilities of the tokens so far. At each step each beam proposes
-# its likeliest tokens. Of all proposals, the best BW go on.
+# Greedy decoding takes the most likely token at each step, and never takes it back. A beam search
+# gives each sequence a score: the sum of the log-probabilities of its tokens so far. At each step,
+# each beam proposes its most likely next tokens. The best BW of all proposals become the next
+# beams.
 #
-# **Predict first.** Greedy takes the best token each time. Can its sequence still be less likely?
+# **Predict first.** Greedy takes the best token at each step. Can its whole sequence still be less
+# likely than that of a beam search?
 
 
 # %%
@@ -108,7 +111,7 @@ for _, search in drive(prompt, params):
     paths = map(unwound, beams.nodes)
     tree.append(list(zip(paths, beams.parents, beams.scores, strict=True)))
 alive = [any(path == greedy[: len(path)] for path, _, _ in beams) for beams in tree]
-print(f"greedy's first {alive.index(False)} tokens are a beam's; then no beam follows it")
+print(f"a beam holds the first {alive.index(False)} tokens of greedy, and no beam holds more")
 
 # %%
 figure, axes = plt.subplots(figsize=(13, 5))
@@ -125,21 +128,23 @@ for step, beams in enumerate(tree[:9]):
 axes.text(0, 0, "prompt", bbox={"facecolor": "white"}, **look)
 axes.set(yticks=range(WIDTH), xticks=range(1, 10), ylim=(WIDTH - 0.5, -0.6), xlim=(-0.5, 9.6))
 axes.set(xlabel="output token", ylabel="beam")
-axes.set_title("Who descends from whom. Green: the best at the end. Orange: greedy's tokens")
+axes.set_title("Lines lead to children. Green: the best at the end. Orange: greedy's tokens")
 axes.grid(visible=False)
 plt.show()
 
 # %% [markdown]
-# **Explain.** Greedy begins with a likelier token, and pays for it later. The search kept others,
-# too. A beam without a line to its right is dead. Where two lines leave a beam, both children use
-# that beam's keys and values. So beams change places at every step, and the cache must follow.
+# **Explain.** Greedy begins with a more likely token, but its later tokens are less likely. The
+# search kept other beginnings, too. A beam without a line to its right was dropped: none of its
+# proposals was among the best. (The picture shows only the first 9 tokens.) Where two lines leave a
+# beam, both children use the keys and values of this beam. So beams change places from step to
+# step, and the cache must follow.
 #
 # ## Step 2: where the memory goes
 #
 # **The paper's claim (Sec 3.2, Fig 4).** The standard way holds BS x BW x (prompt + response)
-# tokens. The prompt is in memory BW times, though all copies are alike. The segment cache holds BS
-# x (prompt + BW x response) tokens, the response rounded up to 16 steps. For GPT-J with 32 searches
-# of four beams, 1024 + 1024 tokens, this saves more than a third.
+# tokens. The segment cache holds BS x (prompt + BW x response) tokens, where the response is
+# rounded up to a multiple of 16. Take GPT-J with 32 searches of four beams, and 1024 tokens each of
+# prompt and response: this saves more than a third.
 #
 # **Predict first.** By which factor does the cache shrink, if the prompt is very long? Very short?
 
@@ -176,13 +181,15 @@ figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center"
 plt.show()
 
 # %% [markdown]
-# **Explain.** The prompt's part shrinks by BW, the response's not at all. With a short prompt, the
-# padding eats up nearly all that the copies cost: see the right picture, and question 1.
+# **Explain.** The prompt needs BW times less memory. The response needs as much as before. With a
+# short prompt, the padding takes nearly as much memory as the copies do: see the right picture, and
+# question 1.
 #
 # ## Step 3: the bytes, step by step
 #
 # **The paper's claim (Sec 3.2).** A buffer for the longest possible response would waste memory. A
-# new one at each step would move data each time. So it grows by 16 steps, and the old one goes.
+# new buffer at each step would mean a copy at each step. So the buffer grows by 16 steps at a time.
+# Then the old buffer is freed.
 #
 # **Predict first.** At which response tokens does the segment cache grow? And the standard one?
 
@@ -194,13 +201,13 @@ held, sequences = {}, []  # bytes by response tokens, for each cache
 for cache in ("segment", "standard"):
     sizes, in_slot = {}, len(text) * one if cache == "segment" else 0
     for loop, search in drive(text, long, cache):  # noqa: B007
-        memory = loop.executor.memories.get(0)  # it goes with the last token
+        memory = loop.executor.memories.get(0)  # there is none after the last token
         if memory and memory.steps:
             sizes[memory.steps] = memory.bytes + in_slot
     sequences.append([each.token_ids for each in search.search.finished])
     assert all(sizes[t] == cached_tokens(cache, WIDTH, len(text), t) * one for t in sizes)
-    shown = {t: f"{sizes[t] / 1e6:.2f}" for t in (1, 16, 17, 32, 33, 48, 49)}
-    print(f"{cache}: MB by response tokens: {shown} (measured, equal to the formula)")
+    shown = ", ".join(f"{sizes[t] / 1e6:.2f} at {t}" for t in (1, 16, 17, 48, 49))
+    print(f"{cache}: {shown} response tokens, in MB (measured, equal to the formula)")
     held[cache] = sizes
 print("the same sequences:", sequences[0] == sequences[1])
 assert sequences[0] == sequences[1]
@@ -218,10 +225,10 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# **Explain.** The segment cache grows in steps: where tokens 17, 33 and 49 find no place. The
-# standard one grows at every token, and each point of its slope is a new copy of everything.
-# Neither picture nor formula counts all. While a layer is copied, its old copy is still there. And
-# in our engine, the prompt of a standard search stays in its slot, too.
+# **Explain.** The segment cache grows at tokens 17, 33 and 49, because the old buffer has no place
+# for them. The standard cache grows at every token, and each time everything is copied. The picture
+# and the formula leave out two things. While a layer is copied, its old copy is still in memory.
+# And in our engine, the prompt of a standard search also stays in its slot.
 #
 # ## Step 4: the table, by hand
 #
@@ -229,8 +236,8 @@ plt.show()
 # Beam b writes its key of step t to place b. A table [BW, response] says from which place beam b
 # reads step t.
 #
-# Three beams. After step 0 the parents are 1, 1, 0: beams 0 and 1 go on where beam 1 was, beam 2
-# where beam 0 was. After step 1 they are 2, 0, 2.
+# There are three beams. After step 0, the parents are 1, 1, 0: beams 0 and 1 continue beam 1, and
+# beam 2 continues beam 0. After step 1, the parents are 2, 0, 2.
 #
 # **Predict first.** Take paper. At step 2, from which place does beam 1 read step 0? And beam 0?
 
@@ -254,12 +261,12 @@ assert memory.table[:, :3].tolist() == histories
 
 # %% [markdown]
 # **Explain.** Beam 1 reads step 0 from place 1, and beam 0 from place 0. `reorder` gives each beam
-# its parent's *whole* row of the table. `extend` appends the beam's own number. So a few integers
-# move, where the standard way moves the cache.
+# its parent's *whole* row of the table. `extend` appends the beam's own number. So only a few
+# integers move. The standard way moves the whole cache.
 #
-# **The usual mistake.** Each beam remembers its last parent only, and reads all of its past there.
-# At step 1 this is right. At step 2 it is not: beam 0's last parent stood at place 2, but the key
-# of step 0 that this parent read is at place 0.
+# **The usual mistake.** Each beam remembers only its last parent, and reads all of its past at the
+# place of this parent. At step 1 this is right. At step 2 it is wrong. Beam 0's last parent was
+# beam 2. But beam 2 read the key of step 0 at place 0, not at place 2.
 #
 # **Predict first.** How would you notice? Does the search crash? Does the text look broken?
 
@@ -296,7 +303,7 @@ for name, kind in (("whole history", SegmentMemory), ("last parent only", LastPa
     claimed = search.search.finished[0]
     true = log_probs(claimed.token_ids).sum()
     print(f"{name}: largest difference of a logit {max(errors[-1]):.1e};", end=" ")
-    print(f"the best beam claims {claimed.cum_logprob:.2f}, and has {true:.2f}")
+    print(f"score of the best beam: claimed {claimed.cum_logprob:.2f}, true {true:.2f}")
     print("   ", repr(llm.tokenizer.decode(claimed.token_ids)))
 assert max(errors[0]) < 1e-10 and max(errors[1]) > 0.1
 
@@ -319,19 +326,20 @@ panels[2].legend(loc="center right")
 plt.show()
 
 # %% [markdown]
-# **Explain.** Nothing crashes, and the text looks like any other. But the wrong search reads
-# strangers' keys from step 2 on, and claims a score that its sequence does not have. Only the
-# recomputation shows it. In the left table, most columns have one number: there, all beams have the
-# same past.
+# **Explain.** Nothing crashes, and the text looks normal. But from step 2 on, the wrong search
+# reads the keys of other sequences. So its score is not the true score of its sequence. Only the
+# recomputation shows this. In the left table, all numbers of most columns are equal. At these
+# steps, all beams have the same past.
 #
 # ## Step 5: two segments, one softmax
 #
 # **The paper's claim (Sec 3.3).** One kernel attends to the prompt for all BW queries, then to the
 # response through the table. Then both results are "added together".
 #
-# **Predict first.** A query has scores 2 and 0 with two keys of the prompt, whose values are 1 and
-# 3, and score 3 with a key of the response, whose value is 10. Attention over the prompt alone
-# gives something from 1 to 3, over the response alone 10. Is their sum the answer? Their mean?
+# **Predict first.** The prompt has two keys. Their scores with the query are 2 and 0, and their
+# values are 1 and 3. The response has one key, with the score 3 and the value 10. Attention over
+# the prompt alone gives a result between 1 and 3. Attention over the response alone gives 10. Is
+# the answer the sum of both? Is it their mean?
 
 
 # %%
@@ -350,47 +358,53 @@ def merge(one, other):
 
 
 # %%
-p, r = part([2, 0], [1, 3]), part([3], [10])
-both, whole = merge(p, r), part([2, 0, 3], [1, 3, 10])
-parts = {"prompt": p, "response": r, "merged": both, "all at once": whole}
-rows = [[name, *(f"{number:.4f}" for number in (*x, x[2] / x[1]))] for name, x in parts.items()]
+first, second = part([2, 0], [1, 3]), part([3], [10])
+both, whole = merge(first, second), part([2, 0, 3], [1, 3, 10])
+parts = {"prompt": first, "response": second, "merged": both, "all at once": whole}
+rows = [
+    [name, f"{most:.4f}", f"{weights:.4f}", f"{values:.4f}", f"{values / weights:.4f}"]
+    for name, (most, weights, values) in parts.items()
+]
 print_table(["keys", "maximum", "sum of weights", "weighted values", "result"], rows)
-total = p[2] / p[1] + r[2] / r[1]
+total = first[2] / first[1] + second[2] / second[1]
 print(f"sum of the results: {total:.4f}; mean: {total / 2:.4f}")
 assert math.isclose(both[2] / both[1], whole[2] / whole[1])
 
 # %% [markdown]
-# **Explain.** Each softmax divides by its own sum, and the answer by the sum over all keys. So keep
-# three numbers of each segment, scale one part, add, and divide at the end. This is the *running
-# maximum and sum* of FlashAttention. `beam/attention.py` does this for all beams and heads at once.
-# `beam/native.py` does it in C++, and reads the prompt's keys once for all beams.
+# **Explain.** Each softmax divides by the sum of its own segment. But the answer must divide by the
+# sum over all keys. So keep three numbers for each segment: the columns of the table. Scale one of
+# the two parts, add both parts, and divide at the end. This is the *running maximum and sum* of
+# FlashAttention. `beam/attention.py` does this for all beams and heads at once. `beam/native.py`
+# does it in C++, and reads the prompt's keys once for all beams.
 #
 # ## Step 6: beams and chunks
 #
 # A search's prefill has one row for each token, whatever the width. So `sarathi` may cut it into
 # chunks. A search's decode has BW rows, and they count for the token budget C (lesson 5).
 #
-# **Predict first.** C = 16, and a search of four beams decodes beside one ordinary request. How
-# long is the chunk of a third request's prompt?
+# **Predict first.** Let C be 16. A search of four beams decodes, and so does one ordinary request.
+# The prompt of a third request is cut into chunks. How long is a chunk?
 
 # %%
 tokens = llm.tokenizer.encode("A list is a sequence of objects, and a tuple is one, too. ") * 3
-a, s, b = Request(0, tokens[:20], 26), Request(1, tokens[:40], 14), Request(2, tokens[:50], 6)
-[s] = beam_requests([s], replace(params, max_tokens=14), "segment", llm.config, llm.cache)
+plain = Request(1, tokens[:40], 14)
+[search] = beam_requests([plain], replace(params, max_tokens=14), "segment", llm.config, llm.cache)
 llm.cache.reset()
 executor = BeamExecutor(ModelExecutor(llm.model, llm.cache, llm.attend), llm.attention)
 loop = Loop(make_scheduler("sarathi", max_batch_size=3, chunk_size=16), executor)
-for request in (a, s, b):
+for request in (Request(0, tokens[:20], 26), search, Request(2, tokens[:50], 6)):  # A and B
     loop.add(request)
 layout = []  # for each iteration: {(request id, kind): rows}
 while loop.step():
-    chunks = {(c.request.request_id, "chunk"): c.length for c in loop.batch.chunks}
-    layout.append(chunks | {(d.request_id, "decode"): d.rows for d in loop.batch.decodes})
+    chunks = {(each.request.request_id, "chunk"): each.length for each in loop.batch.chunks}
+    layout.append(chunks | {(each.request_id, "decode"): each.rows for each in loop.batch.decodes})
 beside = [rows[2, "chunk"] for rows in layout if {(2, "chunk"), (1, "decode")} <= rows.keys()]
 print("chunks of B beside the search's decodes:", beside)
 [alone] = llm.beam_search([tokens[:40]], replace(params, max_tokens=14))
 assert max(sum(rows.values()) for rows in layout) == 16 and max(beside) == 16 - 4 - 1
-assert s.search.finished[0].token_ids == alone.sequences[0].token_ids  # company changes nothing
+assert (
+    search.search.finished[0].token_ids == alone.sequences[0].token_ids
+)  # the other requests change nothing
 
 # %%
 figure, axes = plt.subplots(figsize=(12, 4.4))
@@ -409,8 +423,9 @@ figure.legend(loc="outside lower center", ncols=6)
 plt.show()
 
 # %% [markdown]
-# **Explain.** Eleven tokens: 16 rows, less four beams and one decode. The search found what it
-# finds alone. A wide search leaves little room for prompts: choose C with that in mind.
+# **Explain.** A chunk has eleven tokens: 16 rows, minus four beams and one decode. The search found
+# the same tokens as when it runs alone. A wide search leaves little room for prompts, so it needs a
+# larger C.
 #
 # ## Step 7: the gain
 #
@@ -418,10 +433,11 @@ plt.show()
 # token comes 4 to 7 times sooner, latency is up to 7 times shorter, and throughput is 8 to 27 times
 # higher. BW = 4 takes almost as long as BW = 1.
 #
-# First, both caches in the same engine, on this machine: what differs is the cache alone. Twelve
-# searches take a step in turn, so that a busy moment hits them all. We take medians of their steps.
+# First we run three ways in the same engine, on this machine: the segment cache with BW = 1 and
+# with BW = 4, and the standard cache with BW = 4. Twelve searches take their steps in turn, so a
+# busy moment of the machine slows all of them. We print the median step of each.
 #
-# **Predict first.** The prompt becomes eight times as long. Which of the three lines goes up?
+# **Predict first.** The prompt becomes eight times as long. Which of the three ways becomes slower?
 
 # %%
 MODELS["small"] = replace(MODELS["laptop"], n_layer=4)
@@ -444,18 +460,18 @@ rounds = list(zip(*searches, strict=True))[6:]  # the prefill, and steps that wa
 ms = [median(times) for times in zip(*rounds, strict=True)]
 measured = {way: ms[i :: len(WAYS)] for i, way in enumerate(WAYS)}
 rows = [
-    [n, f"{a:.1f}", f"{b:.1f}", f"{c:.1f}", f"{c / b:.2f}", f"{b / a:.2f}"]
-    for n, a, b, c in zip(lengths, *measured.values(), strict=True)
+    [size, f"{one:.1f}", f"{four:.1f}", f"{old:.1f}", f"{old / four:.2f}", f"{four / one:.2f}"]
+    for size, one, four, old in zip(lengths, *measured.values(), strict=True)
 ]
 print("ms of the next token (measured)")
 print_table(["prompt", *measured, "standard / segment", "BW 4 / BW 1"], rows)
 print(f"4 layers of 'laptop', {small.dtype}, attention {small.attention}, {this_machine()}")
 
 # %% [markdown]
-# Then the paper's GPU, predicted: Llama2-13B on one tile of an Intel Max 1550. `beam/cost.py`
-# prices what the standard cache moves: *concatenate* and *index_select* each read all and write
-# all. The experiments `segment_prompts.py` and `segment_widths.py` draw the paper's Fig 7 and 8
-# from that.
+# Next is a prediction for the paper's GPU: Llama2-13B on one *tile* of an Intel Max 1550. (Here, a
+# tile is half of the GPU.) `beam/cost.py` also counts the time in which the standard cache moves
+# its keys and values. Two operators do this, *concatenate* and *index_select*. Each reads and
+# writes the whole cache.
 
 # %%
 from experiments.segment_prompts import PROMPTS, milliseconds
@@ -476,13 +492,15 @@ for axes, title, places in zip(panels, titles, (lengths, PROMPTS), strict=True):
 plt.show()
 
 # %% [markdown]
-# **Explain.** The weights are the floor: each step reads them once, for one beam or for four. The
-# segment cache stays near this floor, for it reads the prompt once. The standard one reads four
-# prompts to attend, and moves four prompts twice.
+# **Explain.** Each step must read the weights once, for one beam or for four. No step can be faster
+# than this read. With the segment cache, a step takes little more, because it reads the prompt
+# once. With the standard cache, attention reads four copies of the prompt, and the step moves all
+# four copies twice.
 #
-# Which of the paper's numbers does the cache explain? In the cost model, "transformers" is the
-# standard cache, and prompts are repeated *before* the prefill. Attention is fused in all ways, and
-# starting an operator costs nothing.
+# Which of the paper's numbers does the cache explain? In the cost model, "transformers" has the
+# standard cache, and it repeats the prompts *before* the prefill. All ways have fused attention,
+# and starting an operator costs nothing. (In the table below, the *knee* is the prompt length above
+# which the first token's time grows fast.)
 #
 # **Predict first.** At BW = 1 there is nothing to share. What can the cache still gain there?
 
@@ -513,35 +531,39 @@ best = {way: segment_throughput.run(model, way) for way in ways}
 alike = segment_throughput.run(model, "segment", best["transformers"].batch_size)
 gain = alike.throughput / best["transformers"].throughput
 more = best["segment"].throughput / alike.throughput
-print(f"throughput: {gain:.1f} at the same batch, {alike.batch_size} searches;", end=" ")
+print(f"throughput: {gain:.1f} times at the same batch, {alike.batch_size} searches;", end=" ")
 print(f"{more:.1f} times more at {best['segment'].batch_size}")
+from_cache = best["segment"].throughput / best["standard"].throughput
+print(f"throughput over our standard cache, each at its largest batch: {from_cache:.1f} times")
 one, four = (segment_widths.milliseconds(model, "segment", w)["next token"] for w in (1, 4))
 print(f"the next token with segments: BW = 4 takes {four / one:.2f} times BW = 1")
 
 # %% [markdown]
-# **Explain.** Sort the gains by their cause.
+# **Explain.** The gains have different causes.
 #
-# - *The next token.* The cache's gain is bytes: keys read once, nothing moved. It is far below the
-#   paper's. We think that the rest is fused kernels: a layer has hundreds of operators in
-#   `transformers`, says the paper, and nine in its own engine. (`segment_operators.py` counts them
-#   in today's `transformers`, and in ours.) We know no times of them.
-# - *BW = 1.* Nothing is shared. We predict only what *concatenate* costs. The paper says, too, that
-#   its gain here comes from fused kernels.
-# - *The first token.* The cache gains nothing: our standard way, too, prefills a prompt once.
-#   `transformers` repeats it first, so that BW times the rows run. And it writes all scores of
-#   attention to memory, and reads them again.
-# - *Throughput.* Here most is the cache's. A search takes fewer bytes, and hardly anything is in
-#   memory twice. So more searches share each reading of the weights. The paper's largest gain is
-#   still far above ours: its baseline also pays for many operators, and for fragments of memory.
+# - *The next token.* The cache saves bytes: it reads the prompt's keys once, and moves nothing.
+#   This gain is far below the paper's. We think that the rest comes from fused kernels. The paper
+#   says that a layer has hundreds of operators in `transformers`, and nine in its own engine.
+#   (`segment_operators.py` counts them in today's `transformers`, and in our engine.) We do not
+#   know how long they take.
+# - *BW = 1.* There is no second beam to share with. We predict only the time that *concatenate*
+#   takes. The paper, too, says that its gain here comes from fused kernels.
+# - *The first token.* The cache gains nothing, because our standard way also prefills a prompt
+#   once. `transformers` repeats the prompt first, so the prefill has BW times as many rows. It also
+#   writes all scores of attention to memory, and reads them again.
+# - *Throughput.* Most of this gain comes from the cache (the second line from the end of the
+#   output). A search needs less memory, and nearly nothing is in memory twice. So more searches run
+#   at once, and they share each read of the weights. The paper's largest gain is still far above
+#   ours. Its baseline also pays for many operators, and for fragmented memory.
 #
-# And BW = 4 as fast as BW = 1? In the prediction, yes. For this machine, see the last column of the
-# measured table.
+# Does BW = 4 take as long as BW = 1? In the prediction, almost. For this machine, see the last
+# column of the measured table.
 #
 # ## What if ...
 #
 # Write down what you expect before you run each.
 #
-# - ... the beams were eight, or sixteen? Which part of the segment cache grows?
+# - ... there were eight beams, or sixteen? Which part of the segment cache grows?
 # - ... the response were long and the prompt short? Where does the standard way catch up?
 # - ... the search of step 6 had eight beams? How many iterations would B's prompt take?
 
@@ -553,36 +575,37 @@ print(f"the next token with segments: BW = 4 takes {four / one:.2f} times BW = 1
 #
 # <details><summary>Answer</summary>
 #
-# Standard holds 4 (P + 1), segment P + 4 x 16, for the response is padded to 16 steps. So segment
-# holds more where 3 P < 60: for prompts of fewer than 20 tokens. (Check with `cached_tokens`.)
+# For a prompt of P tokens, the standard cache holds 4 (P + 1) tokens. The segment cache holds P + 4
+# x 16, because the response is padded to 16 steps. So the segment cache holds more if 3 P < 60: for
+# prompts of fewer than 20 tokens. (Check this with `cached_tokens`.)
 #
 # </details>
 #
-# **2.** In the left table of step 4, whole columns have one number. What lies in the other places
-# of these steps? Could one use that memory?
+# **2.** In the left table of step 4, whole columns have one number. What is stored in the other
+# places of these steps? Could other beams use this memory?
 #
 # <details><summary>Answer</summary>
 #
-# Keys of beams that have died. Nobody reads them again, but the segment keeps them until the search
-# ends. A paged cache, such as vLLM's, frees blocks that no beam uses any more. It pays with a block
-# table for the prompt, too.
+# Keys of beams that were dropped. No beam reads them again, but the segment keeps them until the
+# search ends. A paged cache, such as vLLM's, frees the blocks that no beam uses any more. Its price
+# is a block table for the prompt, too.
 #
 # </details>
 #
-# **3.** The paper sees the first token's latency rise fast from 128 prompt tokens in
-# `transformers`, and from 512 with segments. Why is the ratio BW?
+# **3.** In the paper, the latency of the first token rises fast above 128 prompt tokens in
+# `transformers`, and above 512 with segments. Why is the ratio of the two numbers BW?
 #
 # <details><summary>Answer</summary>
 #
 # A prefill is bound by memory while its rows are few, and by compute when they are many (lesson 1).
-# The knee is a number of *rows*. `transformers` runs BW = 4 rows for each prompt token, and gets
-# there with a quarter of the tokens. `python experiments/segment_prompts.py` prints both knees.
+# The knee is a number of *rows*. `transformers` runs BW = 4 rows for each prompt token, so it
+# reaches the knee with a quarter of the tokens. `python experiments/segment_prompts.py` prints both
+# knees.
 #
 # </details>
 #
 # **Exercises.** (a) Write `reorder` and `extend` with Python lists. Compare your table with that of
-# `SegmentMemory`, for random parents. (b) Let a segment grow by 64 steps in place of 16: what does
-# it cost, and what does it save?
+# `SegmentMemory`, for random parents. (b) Let a segment grow by 64 steps in place of 16. What does
+# this cost, and what does it save?
 #
-# **Read next.** `beam/memory.py`, `beam/attention.py` and `beam/search.py`. Then `beam/native.py`:
-# the same attention in C++, which reads the prompt's keys once for all beams.
+# **Read next.** `beam/memory.py`, `beam/attention.py` and `beam/search.py`.

@@ -2,14 +2,18 @@
 
 `make notebooks` is a check and writes nothing. `make notebooks-refresh` writes the .ipynb files.
 
-    python notebooks/execute.py [--refresh] [LESSON.py ...]
+    python notebooks/execute.py [--refresh | --text] [LESSON.py ...]
 
 A lesson's source is its .py file (jupytext, percent format). Any error ends the run with exit
 status 1. So does any output that does not belong into a committed notebook: warnings, paths of this
 machine.
+
+`--text` runs nothing. It writes new text and new comments to the .ipynb files, and keeps their
+outputs. It refuses a lesson whose code has changed.
 """
 
 import argparse
+import ast
 import os
 import sys
 import time
@@ -71,6 +75,30 @@ def execute(notebook: nbformat.NotebookNode) -> None:
     notebook.metadata = metadata  # without the version of this Python
 
 
+def behaviour(code: str) -> str:
+    """What decides the outputs of a cell: its syntax tree without comments and docstrings."""
+    tree = ast.parse(code)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):
+            node.body = node.body[1:]
+    return ast.dump(tree)
+
+
+def copy_outputs(executed: nbformat.NotebookNode, notebook: nbformat.NotebookNode) -> list[str]:
+    """Give `notebook` the outputs of `executed`. Returns what forbids it: cells with new code."""
+    before, after = (
+        [cell for cell in each.cells if cell.cell_type == "code"] for each in (executed, notebook)
+    )
+    if len(before) != len(after):
+        return [f"{len(after)} cells of code, before {len(before)}: --text cannot, use --refresh"]
+    changed = []
+    for old, new in zip(before, after, strict=True):
+        if behaviour(old.source) != behaviour(new.source):
+            changed.append(f"{new.id}: its code has changed: --text cannot, use --refresh")
+        new.outputs, new.execution_count = old.outputs, old.execution_count
+    return changed
+
+
 def complaints(notebook: nbformat.NotebookNode) -> list[str]:
     """What must not be in a committed notebook."""
     found = []
@@ -95,23 +123,32 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("lessons", nargs="*", type=Path, help="only these sources (default: all)")
-    parser.add_argument(
+    written = parser.add_mutually_exclusive_group()
+    written.add_argument(
         "--refresh", action="store_true", help="write the executed notebooks beside their sources"
+    )
+    written.add_argument(
+        "--text", action="store_true", help="run nothing: write new text, keep the old outputs"
     )
     options = parser.parse_args()
     if not options.refresh:
         # A check may share its cores with others: PyTorch's waiting threads should not spin. Small
         # operators take longer so. A refresh, which shows times, is for an idle machine.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # Compiles fast/native.cpp, if it must: what that says belongs into no notebook.
-    native.usable(torch.device("cpu"), torch.float32, 64, 1)
+    if not options.text:
+        # Compiles fast/native.cpp, if it must: what that says belongs into no notebook.
+        native.usable(torch.device("cpu"), torch.float32, 64, 1)
     failed = False
     for source in options.lessons or lessons():
         print(f"{source.stem} ...", end=" ", flush=True)
         notebook, start = convert(source), time.perf_counter()
         try:
-            execute(notebook)
-            problems = complaints(notebook)
+            if options.text:
+                executed = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
+                problems = copy_outputs(executed, notebook)
+            else:
+                execute(notebook)
+                problems = complaints(notebook)
         except CellExecutionError as error:
             problems = [str(error)]
         print(
@@ -122,7 +159,7 @@ def main() -> None:
             flush=True,
         )
         failed |= bool(problems)
-        if options.refresh and not problems:
+        if (options.refresh or options.text) and not problems:
             nbformat.write(notebook, source.with_suffix(".ipynb"))
     sys.exit(failed)
 
