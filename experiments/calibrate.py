@@ -17,18 +17,19 @@ number of rows. So we measure curves here, one for each operator, over what its 
 
 Each point is the mean over whole iterations of the real engine (`measuring.time_batches`), with
 weights and cache as cold as they are in a run. `CalibratedModel` adds the operators of a batch up.
-A hybrid batch costs a little more than its parts do alone (each displaces the other from the CPU's
-caches). One factor says by how much: the mean over six hybrid batches. Five others are measured
-beside, as the first test. On a GPU, operators are timed one by one, with a wait after each. Short
-iterations, which are bound by kernel launches, come out too slow there.
+A hybrid batch costs a little more than its parts do alone: each displaces the other from the CPU's
+caches. One factor says by how much: the mean over six hybrid batches. Five others are measured
+beside, as the first test. On a GPU, operators are timed one by one, with a wait after each. So
+short iterations, which are bound by kernel launches, come out too slow there.
 """
 
 import fast.first  # before torch  # noqa: F401
 
+import argparse
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,7 +50,8 @@ from experiments.lib.calibration import (
     Calibration,
     Curve,
 )
-from experiments.lib.common import ROOT, make_directory, positive, print_table
+from experiments.lib.common import ROOT, make_directory, print_table
+from experiments.lib.flags import MEASURE, positive
 from experiments.lib.measuring import hardware_of, time_batches
 from loop import Result
 
@@ -92,13 +94,8 @@ class Plan:
 
     @property
     def batches(self) -> list[Batch]:
-        return [
-            *self.prompts.values(),
-            *self.chunks.values(),
-            *self.decodes.values(),
-            *self.hybrids,
-            *self.held_out,
-        ]
+        alone = [*self.prompts.values(), *self.chunks.values(), *self.decodes.values()]
+        return alone + self.hybrids + self.held_out
 
 
 def load_llm(model: str, dtype: str, device: str) -> "LLM":
@@ -124,25 +121,22 @@ def make_plan(length: int, quick: bool = False) -> Plan:
             if max(start + size, context) <= length
         ]
 
-    tokens = [tokens for tokens in (QUICK_TOKENS if quick else TOKENS) if tokens <= length]
-    return Plan(
-        prompts={size: make_batch([(0, size, size + 1)]) for size in tokens}
-        | {PROMPTS * SHORTEST: make_batch([(0, SHORTEST, SHORTEST + 1)] * PROMPTS)},
-        chunks={
-            (start, size): make_batch([(start, size, start + size + 1)])
-            for start in STARTS[::step]
-            for size in LENGTHS
-            if start + size <= length
-        },
-        decodes={
-            (count, context): make_batch(decodes=count, context=context)
-            for count in DECODES
-            for context in CONTEXTS[::step]
-            if context <= length and (count in (1, BATCH_SIZE) or context == 512)
-        },
-        hybrids=hybrid_batches(HYBRIDS),
-        held_out=hybrid_batches(HELD_OUT),
-    )
+    sizes = [size for size in (QUICK_TOKENS if quick else TOKENS) if size <= length]
+    prompts = {size: make_batch([(0, size, size + 1)]) for size in sizes}
+    prompts[PROMPTS * SHORTEST] = make_batch([(0, SHORTEST, SHORTEST + 1)] * PROMPTS)
+    chunks = {
+        (start, size): make_batch([(start, size, start + size + 1)])
+        for start in STARTS[::step]
+        for size in LENGTHS
+        if start + size <= length
+    }
+    decodes = {
+        (count, context): make_batch(decodes=count, context=context)
+        for count in DECODES
+        for context in CONTEXTS[::step]
+        if context <= length and (count in (1, BATCH_SIZE) or context == 512)
+    }
+    return Plan(prompts, chunks, decodes, hybrid_batches(HYBRIDS), hybrid_batches(HELD_OUT))
 
 
 def measure(llm: "LLM", plan: Plan, seconds: float) -> list[Result]:
@@ -167,36 +161,35 @@ def calibrate(llm: "LLM", load: str, plan: Plan, results: Sequence[Result]) -> C
     def attention(batch: Batch) -> float:
         return measured[id(batch)].operators["attn"]
 
+    def chunk_attention(batch: Batch) -> float:
+        return max(0.0, attention(batch) - per_iteration)
+
     def others(batch: Batch) -> float:
         """All but linears and attention: norms, activations, residuals, Python, the head."""
         result = measured[id(batch)]
         linears = sum(result.operators[name] for name in LINEARS)
         return max(0.0, result.seconds - attention(batch) - linears)
 
-    tokens = list(plan.prompts)
-    operators = {
-        n: Curve(tokens, [measured[id(batch)].operators[n] for batch in plan.prompts.values()])
-        for n in LINEARS
-    }
-    operators["others"] = Curve(tokens, [others(batch) for batch in plan.prompts.values()])
+    def curve(batches: Mapping[int, Batch], seconds: Callable[[Batch], float]) -> Curve:
+        return Curve(list(batches), [seconds(batch) for batch in batches.values()])
 
-    sampled = sorted({count for count, _ in plan.decodes})
-    extra = {key: others(b) - operators["others"](key[0]) for key, b in plan.decodes.items()}
-    head = []
-    for rows in sampled:
-        seconds = [y for (count, _), y in extra.items() if count == rows]
-        head.append(max(0.0, float(np.median(seconds))))
+    operators = {
+        name: curve(plan.prompts, lambda batch, name=name: measured[id(batch)].operators[name])
+        for name in LINEARS
+    }
+    operators["others"] = curve(plan.prompts, others)
+    tokens = list(plan.prompts)
+    head: dict[int, list[float]] = {}
+    for (rows, _), batch in sorted(plan.decodes.items()):
+        head.setdefault(rows, []).append(others(batch) - operators["others"](rows))
+    heads = [max(0.0, statistics.median(seconds)) for seconds in head.values()]
 
     decodes = {key: attention(batch) for key, batch in plan.decodes.items()}
     per_iteration, decode = fit_decodes(decodes)
-    alone = [length for length in tokens if len(plan.prompts[length].chunks) == 1]
-    starts = sorted({start for start, _ in plan.chunks})
-    chunks = []
-    for start in starts:
-        here = {size: batch for (at, size), batch in plan.chunks.items() if at == start}
-        times = [max(0.0, attention(batch) - per_iteration) for batch in here.values()]
-        chunks.append(Curve(list(here), times))
-    prompts = [max(0.0, attention(plan.prompts[length]) - per_iteration) for length in alone]
+    alone = {size: batch for size, batch in plan.prompts.items() if len(batch.chunks) == 1}
+    starts: dict[int, dict[int, Batch]] = {}
+    for (start, size), batch in plan.chunks.items():
+        starts.setdefault(start, {})[size] = batch
     linear = {rows: sum(operators[name](rows) for name in LINEARS) for rows in tokens}
     weights = llm.config.n_layer * llm.config.layer_weights
     found = Calibration(
@@ -215,12 +208,12 @@ def calibrate(llm: "LLM", load: str, plan: Plan, results: Sequence[Result]) -> C
         ),
         bytes_per_value=llm.dtype.itemsize,
         operators=operators,
-        head=Curve(sampled, head),
+        head=Curve(list(head), heads),
         attention=per_iteration,
         decode=decode,
-        prompt=Curve(alone, prompts),
-        starts=starts,
-        chunks=chunks,
+        prompt=curve(alone, chunk_attention),
+        starts=list(starts),
+        chunks=[curve(batches, chunk_attention) for batches in starts.values()],
         hybrid=1.0,
     )
     parts = CalibratedModel(found)
@@ -235,9 +228,7 @@ def fit_decodes(seconds: dict[tuple[int, int], float]) -> tuple[float, Curve]:
     step, which are one less than the decode attends to.
     """
     contexts = sorted({context for _, context in seconds})
-    rows = [
-        [1.0, *[count * (context == other) for other in contexts]] for count, context in seconds
-    ]
+    rows = [[1.0, *[count * (context == c) for c in contexts]] for count, context in seconds]
     measured = np.array(list(seconds.values()))
     scaled = np.array(rows) / measured[:, None]
     solution = np.linalg.lstsq(scaled, np.ones(len(rows)), rcond=None)[0].clip(min=0.0).tolist()
@@ -267,21 +258,20 @@ def print_calibration(found: Calibration) -> None:
         cells += [f"{1e3 * linear:.1f}", f"{2 * tokens * weights / linear / 1e9:.0f}"]
         cells += ["-" if several else f"{1e3 * attention:.2f}", f"{1e3 * times['others']:.2f}"]
         rows.append([tokens, *cells])
-    where = f"{found.model.name} on {found.gpu.name}, torch {found.torch}"
-    print(f"{where}: ms over all {found.model.n_layer} layers\n")
+    print(f"{found.model.name} on {found.gpu.name}, torch {found.torch}:", end=" ")
+    print(f"ms over all {found.model.n_layer} layers\n")
     print_table(["tokens", *LINEARS, "all linear", "GFLOP/s", "attn", "others"], rows)
-    print(
-        f"\nattention costs {1e3 * found.attention:.2f} ms in any iteration; a decode adds, by the"
-        " tokens cached before it, ms\n"
+    title = (
+        f"attention costs {1e3 * found.attention:.2f} ms in any iteration; a decode adds, by the"
+        " tokens cached before it, ms"
     )
-    print_table(found.decode.x, [[f"{1e3 * seconds:.2f}" for seconds in found.decode.seconds]])
-    print("\nand a chunk, ms\n")
+    print_table(found.decode.x, [[f"{1e3 * y:.2f}" for y in found.decode.seconds]], title)
     lengths = found.chunks[0].x
     table = [
         [f"start {start}", *[f"{1e3 * curve(size):.1f}" for size in lengths]]
         for start, curve in zip(found.starts, found.chunks, strict=True)
     ]
-    print_table(["", *[f"{size} tokens" for size in lengths]], table)
+    print_table(["", *[f"{size} tokens" for size in lengths]], table, "and a chunk, ms")
     head = ", ".join(f"{1e3 * seconds:.2f}" for seconds in found.head.seconds)
     print(f"\nhead, {', '.join(map(str, found.head.x))} rows: {head} ms")
     print(f"a hybrid batch takes {found.hybrid:.3f}x the sum of its parts")
@@ -292,30 +282,22 @@ def print_calibration(found: Calibration) -> None:
 
 
 def print_hybrids(cost: CostModel, batches: Sequence[Batch], results: Sequence[Result]) -> None:
-    """Batches that nothing was made from, as the first test of adding the operators up."""
+    """The first test of adding the operators up: batches that no constant is made from."""
     rows = []
     for batch, result in zip(batches, results, strict=True):
-        chunk, seconds = batch.chunks[0], cost.seconds(batch)
-        what = (
-            f"{chunk.length} tokens from {chunk.start}, and {len(batch.decodes)} decodes at"
-            f" {batch.decodes[0].context}"
-        )
-        error = f"{100 * (seconds / result.seconds - 1):+.1f} %"
-        rows.append([what, f"{1e3 * seconds:.1f}", f"{1e3 * result.seconds:.1f}", error])
-    print("\nHybrid batches that were not used, predicted and measured beside, ms\n")
-    print_table(["batch", "predicted", "measured", "error"], rows)
+        chunk, count, context = batch.chunks[0], len(batch.decodes), batch.decodes[0].context
+        what = f"{chunk.length} tokens from {chunk.start}, and {count} decodes at {context}"
+        times = [f"{1e3 * seconds:.1f}" for seconds in (cost.seconds(batch), result.seconds)]
+        rows.append([what, *times, f"{100 * (cost.seconds(batch) / result.seconds - 1):+.1f} %"])
+    title = "Hybrid batches that were not used, predicted and measured, ms"
+    print_table(["batch", "predicted", "measured", "error"], rows, title)
 
 
 def main() -> None:
-    parser = Parser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add(
-        "--model",
-        default="laptop",
-        help="a name of configs.MODELS or a Hugging Face directory (default: laptop)",
-    )
-    add("--device", default="auto", help="auto, cpu, cuda (default: auto)")
-    add("--dtype", default="auto", help="auto, float32, bfloat16, ... (default: auto)")
+    for name, flag in MEASURE.items():
+        add(f"--{name}", default=flag.default, help=f"{flag.help} (default: {flag.default})")
     add("--seconds", type=positive, default=80, help="about how long to measure (default: 80)")
     add("--quick", action="store_true", help="fewer points: a smoke test, not a result")
     parser.add_force()
@@ -324,12 +306,10 @@ def main() -> None:
 
     begin = time.perf_counter()
     if options.out:
-        make_directory(options.out.parent)
-        claim(options.out, options.force)
+        claim_file(options.out, options.force)
     llm = load_llm(options.model, options.dtype, options.device)
     path = options.out or ROOT / "results" / f"calibration-{llm.config.name}.json"
-    make_directory(path.parent)
-    claim(path, options.force)
+    claim_file(path, options.force)
     plan = make_plan(llm.max_length, options.quick)
     results = measure(llm, plan, 2 if options.quick else options.seconds)
     found = calibrate(llm, options.model, plan, results)
@@ -338,6 +318,12 @@ def main() -> None:
     print_hybrids(CalibratedModel(found), plan.held_out, held_out)
     found.save(path)
     print(f"\nwrote {path} after {time.perf_counter() - begin:.0f} s")
+
+
+def claim_file(path: Path, force: bool) -> None:
+    """Make the folder of a file that will be written. Raises UserError where it may not be."""
+    make_directory(path.parent)
+    claim(path, force)
 
 
 if __name__ == "__main__":

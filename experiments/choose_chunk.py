@@ -17,12 +17,11 @@ often and leave tiles half empty; large ones run out before all decodes have rid
 
 The longest TBT (time between two tokens of a request) is the longest iteration that holds a decode:
 in SARATHI's, decodes wait for the chunk beside them. The baseline's decodes never meet a prefill.
-Its prefills keep only those requests waiting that have no token yet, and that is no TBT.
+Its prefills delay only requests that have no token yet, and that is no TBT.
 """
 
-import argparse
+from argparse import Namespace
 from dataclasses import dataclass
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 
@@ -30,16 +29,10 @@ from cli import run_main
 from configs import GPUS, MODELS, UserError, lookup
 from costmodel import SOFTWARE, TILE, CostModel, requests_that_fit
 from experiments.lib.calibration import BATCH_SIZE, CalibratedModel, Calibration
-from experiments.lib.common import (
-    Point,
-    make_directory,
-    make_parser,
-    positive,
-    print_table,
-    progress,
-    write_csv,
-)
-from experiments.lib.look import COLOURS, save_figure, use_style
+from experiments.lib.common import Record, print_table, progress
+from experiments.lib.figure import finish
+from experiments.lib.flags import Flag, start
+from experiments.lib.look import COLOURS, panels
 from experiments.lib.steady import Workload, run_priced, split, tokens_per_second
 from simulate import CostExecutor
 
@@ -47,6 +40,24 @@ MOST_REQUESTS = 256  # B above which the sweep would take longer than anybody wa
 # prompt tokens that a chunk must have room for beside B - 1 decodes: fewer are never worth their
 # iteration
 LEAST_ROOM = 32
+
+KERNELS = (
+    "sarathi (its A6000), sarathi_serve (the kernels of vLLM, on an A100), or td_pipe (an L20)"
+)
+FITTING = "as many as fit, by the formula; of a calibration, as many as it measured"
+FLAGS = {
+    "model": Flag(f"one of {', '.join(MODELS)} (default: llama-13b)"),
+    "gpu": Flag(f"one of {', '.join(GPUS)} (default: a6000)"),
+    "software": Flag(
+        f"whose efficiency the cost model takes: {KERNELS} (default: sarathi)",
+        options={"choices": SOFTWARE},
+    ),
+    "calibration": Flag("a machine that calibrate.py measured, in place of --gpu"),
+    "pd": Flag("P:D, prompt tokens per decode", 14),
+    "length": Flag("tokens of a request", 1024),
+    "batch_size": Flag(f"requests in a batch (default: {FITTING})"),
+    "tbt_slo": Flag("longest TBT (time between two tokens) that is allowed"),
+}
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,24 @@ class Choice:
     chunk_size: int  # C
     throughput: float  # tokens/s, prompts and decodes together
     longest_tbt: float  # s: the longest iteration that holds a decode
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What was tried on one workload, and what is the best of it."""
+
+    work: Workload
+    baseline: Choice
+    choices: list[Choice]
+    bound: float  # s: no TBT may be longer
+
+    @property
+    def best(self) -> Choice:
+        return choose(self.choices, self.bound)
+
+    def gain(self, choice: Choice) -> float:
+        """Throughput over the baseline's."""
+        return choice.throughput / self.baseline.throughput
 
 
 def candidates(length: int, batch_size: int, ratio: float) -> list[int]:
@@ -72,12 +101,10 @@ def candidates(length: int, batch_size: int, ratio: float) -> list[int]:
 
 def steady(cost: CostModel, work: Workload, chunk_size: int) -> Choice:
     """Throughput and longest TBT of SARATHI with this chunk size, or of the baseline."""
-    batch_size, policy = work.batch_size, "sarathi" if chunk_size else "baseline"
-    trace = run_priced(
-        CostExecutor(cost), work.requests(5 * batch_size), policy, chunk_size or 1, batch_size
-    )
+    size, policy = work.batch_size, "sarathi" if chunk_size else "baseline"
+    trace = run_priced(CostExecutor(cost), work.requests(5 * size), policy, chunk_size or 1, size)
     longest = max(iteration.seconds for iteration in trace.iterations if iteration.num_decodes)
-    throughput = tokens_per_second(trace, work.length, 2 * batch_size, 4 * batch_size)
+    throughput = tokens_per_second(trace, work.length, 2 * size, 4 * size)
     return Choice(chunk_size, throughput, longest)
 
 
@@ -100,125 +127,95 @@ def choose(choices: list[Choice], bound: float = float("inf")) -> Choice:
 # ------------------------------------------------------------------------------------ what is shown
 
 
-def print_choice(
-    best: Choice,
-    free: Choice,
-    baseline: Choice,
-    choices: list[Choice],
-    work: Workload,
-    bound: float,
-) -> None:
+def percent(gain: float) -> str:
+    return f"{round(100 * (gain - 1), 1) + 0.0:+.1f} %"  # + 0.0: no "-0.0"
+
+
+def print_choice(sweep: Sweep) -> None:
+    best, baseline, batch_size = sweep.best, sweep.baseline, sweep.work.batch_size
     rows = []
-    for each in [*choices, baseline]:
-        verdict = "best" if each == best else "too slow" if each.longest_tbt > bound else ""
-        gain, tbt = each.throughput / baseline.throughput, f"{1e3 * each.longest_tbt:.1f}"
-        name, verdict = (each.chunk_size, verdict) if each != baseline else ("baseline", "")
-        rows.append([name, f"{each.throughput:.0f}", f"{gain:.3f}", tbt, verdict])
+    for each in [*sweep.choices, baseline]:
+        slow = "too slow" if each.chunk_size and each.longest_tbt > sweep.bound else ""
+        tbt = f"{1e3 * each.longest_tbt:.1f}"
+        cells = [f"{each.throughput:.0f}", f"{sweep.gain(each):.3f}", tbt]
+        rows.append([each.chunk_size or "baseline", *cells, "best" if each == best else slow])
     print_table(["C", "tokens/s", "gain", "longest TBT, ms", ""], rows)
-    size, gain = best.chunk_size, best.throughput / baseline.throughput
-    more = round(100 * (gain - 1), 1) + 0.0  # + 0.0: no "-0.0"
-    print(f"\nBest: C = {size}, {more:+.1f} % throughput over the baseline")
-    if gain <= 1:
-        print("No chunk size that is allowed gains: the baseline is no slower", end=", ")
-        print(
-            "and nothing bars it."
-            if baseline.longest_tbt <= bound
-            else f"but its own decodes take {1e3 * baseline.longest_tbt:.1f} ms."
-        )
-    if bound < float("inf"):
+    gain = percent(sweep.gain(best))
+    print(f"\nBest: C = {best.chunk_size}, {gain} throughput over the baseline")
+    if sweep.gain(best) <= 1:
+        print("No chunk size that is allowed gains: the baseline is no slower.")
+        if baseline.longest_tbt > sweep.bound:
+            print(f"But its own decodes take {1e3 * baseline.longest_tbt:.1f} ms.")
+    if sweep.bound < float("inf"):
+        free = choose(sweep.choices)
         lost = 100 * (1 - best.throughput / free.throughput)
-        more = 100 * (free.throughput / baseline.throughput - 1)
-        print(f"The bound of {1e3 * bound:g} ms costs {lost:.1f} % throughput:", end=" ")
-        print(f"without it, the best is C = {free.chunk_size}", end=" ")
-        print(f"({more:+.1f} %, {1e3 * free.longest_tbt:.1f} ms).")
-    balance = work.ratio * (work.batch_size - 1)
-    print(f"Rule of thumb (Sec 5.1.3): P:D = C/(B-1), here C = {balance:.0f}", end="")
-    print(". The same elsewhere, where as here C counts a batch's decodes too:\n")
-    vllm = f"--max-num-batched-tokens {size} --max-num-seqs {work.batch_size}"
-    sglang = f"--chunked-prefill-size {size} --max-running-requests {work.batch_size}"
+        print(f"The bound of {1e3 * sweep.bound:g} ms costs {lost:.1f} % throughput.")
+        numbers = f"{percent(sweep.gain(free))}, {1e3 * free.longest_tbt:.1f} ms"
+        print(f"Without it, the best is C = {free.chunk_size} ({numbers}).")
+    balance = sweep.work.ratio * (batch_size - 1)
+    print(f"Rule of thumb (Sec 5.1.3): P:D = C/(B-1), here C = {balance:.0f}.")
+    print("Other engines have flags for the same, and count a batch's decodes in C, too:\n")
+    vllm = f"--max-num-batched-tokens {best.chunk_size} --max-num-seqs {batch_size}"
+    sglang = f"--chunked-prefill-size {best.chunk_size} --max-running-requests {batch_size}"
     print(f"  vLLM    {vllm} --enable-chunked-prefill")
     print(f"  SGLang  {sglang} --enable-mixed-chunk")
     print("\nvLLM chunks prefills by default; SGLang mixes chunks with decodes only if told to.")
     print("Both may fill a batch with the chunks of several prompts; SARATHI takes one.")
 
 
-def draw(
-    best: Choice, baseline: Choice, choices: list[Choice], bound: float, title: str
-) -> plt.Figure:
-    """Gain over C, and below it what a running request waits for its next token."""
-    use_style()
-    figure, (gains, waits) = plt.subplots(2, 1, figsize=(10, 9), sharex=True, layout="constrained")
-    sizes = [choice.chunk_size for choice in choices]
-    ratios = [choice.throughput / baseline.throughput for choice in choices]
-    gains.plot(sizes, ratios, "o-", color=COLOURS["blue"])
+def draw(sweep: Sweep, title: str) -> plt.Figure:
+    """Gain over C, and below it how long a running request waits for its next token."""
+    figure, ((gains,), (waits,)) = panels(2, 1, 10, 4.5, sharex=True)
+    sizes, best = [choice.chunk_size for choice in sweep.choices], sweep.best
+    gains.plot(sizes, [sweep.gain(choice) for choice in sweep.choices], "o-", color=COLOURS["blue"])
     gains.axhline(1, color="black", linewidth=1)
-    gain = best.throughput / baseline.throughput
-    label, colour = f"C = {best.chunk_size}: {gain:.2f}x", COLOURS["vermilion"]
-    gains.plot([best.chunk_size], [gain], "s", color=colour, markersize=12, label=label)
+    label, colour = f"C = {best.chunk_size}: {sweep.gain(best):.2f}x", COLOURS["vermilion"]
+    style = {"color": colour, "markersize": 12, "label": label}
+    gains.plot([best.chunk_size], [sweep.gain(best)], "s", **style)
     gains.set(ylabel="throughput over the baseline", title=title)
     gains.legend()
-    times = [1e3 * choice.longest_tbt for choice in choices]
+    times = [1e3 * choice.longest_tbt for choice in sweep.choices]
     waits.plot(sizes, times, "o-", color=COLOURS["green"], label="sarathi")
     style = {"color": "black", "linewidth": 1.8, "linestyle": "--"}
-    waits.axhline(
-        1e3 * baseline.longest_tbt, label="baseline: its decodes never meet a prefill", **style
-    )
-    if bound < float("inf"):
-        label = f"bound: {1e3 * bound:g} ms"
-        waits.axhline(1e3 * bound, color=colour, linestyle=":", label=label)
+    label = "baseline: its decodes never meet a prefill"
+    waits.axhline(1e3 * sweep.baseline.longest_tbt, label=label, **style)
+    if sweep.bound < float("inf"):
+        label = f"bound: {1e3 * sweep.bound:g} ms"
+        waits.axhline(1e3 * sweep.bound, color=colour, linestyle=":", label=label)
     waits.set(xlabel="C (tokens)", ylabel="longest time between\ntwo tokens, TBT (ms)")
     waits.set_ylim(bottom=0)
     waits.legend()
     return figure
 
 
-def points(
-    baseline: Choice, choices: list[Choice], work: Workload, model: str, hardware: str
-) -> list[Point]:
-    name, rows, (prompt, decodes) = "choose_chunk", [], split(work.length, work.ratio)
+def points(sweep: Sweep, model: str, hardware: str) -> Record:
+    record, work = Record("choose_chunk", model, hardware), sweep.work
+    prompt, decodes = split(work.length, work.ratio)
     shape = f"L={work.length} B={work.batch_size} P={prompt} D={decodes}"
-    for choice in choices:
-        for series, y, unit in (
-            ("throughput", choice.throughput, "tokens/s"),
-            ("gain", choice.throughput / baseline.throughput, "throughput over baseline"),
-            ("longest TBT", 1e3 * choice.longest_tbt, "ms"),
-        ):
-            where = (y, unit, "predicted", model, hardware)
-            rows.append(Point(name, f"{series} {shape}", choice.chunk_size, "C", *where))
-    return rows
+    for choice in sweep.choices:
+        where = (choice.chunk_size, "C")
+        record.add(f"throughput {shape}", choice.throughput, "tokens/s", *where)
+        record.add(f"gain {shape}", sweep.gain(choice), "throughput over baseline", *where)
+        record.add(f"longest TBT {shape}", 1e3 * choice.longest_tbt, "ms", *where)
+    return record
 
 
 # -------------------------------------------------------------------------------------------- flags
 
 
-def above_zero(text: str) -> float:
-    """A flag's value that must be a finite number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return value
-
-
-def cost_model(options: argparse.Namespace) -> CostModel:
+def cost_model(options: Namespace) -> CostModel:
     """The cost model of the named model and GPU, or of the machine that was calibrated."""
     if options.calibration is None:
         model = lookup(MODELS, options.model or "llama-13b", "model")
         gpu = lookup(GPUS, options.gpu or "a6000", "GPU")
         return CostModel(model, gpu, software=options.software or "sarathi")
     calibration = Calibration.read(options.calibration)
-    if options.gpu is not None:
-        raise UserError(
-            "--gpu and --calibration exclude each other: a calibration is of the machine it was"
-            " made on"
-        )
-    if options.software is not None:
-        raise UserError(
-            "--software and --calibration exclude each other: a calibration is of the software that"
-            " was measured"
-        )
+    for flag, value in (("--gpu", options.gpu), ("--software", options.software)):
+        if value is not None:
+            raise UserError(
+                f"{flag} and --calibration exclude each other: a calibration has a machine and"
+                " software of its own"
+            )
     if options.model not in (None, calibration.model.name):
         raise UserError(
             f"--model {options.model}: the calibration is of {calibration.model.name}; calibrate.py"
@@ -227,124 +224,60 @@ def cost_model(options: argparse.Namespace) -> CostModel:
     return CalibratedModel(calibration)
 
 
-def workload(options: argparse.Namespace, cost: CostModel) -> Workload:
-    """What to run, or a UserError about the flags.
+def workload(options: Namespace, cost: CostModel) -> Workload:
+    """What to run. Without --batch-size, B comes from the memory formula or the calibration.
 
-    B comes from the memory formula or the calibration unless it was given.
+    Raises UserError where the flags do not fit the model or the memory.
     """
-    model, gpu, length = cost.model, cost.gpu, options.length
+    model, gpu, length, given = cost.model, cost.gpu, options.length, options.batch_size
     if not 2 <= length <= model.max_length:
         raise UserError(f"--length is {length}; {model.name} allows 2 to {model.max_length} tokens")
     fits = requests_that_fit(model, gpu, length, cost.bytes_per_value)
-    batch_size = options.batch_size
-    measured = BATCH_SIZE if isinstance(cost, CalibratedModel) else None
-    if batch_size is None and measured is not None and fits >= 2:
-        batch_size = min(fits, measured)
-        print(
-            f"B = {batch_size}: as many decodes as the calibration measured, of the {fits} that"
-            " fit; others: --batch-size.\n"
-        )
-    elif batch_size is None:
-        if fits < 2:
-            raise UserError(
-                f"{model.name} on {gpu.name}: {fits} requests of {length} tokens fit, and a chunk"
-                " needs decodes to carry"
-            )
-        batch_size = min(fits, MOST_REQUESTS)
-        print(f"B = {batch_size}: (M_G - M_S) / (L * m_kv) = {fits}", end="")
-        print(f", cut to {MOST_REQUESTS}" if fits > MOST_REQUESTS else "", end="")
-        print(
-            ". The formula leaves nothing for activations; real systems fit fewer: --batch-size.\n"
-        )
-    elif not 2 <= batch_size <= MOST_REQUESTS:
+    formula, calibrated = "(M_G - M_S) / (L * m_kv)", isinstance(cost, CalibratedModel)
+    note, most = "", BATCH_SIZE if calibrated else MOST_REQUESTS
+    if given is None and fits < 2:
         raise UserError(
-            f"--batch-size is {batch_size}; it must be from 2 (a chunk needs decodes to carry) to"
+            f"{model.name} on {gpu.name}: {fits} requests of {length} tokens fit, and a chunk needs"
+            " decodes to carry"
+        )
+    if given is not None and not 2 <= given <= MOST_REQUESTS:
+        raise UserError(
+            f"--batch-size is {given}; it must be from 2 (a chunk needs decodes to carry) to"
             f" {MOST_REQUESTS}"
         )
-    elif measured is not None and batch_size > measured:
-        print(
-            f"Note: the calibration measured up to {measured} decodes; for {batch_size} its curves"
-            " are continued.\n"
-        )
-    elif batch_size > fits:
-        print(
-            f"Note: by (M_G - M_S) / (L * m_kv), {fits} requests of {length} tokens fit into"
-            f" {gpu.name}, not {batch_size}.\n"
-        )
+    batch_size = given or min(fits, most)
+    if given is None and calibrated:
+        note = f"B = {batch_size}: as many decodes as the calibration measured; {fits} would fit."
+    elif given is None:
+        cut = f", cut to {most}" if fits > most else ""
+        note = f"B = {batch_size}: {formula} = {fits}{cut}. Real systems fit fewer, because the"
+        note += " formula leaves nothing for activations."
+    elif calibrated and given > most:
+        note = f"The calibration measured B up to {most}: for {given} its curves are continued."
+    elif given > fits:
+        note = f"By {formula}, {fits} requests of {length} tokens fit into {gpu.name}, not {given}."
+    if note:
+        print(f"\n{note}" + ("" if given else " Choose B with --batch-size."))
     return Workload(length, batch_size, options.pd)
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    add = parser.add_argument
-    add("--model", help=f"one of {', '.join(MODELS)} (default: llama-13b)")
-    add("--gpu", help=f"one of {', '.join(GPUS)} (default: a6000)")
-    add(
-        "--software",
-        choices=SOFTWARE,
-        help=(
-            "whose efficiency the cost model takes: sarathi (its A6000), sarathi_serve (the"
-            " kernels of vLLM, on an A100), or td_pipe (an L20) (default: sarathi)"
-        ),
-    )
-    add(
-        "--calibration",
-        type=Path,
-        metavar="FILE",
-        help="a machine that calibrate.py measured, in place of --gpu",
-    )
-    add(
-        "--pd",
-        type=above_zero,
-        default=14.0,
-        metavar="RATIO",
-        help="P:D, prompt tokens per decode (default: 14)",
-    )
-    add(
-        "--length",
-        type=positive,
-        default=1024,
-        metavar="L",
-        help="tokens of a request (default: 1024)",
-    )
-    add(
-        "--batch-size",
-        type=positive,
-        metavar="B",
-        help=(
-            "requests in a batch (default: as many as fit, by the formula; of a calibration, as"
-            " many as it measured)"
-        ),
-    )
-    add(
-        "--tbt-slo",
-        type=above_zero,
-        metavar="MS",
-        help="longest TBT (time between two tokens) that is allowed",
-    )
-    options = parser.parse_args()
+    options = start("choose_chunk", __doc__, **FLAGS)
     cost = cost_model(options)
-    make_directory(options.out, "choose_chunk", force=options.force)
     work = workload(options, cost)
-    bound = options.tbt_slo / 1e3 if options.tbt_slo else float("inf")
-
-    sizes = candidates(work.length, work.batch_size, work.ratio)
-    sizes = sizes[::3] if options.quick else sizes
-    baseline = steady(cost, work, 0)
+    sizes = candidates(work.length, work.batch_size, work.ratio)[:: 3 if options.quick else 1]
     choices = [steady(cost, work, size) for size in progress(sizes, "sweeping")]
-    best, free = choose(choices, bound), choose(choices)
+    bound = options.tbt_slo / 1e3 if options.tbt_slo else float("inf")
+    sweep = Sweep(work, steady(cost, work, 0), choices, bound)
     prompt, decodes = split(work.length, work.ratio)
+    model, gpu = cost.model.name, cost.gpu.name
     shape = f"L = {work.length}, P:D = {prompt / decodes:.3g}, B = {work.batch_size}"
-    title = f"{cost.model.name} on {cost.gpu.name}\n{shape}"
     software = options.software or "sarathi"
     constants = "this machine's calibration" if options.calibration else f"constants of {software}"
-    print(f"{title.replace(chr(10), ', ')}: predicted by the cost model with {constants}\n")
-    print_choice(best, free, baseline, choices, work, bound)
-    rows = points(baseline, choices, work, cost.model.name, cost.gpu.name)
-    write_csv(options.out / "choose_chunk.csv", rows, {cost.gpu.name: software})
-    figure = draw(best, baseline, choices, bound, f"{title}: predicted")
-    save_figure(figure, options.out / "choose_chunk.png")
-    print(f"\nwrote {options.out / 'choose_chunk.png'} and .csv")
+    print(f"\n{model} on {gpu}, {shape}: predicted by the cost model with {constants}\n")
+    print_choice(sweep)
+    title, rows = f"{model} on {gpu}\n{shape}: predicted", points(sweep, model, gpu)
+    finish(options, "choose_chunk", rows, lambda: draw(sweep, title), {gpu: software})
 
 
 if __name__ == "__main__":

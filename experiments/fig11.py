@@ -4,42 +4,37 @@
     python experiments/fig11.py --measure    and the real engine on this machine: minutes
 
 Orca's worst and best case are workloads, not policies (Sec 5.2). Worst: all requests start and end
-together, so that no prefill ever meets a decode, and Orca is the baseline. Best: requests are
-staggered, so that each whole prompt rides with the decodes of the others. (a) over lengths, where
-P:D is balanced (see `balance` in lib/steady.py); (b) over P:D, at L = 1K. All gains are those of a
-steady state over the baseline's (see fig9.py).
+together. No prefill ever meets a decode, and Orca is the baseline. Best: requests are staggered, so
+that each whole prompt rides with the decodes of the others. (a) over lengths, where P:D is balanced
+(see `balance` in lib/steady.py); (b) over P:D, at L = 1K. All gains are those of a steady state
+over the baseline's (see fig9.py).
 """
-
-from functools import partial
-from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 
-from cli import run_main
-from experiments.lib.common import SPREAD, Point, curves, progress, series_options
-from experiments.lib.figure import Figure, Scale, run_figure
-from experiments.lib.look import COLOURS, log_ticks, measured_title, plot_points, shade_spread, star
-from experiments.lib.measuring import Run, gain_points, measured_gains, measured_on
+from experiments.lib import look, measuring
+from experiments.lib.common import SPREAD, Point, Record, curves, progress, series_options
+from experiments.lib.figure import Figure, Scale
+from experiments.lib.look import COLOURS
+from experiments.lib.measuring import Run
 from experiments.lib.steady import BATCH_SIZES, Workload, balance, predicted_gain, split
 
-if TYPE_CHECKING:  # predicting needs no torch
-    from engine import LLM
-
 MODEL, GPU, CHUNK_SIZE, LENGTH = "llama-13b", "a6000", 256, 1024  # C of panel (a), L of panel (b)
-STYLE = {  # by a series' first word, and C where there are several
-    "orca worst": (COLOURS["orange"], "^", "//"),
-    "orca best": (COLOURS["vermilion"], "D", "\\\\"),
-    "sarathi C=128": (COLOURS["sky"], "P", ""),
-    "sarathi C=256": (COLOURS["blue"], "o", ""),
-    "sarathi C=512": (COLOURS["green"], "s", ""),
+UNIT = "throughput over baseline"
+STYLE = {  # by a series' first two words: colour, marker, hatch
+    "orca worst": (COLOURS["green"], "^", "//"),
+    "orca best": (COLOURS["green"], "s", "\\\\"),
+    "sarathi C=128": (COLOURS["purple"], "v", ""),
+    "sarathi C=256": (COLOURS["sky"], "P", ""),
+    "sarathi C=512": (COLOURS["blue"], "o", ""),
 }
-prediction = partial(Point, "fig11", source="predicted", model=MODEL, hardware=GPU)
+OTHER_STYLE = (COLOURS["black"], "X", "")
 
 
 def contenders(
     length: int, batch_size: int, ratio: float, chunk_sizes: tuple[int, ...]
 ) -> dict[str, Run]:
-    """Who runs against the baseline on these lengths."""
+    """What runs against the baseline on these lengths."""
     together = Workload(length, batch_size, ratio)
     staggered = Workload(length, batch_size, ratio, staggered=True)
     orca = {"orca worst": Run(together, "orca", 1), "orca best": Run(staggered, "orca", 1)}
@@ -47,73 +42,69 @@ def contenders(
 
 
 def predict(quick: bool) -> list[Point]:
-    points = []
+    record = Record("fig11", MODEL, GPU)
 
-    def add(series: str, x: float, x_unit: str, y: float) -> None:
-        points.append(prediction(series, x, x_unit, y, "throughput over baseline"))
+    def add(series: str, run: Run, x: float, x_unit: str) -> None:
+        gain = predicted_gain(run.work, run.policy, run.chunk_size, MODEL, GPU)
+        record.add(series, gain, UNIT, x, x_unit)
 
     for length, batch_size in BATCH_SIZES.items():
-        for name, run in contenders(
-            length, batch_size, balance(CHUNK_SIZE, batch_size), (CHUNK_SIZE,)
-        ).items():
-            add(
-                f"{name} (a)",
-                length,
-                "L",
-                predicted_gain(run.work, run.policy, run.chunk_size, MODEL, GPU),
-            )
+        ratio = balance(CHUNK_SIZE, batch_size)
+        for name, run in contenders(length, batch_size, ratio, (CHUNK_SIZE,)).items():
+            add(f"{name} (a)", run, length, "L")
     count, batch_size = 5 if quick else 33, BATCH_SIZES[LENGTH]
+    ratios = [200 ** (i / (count - 1)) for i in range(count)]
     # where a curve peaks: the last one is best-case Orca's
-    balances = [balance(size, batch_size) for size in (256, 512, LENGTH)]
-    splits = {
-        split(LENGTH, ratio)
-        for ratio in [200 ** (i / (count - 1)) for i in range(count)] + balances
-    }
-    for prompt, decodes in progress(sorted(splits), "predicting"):
-        for name, run in contenders(LENGTH, batch_size, prompt / decodes, (256, 512)).items():
-            if name != "orca worst":  # the baseline by another name
-                add(
-                    f"{name} (b)",
-                    prompt / decodes,
-                    "P:D",
-                    predicted_gain(run.work, run.policy, run.chunk_size, MODEL, GPU),
-                )
-    for name in ("orca best", "sarathi C=256", "sarathi C=512"):
-        add(
-            f"{name} (b) peak",
-            0,
-            "",
-            max(point.y for point in points if point.series == f"{name} (b)"),
-        )
-    return points
+    ratios += [balance(size, batch_size) for size in (256, 512, LENGTH)]
+    splits = sorted({split(LENGTH, ratio) for ratio in ratios})
+    for prompt, decodes in progress(splits, "predicting"):
+        runs = contenders(LENGTH, batch_size, prompt / decodes, (256, 512))
+        del runs["orca worst"]  # the baseline by another name
+        for name, run in runs.items():
+            add(f"{name} (b)", run, prompt / decodes, "P:D")
+    for series, curve in curves(record, "predicted").items():
+        if series.endswith("(b)"):
+            record.add(f"{series} peak", max(point.y for point in curve), UNIT)
+    return record
 
 
-def measure(llm: "LLM", scale: Scale) -> list[Point]:
+def measure(llm: "measuring.LLM", scale: Scale) -> list[Point]:
     """Both panels in one sweep: P:D at the balance of each chunk size."""
-
-    def point(series: str, x: float, y: float) -> Point:
-        return Point("fig11", series, x, "P:D", y, "throughput over baseline", *measured_on(llm))
-
+    record = Record("fig11", *measuring.measured_on(llm))
     (length,), (batch_size,) = scale.lengths, scale.batch_sizes
-    balances = [balance(size, batch_size) for size in scale.chunk_sizes]
-    splits = [split(length, ratio) for ratio in balances]
+    splits = [split(length, balance(size, batch_size)) for size in scale.chunk_sizes]
     runs = {
         (name, prompt / decodes): run
         for prompt, decodes in splits
         for name, run in contenders(length, batch_size, prompt / decodes, scale.chunk_sizes).items()
         if name != "orca worst" or (prompt, decodes) == splits[0]  # once: it is the baseline
     }
-    gains = measured_gains(llm, list(runs.values()), scale.repeats)
-    return [
-        row
-        for (name, ratio), run in runs.items()
-        for row in gain_points(point, f"{name} L={length} B={batch_size}", ratio, gains[run])
-    ]
+    gains = measuring.measured_gains(llm, list(runs.values()), scale.repeats)
+    for (name, ratio), run in runs.items():
+        series = f"{name} L={length} B={batch_size}"
+        measuring.add_spread(record, series, gains[run], UNIT, ratio, "P:D")
+    return record
 
 
-def style(series: str) -> tuple[str, str, str]:
-    looks = (look for name, look in STYLE.items() if series.startswith(name))
-    return next(looks, (COLOURS["purple"], "v", ""))
+def draw_lengths(axes: plt.Axes, found: dict[str, list[Point]], stars: list[Point]) -> None:
+    """Panel (a): a bar for each contender at each length, and the paper's numbers."""
+    names, lengths = [series for series in found if series.endswith("(a)")], list(BATCH_SIZES)
+    for number, series in enumerate(names):
+        name, shift = series.removesuffix(" (a)"), 0.27 * (number - 1)
+        colour, _, hatch = STYLE[name]
+        places = [i + shift for i in range(len(lengths))]
+        style = {"color": colour, "hatch": hatch, "edgecolor": "black", "label": name}
+        axes.bar(places, [point.y for point in found[series]], 0.25, **style)
+        for point in stars:
+            if point.series == series:
+                look.star(axes, places[lengths.index(int(point.x))], point.y)
+    look.star(axes, float("nan"), float("nan"), label="paper")
+    labels = [f"L = {length // 1024}K\nB = {size}" for length, size in BATCH_SIZES.items()]
+    axes.set_xticks(range(len(labels)), labels)
+    axes.axhline(1, color="black", linewidth=1)
+    title = f"(a) predicted, P:D balanced for C = 256\n{MODEL} on {GPU}"
+    axes.set(ylabel="throughput / baseline's", title=title, ylim=(0.8, 1.4))
+    axes.legend(ncols=2, loc="upper center")
 
 
 def draw_ratios(
@@ -123,85 +114,37 @@ def draw_ratios(
     for series, curve in found.items():
         if series.endswith(SPREAD):
             continue
-        colour, marker, _ = style(series)
-        plot_points(
-            axes,
-            curve,
-            color=colour,
-            marker=marker,
-            markevery=markevery,
-            label=" ".join(series.split()[:2]),
-        )
-        shade_spread(axes, found, series, colour)
+        name = " ".join(series.split()[:2])
+        colour, marker, _ = STYLE.get(name, OTHER_STYLE)
+        style = {"color": colour, "marker": marker, "markevery": markevery, "label": name}
+        look.plot_points(axes, curve, **style)
+        look.shade_spread(axes, found, series, colour)
     axes.axhline(1, color="black", linewidth=1)
     axes.set(xlabel="P:D (prompt tokens per decode)", title=title)
 
 
 def draw(points: list[Point]) -> plt.Figure:
-    predicted, paper, measured = (
-        curves(points, source) for source in ("predicted", "paper", "measured")
-    )
-    count = 3 if measured else 2
-    figure, panels = plt.subplots(1, count, figsize=(8 * count, 6.5), layout="constrained")
-    names = [series for series in predicted if series.endswith("(a)")]
-    for i, series in enumerate(names):
-        colour, _, hatch = style(series)
-        places = [j + 0.27 * (i - 1) for j in range(len(BATCH_SIZES))]
-        heights = [point.y for point in predicted[series]]
-        panels[0].bar(
-            places,
-            heights,
-            0.25,
-            color=colour,
-            hatch=hatch,
-            edgecolor="black",
-            label=series.removesuffix(" (a)"),
-        )
-        for point in paper.get(series, []):
-            panels[0].plot(
-                places[list(BATCH_SIZES).index(int(point.x))],
-                point.y,
-                "*",
-                color="white",
-                markeredgecolor="black",
-                markersize=19,
-            )
-    panels[0].set_xticks(
-        range(len(BATCH_SIZES)),
-        [f"L = {length // 1024}K\nB = {size}" for length, size in BATCH_SIZES.items()],
-    )
-    panels[0].set_ylim(0.8, 1.4)
-    panels[0].axhline(1, color="black", linewidth=1)
-    star(panels[0], float("nan"), float("nan"), label="paper")
-    panels[0].set(
-        ylabel="throughput / baseline's",
-        title=f"(a) predicted, P:D balanced for C = 256\n{MODEL} on {GPU}",
-    )
-    panels[0].legend(ncols=2, loc="upper center")
-    draw_ratios(
-        panels[1],
-        {s: c for s, c in predicted.items() if s.endswith("(b)")},
-        f"(b) predicted, L = 1K, B = 18\n{MODEL} on {GPU}",
-        4,
-    )
-    panels[1].set_ylim(0.8, 1.4)
-    log_ticks(panels[1], [1, 2, 5, 10, 20, 50, 100, 200])
-    for series, (point,) in ((s, curve) for s, curve in paper.items() if s.endswith("peak")):
-        panels[1].axhline(
-            point.y,
-            color=style(series)[0],
-            linestyle=":",
-            label=f"paper's peak, {series.split(' (b)')[0]}",
-        )
-    panels[1].legend(fontsize=12, ncols=2, loc="upper center")
+    predicted, measured = curves(points, "predicted"), curves(points, "measured")
+    paper = [point for point in points if point.source == "paper"]
+    figure, [grid] = look.panels(1, 3 if measured else 2, 8, 6.5)
+    draw_lengths(grid[0], predicted, paper)
+    over_ratio = {series: curve for series, curve in predicted.items() if series.endswith("(b)")}
+    draw_ratios(grid[1], over_ratio, f"(b) predicted, L = 1K, B = 18\n{MODEL} on {GPU}", 4)
+    grid[1].set_ylim(0.8, 1.4)
+    look.log_ticks(grid[1], [1, 2, 5, 10, 20, 50, 100, 200])
+    for point in paper:
+        if point.series.endswith("peak"):
+            name = point.series.removesuffix(" (b) peak")
+            style = {"color": STYLE[name][0], "linestyle": ":", "label": f"paper's peak, {name}"}
+            grid[1].axhline(point.y, **style)
+    grid[1].legend(fontsize=12, ncols=2, loc="upper center")
     if measured:
-        shape = series_options(next(iter(measured)))
-        draw_ratios(
-            panels[2], measured, f"{measured_title(points)}\nL = {shape['L']}, B = {shape['B']}"
-        )
-        log_ticks(panels[2], sorted({point.x for curve in measured.values() for point in curve}))
-        panels[2].legend()
-    figure.suptitle("SARATHI Fig 11: Orca's worst and best case, and SARATHI", fontsize=18)
+        shape = "L = {L}, B = {B}".format(**series_options(next(iter(measured))))
+        draw_ratios(grid[2], measured, f"{look.measured_title(points)}\n{shape}")
+        ticks = {point.x for curve in measured.values() for point in curve}
+        look.log_ticks(grid[2], sorted(ticks))
+        grid[2].legend()
+    figure.suptitle("SARATHI Fig 11: Orca's worst and best case, and SARATHI")
     return figure
 
 
@@ -225,10 +168,7 @@ FIGURE = Figure(
     shown=lambda point: point.source == "measured" or not point.series.endswith("(b)"),
 )
 
-
-def main() -> None:
-    run_figure(FIGURE)
-
+main = FIGURE.main
 
 if __name__ == "__main__":
-    run_main(main)
+    main()

@@ -6,7 +6,7 @@
 
 Three deployments serve the same requests, all there from the start: eight stages of eight GPUs each
 (TP8, PP8) under best-case Orca; the same under SARATHI; and eight replicas of eight GPUs (TP8
-alone), each with an eighth of the requests. The paper leaves open what is an option here. Our
+alone), each with an eighth of the requests. What the paper leaves open is an option here. Our
 defaults, and why:
 
     prefills       one      one whole prompt beside the decodes: best-case Orca is SARATHI with
@@ -27,19 +27,12 @@ defaults, and why:
                             between servers
     software       sarathi  the constants fitted to the paper's own measurements; "sarathi_serve"
                             knows kernel overheads
-    overhead       0        microseconds more for each linear operator, however small. What the
-                            paper measured on its A6000 fits to none
+    overhead       0        microseconds more for each linear operator, however small. No such cost
+                            fits what the paper measured on its A6000
 
-Ours come out in the paper's order, but not at its ratios. One table shows what each option moves,
-alone. Several move the ratio of SARATHI to Orca towards the paper's: prompts that enter all
-micro-batches in the same round ("in step": they wait once for all eight), a fixed cost per
-operator, a chunk that does not give way to decodes (batches of 282 rows, which cost as much as
-384). The ratios cannot tell which of them the paper's simulator had. Nothing in iteration-level
-scheduling brings the first about, and we have no measurement for the second.
-
-The reduction of bubbles stays unexplained. If both policies do equal useful work, two of the
-paper's ratios give the share of time that bubbles take under each (`implied_shares`). By them, the
-paper's SARATHI waits far longer than ours. No option alone comes near that.
+Our predictions come in the paper's order, but not at its ratios. Tables show what each option
+changes alone ("in step": prompts enter all micro-batches in the same round); docs/pipelines.md
+discusses them.
 
 A request's bubble time is what stages waited for its micro-batch, over all its iterations and all
 stages, start-up and drain apart (Sec 5.3).
@@ -48,59 +41,47 @@ stages, start-up and drain apart (Sec 5.3).
 import statistics
 from argparse import ArgumentTypeError, Namespace
 from dataclasses import dataclass, fields, replace
-from functools import cache, partial
+from functools import cache
 
 import matplotlib.pyplot as plt
 import numpy as np
 
+import pipeline
 from batch import Request
-from cli import Parser, run_main
+from cli import run_main
 from configs import GPUS, LINKS, MODELS, Link, UserError, lookup
 from costmodel import SOFTWARE, CostModel, constants, requests_that_fit, tokens_that_fit
-from experiments.lib.common import (
-    Point,
-    make_directory,
-    make_parser,
-    paper_points,
-    positive,
-    print_comparison,
-    print_table,
-    progress,
-    write_csv,
-)
-from experiments.lib.look import COLOURS, save_figure, star, use_style
+from experiments.lib import common
+from experiments.lib.common import Point, Record, print_table
+from experiments.lib.figure import finish
+from experiments.lib.flags import Flag, positive, start
+from experiments.lib.look import panels, star
+from experiments.lib.papers import LOOKS
 from experiments.lib.steady import split
-from pipeline import (
-    BUBBLES,
-    Hop,
-    PipelineTrace,
-    StageCosts,
-    even_layers,
-    make_micro_batches,
-    run_pipeline,
-)
 from pipeline.micro_batches import DEALS
 from serving.traffic import ZIPF_BY, Zipf
 
 MODEL, GPU, TP, STAGES = "gpt3-175b", "a100-80gb", 8, 8
 SHORTEST, LONGEST, EXPONENT, RATIO = 1024, 4096, 0.4, 10  # L in tokens, theta, P:D (Sec 5.3)
 PAPER_REQUESTS = 10000
-RATIOS = (
-    "median bubble reduction",
-    "sarathi over orca",
-    "sarathi over tp-only",
-    "tp-only over orca",
-)
+PAPER = {
+    "f12_bubble": ("median bubble reduction", 0),
+    "f12_sarathi_vs_orca": ("sarathi over orca", 0),
+    "f12_sarathi_vs_tp": ("sarathi over tp-only", 0),
+    "f12_tp_vs_orca": ("tp-only over orca", 0),
+    "f12_batch_ratio": ("batch size, tp-pp over tp-only", 0),
+}
+*RATIOS, BATCH_RATIO = [series for series, _ in PAPER.values()]
 SHARES = ("orca's bubbles, %", "sarathi's bubbles, %")
-PAPER = dict(
-    zip(
-        ("f12_bubble", "f12_sarathi_vs_orca", "f12_sarathi_vs_tp", "f12_tp_vs_orca"),
-        [(name, 0) for name in RATIOS],
-        strict=True,
-    )
-)
-PAPER["f12_batch_ratio"] = ("batch size, tp-pp over tp-only", 0)
-prediction = partial(Point, "fig12", source="predicted", model=MODEL, hardware=GPU)
+ORCA, IN_STEP, SARATHI = "Orca, TP8 PP8", "Orca, TP8 PP8, in step", "SARATHI, TP8 PP8"
+REPLICAS = "TP8, 8 replicas"
+STAGED = {ORCA: "orca", IN_STEP: "orca in step", SARATHI: "sarathi"}  # in fig12.csv
+LINES = {
+    ORCA: (LOOKS["orca"][0], "--"),
+    IN_STEP: (LOOKS["orca"][0], ":"),
+    REPLICAS: ("black", "-."),
+    SARATHI: (LOOKS["sarathi"][0], "-"),
+}
 
 
 @dataclass(frozen=True)
@@ -133,6 +114,46 @@ CHOICES = {
 }
 
 
+# -------------------------------------------------------------------------------------------- flags
+
+
+def microseconds(text: str) -> int:
+    """A flag's value that must be a whole number of at least 0."""
+    if not text.isdecimal():
+        raise ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
+
+
+def make_flags() -> dict[str, Flag]:
+    """One for each field of `Setup`, and how many requests there are."""
+    number = {"type": positive, "metavar": "N"}
+    flags = {
+        "requests": Flag("in the picture", PAPER_REQUESTS, 400),
+        "table_requests": Flag("in each line of the table of options", 800, 200, options=number),
+    }
+    for field in fields(Setup):
+        names = CHOICES.get(field.name, ())
+        options = {"metavar": "NAME"} if names else number
+        flags[field.name] = Flag(", ".join(names), field.default, options=options)
+    microsecond = {"type": microseconds, "metavar": "N"}
+    flags["overhead"] = Flag("us more for each linear operator", 0, options=microsecond)
+    return flags
+
+
+def setup_of(options: Namespace) -> Setup:
+    for name, choices in CHOICES.items():
+        lookup(dict.fromkeys(choices), getattr(options, name), name.replace("_", "-"))
+    setup = Setup(**{field.name: getattr(options, field.name) for field in fields(Setup)})
+    if setup.chunk_size < 2:
+        raise UserError(
+            f"--chunk-size {setup.chunk_size}: it must hold a decode and a prompt token, at least 2"
+        )
+    return setup
+
+
+# --------------------------------------------------------------------------------------- simulation
+
+
 @cache
 def draw_lengths(count: int, lengths: str) -> list[tuple[int, int]]:
     """P and D of each request: L from Zipf's law, split 10:1."""
@@ -150,14 +171,14 @@ def make_requests(count: int, lengths: str, every: int = 1, first: int = 0) -> l
 
 
 @cache
-def run_stages(count: int, setup: Setup, policy: str) -> PipelineTrace:
+def run_stages(count: int, setup: Setup, policy: str) -> pipeline.PipelineTrace:
     """TP8 x PP8."""
     requests = make_requests(count, setup.lengths)
     return simulate(requests, setup, policy, STAGES, setup.micro_batches, setup.batch_size)
 
 
 @cache
-def run_replica(count: int, setup: Setup, number: int) -> PipelineTrace:
+def run_replica(count: int, setup: Setup, number: int) -> pipeline.PipelineTrace:
     """One of the TP8 replicas, with every eighth request."""
     requests = make_requests(count, setup.lengths, STAGES, number)
     return simulate(requests, setup, setup.tp_policy, 1, 1, setup.tp_batch_size)
@@ -170,22 +191,22 @@ def simulate(
     stages: int,
     micro_batches: int,
     batch_size: int,
-) -> PipelineTrace:
+) -> pipeline.PipelineTrace:
     chunk_size, refill_every = setup.chunk_size, 1
     if policy == "orca":
         refill_every = setup.refill_every if stages > 1 else 1
         if setup.prefills == "one":
             policy, chunk_size = "sarathi", LONGEST + batch_size
     cost_model = make_cost_model(setup)
-    filled = make_micro_batches(
-        policy, micro_batches, stages, batch_size, chunk_size,
-        deal=setup.deal, refill_every=refill_every,
-    )  # fmt: skip
+    rules = {"deal": setup.deal, "refill_every": refill_every}
+    filled = pipeline.make_micro_batches(
+        policy, micro_batches, stages, batch_size, chunk_size, **rules
+    )
     for request in requests:
         filled.add(request)
-    costs = StageCosts(cost_model, even_layers(cost_model.model.n_layer, stages))
-    hop = None if setup.hop == "none" else Hop.over(LINKS[setup.hop], cost_model)
-    return run_pipeline(filled, costs, PipelineTrace(stages, micro_batches), hop)
+    costs = pipeline.StageCosts(cost_model, pipeline.even_layers(cost_model.model.n_layer, stages))
+    hop = None if setup.hop == "none" else pipeline.Hop.over(LINKS[setup.hop], cost_model)
+    return pipeline.run_pipeline(filled, costs, pipeline.PipelineTrace(stages, micro_batches), hop)
 
 
 def make_cost_model(setup: Setup) -> CostModel:
@@ -197,26 +218,15 @@ def make_cost_model(setup: Setup) -> CostModel:
 
 @dataclass(frozen=True)
 class Outcome:
-    orca: PipelineTrace
-    sarathi: PipelineTrace
-    replicas: list[PipelineTrace]
+    """The runs of the three deployments under one setup."""
+
+    orca: pipeline.PipelineTrace
+    sarathi: pipeline.PipelineTrace
+    replicas: list[pipeline.PipelineTrace]
 
     @property
-    def tp_seconds(self) -> float:
-        return max(trace.end for trace in self.replicas)
-
-    @property
-    def completions(self) -> dict[str, list[float]]:
-        """When the first, second, ... request was done."""
-        both = {"Orca, TP8 PP8": self.orca.finished, "SARATHI, TP8 PP8": self.sarathi.finished}
-        found = {name: [time for _, time in finished] for name, finished in both.items()}
-        return found | {
-            "TP8, 8 replicas": sorted(time for trace in self.replicas for _, time in trace.finished)
-        }
-
-    @property
-    def ratios(self) -> dict[str, float]:
-        """The paper's four."""
+    def row(self) -> dict[str, float]:
+        """The paper's four ratios, and the bubbles in % of the stages' time."""
         bubbles = [statistics.median(t.bubble_of.values()) for t in (self.orca, self.sarathi)]
         if not bubbles[1]:
             raise UserError(
@@ -224,24 +234,10 @@ class Outcome:
                 " to divide by: take more requests or micro-batches"
             )
         orca, sarathi = self.orca.seconds, self.sarathi.seconds
-        found = (
-            bubbles[0] / bubbles[1],
-            orca / sarathi,
-            self.tp_seconds / sarathi,
-            orca / self.tp_seconds,
-        )
-        return dict(zip(RATIOS, found, strict=True))
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """Bubbles in % of the stages' time, by the account."""
-        found = 100 * self.orca.bubble_share, 100 * self.sarathi.bubble_share
-        return dict(zip(SHARES, found, strict=True))
-
-    @property
-    def row(self) -> dict[str, float]:
-        """Of the table of what moves what."""
-        return self.ratios | self.shares
+        alone = max(trace.end for trace in self.replicas)
+        ratios = (bubbles[0] / bubbles[1], orca / sarathi, alone / sarathi, orca / alone)
+        shares = (100 * self.orca.bubble_share, 100 * self.sarathi.bubble_share)
+        return dict(zip((*RATIOS, *SHARES), (*ratios, *shares), strict=True))
 
 
 def implied_shares(ratios: dict[str, float]) -> dict[str, float]:
@@ -256,24 +252,25 @@ def implied_shares(ratios: dict[str, float]) -> dict[str, float]:
 
 
 def run(setup: Setup, count: int) -> Outcome:
-    """Keeps runs by what they depend on: options that leave a deployment alone cost nothing."""
-    plain = Setup()
-    both = replace(setup, tp_batch_size=plain.tp_batch_size, tp_policy=plain.tp_policy)
-    sarathi = replace(both, prefills=plain.prefills, refill_every=plain.refill_every)
-    alone = replace(
-        setup,
-        batch_size=plain.batch_size,
-        refill_every=1,
-        deal=plain.deal,
-        micro_batches=STAGES,
-        hop=plain.hop,
-    )
-    alone = alone if alone.tp_policy == "sarathi" else replace(alone, chunk_size=plain.chunk_size)
+    """The three deployments.
+
+    Runs are kept by what they depend on: an option that leaves a deployment alone costs nothing.
+    """
+    staged = with_defaults(setup, "tp_batch_size", "tp_policy")
+    sarathi = with_defaults(staged, "prefills", "refill_every")
+    alone = with_defaults(setup, "batch_size", "refill_every", "deal", "micro_batches", "hop")
+    if setup.tp_policy == "orca":
+        alone = with_defaults(alone, "chunk_size")
     return Outcome(
-        run_stages(count, replace(both, chunk_size=plain.chunk_size), "orca"),
+        run_stages(count, with_defaults(staged, "chunk_size"), "orca"),
         run_stages(count, sarathi, "sarathi"),
         [run_replica(count, alone, number) for number in range(STAGES)],
     )
+
+
+def with_defaults(setup: Setup, *names: str) -> Setup:
+    """The setup with the defaults of these options, on which a run does not depend."""
+    return replace(setup, **{name: getattr(Setup(), name) for name in names})
 
 
 def in_step(setup: Setup) -> int:
@@ -315,216 +312,157 @@ def batch_sizes() -> list[list[object]]:
 
     The paper's formula takes all memory; serving systems leave a tenth of it.
     """
-    model, gpu = MODELS[MODEL], GPUS[GPU]
-    rows = []
+    model, gpu, rows = MODELS[MODEL], GPUS[GPU], []
     for name, replicas, gpus, paper in (
         ("TP8 PP8, one of 8 micro-batches", STAGES, TP * STAGES, 27),
         ("TP8", 1, TP, 11),
     ):
-        whole = (
-            requests_that_fit(model, replace(gpu, memory=gpus * gpu.memory), LONGEST) // replicas
-        )
-        rows.append([name, whole, tokens_that_fit(model, gpu, gpus) // LONGEST // replicas, paper])
+        whole = requests_that_fit(model, replace(gpu, memory=gpus * gpu.memory), LONGEST)
+        most = tokens_that_fit(model, gpu, gpus) // LONGEST
+        rows.append([name, whole // replicas, most // replicas, paper])
     return rows
 
 
-def points(
-    outcome: Outcome,
-    best: Outcome,
-    nearest: Outcome,
-    setup: Setup,
-    table: dict[str, dict[str, float]],
-) -> list[Point]:
-    def point(series: str, x: float, x_unit: str, y: float, y_unit: str) -> Point:
-        return prediction(series, x, x_unit, y, y_unit)
+# ---------------------------------------------------------------------------------- rows and tables
 
-    rows = [point(name, 0, "", ratio, "x") for name, ratio in outcome.ratios.items()]
-    rows.append(
-        point(PAPER["f12_batch_ratio"][0], 0, "", setup.batch_size / setup.tp_batch_size, "x")
-    )
-    rows += paper_points(PAPER, rows)
-    rows += [point(f"in step: {name}", 0, "", ratio, "x") for name, ratio in best.ratios.items()]
-    rows += [
-        point(f"in step, unshrunk: {name}", 0, "", ratio, "x")
-        for name, ratio in nearest.ratios.items()
-    ]
-    for name, trace in (
-        ("orca", outcome.orca),
-        ("orca in step", best.orca),
-        ("sarathi", outcome.sarathi),
-    ):
+Table = dict[str, dict[str, float]]  # option -> `Outcome.row`
+
+
+def make_points(whole: list[Outcome], table: Table, setup: Setup) -> list[Point]:
+    """whole: with all requests, under this setup; in step; and in step with the chunk itself."""
+    outcome, best, nearest = whole
+    record = Record("fig12", MODEL, GPU)
+    for name in RATIOS:
+        record.add(name, outcome.row[name], "x")
+    record.add(BATCH_RATIO, setup.batch_size / setup.tp_batch_size, "x")
+    record += common.paper_points(PAPER, record)
+    for way, other in (("in step", best), ("in step, unshrunk", nearest)):
+        for name in RATIOS:
+            record.add(f"{way}: {name}", other.row[name], "x")
+    runs = shown_runs(outcome, best)
+    for line, name in STAGED.items():
+        [trace] = runs[line]
         for percent in (5, 25, 50, 75, 95):
-            y = float(np.percentile([*trace.bubble_of.values()], percent))
-            rows.append(point(f"bubble time, {name}", percent, "percentile", y, "s"))
-        for cause in BUBBLES:
-            y = 100 * trace.idle[cause] / STAGES / trace.seconds
-            rows.append(point(f"share, {name} {cause}", 0, "", y, "%"))
-    for name, times in (outcome.completions | {IN_STEP: best.completions["Orca, TP8 PP8"]}).items():
+            seconds = float(np.percentile([*trace.bubble_of.values()], percent))
+            record.add(f"bubble time, {name}", seconds, "s", percent, "percentile")
+        for cause in pipeline.BUBBLES:
+            share = 100 * trace.idle[cause] / STAGES / trace.seconds
+            record.add(f"share, {name} {cause}", share, "%")
+    for name, traces in runs.items():
+        times = completions(traces)
         for tenth in range(1, 11):
             done = len(times) * tenth // 10
-            rows.append(point(f"completion, {name}", done, "requests", times[done - 1], "s"))
+            record.add(f"completion, {name}", times[done - 1], "s", done, "requests")
     for option, found in table.items():
         for name, y in found.items():
-            unit = "x" if name in RATIOS else "%"
-            rows.append(point(f"option, {option}: {name}", 0, "", y, unit))
-    return rows
+            record.add(f"option, {option}: {name}", y, "x" if name in RATIOS else "%")
+    return record
 
 
-IN_STEP = "Orca, TP8 PP8, in step"
-LOOK = {
-    "Orca, TP8 PP8": (COLOURS["orange"], "--"),
-    IN_STEP: (COLOURS["vermilion"], ":"),
-    "TP8, 8 replicas": (COLOURS["green"], "-."),
-    "SARATHI, TP8 PP8": (COLOURS["blue"], "-"),
-}
+def shown_runs(outcome: Outcome, best: Outcome) -> dict[str, list[pipeline.PipelineTrace]]:
+    """The runs behind each line of the picture."""
+    lines = {ORCA: [outcome.orca], SARATHI: [outcome.sarathi]}
+    return lines | {REPLICAS: outcome.replicas, IN_STEP: [best.orca]}
 
 
-def draw(
-    outcome: Outcome,
-    best: Outcome,
-    table: dict[str, dict[str, float]],
-    few: int,
-    rows: list[Point],
-) -> plt.Figure:
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(22, 7), layout="constrained")
-    for name, trace in (
-        ("Orca, TP8 PP8", outcome.orca),
-        (IN_STEP, best.orca),
-        ("SARATHI, TP8 PP8", outcome.sarathi),
-    ):
-        times, (colour, style) = sorted(trace.bubble_of.values()), LOOK[name]
+def completions(traces: list[pipeline.PipelineTrace]) -> list[float]:
+    """When the first, second, ... request was done."""
+    return sorted(time for trace in traces for _, time in trace.finished)
+
+
+def print_rows(title: str, rows: Table) -> None:
+    names = (*RATIOS, *SHARES)
+    cells = [[option, *[f"{row[name]:.2f}" for name in names]] for option, row in rows.items()]
+    print_table(["option", *names], cells, title)
+
+
+def print_stages(outcome: Outcome, best: Outcome, count: int) -> None:
+    rows = []
+    for line, name in STAGED.items():
+        [trace] = shown_runs(outcome, best)[line]
+        seconds = (sum(trace.busy), *trace.idle.values())
+        shares = [f"{100 * y / STAGES / trace.seconds:.1f}" for y in seconds]
+        rows.append([name, f"{trace.seconds:.0f} s", *shares])
+    title = f"What the stages' time is spent on, % ({count} requests)"
+    print_table(["TP8 PP8", "makespan", "busy", *outcome.orca.idle], rows, title)
+
+
+def report(points: list[Point], whole: dict[str, Outcome], table: Table, few: int) -> None:
+    outcome, best = list(whole.values())[:2]
+    count = len(outcome.orca.finished)
+    common.print_comparison([point for point in points if point.series in (*RATIOS, BATCH_RATIO)])
+    print()
+    for by in ZIPF_BY:
+        mean = statistics.mean(sum(both) for both in draw_lengths(PAPER_REQUESTS, by))
+        print(f"mean length, Zipf by {by}: {mean:.0f} tokens")
+    title = "Largest batches that fit, requests of 4K tokens"
+    print_table(["deployment", "all memory", "90 % of it", "paper"], batch_sizes(), title)
+    print_stages(outcome, best, count)
+    paper = common.values(points, "paper")
+    first = {"paper": paper | implied_shares(paper)}
+    title = (
+        f"What each option changes alone, {few} requests. The ratios to Orca grow with the number"
+        "\nof requests: compare these rows with each other, and the next table with the paper."
+    )
+    print_rows(title, first | table)
+    rows = {name: each.row for name, each in whole.items()}
+    print_rows(f"Some of them with all requests ({count})", first | rows)
+    print("\nbubbles that the ratios of bubbles and of times imply, at equal useful work:")
+    for whose, ratios in {"paper": paper, "ours": outcome.row}.items():
+        orca, sarathi = implied_shares(ratios).values()
+        print(f"  {whose}: Orca {orca:.1f} %, SARATHI {sarathi:.1f} %, {orca / sarathi:.1f}x apart")
+
+
+# ------------------------------------------------------------------------------------------ picture
+
+
+def draw(points: list[Point], whole: list[Outcome], table: Table, few: int) -> plt.Figure:
+    outcome, best = whole[:2]
+    figure, [(left, middle, right)] = panels(1, 3, 22 / 3, 7)
+    runs = shown_runs(outcome, best)
+    for name in STAGED:
+        times, (colour, line) = sorted(runs[name][0].bubble_of.values()), LINES[name]
         median = statistics.median(times)
         shares, label = np.arange(1, len(times) + 1) / len(times), f"{name}: median {median:.3g} s"
-        left.plot(times, shares, style, color=colour, label=label)
+        left.plot(times, shares, line, color=colour, label=label)
         left.plot([median], [0.5], "o", color=colour, markersize=9)
-    left.set(
-        xscale="log",
-        xlabel="bubble time of a request (s)",
-        ylabel="share of requests",
-        title="(a) bubble time per request, all stages",
-    )
+    labels = {"xlabel": "bubble time of a request (s)", "ylabel": "share of requests"}
+    left.set(xscale="log", title="(a) bubble time per request, all stages", **labels)
+    left.set(ylim=(-0.03, 1.3), yticks=[0, 0.25, 0.5, 0.75, 1])
     left.legend(loc="upper left")
-    left.set_ylim(-0.03, 1.3)
-    left.set_yticks([0, 0.25, 0.5, 0.75, 1])
-    completions = outcome.completions | {IN_STEP: best.completions["Orca, TP8 PP8"]}
-    for name in LOOK:
-        times = completions[name]
-        middle.plot(
-            times,
-            np.arange(1, len(times) + 1),
-            LOOK[name][1],
-            color=LOOK[name][0],
-            label=f"{name}: {times[-1]:.0f} s",
-        )
-    middle.set(
-        xlabel="time (s)",
-        ylabel="requests done",
-        title="(b) completion",
-        ylim=(0, None),
-        xlim=(0, None),
-    )
+
+    for name, (colour, line) in LINES.items():
+        times = completions(runs[name])
+        label, done = f"{name}: {times[-1]:.0f} s", np.arange(1, len(times) + 1)
+        middle.plot(times, done, line, color=colour, label=label)
+    middle.set(xlabel="time (s)", ylabel="requests done", title="(b) completion")
+    middle.set(ylim=(0, None), xlim=(0, None))
     middle.legend(loc="lower right")
-    paper = {point.series: point.y for point in rows if point.source == "paper"}
+
+    paper, places = common.values(points, "paper"), range(len(RATIOS))
+    tick = {"color": "grey", "markersize": 16, "markeredgewidth": 2}
     for place, name in enumerate(RATIOS):
         others = [row[name] for row in table.values()]
-        right.plot(
-            others,
-            [place] * len(others),
-            "|",
-            color="grey",
-            markersize=16,
-            markeredgewidth=2,
-            label="" if place else f"each option, {few} requests",
-        )
-        label = "" if place else "Orca's refills in step"
-        right.plot(
-            best.ratios[name], place, "D", color=COLOURS["vermilion"], markersize=11, label=label
-        )
-        style = {"color": COLOURS["blue"], "markersize": 12}
-        label = "" if place else "predicted, our defaults"
-        right.plot(outcome.ratios[name], place, "o", label=label, **style)
-        star(right, paper[name], place, label=None if place else "paper")
-    right.set_yticks(range(len(RATIOS)), RATIOS)
+        right.plot(others, [place] * len(others), "|", **tick)
+        right.plot(best.row[name], place, "D", color=LOOKS["orca"][0], markersize=11)
+        right.plot(outcome.row[name], place, "o", color="black", markersize=12)
+        star(right, paper[name], place)
+    names = (f"each option, {few} requests", "Orca's refills in step", "predicted, our defaults")
+    right.legend(right.lines[:4], [*names, "paper"], loc="upper right")
+    right.set_yticks(places, RATIOS)
     title = "(c) the ratios, and what each option does to them"
     right.set(xscale="log", xlabel="ratio (x)", title=title, ylim=(3.5, -1.7))
     ticks = [1, 1.5, 2, 3, 5, 10, 20, 50, 100]
     right.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     right.set_xticks([], minor=True)
-    right.legend(loc="upper right")
-    figure.suptitle(
-        f"SARATHI Fig 12: {MODEL} on {TP * STAGES} {GPU}, {len(outcome.orca.finished)} requests,"
-        " predicted",
-        fontsize=18,
-    )
+    where = f"{MODEL} on {TP * STAGES} {GPU}, {len(outcome.orca.finished)} requests"
+    figure.suptitle(f"SARATHI Fig 12: {where}, predicted", fontsize=18)
     return figure
 
 
-def microseconds(text: str) -> int:
-    """A flag's value that must be a whole number of at least 0."""
-    if not text.isdecimal():
-        raise ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
-    return int(text)
-
-
-def add_options(parser: Parser) -> None:
-    group = parser.add_argument_group("what the paper leaves open")
-    for field in fields(Setup):
-        name, choices = "--" + field.name.replace("_", "-"), CHOICES.get(field.name)
-        number = microseconds if field.name == "overhead" else positive
-        kind, metavar = (str, "NAME") if choices else (number, "N")
-        help_text = f"{', '.join(choices or ())} (default: {field.default})".strip()
-        style = {"default": field.default, "metavar": metavar, "help": help_text}
-        group.add_argument(name, type=kind, **style)
-
-
-def setup_of(options: Namespace) -> Setup:
-    for name, choices in CHOICES.items():
-        lookup(dict.fromkeys(choices), getattr(options, name), name.replace("_", "-"))
-    setup = Setup(**{field.name: getattr(options, field.name) for field in fields(Setup)})
-    if setup.chunk_size < 2:
-        raise UserError(
-            f"--chunk-size {setup.chunk_size}: it must hold a decode and a prompt token, at least 2"
-        )
-    return setup
-
-
-def print_rows(rows: dict[str, dict[str, float]]) -> None:
-    names = (*RATIOS, *SHARES)
-    cells = [[option, *[f"{row[name]:.2f}" for name in names]] for option, row in rows.items()]
-    print_table(["option", *names], cells)
-
-
-def print_lengths() -> None:
-    """The mean length by each of Zipf's laws."""
-    print()
-    for by in ZIPF_BY:
-        mean = statistics.mean(sum(both) for both in draw_lengths(PAPER_REQUESTS, by))
-        print(f"mean length, Zipf by {by}: {mean:.0f} tokens")
-
-
-def print_implied(ratios: dict[str, dict[str, float]]) -> None:
-    """Bubbles by `implied_shares`, for us to be compared with the paper on its own terms."""
-    print("\nbubbles that the ratios of bubbles and of times imply, at equal useful work:")
-    for whose, row in ratios.items():
-        orca, sarathi = implied_shares(row).values()
-        print(f"  {whose}: Orca {orca:.1f} %, SARATHI {sarathi:.1f} %, {orca / sarathi:.1f}x apart")
-
-
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--requests", type=positive, metavar="N", help="(default: 10000)")
-    parser.add_argument(
-        "--table-requests",
-        type=positive,
-        metavar="N",
-        help="in each line of the table of options (default: 800)",
-    )
-    add_options(parser)
-    options = parser.parse_args()
-    setup = setup_of(options)
-    make_directory(options.out, "fig12", force=options.force)
-    count = options.requests or (400 if options.quick else PAPER_REQUESTS)
-    few = options.table_requests or (200 if options.quick else 800)
+    options = start("fig12", __doc__, **make_flags())
+    setup, few = setup_of(options), options.table_requests
     given = "our defaults" if setup == Setup() else "as given"
     step = replace(setup, refill_every=in_step(setup))
     setups = {
@@ -533,40 +471,15 @@ def main() -> None:
         "in step, and the chunk itself": replace(step, chunk_size=unshrunk_chunk(setup)),
         "150 us more per linear operator": replace(setup, overhead=setup.overhead + 150),
     }
-    whole = {name: run(each, count) for name, each in progress([*setups.items()], "requests")}
-    outcome, best, nearest, _ = whole.values()
-    table = {given: run(setup, few).row}
-    table |= {
-        name: run(other, few).row
-        for name, other in progress([*variations(setup).items()], "options")
-    }
-    rows = points(outcome, best, nearest, setup, table)
-    print(__doc__.splitlines()[0])
-    print_comparison(
-        [point for point in rows if point.series in (*RATIOS, PAPER["f12_batch_ratio"][0])]
-    )
-    print_lengths()
-    print("\nlargest batches that fit, requests of 4K tokens\n")
-    print_table(["deployment", "all memory", "90 % of it", "paper"], batch_sizes())
-    print(f"\nwhere the stages' time goes, % ({count} requests)\n")
-    traces = {"orca": outcome.orca, "orca in step": best.orca, "sarathi": outcome.sarathi}
-    shares = []
-    for name, trace in traces.items():
-        parts = [100 * y / STAGES / trace.seconds for y in (sum(trace.busy), *trace.idle.values())]
-        shares.append([name, f"{trace.seconds:.0f} s", *[f"{part:.1f}" for part in parts]])
-    print_table(["TP8 PP8", "makespan", "busy", *outcome.orca.idle], shares)
-    paper = {point.series: point.y for point in rows if point.source == "paper"}
-    implied = {"paper": paper | implied_shares(paper)}
-    print(f"\nwhat moves what: each option alone, {few} requests. The ratios to Orca grow with the")
-    print("requests: compare these rows with each other, and those below with the paper\n")
-    print_rows(implied | table)
-    print(f"\nsome of them with all requests ({count})\n")
-    print_rows(implied | {name: each.row for name, each in whole.items()})
-    print_implied({"paper": paper, "ours": outcome.ratios})
-    write_csv(options.out / "fig12.csv", rows, {GPU: setup.software})
-    use_style()
-    save_figure(draw(outcome, best, table, few, rows), options.out / "fig12.png")
-    print(f"\nwrote {options.out / 'fig12'}.png and .csv")
+    named = common.progress([*setups.items()], "requests")
+    whole = {name: run(each, options.requests) for name, each in named}
+    named = common.progress([(given, setup), *variations(setup).items()], "options")
+    table = {name: run(each, few).row for name, each in named}
+    outcomes = list(whole.values())[:3]
+    points = make_points(outcomes, table, setup)
+    report(points, whole, table, few)
+    software = {GPU: setup.software}
+    finish(options, "fig12", points, lambda: draw(points, outcomes, table, few), software)
 
 
 if __name__ == "__main__":

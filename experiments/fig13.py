@@ -9,41 +9,21 @@ The panels are (a) attention alone, (b) the whole prefill, and (c) end to end.
 the baseline's in a steady state (see fig9.py), at the P:D where the chunks carry all decodes
 (`balance` in lib/steady.py). C = 320 is no multiple of the tile, and shows it.
 
-In (a) the cost model falls below 1, where the paper stays above: it takes a whole prompt's masked
-half for work, as its fit wants, and a chunk has less of it. Attention is so small a part of the
-prefill that (b) hardly feels it.
+In (a) the cost model falls below 1, where the paper stays above. The cost model counts the masked
+half of a whole prompt as work, as its fit wants, and a chunk has less of it. Attention is a small
+part of the prefill, so (b) hardly changes.
 """
 
-from functools import partial
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import matplotlib.pyplot as plt
 
 from batch import Request
-from cli import run_main
-from experiments.lib.common import SPREAD, Point, curves, progress, series_options
-from experiments.lib.figure import Figure, Scale, run_figure
-from experiments.lib.look import SERIES, measured_title, plot_points, shade_spread, star
-from experiments.lib.measuring import (
-    Run,
-    gain_points,
-    generate,
-    measured_gains,
-    measured_on,
-    median_ratio,
-    warm_up,
-)
-from experiments.lib.steady import (
-    BATCH_SIZES,
-    Workload,
-    balance,
-    predicted_gain,
-    simulate_operators,
-)
+from experiments.lib import look, measuring, steady
+from experiments.lib.common import SPREAD, Point, Record, curves, progress, series_options
+from experiments.lib.figure import Figure, Scale
+from experiments.lib.steady import BATCH_SIZES, balanced
 from timeline import Trace
-
-if TYPE_CHECKING:  # predicting needs no torch
-    from engine import LLM
 
 MODEL, GPU = "llama-13b", "a6000"
 CHUNK_SIZES = (64, 128, 256, 320, 512)
@@ -52,7 +32,6 @@ PARTS = {
     "prefill": "prefill time, chunked / whole",
     "end to end": "throughput / baseline's",
 }
-prediction = partial(Point, "fig13", source="predicted", model=MODEL, hardware=GPU)
 
 
 def attention_and_all(trace: Trace) -> dict[str, float]:
@@ -64,128 +43,99 @@ def attention_and_all(trace: Trace) -> dict[str, float]:
 
 
 def predicted_prefill(length: int, policy: str, chunk_size: int) -> dict[str, float]:
-    return attention_and_all(
-        simulate_operators([Request(0, range(length), 1)], policy, chunk_size, 1, MODEL, GPU)
-    )
+    prompt = [Request(0, range(length), 1)]
+    return attention_and_all(steady.simulate_operators(prompt, policy, chunk_size, 1, MODEL, GPU))
 
 
 def predict(quick: bool) -> list[Point]:
-    points = []
-
-    def add(series: str, chunk_size: int, y: float, unit: str = "x") -> None:
-        points.append(prediction(series, chunk_size, "C", y, unit))
-
+    record = Record("fig13", MODEL, GPU)
+    # the paper's text names no length: the largest of the three, as its bounds and "up to" mean
+    largest: dict[str, dict[int, float]] = {part: dict.fromkeys(CHUNK_SIZES, 0) for part in PARTS}
     for length, batch_size in progress(list(BATCH_SIZES.items()), "predicting"):
         whole = predicted_prefill(length, "orca", 1)
-        for chunk_size in CHUNK_SIZES:
-            chunked = predicted_prefill(length, "sarathi", chunk_size)
-            for part in whole:
-                add(f"{part} L={length}", chunk_size, chunked[part] / whole[part])
-            work = Workload(length, batch_size, balance(chunk_size, batch_size))
-            add(
-                f"end to end L={length} B={batch_size}",
-                chunk_size,
-                predicted_gain(work, "sarathi", chunk_size, MODEL, GPU),
-            )
-    # the paper's text names no length: the largest of the three, as its bounds and "up to" mean
-    for part in PARTS:
-        for chunk_size in CHUNK_SIZES:
-            add(
-                f"{part}, largest",
-                chunk_size,
-                max(p.y for p in points if p.series.startswith(f"{part} L=") and p.x == chunk_size),
-            )
-    for chunk_size in (256, 512):
-        largest = next(p.y for p in points if (p.series, p.x) == ("prefill, largest", chunk_size))
-        add("prefill overhead, largest", chunk_size, 100 * (largest - 1), "%")
-    return points
+        for size in CHUNK_SIZES:
+            chunked = predicted_prefill(length, "sarathi", size)
+            work = balanced(length, batch_size, size)
+            gain = steady.predicted_gain(work, "sarathi", size, MODEL, GPU)
+            found = {part: chunked[part] / whole[part] for part in whole} | {"end to end": gain}
+            for part, y in found.items():
+                shape = f"L={length} B={batch_size}" if part == "end to end" else f"L={length}"
+                record.add(f"{part} {shape}", y, "x", size, "C")
+                largest[part][size] = max(largest[part][size], y)
+    for part, by_size in largest.items():
+        for size, y in by_size.items():
+            record.add(f"{part}, largest", y, "x", size, "C")
+    for size in (256, 512):
+        overhead = 100 * (largest["prefill"][size] - 1)
+        record.add("prefill overhead, largest", overhead, "%", size, "C")
+    return record
 
 
-def measure(llm: "LLM", scale: Scale) -> list[Point]:
+def measure(llm: "measuring.LLM", scale: Scale) -> list[Point]:
     """The whole prompt and each chunk size in alternation; the medians of `repeats` turns."""
+    record = Record("fig13", *measuring.measured_on(llm))
     (length,), (batch_size,) = scale.lengths, scale.batch_sizes
-
-    def point(series: str, x: float, y: float) -> Point:
-        return Point("fig13", series, x, "C", y, "x", *measured_on(llm))
-
-    plan = [("orca", 1)] + [("sarathi", chunk_size) for chunk_size in scale.chunk_sizes]
-    seen: dict[tuple, list[dict[str, float]]] = {}
-    warm_up(llm)
-    for policy, chunk_size in progress(plan * scale.repeats, "measuring prefills"):
-        generate(llm, [Request(0, range(length), 1)], policy, chunk_size, operators=True)
-        seen.setdefault((policy, chunk_size), []).append(attention_and_all(llm.trace))
-    points = []
-    for policy, chunk_size in plan[1:]:
+    plan = [("orca", 1)] + [("sarathi", size) for size in scale.chunk_sizes]
+    seen: dict[tuple[str, int], list[dict[str, float]]] = {}
+    measuring.warm_up(llm)
+    for run in progress(plan * scale.repeats, "measuring prefills"):
+        measuring.generate(llm, [Request(0, range(length), 1)], *run, operators=True)
+        seen.setdefault(run, []).append(attention_and_all(llm.trace))
+    for run in plan[1:]:
         for part in ("attention", "prefill"):
-            pairs = [
-                (a[part], b[part])
-                for a, b in zip(seen[policy, chunk_size], seen["orca", 1], strict=True)
-            ]
-            points += gain_points(point, f"{part} L={length}", chunk_size, median_ratio(pairs))
+            turns = zip(seen[run], seen["orca", 1], strict=True)
+            ratio = measuring.median_ratio(
+                [(chunked[part], whole[part]) for chunked, whole in turns]
+            )
+            measuring.add_spread(record, f"{part} L={length}", ratio, "x", run[1], "C")
     runs = {
-        size: Run(Workload(length, batch_size, balance(size, batch_size)), "sarathi", size)
+        size: measuring.Run(balanced(length, batch_size, size), "sarathi", size)
         for size in scale.chunk_sizes
     }
-    gains = measured_gains(llm, list(runs.values()), -(-scale.repeats // 3))
-    return points + [
-        row
-        for size, run in runs.items()
-        for row in gain_points(point, f"end to end L={length} B={batch_size}", size, gains[run])
-    ]
+    gains = measuring.measured_gains(llm, list(runs.values()), -(-scale.repeats // 3))
+    for size, run in runs.items():
+        series = f"end to end L={length} B={batch_size}"
+        measuring.add_spread(record, series, gains[run], "x", size, "C")
+    return record
+
+
+def draw_panel(
+    axes: plt.Axes, found: dict[str, list[Point]], part: str, paper: list[Point], title: str
+) -> None:
+    """One curve for each length; measured ones with their spread."""
+    lines = {
+        series: curve
+        for series, curve in found.items()
+        if series.startswith(f"{part} L=") and not series.endswith(SPREAD)
+    }
+    for (series, curve), (colour, marker) in zip(lines.items(), look.SERIES, strict=False):
+        label = "L = {L}".format(**series_options(series))
+        look.plot_points(axes, curve, color=colour, marker=marker, label=label)
+        look.shade_spread(axes, found, series, colour)
+    look.stars(axes, paper)
+    axes.axhline(1, color="black", linewidth=1)
+    axes.set_xticks(sorted({int(point.x) for curve in lines.values() for point in curve}))
+    axes.tick_params(axis="x", rotation=45)
+    axes.set(xlabel="chunk size C", ylabel=PARTS[part], title=title)
+    if part != "end to end":
+        axes.set_ylim(bottom=0)
 
 
 def draw(points: list[Point]) -> plt.Figure:
-    paper = curves(points, "paper")
-    sources = ["predicted", "measured"] if curves(points, "measured") else ["predicted"]
-    figure, grid = plt.subplots(
-        len(sources), 3, figsize=(18, 6 * len(sources)), layout="constrained", squeeze=False
-    )
-    for panels, source in zip(grid, sources, strict=True):
-        found = curves(points, source)
-        for axes, letter, (part, label) in zip(panels, "abc", PARTS.items(), strict=True):
-            lines = {
-                series: curve
-                for series, curve in found.items()
-                if series.startswith(f"{part} L=") and not series.endswith(SPREAD)
-            }
-            for (series, curve), (colour, marker) in zip(lines.items(), SERIES, strict=False):
-                plot_points(
-                    axes,
-                    curve,
-                    color=colour,
-                    marker=marker,
-                    label=f"L = {series_options(series)['L']}",
-                )
-                shade_spread(axes, found, series, colour)
+    rows, paper = look.sources(points), curves(points, "paper")
+    figure, grid = look.panels(len(rows), 3, 6, 6)
+    for row, source in zip(grid, rows, strict=True):
+        where = look.source_title(points, source, f"{MODEL} on {GPU}")
+        titles = (f"(a) attention; {where}", "(b) prefill", "(c) end to end")
+        for axes, part, title in zip(row, PARTS, titles, strict=True):
             stars = paper.get(f"{part}, largest", []) if source == "predicted" else []
-            for number, point in enumerate(stars):
-                star(axes, point.x, point.y, label="paper" if number == 0 else None)
-            axes.axhline(1, color="black", linewidth=1)
-            axes.set_xticks(sorted({int(point.x) for curve in lines.values() for point in curve}))
-            axes.tick_params(axis="x", rotation=45)
-            axes.set(xlabel="chunk size C", ylabel=label, title=f"({letter}) {part}")
-            if part != "end to end":
-                axes.set_ylim(bottom=0)
-        if source == "predicted":
-            for number, point in enumerate(paper["prefill overhead, largest"]):
-                label = "paper: at most" if number == 0 else None
-                y = 1 + point.y / 100
-                style = {
-                    "color": "white",
-                    "markeredgecolor": "black",
-                    "markersize": 14,
-                    "zorder": 5,
-                }
-                panels[1].plot(point.x, y, "v", label=label, **style)
-        panels[0].set_title(
-            f"(a) attention; {measured_title(points)}"
-            if source == "measured"
-            else f"(a) attention; predicted: {MODEL} on {GPU}"
-        )
-        panels[1].legend()
+            draw_panel(axes, curves(points, source), part, stars, title)
+    bounds = [replace(point, y=1 + point.y / 100) for point in paper["prefill overhead, largest"]]
+    look.stars(grid[0][1], bounds, marker="v", markersize=14, label="paper: at most")
+    for row in grid:
+        row[1].legend()
     figure.suptitle(
         "SARATHI Fig 13: what chunking costs, and what decode-maximal batching gives back",
-        fontsize=18,
     )
     return figure
 
@@ -209,10 +159,7 @@ FIGURE = Figure(
     quick_scale=Scale(lengths=(64,), batch_sizes=(3,), chunk_sizes=(16, 32), repeats=1),
 )
 
-
-def main() -> None:
-    run_figure(FIGURE)
-
+main = FIGURE.main
 
 if __name__ == "__main__":
-    run_main(main)
+    main()

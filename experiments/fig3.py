@@ -3,125 +3,97 @@
     python experiments/fig3.py              predicted for LLaMA-13B on an A6000: seconds, no GPU
     python experiments/fig3.py --measure    and the real engine on this machine
 
-A prefill fills the machine with a single prompt: its cost per token is flat. A decode-only batch
-reads all weights for B tokens: its linear operators' cost per token falls as 1/B, while its
-attention's, which reads each request's own keys and values, stays.
+One prompt is enough work for the machine, so a prefill token costs the same in any batch. A
+decode-only batch reads all weights for B tokens: the linear operators' cost per token falls as 1/B.
+The cost of attention stays, because it reads each request's own keys and values.
 """
-
-from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 
 from batch import Batch
-from cli import run_main
 from configs import GPUS, MODELS, OPERATORS
 from costmodel import CostModel, make_batch
-from experiments.lib.common import Point, curves, series_options, three_digits
-from experiments.lib.figure import Figure, Scale, run_figure
-from experiments.lib.look import COLOURS, measured_title, plot_points, star
-from experiments.lib.measuring import measured_on, time_batches
-
-if TYPE_CHECKING:  # predicting needs no torch
-    from engine import LLM
+from experiments.lib import look, measuring
+from experiments.lib.common import Point, Record, curves, series_options, three_digits
+from experiments.lib.figure import Figure, Scale
+from experiments.lib.look import COLOURS
 
 MODEL, GPU, LENGTH = "llama-13b", "a6000", 1024
-LOOK = dict(  # colour and hatch of each operator
-    zip(
-        OPERATORS,
-        zip(
-            [COLOURS[name] for name in ("sky", "vermilion", "purple", "blue", "green", "orange")],
-            ("", "//", "..", "", "\\\\", "xx"),
-            strict=True,
-        ),
-        strict=True,
-    )
-)
+LOOK = {  # colour and hatch of each operator
+    "preproj": (COLOURS["sky"], ""),
+    "attn": (COLOURS["vermilion"], "//"),
+    "postproj": (COLOURS["purple"], ".."),
+    "ffn_ln1": (COLOURS["blue"], ""),
+    "ffn_ln2": (COLOURS["green"], "\\\\"),
+    "others": (COLOURS["orange"], "xx"),
+}
 
 
-def batches(length: int, batch_size: int) -> dict[str, Batch]:
-    """B whole prompts of L tokens, and B decodes that attend to L tokens."""
-    return {
-        "prefill": make_batch([(0, length, length)] * batch_size),
-        "decode": make_batch(decodes=batch_size, context=length),
-    }
+def batches(length: int, batch_sizes: tuple[int, ...]) -> dict[tuple[str, int], Batch]:
+    """B whole prompts of L tokens, and B decodes that attend to L tokens; by phase and B."""
+    shapes = {}
+    for size in batch_sizes:
+        shapes["prefill", size] = make_batch([(0, length, length)] * size)
+        shapes["decode", size] = make_batch(decodes=size, context=length)
+    return shapes
 
 
-def to_points(
-    seconds: dict[tuple[str, int], dict[str, float]], length: int, *where: str
-) -> list[Point]:
-    """The points of these times, in ms per token.
+def add_costs(
+    record: Record, seconds: dict[tuple[str, int], dict[str, float]], length: int
+) -> Record:
+    """Add the points of these times, in ms per token.
 
-    seconds: of each operator, by phase and batch size. where: source, model, hardware. Totals are
-    of the five operators that the paper goes on with. 'others' stands apart: but for the logits,
-    the cost model lacks it.
+    seconds: of each operator, by phase and B. Like the paper's, totals leave out 'others': of
+    these, the cost model has only the logits.
     """
-
-    def point(series: str, batch_size: int, y: float, unit: str) -> Point:
-        return Point("fig3", f"{series} L={length}", batch_size, "B", y, unit, *where)
-
-    points, totals = [], {}
-    for (phase, batch_size), operators in seconds.items():
-        tokens = batch_size * (length if phase == "prefill" else 1)
+    totals = {}
+    for (phase, size), operators in seconds.items():
+        tokens = size * (length if phase == "prefill" else 1)
         ms = {name: 1e3 * value / tokens for name, value in operators.items()}
-        totals[phase, batch_size] = sum(ms.values()) - ms["others"]
-        points += [point(f"{phase}, {n}", batch_size, y, "ms per token") for n, y in ms.items()]
-        points.append(
-            point(f"{phase}, total", batch_size, totals[phase, batch_size], "ms per token")
-        )
-        points.append(
-            point(
-                f"{phase}, share of others", batch_size, 100 * ms["others"] / sum(ms.values()), "%"
-            )
-        )
-    for batch_size in dict.fromkeys(size for _, size in totals):
-        ratio = totals["decode", batch_size] / totals["prefill", batch_size]
-        points.append(point("decode over prefill", batch_size, ratio, "x"))
-    return points
+        everything = sum(ms.values())
+        ms["total"] = totals[phase, size] = everything - ms["others"]
+        for name, y in ms.items():
+            record.add(f"{phase}, {name} L={length}", y, "ms per token", size, "B")
+        share = 100 * ms["others"] / everything
+        record.add(f"{phase}, share of others L={length}", share, "%", size, "B")
+    for phase, size in totals:
+        if phase == "decode":
+            ratio = totals["decode", size] / totals["prefill", size]
+            record.add(f"decode over prefill L={length}", ratio, "x", size, "B")
+    return record
 
 
 def predict(quick: bool) -> list[Point]:
-    cost, seconds = CostModel(MODELS[MODEL], GPUS[GPU]), {}
-    for batch_size in (1, 2, 18) if quick else (1, 2, 4, 8, 12, 18):
-        for phase, batch in batches(LENGTH, batch_size).items():
-            seconds[phase, batch_size] = cost.operators(batch)
-    return to_points(seconds, LENGTH, "predicted", MODEL, GPU)
+    cost = CostModel(MODELS[MODEL], GPUS[GPU])
+    shapes = batches(LENGTH, (1, 2, 18) if quick else (1, 2, 4, 8, 12, 18))
+    seconds = {key: cost.operators(batch) for key, batch in shapes.items()}
+    return add_costs(Record("fig3", MODEL, GPU), seconds, LENGTH)
 
 
-def measure(llm: "LLM", scale: Scale) -> list[Point]:
+def measure(llm: "measuring.LLM", scale: Scale) -> list[Point]:
     (length,) = scale.lengths
-    shapes = {
-        (phase, size): b for size in scale.batch_sizes for phase, b in batches(length, size).items()
-    }
-    results = time_batches(llm, list(shapes.values()), scale.repeats, operators=True)
-    seconds = {key: result.operators for key, result in zip(shapes, results, strict=True)}
-    return to_points(seconds, length, *measured_on(llm))
+    seconds = measuring.time_operators(llm, batches(length, scale.batch_sizes), scale.repeats)
+    return add_costs(Record("fig3", *measuring.measured_on(llm)), seconds, length)
 
 
 def draw_phase(axes: plt.Axes, found: dict[str, list[Point]], phase: str, title: str) -> None:
-    """A bar per batch size, stacked by operator."""
-    bottom = [0.0] * len(found[f"{phase}, total"])
-    for name, (colour, hatch) in list(LOOK.items())[:-1]:  # without 'others'
-        heights = [point.y for point in found[f"{phase}, {name}"]]
-        style = {"color": colour, "hatch": hatch, "edgecolor": "black", "linewidth": 0.8}
-        axes.bar(range(len(bottom)), heights, 0.7, bottom, label=name, **style)
-        bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
-    axes.bar_label(axes.containers[-1], [three_digits(y) for y in bottom], fontsize=12, padding=2)
-    axes.set_xticks(range(len(bottom)), [f"{point.x:g}" for point in found[f"{phase}, total"]])
-    axes.set_ylim(0, 1.15 * max(bottom))
+    """A bar for each batch size, stacked by operator, without 'others'."""
+    sizes = [f"{point.x:g}" for point in found[f"{phase}, total"]]
+    parts = {name: [point.y for point in found[f"{phase}, {name}"]] for name in OPERATORS[:-1]}
+    tops = look.stacked_bars(axes, range(len(sizes)), parts, LOOK, 0.7, linewidth=0.8)
+    axes.bar_label(axes.containers[-1], [three_digits(y) for y in tops], fontsize=12, padding=2)
+    axes.set_xticks(range(len(sizes)), sizes)
+    axes.set_ylim(0, 1.15 * max(tops))
     axes.set(xlabel="batch size B", ylabel="ms per token", title=f"{phase}\n{title}")
-    axes.grid(axis="x", visible=False)
 
 
-def draw_ratio(
-    axes: plt.Axes, found: dict[str, list[Point]], paper: list[Point], title: str
-) -> None:
-    curve = found["decode over prefill"]
-    plot_points(axes, curve, marker="o", color=COLOURS["blue"], label=curve[0].source)
-    for number, point in enumerate(paper):
-        star(axes, point.x, point.y, label="paper" if number == 0 else None)
-    axes.set_yscale("log")
+def draw_ratio(axes: plt.Axes, curve: list[Point], paper: list[Point], title: str) -> None:
+    style = {"marker": "o", "color": COLOURS["blue"], "label": curve[0].source}
+    look.plot_points(axes, curve, **style)
+    look.stars(axes, paper)
     low, high = 0.7 * min(point.y for point in curve), 1.4 * max(point.y for point in curve)
     ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500) if low < tick < high]
+    axes.set_yscale("log")
     axes.set_yticks(ticks, [f"{tick}x" for tick in ticks])
     axes.set_ylim(low, high)
     axes.set_yticks([], minor=True)
@@ -131,23 +103,20 @@ def draw_ratio(
 
 
 def draw(points: list[Point]) -> plt.Figure:
-    rows = ["predicted", "measured"] if curves(points, "measured") else ["predicted"]
-    figure, grid = plt.subplots(
-        len(rows), 3, figsize=(18, 6.2 * len(rows)), layout="constrained", squeeze=False
-    )
-    for panels, source in zip(grid, rows, strict=True):
-        found = {series.split(" L=")[0]: curve for series, curve in curves(points, source).items()}
-        length = series_options(next(iter(found.values()))[0].series)["L"]
-        title = (
-            f"{measured_title(points) if source == 'measured' else f'predicted: {MODEL} on {GPU}'},"
-            f" L = {length}"
-        )
-        draw_phase(panels[0], found, "prefill", title)
-        draw_phase(panels[1], found, "decode", title)
-        panels[1].legend(reverse=True)
-        paper = curves(points, "paper")[f"decode over prefill L={LENGTH}"]
-        draw_ratio(panels[2], found, paper if source == "predicted" else [], title)
-    figure.suptitle("SARATHI Fig 3: cost of a token by operator", fontsize=18)
+    rows = look.sources(points)
+    figure, grid = look.panels(len(rows), 3, 6, 6.2)
+    paper = curves(points, "paper")[f"decode over prefill L={LENGTH}"]
+    for (prefill, decode, ratio), source in zip(grid, rows, strict=True):
+        found = curves(points, source)
+        length = series_options(next(iter(found)))["L"]
+        found = {series.removesuffix(f" L={length}"): curve for series, curve in found.items()}
+        title = f"{look.source_title(points, source, f'{MODEL} on {GPU}')}, L = {length}"
+        draw_phase(prefill, found, "prefill", title)
+        draw_phase(decode, found, "decode", title)
+        decode.legend(reverse=True)
+        stars = paper if source == "predicted" else []
+        draw_ratio(ratio, found["decode over prefill"], stars, title)
+    figure.suptitle("SARATHI Fig 3: cost of a token by operator")
     return figure
 
 
@@ -166,10 +135,7 @@ FIGURE = Figure(
     ),
 )
 
-
-def main() -> None:
-    run_figure(FIGURE)
-
+main = FIGURE.main
 
 if __name__ == "__main__":
-    run_main(main)
+    main()

@@ -5,143 +5,125 @@ The picture has throughput above, and arithmetic intensity by operator below.
     python experiments/fig4.py              predicted for a layer of LLaMA-13B on an A6000: seconds
     python experiments/fig4.py --measure    and the throughput of the real engine on this machine
 
-One layer, as in the paper (Sec 3.1): forty times as many requests would fit the GPU. An operator is
-bound by compute where its FLOPs per byte exceed the GPU's FLOP/s per byte/s. One layer would fit a
-CPU's caches, so there we measure the whole model and divide by its layers.
+One layer is priced, as in the paper (Sec 3.1): forty times as many requests would fit the GPU. One
+layer would fit a CPU's caches, so we measure the whole model and divide by its layers. An operator
+is bound by compute where its FLOPs per byte exceed the GPU's FLOP/s per byte/s.
 
 "Saturated" means here: at least 90 % of the largest throughput drawn. For prefill that gives the
 paper's 512 tokens.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 
 from batch import Batch
-from cli import run_main
 from configs import GPUS, MODELS, ModelConfig
 from costmodel import CostModel, make_batch
 from experiments.fig3 import LOOK
-from experiments.lib.common import Point, curves
-from experiments.lib.figure import Figure, Scale, run_figure
-from experiments.lib.look import SERIES, log_ticks, measured_title, plot_points
-from experiments.lib.measuring import measured_on, time_batches
-
-if TYPE_CHECKING:  # predicting needs no torch
-    from engine import LLM
+from experiments.lib import measuring
+from experiments.lib.common import Point, Record, curves
+from experiments.lib.figure import Figure, Scale
+from experiments.lib.look import log_ticks, measured_title, panels, plot_curves, plot_points
 
 MODEL, GPU, CONTEXT = "llama-13b", "a6000", 1024
-SATURATED = 0.9
+SATURATED, UNIT = 0.9, "tokens/ms of one layer"
+PHASES = ("prefill", "decode")
 MARKERS = dict(zip(LOOK, "^osDvP", strict=True))
-prediction = partial(Point, "fig4", source="predicted", model=MODEL, hardware=GPU)
 
 
 def batches(
-    lengths: tuple[int, ...], batch_sizes: list[int], context: int, most: int
+    lengths: Sequence[int], batch_sizes: Sequence[int], most: int
 ) -> dict[tuple[str, int], Batch]:
     """Prefill-only batches of B prompts of L tokens, and decode-only ones; by series and B.
 
-    A prefill-only batch has `most` tokens at most.
+    A prefill-only batch has `most` tokens at most. Decodes attend to the largest L.
     """
-    prefills = {
-        (f"prefill L={n}", size): make_batch([(0, n, n)] * size)
-        for n in lengths
+    context = max(lengths)
+    shapes = {
+        (f"prefill L={length}", size): make_batch([(0, length, length)] * size)
+        for length in lengths
         for size in batch_sizes
-        if n * size <= most
+        if length * size <= most
     }
-    return prefills | {
-        (f"decode L={context}", size): make_batch(decodes=size, context=context)
-        for size in batch_sizes
-    }
+    for size in batch_sizes:
+        shapes[f"decode L={context}", size] = make_batch(decodes=size, context=context)
+    return shapes
 
 
-def throughput_points(
-    seconds: dict[tuple[str, int], float], shapes: dict[tuple[str, int], Batch], *where: str
-) -> list[Point]:
-    """The throughput of one layer.
+def throughput(batch: Batch, operators: dict[str, float], layers: int = 1) -> float:
+    """Tokens per ms of one layer. 'others' does not count: the logits belong to no layer.
 
-    seconds: of that layer, by series and B. where: source, model, hardware.
+    operators: seconds of each operator in all layers.
     """
-    rows, unit = [], "tokens/ms of one layer"
-    for (series, size), value in seconds.items():
-        y = shapes[series, size].num_tokens / (1e3 * value)
-        rows.append(Point("fig4", series, size, "B", y, unit, *where))
-    return rows
+    seconds = (sum(operators.values()) - operators["others"]) / layers
+    return batch.num_tokens / (1e3 * seconds)
 
 
-def intensities(model: ModelConfig, batch_size: int, rows: int, context: int) -> dict[str, float]:
+def intensities(model: ModelConfig, batch_size: int, rows: int) -> dict[str, float]:
     """FLOPs per byte of each operator in fp16.
 
-    B requests have `rows` new tokens each, which attend to `context`. A linear operator reads its
-    weights once for all rows. Attention shares nothing between requests: B changes nothing.
+    B requests have `rows` new tokens each, which attend to CONTEXT tokens. A linear operator reads
+    its weights once for all rows. Attention shares nothing between requests: B changes nothing.
     """
     result, tokens, channels = {}, batch_size * rows, model.n_head * model.head_dim
     for name, (inputs, outputs) in model.linears.items():
-        result[name] = (
-            2 * tokens * inputs * outputs / (2 * (inputs * outputs + tokens * (inputs + outputs)))
-        )
-    keys_and_values = context * model.kv_bytes_per_token() / model.n_layer
+        moved = 2 * (inputs * outputs + tokens * (inputs + outputs))
+        result[name] = 2 * tokens * inputs * outputs / moved
+    keys_and_values = CONTEXT * model.kv_bytes_per_token() / model.n_layer
     # queries in, result out
-    result["attn"] = 4 * rows * context * channels / (2 * 2 * rows * channels + keys_and_values)
+    result["attn"] = 4 * rows * CONTEXT * channels / (2 * 2 * rows * channels + keys_and_values)
     return result
 
 
-def saturation(curve: list[Point]) -> float:
-    """The smallest x with SATURATED of the curve's largest throughput."""
-    return min(point.x for point in curve if point.y >= SATURATED * max(other.y for other in curve))
-
-
 def predict(quick: bool) -> list[Point]:
-    layer = replace(MODELS[MODEL], n_layer=1)
+    record, layer = Record("fig4", MODEL, GPU), replace(MODELS[MODEL], n_layer=1)
     cost = CostModel(layer, GPUS[GPU])
     sizes = [2**i for i in range(0, 11, 2 if quick else 1)]
-    shapes = batches((64, 128, 256, 512, 1024), sizes, CONTEXT, most=8192)
-    operators = {key: cost.operators(batch) for key, batch in shapes.items()}
-    # the logits belong to no layer
-    seconds = {key: sum(times.values()) - times["others"] for key, times in operators.items()}
-    points = throughput_points(seconds, shapes, "predicted", MODEL, GPU)
+    shapes = batches((64, 128, 256, 512, CONTEXT), sizes, most=8192)
+    for (series, size), batch in shapes.items():
+        record.add(series, throughput(batch, cost.operators(batch)), UNIT, size, "B")
+    throughputs = curves(record, "predicted")
     for phase, rows in (("prefill", CONTEXT), ("decode", 1)):
         for size in sizes:
-            for name, value in intensities(layer, size, rows, CONTEXT).items():
-                points.append(prediction(f"{phase} intensity, {name}", size, "B", value, "FLOP/B"))
-    peak = max(point.y for point in points if point.series.startswith("prefill L"))
-    decode = [point for point in points if point.series == f"decode L={CONTEXT}"]
-    balance = GPUS[GPU].peak / GPUS[GPU].bandwidth
-    alone = {
-        p.series: p.y for p in points if p.x == 1 and p.series.startswith("prefill L=")
-    }  # one prompt at a time, as chunks come
+            for name, value in intensities(layer, size, rows).items():
+                record.add(f"{phase} intensity, {name}", value, "FLOP/B", size, "B")
+    decode = throughputs.pop(f"decode L={CONTEXT}")
+    # one prompt at a time, as chunks come
+    alone = {series: prefills[0].y for series, prefills in throughputs.items()}
     lost = 100 * (1 - alone["prefill L=256"] / max(alone.values()))
-    return [
-        *points,
-        prediction("prefill throughput lost with 256 tokens", 0, "", lost, "%"),
-        prediction("largest prefill throughput", 0, "", peak, "tokens/ms of one layer"),
-        prediction("decode saturates at", 0, "", saturation(decode), "requests"),
-        prediction("FLOP to bandwidth ratio", 0, "", balance, "FLOP/B"),
-    ]
+    peak = max(point.y for prefills in throughputs.values() for point in prefills)
+    enough = SATURATED * max(point.y for point in decode)
+    saturated = min(point.x for point in decode if point.y >= enough)
+    record.add("prefill throughput lost with 256 tokens", lost, "%")
+    record.add("largest prefill throughput", peak, UNIT)
+    record.add("decode saturates at", saturated, "requests")
+    record.add("FLOP to bandwidth ratio", GPUS[GPU].peak / GPUS[GPU].bandwidth, "FLOP/B")
+    return record
 
 
-def measure(llm: "LLM", scale: Scale) -> list[Point]:
-    shapes = batches(scale.lengths, list(scale.batch_sizes), max(scale.lengths), most=1024)
-    results = time_batches(llm, list(shapes.values()), scale.repeats, operators=True)
-    seconds = {
-        key: (sum(result.operators.values()) - result.operators["others"]) / llm.config.n_layer
-        for key, result in zip(shapes, results, strict=True)
-    }
-    return throughput_points(seconds, shapes, *measured_on(llm))
+def measure(llm: "measuring.LLM", scale: Scale) -> list[Point]:
+    record = Record("fig4", *measuring.measured_on(llm))
+    shapes = batches(scale.lengths, scale.batch_sizes, most=1024)
+    seconds = measuring.time_operators(llm, shapes, scale.repeats)
+    for (series, size), operators in seconds.items():
+        y = throughput(shapes[series, size], operators, llm.config.n_layer)
+        record.add(series, y, UNIT, size, "B")
+    return record
 
 
 def draw_throughput(axes: plt.Axes, found: dict[str, list[Point]], phase: str, title: str) -> None:
-    lines = {series: curve for series, curve in found.items() if series.startswith(f"{phase} L=")}
-    for (series, curve), (colour, marker) in zip(lines.items(), SERIES, strict=False):
-        plot_points(
-            axes, curve, color=colour, marker=marker, label=series.removeprefix(f"{phase} ")
-        )
+    lines = {
+        series.removeprefix(f"{phase} "): curve
+        for series, curve in found.items()
+        if series.startswith(f"{phase} L=")
+    }
+    plot_curves(axes, lines)
     ticks = sorted({point.x for curve in lines.values() for point in curve})
     log_ticks(axes, ticks[:: 2 if len(ticks) > 6 else 1])
     axes.set_ylim(bottom=0)
-    axes.set(xlabel="batch size B", ylabel="tokens/ms of one layer", title=f"{phase}, {title}")
+    axes.set(xlabel="batch size B", ylabel=UNIT, title=f"{phase}, {title}")
 
 
 def draw_intensity(axes: plt.Axes, found: dict[str, list[Point]], phase: str) -> None:
@@ -153,9 +135,9 @@ def draw_intensity(axes: plt.Axes, found: dict[str, list[Point]], phase: str) ->
     label = f"above: bound by compute ({balance.y:.0f} FLOP/B)"
     axes.text(1, 1.1 * balance.y, label, fontsize=12, va="bottom")
     if phase == "decode":
-        style = {"textcoords": "offset points", "fontsize": 13, "va": "top"}
-        axes.annotate("all linear operators", (32, 32), (14, -8), **style)
-        axes.annotate("attention", (32, 1), (0, 8), textcoords="offset points", fontsize=13)
+        style = {"textcoords": "offset points", "fontsize": 13}
+        axes.annotate("all linear operators", (32, 32), (14, -8), va="top", **style)
+        axes.annotate("attention", (32, 1), (0, 8), **style)
     log_ticks(axes, [4**i for i in range(6)])
     axes.set_yscale("log")
     axes.set_ylim(0.5, 1e4)
@@ -166,29 +148,23 @@ def draw(points: list[Point]) -> plt.Figure:
     predicted, paper, measured = (
         curves(points, source) for source in ("predicted", "paper", "measured")
     )
-    columns = 3 if measured else 2
-    figure, grid = plt.subplots(2, columns, figsize=(8 * columns, 11.5), layout="constrained")
-    for axes, phase in zip(grid[0], ("prefill", "decode"), strict=False):
-        draw_throughput(axes, predicted, phase, f"predicted: {MODEL} on {GPU}")
-    for axes, phase in zip(grid[1], ("prefill", "decode"), strict=False):
-        draw_intensity(axes, predicted, phase)
+    figure, grid = panels(2, 3 if measured else 2, 8, 5.75)
+    for column, phase in enumerate(PHASES):
+        draw_throughput(grid[0][column], predicted, phase, f"predicted: {MODEL} on {GPU}")
+        draw_intensity(grid[1][column], predicted, phase)
     grid[1][0].legend(loc="lower right", ncols=2)
     (peak,), (saturated,) = paper["largest prefill throughput"], paper["decode saturates at"]
-    grid[0][0].axhline(
-        peak.y, color="black", linestyle="--", label=f"paper: saturates at {peak.y:g}"
-    )
-    grid[0][1].axvline(
-        saturated.y, color="black", linestyle="--", label=f"paper: saturates at B = {saturated.y:g}"
-    )
+    style = {"color": "black", "linestyle": "--"}
+    grid[0][0].axhline(peak.y, label=f"paper: saturates at {peak.y:g}", **style)
+    grid[0][1].axvline(saturated.y, label=f"paper: saturates at B = {saturated.y:g}", **style)
     if measured:
-        for axes, phase in zip(grid[:, 2], ("prefill", "decode"), strict=True):
-            draw_throughput(axes, measured, phase, measured_title(points))
-            axes.legend()
+        for row, phase in zip(grid, PHASES, strict=True):
+            draw_throughput(row[2], measured, phase, measured_title(points))
+            row[2].legend()
     for axes in grid[0]:
         axes.legend()
     figure.suptitle(
         "SARATHI Fig 4: prefill saturates with one prompt, decode only with hundreds of requests",
-        fontsize=18,
     )
     return figure
 
@@ -213,10 +189,7 @@ FIGURE = Figure(
     ),
 )
 
-
-def main() -> None:
-    run_figure(FIGURE)
-
+main = FIGURE.main
 
 if __name__ == "__main__":
-    run_main(main)
+    main()

@@ -8,20 +8,14 @@ The example is the paper's: chunks of four tokens, three iterations. Query i see
 whatever chunk it is in; stacked, the three masks are the lower triangle of a whole prefill.
 """
 
-from typing import TYPE_CHECKING
-
 import matplotlib.pyplot as plt
 from matplotlib.colors import ListedColormap
 
 from batch import Request
-from cli import run_main
-from experiments.lib.common import Point, curves
-from experiments.lib.figure import Figure, Scale, run_figure
-from experiments.lib.look import COLOURS
-from experiments.lib.measuring import generate, measured_on
-
-if TYPE_CHECKING:  # predicting needs no torch
-    from engine import LLM
+from experiments.lib import measuring
+from experiments.lib.common import Point, Record, newest_measured
+from experiments.lib.figure import Figure, Scale
+from experiments.lib.look import COLOURS, panels
 
 CHUNK_SIZE, CHUNKS = 4, 3
 
@@ -40,65 +34,62 @@ def predict(quick: bool) -> list[Point]:
     return points
 
 
-def measure(llm: "LLM", scale: Scale) -> list[Point]:
+def measure(llm: "measuring.LLM", scale: Scale) -> list[Point]:
     """Share of greedy tokens that stay the same when prompts are chunked, by chunk size."""
+    record = Record("fig6", *measuring.measured_on(llm))
+    (length,), (batch_size,) = scale.lengths, scale.batch_sizes
 
     def outputs(policy: str, chunk_size: int) -> list[int]:
-        requests = [
-            Request(i, range(scale.lengths[0] // 2 + i), 16) for i in range(scale.batch_sizes[0])
-        ]
-        return [token for o in generate(llm, requests, policy, chunk_size) for token in o.token_ids]
+        requests = [Request(i, range(length // 2 + i), 16) for i in range(batch_size)]
+        done = measuring.generate(llm, requests, policy, chunk_size)
+        return [token for output in done for token in output.token_ids]
 
-    whole, points = outputs("baseline", 1), []
+    whole = outputs("baseline", 1)
     for chunk_size in scale.chunk_sizes:
-        same = sum(
-            a == b for a, b in zip(outputs("sarathi", chunk_size), whole, strict=True)
-        ) / len(whole)
+        chunked = outputs("sarathi", chunk_size)
+        same = sum(one == other for one, other in zip(chunked, whole, strict=True)) / len(whole)
         series = "output tokens equal to the whole prefill's"
-        points.append(Point("fig6", series, chunk_size, "C", 100 * same, "%", *measured_on(llm)))
-    return points
+        record.add(series, 100 * same, "%", chunk_size, "C")
+    return record
+
+
+def draw_mask(axes: plt.Axes, number: int) -> None:
+    """One iteration: the Boolean matrix itself, cell by cell."""
+    from attention import chunk_mask  # see `predict`
+
+    start, end = number * CHUNK_SIZE, (number + 1) * CHUNK_SIZE
+    mask = chunk_mask(start, CHUNK_SIZE).tolist()  # (4, end)
+    axes.imshow(mask, cmap=ListedColormap(["white", COLOURS["sky"]]), vmin=0, vmax=1)
+    for row, cells in enumerate(mask):
+        for column, seen in enumerate(cells):
+            style = {"ha": "center", "va": "center", "color": "black" if seen else "grey"}
+            axes.text(column, row, "1" if seen else "0", **style)
+    axes.axvline(start - 0.5, color=COLOURS["vermilion"], linewidth=4)
+    axes.set_xticks(range(end), [f"k{i}" for i in range(end)])
+    axes.set_yticks(range(CHUNK_SIZE), [f"q{i}" for i in range(start, end)])
+    axes.set_xticks([i - 0.5 for i in range(end)], minor=True)
+    axes.set_yticks([i - 0.5 for i in range(CHUNK_SIZE)], minor=True)
+    axes.grid(False)
+    axes.grid(which="minor", color="black", alpha=0.4)
+    axes.tick_params(which="both", length=0)
+    axes.set_title(f"iteration {number + 1}\nchunk_mask({start}, {CHUNK_SIZE})")
 
 
 def draw(points: list[Point]) -> plt.Figure:
-    """Each panel is the Boolean matrix itself, drawn cell by cell."""
-    from attention import chunk_mask  # see `predict`
-
-    figure, panels = plt.subplots(
-        1, CHUNKS, figsize=(17, 4.4), layout="constrained", width_ratios=[1, 2, 3]
-    )
-    for number, axes in enumerate(panels):
-        start, end = number * CHUNK_SIZE, (number + 1) * CHUNK_SIZE
-        mask = chunk_mask(start, CHUNK_SIZE)  # (4, end)
-        axes.imshow(mask.numpy(), cmap=ListedColormap(["white", COLOURS["sky"]]), vmin=0, vmax=1)
-        for (row, column), seen in (
-            (place, mask[place].item())
-            for place in ((r, c) for r in range(CHUNK_SIZE) for c in range(end))
-        ):
-            style = {"ha": "center", "va": "center", "color": "black" if seen else "grey"}
-            axes.text(column, row, "1" if seen else "0", **style)
-        axes.axvline(start - 0.5, color=COLOURS["vermilion"], linewidth=4)
-        axes.set_xticks(range(end), [f"k{i}" for i in range(end)])
-        axes.set_yticks(range(CHUNK_SIZE), [f"q{i}" for i in range(start, end)])
-        axes.set_xticks([i - 0.5 for i in range(end)], minor=True)
-        axes.set_yticks([i - 0.5 for i in range(CHUNK_SIZE)], minor=True)
-        axes.grid(False)
-        axes.grid(which="minor", color="black", alpha=0.4)
-        axes.tick_params(which="both", length=0)
-        axes.set_title(f"iteration {number + 1}\nchunk_mask({start}, {CHUNK_SIZE})")
-    measured = [point for curve in curves(points, "measured").values() for point in curve]
-    note = "".join(f"; C = {point.x:g}: {point.y:.4g} %" for point in measured)
-    found = (
-        f"\nmeasured, {measured[0].model}, {measured[0].hardware}: greedy tokens equal to whole"
-        f" prefills'{note}"
-        if measured
-        else ""
-    )
+    figure, [grid] = panels(1, CHUNKS, 17 / CHUNKS, 4.4, width_ratios=[1, 2, 3])
+    for number, axes in enumerate(grid):
+        draw_mask(axes, number)
+    note = "1, blue: seen. 0, white: masked"
+    if measured := newest_measured(points):
+        where = f"{measured[0].model}, {measured[0].hardware}"
+        shares = "".join(f"; C = {point.x:g}: {point.y:.4g} %" for point in measured)
+        note += f"\nmeasured, {where}: greedy tokens equal to whole prefills'{shares}"
+    figure.supxlabel(note, fontsize=13)
     figure.suptitle(
         "SARATHI Fig 6: what the queries (q) of each chunk see of the keys (k); left of the red"
         " line: the cache",
         fontsize=17,
     )
-    figure.supxlabel(f"1, blue: seen. 0, white: masked{found}", fontsize=13)
     return figure
 
 
@@ -116,10 +107,7 @@ FIGURE = Figure(
     dtype="float32",
 )
 
-
-def main() -> None:
-    run_figure(FIGURE)
-
+main = FIGURE.main
 
 if __name__ == "__main__":
-    run_main(main)
+    main()

@@ -10,26 +10,18 @@ of a decode is its attention, and that is why the gain falls with B (the baselin
 among more decodes) and with L (more attention).
 """
 
-from functools import partial
-from typing import TYPE_CHECKING
-
 import matplotlib.pyplot as plt
 
 from batch import Batch
-from cli import run_main
 from configs import GPUS, MODELS
 from costmodel import CostModel, make_batch
-from experiments.lib.common import Point, curves, series_options
-from experiments.lib.figure import Figure, Scale, run_figure
-from experiments.lib.look import SERIES, measured_title, plot_points
-from experiments.lib.measuring import measured_on, time_batches
+from experiments.lib import measuring
+from experiments.lib.common import Point, Record, curves, series_options
+from experiments.lib.figure import Figure, Scale
+from experiments.lib.look import panels, plot_curves, source_title, sources
 from experiments.lib.steady import BATCH_SIZES
 
-if TYPE_CHECKING:  # predicting needs no torch
-    from engine import LLM
-
 MODEL, GPU, CHUNK_SIZE = "llama-13b", "a6000", 256
-prediction = partial(Point, "fig8", source="predicted", model=MODEL, hardware=GPU)
 
 
 def batches(length: int, batch_size: int, chunk_size: int) -> list[Batch]:
@@ -61,48 +53,33 @@ def predicted_speedup(
 
 
 def predict(quick: bool) -> list[Point]:
-    points = []
+    record = Record("fig8", MODEL, GPU)
     for length, largest in BATCH_SIZES.items():
         for batch_size in (2, largest) if quick else range(2, largest + 1):
-            y = predicted_speedup(MODEL, GPU, length, batch_size)
-            points.append(prediction(f"L={length} C={CHUNK_SIZE}", batch_size, "B", y, "x"))
+            gain = predicted_speedup(MODEL, GPU, length, batch_size)
+            record.add(f"L={length} C={CHUNK_SIZE}", gain, "x", batch_size, "B")
     # the two numbers that the paper's text gives
-    ends = {"largest speedup": max, "smallest speedup": min}
-    found = [point.y for point in points]
-    return points + [prediction(name, 0, "", end(found), "x") for name, end in ends.items()]
+    gains = [point.y for point in record]
+    record.add("largest speedup", max(gains), "x")
+    record.add("smallest speedup", min(gains), "x")
+    return record
 
 
-def measure(llm: "LLM", scale: Scale) -> list[Point]:
-    chunk_size, points = scale.chunk_sizes[0], []
+def measure(llm: "measuring.LLM", scale: Scale) -> list[Point]:
+    record, (chunk_size,) = Record("fig8", *measuring.measured_on(llm)), scale.chunk_sizes
     for length in scale.lengths:
         shapes = [batches(length, batch_size, chunk_size) for batch_size in scale.batch_sizes]
-        times = [
-            result.seconds
-            for result in time_batches(
-                llm, [batch for shape in shapes for batch in shape], scale.repeats
-            )
-        ]
+        every = [batch for shape in shapes for batch in shape]
+        times = [result.seconds for result in measuring.time_batches(llm, every, scale.repeats)]
         for i, batch_size in enumerate(scale.batch_sizes):
-            y = speedup(times[3 * i : 3 * i + 3], batch_size)
-            points.append(
-                Point(
-                    "fig8", f"L={length} C={chunk_size}", batch_size, "B", y, "x", *measured_on(llm)
-                )
-            )
-    return points
+            gain = speedup(times[3 * i : 3 * i + 3], batch_size)
+            record.add(f"L={length} C={chunk_size}", gain, "x", batch_size, "B")
+    return record
 
 
 def draw_panel(axes: plt.Axes, found: dict[str, list[Point]], title: str) -> None:
     lines = {series: curve for series, curve in found.items() if curve[0].x_unit}
-    for (series, curve), (colour, marker) in zip(lines.items(), SERIES, strict=False):
-        options = series_options(series)
-        plot_points(
-            axes,
-            curve,
-            color=colour,
-            marker=marker,
-            label=f"L = {options['L']}, C = {options['C']}",
-        )
+    plot_curves(axes, {"L = {L}, C = {C}".format(**series_options(s)): lines[s] for s in lines})
     axes.axhline(1, color="black", linewidth=1)
     axes.set_xticks(sorted({int(point.x) for curve in lines.values() for point in curve}))
     axes.set_ylim(bottom=0)
@@ -110,30 +87,18 @@ def draw_panel(axes: plt.Axes, found: dict[str, list[Point]], title: str) -> Non
 
 
 def draw(points: list[Point]) -> plt.Figure:
-    measured = curves(points, "measured")
-    figure, panels = plt.subplots(
-        1,
-        2 if measured else 1,
-        figsize=(15 if measured else 9, 6),
-        layout="constrained",
-        squeeze=False,
-    )
-    panels = panels[0]
-    draw_panel(panels[0], curves(points, "predicted"), f"predicted: {MODEL} on {GPU}")
-    panels[0].set_xticks(range(2, 19, 2))
-    panels[0].set_ylabel("decode speedup")
-    for number, (series, (point,)) in enumerate(curves(points, "paper").items()):
-        panels[0].axhline(
-            point.y,
-            color="black",
-            linestyle=("--", ":")[number % 2],
-            label=f"paper: {series} {point.y:g}x",
-        )
-    panels[0].legend()
-    if measured:
-        draw_panel(panels[1], measured, measured_title(points))
-        panels[1].legend()
-    figure.suptitle("SARATHI Fig 8: speedup of a decode that rides on a chunk", fontsize=18)
+    rows = sources(points)
+    figure, [grid] = panels(1, len(rows), 9 if len(rows) == 1 else 7.5, 6)
+    for axes, source in zip(grid, rows, strict=True):
+        draw_panel(axes, curves(points, source), source_title(points, source, f"{MODEL} on {GPU}"))
+    grid[0].set_xticks(range(2, 19, 2))
+    grid[0].set_ylabel("decode speedup")
+    for line, (series, (point,)) in zip(("--", ":"), curves(points, "paper").items(), strict=True):
+        label = f"paper: {series} {point.y:g}x"
+        grid[0].axhline(point.y, color="black", linestyle=line, label=label)
+    for axes in grid:
+        axes.legend()
+    figure.suptitle("SARATHI Fig 8: speedup of a decode that rides on a chunk")
     return figure
 
 
@@ -151,10 +116,7 @@ FIGURE = Figure(
     ),
 )
 
-
-def main() -> None:
-    run_figure(FIGURE)
-
+main = FIGURE.main
 
 if __name__ == "__main__":
-    run_main(main)
+    main()

@@ -5,41 +5,24 @@ fit is least squares on log ratios, so that 5 % of a short time weighs as much a
 Every other figure is predicted with these constants, and never fitted.
 """
 
-import math
 from collections.abc import Mapping
 
-from batch import Batch, Chunk, Request
 from cli import Parser, run_main
 from configs import GPUS, MODELS
-from costmodel import EFFICIENCY, CostModel, Efficiency
+from costmodel import CostModel, Efficiency, make_batch
 from experiments.lib.common import paper_numbers, print_table
-from experiments.lib.fitting import compass_search, line_to_paste, rounded
+from experiments.lib.fitting import check_constants, compass_search, log_loss, print_constants
 
 FITTED = ("compute", "memory", "attention", "p")
-
-
-def prompt(length: int) -> Chunk:
-    """A whole prompt as one chunk."""
-    return Chunk(Request(0, range(length), max_tokens=2), 0, length)
-
-
-def decodes(count: int, context: int = 1024) -> list[Request]:
-    """Requests whose next decode attends to `context` tokens, its own included."""
-    return [
-        Request(1 + i, range(context - 1), max_tokens=2, prefilled=context - 1, context=context - 1)
-        for i in range(count)
-    ]
-
-
 # SARATHI Table 2: the prefill row is one prompt of 1024 tokens, as its time per token says (234.8 /
 # 1024 = 0.229)
 BATCHES = {
-    "t2_prefill": Batch([prompt(1024)], []),
-    "t2_decode": Batch([], decodes(4)),
-    "t2_hybrid": Batch([prompt(1021)], decodes(3)),
-    "f7_128": Batch([prompt(128)], []),
-    "f7_256": Batch([prompt(256)], []),
-    "f7_257": Batch([prompt(257)], []),
+    "t2_prefill": make_batch([(0, 1024, 1024)]),
+    "t2_decode": make_batch(decodes=4, context=1024),
+    "t2_hybrid": make_batch([(0, 1021, 1021)], decodes=3, context=1024),
+    "f7_128": make_batch([(0, 128, 128)]),
+    "f7_256": make_batch([(0, 256, 256)]),
+    "f7_257": make_batch([(0, 257, 257)]),
 }
 
 
@@ -56,31 +39,23 @@ def modelled(efficiency: Efficiency) -> dict[str, float]:
     return times
 
 
-def loss(efficiency: Efficiency, numbers: Mapping[str, float]) -> float:
-    """Sum of squared log ratios, modelled over published."""
-    return sum(math.log(time / numbers[name]) ** 2 for name, time in modelled(efficiency).items())
-
-
 def fit(numbers: Mapping[str, float]) -> Efficiency:
+    """numbers: the published ones by id, in ms."""
     start = Efficiency(compute=0.7, memory=0.7, attention=0.5, p=3.0)
-    return compass_search(lambda efficiency: loss(efficiency, numbers), start, FITTED)
+    return compass_search(lambda trial: log_loss(modelled(trial), numbers), start, FITTED)
 
 
 def main() -> None:
-    # there are no flags: whoever gives one is told so
-    Parser(description=__doc__.splitlines()[0]).parse_args()
+    Parser(description=__doc__.splitlines()[0]).parse_args()  # refuses any flag
     numbers = paper_numbers()
-    fitted = rounded(fit(numbers))
     print("Fitted on SARATHI Table 2 and Fig 7; in costmodel.py:\n")
-    print(f"{line_to_paste('a6000', 'sarathi', fitted)}\n")
-    times = modelled(fitted)
-    rows = [
-        [name, f"{numbers[name]:.2f}", f"{time:.2f}", f"{100 * (time / numbers[name] - 1):+.1f} %"]
-        for name, time in times.items()
-    ]
+    fitted = print_constants("a6000", "sarathi", fit(numbers))
+    rows = []
+    for name, time in modelled(fitted).items():
+        error = f"{100 * (time / numbers[name] - 1):+.1f} %"
+        rows.append([name, f"{numbers[name]:.2f}", f"{time:.2f}", error])
     print_table(["number", "paper, ms", "fitted, ms", "error"], rows)
-    if fitted != EFFICIENCY["a6000", "sarathi"]:
-        raise SystemExit("costmodel.py holds other constants: paste the line above into EFFICIENCY")
+    check_constants("a6000", "sarathi", fitted)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ than 17, and just above 128, where its step is milder. We keep the law, and stat
 """
 
 import csv
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,7 +25,7 @@ from cli import Parser, run_main
 from configs import GPUS, MODELS
 from costmodel import EFFICIENCY, CostModel, Efficiency, make_batch
 from experiments.lib.common import ROOT, print_table
-from experiments.lib.fitting import compass_search, line_to_paste, rounded
+from experiments.lib.fitting import check_constants, compass_search, log_loss, print_constants
 
 A6000, L20 = EFFICIENCY["a6000", "sarathi"], EFFICIENCY["l20", "td_pipe"]
 FITTED = ("compute", "memory", "p", "overhead")
@@ -53,34 +52,30 @@ def prefill(rows: int) -> Batch:
     return make_batch([(0, rows, rows)])
 
 
-def modelled(efficiency: Efficiency, sizes: Sequence[int], model: str) -> dict[int, float]:
+def modelled(
+    efficiency: Efficiency, sizes: Sequence[int], model: str = "llama-13b"
+) -> dict[int, float]:
     """Rows -> ms of one prompt's prefill on one L20, as the cost model sees it."""
     cost = CostModel(MODELS[model], GPUS["l20"], efficiency)
     return {rows: 1e3 * cost.seconds(prefill(rows)) for rows in sizes}
 
 
+def loss(efficiency: Efficiency, times: Mapping[int, float]) -> float:
+    """Sum of squared log ratios, modelled over measured."""
+    return log_loss(modelled(efficiency, list(times)), times)
+
+
 def fit(
     times: Mapping[int, float], names: Sequence[str] = FITTED, start: Efficiency = START
 ) -> Efficiency:
-    """The `names` with the least squared log ratios, modelled over measured; others as `start`."""
+    """The `names` with the least loss; others as in `start`."""
     return compass_search(lambda trial: loss(trial, times), start, names, LEAST_STEP)
-
-
-def loss(efficiency: Efficiency, times: Mapping[int, float]) -> float:
-    """Sum of squared log ratios, modelled over measured."""
-    found = modelled(efficiency, list(times), "llama-13b")
-    return sum(math.log(found[rows] / times[rows]) ** 2 for rows in times)
 
 
 def errors(efficiency: Efficiency, times: Mapping[int, float]) -> dict[int, float]:
     """Rows -> by how many percent the cost model is too slow."""
-    found = modelled(efficiency, list(times), "llama-13b")
+    found = modelled(efficiency, list(times))
     return {rows: 100 * (found[rows] / times[rows] - 1) for rows in times}
-
-
-def median_error(efficiency: Efficiency, times: Mapping[int, float]) -> float:
-    """Of the absolute errors, in percent."""
-    return statistics.median(abs(error) for error in errors(efficiency, times).values())
 
 
 def summary(values: Sequence[float]) -> list[str]:
@@ -95,8 +90,8 @@ def print_errors(fitted: Efficiency, times: Mapping[int, float]) -> None:
     table = []
     for first, last in (*RANGES, (RANGES[0][0], RANGES[-1][1])):
         inside = [rows for rows in times if first <= rows <= last]
-        halves = [summary([found[rows] for rows in inside]) for found in (own, borrowed)]
-        table.append([f"{first}-{last}", len(inside), *halves[0], *halves[1]])
+        ours, theirs = (summary([found[rows] for rows in inside]) for found in (own, borrowed))
+        table.append([f"{first}-{last}", len(inside), *ours, *theirs])
     print_table(["rows", "measured", "median", "largest", "A6000's: median", "largest"], table)
 
 
@@ -108,27 +103,24 @@ def print_other_constants(fitted: Efficiency, times: Mapping[int, float]) -> Non
         ("attention, too", fit(times, (*FITTED, "attention"))),
         ("no overhead", fit(times, FITTED[:-1], replace(START, overhead=0.0))),
     ):
-        shares = [f"{value:.3f}" for value in (found.compute, found.memory, found.attention)]
-        numbers = [*shares, f"{found.p:.3f}", f"{1e6 * found.overhead:.1f}"]
-        table.append([what, *numbers, f"{median_error(found, times):.1f} %"])
-    print_table(["", "compute", "memory", "attention", "p", "overhead, us", "median"], table)
+        shares = [f"{y:.3f}" for y in (found.compute, found.memory, found.attention, found.p)]
+        error, _ = summary(list(errors(found, times).values()))
+        table.append([what, *shares, f"{1e6 * found.overhead:.1f}", error])
+    header = ["", "compute", "memory", "attention", "p", "overhead, us", "median"]
+    print_table(header, table, "If more or fewer constants were fitted:")
 
 
 def main() -> None:
-    # there are no flags: whoever gives one is told so
-    Parser(description=__doc__.splitlines()[0]).parse_args()
+    Parser(description=__doc__.splitlines()[0]).parse_args()  # refuses any flag
     times = measured()
-    fitted = rounded(fit(times))
     print("Fitted on iterations of LLaMA-13B on an L20; in costmodel.py:\n")
-    print(f"{line_to_paste('l20', 'td_pipe', fitted)}\n")
+    fitted = print_constants("l20", "td_pipe", fit(times))
     print_errors(fitted, times)
-    print("\nIf more or fewer constants were fitted:\n")
     print_other_constants(fitted, times)
-    print(f"\nPredicted, {HELD_BACK} on one L20 as if it had the memory:\n")
     found = modelled(fitted, HELD_BACK_ROWS, HELD_BACK)
-    print_table(["rows", "ms"], [[rows, f"{time:.1f}"] for rows, time in found.items()])
-    if fitted != L20:
-        raise SystemExit("costmodel.py holds other constants: paste the line above into EFFICIENCY")
+    title = f"Predicted, {HELD_BACK} on one L20 as if it had the memory:"
+    print_table(["rows", "ms"], [[rows, f"{time:.1f}"] for rows, time in found.items()], title)
+    check_constants("l20", "td_pipe", fitted)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from attention import FlatBatch, Span, chunk_mask
 from cli import Parser, run_main
 from configs import MODELS, ModelConfig, UserError
-from experiments.lib.common import positive, print_table
+from experiments.lib.common import print_table
+from experiments.lib.flags import positive
 from experiments.lib.measuring import this_machine
 from fast import native
 from fast.backends import BACKENDS
@@ -29,42 +30,45 @@ from loading.device import choose_dtype
 
 CPU = torch.device("cpu")
 EVEN, UNEVEN = [528] * 8, [100 + 120 * i for i in range(8)]  # contexts of eight decodes, tokens
+CHUNKS = ((249, 249), (256, 512), (249, 505), (256, 1024))  # rows and context
+
+
+Linears = list[dict[str, torch.nn.Module]]  # of each layer, by name
 
 
 def medians(repeats: int, *candidates: Callable[[], object]) -> list[float]:
     """Milliseconds of each candidate, in alternation, after one turn that warms up."""
     seen: list[list[float]] = [[] for _ in candidates]
-    for turn in range(repeats + 1):
+    for _ in range(repeats + 1):
         for candidate, times in zip(candidates, seen, strict=True):
             start = time.perf_counter()
             candidate()
-            if turn > 0:
-                times.append(1e3 * (time.perf_counter() - start))
-    return [statistics.median(times) for times in seen]
+            times.append(1e3 * (time.perf_counter() - start))
+    return [statistics.median(times[1:]) for times in seen]
 
 
-def linears(config: ModelConfig, dtype: torch.dtype, repeats: int, rows: list[int]) -> list[list]:
+def print_linears(config: ModelConfig, dtype: torch.dtype, repeats: int, rows: list[int]) -> None:
     """Plain and packed linears of all layers, by the rows of the flat batch."""
-    layers = [
+    linears: Linears = [
         {n: torch.nn.Linear(*size, bias=False, dtype=dtype) for n, size in config.linears.items()}
         for _ in range(config.n_layer)
     ]
-    packed = [{name: PackedLinear(linear) for name, linear in layer.items()} for layer in layers]
-    table = []
+    packed = [{name: PackedLinear(linear) for name, linear in layer.items()} for layer in linears]
+    weights, table = config.n_layer * config.layer_weights, []
     for count in rows:
         inputs = {n: torch.randn(count, size).to(dtype) for n, (size, _) in config.linears.items()}
-
-        def run(layers: list[dict], inputs: dict = inputs) -> None:
-            for layer in layers:
-                for name, linear in layer.items():
-                    linear(inputs[name])
-
-        plain, ours = medians(repeats, lambda run=run: run(layers), lambda run=run: run(packed))
-        weights = config.n_layer * config.layer_weights
+        plain, ours = medians(repeats, *[partial(run, way, inputs) for way in (linears, packed)])
         rates = [2 * count * weights / ours / 1e6, weights * dtype.itemsize / ours / 1e6]
         cells = [f"{plain:.1f}", f"{ours:.1f}", f"{plain / ours:.2f}", f"{rates[0]:.0f}"]
         table.append([count, *cells, f"{rates[1]:.1f}"])
-    return table
+    header = ["rows", "plain", "packed", "gain", "GFLOP/s packed", "GB/s packed"]
+    print_table(header, table, "linears of all layers, ms")
+
+
+def run(layers: Linears, inputs: dict[str, torch.Tensor]) -> None:
+    for layer in layers:
+        for name, linear in layer.items():
+            linear(inputs[name])
 
 
 def attend_all(name: str, cache: KVCache, n_head: int, span: Span) -> None:
@@ -82,97 +86,71 @@ def attend_all(name: str, cache: KVCache, n_head: int, span: Span) -> None:
         attend_layer(layer, qkv)
 
 
-def decodes(config: ModelConfig, cache: KVCache, repeats: int, names: list[str]) -> list[list]:
+def print_decodes(config: ModelConfig, cache: KVCache, repeats: int, names: list[str]) -> None:
     """Eight decodes through each back end, with even and with uneven contexts."""
     table = []
     for label, contexts in (("8 x 528", EVEN), ("100, 220, ... 940", UNEVEN)):
         contexts = tuple([min(context, cache.length) for context in contexts])
         span = Span(slice(0, 8), tuple(range(8)), contexts)
-        run = partial(attend_all, cache=cache, n_head=config.n_head, span=span)
+        attend = partial(attend_all, cache=cache, n_head=config.n_head, span=span)
         size = sum(contexts) * config.kv_bytes_per_token(cache.k.dtype.itemsize)
-        times = medians(repeats, *[partial(run, name) for name in names])
+        times = medians(repeats, *[partial(attend, name) for name in names])
         for name, ms in zip(names, times, strict=True):
             table.append([label, name, f"{ms:.1f}", f"{size / ms / 1e6:.1f}"])
-    return table
+    print_table(["contexts", "attention", "ms", "GB/s"], table, "eight decodes, all layers, ms")
 
 
-def chunks(
-    config: ModelConfig,
-    cache: KVCache,
-    repeats: int,
-    shapes: list[tuple[int, int]],
-    names: list[str],
-) -> list[list]:
+def print_chunks(config: ModelConfig, cache: KVCache, repeats: int, names: list[str]) -> None:
     """A chunk against its context: PyTorch's fused kernel, and our back ends."""
     table = []
-    for rows, context in shapes:
+    for rows, context in CHUNKS:
         q = torch.randn(1, rows, config.n_head, config.head_dim).to(cache.k.dtype)
-        mask = chunk_mask(context - rows, rows)
-
-        def fused(q: torch.Tensor = q, context: int = context, mask: torch.Tensor = mask) -> None:
-            for k, v in zip(cache.k, cache.v, strict=True):
-                F.scaled_dot_product_attention(
-                    q.transpose(1, 2),
-                    k[None, :, 0, :context],
-                    v[None, :, 0, :context],
-                    attn_mask=mask,
-                )
-
         span = Span(slice(0, rows), (0,), (context,))
-        ours = partial(attend_all, cache=cache, n_head=config.n_head, span=span)
-        times = medians(repeats, fused, *[partial(ours, name) for name in names])
+        attend = partial(attend_all, cache=cache, n_head=config.n_head, span=span)
+        ours = [partial(attend, name) for name in names]
+        times = medians(repeats, partial(fused, q, cache, context), *ours)
         table.append([rows, context, *[f"{ms:.1f}" for ms in times]])
-    return table
+    header = ["rows", "context", "fused kernel", *names]
+    print_table(header, table, "a chunk, all layers, ms")
+
+
+def fused(q: torch.Tensor, cache: KVCache, context: int) -> None:
+    """q: (1, rows, heads, head_dim), of the last rows of the context of slot 0."""
+    mask = chunk_mask(context - q.shape[1], q.shape[1])
+    for k, v in zip(cache.k, cache.v, strict=True):
+        k, v = k[None, :, 0, :context], v[None, :, 0, :context]
+        F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask)
 
 
 @torch.inference_mode()
 def main() -> None:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add(
-        "--quick",
-        action="store_true",
-        help="a few shapes of a small model: a smoke test, not a result",
-    )
+    quick = "a few shapes of a small model: a smoke test, not a result"
+    add("--quick", action="store_true", help=quick)
     add("--dtype", default="auto", help="float32 or bfloat16 (default: auto, by the hardware)")
-    add(
-        "--repeats",
-        type=positive,
-        default=7,
-        metavar="N",
-        help="turns whose median is taken (default: 7)",
-    )
-    args = parser.parse_args()
-    dtype, repeats = choose_dtype(args.dtype, CPU), 1 if args.quick else args.repeats
+    repeats = "turns whose median is taken (default: 7)"
+    add("--repeats", type=positive, default=7, metavar="N", help=repeats)
+    options = parser.parse_args()
+    dtype, repeats = choose_dtype(options.dtype, CPU), 1 if options.quick else options.repeats
     if not can_pack(CPU, dtype):
         raise UserError(
             f"no packed linears in {dtype} on this machine: choose --dtype float32 on an x86 CPU"
         )
-    config = MODELS["laptop"] if not args.quick else MODELS["demo"]
+    config = MODELS["demo" if options.quick else "laptop"]
     keep_freed_memory()
-    print(
-        f"{this_machine()}, {str(dtype).removeprefix('torch.')}, {config.name}\n\nlinears of all"
-        " layers, ms"
-    )
-    rows = [1, 8] if args.quick else [1, 4, 8, 16, 32, 64, 128, 256, 512]
-    print_table(
-        ["rows", "plain", "packed", "gain", "GFLOP/s packed", "GB/s packed"],
-        linears(config, dtype, repeats, rows),
-    )
+    print(f"{this_machine()}, {str(dtype).removeprefix('torch.')}, {config.name}")
+    rows = [1, 8] if options.quick else [1, 4, 8, 16, 32, 64, 128, 256, 512]
+    print_linears(config, dtype, repeats, rows)
     cache = KVCache(config, 8, min(1088, config.max_length), dtype)
-    cache.k.normal_(), cache.v.normal_()
-    print("\neight decodes, all layers, ms")
-    names = ["sdpa"] if args.quick else ["math", "sdpa"]
+    for part in (cache.k, cache.v):
+        part.normal_()
+    names = ["sdpa"]
     if native.usable(CPU, dtype, config.head_dim, config.n_head // config.n_kv_head):
         names.append("native")
-    print_table(["contexts", "attention", "ms", "GB/s"], decodes(config, cache, repeats, names))
+    print_decodes(config, cache, repeats, names if options.quick else ["math", *names])
     if config.n_head == config.n_kv_head:
-        print("\na chunk, all layers, ms")
-        names = [name for name in names if name != "math"]
-        table = chunks(
-            config, cache, repeats, [(249, 249), (256, 512), (249, 505), (256, 1024)], names
-        )
-        print_table(["rows", "context", "fused kernel", *names], table)
+        print_chunks(config, cache, repeats, names)
 
 
 if __name__ == "__main__":

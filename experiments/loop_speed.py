@@ -1,10 +1,9 @@
 """How fast the loop itself is, with the cost model as executor, on one core.
 
-It also tells how that time grows with the number of requests. The engine must never wait for its
-scheduler: an iteration of a real model takes 10 ms or more. The first table saturates every policy
-with requests that are all alike. The second serves conversations that arrive over time (prompts of
-1000 tokens and outputs of 200 on average, log-normal; Mistral-7B on an A100 under sarathi_serve),
-and says what the simulation of 1,000 and 10,000 of them takes.
+The engine must never wait for its scheduler: an iteration of a real model takes 10 ms or more. The
+first table saturates every policy with requests that are all alike. The second says how the time
+grows with the number of requests. They are conversations that arrive over time (prompts of 1000
+tokens and outputs of 200 on average, log-normal; Mistral-7B on an A100 under sarathi_serve).
 
     python experiments/loop_speed.py --pipeline 1000 10000 100000
         instead: the pipeline of SARATHI's Fig 12, GPT-3 on eight stages
@@ -13,11 +12,13 @@ and says what the simulation of 1,000 and 10,000 of them takes.
 import argparse
 import sys
 import time
+from collections.abc import Callable
 
 from batch import Request
 from cli import Parser, run_main
 from experiments import fig12
-from experiments.lib.common import positive, print_table
+from experiments.lib.common import print_table
+from experiments.lib.flags import positive
 from experiments.lib.papers import MISTRAL
 from scheduler import POLICIES
 from serving.traffic import LogNormal, make_requests, poisson
@@ -32,73 +33,73 @@ PROMPTS, OUTPUTS = LogNormal(600, 2250, 8192), LogNormal(150, 400, 2048)
 RATE = 6.0  # requests/s: 85 % of what it can serve
 
 
-def peak_memory() -> float:
+def peak_memory() -> str:
     """The most that this process has held so far, in MB; nan where the system does not say."""
     if resource is None:
-        return float("nan")
+        return "nan"
     unit = 1e6 if sys.platform == "darwin" else 1e3
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit:.0f}"
+
+
+def timed(run: Callable, *arguments: object, **options: object) -> tuple[object, float]:
+    """What `run` returns, and the seconds that it takes."""
+    start = time.perf_counter()
+    return run(*arguments, **options), time.perf_counter() - start
 
 
 def print_pipeline(counts: list[int]) -> None:
     """A micro-batch's step counts once on each of the eight stages."""
-    setup, rows = fig12.Setup(), []
+    setup, stages, rows = fig12.Setup(), fig12.STAGES, []
     for count in counts:
         requests = fig12.make_requests(count, setup.lengths)
-        start = time.perf_counter()
-        trace = fig12.simulate(
-            requests, setup, "sarathi", fig12.STAGES, fig12.STAGES, setup.batch_size
-        )
-        seconds = time.perf_counter() - start
+        shape = ("sarathi", stages, stages, setup.batch_size)
+        trace, seconds = timed(fig12.simulate, requests, setup, *shape)
         cells = [f"{count:,}", f"{trace.count:,}", f"{seconds:.2f}", f"{1e3 * seconds / count:.3f}"]
-        cells.append(f"{fig12.STAGES * trace.count / seconds:,.0f}")
-        rows.append([*cells, f"{peak_memory():.0f}"])
-    print_table(
-        ["requests", "steps", "seconds", "ms per request", "steps x stages/s", "peak MB"], rows
-    )
+        rows.append([*cells, f"{stages * trace.count / seconds:,.0f}", peak_memory()])
+    header = ["requests", "steps", "seconds", "ms per request", "steps x stages/s", "peak MB"]
+    print_table(header, rows)
+
+
+def print_policies(count: int, batch_size: int) -> None:
+    rows = []
+    for policy in POLICIES:
+        requests = [Request(i, range(956), 69) for i in range(count)]
+        trace, seconds = timed(simulate, requests, policy=policy, max_batch_size=batch_size)
+        steps = len(trace.iterations)
+        cells = [f"{seconds:.3f}", f"{steps / seconds:,.0f}", f"{trace.mean_batch_size:.1f}"]
+        rows.append([policy, steps, *cells])
+    print_table(["policy", "iterations", "seconds", "iterations/s", "mean batch"], rows)
+
+
+def print_conversations(counts: tuple[int, ...]) -> None:
+    rows = []
+    for count in counts:
+        requests = make_requests(poisson(count, RATE), PROMPTS, OUTPUTS)
+        prompts = sum(len(request.prompt) for request in requests) / count
+        outputs = sum(request.max_tokens for request in requests) / count
+        trace, seconds = timed(MISTRAL.serve, requests, "sarathi_serve", 512)
+        work = trace.num_decodes + trace.num_prefill_tokens / 512
+        cells = [f"{count:,}", f"{prompts:.0f}", f"{outputs:.0f}", f"{trace.num_decodes:,}"]
+        cells += [f"{trace.mean_batch_size:.1f}", f"{seconds:.2f}", f"{1e6 * seconds / work:.2f}"]
+        rows.append([*cells, peak_memory()])
+    header = ["requests", "prompt", "output", "decodes", "mean batch", "seconds"]
+    print_table([*header, "us per decode or chunk", "peak MB"], rows)
 
 
 def main() -> None:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--quick", action="store_true", help="fewer requests: a smoke test, not a result")
-    add(
-        "--pipeline",
-        type=positive,
-        nargs="+",
-        metavar="N",
-        help="numbers of requests through the pipeline of Fig 12",
-    )
-    add("--max-batch-size", type=int, default=16, help="B of the first table (default: 16)")
-    args = parser.parse_args()
-    if args.pipeline:
-        print_pipeline(args.pipeline)
+    counts = "numbers of requests through the pipeline of Fig 12"
+    add("--pipeline", type=positive, nargs="+", metavar="N", help=counts)
+    add("--max-batch-size", type=positive, default=16, help="B of the first table (default: 16)")
+    options = parser.parse_args()
+    if options.pipeline:
+        print_pipeline(options.pipeline)
         return
-    rows = []
-    for policy in POLICIES:
-        requests = [Request(i, range(956), 69) for i in range(64 if args.quick else 1024)]
-        start = time.perf_counter()
-        trace = simulate(requests, policy=policy, max_batch_size=args.max_batch_size)
-        seconds = time.perf_counter() - start
-        steps = len(trace.iterations)
-        cells = [f"{seconds:.3f}", f"{steps / seconds:,.0f}", f"{trace.mean_batch_size:.1f}"]
-        rows.append([policy, steps, *cells])
-    print_table(["policy", "iterations", "seconds", "iterations/s", "mean batch"], rows)
-    rows = []
-    for count in (100, 1000) if args.quick else (1000, 2000, 5000, 10_000):
-        requests = make_requests(poisson(count, RATE), PROMPTS, OUTPUTS)
-        prompts = sum(len(request.prompt) for request in requests) / count
-        outputs = sum(request.max_tokens for request in requests) / count
-        start = time.perf_counter()
-        trace = MISTRAL.serve(requests, "sarathi_serve", 512)
-        seconds = time.perf_counter() - start
-        work = trace.num_decodes + trace.num_prefill_tokens / 512
-        cells = [f"{count:,}", f"{prompts:.0f}", f"{outputs:.0f}", f"{trace.num_decodes:,}"]
-        cells += [f"{trace.mean_batch_size:.1f}", f"{seconds:.2f}", f"{1e6 * seconds / work:.2f}"]
-        rows.append([*cells, f"{peak_memory():.0f}"])
+    print_policies(64 if options.quick else 1024, options.max_batch_size)
     print()
-    header = ["requests", "prompt", "output", "decodes", "mean batch", "seconds"]
-    print_table([*header, "us per decode or chunk", "peak MB"], rows)
+    print_conversations((100, 1000) if options.quick else (1000, 2000, 5000, 10_000))
 
 
 if __name__ == "__main__":

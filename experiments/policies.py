@@ -12,30 +12,17 @@ two tokens. A stall is a gap longer than five decode-only iterations: Sarathi-Se
 """
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 
 from batch import Request
-from cli import run_main
-from experiments.lib.common import (
-    MEASURE_DEFAULTS,
-    Point,
-    make_directory,
-    make_figure_parser,
-    parse_options,
-    positive,
-    print_table,
-    progress,
-    three_digits,
-    with_kept,
-    write_csv,
-)
-from experiments.lib.look import save_figure, use_style
-from experiments.lib.measuring import generate, load_llm, measured_on, warm_up
+from cli import claim, run_main
+from experiments.lib import look, measuring
+from experiments.lib.common import Record, print_table, progress, three_digits, with_kept
+from experiments.lib.figure import finish
+from experiments.lib.flags import MEASURE, Flag, start
 from experiments.lib.steady import simulate_operators
 from pictures import perfetto
 from pictures.gantt import draw_lanes, legend_handles
@@ -43,14 +30,16 @@ from pictures.lanes import request_lanes
 from scheduler import POLICIES
 from timeline import Trace
 
-if TYPE_CHECKING:  # predicting needs no torch
-    from engine import LLM
-
 MODEL, GPU, CHUNK_SIZE = "llama-13b", "a6000", 512
 NAMES = dict(enumerate("ABCD"))
 # the left column: policies that never cut a prompt
 WHOLE = ("request_level", "vllm_v0", "orca", "hybrid_only")
 STALL = 5  # decode-only iterations
+FLAGS = MEASURE | {
+    "perfetto": Flag("write all runs for https://ui.perfetto.dev (JSON)"),
+    "chunk_size": Flag("token budget; prompts are half of it, and 2.5 times", 64, 16, measure=True),
+    "repeats": Flag("runs, of which the fastest is shown", 5, 1, measure=True),
+}
 
 
 def workload(chunk_size: int, arrival: float = 0.0) -> list[Request]:
@@ -81,46 +70,59 @@ def arrival_and_bound(alone: Trace) -> tuple[float, float]:
 class Comparison:
     """The same requests under every policy.
 
-    arrival: of C and D. bound: a longer gap between tokens is a stall. Both are in seconds.
+    arrival: of C and D. bound: a longer gap between tokens is a stall. Both are in seconds. where:
+    model, hardware, source.
     """
 
     traces: dict[str, Trace]
+    chunk_size: int
     arrival: float
     bound: float
+    where: tuple[str, str, str]
+
+    def describe(self) -> str:
+        model, hardware, source = self.where
+        place = f"{model} on {hardware}" if source == "predicted" else f"{model}, {hardware}"
+        bound = f"a stall is a gap over {1e3 * self.bound:.0f} ms"
+        return f"{source}: {place}, C = {self.chunk_size} tokens; {bound}"
+
+
+def compare(
+    run: Callable[[str, list[Request]], Trace],
+    where: tuple[str, str, str],
+    chunk_size: int = CHUNK_SIZE,
+    repeats: int = 1,
+) -> Comparison:
+    """`run` the requests under all policies in turns, `repeats` times.
+
+    A run of A and B alone says when C and D arrive, and what a stall is. The fastest run of each
+    policy is kept, since whatever else a machine does only ever adds time.
+    """
+    alone = [run("sarathi_serve", workload(chunk_size)[:2]) for _ in range(repeats)]
+    arrival, bound = arrival_and_bound(min(alone, key=lambda trace: trace.seconds))
+    runs: dict[str, list[Trace]] = {policy: [] for policy in POLICIES}
+    for policy in progress(repeats * list(POLICIES), "running"):
+        runs[policy].append(run(policy, workload(chunk_size, arrival)))
+    fastest = {
+        policy: min(traces, key=lambda trace: trace.seconds) for policy, traces in runs.items()
+    }
+    return Comparison(fastest, chunk_size, arrival, bound, where)
 
 
 def predict() -> Comparison:
     def run(policy: str, requests: list[Request]) -> Trace:
         return simulate_operators(requests, policy, CHUNK_SIZE, len(NAMES), MODEL, GPU)
 
-    arrival, bound = arrival_and_bound(run("sarathi_serve", workload(CHUNK_SIZE)[:2]))
-    return Comparison(
-        {policy: run(policy, workload(CHUNK_SIZE, arrival)) for policy in POLICIES}, arrival, bound
-    )
+    return compare(run, (MODEL, GPU, "predicted"))
 
 
-def measure(llm: "LLM", chunk_size: int, repeats: int) -> Comparison:
-    """For real: the machine's own speed says when C and D arrive, and what a stall is.
-
-    The policies run in turns, `repeats` times. The fastest run of each is kept, since whatever else
-    a machine does only ever adds time.
-    """
-
+def measure(llm: "measuring.LLM", chunk_size: int, repeats: int) -> Comparison:
     def run(policy: str, requests: list[Request]) -> Trace:
-        generate(llm, requests, policy, chunk_size)
+        measuring.generate(llm, requests, policy, chunk_size)
         return llm.trace
 
-    def fastest(traces: list[Trace]) -> Trace:
-        return min(traces, key=lambda trace: trace.seconds)
-
-    warm_up(llm)
-    arrival, bound = arrival_and_bound(
-        fastest([run("sarathi_serve", workload(chunk_size)[:2]) for _ in range(repeats)])
-    )
-    found: dict[str, list[Trace]] = {}
-    for policy in progress(repeats * list(POLICIES), "measuring"):
-        found.setdefault(policy, []).append(run(policy, workload(chunk_size, arrival)))
-    return Comparison({policy: fastest(traces) for policy, traces in found.items()}, arrival, bound)
+    measuring.warm_up(llm)
+    return compare(run, measuring.measured_on(llm), chunk_size, repeats)
 
 
 def figures_of(trace: Trace) -> dict[str, float]:
@@ -133,53 +135,42 @@ def figures_of(trace: Trace) -> dict[str, float]:
     }
 
 
-def points(
-    found: Comparison, chunk_size: int, source: str, model: str, hardware: str
-) -> list[Point]:
+def points(found: Comparison) -> Record:
     """Rows of policies.csv: x is the token budget."""
-
-    def point(series: str, y: float, unit: str) -> Point:
-        return Point("policies", series, chunk_size, "C", y, unit, source, model, hardware)
-
-    rows = [
-        point(f"{policy}, {name}", y, "s")
-        for policy, trace in found.traces.items()
-        for name, y in figures_of(trace).items()
-    ]
-    stalls = [
-        point(f"{policy}, stalls", len(trace.stalls(found.bound)), "gaps")
-        for policy, trace in found.traces.items()
-    ]
-    return [
-        *rows,
-        *stalls,
-        point("C and D arrive", found.arrival, "s"),
-        point("stall bound", found.bound, "s"),
-    ]
+    record, budget = Record("policies", *found.where), (found.chunk_size, "C")
+    for policy, trace in found.traces.items():
+        for name, seconds in figures_of(trace).items():
+            record.add(f"{policy}, {name}", seconds, "s", *budget)
+    for policy, trace in found.traces.items():
+        record.add(f"{policy}, stalls", len(trace.stalls(found.bound)), "gaps", *budget)
+    record.add("C and D arrive", found.arrival, "s", *budget)
+    record.add("stall bound", found.bound, "s", *budget)
+    return record
 
 
 def print_comparison(found: Comparison) -> None:
-    names = list(figures_of(next(iter(found.traces.values()))))
-    rows = []
+    rows, names = [], []
     for policy, trace in found.traces.items():
+        names = [f"{name} (s)" for name in figures_of(trace)]
         numbers = [three_digits(y) for y in figures_of(trace).values()]
         rows.append([policy, *numbers, len(trace.stalls(found.bound))])
-    print_table(["policy", *[f"{name} (s)" for name in names], "stalls"], rows)
+    title = f"{found.describe()}; C and D arrive at {found.arrival:.2f} s"
+    print_table(["policy", *names, "stalls"], rows, title)
 
 
-def draw(found: Comparison, title: str) -> plt.Figure:
+def draw(found: Comparison) -> plt.Figure:
     """One panel for each policy, on one time axis.
 
     Whole prompts are in the left column, chunks in the right one.
     """
     columns = [[name for name in found.traces if (name in WHOLE) == whole] for whole in (1, 0)]
-    height = max(len(column) for column in columns)
-    style = {"sharex": True, "sharey": True, "layout": "constrained", "squeeze": False}
-    figure, grid = plt.subplots(height, 2, figsize=(19, 2.65 * height + 1.2), **style)
-    end = max(t.iterations[-1].start + t.iterations[-1].seconds for t in found.traces.values())
+    rows = max(len(column) for column in columns)
+    figure, grid = look.panels(rows, 2, 9.5, 2.65 + 1.2 / rows, sharex=True, sharey=True)
+    last = [trace.iterations[-1] for trace in found.traces.values()]
+    end = max(iteration.start + iteration.seconds for iteration in last)
     drawn = []
-    for column, names in enumerate(columns):
-        for axes, name in zip(grid[:, column], names, strict=False):
+    for column, names in zip(zip(*grid, strict=True), columns, strict=True):
+        for axes, name in zip(column, names, strict=False):
             trace = found.traces[name]
             drawn.append(request_lanes(trace, found.bound, NAMES))
             draw_lanes(axes, drawn[-1], end=end)
@@ -187,90 +178,41 @@ def draw(found: Comparison, title: str) -> plt.Figure:
             axes.tick_params(axis="y", labelleft=True)
             axes.set_title(name, loc="left", fontweight="bold")
             numbers = figures_of(trace)
-            told = (
-                f"longest gap of A, B {numbers['longest gap of A and B']:.2f} s; first token of C"
-                f" {numbers['TTFT of C']:.2f} s"
-            )
+            gap, first = numbers["longest gap of A and B"], numbers["TTFT of C"]
+            told = f"longest gap of A, B {gap:.2f} s; first token of C {first:.2f} s"
             axes.set_title(told, loc="right", fontsize=14)
-        for axes in grid[len(names) :, column]:
+        for axes in column[len(names) :]:
             axes.set_axis_off()
-    for axes in grid[-1]:
-        axes.set_xlabel("time (s); dotted: C and D arrive")
+        column[-1].set_xlabel("time (s); dotted: C and D arrive")
     figure.legend(handles=legend_handles(drawn), loc="outside lower center", ncols=6)
-    figure.suptitle(title, fontsize=18)
+    heading = "One workload, all policies. Left: whole prompts. Right: chunks."
+    figure.suptitle(f"{heading}\n{found.describe()}")
     return figure
 
 
-def write_picture(path: Path, found: Comparison, title: str) -> None:
-    use_style()
-    save_figure(draw(found, title), path)
-
-
 def main() -> None:
-    parser, group = make_figure_parser(__doc__)
-    add = group.add_argument
-    parser.add_output("--perfetto", "write all runs for https://ui.perfetto.dev (JSON)")
-    add(
-        "--chunk-size",
-        type=positive,
-        metavar="C",
-        help="token budget; prompts are half of it, and 2.5 times (default: 64)",
-    )
-    add(
-        "--repeats",
-        type=positive,
-        metavar="N",
-        help="runs, of which the fastest is shown (default: 5)",
-    )
-    options = parse_options(
-        parser,
-        MEASURE_DEFAULTS | {"chunk_size": 64, "repeats": 5},
-        {"chunk_size": 16, "repeats": 1},
-    )
-    llm = (
-        load_llm(options, len(NAMES), 5 * options.chunk_size // 2 + 20) if options.measure else None
-    )
-    make_directory(
-        options.out,
-        "policies",
-        others=["policies.png", *(["policies_measured.png"] if llm else [])],
-        force=options.force,
-    )
-
+    options = start("policies", __doc__, ["policies.png"], **FLAGS)
+    llm, picture = None, options.out / "policies_measured.png"
+    if options.measure:
+        claim(picture, options.force)
+        llm = measuring.load_llm(options, len(NAMES), 5 * options.chunk_size // 2 + 20)
     predicted = predict()
-    rows = points(predicted, CHUNK_SIZE, "predicted", MODEL, GPU)
-    runs: Mapping[str, Trace] = predicted.traces
-    setting = f"C = {CHUNK_SIZE} tokens; a stall is a gap over {1e3 * predicted.bound:.0f} ms"
-    title = (
-        f"One workload, all policies. Left: whole prompts. Right: chunks.\npredicted: {MODEL} on"
-        f" {GPU}, {setting}"
-    )
-    write_picture(options.out / "policies.png", predicted, title)
-    print(f"predicted: {MODEL} on {GPU}, {setting}; C and D arrive at {predicted.arrival:.2f} s\n")
     print_comparison(predicted)
+    rows, runs = points(predicted), dict(predicted.traces)
     if llm is not None:
         measured = measure(llm, options.chunk_size, options.repeats)
-        source, model, hardware = measured_on(llm)
-        rows += points(measured, options.chunk_size, source, model, hardware)
-        runs = predicted.traces | {f"measured {p}": trace for p, trace in measured.traces.items()}
-        setting = (
-            f"C = {options.chunk_size} tokens; a stall is a gap over {1e3 * measured.bound:.0f} ms"
-        )
-        title = (
-            f"One workload, all policies. Left: whole prompts. Right: chunks.\nmeasured: {model},"
-            f" {hardware}, {setting}"
-        )
-        write_picture(options.out / "policies_measured.png", measured, title)
-        print(
-            f"\nmeasured, the fastest of {options.repeats} runs each: {model}, {hardware},"
-            f" {setting}; C and D arrive at {measured.arrival:.2f} s\n"
-        )
         print_comparison(measured)
-    write_csv(options.out / "policies.csv", with_kept(options.out / "policies.csv", rows))
+        print(f"\nRuns of each policy: {options.repeats}. The fastest is shown.")
+        rows += points(measured)
+        runs |= {f"measured {policy}": trace for policy, trace in measured.traces.items()}
+        look.use_style()
+        look.save_figure(draw(measured), picture)
+        print(f"\nwrote {picture}")
+    rows = with_kept(options.out / "policies.csv", rows)
+    finish(options, "policies", rows, lambda: draw(predicted))
     if options.perfetto:
         perfetto.save(options.perfetto, runs, NAMES)
         print(f"wrote {options.perfetto}: open it on https://ui.perfetto.dev")
-    print(f"\nwrote {options.out / 'policies.png'} and .csv")
 
 
 if __name__ == "__main__":

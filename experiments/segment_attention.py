@@ -16,33 +16,22 @@ turns. Small batches take turns through the requests of the largest, so that wha
 no cache. Beside it stands a plain read: `torch.sum` over all these prompts, on all cores.
 """
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 
 from cli import run_main
 from configs import MODELS, ModelConfig
-from experiments.lib.common import (
-    SPREAD,
-    Point,
-    curves,
-    make_directory,
-    make_parser,
-    paper_numbers,
-    parse_options,
-    positive,
-    print_table,
-    progress,
-    with_kept,
-)
-from experiments.lib.figure import Figure, save_results
-from experiments.lib.look import COLOURS, log_ticks, measured_title, plot_points, shade_spread, star
-from experiments.lib.measuring import this_machine
+from experiments.lib import common, look, measuring
+from experiments.lib.common import SPREAD, Point, Record, curves
+from experiments.lib.figure import finish
+from experiments.lib.flags import Flag, start
+from experiments.lib.look import COLOURS
 from experiments.lib.segment import TILE, WIDTH, say
 
 if TYPE_CHECKING:  # what stands in the CSV needs no torch
@@ -57,12 +46,12 @@ LAYOUTS = {  # axes in memory, before head_dim; and the look
     BATCH: ("bnh", COLOURS["orange"], "^"),
     SEQUENCE: ("nbh", COLOURS["vermilion"], "D"),
 }
+ONE_LAYER = replace(MODELS["llama2-13b"], n_layer=1)
 PAPER = {
     "sk_kernel_bs1": (BATCH, 1),
     "sk_kernel_bs16": (BATCH, 16),
     "sk_kernel_layouts_bs1": (SEQUENCE, 1),
 }
-ONE_LAYER = replace(MODELS["llama2-13b"], n_layer=1)
 
 
 @dataclass(frozen=True)
@@ -94,8 +83,6 @@ def prompts_of(flat: "Tensor", layout: str, shape: Shape, batch_size: int) -> "T
 
 def responses(shape: Shape) -> list:
     """A `SegmentMemory` for each request of the largest batch, full, with a table well shuffled."""
-    import random
-
     import torch
 
     from beam.memory import SegmentMemory
@@ -157,99 +144,91 @@ def measure(shape: Shape) -> list[Point]:
 
     import torch
 
-    hardware = f"{this_machine()}, {DTYPE}, {torch.get_num_threads()} threads"
-    of = {"model": f"{shape.model.name}, one layer", "hardware": hardware}
-    point = partial(Point, NAME, y_unit="GB/s", source="measured", **of)
-    calls, seen, turn = calls_of(shape), {}, 0
-    for number in progress(range(shape.repeats + 1), "measuring"):
+    hardware = f"{measuring.this_machine()}, {DTYPE}, {torch.get_num_threads()} threads"
+    record = Record(NAME, f"{shape.model.name}, one layer", hardware, "measured")
+    calls, turn = calls_of(shape), 0
+    seen: dict[tuple[str, int], list[float]] = {key: [] for key in calls}
+    for number in common.progress(range(shape.repeats + 1), "measuring"):
         for key, (size, call) in calls.items():
             turn += 1
-            start = time.perf_counter()
+            begin = time.perf_counter()
             call(turn)
-            rate = size / (time.perf_counter() - start) / 1e9
+            rate = size / (time.perf_counter() - begin) / 1e9
             if number > 0:  # the first turn warms up
-                seen.setdefault(key, []).append(rate)
-    points = []
+                seen[key].append(rate)
     for (series, batch_size), rates in seen.items():
-        place = {"x": batch_size, "x_unit": "BS" if batch_size else ""}
-        each = {"": statistics.median(rates), SPREAD[0]: min(rates), SPREAD[1]: max(rates)}
-        points += [point(series + end, y=rate, **place) for end, rate in each.items()]
-    return points
+        spread = statistics.median(rates), min(rates), max(rates)
+        unit = "BS" if batch_size else ""
+        measuring.add_spread(record, series, spread, "GB/s", batch_size, unit)
+    return record
 
 
 def published() -> list[Point]:
-    numbers = paper_numbers()
-    on = "GB/s", "paper", "llama2-13b", TILE.name
-    return [Point(NAME, where, x, "BS", numbers[name], *on) for name, (where, x) in PAPER.items()]
+    record, numbers = Record(NAME, "llama2-13b", TILE.name, "paper"), common.paper_numbers()
+    for name, (layout, batch_size) in PAPER.items():
+        record.add(layout, numbers[name], "GB/s", batch_size, "BS")
+    return record
 
 
 def print_paper(points: Sequence[Point]) -> None:
-    print(f"\npaper: {TILE.name}, llama2-13b, BW = {WIDTH}\n")
-    peak = TILE.bandwidth / 1e9
+    peak, heads = TILE.bandwidth / 1e9, MODELS["llama2-13b"].n_kv_head
     rows = [[p.series, f"{p.x:g}", f"{p.y:g}", f"{100 * p.y / peak:.0f} %"] for p in points]
-    print_table(["prompts", "BS", "GB/s", f"of {peak:.0f}"], rows)
-    heads = MODELS["llama2-13b"].n_kv_head
+    title = f"paper: {TILE.name}, llama2-13b, BW = {WIDTH}"
+    common.print_table(["prompts", "BS", "GB/s", f"of {peak:.0f}"], rows, title)
     say(
-        f"The paper's reasons. At BS = 1 there are {heads} work groups, one for each head, and"
-        f" {CORES} cores: some have no work. At BS = 16 there are {16 * heads}. Above 16 its"
-        " bandwidth falls: the response lies as [N_step, BS x BW, H, D], so that a beam's next key"
-        " is BS x BW keys away, and caches hit less often. Sequence first does that to the prompt,"
-        " too; at BS = 1 both layouts are one.",
+        f"The paper's reasons. At BS = 1 there are {heads} work groups, one for each head, and",
+        f"{CORES} cores: some have no work. At BS = 16 there are {16 * heads}. Above 16 its",
+        "bandwidth falls: the response lies as [N_step, BS x BW, H, D]. A beam's next key is",
+        "BS x BW keys away, so caches hit less often. Sequence first does the same to the prompt.",
+        "At BS = 1 both layouts are one.",
     )
 
 
 def print_measured(points: Sequence[Point]) -> None:
-    found = curves(points, "measured")
-    if not found:
+    rates = {series: [p.y for p in curve] for series, curve in curves(points, "measured").items()}
+    if not rates:
         say("Nothing is measured yet: --measure does it, on this machine.")
         return
-    newest, read = found[HEAD][0], found[READ][0].y
-    print(f"\nmeasured, GB/s: {newest.model}, {newest.hardware}\n")
-    rows = []
-    for place, first in enumerate(found[HEAD]):
-        rates = [found[layout][place].y for layout in LAYOUTS]
-        shares = [f"{100 * rate / read:.0f} %" for rate in rates]
-        rows.append([f"{first.x:g}", *[f"{rate:.1f}" for rate in rates], *shares])
-    print_table(["BS", *LAYOUTS, "of a plain read", "", ""], rows)
-    spreads = [
-        (high.y - low.y) / middle.y
-        for layout in LAYOUTS
-        for middle, low, high in zip(*(found[layout + end] for end in ("", *SPREAD)), strict=True)
-    ]
-    low, high = (found[READ + end][0].y for end in SPREAD)
-    say(
-        f"A plain read gives {read:.1f} GB/s ({low:.1f} to {high:.1f}). From the slowest turn to"
-        f" the fastest, rates differ by {100 * statistics.median(spreads):.0f} % of their median"
-        f" (of all layouts and BS), and by {100 * max(spreads):.0f} % at worst.",
-    )
-    shares = []
+    newest = common.newest_measured(points)
+    (read,), (read_low,), (read_high,) = (rates[READ + end] for end in ("", *SPREAD))
+    sizes, rows, spreads = [p.x for p in newest if p.series == HEAD], [], []
+    for size, *each in zip(sizes, *(rates[layout] for layout in LAYOUTS), strict=True):
+        shares = [f"{100 * rate / read:.0f} %" for rate in each]
+        rows.append([f"{size:g}", *[f"{rate:.1f}" for rate in each], *shares])
+    title = f"measured, GB/s: {newest[0].model}, {newest[0].hardware}"
+    common.print_table(["BS", *LAYOUTS, "of a plain read", "", ""], rows, title)
     for layout in LAYOUTS:
-        one, *more = [point.y for point in found[layout]]
-        shares.append(f"{100 * one / max(more):.0f} % ({layout})")
-    ratios = [b.y / s.y for b, s in zip(found[BATCH], found[SEQUENCE], strict=True)]
-    numbers = paper_numbers()
+        turns = zip(*(rates[layout + end] for end in ("", *SPREAD)), strict=True)
+        spreads += [100 * (high - low) / middle for middle, low, high in turns]
     say(
-        "At BS = 1 the paper reaches"
-        f" {100 * numbers['sk_kernel_bs1'] / numbers['sk_kernel_bs16']:.0f} % of its rate at 16."
-        f" Here it is {', '.join(shares)} of the best larger batch. Its reason, fewer work groups"
-        " than cores, cannot hold for these few cores. We know of none for what is left."
-        f" Batch first over sequence first: {ratios[0]:.2f}x at BS = 1,"
-        f" {statistics.median(ratios[1:]):.2f}x above (median).",
+        f"A plain read gives {read:.1f} GB/s ({read_low:.1f} to {read_high:.1f}). From the slowest",
+        f"turn to the fastest, rates differ by {statistics.median(spreads):.0f} % of their median",
+        f"(of all layouts and BS), and by {max(spreads):.0f} % at worst.",
     )
+    numbers = common.paper_numbers()
+    theirs = 100 * numbers["sk_kernel_bs1"] / numbers["sk_kernel_bs16"]
+    ours = [f"{100 * rates[name][0] / max(rates[name][1:]):.0f} % ({name})" for name in LAYOUTS]
+    first, *larger = [b / s for b, s in zip(rates[BATCH], rates[SEQUENCE], strict=True)]
     say(
-        "A fall above 16? The paper's reason does not exist here: each search has a response"
-        " segment of its own, so that a beam's next key is BW keys away at any BS. The largest"
-        f" batch reaches {100 * found[HEAD][-1].y / max(p.y for p in found[HEAD]):.0f} % of the"
-        f" best ({HEAD}).",
+        f"At BS = 1 the paper reaches {theirs:.0f} % of its rate at 16. Here it is",
+        f"{', '.join(ours)} of the best larger batch. Its reason, fewer work groups than cores,",
+        "cannot hold for these few cores. We know of none for what is left. Batch first over",
+        f"sequence first: {first:.2f}x at BS = 1, {statistics.median(larger):.2f}x above (median).",
+    )
+    largest = 100 * rates[HEAD][-1] / max(rates[HEAD])
+    say(
+        "A fall above 16? The paper's reason does not exist here. Each search has a response",
+        "segment of its own: a beam's next key is BW keys away at any BS. The largest batch",
+        f"reaches {largest:.0f} % of the best ({HEAD}).",
     )
 
 
 def draw(points: Sequence[Point]) -> plt.Figure:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(16, 6.5), layout="constrained")
+    figure, [(left, right)] = look.panels(1, 2, 8, 6.5)
     for series, curve in curves(points, "paper").items():
         for number, point in enumerate(curve):
             label = "" if number else f"paper, {series}"
-            star(left, point.x, point.y, LAYOUTS[series][1], label)
+            look.star(left, point.x, point.y, LAYOUTS[series][1], label)
             place = (14, 6 if (series, point.x) == (BATCH, 1) else -16)
             left.annotate(f"{point.y:g}", (point.x, point.y), place, textcoords="offset points")
     left.axhline(TILE.bandwidth / 1e9, color="black", linestyle="--", label="the tile's memory")
@@ -258,14 +237,14 @@ def draw(points: Sequence[Point]) -> plt.Figure:
     right.set_title("nothing measured yet (--measure)")
     if found:
         for series, (_, colour, marker) in LAYOUTS.items():
-            plot_points(right, found[series], color=colour, marker=marker, label=series)
-            shade_spread(right, found, series, colour)
+            look.plot_points(right, found[series], color=colour, marker=marker, label=series)
+            look.shade_spread(right, found, series, colour)
         right.axhline(found[READ][0].y, color="black", linestyle="--", label=READ)
-        right.set_title(measured_title(points))
+        right.set_title(look.measured_title(points))
         right.set_ylim(0, 1.25 * max(point.y for curve in found.values() for point in curve))
         sizes = [point.x for point in found[HEAD]]
     for axes, places in ((left, Shape.batch_sizes), (right, sizes)):
-        log_ticks(axes, places)
+        look.log_ticks(axes, places)
         axes.set(xlabel="batch size BS", ylabel="GB/s")
         if axes.get_legend_handles_labels()[0]:
             axes.legend(loc="lower right")
@@ -274,23 +253,15 @@ def draw(points: Sequence[Point]) -> plt.Figure:
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--measure", action="store_true", help="also measure on this machine")
-    turns = f"turns whose median is taken (default: {Shape.repeats})"
-    parser.add_argument("--repeats", type=positive, metavar="N", help=f"with --measure: {turns}")
-    defaults = {"repeats": Shape.repeats}
-    options = parse_options(parser, defaults, {"repeats": QUICK.repeats})
+    turns = "turns whose median is taken"
+    options = start(NAME, __doc__, repeats=Flag(turns, Shape.repeats, QUICK.repeats, measure=True))
     shape = replace(QUICK if options.quick else Shape(), repeats=options.repeats)
-    make_directory(options.out, NAME, force=options.force)
-    print(__doc__.splitlines()[0])
     paper = published()
     points = [*paper, *(measure(shape) if options.measure else [])]
-    points = with_kept(options.out / f"{NAME}.csv", points)
+    points = common.with_kept(options.out / f"{NAME}.csv", points)
     print_paper(paper)
     print_measured(points)
-    save_results(
-        options.out, Figure(NAME, __doc__, {}, None, None, draw, shown=lambda _: False), points
-    )
+    finish(options, NAME, points, lambda: draw(points))
 
 
 if __name__ == "__main__":

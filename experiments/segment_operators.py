@@ -23,11 +23,12 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from cli import run_main
 from configs import MODELS, UserError
-from experiments.lib.common import Point, curves, paper_numbers, print_table, progress
-from experiments.lib.figure import Figure, run_figure
-from experiments.lib.look import COLOURS
+from experiments.beam_peers import transformers_search
+from experiments.lib import common
+from experiments.lib.common import Point, Record, values
+from experiments.lib.figure import Figure
+from experiments.lib.look import COLOURS, panels
 from experiments.lib.measuring import this_machine
 from experiments.lib.operators import KINDS, LAYER, Operator, short, watch
 from experiments.lib.segment import WIDTH, say
@@ -46,21 +47,19 @@ WAYS = {
     "transformers, sdpa": {"attn_implementation": "sdpa"},
     "transformers, eager": {"attn_implementation": "eager"},
 }
-COLOUR = dict(
-    zip(
-        KINDS,
-        [*(COLOURS[n] for n in ("blue", "green", "orange", "vermilion")), "#BBBBBB"],
-        strict=True,
-    )
-)
+COLOUR = {
+    "products": COLOURS["blue"],
+    "attention": COLOURS["green"],
+    "norms, element-wise": COLOURS["orange"],
+    "copies": COLOURS["vermilion"],
+    "views": "#BBBBBB",
+}
 COUNTED = [kind for kind in KINDS if kind != "views"]
 # What the text says is one kernel each; the paper prints no list.
 NINE = [
     "RMSNorm", "QKV product", "RoPE", "attention, table included", "output product + residual",
     "RMSNorm", "gate product, SiLU", "up product, times gate", "down product + residual",
 ]  # fmt: skip
-
-
 Operators = Counter[Operator]
 
 
@@ -85,22 +84,8 @@ def our_search(checkpoint: Path, cache: str, fast: bool) -> Callable[[int], obje
 
 
 def their_search(checkpoint: Path, **options: str) -> Callable[[int], object]:
-    import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, DTYPE), **options)
-    ids = torch.arange(PROMPT)[None]  # (1, PROMPT)
-
-    @torch.inference_mode()
-    def run(tokens: int) -> object:
-        return model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, num_beams=WIDTH,
-            do_sample=False, pad_token_id=0, eos_token_id=None,
-        )  # fmt: skip
-
-    return run
+    run, _ = transformers_search(str(checkpoint), DTYPE, **options)
+    return lambda tokens: run([list(range(PROMPT))], WIDTH, tokens)
 
 
 def make_checkpoint(folder: Path, layers: int) -> Path:
@@ -140,7 +125,7 @@ def count(ways: Sequence[str]) -> tuple[dict[str, Operators], list[Operator]]:
     found, ordered = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         paths = [make_checkpoint(Path(folder), layers) for layers in (1, 2)]
-        for way in progress(ways, "counting"):
+        for way in common.progress(ways, "counting"):
             found[way], ordered[way] = one_layer(way, paths)
     assert Counter(ordered[OURS]) == found[OURS], "counted in two ways"
     return found, ordered[OURS]
@@ -157,16 +142,15 @@ def nested(operators: Operators) -> int:
 def points_of(found: Mapping[str, Operators]) -> list[Point]:
     software = [f"{name} {version(name)}" for name in ("torch", "transformers") if find_spec(name)]
     hardware = f"{this_machine()}, {DTYPE}; {', '.join(software)}"
-    point = partial(Point, NAME, x=0, x_unit="", y_unit="operators")
-    here = partial(
-        point, source="measured", model=f"one layer of {CONFIG.name}'s shape", hardware=hardware
-    )
-    nine = paper_numbers()["sk_ops_per_layer"]
-    points = [point(PAPER, y=nine, source="paper", model="llama2", hardware="max-1550-tile")]
+    paper = Record(NAME, "llama2", "max-1550-tile", "paper")
+    paper.add(PAPER, common.paper_numbers()["sk_ops_per_layer"], "operators")
+    here = Record(NAME, f"one layer of {CONFIG.name}'s shape", hardware, "measured")
     for way, operators in found.items():
-        points += [here(way, y=total(operators)), here(f"{way}: nested", y=nested(operators))]
-        points += [here(f"{way}: {kind}", y=total(operators, [kind])) for kind in KINDS]
-    return points
+        here.add(way, total(operators), "operators")
+        here.add(f"{way}: nested", nested(operators), "operators")
+        for kind in KINDS:
+            here.add(f"{way}: {kind}", total(operators, [kind]), "operators")
+    return paper + here
 
 
 def listed(operators: Operators, kind: str) -> str:
@@ -177,89 +161,92 @@ def listed(operators: Operators, kind: str) -> str:
     return ", ".join(f"{number} {name}" for name, number in names.most_common())
 
 
-def print_order(ordered: Sequence[Operator]) -> None:
+def print_order(ordered: Sequence[Operator], nine: float) -> None:
     """Our list beside the paper's."""
     ours = [each.name for each in ordered if each.kind != "views"]
     rows = enumerate(zip_longest(NINE, ours, fillvalue="-"), 1)
-    print("\nOne layer of one decode step, in order\n")
     header = ["", "the paper, as its text implies", OURS]
-    print_table(header, [[f"{number}", *names] for number, names in rows])
+    title = "One layer of one decode step, in order"
+    common.print_table(header, [[f"{number}", *names] for number, names in rows], title)
     say(
-        f"The paper says {paper_numbers()['sk_ops_per_layer']:g} and prints no list. This one is"
-        " read from Sec 3.1: one product for Q, K and V; RMSNorm, RoPE and attention one kernel"
-        " each; element-wise work inside the product before it. Beside them, ours has these views"
-        f" and allocations: {listed(Counter(ordered), 'views')}.",
+        f"The paper says {nine:g} and prints no list. We read this one from Sec 3.1: one product",
+        "for Q, K and V; RMSNorm, RoPE and attention one kernel each; element-wise work inside the",
+        "product before it. Ours also has these views and allocations:",
+        f"{listed(Counter(ordered), 'views')}.",
     )
 
 
-def print_counts(found: Mapping[str, Operators]) -> None:
+def print_counts(found: Mapping[str, Operators], nine: float) -> None:
     blank = ["-"] * len(COUNTED)
-    rows = [[PAPER, *blank, f"{paper_numbers()['sk_ops_per_layer']:g}", "-", "-"]]
-    rows.append(["paper, before", *blank, "hundreds", "-", "-"])
+    rows = [[PAPER, *blank, f"{nine:g}", "-", "-"], ["paper, before", *blank, "hundreds", "-", "-"]]
+    texts = []
     for way, operators in found.items():
         *counted, views = [total(operators, [kind]) for kind in KINDS]
+        every = total(operators, KINDS) + nested(operators)
         rows.append([way, *counted, total(operators), views, nested(operators)])
-    print(f"\nOperators of one layer in one decode step, BS = 1, BW = {WIDTH}\n")
-    print_table(["", *COUNTED, "all", "views", "nested"], rows)
-    for way, operators in found.items():
         if way != OURS:
             each = [f"{kind}: {listed(operators, kind)}" for kind in COUNTED[1:]]
-            say(f"{way} has {'; '.join(each)}.")
-    for way, operators in found.items():
+            texts.append(f"{way} has {'; '.join(each)}.")
         if "cache" not in WAYS[way]:
-            every = total(operators, list(KINDS)) + nested(operators)
-            say(
-                f"{way}: {total(operators)}, where the paper says hundreds. With views and all that"
-                f" operators call (nested): {every}. This is version {version('transformers')}; the"
-                " paper's was 4.31, and it does not say what it counts.",
+            texts[-1] += (
+                f" That is {total(operators)} in all, where the paper says hundreds. With views and"
+                f" all that operators call (nested): {every}."
             )
-    if len(found) < len(WAYS):
+    title = f"Operators of one layer in one decode step, BS = 1, BW = {WIDTH}"
+    common.print_table(["", *COUNTED, "all", "views", "nested"], rows, title)
+    for text in texts:
+        say(text)
+    if len(found) == len(WAYS):
+        say(
+            f"This is transformers {version('transformers')}; the paper's was 4.31. The paper does",
+            "not say what it counts.",
+        )
+    else:
         say("transformers is left out: it is not installed, or --quick is given.")
 
 
 def draw(points: Sequence[Point]) -> plt.Figure:
-    found, nine = curves(points, "measured"), curves(points, "paper")[PAPER][0].y
+    newest = common.newest_measured(points)
+    found, nine = values(newest, "measured"), values(points, "paper")[PAPER]
     ways = [way for way in WAYS if way in found]
-    figure, axes = plt.subplots(figsize=(16, 6.5), layout="constrained")
+    figure, [[axes]] = panels(1, 1, 16, 6.5)
     axes.barh([0], [nine], 0.62, color=COLOURS["purple"], label="kinds not stated")
     left = [nine, *[0.0] * len(ways)]
     for kind, colour in COLOUR.items():
-        widths = [0.0, *[found[f"{way}: {kind}"][0].y for way in ways]]
+        widths = [0.0, *[found[f"{way}: {kind}"] for way in ways]]
         style = {"hatch": "//", "edgecolor": "white"} if kind == "views" else {}
         label = "views, allocations: not in the sum" if kind == "views" else kind
         axes.barh(range(len(left)), widths, 0.62, left, color=colour, label=label, **style)
         left = [before + width for before, width in zip(left, widths, strict=True)]
-    for place, end in enumerate(left):
-        number = found[ways[place - 1]][0].y if place else nine
-        where = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
-        axes.annotate(f"{number:.0f}", (end, place), **where)
+    style = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
+    numbers = [nine, *[found[way] for way in ways]]
+    for place, (end, number) in enumerate(zip(left, numbers, strict=True)):
+        axes.annotate(f"{number:.0f}", (end, place), **style)
     axes.set_yticks(range(len(left)), [PAPER, *ways])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(f"operators of one layer in one decode step, BS = 1, BW = {WIDTH}")
     axes.legend(loc="upper right")
-    newest = found[OURS][0]
-    axes.set_title(f"Segment KV Sec 3.1; counted: {newest.model}\n{newest.hardware}", fontsize=14)
+    where = f"{newest[0].model}\n{newest[0].hardware}"
+    axes.set_title(f"Segment KV Sec 3.1; counted: {where}", fontsize=14)
     return figure
 
 
 def predict(quick: bool) -> list[Point]:
-    """Counts. It takes seconds, so that this needs no --measure."""
+    """Counts. It takes seconds, so it needs no --measure."""
     if find_spec("torch") is None:
         raise UserError("operators are counted as they run: this needs torch (make install)")
     theirs = find_spec("transformers") is not None and not quick
     found, ordered = count([way for way in WAYS if theirs or "cache" in WAYS[way]])
-    print_order(ordered)
-    print_counts(found)
+    nine = common.paper_numbers()["sk_ops_per_layer"]
+    print_order(ordered, nine)
+    print_counts(found, nine)
     return points_of(found)
 
 
-FIGURE = Figure(NAME, __doc__, {}, predict, None, draw, shown=lambda point: False)
+FIGURE = Figure(NAME, __doc__, {}, predict, None, draw, shown=None)
 
-
-def main() -> None:
-    run_figure(FIGURE)
-
+main = FIGURE.main
 
 if __name__ == "__main__":
-    run_main(main)
+    main()

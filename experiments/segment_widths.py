@@ -14,264 +14,185 @@ stands beside the next token's largest gain at BW = 4.
 What is measured: prompts of 512, a response of 32, three engines, --model (laptop) and gpt2.
 """
 
-from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING
-
 import matplotlib.pyplot as plt
 
-from cli import run_main
 from configs import MODELS
-from experiments.lib.beam_engines import Search, check_cpu, make_prompts, ratio, spread, started
-from experiments.lib.common import Point, curves, paper_numbers, print_table
-from experiments.lib.figure import Figure, Scale, run_figure
-from experiments.lib.measuring import gain_points, hardware_of
-from experiments.lib.segment import (
-    OURS,
-    THEIRS,
-    TILE,
-    TILES,
-    WAYS,
-    first_token,
-    hardware,
-    next_token,
-    print_beside,
-    say,
-    scores_seconds,
-)
+from experiments.lib import common, look, measuring, segment
+from experiments.lib.beam_engines import Search, add_latencies, check_cpu, ratio, started
+from experiments.lib.common import Point, Record
+from experiments.lib.figure import Figure, Scale
+from experiments.lib.segment import OURS, THEIRS, TILE, TILES, TOKENS, WAYS, say
 
-if TYPE_CHECKING:  # predicting needs no torch
-    from engine import LLM
-
-PROMPT, RESPONSE = 1024, 128
+PROMPT, RESPONSE = 1024, 128  # predicted
 WIDTHS = (1, 4)
-TOKENS = ("first token", "next token")
-KINDS = dict(zip(TOKENS, ("first", "next"), strict=True))  # fields of `Seen`
-MEASURED_RESPONSE = 32
 SECOND = "gpt2"  # 124 M parameters; measured beside --model
 MODEL = "llama2-13b"  # whose unfused operators are counted: see `scores_seconds`
-prediction = partial(Point, "segment_widths", source="predicted")
-overall = partial(prediction, x=0, x_unit="", y_unit="x", model="four models", hardware=TILE.name)
+# number's id -> our series, and what it is: of which width and tokens, the smallest or the largest
+STATED = {
+    "sk_latency_bw1_low": ("BW = 1, both tokens: smallest gain", 1, TOKENS, min),
+    "sk_latency_bw1_high": ("BW = 1, both tokens: largest gain", 1, TOKENS, max),
+    "sk_first_bw4_low": ("BW = 4, first token: smallest gain", 4, TOKENS[:1], min),
+    "sk_first_bw4_high": ("BW = 4, first token: largest gain", 4, TOKENS[:1], max),
+    "sk_latency": ("BW = 4, next token: largest gain", 4, TOKENS[1:], max),
+}
 
 
 def milliseconds(model: str, way: str, width: int) -> dict[str, float]:
-    return {
-        "first token": 1e3 * first_token(model, way, 1, width, PROMPT),
-        "next token": 1e3 * next_token(model, way, 1, width, PROMPT, RESPONSE),
-    }
+    return segment.latencies(model, way, width, PROMPT, RESPONSE)
+
+
+def summary(points: list[Point], models: list[str], *where: str) -> list[Point]:
+    """What the paper states, of these models. where: model, hardware and source of a `Record`."""
+    record = Record("segment_widths", *where)
+    gains = common.values_at(points, points[0].source)
+    for series, width, tokens, extreme in STATED.values():
+        found = [gains[f"{model}, {what}, gain", width] for model in models for what in tokens]
+        record.add(series, extreme(found), "x")
+    return record
 
 
 def predict(quick: bool) -> list[Point]:
-    points, gains = [], {}
+    points: list[Point] = []
     for model in TILES:
-        add = partial(prediction, x_unit="BW", model=model, hardware=hardware(model))
+        record = Record("segment_widths", model, segment.hardware(model))
         for width in WIDTHS:
             times = {way: milliseconds(model, way, width) for way in WAYS}
             for way in WAYS:
-                for what, y in times[way].items():
-                    points.append(add(f"{model}, {what}, {way}", x=width, y=y, y_unit="ms"))
+                for what, ms in times[way].items():
+                    record.add(f"{model}, {what}, {way}", ms, "ms", width, "BW")
             for what in TOKENS:
                 gain = times[THEIRS][what] / times[OURS][what]
-                gains.setdefault((what, width), []).append(gain)
-                points.append(add(f"{model}, {what}, gain", x=width, y=gain, y_unit="x"))
-    return points + [overall(name, y=y) for name, y in summary(gains).items()]
+                record.add(f"{model}, {what}, gain", gain, "x", width, "BW")
+        points += record
+    return points + summary(points, list(TILES), "four models", TILE.name)
 
 
-def summary(gains: dict[tuple[str, int], list[float]]) -> dict[str, float]:
-    """What the paper states. gains: of all models, by token and width."""
-    both = gains["first token", 1] + gains["next token", 1]
-    return {
-        "BW = 1, both tokens: smallest gain": min(both),
-        "BW = 1, both tokens: largest gain": max(both),
-        "BW = 4, first token: smallest gain": min(gains["first token", 4]),
-        "BW = 4, first token: largest gain": max(gains["first token", 4]),
-        "BW = 4, next token: largest gain": max(gains["next token", 4]),
-    }
-
-
-def measure(llm: "LLM", scale: Scale) -> list[Point]:
+def measure(llm: "measuring.LLM", scale: Scale) -> list[Point]:
     """One model after the other; its six searches in alternation."""
     (prompt,), quick = scale.lengths, scale.repeats == 1
-    configs = [llm.config, MODELS[SECOND]]
-    configs = configs[:1] if quick or llm.config.name == SECOND else configs
-    points, gains, response = [], {}, 3 if quick else MEASURED_RESPONSE
-    point = partial(Point, "segment_widths", source="measured", hardware=hardware_of(llm))
+    one = quick or llm.config.name == SECOND
+    configs = [llm.config] if one else [llm.config, MODELS[SECOND]]
+    points: list[Point] = []
+    _, *where = measuring.measured_on(llm)
     for config in configs:
-        add = partial(point, x_unit="BW", model=config.name)
-        prompts = make_prompts(config, 1, prompt)
-        searches = {
-            (name, width): Search(name, prompts, width, response)
-            for width in WIDTHS
-            for name in WAYS
-        }
+        record, response = Record("segment_widths", config.name, *where), 3 if quick else 32
+        pairs = [(way, width) for width in WIDTHS for way in WAYS]
+        searches = {(way, width): Search(way, 1, prompt, width, response) for way, width in pairs}
         with started(config, check_cpu(llm)) as engines:
             seen = engines.ask(searches, scale.repeats)
-        for (name, width), each in seen.items():
-            for what, kind in KINDS.items():
-                values = tuple(1e3 * value for value in spread(getattr(each, kind)))
-                series = f"{config.name}, {what}, {name}"
-                points += gain_points(partial(add, y_unit="ms"), series, width, values)
+        for way, width in pairs:
+            add_latencies(record, seen[way, width], way, width, "BW", prefix=f"{config.name}, ")
         for width in WIDTHS:
-            for what, kind in KINDS.items():
-                gain = ratio(seen[OURS, width], seen[THEIRS, width], kind)
-                gains.setdefault((what, width), []).append(gain[0])
-                series = f"{config.name}, {what}, gain"
-                points += gain_points(partial(add, y_unit="x"), series, width, gain)
-    name = " and ".join(config.name for config in configs)
-    for series, y in summary(gains).items():
-        points.append(point(series, 0, "", y, "x", model=name))
-    return points
+            for what in TOKENS:
+                gain = ratio(seen[OURS, width], seen[THEIRS, width], what)
+                measuring.add_spread(record, f"{config.name}, {what}, gain", gain, "x", width, "BW")
+        points += record
+    names = [config.name for config in configs]
+    return points + summary(points, names, " and ".join(names), *where)
 
 
-def measured_models(points: Sequence[Point]) -> dict[str, list[Point]]:
-    """The newest run's measured points of one model each, which its last row names."""
+def newest_run(points: list[Point]) -> tuple[list[str], list[Point]]:
+    """The models that were measured last, and their points: the last row names them all."""
     measured = [point for point in points if point.source == "measured"]
     if not measured:
-        return {}
+        return [], []
     last = measured[-1]
-    return {
-        name: [p for p in measured if (p.model, p.hardware) == (name, last.hardware)]
-        for name in last.model.split(" and ")
-    }
+    models = last.model.split(" and ")
+    own = [p for p in measured if p.hardware == last.hardware and p.model in (*models, last.model)]
+    return models, own
 
 
-def draw_bars(
-    axes: plt.Axes, found: dict[str, list[Point]], what: str, groups: dict[tuple[str, int], str]
+def draw_panel(
+    axes: plt.Axes, points: list[Point], source: str, what: str, groups: dict[tuple[str, int], str]
 ) -> None:
-    """found: points by series; groups: model and width -> what stands below its bars."""
-    for number, (name, way) in enumerate(WAYS.items()):
-        places = [place + 0.27 * (number - 1) for place in range(len(groups))]
-        heights = [
-            next(p.y for p in found[f"{model}, {what}, {name}"] if p.x == width)
-            for model, width in groups
-        ]
-        bars = axes.bar(places, heights, 0.27, color=way.colour, label=name)
-        axes.bar_label(
-            bars, [f"{y:.0f}" if y >= 10 else f"{y:.1f}" for y in heights], padding=2, fontsize=11
-        )
-    axes.set_xticks(range(len(groups)), groups.values(), fontsize=12)
-    axes.grid(axis="x", visible=False)
+    """Bars of the three ways. groups: model and width -> what stands below their bars."""
+    times = common.values_at(points, source)
+    heights = {
+        ((model, width), way): times[f"{model}, {what}, {way}", width]
+        for model, width in groups
+        for way in WAYS
+    }
+    labels = {key: f"{ms:.0f}" if ms >= 10 else f"{ms:.1f}" for key, ms in heights.items()}
+    segment.draw_ways(axes, groups, heights, labels)
     axes.set_ylabel("latency (ms)")
     axes.margins(y=0.2)  # room for the legend
-    axes.legend(loc="upper left", ncols=3)
 
 
 def draw(points: list[Point]) -> plt.Figure:
     """Bars: each model at both widths, one bar for each way."""
-    found, measured = curves(points, "predicted"), measured_models(points)
-    columns = 2 if measured else 1
-    figure, panels = plt.subplots(
-        2,
-        columns,
-        figsize=(16 + 10 * bool(measured), 11),
-        width_ratios=[4, 2.5][:columns],
-        layout="constrained",
-        squeeze=False,
-    )
-    predicted = {
-        (model, width): f"{model}\nBW = {width}, {tiles} tile{'s' if tiles > 1 else ''}"
-        for model, tiles in TILES.items()
-        for width in WIDTHS
-    }
-    for letter, axes, what in zip("ab", panels[:, 0], TOKENS, strict=True):
-        draw_bars(axes, found, what, predicted)
-        axes.set_title(f"({letter}) {what}, predicted: prompt {PROMPT}, response {RESPONSE}")
-    if measured:
-        own = [point for each in measured.values() for point in each]
-        series: dict[str, list[Point]] = {}
-        for point in own:
-            series.setdefault(point.series, []).append(point)
-        below = {(model, width): f"{model}\nBW = {width}" for model in measured for width in WIDTHS}
-        for letter, axes, what in zip("cd", panels[:, 1], TOKENS, strict=True):
-            draw_bars(axes, series, what, below)
-            axes.set_title(f"({letter}) {what}, measured\n{own[0].hardware}", fontsize=14)
-    figure.suptitle(f"Segment KV Fig 8: BS = 1, {TILE.name}, and this machine", fontsize=18)
-    if not measured:
-        figure.suptitle(f"Segment KV Fig 8: BS = 1, {TILE.name} (predicted)", fontsize=18)
+    models, newest = newest_run(points)
+    ratios = [4, 2.5] if newest else [1]
+    figure, grid = look.panels(2, len(ratios), 13 if newest else 16, 5.5, width_ratios=ratios)
+    tiles = {model: f"{count} tile{'s' if count > 1 else ''}" for model, count in TILES.items()}
+    predicted = {(m, w): f"{m}\nBW = {w}, {tiles[m]}" for m in TILES for w in WIDTHS}
+    measured = {(m, w): f"{m}\nBW = {w}" for m in models for w in WIDTHS}
+    for what, letters, (left, *right) in zip(TOKENS, ("ac", "bd"), grid, strict=True):
+        draw_panel(left, points, "predicted", what, predicted)
+        left.set_title(f"({letters[0]}) {what}, predicted: prompt {PROMPT}, response {RESPONSE}")
+        for axes in right:
+            draw_panel(axes, newest, "measured", what, measured)
+            title = f"({letters[1]}) {what}, measured\n{newest[-1].hardware}"
+            axes.set_title(title, fontsize=14)
+    where = f"{TILE.name}, and this machine" if newest else f"{TILE.name} (predicted)"
+    figure.suptitle(f"Segment KV Fig 8: BS = 1, {where}", fontsize=18)
     return figure
 
 
-FIGURE = Figure(
-    name="segment_widths",
-    description=__doc__,
-    paper={
-        "sk_latency_bw1_low": ("BW = 1, both tokens: smallest gain", 0),
-        "sk_latency_bw1_high": ("BW = 1, both tokens: largest gain", 0),
-        "sk_first_bw4_low": ("BW = 4, first token: smallest gain", 0),
-        "sk_first_bw4_high": ("BW = 4, first token: largest gain", 0),
-        "sk_latency": ("BW = 4, next token: largest gain", 0),
-    },
-    predict=predict,
-    measure=measure,
-    draw=draw,
-    scale=Scale(lengths=(512,), batch_sizes=(1,), repeats=3),
-    quick_scale=Scale(lengths=(24,), batch_sizes=(1,), repeats=1),
-    shown=lambda point: point.x_unit == "",
-)
-
-
-def print_latencies() -> None:
-    table = []
-    for model in TILES:
-        for width in WIDTHS:
-            times = {way: milliseconds(model, way, width) for way in WAYS}
-            cells = []
-            for what in TOKENS:
-                cells += [f"{times[way][what]:.1f}" for way in WAYS]
-                cells.append(f"{times[THEIRS][what] / times[OURS][what]:.2f}x")
-            table.append([model, width, *cells])
-    print("\nms of the first token | of the next; gain: transformers over segment\n")
-    print_table(["model", "BW", *WAYS, "gain", *WAYS, "gain"], table)
+def print_latencies(points: list[Point], source: str, models: list[str], title: str) -> None:
+    times = common.values_at(points, source)
+    rows = [
+        [model, width, *segment.latency_cells(times, width, prefix=f"{model}, ")]
+        for model in models
+        for width in WIDTHS
+    ]
+    common.print_table(["model", "BW", *segment.LATENCIES], rows, title)
 
 
 def print_misses() -> None:
     """Why the paper's gains are larger than what bytes and FLOPs say."""
     one, four = (milliseconds(MODEL, OURS, width) for width in WIDTHS)
-    theirs = milliseconds(MODEL, THEIRS, WIDTHS[-1])
-    scores = 1e3 * scores_seconds(MODEL, 1, WIDTHS[-1], PROMPT)
-    first = (theirs["first token"] + scores) / four["first token"]
-    stated = paper_numbers()["sk_latency"]
+    theirs, stated = milliseconds(MODEL, THEIRS, WIDTHS[-1]), common.paper_numbers()["sk_latency"]
+    wider = four["next token"] / one["next token"]
+    scores = 1e3 * segment.scores_seconds(MODEL, 1, WIDTHS[-1], PROMPT)
+    unfused = (theirs["first token"] + scores) / four["first token"]
+    bytes_alone = theirs["next token"] / four["next token"]
     wait = stated * four["next token"] - theirs["next token"]
     say(
-        f"The paper: BW = 4 costs almost the same as BW = 1. Predicted with segments, for the next"
-        f" token of {MODEL}: {four['next token'] / one['next token']:.2f}x.",
+        "The paper: BW = 4 costs almost the same as BW = 1. Predicted with segments, for the next",
+        f"token of {MODEL}: {wider:.2f}x.",
     )
     say(
-        "BW = 1: nothing is shared, so that the copies of the cache are all that is left to gain."
-        " The paper's kernels are fused, and its baseline's are not: our cost model fuses both.",
+        "BW = 1: nothing is shared. Only the copies of the cache are left to gain. The paper's",
+        "kernels are fused, and its baseline's are not: our cost model fuses both.",
     )
     say(
-        f"BW = 4, first token: we price the rows, {WIDTHS[-1]} times as many. The scores, which"
-        f" transformers writes and reads, make {first:.1f}x of it for {MODEL}.",
+        f"BW = 4, first token: we price the rows, {WIDTHS[-1]} times as many. transformers also",
+        f"writes and reads the scores. With them, the gain is {unfused:.1f}x for {MODEL}.",
     )
     say(
-        f"BW = 4, next token: bytes explain {theirs['next token'] / four['next token']:.1f}x for"
-        f" {MODEL}. If {stated:g}x was its gain, its baseline takes {wait:.0f} ms more than that,"
-        f" {wait / MODELS[MODEL].n_layer:.1f} ms in each layer. A layer has hundreds of operators"
-        " there, says the paper, and most of them move little. We know no time of one, and price"
-        " none.",
+        f"BW = 4, next token: bytes explain {bytes_alone:.1f}x for {MODEL}. If {stated:g}x was its",
+        f"gain, its baseline takes {wait:.0f} ms more than that, or",
+        f"{wait / MODELS[MODEL].n_layer:.1f} ms in each layer. The paper says that a layer has",
+        "hundreds of operators there, and that most of them move little. We do not know what one",
+        "takes, and price none.",
     )
 
 
-def print_measured(points: list[Point]) -> None:
-    table, wider, gains = [], [], {}
-    for model, own in measured_models(points).items():
-        values = {(point.series, point.x): point.y for point in own}
-        for width in WIDTHS:
-            cells = []
-            for what in TOKENS:
-                cells += [f"{values[f'{model}, {what}, {way}', width]:.1f}" for way in WAYS]
-                gains[what, width] = values[f"{model}, {what}, gain", width]
-                cells.append(f"{gains[what, width]:.2f}x")
-            table.append([model, width, *cells])
-        one, four = (values[f"{model}, next token, {OURS}", width] for width in WIDTHS)
-        wider.append(f"{four / one:.2f}x for {model}")
-    if not table:
+def report(points: list[Point]) -> None:
+    models, newest = newest_run(points)
+    segment.print_beside(points, [series for series, *_ in STATED.values()])
+    title = "ms of the first token | of the next; gain: transformers over segment"
+    print_latencies(points, "predicted", list(TILES), title)
+    print_misses()
+    if not newest:
         return
-    print(f"\nmeasured: {own[0].hardware}; ms as above\n")
-    print_table(["model", "BW", *WAYS, "gain", *WAYS, "gain"], table)
-    print()
-    print_beside(points, [series for series, _ in FIGURE.paper.values()])
+    title = f"measured: {newest[-1].hardware}; ms as above"
+    print_latencies(newest, "measured", models, title)
+    times = common.values_at(newest, "measured")
+    wider = []
+    for model in models:
+        one, four = (times[f"{model}, next token, {OURS}", width] for width in WIDTHS)
+        wider.append(f"{four / one:.2f}x for {model}")
     say(
         f"Measured, BW = 4 over BW = 1, next token with segments: {', '.join(wider)}.",
         "First token, BW = 4: transformers runs 4 times the rows. Next token: every engine reads",
@@ -279,12 +200,20 @@ def print_measured(points: list[Point]) -> None:
     )
 
 
-def main() -> None:
-    points = run_figure(FIGURE)
-    print_latencies()
-    print_misses()
-    print_measured(points)
+FIGURE = Figure(
+    name="segment_widths",
+    description=__doc__,
+    paper={name: (series, 0) for name, (series, *_) in STATED.items()},
+    predict=predict,
+    measure=measure,
+    draw=draw,
+    scale=Scale(lengths=(512,), batch_sizes=(1,), repeats=3),
+    quick_scale=Scale(lengths=(24,), batch_sizes=(1,), repeats=1),
+    shown=None,
+    report=report,
+)
 
+main = FIGURE.main
 
 if __name__ == "__main__":
-    run_main(main)
+    main()

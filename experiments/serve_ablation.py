@@ -2,24 +2,25 @@
 
     python experiments/serve_ablation.py    predicted for Yi-34B on two A100s: seconds, no GPU
 
-Chunks alone bound the time between tokens, but alternate with decodes, which delays prompts. Hybrid
-batches alone let prompts in at once, and whole, which stalls decodes. 1024 requests arrive at 1 per
-second (chat) or 0.5 (arxiv); the token budget is 1024. The rates are those of the paper's artefact
-(osdi-experiments/table-6). Its hybrid_only has the longest request as its budget, so that nothing
-is ever cut. The arxiv rows have no published counterpart here.
+Chunks alone bound the time between tokens. But they alternate with decodes, which delays prompts.
+Hybrid batches alone let prompts in at once and whole, which stalls decodes. 1024 requests arrive at
+1 per second (chat) or 0.5 (arxiv); the token budget is 1024. The rates are those of the paper's
+artefact (osdi-experiments/table-6). Its hybrid_only has the longest request as its budget: it cuts
+no prompt. For the arxiv rows we have no published numbers.
 """
 
-from functools import partial
+from collections.abc import Mapping
+from itertools import product
 
 import matplotlib.pyplot as plt
 
-from cli import run_main
-from experiments.lib.common import Point
-from experiments.lib.figure import Figure, run_figure
-from experiments.lib.look import COLOURS
+from experiments.lib.common import Point, Record, values
+from experiments.lib.figure import Figure
+from experiments.lib.look import COLOURS, labelled_bars, panels
 from experiments.lib.papers import ARXIV, CHAT, LOOKS, YI
 from serving.capacity import median_ttft, p99_tbt
 
+NAME = "serve_ablation"
 REQUESTS, BUDGET = 1024, 1024
 RATES = ((CHAT, 1.0), (ARXIV, 0.5))  # requests/s
 # and the ids of the paper's numbers
@@ -28,61 +29,39 @@ POLICIES = {"hybrid_only": "hybrid", "chunked_only": "chunked", "sarathi_serve":
 OTHER_BUDGET = 512
 RUNS = [
     ("hybrid_only", None),
-    *[(p, budget) for budget in (BUDGET, OTHER_BUDGET) for p in ("chunked_only", "sarathi_serve")],
+    ("chunked_only", BUDGET),
+    ("sarathi_serve", BUDGET),
+    ("chunked_only", OTHER_BUDGET),
+    ("sarathi_serve", OTHER_BUDGET),
 ]
 METRICS = {"P50 TTFT": median_ttft, "P99 TBT": p99_tbt}
-prediction = partial(
-    Point, "serve_ablation", source="predicted", model=YI.model, hardware=YI.hardware
-)
 
 
 def predict(quick: bool) -> list[Point]:
-    points = []
-    for data, rate in RATES:
-        for policy, budget in RUNS:
-            trace = YI.serve(
-                data.requests(128 if quick else REQUESTS, rate), policy, budget or data.max_length
-            )
-            for name, metric in METRICS.items():
-                series = (
-                    f"{name}, {policy}{' C=512' if budget == OTHER_BUDGET else ''}, {data.name}"
-                )
-                points.append(prediction(series, 0, "", metric(trace), "s"))
-    return points
+    record, count = Record(NAME, YI.model, YI.hardware), 128 if quick else REQUESTS
+    for (data, rate), (policy, budget) in product(RATES, RUNS):
+        trace = YI.serve(data.requests(count, rate), policy, budget or data.max_length)
+        size = f" C={budget}" if budget == OTHER_BUDGET else ""
+        for name, metric in METRICS.items():
+            record.add(f"{name}, {policy}{size}, {data.name}", metric(trace), "s")
+    return record
 
 
 def draw(points: list[Point]) -> plt.Figure:
     """One panel for each metric and data set; the paper's bars, hatched, beside the predicted."""
-    values = {(point.source, point.series): point.y for point in points}
-    figure, panels = plt.subplots(1, 4, figsize=(19, 6), layout="constrained")
-    for axes, (data, metric) in zip(
-        panels, [(data, metric) for data, _ in RATES for metric in METRICS], strict=True
-    ):
-        for source, hatch, colour, shift in (
-            ("paper", "//", COLOURS["sky"], -0.2),
-            ("predicted", "", None, 0.2),
-        ):
-            places = [
-                place
-                for place, policy in enumerate(POLICIES)
-                if (source, f"{metric}, {policy}, {data.name}") in values
-            ]
-            heights = [
-                values[source, f"{metric}, {[*POLICIES][place]}, {data.name}"] for place in places
-            ]
-            if places:
-                alone = ("paper", f"{metric}, hybrid_only, {data.name}") not in values
-                places = [place + (0 if alone else shift) for place in places]
-                colours = colour or [LOOKS[policy][0] for policy in POLICIES]
-                style = {"hatch": hatch, "edgecolor": "black", "color": colours}
-                drawn = axes.bar(places, heights, 0.38, label=source, **style)
-                labels = [f"{height:.2f}" for height in heights]
-                axes.bar_label(drawn, labels, fontsize=12, padding=2)
+    paper, predicted = values(points, "paper"), values(points)
+    figure, [grid] = panels(1, 4, 4.75, 6)
+    colours = [LOOKS[policy][0] for policy in POLICIES]
+    for axes, ((data, _), metric) in zip(grid, product(RATES, METRICS), strict=True):
+        series = [f"{metric}, {policy}, {data.name}" for policy in POLICIES]
+        shift = 0.2 if series[0] in paper else 0.0
+        if shift:
+            draw_bars(axes, paper, series, -shift, color=COLOURS["sky"], hatch="//")
+        draw_bars(axes, predicted, series, shift, color=colours)
         axes.set_xticks(range(len(POLICIES)), [policy.replace("_", "\n") for policy in POLICIES])
         axes.set(title=f"{metric}, {data.name}", ylabel="s")
-        axes.grid(axis="x", visible=False)
-    panels[0].legend(["paper", "predicted"], loc="upper left")
-    panels[0].set_ylim(top=1.3 * panels[0].get_ylim()[1])
+    grid[0].legend(["paper", "predicted"], loc="upper left")
+    grid[0].set_ylim(top=1.3 * grid[0].get_ylim()[1])
     figure.suptitle(
         f"Sarathi-Serve Table 4: what each half of sarathi_serve does, {YI.model} on {YI.hardware}",
         fontsize=18,
@@ -90,13 +69,19 @@ def draw(points: list[Point]) -> plt.Figure:
     return figure
 
 
+def draw_bars(
+    axes: plt.Axes, heights: Mapping[str, float], series: list[str], shift: float, **style: object
+) -> None:
+    places = {place + shift: heights[name] for place, name in enumerate(series)}
+    labelled_bars(axes, places, 0.38, fontsize=12, **style)
+
+
 FIGURE = Figure(
-    name="serve_ablation",
+    name=NAME,
     description=__doc__,
     paper={
         f"ss_t4_{short}_{metric.split()[1].lower()}": (f"{metric}, {policy}, chat", 0)
-        for policy, short in POLICIES.items()
-        for metric in METRICS
+        for (policy, short), metric in product(POLICIES.items(), METRICS)
     },
     software={YI.gpu: "sarathi_serve"},
     predict=predict,
@@ -104,10 +89,7 @@ FIGURE = Figure(
     draw=draw,
 )
 
-
-def main() -> None:
-    run_figure(FIGURE)
-
+main = FIGURE.main
 
 if __name__ == "__main__":
-    run_main(main)
+    main()

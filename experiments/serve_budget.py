@@ -12,12 +12,11 @@ It also finds the budget that an SLO allows.
 
 A small budget keeps each iteration short, and so the time between tokens. But it reads the weights
 more often for the same prompts, and at some load the queue grows. Take the largest multiple of the
-tile whose worst iteration stays within the SLO: one profile says which, without running a single
+tile whose worst iteration stays within the SLO. One profile finds it, without running a single
 request. The curves check it on 512 chat requests at 2.5 per second, under sarathi_serve.
 """
 
-from functools import partial
-from pathlib import Path
+from argparse import Namespace
 
 import matplotlib.pyplot as plt
 
@@ -25,91 +24,77 @@ from cli import run_main
 from configs import UserError
 from costmodel import TILE, make_batch
 from experiments.lib.calibration import CalibratedModel, Calibration
-from experiments.lib.common import Point, curves, make_directory, make_parser, positive, progress
-from experiments.lib.figure import Figure, save_results
-from experiments.lib.look import SERIES, log_ticks, plot_points
+from experiments.lib.common import Point, Record, curves, progress
+from experiments.lib.figure import Figure
+from experiments.lib.flags import Flag, make_parser, parse
+from experiments.lib.look import SERIES, log_ticks, panels, plot_points
 from experiments.lib.papers import CHAT, MISTRAL, YI
-from serving.capacity import (
-    CONTEXT,
-    DECODES,
-    LONGEST,
-    RELAXED,
-    STRICT,
-    median_ttft,
-    p99_tbt,
-    percentile,
-    token_budget,
-    worst_iteration,
-)
+from serving import capacity
+from serving.capacity import token_budget, worst_iteration
 
+NAME = "serve_budget"
 REQUESTS, RATE = 512, 2.5
 BUDGETS = (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
-SLOS = {"strict": STRICT, "relaxed": RELAXED}
-prediction = partial(
-    Point, "serve_budget", source="predicted", model=YI.model, hardware=YI.hardware
-)
+SLOS = {"strict": capacity.STRICT, "relaxed": capacity.RELAXED}
+FLAGS = {
+    "tbt_slo": Flag("an SLO of your own, in ms: prints its budget and ends"),
+    "calibration": Flag("with --tbt-slo: of the machine that calibrate.py measured"),
+    "decodes": Flag("with --tbt-slo: running requests", capacity.DECODES),
+    "context": Flag("with --tbt-slo: their tokens", capacity.CONTEXT),
+    "longest": Flag("with --tbt-slo: the longest prompt", capacity.LONGEST),
+}
 
 
 def chunking_overhead(chunk: int, prompt: int) -> float:
     """By how many percent chunks lengthen a prefill of Yi-34B on two A100s (Fig 14)."""
-    cost = YI.cost_model
-
-    def seconds(size: int) -> float:
-        return sum(
-            cost.seconds(make_batch([(start, min(size, prompt - start), prompt)]))
-            for start in range(0, prompt, size)
-        )
-
-    return 100 * (seconds(chunk) / seconds(prompt) - 1)
+    cost, starts = YI.cost_model, range(0, prompt, chunk)
+    chunks = [make_batch([(start, min(chunk, prompt - start), prompt)]) for start in starts]
+    seconds = sum(cost.seconds(batch) for batch in chunks)
+    return 100 * (seconds / cost.seconds(make_batch([(0, prompt, prompt)])) - 1)
 
 
-def predict(quick: bool) -> list[Point]:
-    points, cost = [], MISTRAL.cost_model
-
-    def point(series: str, x: float, x_unit: str, y: float, y_unit: str) -> None:
-        where = (y, y_unit, "predicted", MISTRAL.model, MISTRAL.hardware)
-        points.append(Point("serve_budget", series, x, x_unit, *where))
-
+def predict(quick: bool, **_: object) -> list[Point]:
+    """The flags are those of `print_budget`."""
+    records = {where: Record(NAME, where.model, where.hardware) for where in (MISTRAL, YI)}
+    count = 64 if quick else REQUESTS
     for budget in progress(BUDGETS[1::4] if quick else BUDGETS, "budgets"):
-        trace = MISTRAL.serve(
-            CHAT.requests(64 if quick else REQUESTS, RATE), "sarathi_serve", budget
-        )
-        point("P99 TBT", budget, "C", p99_tbt(trace), "s")
-        point("longest TBT", budget, "C", max(trace.tbts), "s")
-        point("worst iteration", budget, "C", worst_iteration(cost, budget), "s")
-        point("median TTFT", budget, "C", median_ttft(trace), "s")
-        point("P90 TTFT", budget, "C", percentile(trace.ttfts, 90), "s")
-    for deployment in (MISTRAL, YI):
+        trace = MISTRAL.serve(CHAT.requests(count, RATE), "sarathi_serve", budget)
+        numbers = {
+            "P99 TBT": capacity.p99_tbt(trace),
+            "longest TBT": max(trace.tbts),
+            "worst iteration": worst_iteration(MISTRAL.cost_model, budget),
+            "median TTFT": capacity.median_ttft(trace),
+            "P90 TTFT": capacity.percentile(trace.ttfts, 90),
+        }
+        for series, seconds in numbers.items():
+            records[MISTRAL].add(series, seconds, "s", budget, "C")
+    for deployment, record in records.items():
         for name, iterations in SLOS.items():
             slo = iterations * deployment.decode_iteration
             budget = token_budget(deployment.cost_model, slo)
-            for series, y, unit in (("", slo, "s"), ("token budget for the ", budget, "tokens")):
-                series += f"{name} SLO, {deployment.model}"
-                where = ("predicted", deployment.model, deployment.hardware)
-                points.append(Point("serve_budget", series, 0, "", y, unit, *where))
+            record.add(f"{name} SLO, {deployment.model}", slo, "s")
+            record.add(f"token budget for the {name} SLO, {deployment.model}", budget, "tokens")
     overhead = max(chunking_overhead(512, prompt) for prompt in (2048, 4096, 8192, 16384))
-    points.append(prediction("prefill overhead of chunk 512, largest", 0, "", overhead, "%"))
-    return points
+    records[YI].add("prefill overhead of chunk 512, largest", overhead, "%")
+    return records[MISTRAL] + records[YI]
 
 
 def draw(points: list[Point]) -> plt.Figure:
     found = curves(points, "predicted")
-    figure, (gaps, firsts) = plt.subplots(1, 2, figsize=(17, 6.5), layout="constrained")
-    for axes, names in (
-        (gaps, ("worst iteration", "longest TBT", "P99 TBT")),
-        (firsts, ("P90 TTFT", "median TTFT")),
+    figure, [[gaps, firsts]] = panels(1, 2, 8.5, 6.5)
+    (slo,) = found[f"strict SLO, {MISTRAL.model}"]
+    (budget,) = found[f"token budget for the strict SLO, {MISTRAL.model}"]
+    for axes, title, names in (
+        (gaps, "time between tokens", ("worst iteration", "longest TBT", "P99 TBT")),
+        (firsts, "time to first token", ("P90 TTFT", "median TTFT")),
     ):
         for name, (colour, marker) in zip(names, SERIES, strict=False):
             plot_points(axes, found[name], color=colour, marker=marker, label=name)
         log_ticks(axes, [budget for budget in BUDGETS if budget not in (384, 768, 1536, 3072)])
-        axes.set(xlabel="token budget C", ylabel="s", ylim=0)
-    slo = found[f"strict SLO, {MISTRAL.model}"][0].y
-    budget = found[f"token budget for the strict SLO, {MISTRAL.model}"][0].y
-    gaps.axhline(slo, color="black", linestyle=":", label=f"strict SLO: {1000 * slo:.0f} ms")
+        axes.set(xlabel="token budget C", ylabel="s", ylim=0, title=title)
+    gaps.axhline(slo.y, color="black", linestyle=":", label=f"strict SLO: {1000 * slo.y:.0f} ms")
     style = {"color": "black", "linestyle": "--", "linewidth": 1.2}
-    gaps.axvline(budget, label=f"budget that it allows: {budget:.0f}", **style)
-    gaps.set_title("time between tokens")
-    firsts.set_title("time to first token")
+    gaps.axvline(budget.y, label=f"budget that it allows: {budget.y:.0f}", **style)
     gaps.legend()
     firsts.legend()
     figure.suptitle(
@@ -121,7 +106,7 @@ def draw(points: list[Point]) -> plt.Figure:
 
 
 FIGURE = Figure(
-    name="serve_budget",
+    name=NAME,
     description=__doc__,
     paper={
         "ss_slo_strict_mistral": (f"strict SLO, {MISTRAL.model}", 0),
@@ -136,72 +121,34 @@ FIGURE = Figure(
     measure=None,
     draw=draw,
     shown=lambda point: not point.series.startswith(("longest", "P90")),
+    flags=FLAGS,
 )
 
 
-def main() -> None:
-    parser = make_parser(__doc__)
-    add = parser.add_argument
-    add(
-        "--tbt-slo",
-        type=float,
-        metavar="MS",
-        help="an SLO of your own, in ms: prints its budget and ends",
-    )
-    add(
-        "--calibration",
-        type=Path,
-        metavar="FILE",
-        help="with --tbt-slo: of the machine that calibrate.py measured",
-    )
-    add(
-        "--decodes",
-        type=positive,
-        default=DECODES,
-        metavar="N",
-        help=f"with --tbt-slo: running requests (default: {DECODES})",
-    )
-    add(
-        "--context",
-        type=positive,
-        default=CONTEXT,
-        metavar="N",
-        help=f"with --tbt-slo: their tokens (default: {CONTEXT})",
-    )
-    add(
-        "--longest",
-        type=positive,
-        default=LONGEST,
-        metavar="N",
-        help=f"with --tbt-slo: the longest prompt (default: {LONGEST})",
-    )
-    options = parser.parse_args()
-    if options.tbt_slo is None:
-        if options.calibration:
-            raise UserError(
-                "--calibration needs --tbt-slo: say which time between tokens the machine is to"
-                " keep"
-            )
-        make_directory(options.out, "serve_budget", force=options.force)
-        print(__doc__.splitlines()[0])
-        save_results(options.out, FIGURE, FIGURE.published_and_predicted(options.quick))
-        return
+def print_budget(options: Namespace) -> None:
+    """The budget for --tbt-slo."""
     cost = MISTRAL.cost_model
     if options.calibration:
         cost = CalibratedModel(Calibration.read(options.calibration))
     shape = options.decodes, options.context, options.longest
     budget = token_budget(cost, options.tbt_slo / 1000, *shape)
-    worst, next_worst = (
-        1000 * worst_iteration(cost, size, *shape) for size in (budget, budget + TILE)
-    )
+    worst, larger = (1000 * worst_iteration(cost, size, *shape) for size in (budget, budget + TILE))
+    print(f"token budget: {budget} tokens. The worst iteration takes {worst:.1f} ms.")
+    print(f"With {budget + TILE} tokens (a tile more) it takes {larger:.1f} ms.")
     print(
-        f"token budget: {budget} tokens. The worst iteration takes {worst:.1f} ms; with a tile"
-        f" more, {next_worst:.1f} ms."
+        f"A worst iteration has {options.decodes} decodes of {options.context} tokens, and the end"
+        f" of a prompt of {options.longest}."
     )
-    print(
-        f"(It has {options.decodes} decodes of {options.context} tokens, and the end of a prompt of"
-        f" {options.longest}.)"
-    )
+
+
+def main() -> None:
+    options = parse(make_parser(__doc__, FLAGS), FLAGS)
+    if options.tbt_slo:
+        print_budget(options)
+    elif options.calibration:
+        raise UserError("--calibration needs --tbt-slo, the time between tokens to be kept")
+    else:
+        FIGURE.run()
 
 
 if __name__ == "__main__":

@@ -8,43 +8,35 @@
         on the requests of a file (see serving/traffic.py), its arrival times scaled
 
 serving/capacity.py defines capacity, SLO and served rate. Each search has 1024 requests. The
-lengths of `chat` and `arxiv` are log-normal, fitted to published percentiles of openchat_sharegpt4
-and arxiv_summarization, half of which are unverified. The strict SLO is 5 decode iterations of our
-cost model, the relaxed 25; "0.1 s" and the like are the paper's own values of them. Batch sizes and
-memory are the paper's (its artefact, osdi-experiments/figure-5-6): 128 requests, but 16 for Orca;
-token budgets 512 (strict) and 2048 (relaxed).
+lengths of `chat` and `arxiv` are log-normal. They are fitted to published percentiles of
+openchat_sharegpt4 and arxiv_summarization, half of which are unverified. The strict SLO is 5 decode
+iterations of our cost model, the relaxed 25; "0.1 s" and the like are the paper's own values. Batch
+sizes and memory are the paper's (its artefact, osdi-experiments/figure-5-6): 128 requests, but 16
+for Orca; token budgets 512 (strict) and 2048 (relaxed).
 """
 
 import os
 import re
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 
 from batch import Request
 from cli import run_main
-from configs import UserError
-from experiments.lib.common import (
-    Point,
-    make_directory,
-    make_parser,
-    paper_numbers,
-    paper_points,
-    positive,
-    print_table,
-    progress,
-)
-from experiments.lib.figure import Figure, save_results
-from experiments.lib.look import COLOURS
-from experiments.lib.papers import ARXIV, CHAT, LOOKS, MISTRAL, YI
-from serving.capacity import BUDGETS, PRECISION, RELAXED, STRICT, Deployment, Load, capacity
-from serving.traffic import at_rate, read_trace
+from experiments.lib import papers
+from experiments.lib.common import Point, Record, paper_numbers, print_table, run_jobs, values
+from experiments.lib.figure import Figure
+from experiments.lib.flags import Flag, make_parser, parse
+from experiments.lib.look import COLOURS, labelled_bars, panels
+from experiments.lib.papers import ARXIV, CHAT, LOOKS, MISTRAL, OURS, POLICIES, RIVALS, YI, Job
+from serving.capacity import BUDGETS, PRECISION, RELAXED, STRICT, Deployment
+from serving.traffic import read_trace
 
-POLICIES = ("vllm_v0", "orca", "sarathi_serve")
+NAME = "serve_capacity"
 DEPLOYMENTS, DATASETS = (MISTRAL, YI), (CHAT, ARXIV)
 REQUESTS = 1024
 NUMBERS = paper_numbers()
@@ -58,15 +50,6 @@ PAPER_SLOS = {
 }
 
 
-@dataclass(frozen=True)
-class Job:
-    """The capacities of one policy on one deployment for one set of requests, under all SLOs."""
-
-    deployment: Deployment
-    data: str
-    policy: str
-
-
 def slos(deployment: Deployment) -> dict[str, tuple[float, int]]:
     """Name -> bound in seconds, and the token budget that the paper uses for it."""
     found = {}
@@ -77,192 +60,113 @@ def slos(deployment: Deployment) -> dict[str, tuple[float, int]]:
     return found
 
 
-def capacities(
-    job: Job, requests: Sequence[Request], precision: float = PRECISION
+def capacities_of(
+    job: Job, workloads: Mapping[str, Sequence[Request]], precision: float
 ) -> dict[str, float]:
-    """Name of the SLO -> requests per second."""
-
-    @cache
-    def load(rate: float, budget: int) -> Load:
-        return Load.of(job.deployment.serve(at_rate(requests, rate), job.policy, budget))
-
-    def budget_of(budget: int) -> int:
-        # the others have none: their runs serve all SLOs
-        return budget if job.policy == "sarathi_serve" else 1
-
-    found = {}
-    for name, (slo, budget) in slos(job.deployment).items():
-        try:
-            size = budget_of(budget)
-            found[name] = capacity(lambda rate, size=size: load(rate, size), slo, precision)
-        except UserError as error:
-            where = f"{job.data}, {len(requests)} requests on {job.deployment.model}"
-            where += f" under {job.policy}, {name} SLO of {slo:.2g} s"
-            raise UserError(f"{where}: {error}; give more or longer ones") from None
-    return found
-
-
-def search(workloads: dict[str, Sequence[Request]], quick: bool) -> dict[Job, dict[str, float]]:
-    """All capacities. workloads: name -> requests.
-
-    quick: to a few parts in ten, in this process; else exactly, on all cores.
-    """
-    jobs = [
-        Job(deployment, data, policy)
-        for deployment in DEPLOYMENTS
-        for data in workloads
-        for policy in POLICIES
-    ]
-    if quick:
-        return {
-            job: capacities(job, workloads[job.data], precision=1.3)
-            for job in progress(jobs, "capacities")
-        }
-    found = {}
-    with ProcessPoolExecutor(min(os.cpu_count() or 1, len(jobs))) as pool:
-        running = {pool.submit(capacities, job, workloads[job.data]): job for job in jobs}
-        for done in progress(as_completed(running), "capacities", len(jobs)):
-            found[running[done]] = done.result()
-    return {job: found[job] for job in jobs}
-
-
-def points_of(found: dict[Job, dict[str, float]], name: str) -> list[Point]:
-    """SLOs, capacities, gains over the other policies, and the largest gain of each deployment."""
-    points = []
-
-    def point(deployment: Deployment, series: str, y: float, unit: str) -> None:
-        points.append(
-            Point(name, series, 0, "", y, unit, "predicted", deployment.model, deployment.hardware)
-        )
-
-    for deployment in dict.fromkeys(job.deployment for job in found):
-        for kind in ("strict", "relaxed"):
-            point(deployment, f"{kind} SLO, {deployment.model}", slos(deployment)[kind][0], "s")
-        gains: dict[str, list[float]] = {}
-        for data in dict.fromkeys(job.data for job in found):
-            for slo in slos(deployment):
-                rates = {policy: found[Job(deployment, data, policy)][slo] for policy in POLICIES}
-                for policy, rate in rates.items():
-                    point(
-                        deployment, f"{policy}, {deployment.model} {data} {slo}", rate, "requests/s"
-                    )
-                for policy in POLICIES[:2]:
-                    if rates[policy]:
-                        gain = rates["sarathi_serve"] / rates[policy]
-                        gains.setdefault(policy, []).append(gain)
-                        point(
-                            deployment,
-                            f"gain over {policy}, {deployment.model} {data} {slo}",
-                            gain,
-                            "x",
-                        )
-        for policy, values in gains.items():
-            point(deployment, f"largest gain over {policy}, {deployment.model}", max(values), "x")
-    return points
+    """Name of the SLO -> requests per second. workloads: requests by name."""
+    return papers.capacities(job, workloads[job.data], slos(job.deployment), precision)
 
 
 def predict(
-    quick: bool, requests: int | None = None, seed: int = 0, trace: Path | None = None
+    quick: bool, requests: int | None = None, seed: int = 0, requests_file: Path | None = None
 ) -> list[Point]:
-    """trace: a file, in the place of the published lengths."""
+    """SLOs, capacities, gains over the other policies, and the largest gain of each deployment.
+
+    requests_file: in the place of the published lengths. quick: to a few parts in ten, in this
+    process; else exactly, on all cores.
+    """
     count = requests or (64 if quick else REQUESTS)
-    if trace is None:
+    if requests_file is None:
         workloads = {data.name: data.requests(count, seed=seed) for data in DATASETS}
     else:
-        workloads = {word_of(trace): read_trace(trace, count)}
-    return points_of(search(workloads, quick), name_of(trace))
+        workloads = {word_of(requests_file): read_trace(requests_file, count)}
+    jobs = [Job(*each) for each in product(DEPLOYMENTS, workloads, POLICIES)]
+    precision, processes = (1.3, 1) if quick else (PRECISION, min(os.cpu_count() or 1, len(jobs)))
+    perform = partial(capacities_of, workloads=workloads, precision=precision)
+    found = run_jobs(perform, jobs, processes, "capacities")
+    points = []
+    for deployment in DEPLOYMENTS:
+        model, bounds = deployment.model, slos(deployment)
+        record = Record(name_of(requests_file), model, deployment.hardware)
+        for kind in ("strict", "relaxed"):
+            record.add(f"{kind} SLO, {model}", bounds[kind][0], "s")
+        gains: dict[str, list[float]] = {}
+        for data, slo in product(workloads, bounds):
+            group = f"{model} {data} {slo}"
+            rates = {policy: found[Job(deployment, data, policy)][slo] for policy in POLICIES}
+            for policy, rate in rates.items():
+                record.add(f"{policy}, {group}", rate, "requests/s")
+            for rival in [rival for rival in RIVALS if rates[rival]]:
+                gain = rates[OURS] / rates[rival]
+                gains.setdefault(rival, []).append(gain)
+                record.add(f"gain over {rival}, {group}", gain, "x")
+        for rival, each in gains.items():
+            record.add(f"largest gain over {rival}, {model}", max(each), "x")
+        points += record
+    return points
 
 
-def word_of(trace: Path) -> str:
-    """A trace file's name as one word: blanks and commas separate the parts of a series."""
-    return re.sub(r"[\s,]+", "-", trace.stem)
+def word_of(file: Path) -> str:
+    """A file's name as one word: blanks and commas separate the parts of a series."""
+    return re.sub(r"[\s,]+", "-", file.stem)
 
 
-def name_of(trace: Path | None) -> str:
-    return "serve_capacity" if trace is None else f"serve_capacity-{word_of(trace)}"
+def name_of(requests_file: Path | None) -> str:
+    return f"{NAME}-{word_of(requests_file)}" if requests_file else NAME
+
+
+def groups_of(points: Sequence[Point], ending: str = "") -> list[str]:
+    """All "model data slo" of the capacities that end so, without the ending."""
+    start = f"{OURS}, "
+    found = [p.series.removeprefix(start) for p in points if p.series.startswith(start)]
+    return [each.removesuffix(ending) for each in dict.fromkeys(found) if each.endswith(ending)]
 
 
 def table(points: Sequence[Point]) -> tuple[list[str], list[list[str]]]:
     """Header and rows of the terminal: capacities in requests/s, gains predicted and published."""
-    values = {(point.source, point.series): point.y for point in points}
-    header = [
-        "model",
-        "lengths",
-        "SLO",
-        *POLICIES,
-        *[word for policy in POLICIES[:2] for word in (f"over {policy}", "paper", "error")],
-    ]
+    predicted, published = values(points), values(points, "paper")
+    header = ["model", "lengths", "SLO", *POLICIES]
+    for rival in RIVALS:
+        header += [f"over {rival}", "paper", "error"]
     rows = []
-    for group in dict.fromkeys(
-        point.series.split(", ")[1] for point in points if point.series.startswith("sarathi_serve")
-    ):
-        model, data, slo = group.split(" ", 2)
-        row = [
-            model,
-            data,
-            slo,
-            *[f"{values['predicted', f'{policy}, {group}']:.2f}" for policy in POLICIES],
-        ]
-        for policy in POLICIES[:2]:
+    for group in groups_of(points):
+        rates = [f"{predicted[f'{policy}, {group}']:.2f}" for policy in POLICIES]
+        row = [*group.split(" ", 2), *rates]
+        for rival in RIVALS:
             gain, paper = (
-                values.get((source, f"gain over {policy}, {group}"))
-                for source in ("predicted", "paper")
+                each.get(f"gain over {rival}, {group}") for each in (predicted, published)
             )
-            row += [
-                f"{gain:.2f}" if gain else "-",
-                f"{paper:.2f}" if paper else "-",
-                f"{100 * (gain / paper - 1):+.0f} %" if gain and paper else "-",
-            ]
+            row += [f"{ratio:.2f}" if ratio else "-" for ratio in (gain, paper)]
+            row.append(f"{100 * (gain / paper - 1):+.0f} %" if gain and paper else "-")
         rows.append(row)
     return header, rows
 
 
 def draw(points: list[Point]) -> plt.Figure:
     """Capacities under both SLOs; on the right, the gains beside the published ones."""
-    values = {(point.source, point.series): point.y for point in points}
-    groups = list(
-        dict.fromkeys(
-            p.series.split(", ")[1].rsplit(" ", 1)[0]
-            for p in points
-            if p.series.startswith("vllm_v0") and p.series.endswith("strict")
-        )
-    )
-    figure, panels = plt.subplots(1, 3, figsize=(22, 7), layout="constrained")
-    for axes, kind in zip(panels, ("strict", "relaxed"), strict=False):
-        for number, policy in enumerate(POLICIES):
-            heights = [values["predicted", f"{policy}, {group} {kind}"] for group in groups]
-            places = [place + 0.27 * (number - 1) for place in range(len(groups))]
-            drawn = axes.bar(
-                places, heights, 0.26, color=LOOKS[policy][0], edgecolor="black", label=policy
-            )
-            axes.bar_label(drawn, [f"{height:.2f}" for height in heights], fontsize=11, padding=2)
+    predicted, groups = values(points), groups_of(points, " strict")
+    figure, [grid] = panels(1, 3, 22 / 3, 7)
+    for axes, kind in zip(grid, ("strict", "relaxed"), strict=False):
+        papers.draw_capacities(axes, predicted, groups, kind)
+    grid[0].legend()
+    for number, rival in enumerate(RIVALS):
+        kinds = [
+            ("paper", "" if number else "paper", COLOURS["sky"], "//"),
+            ("predicted", f"over {rival}", LOOKS[rival][0], ""),
+        ]
+        for side, (source, label, colour, hatch) in zip((-0.09, 0.09), kinds, strict=True):
+            gains = values(points, source)
+            gains = [gains.get(f"gain over {rival}, {group} strict") for group in groups]
+            shift = 0.4 * (number - 0.5) + side
+            heights = {place + shift: gain for place, gain in enumerate(gains) if gain}
+            style = {"color": colour, "hatch": hatch, "label": label}
+            labelled_bars(grid[2], heights, 0.17, "%.1f", **style)
+    grid[2].axhline(1, color="black", linewidth=1)
+    for axes in grid:
         axes.set_xticks(range(len(groups)), [group.replace(" ", "\n", 1) for group in groups])
-        axes.set(ylabel="requests per second", title=f"capacity, {kind} SLO (predicted)")
-        axes.grid(axis="x", visible=False)
-    panels[0].legend()
-    for number, policy in enumerate(POLICIES[:2]):
-        for source, colour, hatch in (
-            ("paper", COLOURS["sky"], "//"),
-            ("predicted", LOOKS[policy][0], ""),
-        ):
-            found = [
-                (place, values.get((source, f"gain over {policy}, {group} strict")))
-                for place, group in enumerate(groups)
-            ]
-            shift = 0.4 * (number - 0.5) + (-0.09 if source == "paper" else 0.09)
-            places = [place + shift for place, gain in found if gain]
-            gains = [gain for _, gain in found if gain]
-            label = "paper" if number == 0 else None
-            label = f"over {policy}" if source == "predicted" else label
-            style = {"color": colour, "hatch": hatch, "edgecolor": "black"}
-            drawn = panels[2].bar(places, gains, 0.17, label=label, **style)
-            panels[2].bar_label(drawn, fmt="%.1f", fontsize=11, padding=2)
-    panels[2].axhline(1, color="black", linewidth=1)
-    panels[2].set_xticks(range(len(groups)), [group.replace(" ", "\n", 1) for group in groups])
-    panels[2].set(ylabel="capacity of sarathi_serve / other's", title="gain, strict SLO")
-    panels[2].set_ylim(top=1.25 * panels[2].dataLim.ymax)
-    panels[2].legend(loc="upper left", ncols=3)
-    panels[2].grid(axis="x", visible=False)
+    grid[2].set(ylabel="capacity of sarathi_serve / other's", title="gain, strict SLO")
+    grid[2].set_ylim(top=1.25 * grid[2].dataLim.ymax)
+    grid[2].legend(loc="upper left", ncols=3)
     figure.suptitle(
         "Sarathi-Serve Fig 10: the largest request rate that meets the SLO; A100s", fontsize=18
     )
@@ -280,10 +184,10 @@ PAPER = {  # id of the paper's number -> series
     "ss_yi": ("largest gain over vllm_v0, yi-34b", 0),
     "ss_fig12_mistral": ("gain over vllm_v0, mistral-7b chat 0.1 s", 0),
     "ss_fig12_yi": ("gain over vllm_v0, yi-34b chat 1 s", 0),
-}  # fmt: skip
+}
 
 FIGURE = Figure(
-    name="serve_capacity",
+    name=NAME,
     description=__doc__,
     paper=PAPER,
     software={YI.gpu: "sarathi_serve"},
@@ -291,34 +195,21 @@ FIGURE = Figure(
     measure=None,
     draw=draw,
     shown=lambda point: "SLO" in point.series or "largest" in point.series,
+    report=lambda points: print_table(*table(points), title="capacities in requests/s, and gains"),
+    flags={
+        "seed": Flag("of arrivals and lengths", 0),
+        "requests": Flag("requests of each search", REQUESTS, 64),
+        "requests_file": Flag(
+            "a CSV file of arrivals, prompt and output tokens, instead of chat and arxiv"
+        ),
+    },
 )
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    add = parser.add_argument
-    add("--seed", type=int, default=0, metavar="N", help="of arrivals and lengths (default: 0)")
-    add(
-        "--requests",
-        type=positive,
-        metavar="N",
-        help=f"requests of each search (default: {REQUESTS})",
-    )
-    add(
-        "--requests-file",
-        type=Path,
-        metavar="FILE",
-        help="a CSV file of arrivals, prompt and output tokens, instead of chat and arxiv",
-    )
-    options = parser.parse_args()
-    name = name_of(options.requests_file)
-    make_directory(options.out, name, force=options.force)
-    points = predict(options.quick, options.requests, options.seed, options.requests_file)
-    figure = replace(FIGURE, name=name, paper={}) if options.requests_file else FIGURE
-    points += paper_points(figure.paper, points)
-    print(__doc__.splitlines()[0], end="\n\n")
-    print_table(*table(points))
-    save_results(options.out, figure, points)
+    file = parse(make_parser(__doc__, FIGURE.flags), FIGURE.flags).requests_file
+    figure = replace(FIGURE, name=name_of(file), paper={}) if file else FIGURE
+    figure.run()
 
 
 if __name__ == "__main__":

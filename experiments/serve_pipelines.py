@@ -16,50 +16,51 @@ SLO and 2048 under the relaxed one (1536 for LLaMA2-70B).
 
 strict, relaxed    5 and 25 decode iterations of the pipeline, as our cost model prices them. A
                    decode iteration passes all stages. TP8 has the bounds of the pipeline.
-1 s, 5 s           what these were for the paper, whose decode iterations are slower than ours.
+1 s, 5 s           the paper's own values. Its decode iterations are slower than ours.
 """
 
 import gc
 import math
 import os
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
 
 import matplotlib.pyplot as plt
 
 from batch import Request
 from cli import run_main
-from configs import UserError
 from costmodel import make_batch
+from experiments.lib import papers
 from experiments.lib.common import (
     Point,
-    make_directory,
-    make_parser,
     paper_numbers,
     paper_points,
-    positive,
+    print_comparison,
     print_table,
-    progress,
+    run_jobs,
+    values,
 )
-from experiments.lib.figure import Figure, save_results
-from experiments.lib.look import COLOURS
-from experiments.lib.papers import ARXIV, CHAT, LOOKS, Dataset
-from serving.capacity import DECODES, RELAXED, STRICT, Deployment, Load, capacity
-from serving.traffic import at_rate
+from experiments.lib.figure import finish
+from experiments.lib.flags import Flag, start
+from experiments.lib.look import COLOURS, labelled_bars, panels
+from experiments.lib.papers import ARXIV, CHAT, LOOKS, OURS, POLICIES, RIVALS, Job, label
+from serving.capacity import DECODES, RELAXED, STRICT, Deployment
 
+NAME = "serve_pipelines"
 NUMBERS = paper_numbers()
-POLICIES = ("vllm_v0", "orca", "sarathi_serve")
 ON_TP8 = "vllm_v0 on TP8"
-ORCA = int(NUMBERS["ss_batch_orca_pipelines"])
-FALCON = Deployment(
-    "falcon-180b", 4, "a100-80gb-pcie", stages=2, link="pcie4", orca_batch_size=ORCA
-)
-FALCON_TP8 = Deployment("falcon-180b", 8, "a100-80gb-pcie", link="2x4-a100-ethernet")
-LLAMA = Deployment(
-    "llama2-70b", 4, "a40", stages=2, link="pcie4", hop="pcie4", orca_batch_size=ORCA
-)
+A100, A40 = "a100-80gb-pcie", "a40"
+SMALL = {"orca_batch_size": int(NUMBERS["ss_batch_orca_pipelines"])}
+FALCON = Deployment("falcon-180b", 4, A100, stages=2, link="pcie4", **SMALL)
+FALCON_TP8 = Deployment("falcon-180b", 8, A100, link="2x4-a100-ethernet")
+LLAMA = Deployment("llama2-70b", 4, A40, stages=2, link="pcie4", hop="pcie4", **SMALL)
+DATASETS = {data.name: data for data in (CHAT, ARXIV)}
+JOBS = [
+    *[Job(*each) for each in product((FALCON, LLAMA), DATASETS, POLICIES)],
+    # the paper's Fig 13b has vLLM alone on TP8, and chat alone
+    *[Job(FALCON_TP8, CHAT.name, policy) for policy in ("vllm_v0", OURS)],
+]
 REQUESTS = 1024
 FEW = 128  # requests of the search that finds where to begin
 START = 0.5  # requests/s: where that one begins
@@ -75,31 +76,6 @@ SECONDS = {  # as published
 }
 
 
-@dataclass(frozen=True)
-class Job:
-    """The capacities of one policy on one deployment for one set of requests, under all SLOs."""
-
-    deployment: Deployment
-    data: Dataset
-    policy: str
-
-    @property
-    def name(self) -> str:
-        return f"{label(self.deployment)} {self.data.name}"
-
-
-def label(deployment: Deployment) -> str:
-    return f"{deployment.model} {deployment.layout}"
-
-
-JOBS = [
-    *[Job(where, data, policy) for where in (FALCON, LLAMA) for data in (CHAT, ARXIV)
-      for policy in POLICIES],
-    # the paper's Fig 13b has vLLM alone on TP8, and chat alone
-    *[Job(FALCON_TP8, CHAT, policy) for policy in ("vllm_v0", "sarathi_serve")],
-]  # fmt: skip
-
-
 def slos(deployment: Deployment) -> dict[str, tuple[float, int]]:
     """Name -> bound in seconds, and the token budget that the paper uses for it."""
     pipeline = FALCON if deployment == FALCON_TP8 else deployment
@@ -113,19 +89,18 @@ def slos(deployment: Deployment) -> dict[str, tuple[float, int]]:
     }
 
 
-def capacities(
-    job: Job, requests: Sequence[Request], precision: float = PRECISION
-) -> dict[str, float]:
+def search(job: Job, requests: Sequence[Request], precision: float = PRECISION) -> dict[str, float]:
     """Name of the SLO -> requests per second.
 
     Runs are long where requests are many. So the first FEW of them find where to begin.
     """
-    starts = dict.fromkeys(slos(job.deployment), START)
+    bounds = slos(job.deployment)
+    starts = dict.fromkeys(bounds, START)
     if len(requests) <= FEW:
-        return search_from(starts, job, requests, precision)
-    rough = search_from(starts, job, requests[:FEW], FACTOR)
+        return papers.capacities(job, requests, bounds, precision, starts)
+    rough = papers.capacities(job, requests[:FEW], bounds, FACTOR, starts)
     starts = {name: nearest(rate) for name, rate in rough.items()}
-    return search_from(starts, job, requests, precision, FACTOR)
+    return papers.capacities(job, requests, bounds, precision, starts, FACTOR)
 
 
 def nearest(rate: float) -> float:
@@ -133,61 +108,8 @@ def nearest(rate: float) -> float:
     return START * FACTOR ** round(math.log(rate / START, FACTOR)) if rate else START
 
 
-def search_from(
-    starts: Mapping[str, float],
-    job: Job,
-    requests: Sequence[Request],
-    precision: float,
-    factor: float = 2.0,
-) -> dict[str, float]:
-    """Name of the SLO -> requests per second. starts: where its search begins."""
-
-    @cache
-    def load(rate: float, budget: int) -> Load:
-        return Load.of(job.deployment.serve(at_rate(requests, rate), job.policy, budget))
-
-    found = {}
-    for name, (bound, budget) in slos(job.deployment).items():
-        size = budget if job.policy == "sarathi_serve" else 1  # one run of the others serves all
-        try:
-            # two ways to the same rate differ in their last digits
-            found[name] = capacity(
-                lambda rate, size=size: load(round(rate, 6), size),
-                bound, precision, starts[name], factor,
-            )  # fmt: skip
-        except UserError as error:
-            where = f"{job.name} under {job.policy}, {len(requests)} requests, {name} SLO"
-            raise UserError(f"{where}: {error}; give more requests") from None
-    return found
-
-
-def search(count: int, quick: bool) -> dict[Job, dict[str, float]]:
-    """All capacities, on all cores. quick: of chat alone, to a factor of 1.5, in this process."""
-    workloads = {data: data.requests(count) for data in (CHAT, ARXIV)}
-    if quick:
-        return {
-            job: capacities(job, workloads[job.data], precision=1.5)
-            for job in progress([job for job in JOBS if job.data == CHAT], "capacities")
-        }
-    found = {}
-    # A run leaves many small objects and no circles: looking for circles takes a fifth of its time.
-    with ProcessPoolExecutor(min(os.cpu_count() or 1, len(JOBS)), initializer=gc.disable) as pool:
-        running = {pool.submit(capacities, job, workloads[job.data]): job for job in JOBS}
-        for done in progress(as_completed(running), "capacities", len(running)):
-            found[running[done]] = done.result()
-    return {job: found[job] for job in JOBS}
-
-
-def gains(found: dict[Job, dict[str, float]], job: Job, slo: str) -> dict[str, float]:
-    """Name of a rival -> capacity of sarathi_serve on a pipeline over that rival's."""
-    rivals = {policy: Job(job.deployment, job.data, policy) for policy in POLICIES[:2]}
-    if job.deployment == FALCON and job.data == CHAT:
-        rivals[ON_TP8] = Job(FALCON_TP8, CHAT, "vllm_v0")
-    return {
-        name: found[job][slo] / found[rival][slo]
-        for name, rival in rivals.items()
-        if found[rival][slo]
-    }
+def perform(job: Job, count: int, precision: float) -> dict[str, float]:
+    return search(job, DATASETS[job.data].requests(count), precision)
 
 
 def iterations() -> list[tuple[str, float]]:
@@ -204,35 +126,47 @@ def iterations() -> list[tuple[str, float]]:
     ]
 
 
-def points_of(found: dict[Job, dict[str, float]]) -> list[Point]:
-    """Iterations, SLOs, capacities, gains, and the largest gains of each deployment."""
-    points = []
+def predict(quick: bool, requests: int) -> list[Point]:
+    """Iterations, SLOs, capacities, gains, and the largest gains of each deployment.
 
-    def point(where: Deployment, series: str, y: float, unit: str) -> None:
-        points.append(
-            Point(FIGURE.name, series, 0, "", y, unit, "predicted", where.model, where.hardware)
-        )
+    quick: of chat alone, to a factor of 1.5, in this process; else on all cores.
+    """
+    jobs = [job for job in JOBS if job.data == CHAT.name or not quick]
+    precision, processes = (1.5, 1) if quick else (PRECISION, min(os.cpu_count() or 1, len(jobs)))
+    of_job = partial(perform, count=requests, precision=precision)
+    # A run leaves many small objects and no cycles: looking for cycles takes a fifth of its time.
+    found = run_jobs(of_job, jobs, processes, "capacities", initializer=gc.disable)
+    points: list[Point] = []
+
+    def add(where: Deployment, series: str, y: float, unit: str) -> None:
+        points.append(Point(NAME, series, 0, "", y, unit, "predicted", where.model, where.hardware))
 
     for series, seconds in iterations():
-        point(FALCON, f"{series}, {label(FALCON)}", 1000 * seconds, "ms")
-    for where in (FALCON, LLAMA):
-        for slo in SLOS:
-            point(where, f"{slo} SLO, {label(where)}", slos(where)[slo][0], "s")
+        add(FALCON, f"{series}, {label(FALCON)}", 1000 * seconds, "ms")
+    for where, slo in product((FALCON, LLAMA), SLOS):
+        add(where, f"{slo} SLO, {label(where)}", slos(where)[slo][0], "s")
     for job, rates in found.items():
         for slo, rate in rates.items():
-            point(job.deployment, f"{job.policy}, {job.name} {slo}", rate, "requests/s")
-    largest: dict[tuple, float] = {}
-    for job in found:
-        if job.policy != "sarathi_serve" or job.deployment.stages == 1:
-            continue
-        for slo in slos(job.deployment):
-            for rival, gain in gains(found, job, slo).items():
-                point(job.deployment, f"gain over {rival}, {job.name} {slo}", gain, "x")
-                key = job.deployment, rival, unit_of(slo)
+            add(job.deployment, f"{job.policy}, {group_of(job)} {slo}", rate, "requests/s")
+    largest: dict[tuple[Deployment, str, str], float] = {}
+    for job, slo in product(found, (*SLOS, *SECONDS)):
+        where = job.deployment
+        if job.policy == OURS and where.stages > 1:
+            rivals = {policy: Job(where, job.data, policy) for policy in RIVALS}
+            if (where, job.data) == (FALCON, CHAT.name):
+                rivals[ON_TP8] = Job(FALCON_TP8, CHAT.name, "vllm_v0")
+            for rival in [rival for rival in rivals if found[rivals[rival]][slo]]:
+                gain = found[job][slo] / found[rivals[rival]][slo]
+                add(where, f"gain over {rival}, {group_of(job)} {slo}", gain, "x")
+                key = where, rival, unit_of(slo)
                 largest[key] = max(gain, largest.get(key, 0.0))
     for (where, rival, unit), gain in largest.items():
-        point(where, f"largest gain over {rival}, {label(where)}, {unit}", gain, "x")
+        add(where, f"largest gain over {rival}, {label(where)}, {unit}", gain, "x")
     return points
+
+
+def group_of(job: Job) -> str:
+    return f"{label(job.deployment)} {job.data}"
 
 
 def unit_of(slo: str) -> str:
@@ -240,86 +174,56 @@ def unit_of(slo: str) -> str:
     return "SLOs in iterations" if slo in SLOS else "SLOs in seconds"
 
 
-def predict(quick: bool, requests: int | None = None) -> list[Point]:
-    return points_of(search(requests or (32 if quick else REQUESTS), quick))
-
-
-def compared(strict: str, unit: str) -> dict[str, tuple[str, float]]:
+def compared(strict: str) -> dict[str, tuple[str, float]]:
     """Id of a published gain -> series. The paper's SLOs are ours in iterations or in seconds."""
-    return {
-        "ss_falcon_strict_vllm_pp": (f"gain over vllm_v0, {label(FALCON)} chat {strict}", 0),
-        "ss_falcon_strict_vllm_tp8": (
-            f"gain over {ON_TP8}, {label(FALCON)} chat {strict}", 0
-        ),
-        "ss_falcon": (f"largest gain over vllm_v0, {label(FALCON)}, {unit}", 0),
-        "ss_llama70_orca": (f"largest gain over orca, {label(LLAMA)}, {unit}", 0),
-    }  # fmt: skip
+    series = {
+        "ss_falcon_strict_vllm_pp": f"gain over vllm_v0, {label(FALCON)} chat {strict}",
+        "ss_falcon_strict_vllm_tp8": f"gain over {ON_TP8}, {label(FALCON)} chat {strict}",
+        "ss_falcon": f"largest gain over vllm_v0, {label(FALCON)}, {unit_of(strict)}",
+        "ss_llama70_orca": f"largest gain over orca, {label(LLAMA)}, {unit_of(strict)}",
+    }
+    return {number: (name, 0) for number, name in series.items()}
 
 
-IN_ITERATIONS = compared("strict", unit_of("strict"))
-IN_SECONDS = compared("1 s", unit_of("1 s"))
+IN_ITERATIONS, IN_SECONDS = compared("strict"), compared("1 s")
 ITERATIONS = {
     # published as one number: it is no sum of two stages, which is above the floor
     "ss_falcon_prefill": (f"prefill of 4K, all stages, {label(FALCON)}", 0),
     "ss_falcon_decode": (f"decode iteration of {DECODES}, all stages, {label(FALCON)}", 0),
 }
+PAPERS = (ITERATIONS, IN_ITERATIONS, IN_SECONDS)  # a gain stands beside both ways to read its SLO
+SHOWN = {series for places in PAPERS for series, _ in places.values()}
 
 
-SHOWN = {
-    series for places in (ITERATIONS, IN_ITERATIONS, IN_SECONDS) for series, _ in places.values()
-}
+def shown(point: Point) -> bool:
+    return point.series in SHOWN or point.series.startswith(("prefill", *SLOS))
 
 
-def published(predicted: Sequence[Point]) -> list[Point]:
-    """The published numbers. A gain stands beside both ways to read its SLO."""
-    return [
-        point
-        for places in (ITERATIONS, IN_ITERATIONS, IN_SECONDS)
-        for point in paper_points(places, predicted)
-    ]
-
-
-def table(points: Sequence[Point]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of the terminal: capacities in requests/s, and the gains."""
-    values = {point.series: point.y for point in points}
-    columns = [*POLICIES, *[f"gain over {rival}" for rival in (*POLICIES[:2], ON_TP8)]]
-    groups = dict.fromkeys(
-        series.partition(", ")[2] for series in values if series.startswith(POLICIES)
-    )
+def print_capacities(points: Sequence[Point]) -> None:
+    """Capacities in requests/s, and the gains."""
+    found = values(points)
+    columns = [*POLICIES, *[f"gain over {rival}" for rival in (*RIVALS, ON_TP8)]]
+    groups = [series.partition(", ")[2] for series in found if series.startswith(POLICIES)]
     rows = []
-    for group in groups:
-        cells = [values.get(f"{column}, {group}") for column in columns]
+    for group in dict.fromkeys(groups):
+        cells = [found.get(f"{column}, {group}") for column in columns]
         rows.append([*group.split(" ", 3), *["-" if c is None else f"{c:.2f}" for c in cells]])
-    return ["model", "layout", "lengths", "SLO", *columns], rows
+    header = ["model", "layout", "lengths", "SLO", *columns]
+    print_table(header, rows, "capacities in requests/s, and gains of sarathi_serve")
 
 
 def draw(points: list[Point]) -> plt.Figure:
     """Capacities under both SLOs; on the right, the gains beside the published ones."""
-    values = {(point.source, point.series): point.y for point in points}
-    figure, panels = plt.subplots(1, 3, figsize=(24, 8), layout="constrained")
-    names = [
-        job.name
-        for job in JOBS
-        if ("predicted", f"sarathi_serve, {job.name} strict") in values
-        and job.policy == "sarathi_serve"
-    ]
-    for axes, slo in zip(panels, SLOS, strict=False):
-        for number, policy in enumerate(POLICIES):
-            heights = {
-                place + 0.27 * (number - 1): values["predicted", f"{policy}, {name} {slo}"]
-                for place, name in enumerate(names)
-                if ("predicted", f"{policy}, {name} {slo}") in values
-            }
-            drawn = axes.bar(
-                heights.keys(), heights.values(), 0.26, color=LOOKS[policy][0], edgecolor="black",
-                label=policy,
-            )  # fmt: skip
-            axes.bar_label(drawn, fmt="%.2f", fontsize=11, padding=2)
-        axes.set_xticks(range(len(names)), [name.replace(" ", "\n") for name in names], fontsize=12)
-        axes.set(ylabel="requests per second", title=f"capacity, {slo} SLO (predicted)")
-        axes.grid(axis="x", visible=False)
-    panels[0].legend()
-    draw_gains(panels[2], values)
+    found = values(points)
+    figure, [[*grid, gains]] = panels(1, 3, 8, 8)
+    groups = [group_of(job) for job in JOBS if job.policy == OURS]
+    groups = [group for group in groups if f"{OURS}, {group} strict" in found]
+    for axes, slo in zip(grid, SLOS, strict=True):
+        papers.draw_capacities(axes, found, groups, slo)
+        names = [group.replace(" ", "\n") for group in groups]
+        axes.set_xticks(range(len(groups)), names, fontsize=12)
+    grid[0].legend()
+    draw_gains(gains, points)
     figure.suptitle(
         "Sarathi-Serve Fig 11 and 13: pipelines over two nodes (Falcon-180B, A100s) and one"
         " (LLaMA2-70B, A40s)",
@@ -328,60 +232,42 @@ def draw(points: list[Point]) -> plt.Figure:
     return figure
 
 
-def draw_gains(axes: plt.Axes, values: dict[tuple[str, str], float]) -> None:
+def draw_gains(axes: plt.Axes, points: list[Point]) -> None:
     """Published gains of sarathi_serve, and the predicted ones for both ways to read the SLOs."""
-    titles = ["Falcon chat\nstrict, over\nvllm_v0", f"Falcon chat\nstrict, over\n{ON_TP8}",
-              "Falcon\nlargest over\nvllm_v0", "LLaMA2-70B\nlargest over\norca"]  # fmt: skip
+    titles = [
+        "Falcon chat\nstrict, over\nvllm_v0",
+        f"Falcon chat\nstrict, over\n{ON_TP8}",
+        "Falcon\nlargest over\nvllm_v0",
+        "LLaMA2-70B\nlargest over\norca",
+    ]
     kinds = [
         ("paper", IN_SECONDS, "paper", COLOURS["sky"], "//"),
-        ("predicted", IN_SECONDS, "predicted, SLOs of 1 s and 5 s", LOOKS["sarathi_serve"][0], ""),
+        ("predicted", IN_SECONDS, "predicted, SLOs of 1 s and 5 s", LOOKS[OURS][0], ""),
         ("predicted", IN_ITERATIONS, "predicted, SLOs in decode iterations", "white", ""),
     ]
     for number, (source, places, name, colour, hatch) in enumerate(kinds):
+        gains = values(points, source)
         heights = {
-            place + 0.27 * (number - 1): values[source, series]
+            place + 0.27 * (number - 1): gains[series]
             for place, (series, _) in enumerate(places.values())
-            if (source, series) in values
+            if series in gains
         }
-        drawn = axes.bar(
-            heights.keys(), heights.values(), 0.26, color=colour, hatch=hatch, edgecolor="black",
-            label=name,
-        )  # fmt: skip
-        axes.bar_label(drawn, fmt="%.1f", fontsize=11, padding=2)
+        labelled_bars(axes, heights, 0.26, "%.1f", color=colour, hatch=hatch, label=name)
     axes.axhline(1, color="black", linewidth=1)
     axes.set_xticks(range(len(titles)), titles, fontsize=12)
     axes.set(ylabel="capacity of sarathi_serve / other's", title="gain, predicted and published")
     axes.set_ylim(top=1.35 * axes.dataLim.ymax)
     axes.legend(loc="upper left")
-    axes.grid(axis="x", visible=False)
-
-
-FIGURE = Figure(
-    name="serve_pipelines",
-    description=__doc__,
-    paper={},  # see `published`
-    predict=predict,
-    measure=None,
-    draw=draw,
-    shown=lambda point: point.series in SHOWN or point.series.startswith(("prefill", *SLOS)),
-    software=dict.fromkeys((FALCON.gpu, LLAMA.gpu), "sarathi_serve"),
-)  # fmt: skip
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument(
-        "--requests",
-        type=positive,
-        metavar="N",
-        help=f"requests of each search (default: {REQUESTS})",
-    )
-    options = parser.parse_args()
-    make_directory(options.out, FIGURE.name, force=options.force)
+    options = start(NAME, __doc__, requests=Flag("requests of each search", REQUESTS, 32))
     points = predict(options.quick, options.requests)
-    print(__doc__.splitlines()[0], end="\n\n")
-    print_table(*table(points))
-    save_results(options.out, FIGURE, [*points, *published(points)])
+    print_capacities(points)
+    points += [point for places in PAPERS for point in paper_points(places, points)]
+    print_comparison([point for point in points if shown(point)])
+    software = dict.fromkeys((FALCON.gpu, LLAMA.gpu), "sarathi_serve")
+    finish(options, NAME, points, lambda: draw(points), software)
 
 
 if __name__ == "__main__":

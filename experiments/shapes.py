@@ -7,8 +7,8 @@ We look for seven shapes of its figures in what --measure wrote to results/.
 A CPU has other numbers than the paper's GPUs. The shape of a curve can be the same: what rises,
 what falls, where it peaks. A shape is a number of comparisons between two measured values (a decode
 at B = 4 costs less than at B = 2), and we count how many hold. A curve of one point, as --quick
-measures some, compares nothing. There is one tolerance: `flat` is within 10 %. Noise makes a
-comparison of near-equal values a toss: read the values beside it.
+measures some, compares nothing. There is one tolerance: `flat` is within 10 %. Noise decides a
+comparison of nearly equal values, so read the values beside it.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,15 +18,8 @@ from pathlib import Path
 
 from cli import run_main
 from configs import UserError
-from experiments.lib.common import (
-    SPREAD,
-    Point,
-    curves,
-    make_parser,
-    print_table,
-    read_csv,
-    series_options,
-)
+from experiments.lib.common import SPREAD, Point, curves, print_table, read_csv, series_options
+from experiments.lib.flags import make_parser
 
 FLAT = 1.1  # the largest value over the smallest
 
@@ -39,8 +32,7 @@ class Finding:
 
     where: str
     values: str
-    held: int
-    of: int
+    comparisons: list[bool]
 
 
 def listed(curve: Sequence[Point]) -> str:
@@ -50,32 +42,29 @@ def listed(curve: Sequence[Point]) -> str:
     return f"{values} {curve[0].y_unit} at {curve[0].x_unit} = {places}"
 
 
-def falls(curve: Sequence[Point], where: str) -> Finding:
-    held = sum(left.y > right.y for left, right in pairwise(curve))
-    return Finding(where, listed(curve), held, len(curve) - 1)
-
-
-def prefill_is_flat(found: Curves) -> list[Finding]:
-    rows = []
-    for series, curve in found.items():
-        if series.startswith("prefill, total") and len(curve) > 1:
-            flat = max(point.y for point in curve) <= FLAT * min(point.y for point in curve)
-            rows.append(
-                Finding(series.removeprefix("prefill, total "), listed(curve), int(flat), 1)
-            )
-    return rows
-
-
-def decode_falls(found: Curves) -> list[Finding]:
-    return [
-        falls(curve, series.removeprefix("decode, total "))
+def starting(found: Curves, start: str) -> Curves:
+    """The curves whose series begins with `start`, by the rest of the series' name."""
+    return {
+        series.removeprefix(start): curve
         for series, curve in found.items()
-        if series.startswith("decode, total")
+        if series.startswith(start) and not series.endswith(SPREAD)
+    }
+
+
+def falls(found: Curves) -> list[Finding]:
+    return [
+        Finding(where, listed(curve), [left.y > right.y for left, right in pairwise(curve)])
+        for where, curve in found.items()
     ]
 
 
-def speedup_falls_with_batch(found: Curves) -> list[Finding]:
-    return [falls(curve, series) for series, curve in found.items() if curve[0].x_unit == "B"]
+def prefill_is_flat(found: Curves) -> list[Finding]:
+    findings = []
+    for where, curve in starting(found, "prefill, total ").items():
+        values = [point.y for point in curve]
+        flat = [max(values) <= FLAT * min(values)] if len(values) > 1 else []
+        findings.append(Finding(where, listed(curve), flat))
+    return findings
 
 
 def speedup_falls_with_length(found: Curves) -> list[Finding]:
@@ -83,62 +72,52 @@ def speedup_falls_with_length(found: Curves) -> list[Finding]:
     over_length: Curves = {}
     for series, curve in found.items():
         for point in curve:
-            if point.x_unit == "B":
-                place = replace(point, series=series, x=series_options(series)["L"], x_unit="L")
-                over_length.setdefault(f"B={point.x:g}", []).append(place)
-    return [
-        falls(sorted(curve, key=lambda point: point.x), where)
-        for where, curve in over_length.items()
-    ]
+            place = replace(point, x=series_options(series)["L"], x_unit="L")
+            over_length.setdefault(f"B={point.x:g}", []).append(place)
+    for curve in over_length.values():
+        curve.sort(key=lambda point: point.x)
+    return falls(over_length)
 
 
 def peak_at_balance(found: Curves) -> list[Finding]:
     """Of the P:D that were measured, the largest gain is at the one nearest to C/(B-1)."""
-    rows = []
-    for series, curve in found.items():
+    findings = []
+    for series, curve in starting(found, "").items():
         options = series_options(series)
-        if series.endswith(SPREAD) or not {"B", "C"} <= options.keys() or len(curve) == 1:
-            continue
-        ratio = options["C"] / (options["B"] - 1)
-        nearest = min(curve, key=lambda point: abs(point.x - ratio))
-        best = max(curve, key=lambda point: point.y)
-        where = f"{series}: C/(B-1) = {ratio:.3g}"
-        rows.append(Finding(where, listed(curve), int(nearest == best), 1))
-    return rows
+        if {"B", "C"} <= options.keys() and len(curve) > 1:
+            ratio = options["C"] / (options["B"] - 1)
+            nearest = min(curve, key=lambda point: abs(point.x - ratio))
+            best = max(curve, key=lambda point: point.y)
+            where = f"{series}: C/(B-1) = {ratio:.3g}"
+            findings.append(Finding(where, listed(curve), [nearest == best]))
+    return findings
 
 
 def orca_between(found: Curves) -> list[Finding]:
     """At each P:D: baseline < best-case Orca < the better of SARATHI's chunk sizes."""
-    curves_of = {
-        name: [c for s, c in found.items() if s.startswith(name) and not s.endswith(SPREAD)]
-        for name in ("orca best", "sarathi")
-    }
-    rows = []
-    for orca in [point for curve in curves_of["orca best"] for point in curve]:
-        ours = max(point.y for c in curves_of["sarathi"] for point in c if point.x == orca.x)
-        values = f"baseline 1, orca at its best {orca.y:.3g}, sarathi {ours:.3g}"
-        rows.append(Finding(f"P:D = {orca.x:.3g}", values, (orca.y > 1) + (ours > orca.y), 2))
-    return rows
-
-
-def small_chunks_cost(found: Curves) -> list[Finding]:
-    """The prefill in chunks over the whole one falls with C."""
-    wanted = [
-        (series, curve)
-        for series, curve in found.items()
-        if series.startswith("prefill ") and not series.endswith(SPREAD)
-    ]
-    return [falls(curve, series.removeprefix("prefill ")) for series, curve in wanted]
+    sarathi = [point for curve in starting(found, "sarathi").values() for point in curve]
+    findings = []
+    for orca in [point for curve in starting(found, "orca best").values() for point in curve]:
+        best = max(point.y for point in sarathi if point.x == orca.x)
+        values = f"baseline 1, orca at its best {orca.y:.3g}, sarathi {best:.3g}"
+        findings.append(Finding(f"P:D = {orca.x:.3g}", values, [orca.y > 1, best > orca.y]))
+    return findings
 
 
 SHAPES: dict[str, tuple[str, Callable[[Curves], list[Finding]]]] = {  # claim: figure, comparisons
     "a prefill token costs the same in any batch": ("fig3", prefill_is_flat),
-    "a decode costs less, the larger the batch": ("fig3", decode_falls),
-    "the speedup of a piggybacked decode falls with B": ("fig8", speedup_falls_with_batch),
+    "a decode costs less, the larger the batch": (
+        "fig3",
+        lambda found: falls(starting(found, "decode, total ")),
+    ),
+    "the speedup of a piggybacked decode falls with B": ("fig8", falls),
     "... and with L": ("fig8", speedup_falls_with_length),
     "the gain peaks near P:D = C/(B-1)": ("fig9", peak_at_balance),
     "Orca's best case lies between baseline and SARATHI": ("fig11", orca_between),
-    "small chunks make a prefill dearer": ("fig13", small_chunks_cost),
+    "small chunks make a prefill dearer": (
+        "fig13",
+        lambda found: falls(starting(found, "prefill ")),
+    ),
 }
 
 
@@ -150,43 +129,47 @@ def find_shapes(directory: Path) -> dict[str, tuple[str, list[Finding]]]:
     found = {}
     for claim, (figure, compare) in SHAPES.items():
         measured = curves(read_csv(directory / f"{figure}.csv"), "measured")
-        findings = [finding for finding in compare(measured) if finding.of]
+        findings = [finding for finding in compare(measured) if finding.comparisons]
         if findings:
             point = next(iter(measured.values()))[0]
             found[claim] = (f"{point.model} on {point.hardware}", findings)
     return found
 
 
+def count(comparisons: list[bool]) -> str:
+    return f"{sum(comparisons)} of {len(comparisons)}"
+
+
+def print_findings(where: str, found: dict[str, list[Finding]]) -> None:
+    """What holds on one machine, by claim."""
+    rows = []
+    for claim, findings in found.items():
+        every = [holds for finding in findings for holds in finding.comparisons]
+        rows.append([claim, SHAPES[claim][0], count(every)])
+    header = ["the paper's shape", "figure", "comparisons that hold"]
+    print_table(header, rows, f"Measured: {where}")
+    for claim, findings in found.items():
+        print(f"\n{claim} ({SHAPES[claim][0]})")
+        for each in findings:
+            print(f"  {each.where}: {each.values}: {count(each.comparisons)} hold")
+
+
 def main() -> None:
     options = make_parser(__doc__).parse_args()
     found = find_shapes(options.out)
     if not found:
-        names = ", ".join(
-            f"{figure}.csv" for figure in dict.fromkeys(figure for figure, _ in SHAPES.values())
-        )
+        names = ", ".join(dict.fromkeys(f"{figure}.csv" for figure, _ in SHAPES.values()))
         raise UserError(
             f"--out {options.out}: nothing measured to compare in {names} there: run the figures"
             " with --measure first"
         )
     for where in dict.fromkeys(where for where, _ in found.values()):
-        print(f"Measured: {where}\n")
         here = {claim: findings for claim, (place, findings) in found.items() if place == where}
-        rows = []
-        for claim, findings in here.items():
-            held, of = (sum(getattr(finding, n) for finding in findings) for n in ("held", "of"))
-            rows.append([claim, SHAPES[claim][0], f"{held} of {of}"])
-        print_table(["the paper's shape", "figure", "comparisons that hold"], rows)
-        for claim, findings in here.items():
-            print(f"\n{claim} ({SHAPES[claim][0]})")
-            for finding in findings:
-                print(f"  {finding.where}: {finding.values}: {finding.held} of {finding.of} hold")
-        print()
+        print_findings(where, here)
     missing = [claim for claim in SHAPES if claim not in found]
     if missing:
-        print(
-            "not measured yet: "
-            + "; ".join(f"{claim} ({SHAPES[claim][0]}.py --measure)" for claim in missing)
-        )
+        names = [f"{claim} ({SHAPES[claim][0]}.py --measure)" for claim in missing]
+        print(f"\nnot measured yet: {'; '.join(names)}")
 
 
 if __name__ == "__main__":

@@ -13,21 +13,14 @@ alone. (What costmodel.py has from an A100, "sarathi_serve", are other kernels.)
 fitted to this table.
 """
 
-from typing import TYPE_CHECKING
-
 import matplotlib.pyplot as plt
 
-from cli import run_main
 from configs import GPUS
 from experiments.fig8 import batches, predicted_speedup, speedup
-from experiments.lib.common import Point, curves
-from experiments.lib.figure import Figure, Scale, run_figure
-from experiments.lib.look import COLOURS, measured_title
-from experiments.lib.measuring import Run, measured_gains, measured_on, time_batches
+from experiments.lib import look, measuring
+from experiments.lib.common import Point, Record, newest_measured
+from experiments.lib.figure import Figure, Scale
 from experiments.lib.steady import Workload, balance, predicted_gain
-
-if TYPE_CHECKING:  # predicting needs no torch
-    from engine import LLM
 
 CHUNK_SIZE = 256
 ROWS = [  # id of the paper's numbers, model, GPU, L, B, P:D
@@ -38,7 +31,16 @@ ROWS = [  # id of the paper's numbers, model, GPU, L, B, P:D
     ("t4_33b_2k", "llama-33b", "a100-80gb", 2048, 5, 63),
     ("t4_33b_3k", "llama-33b", "a100-80gb", 3072, 3, 127),
 ]
-UNITS = {"decode speedup": "x", "throughput gain": "throughput over baseline"}
+# quantity: its unit, its axis, and where its bars begin
+QUANTITIES = {
+    "decode speedup": ("x", "baseline's time / sarathi's", 0),
+    "throughput gain": ("throughput over baseline", "throughput / baseline's", 1),
+}
+LOOK = {  # colour, hatch, place beside the tick
+    "paper": (look.COLOURS["sky"], "//", -0.2),
+    "predicted": (look.COLOURS["blue"], "", 0.2),
+    "measured": (look.COLOURS["green"], "..", 0.0),
+}
 
 
 def name(quantity: str, model: str, batch_size: int, ratio: float) -> str:
@@ -48,110 +50,83 @@ def name(quantity: str, model: str, batch_size: int, ratio: float) -> str:
 def predict(quick: bool) -> list[Point]:
     points = []
     for _, model, gpu, length, batch_size, ratio in ROWS:
-        values = {
-            "decode speedup": predicted_speedup(model, gpu, length, batch_size, CHUNK_SIZE),
-            "throughput gain": predicted_gain(
-                Workload(length, batch_size, ratio), "sarathi", CHUNK_SIZE, model, gpu
-            ),
-        }
-        for quantity, y in values.items():
-            what = (name(quantity, model, batch_size, ratio), length, "L", y, UNITS[quantity])
-            points.append(Point("table4", *what, "predicted", model, gpu))
+        record, work = Record("table4", model, gpu), Workload(length, batch_size, ratio)
+        numbers = (
+            predicted_speedup(model, gpu, length, batch_size, CHUNK_SIZE),
+            predicted_gain(work, "sarathi", CHUNK_SIZE, model, gpu),
+        )
+        for (quantity, (unit, *_)), y in zip(QUANTITIES.items(), numbers, strict=True):
+            record.add(name(quantity, model, batch_size, ratio), y, unit, length, "L")
+        points += record
     # why chunks of 256 suffer more on an A100 (Sec 5.1.2)
-    for model, gpu in dict.fromkeys((model, gpu) for _, model, gpu, *_ in ROWS):
-        balance = GPUS[gpu].peak / GPUS[gpu].bandwidth
-        what = (f"FLOP to bandwidth ratio, {gpu}", 0, "", balance, "FLOP/B")
-        points.append(Point("table4", *what, "predicted", model, gpu))
+    for model, gpu in (("llama-13b", "a6000"), ("llama-33b", "a100-80gb")):
+        record, ratio = Record("table4", model, gpu), GPUS[gpu].peak / GPUS[gpu].bandwidth
+        record.add(f"FLOP to bandwidth ratio, {gpu}", ratio, "FLOP/B")
+        points += record
     return points
 
 
-def measure(llm: "LLM", scale: Scale) -> list[Point]:
+def measure(llm: "measuring.LLM", scale: Scale) -> list[Point]:
     """At the balance of C and B, where the gain is largest."""
-    (batch_size,), (chunk_size,), points = scale.batch_sizes, scale.chunk_sizes, []
+    record = Record("table4", *measuring.measured_on(llm))
+    (batch_size,), (chunk_size,) = scale.batch_sizes, scale.chunk_sizes
     ratio = balance(chunk_size, batch_size)
     for length in scale.lengths:
-        run = Run(Workload(length, batch_size, ratio), "sarathi", chunk_size)
-        seconds = [
-            r.seconds
-            for r in time_batches(llm, batches(length, batch_size, chunk_size), 3 * scale.repeats)
-        ]
-        values = {
-            "decode speedup": speedup(seconds, batch_size),
-            "throughput gain": measured_gains(llm, [run], scale.repeats)[run][0],
-        }
-        for quantity, y in values.items():
+        shapes = batches(length, batch_size, chunk_size)
+        times = measuring.time_batches(llm, shapes, 3 * scale.repeats)
+        run = measuring.Run(Workload(length, batch_size, ratio), "sarathi", chunk_size)
+        gain, _, _ = measuring.measured_gains(llm, [run], scale.repeats)[run]
+        numbers = (speedup([result.seconds for result in times], batch_size), gain)
+        for (quantity, (unit, *_)), y in zip(QUANTITIES.items(), numbers, strict=True):
             series = f"{name(quantity, llm.config.name, batch_size, ratio)} C={chunk_size}"
-            points.append(
-                Point("table4", series, length, "L", y, UNITS[quantity], *measured_on(llm))
-            )
-    return points
+            record.add(series, y, unit, length, "L")
+    return record
+
+
+def group(point: Point) -> str:
+    """What stands below the bars of a point: paper and predicted stand side by side."""
+    hardware = "measured" if point.source == "measured" else point.hardware
+    return f"L = {point.x:g}\n{point.model}\n{hardware}"
+
+
+def draw_panel(axes: plt.Axes, points: list[Point], quantity: str) -> None:
+    _, label, base = QUANTITIES[quantity]
+    points = [point for point in points if point.series.startswith(quantity)]
+    groups = list(dict.fromkeys(group(point) for point in points))
+    for source in ("paper", *look.sources(points)):
+        colour, hatch, shift = LOOK[source]
+        bars = [point for point in points if point.source == source]
+        places = [groups.index(group(point)) + shift for point in bars]
+        style = {"color": colour, "hatch": hatch, "edgecolor": "black", "label": source}
+        drawn = axes.bar(places, [point.y - base for point in bars], 0.36, base, **style)
+        axes.bar_label(drawn, [f"{point.y:.2f}" for point in bars], fontsize=12, padding=2)
+    axes.set_xticks(range(len(groups)), groups, fontsize=11)
+    axes.set(title=quantity, ylabel=label)
+    axes.grid(axis="x", visible=False)
 
 
 def draw(points: list[Point]) -> plt.Figure:
-    """Decode speedup on the left, throughput gain on the right.
-
-    Paper and predicted stand side by side, measured in bars of their own.
-    """
-    measured = curves(points, "measured")
-    figure, panels = plt.subplots(1, 2, figsize=(18 if measured else 15, 6.5), layout="constrained")
-    look = {
-        "paper": (COLOURS["sky"], "//", -0.2),
-        "predicted": (COLOURS["blue"], "", 0.2),
-        "measured": (COLOURS["green"], "..", 0.0),
-    }
-    for axes, quantity in zip(panels, UNITS, strict=True):
-        groups: dict[tuple, str] = {}
-        for source, (colour, hatch, shift) in look.items():
-            found = {s: c for s, c in curves(points, source).items() if s.startswith(quantity)}
-            bars = [point for curve in found.values() for point in curve]
-            for point in bars:
-                model = point.model
-                hardware = (
-                    point.hardware if point.hardware in ("a6000", "a100-80gb") else "measured"
-                )
-                groups.setdefault(
-                    (model, hardware, point.x), f"L = {point.x:g}\n{model}\n{hardware}"
-                )
-            places = [
-                list(groups).index(
-                    (point.model, point.hardware if source != "measured" else "measured", point.x)
-                )
-                + shift
-                for point in bars
-            ]
-            if not bars:
-                continue
-            base = 0 if quantity == "decode speedup" else 1
-            style = {"color": colour, "hatch": hatch, "edgecolor": "black"}
-            drawn = axes.bar(
-                places, [point.y - base for point in bars], 0.36, base, label=source, **style
-            )
-            axes.bar_label(drawn, [f"{point.y:.2f}" for point in bars], fontsize=12, padding=2)
-        axes.set_xticks(range(len(groups)), groups.values(), fontsize=11)
-        axes.set(
-            title=quantity,
-            ylabel=(
-                "baseline's time / sarathi's"
-                if quantity == "decode speedup"
-                else "throughput / baseline's"
-            ),
-        )
-        axes.grid(axis="x", visible=False)
+    """Decode speedup on the left, throughput gain on the right."""
+    measured = newest_measured(points)
+    points = [point for point in points if point.source != "measured"] + measured
+    figure, [grid] = look.panels(1, 2, 9 if measured else 7.5, 6.5)
+    for axes, quantity in zip(grid, QUANTITIES, strict=True):
+        draw_panel(axes, points, quantity)
     gains = [point.y for point in points if point.series.startswith("throughput")]
-    panels[1].axhline(1, color="black", linewidth=1)
+    grid[1].axhline(1, color="black", linewidth=1)
     # bars grow from 1, the baseline
-    panels[1].set_ylim(min(1, min(gains) - 0.04), max(gains) + 0.04)
-    panels[0].set_ylim(top=1.2 * panels[0].dataLim.ymax)
-    panels[0].legend(loc="upper center", ncols=3)
+    grid[1].set_ylim(min(1, min(gains) - 0.04), max(gains) + 0.04)
+    grid[0].set_ylim(top=1.2 * grid[0].dataLim.ymax)
+    grid[0].legend(loc="upper center", ncols=3)
     heading = (
         "SARATHI Table 4: decode speedup and throughput gain; paper and predicted: C = 256, at L, B"
         " and P:D of the paper"
     )
     if measured:
         # of "decode speedup, MODEL B=8 P:D=35.6 C=256"
-        shape = next(iter(measured)).split(" B=")[1]
-        heading += f"\n{measured_title(points).replace(chr(10), ' on ')}, B={shape}"
-    figure.suptitle(heading, fontsize=18)
+        shape = measured[0].series.split(" B=")[1]
+        heading += "\n" + look.measured_title(points).replace("\n", " on ") + f", B={shape}"
+    figure.suptitle(heading)
     return figure
 
 
@@ -174,10 +149,7 @@ FIGURE = Figure(
     quick_scale=Scale(lengths=(64,), batch_sizes=(3,), chunk_sizes=(16,), repeats=1),
 )
 
-
-def main() -> None:
-    run_figure(FIGURE)
-
+main = FIGURE.main
 
 if __name__ == "__main__":
-    run_main(main)
+    main()

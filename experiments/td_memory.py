@@ -15,9 +15,9 @@ overflow at some later decode step (pipeline/phases.py). Four ways to look ahead
 
 Where the memory runs out while decoding, the newest request is preempted and prefills again.
 
-The last panel compares the peak at the points with the true one, over every single decode step, of
-requests drawn at random: all fresh from their prefill, or all in the midst of their output. A
-negative miss is an overestimate. In TD-Pipe a prompt must also fit beside what is in use now: so
+The last panel compares the peak at the points with the true one, over every single decode step. Its
+requests are drawn at random: all fresh from their prefill, or all in the midst of their output. A
+negative miss is an overestimate. In TD-Pipe a prompt must also fit beside what is in use now. So
 the miss counts again with a peak of at least that.
 
 The paper states no number for Fig 12. It says that the memory is full for short times only.
@@ -25,25 +25,20 @@ The paper states no number for Fig 12. It says that the memory is full for short
 
 import random
 import statistics
-from functools import partial
+from itertools import product
 
 import matplotlib.pyplot as plt
 
 from cli import run_main
 from experiments.lib import td
-from experiments.lib.common import (
-    Point,
-    make_directory,
-    make_parser,
-    paper_numbers,
-    print_table,
-    progress,
-    write_csv,
-)
-from experiments.lib.look import COLOURS, save_figure, use_style
+from experiments.lib.common import Point, paper_numbers, print_table, progress
+from experiments.lib.figure import finish
+from experiments.lib.flags import start
+from experiments.lib.look import COLOURS
 from pipeline.phases import POINTS, LookAhead, Rules
 from pipeline.predictors import Classes
 
+NAME = "td_memory"
 NODE = td.NODES["A100 + 70B"]
 ACCURACY = 0.55
 GROUPS = 100  # random sets of requests whose peak is compared
@@ -54,13 +49,12 @@ AHEAD = {  # points, and whether the steps between them count
     "artefact's points": ("artefact", False),
 }
 FULL = (95, 99)  # %
+EVERY = 10  # one in so many rows of the history is kept, that the file stays small
 FRESH, MIDST = "fresh", "midst"
 STATES = {FRESH: COLOURS["sky"], MIDST: COLOURS["vermilion"]}
 MEANS = {"the points alone": "o", "and what is in use now": "D"}
-prediction = partial(
-    Point, "td_memory", source="predicted", model=NODE.model, hardware=NODE.hardware
-)
 History = list[tuple[float, float, str]]  # s, % of the memory in use, phase
+Misses = dict[tuple[str, str, str], list[float]]  # look-ahead, state, means: of each group
 
 
 def rules(lengths: td.Lengths) -> dict[str, Rules]:
@@ -79,14 +73,13 @@ def filling(run: td.Run) -> History:
 
 
 def summary(run: td.Run) -> dict[str, tuple[float, str]]:
-    history = filling(run)
-    ends = [s for s, _, _ in history[1:]] + [run.trace.end]
+    history, end = filling(run), run.trace.end
+    ends = [s for s, _, _ in history[1:]] + [end]
     found = {}
     for least in FULL:
-        above = sum(
-            end - s for (s, used, _), end in zip(history, ends, strict=True) if used > least
-        )
-        found[f"time above {least} %"] = (100 * above / run.trace.end, "%")
+        rows = zip(history, ends, strict=True)
+        above = sum(until - s for (s, used, _), until in rows if used > least)
+        found[f"time above {least} %"] = (100 * above / end, "%")
     return found | {
         "most in use": (max(used for _, used, _ in history), "%"),
         "phases": (run.phases, ""),
@@ -95,14 +88,11 @@ def summary(run: td.Run) -> dict[str, tuple[float, str]]:
     }
 
 
-Misses = dict[tuple[str, str, str], list[float]]  # look-ahead, state, means: of each group
-
-
 def misses(lengths: td.Lengths, groups: int) -> Misses:
     """% of the true peak that each look-ahead misses."""
     draw, found = random.Random(0), {}
     every = range(1, max(output for _, output in lengths) + 1)
-    for state in [state for state in STATES for _ in range(groups)]:
+    for state, _ in product(STATES, range(groups)):
         kinds = {name: LookAhead(POINTS[points], b) for name, (points, b) in AHEAD.items()}
         true, now = LookAhead(every, between=False), 0
         for prompt, output in draw.choices(lengths, k=SIZE):
@@ -117,27 +107,17 @@ def misses(lengths: td.Lengths, groups: int) -> Misses:
     return found
 
 
-def points(runs: dict[str, td.Run], missed: Misses, every: int = 10) -> list[Point]:
-    """every: one in so many rows of the history is kept, that the file stays small."""
-    rows = []
+def points_of(runs: dict[str, td.Run], missed: Misses) -> list[Point]:
+    record = NODE.record(NAME)
     for name, run in runs.items():
         for what, (value, unit) in summary(run).items():
-            rows.append(prediction(f"{name}: {what}", 0, "", value, unit))
-        for s, used, phase in filling(run)[::every]:
-            rows.append(prediction(f"{name}: in use, {phase}", s, "s", used, "%"))
+            record.add(f"{name}: {what}", value, unit)
+        for s, used, phase in filling(run)[::EVERY]:
+            record.add(f"{name}: in use, {phase}", used, "%", s, "s")
     for key, values in missed.items():
         for what, value in (("median", statistics.median(values)), ("largest", max(values))):
-            rows.append(prediction(f"miss of {', '.join(key)}: {what}", 0, "", value, "%"))
-    return rows
-
-
-def draw_history(axes: plt.Axes, history: History, end: float) -> None:
-    """Bars from 0, as in the paper; one colour for each phase."""
-    starts = [s for s, _, _ in history]
-    for phase, colour in td.PHASES.items():
-        tops = [used if kind == phase else 0 for _, used, kind in history]
-        axes.fill_between([*starts, end], [*tops, 0], step="post", color=colour, label=phase)
-    axes.axhline(100, color="black", linewidth=1.5, label="capacity")
+            record.add(f"miss of {', '.join(key)}: {what}", value, "%")
+    return record
 
 
 def draw(runs: dict[str, td.Run], missed: Misses, count: int) -> plt.Figure:
@@ -145,7 +125,7 @@ def draw(runs: dict[str, td.Run], missed: Misses, count: int) -> plt.Figure:
     top, bottom = figure.subfigures(2, 1, height_ratios=[4, 1.3])
     panels = top.subplots(len(runs), 1, sharex=True, sharey=True)
     for letter, axes, (name, run) in zip("abcd", panels, runs.items(), strict=True):
-        draw_history(axes, filling(run), run.trace.end)
+        draw_history(axes, run)
         values = {what: value for what, (value, _) in summary(run).items()}
         axes.set_title(
             f"({letter}) {name}: above 95 % for {values['time above 95 %']:.0f} % of the time,"
@@ -163,6 +143,16 @@ def draw(runs: dict[str, td.Run], missed: Misses, count: int) -> plt.Figure:
         fontsize=20,
     )
     return figure
+
+
+def draw_history(axes: plt.Axes, run: td.Run) -> None:
+    """Bars from 0, as in the paper; one colour for each phase."""
+    history = filling(run)
+    times = [*(s for s, _, _ in history), run.trace.end]
+    for phase, colour in td.PHASES.items():
+        tops = [used if kind == phase else 0 for _, used, kind in history]
+        axes.fill_between(times, [*tops, 0], step="post", color=colour, label=phase)
+    axes.axhline(100, color="black", linewidth=1.5, label="capacity")
 
 
 def draw_misses(axes: plt.Axes, missed: Misses) -> None:
@@ -185,36 +175,32 @@ def draw_misses(axes: plt.Axes, missed: Misses) -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
 
 
+def print_tables(runs: dict[str, td.Run], missed: Misses, groups: int) -> None:
+    rows = {name: [f"{y:.4g}" for y, _ in summary(run).values()] for name, run in runs.items()}
+    header = ["look-ahead", *summary(runs["all steps"])]
+    print_table(header, [[name, *cells] for name, cells in rows.items()])
+    rows = [
+        [*key, *[f"{y:.2f}" for y in (statistics.median(values), max(values), min(values))]]
+        for key, values in missed.items()
+    ]
+    title = f"% of the true peak that is missed, {groups} groups of {SIZE} requests each"
+    header = ["look-ahead", "requests", "counted", "median", "most", "least"]
+    print_table(header, sorted(rows), title)
+
+
 def main() -> None:
-    options = make_parser(__doc__).parse_args()
-    make_directory(options.out, "td_memory", force=options.force)
+    options = start(NAME, __doc__)
     numbers = paper_numbers()
     assert numbers["td_pred_acc_low"] < ACCURACY < numbers["td_pred_acc_high"]
-    count = 1200 if options.quick else td.COUNT
+    count, groups = (1200, 3) if options.quick else (td.COUNT, GROUPS)
+    print(f"\n{count} requests; {NODE.cache_tokens} tokens fit\n")
     lengths = td.azure(count)
-    runs = {
-        name: td.run(NODE, "TD-Pipe", lengths, rules=each)
-        for name, each in progress(rules(lengths).items(), "runs")
-    }
-    missed = misses(lengths, 3 if options.quick else GROUPS)
-    print(f"{__doc__.splitlines()[0]}\n\n{count} requests; {NODE.cache_tokens} tokens fit\n")
-    header = ["look-ahead", *summary(runs["all steps"])]
-    rows = [
-        [name, *[f"{value:.4g}" for value, _ in summary(run).values()]]
-        for name, run in runs.items()
-    ]
-    print_table(header, rows)
-    groups = len(next(iter(missed.values())))
-    print(f"\n% of the true peak that is missed, {groups} groups of {SIZE} requests each\n")
-    rows = [
-        [*key, *[f"{value:.2f}" for value in (statistics.median(each), max(each), min(each))]]
-        for key, each in missed.items()
-    ]
-    print_table(["look-ahead", "requests", "counted", "median", "most", "least"], sorted(rows))
-    write_csv(options.out / "td_memory.csv", points(runs, missed), td.SOFTWARE)
-    use_style()
-    save_figure(draw(runs, missed, count), options.out / "td_memory.png")
-    print(f"\nwrote {options.out / 'td_memory'}.png and .csv")
+    kinds = progress(rules(lengths).items(), "runs")
+    runs = {name: td.run(NODE, "TD-Pipe", lengths, rules=each) for name, each in kinds}
+    missed = misses(lengths, groups)
+    print_tables(runs, missed, groups)
+    points = points_of(runs, missed)
+    finish(options, NAME, points, lambda: draw(runs, missed, count), td.SOFTWARE)
 
 
 if __name__ == "__main__":

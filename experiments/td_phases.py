@@ -12,7 +12,6 @@ preemption count as work.
 The paper draws both figures and states no number for them.
 """
 
-from functools import partial
 from itertools import pairwise
 
 import matplotlib.pyplot as plt
@@ -20,19 +19,15 @@ import numpy as np
 
 from cli import run_main
 from experiments.lib import td
-from experiments.lib.common import (
-    Point,
-    make_directory,
-    make_parser,
-    print_table,
-    progress,
-    write_csv,
-)
-from experiments.lib.look import COLOURS, save_figure, use_style
+from experiments.lib.common import Point, print_table, progress
+from experiments.lib.figure import finish
+from experiments.lib.flags import start
+from experiments.lib.look import COLOURS, stacked_bars
 from pictures.gantt import STAGE_LOOKS, draw_stages, legend_handles
 from pictures.lanes import stage_lanes
 from pipeline import BUBBLES, IDLE, PipelineTrace
 
+NAME = "td_phases"
 DRAWN = "L20 + 13B"  # the node of the windows
 SYSTEMS = ("PP+SB", "PP+HB", "TD-Pipe")
 WINDOW = 1.8  # s
@@ -49,6 +44,7 @@ CAUSES = {  # colour and hatch of the account; busy first
     "drain": ("#FFFFFF", "||"),
     "starved": ("#FFFFFF", "oo"),
 }
+Runs = dict[str, dict[str, td.Run]]  # by node and system
 
 
 def shares(trace: PipelineTrace) -> dict[str, float]:
@@ -82,25 +78,36 @@ def switch(trace: PipelineTrace) -> float:
     )
 
 
-def points(node: td.Node, runs: dict[str, td.Run]) -> list[Point]:
-    point = partial(
-        Point, "td_phases", source="predicted", model=node.model, hardware=node.hardware
-    )
+def points_of(runs: Runs) -> list[Point]:
+    points = []
+    for node, systems in runs.items():
+        record = td.NODES[node].record(NAME)
+        for system, run in systems.items():
+            name = f"{system}, {node}"
+            for cause, share in shares(run.trace).items():
+                record.add(f"{name}, {cause}", share, "%")
+            record.add(f"{name}, bubbles", 100 * run.trace.bubble_share, "%")
+            record.add(f"{name}, throughput", run.throughput, "tokens/s")
+            if run.trace.steps is not None:
+                for x, y in utilisation(run.trace):
+                    record.add(f"{name}, utilisation", y, "%", x, "s")
+        points += record
+    return points
+
+
+def print_shares(runs: Runs, count: int) -> None:
     rows = []
-    for system, run in runs.items():
-        name = f"{system}, {node.name}"
-        for cause, share in shares(run.trace).items():
-            rows.append(point(f"{name}, {cause}", 0, "", share, "%"))
-        bubbles = 100 * run.trace.bubble_share
-        rows.append(point(f"{name}, bubbles", 0, "", bubbles, "%"))
-        rows.append(point(f"{name}, throughput", 0, "", run.throughput, "tokens/s"))
-        if run.trace.steps is not None:
-            curve = utilisation(run.trace)
-            rows += [point(f"{name}, utilisation", x, "s", y, "%") for x, y in curve]
-    return rows
+    for node, systems in runs.items():
+        for system, run in systems.items():
+            numbers = [*shares(run.trace).values(), 100 * run.trace.bubble_share]
+            cells = [f"{share:.1f}" for share in numbers]
+            rows.append([node, system, *cells, f"{run.throughput:.0f}", run.recomputed])
+    header = ["node", "system", *CAUSES, "bubbles", "output tokens/s", "preemptions"]
+    print_table(header, rows, f"% of all stages' time, {count} requests, predicted")
+    print(f"\nbubbles: {', '.join(BUBBLES)}")
 
 
-def draw(runs: dict[str, dict[str, td.Run]], count: int) -> plt.Figure:
+def draw(runs: Runs, count: int) -> plt.Figure:
     """Three windows; below them utilisation over time, and the account of every run."""
     figure = plt.figure(figsize=(19, 19), layout="constrained")
     top, bottom = figure.subfigures(2, 1, height_ratios=[3, 2])
@@ -130,62 +137,34 @@ def draw(runs: dict[str, dict[str, td.Run]], count: int) -> plt.Figure:
     return figure
 
 
-def draw_accounts(axes: plt.Axes, runs: dict[str, dict[str, td.Run]]) -> None:
+def draw_accounts(axes: plt.Axes, runs: Runs) -> None:
     """Stacked bars, from 50 % on: below that all is work."""
-    places, labels, stacks = [], [], []
-    for number, (name, systems) in enumerate(runs.items()):
-        for offset, (system, run) in enumerate(systems.items()):
-            places.append(number * (len(SYSTEMS) + 1) + offset)
-            labels.append(system)
-            stacks.append(shares(run.trace))
-        axes.text(places[-2], 101, name, ha="center")
-    below = np.zeros(len(places))
-    for cause, (colour, hatch) in CAUSES.items():
-        heights = np.array([stack[cause] for stack in stacks])
-        if heights.max() > 0.05:
-            axes.bar(
-                places, heights, 0.85, below, color=colour, hatch=hatch, edgecolor="black",
-                linewidth=0.6, label=cause,
-            )  # fmt: skip
-        below += heights
-    for place, stack in zip(places, stacks, strict=True):
-        axes.text(place, 53, f"{stack['busy']:.0f}", ha="center", fontsize=12)
-    axes.set_xticks(places, labels, rotation=60)
+    bars = {}  # by place
+    for number, (node, systems) in enumerate(runs.items()):
+        first = number * (len(SYSTEMS) + 1)
+        bars |= {first + offset: shares(systems[name].trace) for offset, name in enumerate(SYSTEMS)}
+        axes.text(first + 1, 101, node, ha="center")
+    parts = {cause: [bar[cause] for bar in bars.values()] for cause in CAUSES}
+    seen = {cause: heights for cause, heights in parts.items() if max(heights) > 0.05}
+    stacked_bars(axes, list(bars), seen, CAUSES, 0.85, linewidth=0.6)
+    for place, bar in bars.items():
+        axes.text(place, 53, f"{bar['busy']:.0f}", ha="center", fontsize=12)
+    axes.set_xticks(list(bars), SYSTEMS * len(runs), rotation=60)
     axes.set(ylim=(50, 105), ylabel="stages' time (%), from 50 % on")
-    axes.grid(visible=False, axis="x")
     axes.set_title("(e) the account of all four nodes", loc="left")
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), reverse=True)
 
 
 def main() -> None:
-    options = make_parser(__doc__).parse_args()
-    make_directory(options.out, "td_phases", force=options.force)
-    count = 700 if options.quick else td.COUNT
+    options = start(NAME, __doc__)
+    count, names = (700, [DRAWN]) if options.quick else (td.COUNT, list(td.NODES))
     lengths = td.azure(count)
-    names = [DRAWN] if options.quick else list(td.NODES)
-    runs = {
-        name: {
-            system: td.run(td.NODES[name], system, lengths, keep=name == DRAWN)
-            for system in SYSTEMS
-        }
-        for name in progress(names, "nodes")
-    }
-    print(f"{__doc__.splitlines()[0]}\n\n% of all stages' time, {count} requests, predicted\n")
-    rows = []
-    for name, systems in runs.items():
-        for system, run in systems.items():
-            cells = [f"{share:.1f}" for share in shares(run.trace).values()]
-            bubbles = f"{100 * run.trace.bubble_share:.1f}"
-            again = str(run.recomputed)
-            rows.append([name, system, *cells, bubbles, f"{run.throughput:.0f}", again])
-    header = ["node", "system", *CAUSES, "bubbles", "output tokens/s", "preemptions"]
-    print_table(header, rows)
-    print(f"\nbubbles: {', '.join(BUBBLES)}")
-    found = [point for name, each in runs.items() for point in points(td.NODES[name], each)]
-    write_csv(options.out / "td_phases.csv", found, td.SOFTWARE)
-    use_style()
-    save_figure(draw(runs, count), options.out / "td_phases.png")
-    print(f"\nwrote {options.out / 'td_phases'}.png and .csv")
+    runs: Runs = {}
+    for name in progress(names, "nodes"):
+        node, keep = td.NODES[name], name == DRAWN
+        runs[name] = {system: td.run(node, system, lengths, keep=keep) for system in SYSTEMS}
+    print_shares(runs, count)
+    finish(options, NAME, points_of(runs), lambda: draw(runs, count), td.SOFTWARE)
 
 
 if __name__ == "__main__":

@@ -19,25 +19,20 @@ large part of a step (13B: no grouped queries), the pool is slower than no steal
 """
 
 import statistics
-from functools import partial
+from itertools import product
 
 import matplotlib.pyplot as plt
 
 from cli import run_main
 from experiments.lib import td
-from experiments.lib.common import (
-    Point,
-    make_directory,
-    make_parser,
-    paper_points,
-    print_table,
-    progress,
-    write_csv,
-)
-from experiments.lib.look import COLOURS, SERIES, save_figure, star, use_style
+from experiments.lib.common import Point, paper_points, print_table, progress, values
+from experiments.lib.figure import finish
+from experiments.lib.flags import start
+from experiments.lib.look import COLOURS, SERIES, STAR, panels
 from pipeline import PipelineTrace, Step
 from pipeline.phases import STEALING, Rules
 
+NAME = "td_stealing"
 COUNT = 1200  # requests
 LONG = 0.9  # share of the requests that have finished when a long decode phase ends
 DRAWN = "L20 + 32B"  # the node whose micro-batches are drawn
@@ -52,8 +47,7 @@ SPREADS = ("requests", "context", "seconds")
 LEAST = 50_000  # tokens: a node with less KV memory is left out, for it switches all the time
 MARKERS = dict(zip(CASES, "o^D", strict=True))
 LOOKS = {"window": COLOURS["green"], "pool": COLOURS["sky"], "off": COLOURS["vermilion"]}
-
-
+WAYS = STEALING[:-1]  # but "off"
 Decode = tuple[Step, int]  # a step, and the context tokens of all its requests
 
 
@@ -104,95 +98,86 @@ def predict(count: int, quick: bool) -> tuple[list[Point], dict[str, list[Step]]
     names, lengths = QUICK if quick else list(td.NODES), td.azure(count)
     cases = [
         (f"{name}, {kind}", td.NODES[name].on(stages), finished)
-        for name in names
-        for kind, (stages, finished) in CASES.items()
+        for name, (kind, (stages, finished)) in product(names, CASES.items())
         if not (quick and stages == 2) and td.NODES[name].on(stages).cache_tokens >= LEAST
     ]
     for case, node, finished in progress(cases, "cases"):
-        point = partial(Point, "td_stealing", x=0, x_unit="", source="predicted")
-        point = partial(point, model=node.model, hardware=node.hardware)
-        speeds = {}
-        for stealing in STEALING:
-            rules = Rules(stealing=stealing, finished=finished)
+        record, speeds = node.record(NAME), {}
+        for way in STEALING:
+            rules = Rules(stealing=way, finished=finished)
             run = td.run(node, "TD-Pipe", lengths, rules=rules, keep=True)
-            speeds[stealing] = run.throughput
+            speeds[way] = run.throughput
             waits = 100 * run.trace.idle["PB3"] / (run.trace.stages * run.trace.seconds)
-            for what, value, unit in (
-                ("throughput", run.throughput, "tokens/s"),
-                *[(f"spread of {name}", y, "x") for name, y in spreads(run.trace).items()],
-                ("PB3", waits, "%"),
-                ("phases", run.phases, ""),
-            ):
-                points.append(point(series=f"{case}, {stealing}: {what}", y=value, y_unit=unit))
-            if case.startswith(DRAWN) and finished and stealing in ("window", "off"):
-                drawn[stealing] = longest_phase(run.trace)
-        for way in STEALING[:-1]:
-            gain = speeds[way] / speeds["off"]
-            points.append(point(series=f"{case}: {way} over off", y=gain, y_unit="x"))
+            record.add(f"{case}, {way}: throughput", run.throughput, "tokens/s")
+            for name, spread in spreads(run.trace).items():
+                record.add(f"{case}, {way}: spread of {name}", spread, "x")
+            record.add(f"{case}, {way}: PB3", waits, "%")
+            record.add(f"{case}, {way}: phases", run.phases, "")
+            if case.startswith(DRAWN) and finished and way in ("window", "off"):
+                drawn[way] = longest_phase(run.trace)
+        for way in WAYS:
+            record.add(f"{case}: {way} over off", speeds[way] / speeds["off"], "x")
+        points += record
     return points, drawn
 
 
 def cases_of(points: list[Point]) -> list[str]:
-    ending = ": window over off"
-    found = [p.series.removesuffix(ending) for p in points if p.series.endswith(ending)]
-    return list(dict.fromkeys(found))
+    series, ending = values(points), ": window over off"
+    return [name.removesuffix(ending) for name in series if name.endswith(ending)]
 
 
 def print_tables(points: list[Point]) -> None:
-    values = {(point.source, point.series): point.y for point in points}
+    found, papers = values(points), values(points, "paper")
     gains, why = [], []
     for case in cases_of(points):
-        found = {way: values["predicted", f"{case}, {way}: throughput"] for way in STEALING}
-        ratios = [values["predicted", f"{case}: {way} over off"] for way in STEALING[:-1]]
-        paper = values.get(("paper", f"{case}: window over off"))
-        cells = [f"{speed:.0f}" for speed in found.values()] + [f"{gain:.3f}" for gain in ratios]
+        cells = [f"{found[f'{case}, {way}: throughput']:.0f}" for way in STEALING]
+        cells += [f"{found[f'{case}: {way} over off']:.3f}" for way in WAYS]
+        paper = papers.get(f"{case}: window over off")
         gains.append([case, *cells, f"{paper:.2f}" if paper else "-"])
         for way in STEALING:
-            found = [values["predicted", f"{case}, {way}: spread of {name}"] for name in SPREADS]
-            bubbles, count = (values["predicted", f"{case}, {way}: {n}"] for n in ("PB3", "phases"))
-            cells = [f"{spread:.3f}" for spread in found]
-            why.append([case, way, *cells, f"{bubbles:.2f} %", f"{count:.0f}"])
-    print("\noutput tokens/s, and ratios\n")
-    print_table(["case", *STEALING, "window/off", "pool/off", "paper"], gains)
-    print("\nthe largest decode micro-batch of a round over the mean one; bubbles; phases\n")
-    print_table(["case", "stealing", *[f"in {name}" for name in SPREADS], "PB3", "phases"], why)
+            cells = [f"{found[f'{case}, {way}: spread of {name}']:.3f}" for name in SPREADS]
+            waits, count = (found[f"{case}, {way}: {what}"] for what in ("PB3", "phases"))
+            why.append([case, way, *cells, f"{waits:.2f} %", f"{count:.0f}"])
+    header = ["case", *STEALING, "window/off", "pool/off", "paper"]
+    print_table(header, gains, "output tokens/s, and ratios")
+    header = ["case", "stealing", *[f"in {name}" for name in SPREADS], "PB3", "phases"]
+    title = "the largest decode micro-batch of a round over the mean one; bubbles; phases"
+    print_table(header, why, title)
 
 
 def draw(points: list[Point], drawn: dict[str, list[Step]]) -> plt.Figure:
-    figure, grid = plt.subplots(2, 2, figsize=(18, 12), layout="constrained")
-    draw_gains(grid[0, 0], points)
-    draw_spreads(grid[0, 1], points)
+    figure, [[gains, sizes], phases] = panels(2, 2, 9, 6)
+    draw_gains(gains, points)
+    draw_spreads(sizes, points)
     top = max(step.num_tokens for steps in drawn.values() for step in steps)
-    for letter, axes, (stealing, steps) in zip("cd", grid[1], drawn.items(), strict=True):
+    for letter, axes, (stealing, steps) in zip("cd", phases, drawn.items(), strict=True):
         for group in range(4):
             own = steps[group::4]
             x = [step.starts[0] - steps[0].starts[0] for step in own]
             style = {"color": SERIES[group][0], "label": f"micro-batch {group}"}
             axes.plot(x, [step.num_tokens for step in own], **style)
         axes.set(xlabel="time since the phase began (s)", ylabel="requests", ylim=(0, 1.05 * top))
-        axes.set_title(
-            f"({letter}) {DRAWN}: one long decode phase; stealing: {stealing}", loc="left"
-        )
-    grid[1, 0].legend(loc="lower left")
+        title = f"({letter}) {DRAWN}: one long decode phase; stealing: {stealing}"
+        axes.set_title(title, loc="left")
+    phases[0].legend(loc="lower left")
     figure.suptitle("TD-Pipe Fig 15: work stealing between decode micro-batches", fontsize=20)
     return figure
 
 
 def draw_gains(axes: plt.Axes, points: list[Point]) -> None:
     """Throughput over that without stealing."""
-    values = {(point.source, point.series): point.y for point in points}
-    cases = cases_of(points)
-    for number, way in enumerate(STEALING[:-1]):
+    found, papers, cases = values(points), values(points, "paper"), cases_of(points)
+    for number, way in enumerate(WAYS):
         places = [place + 0.4 * number - 0.2 for place in range(len(cases))]
-        heights = [values["predicted", f"{case}: {way} over off"] for case in cases]
+        gains = [found[f"{case}: {way} over off"] - 1 for case in cases]
         style = {"color": LOOKS[way], "edgecolor": "black", "label": f"{way} (predicted)"}
-        axes.barh(places, [height - 1 for height in heights], 0.38, left=1, **style)
-    label = "window (paper)"
-    for place, case in enumerate(cases):
-        paper = values.get(("paper", f"{case}: window over off"))
-        if paper:
-            star(axes, paper, place - 0.2, label=label)
-            label = None
+        axes.barh(places, gains, 0.38, left=1, **style)
+    stars = {
+        place - 0.2: papers[f"{case}: window over off"]
+        for place, case in enumerate(cases)
+        if f"{case}: window over off" in papers
+    }
+    axes.plot(list(stars.values()), list(stars), **STAR | {"label": "window (paper)"})
     axes.axvline(1, color="black", linewidth=1.5)
     axes.set_yticks(range(len(cases)), cases)
     axes.invert_yaxis()
@@ -203,13 +188,12 @@ def draw_gains(axes: plt.Axes, points: list[Point]) -> None:
 
 def draw_spreads(axes: plt.Axes, points: list[Point]) -> None:
     """How uneven micro-batches are, in requests and in seconds."""
-    values = {point.series: point.y for point in points if point.source == "predicted"}
-    for case in cases_of(points):
-        for way in STEALING:
-            x, y = (values[f"{case}, {way}: spread of {what}"] for what in ("requests", "seconds"))
-            marker = next(m for kind, m in MARKERS.items() if case.endswith(kind))
-            style = {"color": LOOKS[way], "markeredgecolor": "black", "markersize": 11}
-            axes.plot([x], [y], marker, **style)
+    found = values(points)
+    for case, way in product(cases_of(points), STEALING):
+        x, y = (found[f"{case}, {way}: spread of {what}"] for what in ("requests", "seconds"))
+        marker = next(marker for kind, marker in MARKERS.items() if case.endswith(kind))
+        style = {"color": LOOKS[way], "markeredgecolor": "black", "markersize": 11}
+        axes.plot([x], [y], marker, **style)
     end = axes.get_xlim()[1]
     axes.plot([1, end], [1, end], color="black", linestyle=":")
     for way, colour in LOOKS.items():
@@ -222,17 +206,13 @@ def draw_spreads(axes: plt.Axes, points: list[Point]) -> None:
 
 
 def main() -> None:
-    options = make_parser(__doc__).parse_args()
-    make_directory(options.out, "td_stealing", force=options.force)
+    options = start(NAME, __doc__)
     count = 300 if options.quick else COUNT
+    print(f"\n{count} requests, predicted")
     points, drawn = predict(count, options.quick)
     points += paper_points(PAPER, points)
-    print(f"{__doc__.splitlines()[0]}\n\n{count} requests, predicted")
     print_tables(points)
-    write_csv(options.out / "td_stealing.csv", points, td.SOFTWARE)
-    use_style()
-    save_figure(draw(points, drawn), options.out / "td_stealing.png")
-    print(f"\nwrote {options.out / 'td_stealing'}.png and .csv")
+    finish(options, NAME, points, lambda: draw(points, drawn), td.SOFTWARE)
 
 
 if __name__ == "__main__":

@@ -10,30 +10,24 @@ and states no number.
 
 The rule compares a decode batch with one at its peak. The artefact takes 256 requests for that
 (dotted). Where the memory holds fewer for each of the four micro-batches, no decode batch ever
-comes near the peak, and the pipeline switches again as soon as anybody fits. So our default peak is
-the batch with which the decode phase began.
+comes near the peak. The pipeline then switches again as soon as any request fits. So our default
+peak is the batch with which the decode phase began.
 """
 
 import math
 from dataclasses import replace
-from functools import partial
 
 import matplotlib.pyplot as plt
 
 from cli import run_main
 from experiments.lib import td
-from experiments.lib.common import (
-    Point,
-    curves,
-    make_directory,
-    make_parser,
-    print_table,
-    progress,
-    write_csv,
-)
-from experiments.lib.look import COLOURS, plot_points, save_figure, use_style
+from experiments.lib.common import Point, curves, print_table, progress
+from experiments.lib.figure import finish
+from experiments.lib.flags import start
+from experiments.lib.look import COLOURS, panels, plot_points
 from pipeline.phases import Rules
 
+NAME = "td_switches"
 COUNT = 1500  # requests
 OCCUPIED = (0.3, 0.6, 0.8, 0.9, 1.0)
 FINISHED = (0.05, 0.1, 0.3, 0.5, 0.9)
@@ -46,13 +40,6 @@ RULE, ARTEFACT = "rule", f"rule, peak of {PEAK}"
 WHAT = {"throughput": "tokens/s", "phases": "", "phase switch": "%", "preemptions": ""}
 
 
-def seen(run: td.Run) -> dict[str, float]:
-    """WHAT of a run; bubbles of phase switches in % of the stages' time."""
-    trace = run.trace
-    share = 100 * trace.idle["phase switch"] / (trace.stages * trace.seconds)
-    return dict(zip(WHAT, (run.throughput, run.phases, share, run.recomputed), strict=True))
-
-
 def settings(quick: bool) -> list[tuple[str, float, str, Rules]]:
     """(series, x, unit of x, rules) of each run."""
     found = [(RULE, 0, "", Rules()), (ARTEFACT, 0, "", Rules(peak_rows=PEAK))]
@@ -63,22 +50,18 @@ def settings(quick: bool) -> list[tuple[str, float, str, Rules]]:
 
 
 def predict(quick: bool, count: int) -> list[Point]:
+    """WHAT of each run; bubbles of phase switches in % of the stages' time."""
     lengths, points = td.azure(count), []
     names = ["L20 + 13B"] if quick else list(td.NODES)
     jobs = [(td.NODES[name], *each) for name in names for each in settings(quick)]
-    for node, series, x, unit, rules in progress(jobs, "runs"):
-        run = td.run(node, "TD-Pipe", lengths, rules=rules)
-        point = partial(
-            Point, "td_switches", source="predicted", model=node.model, hardware=node.hardware
-        )
-        for what, value in seen(run).items():
-            points.append(point(f"{node.name}, {series}: {what}", x, unit, value, WHAT[what]))
+    for node, series, x, x_unit, rules in progress(jobs, "runs"):
+        run, record = td.run(node, "TD-Pipe", lengths, rules=rules), node.record(NAME)
+        share = 100 * run.trace.idle["phase switch"] / (run.trace.stages * run.trace.seconds)
+        numbers = (run.throughput, run.phases, share, run.recomputed)
+        for (what, unit), y in zip(WHAT.items(), numbers, strict=True):
+            record.add(f"{node.name}, {series}: {what}", y, unit, x, x_unit)
+        points += record
     return points
-
-
-def of_run(points: list[Point], node: str, series: str, what: str) -> list[Point]:
-    """The values of one series, in order of the threshold."""
-    return curves(points, "predicted")[f"{node}, {series}: {what}"]
 
 
 def nodes(points: list[Point]) -> list[str]:
@@ -87,29 +70,28 @@ def nodes(points: list[Point]) -> list[str]:
 
 def print_tables(points: list[Point]) -> None:
     """The best threshold of each kind beside the rule; and what the artefact's peak does."""
-    best, peaks = [], []
+    found, best, peaks = curves(points, "predicted"), [], []
     for node in nodes(points):
-        (rule,) = of_run(points, node, RULE, "throughput")
+        (rule,) = found[f"{node}, {RULE}: throughput"]
         for _, name, _ in THRESHOLDS.values():
-            tops = of_run(points, node, f"fixed {name}", "throughput")
+            tops = found[f"{node}, fixed {name}: throughput"]
             top = max(tops, key=lambda point: point.y)
-            again = of_run(points, node, f"fixed {name}", "preemptions")[tops.index(top)].y
-            ratio = f"{100 * (rule.y / top.y - 1):+.1f} %"
+            again = found[f"{node}, fixed {name}: preemptions"][tops.index(top)].y
             row = [node, name, f"{top.x:g} %", f"{top.y:.0f}", f"{again:.0f}", f"{rule.y:.0f}"]
-            best.append([*row, ratio])
-        room = math.floor(tokens_each(node))
+            best.append([*row, f"{100 * (rule.y / top.y - 1):+.1f} %"])
         for series in (RULE, ARTEFACT):
-            cells = [of_run(points, node, series, what)[0].y for what in WHAT]
+            cells = [found[f"{node}, {series}: {what}"][0].y for what in WHAT]
+            room = math.floor(requests_that_fit(node))
             peaks.append([node, room, series, *[f"{y:.4g}" for y in cells]])
-    print("\nthe rule, beside the best fixed threshold; throughput in output tokens/s\n")
+    title = "the rule, beside the best fixed threshold; throughput in output tokens/s"
     header = ["node", "threshold", "best", "throughput", "preemptions", "rule", "rule over best"]
-    print_table(header, best)
-    print("\nthe peak of spatial intensity: of the phase's first batch, or a fixed one\n")
+    print_table(header, best, title)
+    title = "the peak of spatial intensity: of the phase's first batch, or a fixed one"
     header = ["node", "fit a micro-batch", "rule", "tokens/s", "phases", "switch bubbles, %"]
-    print_table([*header, "preemptions"], peaks)
+    print_table([*header, "preemptions"], peaks, title)
 
 
-def tokens_each(node: str) -> float:
+def requests_that_fit(node: str) -> float:
     """Requests of mean length that the memory holds for each micro-batch."""
     lengths = td.azure()
     mean = sum(prompt + output for prompt, output in lengths) / len(lengths)
@@ -118,16 +100,14 @@ def tokens_each(node: str) -> float:
 
 def draw(points: list[Point]) -> plt.Figure:
     """Throughput over the threshold, in % of that with both rules."""
-    names = nodes(points)
-    figure, grid = plt.subplots(
-        2, len(names), figsize=(5.3 * len(names) + 1, 11), layout="constrained", sharey=True,
-        squeeze=False,
-    )  # fmt: skip
+    found, names = curves(points, "predicted"), nodes(points)
+    figure, grid = panels(2, len(names), 5.3 + 1 / len(names), 5.5, sharey=True)
     for row, (_, name, label) in zip(grid, THRESHOLDS.values(), strict=True):
         for axes, node in zip(row, names, strict=True):
-            (rule,) = of_run(points, node, RULE, "throughput")
-            (fixed,) = of_run(points, node, ARTEFACT, "throughput")
-            curve = of_run(points, node, f"fixed {name}", "throughput")
+            (rule,), (fixed,), curve = (
+                found[f"{node}, {series}: throughput"]
+                for series in (RULE, ARTEFACT, f"fixed {name}")
+            )
             relative = [replace(point, y=100 * point.y / rule.y) for point in curve]
             axes.axhline(100, color=td.LOOKS["TD-Pipe"], linestyle="--", label="TD-Pipe's rules")
             style = {"color": COLOURS["black"], "linestyle": ":"}
@@ -145,16 +125,12 @@ def draw(points: list[Point]) -> plt.Figure:
 
 
 def main() -> None:
-    options = make_parser(__doc__).parse_args()
-    make_directory(options.out, "td_switches", force=options.force)
+    options = start(NAME, __doc__)
     count = 1000 if options.quick else COUNT
+    print(f"\n{count} requests, predicted")
     points = predict(options.quick, count)
-    print(f"{__doc__.splitlines()[0]}\n\n{count} requests, predicted")
     print_tables(points)
-    write_csv(options.out / "td_switches.csv", points, td.SOFTWARE)
-    use_style()
-    save_figure(draw(points), options.out / "td_switches.png")
-    print(f"\nwrote {options.out / 'td_switches'}.png and .csv")
+    finish(options, NAME, points, lambda: draw(points), td.SOFTWARE)
 
 
 if __name__ == "__main__":

@@ -9,55 +9,40 @@ Random workloads run on a real pipeline of two processes, and the same ones are 
     python experiments/validate_pipeline.py --td-pipe --calibration results/calibration-stage.json
         the same workloads under TD-Pipe, sarathi, sarathi_serve and vllm_v0
 
-The calibration is of the whole model in one process; a stage is predicted to take its share of the
-layers, the last one the head as well (`pipeline.StageCosts`). The way between stages is measured in
-a first run that counts for nothing. Predictions are made from these two alone. Workloads run in
-turn, several times over; medians are compared.
+The calibration is of the whole model in one process. A stage is predicted to take its share of the
+layers, and the last one the head as well (`pipeline.StageCosts`). A first run, which does not
+count, measures the way between stages. Predictions are made from these two alone. Workloads run in
+turn, several times; medians are compared.
 
-The two stages share the memory, and whatever else a machine has but once. A calibration of one
-process does not know what one costs the other. The `alone` column is the same prediction, made
-slower or faster by how much the real stages' work took against the predicted work. It says how well
-the clock and the schedules agree when costs are right. It is shown to tell the two apart, and is
-not the result.
+The two stages share the memory, and all else that a machine has only once. A calibration of one
+process does not know what one stage costs the other. The `alone` column is the same prediction with
+all costs scaled: by the measured work of the stages over the predicted work. It says how well clock
+and schedules agree when costs are right. It is shown to tell the two apart, and is not the result.
 """
 
 import json
 import os
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 import matplotlib.pyplot as plt
 
+import pipeline
 from batch import Request
 from cli import run_main
 from configs import UserError
 from experiments.lib.calibration import CalibratedModel, Calibration
-from experiments.lib.common import (
-    ROOT,
-    Point,
-    make_directory,
-    make_parser,
-    positive,
-    print_table,
-    write_csv,
-)
-from experiments.lib.look import SERIES, save_figure, use_style
-from experiments.lib.measuring import this_machine
-from pipeline import (
-    Hop,
-    PipelineTrace,
-    StageCosts,
-    even_layers,
-    make_micro_batches,
-    run_pipeline,
-    seconds_of_rows,
-)
+from experiments.lib.common import ROOT, Point, Record, make_directory, print_table, values_at
+from experiments.lib.figure import finish
+from experiments.lib.flags import Flag, make_parser, parse
+from experiments.lib.look import panels
+from experiments.lib.validation import draw_agreement, draw_lengths
 from scheduler import POLICIES
 
 STAGES, BATCH_SIZE, CHUNK_SIZE = 2, 3, 128
@@ -65,6 +50,16 @@ REQUESTS, PROMPTS, OUTPUTS = (5, 8), (32, 400), (4, 24)
 # With --td-pipe: more requests than slots, so that TD-Pipe has several phases.
 COMPARED, MANY_REQUESTS = ("td_pipe", "sarathi", "sarathi_serve", "vllm_v0"), (14, 20)
 TARGET_TIME, TARGET_SHARE = 10.0, 5.0  # %, points: medians that we set out to reach
+FLAGS = {
+    "calibration": Flag("of this machine", ROOT / "results" / "calibration-stage.json"),
+    "workloads": Flag("how many", 8, 2),
+    "repeats": Flag("runs of each workload, whose median counts", 3, 1),
+    "seed": Flag("of the draw", 0),
+    "td_pipe": Flag(
+        f"each workload under {', '.join(COMPARED)} (writes validate_td_pipe)",
+        options={"action": "store_true"},
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -98,53 +93,46 @@ class Row:
         return 100 * (self.predicted[1] - self.measured[1])
 
 
-def draw_lengths(dice: random.Random, requests: tuple[int, int]) -> tuple[tuple[int, int], ...]:
-    """(prompt, output) tokens of a random number of requests."""
-    return tuple(
-        (dice.randint(*PROMPTS), dice.randint(*OUTPUTS)) for _ in range(dice.randint(*requests))
-    )
-
-
 def draw_workloads(count: int, seed: int) -> list[Draw]:
     """Random workloads, taking turns over the policies."""
     dice, policies = random.Random(seed), sorted(POLICIES)
-    return [Draw(policies[i % len(policies)], draw_lengths(dice, REQUESTS)) for i in range(count)]
+    return [
+        Draw(policies[i % len(policies)], draw_lengths(dice, REQUESTS, PROMPTS, OUTPUTS))
+        for i in range(count)
+    ]
 
 
 def draw_compared(count: int, seed: int) -> list[Draw]:
     """Each of `count` random workloads under each policy of COMPARED."""
     dice = random.Random(seed)
-    lengths = [draw_lengths(dice, MANY_REQUESTS) for _ in range(count)]
+    lengths = [draw_lengths(dice, MANY_REQUESTS, PROMPTS, OUTPUTS) for _ in range(count)]
     return [Draw(policy, each) for each in lengths for policy in COMPARED]
 
 
-def predict(calibration: Calibration, work: Draw, hop: float, slower: float = 1.0) -> PipelineTrace:
+# --------------------------------------------------------------------------- predicted and measured
+
+
+def predict(
+    calibration: Calibration, work: Draw, hop: float, slower: float = 1.0
+) -> pipeline.PipelineTrace:
     """The same schedulers on the calibrated clock. slower: a factor on all costs."""
     model = CalibratedModel(calibration)
-    costs = StageCosts(model, even_layers(calibration.model.n_layer, STAGES))
-    filled = make_micro_batches(
-        work.policy, STAGES, STAGES, BATCH_SIZE, CHUNK_SIZE, seconds_of=seconds_of_rows(model)
-    )
+    costs = pipeline.StageCosts(model, pipeline.even_layers(model.model.n_layer, STAGES))
+    sizes, prices = (STAGES, STAGES, BATCH_SIZE, CHUNK_SIZE), pipeline.seconds_of_rows(model)
+    filled = pipeline.make_micro_batches(work.policy, *sizes, seconds_of=prices)
     for i, (prompt, output) in enumerate(work.lengths):
         filled.add(Request(i, range(prompt), output))
-    return run_pipeline(
-        filled,
-        lambda batch: [slower * seconds for seconds in costs(batch)],
-        PipelineTrace(STAGES, filled.count),
-        Hop(latency=hop),
-    )
+    trace = pipeline.PipelineTrace(STAGES, filled.count)
+    scaled = lambda batch: [slower * seconds for seconds in costs(batch)]
+    return pipeline.run_pipeline(filled, scaled, trace, pipeline.Hop(latency=hop))
 
 
 def run_for_real(
     calibration: Calibration, workloads: Sequence[Draw], repeats: int
 ) -> list[list[dict]]:
-    """What distributed.py measured: for each workload, one dict for each repeat.
-
-    The first workload is run once more before, to warm up.
-    """
+    """What distributed.py measured: for each workload, one dict for each repeat."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "runs.json"
-        flags = [word for work in workloads for word in ("--workload", work.flag)]
         options = {
             "--stages": STAGES,
             "--model": calibration.load,
@@ -156,9 +144,10 @@ def run_for_real(
             "--repeats": repeats,
             "--json": out,
         }
-        script = [sys.executable, str(ROOT / "distributed.py"), *flags]
-        script += [str(word) for option in options.items() for word in option]
-        done = subprocess.run(script, check=False, capture_output=True, text=True)
+        command = [sys.executable, str(ROOT / "distributed.py")]
+        command += [word for work in workloads for word in ("--workload", work.flag)]
+        command += [str(word) for option in options.items() for word in option]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise UserError(f"distributed.py failed: {last}")
@@ -167,59 +156,42 @@ def run_for_real(
 
 
 def compare(calibration: Calibration, workloads: Sequence[Draw], repeats: int) -> list[Row]:
+    """The first workload is run once more before, to warm up and to measure the hop."""
     warm_up, *measured = run_for_real(calibration, [workloads[0], *workloads], repeats)
-    hop = statistics.median(run["hop"] for run in warm_up)
+    hop = median(run["hop"] for run in warm_up)
     rows = []
     for work, runs in zip(workloads, measured, strict=True):
         trace = predict(calibration, work, hop)
-        seconds, share, busy = (
-            statistics.median(value(run) for run in runs)
-            for value in (
-                lambda run: run["seconds"],
-                lambda run: run["bubble_share"],
-                lambda run: sum(run["busy"]),
-            )
-        )
-        slower = busy / sum(trace.busy)
-        alone = predict(calibration, work, hop, slower)
-        predicted, ridden = (trace.seconds, trace.bubble_share), (alone.seconds, alone.bubble_share)
-        rows.append(Row(work, predicted, (seconds, share), ridden, slower))
+        slower = median(sum(run["busy"]) for run in runs) / sum(trace.busy)
+        scaled = predict(calibration, work, hop, slower)
+        real = (median(run["seconds"] for run in runs), median(run["bubble_share"] for run in runs))
+        predicted, alone = ((each.seconds, each.bubble_share) for each in (trace, scaled))
+        rows.append(Row(work, predicted, real, alone, slower))
     return rows
 
 
+# ------------------------------------------------------------------------------- tables and picture
+
+
 def show(rows: Sequence[Row]) -> None:
-    cells = [
-        [
-            row.work.policy,
-            len(row.work.lengths),
-            f"{row.predicted[0]:.2f}",
-            f"{row.measured[0]:.2f}",
-            f"{row.time_error:+.1f} %",
-            f"{100 * row.predicted[1]:.1f}",
-            f"{100 * row.measured[1]:.1f}",
-            f"{row.share_error:+.1f}",
-            f"{row.busy:.3f}",
-            f"{100 * (row.alone[0] / row.measured[0] - 1):+.1f} %",
-        ]
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        times = [f"{seconds:.2f}" for seconds, _ in (row.predicted, row.measured)]
+        shares = [f"{100 * share:.1f}" for _, share in (row.predicted, row.measured)]
+        alone = 100 * (row.alone[0] / row.measured[0] - 1)
+        errors = (f"{row.time_error:+.1f} %", f"{row.share_error:+.1f}")
+        start = [row.work.policy, len(row.work.lengths), *times, errors[0], *shares, errors[1]]
+        cells.append([*start, f"{row.busy:.3f}", f"{alone:+.1f} %"])
     names = ["policy", "requests", "total time, s", "measured", "error", "bubbles, %", "measured"]
     print_table([*names, "error", "work, measured/predicted", "alone"], cells)
-    times, shares = (
-        [abs(error(row)) for row in rows]
-        for error in (lambda row: row.time_error, lambda row: row.share_error)
-    )
     print(f"\nmedian error over {len(rows)} workloads")
-    for name, values, target, unit in (
-        ("total time", times, TARGET_TIME, "%"),
-        ("bubble share", shares, TARGET_SHARE, "points"),
+    for name, errors, target, unit in (
+        ("total time", [abs(row.time_error) for row in rows], TARGET_TIME, "%"),
+        ("bubble share", [abs(row.share_error) for row in rows], TARGET_SHARE, "points"),
     ):
-        middle = statistics.median(values)
-        verdict = "met" if middle <= target else "missed"
-        print(
-            f"  {name}: {middle:.1f} {unit} (worst {max(values):.1f}); target {target:g} {unit}:"
-            f" {verdict}"
-        )
+        verdict = "met" if median(errors) <= target else "missed"
+        found = f"{median(errors):.1f} {unit} (worst {max(errors):.1f})"
+        print(f"  {name}: {found}; target {target:g} {unit}: {verdict}")
 
 
 def show_compared(rows: Sequence[Row]) -> None:
@@ -228,122 +200,73 @@ def show_compared(rows: Sequence[Row]) -> None:
     cells = []
     for policy in COMPARED:
         these = [row for row in rows if row.work.policy == policy]
-        cells.append([policy])
-        for source in ("predicted", "measured"):
-            shares = [100 * getattr(row, source)[1] for row in these]
-            ratios = [
-                getattr(row, source)[0] / getattr(own[row.work.lengths], source)[0] for row in these
-            ]
-            cells[-1] += [f"{statistics.median(shares):.1f}", f"{statistics.median(ratios):.3f}"]
+        pairs = [(row, own[row.work.lengths]) for row in these]
+        predicted = median(row.predicted[0] / other.predicted[0] for row, other in pairs)
+        measured = median(row.measured[0] / other.measured[0] for row, other in pairs)
+        bubbles = [100 * median(row.predicted[1] for row in these)]
+        bubbles.append(100 * median(row.measured[1] for row in these))
+        numbers = [f"{bubbles[0]:.1f}", f"{predicted:.3f}", f"{bubbles[1]:.1f}", f"{measured:.3f}"]
+        cells.append([policy, *numbers])
     print(f"\nmedians over {len(own)} workloads: bubbles in %, and time over TD-Pipe's")
-    names = ["predicted: bubbles", "time", "measured: bubbles", "time"]
-    print_table(["policy", *names], cells)
+    print_table(["policy", "predicted: bubbles", "time", "measured: bubbles", "time"], cells)
 
 
-def points(rows: Sequence[Row], calibration: Calibration, figure: str) -> list[Point]:
-    found = []
+def make_points(rows: Sequence[Row], calibration: Calibration, figure: str) -> list[Point]:
+    record = Record(figure, calibration.model.name, calibration.gpu.name)
     for number, row in enumerate(rows, start=1):
         for source, (seconds, share) in (("predicted", row.predicted), ("measured", row.measured)):
-            for name, value, unit in (
-                ("total time", seconds, "s"),
-                ("bubble share", 100 * share, "%"),
-            ):
-                place = (f"{name}, {row.work.policy}", number, "workload", value, unit, source)
-                found.append(Point(figure, *place, calibration.model.name, calibration.gpu.name))
-    return found
+            record.add(f"total time, {row.work.policy}", seconds, "s", number, "workload")
+            record.add(f"bubble share, {row.work.policy}", 100 * share, "%", number, "workload")
+            record[-2:] = [replace(point, source=source) for point in record[-2:]]
+    return record
 
 
-def draw(rows: Sequence[Row], title: str) -> plt.Figure:
-    """Predicted against measured: the nearer to the line, the better."""
-    figure, panels = plt.subplots(1, 2, figsize=(14, 6.8), layout="constrained")
-    policies = list(dict.fromkeys(row.work.policy for row in rows))
-    for place, (axes, name, target) in enumerate(
-        zip(panels, ("total time (s)", "bubble share (%)"), ("10 %", "5 points"), strict=True)
+def draw(points: Sequence[Point]) -> plt.Figure:
+    figure, [grid] = panels(1, 2, 7, 6.8)
+    predicted, measured = values_at(points), values_at(points, "measured")
+    for axes, name, unit, band in (
+        (grid[0], "total time", "s", {"relative": TARGET_TIME / 100}),
+        (grid[1], "bubble share", "%", {"absolute": TARGET_SHARE}),
     ):
-        scale = 100 if place else 1
-        for number, row in enumerate(rows):
-            colour, marker = SERIES[policies.index(row.work.policy) % len(SERIES)]
-            filled = colour if policies.index(row.work.policy) < len(SERIES) else "white"
-            label = (
-                None
-                if row.work.policy in [other.work.policy for other in rows[:number]]
-                else row.work.policy
-            )
-            x, y = scale * row.measured[place], scale * row.predicted[place]
-            style = {"markerfacecolor": filled, "markersize": 10, "markeredgewidth": 2}
-            axes.plot(x, y, marker, color=colour, label=label, **style)
-        high = 1.1 * scale * max(max(row.measured[place], row.predicted[place]) for row in rows)
-        band = (
-            [(0, 0), (0.9 * high, 1.1 * high)]
-            if place == 0
-            else [(-TARGET_SHARE, TARGET_SHARE), (high - TARGET_SHARE, high + TARGET_SHARE)]
-        )
-        axes.plot([0, high], [0, high], color="black", linewidth=1.2)
-        axes.fill_between(
-            [0, high],
-            [low for low, _ in band],
-            [top for _, top in band],
-            color="grey",
-            alpha=0.2,
-            label=f"within {target}",
-        )
-        axes.set(
-            xlim=(0, high), ylim=(0, high), xlabel=f"measured {name}", ylabel=f"predicted {name}"
-        )
-    panels[1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.suptitle(title, fontsize=15)
+        pairs: dict[str, list[tuple[float, float]]] = {}
+        for place, value in predicted.items():
+            what, policy = place[0].split(", ")
+            if what == name:
+                pairs.setdefault(policy, []).append((measured[place], value))
+        draw_agreement(axes, pairs, f"{name} ({unit})", **band)
+    grid[1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    where = f"{points[0].model}, {STAGES} processes on {points[0].hardware}"
+    figure.suptitle(where, fontsize=15)
     return figure
 
 
-def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument(
-        "--calibration",
-        type=Path,
-        default=ROOT / "results" / "calibration-stage.json",
-        metavar="FILE",
-        help="(default: %(default)s)",
-    )
-    parser.add_argument("--workloads", type=positive, default=8, metavar="N", help="(default: 8)")
-    parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="(default: 3)")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw (default: 0)")
-    parser.add_argument(
-        "--td-pipe",
-        action="store_true",
-        help=f"each workload under {', '.join(COMPARED)} (writes validate_td_pipe)",
-    )
-    options = parser.parse_args()
-    name = "validate_td_pipe" if options.td_pipe else "validate_pipeline"
-    if not options.calibration.exists():
+def read_calibration(path: Path) -> Calibration:
+    """The calibration in a file. Raises UserError where it is not of this machine."""
+    if not path.exists():
         threads = max(1, (os.cpu_count() or 1) // STAGES)  # as distributed.py shares the cores out
         raise UserError(
-            f"no calibration {options.calibration}: make one, with the threads that a stage gets,"
-            f" by OMP_NUM_THREADS={threads} python experiments/calibrate.py --out"
-            f" {options.calibration}"
+            f"no calibration {path}: make one, with the threads that a stage gets, by"
+            f" OMP_NUM_THREADS={threads} python experiments/calibrate.py --out {path}"
         )
-    calibration = Calibration.read(options.calibration)
-    here = f"{this_machine('cpu')}, {calibration.dtype}"
-    if calibration.gpu.name != here:
-        raise UserError(
-            f"the calibration is of {calibration.gpu.name}; this is {here}: run"
-            " experiments/calibrate.py here first"
-        )
+    calibration = Calibration.read(path)
+    calibration.check_machine()
+    return calibration
+
+
+def main() -> None:
+    options = parse(make_parser(__doc__, FLAGS), FLAGS)
+    calibration = read_calibration(options.calibration)
+    name = "validate_td_pipe" if options.td_pipe else "validate_pipeline"
     make_directory(options.out, name, force=options.force)
     drawn = draw_compared if options.td_pipe else draw_workloads
-    workloads = drawn(2 if options.quick else options.workloads, options.seed)
-    rows = compare(calibration, workloads, 1 if options.quick else options.repeats)
-    print(
-        f"{__doc__.splitlines()[0]}\n\n{calibration.model.name} on {calibration.gpu.name}, {STAGES}"
-        " stages of one process each\n"
-    )
+    rows = compare(calibration, drawn(options.workloads, options.seed), options.repeats)
+    where = f"{calibration.model.name} on {calibration.gpu.name}"
+    print(f"{__doc__.splitlines()[0]}\n\n{where}, {STAGES} stages of one process each\n")
     show(rows)
     if options.td_pipe:
         show_compared(rows)
-    write_csv(options.out / f"{name}.csv", points(rows, calibration, name))
-    use_style()
-    title = f"{calibration.model.name}, {STAGES} processes on {calibration.gpu.name}"
-    save_figure(draw(rows, title), options.out / f"{name}.png")
-    print(f"\nwrote {options.out / name}.png and .csv")
+    points = make_points(rows, calibration, name)
+    finish(options, name, points, lambda: draw(points))
 
 
 if __name__ == "__main__":

@@ -16,10 +16,12 @@ from batch import Batch
 from cli import run_main
 from configs import GPUS, MODELS, ModelConfig, UserError
 from costmodel import CostModel, Efficiency, make_batch
-from experiments import calibrate, validate
+from experiments import calibrate, profiles, validate
 from experiments.calibrate import fit_decodes, make_plan
 from experiments.lib.calibration import CalibratedModel, Calibration, Curve
-from experiments.validate import read_profile
+from experiments.lib.papers import LOOKS, look_of
+from experiments.lib.validation import quantile
+from experiments.profiles import read_profile
 from loop import Result
 from scheduler import POLICIES, make_scheduler
 from simulate import CostExecutor
@@ -208,37 +210,20 @@ def test_calibrate_then_validate_for_real(tmp_path, monkeypatch, capsys):
     """
     monkeypatch.setitem(MODELS, "little", ModelConfig("little", 1, 2, 16, 24, 31, 1200))
     where = tmp_path / "sub" / "c.json"
-    assert (
-        call(
-            monkeypatch,
-            calibrate.main,
-            "--quick",
-            "--model",
-            "little",
-            "--device",
-            "cpu",
-            "--out",
-            where,
-        )
-        == 0
-    )
+    little = ["--quick", "--model", "little", "--device", "cpu", "--out", where]
+    assert call(monkeypatch, calibrate.main, *little) == 0
     assert "Hybrid batches" in capsys.readouterr().out
-    assert (
-        call(monkeypatch, validate.main, "--quick", "--calibration", where, "--out", tmp_path) == 0
-    )
+    flags = ["--quick", "--calibration", where, "--out", tmp_path]
+    assert call(monkeypatch, validate.main, *flags) == 0
     assert "signed median" in capsys.readouterr().out
     assert (tmp_path / "validate.png").read_bytes().startswith(b"\x89PNG")
     rows = list(csv.DictReader((tmp_path / "validate.csv").open()))
-    assert len(rows) == 2 * 3 * len(POLICIES) and {row["source"] for row in rows} == {
-        "predicted",
-        "measured",
-    }
+    assert len(rows) == 2 * 3 * len(POLICIES)
+    assert {row["source"] for row in rows} == {"predicted", "measured"}
     other = json.loads(where.read_text())
     other["gpu"]["name"] = "another machine"
     where.write_text(json.dumps(other))
-    assert (
-        call(monkeypatch, validate.main, "--quick", "--calibration", where, "--out", tmp_path) == 2
-    )
+    assert call(monkeypatch, validate.main, *flags) == 2
     assert "the calibration is of another machine" in capsys.readouterr().err
 
 
@@ -252,7 +237,7 @@ def test_calibrate_then_validate_for_real(tmp_path, monkeypatch, capsys):
         (calibrate.main, ["--model", "tiny", "--out", "."], "cannot write '.': it is a directory"),
         (validate.main, ["--calibration", "none.json"], "none.json: No such file"),
         (validate.main, ["--workloads", "-3"], "'-3' is not a whole number"),
-        (validate.main, ["--profiles", "nowhere"], "no GPU/MODEL/mlp.csv there"),
+        (profiles.main, ["nowhere"], "no GPU/MODEL/mlp.csv there"),
     ],
 )
 def test_bad_flags_are_one_line(main, flags, complaint, monkeypatch, capsys):
@@ -267,21 +252,20 @@ def test_workloads_are_seeded_and_in_bounds():
     assert workloads == validate.draw_workloads(20, seed=0) != validate.draw_workloads(20, seed=1)
     assert {work.policy for work in workloads} == set(POLICIES)
     for work in workloads:
-        assert (
-            2 <= work.batch_size <= 8
-            and work.batch_size <= len(work.lengths) <= 2 * work.batch_size
-        )
+        assert 2 <= work.batch_size <= 8
+        assert work.batch_size <= len(work.lengths) <= 2 * work.batch_size
         assert all(32 <= prompt <= 1024 and 4 <= output <= 128 for prompt, output in work.lengths)
+
+
+def test_every_policy_has_a_look_of_its_own():
+    assert len({LOOKS[policy] for policy in POLICIES}) == len(POLICIES)
+    assert look_of("a student's own") not in LOOKS.values()
 
 
 def test_quantile_is_one_of_the_values():
     values = [5.0, 1.0, 4.0, 2.0, 3.0]
-    assert [validate.quantile(values, share) for share in (0.0, 0.5, 0.9, 1.0)] == [
-        1.0,
-        3.0,
-        5.0,
-        5.0,
-    ]
+    found = [quantile(values, share) for share in (0.0, 0.5, 0.9, 1.0)]
+    assert found == [1.0, 3.0, 5.0, 5.0]
 
 
 # ----------------------------------------------------------------------- profiles in Vidur's format
@@ -293,7 +277,7 @@ SHAPES = {
     "plain": (4, 4, 512, 2048, False),
 }
 COLUMNS = [
-    *(f"time_stats.{name}.median" for name in validate.OPERATORS.values()),
+    *(f"time_stats.{name}.median" for name in profiles.OPERATORS.values()),
     "num_tokens",
     "num_tensor_parallel_workers",
 ]
@@ -310,12 +294,8 @@ def profile(name: str) -> list[list]:
         for tokens in range(8, 1024, 24):
             qkv = (heads + 2 * kv_heads) * hidden // heads // workers
             up = (2 if gated else 1) * inner // workers
-            shapes = [
-                (hidden, qkv),
-                (hidden // workers, hidden),
-                (hidden, up),
-                (inner // workers, hidden),
-            ]
+            shapes = [(hidden, qkv), (hidden // workers, hidden)]
+            shapes += [(hidden, up), (inner // workers, hidden)]
             times = [1e3 * cost.linear(tokens, *shape) for shape in shapes]
             lines.append([*times, tokens, workers, hidden, inner, heads, kv_heads, gated])
     return lines
@@ -338,19 +318,18 @@ def test_a_profile_is_read_as_it_was_meant(tmp_path, name):
 def test_the_fit_recovers_the_constants(tmp_path):
     write(tmp_path / "m" / "mlp.csv", profile("grouped"))
     rows = read_profile(tmp_path / "m" / "mlp.csv")
-    fitted = validate.fit_linears(rows, GPUS["a100-80gb"])
-    for name in validate.LINEAR_CONSTANTS:
+    gpu = GPUS["a100-80gb"]
+    fitted = profiles.fit_linears(rows, gpu)
+    for name in profiles.LINEAR_CONSTANTS:
         assert getattr(fitted, name) == pytest.approx(getattr(TRUTH, name), rel=0.1), name
-    assert (
-        max(abs(row.error(CostModel(row.model, GPUS["a100-80gb"], fitted))) for row in rows) < 0.01
-    )
+    assert max(abs(row.error(CostModel(row.model, gpu, fitted))) for row in rows) < 0.01
 
 
 def test_profiles_are_summed_up(tmp_path, monkeypatch, capsys):
     for name in SHAPES:
         write(tmp_path / "a100" / "family" / name / "mlp.csv", profile(name))
     write(tmp_path / "h100" / "small" / "mlp.csv", profile("small"))
-    assert call(monkeypatch, validate.main, "--profiles", tmp_path) == 0
+    assert call(monkeypatch, profiles.main, tmp_path) == 0
     said = capsys.readouterr().out
     assert "family/grouped" in said and "all others: median 0." in said
     assert any(line.split()[:2] == ["h100", "small"] for line in said.splitlines())
@@ -382,26 +361,19 @@ def test_a_malformed_profile_names_file_and_column(
         lines[2][COLUMNS.index(column)] = value
     path = tmp_path / "a100" / "small" / "mlp.csv"
     write(path, lines)
-    assert call(monkeypatch, validate.main, "--profiles", tmp_path) == 2
+    assert call(monkeypatch, profiles.main, tmp_path) == 2
     said = capsys.readouterr()
-    assert (
-        str(path) in said.err
-        and complaint in said.err
-        and len(said.err.splitlines()) == 1
-        and said.out == ""
-    )
+    assert str(path) in said.err and complaint in said.err
+    assert len(said.err.splitlines()) == 1 and said.out == ""
 
 
 def test_other_broken_profiles(tmp_path, monkeypatch, capsys):
     def complaint(folder: str) -> str:
-        assert call(monkeypatch, validate.main, "--profiles", tmp_path / folder) == 2
+        assert call(monkeypatch, profiles.main, tmp_path / folder) == 2
         return capsys.readouterr().err
 
-    write(
-        tmp_path / "1" / "a100" / "m" / "mlp.csv",
-        [line[:-1] for line in profile("small")],
-        COLUMNS[:-1],
-    )
+    short = [line[:-1] for line in profile("small")]
+    write(tmp_path / "1" / "a100" / "m" / "mlp.csv", short, COLUMNS[:-1])
     assert "no column use_gated_mlp" in complaint("1")
     write(tmp_path / "2" / "a100" / "m" / "mlp.csv", [])
     assert "no rows" in complaint("2")

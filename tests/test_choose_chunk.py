@@ -116,19 +116,8 @@ def test_flags_for_other_engines_and_files(tmp_path, monkeypatch, capsys):
 def test_software_brings_its_own_efficiency(tmp_path, monkeypatch, capsys):
     gains = {}
     for software in ("sarathi", "sarathi_serve"):
-        assert (
-            call(
-                monkeypatch,
-                "--quick",
-                "--batch-size",
-                18,
-                "--software",
-                software,
-                "--out",
-                tmp_path,
-            )
-            == 0
-        )
+        flags = ["--quick", "--batch-size", 18, "--software", software]
+        assert call(monkeypatch, *flags, "--out", tmp_path) == 0
         printed = capsys.readouterr().out
         assert f"constants of {software}\n" in printed
         # the A6000 has none for sarathi_serve, and the tool says so
@@ -141,11 +130,8 @@ def test_software_brings_its_own_efficiency(tmp_path, monkeypatch, capsys):
 def test_batch_size_from_memory_and_bound(tmp_path, monkeypatch, capsys):
     assert call(monkeypatch, "--quick", "--tbt-slo", 100, "--out", tmp_path) == 0
     said = capsys.readouterr().out
-    assert (
-        "B = 26" in said
-        and "leaves nothing for activations" in said
-        and "The bound of 100 ms costs" in said
-    )
+    for sentence in ("B = 26", "leaves nothing for activations", "The bound of 100 ms costs"):
+        assert sentence in said
 
 
 @pytest.mark.parametrize(
@@ -177,45 +163,19 @@ def test_bad_flags_are_one_line(flags, complaint, tmp_path, monkeypatch, capsys)
 def test_from_a_calibration(tmp_path, monkeypatch, capsys):
     found = calibrated()  # a made-up machine
     found.save(tmp_path / "c.json")
-    out = tmp_path / "out"
-    assert (
-        call(
-            monkeypatch,
-            "--calibration",
-            tmp_path / "c.json",
-            "--length",
-            512,
-            "--batch-size",
-            8,
-            "--out",
-            out,
-        )
-        == 0
-    )
+    flags_of_all = ["--calibration", tmp_path / "c.json", "--out", tmp_path / "out"]
+    assert call(monkeypatch, *flags_of_all, "--length", 512, "--batch-size", 8) == 0
     assert f"{MODEL.name} on {found.gpu.name}" in capsys.readouterr().out
     for flags, said in (
         ([], "B = 8: as many decodes as the calibration measured"),
         (["--batch-size", 12], "for 12 its curves are continued"),
     ):
-        assert (
-            call(
-                monkeypatch,
-                "--quick",
-                "--calibration",
-                tmp_path / "c.json",
-                "--length",
-                256,
-                "--out",
-                out,
-                *flags,
-            )
-            == 0
-        )
+        assert call(monkeypatch, *flags_of_all, "--quick", "--length", 256, *flags) == 0
         assert said in capsys.readouterr().out
     for flags, complaint in (
         (["--gpu", "a6000"], "exclude each other"),
         (["--software", "sarathi"], "exclude each other"),
         (["--model", "gpt2"], "the calibration is of laptop"),
     ):
-        assert call(monkeypatch, "--calibration", tmp_path / "c.json", "--out", out, *flags) == 2
+        assert call(monkeypatch, *flags_of_all, *flags) == 2
         assert complaint in capsys.readouterr().err

@@ -13,7 +13,7 @@ import configs
 from cli import run_main
 from engine import LLM
 from experiments import fig9
-from experiments.lib.common import ROOT, Point, paper_numbers
+from experiments.lib.common import ROOT, Point, Record, paper_numbers
 from experiments.lib.measuring import ChunkProfile, best_and_neighbour, profile_chunk_sizes
 from experiments.lib.steady import (
     Workload,
@@ -33,14 +33,14 @@ from timeline import Iteration, Trace
 @pytest.fixture(scope="module")
 def gains_1k():
     """The curves of the first panel around their peaks."""
-    gains = []
+    record = Record("fig9", fig9.MODEL, fig9.GPU)
     for ratio in (6, 10, 14, 15, 20, 28, 29.12, 40):
         work = Workload(1024, 18, ratio)
         baseline = predicted_throughput(work, "baseline")
         for chunk_size in fig9.CHUNK_SIZES:
             gain = predicted_throughput(work, "sarathi", chunk_size) / baseline
-            gains.append(fig9.Gain(1024, 18, chunk_size, ratio, gain, gain, gain))
-    return gains
+            record.add(fig9.series(1024, 18, chunk_size), gain, fig9.UNIT, ratio, "P:D")
+    return record
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,12 @@ def gains_1k():
 )
 def test_predicted_peak_is_the_papers(gains_1k, chunk_size, published, ratio):
     best = fig9.peak(gains_1k, 1024, chunk_size)
-    assert best.gain == pytest.approx(paper_numbers()[published], rel=0.05)
-    assert ratio / 1.2 < best.ratio < ratio * 1.2
+    assert best.y == pytest.approx(paper_numbers()[published], rel=0.05)
+    assert ratio / 1.2 < best.x < ratio * 1.2
 
 
 def test_small_chunks_gain_less(gains_1k):
-    peaks = [fig9.peak(gains_1k, 1024, chunk_size).gain for chunk_size in (128, 512, 256)]
+    peaks = [fig9.peak(gains_1k, 1024, chunk_size).y for chunk_size in (128, 512, 256)]
     # SARATHI Sec 5.1.3: 128 gains much less than 256 and 512, 256 the most
     assert peaks == sorted(peaks)
 
@@ -133,61 +133,35 @@ def test_quick_run_writes_table_picture_and_csv(tmp_path):
     assert "peak gain" in result.stdout and "1.27" in result.stdout
     assert (tmp_path / "new" / "fig9.png").read_bytes().startswith(b"\x89PNG")
     rows = read(tmp_path / "new" / "fig9.csv")
-    assert list(rows[0]) == [
-        "figure",
-        "series",
-        "x",
-        "x_unit",
-        "y",
-        "y_unit",
-        "source",
-        "model",
-        "hardware",
-    ]
+    columns = ["figure", "series", "x", "x_unit", "y", "y_unit", "source", "model", "hardware"]
+    assert list(rows[0]) == columns
     assert {row["source"] for row in rows} == {"paper", "predicted"}
-    assert {row["model"] for row in rows} <= configs.MODELS.keys() and {
-        row["hardware"] for row in rows
-    } <= configs.GPUS.keys()
-    assert {(row["x"], row["y"]) for row in rows if row["source"] == "paper"} >= {
-        ("14", "1.27"),
-        ("28", "1.23"),
-    }
+    assert {row["model"] for row in rows} <= configs.MODELS.keys()
+    assert {row["hardware"] for row in rows} <= configs.GPUS.keys()
+    published = {(row["x"], row["y"]) for row in rows if row["source"] == "paper"}
+    assert published >= {("14", "1.27"), ("28", "1.23")}
 
 
 def test_quick_measurement_adds_measured_rows(tmp_path):
     model = new_model(configs.MODELS["demo"], torch.float32, torch.device("cpu"))
     random_weights(model, seed=0)
     checkpoint.save(model, tmp_path / "tiny")
-    where = [
-        "--device",
-        "cpu",
-        "--dtype",
-        "float32",
-        "--model",
-        str(tmp_path / "tiny"),
-        "--out",
-        str(tmp_path),
-    ]
-    result = run_fig9(
-        "--measure", "--quick", *where, "--length", "64", "--batch-size", "3", "--chunk-sizes", "16"
-    )
+    where = f"--device cpu --dtype float32 --model {tmp_path / 'tiny'} --out {tmp_path}".split()
+    sizes = ["--length", "64", "--batch-size", "3"]
+    result = run_fig9("--measure", "--quick", *where, *sizes, "--chunk-sizes", "16")
     assert result.returncode == 0 and "Profile" not in result.stdout, result.stderr
     measured = [row for row in read(tmp_path / "fig9.csv") if row["source"] == "measured"]
-    assert {row["model"] for row in measured} == {"tiny"} and {
-        row["hardware"] for row in measured
-    }.isdisjoint(configs.GPUS)
+    assert {row["model"] for row in measured} == {"tiny"}
+    assert {row["hardware"] for row in measured}.isdisjoint(configs.GPUS)
     by_series = {row["series"]: float(row["y"]) for row in measured}
     middle, low, high = (by_series[f"C=16 L=64 B=3{name}"] for name in ("", " lowest", " highest"))
     assert 0 < low <= middle <= high
     # 24 .. 32: C = 32 is the only choice
-    result = run_fig9("--measure", "--quick", *where, "--batch-size", "3", "--length", "64")
-    assert (
-        "Profile of single iterations" in result.stdout
-        and "measured below: C = 32, which looks best\n" in result.stdout
-    )
-    assert {
-        row["series"] for row in read(tmp_path / "fig9.csv") if row["source"] == "measured"
-    } >= {"C=32 L=64 B=3"}
+    result = run_fig9("--measure", "--quick", *where, *sizes)
+    assert "Profile of single iterations" in result.stdout
+    assert "measured below: C = 32, which looks best\n" in result.stdout
+    measured = [row for row in read(tmp_path / "fig9.csv") if row["source"] == "measured"]
+    assert "C=32 L=64 B=3" in {row["series"] for row in measured}
 
 
 def test_the_profile_names_the_best_and_the_better_neighbour():

@@ -143,20 +143,10 @@ def test_operators_nest_in_their_iteration(tmp_path: Path) -> None:
 
 
 def test_real_run(small: str, tmp_path: Path) -> None:
-    llm = LLM(
-        small,
-        policy="sarathi_serve",
-        chunk_size=8,
-        max_batch_size=3,
-        device="cpu",
-        dtype="float32",
-        time_operators=True,
-    )
-    llm.generate(
-        [list(range(1, 12)), list(range(9)), [3, 4]],
-        SamplingParams(max_tokens=5),
-        arrival_times=[0, 0, 0.01],
-    )
+    options = {"policy": "sarathi_serve", "chunk_size": 8, "max_batch_size": 3}
+    llm = LLM(small, device="cpu", dtype="float32", time_operators=True, **options)
+    prompts = [list(range(1, 12)), list(range(9)), [3, 4]]
+    llm.generate(prompts, SamplingParams(max_tokens=5), arrival_times=[0, 0, 0.01])
     perfetto.save(tmp_path / "run.json", {"real": llm.trace})
     names = [event["name"] for event in events_of(tmp_path / "run.json")]
     assert {"hybrid", "decode", "attn", "prefill 8", "batch size (requests)"} <= set(names)
@@ -169,35 +159,18 @@ def test_several_runs_in_one_file(tmp_path: Path) -> None:
     }
     perfetto.save(str(tmp_path / "run.json"), runs)
     groups = named(events_of(tmp_path / "run.json"), "process_name")
-    assert list(groups) == [
-        "orca: engine",
-        "orca: requests",
-        "vllm_v0: engine",
-        "vllm_v0: requests",
-    ]
+    parts = ("engine", "requests")
+    assert list(groups) == [f"{policy}: {part}" for policy in runs for part in parts]
 
 
 def test_lanes_of_a_preempted_request() -> None:
-    trace = simulate(
-        [Request(0, range(4), 6), Request(1, range(4), 5)],
-        policy="orca",
-        max_batch_size=2,
-        cache_tokens=12,
-    )
-    kinds = [
-        (bar.kind, bar.label)
-        for bar in request_lanes(trace)["request 1"]
-        if bar.end > bar.start or bar.kind == "preemption"
-    ]
-    decodes = [("decode", "")] * 2
-    assert kinds == [
-        ("prefill", "4"),
-        *decodes,
-        ("waiting", ""),
-        ("preemption", ""),
-        ("prefill", "7"),
-        ("decode", ""),
-    ]
+    work = [Request(0, range(4), 6), Request(1, range(4), 5)]
+    trace = simulate(work, policy="orca", max_batch_size=2, cache_tokens=12)
+    bars = request_lanes(trace)["request 1"]
+    shown = [bar for bar in bars if bar.end > bar.start or bar.kind == "preemption"]
+    before, after = ["prefill", "decode", "decode"], ["prefill", "decode"]
+    assert [bar.kind for bar in shown] == [*before, "waiting", "preemption", *after]
+    assert [bar.label for bar in shown] == ["4", "", "", "", "", "7", ""]
     assert request_lanes(Trace()) == {} and isinstance(request_lanes(trace)["request 0"][0], Bar)
 
 
@@ -205,20 +178,8 @@ def test_generate_writes_a_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     def call(*flags: str) -> None:
-        monkeypatch.setattr(
-            sys,
-            "argv",
-            [
-                "generate.py",
-                "The list",
-                "def open(",
-                "--max-tokens",
-                "4",
-                "--device",
-                "cpu",
-                *flags,
-            ],
-        )
+        arguments = ["The list", "def open(", "--max-tokens", "4", "--device", "cpu", *flags]
+        monkeypatch.setattr(sys, "argv", ["generate.py", *arguments])
         run_main(generate.main)
 
     call("--policy", "vllm_v0", "--perfetto", str(tmp_path / "run.json"))
@@ -230,9 +191,5 @@ def test_generate_writes_a_trace(
     with pytest.raises(SystemExit) as ended:
         call("--perfetto", str(tmp_path / "nowhere" / "run.json"))
     said = capsys.readouterr()
-    assert (
-        ended.value.code == 2
-        and said.out == ""
-        and "nowhere" in said.err
-        and len(said.err.splitlines()) == 1
-    )
+    assert ended.value.code == 2 and said.out == ""
+    assert "nowhere" in said.err and len(said.err.splitlines()) == 1

@@ -77,12 +77,11 @@ def test_fig12_in_order() -> None:
     """SARATHI over stages first, replicas without stages second, Orca over stages last, far behind
     in bubbles; in step, Orca comes nearer.
     """
-    ratios = fig12.run(fig12.Setup(), 600).ratios
+    ratios = fig12.run(fig12.Setup(), 600).row
     assert ratios["sarathi over tp-only"] > 1.2 and ratios["tp-only over orca"] > 1.2
     assert ratios["median bubble reduction"] > 5
-    in_step = fig12.run(
-        fig12.replace(fig12.Setup(), refill_every=fig12.in_step(fig12.Setup())), 600
-    ).ratios
+    every = fig12.in_step(fig12.Setup())
+    in_step = fig12.run(fig12.Setup(refill_every=every), 600).row
     assert 1 < in_step["tp-only over orca"] < ratios["tp-only over orca"]
 
 
@@ -93,11 +92,11 @@ def test_a_fixed_cost_per_operator_moves_the_times_and_not_the_bubbles() -> None
     """
     plain, slow = (fig12.run(fig12.Setup(overhead=overhead), 600) for overhead in (0, 150))
     for name in ("sarathi over orca", "tp-only over orca"):
-        assert slow.ratios[name] < 0.85 * plain.ratios[name]
+        assert slow.row[name] < 0.85 * plain.row[name]
     for name in fig12.SHARES:
-        assert slow.shares[name] < plain.shares[name]
+        assert slow.row[name] < plain.row[name]
     paper = {series: paper_numbers()[name] for name, (series, _) in fig12.PAPER.items()}
-    assert slow.ratios[fig12.RATIOS[0]] > 3 * paper[fig12.RATIOS[0]]
+    assert slow.row[fig12.RATIOS[0]] > 3 * paper[fig12.RATIOS[0]]
 
 
 def test_overhead_is_of_each_linear_operator() -> None:
@@ -125,11 +124,8 @@ def test_lengths_by_rank_are_the_default() -> None:
 
 
 def test_largest_batches_are_the_papers() -> None:
-    assert (
-        [row[2] for row in fig12.batch_sizes()]
-        == [row[3] for row in fig12.batch_sizes()]
-        == [27, 11]
-    )
+    rows = fig12.batch_sizes()
+    assert [row[2] for row in rows] == [row[3] for row in rows] == [27, 11]
 
 
 def test_options_are_checked(capsys: pytest.CaptureFixture) -> None:

@@ -2,7 +2,6 @@
 what they should be.
 """
 
-import importlib
 import json
 import sys
 from pathlib import Path
@@ -20,7 +19,7 @@ POLICY_WITHOUT_STALLS = ("request_level", "sarathi", "sarathi_serve", "dynamic",
 def call(*flags: str) -> None:
     arguments, sys.argv = sys.argv, ["policies.py", *flags]
     try:
-        run_main(importlib.import_module("experiments.policies").main)
+        run_main(policies.main)
     finally:
         sys.argv = arguments
 
@@ -68,18 +67,9 @@ def test_c_and_d_arrive_while_a_and_b_decode(predicted: policies.Comparison) -> 
 
 def test_files_and_measured_rows(small: str, tmp_path: Path) -> None:
     trace = tmp_path / "run.json"
-    measure = [
-        "--measure",
-        "--device",
-        "cpu",
-        "--dtype",
-        "float32",
-        "--model",
-        small,
-        "--chunk-size",
-        "16",
-    ]
-    call("--quick", "--out", str(tmp_path), "--perfetto", str(trace), *measure)
+    measure = ["--measure", "--device", "cpu", "--dtype", "float32", "--model", small]
+    measure += ["--chunk-size", "16", "--perfetto", str(trace)]
+    call("--quick", "--out", str(tmp_path), *measure)
     for name in ("policies.png", "policies_measured.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]

@@ -20,15 +20,18 @@ NAMES = ("segment_memory", "segment_prompts", "segment_widths", "segment_through
 SCRIPTS = {name: importlib.import_module(f"experiments.{name}") for name in NAMES}
 
 
+def printed(name: str, path: Path, *flags: str) -> str:
+    """What a script says; it writes to the folder."""
+    with redirect_stdout(StringIO()) as terminal:
+        call(SCRIPTS[name], "--quick", *flags, "--out", str(path))
+    return terminal.getvalue()
+
+
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     """The folder of the results, and what each script printed."""
-    path, printed = tmp_path_factory.mktemp("results"), {}
-    for name, module in SCRIPTS.items():
-        with redirect_stdout(StringIO()) as terminal:
-            call(module, "--quick", "--out", str(path))
-        printed[name] = terminal.getvalue()
-    return path, printed
+    path = tmp_path_factory.mktemp("results")
+    return path, {name: printed(name, path) for name in NAMES}
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +48,17 @@ def values(out: Path, name: str, source: str = "predicted") -> dict[tuple[str, f
 def test_a_picture_a_table_and_every_number_of_the_paper(
     said: tuple[Path, dict[str, str]], name: str
 ) -> None:
-    out, printed = said
+    out, texts = said
     assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     stated, numbers = values(out, name, "paper"), paper_numbers()
     paper = SCRIPTS[name].FIGURE.paper
     assert stated == {place: numbers[each] for each, place in paper.items()}
-    lines = printed[name].splitlines()
+    lines = texts[name].splitlines()
     assert all(len(line) <= 100 for line in lines if not line.startswith("wrote"))
     points = read_csv(out / f"{name}.csv")
     borrowed = [] if name == "segment_memory" else [segment.cost_model("opt-30b", "segment").guess]
     assert guesses(points, {}) == borrowed
-    assert all(line in printed[name] for line in borrowed)
+    assert all(line in texts[name] for line in borrowed)
 
 
 def test_memory_is_the_formula(out: Path) -> None:
@@ -80,7 +83,7 @@ def test_the_knee_moves_with_the_rows(out: Path) -> None:
     )
     assert before < 2 * shortest <= at
     for way in segment.WAYS:
-        for what in script.PANELS:
+        for what in segment.TOKENS:
             times = [point.y for point in found[f"{what}, {way}"]]
             assert times == sorted(times)
 
@@ -154,8 +157,8 @@ SHOWN = {  # a series that the picture must have
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     """As `said`, with --measure: the demo model. The engines start once for all scripts."""
-    path, printed = tmp_path_factory.mktemp("measured"), {}
-    flags = "--quick", "--measure", "--model", "demo", "--device", "cpu", "--dtype", "float32"
+    path, texts = tmp_path_factory.mktemp("measured"), {}
+    flags = "--measure", "--model", "demo", "--device", "cpu", "--dtype", "float32"
     with started(MODELS["demo"], "float32") as engines, pytest.MonkeyPatch.context() as patch:
 
         @contextmanager
@@ -167,10 +170,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
         for name, module in SCRIPTS.items():
             if name != "segment_memory":
                 patch.setattr(module, "started", running)
-            with redirect_stdout(StringIO()) as terminal:
-                call(module, *flags, "--out", str(path))
-            printed[name] = terminal.getvalue()
-    return path, printed
+            texts[name] = printed(name, path, *flags)
+    return path, texts
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -178,12 +179,11 @@ def test_a_later_run_shows_what_was_measured(
     measured: tuple[Path, dict[str, str]], name: str
 ) -> None:
     """In the table, and in the picture: with a number of the file changed, a bar or a line is."""
-    path, printed = measured
-    lines = printed[name].splitlines()
+    path, texts = measured
+    lines = texts[name].splitlines()
     assert all(len(line) <= 100 for line in lines if not line.startswith("wrote"))
     before = [point for point in read_csv(path / f"{name}.csv") if point.source == "measured"]
-    with redirect_stdout(StringIO()) as terminal:
-        call(SCRIPTS[name], "--quick", "--out", str(path))
+    said_later = printed(name, path)
     points = read_csv(path / f"{name}.csv")
     assert before == [point for point in points if point.source == "measured"]
     old = next(p for p in points if p.source == "measured" and p.series == SHOWN[name])
@@ -191,7 +191,7 @@ def test_a_later_run_shows_what_was_measured(
         figure = SCRIPTS[name].FIGURE.draw([replace(p, y=y) if p is old else p for p in points])
         assert y in drawn(figure)
         plt.close(figure)
-    assert "demo on " in terminal.getvalue() or "measured: " in terminal.getvalue()
+    assert "demo on " in said_later or "measured: " in said_later
 
 
 def drawn(figure: object) -> set[float]:
@@ -230,7 +230,7 @@ def test_a_measured_knee_is_where_the_first_token_has_doubled(measured: tuple) -
     for way in segment.WAYS:
         knee = script.measured_knee(found[f"first token, {way}"])
         assert [point.y for point in found.get(f"knee, {way}", [])] == ([knee] if knee else [])
-        for what in script.PANELS:
+        for what in segment.TOKENS:
             assert [point.x for point in found[f"{what}, {way}"]] == [8, 64]
 
 
@@ -242,8 +242,8 @@ def test_measured_gains_are_those_of_the_times(measured: tuple) -> None:
                             for way in ("transformers", "segment"))  # fmt: skip
             gains[what, width] = found[f"demo, {what}, gain", width]
             assert gains[what, width] == pytest.approx(theirs / ours, rel=1e-4), "one pair"
-    summary = SCRIPTS["segment_widths"].summary({key: [gain] for key, gain in gains.items()})
-    assert {name: found[name, 0] for name in summary} == pytest.approx(summary)
+    for series, width, tokens, extreme in SCRIPTS["segment_widths"].STATED.values():
+        assert found[series, 0] == pytest.approx(extreme(gains[what, width] for what in tokens))
 
 
 def test_the_measured_largest_batch_fits_the_budget(measured: tuple) -> None:

@@ -10,19 +10,8 @@ from configs import GPUS, MODELS
 from costmodel import make_batch, tokens_that_fit
 from experiments import serve_pipelines
 from experiments.lib.common import read_csv
-from experiments.lib.papers import CHAT, MISTRAL
-from experiments.serve_pipelines import (
-    FALCON,
-    FALCON_TP8,
-    FEW,
-    JOBS,
-    LLAMA,
-    PRECISION,
-    START,
-    capacities,
-    search_from,
-    slos,
-)
+from experiments.lib.papers import CHAT, MISTRAL, capacities
+from experiments.serve_pipelines import FALCON, FALCON_TP8, JOBS, LLAMA, slos
 from serving.capacity import Load
 from serving.traffic import at_rate
 from simulate import simulate
@@ -82,11 +71,12 @@ def test_slos_are_of_the_pipeline_and_budgets_of_the_artefact() -> None:
 def test_few_requests_find_where_to_begin_and_not_what_is_found() -> None:
     """The search that begins near the capacity finds what the plain one finds."""
     job, requests = JOBS[-1], CHAT.requests(140)
-    plain = search_from(dict.fromkeys(slos(job.deployment), START), job, requests, PRECISION)
-    assert len(requests) > FEW
-    found = capacities(job, requests)
-    for name, rate in plain.items():
-        assert found[name] == pytest.approx(rate, rel=PRECISION - 1)
+    bounds, precision = slos(job.deployment), serve_pipelines.PRECISION
+    starts = dict.fromkeys(bounds, serve_pipelines.START)
+    plain = capacities(job, requests, bounds, precision, starts)
+    assert len(requests) > serve_pipelines.FEW
+    found = serve_pipelines.search(job, requests)
+    assert found == pytest.approx(plain, rel=precision - 1)
 
 
 def test_the_published_prefill_is_no_sum_of_two_stages() -> None:
@@ -109,7 +99,8 @@ def test_quick_run(
     assert (tmp_path / "serve_pipelines.png").stat().st_size > 10_000
     series = {point.series for point in points}
     for job in JOBS:
-        assert (f"{job.policy}, {job.name} strict" in series) == (job.data == CHAT)
+        name = f"{job.policy}, {serve_pipelines.group_of(job)} strict"
+        assert (name in series) == (job.data == CHAT.name)
     paper = {point.series for point in points if point.source == "paper"}
     assert paper == serve_pipelines.SHOWN
     assert all(point.y > 0 for point in points)

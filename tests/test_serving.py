@@ -18,7 +18,7 @@ from cli import run_main
 from configs import UserError
 from costmodel import TILE
 from experiments import serve_ablation, serve_capacity, serve_stalls
-from experiments.lib.common import read_csv
+from experiments.lib.common import Record, read_csv, values
 from experiments.lib.papers import ARXIV, CHAT, MISTRAL, YI
 from serving.capacity import (
     MAX_DELAY,
@@ -205,23 +205,16 @@ def call(script: str, *flags: str) -> None:
 def test_capacity_of_a_trace_file(tmp_path: Path) -> None:
     path = tmp_path / "mine, of today.csv"
     lines = [f"{0.5 * i},{6000 + 10 * i},{40 + i}" for i in range(30)]
-    path.write_text(
-        "\n".join(["arrived_at,num_prefill_tokens,num_decode_tokens", *lines]), encoding="utf-8"
-    )
+    header = "arrived_at,num_prefill_tokens,num_decode_tokens"
+    path.write_text("\n".join([header, *lines]), encoding="utf-8")
     call("serve_capacity", "--quick", "--requests-file", str(path), "--out", str(tmp_path))
     points = read_csv(tmp_path / "serve_capacity-mine-of-today.csv")
-    assert {point.source for point in points} == {"predicted"} and (
-        tmp_path / "serve_capacity-mine-of-today.png"
-    ).exists()
-    assert any(
-        point.series == "sarathi_serve, mistral-7b mine-of-today strict" and point.y > 0
-        for point in points
-    )
+    assert {point.source for point in points} == {"predicted"}
+    assert (tmp_path / "serve_capacity-mine-of-today.png").exists()
+    assert values(points)["sarathi_serve, mistral-7b mine-of-today strict"] > 0
     _, rows = serve_capacity.table(points)
-    assert {(row[0], row[1]) for row in rows} == {
-        ("mistral-7b", "mine-of-today"),
-        ("yi-34b", "mine-of-today"),
-    }
+    groups = {(row[0], row[1]) for row in rows}
+    assert groups == {("mistral-7b", "mine-of-today"), ("yi-34b", "mine-of-today")}
 
 
 def test_a_trace_too_light_for_a_capacity(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -231,23 +224,16 @@ def test_a_trace_too_light_for_a_capacity(tmp_path: Path, capsys: pytest.Capture
         call("serve_capacity", "--quick", "--requests-file", str(path), "--out", str(tmp_path))
     said = capsys.readouterr().err
     assert (
-        "light, 2 requests on mistral-7b under vllm_v0, strict SLO of" in said
+        "light, 2 requests on mistral-7b TP1 under vllm_v0, strict SLO of" in said
         and len(said.splitlines()) == 1
     )
 
 
 def test_stalls_of_priced_and_real_runs_as_a_trace_file(tmp_path: Path) -> None:
     measure = ["--measure", "--device", "cpu", "--dtype", "float32", "--model", "demo"]
-    call(
-        "serve_stalls",
-        "--quick",
-        "--out",
-        str(tmp_path),
-        "--perfetto",
-        str(tmp_path / "run.json"),
-        *measure,
-    )
-    events = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))["traceEvents"]
+    out, file = str(tmp_path), tmp_path / "run.json"
+    call("serve_stalls", "--quick", "--out", out, "--perfetto", str(file), *measure)
+    events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
     groups = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     runs = [f"{what}{policy}" for what in ("", "measured ") for policy in serve_stalls.POLICIES]
     assert groups == [f"{run}: {part}" for run in runs for part in ("engine", "requests")]
@@ -256,10 +242,9 @@ def test_stalls_of_priced_and_real_runs_as_a_trace_file(tmp_path: Path) -> None:
 def test_the_curve_of_stalls_ends_with_all_tokens() -> None:
     """Where the first iteration starts late, as in every measured run, too."""
     requests = [Request(i, range(3000), 20, arrival=7.0) for i in range(3)]
-    points = serve_stalls.points_of(
-        YI.serve(requests, "vllm_v0", 512), "vllm_v0", "predicted", "", ""
-    )
-    curve = [(point.x, point.y) for point in points if point.x_unit]
+    record = Record("serve_stalls", "", "")
+    serve_stalls.add_run(record, YI.serve(requests, "vllm_v0", 512), "vllm_v0")
+    curve = [(point.x, point.y) for point in record if point.x_unit]
     assert curve[0] == (0, 0) and curve[-1][1] == 60 and curve[-1][0] < 7
 
 
@@ -286,16 +271,7 @@ def test_bad_flags(
 
 
 def test_budget_for_an_slo_of_ones_own(capsys: pytest.CaptureFixture) -> None:
-    call(
-        "serve_budget",
-        "--tbt-slo",
-        "50",
-        "--decodes",
-        "8",
-        "--context",
-        "1024",
-        "--longest",
-        "2048",
-    )
+    flags = "--tbt-slo 50 --decodes 8 --context 1024 --longest 2048"
+    call("serve_budget", *flags.split())
     said = capsys.readouterr().out
     assert f"token budget: {token_budget(MISTRAL.cost_model, 0.05, 8, 1024, 2048)} tokens" in said

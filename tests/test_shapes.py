@@ -22,7 +22,10 @@ def find(tmp_path: Path, points: list[Point]) -> dict[str, tuple[int, int]]:
         write_csv(tmp_path / f"{figure}.csv", [point for point in points if point.figure == figure])
     found = shapes.find_shapes(tmp_path)
     return {
-        claim: (sum(f.held for f in findings), sum(f.of for f in findings))
+        claim: (
+            sum(sum(f.comparisons) for f in findings),
+            sum(len(f.comparisons) for f in findings),
+        )
         for claim, (_, findings) in found.items()
     }
 
@@ -30,49 +33,35 @@ def find(tmp_path: Path, points: list[Point]) -> dict[str, tuple[int, int]]:
 def test_a_machine_like_the_papers(tmp_path: Path) -> None:
     points = rows("fig3", "prefill, total L=512", "B", {1: 0.52, 2: 0.5, 4: 0.51})
     points += rows("fig3", "decode, total L=512", "B", {1: 9, 2: 5, 4: 3})
-    points += rows("fig8", "L=256 C=256", "B", {2: 5, 4: 3}) + rows(
-        "fig8", "L=512 C=256", "B", {2: 4, 4: 2}
-    )
+    points += rows("fig8", "L=256 C=256", "B", {2: 5, 4: 3})
+    points += rows("fig8", "L=512 C=256", "B", {2: 4, 4: 2})
     points += rows("fig9", "C=128 L=512 B=5", "P:D", {16: 1.1, 32: 1.2, 64: 1.1})
     # the spread says nothing about the peak
     points += rows("fig9", "C=128 L=512 B=5 highest", "P:D", {16: 9, 32: 2, 64: 2})
-    points += rows("fig11", "orca best L=512", "P:D", {16: 1.05}) + rows(
-        "fig11", "sarathi C=128 L=512", "P:D", {16: 1.2}
-    )
+    points += rows("fig11", "orca best L=512", "P:D", {16: 1.05})
+    points += rows("fig11", "sarathi C=128 L=512", "P:D", {16: 1.2})
     points += rows("fig11", "sarathi C=64 L=512", "P:D", {16: 1.01})
     points += rows("fig13", "prefill L=512", "C", {64: 1.5, 128: 1.2, 256: 1.1})
-    assert list(find(tmp_path, points).values()) == [
-        (1, 1),
-        (2, 2),
-        (2, 2),
-        (2, 2),
-        (1, 1),
-        (2, 2),
-        (2, 2),
-    ]
+    counts = [(1, 1), (2, 2), (2, 2), (2, 2), (1, 1), (2, 2), (2, 2)]
+    assert find(tmp_path, points) == dict(zip(shapes.SHAPES, counts, strict=True))
 
 
 def test_a_machine_unlike_it(tmp_path: Path) -> None:
-    points = rows("fig3", "prefill, total L=512", "B", {1: 0.52, 2: 0.6}) + rows(
-        "fig3", "decode, total L=512", "B", {1: 3, 2: 5, 4: 4}
-    )
+    points = rows("fig3", "prefill, total L=512", "B", {1: 0.52, 2: 0.6})
+    points += rows("fig3", "decode, total L=512", "B", {1: 3, 2: 5, 4: 4})
     points += rows("fig9", "C=128 L=512 B=5", "P:D", {16: 1.3, 32: 1.2})
-    points += rows("fig11", "orca best L=512", "P:D", {16: 0.9}) + rows(
-        "fig11", "sarathi C=64 L=512", "P:D", {16: 0.8}
-    )
+    points += rows("fig11", "orca best L=512", "P:D", {16: 0.9})
+    points += rows("fig11", "sarathi C=64 L=512", "P:D", {16: 0.8})
     # fig8 and fig13 were not measured, and are not there
     assert list(find(tmp_path, points).values()) == [(0, 1), (1, 2), (0, 1), (0, 2)]
 
 
 def test_one_point_is_no_comparison(tmp_path: Path) -> None:
-    points = rows("fig3", "prefill, total L=64", "B", {1: 0.5}) + rows(
-        "fig3", "decode, total L=64", "B", {1: 9}
-    )
-    points += (
-        rows("fig8", "L=64 C=32", "B", {2: 5})
-        + rows("fig9", "C=16 L=64 B=4", "P:D", {5: 1.3})
-        + rows("fig13", "prefill L=64", "C", {16: 2})
-    )
+    points = rows("fig3", "prefill, total L=64", "B", {1: 0.5})
+    points += rows("fig3", "decode, total L=64", "B", {1: 9})
+    points += rows("fig8", "L=64 C=32", "B", {2: 5})
+    points += rows("fig9", "C=16 L=64 B=4", "P:D", {5: 1.3})
+    points += rows("fig13", "prefill L=64", "C", {16: 2})
     assert find(tmp_path, points) == {}
 
 

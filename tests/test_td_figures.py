@@ -12,9 +12,9 @@ from cli import run_main
 from costmodel import make_batch
 from experiments import td_options, td_throughput
 from experiments.lib import td
-from experiments.lib.common import Point, paper_numbers, read_csv
+from experiments.lib.common import Point, paper_numbers, read_csv, run_jobs
 from experiments.lib.td import BASELINES, ceiling
-from experiments.td_options import NONE, OPTIONS, Job, Results, perform
+from experiments.td_options import NONE, OPTIONS, Job, job_of, jobs_of, perform
 from pipeline import MicroBatches
 from pipeline.phases import Rules
 
@@ -95,8 +95,8 @@ def test_a_batch_of_prefills_is_capped_at_the_models_longest_sequence(system: st
 
 def test_runs_in_other_processes_give_what_runs_here_do() -> None:
     systems = ["TP+HB", "TD-Pipe"]
-    here, there = (td.run_jobs(throughput_of, systems, processes) for processes in (1, 2))
-    assert here == there and [*here] == systems
+    here, there = (run_jobs(throughput_of, systems, processes) for processes in (1, 2))
+    assert here == there and [*here] == [*there] == systems
 
 
 def throughput_of(system: str) -> float:
@@ -125,12 +125,11 @@ def test_an_option_changes_what_it_names(name: str) -> None:
     assert plain != changed
 
 
-def test_an_option_leaves_other_systems_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(td_options, "run_jobs", lambda perform, jobs, processes: jobs)
-    results = Results(100, quick=False)
-    assert len(results.found) == len(set(results.found))
-    assert results.job("PP+HB", NODE.name, "no cap") == results.job("PP+HB", NODE.name)
-    assert results.job("PP+SB", NODE.name, "no cap").option == "no cap"
+def test_an_option_leaves_other_systems_as_they_are() -> None:
+    jobs = jobs_of(100, OPTIONS, td_options.OUTPUTS)
+    assert len(jobs) == len(set(jobs))
+    assert job_of("PP+HB", NODE.name, 100, "no cap") == Job("PP+HB", NODE.name, 100, NONE)
+    assert job_of("PP+SB", NODE.name, 100, "no cap").option == "no cap"
     assert td_options.untouched("no cap", "PP+HB") and not td_options.untouched("no cap", "PP+SB")
     assert not td_options.untouched("pack 1024", "PP+HB")  # it changes TD-Pipe
     assert not td_options.untouched(NONE, "PP+HB")

@@ -68,29 +68,22 @@ def test_errors_are_of_the_median_run(calibration, monkeypatch):
     """Of three runs, one as predicted, one too slow, one far too slow: the middle one counts. All
     work twice as long: `alone` knows.
     """
-    workloads = [
-        Draw("sarathi", ((200, 4), (90, 5), (150, 3))),
-        Draw("vllm_v0", ((64, 6), (300, 2))),
-    ]
+    works = (("sarathi", ((200, 4), (90, 5), (150, 3))), ("vllm_v0", ((64, 6), (300, 2))))
+    workloads = [Draw(policy, lengths) for policy, lengths in works]
 
     def real(_, asked, repeats):
-        runs = []
-        for work in asked:
-            trials = [
-                as_measured(predict(calibration, work, HOP, slower)) for slower in (2.0, 1.0, 3.0)
-            ]
-            runs.append(trials)
-        return runs
+        factors = (2.0, 1.0, 3.0)
+        return [
+            [as_measured(predict(calibration, work, HOP, f)) for f in factors] for work in asked
+        ]
 
     monkeypatch.setattr(validate_pipeline, "run_for_real", real)
     for row, work in zip(compare(calibration, workloads, 3), workloads, strict=True):
         slow = predict(calibration, work, HOP, 2.0)
         assert row.measured == pytest.approx((slow.seconds, slow.bubble_share))
         assert row.busy == pytest.approx(2.0) and row.alone == pytest.approx(row.measured)
-        assert (
-            row.time_error == pytest.approx(100 * (row.predicted[0] / slow.seconds - 1))
-            and row.time_error < -40
-        )
+        error = 100 * (row.predicted[0] / slow.seconds - 1)
+        assert row.time_error == pytest.approx(error) and error < -40
 
 
 def test_files_and_the_wrong_machine(calibration, monkeypatch, tmp_path, capsys):
@@ -103,30 +96,23 @@ def test_files_and_the_wrong_machine(calibration, monkeypatch, tmp_path, capsys)
     monkeypatch.setattr(sys, "argv", ["validate_pipeline.py", *flags])
     run_main(validate_pipeline.main)
     points = read_csv(tmp_path / "validate_pipeline.csv")
-    assert {point.source for point in points} == {"predicted", "measured"} and len(
-        points
-    ) == 2 * 2 * 2
+    assert {point.source for point in points} == {"predicted", "measured"}
+    assert len(points) == 2 * 2 * 2
     assert (tmp_path / "validate_pipeline.png").read_bytes().startswith(b"\x89PNG")
 
-    dataclasses.replace(
-        calibration, gpu=dataclasses.replace(calibration.gpu, name="an abacus")
-    ).save(tmp_path / "here.json")
-    with pytest.raises(SystemExit) as stop:
-        run_main(validate_pipeline.main)
-    message = capsys.readouterr().err.strip().splitlines()
-    assert (
-        stop.value.code
-        and len(message) == 1
-        and "an abacus" in message[0]
-        and "calibrate.py" in message[0]
-    )
-
+    abacus = dataclasses.replace(calibration.gpu, name="an abacus")
+    dataclasses.replace(calibration, gpu=abacus).save(tmp_path / "here.json")
+    message = complaint(capsys)
+    assert "an abacus" in message and "calibrate.py" in message
     (tmp_path / "here.json").unlink()
+    assert f"calibrate.py --out {tmp_path / 'here.json'}" in complaint(capsys)
+
+
+def complaint(capsys: pytest.CaptureFixture) -> str:
+    """The one line that the script ends with."""
+    capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         run_main(validate_pipeline.main)
-    message = capsys.readouterr().err.strip().splitlines()
-    assert (
-        stop.value.code
-        and len(message) == 1
-        and f"calibrate.py --out {tmp_path / 'here.json'}" in message[0]
-    )
+    [message] = capsys.readouterr().err.strip().splitlines()
+    assert stop.value.code
+    return message

@@ -7,16 +7,15 @@ import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from experiments.lib.beam_engines import ENGINES, Seen, ratio, spread
-from experiments.lib.common import SPREAD, Point, foreign, read_csv, series_options
-from experiments.lib.measuring import gain_points
+from experiments.lib.common import SPREAD, Point, Record, foreign, read_csv, series_options
+from experiments.lib.measuring import add_spread
 from experiments.lib.segment import OURS
 
-TOKENS = {"first token": ("first", 1, "s"), "next token": ("next", 1e3, "ms")}
-"""What is timed -> field of `Seen`, units in a second, unit."""
+TOKENS = {"first token": (1, "s"), "next token": (1e3, "ms")}
+"""What is timed -> units in a second, unit."""
 
 
 @dataclass(frozen=True)
@@ -41,29 +40,23 @@ class Case:
 
 def points_of(found: dict[str, tuple[Case, Seen]], hardware: str, model: str) -> list[Point]:
     """Times with their ranges, tokens/s, peak, and ratios to ours (or of ours, to width 1)."""
-    points, ours = [], found.get(OURS)
-    fixed = {"x_unit": "BS", "source": "measured", "model": model, "hardware": hardware}
+    record, ours = Record("bench_beams", model, hardware, "measured"), found.get(OURS)
     for label, (case, seen) in found.items():
-        series = case.series(label.split(", ")[0])
-        add = partial(Point, "bench_beams", **fixed)
-        for what, (name, scale, unit) in TOKENS.items():
-            values = tuple(scale * value for value in spread(getattr(seen, name)))
-            named = partial(add, y_unit=unit)
-            points += gain_points(named, f"{what}, {series}", case.batch_size, values)
+        series, size = case.series(label.split(", ")[0]), case.batch_size
+        for what, (scale, unit) in TOKENS.items():
+            times = spread([scale * seconds for seconds in seen.times(what)])
+            add_spread(record, f"{what}, {series}", times, unit, size, "BS")
             if ours is None or label == OURS:
                 continue
-            over = partial(add, y_unit="x")
-            title, pair = f"{what} over {OURS}'s, {series}", (ours[1], seen)
+            over, pair = f"over {OURS}'s", (ours[1], seen)
             if case.beam_width != ours[0].beam_width:
-                title = f"{what} of BW {ours[0].beam_width} over BW 1, {series}"
-                pair = seen, ours[1]
-            points += gain_points(over, title, case.batch_size, ratio(*pair, name))
-        rate = seen.throughput(case.batch_size, case.response)
-        points.append(add(f"tokens/s, {series}", x=case.batch_size, y=rate, y_unit="tokens/s"))
+                over, pair = f"of BW {ours[0].beam_width} over BW 1", (seen, ours[1])
+            add_spread(record, f"{what} {over}, {series}", ratio(*pair, what), "x", size, "BS")
+        rate = seen.throughput(size, case.response)
+        record.add(f"tokens/s, {series}", rate, "tokens/s", size, "BS")
         if seen.peak:
-            peak = statistics.median(seen.peak) / 1e6
-            points.append(add(f"peak, {series}", x=case.batch_size, y=peak, y_unit="MB"))
-    return points
+            record.add(f"peak, {series}", statistics.median(seen.peak) / 1e6, "MB", size, "BS")
+    return record
 
 
 def key(point: Point) -> tuple:
@@ -92,21 +85,20 @@ class Row:
 
 def rows_of(points: Sequence[Point]) -> list[Row]:
     """By case, in the order of the engines."""
-    found: dict[tuple, dict[str, float]] = {}
+    found: dict[tuple[str, str, Case], dict[str, float]] = {}
     for point in points:
         what, engine, rest = point.series.split(", ", 2)
         options = series_options(rest)
         shape = options["prompt"], int(point.x), options["BW"], options["response"]
         fewer = ((engine, options["steps"]),) if "steps" in options else ()
-        ends = [end for end in SPREAD if point.series.endswith(end)]
-        values = found.setdefault((point.hardware, *shape, engine, fewer), {})
-        values[what + "".join(ends)] = point.y
-    rows = [Row(k[5], Case(*k[1:5], k[6]), k[0], values) for k, values in found.items()]
-    places = {name: place for place, name in enumerate(ENGINES)}
+        end = next((end for end in SPREAD if rest.endswith(end)), "")
+        values = found.setdefault((engine, point.hardware, Case(*shape, fewer)), {})
+        values[what + end] = point.y
 
     def order(row: Row) -> tuple:
-        case = row.case
-        shape = case.response, case.prompt, case.batch_size
-        return row.hardware, *shape, -case.beam_width, places[row.engine]
+        case, place = row.case, ENGINES.index(row.engine)
+        shape = case.response, case.prompt, case.batch_size, -case.beam_width
+        return row.hardware, *shape, place
 
+    rows = [Row(engine, case, where, values) for (engine, where, case), values in found.items()]
     return sorted(rows, key=order)

@@ -3,26 +3,25 @@
     segment, standard   ours, with either cache
     transformers        the library
 
-All load the same random weights, and run on the CPU. experiments/beam_peers.py is what runs in the
-processes; it says what is timed.
-
-Whatever needs torch is imported inside the functions, for figures import this module at their top.
+All load the same random weights, and run on the CPU. Each process runs experiments/beam_peers.py,
+which says what is timed. torch is imported inside the functions: figures import this module, and
+predict without torch.
 """
 
 import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from beam.cost import cache_bytes, throughput
 from configs import ModelConfig, UserError, lookup
-from experiments.lib.common import progress
-from experiments.lib.measuring import median_ratio
-from experiments.lib.segment import OURS, WAYS
+from experiments.lib.common import Record, progress
+from experiments.lib.measuring import add_spread, median_ratio
+from experiments.lib.segment import OURS, TOKENS, WAYS
 
 if TYPE_CHECKING:  # predicting needs no torch
     from engine import LLM
@@ -36,10 +35,11 @@ Spread = tuple[float, float, float]  # median, lowest, highest
 
 @dataclass(frozen=True)
 class Search:
-    """One batch of searches. response: output tokens of each."""
+    """One batch of searches. prompt, response: tokens of each."""
 
     engine: str
-    prompts: list[list[int]]
+    batch_size: int
+    prompt: int
     beam_width: int
     response: int
 
@@ -53,11 +53,20 @@ class Seen:
     peak: list[float] = field(default_factory=list)  # bytes
     tokens: list[list[int]] = field(default_factory=list)  # the best sequence of each prompt
 
+    def times(self, what: str) -> list[float]:
+        """s of the first or of the next token; what: one of TOKENS."""
+        return self.first if what == "first token" else self.next
+
     def throughput(self, batch_size: int, response: int) -> float:
         """Formula (4), tokens/s, of the medians. response may be longer than what was run."""
         next_token = statistics.median(self.next)
         seconds = statistics.median(self.first) + (response - 1) * next_token
         return throughput(batch_size, response, seconds)
+
+    def rates(self, batch_size: int, response: int) -> list[float]:
+        """Formula (4), tokens/s, of each repetition."""
+        latencies = [f + (response - 1) * n for f, n in zip(self.first, self.next, strict=True)]
+        return [throughput(batch_size, response, seconds) for seconds in latencies]
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -65,8 +74,17 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def ratio(ours: Seen, other: Seen, what: str) -> Spread:
-    """`other` over `ours`, pair by pair; what: "first" or "next"."""
-    return median_ratio(list(zip(getattr(other, what), getattr(ours, what), strict=True)))
+    """`other` over `ours`, pair by pair; what: one of TOKENS."""
+    return median_ratio(list(zip(other.times(what), ours.times(what), strict=True)))
+
+
+def add_latencies(
+    record: Record, seen: Seen, way: str, x: float, x_unit: str, prefix: str = ""
+) -> None:
+    """Add the ms of the first and of the next token, with ranges: "PREFIXfirst token, WAY"."""
+    for what in TOKENS:
+        times = spread([1e3 * seconds for seconds in seen.times(what)])
+        add_spread(record, f"{prefix}{what}, {way}", times, "ms", x, x_unit)
 
 
 def make_prompts(config: ModelConfig, batch_size: int, length: int) -> list[list[int]]:
@@ -83,7 +101,7 @@ class Engines:
     def __init__(self, config: ModelConfig, dtype: str, peers: Mapping[str, "Peer"]):
         self.config, self.dtype, self.peers = config, dtype, peers
 
-    def ask(self, searches: Mapping[str, Search], repeats: int) -> dict[str, Seen]:
+    def ask(self, searches: Mapping[Hashable, Search], repeats: int) -> dict[Hashable, Seen]:
         """Run each search `repeats` times, in alternation. searches: by a label of your choice."""
         seen = {label: Seen() for label in searches}
         labels = list(searches)
@@ -91,17 +109,12 @@ class Engines:
         turns = [label for i in starts for label in labels[i:] + labels[:i]]
         with progress(turns, "searches") as bar:
             for label in bar:
-                each = searches[label]
-                shape = f"{len(each.prompts)} x {len(each.prompts[0])} + {each.response} tokens"
+                each, found = searches[label], seen[label]
+                shape = f"{each.batch_size} x {each.prompt} + {each.response} tokens"
                 bar.set_description(f"{each.engine}, {shape}, BW {each.beam_width}")
-                answer = self.peers[each.engine].ask(
-                    {
-                        "prompts": each.prompts,
-                        "beam_width": each.beam_width,
-                        "response": each.response,
-                    }
-                )
-                found = seen[label]
+                question = {"beam_width": each.beam_width, "response": each.response}
+                question["prompts"] = make_prompts(self.config, each.batch_size, each.prompt)
+                answer = self.peers[each.engine].ask(question)
                 for name in ("first", "next", "peak"):
                     if answer[name] is not None:
                         getattr(found, name).append(answer[name])
@@ -112,15 +125,12 @@ class Engines:
         self, batch_size: int, prompt: int, beam_width: int, response: int, repeats: int
     ) -> dict[str, Seen]:
         """The same batch on every engine."""
-        prompts = make_prompts(self.config, batch_size, prompt)
-        return self.ask(
-            {name: Search(name, prompts, beam_width, response) for name in self.peers}, repeats
-        )
+        shape = batch_size, prompt, beam_width, response
+        return self.ask({name: Search(name, *shape) for name in self.peers}, repeats)
 
     def peak(self, name: str, batch_size: int, prompt: int, width: int, response: int) -> float:
         """Bytes: of one run."""
-        prompts = make_prompts(self.config, batch_size, prompt)
-        found = self.ask({name: Search(name, prompts, width, response)}, 1)[name]
+        found = self.ask({name: Search(name, batch_size, prompt, width, response)}, 1)[name]
         if not found.peak:
             raise UserError("the peak of a process is known on Linux alone: see proc(5)")
         return found.peak[0]
@@ -135,17 +145,13 @@ class Engines:
         """
         shape = WAYS[name].cache, 1, width, prompt, response
         least = cache_bytes(self.config, *shape, bytes_per_value=BYTES[self.dtype])
-        tried: dict[int, float] = {}
-
-        def peak(size: int) -> float:
-            tried[size] = self.peak(name, size, prompt, width, response)
-            return tried[size]
-
-        if peak(1) > budget:
+        tried = {1: self.peak(name, 1, prompt, width, response)}
+        if tried[1] > budget:
             return tried
         size = 2
         for _ in range(TRIES + 1):
-            each = max(least, (peak(size) - tried[1]) / (size - 1))
+            tried[size] = self.peak(name, size, prompt, width, response)
+            each = max(least, (tried[size] - tried[1]) / (size - 1))
             size = 1 + int((budget - tried[1]) / each)
             if size in tried:
                 break
@@ -187,7 +193,7 @@ def started(config: ModelConfig, dtype: str, names: Sequence[str] = ENGINES) -> 
 
 
 def stop(peer: "Peer") -> None:
-    """It may be in the midst of a search: nothing in it is worth waiting for."""
+    """End the process now, even in the midst of a search."""
     peer.process.kill()
     with suppress(BrokenPipeError):
         peer.close()
@@ -202,8 +208,7 @@ def check_cpu(llm: "LLM") -> str:
 
 def equal_tokens(seen: Mapping[str, Seen], labels: Sequence[str]) -> str:
     """One line: how many best sequences are the same as ours."""
-    ours = seen[OURS].tokens
-    counts = []
+    ours, counts = seen[OURS].tokens, []
     for label in labels:
         same = sum(a == b for a, b in zip(ours, seen[label].tokens, strict=True))
         counts.append(f"{label} {same} of {len(ours)}")

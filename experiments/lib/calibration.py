@@ -11,6 +11,7 @@ from batch import Batch
 from cli import MARK
 from configs import GPU, ModelConfig, UserError
 from costmodel import CostModel
+from experiments.lib.measuring import this_machine
 
 LINEARS = ("preproj", "postproj", "ffn_ln1", "ffn_ln2")
 BATCH_SIZE, LENGTH = 8, 2048  # the cache: decodes in a batch, and tokens in a slot, at most
@@ -27,20 +28,16 @@ class Curve:
     seconds: Sequence[float]
 
     def __post_init__(self) -> None:
-        if len(self.x) != len(self.seconds) or len(self.x) < 2:
-            raise UserError(
-                f"a curve needs at least two points and as many x ({len(self.x)}) as seconds"
-                f" ({len(self.seconds)})"
-            )
-        if not all(isinstance(value, int | float) for value in (*self.x, *self.seconds)):
-            raise UserError(
-                f"the x and seconds of a curve must be numbers, unlike {list(self.x)},"
-                f" {list(self.seconds)}"
-            )
-        if not all(left < right for left, right in pairwise(self.x)):
-            raise UserError(f"the x of a curve must increase, unlike {list(self.x)}")
-        if not all(0 <= value < float("inf") for value in self.seconds):
-            raise UserError(f"seconds must be finite and not negative, unlike {list(self.seconds)}")
+        x, seconds = list(self.x), list(self.seconds)
+        if len(x) != len(seconds) or len(x) < 2:
+            sizes = f"as many x ({len(x)}) as seconds ({len(seconds)})"
+            raise UserError(f"a curve needs at least two points and {sizes}")
+        if not all(isinstance(value, int | float) for value in x + seconds):
+            raise UserError(f"the x and seconds of a curve must be numbers, unlike {x}, {seconds}")
+        if not all(left < right for left, right in pairwise(x)):
+            raise UserError(f"the x of a curve must increase, unlike {x}")
+        if not all(0 <= value < float("inf") for value in seconds):
+            raise UserError(f"seconds must be finite and not negative, unlike {seconds}")
 
     def __call__(self, x: float) -> float:
         right = min(max(bisect_left(self.x, x), 1), len(self.x) - 1)
@@ -106,15 +103,24 @@ class Calibration:
             raise UserError(
                 f"operators must be {', '.join(LINEARS)}, others, not {', '.join(self.operators)}"
             )
-        if len(self.starts) != len(self.chunks) or len(self.starts) < 2:
+        curves, starts = len(self.chunks), len(self.starts)
+        if curves != starts or starts < 2:
             raise UserError(
-                f"chunks needs a curve for each start: {len(self.chunks)} for {len(self.starts)},"
-                " two at least"
+                f"chunks needs a curve for each start: {curves} for {starts}, two at least"
             )
 
     def save(self, path: Path) -> None:
         text = json.dumps({"mark": MARK} | asdict(self), indent=1)
         path.write_text(text + "\n", encoding="utf-8")
+
+    def check_machine(self) -> None:
+        """Raise a UserError where this is not the machine that was measured."""
+        here = f"{this_machine(self.device)}, {self.dtype}"
+        if here != self.gpu.name:
+            raise UserError(
+                f"the calibration is of {self.gpu.name}; this is {here}: run"
+                " experiments/calibrate.py here first"
+            )
 
     @staticmethod
     def read(path: Path) -> "Calibration":
@@ -129,18 +135,12 @@ class Calibration:
             data |= {"model": ModelConfig(**data["model"]), "gpu": GPU(**data["gpu"])}
             return Calibration(**data)
         except OSError as error:
-            raise UserError(
-                f"calibration {path}: {error.strerror}; experiments/calibrate.py makes one"
-            ) from None
+            reason = error.strerror
         except KeyError as error:
-            raise UserError(
-                f"calibration {path}: no field {error}; experiments/calibrate.py makes a new one"
-            ) from None
-        # a UserError is a ValueError, and so is broken JSON
-        except (AttributeError, TypeError, ValueError) as error:
-            raise UserError(
-                f"calibration {path}: {error}; experiments/calibrate.py makes a new one"
-            ) from None
+            reason = f"no field {error}"
+        except (AttributeError, TypeError, ValueError) as error:  # broken JSON, or a UserError
+            reason = str(error)
+        raise UserError(f"calibration {path}: {reason}; experiments/calibrate.py makes a new one")
 
 
 class CalibratedModel(CostModel):
@@ -150,44 +150,36 @@ class CalibratedModel(CostModel):
     """
 
     def __init__(self, calibration: Calibration) -> None:
-        super().__init__(
-            calibration.model, calibration.gpu, bytes_per_value=calibration.bytes_per_value
-        )
+        width = calibration.bytes_per_value
+        super().__init__(calibration.model, calibration.gpu, bytes_per_value=width)
         self.calibration = calibration
         self.guess = ""  # its curves were measured where it predicts
-        self._decode = [
-            calibration.decode(context) for context in range(calibration.model.max_length + 1)
-        ]  # asked for too often to compute
+        contexts = range(calibration.model.max_length + 1)
+        self._decode = [calibration.decode(context) for context in contexts]  # asked for too often
         self._chunk: dict[tuple[int, int], float] = {}
 
     def linears(self, tokens: int) -> dict[str, float]:
         return {name: self.calibration.operators[name](tokens) for name in LINEARS}
 
     def others(self, tokens: int, sampled: int) -> float:
-        return self.calibration.operators["others"](tokens) + (
-            self.calibration.head(sampled) if sampled else 0.0
-        )
+        head = self.calibration.head(sampled) if sampled else 0.0
+        return self.calibration.operators["others"](tokens) + head
 
     def chunk_attention(self, start: int, length: int) -> float:
         """Between the measured starts, straight lines again.
 
         A chunk at 0 is no such start: it runs the causal kernel.
         """
+        found = self.calibration
         if (start, length) not in self._chunk:
-            at = self.calibration
-            seconds = (
-                at.prompt(length)
-                if start == 0
-                else Curve(at.starts, [curve(length) for curve in at.chunks])(start)
-            )
-            self._chunk[start, length] = seconds
+            by_start = Curve(found.starts, [curve(length) for curve in found.chunks])
+            self._chunk[start, length] = by_start(start) if start else found.prompt(length)
         return self._chunk[start, length]
 
     def attention(self, batch: Batch) -> float:
         decode = self._decode
-        seconds = self.calibration.attention + sum(
-            [decode[request.context] for request in batch.decodes]
-        )
+        seconds = sum([decode[request.context] for request in batch.decodes])
+        seconds += self.calibration.attention
         for chunk in batch.chunks:
             seconds += self.chunk_attention(chunk.start, chunk.length)
         return seconds

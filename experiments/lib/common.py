@@ -1,25 +1,27 @@
-"""What all experiments share: published numbers, result rows and their CSV files, tables, flags.
+"""What all experiments share: published numbers, result rows and their CSV files, tables.
 
 A number is a `Point` that says what it is: paper, predicted or measured. Above this module stand
-`look` (pictures), `steady` (what is run, and what the cost model predicts for it), `measuring` (the
-real engine on this machine), `papers` (Sarathi-Serve's set-ups) and `figure` (what makes a figure
-of all that).
+`flags` (command lines), `look` (pictures), `steady` (what is run, and what the cost model predicts
+for it), `measuring` (the real engine on this machine), `papers` (Sarathi-Serve's set-ups) and
+`figure` (what makes a figure of all that).
 """
 
-import argparse
 import csv
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
+from typing import TypeVar
 
 from tqdm import tqdm
 
-from cli import Parser, claim, is_ours
+from cli import claim, is_ours
 from configs import GPUS, UserError
 from costmodel import constants
 
 ROOT = Path(__file__).resolve().parents[2]
+Job, Outcome = TypeVar("Job"), TypeVar("Outcome")  # a script's own, see `run_jobs`
 
 
 def paper_numbers() -> dict[str, float]:
@@ -55,6 +57,31 @@ class Point:
 
     def __post_init__(self) -> None:
         assert self.source in ("paper", "predicted", "measured"), self.source
+
+
+class Record(list[Point]):
+    """Points of one figure. What they share is said once.
+
+    Record("fig8", MODEL, GPU) collects predicted ones. `measured_on(llm)` of lib/measuring.py names
+    model, hardware and source of measured ones: Record("fig8", *measured_on(llm)).
+    """
+
+    def __init__(self, figure: str, model: str, hardware: str, source: str = "predicted") -> None:
+        super().__init__()
+        self.figure, self.where = figure, (source, model, hardware)
+
+    def add(self, series: str, y: float, unit: str, x: float = 0, x_unit: str = "") -> None:
+        self.append(Point(self.figure, series, x, x_unit, y, unit, *self.where))
+
+
+def values(points: Iterable[Point], source: str = "predicted") -> dict[str, float]:
+    """y of the points of one source by series, of series that have one point each."""
+    return {point.series: point.y for point in points if point.source == source}
+
+
+def values_at(points: Iterable[Point], source: str = "predicted") -> dict[tuple[str, float], float]:
+    """y of the points of one source by series and x."""
+    return {(point.series, point.x): point.y for point in points if point.source == source}
 
 
 def guesses(points: Sequence[Point], software: Mapping[str, str]) -> list[str]:
@@ -124,19 +151,21 @@ def with_kept(path: Path, points: Sequence[Point]) -> list[Point]:
     return [point for point in points if point.source != "measured"] + kept + measured
 
 
-def curves(points: Iterable[Point], source: str) -> dict[str, list[Point]]:
-    """The points of one source by series, each in order of x.
+def newest_measured(points: Iterable[Point]) -> list[Point]:
+    """The measured points of one model and machine: those that were measured last."""
+    measured = [point for point in points if point.source == "measured"]
+    where = [(point.model, point.hardware) for point in measured]
+    return [point for point, place in zip(measured, where, strict=True) if place == where[-1]]
 
-    Of several measurements the newest counts, which is the last in the file.
-    """
-    points = [point for point in points if point.source == source]
+
+def curves(points: Iterable[Point], source: str) -> dict[str, list[Point]]:
+    """The points of one source by series, each in order of x; see `newest_measured`."""
     if source == "measured":
-        points = [
-            p for p in points if (p.model, p.hardware) == (points[-1].model, points[-1].hardware)
-        ]
+        points = newest_measured(points)
     found: dict[str, list[Point]] = {}
     for point in points:
-        found.setdefault(point.series, []).append(point)
+        if point.source == source:
+            found.setdefault(point.series, []).append(point)
     return {series: sorted(curve, key=lambda point: point.x) for series, curve in found.items()}
 
 
@@ -161,11 +190,15 @@ def paper_points(paper: Mapping[str, tuple[str, float]], predicted: Sequence[Poi
 # ------------------------------------------------------------------------------------------- tables
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Columns as wide as they need.
+def print_table(
+    header: Sequence[object], rows: Sequence[Sequence[object]], title: str = ""
+) -> None:
+    """Columns as wide as they need, below a title, if there is one.
 
     Words go to the left, everything that starts like a number to the right.
     """
+    if title:
+        print(f"\n{title}\n")
     cells = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     numeric = [all(row[c][:1] in "0123456789+-." for row in cells[1:]) for c in range(len(header))]
@@ -216,72 +249,28 @@ def progress(items: Iterable, what: str, total: int | None = None) -> tqdm:
     return tqdm(items, desc=what, total=total, leave=False, disable=None, dynamic_ncols=True)
 
 
-# -------------------------------------------------------------------------------------------- flags
+def run_jobs(
+    perform: Callable[[Job], Outcome],
+    jobs: Sequence[Job],
+    processes: int,
+    what: str = "runs",
+    initializer: Callable[[], object] | None = None,
+) -> dict[Job, Outcome]:
+    """What `perform` makes of each job. It runs in other processes, unless processes is 1.
 
-
-def positive(text: str) -> int:
-    """A flag's value that must be a whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def make_parser(description: str) -> Parser:
-    """The flags that every figure has; description: the script's docstring."""
-    parser = Parser(
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        renamed={"--trace": "--perfetto (a file to write) or --requests-file (requests to read)"},
-    )
-    add = parser.add_argument
-    parser.add_force()
-    add(
-        "--out",
-        type=Path,
-        default=ROOT / "results",
-        metavar="DIR",
-        help="where the .png and .csv go (default: results/)",
-    )
-    add("--quick", action="store_true", help="fewer points: a smoke test, not a result")
-    return parser
-
-
-def make_figure_parser(description: str) -> tuple[Parser, argparse._ArgumentGroup]:
-    """The flags of a figure that can be measured, and the group for a script's own."""
-    parser = make_parser(description)
-    parser.add_argument(
-        "--measure", action="store_true", help="also run the real engine on this machine"
-    )
-    group = parser.add_argument_group("only with --measure")
-    group.add_argument("--device", help="auto, cpu, cuda (default: auto)")
-    group.add_argument("--dtype", help="auto, float32, bfloat16, ... (default: auto)")
-    group.add_argument(
-        "--model", help="a name of configs.MODELS or a Hugging Face directory (default: laptop)"
-    )
-    return parser, group
-
-
-MEASURE_DEFAULTS = {"device": "auto", "dtype": "auto", "model": "laptop"}
-
-
-def parse_options(
-    parser: Parser, defaults: Mapping[str, object], quick_defaults: Mapping[str, object]
-) -> argparse.Namespace:
-    """The flags, with the defaults of those that only --measure reads.
-
-    Raises UserError where one of those is given without --measure.
+    what: the name of the progress bar. initializer: what each of the processes calls first.
     """
-    options = parser.parse_args()
-    given = [name for name in defaults if getattr(options, name) is not None]
-    if given and not options.measure:
-        raise UserError(
-            f"--{given[0].replace('_', '-')} needs --measure: what is predicted are always the"
-            " paper's models and GPUs"
-        )
-    for name, value in (dict(defaults) | (dict(quick_defaults) if options.quick else {})).items():
-        if name not in given:
-            setattr(options, name, value)
-    return options
+    if processes == 1:
+        return {job: perform(job) for job in progress(jobs, what)}
+    found = {}
+    with ProcessPoolExecutor(processes, initializer=initializer) as pool:
+        running = {pool.submit(perform, job): job for job in jobs}
+        for done in progress(as_completed(running), what, len(running)):
+            found[running[done]] = done.result()
+    return {job: found[job] for job in jobs}
+
+
+# -------------------------------------------------------------------------------------------- files
 
 
 def make_directory(

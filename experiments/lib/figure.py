@@ -1,32 +1,28 @@
-"""A figure or table of the paper: what it predicts, what it measures, how it is drawn.
+"""A figure or table of a paper: what it predicts, what it measures, how it is drawn.
 
-`run_figure` does the rest in the same way for all: the flags, the table with the columns paper /
-predicted / measured / error, results/NAME.csv and results/NAME.png.
+`Figure.main` does the rest in the same way for all: the flags, the table with the columns paper /
+predicted / measured / error, results/NAME.csv and results/NAME.png. A script that must do more
+calls `flags.start`, then `finish`.
 """
 
-import argparse
 import time
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 
+from cli import run_main
 from experiments.lib.common import (
-    MEASURE_DEFAULTS,
     SPREAD,
     Point,
-    make_directory,
-    make_figure_parser,
-    make_parser,
     paper_points,
-    parse_options,
-    positive,
     print_comparison,
     with_kept,
     write_csv,
 )
+from experiments.lib.flags import MEASURE, Flag, start
 from experiments.lib.look import save_figure, use_style
 from experiments.lib.measuring import load_llm
 from pictures import perfetto
@@ -59,105 +55,105 @@ class Scale:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure or table of the paper.
+    """One figure or table of a paper.
 
     paper: id of a published number -> series and x of the predicted point that it is compared with.
-    predict(quick), measure(llm, scale): points; without `measure` there is no --measure.
+    predict(quick, **flags), measure(llm, scale): points; without `measure` there is no --measure.
     draw(points): the picture, from all points, those kept from earlier measurements included.
-    shown: which points the terminal table lists.
     """
 
     name: str
     description: str  # the script's docstring
     paper: Mapping[str, tuple[str, float]]
-    predict: Callable[[bool], list[Point]]
+    predict: Callable[..., list[Point]]
     measure: Callable[["LLM", Scale], list[Point]] | None
     draw: Callable[[list[Point]], plt.Figure]
     scale: Scale = Scale((), ())
     quick_scale: Scale = Scale((), ())
-    shown: Callable[[Point], bool] = lambda point: True
+    # which points the terminal's table of comparisons lists; None: no such table
+    shown: Callable[[Point], bool] | None = lambda point: True
+    # prints more, from all points, after the table
+    report: Callable[[list[Point]], None] = lambda points: None
+    # flags of its own, which `predict` gets by name
+    flags: Mapping[str, Flag] = field(default_factory=dict)
     # GPU -> whose constants it is priced with, where not "sarathi" (`common.guesses`)
     software: Mapping[str, str] = field(default_factory=dict)
     dtype: str = "auto"  # what it is measured in, unless --dtype says otherwise
     # where `predict` and `measure` leave their runs by name, for --perfetto; None: no such flag
     traces: dict[str, Trace] | None = None
 
-    def published_and_predicted(self, quick: bool = False) -> list[Point]:
-        predicted = self.predict(quick)
+    def published_and_predicted(self, quick: bool = False, **flags: object) -> list[Point]:
+        predicted = self.predict(quick, **flags)
         return predicted + paper_points(self.paper, predicted)
 
+    def main(self) -> None:
+        """The script's main program."""
+        run_main(self.run)
 
-def run_figure(figure: Figure) -> list[Point]:
-    """A figure's main: flags, prediction, measurement if asked for, table, CSV, picture.
+    def run(self) -> list[Point]:
+        """Flags, prediction, measurement if asked for, table, CSV, picture.
 
-    Returns all points, those kept from earlier measurements included.
-    """
-    if figure.measure is None:
-        options = make_parser(figure.description).parse_args()
-        make_directory(options.out, figure.name, force=options.force)
-        print(figure.description.splitlines()[0])
-        return save_results(options.out, figure, figure.published_and_predicted(options.quick))
-    parser, group = make_figure_parser(figure.description)
-    full, quick = figure.scale, figure.quick_scale
-    group.add_argument(
-        "--repeats",
-        type=positive,
-        metavar="N",
-        help=f"turns whose median is taken (default: {full.repeats})",
-    )
-    if full.budget:
-        group.add_argument(
-            "--budget",
-            type=gigabytes,
-            metavar="GB",
-            help=f"that a batch may take, weights apart (default: {full.budget:g})",
-        )
-    if figure.traces is not None:
-        parser.add_output("--perfetto", "write the runs for https://ui.perfetto.dev (JSON)")
-    defaults = MEASURE_DEFAULTS | {"dtype": figure.dtype, "repeats": full.repeats}
-    quick_defaults = {"repeats": quick.repeats}
-    if full.budget:
-        defaults["budget"], quick_defaults["budget"] = full.budget, quick.budget
-    options = parse_options(parser, defaults, quick_defaults)
-    budget = options.budget if full.budget else 0.0
-    scale = replace(quick if options.quick else full, repeats=options.repeats, budget=budget)
-    make_directory(options.out, figure.name, force=options.force)
-    llm = load_llm(options, max(scale.batch_sizes), max(scale.lengths)) if options.measure else None
-    print(figure.description.splitlines()[0])
-    points = figure.published_and_predicted(options.quick)
-    if llm is not None:
-        begin = time.perf_counter()
-        points += figure.measure(llm, scale)
-        print(
-            f"\nmeasured on this machine in {time.perf_counter() - begin:.0f} s: {scale}; repeated"
-            f" {scale.repeats} times"
-        )
-    points = save_results(options.out, figure, points)
-    if figure.traces is not None and options.perfetto:
-        perfetto.save(options.perfetto, figure.traces)
-        print(f"wrote {options.perfetto}: open it on https://ui.perfetto.dev")
-    return points
+        Returns all points, those kept from earlier measurements included.
+        """
+        options = start(self.name, self.description, **self.all_flags())
+        scale = self.chosen_scale(options)
+        llm = None
+        if self.measure and options.measure:
+            llm = load_llm(options, max(scale.batch_sizes), max(scale.lengths))
+        given = {name: getattr(options, name) for name in self.flags}
+        points = self.published_and_predicted(options.quick, **given)
+        if llm is not None:
+            begin = time.perf_counter()
+            points += self.measure(llm, scale)
+            print(
+                f"\nmeasured on this machine in {time.perf_counter() - begin:.0f} s: {scale};"
+                f" repeated {scale.repeats} times"
+            )
+        points = with_kept(options.out / f"{self.name}.csv", points)
+        if self.shown:
+            shown = [point for point in points if self.shown(point)]
+            print_comparison([point for point in shown if not point.series.endswith(SPREAD)])
+        self.report(points)
+        finish(options, self.name, points, lambda: self.draw(points), self.software)
+        if self.traces is not None and options.perfetto:
+            perfetto.save(options.perfetto, self.traces)
+            print(f"wrote {options.perfetto}: open it on https://ui.perfetto.dev")
+        return points
 
+    def all_flags(self) -> dict[str, Flag]:
+        """Its own, and where it can be measured, those of measuring."""
+        if self.measure is None:
+            return dict(self.flags)
+        full, quick = self.scale, self.quick_scale
+        flags = dict(self.flags) | MEASURE
+        flags["dtype"] = replace(MEASURE["dtype"], default=self.dtype)
+        turns = "turns whose median is taken"
+        flags["repeats"] = Flag(turns, full.repeats, quick.repeats, measure=True)
+        if full.budget:
+            memory = "that a batch may take, weights apart"
+            flags["budget"] = Flag(memory, full.budget, quick.budget, measure=True)
+        if self.traces is not None:
+            flags["perfetto"] = Flag("write the runs for https://ui.perfetto.dev (JSON)")
+        return flags
 
-def gigabytes(text: str) -> float:
-    """A flag's value in GB, that must be above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of GB above 0")
-    return value
+    def chosen_scale(self, options: Namespace) -> Scale:
+        """How large it is measured under these flags."""
+        if self.measure is None:
+            return self.scale
+        scale = self.quick_scale if options.quick else self.scale
+        budget = options.budget if self.scale.budget else 0.0
+        return replace(scale, repeats=options.repeats, budget=budget)
 
 
-def save_results(out: Path, figure: Figure, points: Sequence[Point]) -> list[Point]:
-    """Table, CSV and picture, with the measured rows of earlier runs. Returns all points."""
-    points = with_kept(out / f"{figure.name}.csv", points)
-    print_comparison(
-        [point for point in points if figure.shown(point) and not point.series.endswith(SPREAD)]
-    )
-    write_csv(out / f"{figure.name}.csv", points, figure.software)
+def finish(
+    options: Namespace,
+    name: str,
+    points: Sequence[Point],
+    draw: Callable[[], plt.Figure],
+    software: Mapping[str, str] | None = None,
+) -> None:
+    """Write NAME.csv and NAME.png to --out. software: as in `Figure`."""
+    write_csv(options.out / f"{name}.csv", points, software)
     use_style()
-    save_figure(figure.draw(points), out / f"{figure.name}.png")
-    print(f"\nwrote {out / figure.name}.png and .csv")
-    return points
+    save_figure(draw(), options.out / f"{name}.png")
+    print(f"\nwrote {options.out / name}.png and .csv")

@@ -1,9 +1,10 @@
 """How constants of the cost model are fitted: a search, and the line to paste into costmodel.py."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
-from costmodel import Efficiency
+from costmodel import EFFICIENCY, Efficiency
 
 # decimals of the printed constants; the overhead is in seconds
 DIGITS = {"compute": 4, "memory": 4, "attention": 4, "p": 4, "overhead": 7}
@@ -37,13 +38,23 @@ def compass_search(
     return best
 
 
-def rounded(efficiency: Efficiency) -> Efficiency:
-    """As they are printed, and as costmodel.py holds them."""
-    values = asdict(efficiency)
-    return Efficiency(**{name: round(values[name], digits) for name, digits in DIGITS.items()})
+def log_loss(modelled: Mapping[object, float], measured: Mapping[object, float]) -> float:
+    """Sum of squared log ratios, modelled over measured."""
+    return sum(math.log(value / measured[name]) ** 2 for name, value in modelled.items())
 
 
-def line_to_paste(gpu: str, software: str, efficiency: Efficiency) -> str:
-    """The row of costmodel.EFFICIENCY. An overhead of 0 is the default, and left out."""
-    named = ", ".join(f"{name}={value}" for name, value in asdict(efficiency).items() if value)
-    return f'    ("{gpu}", "{software}"): Efficiency({named}),'
+def print_constants(gpu: str, software: str, efficiency: Efficiency) -> Efficiency:
+    """Print the row to paste into costmodel.EFFICIENCY, and return its rounded constants.
+
+    An overhead of 0 is the default, and left out.
+    """
+    values = {name: round(value, DIGITS[name]) for name, value in asdict(efficiency).items()}
+    named = ", ".join(f"{name}={value}" for name, value in values.items() if value)
+    print(f'    ("{gpu}", "{software}"): Efficiency({named}),\n')
+    return Efficiency(**values)
+
+
+def check_constants(gpu: str, software: str, fitted: Efficiency) -> None:
+    """Raise SystemExit where costmodel.py does not hold these constants."""
+    if fitted != EFFICIENCY[gpu, software]:
+        raise SystemExit("costmodel.py holds other constants: paste the line above into EFFICIENCY")

@@ -59,13 +59,47 @@ def save_figure(figure: plt.Figure, path: Path) -> None:
     plt.close(figure)
 
 
+def panels(
+    rows: int, columns: int, width: float, height: float, **options: object
+) -> tuple[plt.Figure, list[list[plt.Axes]]]:
+    """A picture of rows x columns panels, each `width` x `height` inches.
+
+    options: what matplotlib's `subplots` takes.
+    """
+    size = (columns * width, rows * height)
+    options = {"figsize": size, "layout": "constrained", "squeeze": False} | options
+    figure, grid = plt.subplots(rows, columns, **options)
+    return figure, [list(row) for row in grid]
+
+
+def sources(points: Iterable[Point]) -> list[str]:
+    """Which rows of panels a picture has: predicted, and measured where something was."""
+    found = {point.source for point in points}
+    return [source for source in ("predicted", "measured") if source in found]
+
+
+def source_title(points: Iterable[Point], source: str, place: str) -> str:
+    """A panel's title. place: model and GPU of what is predicted."""
+    return f"predicted: {place}" if source == "predicted" else measured_title(points)
+
+
 def plot_points(axes: plt.Axes, curve: Sequence[Point], **style: object) -> None:
     """The points of one series as a line; style: what matplotlib's `plot` takes."""
     axes.plot([point.x for point in curve], [point.y for point in curve], **style)
 
 
+def plot_curves(axes: plt.Axes, curves: Mapping[str, Sequence[Point]]) -> None:
+    """Curves by their label, each with a colour and a marker of its own."""
+    for (label, curve), (colour, marker) in zip(curves.items(), SERIES, strict=False):
+        plot_points(axes, curve, color=colour, marker=marker, label=label)
+
+
 def shade_spread(
-    axes: plt.Axes, found: Mapping[str, Sequence[Point]], series: str, colour: str
+    axes: plt.Axes,
+    found: Mapping[str, Sequence[Point]],
+    series: str,
+    colour: str,
+    alpha: float = 0.15,
 ) -> None:
     """The range of a measured series, from its lowest to its highest repetition, where it has one.
 
@@ -76,16 +110,73 @@ def shade_spread(
             [point.y for point in found[f"{series} {end}"]] for end in ("lowest", "highest")
         )
         axes.fill_between(
-            [point.x for point in found[series]], low, high, color=colour, alpha=0.15, linewidth=0
+            [point.x for point in found[series]], low, high, color=colour, alpha=alpha, linewidth=0
         )
+
+
+# A number that the paper states, as a style of `plot`.
+STAR = {
+    "marker": "*",
+    "linestyle": "none",
+    "color": "white",
+    "markeredgecolor": "black",
+    "markersize": 19,
+    "zorder": 5,
+}
 
 
 def star(
     axes: plt.Axes, x: float, y: float, colour: str = "white", label: str | None = None
 ) -> None:
     """A number that the paper states."""
-    style = {"markeredgecolor": "black", "markersize": 19, "zorder": 5, "linestyle": "none"}
-    axes.plot([x], [y], "*", color=colour, label=label, **style)
+    axes.plot([x], [y], **STAR | {"color": colour, "label": label})
+
+
+def stars(axes: plt.Axes, points: Sequence[Point], **style: object) -> None:
+    """The numbers that the paper states, if it states any; style: what `plot` takes."""
+    if points:
+        plot_points(axes, points, **STAR | {"label": "paper"} | style)
+
+
+def stacked_bars(
+    axes: plt.Axes,
+    places: Sequence[float],
+    parts: Mapping[str, Sequence[float]],
+    looks: Mapping[str, tuple[str, str]],
+    width: float,
+    **style: object,
+) -> list[float]:
+    """A bar at each place, stacked from `parts`. Returns the tops.
+
+    parts: heights by the part's name. looks: colour and hatch by the part's name. style: what
+    matplotlib's `bar` takes.
+    """
+    tops = [0.0] * len(places)
+    for name, heights in parts.items():
+        colour, hatch = looks[name]
+        options = {"label": name, "color": colour, "hatch": hatch, "edgecolor": "black"} | style
+        axes.bar(places, heights, width, tops, **options)
+        tops = [top + height for top, height in zip(tops, heights, strict=True)]
+    axes.grid(axis="x", visible=False)
+    return tops
+
+
+def labelled_bars(
+    axes: plt.Axes,
+    heights: Mapping[float, float],
+    width: float,
+    fmt: str = "%.2f",
+    fontsize: int = 11,
+    **style: object,
+) -> None:
+    """A bar at each place, with its height above it.
+
+    heights: by place. fmt, fontsize: of the numbers. style: what matplotlib's `bar` takes.
+    """
+    options = {"edgecolor": "black"} | style
+    drawn = axes.bar(list(heights), list(heights.values()), width, **options)
+    axes.bar_label(drawn, fmt=fmt, fontsize=fontsize, padding=2)
+    axes.grid(axis="x", visible=False)
 
 
 def log_ticks(axes: plt.Axes, places: Sequence[float]) -> None:

@@ -11,14 +11,14 @@ import argparse
 import os
 import platform
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batch import Batch, Request
 from costmodel import make_batch
-from experiments.lib.common import SPREAD, Point, progress
+from experiments.lib.common import SPREAD, Point, Record, progress
 from experiments.lib.steady import Workload, balance, first_period, split, tokens_per_second
 from loop import Result
 from timeline import Trace
@@ -51,8 +51,8 @@ def this_machine(device: str = "cpu") -> str:
 
 
 def measured_on(llm: "LLM") -> tuple[str, str, str]:
-    """The last three fields of a measured `Point`: source, model, hardware."""
-    return "measured", llm.config.name, hardware_of(llm)
+    """What a `Record` of measured points asks for: model, hardware, source."""
+    return llm.config.name, hardware_of(llm), "measured"
 
 
 def hardware_of(llm: "LLM") -> str:
@@ -112,6 +112,14 @@ def time_batches(
         )
         for results in seen
     ]
+
+
+def time_operators(
+    llm: "LLM", batches: Mapping[Hashable, Batch], repeats: int
+) -> dict[Hashable, dict[str, float]]:
+    """The median seconds of each operator, by the batches' names; see `time_batches`."""
+    results = time_batches(llm, list(batches.values()), repeats, operators=True)
+    return {name: result.operators for name, result in zip(batches, results, strict=True)}
 
 
 # ---------------------------------------------------------------------------------- whole workloads
@@ -203,11 +211,25 @@ def median_ratio(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, fl
     return statistics.median(ratios), min(ratios), max(ratios)
 
 
-def gain_points(
-    point: Callable[..., Point], series: str, x: float, gain: tuple[float, float, float]
-) -> list[Point]:
-    """A measured gain and, as series of their own, the lowest and the highest pair."""
-    return [point(series=series + n, x=x, y=y) for n, y in zip(("", *SPREAD), gain, strict=True)]
+def add_spread(
+    record: Record,
+    series: str,
+    values: tuple[float, float, float],
+    unit: str,
+    x: float = 0,
+    x_unit: str = "",
+) -> None:
+    """Add a measured median and, as series of their own, the lowest and the highest value."""
+    for end, value in zip(("", *SPREAD), values, strict=True):
+        record.add(series + end, value, unit, x, x_unit)
+
+
+def median_points(turns: Sequence[Sequence[Point]]) -> list[Point]:
+    """The points of the last turn, each with the median of its y over all turns."""
+    return [
+        replace(row[-1], y=statistics.median(point.y for point in row))
+        for row in zip(*turns, strict=True)
+    ]
 
 
 # --------------------------------------------------------------------------------- which chunk size

@@ -1,5 +1,6 @@
-"""What PyTorch's profiler says a piece of code ran: operators by name and kind. See
-experiments/segment_operators.py, which counts those of one layer.
+"""What PyTorch's profiler says a piece of code ran: operators by name and kind.
+
+experiments/segment_operators.py counts those of one layer.
 """
 
 from collections.abc import Callable
@@ -45,7 +46,7 @@ def is_operator(event: Any) -> bool:
 
 
 def described(event: Any) -> Operator:
-    """Its kind is told by its name, and by the names of all that it calls."""
+    """Its kind follows from its name, and from the names of all that it calls."""
     below, waiting = [], [event]
     while waiting:
         below.append(waiting.pop())
@@ -62,7 +63,7 @@ def described(event: Any) -> Operator:
 
 
 def watch(run: Callable[[], object]) -> Watched:
-    """The operators that `run` runs, but for those that another operator calls."""
+    """The operators that `run` runs, without those that another operator calls."""
     from torch.profiler import ProfilerActivity, profile, record_function
 
     from beam import native as of_beams

@@ -67,6 +67,11 @@ class Workload:
         ]
 
 
+def balanced(length: int, batch_size: int, chunk_size: int) -> Workload:
+    """The workload of B requests of L tokens from which SARATHI gains most; see `balance`."""
+    return Workload(length, batch_size, balance(chunk_size, batch_size))
+
+
 # -------------------------------------------------------------------------- steady-state throughput
 
 

@@ -20,16 +20,16 @@ Sarathi-Serve publishes of ShareGPT (its Table 2).
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import TypeVar
+
+import matplotlib.pyplot as plt
 
 from batch import Request
 from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel, make_batch, tokens_that_fit
-from experiments.lib.common import ROOT, progress
+from experiments.lib.common import ROOT, Point, Record, paper_numbers
 from experiments.lib.look import COLOURS
 from experiments.lib.papers import CHAT
 from loop import Loop
@@ -49,7 +49,7 @@ from serving.traffic import read_trace
 from simulate import CostExecutor, make_cost_model, run_all
 
 Lengths = Sequence[tuple[int, int]]  # prompt and output tokens of each request
-Job, Outcome = TypeVar("Job"), TypeVar("Outcome")  # a script's own, see `run_jobs`
+Values = Mapping[tuple[str, float], float]  # y by series and x
 
 SAMPLE = ROOT / "experiments" / "azure_conv_2023_sample.csv"
 LONGEST = 1024  # prompt tokens (TD-Pipe, Sec 4.1)
@@ -71,13 +71,16 @@ BASELINES = {
     "PP+SB": "vllm_v0",
     "PP+HB": "sarathi_serve",
 }
-# TD-Pipe's largest throughput over theirs (Fig 11), in paper_numbers.csv.
+OURS = "TD-Pipe"
+SYSTEMS = (*BASELINES, OURS)
+# Ids of TD-Pipe's largest throughput over theirs (Fig 11), in paper_numbers.csv; and the ratios.
 PUBLISHED = {
     "TP+SB": "td_vs_tp_sb",
     "TP+HB": "td_vs_tp_hb",
     "PP+SB": "td_vs_pp_sb",
     "PP+HB": "td_vs_pp_hb",
 }
+LARGEST = {baseline: paper_numbers()[number] for baseline, number in PUBLISHED.items()}
 PROCESSES = 2  # at a time, of a script with many runs
 
 
@@ -114,6 +117,27 @@ class Node:
 
     def on(self, gpus: int) -> "Node":
         return replace(self, gpus=gpus)
+
+    def record(self, figure: str) -> Record:
+        """Points of a figure that are predicted for this node."""
+        return Record(figure, self.model, self.hardware)
+
+
+class Rows(list[Point]):
+    """Predicted points of one figure, each of a node or of all four together."""
+
+    def __init__(self, figure: str) -> None:
+        super().__init__()
+        self.figure = figure
+
+    def add(
+        self, series: str, y: float, unit: str, node: Node | None, x: float = 0, x_unit: str = ""
+    ) -> None:
+        """node: None where y is the largest of all nodes. The series is named after either."""
+        name = node.name if node else "largest"
+        where = (node.model, node.hardware) if node else ("four models", "4 GPUs of a node")
+        point = Point(self.figure, f"{series}, {name}", x, x_unit, y, unit, "predicted", *where)
+        self.append(point)
 
 
 L20, A100 = (
@@ -159,6 +183,11 @@ class Run:
     def phases(self) -> int:
         """Of TD-Pipe, of both kinds together."""
         return sum(1 for _ in groupby(self.trace.history, key=lambda row: row[2]))
+
+
+def name_nodes(axes: plt.Axes) -> None:
+    """An x axis with a place for each node."""
+    axes.set_xticks(range(len(NODES)), [name.replace(" + ", " +\n") for name in NODES])
 
 
 def azure(count: int = COUNT, seed: int = 0) -> Lengths:
@@ -304,20 +333,6 @@ def ceiling(node: Node, lengths: Lengths, pack: int = Rules.pack) -> float:
             each.append(mixed / most)
     decode = decodes * min(each)
     return stages * sum(output for _, output in lengths) / (prefill + decode)
-
-
-def run_jobs(
-    perform: Callable[[Job], Outcome], jobs: Sequence[Job], processes: int = PROCESSES
-) -> dict[Job, Outcome]:
-    """What `perform` makes of each job. It runs in other processes, unless processes is 1."""
-    if processes == 1:
-        return {job: perform(job) for job in progress(jobs, "runs")}
-    found = {}
-    with ProcessPoolExecutor(processes) as pool:
-        running = {pool.submit(perform, job): job for job in jobs}
-        for done in progress(as_completed(running), "runs", len(running)):
-            found[running[done]] = done.result()
-    return found
 
 
 def totals(requests: Sequence[Request]) -> tuple[int, int]:

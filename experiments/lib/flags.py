@@ -1,0 +1,122 @@
+"""The flags of a script: those of the project's table (flags.py), with defaults of its own.
+
+`start` begins a script: flags, the place for its results, its title. `lib/figure.py` ends it.
+"""
+
+import os
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from configs import UserError
+from experiments.lib import common
+from experiments.lib.common import ROOT, make_directory
+from flags import KINDS, Parser
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag of one script; its name is the key that it is given under.
+
+    help: what it does here; "": as in the table. default: its value where it is not given; shown:
+    that in words. quick: its default with --quick; None: the same. measure: it is refused without
+    --measure. choices, type, several, repeated: as in `Parser.add_flag`.
+    """
+
+    help: str = ""
+    default: object = None
+    quick: object = None
+    measure: bool = False
+    shown: str = ""
+    choices: Iterable[str] = ()
+    type: Callable[[str], object] | None = None
+    several: bool = False
+    repeated: bool = False
+
+
+MEASURE = {
+    "device": Flag(default="auto", measure=True),
+    "dtype": Flag(default="auto", measure=True),
+    "model": Flag(default="laptop", measure=True),
+}  # of every figure that can be measured
+
+
+def bare_parser(
+    description: str,
+    flags: Mapping[str, Flag] | None = None,
+    renamed: Mapping[str, str] | None = None,
+) -> Parser:
+    """The flags of a script that writes no results; description: the script's docstring."""
+    trace = {"--trace": "--perfetto (a file to write) or --requests-file (requests to read)"}
+    parser = Parser(description, trace | dict(renamed or {}))
+    flags, group = flags or {}, None
+    if any(flag.measure for flag in flags.values()):
+        parser.add_flag("measure")
+        group = parser.add_argument_group("only with --measure")
+    for name, flag in flags.items():
+        default = flag.default
+        shown = str(default).replace(f"{ROOT}{os.sep}", "")  # the same on every machine
+        if default is None or isinstance(default, list | tuple):
+            shown = " ".join(map(str, default or ()))
+        parser.add_flag(
+            name.replace("_", "-"),
+            flag.help,
+            shown=flag.shown or shown,
+            choices=flag.choices,
+            type=flag.type,
+            several=flag.several,
+            repeated=flag.repeated,
+            group=group if flag.measure else None,
+        )
+    parser.add_flag("wide")
+    return parser
+
+
+def make_parser(
+    description: str,
+    flags: Mapping[str, Flag] | None = None,
+    renamed: Mapping[str, str] | None = None,
+) -> Parser:
+    """The flags of a script that writes results: to --out."""
+    parser = bare_parser(description, flags, renamed)
+    parser.add_flag("out", default=ROOT / "results", shown="results/")
+    parser.add_flag("quick")
+    if "--force" not in parser.format_usage():
+        parser.add_flag("force")
+    return parser
+
+
+def parse(parser: Parser, flags: Mapping[str, Flag]) -> Namespace:
+    """The flags, with the defaults of those that are not given.
+
+    Raises UserError where one is given that needs --measure, without it.
+    """
+    options = parser.parse_args()
+    common.set_wide(options.wide)
+    for name, flag in flags.items():
+        if getattr(options, name) is None:
+            quick = flag.quick is not None and options.quick
+            setattr(options, name, flag.quick if quick else flag.default)
+        elif flag.measure and not options.measure:
+            raise UserError(
+                f"--{name.replace('_', '-')} needs --measure: what is predicted are always the"
+                " paper's models and GPUs"
+            )
+    return options
+
+
+def start(
+    name: str,
+    description: str,
+    others: Sequence[str] | None = None,
+    renamed: Mapping[str, str] | None = None,
+    **flags: Flag,
+) -> Namespace:
+    """The flags of a script that writes NAME.csv and NAME.png, or `others`, to --out.
+
+    All that is wrong with them is said before any work is done. Prints the script's title.
+    """
+    options = parse(make_parser(description, flags, renamed), flags)
+    make_directory(options.out, name, others, options.force)
+    print(description.splitlines()[0])
+    return options
