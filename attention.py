@@ -7,7 +7,7 @@ chunk, or one row of each decode. Two ways to attend a span are here:
     attend(q, keys, values, slots, contexts) -> y
         q         (n, Tq, n_head, head_dim)   Tq new rows of n requests: n = 1 for a chunk, Tq = 1
                                               for decodes
-        keys      (n_kv_head, slots, length, head_dim)   a layer's whole cache; values alike
+        keys      (n_kv_head, slots, length, head_dim)   a layer's whole cache; values: the same
         slots     n slot numbers, the place of each request in the cache
         contexts  n token counts, the new rows included: row i of a request is token
                   context - Tq + i
@@ -20,7 +20,6 @@ With grouped-query attention (n_kv_head < n_head) query head h reads key head
 h // (n_head / n_kv_head). Faster ways are in fast/; all give the same result.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -38,7 +37,7 @@ SpanAttention = Callable[[Tensor, Tensor, Tensor, Sequence[int], Sequence[int]],
 class Span:
     """Rows that attend together: those of one chunk (n = 1), or one of each decode (Tq = 1).
 
-    slots and contexts are tensors where a CUDA graph must find other numbers at its next replay.
+    For a CUDA graph, slots and contexts are tensors: each replay finds new numbers in them.
     """
 
     rows: slice  # of the flat batch: n * Tq of them
@@ -60,7 +59,7 @@ class FlatBatch:
 AttendLayer = Callable[[int, Tensor], Tensor]
 """(layer, qkv) -> y. qkv (T, n_head + 2 * n_kv_head, head_dim); y (T, n_head * head_dim)."""
 Attention = Callable[[FlatBatch, KVCache], AttendLayer]
-"""A back end: it is told the batch once, and then attends in each layer."""
+"""A back end: it takes a batch once, and then attends in each layer."""
 
 
 @lru_cache(maxsize=8)  # every layer of an iteration asks for the same mask
@@ -86,13 +85,9 @@ def reference(
     out = torch.empty_like(q)
     for i, (slot, context) in enumerate(zip(slots, contexts, strict=True)):
         query = q[i].transpose(0, 1).to(exact)  # (n_head, Tq, head_dim)
-        key = keys[:, slot, :context].repeat_interleave(
-            groups, dim=0
-        )  # (n_head, context, head_dim)
-        value = values[:, slot, :context].repeat_interleave(groups, dim=0)  # alike
-        scores = (
-            query @ key.to(exact).transpose(1, 2) / math.sqrt(head_dim)
-        )  # (n_head, Tq, context)
+        key = keys[:, slot, :context].repeat_interleave(groups, dim=0)  # (n_head, context, d)
+        value = values[:, slot, :context].repeat_interleave(groups, dim=0)  # same shape
+        scores = query @ key.to(exact).transpose(1, 2) / head_dim**0.5  # (n_head, Tq, context)
         scores = scores.masked_fill(~chunk_mask(context - rows, rows, q.device), float("-inf"))
         y = scores.softmax(dim=-1) @ value.to(exact)  # (n_head, Tq, head_dim)
         out[i] = y.transpose(0, 1)  # (Tq, n_head, head_dim)
@@ -128,7 +123,7 @@ def sdpa(
 
 
 def split_heads(qkv: Tensor, n_kv_head: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(T, n_head + 2 * n_kv_head, head_dim) -> q, k, v, which lie in it side by side."""
+    """(T, n_head + 2 * n_kv_head, head_dim) -> its parts q, k and v, which are views."""
     return qkv.split((qkv.shape[1] - 2 * n_kv_head, n_kv_head, n_kv_head), dim=1)
 
 

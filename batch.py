@@ -19,7 +19,7 @@ class Request:
     prompt: token ids. `range(n)` serves as n placeholder tokens in a simulation.
     max_tokens: output tokens after which the request ends with finish_reason "length".
     stop_ids: output tokens that end it at once, with finish_reason "stop".
-    arrival: seconds on the engine's clock before which no scheduler sees it.
+    arrival: seconds on the engine's clock. No scheduler sees the request before that.
     A request that is cancelled ends with finish_reason "abort", vLLM's word.
     """
 
@@ -37,9 +37,9 @@ class Request:
     preemptions: int = 0
     sampler: object = None  # the executor draws this request's tokens with it
     rows: int = 1  # of the fused linears, for one decode; a beam search has more
-    # Of the class. A beam search has others: see beam/request.py
-    next_tokens = 1  # of the cache, for one decode
-    single = True  # one row, one token
+    # These two belong to the class. A beam search has its own (beam/request.py).
+    next_tokens = 1  # tokens of cache that the next decode takes
+    single = True  # a decode is one row and one token
 
     def __post_init__(self) -> None:
         name = f"request {self.request_id}"
@@ -58,16 +58,16 @@ class Request:
 
     @property
     def most_cached(self) -> int:
-        """Tokens in the cache at its end, at most: the last output token is not fed back."""
+        """The most tokens it will have in the cache. The last output token is not fed back."""
         return len(self.prompt) + self.max_tokens - 1
 
     @property
     def slot_tokens(self) -> int:
-        """Those of them that lie in its slot."""
+        """How many of those tokens lie in its slot."""
         return self.most_cached
 
     def restart(self) -> None:
-        """Its cache is lost. It keeps its output, and prefills it behind its prompt."""
+        """After a preemption: the next prefill runs the prompt, and then the output so far."""
         self.prefilled = self.context = self.chunks_run = 0
         self.prefill_length = len(self.prompt) + len(self.output)
 

@@ -1,4 +1,4 @@
-"""What every command line here shares: one clear line for a user's mistake, and nothing lost."""
+"""What all commands share: a mistake gives one clear line, and no file of yours is lost."""
 
 import argparse
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 from configs import UserError
 
 MARK = "made by nano-sarathi"  # in the first bytes of every file that we write
-# Where a file of ours bears it: JSON, Markdown, HTML; PNG. A table of results has its own header.
+# How our JSON and Markdown files begin, and the headers of our tables. `is_ours` knows the others.
 BEGINNINGS = (
     b'{"otherData":{"mark":"made by nano-sarathi"}',
     b'[\n {\n  "mark": "made by nano-sarathi"',
@@ -71,20 +71,22 @@ class Parser(argparse.ArgumentParser):
 
 
 def claim(path: Path, force: bool = False) -> Path:
-    """A file that we may write; checked before any work is done.
+    """Check that we may write this file, before any work is done. Returns it.
 
-    Raises UserError if it cannot be written, or if it is there and does not bear our mark. With
-    force, a file without our mark is removed.
+    Raises UserError if it cannot be written, or if it exists and has no mark of ours. With force,
+    a file without our mark may be overwritten.
     """
     if path.is_dir() or not path.parent.is_dir():
-        what = "is a directory" if path.is_dir() else "is in no directory that exists"
-        raise UserError(f"cannot write {str(path)!r}: it {what}; give a file")
+        what = "it is a directory" if path.is_dir() else "its directory does not exist"
+        raise UserError(
+            f"cannot write {str(path)!r}: {what}; give a file in a directory that exists"
+        )
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise UserError(f"cannot write {str(path)!r}: no permission")
-    if not force and path.is_file() and not is_ours(path):  # /dev/stdout, say, is none
+    if not force and path.is_file() and not is_ours(path):  # /dev/stdout, for example, is no file
         raise UserError(
-            f"{str(path)!r} is there, and this project did not write it: give another place,"
-            " move it away, or add --force"
+            f"{str(path)!r} is there, and this project did not write it: give another name, move"
+            " the file away, or add --force"
         )
     return path
 
@@ -102,11 +104,14 @@ def is_ours(path: Path) -> bool:
 
 
 def run_main(main: Callable[[], None]) -> None:
-    """Run a script's main; turn what is not the script's fault into an exit status.
+    """Run a script's main. Turn mistakes and outside trouble into an exit status, not a traceback.
 
-    It prints one line on stderr at most. A UserError: a line, 2. An interrupt: 130. A reader that
-    has gone, as in `| head`: no line, 141, as if SIGPIPE had ended it. Any other OSError, such as a
-    full disk: a line, 1.
+    It prints one line on stderr at most.
+
+        a UserError                        a line, status 2
+        an interrupt                       no line, 130
+        the reader has gone (`| head`)     no line, 141, as if SIGPIPE had ended it
+        another OSError (a full disk)      a line, 1
     """
     try:
         try:
@@ -117,7 +122,7 @@ def run_main(main: Callable[[], None]) -> None:
         except KeyboardInterrupt:
             raise SystemExit(130) from None
         finally:
-            sys.stdout.flush()  # here, where what goes wrong can still be caught
+            sys.stdout.flush()  # here, where its errors can still be caught
     except BrokenPipeError:
         discard_output()
         raise SystemExit(141) from None
@@ -132,8 +137,8 @@ def run_main(main: Callable[[], None]) -> None:
 
 
 def discard_output() -> None:
-    """Send what stdout still holds nowhere.
+    """Drop the rest of stdout's buffer.
 
-    Else the interpreter would try to write it again when it ends, and complain.
+    Else the interpreter would try to write it again at its end, and complain.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

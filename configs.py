@@ -1,4 +1,4 @@
-"""Models and GPUs by name, and what every file may need: errors, names.
+"""Models and GPUs by name, and what every file needs: errors and checks.
 
 `MODELS["llama-13b"]` and `GPUS["a6000"]` are what `--model` and `--gpu` accept on command lines:
 rows of models.py and gpus.py, each with its source.
@@ -48,13 +48,10 @@ class ModelConfig:
     # "llama": RMSNorm, rotary, SwiGLU; "gpt2": LayerNorm, learned positions, GELU
     flavour: str = "llama"
     rope_theta: float = 10000.0
-    # LLaMA 3.1: factor, low, high, original length; see `model.rotary_frequencies`
-    rope_scaling: tuple[float, ...] | None = None
+    rope_scaling: tuple[float, ...] | None = None  # LLaMA 3.1: factor, low, high, length
     qkv_bias: bool = False  # Qwen2: a bias on q, k and v (GPT-2 has one on every linear operator)
     qk_norm: bool = False  # Qwen3: an RMSNorm on each head of q and k
-    # a token sees itself and window - 1 before it; 0: all. Longer sequences are refused, not
-    # computed
-    window: int = 0
+    window: int = 0  # tokens that a token sees, itself included; 0: all. Longer texts are refused
     norm_eps: float = 1e-5
     tied: bool = False  # the output head is the embedding
     # Falcon: attention and FFN side by side, one all-reduce per layer; rotary. Priced, never run
@@ -62,17 +59,14 @@ class ModelConfig:
     source: str = ""
 
     def __post_init__(self) -> None:
-        if self.n_kv_head == 0:
-            object.__setattr__(self, "n_kv_head", self.n_head)
-        if self.flavour not in ("llama", "gpt2"):
-            raise UserError(f"unknown flavour {self.flavour!r}: choose from llama, gpt2")
+        lookup(dict.fromkeys(("llama", "gpt2")), self.flavour, "flavour")
+        object.__setattr__(self, "n_kv_head", self.n_kv_head or self.n_head)
         if (self.head_dim == 0 and self.hidden % self.n_head) or self.n_head % self.n_kv_head:
             raise UserError(
                 f"{self.name}: hidden {self.hidden} must be a multiple of n_head {self.n_head}, and"
-                f" that of n_kv_head {self.n_kv_head}"
+                f" n_head a multiple of n_kv_head {self.n_kv_head}"
             )
-        if self.head_dim == 0:
-            object.__setattr__(self, "head_dim", self.hidden // self.n_head)
+        object.__setattr__(self, "head_dim", self.head_dim or self.hidden // self.n_head)
         if self.rope_scaling is not None:
             object.__setattr__(self, "rope_scaling", tuple(self.rope_scaling))  # JSON gives a list
         if self.flavour == "llama" and self.head_dim % 2:
@@ -82,11 +76,9 @@ class ModelConfig:
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
-        """Inputs and outputs of one layer's linear operators, by the paper's names (SARATHI, Table
-        1).
+        """Inputs and outputs of one layer's linear operators (SARATHI, Table 1).
 
-        A SwiGLU ffn_ln1 is two matrices side by side (gate and up): one fused product with 2 * H2
-        outputs.
+        With SwiGLU, ffn_ln1 is gate and up side by side: one product with 2 * H2 outputs.
         """
         gates = 2 if self.flavour == "llama" else 1
         return {

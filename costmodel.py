@@ -7,11 +7,11 @@ Every operator either computes or moves bytes, and the two overlap, though not p
 
 With p -> infinity this is the roofline, max(t_compute, t_memory); a finite p rounds off its corner,
 near 128 to 256 tokens on an A6000, where SARATHI lives. Matrix products run in whole tiles
-(SARATHI, Fig 7), so token 257 costs as much as tokens 257 to 384. All times are in seconds, all
-sizes in bytes or tokens.
+(SARATHI, Fig 7), so 257 tokens compute as much as 384. All times are in seconds, all sizes in bytes
+or tokens.
 
 With tensor parallelism every GPU holds 1/tp of each weight matrix and of the heads (Megatron-LM,
-Sec 3): all compute at once, and two all-reduces per layer add up what they found.
+Sec 3). All GPUs compute at once. Two all-reduces per layer then add up their partial results.
 """
 
 from collections.abc import Sequence
@@ -33,25 +33,25 @@ class Efficiency:
     """
 
     compute: float  # share of peak that linear operators reach
-    memory: float  # share of the bandwidth, for weights, activations, and keys and values alike
+    memory: float  # share of the bandwidth: the same for weights, activations, keys and values
     # share of peak that prefill attention reaches; masked blocks are not skipped and count as work
     attention: float
     p: float  # sharpness of the roofline's corner
-    # s: what it takes to start and end the kernel of a linear operator, however small
+    # s: to start and end the kernel of a linear operator of any size
     overhead: float = 0.0
 
 
 # The constants belong to a GPU and to the software that ran on it. What they were fitted on:
 #
 # a6000, sarathi: printed by experiments/fit_a6000.py from nine numbers of SARATHI's Table 2 and
-#   Fig 7 (an A6000), and from nothing else. An overhead fits to zero there, and a share of the
-#   bandwidth of its own for keys and values runs off to 1.
-# a100-80gb, sarathi_serve: printed by experiments/validate.py --profiles from Vidur's public
+#   Fig 7 (an A6000), and from nothing else. There, the best overhead is zero. A separate share of
+#   the bandwidth for keys and values would grow to 1, so there is none.
+# a100-80gb, sarathi_serve: printed by experiments/profiles.py from Vidur's public
 #   measurements of Llama-2-70b's linear operators on an A100 (arXiv 2405.05465), with the kernels
-#   of vLLM and Sarathi-Serve. They know nothing of attention, whose share is the one above.
+#   of vLLM and Sarathi-Serve. They do not contain attention: its share is the A6000's.
 # l20, td_pipe: printed by experiments/fit_l20.py from the measured iterations of LLaMA-13B on an
-#   L20 that TD-Pipe published. They cannot tell attention, whose share is the one above, and
-#   hardly an overhead from a smaller share of the bandwidth.
+#   L20 that TD-Pipe published. Attention cannot be seen in them: its share is the A6000's. An
+#   overhead looks almost like a smaller share of the bandwidth.
 EFFICIENCY: dict[tuple[str, str], Efficiency] = {
     ("a6000", "sarathi"): Efficiency(compute=0.7739, memory=0.7483, attention=0.557, p=2.1587),
     ("a100-80gb", "sarathi_serve"): Efficiency(
@@ -67,9 +67,10 @@ SOFTWARE = tuple(dict.fromkeys(software for _, software in EFFICIENCY))
 def constants(gpu: str, software: str) -> tuple[Efficiency, str]:
     """The constants of a software on a GPU, and "", or a line that says that they are a guess.
 
-    A GPU on which the software was not measured borrows its constants from one where it was: we
-    guess that both reach the same shares of their data sheets. That is fair within one generation
-    (A6000, A40, A100), less so across (H100, H200). Raises UserError where the software is unknown.
+    If the software was not measured on this GPU, the constants are those of a GPU where it was. We
+    guess that both GPUs reach the same shares of their data sheets. This is a fair guess within one
+    generation (A6000, A40, A100), and a weaker one across (H100, H200). Raises UserError for an
+    unknown software.
     """
     owners = [owner for owner, name in EFFICIENCY if name == software]
     if not owners:
@@ -83,8 +84,8 @@ def constants(gpu: str, software: str) -> tuple[Efficiency, str]:
 def padded(tokens: int) -> int:
     """Rows that a matrix product really computes: `tokens` rounded up to whole tiles.
 
-    Below one tile of 128 rows, libraries switch to tiles of 64, 32 and 16: 4 decodes do not pay for
-    128 rows.
+    For fewer rows, libraries take smaller tiles of 64, 32 or 16 rows. So 4 decodes cost 16 rows,
+    not 128.
     """
     tile = TILE
     while tile > SMALLEST_TILE and tokens <= tile // 2:
@@ -95,9 +96,9 @@ def padded(tokens: int) -> int:
 class CostModel:
     """Seconds of a `Batch` for one model on one GPU.
 
-    software: whose constants on this GPU it takes; `guess` is "", or a line that says that they
-    come from another GPU (see `constants`). efficiency: constants of your own in their place. Where
-    the GPU's bandwidth was measured, all of it is reached.
+    software: whose constants to take. If they come from another GPU, the attribute `guess` says so;
+    else it is "" (see `constants`). efficiency: your own constants instead. If the GPU's bandwidth
+    was measured, all of it is reached.
 
     bytes_per_value: 2 for fp16 and bf16, as in the papers.
 
@@ -174,12 +175,12 @@ class CostModel:
         }
 
     def others(self, tokens: int, sampled: int) -> float:
-        """Seconds of the paper's 'others', of which we count the head alone.
+        """Seconds of the paper's 'others'. We count only the head.
 
-        The head makes the logits of the `sampled` rows that get a token. The rest (norms,
-        activations, residuals) is left out, as SARATHI does: under 5 % in Sec 3.1, and Table 2's
-        totals are exactly linear + attention. It grows with `tokens`, and a model that was measured
-        knows it (experiments/calibrate.py).
+        The head makes the logits of the `sampled` rows that get a token. We leave out norms,
+        activations and residuals, as SARATHI does: they take under 5 % (Sec 3.1), and Table 2's
+        totals are exactly linear + attention. They grow with `tokens`. A calibrated model counts
+        them (experiments/calibrate.py).
         """
         return (
             self.linear(sampled, self.model.hidden, self.model.vocab_size // self.tp)
@@ -190,8 +191,8 @@ class CostModel:
     def all_reduces(self, tokens: int) -> float:
         """Seconds of communication.
 
-        After attention and after the FFN of each layer, the GPUs add up their parts of (tokens, H);
-        once, where the two stand side by side.
+        The GPUs add up their parts of (tokens, H) twice in each layer: after attention and after
+        the FFN. Where these two run side by side, it is once.
         """
         if self.tp == 1:
             return 0.0
@@ -203,8 +204,8 @@ class CostModel:
         """Seconds, over all layers, of the attention of `length` prompt tokens.
 
         They attend to themselves and to the `start` tokens before them. QK^T and AV take 2 FLOPs
-        each per query, key and channel; a chunk reads all earlier keys and values again (SARATHI,
-        Sec 4.2).
+        each per query, key and channel. Each chunk reads all earlier keys and values again
+        (SARATHI, Sec 4.2).
         """
         model, context = self.model, start + length
         channels = model.n_layer * model.n_head * model.head_dim // self.tp
@@ -217,7 +218,7 @@ class CostModel:
         """Seconds of attention over all layers (SARATHI, Sec 4.3.1).
 
         Each chunk runs on its own, then all decodes. A decode does 2 FLOPs per cached value that it
-        reads: bandwidth alone decides. `context` is what was cached before this step.
+        reads. So only the bandwidth counts. `context`: tokens in the cache before this step.
         """
         decodes = batch.decodes
         seconds = (
@@ -228,7 +229,7 @@ class CostModel:
         return seconds
 
     def rows(self, batch: Batch) -> tuple[int, int]:
-        """Rows of the fused linears, and those of them that the head makes logits of."""
+        """Rows of the fused linears, and how many of them get logits from the head."""
         tokens = sampled = len(batch.decodes)
         for chunk in batch.chunks:
             tokens += chunk.length
@@ -270,7 +271,7 @@ def requests_that_fit(model: ModelConfig, gpu: GPU, length: int, bytes_per_value
     """B = floor((M_G - M_S) / (L * m_kv)): how many requests of `length` tokens (SARATHI, 4.3.1).
 
     M_G is the GPU's memory and M_S that of the weights, both in bytes. L is in tokens, m_kv in
-    bytes per token. The formula leaves nothing for activations, so that real systems fit fewer.
+    bytes per token. The formula leaves no room for activations. So real systems fit fewer.
     0 means that not one request fits.
     """
     free = gpu.memory - model.parameters * bytes_per_value
@@ -280,7 +281,7 @@ def requests_that_fit(model: ModelConfig, gpu: GPU, length: int, bytes_per_value
 def tokens_that_fit(
     model: ModelConfig, gpu: GPU, tp: int = 1, utilization: float = 0.9, bytes_per_value: int = 2
 ) -> int:
-    """Tokens of all requests together that fit `tp` GPUs which share the model.
+    """How many tokens of cache fit on `tp` GPUs that share the model, for all requests together.
 
     No request reserves more than it uses. utilization: share of the memory that weights and cache
     may take; the rest is for activations (0.9: vLLM's gpu_memory_utilization).

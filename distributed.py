@@ -4,9 +4,9 @@
     python distributed.py --stages 2 --model laptop --workload 512:16,300:8,700:12
     torchrun --nproc-per-node 2 distributed.py ...
 
-The first starts two processes on this machine. The second makes prompts up, each with so many
-prompt tokens and output tokens. torchrun does what the first does, and over many nodes, too (see
-docs/pipelines.md). What the processes do is in pipeline/stages.py.
+The first command starts two processes on this machine. The second makes up three prompts: 512:16
+is a prompt of 512 tokens, with 16 output tokens. torchrun starts the processes itself, on many
+nodes too (docs/pipelines.md). pipeline/stages.py says what they do.
 """
 
 import fast.first  # before torch  # noqa: F401
@@ -41,7 +41,7 @@ from scheduler import POLICIES, make_scheduler
 
 __all__ = ["PipelineLLM"]
 
-GRACE = 2.0  # s in which stage 0 gets to say a mistake that all stages find
+GRACE = 2.0  # s. All stages find most mistakes; the others let stage 0 print them first
 
 
 def parse_args() -> argparse.Namespace:
@@ -57,11 +57,9 @@ def parse_args() -> argparse.Namespace:
         type=int,
         default=2,
         metavar="S",
-        help="processes to start, where torchrun has not (default: 2)",
+        help="processes to start, unless torchrun starts them (default: 2)",
     )
-    add(
-        "--port", type=int, metavar="PORT", help="for them to find each other (default: a free one)"
-    )
+    add("--port", type=int, metavar="PORT", help="port at which they meet (default: a free one)")
     add(
         "--model",
         default="demo",
@@ -69,7 +67,7 @@ def parse_args() -> argparse.Namespace:
     )
     policies = ", ".join([*POLICIES, *PIPELINE_POLICIES])
     add("--policy", default="sarathi", help=f"one of {policies} (default: sarathi)")
-    add("--chunk-size", type=int, default=256, metavar="C", help="(default: 256)")
+    add("--chunk-size", type=int, default=256, metavar="C", help="token budget (default: 256)")
     add(
         "--max-batch-size",
         type=int,
@@ -89,16 +87,16 @@ def parse_args() -> argparse.Namespace:
         "--max-length",
         type=int,
         metavar="L",
-        help="longest prompt + output, in tokens (default: the model's)",
+        help="most tokens of prompt + output (default: the model's)",
     )
     add(
         "--workload",
         action="append",
         default=[],
         metavar="P:N,...",
-        help="instead of prompts: P made-up tokens, N to generate",
+        help="instead of prompts: P made-up prompt tokens, N output tokens",
     )
-    add("--repeats", type=int, default=1, metavar="N", help="run it so many times (default: 1)")
+    add("--repeats", type=int, default=1, metavar="N", help="run everything N times (default: 1)")
     add(
         "--dtype",
         default="auto",
@@ -143,7 +141,7 @@ def read_workload(text: str, policy: str, vocabulary: int) -> Work:
 
 
 def serve(args: argparse.Namespace) -> None:
-    """Make this process's stage, and run every workload; process 0 tells what came of it."""
+    """Make this process's stage, and run every workload. Process 0 prints the results."""
     llm = PipelineLLM(
         args.model,
         policy=args.policy,
@@ -194,7 +192,7 @@ def report(llm: PipelineLLM, prompts: Sequence, outputs: Sequence[RequestOutput]
     for prompt, output in zip(prompts, outputs, strict=True):
         if output.text:
             print(f"{prompt}{output.text}\n---")
-    trace, whole = llm.pipeline, llm.stages * llm.pipeline.seconds
+    trace, stage_seconds = llm.pipeline, llm.stages * llm.pipeline.seconds
     size = "whole prompts"
     if not is_for_pipelines(llm.policy):  # a policy may have a chunk size of its own
         size = f"C = {make_scheduler(llm.policy, 1, llm.chunk_size).chunk_size}"
@@ -216,14 +214,18 @@ def report(llm: PipelineLLM, prompts: Sequence, outputs: Sequence[RequestOutput]
             f"phases    {phases.count('prefill')} of prefills, {phases.count('decode')} of decodes"
         )
     busy = [f"stage {i} {100 * work / trace.seconds:.0f} %" for i, work in enumerate(trace.busy)]
-    idle = [f"{cause} {100 * idle / whole:.1f} %" for cause, idle in trace.idle.items() if idle > 0]
+    idle = [
+        f"{cause} {100 * seconds / stage_seconds:.1f} %"
+        for cause, seconds in trace.idle.items()
+        if seconds > 0
+    ]
     print(f"busy      {', '.join(busy)}")
     print(f"idle      {', '.join(idle)}")
     print(f"bubbles   {100 * trace.bubble_share:.1f} % of all stages' time ({', '.join(BUBBLES)})")
 
 
 def check(args: argparse.Namespace) -> None:
-    """Complain about what can be told before any process is started or any weight read."""
+    """Find mistakes early, before any process starts and any weight is read."""
     if args.repeats < 1:
         raise UserError(f"--repeats is {args.repeats}; it must be at least 1")
     SamplingParams(max_tokens=args.max_tokens)
@@ -236,7 +238,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def reason(error: Exception) -> str:
-    """The first sentence of what a C++ library says, without the place in its source."""
+    """The first sentence of a C++ library's error, without the place in its source."""
     return re.sub(r"^\[\S+\] *", "", files.first_line(error)).split(". ")[0]
 
 
@@ -276,8 +278,7 @@ def main() -> None:
     except UserError as error:
         if rank == 0:
             raise
-        # most mistakes are everybody's: stage 0 says them, and whoever has started us ends us
-        # meanwhile
+        # stage 0 has probably found the same mistake: its launcher ends us during this sleep
         time.sleep(GRACE)
         raise UserError(f"stage {rank}: {error}") from None
     except dist.DistNetworkError as error:
@@ -290,7 +291,7 @@ def main() -> None:
         if not any(word in str(error).lower() for word in ("gloo", "nccl", "connection")):
             raise
         raise UserError(
-            f"stage {rank} has lost another, which has ended ({reason(error)})"
+            f"stage {rank} has lost its connection to another stage ({reason(error)})"
         ) from None
 
 

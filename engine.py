@@ -12,18 +12,16 @@ import fast.first  # before torch  # noqa: F401
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 
 from attention import PLAIN
 from batch import Request
 from beam.executor import enable_beams
 from beam.outputs import BeamSearchOutput, beam_requests, output_of
 from beam.request import BeamSearchParams
-from configs import UserError
+from configs import UserError, check_whole
 from executor import ModelExecutor
-from fast.backends import BACKENDS, check_backend, choose_backend, fastest, speed_up
+from fast.backends import check_backend, choose_backend, speed_up
 from fast.graphs import GraphExecutor, Graphs
-from fast.process import keep_freed_memory, threads, threads_for
 from kvcache import KVCache
 from loading.device import check_memory, choose_device, choose_dtype
 from loading.load import choose_length, find_model, late_tokenizer, load_model
@@ -71,22 +69,21 @@ class LLM:
 
     model: "demo" (trained, in the box), a Hugging Face directory, a hub id ("Qwen/Qwen2.5-0.5B"),
         or a name of `configs.MODELS` (random weights, prompts of token ids only).
-    policy, chunk_size (C, tokens; the token budget), cache_tokens (what the cache may hold of all
-        requests together; None: all that fits its slots): see scheduler.py. You may change them
-        while no request runs.
-    max_batch_size (B, requests), max_length (prompt + output - 1, in tokens; of a beam search, the
-        prompt): the cache is allocated at once for B requests of that length. You may lower B.
-    dtype: "auto" is bfloat16 where the hardware has it, else float32.
-    device: "auto" is cuda where there is one, else cpu.
+    policy, chunk_size (C, tokens), cache_tokens (a limit for all requests together, or None): see
+        scheduler.py. Change them only while no request runs.
+    max_batch_size (B): requests that run at once. You may lower it later.
+    max_length: tokens of one request, prompt + output - 1 (of a beam search: the prompt). The cache
+        is allocated at once, for B requests of that length.
+    device: "auto" is cuda, else cpu. dtype: "auto" is bfloat16 if the hardware has it.
     attention: "math", "sdpa", "native" or "xformers". "auto" is native on a CPU with a compiler, on
         CUDA the fastest by measurement, else sdpa. `llm.attention` tells which it is.
     check_weights: look for NaN and infinity in a checkpoint.
     cuda_graphs: replay iterations of a shape that comes again (fast/graphs.py).
-    layers: of how many, which ones to have, as one stage of a pipeline.
-    fast: False leaves the folder fast/ out: the modules are plain, hooks and state_dict whole.
+    layers: a function: number of layers -> those to load, for one stage of a pipeline.
+    fast: False runs without the folder fast/. All modules are plain, and hooks fire.
 
-    After a call, `trace` tells what its iterations did. Raises configs.UserError with one line that
-    names a bad value.
+    After a call, `trace` tells what its iterations did. Raises configs.UserError, one line that
+    names the bad value.
     """
 
     def __init__(
@@ -137,19 +134,16 @@ class LLM:
             self.tokenizer, self.weights = load_tokenizer(self.directory), str(self.directory)
             self.stop_ids = load_stop_ids(self.directory, self.tokenizer)
         self.cache = KVCache(self.part, max_batch_size, self.max_length, self.dtype, self.device)
-        self.attend, self.surroundings = (BACKENDS if fast else PLAIN)[self.attention], nullcontext
         self.cuda_graphs, self.graphs = cuda_graphs, Graphs(self.cache) if cuda_graphs else None
         if fast:
-            speed_up(self.model, self.attention)
-            count = threads_for(self.config, self.dtype, self.device)
-            self.surroundings = partial(threads, count)  # of a step
-            if attention == "auto" and self.device.type == "cuda":
-                self.attention, self.attend = fastest(self.config.n_head, self.cache)
+            measure = attention == "auto" and self.device.type == "cuda"
+            made = speed_up(self.model, self.cache, self.attention, measure)
+            self.attention, self.attend, self.surroundings = made
+        else:
+            self.attend, self.surroundings = PLAIN[self.attention], nullcontext
         self.trace = Trace()
         self._loop: Loop | None = None  # of the requests that are running or ran last
         self._next_id = 0
-        if fast and self.device.type == "cpu":
-            keep_freed_memory()  # after the weights, which go back to the system with their LLM
 
     # ---- calls
 
@@ -182,9 +176,9 @@ class LLM:
     ) -> Iterator[StreamedToken]:
         """Like `generate`, but yields each token when its iteration ends.
 
-        The prompts' tokens come interleaved. So do those of two streams: a call that finds requests
-        running joins them. Closing a stream cancels what is left of it. Bad prompts are refused at
-        once, but nothing runs before the first token is asked for.
+        Tokens of several prompts come interleaved. Two streams run together: the second joins the
+        requests of the first. Closing a stream cancels its requests. Bad prompts are refused at
+        once, but nothing runs until you ask for the first token.
         """
         return self._stream(self._requests(prompts, sampling_params, arrival_times))
 
@@ -205,7 +199,7 @@ class LLM:
 
         for _ in self._run(requests):
             yield from fresh()
-        yield from fresh()  # what came while another call drove the loop
+        yield from fresh()  # tokens that came while another call ran the loop
 
     def beam_search(
         self, prompts: Prompts, params: Params = None, cache: str = "segment"
@@ -225,11 +219,11 @@ class LLM:
     def resize_cache(self, max_batch_size: int, max_length: int | None = None) -> None:
         """A new cache, for other numbers of requests and tokens. Nothing may be running."""
         self._check_idle("the cache")
-        make_scheduler(self.policy, max_batch_size, self.chunk_size, self.cache_tokens)
+        check_whole("max_batch_size", max_batch_size)
         length = choose_length(self.config, self.max_length if max_length is None else max_length)
         held = self.part.parameters * self.dtype.itemsize + self.cache.bytes
         check_memory(self.part, max_batch_size, length, self.dtype, self.device, held)
-        self._loop = self.cache = self.graphs = None  # the old cache goes before the new one comes
+        self._loop = self.cache = self.graphs = None  # free the old cache first
         self.max_batch_size, self.max_length = max_batch_size, length
         self.cache = KVCache(self.part, max_batch_size, length, self.dtype, self.device)
         self.graphs = Graphs(self.cache) if self.cuda_graphs else None
@@ -243,12 +237,12 @@ class LLM:
             yield
             while any(request.finish_reason is None for request in requests):
                 if loop is not self._loop:
-                    raise UserError("this stream is over: a call beside it has failed")
+                    raise UserError("this stream has ended: another call failed while both ran")
                 try:
                     with self.surroundings():
                         loop.step()
                 except BaseException:
-                    self._loop = None  # it may have stopped half way: the next call begins anew
+                    self._loop = None  # its state may be broken: the next call makes a new loop
                     raise
                 yield
         finally:
@@ -257,7 +251,7 @@ class LLM:
                     loop.cancel(request)
 
     def _join(self, requests: list[Request]) -> Loop:
-        """The loop that runs, or a new one; with these requests in it."""
+        """Add these requests to the loop that runs, or else to a new one."""
         if self.max_batch_size > self.cache.slots:
             raise UserError(
                 f"max_batch_size is {self.max_batch_size}, and the cache has {self.cache.slots}"
@@ -283,8 +277,8 @@ class LLM:
     def _check_idle(self, what: str) -> None:
         if self._loop is not None and self._loop.busy:
             raise UserError(
-                f"requests are running, and {what} may not change meanwhile: read their stream to"
-                " its end, or close() it"
+                f"{what} may not change while requests run: read their stream to its end, or"
+                " close() it"
             )
 
     def _scheduler(self) -> Scheduler:

@@ -21,7 +21,7 @@ from sampling import sample
 
 
 def synchronized_clock(device: torch.device) -> float:
-    """The wall clock in seconds, once the device has done all that it was asked to do."""
+    """Wait until the device has done its work. Then return the wall clock, in seconds."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -45,11 +45,7 @@ class ModelExecutor:
     """The model, its cache, and a back end of attention."""
 
     def __init__(
-        self,
-        model: Transformer,
-        cache: KVCache,
-        attention: Attention,
-        time_operators: bool = False,
+        self, model: Transformer, cache: KVCache, attention: Attention, time_operators: bool = False
     ):
         self.model, self.cache, self.attention = model, cache, attention
         self.time_operators = time_operators
@@ -83,11 +79,8 @@ class ModelExecutor:
 
     def flatten(self, batch: Batch) -> FlatBatch:
         """Lay a batch out as rows, chunks first, and take its places in the cache."""
-        tokens: list[int] = []
-        slots: list[int] = []
-        positions: list[int] = []
+        tokens, slots, positions, logit_rows = [], [], [], []  # numbers, see `FlatBatch`
         spans: list[Span] = []
-        logit_rows: list[int] = []
         for chunk in batch.chunks:
             request, end = chunk.request, chunk.start + chunk.length
             if chunk.start == 0:
@@ -112,8 +105,9 @@ class ModelExecutor:
             contexts = tuple([place + 1 for place in places])
             spans.append(Span(slice(first, len(tokens)), tuple(own), contexts))
             logit_rows.extend(range(first, len(tokens)))
+        device = self.model.device
         rows = torch.from_numpy(np.array([tokens, slots, positions], dtype=int)).to(
-            self.model.device
+            device
         )  # (3, T)
-        logits = torch.from_numpy(np.array(logit_rows, dtype=int)).to(self.model.device)  # (S,)
+        logits = torch.from_numpy(np.array(logit_rows, dtype=int)).to(device)  # (S,)
         return FlatBatch(*rows.unbind(), spans, logits)

@@ -3,9 +3,9 @@
     python generate.py "The with statement" --policy sarathi --chunk-size 64 --max-tokens 64
     python generate.py "The with statement" --beams 4 --max-tokens 32
 
-One prompt is streamed; several prompts, or a file with one to a line, make a real batch. With
---beams, the best sequences of a beam search are printed, with their scores. A short table at the
-end says what the run did.
+One prompt is streamed. Several prompts, or a file with one prompt on each line, run as a batch.
+--beams prints the best sequences of a beam search, with their scores. A short table at the end says
+what the run did.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def parse_args() -> argparse.Namespace:
     add(
         "--file",
         type=Path,
-        help="a UTF-8 text file with one prompt to a line; empty lines are skipped",
+        help="a UTF-8 text file with one prompt on each line; empty lines are skipped",
     )
     add(
         "--model",
@@ -45,7 +45,7 @@ def parse_args() -> argparse.Namespace:
     add(
         "--max-length",
         type=int,
-        help="longest prompt + output in tokens; with --beams, prompt (default: the model's)",
+        help="most tokens of prompt + output (of the prompt, with --beams; default: the model's)",
     )
     add("--max-tokens", type=int, default=64, help="output tokens at most (default: 64)")
     add("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
@@ -53,28 +53,28 @@ def parse_args() -> argparse.Namespace:
         "--top-k",
         type=int,
         default=0,
-        help="draw from the k likeliest tokens; 0: from all (default: 0)",
+        help="draw from the K likeliest tokens; 0 means all (default: 0)",
     )
     add(
         "--top-p",
         type=float,
         default=1.0,
-        help="draw from the likeliest tokens that reach p (default: 1)",
+        help="draw from the likeliest tokens whose probabilities add up to P (default: 1)",
     )
     add(
         "--beams",
         type=int,
         metavar="BW",
-        help="search with BW beams instead of sampling; each takes a row of C (default: none)",
+        help="search with BW beams, instead of sampling; a beam is a row of C (default: none)",
     )
-    add("--n", type=int, help="of --beams: print the n best (default: all)")
-    add("--cache", help="of --beams: segment or standard (default: segment)")
+    add("--n", type=int, help="with --beams: print the N best (default: all)")
+    add("--cache", help="with --beams: segment or standard (default: segment)")
     add(
         "--length-penalty",
         type=float,
-        help="of --beams: score = log-probability / length ** this; -10 to 10 (default: 1)",
+        help="with --beams: score = log-probability / length ** this; -10 to 10 (default: 1)",
     )
-    add("--seed", type=int, default=0, help="of the sampling (default: 0)")
+    add("--seed", type=int, default=0, help="seed of the sampling (default: 0)")
     add("--ignore-eos", action="store_true", help="go on after the end-of-text token")
     add(
         "--dtype",
@@ -96,17 +96,19 @@ def parse_args() -> argparse.Namespace:
 
 
 def beam_params(args: argparse.Namespace) -> BeamSearchParams | None:
-    """What --beams asks for. A UserError where it meets an option of sampling."""
+    """What --beams asks for. Raises UserError if an option of sampling is given with it."""
     if args.beams is None:
         for name in ("length_penalty", "n", "cache"):
             if getattr(args, name) is not None:
-                raise UserError(f"--{name.replace('_', '-')} is of beams: give --beams too")
+                raise UserError(
+                    f"--{name.replace('_', '-')} is for beam search only: give --beams too"
+                )
         return None
     for name, usual in (("temperature", 0.0), ("top_k", 0), ("top_p", 1.0)):
         if getattr(args, name) != usual:
             flag = f"--{name.replace('_', '-')}"
             raise UserError(
-                f"{flag} is {getattr(args, name)}; a beam search draws nothing: omit it"
+                f"{flag} is {getattr(args, name)}; a beam search does not sample: leave it out"
             )
     return BeamSearchParams(
         args.beams, args.max_tokens, args.n, ignore_eos=args.ignore_eos,
@@ -118,9 +120,9 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
     prompts = list(args.prompts)
     if args.file:
         try:
-            # without the mark that some editors put first
+            # utf-8-sig: some editors put a byte order mark first
             text = args.file.read_text(encoding="utf-8-sig")
-            # splitlines() would also split at odd characters
+            # not splitlines(), which also splits at rare characters such as U+2028
             prompts += [line for line in text.split("\n") if line.strip()]
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read prompts from {str(args.file)!r}: {error}") from None
@@ -164,8 +166,8 @@ def search_beams(llm: LLM, prompts: list[str], params: BeamSearchParams, cache: 
 def table(llm: LLM, trace: Trace, beams: bool = False) -> str:
     """The rates of a run, as rows.
 
-    Rates are per second of the iterations that did the work: a hybrid batch's seconds count for
-    both of its kinds.
+    A rate counts only the seconds of iterations that did such work. The seconds of a hybrid batch
+    count for both rates, prefill and decode.
     """
     decodes = "steps" if beams else "tokens"  # of all searches
     prefill = sum(i.seconds for i in trace.iterations if i.num_prefill_tokens)

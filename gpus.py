@@ -16,7 +16,7 @@ class GPU:
     peak: float  # dense fp16/bf16 tensor FLOP/s (no sparsity)
     bandwidth: float  # bytes/s
     source: str = ""
-    measured: bool = False  # the bandwidth was measured, and is no data sheet's: all is reached
+    measured: bool = False  # the bandwidth was measured, so all of it is reached
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Link:
     measured: bool = False  # the bandwidth was measured: all of it is reached
 
     def reached(self, share: float) -> float:
-        """Bytes/s in practice, where software reaches `share` of a data sheet."""
+        """Bytes/s in practice: `share` of the data sheet, or all of a measured bandwidth."""
         return self.bandwidth if self.measured else self.bandwidth * share
 
     def all_reduce(self, size: float, gpus: int, share: float) -> float:
@@ -59,11 +59,12 @@ class Nodes:
 
         1. A reduce-scatter inside each node: a GPU sends (g - 1) / g of the tensor, and then owns
            the node's sum of one part in g.
-        2. An all-reduce of each part between the n GPUs that own it. The g parts share the port:
-           through it goes 2 (n - 1) / n of the tensor.
-        3. An all-gather inside each node: (g - 1) / g once more.
+        2. An all-reduce of each part between the n GPUs that own it. The g parts share the port.
+           So 2 (n - 1) / n of the tensor goes through it.
+        3. An all-gather inside each node: again (g - 1) / g of the tensor.
 
-        The first and the third are a ring inside. Raises ValueError where the nodes are not full.
+        Steps 1 and 3 together take as long as a ring all-reduce inside a node. Raises ValueError
+        if the GPUs do not fill their nodes.
         """
         if gpus <= self.per_node:
             return self.inside.all_reduce(size, gpus, share)

@@ -11,7 +11,7 @@ from configs import ModelConfig
 
 
 class CacheError(RuntimeError):
-    """A bug: the engine used a free slot or a full slot, or asked for one where none is left."""
+    """A bug of the engine: it used a free or a full slot, or wanted a slot when none was left."""
 
 
 class KVCache:
@@ -35,7 +35,7 @@ class KVCache:
         self.reset()
 
     def reset(self) -> None:
-        """Free all slots. Nobody sees the stale values: a context covers what is written."""
+        """Free all slots. Old values stay in the tensors, but no request reads them."""
         self.used: list[int | None] = [None] * self.slots  # tokens in each slot; None: it is free
 
     def allocate(self) -> int:
@@ -61,9 +61,7 @@ class KVCache:
         return start
 
     def write(self, layer: int, slots: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store T new tokens in place. slots, positions: (T,) int64; k, v: (T, n_kv_head,
-        head_dim).
-        """
+        """Store T tokens in place. slots, positions (T,) int64; k, v (T, n_kv_head, head_dim)."""
         for cache, new in zip(self.layers[layer], (k, v), strict=True):
             cache[:, slots, positions] = new.transpose(0, 1)  # (n_kv_head, T, head_dim)
 

@@ -1,7 +1,7 @@
 """The whole engine in one screen: schedule, execute, update.
 
-Whoever understands `Loop.step` has understood the engine. Everything that generates text or
-simulates drives this loop. It cannot tell the two executors apart:
+`Loop.step` is the engine. All that generates text or simulates drives this loop, with one of two
+executors. The loop cannot tell them apart:
 
     ModelExecutor   executor.py: torch, the wall clock, real tokens
     CostExecutor    simulate.py: the cost model of a named GPU, a virtual clock, placeholder tokens
@@ -19,7 +19,7 @@ from timeline import Iteration, Trace
 
 @dataclass(slots=True)
 class Result:
-    """What came of a batch.
+    """The outcome of a batch.
 
     tokens: one for each request of `batch.sampled`. seconds: how long the batch took.
     operators: seconds of each operator, if they were timed.
@@ -44,8 +44,9 @@ class Executor(Protocol):
 
 
 class Loop:
-    """Requests, each with an id of its own, come and go between any two steps. One thread only.
+    """Runs requests step by step. Between two steps, requests may be added and cancelled.
 
+    Each request has an id of its own. One thread only.
     trace: what has happened so far. batch: the one that ran last.
     """
 
@@ -61,7 +62,7 @@ class Loop:
         return bool(self.arriving or self.scheduler.has_work)
 
     def add(self, request: Request) -> None:
-        """Let a request arrive at `request.arrival`; at once, if that has passed.
+        """Let a request arrive at `request.arrival`, or now if that time has passed.
 
         A UserError if it can never run.
         """
@@ -76,7 +77,7 @@ class Loop:
 
         No other request's tokens change. False if it has ended already.
         """
-        if self._stepping:  # the garbage collector may close a stream at any moment
+        if self._stepping:  # the garbage collector may close a stream during a step
             self._leaving.append(request)
             return True
         if request in self.arriving:
@@ -90,13 +91,10 @@ class Loop:
         return True
 
     def step(self) -> Iteration | None:
-        """Run the next batch. Waits for the next arrival where nobody is here yet.
-
-        None if there is nothing left to do.
-        """
+        """Run the next batch; if no request is here yet, wait for one. None: nothing is left."""
         scheduler, executor, arriving = self.scheduler, self.executor, self.arriving
-        self._stepping = True
-        while arriving or scheduler.has_work:
+        self._stepping, iteration = True, None
+        while iteration is None and (arriving or scheduler.has_work):
             now = executor.now()
             while arriving and arriving[0].arrival <= now:
                 scheduler.add(arriving.popleft())
@@ -116,9 +114,6 @@ class Loop:
                 executor.release(request)
             self.batch = batch
             iteration = self.trace.record(batch, now, result.seconds, result.operators, ended)
-            break
-        else:
-            iteration = None
         self._stepping = False
         while self._leaving:
             self.cancel(self._leaving.pop())

@@ -24,6 +24,8 @@ from attention import PLAIN, Attention, FlatBatch, split_heads
 from configs import ModelConfig
 from kvcache import KVCache
 
+Rotary = tuple[Tensor, Tensor] | None  # cos and sin of each row's position; GPT-2 has none
+
 
 def untimed(name: str, operator: Callable, *args: Any) -> Any:
     """Call an operator. `executor.OperatorTimer` does the same, and keeps the seconds."""
@@ -31,7 +33,7 @@ def untimed(name: str, operator: Callable, *args: Any) -> Any:
 
 
 class ResidualLinear(nn.Linear):
-    """The last operator of a residual branch: it also adds what the branch began with.
+    """The last operator of a residual branch. It also adds the residual, the branch's input.
 
     When packed, oneDNN adds it inside the product, which saves one pass (fast/packed.py).
     """
@@ -64,13 +66,9 @@ class Layer(nn.Module):
             self.norm_k = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
 
     def forward(
-        self,
-        x: Tensor,
-        rotary: tuple[Tensor, Tensor] | None,
-        attend: Callable,
-        call: Callable = untimed,
+        self, x: Tensor, rotary: Rotary, attend: Callable, call: Callable = untimed
     ) -> Tensor:
-        """attend(qkv) -> y decides who sees whom. call(name, operator, *args) runs an operator."""
+        """attend(qkv) -> y is attention. call(name, operator, *args) runs an operator."""
         h = call("others", self.norm_1, x)  # (T, H)
         qkv = call("preproj", self.preproj, h)  # (T, (n_head + 2 * n_kv_head) * head_dim)
         qkv = call("others", self.to_heads, qkv, rotary)  # (T, n_head + 2 * n_kv_head, head_dim)
@@ -82,7 +80,7 @@ class Layer(nn.Module):
         inner = call("others", self.activate, inner)  # (T, H2)
         return call("ffn_ln2", self.ffn_ln2, inner, x)  # (T, H) = x + ffn_ln2(inner)
 
-    def to_heads(self, qkv: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+    def to_heads(self, qkv: Tensor, rotary: Rotary) -> Tensor:
         config = self.config
         qkv = qkv.view(-1, config.n_head + 2 * config.n_kv_head, config.head_dim)
         if config.qk_norm:
@@ -96,7 +94,7 @@ class Layer(nn.Module):
 def rotate(x: Tensor, heads: int, cos: Tensor, sin: Tensor) -> None:
     """Rotary embedding, in place, of the first `heads` heads: q and k lie side by side.
 
-    x (T, more heads, head_dim); cos, sin (T, 1, head_dim / 2).
+    x (T, all heads, head_dim); cos, sin (T, 1, head_dim / 2).
     """
     half = x.shape[-1] // 2
     left, right = x[:, :heads, :half], x[:, :heads, half:]
@@ -112,10 +110,10 @@ def swiglu(inner: Tensor) -> Tensor:
 def rotary_frequencies(config: ModelConfig) -> Tensor:
     """Radians by which one position turns each pair of channels: (head_dim / 2,), float32.
 
-    LLaMA 3.1 reads texts `factor` times longer than it was first trained on (`length` tokens):
-    pairs that make less than `low` turns over that length turn `factor` times slower, those that
-    make more than `high` turns stay, and between the two it blends. Rounding at position 100,000 is
-    no longer small, so every step is in float32, as where these models were trained.
+    LLaMA 3.1 was first trained on `length` tokens, and reads texts `factor` times longer. Pairs
+    that make fewer than `low` turns over `length` turn `factor` times slower. Pairs with more than
+    `high` turns stay, and between the two it blends. At position 100,000 rounding is no longer
+    small. So every step is in float32, as it was in training.
     """
     frequencies = 1.0 / config.rope_theta ** (
         torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
@@ -131,7 +129,7 @@ def rotary_frequencies(config: ModelConfig) -> Tensor:
 class Transformer(nn.Module):
     """The whole model, or one stage of a pipeline.
 
-    layers: which ones it has; None: all. Embedding, norm and head are where they are needed.
+    layers: which ones it has; None: all. Only stages that need them have embedding, norm and head.
     """
 
     def __init__(self, config: ModelConfig, layers: range | None = None):
@@ -176,8 +174,8 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Write the rows' K and V into the cache; return logits (S, vocab) for `logit_rows` alone.
 
-        In a pipeline, x (T, H) is what the stage before returned, and all stages but the last
-        return theirs (T, H).
+        In a pipeline, x (T, H) comes from the stage before. All stages but the last return x
+        (T, H) instead of logits.
         """
         if x is None:
             x = self._embed(batch.tokens, batch.positions)  # (T, H)
@@ -198,9 +196,8 @@ class Transformer(nn.Module):
         rotary = self._rotary(positions)
 
         def attend_causal(qkv: Tensor) -> Tensor:
-            parts = split_heads(qkv, self.config.n_kv_head)
-            parts = (heads.unflatten(0, (b, t)).transpose(1, 2) for heads in parts)
-            q, k, v = parts  # (B, heads, T, head_dim) each
+            heads = qkv.unflatten(0, (b, t)).transpose(1, 2)  # (B, all heads, T, head_dim)
+            q, k, v = split_heads(heads, self.config.n_kv_head)
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             return y.transpose(1, 2).reshape(b * t, -1)  # (B * T, n_head * head_dim)
 
@@ -212,7 +209,7 @@ class Transformer(nn.Module):
         x = self.embed(tokens)
         return x if self.positions is None else x + self.positions(positions)
 
-    def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _rotary(self, positions: Tensor) -> Rotary:
         if self.config.flavour == "gpt2":
             return None
         return self.cos[positions], self.sin[positions]  # (T, 1, head_dim / 2) each

@@ -1,8 +1,7 @@
 """Models by name: pure data, each with its source. configs.py makes a ModelConfig of each row.
 
-The fields are those of `configs.ModelConfig`, and what a row leaves out has its default there.
-`MODELS["llama-13b"]` is what `--model` accepts on command lines. Add a row, and every script knows
-it.
+The fields are those of `configs.ModelConfig`. A field that a row leaves out has its default.
+`--model` takes these names on command lines. Add a row, and every script knows the model.
 """
 
 
@@ -65,7 +64,7 @@ ROWS: list[dict] = [
     row(
         name="opt-30b", n_layer=48, n_head=56, hidden=7168, intermediate=28672,
         vocab_size=50272, max_length=2048, flavour="gpt2", tied=True,
-        source="OPT-30B, Hugging Face config (its activation is a ReLU: priced alike)",
+        source="OPT-30B, Hugging Face config (its activation is a ReLU, which has the same price)",
     ),
     row(
         name="bloom-176b", n_layer=70, n_head=112, hidden=14336, intermediate=57344,

@@ -1,8 +1,7 @@
 """From a row of logits to a token: greedy, or drawn with a request's own seeded generator.
 
-Each drawn token uses up exactly one random number of its own request, so that the draw depends on
-the request alone and not on who else is in the batch: seeded sampling gives the same text under
-every policy.
+Each drawn token takes exactly one random number from its own request's generator. So a draw does
+not depend on the other requests of a batch. Seeded sampling gives the same text under every policy.
 """
 
 import math
@@ -20,7 +19,7 @@ class SamplingParams:
     """How to choose a request's tokens. The names are vLLM's.
 
     max_tokens: output tokens at most. temperature: 0 is greedy. top_k: draw from the k likeliest
-    tokens; 0 means all. top_p: draw from the fewest likeliest tokens whose probabilities reach p.
+    tokens; 0 means all. top_p: draw from the likeliest tokens, as few as add up to p.
     seed: of this request; None takes the engine's seed plus the request's number. stop_ids: tokens
     that end the output. ignore_eos: go on after the end-of-text token.
     """
@@ -41,8 +40,8 @@ class SamplingParams:
         self._check("top_p", number, lambda p: 0 < p <= 1, "a number above 0 and at most 1")
         if self.seed is not None:
             self._check("seed", int, lambda s: 0 <= s < 2**63, "None, or from 0 to 2**63 - 1")
-        whole = "whole numbers"
-        self._check("stop_ids", Collection, lambda x: all(isinstance(t, int) for t in x), whole)
+        ids = "whole numbers"
+        self._check("stop_ids", Collection, lambda x: all(isinstance(t, int) for t in x), ids)
 
     def _check(self, name: str, kind: type, fine: Callable, allowed: str) -> None:
         value = getattr(self, name)

@@ -20,12 +20,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from batch import Batch, Chunk, Request, rows_of
-from configs import UserError, check_whole, lookup
-
-__all__ = ["POLICIES", "Batch", "Chunk", "Memory", "Request", "Scheduler", "make_scheduler"]
+from configs import UserError, by_name, check_whole, lookup
 
 SIZE = re.compile("[0-9]{1,9}")  # of a chunk, in tokens
-NOTHING_SCHEDULED = "requests wait or run, nobody else will arrive, and it schedules nothing"
+NOTHING_SCHEDULED = "it schedules nothing, while requests wait or run and no more will arrive"
 
 
 @dataclass(slots=True)
@@ -49,10 +47,9 @@ class Scheduler:
 
     cache_tokens: what the KV cache holds, in tokens of all requests together; None: enough for all.
     A running request takes its whole prefill at once, then a token per decode. When the decodes'
-    next tokens do not fit, the newest request is preempted: it loses its cache, waits at the head
-    of the queue, and prefills its prompt and its output so far again (vLLM's recomputation). It
-    keeps its output: so each time that it runs, it comes nearer to its end. (A beam search does
-    not: it begins anew.)
+    next tokens do not fit, the newest request is preempted. It loses its cache, and waits at the
+    head of the queue. Later it prefills its prompt and its output so far (vLLM's recomputation).
+    So no output token is lost. (A beam search begins anew.)
     """
 
     name = "?"
@@ -75,7 +72,7 @@ class Scheduler:
         raise NotImplementedError
 
     def configure(self, option: str) -> None:
-        """What stands behind the colon of a policy's name, as in "dynamic:1024,512,256"."""
+        """Take the option that follows the colon of a name, as in "dynamic:1024,512,256"."""
         raise UserError(f"policy {self.name!r} takes no option, and {option!r} is given")
 
     # ---- requests come and go
@@ -88,7 +85,7 @@ class Scheduler:
         if capacity is not None and request.most_cached > capacity:
             raise UserError(
                 f"{name} can never run: {len(request.prompt)} prompt tokens + max_tokens"
-                f" {request.max_tokens} need {request.most_cached} tokens of cache, which holds"
+                f" {request.max_tokens} need {request.most_cached} tokens of cache, and it holds"
                 f" {capacity}"
             )
 
@@ -116,7 +113,7 @@ class Scheduler:
     # ---- what policies call
 
     def next_tokens(self, requests: Sequence[Request]) -> int:
-        """Tokens of the cache that the next decode of each takes."""
+        """How many tokens of cache the next decodes of these requests take."""
         return len(requests) if self.single else sum([r.next_tokens for r in requests])
 
     def can_admit(self) -> bool:
@@ -124,8 +121,8 @@ class Scheduler:
         if not self.waiting or len(self.running) >= self.max_batch_size:
             return False
         if not self.memory.taken or self.memory.capacity is None:
-            return True  # alone, every request fits
-        newcomer = self.waiting[0]  # needs room for all next tokens, or is preempted at once
+            return True  # an empty cache holds any request that `check` lets pass
+        newcomer = self.waiting[0]  # with no room for all next tokens, it would be preempted
         next_tokens = self.next_tokens((*self.running, newcomer))
         return self.memory.holds(newcomer.prefill_length + next_tokens)
 
@@ -142,7 +139,7 @@ class Scheduler:
     def decodes(self) -> list[Request]:
         """All running requests that are past their prefill.
 
-        The newest are preempted until there is room for a token of each.
+        If the cache has no room for a token of each, the newest are preempted first.
         """
         decodes = [r for r in self.running if r.prefilled >= r.prefill_length]  # hot: no property
         if self.memory.capacity is not None:
@@ -160,13 +157,13 @@ class Scheduler:
         return [r for r in self.running if r.prefilled < r.prefill_length]  # hot: no property
 
     def started_then_new(self) -> Iterator[Request]:
-        """Requests to prefill: those that have started, then new ones, admitted as asked for."""
+        """Those that have started, then new ones. Each is admitted when the caller asks for it."""
         yield from self.started()
         while (request := self.admit()) is not None:
             yield request
 
     def admit_all(self, most: float = float("inf")) -> list[Chunk]:
-        """Whole prompts of those that can be admitted now: at most `most` tokens, or one prompt."""
+        """Admit whole prompts: as many as fit, up to `most` tokens, but always the first."""
         chunks, tokens = [], 0
         while self.waiting and (not chunks or tokens + self.waiting[0].prefill_length <= most):
             request = self.admit()
@@ -179,7 +176,7 @@ class Scheduler:
     # ---- what the loop calls
 
     def preempt(self, request: Request | None = None) -> Request:
-        """Send a running request, or else the newest, back to the head of the queue."""
+        """Send a running request (None: the newest) back to the head of the queue."""
         request = request or self.running[-1]
         self.running.remove(request)
         self.memory.taken -= held(request)
@@ -202,16 +199,14 @@ class Scheduler:
 
         tokens: one for each of `batch.sampled`.
         """
-        sampled, memory, ended, grown = batch.sampled, self.memory, [], 0
+        sampled, memory, ended = batch.sampled, self.memory, []
         for chunk in batch.chunks:
             request = chunk.request
             request.prefilled = request.context = chunk.start + chunk.length
             request.chunks_run += 1
+        memory.taken += self.next_tokens(batch.decodes)
         for request in batch.decodes:
-            next_tokens = request.next_tokens
-            request.context += next_tokens
-            grown += next_tokens
-        memory.taken += grown
+            request.context += request.next_tokens
         for request, token in zip(sampled, tokens, strict=True):
             output = request.output
             output.append(token)
@@ -264,9 +259,9 @@ class VLLMv0(Scheduler):
     """Prefill-prioritised scheduling: vLLM before chunked prefill (Sarathi-Serve, Algorithm 2).
 
     Requests that can be admitted prefill at once, whole, and without decodes beside them. Decodes
-    run when there is nobody to admit. New requests get their first token early. The running ones
-    pay for it with generation stalls. "vllm_v0:4096" prefills at most 4096 tokens at a time: vLLM's
-    default then was the model's longest sequence (max_num_batched_tokens).
+    run only when no request can be admitted. So new requests get their first token early, and the
+    others pay with generation stalls. "vllm_v0:4096" prefills at most 4096 tokens at a time
+    (max_num_batched_tokens; vLLM's default was the model's longest sequence).
     """
 
     name = "vllm_v0"
@@ -305,9 +300,9 @@ class IterationLevel(Scheduler):
 class Orca(IterationLevel):
     """Iteration-level scheduling with whole prompts, as SARATHI compares it (Sec 4.5, 5.2).
 
-    A request enters as soon as a slot is free. How well its prefill meets decodes depends on the
-    workload. If all requests start and end together, it is the baseline. If one starts at a time,
-    it is SARATHI with C = the longest prompt and room for the decodes.
+    A request enters as soon as a slot is free. Whether decodes run beside its prefill depends on
+    the workload. If all requests start and end together, the batches are those of the baseline. If
+    they start one by one, the batches are SARATHI's, with C = the longest prompt and the decodes.
     """
 
     name = "orca"
@@ -358,18 +353,18 @@ class SarathiServe(IterationLevel):
         return chunks
 
     def share(self, request: Request, room: int) -> int:
-        """Tokens that this request may have of the `room` left in the batch, at least one."""
+        """How many of the `room` tokens left in the batch this request may take: at least one."""
         return room
 
 
 class Dynamic(SarathiServe):
     """Sarathi-Serve with a dynamic chunk schedule: the budget falls with each chunk of a request.
 
-    A late chunk attends to all the tokens before it, so that equal chunks take longer and longer.
-    Smaller ones even the iterations out. A request that has run k chunks may grow the batch to
-    `sizes[k]` tokens, and in the end to the last of them: C, C/2, C/4, or the sizes of
-    "dynamic:1024,512,256". It always gets a quarter of the last, if the batch has that much room:
-    else many decodes would starve a long prompt.
+    A late chunk attends to all the tokens before it. So equal chunks take longer and longer, and
+    shrinking ones keep the iterations even. After k chunks of a request, its next one may fill the
+    batch up to `sizes[k]` tokens (later: up to the last size). The sizes are C, C/2, C/4, or those
+    of "dynamic:1024,512,256". A request always gets a quarter of the last size, if the batch has
+    that much room: else many decodes would starve a long prompt.
     """
 
     name = "dynamic"
@@ -419,12 +414,9 @@ class HybridOnly(IterationLevel):
         return self.admit_all(self.chunk_size - decode_rows)
 
 
-POLICIES: dict[str, type[Scheduler]] = {
-    policy.name: policy
-    for policy in (
-        RequestLevel, Orca, VLLMv0, Sarathi, SarathiServe, Dynamic, ChunkedOnly, HybridOnly,
-    )
-}  # fmt: skip
+POLICIES: dict[str, type[Scheduler]] = by_name(
+    [RequestLevel, Orca, VLLMv0, Sarathi, SarathiServe, Dynamic, ChunkedOnly, HybridOnly]
+)
 FOR_PIPELINES = ("td_pipe",)  # of pipeline/policies.py
 
 
@@ -438,7 +430,7 @@ def make_scheduler(
     name, colon, option = str(policy).partition(":")
     if name in FOR_PIPELINES:
         raise UserError(
-            f"policy {name!r} decides for all stages of a pipeline: distributed.py has it, and"
+            f"policy {name!r} decides for all stages of a pipeline: use distributed.py, or"
             " pipeline.simulate_pipeline"
         )
     name = "request_level" if name == "baseline" else name
@@ -449,10 +441,7 @@ def make_scheduler(
 
 
 def check_batch(scheduler: Scheduler, batch: Batch) -> None:
-    """A UserError, before the batch runs, if the policy broke a rule that holds for all policies.
-
-    The rules tell the author of a policy which line to look at.
-    """
+    """Raise a UserError, before the batch runs, if it breaks a rule of all policies."""
     chunks, decodes, broken = batch.chunks, batch.decodes, scheduler.broken
     members = {chunk.request for chunk in chunks}.union(decodes)
     if not members:
@@ -462,8 +451,8 @@ def check_batch(scheduler: Scheduler, batch: Batch) -> None:
     if not members.issubset(scheduler.running):
         stray = min(r.request_id for r in members.difference(scheduler.running))
         raise broken(
-            f"request {stray} is in the batch but not running: `admit` takes it in, and `decodes`,"
-            " called first, may preempt it"
+            f"request {stray} is in the batch but not running: take it in with `admit`, and call"
+            " `decodes` first, for that may preempt"
         )
     if len(members) > scheduler.max_batch_size:
         raise broken(

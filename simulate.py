@@ -39,7 +39,7 @@ class CostExecutor:
 def make_cost_model(model: str, gpu: str, tp: int, link: str, software: str) -> CostModel:
     """A cost model by names: of configs.MODELS, GPUS and LINKS, and of costmodel.SOFTWARE.
 
-    Its `guess` says where that software has no constants of this GPU.
+    If the software was not measured on this GPU, the model's `guess` says so.
     """
     return CostModel(
         lookup(MODELS, model, "model"),
@@ -65,12 +65,12 @@ def simulate(
 ) -> Trace:
     """Predicted times of these requests, with placeholder tokens.
 
-    tp: GPUs that share the model, joined by `link` of configs.LINKS. software: of
-    costmodel.SOFTWARE, whose measurements the cost model was fitted on.
+    tp: GPUs that share the model. link: joins them, a name of configs.LINKS. software: a name of
+    costmodel.SOFTWARE; the cost model's constants are fitted to its measurements.
 
-    The GPU's memory is not looked up: without cache_tokens, B requests run at once even where their
-    keys and values would not fit (`costmodel.requests_that_fit` says how many would).
-    Raises UserError where a request is too long for the model or for `cache_tokens`.
+    The GPU's memory is not checked. Without cache_tokens, B requests run at once, even if their
+    keys and values would not fit (`costmodel.requests_that_fit` says how many fit).
+    Raises UserError if a request is too long for the model or for `cache_tokens`.
     """
     cost_model = make_cost_model(model, gpu, tp, link, software)
     requests = list(requests)
@@ -97,9 +97,10 @@ def refuse_beams(requests: Iterable[Request], instead: str) -> None:
 def check_requests(
     requests: Sequence[Request], most: int, whose: str, what: str = "request"
 ) -> None:
-    """A UserError if two requests share an id, or one needs more places than `whose` cache has.
+    """Raise a UserError if two requests share an id, or one is too long for its slot.
 
-    most: places of one request, in tokens. The last output token is not fed back, and needs none.
+    most: tokens of a slot. The last output token needs no place, for it is not fed back.
+    whose, what: words of the error: what allows no more, and what to call a request.
     """
     ids: set[int] = set()
     for request in requests:

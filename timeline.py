@@ -1,16 +1,16 @@
 """What happened in a run: one record per iteration, one per request, and the words of serving.
 
-A trace comes out of every run, real or priced, so that both are read with the same words. All times
-are seconds on the engine's clock.
+Every run makes a trace, real or priced. So the same words describe both. All times are seconds on
+the engine's clock.
 
     TTFT                 time to first token: from a request's arrival to the end of the iteration
-                         that yields its first token. It holds the wait in the queue and the
+                         that yields its first token. It includes the wait in the queue and the
                          whole prefill.
     TBT                  time between tokens: the gaps between one request's consecutive tokens.
-                         We keep all and not their mean, for a reader notices the one long pause.
-                         The first token has no gap; n output tokens have n - 1.
-    generation stall     a gap longer than a bound that the caller gives (Sarathi-Serve, Sec 3.2:
-                         other requests' prefills cause them).
+                         We keep all of them, because a reader notices a single long pause, and a
+                         mean would hide it. n output tokens have n - 1 gaps.
+    generation stall     a gap longer than a bound that the caller gives. Prefills of other
+                         requests cause it (Sarathi-Serve, Sec 3.2).
     normalised latency   (last token - arrival) / output tokens, in seconds per token (Orca, Sec
                          6.2; vLLM, Sec 6.1).
     scheduling delay     from a request's arrival to the start of its first iteration.
@@ -55,7 +55,7 @@ class Life:
     arrival: float
     prompt_tokens: int
     scheduled: float  # start of its first iteration
-    tokens: list[float] = field(default_factory=list)  # when each output token was there
+    tokens: list[float] = field(default_factory=list)  # when each output token came
     finished: float | None = None
     preemptions: int = 0
 
@@ -89,8 +89,8 @@ class Trace:
     """What happened, in order.
 
     iterations: all of them. lives: by request id, in order of their first iteration.
-    finished, preempted, cancelled: (request id, time). A preempted request's next iteration begins
-    its prefill anew.
+    finished, preempted, cancelled: (request id, time). In its next iteration, a preempted request
+    starts its prefill again.
     """
 
     iterations: list[Iteration] = field(default_factory=list)
@@ -107,9 +107,9 @@ class Trace:
         operators: dict[str, float] | None,
         ended: Sequence[Request],
     ) -> Iteration:
-        """Append one iteration, after the scheduler has accounted for it.
+        """Append one iteration. Call it after `Scheduler.update`.
 
-        ended: the requests that it completed.
+        ended: the requests that ended with it.
         """
         lives, end = self.lives, start + seconds
         chunks = tuple([(c.request.request_id, c.start, c.length) for c in batch.chunks])
@@ -143,7 +143,7 @@ class Trace:
 
     @property
     def first_token(self) -> dict[int, float]:
-        """When each request's first token was there, by request id."""
+        """When each request's first token came, by request id."""
         return {
             request_id: life.tokens[0] for request_id, life in self.lives.items() if life.tokens
         }

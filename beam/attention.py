@@ -1,8 +1,9 @@
 """Attention of a beam search: over the prompt, over the response, and the two put together.
 
-All beams of a search read the same keys of the prompt: these are read once for all. Softmax over
-both segments needs one denominator. So the two parts cannot just be added (segment KV, Sec 3.3).
-Each is first multiplied by exp(its maximum - the larger maximum), as in FlashAttention.
+All beams of a search read the same keys of the prompt. So these are read once for all beams.
+Softmax over both segments needs one denominator. So we cannot just add the two parts (segment KV,
+Sec 3.3). Each part is first multiplied by exp(its maximum - the larger maximum), as in
+FlashAttention.
 """
 
 import math
@@ -59,9 +60,10 @@ def two_segments(
 
 
 def plain(attend: SpanAttention) -> BeamAttention:
-    """A back end of torch alone. `attend` is for the standard cache: its beams are like requests.
+    """A back end of torch alone. attend: for the standard cache, whose beams are like requests.
 
-    A prompt that is copied BW times is a batch of BW requests: attention.py has all that it needs.
+    That cache copies the prompt BW times. So its beams are a batch of BW requests, and the ways of
+    attention.py can attend to it.
     """
 
     def attention(spans: Sequence[BeamSpan], cache: KVCache) -> AttendLayer:
@@ -94,7 +96,7 @@ def plain(attend: SpanAttention) -> BeamAttention:
 
 
 def with_beams(inner: Attention, beams: BeamAttention) -> Attention:
-    """A back end for batches that may hold beams: the rows of all others go to `inner`."""
+    """A back end for batches that may hold beams. All other rows go to `inner`."""
 
     def attention(batch: FlatBatch, cache: KVCache) -> AttendLayer:
         spans = [span for span in batch.spans if isinstance(span, BeamSpan)]

@@ -1,13 +1,13 @@
 """What a beam search costs on a GPU that you do not have: bytes of cache, and seconds. No torch.
 
 The segment cache reads the prompt's keys and values once for all beams. The standard cache holds
-them for each beam, and also moves its whole content, twice for each decode:
+them for each beam. It also copies its whole content twice for each decode:
 
-    concatenate     reads all, and writes it with the new token behind
-    index_select    reads all, and writes it in the order of the beams that survive
+    concatenate     copies all of it, to add the new token at the end
+    index_select    copies all of it, in the order of the beams that survive
 
-The paper's baseline is `transformers`: it repeats each prompt before the prefill (`expanded`), so
-that the prefill has BW times the rows, too. Here, both caches prefill a prompt once.
+The paper's baseline is `transformers`. It repeats each prompt before the prefill (`expanded`). So
+its prefill has BW times the rows, too. Here, both caches prefill a prompt once.
 """
 
 from collections.abc import Iterable, Sequence
@@ -86,8 +86,8 @@ def moved_tokens(request: BeamRequest) -> dict[str, int]:
 class BeamCostModel(CostModel):
     """A `CostModel` whose batches may hold the decodes of beam searches.
 
-    expanded: prompts of standard caches are repeated before the prefill, as in `transformers`. A
-    chunk of them costs what the chunks of BW requests do, and is not repeated afterwards.
+    expanded: repeat the prompts of standard caches before the prefill, as `transformers` does. Then
+    a chunk costs as much as the chunks of BW requests. After the prefill, nothing is repeated.
     """
 
     def __init__(
@@ -115,9 +115,9 @@ class BeamCostModel(CostModel):
     def beam_attention(self, request: BeamRequest) -> float:
         """Seconds, over all layers, of one decode of a search.
 
-        Its beams share what is read. So FLOPs may take longer than bytes, where many queries meet
-        each key: 2 x BW x (query heads of a KV head) FLOPs a value. The larger of both counts: an
-        ordinary decode costs its bytes alone (`CostModel.attention`). So does a width of 1.
+        Its beams share the keys that they read. Each value read takes 2 x BW x (query heads of a KV
+        head) FLOPs. With many beams, these FLOPs may take longer than reading. So the larger time
+        counts. A width of 1 costs only its bytes, as an ordinary decode (`CostModel.attention`).
         """
         model, context = self.model, len(request.prompt) + response_tokens(request)
         channels = model.n_layer * model.n_head * model.head_dim // self.tp
@@ -134,7 +134,7 @@ class BeamCostModel(CostModel):
         return seconds + sum([self.beam_attention(request) for request in beams])
 
     def moves(self, decodes: Sequence[Request]) -> dict[str, float]:
-        """Seconds of all that moves in the caches of beams, by what moves it."""
+        """Seconds of the copies inside the caches of beams, by the operator that copies."""
         found: dict[str, float] = {}
         for request in decodes:
             if not isinstance(request, BeamRequest):
@@ -147,7 +147,7 @@ class BeamCostModel(CostModel):
         return found
 
     def operators(self, batch: Batch) -> dict[str, float]:
-        """As `CostModel.operators`; behind them, what moves in the caches of beams."""
+        """As `CostModel.operators`, and then the copies inside the caches of beams."""
         return super().operators(batch) | self.moves(batch.decodes)
 
     def seconds(self, batch: Batch) -> float:
@@ -189,11 +189,11 @@ def simulate_beams(
     software: str = "sarathi",
     expanded: bool = False,
 ) -> Trace:
-    """`simulate.simulate` for requests of which some are beam searches.
+    """`simulate.simulate`, where some of the requests may be beam searches.
 
-    A search takes one slot, BW rows of the token budget for each decode, and ends at max_tokens.
-    The trace counts its decodes as one each. Raises UserError as `simulate` does: a beam may be as
-    long as the model allows, whatever the width.
+    A search takes one slot, and BW rows of the token budget for each decode. It ends at max_tokens.
+    The trace counts each of its decodes as one. Raises UserError as `simulate` does. Each beam may
+    be as long as the model allows, whatever the width is.
     """
     cost_model = BeamCostModel(
         lookup(MODELS, model, "model"),
@@ -208,7 +208,7 @@ def simulate_beams(
         if isinstance(request, BeamRequest):
             check_whole(f"request {request.request_id}: beam_width", request.beam_width)
             check_cache(request.cache)
-    # what one beam needs is what a request without beams does
+    # one beam needs as many positions as a request without beams
     single = [Request(r.request_id, r.prompt, r.max_tokens) for r in requests]
     check_requests(single, cost_model.model.max_length, model)
     scheduler = make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)

@@ -1,7 +1,7 @@
 """Runs batches that may hold beam searches, beside the chunks and decodes of other requests.
 
-A search prefills like any request, into one slot of the cache, in chunks if the policy cuts it. The
-logits of its last prompt token are what all its beams begin with. Then each decode has BW rows.
+A search prefills like any request, into one slot of the cache, in chunks if the policy cuts it. All
+its beams begin with the logits of the last prompt token. After that, each decode has BW rows.
 """
 
 import torch
@@ -24,7 +24,7 @@ from sampling import sample
 class BeamExecutor(ModelExecutor):
     """A `ModelExecutor` that also runs beams. It takes over the slots and the clock of `before`.
 
-    backend: the name of the attention. With "native", that of beams is in C++, too.
+    backend: the name of the attention. With "native", beams attend in C++, too.
     """
 
     def __init__(self, before: ModelExecutor, backend: str):
@@ -86,7 +86,7 @@ class BeamExecutor(ModelExecutor):
         return [chosen[request.request_id] for request in batch.sampled]
 
     def go_on(self, request: BeamRequest) -> int:
-        """Lets the survivors keep their past. Returns the best beam's token, or ENDED."""
+        """Keep the caches of the beams that survive. Returns the best beam's token, or ENDED."""
         search, own = request.search, request.request_id
         if search.done:
             # the scheduler ends a request itself at max_tokens
@@ -113,11 +113,13 @@ def apart(requests: list[Request]) -> tuple[list[Request], list[BeamRequest]]:
 
 
 def enable_beams(loop: Loop, backend: str) -> None:
-    """Let a loop run beam searches, beside what it runs already.
+    """Let a loop run beam searches, beside the requests that it runs already.
 
-    backend: of attention. Raises UserError if the loop replays CUDA graphs.
+    backend: the name of the attention. Raises UserError if the loop replays CUDA graphs.
     """
     if isinstance(loop.executor, GraphExecutor):
-        raise UserError("cuda_graphs replays fixed shapes, and beams grow: choose False")
+        raise UserError(
+            "cuda_graphs is True; a beam search needs cuda_graphs=False: its shapes grow"
+        )
     if not isinstance(loop.executor, BeamExecutor):
         loop.executor = BeamExecutor(loop.executor, backend)

@@ -1,12 +1,13 @@
 """The two caches of a beam search: segments and a table, or copies.
 
-Both begin with the prompt's keys and values in a slot of `KVCache`, where a prefill has put them,
-whole or in chunks. From there on:
+Both begin after the prefill, whole or in chunks: it has written the prompt's keys and values into a
+slot of `KVCache`.
 
     SegmentMemory   keeps them there, once for all beams. Each decode writes one row of the response
-                    segment. When beams change places, the table changes and the cache stays.
-    StandardMemory  copies them for each beam. Each decode makes a longer copy of it all, and when
-                    beams change places, a reordered one (transformers' DynamicCache).
+                    segment. When beams change places, only the table changes.
+    StandardMemory  copies them for each beam. Each decode makes a longer copy of everything. When
+                    beams change places, it makes one more copy, in the new order (as transformers'
+                    DynamicCache).
 """
 
 from dataclasses import dataclass
@@ -35,9 +36,9 @@ class SegmentMemory:
         self.table = torch.empty((beam_width, 0), dtype=torch.int64, device=cache.k.device)
 
     def reorder(self, parents: list[int]) -> None:
-        """Beam b goes on where beam parents[b] was: it inherits all its steps, not the last alone.
+        """Beam b now continues beam parents[b]: it takes over that beam's row, with all steps.
 
-        A table that kept the last parent only would read other beams' keys at earlier steps.
+        If it took over the last step only, it would read other beams' keys at earlier steps.
         """
         self.table = self.table[parents]
 
@@ -49,7 +50,7 @@ class SegmentMemory:
         self.steps += 1
 
     def grow(self) -> None:
-        """Sixteen more steps: a longer segment, a copy, and the old one goes at once."""
+        """Make room for 16 more steps: copy each segment into a longer one, and drop the old."""
         length = segment_length(self.steps + 1)
         for name in ("keys", "values"):
             old = getattr(self, name)
@@ -62,13 +63,15 @@ class SegmentMemory:
 
     @property
     def bytes(self) -> int:
-        """Of the response. The prompt's lie in its slot."""
+        """Bytes of the response. Those of the prompt are in its slot."""
         return 2 * self.keys.numel() * self.keys.element_size()
 
 
 class StandardMemory:
-    """Each beam's own copy of everything: layers[i] = [keys, values], (n_kv_head, BW, length,
-    head_dim) each. The prompt stays in its slot, too, which no formula counts.
+    """A copy of everything for each beam.
+
+    layers[i] = [keys, values], each (n_kv_head, BW, length, head_dim). The prompt also stays in its
+    slot. The paper's formulas do not count that.
     """
 
     def __init__(self, cache: KVCache, slot: int, prompt: int, beam_width: int):
@@ -105,6 +108,6 @@ MEMORIES = {"segment": SegmentMemory, "standard": StandardMemory}
 
 @dataclass(slots=True)
 class BeamSpan(Span):
-    """The rows of one search: one for each beam. They lie behind all other rows of a batch."""
+    """The rows of one search, one for each beam. They come after all other rows of a batch."""
 
     memory: SegmentMemory | StandardMemory

@@ -1,6 +1,6 @@
 """Attention of beams in C++, on a CPU: one call for all searches of a layer (fast/native.cpp).
 
-The prompt's keys and values are read once for all beams, in place, and those of the response
+It reads the prompt's keys and values once for all beams, in place. It reads those of the response
 through the table. Nothing is copied. beam/attention.py has the same, written out.
 """
 
@@ -26,8 +26,8 @@ class BeamSizes(Sizes):
 def attention(spans: Sequence[BeamSpan], cache: KVCache) -> AttendLayer:
     """A back end for the rows of beams (`beam.attention.BeamAttention`), on both caches.
 
-    All searches on segments share one call in a layer. Those on the standard cache have one each.
-    Raises UserError, when it attends, for what native.cpp has not been written for.
+    In each layer, one call attends for all searches on segments. Each search on the standard cache
+    needs a call of its own. Attending raises UserError if native.cpp does not fit (`check`).
     """
     segments, copies, first = [], [], 0
     for span in spans:
@@ -52,7 +52,7 @@ def attention(spans: Sequence[BeamSpan], cache: KVCache) -> AttendLayer:
 def searches_of(memories: Sequence[tuple[int, SegmentMemory]]) -> ctypes.Array:
     """What native.cpp is told of searches: (first row in the batch, memory) of each.
 
-    It holds addresses: good until a memory grows or changes places, and as long as it lives.
+    It holds addresses. They are valid until a memory grows, is reordered, or is freed.
     """
     numbers = []
     for row, memory in memories:
@@ -77,14 +77,14 @@ def attend_beams(
     """Writes K and V of each beam into the segments, then attends. Only rows of `searches` count.
 
     qkv        (T, n_head + 2 * n_kv_head, head_dim), contiguous
-    prompt_*   (n_kv_head, slots, length, head_dim) views of any strides, but for the last, of 1.
-               So a prompt that lies as [BS, N, H, D] is given as `permute(2, 0, 1, 3)`, and one
-               that lies as [N, BS, H, D] as `permute(2, 1, 0, 3)`. Both alike.
+    prompt_*   (n_kv_head, slots, length, head_dim): views with any strides, but the last must be 1.
+               Permute a prompt of layout [BS, N, H, D] by (2, 0, 1, 3), and one of layout
+               [N, BS, H, D] by (2, 1, 0, 3). Keys and values have the same strides.
     searches   from `searches_of`
     layer      of the segments
     y          (T, n_head * head_dim), contiguous: the result goes there
 
-    Raises UserError for a device, dtype or size that native.cpp has not been written for.
+    Raises UserError for a device, dtype or size that native.cpp does not support.
     """
     n_kv_head, _, _, head_dim = prompt_keys.shape
     rows, heads, _ = qkv.shape

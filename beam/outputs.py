@@ -40,10 +40,10 @@ def beam_requests(
     config: ModelConfig,
     slots: KVCache,
 ) -> list[BeamRequest]:
-    """A beam search in the place of each request, whose prompt and end tokens it takes over.
+    """A beam search for each request, with the same prompt and end tokens.
 
-    params: one for all, or one for each. slots: where the prompts will lie.
-    Raises UserError for what can never run.
+    params: one for all, or one for each. slots: the cache that will hold the prompts.
+    Raises UserError for a search that can never run.
     """
     longest = min(config.window or config.max_length, config.max_length)  # positions
     if not isinstance(cache, str) or cache not in CACHES:
@@ -60,8 +60,8 @@ def beam_requests(
             )
         if len(prompt) > slots.length:
             raise UserError(
-                f"{name} has {len(prompt)} tokens; max_length gives each slot {slots.length} (the"
-                " response of a search lies elsewhere)"
+                f"{name} has {len(prompt)} tokens; a slot holds {slots.length}: give LLM a larger"
+                " max_length, or a shorter prompt"
             )
         for token in own.stop_ids:
             if not 0 <= token < config.vocab_size:
@@ -81,10 +81,11 @@ def beam_requests(
 
 
 def check_room(requests: Sequence[BeamRequest], slots: KVCache, vocab_size: int) -> None:
-    """A UserError if what the largest searches add to their slots exceeds the device's memory.
+    """Raise a UserError if the largest searches need more memory than the device has.
 
-    That is the response, and the logits of a step: four times in float32, until beams are chosen.
-    As many run at once as there are slots. On a GPU, memory is what is free beside the slots.
+    Beside its slot, a search needs its response, and the logits of a step: four copies in float32,
+    until the beams are chosen. As many searches run at once as there are slots. On a GPU, memory is
+    what is free beside the slots.
     """
     one = slots.bytes // (slots.slots * slots.length)  # bytes of a token
     largest = sorted(requests, key=lambda r: r.most_cached, reverse=True)[: slots.slots]

@@ -1,4 +1,4 @@
-"""A beam search as a request: what it asks for, and what it takes of the cache. No torch."""
+"""A beam search as a request: its parameters, and how much cache it takes. No torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from configs import UserError
 
 STEP = 16  # response tokens by which a segment grows (segment KV, Sec 3.2)
 CACHES = ("segment", "standard")
-ENDED = -1  # the token that the executor returns for a search that is over: no model has it
+ENDED = -1  # the executor returns it when a search is over; no model has such a token
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,10 @@ class BeamSearchParams:
 
     beam_width: beams that are kept at each step. max_tokens: output tokens at most. n: how many
     sequences to return, the best first; None: beam_width. length_penalty: a sequence of n tokens
-    has the score cum_logprob / n ** length_penalty, so that above 0 it favours long ones.
-    early_stopping: True ends the search once beam_width sequences have finished. False ends it when
-    the best beam cannot overtake the worst of them at its present length. "never" compares at
-    max_tokens if length_penalty is above 0, else as False does. stop_ids: tokens that end a
+    has the score cum_logprob / n ** length_penalty. Above 0, this favours long sequences.
+    early_stopping: when to end once beam_width sequences have finished. True: at once. False: when
+    the best beam, at its present length, scores no better than the worst of them. "never": as
+    False, but with the length max_tokens if length_penalty is above 0. stop_ids: tokens that end a
     sequence. ignore_eos: go on after the end-of-text token.
     """
 
@@ -55,7 +55,7 @@ class BeamSearchParams:
         check("stop_ids", lambda x: isinstance(x, kinds) and all(map(is_id, x)), tokens)
         check("ignore_eos", lambda e: isinstance(e, bool), "True or False")
         check("temperature", lambda t: is_number(t) and t == 0, "0: a beam search draws nothing")
-        check("stop", lambda s: s is None, "None: give stop_ids, for beams end at tokens only")
+        check("stop", lambda s: s is None, "None: a beam ends at tokens only, so give stop_ids")
 
 
 def is_number(x: object) -> bool:
@@ -87,7 +87,7 @@ def segment_length(response: int) -> int:
 class BeamRequest(Request):
     """A request whose decode runs `beam_width` rows, one for each beam.
 
-    `output` counts its steps: which sequences they yield is known only in the end. If it is
+    `output` has one token for each step. The sequences are known only at the end. If the request is
     preempted, its search begins anew.
     """
 

@@ -1,4 +1,4 @@
-"""One prompt's beams: who survives a step, who has finished, and when to stop.
+"""The beams of one prompt: which survive a step, which have finished, and when to stop.
 
 The rules are those of transformers' `generate(num_beams=...)`, so that both find the same tokens:
 
@@ -45,10 +45,10 @@ class Hypothesis:
 
 
 class BeamSearch:
-    """The beams of one prompt. Each step is told its candidates, and says who goes on.
+    """The beams of one prompt. Each step takes candidates, and decides which beams go on.
 
-    end_ids: tokens that end a sequence. vocab_size: of the model. Raises UserError if it has fewer
-    tokens that go on than there are beams.
+    end_ids: tokens that end a sequence. vocab_size: of the model. All its other tokens can continue
+    a beam. Raises UserError if there are fewer of those than beams.
     """
 
     def __init__(self, params: BeamSearchParams, end_ids: frozenset[int], vocab_size: int):
@@ -64,18 +64,18 @@ class BeamSearch:
         self.params, self.end_ids = params, end_ids
         self.num_candidates = max(2, 1 + ends) * params.beam_width  # K
         self.steps, self.done = 0, False
-        # All beams are equal at the first step: it expands one.
+        # Before the first step, all beams are equal: so there is one.
         self.scores, self.nodes = [0.0], [None]
         self.parents: list[int] = []  # of each beam, by its number at the step before
         self.finished: list[Hypothesis] = []  # the best first
 
     @property
     def tokens(self) -> list[int]:
-        """The last token of each beam: what the model is to read next."""
+        """The last token of each beam: the model reads it next."""
         return [node[1] for node in self.nodes]
 
     def step(self, candidates: Sequence[Candidate]) -> None:
-        """candidates: the best first; all that `needed` keeps of the best K."""
+        """candidates: those that `needed` keeps of the best K, the best first."""
         params, width = self.params, self.params.beam_width
         self.steps += 1
         last = self.steps == params.max_tokens
@@ -87,14 +87,14 @@ class BeamSearch:
         self.done = last or not self.can_improve()
 
     def needed(self, found: Iterable[tuple[float, int, int]]) -> list[Candidate]:
-        """Of the best K, the best BW, and as many after them as it takes for BW to go on."""
+        """Of the best K: the best BW, and more of them until BW candidates can go on."""
         width, kept, going = self.params.beam_width, [], 0
         for score, beam, token in found:
             goes_on = token not in self.end_ids
             if goes_on or len(kept) < width:
                 kept.append(Candidate(score, beam, token))
             going += goes_on
-            if going >= width:  # then there are BW at least
+            if going >= width:  # then at least BW are kept
                 break
         return kept
 
@@ -108,7 +108,7 @@ class BeamSearch:
         del self.finished[params.beam_width :]
 
     def can_improve(self) -> bool:
-        """Whether to go on: transformers' rule, which is a guess (it may stop too early)."""
+        """Whether to go on, by transformers' rule. The rule may stop too early."""
         params = self.params
         if len(self.finished) < params.beam_width:
             return True
@@ -128,16 +128,16 @@ def unwound(node: Node) -> list[int]:
 
 
 def best_candidates(searches: Sequence[BeamSearch], logits: Tensor) -> list[list[Candidate]]:
-    """The best candidates of each search, best first: those of its best K that it needs.
+    """For each search, those of its best K candidates that it needs, the best first.
 
-    logits (R, vocab): a row for each beam of each search, one after the other. Raises UserError
-    where they hold NaN, which has no order.
+    logits (R, vocab): a row for each beam of each search, one search after the other. Raises
+    UserError if they hold NaN, which cannot be ranked.
     """
     scores = torch.tensor([score for search in searches for score in search.scores])  # (R,)
     # float32, whatever the model's dtype: as in transformers
     log_probs = logits.float().log_softmax(dim=-1) + scores.to(logits.device)[:, None]
     counts = {min(search.num_candidates, logits.shape[1]) for search in searches}
-    # K of each beam do. Each search has a K of its own: `topk` orders equals by it.
+    # K of each beam are enough. `topk` gets each search's own K, which decides between ties.
     best_of = {most: [part.cpu() for part in log_probs.topk(most)] for most in counts}  # (R, K)
     if any(values[:, 0].isnan().any() for values, _ in best_of.values()):
         raise UserError(

@@ -48,7 +48,7 @@ def documents() -> dict[str, str]:
 def _new_paragraphs(text: str, seen: set[str]) -> str:
     """The paragraphs that no earlier topic has.
 
-    Some topics quote others whole, which would leak into the held-out ones.
+    Some topics contain others. Without this, training text would also be in held-out documents.
     """
     kept = []
     for paragraph in text.strip().split("\n\n"):
@@ -60,7 +60,7 @@ def _new_paragraphs(text: str, seen: set[str]) -> str:
 
 
 def _docstrings(node: ast.AST, seen: set[str]) -> Iterator[str]:
-    """Every new docstring below `node`, as Python would write it: the signature, then the text."""
+    """Every new docstring below `node`, as Python code: the signature, then the text."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         text = (ast.get_docstring(node) or "").strip()
         if text and text not in seen:
@@ -85,7 +85,7 @@ def _signature(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> s
 def split(texts: dict[str, str]) -> tuple[list[str], list[str]]:
     """Training and held-out documents, by a hash of the name.
 
-    So another Python version holds out the same ones.
+    So all Python versions hold out the same documents.
     """
     held_out = {name for name in texts if zlib.crc32(name.encode()) % 20 == 0}
     return [text for name, text in texts.items() if name not in held_out], [
@@ -108,7 +108,7 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> dict[bytes, int]:
         ),
     )
 
-    # these stand for themselves; the rest follow, in order
+    # The library writes printable bytes as they are, and gives the others the letters that follow.
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     byte_of = dict(
         zip(

@@ -5,8 +5,8 @@ The model has 2.8 M parameters, and takes half an hour on a laptop's CPU.
     python demo/train.py                # 25 minutes, writes demo/
     python demo/train.py --minutes 2 --out /tmp/demo
 
-The text needs no download: demo/corpus.py says where it comes from, demo/README.md under which
-licence. The model babbles Python documentation; that is all it is for.
+The text needs no download: demo/corpus.py says where it comes from, and demo/README.md names its
+licence. The model babbles Python documentation. It has no other use.
 """
 
 import fast.first  # before torch  # noqa: F401
@@ -33,15 +33,16 @@ from model import Transformer
 
 TOKENS_PER_STEP = 4096
 MAX_RATE = 3e-3  # of AdamW, reached after 2 % of the time
-# both high for the model's size: a dozen passes over so little text, and it would learn it by heart
+# Both are high for the model's size. It reads this small text a dozen times: with less, it would
+# learn the text by heart.
 DROPOUT, DECAY = 0.1, 1.0
 SAMPLE = 1500  # characters of each held-out document to ship, for tests and exercises
-# from this share of the time on, train on contexts this long
+# (share of the time, context in tokens): from then on, train on contexts of this length
 PHASES = ((0.0, 256), (0.75, 512), (0.9, 1024))
 
 
 def held_out_loss(model: Transformer, tokens: torch.Tensor, context: int = 512) -> float:
-    """Mean nats per token over the whole stream; each window of `context` tokens starts afresh."""
+    """Mean nats per token, over windows of `context` tokens. No window sees the one before."""
     windows = [tokens[start : start + context + 1] for start in range(0, len(tokens) - 1, context)]
     with torch.inference_mode():
         nats = [
@@ -54,8 +55,8 @@ def held_out_loss(model: Transformer, tokens: torch.Tensor, context: int = 512) 
 
 
 def unigram_loss(train: torch.Tensor, held_out: torch.Tensor, vocab_size: int) -> float:
-    """The baseline that knows how often each token occurs: nats per token, held out."""
-    # + 1: a token never seen must not cost infinity
+    """The baseline that only knows how often each token occurs: nats per held-out token."""
+    # + 1: without it, a token that never occurs would cost infinity
     counts = torch.bincount(train, minlength=vocab_size) + 1.0
     return -(counts / counts.sum()).log()[held_out[1:]].mean().item()
 
@@ -145,8 +146,8 @@ def main() -> None:
         f" {'bfloat16' if autocast else 'float32'}"
     )
 
-    # The clock, not a step count, drives the schedule: the budget holds on any machine, and the
-    # learning rate always reaches its end.
+    # The schedule follows the clock, not the number of steps. So training takes as long on every
+    # machine, and the learning rate always falls to its last value.
     start = time.perf_counter()
     seconds = 60 * args.minutes
     steps = 0
@@ -176,7 +177,7 @@ def main() -> None:
     (args.out / "held_out.txt").write_text(
         "\n\n".join(text[:SAMPLE] for text in held_out_texts), encoding="utf-8"
     )
-    load_weights(model, args.out)  # measure what is shipped: weights rounded to bfloat16
+    load_weights(model, args.out)  # measure the saved weights, which are rounded to bfloat16
     loss = held_out_loss(model, held_out)
     metrics = {
         "mark": MARK,

@@ -1,6 +1,7 @@
 """The back ends of attention by name, and which of them "auto" means on this machine."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from importlib.util import find_spec
 
@@ -11,12 +12,13 @@ from configs import ModelConfig, UserError
 from executor import synchronized_clock
 from fast import cpu, cuda, native
 from fast.packed import pack_linears
+from fast.process import keep_freed_memory, threads, threads_for
 from kvcache import KVCache
 from model import Transformer
 
 
 def sdpa(batch: FlatBatch, cache: KVCache) -> AttendLayer:
-    """PyTorch's fused attention, the fastest way around it on this device."""
+    """PyTorch's fused attention, in the way that is fastest on this device."""
     on_device = span_by_span(cuda.attend) if cache.k.is_cuda else cpu.attention
     return on_device(batch, cache)
 
@@ -30,7 +32,7 @@ BACKENDS: dict[str, Attention] = {
 
 
 def check_backend(name: str, device: torch.device) -> None:
-    """A UserError for a name that is none, or a back end that this device cannot have."""
+    """Raise a UserError for an unknown name, or a back end that this device cannot run."""
     if name != "auto" and name not in BACKENDS:
         raise UserError(f"unknown attention {name!r}: choose from auto, {', '.join(BACKENDS)}")
     if name == "xformers" and (device.type != "cuda" or find_spec("xformers") is None):
@@ -55,11 +57,25 @@ def choose_backend(name: str, device: torch.device, dtype: torch.dtype, config: 
     return name
 
 
-def speed_up(model: Transformer, backend: str) -> None:
-    """Pack the linears; where attention is native, the small operators are native, too."""
+def speed_up(
+    model: Transformer, cache: KVCache, name: str, measure: bool
+) -> tuple[str, Attention, Callable[[], AbstractContextManager]]:
+    """Make a model fast on its device, in place. Call it once its weights are loaded.
+
+    name: of the back end of attention. measure: take the fastest one instead (see `fastest`).
+    Returns the name of the back end, the back end, and a context in which to run each iteration.
+    """
+    device = model.device
+    surroundings = partial(threads, threads_for(model.config, model.dtype, device))
     pack_linears(model)
-    if backend == "native":
+    if name == "native":  # then the small operators are native, too
         native.install(model)
+    attend = BACKENDS[name]
+    if measure:
+        name, attend = fastest(model.config.n_head, cache)
+    if device.type == "cpu":
+        keep_freed_memory()  # after the weights, which go back to the system with their LLM
+    return name, attend, surroundings
 
 
 def candidates() -> list[str]:
@@ -71,10 +87,11 @@ def candidates() -> list[str]:
 def fastest(
     n_head: int, cache: KVCache, names: Sequence[str] | None = None, repeats: int = 5
 ) -> tuple[str, Attention]:
-    """The fastest back end and its name, by a decode of every slot and a chunk, in one layer.
+    """The name of the fastest back end, and the back end. Each one is timed in one layer.
 
-    The contexts are half a slot. names: None is `candidates`. A back end that cannot run here
-    (another dtype, a GPU that it was not built for) is passed over; the first must run.
+    It runs a decode of every slot, and a chunk. The contexts are half a slot. names: which to try;
+    None: `candidates`. A back end that cannot run here (another dtype, a GPU that it was not built
+    for) is left out. The first one must run.
     """
     first, *others = candidates() if names is None else names
     if not others:

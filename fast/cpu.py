@@ -1,9 +1,9 @@
-"""PyTorch's operators in the order that suits a CPU in bfloat16: what runs without a C++ compiler.
+"""Attention in bfloat16 on a CPU, with PyTorch's operators alone: it runs without a C++ compiler.
 
-The results are those of `attention.sdpa`, which runs wherever these two tricks do not apply:
+The results are those of `attention.sdpa`, which runs in all other cases. Two things are faster:
 
-    a decode      reads K and V as float32 copies: products of few rows are slow in bfloat16
-    a chunk       is three plain products: the fused kernel does not reach the rate of a product
+    a decode      reads K and V as float32 copies, for products of few rows are slow in bfloat16
+    a chunk       is three plain operators, for the fused kernel is slower than plain products
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def attention(batch: FlatBatch, cache: KVCache) -> AttendLayer:
 
 def make_scratch(cache: KVCache) -> Tensor:
     """Room for K and V of one slot in float32."""
-    with torch.inference_mode(False):  # else it could not be written outside of that mode
+    with torch.inference_mode(False):  # else nobody could write to it outside of that mode
         return torch.empty(2, cache.k.shape[1], cache.length, cache.k.shape[4])
 
 
@@ -73,11 +73,11 @@ def chunk_in_products(q: Tensor, keys: Tensor, values: Tensor, context: int) -> 
     The scores are rounded to bfloat16, as in Hugging Face's "eager". q is (Tq, n_head, head_dim).
     keys and values are (n_kv_head, length, head_dim), all of a slot.
 
-    Many rows go in pieces, each up to its own last key. That is a chunked prefill once more: it
-    bounds the memory of the scores, and skips half of what the mask would hide. Products over a
-    number of keys that is no multiple of 16 take up to twice as long. So a few keys more are read,
-    and masked. They are behind the context, and cleared: a mask does not keep a stale NaN out of a
-    sum.
+    Many rows are cut into pieces. Each piece reads keys up to its own last row only, as in a
+    chunked prefill. This bounds the memory of the scores, and skips half of the masked work.
+    If the number of keys is no multiple of 16, products take up to twice as long. So we read a few
+    keys after the context, and mask them. They are set to 0 first, because a mask does not keep a
+    NaN out of a sum.
     """
     rows, n_head, head_dim = q.shape
     n_kv_head, length = keys.shape[:2]

@@ -12,9 +12,9 @@ from attention import sdpa
 def attend(
     q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int]
 ) -> Tensor:
-    """`attention.sdpa` for one request; for many, one kernel launch at the price of a padded copy.
+    """`attention.sdpa` for one request. Many requests run in one kernel, on a padded copy.
 
-    On a GPU, launches cost more than the copy.
+    On a GPU, launching many kernels costs more than that copy.
     """
     if len(slots) == 1:
         return sdpa(q, keys, values, slots, contexts)
@@ -27,9 +27,9 @@ def gathered(
 ) -> Tensor:
     """Many requests in one kernel. slots, contexts (n,) int64; longest: the largest context.
 
-    What differs between two batches of one shape is in tensors alone, so that a CUDA graph can
-    replay it (fast/graphs.py). Shorter requests are padded with their own last key, not with what
-    lies behind it in the cache: a mask does not keep a NaN out of a sum.
+    All that differs between two batches of the same shape is in tensors. So a CUDA graph can replay
+    this (fast/graphs.py). Shorter requests are padded with their own last key. The keys after it in
+    the cache may be NaN, and a mask does not keep a NaN out of a sum.
     """
     rows, column = q.shape[1], torch.arange(longest, device=q.device)
     place = slots[:, None], torch.minimum(column, contexts[:, None] - 1)  # (n, 1), (n, longest)
@@ -47,9 +47,9 @@ def xformers(
 ) -> Tensor:
     """The paper's back end (SARATHI, Sec 4.5): xformers' memory-efficient attention, CUDA only.
 
-    It takes the cache as it lies: one long row of keys, `length` of them to a slot. The padded-keys
-    mask says how many of each slot are real. Slots that are not in the batch get zero queries, so
-    nothing is gathered.
+    It reads the cache in place, as one long row of keys with `length` keys for each slot. The
+    padded-keys mask says how many keys of a slot are real. Slots that are not in the batch have no
+    queries. So nothing is copied.
     """
     from xformers.ops import fmha  # here, because it only exists with CUDA
 

@@ -1,4 +1,4 @@
-"""Settings that PyTorch and libgomp read once, when they are loaded: so this is imported first.
+"""Environment variables that PyTorch and libgomp read when they are loaded. Import this first.
 
 Variables that you have set yourself are kept.
 """
@@ -14,14 +14,14 @@ if find_spec("torch") is None:
         raise SystemExit(2)
     raise ModuleNotFoundError(NEEDED)
 
-# How often a thread that waits for another looks again before it sleeps. libgomp's own 300,000 take
-# milliseconds. Beside a busy program, which may hold the other thread's core for that long, each of
-# thousands of waits lasts them all. 2,000 last about as long as Python does between two operators,
-# so that on an idle machine few threads fall asleep (docs/performance.md).
+# A thread that waits for another one looks so many times ("spins") before it sleeps. libgomp's own
+# number, 300,000, takes milliseconds. If a busy program has the other thread's core, each of
+# thousands of waits takes that long. 2,000 spins last about as long as Python's work between two
+# operators. So on an idle machine, few threads fall asleep (docs/performance.md).
 SPINS = "2000"
 
-# Large pages for large tensors, where Linux gives them to those who ask: reading the weights, a CPU
-# then looks up a 500th of the addresses.
+# Ask Linux for large pages for large tensors. While it reads the weights, a CPU then looks up one
+# address instead of 500.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", SPINS)

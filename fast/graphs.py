@@ -1,16 +1,15 @@
 """CUDA graphs: an iteration is recorded once, and replayed when its shape comes again.
 
-A decode-only iteration launches some forty kernels in each layer, most of them a few microseconds
-of work, and a few more microseconds for the CPU to launch: the GPU waits for Python. A graph
-launches them all at once. It needs constant shapes, and that is a gift of SARATHI's: a
-decode-maximal batch has C tokens by construction, B - 1 decodes and a chunk that fills up the rest
-(Sec 4.4).
+A decode-only iteration launches some forty kernels in each layer. Most of them work for a few
+microseconds, and the CPU takes longer to launch them: the GPU waits for Python. A graph launches
+all of them at once. It needs constant shapes, and SARATHI has them: a decode-maximal batch always
+has C tokens, which are B - 1 decodes and a chunk that fills the rest (Sec 4.4).
 
-What may change between two replays has to be in tensors, whose memory stays where it is: tokens,
-slots, positions, contexts. Attention reads keys up to a multiple of `STEP` tokens and masks the
-rest, so that a shape lasts for STEP decodes. Shapes that do not come again, such as a prompt's last
-chunk, run as ever. Without CUDA, a recording is its buffers alone, and the replay runs the model on
-them: what the tests compare.
+All that changes between two replays is in tensors, whose memory does not move: tokens, slots,
+positions, contexts. Attention reads keys up to a multiple of `STEP` tokens, and masks the rest. So
+a shape lasts for STEP decodes. Shapes that do not come again, such as a prompt's last chunk, run
+without a graph. Without CUDA, a recording has buffers only, and its replay runs the model on them.
+The tests compare these results.
 """
 
 from collections import Counter
@@ -36,11 +35,11 @@ Shape = tuple[tuple[tuple[int, int], ...], int, int]
 
 @dataclass
 class Recording:
-    """A batch whose tensors never move, and what was recorded on them."""
+    """A batch whose tensors never move, and the recording that reads them."""
 
     flat: FlatBatch
     replay: Callable[[], None]
-    # (S, vocab) of its last replay, until another recording is replayed: they share their memory
+    # (S, vocab), of the last replay. Replaying another recording may overwrite them
     logits: Tensor
 
 
@@ -52,9 +51,9 @@ class Graphs:
         self.seen: Counter[Shape] = Counter()
         self.recordings: dict[Shape, Recording] = {}
         if cache.k.is_cuda:
-            # one memory for all: they never run at the same time
+            # all recordings share one memory: they never run at the same time
             self.pool = torch.cuda.graph_pool_handle()
-            # one for all: each stream keeps a work space of cuBLAS
+            # and one stream: cuBLAS keeps a work space for each stream
             self.side = torch.cuda.Stream(cache.k.device)
 
 
@@ -130,7 +129,7 @@ class GraphExecutor(ModelExecutor):
 
 
 def in_tensors(flat: FlatBatch) -> FlatBatch:
-    """A copy whose numbers, those of the spans too, are all in tensors of its own."""
+    """A copy with tensors of its own. The numbers of its spans are tensors, too."""
     device = flat.tokens.device
 
     def tensor(numbers: tuple[int, ...]) -> Tensor:

@@ -1,15 +1,15 @@
-// What lies between two linear operators, written for a CPU: native.py compiles this, and says why. First attention over the KV cache, one
-// loop for each kind of work in a hybrid batch:
+// The operators between two linear operators, written for a CPU. native.py compiles this file, and says why it exists.
+// First comes attention over the KV cache, with one loop for each kind of work in a hybrid batch:
 //
-//   decode   one row of a request: bound by memory. K and V are read once, in place, as fast as memory gives them. Cores share out the key
-//            heads of all requests: a lone request with a single one leaves the others idle.
-//   chunk    many rows of one request: bound by arithmetic. Scores never leave a core's own cache (online softmax, as in FlashAttention).
-//   beams    one row for each beam of a search: a decode whose rows share the keys of their prompt. These are read once for all of them.
+//   decode   one row of a request. Memory is the bound: K and V are read once, in place. A core takes a key head of a request. So if there
+//            is one request with one key head, all other cores are idle.
+//   chunk    many rows of one request. Arithmetic is the bound. Scores never leave a core's own cache (online softmax, as in FlashAttention).
+//   beams    one row for each beam of a search. This is a decode whose rows share a prompt: its keys are read once for all beams.
 //
-// Then the small operators: normalize, rotate, gate. Each reads its rows once and writes them once.
+// Then come the small operators: normalize, rotate, gate. Each reads its rows once and writes them once.
 //
-// Vectors are those of GCC and Clang (`vector_size`), so that this compiles for any CPU. Three instructions are named: AVX-512's dot
-// product of bfloat16 pairs and its rounding to bfloat16, which no compiler finds, and its widening of 16 bits, which GCC 12 takes apart.
+// The vector types are GCC's and Clang's (`vector_size`). So this compiles for any CPU. Three AVX-512 instructions are called by name. The
+// dot product of bfloat16 pairs and the rounding to bfloat16: no compiler finds them. The widening of 16 bits: GCC 12 makes it slow.
 
 #include <algorithm>
 #include <cstdint>
@@ -29,12 +29,12 @@ constexpr int WIDE = 4;
 #else
 constexpr int WIDE = 1;
 #endif
-constexpr int TILE = 4;  // what is summed up in registers: TILE keys or channels by WIDE * LANES rows
+constexpr int TILE = 4;  // registers hold the sums of TILE keys (or channels) by WIDE * LANES rows
 constexpr float INFINITE = __builtin_inff();
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
-typedef uint32_t bits __attribute__((vector_size(4 * LANES)));  // words: 32 bits in each lane, a float or two bfloat16
+typedef uint32_t bits __attribute__((vector_size(4 * LANES)));  // words: each lane has 32 bits, which are a float or two bfloat16
 #if !defined(__clang__) && __GNUC__ < 12
 #define __builtin_shufflevector(a, b, ...) __builtin_shuffle(a, b, ints{__VA_ARGS__})  // GCC's older name for it
 #endif
@@ -54,11 +54,11 @@ inline vec maximum(vec a, vec b) { return a > b ? a : b; }
 inline vec power_of_two(vec x) {
     vec n = (x + 12582912.0f) - 12582912.0f, f = x - n;  // adding 1.5 * 2^23 rounds to an integer
     vec p = ((((1.32186725e-3f * f + 9.67169794e-3f) * f + 5.55089295e-2f) * f + 2.40222380e-1f) * f + 6.93146856e-1f) * f + 1.0f;
-    vec scaled = (vec)((bits)p + ((bits)__builtin_convertvector(n, ints) << 23));  // unsigned: far below -126 it wraps, and is not used
-    return x < -126.0f ? vec{} : scaled;  // this way round, what is no number stays none
+    vec scaled = (vec)((bits)p + ((bits)__builtin_convertvector(n, ints) << 23));  // unsigned: far below -126 it wraps around, but is not used then
+    return x < -126.0f ? vec{} : scaled;  // with this order of the two results, NaN stays NaN
 }
 
-// sums + a * b, word by word; of bfloat16, both halves of a word.
+// sums + a * b, word by word. A word of bfloat16 adds two products, one for each half.
 template <class T> inline vec dot(vec sums, bits a, bits b);
 template <> inline vec dot<float>(vec sums, bits a, bits b) { return sums + (vec)a * (vec)b; }
 template <> inline vec dot<bf16>(vec sums, bits a, bits b) {
@@ -86,12 +86,12 @@ inline vec widen(const float* from) { return load<vec>(from); }
 inline void narrow(bf16* to, vec x) { store(to, rounded(x)); }
 inline void narrow(float* to, vec x) { store(to, x); }
 
-// Floats as words: a float's own, or a bfloat16 of a and one of b in each.
+// Floats as words. float: a word is a lane of a. bfloat16: a word is a lane of a (lower half) and of b (upper half).
 template <class T> inline bits words_of(vec a, vec b);
 template <> inline bits words_of<float>(vec a, vec) { return (bits)a; }
 template <> inline bits words_of<bf16>(vec a, vec b) { return low(rounded(a)) | (low(rounded(b)) << 16); }
 
-// Two rows of values, for `dot` to sum over the rows: of bfloat16, the even values of both, then the odd ones.
+// Two rows of values, arranged so that `dot` sums over the rows. bfloat16: `even` gets the even values of both rows, `odd` the odd ones.
 template <class T> inline void weave(bits a, bits b, bits* even, bits* odd);
 template <> inline void weave<float>(bits a, bits, bits* even, bits*) { *even = a; }
 template <> inline void weave<bf16>(bits a, bits b, bits* even, bits* odd) {
@@ -101,7 +101,7 @@ template <> inline void weave<bf16>(bits a, bits b, bits* even, bits* odd) {
 
 inline float sum(vec x) { return std::accumulate((float*)&x, (float*)&x + LANES, 0.0f); }
 
-// The sum of each of N vectors, a power of two: halves are added crosswise, so that no lane waits for another.
+// The sum of each of N vectors, where N is a power of two. Neighbours are added in pairs, so that all lanes work at once.
 template <int N> inline vec add_lanes(const vec* x) {
     vec a = add_lanes<N / 2>(x), b = add_lanes<N / 2>(x + N / 2);
     return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
@@ -159,8 +159,8 @@ void decode(const T* q, const T* keys, const T* values, T* out, int groups, int 
             store((word*)out + g * words + c * LANES, words_of<T>(y[g][0][c] / total[g], y[g][P - 1][c] / total[g]));
 }
 
-// New rows of one query head, at most V * LANES, each in a lane of its own: q and out (rows, head_dim), `stride` values from row to row;
-// keys, values (start + rows, head_dim). Row i sits at position start + i. Its arrays take up to 220 KB of the thread's stack.
+// The new rows of one query head, at most V * LANES: each has a lane of its own. q and out (rows, head_dim), with q_stride and out_stride
+// values from row to row; keys, values (start + rows, head_dim). Row i is at position start + i. This takes up to 220 KB of stack.
 template <class T, int V>
 void chunk(const T* q, int64_t q_stride, const T* keys, const T* values, T* out, int64_t out_stride, int start, int rows, int head_dim,
            float scale) {
@@ -207,7 +207,7 @@ void chunk(const T* q, int64_t q_stride, const T* keys, const T* values, T* out,
         }
         for (int j = 0; j < padded; j += P)
             for (int c = 0; c < words; c += LANES) {
-                // Behind the last key lie somebody else's values, even NaN, which no weight of 0 would keep out: the last one's instead.
+                // After the last key come old values of other requests, maybe NaN, and 0 * NaN is NaN. So read the last key's value again.
                 const word* row = value + (int64_t)std::min(first + j, end - 1) * words + c;
                 const word* next = first + j + 1 < end ? row + words : row;
                 bits pair[2];
@@ -235,7 +235,7 @@ void chunk(const T* q, int64_t q_stride, const T* keys, const T* values, T* out,
         for (int c = 0; c < words; c++) ((word*)(out + i * out_stride))[c] = query[c][i];
 }
 
-// A request's new rows: the batch's rows from `row` on, and the last of `context` tokens in its slot of the cache.
+// A request's new rows: rows `row` to row + rows - 1 of the batch. They are the last of the `context` tokens in its slot.
 struct Request {
     int64_t row, rows, slot, context;
 };
@@ -243,11 +243,11 @@ struct Request {
 struct Sizes {
     int64_t n, n_head, n_kv_head, head_dim;  // n requests
     int64_t stride;                          // values from row to row of q, k and v; y has no gaps
-    int64_t kv_head, kv_slot;                // of the cache: values from one to the next
+    int64_t kv_head, kv_slot;                // of the cache: values from one head (slot) to the next
 };
 
-// Attention of a whole batch in one layer. q, y (T, n_head, head_dim), k, v (T, n_kv_head, head_dim). First k and v go into their places in the
-// cache, unless they are null: are there.
+// Attention of a whole batch in one layer. q, y (T, n_head, head_dim), k, v (T, n_kv_head, head_dim). First, k and v are written to the
+// cache; null means that the cache has them already.
 template <class T>
 void attend(const T* q, const T* k, const T* v, T* keys, T* values, T* y, const Request* requests, const Sizes& s) {
     const int groups = s.n_head / s.n_kv_head, block = WIDE * LANES;
@@ -262,7 +262,7 @@ void attend(const T* q, const T* k, const T* v, T* keys, T* values, T* y, const 
         longest = std::max(longest, requests[i].rows);
         if (requests[i].rows == 1) room = std::max(room, requests[i].context + LANES);
     }
-    for (int64_t first = (longest - 1) / block * block; first >= 0; first -= block)  // the last rows see most: the longest tasks first
+    for (int64_t first = (longest - 1) / block * block; first >= 0; first -= block)  // the longest tasks first: the last rows see most keys
         for (int64_t i = 0; i < s.n; i++)
             if (requests[i].rows > 1 && requests[i].rows > first)
                 for (int64_t head = 0; head < s.n_head; head++) tasks.push_back({i, head, first});
@@ -303,15 +303,15 @@ void attend(const T* q, const T* k, const T* v, T* keys, T* values, T* y, const 
     }
 }
 
-constexpr int AHEAD = 16;  // keys: memory is asked for them so long before they are needed
+constexpr int AHEAD = 16;  // keys: a key is fetched from memory while the 16 before it are used
 
-// The rows of one search that share a key head, all in floats. Channels stand in the order in which `split` takes words apart.
+// The rows of one search that share a key head, all as floats. `split` sets the order of their channels.
 struct Rows {
     float *q, *y;         // (rows, head_dim): q scaled, y not yet divided by the total
     float *most, *total;  // (rows,): the greatest score so far, and the sum of all weights
 };
 
-// The floats of words: one vector of them, or for bfloat16 the even channels and the odd ones.
+// Words as floats. float: one vector. bfloat16: two vectors, the even channels and the odd channels.
 template <class T> inline void split(bits words, vec* parts);
 template <> inline void split<float>(bits words, vec* parts) { parts[0] = (vec)words; }
 template <> inline void split<bf16>(bits words, vec* parts) {
@@ -319,7 +319,7 @@ template <> inline void split<bf16>(bits words, vec* parts) {
     parts[1] = (vec)(words & 0xffff0000u);
 }
 
-// The products of ROWS rows and COUNT keys, their lanes not yet added: those of row r stand from `products + r * ACROSS` on.
+// The products of ROWS rows and COUNT keys; their lanes are not added yet. Those of row r begin at `products + r * ACROSS`.
 template <class T, int ROWS, int COUNT, int ACROSS>
 inline void multiply(const float* const* q, const T* const* key, int head_dim, vec* products) {
     constexpr int P = PER<T>;
@@ -352,13 +352,13 @@ inline void weigh(float* const* y, const float* shrink, const float* weights, co
         for (int v = 0; v < VECTORS; v++) store(y[r] + channel + v * LANES, sums[r][v]);
 }
 
-// ROWS rows from `first` on take in `count` keys and their values, at most KEYS (online softmax, as in `chunk`). A vector of scores holds
-// those of ACROSS keys for each row. Where `rows` is less than ROWS, the last row stands in for those that lack. Behind `count`
-// stand AHEAD pointers to what comes next. `fetch` asks memory for it: while it is on its way, a core computes.
+// Online softmax, as in `chunk`: adds `count` keys and their values (at most KEYS) to ROWS rows, the first of which is `first`. A vector of
+// scores holds ACROSS keys for each row. If `rows` is less than ROWS, the last row is computed more than once. After the `count` pointers
+// come AHEAD more, to the next keys. With `fetch`, memory already loads those while the core computes.
 template <class T, int ROWS>
 void absorb(const Rows& all, int64_t first, int rows, const T* const* key, const T* const* value, int count, int head_dim, bool fetch) {
     constexpr int ACROSS = LANES / ROWS;
-    constexpr int AT_ONCE = WIDE > 1 ? ROWS : 1, BESIDE = WIDE > 1 ? ACROSS : TILE;  // what the registers of a CPU can sum up
+    constexpr int AT_ONCE = WIDE > 1 ? ROWS : 1, BESIDE = WIDE > 1 ? ACROSS : TILE;  // as many sums as registers can hold
     const float* q[ROWS];
     float *y[ROWS], most[ROWS], shrink[ROWS], spread[LANES];
     int64_t own[ROWS];
@@ -403,8 +403,8 @@ void absorb(const Rows& all, int64_t first, int rows, const T* const* key, const
     }
 }
 
-// One search: its new rows in the batch, its prompt in a slot of the cache, its response in segments (N_step, beams, n_kv_head, head_dim)
-// for each layer, and the table (beams, N_step): beam b reads the key of step t from place table[b][t].
+// One search. It has new rows in the batch, its prompt in a slot of the cache, and its response in segments of (N_step, beams, n_kv_head,
+// head_dim), one for each layer. The table is (beams, N_step): beam b reads the key of step t from place table[b][t].
 struct Search {
     int64_t row, beams, slot, prompt, steps;  // steps of the response, the new one included
     int64_t layer, table_row;                 // values from one layer to the next, and from one row of the table
@@ -413,13 +413,13 @@ struct Search {
 };
 
 struct BeamSizes : Sizes {  // n searches
-    int64_t kv_token;       // of the prompts, as kv_head and kv_slot
+    int64_t kv_token;       // of the prompts: values from one token to the next
     int64_t layer;
 };
 
-// Attention of all searches in one layer. q, y (T, n_head, head_dim), k, v (T, n_kv_head, head_dim); first k and v go into their places in
-// the segments. A task is a key head of a search, and nobody else reads what it writes. Cores share out tasks, whole ones: a lone search with
-// fewer key heads than there are cores leaves the others idle. To cut its prompt in parts, and to add these up, is what would help it.
+// Attention of all searches in one layer. q, y (T, n_head, head_dim), k, v (T, n_kv_head, head_dim). First, k and v are written to the
+// segments. A task is one key head of one search, and no other task reads what it writes. A core runs whole tasks. So if a search is alone
+// and has fewer key heads than there are cores, some cores are idle. Cutting its prompt into parts would use them; we do not do that.
 template <class T>
 void attend_beams(const T* q, const T* k, const T* v, const T* keys, const T* values, T* y, const Search* searches, const BeamSizes& s) {
     constexpr int P = PER<T>;
@@ -430,14 +430,14 @@ void attend_beams(const T* q, const T* k, const T* v, const T* keys, const T* va
 
 #pragma omp parallel
     {
-        std::vector<vec> room(most * (2 * d / LANES) + most * 2 / LANES + 1);  // vectors, for they lie where loads are fast
+        std::vector<vec> room(most * (2 * d / LANES) + most * 2 / LANES + 1);  // of vectors, because these are aligned, which makes loads fast
         float* const start = (float*)room.data();
         const Rows all{start, start + most * d, start + 2 * most * d, start + 2 * most * d + most};
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < s.n * s.n_kv_head; task++) {
             const Search& search = searches[task / s.n_kv_head];
             const int64_t head = task % s.n_kv_head, rows = search.beams * groups, token = s.n_kv_head * d;
-            T* const own_keys = (T*)search.keys + s.layer * search.layer + head * d;  // step t of place b: t * beams + b tokens on
+            T* const own_keys = (T*)search.keys + s.layer * search.layer + head * d;  // step t of place b is t * beams + b tokens further
             T* const own_values = (T*)search.values + s.layer * search.layer + head * d;
             for (int64_t b = 0; b < search.beams; b++) {
                 const int64_t from = (search.row + b) * s.stride + head * d, to = ((search.steps - 1) * search.beams + b) * token;
@@ -456,7 +456,7 @@ void attend_beams(const T* q, const T* k, const T* v, const T* keys, const T* va
             std::fill_n(all.most, rows, -INFINITE);
             std::fill_n(all.total, rows, 0.0f);
 
-            // `rows` rows from `first` on take in the keys and values of tokens 0 .. end - 1, which `place` finds.
+            // Adds the keys and values of tokens 0 .. end - 1 to `rows` rows, the first of which is `first`. `place` says where a token lies.
             const auto absorb_all = [&](int64_t first, int64_t rows, int64_t end, const T* keys, const T* values, auto place) {
                 const T *key[KEYS + AHEAD], *value[KEYS + AHEAD];
                 for (int64_t block = 0; block < end; block += KEYS) {
@@ -474,7 +474,7 @@ void attend_beams(const T* q, const T* k, const T* v, const T* keys, const T* va
             };
             const int64_t at = head * s.kv_head + search.slot * s.kv_slot;
             absorb_all(0, rows, search.prompt, keys + at, values + at, [&](int64_t t) { return t * s.kv_token; });
-            for (int64_t b = 0; b < search.beams; b++) {  // the response: each beam has its own way through the table
+            for (int64_t b = 0; b < search.beams; b++) {  // the response: each beam reads its own row of the table
                 const int64_t* table = search.table + b * search.table_row;
                 absorb_all(b * groups, groups, search.steps, own_keys, own_values,
                            [&](int64_t t) { return (t * search.beams + table[t]) * token; });
@@ -489,7 +489,7 @@ void attend_beams(const T* q, const T* k, const T* v, const T* keys, const T* va
     }
 }
 
-constexpr int64_t SMALL = 1 << 14;  // values: for fewer, waking the other threads takes longer than the work
+constexpr int64_t SMALL = 1 << 14;  // values: for fewer, waking the other threads takes longer than computing
 
 // RMSNorm: y = x / rms(x) * weight. x, y (rows, size); weight (size,).
 template <class T>

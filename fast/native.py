@@ -1,14 +1,14 @@
-"""What lies between two linear operators, in C++, called through ctypes.
+"""The operators between two linear operators, in C++, called through ctypes.
 
-PyTorch's operators lose time at both ends of a hybrid batch. A bfloat16 chunk writes its scores to
+PyTorch's operators are slow for both parts of a hybrid batch. A bfloat16 chunk writes its scores to
 memory and reads them back. A decode copies K and V to float32 before it reads them. The small
-operators around them pass over the same rows several times. We found no operators of PyTorch that
-do better on a CPU, hence a C++ file. `attention` is the back end; `install` puts the small
+operators around them read the same rows several times. We found no operators of PyTorch that do
+better on a CPU. So there is a C++ file. `attention` is the back end. `install` puts the small
 operators into a model.
 
-This machine's own compiler compiles native.cpp on first use, in some seconds, for this machine's
-instructions. The result is kept in `~/.cache/nano-sarathi`. Without a compiler, only time is lost:
-fast/cpu.py and the plain operators do the same.
+On first use, this machine's compiler compiles native.cpp in some seconds, for this CPU's
+instructions. `~/.cache/nano-sarathi` keeps the result. Without a compiler, fast/cpu.py and the
+plain operators do the same, more slowly.
 """
 
 import ctypes
@@ -33,8 +33,8 @@ from fast.packed import replace
 from kvcache import KVCache
 
 SOURCE = Path(__file__).with_name("native.cpp")
-# -mtune=generic: GCC 12 takes recent AMD processors for older ones, and then loads again and again
-# what it has in registers.
+# -mtune=generic: GCC 12 mistakes recent AMD processors for older ones. Tuned for those, the code
+# loads values again that are already in registers.
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-mtune=generic", "-fopenmp", "-shared", "-fPIC"]
 POINTER, INTEGER = ctypes.c_void_p, ctypes.c_int64
 ARGUMENTS = {
@@ -64,7 +64,7 @@ class Sizes(ctypes.Structure):
 def compiler() -> str | None:
     """The C++ compiler: $CXX, a program without options, or else g++ on Linux.
 
-    What is called g++ elsewhere lacks OpenMP (Mac) or misplaces vectors on the stack (Windows).
+    On a Mac, g++ lacks OpenMP. On Windows, it misaligns vectors on the stack.
     Raises UserError if $CXX is no program.
     """
     if name := os.environ.get("CXX"):
@@ -78,7 +78,7 @@ def compiler() -> str | None:
 
 
 def misfit(device: torch.device, dtype: torch.dtype, head_dim: int, groups: int) -> str | None:
-    """What native.cpp has not been written for, if anything."""
+    """What `attention` would need instead of this device, dtype or size. None: it can run."""
     if device.type != "cpu" or dtype not in DTYPES:
         return (
             f"a CPU, and bfloat16 or float32; this is {device}, {str(dtype).removeprefix('torch.')}"
@@ -92,14 +92,14 @@ def misfit(device: torch.device, dtype: torch.dtype, head_dim: int, groups: int)
 
 
 def check(device: torch.device, dtype: torch.dtype, head_dim: int, groups: int) -> None:
-    """Raises UserError if `attention` cannot run here on these."""
+    """Raises UserError if `attention` cannot run with these on this machine."""
     if reason := misfit(device, dtype, head_dim, groups):
         raise UserError(f"attention 'native' needs {reason}: choose auto, sdpa or math")
     library()
 
 
 def usable(device: torch.device, dtype: torch.dtype, head_dim: int, groups: int) -> bool:
-    """Whether it can run here on these. If a compiler failed, say so, once."""
+    """Whether `attention` can run with these. If the compiler failed, a message says so, once."""
     if misfit(device, dtype, head_dim, groups):
         return False
     if isinstance(failure := outcome(), UserError):
@@ -119,7 +119,7 @@ def tell(failure: str) -> None:
 
 
 def library() -> ctypes.CDLL:
-    """native.cpp, compiled now or before. Raises UserError if that cannot be."""
+    """native.cpp, compiled now or earlier. Raises UserError if it cannot be compiled."""
     if isinstance(found := outcome(), UserError):
         raise found
     return found
@@ -127,7 +127,7 @@ def library() -> ctypes.CDLL:
 
 @cache
 def outcome() -> ctypes.CDLL | UserError:
-    """The library, or why there is none: what has failed once is not tried again."""
+    """The library, or the reason why there is none. A failure is kept: there is one attempt."""
     try:
         program = compiler()
         if program is None:
@@ -135,8 +135,8 @@ def outcome() -> ctypes.CDLL | UserError:
                 "attention 'native' needs a C++ compiler (g++ on Linux, or one that $CXX names):"
                 " choose auto, sdpa or math"
             )
-        # A home may be shared by machines of several kinds: what this one's CPU can do is part of
-        # the name, and so is when the compiler was installed: a new one compiles anew.
+        # Machines with different CPUs may share a home: so the CPU's instructions are part of the
+        # name. A new compiler should compile again: so its date of installation is part of it, too.
         installed = str(os.stat(program).st_mtime_ns)
         made_of = [
             SOURCE.read_text(encoding="utf-8"),
@@ -152,7 +152,7 @@ def outcome() -> ctypes.CDLL | UserError:
             return ctypes.CDLL(str(folder / name))
         except OSError:  # it is not there, or was damaged
             folder.mkdir(parents=True, exist_ok=True)
-            # two processes may compile at once: the last one's stays
+            # two processes may compile at once: the last file replaces the other
             with tempfile.TemporaryDirectory(dir=folder) as workplace:
                 made = build(program, Path(workplace) / name)
                 ctypes.CDLL(str(made))  # only what can be loaded is kept
@@ -160,7 +160,7 @@ def outcome() -> ctypes.CDLL | UserError:
             return ctypes.CDLL(str(folder / name))
     except UserError as error:
         return error
-    # no home, a full or read-only disk, one that nothing may be run from
+    # no home; a disk that is full, read-only, or mounted noexec
     except (OSError, RuntimeError) as error:
         return UserError(
             f"attention 'native': {SOURCE.name} cannot be compiled, kept or loaded ({error}):"
@@ -171,7 +171,9 @@ def outcome() -> ctypes.CDLL | UserError:
 def build(program: str, target: Path) -> Path:
     print(f"compiling {SOURCE.name}, once on this machine ...", file=sys.stderr, flush=True)
     command = [program, *FLAGS, str(SOURCE), "-o", str(target)]
-    environment = os.environ | {"LC_ALL": "C"}  # for "error" to be the word
+    environment = os.environ | {
+        "LC_ALL": "C"
+    }  # so that messages are in English, with the word "error"
     done = subprocess.run(
         command, check=False, capture_output=True, text=True, errors="replace", env=environment
     )
@@ -197,7 +199,7 @@ def instructions() -> str:
 
 @cache
 def function(name: str, dtype: torch.dtype) -> Callable[..., None]:
-    """A function of native.cpp for this dtype. Where it wants a tensor, give `data_ptr()`."""
+    """A function of native.cpp for this dtype. Give it `data_ptr()` for each tensor."""
     found = getattr(library(), f"{name}_{DTYPES[dtype]}")
     found.argtypes, found.restype = ARGUMENTS[name], None
     return found
@@ -206,7 +208,7 @@ def function(name: str, dtype: torch.dtype) -> Callable[..., None]:
 def attention(batch: FlatBatch, cache: KVCache) -> AttendLayer:
     """A back end (attention.py), for what `check` lets through.
 
-    One call does the writes and all spans of a layer, which the cores share out among them.
+    One call per layer writes the cache and attends in all spans. The cores share this work.
     """
     requests = []
     for span in batch.spans:
@@ -278,7 +280,7 @@ def swiglu(inner: Tensor) -> Tensor:
 
 
 def install(model: nn.Module) -> None:
-    """Let a `model.Transformer` that passed `check` use the small operators where sizes allow."""
+    """Put the small operators into a `model.Transformer` that passed `check`, if sizes allow."""
     config = model.config
     if config.flavour != "llama" or config.hidden % LANES or config.linears["ffn_ln2"][0] % LANES:
         return

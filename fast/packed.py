@@ -1,14 +1,13 @@
 """Linear operators with packed weights, on a CPU.
 
-How the weights lie in memory is worth as much there as the schedule. `F.linear` reads a weight row
-by row. A core multiplies tiles: it would rather find each tile's values side by side, and with a
-plain weight it re-sorts them in every call. `pack_linears` sorts them once, into the layout that
-oneDNN chooses for this machine, and drops the plain ones. Fewest rows gain most, for with few rows
-the sorting is most of the work: see docs/performance.md.
+On a CPU, the order of the weights in memory matters as much as the schedule. A plain weight lies
+row by row, and a core multiplies tiles. So `F.linear` sorts the weight into tiles in every call.
+`pack_linears` sorts it once, into the layout that oneDNN chooses for this machine, and drops the
+plain weight. Small batches gain most, for sorting is most of their work (docs/performance.md).
 
-oneDNN comes with PyTorch. The two operators are what `torch.compile` itself uses, but not part of
-its documented API: where they do not exist, or do not fit (CUDA, other dtypes, other machines), the
-plain operators stay.
+oneDNN comes with PyTorch. `torch.compile` uses the two operators, too, but they are not part of a
+documented API. If they do not exist, or do not fit (CUDA, other dtypes, other machines), the plain
+operators stay.
 """
 
 import platform
@@ -21,8 +20,8 @@ from torch import Tensor, nn
 class PackedLinear:
     """x (T, inputs) -> (T, outputs), plus `residual` if given: a linear operator, packed.
 
-    It is for inference only, since an opaque weight cannot be trained. It is no `nn.Module`, whose
-    calls take as long as a small product.
+    It is for inference only: a packed weight cannot be trained. It is not an `nn.Module`, because
+    calling one takes as long as a small product.
     """
 
     def __init__(self, linear: nn.Linear):
@@ -71,9 +70,8 @@ def pack_linears(model: nn.Module) -> None:
 
 
 def replace(model: nn.Module, kind: type[nn.Module], by: Callable[[nn.Module], Callable]) -> None:
-    """Put by(module), which need not be a module, in the place of each module of a kind."""
-    # Their names, because a list of the modules themselves would keep every plain weight until the
-    # end.
+    """Replace each module of a kind by by(module), which need not be a module itself."""
+    # A list of names: a list of modules would keep every plain weight in memory until the end.
     for path in [path for path, module in model.named_modules() if isinstance(module, kind)]:
         parent, _, name = path.rpartition(".")
         owner = model.get_submodule(parent)

@@ -8,15 +8,16 @@ import torch
 
 from configs import ModelConfig
 
-SMALL_LAYER = 4e6  # bytes of a layer's weights: below, threads wait for each other more than work
+SMALL_LAYER = (
+    4e6  # bytes of a layer's weights. In a smaller one, threads mostly wait for each other
+)
 
 
 def keep_freed_memory() -> None:
     """Tell glibc to keep large freed blocks for the next iteration, as PyTorch does on CUDA.
 
-    Else it hands each block back to the system, and the next iteration pays a page fault for every
-    4 KiB of it, which can more than double a decode's time. Elsewhere than on Linux with glibc this
-    does nothing.
+    Else glibc returns each block to the system. The next iteration then has a page fault for every
+    4 KiB, which can more than double a decode's time. Without Linux and glibc, this does nothing.
     """
     trim_threshold, mmap_max = -1, -4  # names of mallopt's parameters, from malloc.h
     try:
@@ -40,8 +41,8 @@ def threads_for(config: ModelConfig, dtype: torch.dtype, device: torch.device) -
 def threads(count: int | None) -> Iterator[None]:
     """Run on `count` threads, or on fewer if the process has fewer. None changes nothing.
 
-    A Python thread that uses torch for the first time meanwhile takes that number over: call
-    `torch.get_num_threads()` in it before.
+    If another Python thread uses torch for the first time inside this block, it keeps that number.
+    To avoid this, call `torch.get_num_threads()` in that thread before.
     """
     before = torch.get_num_threads()
     if count is None or count >= before:

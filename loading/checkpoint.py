@@ -1,13 +1,13 @@
 """Hugging Face directories in and out: `config.json` and safetensors weights.
 
-`_ARCHITECTURE` lists the model families that are read.
+`_ARCHITECTURE` lists the model families that can be read.
 
-A checkpoint keeps q, k, v (and gate, up) as separate matrices; our model keeps each group as one,
-so that an iteration runs one large product instead of three small ones. `_plan` writes that
-correspondence down once, and both directions read it.
+A checkpoint keeps q, k, v (and gate, up) as separate matrices. Our model keeps each group as one
+matrix. So an iteration runs one large product instead of three small ones. `_plan` says once where
+each matrix goes. Loading and saving both use it.
 
-Whatever would change the result and is not supported here is refused by name: a wrong answer is
-worse than none.
+If a key of config.json would change the result, and we do not support it, we refuse it by name. A
+wrong answer is worse than none.
 """
 
 import json
@@ -63,8 +63,8 @@ _FIELDS = {
     },
 }
 
-# Keys that would change the result: the only value that we compute. None passes, and so does an
-# absent key.
+# Keys that would change the result, each with the only value that we support. A key that is null or
+# absent is fine, too.
 _ONLY = {
     "llama": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
     "mistral": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
@@ -77,7 +77,7 @@ _ONLY = {
         "add_cross_attention": False,
     },
 }
-# keys of other families, or of other weights: refused with any value but null, false or 0
+# keys of other families or formats: we accept them only as null, false or 0
 _UNSUPPORTED = (
     "quantization_config", "compression_config", "rope_interleaved", "use_mrope", "alibi",
     "attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar",
@@ -85,7 +85,7 @@ _UNSUPPORTED = (
     "qk_layernorm", "parallel_attn", "num_experts", "num_local_experts", "is_encoder_decoder",
     "cross_attention_layers",
 )  # fmt: skip
-# only 1
+# we accept these only as 1
 _SCALES = (
     "partial_rotary_factor",
     "rotary_pct",
@@ -100,8 +100,8 @@ _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_positi
 def load_config(directory: str | Path, name: str | None = None) -> ModelConfig:
     """The model's shape, from `directory/config.json`.
 
-    name: what to call it; the directory's name where None. Raises UserError for whatever this code
-    base would compute wrongly: it names the key, its value and what is expected.
+    name: of the model; None: the directory's name. Raises UserError for all that we would compute
+    wrongly. The message names the key, its value and what is expected.
     """
     path = existing(directory, "config.json")
     raw = read_json(path)
@@ -158,7 +158,7 @@ def _refuse_unsupported(path: Path, raw: dict, family: str) -> None:
     if "AutoModelForCausalLM" in (raw.get("auto_map") or {}):
         raise UserError(
             f"{path}: auto_map asks for the checkpoint's own code"
-            f" ({raw['auto_map']['AutoModelForCausalLM']}); it is not run here"
+            f" ({raw['auto_map']['AutoModelForCausalLM']}); we never run such code"
         )
 
 
@@ -181,11 +181,11 @@ def _check_value(path: Path, field: str, key: str, value: object) -> None:
 
 
 def _rope(path: Path, raw: dict) -> tuple[float, tuple[float, ...] | None]:
-    """The rotary base, and LLaMA 3.1's stretch of the frequencies or None.
+    """The rotary base, and how LLaMA 3.1 stretches the frequencies (or None).
 
-    Up to transformers 4 they are `rope_theta` and `rope_scaling`; since 5, both are in
-    `rope_parameters`. Where both spellings are there, transformers 5 follows the old one, and so do
-    we. Every other way of stretching is refused.
+    In transformers 4 the keys are `rope_theta` and `rope_scaling`. Since transformers 5, both are
+    in `rope_parameters`. If a file has both spellings, transformers 5 takes the old one, and so do
+    we. We refuse every other way to stretch.
     """
     key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     rope = raw.get(key) or {}
@@ -218,9 +218,9 @@ def _rope(path: Path, raw: dict) -> tuple[float, tuple[float, ...] | None]:
 
 
 def _window(path: Path, raw: dict, family: str) -> int:
-    """Tokens that the narrowest layer sees, 0 for all of them.
+    """How many tokens the narrowest layer sees; 0 means all of them.
 
-    Whoever allocates the cache must not let a sequence grow longer.
+    No sequence may grow longer than that: `load.choose_length` checks it.
     """
     qwen, types = family in ("qwen2", "qwen3"), raw.get("layer_types") or []
     for kind in types:
@@ -231,7 +231,7 @@ def _window(path: Path, raw: dict, family: str) -> int:
             )
     # transformers' own values where a key is absent
     window = raw.get("sliding_window", 4096 if family == "mistral" else None)
-    if qwen:  # a window is in force only where it is switched on, and from some layer on
+    if qwen:  # Qwen has a window only if it is switched on, and only from some layer on
         slides = (
             "sliding_attention" in types
             if types
@@ -349,13 +349,13 @@ def _plan(config: ModelConfig) -> dict[str, _Place]:
 def _stem(name: str) -> str:
     """A tensor's name without the wrapper's.
 
-    `transformer.h.0.ln_1.bias` and `h.0.ln_1.bias` are both in circulation.
+    Some checkpoints have `transformer.h.0.ln_1.bias`, others `h.0.ln_1.bias`.
     """
     return name.removeprefix("transformer.").removeprefix("model.")
 
 
 def _ignorable(name: str, config: ModelConfig) -> bool:
-    """Tensors that older checkpoints carry and nobody needs.
+    """Tensors of older checkpoints that we do not need.
 
     They are masks, rotary tables, and the copy of a tied embedding.
     """
@@ -378,11 +378,11 @@ def weights_of(model: Transformer) -> dict[str, torch.Tensor]:
 def load_weights(model: Transformer, directory: str | Path, check: bool = False) -> None:
     """Copies a checkpoint into the model's parameters, cast to their dtype and device.
 
-    It copies one tensor at a time, so that the peak of the memory is the model plus one tensor. A
-    stage gets only the tensors that it has. check: also look for NaN and infinity.
+    It copies one tensor at a time. So the peak of the memory is the model plus one tensor. A stage
+    of a pipeline reads only the tensors of its own layers. check: also look for NaN and infinity.
 
     Raises UserError if a file or a tensor is missing, unexpected, of another shape or dtype, or
-    damaged. The parameters are then partly overwritten: throw the model away.
+    damaged. Do not use the model then: some of its parameters are overwritten.
     """
     directory = Path(directory)
     missing = {_stem(name): (name, place) for name, place in _plan(model.config).items()}
@@ -399,8 +399,8 @@ def load_weights(model: Transformer, directory: str | Path, check: bool = False)
         if place.name not in state:  # another stage's
             continue
         target = state[place.name][place.start : place.start + place.rows]
-        # Opened anew for each tensor: pages of a mapped file count as ours until it is closed, and
-        # would add up to a second model.
+        # Open the file for each tensor. As long as a file is open, all its pages that were read
+        # count as our memory: in the end, as much as a second model.
         with readable(path), safe_open(path, framework="pt") as file:
             view = file.get_slice(name)
             expected = list(target.shape[::-1] if place.transposed else target.shape)
@@ -434,8 +434,8 @@ def load_weights(model: Transformer, directory: str | Path, check: bool = False)
 def _finite(tensor: torch.Tensor) -> bool:
     """Whether all numbers are finite.
 
-    The extremes tell, since an extreme of numbers with a NaN is NaN. Unlike `isfinite`, they need
-    no second tensor.
+    It looks at the smallest and the largest one. If a number is NaN, both are NaN. Unlike
+    `isfinite`, this needs no second tensor.
     """
     return all(extreme.isfinite() for extreme in tensor.aminmax())
 

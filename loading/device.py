@@ -22,7 +22,7 @@ def check_memory(
     memory = memory_of(device)
     if memory is None:
         return
-    if device.type == "cuda":  # what is free does not count them
+    if device.type == "cuda":  # free memory does not include what we hold
         memory += held
     weights = config.parameters * dtype.itemsize
     cache = slots * length * config.kv_bytes_per_token(dtype.itemsize)
@@ -35,9 +35,9 @@ def check_memory(
 
 
 def memory_of(device: torch.device) -> int | None:
-    """Bytes: what is free on a GPU, all that the machine has on a CPU; None on Windows.
+    """Bytes of memory: on a GPU, what is free; on a CPU, all that the machine has.
 
-    Windows does not say without another package.
+    None on Windows, where one would need another package to ask.
     """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]

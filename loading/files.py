@@ -1,4 +1,4 @@
-"""Where a model's files are, and one clear line where they cannot be read.
+"""Where a model's files are. If they cannot be read, one clear line says why.
 
 `find` turns what a user calls a model into a directory: the demo in the box, a local Hugging Face
 directory, or a hub id, which is downloaded. checkpoint.py and tokenizer.py, beside this file, read
@@ -32,9 +32,8 @@ HUB_FILES = (
 def find(model: str) -> Path | None:
     """The directory of a model's files.
 
-    It is None where `model` names a shape of `configs.MODELS`, which gets random weights. A hub id
-    (owner/name) is downloaded, or found in the hub's local cache. Raises UserError where there is
-    nothing of that name.
+    None if `model` is a name of `configs.MODELS`, which gets random weights. A hub id (owner/name)
+    is downloaded, or found in the hub's local cache. Raises UserError if there is no such model.
     """
     if model == "demo":
         return DEMO
@@ -58,9 +57,12 @@ def find(model: str) -> Path | None:
 
 def _download(model: str) -> Path:
     """The local copy of a hub id's files, by the hub's own client and in its own cache."""
-    start = f"{model!r} is no directory here, and as a hub id it cannot be had"
+    start = f"{model!r} is no directory here, and cannot be downloaded as a hub id"
     try:
-        from huggingface_hub import errors, snapshot_download  # here, because only hub ids need it
+        from huggingface_hub import (
+            errors,
+            snapshot_download,
+        )  # imported here, because only hub ids need it
     except ImportError:
         raise UserError(
             f"{start} without the huggingface_hub package: pip install huggingface_hub, or give a"
@@ -102,7 +104,7 @@ def existing(directory: str | Path, name: str) -> Path:
 
 @contextmanager
 def readable(path: Path, *errors: type[Exception]) -> Iterator[None]:
-    """Turns what a library says about a damaged file into one line."""
+    """Turns a library's error about a damaged file into a UserError of one line."""
     try:
         yield
     except SafetensorError as error:

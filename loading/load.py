@@ -26,9 +26,8 @@ def find_model(name: str) -> tuple[ModelConfig, Path | None]:
         if MODELS[name].parallel:
             raise UserError(f"{name} is priced, not run: its attention and FFN are side by side")
         return MODELS[name], None
-    own = (
-        Path(name).expanduser().resolve().name
-    )  # the directory's may be a hash, in the hub's cache
+    # The name as the user wrote it: in the hub's cache, the directory's name may be a hash.
+    own = Path(name).expanduser().resolve().name
     return checkpoint.load_config(directory, own), directory
 
 
@@ -61,8 +60,8 @@ def load_model(
 ) -> Transformer:
     """The weights of a checkpoint, or random ones, in their final dtype and place.
 
-    own: the layers of a pipeline's stage; None: all. slots, length: of the cache that must fit
-    beside them. Raises UserError if it does not, before anything is allocated.
+    own: the layers of a pipeline's stage; None: all. slots, length: of the cache. Raises UserError
+    if weights and cache do not fit the memory, before anything is allocated.
     """
     own = range(config.n_layer) if own is None else own
     check_memory(replace(config, n_layer=len(own)), slots, length, dtype, device)
@@ -76,7 +75,7 @@ def load_model(
 def random_weights(model: Transformer, seed: int = 0) -> Transformer:
     """GPT-2's scheme, N(0, 0.02), with the ends of residual branches scaled down; in place.
 
-    Each weight has its own seed, so that a stage of a pipeline has the whole model's.
+    Each weight has its own seed. So a stage of a pipeline has the same weights as the whole model.
     """
     generator = torch.Generator(model.device)
     for name, weight in checkpoint.weights_of(model).items():
@@ -112,7 +111,7 @@ class NoRandomNumbers(TorchFunctionMode):
 def new_model(
     config: ModelConfig, dtype: torch.dtype, device: torch.device, layers: range | None = None
 ) -> Transformer:
-    """A model whose parameters are allocated once. Its matrices hold what was in the memory before.
+    """A model whose parameters are allocated, once. Its matrices are not initialised.
 
     layers: see `Transformer`.
     """

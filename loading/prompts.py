@@ -21,12 +21,12 @@ def make_requests(
 ) -> list[Request]:
     """A request for each prompt, numbered from 0.
 
-    encode(index, text) -> token ids. stop_ids: of the model; a prompt's own are added. seed: of the
-    engine; a prompt without one of its own takes it plus its number. kind: of parameters that the
-    caller takes (it samples, or searches beams).
+    encode(index, text) -> token ids. stop_ids: of the model; each prompt's own are added. seed: of
+    the engine. A prompt without a seed of its own takes this one plus its number. kind: the class
+    of parameters that the caller accepts, for sampling or for beam search.
     """
     if not isinstance(prompts, Sequence):
-        raise UserError(f"prompts is {prompts!r}; give a text, token ids, or a list of such")
+        raise UserError(f"prompts is {prompts!r}; give a text, token ids, or a list of these")
     if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
         prompts = [prompts]
     if params is None or isinstance(params, kind):
@@ -34,7 +34,7 @@ def make_requests(
     for param in params if isinstance(params, Sequence) else [params]:
         if not isinstance(param, kind):
             given = type(param).__name__
-            hint = ": beams are neither sampled nor streamed; call beam_search"
+            hint = ": for a beam search, call beam_search"
             raise UserError(
                 f"this call takes {kind.__name__}, not {given}"
                 f"{hint if given == 'BeamSearchParams' else ''}"
@@ -62,7 +62,8 @@ def make_requests(
                 raise UserError(f"prompt {index}: token id {token} is not in 0 .. {vocab_size - 1}")
         if not 0 <= arrivals[index] < float("inf"):
             raise UserError(
-                f"prompt {index}: arrival time {arrivals[index]} is not a number of seconds from 0"
+                f"prompt {index}: its arrival time is {arrivals[index]}; it must be a number of"
+                " seconds, at least 0"
             )
         ends = frozenset() if param.ignore_eos else stop_ids
         sampler = None

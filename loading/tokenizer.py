@@ -19,16 +19,15 @@ from loading.files import existing, first_line, read_json, readable
 EOS = "<|endoftext|>"
 # BPE never merges across these pieces
 GPT2_SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-GPT2_VOCABULARY = 50257  # what tells a GPT-2 of OpenAI's from any other model of that shape
+GPT2_VOCABULARY = 50257  # this size tells OpenAI's GPT-2 from other models of that shape
 
 
 @dataclass(frozen=True)
 class Tokenizer:
     """Text to token ids and back.
 
-    `eos_id` ends a text; it is None where the directory does not say which token does. `decode`
-    gives text that goes on after other text: a token for " world" keeps its space, wherever it
-    stands.
+    eos_id: the token that ends a text; None if the directory does not name one. `decode` gives text
+    that follows other text. So a token for " world" always keeps its space.
     """
 
     encode: Callable[[str], list[int]]
@@ -68,7 +67,7 @@ def gpt2_tokenizer() -> Tokenizer:
     """
     try:
         library = tiktoken.get_encoding("gpt2")
-    except (OSError, ValueError) as error:  # no network; or another file than expected
+    except (OSError, ValueError) as error:  # no network, or an unexpected file
         raise UserError(
             "the directory has no tokenizer, and tiktoken cannot download GPT-2's: go online once,"
             " put vocab.json and merges.txt beside config.json, or give token ids"
@@ -90,9 +89,9 @@ def from_ranks(ranks: dict[bytes, int]) -> Tokenizer:
 
 
 def load_stop_ids(directory: str | Path, tokenizer: Tokenizer | None) -> frozenset[int]:
-    """Tokens that end a text, as transformers' `generate` has them.
+    """Tokens that end a text: the same as for transformers' `generate`.
 
-    They are those of generation_config.json, else of config.json, else the tokenizer's one. A chat
+    They come from generation_config.json, else from config.json, else from the tokenizer. A chat
     model has several.
     """
     for name in ("generation_config.json", "config.json"):
@@ -123,8 +122,8 @@ def _from_library(library: Library, directory: Path) -> Tokenizer:
     eos = eos.get("content") if isinstance(eos, dict) else eos
     eos_id = library.token_to_id(eos) if isinstance(eos, str) else None
     eos_id = library.token_to_id(EOS) if eos_id is None else eos_id
-    # LLaMA's decoder drops the space before a text's first word. What we decode goes on after a
-    # prompt, so another word goes first.
+    # LLaMA's decoder drops the space before the first word of a text. Our texts follow a prompt. So
+    # we decode another word first, and cut it off.
     anchor = library.encode("a", add_special_tokens=False).ids
     skip = len(library.decode(anchor))
     return Tokenizer(
@@ -137,8 +136,8 @@ def _from_library(library: Library, directory: Path) -> Tokenizer:
 def _read_ranks(path: Path) -> dict[bytes, int]:
     """tiktoken's own file format: a token's bytes in base64 and its rank, one per line.
 
-    We do not use tiktoken's loader. It keeps a copy in the temporary folder, and would read that
-    again after the file has changed.
+    We do not use tiktoken's loader. It keeps a copy in the temporary folder, and reads that copy
+    even after the file has changed.
     """
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(path.read_bytes().splitlines(), 1):

@@ -6,8 +6,8 @@
                                  them with their causes
     draw_lanes(axes, lanes)      any lanes of bars
 
-What a bar means is told twice, by its colour and by its height or hatch, so that nobody needs to
-tell colours apart.
+A bar shows its kind twice: by its colour, and by its height or hatch. So a reader who cannot tell
+the colours apart can still read it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ class Look:
     marker: str = ""
 
 
-# in the order of the legend; the colours are Okabe and Ito's, orange made lighter for its labels
+# In the order of the legend. The colours are Okabe and Ito's, with a lighter orange under labels.
 LOOKS = {
     "arrival": Look("arrives", "#000000", 0.9, 0.9, marker="v"),
     "waiting": Look("waits", "#999999", 0.51, 0.59),
@@ -124,7 +124,7 @@ def draw_lanes(
 ) -> None:
     """Lanes from top to bottom, each a list of bars.
 
-    The time axis reaches from `start` to `end`, or to the last bar's.
+    The time axis goes from `start` to `end` (None: to the end of the last bar).
     """
     end = (
         max((bar.end for bars in lanes.values() for bar in bars), default=1.0)
@@ -180,7 +180,7 @@ def draw_lanes(
 def legend_handles(
     drawn: Iterable[Mapping[str, Sequence[Bar]]], looks: Mapping[str, Look] = LOOKS
 ) -> list[Artist]:
-    """What matplotlib's `legend(handles=...)` takes: the kinds of bars in these lanes."""
+    """The kinds of bars in these lanes, for matplotlib's `legend(handles=...)`."""
     kinds = {bar.kind for lanes in drawn for bars in lanes.values() for bar in bars}
     handles: list[Artist] = []
     for kind, look in looks.items():

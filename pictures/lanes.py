@@ -14,7 +14,7 @@ MOST_NAMED = 8  # requests of a step
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Something in a lane from `start` to `end`, in seconds; a mark where both are the same.
+    """A bar in a lane, from `start` to `end` in seconds. If both are the same, it is a mark.
 
     label: a word on it, such as the tokens of a chunk.
     """
@@ -32,10 +32,10 @@ def request_lanes(
 ) -> dict[str, list[Bar]]:
     """One lane per request, by its name, in order of arrival.
 
-    The bars of a lane are in order of time, and a stall comes before what it covers.
+    The bars of a lane are in order of time. A stall comes before the bars inside it.
 
-    bound: mark the gaps between two tokens that are longer than so many seconds. names: of
-    requests, by id; else "request 7".
+    bound: in seconds; longer gaps between two tokens are marked as stalls. names: request id ->
+    name; a request without one is called "request 7".
     """
     lives = sorted(trace.lives.values(), key=lambda life: (life.arrival, life.request_id))
     bars: dict[int, list[Bar]] = {life.request_id: [] for life in lives}
@@ -87,7 +87,7 @@ def stage_lanes(
 
 
 def step_label(iteration: Iteration, names: Mapping[int, str]) -> str:
-    """Its requests by name, or where they are many, how many there are."""
+    """The names of its requests; if there are many, only their numbers."""
     if iteration.num_chunks + iteration.num_decodes > MOST_NAMED:
         counts = {"prefill": iteration.num_chunks, "decode": iteration.num_decodes}
         return " + ".join(f"{n} {what}{'s' * (n > 1)}" for what, n in counts.items() if n)

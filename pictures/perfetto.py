@@ -5,8 +5,8 @@ Zoom into single iterations there, and click for their arguments.
     save(path, {"sarathi": trace})      runs as one file: the iterations and requests of each, its
                                         batch size and cached tokens over time
 
-`Tracks` knows the format alone and nothing of serving: lanes of slices, marks and counters, in
-seconds. Times are written in whole microseconds, rounded down on both sides, so that slices that
+`Tracks` knows only the format: lanes of slices, marks and counters, in seconds. It knows nothing of
+serving. It writes times in whole microseconds, start and end both rounded down. So slices that
 touch never overlap.
 """
 
@@ -27,7 +27,7 @@ Lane = tuple[int, int]  # process id, thread id: what the format calls a group o
 class Tracks:
     """Events of the Chrome trace format, by lane.
 
-    A slice inside another on the same lane is drawn below it, so it must not leave it.
+    On one lane, a slice inside another one is drawn below it. So it must not be longer.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Tracks:
     def save(self, path: Path | str) -> None:
         """Write the names first, then the events in order of time.
 
-        Of two that begin together the longer one comes first, as it holds the other.
+        If two begin at the same time, the longer one comes first, for it contains the other.
         """
         events = sorted(self.events, key=lambda event: (event["ts"], -event.get("dur", 0)))
         lines = ",\n".join(
@@ -124,7 +124,7 @@ def save(
 def add_iterations(tracks: Tracks, name: str, trace: Trace, names: Mapping[int, str]) -> None:
     """The engine's lane: a slice per iteration, and counters.
 
-    Inside an iteration lies a slice per operator where operators were timed.
+    If operators were timed, an iteration contains a slice for each operator.
     """
     group = tracks.group(f"{name}: engine")
     lane = tracks.lane(group, "iterations")
@@ -134,7 +134,7 @@ def add_iterations(tracks: Tracks, name: str, trace: Trace, names: Mapping[int, 
         tracks.slice(
             lane, iteration.kind, start, end, iteration=number, **details(iteration, names)
         )
-        # summed over the layers, so not when but how long
+        # An operator's seconds are summed over the layers: they say how long it took, not when.
         for operator, seconds in (iteration.operators or {}).items():
             tracks.slice(
                 lane, operator, start, min(start + seconds, end), seconds_over_all_layers=seconds
@@ -187,7 +187,7 @@ def add_requests(
 ) -> None:
     """A lane for each request: its waiting, its chunks, its decodes, its preemptions.
 
-    Stalls hold what happens in them.
+    A stall's slice contains the slices inside it.
     """
     group = tracks.group(f"{name}: requests")
     for request, bars in request_lanes(trace, bound, names).items():

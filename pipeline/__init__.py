@@ -1,6 +1,7 @@
 """The model over several stages, priced and for real. Skip it until you know the loop.
 
-The priced half needs no torch: `stages.py` and `launch.py`, the real half, are not imported here.
+This file imports the priced half, which needs no torch. The real half is `stages.py` and
+`launch.py`.
 """
 
 from pipeline.account import BUBBLES, IDLE, PipelineTrace, Step

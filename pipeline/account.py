@@ -1,17 +1,19 @@
 """The account of a pipeline: which stage worked when, and why it waited (SARATHI, Sec 3.2 and 5.3).
 
-A stage that has run one micro-batch and waits for the next is idle. Each wait has one cause:
+A stage that has run one micro-batch and waits for the next one is idle. Each wait has one cause:
 
-    PB1            the two hold different numbers of prefill tokens        (SARATHI, Sec 3.2)
-    PB2            one prefills, the other only decodes                    (alike)
-    PB3            neither: other contexts, or other numbers of decodes    (alike)
-    uneven stages  the stage that it waits for has more to do for the same micro-batch (more layers,
-                   the head)
+    PB1            the two micro-batches hold different numbers of prefill tokens
+    PB2            one prefills, the other only decodes
+    PB3            neither: they differ in their contexts, or in their numbers of decodes
+    uneven stages  another stage takes longer for the same micro-batch (more layers, the head)
     link           activations and tokens are on their way
     start-up       the stage has not had any work yet
-    phase switch   TD-Pipe has begun to prefill while it still decodes, or the other way round
-    drain          too few requests are left to fill as many micro-batches as there are stages
-    starved        too few are there yet or fit the memory, or M < S
+    phase switch   TD-Pipe goes from prefills to decodes, or back, and both are in flight
+    drain          no more requests come, and too few are left to keep all stages busy
+    starved        too few requests have arrived or fit the memory; or there are fewer micro-batches
+                   than stages
+
+SARATHI names the first three (Sec 3.2).
 
 The first six are bubbles: waste in a pipeline that has enough to do. All times are seconds.
 """
@@ -55,13 +57,12 @@ class Step:
 
 
 def difference(one: Step, other: Step) -> str:
-    """The paper's name for what makes two micro-batches take different times (SARATHI, Sec 3.2).
+    """Why two micro-batches take different times: the paper's name (SARATHI, Sec 3.2).
 
-    A hybrid batch counts as prefill. Two batches with as many rows T differ only in what they
-    attend to: PB3. That holds however their rows are shared out between a chunk and decodes.
-    (SARATHI's chunks give way to decodes. So their lengths differ all the time, and their times do
-    not.) Decodes alone are PB3 even where one batch has more of them: the paper has no name for
-    that.
+    A hybrid batch counts as prefill. If two batches have the same number of rows T, only their
+    attention differs: PB3. (SARATHI's chunks shrink by the number of decodes. So their lengths
+    differ all the time, but T does not.) Two batches of decodes alone are PB3, too, even if one has
+    more decodes: the paper has no name for that.
     """
     if (one.num_prefill_tokens > 0) != (other.num_prefill_tokens > 0):
         return "PB2"
@@ -74,12 +75,12 @@ class PipelineTrace:
 
     busy, last: per stage, seconds of work and the end of its last work.
     idle: seconds of all stages together, by cause.
-    bubble_of: request id -> seconds that stages waited for its micro-batch, over all its iterations
-        and all stages (SARATHI, Sec 5.3).
+    bubble_of: request id -> seconds for which stages waited for its micro-batch, added up over all
+        its iterations and all stages (SARATHI, Sec 5.3).
     finished: (request id, time), in order of completion.
     history: time (s), tokens in memory, and phase, at each batch (TD-Pipe alone has phases).
-    steps, requests: None unless keep is set, since a long simulation needs only the sums. requests
-        is a `timeline.Trace`, whose iterations reach from the first stage to the last.
+    steps, requests: None unless keep is set, for a long simulation needs only the sums. requests is
+        a `timeline.Trace`. Its iterations last from the first stage to the end of the last one.
     """
 
     def __init__(self, stages: int, micro_batches: int, keep: bool = False):
@@ -107,12 +108,14 @@ class PipelineTrace:
     ) -> None:
         """Append a step, in the order in which the steps enter the pipeline.
 
-        Its scheduler has already accounted for `batch`, and `ended` are the requests that ended.
-        shortage: "drain" or "starved", if fewer micro-batches than stages are in flight, or "phase
-        switch"; then that is why stages wait. way: seconds between a step's start and its
-        successor's in which it is on no stage, but between two.
+        Call it after `Scheduler.update`. ended: the requests that ended with this step.
+        shortage: the cause of all waits for this step, if it is known: "drain" or "starved" (fewer
+        micro-batches than stages are in flight), or "phase switch"; else "". way: seconds that a
+        step spends between stages, and on its way back to stage 0.
         """
-        previous = self._recent[-1] if self._recent else None  # what every stage ran before this
+        previous = (
+            self._recent[-1] if self._recent else None
+        )  # the step that every stage ran before this one
         # Stage 0 waits for the micro-batch's last step, which had to leave the last stage. Every
         # other stage waits for this step to leave the stage before it.
         awaited, upstream = self._latest.get(step.micro_batch), len(step.starts) - 1
@@ -151,7 +154,7 @@ class PipelineTrace:
             self.requests.record(batch, step.starts[0], through, None, ended)
 
     def preempt(self, request: Request, moment: float) -> None:
-        """Its scheduler has sent a request back to the queue."""
+        """Write down that a scheduler has sent a request back to the queue."""
         if self.requests is not None:
             self.requests.preempt(request, moment)
 
@@ -164,9 +167,9 @@ class PipelineTrace:
         upstream: int,
         way: float,
     ) -> str:
-        """Why `stage` waits: the largest part of the wait, in seconds.
+        """Why `stage` waits: a wait has several parts, and the longest one names the cause.
 
-        It has run `previous`, and waits for `awaited`, which is on stage `upstream`.
+        The stage has run `previous`, and waits for `awaited`, which is on stage `upstream`.
         """
         if awaited is None:
             return "starved"
@@ -176,13 +179,13 @@ class PipelineTrace:
         if awaited.causes[upstream] in BUBBLES:
             handed_on = min(awaited.waits[upstream], wait) - way
         parts = {
-            "own": awaited.seconds[upstream] - there,  # it takes longer than the previous one there
+            "own": awaited.seconds[upstream] - there,  # it takes longer there than the previous one
             "uneven stages": there - here,  # the previous one took longer there than here
             "handed on": handed_on,  # stage `upstream` waited for it, too
-            "link": way,  # it is on the way back to stage 0
+            "link": way,  # its tokens are on the way back to stage 0
         }
         work = max(0.0, parts["own"] + parts["uneven stages"])
-        parts["rest"] = wait - work - max(0.0, handed_on) - way  # longer ones held it up
+        parts["rest"] = wait - work - max(0.0, handed_on) - way  # longer steps before it held it up
         cause = max(parts, key=parts.__getitem__)
         if cause == "own":
             return difference(awaited, previous)
@@ -195,7 +198,7 @@ class PipelineTrace:
         return "link" if cause == "rest" else cause  # past stage 0, only a slow message is left
 
     def close(self) -> None:
-        """Call it after the last step: what stages wait for the end counts as drain."""
+        """Call it after the last step. The time from a stage's last work to the end is drain."""
         self.idle["drain"] += sum(self.end - last for last in self.last)
 
     @property

@@ -12,16 +12,16 @@ from costmodel import CostModel, make_batch
 class StageCosts:
     """Seconds of a batch on each stage, from the whole model's cost model.
 
-    layers: how many each stage has. Every layer costs the same, its all-reduces included; the last
-    stage also has the head. The embedding on the first one is a look-up, which the cost model does
-    not count.
+    layers: how many each stage has. All layers cost the same, with their all-reduces. The last
+    stage also has the head. The first one has the embedding. That is a look-up, which the cost
+    model does not count.
     """
 
     def __init__(self, cost_model: CostModel, layers: Sequence[int]):
         if sum(layers) != cost_model.model.n_layer or min(layers) < 1:
             raise UserError(
-                f"stages of {list(layers)} layers: each needs one, and together the"
-                f" {cost_model.model.n_layer} of the model"
+                f"stages have {list(layers)} layers; each needs at least one, and all together"
+                f" {cost_model.model.n_layer}, as the model has"
             )
         self.cost_model = cost_model
         self.layers = list(layers)
@@ -47,17 +47,17 @@ class StageCosts:
 
 
 def seconds_of_rows(cost_model: CostModel) -> Callable[[int], float]:
-    """Seconds of an iteration with so many rows over the whole model: a prefill of n tokens.
+    """A function: n -> seconds of an iteration of n rows on the whole model, a prefill of n tokens.
 
-    TD-Pipe measures the same, and takes it for n decodes, too (profiler-results of its artefact).
+    TD-Pipe measures the same, and uses it for n decodes, too (profiler-results of its artefact).
     """
     return cache(lambda rows: cost_model.seconds(make_batch([(0, rows, rows)])))
 
 
 def even_layers(n_layer: int, stages: int) -> list[int]:
-    """Layers of each stage, as even as they come.
+    """Layers of each stage, as evenly as possible.
 
-    The last stages, which have the head to do, get fewer.
+    If they do not divide evenly, the last stages get one less, for the last one also has the head.
     """
     if not isinstance(stages, int) or not 1 <= stages <= n_layer:
         raise UserError(f"stages is {stages}; a model of {n_layer} layers allows 1 to {n_layer}")
@@ -78,9 +78,11 @@ class Hop:
     def over(link: Link, cost_model: CostModel) -> "Hop":
         """Every GPU of a stage sends all rows to its peer over a port of its own.
 
-        The link reaches the share of its data sheet that memory does.
+        We assume that the link reaches the same share of its data sheet as the memory does.
         """
         if not isinstance(link, Link):
-            raise UserError(f"{link.name} joins the GPUs of a stage; stages are joined by one link")
+            raise UserError(
+                f"{link.name} joins the GPUs of a stage; give one link between two stages"
+            )
         size = cost_model.model.hidden * cost_model.bytes_per_value
         return Hop(link.latency, size / link.reached(cost_model.efficiency.memory))

@@ -15,12 +15,12 @@ LAUNCHED = "PIPELINE_LAUNCHED"  # an environment variable: `launch` has started 
 
 
 def launch(stages: int, port: int | None) -> None:
-    """Start a process for each stage, as torchrun does, on one machine.
+    """Start a process for each stage on this machine, as torchrun does, and wait for all of them.
 
-    All end when one fails; none is left behind.
+    If one fails, all others are ended.
     """
     with socket.socket() as probe:
-        # as torch does: a port that has just been left counts as free
+        # as torch does: so a port that was just closed counts as free
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port or 0))
@@ -29,7 +29,9 @@ def launch(stages: int, port: int | None) -> None:
                 f"--port {port} cannot be used ({error}): give another, or none"
             ) from None
         port = probe.getsockname()[1]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes end in any case
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # so that `finally` below ends the processes
     group = {
         "WORLD_SIZE": stages,
         "LOCAL_WORLD_SIZE": stages,
@@ -57,7 +59,7 @@ def launch(stages: int, port: int | None) -> None:
         for child in children:
             child.wait()
     for stage, status in failed.items():
-        if status < 0:  # it could say nothing itself
+        if status < 0:  # killed by a signal: it could not print anything
             raise UserError(
                 f"stage {stage} was ended by {signal.Signals(-status).name}; the others are stopped"
             )
@@ -65,7 +67,7 @@ def launch(stages: int, port: int | None) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Wait until the launcher is gone, killed so that it could not end us, and end."""
+    """End this process when its launcher is gone, even if the launcher was killed."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
@@ -74,8 +76,9 @@ def end_with(parent: int) -> None:
 def take_cores(local: int, processes: int) -> None:
     """Divide this machine's cores among its processes, each with as many threads as cores.
 
-    Processes are pinned to their cores, where the system can. Else a process that a message wakes
-    is put onto the core of its sender, and both compute on one core while another idles.
+    Each process is pinned to its cores, if the system can do that. Else, when a message wakes a
+    process, the system may put it on the sender's core. Then two processes share one core, and
+    another core is idle.
     """
     cores = (
         sorted(os.sched_getaffinity(0))

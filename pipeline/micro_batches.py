@@ -1,9 +1,9 @@
 """The level above the schedulers: which requests a pipeline's micro-batches hold.
 
-Pipeline parallelism gives each of S stages some of the layers. To keep all of them busy, M
+Pipeline parallelism gives each of S stages some of the layers. To keep all stages busy, M
 micro-batches are in flight: groups of requests, each with a scheduler of its own. A micro-batch
-runs one iteration on stage 0, then on stage 1, and so on. Only when it has left the last stage are
-its next tokens known. Then its scheduler says what its next iteration runs.
+runs one iteration on stage 0, then on stage 1, and so on. Its next tokens are known when it has
+left the last stage. Then its scheduler plans its next iteration.
 
     stage 0 | A0 | B0 | A1 | B1      M = S = 2 micro-batches A and B, all iterations alike:
     stage 1      | A0 | B0 | A1      no stage ever waits, once the pipeline is full
@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from batch import Batch, Request
-from configs import UserError
+from configs import UserError, check_whole, lookup
 from scheduler import NOTHING_SCHEDULED, Memory, Scheduler, check_batch
 from simulate import refuse_beams
 
@@ -27,17 +27,16 @@ MEMORIES = ("split", "pool")
 
 
 class MicroBatches:
-    """Queue, dealing, memory, refills, and why too few micro-batches are in flight.
+    """The requests of all micro-batches: one queue or several, and the memory.
 
     schedulers: one for each micro-batch. stages: of the pipeline.
-    deal: "queue" (all share one queue, and the first with a free slot takes the next request) or
-        "turns" (requests are dealt out on arrival).
-    memory: "split" (each scheduler's cache_tokens are its own) or "pool" (they are of all together:
-        those of the first scheduler count).
-        With "turns" and "pool" together, a long prompt can wait for as long as short ones come:
-        the queues do not know of each other.
-    refill_every: 8, say: a micro-batch that has work lets new requests in only at every eighth of
-        its iterations, so that all refill in step.
+    deal: "queue" (all share one queue; the first micro-batch with a free slot takes the next
+        request) or "turns" (each request goes to the next micro-batch when it arrives).
+    memory: "split" (each scheduler has its own cache_tokens) or "pool" (all share the cache_tokens
+        of the first scheduler). With "turns" and "pool", a long prompt in one queue can wait as
+        long as short prompts come to the other queues.
+    refill_every: with 8, a micro-batch admits new requests in every eighth of its iterations only
+        (or if it has no work). So all micro-batches refill in step.
     """
 
     def __init__(
@@ -48,13 +47,9 @@ class MicroBatches:
         memory: str = "split",
         refill_every: int = 1,
     ):
-        for what, value, allowed in (("deal", deal, DEALS), ("memory", memory, MEMORIES)):
-            if value not in allowed:
-                raise UserError(f"unknown {what} {value!r}: choose from {', '.join(allowed)}")
-        if not isinstance(refill_every, int) or refill_every < 1:
-            raise UserError(
-                f"refill_every is {refill_every}; it must be a whole number, at least 1"
-            )
+        lookup(dict.fromkeys(DEALS), deal, "deal")
+        lookup(dict.fromkeys(MEMORIES), memory, "memory")
+        check_whole("refill_every", refill_every)
         self.schedulers, self.stages, self.refill_every = schedulers, stages, refill_every
         self.count = len(schedulers)  # batches in flight, at most
         self.history: list[tuple[float, int, str]] = []  # s, tokens in memory, phase: TD-Pipe's
@@ -77,20 +72,20 @@ class MicroBatches:
 
     @property
     def next_arrival(self) -> float | None:
-        """Seconds; None if nobody else will arrive."""
+        """When the next request arrives, in seconds; None if no more will arrive."""
         return self.arriving[0].arrival if self.arriving else None
 
     def add(self, request: Request) -> None:
         """Let a request arrive at `request.arrival`. A UserError if it can never run."""
-        refuse_beams([request], "the stages of a pipeline run none; LLM.beam_search does")
+        refuse_beams([request], "a pipeline cannot run it; use LLM.beam_search")
         self.schedulers[0].check(request)
         insort(self.arriving, request, key=lambda request: request.arrival)
 
     def next(self, number: int, now: float) -> tuple[Batch | None, str]:
-        """What micro-batch `number`, which has come back, runs next, and the shortage.
+        """The next batch of micro-batch `number`, which has come back; and the shortage.
 
-        The batch is None if it runs nothing. The shortage is "drain" or "starved" if fewer
-        micro-batches than stages are in flight: then that is why stages wait. Else it is "".
+        The batch is None if there is nothing to run. The shortage is "drain" or "starved" if fewer
+        micro-batches than stages are in flight: this is why stages wait. Else it is "".
         """
         self._arrive(now)
         scheduler = self.schedulers[number]
@@ -121,12 +116,12 @@ class MicroBatches:
         return "starved" if starved else "drain"
 
     def done(self, number: int, batch: Batch, tokens: Sequence[int]) -> list[Request]:
-        """A batch of micro-batch `number` has left the last stage; the requests that it ended."""
+        """Call it when a batch has left the last stage. Returns the requests that ended with it."""
         self.schedulers[number].memory.flying -= len(batch.decodes)
         return self.schedulers[number].update(batch, tokens)
 
     def with_work(self) -> list[int]:
-        """Micro-batches that had no work, and may have some now that a batch is done."""
+        """Micro-batches without work that may have some now, because a batch has freed memory."""
         if not self.without_work or self.schedulers[0].memory.capacity is None:
             return []
         return [number for number in self.without_work if self.schedulers[number].waiting]
@@ -139,13 +134,13 @@ class MicroBatches:
         return preempted
 
     def stuck(self) -> UserError:
-        """What to raise if requests are left and nothing is in flight."""
+        """The error to raise if requests are left and nothing is in flight."""
         scheduler = next(scheduler for scheduler in self.schedulers if scheduler.has_work)
         return scheduler.broken(NOTHING_SCHEDULED)
 
 
 def schedule_closed(scheduler: Scheduler, now: float) -> Batch | None:
-    """The next batch without anybody new in it."""
+    """The next batch, without new requests."""
     queue, scheduler.waiting = scheduler.waiting, deque()
     batch = scheduler.schedule(now)
     queue.extendleft(reversed(scheduler.waiting))  # those that it has preempted

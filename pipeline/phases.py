@@ -30,17 +30,17 @@ STEALING = ("window", "pool", "off")
 class LookAhead:
     """The memory at some future decode steps, in tokens, if all goes as predicted (Algorithm 1).
 
-    points: decode steps from now. At point p the paper counts (cached + p) for every request that
-    is predicted to last at least p steps more. It misses what happens between two points, where
-    some requests are about to end. With `between`, point p stands for all the steps since the
-    point before it: every request that lasts longer than that counts, with the most that it
-    reaches until p. Then nothing is missed, and there is a last point, for all the steps after.
+    points: decode steps from now. At point p, the paper counts (cached + p) for every request that
+    is predicted to last at least p steps more. So it does not see requests that end between two
+    points. With `between`, point p stands for all steps since the point before it. It counts
+    every request that lasts longer than that point, with the most that it reaches until p. A last
+    point stands for all later steps. Then nothing is missed.
     """
 
     def __init__(self, points: Sequence[int], between: bool = True):
         self.points, self.between = points, between
         size = len(points) + 1
-        # by the place where a request ends: of all of them together
+        # sums over the requests that end at each place
         self.count, self.cached, self.steps = [0] * size, [0] * size, [0] * size
 
     def add(self, cached: int, steps: int, sign: int = 1) -> None:
@@ -55,7 +55,7 @@ class LookAhead:
         used, count, cached = [], 0, 0  # count, cached: of the requests that go on past the point
         if self.between:
             for place in range(len(self.points), -1, -1):
-                point = self.points[place] if count else 0  # nobody goes on past the last place
+                point = self.points[place] if count else 0  # no request goes on past the last place
                 used.append(cached + count * point + self.cached[place] + self.steps[place])
                 count += self.count[place]
                 cached += self.cached[place]
@@ -87,17 +87,17 @@ def share_out(
     turn: int,
     most: int,
 ) -> tuple[list[Request], list[Request]]:
-    """What a decode micro-batch that has come back takes along, and what is withheld after it.
+    """A decode micro-batch has come back: the requests that it runs next, and those withheld.
 
     own: its requests that have not ended. withheld: requests that are past their prefill and in no
-    micro-batch. total: all requests in memory. groups: decode micro-batches. turn: how many have
-    come back before. most: B, of one micro-batch.
+    micro-batch. total: all requests in memory. groups: how many decode micro-batches there are.
+    turn: how many have come back before. most: B, of one micro-batch.
 
-    window  the paper's: to the average, no more. (The window of the latest sizes, less those that
-            have ended, plus the withheld ones: that is `total`. A request is in one of the two.)
-    pool    the artefact's: all that are not in flight lie in one pool. The micro-batch takes its
-            even share; a rest of at most `groups` goes along.
-    off     no stealing: it keeps its own. Only new requests, which nobody has, are shared out.
+    window  the paper's rule: it takes the average, no more. (The paper adds up the latest sizes of
+            all micro-batches, without the ended requests, and the withheld ones: this is `total`.)
+    pool    the rule of the paper's artefact: all requests that are not in flight form one pool. The
+            micro-batch takes its even share. If at most `groups` would remain, it takes these, too.
+    off     no stealing: it keeps its own requests, and takes a share of the new ones only.
     """
     if stealing == "pool":
         pool = withheld + own
@@ -106,7 +106,7 @@ def share_out(
             size = len(pool)
         size = min(size, most)
         return pool[:size], pool[size:]
-    size = min(most, -(-total // groups))  # rounded up: else a rest would be withheld for ever
+    size = min(most, -(-total // groups))  # rounded up: else some would be withheld for ever
     keep = own if stealing == "off" else own[:size]
     more = max(0, size - len(keep))
     return keep + withheld[:more], withheld[more:] + own[len(keep) :]
@@ -115,11 +115,11 @@ def share_out(
 class Intensity:
     """Spatial against temporal intensity (TD-Pipe, Sec 3.5).
 
-    seconds_of: of an iteration with so many rows, over all stages together. The context is left
-    out on purpose: the paper takes the number of requests as the only measure of a decode batch.
+    seconds_of: a function: rows -> seconds of an iteration, over all stages together. It does not
+    know the context: the paper measures a decode batch by its number of requests alone.
     stages: S.
-    whole_model: charge the running decode step with all stages' time, as the artefact does. We
-    think that the paper means one stage's: bubbles are seconds of a stage.
+    whole_model: count the running decode step with the time of all stages, as the artefact does. We
+    think that the paper means the time of one stage, for a bubble is seconds of one stage.
     """
 
     def __init__(
@@ -131,16 +131,16 @@ class Intensity:
         self.seconds_of, self.stages, self.whole_model = seconds_of, stages, whole_model
 
     def spatial(self, requests: int, peak: int) -> float:
-        """How well a decode batch of so many requests uses the GPU: 1 at `peak` requests."""
+        """How well a decode batch of this many requests uses the GPU: 1 for `peak` requests."""
         if requests >= peak:
             return 1.0
         best = peak / self.seconds_of(peak)
         return min(1.0, requests / self.seconds_of(max(1, requests)) / best)
 
     def temporal(self, prompts: Iterable[int], requests: int) -> float:
-        """1 - bubble / total of a prefill phase of these prompts (tokens of each), begun now.
+        """1 - bubble / total time of a prefill phase that begins now.
 
-        requests: in the decode batch that runs before it.
+        prompts: tokens of each prompt. requests: in the decode batch that runs before the phase.
         """
         stages, times = self.stages, [self.seconds_of(tokens) for tokens in prompts]
         longest = max(times) / stages
@@ -153,23 +153,23 @@ class Intensity:
 class Rules:
     """TD-Pipe's options.
 
-    The defaults are the paper's, but for `pack`, which is the artefact's, and for `between` and
-    `peak_rows`, which are ours.
+    Most defaults are the paper's. `pack` is that of its artefact. `between` and `peak_rows` are
+    ours.
 
     predict: output tokens of a request (pipeline/predictors.py).
     points: of the look-ahead, a name of POINTS or the decode steps. between: see `LookAhead`.
     limit: share of the memory that the look-ahead may fill (the artefact: 0.9).
     stealing: see `share_out`. whole_model: see `Intensity`.
-    peak_rows: requests of the decode batch whose spatial intensity is 1; None: of the one that a
-        prefill phase would bring now. The artefact has 256. But where the memory holds fewer, no
-        switch brings as many, and the rule would switch far too often.
-    pack: tokens, padded to the longest prompt, that fill a prefill micro-batch. With the
-        artefact's 192 it is one prompt, as a rule.
-    drain: a phase begins only when every batch of the other one has left the pipeline. Without it,
-        the first batch follows at once, as the paper's formula for the bubble has it.
+    peak_rows: the size of the decode batch whose spatial intensity is 1, in requests. None: the
+        size that a prefill phase would give now. The artefact has 256. But if the memory holds
+        fewer, no batch is that large, and the rule would switch far too often.
+    pack: a prefill micro-batch takes prompts until it has this many tokens, padded to the longest
+        prompt. With the artefact's 192, this is usually one prompt.
+    drain: begin a phase only when every batch of the other one has left the pipeline. False: begin
+        at once, as in the paper's formula for the bubble.
     occupied: instead of looking ahead, prefill until this share of the memory is taken (Fig 13).
-    finished: instead of comparing intensities, decode until this share of the requests that began
-        the phase has ended (Fig 16).
+    finished: instead of comparing intensities, decode until this share of the requests has ended
+        that were there when the phase began (Fig 16).
     """
 
     predict: Predictor = oracle
@@ -203,26 +203,26 @@ class Rules:
         if isinstance(self.points, str):
             object.__setattr__(self, "points", lookup(POINTS, self.points, "points"))
         points = list(self.points)
-        whole = all(isinstance(point, int) for point in points)
-        if not points or not whole or sorted(set(points)) != points or points[0] < 1:
+        are_whole = all(isinstance(point, int) for point in points)
+        if not points or not are_whole or sorted(set(points)) != points or points[0] < 1:
             raise UserError(
-                f"points are {points}; they must be whole numbers of decode steps, at least 1, and"
-                " rise"
+                f"points are {points}; they must be whole numbers of decode steps, at least 1, each"
+                " larger than the one before"
             )
 
     def future(self, request: Request) -> tuple[int, int]:
         """Tokens in memory when the request decodes next, and its decode steps from there.
 
-        Its prefill, if that is still to come, yields the first token. A request that has outlived
-        its prediction is taken to end with its next token.
+        If its prefill has not run yet, that yields the first token. If it has more tokens than
+        predicted already, we assume that it ends with the next one.
         """
         left = max(1, predicted(self.predict, request) - len(request.output))
         return (request.prefill_length, left - 1) if request.in_prefill else (request.context, left)
 
     def admits(self, request: Request, ahead: LookAhead, memory: Memory, promised: int = 0) -> bool:
-        """Whether the future of one more request fits: prefill -> decode if not.
+        """Whether the future of one more request fits the memory. If not, it is time to decode.
 
-        promised: tokens of requests that are to be admitted before it.
+        promised: tokens of requests that will be admitted before it.
         """
         if memory.capacity is None:
             return True
@@ -233,9 +233,9 @@ class Rules:
     def prefill_pays(
         self, ledger: Scheduler, groups: int, ended: float, intensity: Intensity
     ) -> bool:
-        """Decode -> prefill: whether small decode batches cost more than the switch would.
+        """Whether to go from decodes to prefills: small decode batches cost more than a switch.
 
-        ended: share of the requests that began the decode phase and have ended.
+        ended: the share that has ended of the requests that began the decode phase.
         """
         running = len(ledger.running)
         if not ledger.waiting:
@@ -249,7 +249,7 @@ class Rules:
         return intensity.spatial(requests, peak) < intensity.temporal(pending, requests)
 
     def pending(self, ledger: Scheduler) -> list[int]:
-        """Prompt tokens of those whom a prefill phase would admit now."""
+        """Prompt tokens of each request that a prefill phase would admit now."""
         memory, ahead, pending = ledger.memory, self.look_ahead(ledger.running), []
         promised, running = 0, len(ledger.running)
         for request in islice(ledger.waiting, ledger.max_batch_size - running):

@@ -1,7 +1,7 @@
 """Ways to fill the micro-batches of a pipeline, by name: every policy of scheduler.py, and TD-Pipe.
 
-A policy of scheduler.py decides for one micro-batch at a time. Those of PIPELINE_POLICIES decide
-for all of them together. So commands of one stage refuse their names.
+A policy of scheduler.py decides for one micro-batch at a time. A policy of PIPELINE_POLICIES
+decides for all of them together. So commands that run one stage refuse its name.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ PIPELINE_POLICIES: dict[str, type[MicroBatches]] = {"td_pipe": TDPipe}
 
 
 def unmeasured(rows: int) -> float:
-    """Stands for `seconds_of` where micro-batches are made only to check options."""
+    """A made-up `seconds_of`, for micro-batches that are made only to check options."""
     return float(rows)
 
 
@@ -41,17 +41,17 @@ def make_micro_batches(
 ) -> MicroBatches:
     """`count` micro-batches of up to `max_batch_size` requests each, under one policy.
 
-    cache_tokens: of one micro-batch; of all together, if memory is "pool".
+    cache_tokens: of one micro-batch; if memory is "pool", of all together.
     options: deal, refill_every (see `MicroBatches`).
-    seconds_of, rules: of td_pipe (see `TDPipe`). Its memory is one pool in any case: "split" only
-    says that it is `count` times cache_tokens. "td_pipe:PREDICTOR" names its predictor.
+    seconds_of, rules: for td_pipe only (see `TDPipe`). td_pipe always has one pool of memory: with
+    "split", the pool is `count` times cache_tokens. "td_pipe:PREDICTOR" names its predictor.
     """
     check_whole("micro_batches", count)
     name, colon, option = str(policy).partition(":")
     lookup({**POLICIES, **PIPELINE_POLICIES, "baseline": None}, name, "policy")
     lookup(dict.fromkeys(MEMORIES), memory, "memory")
     if rules is not None and name not in PIPELINE_POLICIES:
-        raise UserError(f"rules are given, and policy {policy!r} takes none: td_pipe does")
+        raise UserError(f"rules are given, but policy {policy!r} takes none: only td_pipe does")
     if name not in PIPELINE_POLICIES:
         each = [
             make_scheduler(policy, max_batch_size, chunk_size, cache_tokens) for _ in range(count)
@@ -59,9 +59,11 @@ def make_micro_batches(
         return MicroBatches(each, stages, memory=memory, **options)
     for what, usual in (("deal", "queue"), ("refill_every", 1)):
         if options.get(what, usual) != usual:
-            raise UserError(f"policy {name} has one queue: it takes no {what} {options[what]!r}")
+            raise UserError(
+                f"{what} is {options[what]!r}; policy {name} has one queue: leave it out"
+            )
     if seconds_of is None:
-        raise UserError(f"policy {name} needs seconds_of: what an iteration of n rows takes")
+        raise UserError(f"policy {name} needs seconds_of: a function, rows -> seconds")
     rules = rules or Rules()
     if colon:
         rules = replace(rules, predict=named(option))

@@ -1,12 +1,12 @@
 """How many tokens will a request generate? TD-Pipe asks before it admits one (its Sec 3.3).
 
 A predictor is a function: request -> output tokens, a number of at least 1. TD-Pipe's own is BERT
-with a classifier of five classes of length (Fig 8). We have neither its data nor BERT, and offer:
+with a classifier of five classes of length (Fig 8). We have neither its data nor BERT. We offer:
 
-    oracle          knows: max_tokens, which is exact where nothing ends a request before
-    Constant        says the same of all
-    Classes         names the right one of the five classes with a given probability (Fig 14)
-    PromptLength    has learned, from other requests, what prompts of this length get
+    oracle          says max_tokens: this is exact, if nothing ends a request earlier
+    Constant        says the same number for all requests
+    Classes         finds the right one of the five classes with a given probability (Fig 14)
+    PromptLength    says the mean output of other requests whose prompts were about as long
 """
 
 import math
@@ -24,12 +24,12 @@ PERCENTILES = (25, 50, 75, 99)  # between the five classes (TD-Pipe, Sec 3.3 and
 
 
 def oracle(request: Request) -> int:
-    """The true length, where it is known; an upper bound where a stop token may come before."""
+    """max_tokens: the true length, or an upper bound if a stop token may come earlier."""
     return request.max_tokens
 
 
 def predicted(predict: Predictor, request: Request) -> int:
-    """What `predict` says, as a whole number. A UserError where that is no length."""
+    """What `predict` says, as a whole number. Raises UserError if this is no length."""
     tokens = predict(request)
     if not (isinstance(tokens, Real) and math.isfinite(tokens) and tokens >= 1):
         name = getattr(predict, "__name__", type(predict).__name__)
@@ -51,18 +51,18 @@ class Constant:
 
 
 def class_edges(lengths: Sequence[int]) -> list[int]:
-    """Where the classes [P0,P25) [P25,P50) [P50,P75) [P75,P99) [P99,+) begin, but for the first.
+    """Where classes two to five of [P0,P25) [P25,P50) [P50,P75) [P75,P99) [P99,+) begin.
 
     lengths: output tokens of the requests to learn from.
     """
     if not lengths:
-        raise UserError("a predictor learns from at least one length, and is given none")
+        raise UserError("lengths are empty; a predictor needs at least one to learn from")
     ordered = sorted(lengths)
     return [ordered[min(len(ordered) - 1, len(ordered) * p // 100)] for p in PERCENTILES]
 
 
 class Classes:
-    """The true class with probability `accuracy`; else another one, drawn by its frequency.
+    """The true class with probability `accuracy`; else another class, drawn by frequency.
 
     The prediction is the mean length of the class (TD-Pipe, Sec 3.3). lengths: to learn from.
     The same request always gets the same answer.
@@ -100,7 +100,7 @@ class PromptLength:
 
     def __init__(self, pairs: Sequence[tuple[int, int]], bins: int = 20):
         if not pairs:
-            raise UserError("a predictor learns from at least one request, and is given none")
+            raise UserError("pairs are empty; a predictor needs at least one to learn from")
         ordered = sorted(pairs)
         cuts = sorted({len(ordered) * i // bins for i in range(bins)})
         parts = [ordered[a:b] for a, b in zip(cuts, [*cuts[1:], len(ordered)], strict=True)]
@@ -112,7 +112,7 @@ class PromptLength:
 
 
 def named(text: str) -> Predictor:
-    """A predictor by what stands behind the colon of "td_pipe:": oracle, or constant=N."""
+    """A predictor by the text after the colon of "td_pipe:": oracle, or constant=N."""
     name, _, number = text.partition("=")
     if text == "oracle":
         return oracle

@@ -22,16 +22,16 @@ def run_pipeline(
 ) -> PipelineTrace:
     """The event-driven clock. costs: seconds of a batch on each stage.
 
-    The event is a micro-batch that has come back. It waits until stage 0 is free, and is asked only
-    then what it runs: those that come back meanwhile have been accounted for. Stages are first
-    come, first served. So all steps pass all stages in the same order, and a step's times on every
-    stage follow at once from those before it.
+    An event is a micro-batch that has come back. It waits until stage 0 is free. Only then does it
+    choose its next batch: so it knows what came back in the meantime. A stage runs batches in the
+    order of their arrival. So all steps pass all stages in the same order, and the steps before a
+    step decide its times on all stages.
     """
     hop = hop or Hop()
     free = [0.0] * trace.stages  # when each stage has done what it has
     flying: dict[int, tuple[Batch, Step, str, float]] = {}  # by micro-batch
     due = [0.0] * micro_batches.count  # when each comes back, or is asked
-    # a heap: when, since when it has been waiting, which
+    # a heap of: the time of the event, since when it has been waiting, number of the micro-batch
     events = [(0.0, 0.0, number) for number in range(len(due))]
     while events:
         moment, since, number = heappop(events)
@@ -102,12 +102,12 @@ def simulate_pipeline(
     """`simulate.simulate` over `stages` stages of `tp` GPUs each.
 
     micro_batches: in flight, M; None: one for each stage.
-    max_batch_size: of one micro-batch. So is cache_tokens, unless memory is "pool".
-    link: joins the GPUs of a stage. hop: joins stages; None: at no cost.
+    max_batch_size, cache_tokens: of one micro-batch. If memory is "pool", cache_tokens is of all.
+    link: joins the GPUs of a stage. hop: joins stages; None: messages take no time.
     memory, deal, refill_every: see `MicroBatches`. rules: of td_pipe. keep: see `PipelineTrace`.
 
     With one stage and one micro-batch, the times are exactly those of `simulate`. Raises UserError
-    where a request is too long for the model.
+    if a request is too long for the model.
     """
     cost_model = make_cost_model(model, gpu, tp, link, software)
     costs = StageCosts(cost_model, even_layers(cost_model.model.n_layer, stages))

@@ -6,17 +6,17 @@ Process 0 is stage 0 and has the micro-batches, the same as in a simulation:
     stage 0      schedules, runs its layers         --- plan and activations (T, H) --->    stage 1
     last stage   runs its layers and the head, samples     --- tokens --->     stage 0
 
-A plan is what a stage needs to know of a batch: slots, positions, spans. Messages are sent while
-the next micro-batch is computed. A stage that receives has to wait, and that wait is the bubble.
-Each stage keeps the times of its work. At the end stage 0 collects them into the account that the
-simulator fills, too (pipeline/account.py).
+A plan is what a stage needs to know of a batch: slots, positions, spans. A stage sends while it
+computes the next micro-batch. To receive, it has to wait: this wait is the bubble. Each stage keeps
+the times of its work. At the end, stage 0 collects them into an account, the same as the
+simulator's (pipeline/account.py).
 
 torch.distributed carries the messages: gloo on CPUs, NCCL between GPUs. We use its `isend` and
-`recv` and not its `pipelining` package, which knows the schedules of training: there, all
-micro-batches are known beforehand. Nor is there tensor parallelism here. `parallelize_module` cuts
-a weight's rows into contiguous blocks, and ours are fused (q, k and v in preproj, gate and up in
-ffn_ln1), so that a block would not hold whole heads. Unfused, a layer would have two more products
-and a second form in the checkpoint loader.
+`recv`. Its `pipelining` package is for training, where all micro-batches are known beforehand.
+There is no tensor parallelism here. `parallelize_module` cuts a weight's rows into contiguous
+blocks. Our weights are fused (q, k and v in preproj, gate and up in ffn_ln1). So a block would not
+hold whole heads. Without fusing, a layer would need more products, and the checkpoint loader a
+second form.
 """
 
 import math
@@ -59,7 +59,9 @@ class Flight:
     micro_batch: int
     batch: Batch
     shortage: str  # see `PipelineTrace.record`
-    tokens: list[int] | None  # of a pipeline of one stage; else they come from the last one
+    tokens: (
+        list[int] | None
+    )  # of a pipeline with one stage; else None, for the last stage sends them
     ended: list[Request] = field(default_factory=list)
 
 
@@ -73,7 +75,7 @@ class Wire:
         self.hidden, self.dtype, self.device = hidden, dtype, device
         # plans and tokens; activations take the default group, NCCL on GPUs
         self.control = dist.new_group(backend="gloo")
-        # what must stay alive until it has left
+        # tensors must stay alive until they are sent
         self.sending: deque[tuple[list, list[Tensor]]] = deque()
 
     def send(self, to: int, plan: object, x: Tensor | None = None) -> None:
@@ -103,7 +105,7 @@ class Wire:
         return pickle.loads(data.numpy().tobytes()), x
 
     def flush(self) -> None:
-        """Wait until everything has left."""
+        """Wait until everything is sent."""
         while self.sending:
             for work in self.sending.popleft()[0]:
                 work.wait()
@@ -112,14 +114,14 @@ class Wire:
 class PipelineLLM(LLM):
     """An LLM that is one stage of a pipeline.
 
-    Every process of the group makes the same one, and calls `generate` with the same arguments. The
-    outputs come from process 0; elsewhere `generate` returns an empty list.
+    Every process of the group makes the same one, and calls `generate` with the same arguments. In
+    process 0, `generate` returns the outputs; in all others, an empty list.
 
-    max_batch_size: of one micro-batch. So is cache_tokens, unless memory is "pool".
+    max_batch_size, cache_tokens: of one micro-batch. If memory is "pool", cache_tokens is of all.
     micro_batches: how many are in flight; None: as many as stages.
     deal, memory: see `MicroBatches`. Other options: see `LLM`.
 
-    After a call, `pipeline` on process 0 tells when which stage worked and why it waited.
+    After a call, `pipeline` in process 0 tells when each stage worked, and why it waited.
     """
 
     def __init__(
@@ -156,8 +158,8 @@ class PipelineLLM(LLM):
         if self.device.type == "cpu" and memory is not None and processes * weights > memory:
             raise UserError(
                 f"each of {processes} processes on this machine needs {weights / 1e9:.1f} GB for"
-                f" its layers of {self.config.name}, but together they have {memory / 1e9:.1f} GB"
-                " of memory: choose a smaller model, or fewer processes on each machine"
+                f" its layers of {self.config.name}, but the machine has {memory / 1e9:.1f} GB of"
+                " memory for all: choose a smaller model, or fewer processes on each machine"
             )
         return own
 
@@ -187,7 +189,7 @@ class PipelineLLM(LLM):
         return []
 
     def stream(self, *arguments: object, **options: object) -> Iterator[StreamedToken]:
-        """Refused: the stages make the same calls, and a stream is read in one process only."""
+        """Refused: all stages make the same calls, but only one process would read a stream."""
         raise UserError("a pipeline does not stream: call generate in every process")
 
     def resize_cache(self, max_batch_size: int, max_length: int | None = None) -> None:
@@ -203,9 +205,9 @@ class PipelineLLM(LLM):
         for request in requests:
             micro_batches.add(request)
         self.cache.reset()
-        here = deque(range(micro_batches.count))  # the one that came back first is ahead
+        here = deque(range(micro_batches.count))  # the one that came back first is first
         flying: deque[Flight] = deque()  # in the order in which they will come back
-        flights: list[Flight] = []  # all that ever were
+        flights: list[Flight] = []  # all flights of this call
         times: Times = []
         preempted: list[tuple[Request, float]] = []
         dist.barrier(group=self.wire.control)
@@ -246,10 +248,10 @@ class PipelineLLM(LLM):
         self.pipeline.history = micro_batches.history
 
     def _measure_rows(self, executor: ModelExecutor) -> Callable[[int], float]:
-        """Seconds of an iteration with so many rows over all stages; TD-Pipe wants to know.
+        """Measure a function: rows -> seconds of an iteration over all stages (for TD-Pipe).
 
-        Stage 0 prefills prompts of 1, 2, 4, ... rows, and answers for its own layers only. Every
-        layer takes as long as any other.
+        Stage 0 prefills prompts of 1, 2, 4, ... rows with its own layers. All layers take the same
+        time, so we multiply.
         """
         rows = [2**i for i in range(int(math.log2(min(self.max_length, MOST_ROWS))) + 1)]
         times = []
@@ -285,12 +287,14 @@ class PipelineLLM(LLM):
         return *numbers, flat.spans, ids
 
     def _follow(self, requests: list[Request]) -> None:
-        """The other stages: receive, compute, send, until stage 0 has had enough."""
+        """The other stages: receive, compute, send, until stage 0 says that it is over."""
         samplers = {request.request_id: request.sampler for request in requests}
         times: Times = []
         dist.barrier(group=self.wire.control)
         while (message := self.wire.receive(self.stage - 1))[0] is not None:
-            start = synchronized_clock(self.device)  # NCCL's recv returns before its rows are there
+            start = synchronized_clock(
+                self.device
+            )  # NCCL's recv returns before the rows have arrived
             (*numbers, spans, ids), x = message
             slots, positions, logit_rows = [
                 torch.tensor(each, dtype=torch.long, device=self.device) for each in numbers
@@ -319,7 +323,7 @@ class PipelineLLM(LLM):
         self.wire.flush()
 
     def _collect(self, times: Times) -> list[Times]:
-        """Everybody's times, on stage 0's clock; on stage 0 alone."""
+        """On stage 0: the times of all stages, by the clock of stage 0. Elsewhere: None."""
         gathered = [None] * self.stages if self.stage == 0 else None
         mine = [(start - self.offset, end - self.offset) for start, end in times]
         dist.gather_object(mine, gathered, group=self.wire.control)
@@ -352,7 +356,8 @@ class PipelineLLM(LLM):
     def _clock_offset(self) -> float:
         """Seconds by which this process's clock is ahead of stage 0's.
 
-        They are 0 on one machine. Between nodes, the quickest of some exchanges tells.
+        On one machine this is about 0. Between nodes, we send some messages back and forth, and
+        take the quickest exchange.
         """
         best, offset = float("inf"), 0.0
         for stage in range(1, self.stages):
@@ -369,7 +374,7 @@ class PipelineLLM(LLM):
                     answered = self.wire.receive(0)[0]
                     if answered - asked < best:
                         best, offset = answered - asked, here - (asked + answered) / 2
-        self.wire.flush()  # stage 0 may be about to end, with a mistake
+        self.wire.flush()  # stage 0 may end soon, because of a mistake
         return offset
 
 

@@ -1,15 +1,15 @@
 """TD-Pipe: a pipeline that only prefills for a while, and then only decodes (arXiv 2506.10470).
 
-Chunks (SARATHI) make the iterations of a pipeline alike. TD-Pipe lets them differ, but not at the
-same time: in a *prefill phase* whole prompts follow each other through the stages, and in a *decode
-phase* S decode micro-batches go round and round. Where a phase ends, stages wait for each other. So
-phases are to be long, and to end when it pays. One controller sees all requests and decides for the
-whole pipeline. Its three rules are in pipeline/phases.py.
+Chunks (SARATHI) make all iterations of a pipeline alike. TD-Pipe lets iterations differ, but not at
+the same time. In a *prefill phase*, whole prompts go through the stages, one after the other. In a
+*decode phase*, S decode micro-batches go round and round. Stages wait for each other when a phase
+ends. So phases should be long, and end only when it pays. One controller sees all requests and
+decides for the whole pipeline. Its three rules are in pipeline/phases.py.
 
     stage 0 | P0   | P1 | P2 |         | D0 | D1 | D0 | D1      S = 2: stage 0 waits for D0's
     stage 1        | P0   | P1 | P2 |       | D0 | D1 | D0      requests, which stage 1 prefills
 
-It is made for throughput: all requests are there, and nobody watches the time between two tokens.
+It is made for throughput: all requests are there from the start, and latency does not matter.
 """
 
 from collections import deque
@@ -21,7 +21,7 @@ from pipeline.micro_batches import MicroBatches
 from pipeline.phases import Intensity, Rules, share_out
 from scheduler import Scheduler, check_batch, whole_prefill
 
-AHEAD = 2  # batches for each stage that may be in flight: prefills do not wait for their return
+AHEAD = 2  # so many batches for each stage may be in flight: prefills need no tokens to come back
 
 
 class Ledger(Scheduler):
@@ -33,7 +33,7 @@ class Ledger(Scheduler):
 class TDPipe(MicroBatches):
     """The controller.
 
-    seconds_of: of an iteration with so many rows, over all stages together (see `Intensity`).
+    seconds_of: a function: rows -> seconds, over all stages together (see `Intensity`).
     groups: decode micro-batches; None: one for each stage. max_batch_size: B, of each of them.
     cache_tokens: of all together; None: enough for all.
     history: time (s), tokens in memory, and phase, at each batch.
@@ -61,13 +61,13 @@ class TDPipe(MicroBatches):
         self.own: list[list[Request]] = [[] for _ in range(self.groups)]
         self.at_hand = deque(range(self.groups))  # groups that are not in flight, the next first
         self.withheld: list[Request] = []  # past their prefill, and in no group
-        # of this decode phase: micro-batches launched, requests in memory at its start, and ended
+        # of this decode phase: micro-batches launched, requests at its start, requests ended
         self.launched = self.at_start = self.ended = 0
         self.ahead = self.rules.look_ahead([])
         self._mixed = False
 
     def next(self, number: int, now: float) -> tuple[Batch | None, str]:
-        """See `MicroBatches.next`. "phase switch" is one more reason for which stages wait."""
+        """See `MicroBatches.next`. The shortage may also be "phase switch"."""
         self._arrive(now)
         self._prefill_if_idle()
         batch = group = None
@@ -113,7 +113,7 @@ class TDPipe(MicroBatches):
     # ---- phases
 
     def _others_in_flight(self) -> bool:
-        """Whether batches of the other phase are."""
+        """Whether batches of the other phase are in flight."""
         prefills = sum(group is None for group in self.flying.values())
         return prefills > 0 if self.phase == "decode" else prefills < len(self.flying)
 
@@ -125,7 +125,7 @@ class TDPipe(MicroBatches):
             self._prefill_phase()
 
     def _prefill_pays(self) -> bool:
-        """Asked once in a round of decode micro-batches, not at each (the artefact)."""
+        """Called once in a round of decode micro-batches, not for each one (as in the artefact)."""
         ended = self.ended / max(1, self.at_start)
         return self.rules.prefill_pays(self.ledger, self.groups, ended, self.intensity)
 
@@ -139,11 +139,11 @@ class TDPipe(MicroBatches):
     # ---- batches
 
     def _prefill(self) -> Batch | None:
-        """Whole prompts, first come first served, as a rule one. None: now decode."""
+        """Whole prompts, first come first served, usually one. None: time to decode."""
         chunks, longest, ledger = [], 0, self.ledger
         while ledger.can_admit() and len(chunks) * longest < self.rules.pack:
             request = ledger.waiting[0]
-            if not ledger.running:  # alone, every request fits, whatever its future
+            if not ledger.running:  # an empty memory holds any request, whatever its future
                 self.ahead.add(*self.rules.future(request))
             elif not self.rules.admits(request, self.ahead, ledger.memory):
                 break
@@ -171,7 +171,7 @@ class TDPipe(MicroBatches):
         return None, None
 
     def _make_room(self, batch: list[Request]) -> None:
-        """Preempt the newest that are not in flight, until a token of each fits the memory."""
+        """Preempt the newest requests that are not in flight, until one more token of each fits."""
         while batch and not self.ledger.memory.holds(len(batch)):
             lists = [batch, self.withheld, *[self.own[group] for group in self.at_hand]]
             place = {request: each for each in lists for request in each}
@@ -180,10 +180,10 @@ class TDPipe(MicroBatches):
             self.ledger.preempt(newest)
 
     def _shortage(self) -> str:
-        """Why stages wait for this batch, if not for its size. It is in flight already."""
+        """Why stages wait for this batch; "" if its size is the cause. It is in flight already."""
         before, self._mixed = self._mixed, self._others_in_flight()
         changed = len(self.history) > 1 and self.history[-2][2] != self.phase
-        if len(self.ledger.running) >= self.stages:  # else too few requests are the reason
+        if len(self.ledger.running) >= self.stages:  # else the reason is: too few requests
             if changed or before or self._mixed:
                 return "phase switch"
             if self.phase == "prefill" or len(self.flying) >= self.stages:

@@ -2,20 +2,20 @@
 
 capacity       the largest request rate that a policy serves within an SLO with a bounded queue
                (Sarathi-Serve, Sec 5.1; its artefact's capacity search). A rate is served if the P99
-               of all times between tokens is at most the SLO, and the median scheduling delay at
-               most 2 s. Where more arrives than is served the queue grows, and that median with it.
-               Bisection finds the capacity. Every rate has the same requests with scaled arrival
-               times, so that two rates or two policies differ by nothing else.
-strict SLO     P99 TBT of at most 5 decode iterations; relaxed: 25 (Sec 5.1, Table 3). A decode
-               iteration is a batch of 32 decodes with a context of 4096 tokens each and no prefill
-               beside it, as our cost model prices it.
-token budget   for an SLO: the largest multiple of the tile whose worst iteration stays within it
-               (Sec 4.3). The worst iteration holds those 32 decodes. The rest of its budget is the
-               end of the longest prompt (8192 tokens), which attends to all the tokens before it.
+               of all times between tokens is at most the SLO, and the median scheduling delay is at
+               most 2 s. If more requests arrive than are served, the queue grows, and the median
+               with it. Bisection finds the capacity. Every rate has the same requests; only their
+               arrival times are scaled. So two rates or two policies differ in nothing else.
+strict SLO     a P99 TBT of at most 5 decode iterations; relaxed: 25 (Sec 5.1, Table 3). A decode
+               iteration is a batch of 32 decodes with a context of 4096 tokens each, without a
+               prefill. Our cost model prices it.
+token budget   for an SLO: the largest multiple of the tile whose worst iteration meets the SLO
+               (Sec 4.3). The worst iteration holds those 32 decodes. The rest of its tokens are the
+               end of the longest prompt (8192 tokens), which attends to all tokens before it.
 
-All times are in seconds. The constants of the cost model are those of the software that
-Sarathi-Serve ran on (costmodel.EFFICIENCY). They come from single operators, so that nothing here
-was fitted to any number of its paper.
+All times are in seconds. The cost model's constants are those of Sarathi-Serve's software
+(costmodel.EFFICIENCY). They come from measurements of single operators. No constant was fitted to a
+number of its paper.
 """
 
 import math
@@ -31,16 +31,16 @@ from pipeline import Hop, simulate_pipeline
 from simulate import make_cost_model, simulate
 from timeline import Trace
 
-MAX_DELAY = 2.0  # s: the median scheduling delay of a queue that we call bounded
+MAX_DELAY = 2.0  # s: up to this median scheduling delay, we call the queue bounded
 DECODES, CONTEXT = 32, 4096  # of a decode iteration, in the definition of the SLOs
-LONGEST = 8192  # prompt tokens, in that of the worst iteration
+LONGEST = 8192  # prompt tokens, in the definition of the worst iteration
 STRICT, RELAXED = 5, 25  # decode iterations
 # tokens that the paper allows a batch of sarathi_serve (Sec 5.1)
 BUDGETS = {STRICT: 512, RELAXED: 2048}
 MAX_BATCH_SIZE = 128  # B of all policies but Orca (the artefact's osdi-experiments/figure-5-6)
-# Orca reserves the longest possible request's memory for each, so that few fit (the same)
+# Orca reserves memory for the longest possible request, for each one: so few fit (same source)
 ORCA_BATCH_SIZE = 16
-# A capacity is known when the rate that is served and the one that is not differ by less than this
+# The search ends when a rate that is served and a rate that is not differ by less than this factor
 # (2.5 %, as in the artefact).
 PRECISION = 1.025
 
@@ -83,8 +83,8 @@ class Deployment:
     def passage(self, batch: Batch) -> float:
         """Seconds of a batch through all stages, until the first stage knows its tokens.
 
-        No request of the batch gets its next token sooner. The GPUs of a node share its port: each
-        sends its part of the activations, so that these pass once.
+        No request of the batch gets its next token sooner. The GPUs of a node share its port. Each
+        sends its part of the activations, so they pass the port once.
         """
         cost = self.cost_model
         seconds = cost.seconds(batch)
@@ -96,17 +96,17 @@ class Deployment:
 
     @property
     def decode_iteration(self) -> float:
-        """Seconds of the decode-only batch that the SLOs are multiples of.
+        """Seconds of a decode-only batch. The SLOs are multiples of it.
 
-        On a pipeline it passes through all stages, as a request waits for its next token.
+        On a pipeline, this is its time through all stages: so long a request waits for a token.
         """
         return self.passage(make_batch(decodes=DECODES, context=CONTEXT))
 
     def serve(self, requests: Sequence[Request], policy: str, budget: int) -> Trace:
         """The requests under a policy, with the batch sizes and the memory of the paper.
 
-        A pipeline has as many micro-batches as stages. They share its batch size evenly, and one
-        pool of memory, as the paper's software has one block manager for all batches in flight.
+        A pipeline has as many micro-batches as stages. They share the batch size evenly. They also
+        share one pool of memory: the paper's software has one block manager for all batches.
         """
         size = self.orca_batch_size if policy == "orca" else MAX_BATCH_SIZE
         options = {
@@ -134,9 +134,9 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def p99_tbt(trace: Trace) -> float:
-    """P99 of `trace.tbts`, all times between tokens of all requests together.
+    """P99 of `trace.tbts`, the times between tokens of all requests.
 
-    It uses numpy, as a search asks for it often.
+    It uses numpy, because a search calls it often.
     """
     return percentile(np.concatenate([np.diff(life.tokens) for life in trace.lives.values()]), 99)
 
@@ -151,7 +151,7 @@ def median_delay(trace: Trace) -> float:
 
 
 def token_times(trace: Trace) -> list[float]:
-    """When each output token of any request was there, in order of time."""
+    """When each output token of any request came, in order of time."""
     return sorted(moment for life in trace.lives.values() for moment in life.tokens)
 
 
@@ -202,10 +202,11 @@ def capacity(
 
     It is exact within a factor of `precision`.
 
-    load: what the same requests see at that rate. start: where the search begins. It multiplies or
-    divides that by `factor` until it has a rate on each side, so that searches for several SLOs ask
-    for the same rates. Near a good start a small factor needs few runs. Returns 0 if not even
-    1/1000 of `start` is served. Raises UserError if everything is.
+    load: rate -> the load that the same requests cause at that rate. start: the first rate. The
+    search multiplies or divides it by `factor`, until one rate is served and one is not. So
+    searches for several SLOs try the same rates. If `start` is good, a small factor needs fewer
+    runs.
+    Returns 0 if not even 1/1000 of `start` is served. Raises UserError if every rate is served.
     """
     low = high = start
     if load(start).meets(slo):
@@ -213,8 +214,8 @@ def capacity(
             low = high
             if high > 1000 * start:
                 raise UserError(
-                    "too few requests to find a capacity: the SLO holds even where they all come at"
-                    " once"
+                    "too few requests to find a capacity: the SLO is met even if all of them arrive"
+                    " at once"
                 )
     else:
         while not load(low := low / factor).meets(slo):
@@ -262,8 +263,8 @@ def token_budget(
 
     It is no larger than the longest prompt (Sarathi-Serve, Sec 4.3).
 
-    cost: one profile, of a GPU (CostModel) or of this machine (CalibratedModel of
-    experiments/lib/calibration.py). Raises UserError if no budget will do.
+    cost: of a GPU (CostModel), or of this machine (CalibratedModel of
+    experiments/lib/calibration.py). Raises UserError if no budget meets the SLO.
     """
     first = (decodes // TILE + 1) * TILE  # with room for a chunk beside the decodes
     budgets = [first, *range(first + TILE, longest + 1, TILE)]

@@ -6,14 +6,14 @@
                                              of variation (deviation / mean); 1 is Poisson
     make_requests(arrivals, prompts, outputs)    requests with drawn lengths: Fixed, Uniform, Zipf,
                                                  LogNormal
-    read_trace("trace.csv")                  requests as somebody recorded them
+    read_trace("trace.csv")                  the requests of a recorded trace
     at_rate(requests, 4.0)                   the same requests, all arrival times scaled to that
                                              mean rate
 
-Everything that is drawn has a seed. Arrivals, prompts and outputs are drawn from three streams of
-it, so that changing one leaves the others as they are. Two policies or two rates are compared on
-the same requests. Times are in seconds, lengths in tokens. A trace's n output tokens become a
-request with max_tokens = n: the prefill yields the first of them.
+All random numbers have a seed. Arrivals, prompts and outputs have a stream of it each. So a change
+of one leaves the others as they are. Two policies or two rates are compared on the same requests.
+Times are in seconds, lengths in tokens. If a trace says n output tokens, the request has
+max_tokens = n: the prefill yields the first of them.
 """
 
 import csv
@@ -44,9 +44,9 @@ def stream(seed: int, which: int) -> np.random.Generator:
 def gamma(count: int, rate: float, cv: float, seed: int = 0) -> list[float]:
     """`count` arrival times at `rate` requests per second, with gamma-distributed gaps.
 
-    Gaps have mean 1 / rate and deviation cv / rate. They are drawn at rate 1 and then divided, so
-    that a seed gives the same pattern at every rate. cv 1: Poisson; above 1: bursts; 0: evenly, one
-    every 1 / rate seconds.
+    Gaps have mean 1 / rate and deviation cv / rate. They are drawn at rate 1 and then divided. So a
+    seed gives the same pattern at every rate. cv 1: Poisson; above 1: bursts; 0: evenly, one every
+    1 / rate seconds.
     """
     if not 0 < rate < math.inf:
         raise UserError(f"rate is {rate}; it must be a number of requests per second above 0")
@@ -108,7 +108,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Every whole number from low to high, both included, is as likely."""
+    """Every whole number from low to high (both included) has the same probability."""
 
     low: int
     high: int
@@ -129,9 +129,9 @@ class Zipf:
     """Whole numbers from low to high by Zipf's law: many are short, few are long.
 
     by: "rank": the k-th of low, low + 1, ..., high has a probability proportional to
-        1 / k^exponent. That is the law itself, and what Vidur's generator of request lengths draws
-        (arXiv 2405.05465). "value": a length L has one proportional to 1 / L^exponent. Both are the
-        same where low is 1; where it is large, "value" is nearly even.
+        1 / k^exponent. This is Zipf's law, and Vidur's generator of request lengths uses it
+        (arXiv 2405.05465). "value": a length L has a probability proportional to 1 / L^exponent.
+        If low is 1, both are the same. If low is large, "value" is nearly even.
     """
 
     low: int
@@ -159,8 +159,8 @@ class Zipf:
 class LogNormal:
     """A log-normal with the given median and 90th percentile, rounded to whole tokens.
 
-    longest: what is drawn above it becomes `longest` (None: no bound). The median and the P90 stay
-    what they are, as long as they lie below. To draw again instead would lower both.
+    longest: a longer draw becomes `longest` (None: no bound). As long as the median and the P90 are
+    below it, they do not change. Drawing again instead would lower both.
     """
 
     median: float
@@ -190,8 +190,7 @@ def make_requests(
 ) -> list[Request]:
     """One request for each arrival time, with drawn lengths and placeholder prompts.
 
-    max_length: tokens of prompt and output together; a prompt that would exceed it is cut to what
-    its output leaves.
+    max_length: most tokens of prompt and output together. A longer prompt is cut, so that both fit.
     """
     prompt_tokens = prompts.draw(len(arrivals), stream(seed, PROMPTS))
     output_tokens = outputs.draw(len(arrivals), stream(seed, OUTPUTS))
@@ -219,11 +218,12 @@ HEADERS = {
 
 
 def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
-    """The requests of a CSV file, by arrival, the first at 0 s; `count`: only the first so many.
+    """The requests of a CSV file, in order of arrival. The first one arrives at 0 s.
 
-    The header names three columns as in HEADERS; others are ignored. Arrivals are numbers of
-    seconds, or all of them dates and times (ISO 8601); lengths are whole numbers of tokens, at
-    least 1. A UserError names file, line and column of what is neither.
+    count: read only so many, the first ones; None: all. The header names three columns, see
+    HEADERS. Other columns are ignored. Arrivals are seconds, or all of them are dates and times
+    (ISO 8601). Lengths are whole numbers of tokens, at least 1. For a wrong cell, the UserError
+    names file, line and column.
     """
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
@@ -262,18 +262,21 @@ def read_rows(
     path: Path | str, columns: dict[str, tuple[int, str]], lines: Sequence[tuple[int, list[str]]]
 ) -> list[tuple]:
     """Arrival, prompt tokens and output tokens of each line."""
+    length = tokens, "a whole number of tokens, at least 1"
+    readers = {
+        "arrival": (number, "a number of seconds (or, in all lines, a date and time)"),
+        "prompt": length,
+        "output": length,
+    }
     place, _ = columns["arrival"]
-    dated = len(lines[0][1]) > place and is_date(lines[0][1][place])
-    read_arrival, wanted = (
-        (date, "a date and time, as in the first line")
-        if dated
-        else (number, "a number of seconds (or, in all lines, a date and time)")
-    )
-    readers = [(read_arrival, wanted), *2 * [(tokens, "a whole number of tokens, at least 1")]]
+    _, first = lines[0]
+    if place < len(first) and is_date(first[place]):
+        readers["arrival"] = date, "a date and time, as in the first line"
     rows = []
     for line, cells in lines:
         values = []
-        for (place, name), (read, wanted) in zip(columns.values(), readers, strict=True):
+        for column, (place, name) in columns.items():
+            read, wanted = readers[column]
             text = cells[place].strip() if place < len(cells) else ""
             try:
                 values.append(read(text))
@@ -293,7 +296,7 @@ def number(text: str) -> float:
 
 
 def date(text: str) -> float:
-    """Seconds since 1970 of a date and time; where it names no time zone, UTC."""
+    """Seconds since 1970 of a date and time. Without a time zone, it is UTC."""
     moment = datetime.fromisoformat(text)
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 

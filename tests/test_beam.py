@@ -439,7 +439,7 @@ def test_an_interrupted_search_leaves_an_llm_that_works(
         ({"length_penalty": 1e9}, "a number from -10 to 10"),
         ({"early_stopping": "soon"}, "early_stopping is 'soon'"),
         ({"early_stopping": 1}, "early_stopping is 1"),
-        ({"stop": ["\n"]}, "stop is ['\\n']; it must be None: give stop_ids"),
+        ({"stop": ["\n"]}, "stop is ['\\n']; it must be None: a beam ends at"),
         ({"temperature": 0.7}, "temperature is 0.7; it must be 0: a beam search draws nothing"),
         ({"stop_ids": 3}, "stop_ids is 3; it must be a list of whole numbers, such as [46]"),
         ({"stop_ids": ("a",)}, "stop_ids is ('a',)"),
@@ -478,14 +478,14 @@ def test_what_can_never_run_is_refused_by_name(llm: LLM, monkeypatch: pytest.Mon
             llm.beam_search(prompts, params, cache=cache)
         assert re.search(re.escape(said).replace(re.escape(".*"), ".*"), str(error.value))
     short = LLM("small", dtype="float32", device="cpu", max_batch_size=1, max_length=4)
-    with pytest.raises(UserError, match="prompt 0 has 5 tokens; max_length gives each slot 4"):
+    with pytest.raises(UserError, match="prompt 0 has 5 tokens; a slot holds 4: give LLM a larger"):
         short.beam_search(PROMPT, BeamSearchParams(2, 4))
     monkeypatch.setattr("beam.outputs.memory_of", lambda device: llm.cache.bytes + 100_000)
     said = "1 searches, of up to 90 beams and max_tokens 33, need .* choose fewer beams"
     with pytest.raises(UserError, match=said):
         llm.beam_search(PROMPT, BeamSearchParams(90, 33))
     llm.cache_tokens = 40
-    with pytest.raises(UserError, match="need 69 tokens of cache, which holds 40"):
+    with pytest.raises(UserError, match="need 69 tokens of cache, and it holds 40"):
         llm.beam_search(PROMPT, BeamSearchParams(4, 10))
 
 
@@ -500,5 +500,5 @@ def test_beams_are_not_streamed_or_sampled(llm: LLM) -> None:
 def test_what_cannot_run_beams_says_so() -> None:
     with pytest.raises(UserError, match=r"request 7 is a beam search: .*beam.cost.simulate_beams"):
         simulate([BeamRequest(7, range(9), 4)])
-    with pytest.raises(UserError, match="request 7 is a beam search: the stages of a pipeline"):
+    with pytest.raises(UserError, match="request 7 is a beam search: a pipeline cannot run it"):
         simulate_pipeline([BeamRequest(7, range(9), 4, beam_width=1)], stages=2)

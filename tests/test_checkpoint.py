@@ -197,7 +197,7 @@ def copy_of(source: Path, target: Path, **changes) -> Path:
         ("hidden_size", "32", "hidden_size is '32'; expected a positive integer"),
         ("num_hidden_layers", 0, "num_hidden_layers is 0; expected a positive integer"),
         ("num_attention_heads", 5, "hidden 48 must be a multiple of n_head 5"),
-        ("num_key_value_heads", 4, "multiple of n_head 6, and that of n_kv_head 4"),
+        ("num_key_value_heads", 4, "multiple of n_head 6, and n_head a multiple of n_kv_head 4"),
         ("rms_norm_eps", -1.0, "rms_norm_eps is -1.0; expected a positive number"),
         ("tie_word_embeddings", "no", "tie_word_embeddings is 'no'; expected true or false"),
         ("hidden_act", "gelu", "hidden_act is 'gelu'; only 'silu' is supported"),

@@ -114,7 +114,7 @@ def test_a_foreign_table_is_overwritten_with_force_alone(tmp_path: Path) -> None
         (["--one", "a.json", "--two", "./a.json"], "is given twice"),
         (["--old", "a.json"], "--old is now --one"),
         (["--old=a.json"], "--old is now --one"),
-        (["--one", "no/such/a.json"], "in no directory that exists"),
+        (["--one", "no/such/a.json"], "its directory does not exist"),
         (["--one", "table.csv"], "is a table or a picture"),
     ],
 )

@@ -390,9 +390,9 @@ def test_options_may_not_change_while_requests_run(llm: LLM, option: str, value:
     tokens = llm.stream(PROMPTS, params)
     seen = [next(tokens)]
     setattr(llm, option, value)
-    with pytest.raises(UserError, match=r"^requests are running, and policy, .*close\(\) it$"):
+    with pytest.raises(UserError, match=r"^policy, .* may not change while.*close\(\) it$"):
         llm.generate(PROMPTS[:1], params)
-    with pytest.raises(UserError, match="^requests are running, and the cache may not change"):
+    with pytest.raises(UserError, match="^the cache may not change while requests run: read"):
         llm.resize_cache(4)
     setattr(llm, option, before)
     llm.generate(PROMPTS[:1], params)  # the refused calls have done no harm
@@ -435,7 +435,9 @@ def test_an_error_ends_the_streams_that_it_meets(llm: LLM) -> None:
     llm._loop.executor.model = None
     with pytest.raises(AttributeError):
         llm.generate(PROMPTS[2:], params)
-    with pytest.raises(UserError, match="this stream is over: a call beside it has failed"):
+    with pytest.raises(
+        UserError, match="this stream has ended: another call failed while both ran"
+    ):
         list(beside)
     assert llm.model is model
     assert [out.token_ids for out in llm.generate(PROMPTS, params)] == expected
@@ -586,7 +588,7 @@ def test_simulate_refuses_before_it_runs() -> None:
     with pytest.raises(
         UserError,
         match=(
-            "request 1 can never run: 30 prompt tokens .* need 31 tokens of cache, which holds 20"
+            "request 1 can never run: 30 prompt tokens .* need 31 tokens of cache, and it holds 20"
         ),
     ):
         simulate([Request(0, range(9), 2), Request(1, range(30), 2, arrival=1e9)], cache_tokens=20)

@@ -112,7 +112,7 @@ def test_what_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             f"accept a licence on https://huggingface.co/{ID}, then 'hf auth login'",
         ),
         (errors.RepositoryNotFoundError, "the hub has no such model"),
-        (OSError, "as a hub id it cannot be had: disk full"),
+        (OSError, "cannot be downloaded as a hub id: disk full"),
     ],
 )
 def test_what_the_hub_says_becomes_one_line(

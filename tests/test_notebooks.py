@@ -30,7 +30,7 @@ def test_ipynb_is_in_step_with_its_source(lesson: Path) -> None:
     )
     cells = [(cell.cell_type, cell.source) for cell in source.cells]
     assert cells == [(cell.cell_type, cell.source) for cell in notebook.cells], (
-        "run `make notebooks-refresh`"
+        "run `make notebooks-refresh`; after new words alone, `python notebooks/execute.py --text`"
     )
     nbformat.validate(notebook)
 
@@ -86,3 +86,26 @@ def test_complaints_see_errors_warnings_and_paths() -> None:
     assert execute.complaints(
         notebook(output_type="stream", name="stdout", text=f"wrote {FOLDER}/x.png")
     )
+
+
+@pytest.mark.parametrize(
+    "code, same",
+    [
+        ("def f():\n    return 1", True),
+        ("def f():\n    return 1  # a comment", True),
+        ('def f():\n    """Docstring."""\n    return 1', True),
+        ("def f():\n    return 2", False),
+        ('def f():\n    "not" + "a docstring"\n    return 1', False),
+    ],
+)
+def test_text_keeps_outputs_of_the_same_code_only(code: str, same: bool) -> None:
+    output = nbformat.v4.new_output("stream", name="stdout", text="1\n")
+    old = nbformat.v4.new_code_cell("def f():\n    return 1", execution_count=1, outputs=[output])
+    executed = nbformat.v4.new_notebook(cells=[old])
+    words = nbformat.v4.new_markdown_cell("New words.")
+    notebook = nbformat.v4.new_notebook(cells=[words, nbformat.v4.new_code_cell(code)])
+    assert (execute.copy_outputs(executed, notebook) == []) == same
+    if same:
+        assert notebook.cells[1].outputs == [output]
+    notebook.cells.append(nbformat.v4.new_code_cell("2"))
+    assert execute.copy_outputs(executed, notebook), "a cell of code more"

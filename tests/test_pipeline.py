@@ -336,6 +336,6 @@ def test_mistakes_are_named() -> None:
         ),
     ):
         simulate_pipeline([Request(7, range(4095), 3)])
-    with pytest.raises(UserError, match=r"stages of \[1, 2\] layers"):
+    with pytest.raises(UserError, match=r"stages have \[1, 2\] layers; each needs"):
         StageCosts(CostModel(MODELS["demo"], GPUS["a6000"]), [1, 2])
     assert even_layers(10, 4) == [3, 3, 2, 2]

@@ -423,9 +423,9 @@ def test_mistakes_of_predictors() -> None:
         == 7
     )
     assert make_micro_batches("td_pipe:oracle", 2, 2, 4, 8, seconds_of=rows).rules.predict is oracle
-    with pytest.raises(UserError, match="learns from at least one length, and is given none"):
+    with pytest.raises(UserError, match="lengths are empty; a predictor needs at least one"):
         Classes([], 0.5)
-    with pytest.raises(UserError, match="learns from at least one request, and is given none"):
+    with pytest.raises(UserError, match="pairs are empty; a predictor needs at least one"):
         PromptLength([])
     with pytest.raises(UserError, match="accuracy is 1.5; it must be between 0 and 1"):
         Classes([3], 1.5)
@@ -692,8 +692,8 @@ def test_phases_of_a_pipeline_with_costs() -> None:
 
 def test_what_td_pipe_refuses() -> None:
     for options, message in (
-        ({"deal": "turns"}, "^policy td_pipe has one queue: it takes no deal 'turns'$"),
-        ({"refill_every": 8}, "^policy td_pipe has one queue: it takes no refill_every 8$"),
+        ({"deal": "turns"}, "^deal is 'turns'; policy td_pipe has one queue: leave it out$"),
+        ({"refill_every": 8}, "^refill_every is 8; policy td_pipe has one queue: leave it out$"),
         ({"micro_batches": 0}, "^micro_batches is 0"),
         ({"max_batch_size": 0}, "^max_batch_size is 0"),
         ({"cache_tokens": 0}, "^cache_tokens is 0"),

