@@ -14,12 +14,10 @@ import fast.first  # before torch  # noqa: F401
 import argparse
 import json
 import os
-import re
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from itertools import groupby
 
 import torch
@@ -34,7 +32,7 @@ from loading import checkpoint, files
 from loading.device import choose_device
 from pictures import perfetto
 from pipeline import BUBBLES, even_layers
-from pipeline.launch import LAUNCHED, end_with, launch, take_cores
+from pipeline.launch import NotMet, end_with, launch, meet, read_place, reason, take_cores
 from pipeline.policies import PIPELINE_POLICIES, is_for_pipelines, make_micro_batches, unmeasured
 from pipeline.stages import PipelineLLM
 from scheduler import POLICIES, make_scheduler
@@ -235,11 +233,6 @@ def check(args: argparse.Namespace) -> None:
         )
 
 
-def reason(error: Exception) -> str:
-    """The first sentence of what a C++ library says, without the place in its source."""
-    return re.sub(r"^\[\S+\] *", "", files.first_line(error)).split(". ")[0]
-
-
 def main() -> None:
     args = parse_args()
     if "RANK" not in os.environ:
@@ -255,42 +248,39 @@ def main() -> None:
             native.usable(torch.device("cpu"), torch.float32, 64, 1)
         launch(args.stages, args.port)
         return
-    if LAUNCHED in os.environ:
-        threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
-    rank, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
+    place = read_place(os.environ)
+    if place.launcher is not None:
+        threading.Thread(target=end_with, args=(place.launcher,), daemon=True).start()
     try:
-        if rank == 0:
+        if place.stage == 0:
             check(args)
         device = choose_device(args.device)
         if device.type == "cuda":
-            args.device = f"cuda:{local}"
+            args.device = f"cuda:{place.local}"
             torch.cuda.set_device(choose_device(args.device))
         else:
-            take_cores(local, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo", timeout=timedelta(minutes=10)
-        )
+            take_cores(place.local, place.local_stages)
+        meet(place, "nccl" if device.type == "cuda" else "gloo")
         serve(args)
         dist.barrier()
         dist.destroy_process_group()
     except UserError as error:
-        if rank == 0:
+        if place.stage == 0 or isinstance(error, NotMet):
             raise
         # most mistakes are everybody's: stage 0 says them, and whoever has started us ends us
         # meanwhile
         time.sleep(GRACE)
-        raise UserError(f"stage {rank}: {error}") from None
-    except dist.DistNetworkError as error:
-        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        raise UserError(
-            f"stage {rank} cannot meet the others at {address} ({reason(error)})"
-        ) from None
+        raise UserError(f"stage {place.stage}: {error}") from None
     # torch.distributed's other errors, and gloo's, are plain RuntimeErrors
     except RuntimeError as error:
-        if not any(word in str(error).lower() for word in ("gloo", "nccl", "connection")):
+        words = ("gloo", "nccl", "connection")
+        if not isinstance(error, dist.DistError) and not any(
+            word in str(error).lower() for word in words
+        ):
             raise
+        time.sleep(GRACE)  # the other may have said why it has ended
         raise UserError(
-            f"stage {rank} has lost another, which has ended ({reason(error)})"
+            f"stage {place.stage} has lost another, which has ended ({reason(error)})"
         ) from None
 
 
