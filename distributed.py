@@ -117,8 +117,8 @@ class Work:
     params: SamplingParams | list[SamplingParams]
 
 
-def read_workload(text: str, policy: str, vocabulary: int) -> Work:
-    """Prompts of made-up tokens, from "P:N,P:N" or "POLICY@P:N,P:N"."""
+def read_sizes(text: str, policy: str) -> tuple[str, list[tuple[int, int]]]:
+    """The policy, and tokens of each prompt and output, of "P:N,P:N" or "POLICY@P:N,P:N"."""
     own, _, sizes = text.rpartition("@")
     try:
         pairs = [tuple(int(number) for number in pair.split(":")) for pair in sizes.split(",")]
@@ -129,12 +129,25 @@ def read_workload(text: str, policy: str, vocabulary: int) -> Work:
         ) from None
     if len(lengths) < len(pairs):
         raise UserError(f"--workload {text!r}: every prompt and output needs at least one token")
+    return own or policy, lengths
+
+
+def make_work(text: str, policy: str, llm: PipelineLLM) -> Work:
+    """Prompts of made-up tokens. A UserError before any is made, if one is too long."""
+    policy, lengths = read_sizes(text, policy)
+    for prompt, output in lengths:
+        if prompt + output - 1 > llm.max_length:
+            raise UserError(
+                f"--workload {text!r}: {prompt} prompt tokens + {output} output tokens - 1 exceed"
+                f" the {llm.max_length} tokens that max_length allows"
+            )
+    vocabulary = llm.config.vocab_size
     prompts = [
         [(31 * index + 7 * place) % vocabulary for place in range(prompt)]
         for index, (prompt, _) in enumerate(lengths)
     ]
     return Work(
-        own or policy,
+        policy,
         prompts,
         [SamplingParams(max_tokens=output, ignore_eos=True) for _, output in lengths],
     )
@@ -154,7 +167,7 @@ def serve(args: argparse.Namespace) -> None:
         attention=args.attention,
         check_weights=args.check,
     )
-    works = [read_workload(text, args.policy, llm.config.vocab_size) for text in args.workload]
+    works = [make_work(text, args.policy, llm) for text in args.workload]
     if args.prompts or not works:
         prompts = args.prompts or ["def open(", "The list type", "Return True if"]
         works.insert(0, Work(args.policy, prompts, SamplingParams(max_tokens=args.max_tokens)))
@@ -225,8 +238,8 @@ def check(args: argparse.Namespace) -> None:
     if args.repeats < 1:
         raise UserError(f"--repeats is {args.repeats}; it must be at least 1")
     SamplingParams(max_tokens=args.max_tokens)
-    for text in args.workload:
-        policy = read_workload(text, args.policy, vocabulary=1).policy
+    policies = [read_sizes(text, args.policy)[0] for text in args.workload]
+    for policy in policies if policies and not args.prompts else [args.policy, *policies]:
         count = args.stages if args.micro_batches is None else args.micro_batches
         make_micro_batches(
             policy, count, args.stages, args.max_batch_size, args.chunk_size, seconds_of=unmeasured

@@ -31,7 +31,7 @@ BACKENDS: dict[str, Attention] = {
 
 def check_backend(name: str, device: torch.device) -> None:
     """A UserError for a name that is none, or a back end that this device cannot have."""
-    if name != "auto" and name not in BACKENDS:
+    if name != "auto" and name not in list(BACKENDS):
         raise UserError(f"unknown attention {name!r}: choose from auto, {', '.join(BACKENDS)}")
     if name == "xformers" and (device.type != "cuda" or find_spec("xformers") is None):
         raise UserError(

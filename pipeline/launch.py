@@ -149,7 +149,7 @@ def meet(place: Place, backend: str) -> None:
     try:
         # Under torchrun its agent keeps the store, and we are all its clients.
         ours = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        store = make_store(place) if ours else None
+        store = dist.PrefixStore("default_pg", make_store(place)) if ours else None
         dist.init_process_group(
             backend, store=store, rank=place.stage, world_size=place.stages, timeout=PATIENCE
         )
@@ -161,10 +161,10 @@ def meet(place: Place, backend: str) -> None:
 
 
 def make_store(place: Place) -> dist.TCPStore:
-    """Where the stages find each other's addresses. Stage 0 keeps it.
+    """Where the stages find each other's addresses, under the names that PyTorch's own store has.
 
-    PyTorch's own listens on every interface. So stage 0 brings a socket that is bound to the
-    address that was named.
+    Stage 0 keeps it. PyTorch's own listens on every interface. So stage 0 brings a socket that is
+    bound to the address that was named.
     """
     meeting = {"world_size": place.stages, "timeout": PATIENCE}
     if place.stage > 0:

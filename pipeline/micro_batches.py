@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from batch import Batch, Request
-from configs import UserError
+from configs import UserError, check_whole
 from scheduler import NOTHING_SCHEDULED, Memory, Scheduler, check_batch
 from simulate import refuse_beams
 
@@ -51,10 +51,7 @@ class MicroBatches:
         for what, value, allowed in (("deal", deal, DEALS), ("memory", memory, MEMORIES)):
             if value not in allowed:
                 raise UserError(f"unknown {what} {value!r}: choose from {', '.join(allowed)}")
-        if not isinstance(refill_every, int) or refill_every < 1:
-            raise UserError(
-                f"refill_every is {refill_every}; it must be a whole number, at least 1"
-            )
+        check_whole("refill_every", refill_every)
         self.schedulers, self.stages, self.refill_every = schedulers, stages, refill_every
         self.count = len(schedulers)  # batches in flight, at most
         self.history: list[tuple[float, int, str]] = []  # s, tokens in memory, phase: TD-Pipe's

@@ -43,7 +43,12 @@ from model import Transformer
 from pipeline.account import PipelineTrace, Step
 from pipeline.costs import even_layers
 from pipeline.micro_batches import MicroBatches
-from pipeline.policies import is_for_pipelines, make_micro_batches, unmeasured
+from pipeline.policies import (
+    MOST_MICRO_BATCHES,
+    is_for_pipelines,
+    make_micro_batches,
+    unmeasured,
+)
 from pipeline.wire import Wire, plan_of, read_plan, read_seconds, read_times, read_tokens
 from sampling import sample
 from scheduler import Scheduler, whole_prefill
@@ -88,7 +93,7 @@ class PipelineLLM(LLM):
     ):
         self.stage, self.stages = dist.get_rank(), dist.get_world_size()
         self.micro_batches = self.stages if micro_batches is None else micro_batches
-        check_whole("micro_batches", self.micro_batches)
+        check_whole("micro_batches", self.micro_batches, most=MOST_MICRO_BATCHES)
         check_whole("max_batch_size", max_batch_size)
         self.micro_batch_size, self.filling = max_batch_size, {"deal": deal, "memory": memory}
         self.seconds_of: Callable[[int], float] = unmeasured

@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from batch import Batch, Request
-from configs import GPUS, LINKS, MODELS, UserError
+from batch import LATEST, Batch, Request
+from configs import GPUS, LINKS, MODELS, UserError, check_number
 from costmodel import TILE, CostModel, make_batch, tokens_that_fit
 from pipeline import Hop, simulate_pipeline
 from simulate import make_cost_model, simulate
@@ -130,6 +130,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
     Requests of one token have no time between tokens.
     """
+    check_number("percent", percent, 0, 100)
     return float(np.percentile(values, percent)) if len(values) else 0.0
 
 
@@ -207,6 +208,7 @@ def capacity(
     for the same rates. Near a good start a small factor needs few runs. Returns 0 if not even
     1/1000 of `start` is served. Raises UserError if everything is.
     """
+    check_number("slo", slo, 0, LATEST, "number of seconds")
     low = high = start
     if load(start).meets(slo):
         while load(high := factor * high).meets(slo):
@@ -265,6 +267,7 @@ def token_budget(
     cost: one profile, of a GPU (CostModel) or of this machine (CalibratedModel of
     experiments/lib/calibration.py). Raises UserError if no budget will do.
     """
+    check_number("slo", slo, 0, LATEST, "number of seconds")
     first = (decodes // TILE + 1) * TILE  # with room for a chunk beside the decodes
     budgets = [first, *range(first + TILE, longest + 1, TILE)]
     found = [
