@@ -5,11 +5,12 @@ one *decode* per iteration. The last chunk already yields the first output token
 D + 1 output tokens, and at the end P + D tokens have their keys and values in the cache.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from configs import UserError, check_whole
+from configs import UserError, check_number, check_whole
+
+LATEST = 1e10  # s: later, a clock of 64 bits no longer tells two iterations apart
 
 
 @dataclass(eq=False, slots=True)
@@ -43,13 +44,14 @@ class Request:
 
     def __post_init__(self) -> None:
         name = f"request {self.request_id}"
+        if not isinstance(self.request_id, int):
+            raise UserError(f"{name}: its id must be a whole number")
+        if not isinstance(self.prompt, Sequence):
+            raise UserError(f"{name}: the prompt {self.prompt!r} is no list of token ids")
         if len(self.prompt) == 0:
             raise UserError(f"{name}: the prompt is empty; it needs at least one token")
         check_whole(f"{name}: max_tokens", self.max_tokens)
-        if not 0 <= self.arrival < math.inf:
-            raise UserError(
-                f"{name}: arrival is {self.arrival}; it must be a number of seconds, at least 0"
-            )
+        check_number(f"{name}: arrival", self.arrival, 0, LATEST, "number of seconds")
         self.prefill_length = len(self.prompt)
 
     @property

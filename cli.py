@@ -1,13 +1,19 @@
 """What all commands share: a mistake gives one clear line, and no file of yours is lost."""
 
 import argparse
+import io
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from configs import UserError
 
+ROOT = Path(__file__).resolve().parent
+SCRIPTS = (ROOT, ROOT / "experiments", ROOT / "demo")  # folders of commands
+MOST, MOST_SEED = 10**12, 2**63 - 1  # of whole numbers on a command line
+HEAD, LONGEST_LINE = 600, 800  # letters of an error: its beginning, and all that is shown
 MARK = "made by nano-sarathi"  # in the first bytes of every file that we write
 # How our JSON and Markdown files begin, and the headers of our tables. `is_ours` knows the others.
 BEGINNINGS = (
@@ -56,6 +62,7 @@ class Parser(argparse.ArgumentParser):
             if name in self.renamed:
                 self.error(f"{name} is now {self.renamed[name]}")
         options = super().parse_args(args, namespace)
+        self.check_sizes(options)
         given = [path for name in self.outputs if (path := getattr(options, name)) is not None]
         for path in given:
             claim(path, options.force)
@@ -65,8 +72,20 @@ class Parser(argparse.ArgumentParser):
             self.error(f"{str(given[0])!r} is given twice: give each output a file of its own")
         return options
 
+    def check_sizes(self, options: argparse.Namespace) -> None:
+        """Refuse whole numbers that are larger than any count can be."""
+        for action in self._actions:
+            if action.type is not int:
+                continue
+            most = MOST_SEED if action.dest == "seed" else MOST
+            value = getattr(options, action.dest, None)
+            for number in value if isinstance(value, list) else [value]:
+                if isinstance(number, int) and number > most:
+                    flag = next(iter(action.option_strings), action.dest)
+                    self.error(f"{flag} is {str(number)[:40]}; it must be at most {most}")
+
     def error(self, message: str) -> None:
-        print(f"error: {message} (--help lists the options)", file=sys.stderr)
+        print(f"error: {one_line(message)} (--help lists the options)", file=sys.stderr)
         raise SystemExit(2)
 
 
@@ -103,6 +122,50 @@ def is_ours(path: Path) -> bool:
     return not head or png or html or head.startswith(BEGINNINGS)
 
 
+def read_text(path: Path | str, most: int) -> str:
+    """A text file in UTF-8, without the mark that some editors put first.
+
+    most: bytes that it may have; some devices never end. Raises UserError.
+    """
+    if not isinstance(path, Path | str):
+        raise UserError(f"{path!r} is no name of a file")
+    try:
+        with open(path, "rb") as file:
+            data = file.read(most + 1)
+        if len(data) > most:
+            raise UserError(f"{path}: more than {most / 1e6:g} MB; give a shorter file")
+        return data.decode("utf-8-sig")
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except ValueError as error:  # not UTF-8, or no name of a file
+        raise UserError(f"{path}: not a text file in UTF-8 ({error})") from None
+
+
+def one_line(error: Exception | str) -> str:
+    """What an error says, short and on one line, whatever a user's file or flag put into it."""
+    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(error))
+    return text if len(text) <= LONGEST_LINE else f"{text[:HEAD]} ... {text[HEAD - LONGEST_LINE :]}"
+
+
+def mend_streams() -> None:
+    """Give a script an output and an error stream that it can write to in any case.
+
+    What the caller has closed leads nowhere. A letter that the encoding lacks is shown as \\xe9.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # else a file that we open would get this number
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        stream = getattr(sys, name)
+        narrow = getattr(stream, "encoding", None) not in ("utf-8", "UTF-8")
+        if isinstance(stream, io.TextIOWrapper) and (narrow or stream.errors == "strict"):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def run_main(main: Callable[[], None]) -> None:
     """Run a script's main. Turn mistakes and outside trouble into an exit status, not a traceback.
 
@@ -112,13 +175,20 @@ def run_main(main: Callable[[], None]) -> None:
         an interrupt                       no line, 130
         the reader has gone (`| head`)     no line, 141, as if SIGPIPE had ended it
         another OSError (a full disk)      a line, 1
+        no memory left                     a line, 1
     """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # see `die_quietly`
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    mend_streams()
     try:
         try:
             main()
         except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {one_line(error)}", file=sys.stderr)
             raise SystemExit(2) from None
+        except MemoryError as error:
+            print(f"error: not enough memory ({one_line(error)})", file=sys.stderr)
+            raise SystemExit(1) from None
         except KeyboardInterrupt:
             raise SystemExit(130) from None
         finally:
@@ -128,12 +198,20 @@ def run_main(main: Callable[[], None]) -> None:
         raise SystemExit(141) from None
     except OSError as error:
         discard_output()
-        print(
-            f"error: {error.strerror or error}"
-            + (f": {error.filename!r}" if error.filename else ""),
-            file=sys.stderr,
-        )
+        name = f": {error.filename!r}" if error.filename else ""
+        print(f"error: {one_line(f'{error.strerror or error}{name}')}", file=sys.stderr)
         raise SystemExit(1) from None
+
+
+def die_quietly() -> None:
+    """Until `run_main`, let Ctrl-C end a script of ours at once: it is importing, mostly torch.
+
+    Python would show where in an import it was. What is no script of ours is left alone.
+    """
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if usual and script and Path(script).resolve().parent in SCRIPTS:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def discard_output() -> None:
@@ -142,3 +220,6 @@ def discard_output() -> None:
     Else the interpreter would try to write it again at its end, and complain.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+die_quietly()

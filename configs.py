@@ -17,7 +17,7 @@ class UserError(ValueError):
 
 def lookup(table: dict, key: str, kind: str) -> Any:
     """`table[key]`, or a UserError that names the value and what is allowed."""
-    if key not in table:
+    if not isinstance(key, str) or key not in table:
         raise UserError(f"unknown {kind} {key!r}: choose from {', '.join(table)}")
     return table[key]
 
@@ -26,10 +26,26 @@ def lookup(table: dict, key: str, kind: str) -> Any:
 OPERATORS = ("preproj", "attn", "postproj", "ffn_ln1", "ffn_ln2", "others")
 
 
-def check_whole(name: str, value: int, least: int = 1) -> None:
-    """A UserError unless `value` is a whole number of at least `least`."""
-    if not isinstance(value, int) or value < least:
-        raise UserError(f"{name} is {value}; it must be a whole number, at least {least}")
+def check_whole(name: str, value: int, least: int = 1, most: int | None = None) -> None:
+    """A UserError unless `value` is a whole number from `least` to `most`. True is none."""
+    if type(value) is not int or value < least or (most is not None and value > most):
+        allowed = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise UserError(f"{name} is {value!r}; it must be a whole number, {allowed}")
+
+
+def check_flag(name: str, value: bool) -> None:
+    """A UserError unless `value` is True or False."""
+    if type(value) is not bool:
+        raise UserError(f"{name} is {value!r}; it must be True or False")
+
+
+def check_number(name: str, value: float, least: float, most: float, what: str = "number") -> None:
+    """A UserError unless `value` is a number from `least` to `most`; NaN and True are none.
+
+    what: the noun of the message, such as "number of seconds".
+    """
+    if type(value) is bool or not isinstance(value, int | float) or not least <= value <= most:
+        raise UserError(f"{name} is {value!r}; it must be a {what} from {least:g} to {most:g}")
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,12 @@ class CostModel:
         link: Link = LINKS["nvlink-a100"],
         software: str = "sarathi",
     ) -> None:
-        if tp < 1 or model.n_head % tp or (model.n_kv_head % tp and tp % model.n_kv_head):
+        if (
+            type(tp) is not int
+            or tp < 1
+            or model.n_head % tp
+            or (model.n_kv_head % tp and tp % model.n_kv_head)
+        ):
             raise UserError(
                 f"tp is {tp}; it must divide the {model.n_head} heads of {model.name}, and fit its"
                 f" {model.n_kv_head} KV heads"

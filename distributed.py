@@ -14,12 +14,10 @@ import fast.first  # before torch  # noqa: F401
 import argparse
 import json
 import os
-import re
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from itertools import groupby
 
 import torch
@@ -34,7 +32,7 @@ from loading import checkpoint, files
 from loading.device import choose_device
 from pictures import perfetto
 from pipeline import BUBBLES, even_layers
-from pipeline.launch import LAUNCHED, end_with, launch, take_cores
+from pipeline.launch import NotMet, end_with, launch, meet, read_place, reason, take_cores
 from pipeline.policies import PIPELINE_POLICIES, is_for_pipelines, make_micro_batches, unmeasured
 from pipeline.stages import PipelineLLM
 from scheduler import POLICIES, make_scheduler
@@ -117,8 +115,8 @@ class Work:
     params: SamplingParams | list[SamplingParams]
 
 
-def read_workload(text: str, policy: str, vocabulary: int) -> Work:
-    """Prompts of made-up tokens, from "P:N,P:N" or "POLICY@P:N,P:N"."""
+def read_sizes(text: str, policy: str) -> tuple[str, list[tuple[int, int]]]:
+    """The policy, and tokens of each prompt and output, of "P:N,P:N" or "POLICY@P:N,P:N"."""
     own, _, sizes = text.rpartition("@")
     try:
         pairs = [tuple(int(number) for number in pair.split(":")) for pair in sizes.split(",")]
@@ -129,12 +127,25 @@ def read_workload(text: str, policy: str, vocabulary: int) -> Work:
         ) from None
     if len(lengths) < len(pairs):
         raise UserError(f"--workload {text!r}: every prompt and output needs at least one token")
+    return own or policy, lengths
+
+
+def make_work(text: str, policy: str, llm: PipelineLLM) -> Work:
+    """Prompts of made-up tokens. A UserError before any is made, if one is too long."""
+    policy, lengths = read_sizes(text, policy)
+    for prompt, output in lengths:
+        if prompt + output - 1 > llm.max_length:
+            raise UserError(
+                f"--workload {text!r}: {prompt} prompt tokens + {output} output tokens - 1 exceed"
+                f" the {llm.max_length} tokens that max_length allows"
+            )
+    vocabulary = llm.config.vocab_size
     prompts = [
         [(31 * index + 7 * place) % vocabulary for place in range(prompt)]
         for index, (prompt, _) in enumerate(lengths)
     ]
     return Work(
-        own or policy,
+        policy,
         prompts,
         [SamplingParams(max_tokens=output, ignore_eos=True) for _, output in lengths],
     )
@@ -154,7 +165,7 @@ def serve(args: argparse.Namespace) -> None:
         attention=args.attention,
         check_weights=args.check,
     )
-    works = [read_workload(text, args.policy, llm.config.vocab_size) for text in args.workload]
+    works = [make_work(text, args.policy, llm) for text in args.workload]
     if args.prompts or not works:
         prompts = args.prompts or ["def open(", "The list type", "Return True if"]
         works.insert(0, Work(args.policy, prompts, SamplingParams(max_tokens=args.max_tokens)))
@@ -229,17 +240,12 @@ def check(args: argparse.Namespace) -> None:
     if args.repeats < 1:
         raise UserError(f"--repeats is {args.repeats}; it must be at least 1")
     SamplingParams(max_tokens=args.max_tokens)
-    for text in args.workload:
-        policy = read_workload(text, args.policy, vocabulary=1).policy
+    policies = [read_sizes(text, args.policy)[0] for text in args.workload]
+    for policy in policies if policies and not args.prompts else [args.policy, *policies]:
         count = args.stages if args.micro_batches is None else args.micro_batches
         make_micro_batches(
             policy, count, args.stages, args.max_batch_size, args.chunk_size, seconds_of=unmeasured
         )
-
-
-def reason(error: Exception) -> str:
-    """The first sentence of a C++ library's error, without the place in its source."""
-    return re.sub(r"^\[\S+\] *", "", files.first_line(error)).split(". ")[0]
 
 
 def main() -> None:
@@ -257,41 +263,38 @@ def main() -> None:
             native.usable(torch.device("cpu"), torch.float32, 64, 1)
         launch(args.stages, args.port)
         return
-    if LAUNCHED in os.environ:
-        threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
-    rank, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
+    place = read_place(os.environ)
+    if place.launcher is not None:
+        threading.Thread(target=end_with, args=(place.launcher,), daemon=True).start()
     try:
-        if rank == 0:
+        if place.stage == 0:
             check(args)
         device = choose_device(args.device)
         if device.type == "cuda":
-            args.device = f"cuda:{local}"
+            args.device = f"cuda:{place.local}"
             torch.cuda.set_device(choose_device(args.device))
         else:
-            take_cores(local, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo", timeout=timedelta(minutes=10)
-        )
+            take_cores(place.local, place.local_stages)
+        meet(place, "nccl" if device.type == "cuda" else "gloo")
         serve(args)
         dist.barrier()
         dist.destroy_process_group()
     except UserError as error:
-        if rank == 0:
+        if place.stage == 0 or isinstance(error, NotMet):
             raise
         # stage 0 has probably found the same mistake: its launcher ends us during this sleep
         time.sleep(GRACE)
-        raise UserError(f"stage {rank}: {error}") from None
-    except dist.DistNetworkError as error:
-        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        raise UserError(
-            f"stage {rank} cannot meet the others at {address} ({reason(error)})"
-        ) from None
+        raise UserError(f"stage {place.stage}: {error}") from None
     # torch.distributed's other errors, and gloo's, are plain RuntimeErrors
     except RuntimeError as error:
-        if not any(word in str(error).lower() for word in ("gloo", "nccl", "connection")):
+        words = ("gloo", "nccl", "connection")
+        if not isinstance(error, dist.DistError) and not any(
+            word in str(error).lower() for word in words
+        ):
             raise
+        time.sleep(GRACE)  # the other may have said why it has ended
         raise UserError(
-            f"stage {rank} has lost its connection to another stage ({reason(error)})"
+            f"stage {place.stage} has lost another stage, which has ended ({reason(error)})"
         ) from None
 
 

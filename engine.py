@@ -18,7 +18,7 @@ from batch import Request
 from beam.executor import enable_beams
 from beam.outputs import BeamSearchOutput, beam_requests, output_of
 from beam.request import BeamSearchParams
-from configs import UserError, check_whole
+from configs import UserError, check_flag, check_whole
 from executor import ModelExecutor
 from fast.backends import check_backend, choose_backend, speed_up
 from fast.graphs import GraphExecutor, Graphs
@@ -28,7 +28,7 @@ from loading.load import choose_length, find_model, late_tokenizer, load_model
 from loading.prompts import make_requests
 from loading.tokenizer import load_stop_ids, load_tokenizer
 from loop import Loop
-from sampling import SamplingParams
+from sampling import MOST_SEED, SamplingParams
 from scheduler import Scheduler, make_scheduler
 from simulate import check_requests, simulate
 from timeline import Trace
@@ -108,8 +108,10 @@ class LLM:
         self.policy, self.chunk_size, self.max_batch_size = policy, chunk_size, max_batch_size
         self.cache_tokens, self.time_operators, self.seed = cache_tokens, time_operators, seed
         self._scheduler()  # complains before the weights are loaded
-        if not isinstance(seed, int) or not 0 <= seed < 2**63:
-            raise UserError(f"seed is {seed!r}; it must be a whole number from 0 to 2**63 - 1")
+        check_whole("seed", seed, 0, MOST_SEED)
+        flags = {"time_operators": time_operators, "check_weights": check_weights, "fast": fast}
+        for name, flag in (flags | {"cuda_graphs": cuda_graphs}).items():
+            check_flag(name, flag)
         self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.device)
         if fast:
@@ -121,7 +123,7 @@ class LLM:
         self.attention = "sdpa" if attention == "auto" else attention
         if fast:
             self.attention = choose_backend(attention, self.device, self.dtype, self.config)
-        elif self.attention not in PLAIN:
+        elif self.attention not in list(PLAIN):
             raise UserError(f"attention is {attention!r}; choose auto, math, sdpa, or fast=True")
         own = range(self.config.n_layer) if layers is None else layers(self.config.n_layer)
         self.part = replace(self.config, n_layer=len(own))  # the layers that are here
@@ -212,6 +214,9 @@ class LLM:
         requests = self._requests(
             prompts, params, None, BeamSearchParams, cache=cache, slots=self.cache
         )
+        if not self.cuda_graphs:  # they take no beams, and hold the tables that they have recorded
+            ends = [len(request.prompt) + request.max_tokens for request in requests]
+            self.model.reach(max(ends, default=0))  # a response does not lie in its slot
         for _ in self._run(requests):
             enable_beams(self._loop, self.attention)
         return [output_of(request, self.trace, self._text) for request in requests]
@@ -225,6 +230,7 @@ class LLM:
         check_memory(self.part, max_batch_size, length, self.dtype, self.device, held)
         self._loop = self.cache = self.graphs = None  # free the old cache first
         self.max_batch_size, self.max_length = max_batch_size, length
+        self.model.make_rotary_tables(length)
         self.cache = KVCache(self.part, max_batch_size, length, self.dtype, self.device)
         self.graphs = Graphs(self.cache) if self.cuda_graphs else None
 

@@ -13,13 +13,15 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from cli import Parser, run_main
+from cli import Parser, read_text, run_main
 from configs import MODELS, UserError
 from engine import LLM, BeamSearchParams, SamplingParams
 from loading.files import FOR_TEXT
 from pictures import perfetto
 from scheduler import POLICIES, make_scheduler
 from timeline import Trace
+
+MOST_BYTES = 10**8  # of a file of prompts
 
 
 def parse_args() -> argparse.Namespace:
@@ -120,12 +122,12 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
     prompts = list(args.prompts)
     if args.file:
         try:
-            # utf-8-sig: some editors put a byte order mark first
-            text = args.file.read_text(encoding="utf-8-sig")
-            # not splitlines(), which also splits at rare characters such as U+2028
-            prompts += [line for line in text.split("\n") if line.strip()]
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_text(args.file, MOST_BYTES)
+        except UserError as error:
             raise UserError(f"cannot read prompts from {str(args.file)!r}: {error}") from None
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+        # splitlines() would also split at odd characters
+        prompts += [line for line in text.split("\n") if line.strip()]
     if not prompts:
         raise UserError("no prompt: give one on the command line, or a file with --file")
     return prompts

@@ -130,9 +130,10 @@ class Transformer(nn.Module):
     """The whole model, or one stage of a pipeline.
 
     layers: which ones it has; None: all. Only stages that need them have embedding, norm and head.
+    length: of the longest sequence, in tokens; None: what the model's positions allow.
     """
 
-    def __init__(self, config: ModelConfig, layers: range | None = None):
+    def __init__(self, config: ModelConfig, layers: range | None = None, length: int | None = None):
         super().__init__()
         self.config, self.own = config, range(config.n_layer) if layers is None else layers
         first, last = self.own.start == 0, self.own.stop == config.n_layer
@@ -147,13 +148,21 @@ class Transformer(nn.Module):
             self.norm = (nn.LayerNorm if gpt2 else nn.RMSNorm)(hidden, eps=config.norm_eps)
         if last and not config.tied:
             self.head = nn.Linear(hidden, config.vocab_size, bias=False)
-        if not gpt2:
-            positions = torch.arange(config.max_length)
-            angles = torch.outer(
-                positions, rotary_frequencies(config)
-            )  # (max_length, head_dim / 2)
-            self.register_buffer("cos", angles.cos()[:, None].to(self.dtype), persistent=False)
-            self.register_buffer("sin", angles.sin()[:, None].to(self.dtype), persistent=False)
+        self.make_rotary_tables(config.max_length if length is None else length)
+
+    def make_rotary_tables(self, length: int) -> None:
+        """Cosines and sines for sequences of up to `length` tokens: (length, 1, head_dim / 2)."""
+        if self.config.flavour == "gpt2":
+            return
+        with self.device:
+            angles = torch.outer(torch.arange(length), rotary_frequencies(self.config))
+        self.register_buffer("cos", angles.cos()[:, None].to(self.dtype), persistent=False)
+        self.register_buffer("sin", angles.sin()[:, None].to(self.dtype), persistent=False)
+
+    def reach(self, length: int) -> None:
+        """Let sequences be `length` tokens long, if they may not yet."""
+        if self.config.flavour == "llama" and length > len(self.cos):
+            self.make_rotary_tables(length)
 
     @property
     def device(self) -> torch.device:

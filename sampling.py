@@ -4,14 +4,17 @@ Each drawn token takes exactly one random number from its own request's generato
 not depend on the other requests of a batch. Seeded sampling gives the same text under every policy.
 """
 
-import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from configs import UserError
+from configs import UserError, check_flag, check_number, check_whole
+
+HOTTEST = 1e6  # of temperatures: all tokens are as likely long before
+SMALLEST_P = 1e-9  # of top_p: the likeliest token alone reaches it
+MOST_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -33,20 +36,16 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        number = int | float
-        self._check("max_tokens", int, lambda n: n >= 1, "a whole number of at least 1")
-        self._check("temperature", number, lambda t: 0 <= t < math.inf, "finite, at least 0")
-        self._check("top_k", int, lambda k: k >= 0, "a whole number of at least 0 (0: all tokens)")
-        self._check("top_p", number, lambda p: 0 < p <= 1, "a number above 0 and at most 1")
+        check_whole("max_tokens", self.max_tokens)
+        check_number("temperature", self.temperature, 0, HOTTEST)
+        check_whole("top_k", self.top_k, 0)
+        check_number("top_p", self.top_p, SMALLEST_P, 1)
         if self.seed is not None:
-            self._check("seed", int, lambda s: 0 <= s < 2**63, "None, or from 0 to 2**63 - 1")
-        ids = "whole numbers"
-        self._check("stop_ids", Collection, lambda x: all(isinstance(t, int) for t in x), ids)
-
-    def _check(self, name: str, kind: type, fine: Callable, allowed: str) -> None:
-        value = getattr(self, name)
-        if not isinstance(value, kind) or not fine(value):
-            raise UserError(f"{name} is {value!r}; it must be {allowed}")
+            check_whole("seed", self.seed, 0, MOST_SEED)
+        whole = isinstance(self.stop_ids, Collection) and all(type(t) is int for t in self.stop_ids)
+        if not whole:
+            raise UserError(f"stop_ids is {self.stop_ids!r}; it must be whole numbers")
+        check_flag("ignore_eos", self.ignore_eos)
 
 
 class Sampler:

@@ -73,7 +73,7 @@ def simulate(
     Raises UserError if a request is too long for the model or for `cache_tokens`.
     """
     cost_model = make_cost_model(model, gpu, tp, link, software)
-    requests = list(requests)
+    requests = listed(requests)
     refuse_beams(requests, "price it with beam.cost.simulate_beams")
     check_requests(requests, cost_model.model.max_length, model)
     scheduler = make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)
@@ -85,6 +85,15 @@ def run_all(loop: Loop, requests: Iterable[Request]) -> Trace:
     for request in sorted(requests, key=lambda request: request.arrival):
         loop.add(request)
     return loop.run()
+
+
+def listed(requests: Iterable[Request]) -> list[Request]:
+    """The requests as a list, or a UserError if one of them is none."""
+    found = list(requests) if isinstance(requests, Iterable) else [requests]
+    for request in found:
+        if not isinstance(request, Request):
+            raise UserError(f"a list of requests is needed, and {request!r} is no Request")
+    return found
 
 
 def refuse_beams(requests: Iterable[Request], instead: str) -> None:

@@ -33,7 +33,7 @@ BACKENDS: dict[str, Attention] = {
 
 def check_backend(name: str, device: torch.device) -> None:
     """Raise a UserError for an unknown name, or a back end that this device cannot run."""
-    if name != "auto" and name not in BACKENDS:
+    if name != "auto" and name not in list(BACKENDS):
         raise UserError(f"unknown attention {name!r}: choose from auto, {', '.join(BACKENDS)}")
     if name == "xformers" and (device.type != "cuda" or find_spec("xformers") is None):
         raise UserError(

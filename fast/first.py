@@ -20,8 +20,15 @@ if find_spec("torch") is None:
 # operators. So on an idle machine, few threads fall asleep (docs/performance.md).
 SPINS = "2000"
 
+# oneDNN keeps what it has prepared for each shape of a product, and PyTorch keeps it a second time:
+# 1024 of each. Where no two batches are alike, these grow to several times the demo's own memory.
+# 64 hold those of about ten sizes of a batch. A size that comes back later is prepared again.
+KEPT = "64"
+
 # Ask Linux for large pages for large tensors. While it reads the weights, a CPU then looks up one
 # address instead of 500.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", KEPT)
+os.environ.setdefault("LRU_CACHE_CAPACITY", KEPT)
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", SPINS)

@@ -7,19 +7,17 @@ better on a CPU. So there is a C++ file. `attention` is the back end. `install` 
 operators into a model.
 
 On first use, this machine's compiler compiles native.cpp in some seconds, for this CPU's
-instructions. `~/.cache/nano-sarathi` keeps the result. Without a compiler, fast/cpu.py and the
-plain operators do the same, more slowly.
+instructions. `~/.cache/nano-sarathi` keeps the result (fast/library.py). Without a compiler,
+fast/cpu.py and the plain operators do the same, more slowly.
 """
 
 import ctypes
 import hashlib
 import os
 import platform
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from shutil import which
@@ -29,6 +27,7 @@ from torch import Tensor, nn
 
 from attention import AttendLayer, FlatBatch
 from configs import UserError
+from fast.library import cache_folder, load_kept, make, run_compiler
 from fast.packed import replace
 from kvcache import KVCache
 
@@ -45,6 +44,7 @@ ARGUMENTS = {
     "gate": [POINTER] * 2 + [INTEGER] * 2,
 }
 DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
+OTHERWISE = ": choose auto, sdpa or math"  # at the end of what goes wrong
 LANES, MAX_HEAD_DIM, MAX_GROUPS = 16, 256, 64  # as in native.cpp
 
 
@@ -69,10 +69,7 @@ def compiler() -> str | None:
     """
     if name := os.environ.get("CXX"):
         if not which(name):
-            raise UserError(
-                f"attention 'native': $CXX is {name!r}, which is no program: choose auto, sdpa or"
-                " math"
-            )
+            raise UserError(f"attention 'native': $CXX is {name!r}, which is no program{OTHERWISE}")
         return which(name)
     return which("g++") if sys.platform == "linux" else None
 
@@ -112,7 +109,7 @@ def usable(device: torch.device, dtype: torch.dtype, head_dim: int, groups: int)
 @cache
 def tell(failure: str) -> None:
     print(
-        f"{failure.rpartition(':')[0]}; PyTorch's operators do the same, more slowly",
+        f"{failure.removesuffix(OTHERWISE)}; PyTorch's operators do the same, more slowly",
         file=sys.stderr,
         flush=True,
     )
@@ -132,8 +129,8 @@ def outcome() -> ctypes.CDLL | UserError:
         program = compiler()
         if program is None:
             return NoCompiler(
-                "attention 'native' needs a C++ compiler (g++ on Linux, or one that $CXX names):"
-                " choose auto, sdpa or math"
+                "attention 'native' needs a C++ compiler (g++ on Linux, or one that $CXX names)"
+                f"{OTHERWISE}"
             )
         # Machines with different CPUs may share a home: so the CPU's instructions are part of the
         # name. A new compiler should compile again: so its date of installation is part of it, too.
@@ -146,46 +143,28 @@ def outcome() -> ctypes.CDLL | UserError:
             platform.machine(),
             instructions(),
         ]
-        name = f"native-{hashlib.sha256(' '.join(made_of).encode()).hexdigest()[:16]}.so"
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "nano-sarathi"
-        try:
-            return ctypes.CDLL(str(folder / name))
-        except OSError:  # it is not there, or was damaged
-            folder.mkdir(parents=True, exist_ok=True)
-            # two processes may compile at once: the last file replaces the other
-            with tempfile.TemporaryDirectory(dir=folder) as workplace:
-                made = build(program, Path(workplace) / name)
-                ctypes.CDLL(str(made))  # only what can be loaded is kept
-                made.replace(folder / name)
-            return ctypes.CDLL(str(folder / name))
+        stem = f"native-{hashlib.sha256(' '.join(made_of).encode()).hexdigest()[:16]}"
+        folder = cache_folder()
+        functions = [f"{name}_{dtype}" for name in ARGUMENTS for dtype in DTYPES.values()]
+        return load_kept(folder, stem) or make(folder, stem, partial(build, program), functions)
     except UserError as error:
-        return error
-    # no home; a disk that is full, read-only, or mounted noexec
+        if str(error).endswith(OTHERWISE):
+            return error
+        return UserError(f"attention 'native': {error}{OTHERWISE}")
+    # no home, a full or read-only disk, one that nothing may be run from
     except (OSError, RuntimeError) as error:
         return UserError(
-            f"attention 'native': {SOURCE.name} cannot be compiled, kept or loaded ({error}):"
-            " choose auto, sdpa or math"
+            f"attention 'native': {SOURCE.name} cannot be compiled, kept or loaded ({error})"
+            f"{OTHERWISE}"
         )
 
 
-def build(program: str, target: Path) -> Path:
+def build(program: str, target: Path) -> None:
     print(f"compiling {SOURCE.name}, once on this machine ...", file=sys.stderr, flush=True)
-    command = [program, *FLAGS, str(SOURCE), "-o", str(target)]
-    environment = os.environ | {
-        "LC_ALL": "C"
-    }  # so that messages are in English, with the word "error"
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, errors="replace", env=environment
-    )
-    if done.returncode:
-        reason = next(
-            (line for line in done.stderr.splitlines() if "error" in line), "no message"
-        ).strip()
-        raise UserError(
-            f"attention 'native': {program} cannot compile {SOURCE.name} ({reason}): choose auto,"
-            " sdpa or math"
-        )
-    return target
+    status, said = run_compiler([program, *FLAGS, str(SOURCE), "-o", str(target)])
+    if status:
+        reason = next((line for line in said.splitlines() if "error" in line), "no message")
+        raise UserError(f"{program} cannot compile {SOURCE.name} ({reason.strip()[:200]})")
 
 
 def instructions() -> str:

@@ -94,6 +94,15 @@ _SCALES = (
     "embedding_multiplier",
     "residual_multiplier",
 )
+# keys that are no single value, and what they must be
+_KINDS = {
+    "architectures": (list, "a list of names"),
+    "auto_map": (dict, "a table of names"),
+    "layer_types": (list, "a list of names"),
+}
+MOST = 10**9  # of whole numbers: far more than any model has of anything
+LARGEST = 1e12  # of other numbers, such as rope_theta
+LARGEST_EPS = 1.0  # of a norm: more would hide what is normalised
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
@@ -106,8 +115,11 @@ def load_config(directory: str | Path, name: str | None = None) -> ModelConfig:
     path = existing(directory, "config.json")
     raw = read_json(path)
     family = raw.get("model_type")
-    if family not in _FIELDS:
+    if not isinstance(family, str) or family not in _FIELDS:
         raise UserError(f"{path}: model_type is {family!r}; expected one of {', '.join(_FIELDS)}")
+    for key, (kind, expected) in _KINDS.items():
+        if raw.get(key) is not None and not isinstance(raw[key], kind):
+            raise UserError(f"{path}: {key} is {raw[key]!r}; expected {expected}")
     _refuse_unsupported(path, raw, family)
     values = {}
     for field, (key, default) in _FIELDS[family].items():
@@ -165,17 +177,18 @@ def _refuse_unsupported(path: Path, raw: dict, family: str) -> None:
 def _expected(field: str) -> str:
     return {
         "tied": "true or false",
-        "norm_eps": "a positive number",
-        "rope": "a positive number",
-    }.get(field, "a positive integer")
+        "norm_eps": f"a positive number, at most {LARGEST_EPS:g}",
+        "rope": f"a positive number, at most {LARGEST:g}",
+    }.get(field, f"a positive integer, at most {MOST}")
 
 
 def _check_value(path: Path, field: str, key: str, value: object) -> None:
     if field == "tied":
         good = isinstance(value, bool)
     else:
-        kinds = (int, float) if field in ("norm_eps", "rope") else int
-        good = isinstance(value, kinds) and not isinstance(value, bool) and value > 0
+        most = {"norm_eps": LARGEST_EPS, "rope": LARGEST}.get(field, MOST)
+        kinds = int if most == MOST else (int, float)
+        good = isinstance(value, kinds) and not isinstance(value, bool) and 0 < value <= most
     if not good:
         raise UserError(f"{path}: {key} is {value!r}; expected {_expected(field)}")
 
@@ -235,7 +248,7 @@ def _window(path: Path, raw: dict, family: str) -> int:
         slides = (
             "sliding_attention" in types
             if types
-            else raw.get("max_window_layers", 28) < raw["num_hidden_layers"]
+            else _window_starts(path, raw) < raw["num_hidden_layers"]
         )
         window = window if raw.get("use_sliding_window") and slides else None
     if window is None:
@@ -246,6 +259,14 @@ def _window(path: Path, raw: dict, family: str) -> int:
         return 0
     _check_value(path, "window", "sliding_window", window)
     return window
+
+
+def _window_starts(path: Path, raw: dict) -> int:
+    """The first layer with a window, where layer_types does not say it."""
+    first = raw.get("max_window_layers", 28)
+    if type(first) is not int or not 0 <= first <= MOST:
+        raise UserError(f"{path}: max_window_layers is {first!r}; expected a number of layers")
+    return first
 
 
 # ------------------------------------------------------------------------------------------ weights
@@ -515,6 +536,10 @@ def _weight_files(directory: Path) -> list[Path]:
             f"{index}: weight_map is missing; expected a table of tensor names and file names"
         )
     for shard in sorted(set(shards.values())):
+        if not shard or Path(shard).name != shard or "\0" in shard or len(shard) > 255:
+            raise UserError(
+                f"{index}: weight_map names {shard[:60]!r}; expected names of files beside it"
+            )
         if not (directory / shard).is_file():
             raise UserError(
                 f"{directory}: no {shard}, a shard that {index.name} names; download it again"

@@ -15,7 +15,7 @@ def check_memory(
     device: torch.device,
     held: int = 0,
 ) -> None:
-    """Raise a UserError if weights and cache alone need more than the device's memory.
+    """Raise a UserError if weights, rotary tables and cache need more than the device's memory.
 
     held: bytes of them that are on the device already.
     """
@@ -25,6 +25,8 @@ def check_memory(
     if device.type == "cuda":  # free memory does not include what we hold
         memory += held
     weights = config.parameters * dtype.itemsize
+    if config.flavour == "llama":
+        weights += length * config.head_dim * dtype.itemsize  # of the rotary tables
     cache = slots * length * config.kv_bytes_per_token(dtype.itemsize)
     if weights + cache > memory:
         raise UserError(
@@ -47,7 +49,8 @@ def memory_of(device: torch.device) -> int | None:
 
 
 def choose_device(name: str) -> torch.device:
-    """cuda where there is one, else cpu; or the named one."""
+    """cuda where there is one, else cpu; or the named one. A torch.device will do as well."""
+    name = str(name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.split(":")[0] not in ("cpu", "cuda"):
@@ -83,6 +86,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
     Elsewhere "auto" is float32 (float16 on an older GPU).
     """
+    name = str(name).removeprefix("torch.")  # a torch.dtype will do as well
     if name != "auto":
         if name not in DTYPES:
             raise UserError(f"unknown dtype {name!r}: choose from auto, {', '.join(DTYPES)}")

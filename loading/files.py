@@ -35,14 +35,21 @@ def find(model: str) -> Path | None:
     None if `model` is a name of `configs.MODELS`, which gets random weights. A hub id (owner/name)
     is downloaded, or found in the hub's local cache. Raises UserError if there is no such model.
     """
+    if not isinstance(model, str | Path) or not str(model):
+        raise UserError(f"model is {model!r}; choose {FOR_TEXT}")
+    model = str(model)
     if model == "demo":
         return DEMO
     if model in MODELS:
         return None
-    path = Path(model).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(model).expanduser()
+        is_directory, is_there = path.is_dir(), path.exists()
+    except (OSError, RuntimeError) as error:  # a name that is too long; a user who does not exist
+        raise UserError(f"model {model!r} cannot be looked up: {first_line(error)}") from None
+    if is_directory:
         return path
-    if path.exists():
+    if is_there:
         raise UserError(f"{model} is a file; give the directory that holds it and its config.json")
     if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", model):
         return _download(model)
@@ -116,7 +123,7 @@ def readable(path: Path, *errors: type[Exception]) -> Iterator[None]:
 
 
 def read_json(path: Path) -> dict:
-    with readable(path, ValueError, OSError):
+    with readable(path, ValueError, OSError, RecursionError):
         raw = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(raw, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(raw).__name__}")

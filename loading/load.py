@@ -22,6 +22,7 @@ def find_model(name: str) -> tuple[ModelConfig, Path | None]:
     for a model that is priced, not run.
     """
     directory = files.find(name)
+    name = str(name)
     if directory is None:
         if MODELS[name].parallel:
             raise UserError(f"{name} is priced, not run: its attention and FFN are side by side")
@@ -34,9 +35,9 @@ def find_model(name: str) -> tuple[ModelConfig, Path | None]:
 def choose_length(config: ModelConfig, max_length: int | None) -> int:
     """Longest prompt + output in tokens, or a UserError where the model does not allow it."""
     length = config.max_length if max_length is None else max_length
-    if not 1 <= length <= config.max_length:
+    if type(length) is not int or not 1 <= length <= config.max_length:
         raise UserError(
-            f"max_length is {max_length}; {config.name} allows 1 to {config.max_length} tokens"
+            f"max_length is {max_length!r}; {config.name} allows 1 to {config.max_length} tokens"
         )
     if 0 < config.window < length:
         raise UserError(
@@ -54,18 +55,20 @@ def load_model(
     *,
     own: range | None = None,
     slots: int = 1,
-    length: int = 1,
+    length: int | None = None,
     seed: int = 0,
     check_weights: bool = False,
 ) -> Transformer:
     """The weights of a checkpoint, or random ones, in their final dtype and place.
 
-    own: the layers of a pipeline's stage; None: all. slots, length: of the cache. Raises UserError
-    if weights and cache do not fit the memory, before anything is allocated.
+    own: the layers of a pipeline's stage; None: all. length: of the longest sequence, in tokens;
+    None: what the model allows. slots: of the cache, of that length each. Raises UserError if
+    weights and cache do not fit the memory, before anything is allocated.
     """
     own = range(config.n_layer) if own is None else own
+    length = config.max_length if length is None else length
     check_memory(replace(config, n_layer=len(own)), slots, length, dtype, device)
-    model = new_model(config, dtype, device, own)
+    model = new_model(config, dtype, device, own, length)
     if directory is None:
         return random_weights(model, seed)
     checkpoint.load_weights(model, directory, check_weights)
@@ -109,17 +112,21 @@ class NoRandomNumbers(TorchFunctionMode):
 
 
 def new_model(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, layers: range | None = None
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    layers: range | None = None,
+    length: int | None = None,
 ) -> Transformer:
     """A model whose parameters are allocated, once. Its matrices are not initialised.
 
-    layers: see `Transformer`.
+    layers, length: see `Transformer`.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device), NoRandomNumbers():
-            return Transformer(config, layers).eval()
+            return Transformer(config, layers, length).eval()
     finally:
         torch.set_default_dtype(before)
 

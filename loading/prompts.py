@@ -7,6 +7,8 @@ from batch import Request
 from configs import UserError
 from sampling import Sampler, SamplingParams
 
+LONGEST_WAIT = 1e9  # s, until a prompt arrives: a clock cannot wait much longer
+
 
 def make_requests(
     prompts: str | Sequence,
@@ -25,7 +27,8 @@ def make_requests(
     the engine. A prompt without a seed of its own takes this one plus its number. kind: the class
     of parameters that the caller accepts, for sampling or for beam search.
     """
-    if not isinstance(prompts, Sequence):
+    prompts = as_lists(prompts)
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
         raise UserError(f"prompts is {prompts!r}; give a text, token ids, or a list of these")
     if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
         prompts = [prompts]
@@ -42,7 +45,7 @@ def make_requests(
     try:
         moments = [0.0] * len(prompts) if arrival_times is None else map(float, arrival_times)
         arrivals = list(moments)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise UserError("arrival_times must be a list of seconds, one for each prompt") from None
     for name, values in ((kind.__name__, params), ("arrival_times", arrivals)):
         if len(values) != len(prompts):
@@ -52,7 +55,9 @@ def make_requests(
     requests = []
     for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
         try:
-            ids = encode(index, prompt) if isinstance(prompt, str) else list(map(as_index, prompt))
+            ids = encode(index, prompt) if isinstance(prompt, str) else token_ids(prompt)
+        except UnicodeEncodeError:
+            raise UserError(f"prompt {index} is no text: a part of it was not UTF-8") from None
         except TypeError:
             raise UserError(f"prompt {index} is neither text nor a list of token ids") from None
         if not ids:
@@ -60,10 +65,10 @@ def make_requests(
         for token in ids:
             if not 0 <= token < vocab_size:
                 raise UserError(f"prompt {index}: token id {token} is not in 0 .. {vocab_size - 1}")
-        if not 0 <= arrivals[index] < float("inf"):
+        if not 0 <= arrivals[index] <= LONGEST_WAIT:
             raise UserError(
                 f"prompt {index}: its arrival time is {arrivals[index]}; it must be a number of"
-                " seconds, at least 0"
+                f" seconds, from 0 to {LONGEST_WAIT:g}"
             )
         ends = frozenset() if param.ignore_eos else stop_ids
         sampler = None
@@ -72,3 +77,19 @@ def make_requests(
         ends, arrival = ends.union(param.stop_ids), arrivals[index]
         requests.append(Request(index, ids, param.max_tokens, ends, arrival, sampler=sampler))
     return requests
+
+
+def as_lists(prompts: object) -> object:
+    """Arrays of numpy or torch as lists: the whole, or each prompt. All else stays as it is."""
+    if hasattr(prompts, "tolist"):
+        prompts = prompts.tolist()
+    if isinstance(prompts, list | tuple):
+        return [each.tolist() if hasattr(each, "tolist") else each for each in prompts]
+    return prompts
+
+
+def token_ids(prompt: Sequence) -> list[int]:
+    """Whole numbers as a list. A TypeError if one is none: True is none, and 1.0 is none."""
+    if any(isinstance(token, bool) for token in prompt):
+        raise TypeError
+    return [as_index(token) for token in prompt]

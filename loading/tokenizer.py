@@ -47,6 +47,7 @@ def load_tokenizer(directory: str | Path) -> Tokenizer | None:
     if (path := directory / "merges.tiktoken").is_file():
         return from_ranks(_read_ranks(path))
     if (path := directory / "tokenizer.json").is_file():
+        _check_template(path, read_json(path))
         with readable(path, Exception):  # the library raises nothing narrower
             return _from_library(Library.from_file(str(path)), directory)
     vocab, merges = directory / "vocab.json", directory / "merges.txt"
@@ -73,7 +74,7 @@ def gpt2_tokenizer() -> Tokenizer:
             " put vocab.json and merges.txt beside config.json, or give token ids"
             f" ({first_line(error)[:100]})"
         ) from None
-    return Tokenizer(library.encode_ordinary, library.decode, library.eot_token)
+    return Tokenizer(library.encode_ordinary, _decoder(library), library.eot_token)
 
 
 def from_ranks(ranks: dict[bytes, int]) -> Tokenizer:
@@ -85,7 +86,37 @@ def from_ranks(ranks: dict[bytes, int]) -> Tokenizer:
         "demo", pat_str=GPT2_SPLIT, mergeable_ranks=ranks, special_tokens={EOS: len(ranks)}
     )
     # encode_ordinary: a prompt that spells out <|endoftext|> is text, not a command
-    return Tokenizer(library.encode_ordinary, library.decode, len(ranks))
+    return Tokenizer(library.encode_ordinary, _decoder(library), len(ranks))
+
+
+def _decoder(library: tiktoken.Encoding) -> Callable[[Sequence[int]], str]:
+    """Text of token ids. Those that a model has and its tokenizer lacks are left out.
+
+    A model's vocabulary is often rounded up.
+    """
+    return lambda ids: library.decode([token for token in ids if token < library.n_vocab])
+
+
+def _check_template(path: Path, raw: dict) -> None:
+    """A UserError where tokenizer.json adds tokens that it does not define.
+
+    The library would end its thread over it, with a report of many lines.
+    """
+    processor = raw.get("post_processor")
+    steps = processor.get("processors") if isinstance(processor, dict) else None
+    for step in [processor, *(steps if isinstance(steps, list) else [])]:
+        if not isinstance(step, dict) or step.get("type") != "TemplateProcessing":
+            continue
+        with readable(path, AttributeError, KeyError, TypeError):
+            known = step["special_tokens"]
+            for piece in step["single"]:
+                if "Sequence" in piece and piece["Sequence"]["id"] != "A":
+                    raise UserError(f"{path}: TemplateProcessing of one text has a second one")
+                if "SpecialToken" in piece and piece["SpecialToken"]["id"] not in known:
+                    raise UserError(
+                        f"{path}: TemplateProcessing adds {piece['SpecialToken']['id']!r}, which"
+                        " special_tokens does not define"
+                    )
 
 
 def load_stop_ids(directory: str | Path, tokenizer: Tokenizer | None) -> frozenset[int]:
@@ -117,6 +148,9 @@ def _from_library(library: Library, directory: Path) -> Tokenizer:
     It adds special tokens as the directory asks (LLaMA starts with one), and leaves them out of
     decoded text.
     """
+    # Of a batch of texts, for training. A prompt is neither filled up nor cut.
+    library.no_padding()
+    library.no_truncation()
     path = directory / "tokenizer_config.json"
     eos = read_json(path).get("eos_token") if path.is_file() else None
     eos = eos.get("content") if isinstance(eos, dict) else eos

@@ -59,7 +59,7 @@ def even_layers(n_layer: int, stages: int) -> list[int]:
 
     If they do not divide evenly, the last stages get one less, for the last one also has the head.
     """
-    if not isinstance(stages, int) or not 1 <= stages <= n_layer:
+    if type(stages) is not int or not 1 <= stages <= n_layer:
         raise UserError(f"stages is {stages}; a model of {n_layer} layers allows 1 to {n_layer}")
     return [n_layer // stages + (stage < n_layer % stages) for stage in range(stages)]
 

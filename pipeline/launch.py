@@ -1,17 +1,30 @@
-"""Starts a process for each stage on one machine, as torchrun does, and leaves none behind."""
+"""Starts a process for each stage on one machine, as torchrun does, and leaves none behind.
+
+The stages meet at one address, and nobody else can reach it from another machine: `launch` names
+the loopback address, `meet` listens at the address that is named and at no other. torchrun's own
+store listens on every interface: see docs/pipelines.md.
+"""
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
+import torch.distributed as dist
 
 from configs import UserError
+from loading.files import first_line
 
-LAUNCHED = "PIPELINE_LAUNCHED"  # an environment variable: `launch` has started this process
+LAUNCHED = "PIPELINE_LAUNCHED"  # an environment variable: the process id of `launch`
+LOOPBACK = "127.0.0.1"
+PATIENCE = timedelta(minutes=10)  # in which stages wait for each other
 
 
 def launch(stages: int, port: int | None) -> None:
@@ -23,7 +36,7 @@ def launch(stages: int, port: int | None) -> None:
         # as torch does: so a port that was just closed counts as free
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port or 0))
+            probe.bind((LOOPBACK, port or 0))
         except (OSError, OverflowError) as error:
             raise UserError(
                 f"--port {port} cannot be used ({error}): give another, or none"
@@ -35,15 +48,16 @@ def launch(stages: int, port: int | None) -> None:
     group = {
         "WORLD_SIZE": stages,
         "LOCAL_WORLD_SIZE": stages,
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": port,
-        LAUNCHED: 1,
+        LAUNCHED: os.getpid(),
     }
     children: list[subprocess.Popen] = []
     try:
         for stage in range(stages):
             environment = group | {"RANK": stage, "LOCAL_RANK": stage}
-            environment = os.environ | {name: str(value) for name, value in environment.items()}
+            environment = {name: str(value) for name, value in environment.items()}
+            environment = loopback_interface() | os.environ | environment
             children.append(subprocess.Popen([sys.executable, *sys.argv], env=environment))
         while not (
             failed := {
@@ -66,11 +80,108 @@ def launch(stages: int, port: int | None) -> None:
     raise SystemExit(next(iter(failed.values())))
 
 
+def loopback_interface() -> dict[str, str]:
+    """What keeps gloo on the loopback, too. Else it listens where this machine's name leads to."""
+    names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+    return {"GLOO_SOCKET_IFNAME": names[0]} if names else {}
+
+
 def end_with(parent: int) -> None:
-    """End this process when its launcher is gone, even if the launcher was killed."""
+    """End this process when its launcher is gone, even if the launcher was killed.
+
+    parent: the process id that the launcher has told us. It may end before we could ask for its id.
+    """
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which stage this process is, and where the stages meet: what torchrun's variables say."""
+
+    stage: int
+    stages: int
+    local: int  # number among the stages of this machine
+    local_stages: int
+    address: str
+    port: int
+    launcher: int | None  # its process id; None: nobody of ours has started us
+
+
+def read_place(environment: Mapping[str, str]) -> Place:
+    """This process's place, or a UserError that names the variable that is wrong."""
+
+    def whole(name: str, least: int, most: int, default: str | None = None) -> int:
+        text = environment.get(name, default)
+        if text is None or not text.isdecimal() or not least <= int(text[:20]) <= most:
+            given = "missing" if text is None else repr(text[:40])
+            raise UserError(
+                f"the environment variable {name} is {given}; where RANK is set, as torchrun does,"
+                f" it must be a whole number from {least} to {most}"
+            )
+        return int(text)
+
+    many = 2**31 - 1
+    stages = whole("WORLD_SIZE", 1, many)
+    local_stages = whole("LOCAL_WORLD_SIZE", 1, stages, "1")
+    address = environment.get("MASTER_ADDR", "")
+    if not address:
+        raise UserError(
+            "the environment variable MASTER_ADDR is missing; where RANK is set, as torchrun does,"
+            " it must name the machine of stage 0"
+        )
+    return Place(
+        whole("RANK", 0, stages - 1),
+        stages,
+        whole("LOCAL_RANK", 0, local_stages - 1, "0"),
+        local_stages,
+        address,
+        whole("MASTER_PORT", 1, 2**16 - 1),
+        whole(LAUNCHED, 1, many) if LAUNCHED in environment else None,
+    )
+
+
+class NotMet(UserError):
+    """This stage cannot meet the others: its own trouble, and no mistake that all of them find."""
+
+
+def meet(place: Place, backend: str) -> None:
+    """Join the group of all stages. Raises NotMet if they cannot meet."""
+    try:
+        # Under torchrun its agent keeps the store, and we are all its clients.
+        ours = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        store = dist.PrefixStore("default_pg", make_store(place)) if ours else None
+        dist.init_process_group(
+            backend, store=store, rank=place.stage, world_size=place.stages, timeout=PATIENCE
+        )
+    except (dist.DistError, OSError) as error:
+        raise NotMet(
+            f"stage {place.stage} cannot meet the others at {place.address}:{place.port}"
+            f" ({reason(error)})"
+        ) from None
+
+
+def make_store(place: Place) -> dist.TCPStore:
+    """Where the stages find each other's addresses, under the names that PyTorch's own store has.
+
+    Stage 0 keeps it. PyTorch's own listens on every interface. So stage 0 brings a socket that is
+    bound to the address that was named.
+    """
+    meeting = {"world_size": place.stages, "timeout": PATIENCE}
+    if place.stage > 0:
+        return dist.TCPStore(place.address, place.port, is_master=False, **meeting)
+    found = socket.getaddrinfo(place.address, place.port, type=socket.SOCK_STREAM)
+    family, *_, where = found[0]
+    listening = socket.create_server(where[:2], family=family)
+    return dist.TCPStore(
+        place.address, place.port, is_master=True, master_listen_fd=listening.detach(), **meeting
+    )
+
+
+def reason(error: Exception) -> str:
+    """The first sentence of what a C++ library says, without the place in its source."""
+    return re.sub(r"^\[\S+\] *", "", first_line(error)).split(". ")[0]
 
 
 def take_cores(local: int, processes: int) -> None:

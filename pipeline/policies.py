@@ -17,6 +17,9 @@ from scheduler import POLICIES, make_scheduler
 PIPELINE_POLICIES: dict[str, type[MicroBatches]] = {"td_pipe": TDPipe}
 
 
+MOST_MICRO_BATCHES = 4096  # far more than stages; each has a scheduler
+
+
 def unmeasured(rows: int) -> float:
     """A made-up `seconds_of`, for micro-batches that are made only to check options."""
     return float(rows)
@@ -46,7 +49,7 @@ def make_micro_batches(
     seconds_of, rules: for td_pipe only (see `TDPipe`). td_pipe always has one pool of memory: with
     "split", the pool is `count` times cache_tokens. "td_pipe:PREDICTOR" names its predictor.
     """
-    check_whole("micro_batches", count)
+    check_whole("micro_batches", count, most=MOST_MICRO_BATCHES)
     name, colon, option = str(policy).partition(":")
     lookup({**POLICIES, **PIPELINE_POLICIES, "baseline": None}, name, "policy")
     lookup(dict.fromkeys(MEMORIES), memory, "memory")

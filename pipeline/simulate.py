@@ -11,7 +11,7 @@ from pipeline.costs import Hop, StageCosts, even_layers, seconds_of_rows
 from pipeline.micro_batches import MicroBatches
 from pipeline.phases import Rules
 from pipeline.policies import make_micro_batches
-from simulate import check_requests, make_cost_model
+from simulate import check_requests, listed, make_cost_model
 
 
 def run_pipeline(
@@ -117,7 +117,7 @@ def simulate_pipeline(
         deal=deal, memory=memory, refill_every=refill_every,
         seconds_of=seconds_of_rows(cost_model), rules=rules,
     )  # fmt: skip
-    requests = list(requests)
+    requests = listed(requests)
     check_requests(requests, cost_model.model.max_length, model)
     for request in sorted(requests, key=lambda request: request.arrival):
         filled.add(request)

@@ -21,7 +21,6 @@ second form.
 
 import math
 import os
-import pickle
 import statistics
 import time
 from collections import deque
@@ -44,7 +43,13 @@ from model import Transformer
 from pipeline.account import PipelineTrace, Step
 from pipeline.costs import even_layers
 from pipeline.micro_batches import MicroBatches
-from pipeline.policies import is_for_pipelines, make_micro_batches, unmeasured
+from pipeline.policies import (
+    MOST_MICRO_BATCHES,
+    is_for_pipelines,
+    make_micro_batches,
+    unmeasured,
+)
+from pipeline.wire import Wire, plan_of, read_plan, read_seconds, read_times, read_tokens
 from sampling import sample
 from scheduler import Scheduler, whole_prefill
 
@@ -63,52 +68,6 @@ class Flight:
         list[int] | None
     )  # of a pipeline with one stage; else None, for the last stage sends them
     ended: list[Request] = field(default_factory=list)
-
-
-class Wire:
-    """Messages between stages, in order.
-
-    A message is a plan (any Python object), and rows of activations with it. Sending never waits.
-    """
-
-    def __init__(self, hidden: int, dtype: torch.dtype, device: torch.device):
-        self.hidden, self.dtype, self.device = hidden, dtype, device
-        # plans and tokens; activations take the default group, NCCL on GPUs
-        self.control = dist.new_group(backend="gloo")
-        # tensors must stay alive until they are sent
-        self.sending: deque[tuple[list, list[Tensor]]] = deque()
-
-    def send(self, to: int, plan: object, x: Tensor | None = None) -> None:
-        data = torch.frombuffer(bytearray(pickle.dumps(plan)), dtype=torch.uint8)
-        header = torch.tensor([len(data), 0 if x is None else len(x)])
-        works = [
-            dist.isend(header, to, group=self.control),
-            dist.isend(data, to, group=self.control),
-        ]
-        if x is not None:
-            works.append(dist.isend(x.contiguous(), to))
-        self.sending.append((works, [header, data, x]))
-        while self.sending and all(work.is_completed() for work in self.sending[0][0]):
-            self.sending.popleft()
-
-    def receive(self, source: int) -> tuple[object, Tensor | None]:
-        """The next message: the plan, and x (T, H) if there was one."""
-        header = torch.empty(2, dtype=torch.long)
-        dist.recv(header, source, group=self.control)
-        size, rows = header.tolist()
-        data = torch.empty(size, dtype=torch.uint8)
-        dist.recv(data, source, group=self.control)
-        x = None
-        if rows:
-            x = torch.empty(rows, self.hidden, dtype=self.dtype, device=self.device)
-            dist.recv(x, source)
-        return pickle.loads(data.numpy().tobytes()), x
-
-    def flush(self) -> None:
-        """Wait until everything is sent."""
-        while self.sending:
-            for work in self.sending.popleft()[0]:
-                work.wait()
 
 
 class PipelineLLM(LLM):
@@ -136,13 +95,14 @@ class PipelineLLM(LLM):
     ):
         self.stage, self.stages = dist.get_rank(), dist.get_world_size()
         self.micro_batches = self.stages if micro_batches is None else micro_batches
-        check_whole("micro_batches", self.micro_batches)
+        check_whole("micro_batches", self.micro_batches, most=MOST_MICRO_BATCHES)
         check_whole("max_batch_size", max_batch_size)
         self.micro_batch_size, self.filling = max_batch_size, {"deal": deal, "memory": memory}
         self.seconds_of: Callable[[int], float] = unmeasured
         slots = max_batch_size * self.micro_batches
         super().__init__(model, max_batch_size=slots, layers=self._own_layers, **options)
-        self.wire = Wire(self.config.hidden, self.dtype, self.device)
+        most_rows = self.cache.slots * self.cache.length
+        self.wire = Wire(self.config.hidden, self.dtype, self.device, most_rows)
         self.offset = self._clock_offset()
         self.pipeline: PipelineTrace | None = None
 
@@ -232,7 +192,10 @@ class PipelineLLM(LLM):
                 flight = flying.popleft()
                 tokens = flight.tokens
                 if tokens is None:
-                    tokens = self.wire.receive(self.stages - 1)[0]
+                    last = self.stages - 1
+                    message, _ = self.wire.receive(last)
+                    count = len(flight.batch.sampled)
+                    tokens = read_tokens(message, count, self.config.vocab_size, last)
                 flight.ended = micro_batches.done(flight.micro_batch, flight.batch, tokens)
                 for request in flight.ended:
                     executor.release(request)
@@ -278,34 +241,26 @@ class PipelineLLM(LLM):
         if self.is_last:
             flight.tokens = result
         else:
-            self.wire.send(1, self._plan(flat, flight.batch), result)
-
-    def _plan(self, flat: FlatBatch, batch: Batch) -> tuple:
-        """What the stages after this one need to know of a batch."""
-        ids = [request.request_id for request in batch.sampled]
-        numbers = [each.tolist() for each in (flat.slots, flat.positions, flat.logit_rows)]
-        return *numbers, flat.spans, ids
+            ids = [request.request_id for request in sampled]
+            self.wire.send(1, plan_of(flat, ids), result)
 
     def _follow(self, requests: list[Request]) -> None:
         """The other stages: receive, compute, send, until stage 0 says that it is over."""
         samplers = {request.request_id: request.sampler for request in requests}
         times: Times = []
         dist.barrier(group=self.wire.control)
-        while (message := self.wire.receive(self.stage - 1))[0] is not None:
-            start = synchronized_clock(
-                self.device
-            )  # NCCL's recv returns before the rows have arrived
-            (*numbers, spans, ids), x = message
-            slots, positions, logit_rows = [
-                torch.tensor(each, dtype=torch.long, device=self.device) for each in numbers
-            ]
-            flat = FlatBatch(slots, slots, positions, spans, logit_rows)  # no tokens: stage 0's
+        source = self.stage - 1
+        while (message := self.wire.receive(source))[0] is not None:
+            start = synchronized_clock(self.device)  # NCCL's recv returns before the rows arrive
+            plan, x = message
+            rows = 0 if x is None else len(x)
+            flat, ids = read_plan(plan, rows, self.cache, samplers, source)
             result = self._compute(flat, x, [samplers[request_id] for request_id in ids])
             times.append((start, time.perf_counter()))
             if self.is_last:
                 self.wire.send(0, result)
             else:
-                self.wire.send(self.stage + 1, message[0], result)
+                self.wire.send(self.stage + 1, plan, result)
         self._stop(times)
         self._collect(times)
 
@@ -323,11 +278,15 @@ class PipelineLLM(LLM):
         self.wire.flush()
 
     def _collect(self, times: Times) -> list[Times]:
-        """On stage 0: the times of all stages, by the clock of stage 0. Elsewhere: None."""
-        gathered = [None] * self.stages if self.stage == 0 else None
+        """On stage 0: the times of all stages, by the clock of stage 0. Elsewhere: none."""
         mine = [(start - self.offset, end - self.offset) for start, end in times]
-        dist.gather_object(mine, gathered, group=self.wire.control)
-        return gathered
+        if self.stage > 0:
+            self.wire.send(0, mine)
+            self.wire.flush()
+            return []
+        others = range(1, self.stages)
+        found = [read_times(self.wire.receive(each)[0], len(mine), each) for each in others]
+        return [mine, *found]
 
     def _account(
         self,
@@ -368,10 +327,10 @@ class PipelineLLM(LLM):
                     self.wire.receive(stage)
                     self.wire.send(stage, time.perf_counter())
                 elif self.stage == stage:
-                    asked = self.wire.receive(0)[0]
+                    asked = read_seconds(self.wire.receive(0)[0], 0)
                     here = time.perf_counter()
                     self.wire.send(0, None)
-                    answered = self.wire.receive(0)[0]
+                    answered = read_seconds(self.wire.receive(0)[0], 0)
                     if answered - asked < best:
                         best, offset = answered - asked, here - (asked + answered) / 2
         self.wire.flush()  # stage 0 may end soon, because of a mistake

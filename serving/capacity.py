@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from batch import Batch, Request
-from configs import GPUS, LINKS, MODELS, UserError
+from batch import LATEST, Batch, Request
+from configs import GPUS, LINKS, MODELS, UserError, check_number
 from costmodel import TILE, CostModel, make_batch, tokens_that_fit
 from pipeline import Hop, simulate_pipeline
 from simulate import make_cost_model, simulate
@@ -130,6 +130,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
     Requests of one token have no time between tokens.
     """
+    check_number("percent", percent, 0, 100)
     return float(np.percentile(values, percent)) if len(values) else 0.0
 
 
@@ -208,6 +209,7 @@ def capacity(
     runs.
     Returns 0 if not even 1/1000 of `start` is served. Raises UserError if every rate is served.
     """
+    check_number("slo", slo, 0, LATEST, "number of seconds")
     low = high = start
     if load(start).meets(slo):
         while load(high := factor * high).meets(slo):
@@ -266,6 +268,7 @@ def token_budget(
     cost: of a GPU (CostModel), or of this machine (CalibratedModel of
     experiments/lib/calibration.py). Raises UserError if no budget meets the SLO.
     """
+    check_number("slo", slo, 0, LATEST, "number of seconds")
     first = (decodes // TILE + 1) * TILE  # with room for a chunk beside the decodes
     budgets = [first, *range(first + TILE, longest + 1, TILE)]
     found = [

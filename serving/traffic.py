@@ -17,6 +17,7 @@ max_tokens = n: the prefill yields the first of them.
 """
 
 import csv
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,10 +28,17 @@ from typing import Protocol
 
 import numpy as np
 
-from batch import Request
-from configs import UserError, check_whole
+from batch import LATEST, Request
+from cli import read_text
+from configs import UserError, check_number, check_whole
+from simulate import listed
 
 ARRIVALS, PROMPTS, OUTPUTS = range(3)  # the streams of one seed
+# Bounds of what may be asked for. Beyond them, numpy's 64-bit numbers or the memory run out.
+MOST_REQUESTS = 10**7
+MOST_TOKENS = 10**7  # of one prompt, or of one output
+FASTEST, MOST_CV = 1e9, 1e6
+MOST_BYTES = 10**9  # of a trace file
 
 
 def stream(seed: int, which: int) -> np.random.Generator:
@@ -48,10 +56,11 @@ def gamma(count: int, rate: float, cv: float, seed: int = 0) -> list[float]:
     seed gives the same pattern at every rate. cv 1: Poisson; above 1: bursts; 0: evenly, one every
     1 / rate seconds.
     """
-    if not 0 < rate < math.inf:
-        raise UserError(f"rate is {rate}; it must be a number of requests per second above 0")
-    if not 0 <= cv < math.inf:
-        raise UserError(f"cv is {cv}; it must be a number, at least 0")
+    check_whole("count", count, 0, MOST_REQUESTS)
+    check_number("rate", rate, 1 / FASTEST, FASTEST, "number of requests per second")
+    check_number("cv", cv, 0, MOST_CV)
+    if 0 < cv < 1 / MOST_CV:
+        raise UserError(f"cv is {cv}; it must be 0, or a number from {1 / MOST_CV:g}")
     gaps = stream(seed, ARRIVALS).gamma(1 / cv**2, cv**2, count) if cv else np.ones(count)
     return (np.cumsum(gaps) / rate).tolist()
 
@@ -66,8 +75,10 @@ def at_rate(requests: Sequence[Request], rate: float) -> list[Request]:
 
     Their arrivals are scaled so that `rate` of them come per second on average.
     """
-    if not 0 < rate < math.inf:
-        raise UserError(f"rate is {rate}; it must be a number of requests per second above 0")
+    check_number("rate", rate, 1 / FASTEST, FASTEST, "number of requests per second")
+    requests = listed(requests)
+    if not requests:
+        raise UserError("no requests: a rate needs at least one")
     first = min(request.arrival for request in requests)
     last = max(request.arrival for request in requests)
     factor = (len(requests) - 1) / rate / (last - first) if last > first else 0.0
@@ -100,7 +111,7 @@ class Fixed:
     tokens: int
 
     def __post_init__(self) -> None:
-        check_whole("tokens", self.tokens, 1)
+        check_whole("tokens", self.tokens, 1, MOST_TOKENS)
 
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
         return np.full(count, self.tokens)
@@ -114,8 +125,8 @@ class Uniform:
     high: int
 
     def __post_init__(self) -> None:
-        check_whole("low", self.low, 1)
-        check_whole("high", self.high, self.low)
+        check_whole("low", self.low, 1, MOST_TOKENS)
+        check_whole("high", self.high, self.low, MOST_TOKENS)
 
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
         return generator.integers(self.low, self.high + 1, count)
@@ -140,10 +151,9 @@ class Zipf:
     by: str = "rank"
 
     def __post_init__(self) -> None:
-        check_whole("low", self.low, 1)
-        check_whole("high", self.high, self.low)
-        if not 0 <= self.exponent < math.inf:
-            raise UserError(f"exponent is {self.exponent}; it must be a number, at least 0")
+        check_whole("low", self.low, 1, MOST_TOKENS)
+        check_whole("high", self.high, self.low, MOST_TOKENS)
+        check_number("exponent", self.exponent, 0, 1e6)
         if self.by not in ZIPF_BY:
             raise UserError(f"Zipf by {self.by!r}: choose from {', '.join(ZIPF_BY)}")
 
@@ -168,17 +178,20 @@ class LogNormal:
     longest: int | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.median <= self.p90 < math.inf:
+        check_number("median", self.median, 1, MOST_TOKENS)
+        check_number("p90", self.p90, 1, MOST_TOKENS)
+        if self.median > self.p90:
             raise UserError(
                 f"median is {self.median} and p90 is {self.p90}; 1 <= median <= p90 is needed"
             )
-        if self.longest is not None and self.longest < self.p90:
-            raise UserError(f"longest is {self.longest}; it must be at least the p90, {self.p90}")
+        if self.longest is not None:
+            check_whole("longest", self.longest, math.ceil(self.p90), MOST_TOKENS)
 
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
         sigma = math.log(self.p90 / self.median) / NormalDist().inv_cdf(0.9)
         drawn = np.rint(self.median * np.exp(sigma * generator.standard_normal(count)))
-        return np.clip(drawn, 1, self.longest).astype(np.int64)
+        longest = MOST_TOKENS if self.longest is None else self.longest
+        return np.clip(drawn, 1, longest).astype(np.int64)
 
 
 def make_requests(
@@ -192,6 +205,13 @@ def make_requests(
 
     max_length: most tokens of prompt and output together. A longer prompt is cut, so that both fit.
     """
+    if not isinstance(arrivals, Sequence | np.ndarray):
+        raise UserError(f"arrivals is {arrivals!r}; it must be a list of seconds")
+    for name, lengths in (("prompts", prompts), ("outputs", outputs)):
+        if not hasattr(lengths, "draw"):
+            raise UserError(
+                f"{name} is {lengths!r}; give a distribution of lengths, such as Fixed(100)"
+            )
     prompt_tokens = prompts.draw(len(arrivals), stream(seed, PROMPTS))
     output_tokens = outputs.draw(len(arrivals), stream(seed, OUTPUTS))
     if max_length is not None:
@@ -225,14 +245,13 @@ def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
     (ISO 8601). Lengths are whole numbers of tokens, at least 1. For a wrong cell, the UserError
     names file, line and column.
     """
+    if count is not None:
+        check_whole("count", count, 1)
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            columns = find_columns(path, next(reader, []))
-            lines = [(reader.line_num, row) for row in reader if row]
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
+        reader = csv.reader(io.StringIO(read_text(path, MOST_BYTES), newline=""))
+        columns = find_columns(path, next(reader, []))
+        lines = [(reader.line_num, row) for row in reader if row]
+    except csv.Error as error:
         raise UserError(f"{path}: not a CSV file in UTF-8 ({error})") from None
     if not lines:
         raise UserError(f"{path}: no requests below the header; a trace needs at least one")
@@ -251,8 +270,8 @@ def find_columns(path: Path | str, header: Sequence[str]) -> dict[str, tuple[int
         name = next((name for name in allowed if name in names), None)
         if name is None:
             raise UserError(
-                f"{path}, line 1: no column for the {column} in {','.join(names)!r}; name one of"
-                f" them {' or '.join(allowed)}"
+                f"{path}, line 1: no column for the {column} in {','.join(names)[:200]!r}; name one"
+                f" of them {' or '.join(allowed)}"
             )
         found[column] = names.index(name), name
     return found
@@ -262,7 +281,7 @@ def read_rows(
     path: Path | str, columns: dict[str, tuple[int, str]], lines: Sequence[tuple[int, list[str]]]
 ) -> list[tuple]:
     """Arrival, prompt tokens and output tokens of each line."""
-    length = tokens, "a whole number of tokens, at least 1"
+    length = tokens, f"a whole number of tokens, at least 1 and at most {MOST_TOKENS}"
     readers = {
         "arrival": (number, "a number of seconds (or, in all lines, a date and time)"),
         "prompt": length,
@@ -282,7 +301,7 @@ def read_rows(
                 values.append(read(text))
             except ValueError:
                 raise UserError(
-                    f"{path}, line {line}, column {name}: {text!r} is not {wanted}"
+                    f"{path}, line {line}, column {name}: {text[:60]!r} is not {wanted}"
                 ) from None
         rows.append(tuple(values))
     return rows
@@ -290,7 +309,7 @@ def read_rows(
 
 def number(text: str) -> float:
     value = float(text)
-    if not math.isfinite(value):
+    if not abs(value) <= LATEST:
         raise ValueError(text)
     return value
 
@@ -303,7 +322,7 @@ def date(text: str) -> float:
 
 def tokens(text: str) -> int:
     value = int(text)
-    if value < 1:
+    if not 1 <= value <= MOST_TOKENS:
         raise ValueError(text)
     return value
 

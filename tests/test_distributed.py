@@ -2,7 +2,9 @@
 end together.
 """
 
+import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -10,27 +12,33 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import TINY
 from pipeline_worker import CACHE_TOKENS, OPTIONS, PARAMS, PROMPTS
 from test_perfetto import events_of
 from test_perfetto import named as lanes_of
 
 import distributed
+from attention import FlatBatch, Span
 from configs import MODELS, UserError
 from engine import LLM
+from kvcache import KVCache
 from pipeline import Step, stages
+from pipeline.launch import Place, read_place
 from pipeline.policies import PIPELINE_POLICIES
 from pipeline.stages import PipelineLLM, measured_hop
+from pipeline.wire import plan_of, read_plan, read_seconds, read_times, read_tokens
 from scheduler import POLICIES
 
 ROOT = Path(__file__).parent.parent
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+ENDLESS = ("--workload", "30:900", "--repeats", "10000", "--dtype", "float32", "--device", "cpu")
 Start = Callable[..., subprocess.Popen]
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this PyTorch has no gloo")
 
@@ -210,6 +218,186 @@ def test_a_launcher_that_is_killed_leaves_nobody_behind(start: Start) -> None:
     wait_for(lambda: all(gone(child) for child in children), 30)
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("seconds", [0.0, 0.5])
+def test_a_launcher_that_is_killed_early_leaves_nobody_behind(start: Start, seconds: float) -> None:
+    """While its stages still import, and cannot ask who their parent was."""
+    process = start("distributed.py", *ENDLESS)
+    wait_for(lambda: len(processes_of(process.pid)) == 2)
+    children = processes_of(process.pid)
+    time.sleep(seconds)
+    process.kill()
+    process.communicate(timeout=60)  # reads to the end, which the stages hold open
+    wait_for(lambda: all(gone(child) for child in children), 30)
+
+
+def listening(pid: int) -> set[str]:
+    """Addresses at which a process waits for connections, as Linux writes them."""
+    sockets = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            sockets.add(os.readlink(link))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text(encoding="utf-8").splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                found.add(fields[1].partition(":")[0])
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+def test_the_stages_listen_on_the_loopback_alone(start: Start) -> None:
+    process = start("distributed.py", *ENDLESS)
+    wait_for(lambda: len(processes_of(process.pid)) == 2)
+    children = processes_of(process.pid)
+    wait_for(lambda: all(any("gloo" in name for name in threads_of(child)) for child in children))
+    assert [listening(child) for child in children] == 2 * [{"0100007F"}]  # 127.0.0.1
+
+
+STRANGER = """
+import pickle, sys, time
+import torch
+import torch.distributed as dist
+
+class Bomb:
+    def __reduce__(self):
+        return open, (sys.argv[1], "w")
+
+dist.init_process_group("gloo")
+control = dist.new_group(backend="gloo")
+data = torch.frombuffer(bytearray(pickle.dumps(Bomb())), dtype=torch.uint8)
+dist.send(torch.tensor([len(data), 0]), 0, group=control)
+dist.send(data, 0, group=control)
+time.sleep(60)
+"""
+
+
+def test_a_stranger_who_joins_gets_nothing_run(start: Start, tmp_path: Path) -> None:
+    """He takes stage 1's place, and sends stage 0 a pickle that would make a file."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    made, script = tmp_path / "made", tmp_path / "stranger.py"
+    script.write_text(STRANGER, encoding="utf-8")
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    start_as = (
+        "import os, runpy, sys; os.environ |= {}; sys.argv = {};"
+        " runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    stage = start("-c", start_as.format(place | {"RANK": "0"}, ["distributed.py", "hello"]))
+    start("-c", start_as.format(place | {"RANK": "1"}, [str(script), str(made)]))
+    _, errors = stage.communicate(timeout=60)
+    assert not made.exists(), "stage 0 ran what came over the wire"
+    assert stage.returncode == 2 and errors.count("\n") == 1, errors
+    assert errors.startswith("error: a message that came as stage 1's is none that a stage sends")
+
+
+def a_batch() -> tuple[FlatBatch, KVCache]:
+    """A chunk of three rows at positions 2 to 4 of slot 1, and the decodes of slots 0 and 2."""
+    spans = [Span(slice(0, 3), (1,), (5,)), Span(slice(3, 5), (0, 2), (8, 1))]
+    numbers = [[1, 1, 1, 0, 2], [2, 3, 4, 7, 0], [2, 3, 4]]
+    slots, positions, logit_rows = [torch.tensor(each) for each in numbers]
+    return FlatBatch(slots, slots, positions, spans, logit_rows), KVCache(TINY["llama"], 3, 8)
+
+
+def test_a_plan_comes_out_as_it_went_in() -> None:
+    flat, cache = a_batch()
+    message = json.loads(json.dumps(plan_of(flat, [7, 5, 6])))
+    found, ids = read_plan(message, 5, cache, {5, 6, 7, 8}, 0)
+    assert ids == [7, 5, 6] and found.spans == flat.spans
+    for name in ("slots", "positions", "logit_rows"):
+        assert torch.equal(getattr(found, name), getattr(flat, name))
+
+
+def changed(plan: list, places: Sequence[int], value: object) -> list:
+    """A copy of a plan with another value at one place."""
+    plan = json.loads(json.dumps(plan))
+    where = plan
+    for place in places[:-1]:
+        where = where[place]
+    where[places[-1]] = value
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("places", "value"),
+    [
+        ((0, 0), 3),  # a slot, and there are three
+        ((0, 0), -1),
+        ((0, 0), 1.0),
+        ((0, 0), True),
+        ((0,), [1, 1, 1, 0]),  # a row less
+        ((0,), {"a": 1}),
+        ((1, 0), 8),  # a position, and a slot has eight
+        ((2, 0), 5),  # a row, and there are five
+        ((2,), [2]),  # fewer than ids
+        ((3,), []),  # rows that nobody attends
+        ((3,), 7),
+        ((3, 0), [0, 3, [1]]),
+        ((3, 0, 0), 1),
+        ((3, 0, 1), 4),  # spans that overlap
+        ((3, 0, 2, 0), 3),
+        ((3, 0, 3, 0), 9),  # a context beyond the slot
+        ((3, 0, 3, 0), 2),  # fewer tokens than rows
+        ((3, 1, 2), []),
+        ((3, 1, 2), [0, 1, 2]),
+        ((3, 1, 3), [8]),
+        ((4, 0), 9),  # nobody's id
+        ((4,), [[], 5, 6]),
+    ],
+)
+def test_a_plan_that_leads_astray_is_refused(places: tuple[int, ...], value: object) -> None:
+    flat, cache = a_batch()
+    message = changed(plan_of(flat, [7, 5, 6]), places, value)
+    with pytest.raises(UserError, match="none that a stage sends"):
+        read_plan(message, 5, cache, {5, 6, 7, 8}, 0)
+
+
+def test_other_messages_that_no_stage_sends() -> None:
+    flat, cache = a_batch()
+    for message in (None, 5, "ab", [], [1, 2, 3, 4, 5], {}):
+        with pytest.raises(UserError, match="none that a stage sends"):
+            read_plan(message, 5, cache, {5}, 0)
+    with pytest.raises(UserError, match="none that a stage sends"):
+        read_plan(plan_of(flat, [7, 5, 6]), 6, cache, {5, 6, 7}, 0)
+    assert read_tokens([3, 96], 2, 97, 1) == [3, 96]
+    for tokens in ([3], [3, 97], [3, -1], [3, 1.5], None):
+        with pytest.raises(UserError, match="no list of 2 tokens"):
+            read_tokens(tokens, 2, 97, 1)
+    assert read_times([[0.5, 1.0]], 1, 1) == [(0.5, 1.0)]
+    for times in ([], [[0.5]], [[0.5, math.nan]], [[0.5, None]], None):
+        with pytest.raises(UserError, match="no list of 1 times"):
+            read_times(times, 1, 1)
+    with pytest.raises(UserError, match="no time"):
+        read_seconds(math.inf, 1)
+
+
+GROUP = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"RANK": "x"}, "RANK is 'x'; .* from 0 to 1"),
+        ({"RANK": "2"}, "RANK is '2'; .* from 0 to 1"),
+        ({"RANK": "1" * 5000}, "RANK is '1{40}'; .* from 0 to 1"),
+        ({"WORLD_SIZE": None}, "WORLD_SIZE is missing; .* from 1 to"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0'; .* from 1 to"),
+        ({"MASTER_ADDR": None}, "MASTER_ADDR is missing"),
+        ({"MASTER_PORT": "65536"}, "MASTER_PORT is '65536'; .* from 1 to 65535"),
+        ({"LOCAL_WORLD_SIZE": "3"}, "LOCAL_WORLD_SIZE is '3'; .* from 1 to 2"),
+        ({"LOCAL_RANK": "1"}, "LOCAL_RANK is '1'; .* from 0 to 0"),
+        ({"PIPELINE_LAUNCHED": "me"}, "PIPELINE_LAUNCHED is 'me'"),
+    ],
+)
+def test_broken_variables_of_torchrun(changes: dict, complaint: str) -> None:
+    assert read_place(GROUP) == Place(1, 2, 0, 1, "127.0.0.1", 29500, None)
+    environment = {name: value for name, value in (GROUP | changes).items() if value is not None}
+    with pytest.raises(UserError, match=complaint):
+        read_place(environment)
+
+
 def test_a_port_in_use_is_one_line(start: Start) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -289,7 +477,8 @@ def test_what_one_stage_alone_finds_is_said(monkeypatch: pytest.MonkeyPatch) -> 
     def no_gpu(_: str) -> None:
         raise UserError("device 'cuda:1' is not here")
 
-    monkeypatch.setenv("RANK", "1")
+    for name, value in GROUP.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(distributed, "GRACE", 0.0)
     monkeypatch.setattr(distributed, "choose_device", no_gpu)
     monkeypatch.setattr(sys, "argv", ["distributed.py", "hello"])

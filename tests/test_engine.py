@@ -23,7 +23,7 @@ from executor import ModelExecutor
 from fast.backends import BACKENDS
 from fast.process import threads, threads_for
 from kvcache import KVCache
-from loading.device import choose_device
+from loading.device import check_memory, choose_device
 from loop import Result
 from model import Transformer
 from pipeline import simulate_pipeline
@@ -768,3 +768,35 @@ def test_memory_does_not_grow(small: str) -> None:
             before = resident()
     assert len(llm.trace.iterations) >= 2200
     assert resident() < 1.02 * before
+
+
+def test_rotary_tables_are_as_long_as_the_longest_sequence(
+    small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model may allow far more positions than anybody asks for."""
+    many = dataclasses.replace(MODELS[small], max_length=10**9)
+    monkeypatch.setitem(MODELS, small, many)
+    llm = LLM(small, max_length=32, dtype="float32", device="cpu")
+    assert llm.model.cos.shape == llm.model.sin.shape == (32, 1, many.head_dim // 2)
+    assert len(llm.generate([list(range(20))], SamplingParams(max_tokens=13))[0].token_ids) == 13
+    llm.resize_cache(2, 64)
+    prompt = list(range(50))
+    found = llm.generate([prompt], SamplingParams(max_tokens=15))[0].token_ids
+    assert (
+        found
+        == LLM(small, max_length=64, dtype="float32", device="cpu")
+        .generate([prompt], SamplingParams(max_tokens=15))[0]
+        .token_ids
+    )
+    with pytest.raises(UserError, match=r"needs \d+\.\d GB of weights"):
+        LLM(small, dtype="float32", device="cpu")
+
+
+def test_rotary_tables_count_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loading.device.memory_of", lambda _: 10**9)
+    demo, size = MODELS["demo"], torch.float32.itemsize
+    each = demo.kv_bytes_per_token(size) + demo.head_dim * size  # of one position
+    most = (10**9 - demo.parameters * size) // each
+    check_memory(demo, 1, most, torch.float32, torch.device("cpu"))
+    with pytest.raises(UserError, match="demo needs"):
+        check_memory(demo, 1, most + 1, torch.float32, torch.device("cpu"))

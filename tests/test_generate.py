@@ -138,7 +138,7 @@ def test_a_mistake_in_one_of_several_prompts_is_one_line() -> None:
         ),
         (("hi", "--dtype", "int3"), "unknown dtype 'int3': choose from auto, float32"),
         (("hi", "--chunk-size", "0"), "chunk_size is 0; it must be a whole number, at least 1"),
-        (("hi", "--seed", "-1"), "seed is -1; it must be a whole number from 0"),
+        (("hi", "--seed", "-1"), "seed is -1; it must be a whole number, from 0"),
         (("hi", "--chunk-size", "big"), "argument --chunk-size: invalid int value: 'big'"),
         (
             ("hi", "--max-tokens", "1025"),

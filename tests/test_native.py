@@ -2,10 +2,15 @@
 cache's own writes.
 """
 
+import _ctypes
 import dataclasses
 import os
 import platform
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,10 +22,11 @@ import model
 from attention import PLAIN, FlatBatch, Span, reference
 from configs import MODELS, UserError
 from engine import LLM, SamplingParams
-from fast import native
+from fast import library, native
 from fast.backends import choose_backend
 from kvcache import KVCache
 
+ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 pytestmark = pytest.mark.skipif(not native.compiler(), reason="needs a C++ compiler")
@@ -381,16 +387,118 @@ def test_a_new_compiler_compiles_anew(monkeypatch: pytest.MonkeyPatch, tmp_path:
     forget()
 
 
-def test_a_damaged_file_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A copy of the compiled library, in a cache of its own. A script stands for the compiler."""
     made = Path(native.library()._name)
-    damaged = tmp_path / "nano-sarathi" / made.name
-    damaged.parent.mkdir()
-    damaged.write_bytes(b"not this")
+    script = tmp_path / "c++"
+    script.write_text(f"#!/bin/sh\nfor last; do :; done\ncp {made} $last\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     forget()
-    native.library()
-    assert damaged.stat().st_size > 1000
+    yield Path(native.library()._name)
     forget()
+
+
+# In another process: what is cut short may end it.
+LOAD = """
+import torch
+from fast import library, native
+found = native.outcome()
+print(type(found).__name__, "" if isinstance(found, native.ctypes.CDLL) else found)
+"""
+
+
+def load_anew(seconds: float = 60.0) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-c", LOAD]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=seconds
+    )
+
+
+@pytest.mark.parametrize("what", ["cut short", "another library", "a pipe", "a link", "nothing"])
+def test_a_damaged_library_is_made_again(kept: Path, what: str, tmp_path: Path) -> None:
+    data = kept.read_bytes()
+    kept.unlink()
+    if what == "cut short":
+        kept.write_bytes(data[: len(data) // 2])
+    elif what == "another library":
+        kept.write_bytes(Path(_ctypes.__file__).read_bytes())
+    elif what == "a pipe":
+        os.mkfifo(kept)
+    elif what == "a link":
+        (tmp_path / "elsewhere.so").write_bytes(data)
+        kept.symlink_to(tmp_path / "elsewhere.so")
+    done = load_anew()
+    assert (done.returncode, done.stdout) == (0, "CDLL \n"), done
+    assert done.stderr.count("compiling native.cpp") == 1
+    assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+    assert kept.is_file() and not kept.is_symlink() and kept.read_bytes() == data
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs Unix")
+@pytest.mark.parametrize("mode", [0o777, 0o770])
+def test_a_folder_that_others_may_write_is_not_trusted(kept: Path, mode: int) -> None:
+    kept.parent.chmod(mode)
+    done = load_anew()
+    assert done.stdout.startswith("UserError attention 'native': "), done
+    assert "nano-sarathi' may be written by others (chmod go-w mends that)" in done.stdout
+    kept.parent.chmod(0o700)
+    kept.parent.parent.chmod(0o777)
+    assert "which everybody may write" in load_anew().stdout
+    kept.parent.parent.chmod(0o1777)  # as /tmp
+    assert load_anew().stdout == "CDLL \n"
+
+
+def test_a_folder_of_another_user_is_not_trusted(kept: Path) -> None:
+    about = list(kept.stat())
+    about[4] = os.geteuid() + 1  # st_uid
+    assert "belongs to user" in library.unsafe(os.stat_result(about))
+    about[4] = 0
+    assert library.unsafe(os.stat_result(about)) is None
+
+
+def test_a_relative_cache_is_refused(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "here")
+    done = load_anew()
+    assert "XDG_CACHE_HOME is 'here'; it must be an absolute path: choose auto" in done.stdout
+    assert not (ROOT / "here").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+def test_a_compiler_that_hangs_is_ended(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And so is what it has started."""
+    script = tmp_path / "hangs"
+    script.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! > {tmp_path}/child\nsleep 1000\n")
+    script.chmod(0o755)
+    kept.unlink()
+    monkeypatch.setenv("CXX", str(script))
+    monkeypatch.setattr(native, "run_compiler", partial(library.run_compiler, seconds=1.0))
+    forget()
+    start = time.monotonic()
+    with pytest.raises(UserError, match="hangs has not ended after 1 s: choose auto"):
+        native.library()
+    assert time.monotonic() - start < 30
+    assert list(kept.parent.iterdir()) == []
+    child = Path("/proc", (tmp_path / "child").read_text(encoding="utf-8").strip(), "stat")
+    assert not child.exists() or child.read_text(encoding="utf-8").split()[2] == "Z"
+
+
+def test_a_compiler_that_makes_something_else(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "other"
+    script.write_text(f"#!/bin/sh\nfor last; do :; done\ncp {_ctypes.__file__} $last\n")
+    script.chmod(0o755)
+    kept.unlink()
+    monkeypatch.setenv("CXX", str(script))
+    forget()
+    with pytest.raises(UserError, match="what was compiled has no function attend_bfloat16: cho"):
+        native.library()
+    assert list(kept.parent.iterdir()) == []
 
 
 def test_as_many_slots_as_requests() -> None:

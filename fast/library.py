@@ -1,0 +1,121 @@
+"""A compiled library that is kept between runs, and loaded only if it is what we have made.
+
+Loading a library runs what is in it, and ends the process if a part of it is missing. So its name
+bears the SHA-256 of its bytes. A file that has been cut short, or that is another library, does
+not match and is made again. Nobody else may have been able to put it there: folder and file must
+be ours (or root's), and only their owner
+may write them.
+"""
+
+import ctypes
+import hashlib
+import os
+import signal
+import stat
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from configs import UserError
+
+COMPILE_SECONDS = 120  # far more than a compiler needs, and an end to one that hangs
+DIGITS = 16  # of a checksum, in a file's name
+
+
+def cache_folder() -> Path:
+    """Where compiled files are kept; made if it is not there. Raises UserError if it is unsafe."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    if not home.is_absolute():
+        raise UserError(f"XDG_CACHE_HOME is {str(home)!r}; it must be an absolute path")
+    folder = home / "nano-sarathi"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    why = unsafe(folder.stat())
+    for parent in folder.parents:
+        mode = parent.stat().st_mode
+        # with the sticky bit, as /tmp has it, nobody can replace what belongs to another
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            why = why or f"lies in {str(parent)!r}, which everybody may write"
+    if why:
+        raise UserError(f"{str(folder)!r} {why}: nothing that is compiled is kept there")
+    return folder
+
+
+def unsafe(about: os.stat_result) -> str | None:
+    """Why somebody else can write a file or a folder, if so."""
+    if not hasattr(os, "geteuid"):  # Windows says it otherwise
+        return None
+    if about.st_uid not in (0, os.geteuid()):
+        return f"belongs to user {about.st_uid}, and we are user {os.geteuid()}"
+    if about.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
+        return "may be written by others (chmod go-w mends that)"
+    return None
+
+
+def checksum(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:DIGITS]
+
+
+def load_kept(folder: Path, stem: str) -> ctypes.CDLL | None:
+    """The library `stem` of a folder, if it is there whole. What is damaged is removed."""
+    for path in sorted(folder.glob(f"{stem}-*.so")):
+        about = path.lstat()
+        # no link, and no pipe, whose writer we would wait for
+        good = stat.S_ISREG(about.st_mode) and not unsafe(about)
+        if good and path.stem == f"{stem}-{checksum(path.read_bytes())}":
+            return ctypes.CDLL(str(path))
+        path.unlink(missing_ok=True)
+    return None
+
+
+def make(
+    folder: Path, stem: str, build: Callable[[Path], None], functions: Sequence[str]
+) -> ctypes.CDLL:
+    """Build a library, keep it, and load it. Raises UserError if it lacks one of the functions.
+
+    build: makes the file that it is given.
+    """
+    with tempfile.TemporaryDirectory(dir=folder) as workplace:
+        made = Path(workplace) / f"{stem}.so"
+        build(made)
+        library = ctypes.CDLL(str(made))  # only what can be loaded is kept
+        missing = [name for name in functions if not hasattr(library, name)]
+        if missing:
+            raise UserError(f"what was compiled has no function {missing[0]}")
+        made.chmod(0o700)
+        with open(made, "rb") as file:
+            name = f"{stem}-{checksum(file.read())}.so"
+            # on the disk before it has its name: else a power cut could leave a part of it
+            os.fsync(file.fileno())
+        made.replace(folder / name)  # two processes may make it at once: the last one's stays
+    return ctypes.CDLL(str(folder / name))
+
+
+def run_compiler(command: Sequence[str], seconds: float = COMPILE_SECONDS) -> tuple[int, str]:
+    """The exit status of a compiler, and what it said. A UserError if it takes too long.
+
+    It has a process group of its own, so that the programs that it starts end with it.
+    """
+    environment = os.environ | {"LC_ALL": "C"}  # for "error" to be the word
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        text=True, errors="replace", env=environment, start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            _, said = process.communicate(timeout=seconds)
+            return process.returncode, said
+        except subprocess.TimeoutExpired:
+            raise UserError(f"{command[0]} has not ended after {seconds:g} s") from None
+        finally:
+            end_group(process)
+
+
+def end_group(process: subprocess.Popen) -> None:
+    """End a process that leads a group, and all that it has started."""
+    if hasattr(os, "killpg"):
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:  # all have ended
+            return
+    else:
+        process.kill()

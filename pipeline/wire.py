@@ -1,0 +1,171 @@
+"""Messages between stages: plain numbers, as JSON, and rows of activations with them.
+
+Whoever can reach the group's port can join it and send what he likes. So nothing that arrives can
+run. JSON becomes numbers, lists and None, never an object of a class, as pickle's bytes may. Each
+number is checked before it is an index, for native.cpp writes where a plan says.
+"""
+
+import json
+import math
+from collections import deque
+from collections.abc import Collection
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from attention import FlatBatch, Span
+from configs import UserError
+from kvcache import KVCache
+
+MOST_BYTES = 2**28  # of a message: more than any plan or list of times takes
+
+
+class Wire:
+    """Messages between stages, in order.
+
+    A message is plain numbers in lists (or None), and rows of activations with it. Sending never
+    waits. most_rows: of activations, in one message.
+    """
+
+    def __init__(self, hidden: int, dtype: torch.dtype, device: torch.device, most_rows: int):
+        self.hidden, self.dtype, self.device = hidden, dtype, device
+        self.most_rows = most_rows
+        # plans and tokens; activations take the default group, NCCL on GPUs
+        self.control = dist.new_group(backend="gloo")
+        # what must stay alive until it has left
+        self.sending: deque[tuple[list, list[Tensor]]] = deque()
+
+    def send(self, to: int, message: object, x: Tensor | None = None) -> None:
+        data = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
+        header = torch.tensor([len(data), 0 if x is None else len(x)])
+        works = [
+            dist.isend(header, to, group=self.control),
+            dist.isend(data, to, group=self.control),
+        ]
+        if x is not None:
+            works.append(dist.isend(x.contiguous(), to))
+        self.sending.append((works, [header, data, x]))
+        while self.sending and all(work.is_completed() for work in self.sending[0][0]):
+            self.sending.popleft()
+
+    def receive(self, source: int) -> tuple[object, Tensor | None]:
+        """The next message, and x (T, H) if there was one. A UserError if it is none of ours."""
+        header = torch.empty(2, dtype=torch.long)
+        dist.recv(header, source, group=self.control)
+        size, rows = header.tolist()
+        if not (0 < size <= MOST_BYTES and 0 <= rows <= self.most_rows):
+            raise foreign(source, f"{size} bytes and {rows} rows")
+        data = torch.empty(size, dtype=torch.uint8)
+        dist.recv(data, source, group=self.control)
+        x = None
+        if rows:
+            x = torch.empty(rows, self.hidden, dtype=self.dtype, device=self.device)
+            dist.recv(x, source)
+        try:
+            return json.loads(data.numpy().tobytes()), x
+        except (ValueError, RecursionError):
+            raise foreign(source, "it is not JSON") from None
+
+    def flush(self) -> None:
+        """Wait until everything has left."""
+        while self.sending:
+            for work in self.sending.popleft()[0]:
+                work.wait()
+
+
+def foreign(source: int, why: str) -> UserError:
+    """What to raise where a message cannot be from a stage of ours."""
+    return UserError(
+        f"a message that came as stage {source}'s is none that a stage sends ({why}): somebody else"
+        " may have joined the group"
+    )
+
+
+def plan_of(flat: FlatBatch, ids: list[int]) -> list:
+    """What the stages after the first need to know of a batch. ids: of requests that get a token"""
+    spans = [
+        [span.rows.start, span.rows.stop, list(span.slots), list(span.contexts)]
+        for span in flat.spans
+    ]
+    return [flat.slots.tolist(), flat.positions.tolist(), flat.logit_rows.tolist(), spans, ids]
+
+
+def read_plan(
+    message: object, rows: int, cache: KVCache, ids: Collection[int], source: int
+) -> tuple[FlatBatch, list[int]]:
+    """The batch of a plan, and the ids of the requests that get a token; `plan_of` reversed.
+
+    rows: of activations that came with it. ids: that there are. The batch has no tokens: only stage
+    0 needs them. Raises UserError where a number would lead out of the cache or of the rows.
+    """
+    try:
+        slots, positions, logit_rows, spans, own = message
+        good = (
+            is_list(slots, cache.slots, rows)
+            and is_list(positions, cache.length, rows)
+            and is_list(logit_rows, rows)
+            and is_list(own, math.inf, len(logit_rows))
+            and set(own) <= set(ids)
+        )
+        end = 0
+        for first, last, span_slots, contexts in spans:
+            good = good and first == end and is_list([first, last], rows + 1) and first < last
+            good = good and is_list(span_slots, cache.slots) and len(span_slots) > 0
+            good = good and (last - first) % len(span_slots) == 0
+            good = good and is_list(contexts, cache.length + 1, len(span_slots))
+            good = good and min(contexts) >= (last - first) // len(span_slots)
+            end = last
+        good = good and end == rows
+    except (TypeError, ValueError):
+        good = False
+    if not good:
+        raise foreign(source, "it is no plan of a batch")
+    whole = [
+        torch.tensor(each, dtype=torch.long, device=cache.k.device)
+        for each in (slots, positions, logit_rows)
+    ]
+    parts = [
+        Span(slice(first, last), tuple(span_slots), tuple(contexts))
+        for first, last, span_slots, contexts in spans
+    ]
+    return FlatBatch(whole[0], *whole[:2], parts, whole[2]), own
+
+
+def is_list(values: object, below: float, count: int | None = None) -> bool:
+    """Whether these are whole numbers from 0 to below - 1 in a list, `count` of them if given."""
+    return (
+        isinstance(values, list)
+        and (count is None or len(values) == count)
+        and all(type(value) is int and 0 <= value < below for value in values)
+    )
+
+
+def read_tokens(message: object, count: int, vocabulary: int, source: int) -> list[int]:
+    """`count` token ids below `vocabulary`, or a UserError."""
+    if not is_list(message, vocabulary, count):
+        raise foreign(source, f"it is no list of {count} tokens")
+    return message
+
+
+def read_seconds(message: object, source: int) -> float:
+    """A time, or a UserError."""
+    if not is_time(message):
+        raise foreign(source, "it is no time")
+    return message
+
+
+def read_times(message: object, count: int, source: int) -> list[tuple[float, float]]:
+    """Start and end of `count` steps, in seconds, or a UserError."""
+    if not (
+        isinstance(message, list)
+        and len(message) == count
+        and all(isinstance(pair, list) and len(pair) == 2 for pair in message)
+        and all(is_time(moment) for pair in message for moment in pair)
+    ):
+        raise foreign(source, f"it is no list of {count} times")
+    return [(start, end) for start, end in message]
+
+
+def is_time(value: object) -> bool:
+    return type(value) is float and math.isfinite(value)
