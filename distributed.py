@@ -30,6 +30,7 @@ from fast import native
 from fast.backends import check_backend
 from loading import checkpoint, files
 from loading.device import choose_device
+from loading.load import choose_length
 from pictures import perfetto
 from pipeline import BUBBLES, even_layers
 from pipeline.launch import NotMet, end_with, launch, meet, read_place, reason, take_cores
@@ -39,7 +40,7 @@ from scheduler import POLICIES, make_scheduler
 
 __all__ = ["PipelineLLM"]
 
-GRACE = 2.0  # s. All stages find most mistakes; the others let stage 0 print them first
+GRACE = 5.0  # s. All stages find most mistakes; the others let stage 0 print them first
 
 
 def parse_args() -> argparse.Namespace:
@@ -130,15 +131,20 @@ def read_sizes(text: str, policy: str) -> tuple[str, list[tuple[int, int]]]:
     return own or policy, lengths
 
 
-def make_work(text: str, policy: str, llm: PipelineLLM) -> Work:
-    """Prompts of made-up tokens. A UserError before any is made, if one is too long."""
-    policy, lengths = read_sizes(text, policy)
-    for prompt, output in lengths:
-        if prompt + output - 1 > llm.max_length:
+def check_sizes(text: str, longest: int) -> None:
+    """A UserError if a prompt and its output take more than `longest` tokens."""
+    for prompt, output in read_sizes(text, "")[1]:
+        if prompt + output - 1 > longest:
             raise UserError(
                 f"--workload {text!r}: {prompt} prompt tokens + {output} output tokens - 1 exceed"
-                f" the {llm.max_length} tokens that max_length allows"
+                f" the {longest} tokens that max_length allows"
             )
+
+
+def make_work(text: str, policy: str, llm: PipelineLLM) -> Work:
+    """Prompts of made-up tokens. A UserError before any is made, if one is too long."""
+    check_sizes(text, llm.max_length)
+    policy, lengths = read_sizes(text, policy)
     vocabulary = llm.config.vocab_size
     prompts = [
         [(31 * index + 7 * place) % vocabulary for place in range(prompt)]
@@ -256,6 +262,8 @@ def main() -> None:
         directory = files.find(args.model)
         config = MODELS[args.model] if directory is None else checkpoint.load_config(directory)
         even_layers(config.n_layer, args.stages)
+        for text in args.workload:
+            check_sizes(text, choose_length(config, args.max_length))
         device = choose_device(args.device)
         check_backend(args.attention, device)
         if device.type == "cpu" and args.attention in ("auto", "native"):

@@ -192,7 +192,6 @@ OPTIONS = [
     ("max_batch_size", 1.5),
     ("cache_tokens", True),
     ("cache_tokens", 1),
-    ("policy", []),
     ("link", []),
     ("gpu", None),
     ("gpu", []),
