@@ -1,0 +1,30 @@
+"""Imports what the cases need, once, before the first fork: with one thread, and no home touched."""
+
+import fast.first  # before torch  # noqa: F401
+
+import importlib
+import os
+from types import ModuleType
+
+import matplotlib.pyplot  # noqa: F401
+import torch
+
+import distributed  # noqa: F401
+import generate  # noqa: F401
+from fast import native
+from tests.hostile.commands import COMMANDS
+
+torch.set_num_threads(1)
+native.usable(torch.device("cpu"), torch.float32, 64, 1)  # compiles, if it must
+for command in COMMANDS:
+    module = command.path.removesuffix(".py").replace("/", ".")
+    if module.startswith(("experiments.", "demo.")):
+        importlib.import_module(module)
+
+
+def part(name: str) -> ModuleType:
+    """A part's module, which has `make_cases(seed, quick)`."""
+    found = importlib.import_module(f"tests.hostile.{name}")
+    threads = len(os.listdir("/proc/self/task"))
+    assert threads == 1, f"{threads} threads: a fork would copy only one of them"
+    return found
