@@ -98,9 +98,7 @@ def run_parts(args: object) -> int:
 def main() -> None:
     args = parse_args()
     if wrong := commands.missing():
-        raise UserError(
-            f"tests/hostile/commands.py does not fit the commands: {', '.join(wrong)}"
-        )
+        raise UserError(f"tests/hostile/commands.py does not fit the commands: {', '.join(wrong)}")
     raise SystemExit(run_parts(args) if INSIDE in os.environ else run_on_a_copy())
 
 

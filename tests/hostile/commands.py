@@ -112,7 +112,7 @@ def missing() -> list[str]:
     found = set()
     for path in [*ROOT.glob("*.py"), *ROOT.glob("*/*.py"), *ROOT.glob("tests/*/*.py")]:
         if not any(part.startswith(".") for part in path.relative_to(ROOT).parts):
-            if re.search(r"^if __name__ == .__main__.", path.read_text("utf-8"), re.M):
+            if re.search(r"^if __name__ == .__main__.", path.read_text("utf-8"), re.MULTILINE):
                 found.add(path.relative_to(ROOT).as_posix())
     known = {command.path for command in COMMANDS} | set(NO_COMMANDS)
     return sorted(found ^ known)
@@ -178,7 +178,7 @@ def shell_line(command: Command, arguments: Sequence[str]) -> str:
     words = []
     for word in arguments:
         shown = word.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-        shown = shown if shown.isprintable() else f"${ascii(shown)}"
+        shown = shown if shown.isprintable() else f"${shown!a}"
         shown = shown if len(shown) < 80 else f"{shown[:30]}...({len(word)} characters)"
         words.append(shown if re.fullmatch(r"[\w./:=@,+-]+", shown) else f"'{shown}'")
     return " ".join(["python", command.path, *words])

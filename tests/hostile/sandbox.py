@@ -27,7 +27,7 @@ ENDED_BY_HAND, NO_READER = 130, 141  # exit statuses, see cli.run_main
 # What a run may find. Each must be 0 in the end.
 KINDS = (
     "tracebacks", "unclear errors", "hangs", "orphans", "wrong tokens", "files lost",
-    "leaks", "intrusions",
+    "leaks", "intrusions", "misjudged",
 )  # fmt: skip
 # A user's own files, in the folder of every command: nothing may change them without --force.
 OWN_FILES = {
@@ -46,7 +46,8 @@ class Case:
     what: what is attacked. again: a line that shows it again, as far as one line can. act: runs in
     the forked process, in an empty folder of its own. enough: seconds of work after which an
     interrupt (Ctrl-C) must end it with status 130; None: it must end by itself within `limit`.
-    weighs: how many inputs it tries.
+    own_files: OWN_FILES are in its folder. silent: it has no stderr. wanted: exit
+    statuses that alone are right. weighs: how many inputs it tries.
     """
 
     what: str
@@ -55,6 +56,8 @@ class Case:
     enough: float | None = None
     limit: float = LIMIT
     own_files: bool = False
+    silent: bool = False
+    wanted: tuple[int, ...] | None = None
     weighs: int = 1
 
 
@@ -96,6 +99,8 @@ class Running:
 
 def run_cases(part: str, cases: Sequence[Case], tally: Tally, jobs: int, only: int | None) -> None:
     """Run all cases of a part, `jobs` at a time, or only one, and print what it printed."""
+    threads = len(os.listdir("/proc/self/task"))
+    assert threads == 1, f"{threads} threads: a fork would copy only one of them"
     tally.inputs[part] += sum(case.weighs for case in cases) if only is None else 1
     waiting = list(enumerate(cases)) if only is None else [(only, cases[only])]
     waiting.reverse()
@@ -166,6 +171,7 @@ def perform(case: Case, folder: Path) -> int:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # noqa: BLE001 (as the interpreter does)
         traceback.print_exc()
+        (folder / "crash").write_text(traceback.format_exc(), encoding="utf-8", errors="replace")
         status = 1
     with contextlib.suppress(AttributeError, ValueError):  # there may be no stdout
         try:
@@ -185,7 +191,8 @@ def ended(pid: int, running: Running) -> int | None:
     if case.enough is not None and running.interrupted is None:
         if now > running.started + case.enough:
             running.interrupted = now
-            os.kill(pid, signal.SIGINT)
+            with contextlib.suppress(OSError):
+                os.killpg(pid, signal.SIGINT)  # as a terminal does: its workers get it, too
     elif now > (running.interrupted or running.started) + case.limit:
         end_session(pid)
         os.waitpid(pid, 0)
@@ -195,12 +202,12 @@ def ended(pid: int, running: Running) -> int | None:
 
 def judge(pid: int, running: Running, status: int) -> Iterator[tuple[str, str]]:
     """What is wrong with how a case ended: kinds of KINDS, and details."""
-    errors = read(running.folder, "stderr")
+    errors = read(running.folder, "stderr") or read(running.folder, "crash")
     last = next((line for line in reversed(errors.splitlines()) if line.strip()), "")[:300]
     if survivors := outlived(pid):
         yield "orphans", f"{len(survivors)} processes outlive it"
         end_session(pid)
-    marked = re.findall(r"^(wrong tokens|leaks|intrusions): (.*)", errors, re.M)
+    marked = re.findall(r"^(wrong tokens|leaks|intrusions|files lost): (.*)", errors, re.MULTILINE)
     yield from marked
     if status == -signal.SIGALRM:
         after = "after Ctrl-C" if running.interrupted else "by itself"
@@ -210,9 +217,11 @@ def judge(pid: int, running: Running, status: int) -> Iterator[tuple[str, str]]:
     elif status not in (0, 1, 2) and not (status == ENDED_BY_HAND and running.interrupted):
         if not (status == NO_READER and not errors):
             yield "tracebacks", f"exit status {status}: {last}"
-    elif status in (1, 2) and not marked:
+    elif status in (1, 2) and not marked and not running.case.silent:
         if unclear := why_unclear(errors):
             yield "unclear errors", f"exit status {status}: {unclear}: {last}"
+    elif running.case.wanted is not None and status not in running.case.wanted:
+        yield "misjudged", f"exit status {status}, and {running.case.wanted} is right: {last}"
     if running.case.own_files:
         for name, content in OWN_FILES.items():
             path = running.folder / "work" / name

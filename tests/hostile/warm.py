@@ -3,7 +3,6 @@
 import fast.first  # before torch  # noqa: F401
 
 import importlib
-import os
 from types import ModuleType
 
 import matplotlib.pyplot  # noqa: F401
@@ -24,7 +23,4 @@ for command in COMMANDS:
 
 def part(name: str) -> ModuleType:
     """A part's module, which has `make_cases(seed, quick)`."""
-    found = importlib.import_module(f"tests.hostile.{name}")
-    threads = len(os.listdir("/proc/self/task"))
-    assert threads == 1, f"{threads} threads: a fork would copy only one of them"
-    return found
+    return importlib.import_module(f"tests.hostile.{name}")
