@@ -16,7 +16,8 @@ PARTS = ("arguments", "streams", "files", "functions", "schedules", "kills", "fa
 INSIDE = "NANO_SARATHI_HOSTILE"  # an environment variable: this process works on the copy
 # One thread: a fork copies no other. Nothing may look for a network or a display.
 ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg",
     "PYTHONDONTWRITEBYTECODE": "1",
 }  # fmt: skip

@@ -17,7 +17,8 @@ WHOLE = ["", "x", "1.5", "nan", "-1", "0", "1e3", "0x10", "1 2", "-", "--", "\u0
 REAL = ["", "x", "nan", "inf", "-inf", "1e400", "-1", "-0", "1,5", "1e-400", BYTES]
 TEXT = ["", "x", "-1", " ", "..", ".", "/", "/dev/null", "~nouser/m", "a" * 5000, "[]", "{}", "%s",
         "%(prog)s", "sarathi:", "sarathi:1", "dynamic:0", "dynamic:1,2", "vllm_v0:x", "td_pipe:",
-        "td_pipe:x", "0:0", "1:1:1", "9" * 20 + ":1", "1:" + "9" * 20, "-1:5", "cuda:99", "\U0001f999",
+        "td_pipe:x", "0:0", "1:1:1", "9" * 20 + ":1", "1:" + "9" * 20, "-1:5", "cuda:99",
+        "\U0001f999",
         "line\nline", "\x1b[31m", "A100", "Sarathi", "a100", BYTES]  # fmt: skip
 INPUT = [
     "",
@@ -37,7 +38,8 @@ INPUT = [
     BYTES,
 ]
 OUTPUT = ["", ".", "mine.txt", "mine.json", "mine.csv", "mine.png", "mine.html", "nowhere/x.json",
-          "mine.txt/x.json", "/dev/full", "/proc/x.json", "a" * 300, "~nouser/x", BYTES]  # fmt: skip
+          "mine.txt/x.json", "/dev/full", "/proc/x.json", "a" * 300, "~nouser/x",
+          BYTES]  # fmt: skip
 ENOUGH = 2.0  # s of work
 
 

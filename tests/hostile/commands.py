@@ -111,9 +111,9 @@ def missing() -> list[str]:
     """Files with a main that are in no table, and names in the table without a file."""
     found = set()
     for path in [*ROOT.glob("*.py"), *ROOT.glob("*/*.py"), *ROOT.glob("tests/*/*.py")]:
-        if not any(part.startswith(".") for part in path.relative_to(ROOT).parts):
-            if re.search(r"^if __name__ == .__main__.", path.read_text("utf-8"), re.MULTILINE):
-                found.add(path.relative_to(ROOT).as_posix())
+        name, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+        if not name.startswith(".") and re.search("^if __name__ == .__main__.", text, re.MULTILINE):
+            found.add(name)
     known = {command.path for command in COMMANDS} | set(NO_COMMANDS)
     return sorted(found ^ known)
 
@@ -147,7 +147,6 @@ def catch(command: Command) -> list[Flag]:
         raise Captured(parser)
 
     argparse.ArgumentParser.parse_known_args = stop
-    sys.stdout = sys.stderr = open(os.devnull, "w")
     try:
         run(command, [])
     except Captured as caught:

@@ -22,23 +22,29 @@ from tests.hostile.sandbox import Case
 
 # Python text, so that a failure can be typed again.
 BAD = (
-    "None", "True", "False", "0", "-1", "1", "3", "1.5", "2.0", "0.0", "-0.5", "1e200", "1e-320", "1e17",
+    "None", "True", "False", "0", "-1", "1", "3", "1.5", "2.0", "0.0", "-0.5", "1e200", "1e-320",
+    "1e17",
     "math.nan", "math.inf", "-math.inf", "2**31", "2**63", "2**64", "10**25", "10**400", "1j", "''",
     "'x'", "'1'", "' '", "'a' * 5000", "'\\ud800'", "'\\x00'", "'x\\ny'", "b'x'", "'~nouser/x'",
-    "'/dev/null'", "'.'", "[]", "()", "{}", "set()", "[None]", "[[]]", "[1.5]", "[[1.5]]", "[[True]]",
+    "'/dev/null'", "'.'", "[]", "()", "{}", "set()", "[None]", "[[]]", "[1.5]", "[[1.5]]",
+    "[[True]]",
     "['x', 1]", "[-1]", "[2**63]", "[math.nan]", "[[1], None]", "(1, 2)", "[(1, 2, 3)]", "[0, -1]",
     "{1: 2}", "range(3)", "range(0)", "range(10**12)", "object()", "print", "int", "iter([1])",
-    "(n for n in [1, 2])", "np.array([1, 2, 3])", "np.int64(3)", "np.float32(0.5)", "np.bool_(True)",
+    "(n for n in [1, 2])", "np.array([1, 2, 3])", "np.int64(3)", "np.float32(0.5)",
+    "np.bool_(True)",
     "np.array(3)", "np.array([])", "torch.tensor([1, 2])", "torch.tensor(2)", "some_requests() * 2",
     "[object()]", "SamplingParams()", "'sarathi:'", "'dynamic:'", "'dynamic:1,2'", "'vllm_v0:0'",
-    "'td_pipe'", "'td_pipe:x'", "'baseline'", "'A6000'", "'Sarathi'", "'cuda'", "'cuda:99'", "'meta'",
+    "'td_pipe'", "'td_pipe:x'", "'baseline'", "'A6000'", "'Sarathi'", "'cuda'", "'cuda:99'",
+    "'meta'",
 )  # fmt: skip
 # What must not pass, and what must simply work, whatever else is drawn.
 REFUSED = (
     ("cost_of", "tp", "1.5"), ("pipeline_with", "requests", "some_requests() * 2"),
-    ("pipeline_with", "micro_batches", "2**63"), ("simulate_with", "requests", "some_requests() * 2"),
+    ("pipeline_with", "micro_batches", "2**63"), ("simulate_with", "requests",
+    "some_requests() * 2"),
     ("generate_with", "prompts", "[[1.5]]"), ("llm_of", "seed", "True"), ("gamma", "cv", "1e200"),
-    ("llm_of", "chunk_size", "None"), ("llm_of", "max_length", "1.5"), ("rate_of", "requests", "[]"),
+    ("llm_of", "chunk_size", "None"), ("llm_of", "max_length", "1.5"), ("rate_of", "requests",
+    "[]"),
     ("generate_with", "sampling_params", "[None]"), ("generate_with", "prompts", "None"),
 )  # fmt: skip
 ACCEPTED = (
@@ -114,9 +120,7 @@ def make_cases(seed: int, quick: bool) -> list[Case]:
     ]
     count = (200 if quick else MOST) - len(cases)
     drawn = rng.sample(every, count * 4 // 5)
-    several = [recipe for recipe in RECIPES if len(recipe.good) > 1]
-    for _ in range(count - len(drawn)):
-        recipe = rng.choice(several)
-        pair = rng.sample(list(recipe.good), 2)
-        drawn.append((recipe, {name: rng.choice(bad_values(recipe, name)) for name in pair}))
+    for recipe, bad in rng.sample(every, count - len(drawn)):
+        other, more = rng.choice([each for each in every if each[0] is recipe])
+        drawn.append((other, bad | more))
     return cases + [case_of(recipe, bad) for recipe, bad in drawn]

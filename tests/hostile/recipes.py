@@ -263,8 +263,10 @@ def machine_of(device, dtype, max_length):
 
 SIMULATED = {"policy": "'sarathi'", "chunk_size": "32", "max_batch_size": "3", "cache_tokens": "90",
              "tp": "1", "link": "'pcie4'", "software": "'sarathi'"}  # fmt: skip
-INNER = (efficiency_of, gpu_of, link_of, batch_of, fitting, capacity_of, deployed, budget_of, classes_of,
-         prompt_lengths_of, stages_of, beam_costs, pictures_of, files_of, machine_of, micro_batches_of,
+INNER = (efficiency_of, gpu_of, link_of, batch_of, fitting, capacity_of, deployed, budget_of,
+         classes_of,
+         prompt_lengths_of, stages_of, beam_costs, pictures_of, files_of, machine_of,
+         micro_batches_of,
          predictors_of)  # fmt: skip
 RECIPES = tuple(
     Recipe(use, good, use in INNER)

@@ -41,7 +41,7 @@ OWN_FILES = {
 
 @dataclass(frozen=True)
 class Case:
-    """One attack.
+    """One attack. It may also print what it found itself, as "wrong tokens: ..." on stderr.
 
     what: what is attacked. again: a line that shows it again, as far as one line can. act: runs in
     the forked process, in an empty folder of its own. enough: seconds of work after which an
@@ -207,7 +207,7 @@ def judge(pid: int, running: Running, status: int) -> Iterator[tuple[str, str]]:
     if survivors := outlived(pid):
         yield "orphans", f"{len(survivors)} processes outlive it"
         end_session(pid)
-    marked = re.findall(r"^(wrong tokens|leaks|intrusions|files lost): (.*)", errors, re.MULTILINE)
+    marked = re.findall(rf"^({'|'.join(KINDS)}): (.*)", errors, re.MULTILINE)
     yield from marked
     if status == -signal.SIGALRM:
         after = "after Ctrl-C" if running.interrupted else "by itself"

@@ -9,6 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 
 from attention import PLAIN
 from batch import Batch, Request
@@ -74,7 +75,9 @@ def loop_schedule(rng: random.Random) -> str:
     executor = VirtualExecutor(family, size, rng.choice(list(PLAIN)), rng)
     scheduler = make_scheduler(random_policy(rng), size, chunk, memory)
     loop = Loop(scheduler, executor)
-    requests = [each.request(i, rng.choice((0.0, 9 * rng.random()))) for i, each in enumerate(asked)]
+    requests = [
+        each.request(i, rng.choice((0.0, 9 * rng.random()))) for i, each in enumerate(asked)
+    ]
     late = [request for request in requests if rng.random() < 0.3]
     for request in requests:
         if request not in late:
@@ -116,10 +119,19 @@ def pipeline_schedule(rng: random.Random) -> str:
         options["deal"] = rng.choice(("queue", "turns"))
         options["refill_every"] = rng.choice((1, 1, 3))
     work = make_micro_batches(
-        policy, count, stages, size, chunk, memory, seconds_of=lambda rows: 1.0 + rows / 8, **options
+        policy,
+        count,
+        stages,
+        size,
+        chunk,
+        memory,
+        seconds_of=lambda rows: 1.0 + rows / 8,
+        **options,
     )
     executor = VirtualExecutor(family, size * count, rng.choice(list(PLAIN)), rng)
-    requests = [each.request(i, rng.choice((0.0, 9 * rng.random()))) for i, each in enumerate(asked)]
+    requests = [
+        each.request(i, rng.choice((0.0, 9 * rng.random()))) for i, each in enumerate(asked)
+    ]
     for request in requests:
         work.add(request)
     settings = f"{family}, {policy}, {count} micro-batches, {stages} stages, B {size}, C {chunk}"
@@ -164,14 +176,19 @@ def drive(work: MicroBatches, executor: VirtualExecutor, rng: random.Random) -> 
 def stream_schedule(llm: LLM, rng: random.Random) -> str:
     """Streams that interleave, and are closed early; calls of `generate` between them."""
     groups = [[ask(STREAMED, rng) for _ in range(rng.randint(1, 3))] for _ in range(3)]
-    size, llm.chunk_size, llm.cache_tokens = random_sizes(rng, sum(groups, []))
+    size, llm.chunk_size, llm.cache_tokens = random_sizes(rng, list(chain(*groups)))
     llm.max_batch_size, llm.policy = min(size, llm.cache.slots), random_policy(rng)
-    settings = f"{llm.policy}, B {llm.max_batch_size}, C {llm.chunk_size}, {llm.cache_tokens} tokens"
+    settings = (
+        f"{llm.policy}, B {llm.max_batch_size}, C {llm.chunk_size}, {llm.cache_tokens} tokens"
+    )
     open_streams: list[tuple[Iterator[StreamedToken], list[Asked], list[list[int]]]] = []
     while groups or open_streams:
         if groups and rng.random() < 0.3:
             group = groups.pop()
-            prompts, params = [each.known.prompt for each in group], [each.params() for each in group]
+            prompts, params = (
+                [each.known.prompt for each in group],
+                [each.params() for each in group],
+            )
             if rng.random() < 0.2:
                 outputs = llm.generate(prompts, params)
                 compare(settings, group, [output.token_ids for output in outputs], whole=True)
@@ -194,7 +211,7 @@ def stream_schedule(llm: LLM, rng: random.Random) -> str:
 
 
 def check_requests(settings: str, asked: Sequence[Asked], requests: Sequence[Request]) -> None:
-    """Output and reason of each request; what a cancelled one got must be right as far as it goes."""
+    """Output and reason of each request; what a cancelled one got must be right so far."""
     for each, request in zip(asked, requests, strict=True):
         ended = request.finish_reason not in (None, "abort")
         compare(settings, [each], [request.output], whole=ended)
@@ -204,9 +221,7 @@ def check_requests(settings: str, asked: Sequence[Asked], requests: Sequence[Req
             print(f"leaks: {settings}: request {request.request_id} never ended", file=sys.stderr)
 
 
-def compare(
-    settings: str, asked: Sequence[Asked], found: Sequence[list[int]], whole: bool
-) -> None:
+def compare(settings: str, asked: Sequence[Asked], found: Sequence[list[int]], whole: bool) -> None:
     for each, tokens in zip(asked, found, strict=True):
         expected = each.expected if whole else each.expected[: len(tokens)]
         if tokens != expected:
@@ -233,8 +248,9 @@ def run_block(seed: int, first: int) -> None:
 def make_cases(seed: int, quick: bool) -> list[Case]:
     for family in TINY:
         known(family)  # here, once, and not in each process
-    return [
-        Case(f"schedules {first} to {first + BLOCK - 1}", f"schedules {first} to {first + BLOCK - 1}",
-             partial(run_block, seed, first), limit=120.0, weighs=BLOCK)
-        for first in range(0, 300 if quick else SCHEDULES, BLOCK)
-    ]  # fmt: skip
+    cases = []
+    for first in range(0, 300 if quick else SCHEDULES, BLOCK):
+        name = f"schedules {first} to {first + BLOCK - 1} of seed {seed}"
+        act = partial(run_block, seed, first)
+        cases.append(Case(name, name, act, limit=120.0, weighs=BLOCK))
+    return cases

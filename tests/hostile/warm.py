@@ -1,4 +1,4 @@
-"""Imports what the cases need, once, before the first fork: with one thread, and no home touched."""
+"""Imports what the cases need, once, before the first fork, and starts no thread."""
 
 import fast.first  # before torch  # noqa: F401
 
