@@ -265,7 +265,7 @@ LOOPBACK = re.compile("0100007F|0{24}01000000|0000000000000000FFFF00000100007F")
 def stranger_at_the_door() -> None:
     """Where does a pipeline listen, and what does it do with a stranger's bytes?"""
     command = start((*PIPELINE, "--repeats", "40"))
-    deadline, doors = time.monotonic() + 30, []
+    deadline, doors = time.monotonic() + LIMIT, []
     while command.poll() is None and time.monotonic() < deadline:
         for address, port in listening(marked(str(os.getpid()))):
             if (address, port) not in doors:
