@@ -27,7 +27,7 @@ def parse_args() -> object:
     parser = Parser(description=__doc__)
     add = parser.add_argument
     add("--seed", type=int, default=0, metavar="N", help="of all random choices (default: 0)")
-    add("--quick", action="store_true", help="a small sample of each part: two minutes")
+    add("--quick", action="store_true", help="a small sample of each part")
     add(
         "--part", action="append", choices=PARTS, metavar="NAME",
         help=f"only this part, may be given several times: {', '.join(PARTS)} (default: all)",

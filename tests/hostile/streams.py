@@ -17,7 +17,7 @@ from tests.hostile.commands import COMMANDS, Command, read_flags, run, shell_lin
 from tests.hostile.places import full_disk, read_only_disk, small_files
 from tests.hostile.sandbox import Case
 
-ENOUGH = 15.0  # s of work
+ENOUGH = 8.0  # s of work
 ALL = ("generate.py", "experiments/fig5.py", "experiments/table2.py", "experiments/policies.py",
        "experiments/serve_capacity.py")  # fmt: skip
 
