@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -82,6 +83,7 @@ def run_parts(args: object) -> int:
     from tests.hostile import warm  # takes seconds: not before the arguments are known to be good
     from tests.hostile.sandbox import KINDS, Tally, run_cases
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that its cases end, too
     begin, tally = time.monotonic(), Tally()
     for name in args.part or PARTS:
         cases = warm.part(name).make_cases(args.seed, args.quick)

@@ -107,30 +107,37 @@ def run_cases(part: str, cases: Sequence[Case], tally: Tally, jobs: int, only: i
     alive: dict[int, Running] = {}
     begin, shown = time.monotonic(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix=f"hostile-{part}-") as place:
-        while waiting or alive:
-            while waiting and len(alive) < jobs:
-                number, case = waiting.pop()
-                pid, running = start(number, case, Path(place) / str(number))
-                alive[pid] = running
-            for pid, running in list(alive.items()):
-                if (status := ended(pid, running)) is None:
-                    continue
-                del alive[pid]
-                found = list(judge(pid, running, status))
-                for kind, detail in found:
-                    failure = Failure(kind, part, running.number, running.case, detail)
-                    tally.failures.append(failure)
-                    print(failure, flush=True)
-                if only is not None:
-                    print(running.case.again, f"exit status {status}", sep="\n")
-                    print(*(read(running.folder, name) for name in ("stdout", "stderr")), sep="\n")
-                shutil.rmtree(running.folder, ignore_errors=True)
-            if time.monotonic() > shown + 30:
-                shown = time.monotonic()
-                done = len(cases) - len(waiting) - len(alive)
-                print(f"  {part}: {done} of {len(cases)} in {shown - begin:.0f} s", flush=True)
-            time.sleep(0.002)
+        try:
+            while waiting or alive:
+                while waiting and len(alive) < jobs:
+                    number, case = waiting.pop()
+                    pid, running = start(number, case, Path(place) / str(number))
+                    alive[pid] = running
+                for pid, running in list(alive.items()):
+                    if (status := ended(pid, running)) is not None:
+                        del alive[pid]
+                        report(part, pid, running, status, tally, verbose=only is not None)
+                if time.monotonic() > shown + 30:
+                    shown = time.monotonic()
+                    done = len(cases) - len(waiting) - len(alive)
+                    print(f"  {part}: {done} of {len(cases)} in {shown - begin:.0f} s", flush=True)
+                time.sleep(0.002)
+        finally:  # Ctrl-C ends this test, and all that it has started
+            for pid in alive:
+                end_session(pid)
     print(f"{part}: {tally.inputs[part]} inputs in {time.monotonic() - begin:.0f} s", flush=True)
+
+
+def report(part: str, pid: int, running: Running, status: int, tally: Tally, verbose: bool) -> None:
+    """Judge a case that has ended, print what is wrong with it, and forget its folder."""
+    for kind, detail in judge(pid, running, status):
+        failure = Failure(kind, part, running.number, running.case, detail)
+        tally.failures.append(failure)
+        print(failure, flush=True)
+    if verbose:
+        print(running.case.again, f"exit status {status}", sep="\n")
+        print(*(read(running.folder, name) for name in ("stdout", "stderr")), sep="\n")
+    shutil.rmtree(running.folder, ignore_errors=True)
 
 
 def start(number: int, case: Case, folder: Path) -> tuple[int, Running]:
@@ -154,6 +161,7 @@ def perform(case: Case, folder: Path) -> int:
     """Run a case in this process, which was forked for it. Returns the exit status."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         file = os.open(folder / name, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         os.dup2(file, descriptor)
