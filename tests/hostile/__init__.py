@@ -12,5 +12,6 @@ It is no part of `make test`. It works on a copy of the tracked files, in a temp
     files.py      malformed files of every kind      functions.py malformed arguments of functions
     schedules.py  random schedules with cancels, their tokens held against an independent oracle
     kills.py      pipelines and worker pools killed at random moments
-    faults.py     compilers, compiled libraries, torchrun's variables, strangers on the network
+    compilers.py  broken compilers, spoiled and planted libraries, a full or read-only disk
+    faults.py     torchrun's variables, strangers on the network, Ctrl-C during imports
 """

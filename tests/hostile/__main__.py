@@ -13,7 +13,7 @@ from cli import Parser, run_main
 from configs import UserError
 from tests.hostile import commands
 
-PARTS = ("arguments", "streams", "files", "functions", "schedules", "kills", "faults")
+PARTS = ("arguments", "streams", "files", "functions", "schedules", "kills", "compilers", "faults")
 INSIDE = "NANO_SARATHI_HOSTILE"  # an environment variable: this process works on the copy
 # One thread: a fork copies no other. Nothing may look for a network or a display.
 ENVIRONMENT = {

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.hostile.commands import ROOT
+from tests.hostile.processes import MARK, marked
 from tests.hostile.sandbox import Case
 
 PIPELINE = (
@@ -30,7 +31,6 @@ POOLS = (
     ("experiments/serve_pipelines.py", "--out", "out"),
     ("experiments/td_throughput.py", "--out", "out"),
 )
-MARK = "NANO_SARATHI_KILL"  # an environment variable that all processes of a case inherit
 PATIENCE = 6.0  # s in which all must be gone after SIGKILL
 AT_ONCE = 2.0  # s in which Ctrl-C and SIGTERM must end everything
 KILLS = 24
@@ -83,21 +83,6 @@ def wait(started: subprocess.Popen, seconds: float) -> int | None:
         return started.wait(seconds)
     except subprocess.TimeoutExpired:
         return None
-
-
-def marked(name: str) -> list[int]:
-    """Living processes whose environment has the mark."""
-    found, wanted = [], f"{MARK}={name}".encode()
-    for entry in os.listdir("/proc"):
-        if entry.isdecimal():
-            try:
-                environment = Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
-                state = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:
-                continue
-            if wanted in environment and state not in "ZX":
-                found.append(int(entry))
-    return found
 
 
 def make_cases(seed: int, quick: bool) -> list[Case]:
