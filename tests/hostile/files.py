@@ -127,7 +127,7 @@ def other_cases(rng: random.Random, scale: float) -> Iterator[tuple]:
 
 def make_cases(seed: int, quick: bool) -> list[Case]:
     rng = random.Random(f"files {seed}")
-    scale = 0.1 if quick else 0.6
+    scale = 0.1 if quick else 0.5
     found = [*model_cases(rng, scale), *other_cases(rng, scale)]
     return [
         Case(what.partition(":")[0], what, partial(on_files, files, special, act), limit=LIMIT)

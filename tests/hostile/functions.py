@@ -58,7 +58,7 @@ NAMES = {
     "some_requests": some_requests, "SamplingParams": SamplingParams,
 }  # fmt: skip
 LIMIT = 20.0  # s
-MOST = 2000  # cases
+MOST = 1700  # cases
 
 
 def value_of(text: str) -> object:
