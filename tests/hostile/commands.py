@@ -1,0 +1,190 @@
+"""THE table of commands that the hostile test attacks: a new command gets a line here.
+
+Nothing is said of flags: they are read from each command's own parser, so that a new flag is
+attacked without a change here.
+"""
+
+import argparse
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command, and how to run it so that it ends soon.
+
+    given: arguments of a short run; --quick and --out are added where the command has them.
+    lasting: flags for which a huge number is a fair wish: it runs for as long.
+    """
+
+    path: str
+    given: tuple[str, ...] = ()
+    lasting: tuple[str, ...] = ()
+
+
+COMMANDS = (
+    Command("generate.py", ("def f(", "--max-tokens", "2")),
+    Command("distributed.py", ("def f(", "--max-tokens", "2", "--stages", "1"), ("--repeats",)),
+    Command("demo/train.py", ("--out", "out", "--minutes", "0.01"), ("--minutes",)),
+    Command("notebooks/execute.py", ("nothing.py",)),
+    Command("experiments/all.py"),
+    Command("experiments/bench.py", ("--workload", "W", "--repeats", "1"), ("--repeats",)),
+    Command("experiments/bench_beams.py", ("--repeats", "1"), ("--repeats",)),
+    Command("experiments/busy.py", ("--rounds", "1"), ("--rounds",)),
+    Command("experiments/calibrate.py", ("--out", "out.json", "--seconds", "1"), ("--seconds",)),
+    Command("experiments/choose_chunk.py"),
+    Command("experiments/fidelity.py"),
+    Command("experiments/fig3.py"),
+    Command("experiments/fig4.py"),
+    Command("experiments/fig5.py"),
+    Command("experiments/fig6.py"),
+    Command("experiments/fig7.py"),
+    Command("experiments/fig8.py"),
+    Command("experiments/fig9.py"),
+    Command("experiments/fig10.py"),
+    Command("experiments/fig11.py"),
+    Command("experiments/fig12.py", ("--requests", "20", "--table-requests", "20")),
+    Command("experiments/fig13.py"),
+    Command("experiments/fit_a6000.py"),
+    Command("experiments/fit_l20.py"),
+    Command("experiments/kernels.py", ("--repeats", "1"), ("--repeats",)),
+    Command("experiments/loop_speed.py"),
+    Command("experiments/policies.py"),
+    Command("experiments/segment_attention.py"),
+    Command("experiments/segment_memory.py"),
+    Command("experiments/segment_operators.py"),
+    Command("experiments/segment_prompts.py"),
+    Command("experiments/segment_throughput.py"),
+    Command("experiments/segment_widths.py"),
+    Command("experiments/serve_ablation.py"),
+    Command("experiments/serve_budget.py"),
+    Command("experiments/serve_capacity.py", ("--requests", "64")),
+    Command("experiments/serve_latency.py"),
+    Command("experiments/serve_pipelines.py", ("--requests", "64")),
+    Command("experiments/serve_stalls.py"),
+    Command("experiments/shapes.py"),
+    Command("experiments/table2.py"),
+    Command("experiments/table4.py"),
+    Command("experiments/td_allreduce.py"),
+    Command("experiments/td_lengths.py"),
+    Command("experiments/td_memory.py"),
+    Command("experiments/td_options.py", ("--requests", "50")),
+    Command("experiments/td_phases.py"),
+    Command("experiments/td_stealing.py"),
+    Command("experiments/td_switches.py"),
+    Command("experiments/td_throughput.py", ("--requests", "50")),
+    Command("experiments/validate.py", ("--workloads", "1")),
+    Command("experiments/validate_pipeline.py", ("--workloads", "1", "--repeats", "1")),
+)
+# They have a main, but other programs start them, and nobody types their names.
+NO_COMMANDS = (
+    "experiments/beam_peers.py", "experiments/bench_peers.py", "tests/pipeline_worker.py",
+    "tests/hostile/__main__.py",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Flag:
+    """An argument of a command, as its parser describes it. name: "" of a positional one."""
+
+    name: str
+    type: str  # of the function that reads the value; "" where the parser has none
+    takes_value: bool
+    choices: tuple[str, ...]
+    is_output: bool
+
+
+class Captured(Exception):
+    """A command has made its parser, which comes along."""
+
+
+def missing() -> list[str]:
+    """Files with a main that are in no table, and names in the table without a file."""
+    found = set()
+    for path in [*ROOT.glob("*.py"), *ROOT.glob("*/*.py"), *ROOT.glob("tests/*/*.py")]:
+        name, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+        if not name.startswith(".") and re.search("^if __name__ == .__main__.", text, re.MULTILINE):
+            found.add(name)
+    known = {command.path for command in COMMANDS} | set(NO_COMMANDS)
+    return sorted(found ^ known)
+
+
+def run(command: Command, arguments: Sequence[str]) -> None:
+    """What `python PATH ARGUMENTS` does, in this process."""
+    sys.argv = [str(ROOT / command.path), *arguments]
+    sys.path.insert(0, str((ROOT / command.path).parent))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def read_flags(command: Command) -> list[Flag]:
+    """All arguments of a command. Its parser is caught in a forked process."""
+    inner, outer = os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            os.write(outer, json.dumps([asdict(flag) for flag in catch(command)]).encode())
+        finally:
+            os._exit(0)
+    os.close(outer)
+    with open(inner, encoding="utf-8") as file:
+        text = file.read()
+    os.waitpid(pid, 0)
+    if not text:
+        raise SystemExit(f"{command.path}: its parser could not be read")
+    return [Flag(**(each | {"choices": tuple(each["choices"])})) for each in json.loads(text)]
+
+
+def catch(command: Command) -> list[Flag]:
+    def stop(parser: argparse.ArgumentParser, *_: object) -> None:
+        raise Captured(parser)
+
+    argparse.ArgumentParser.parse_known_args = stop
+    try:
+        run(command, [])
+    except Captured as caught:
+        parser = caught.args[0]
+    outputs = [*getattr(parser, "outputs", []), "out"]
+    return [
+        Flag(
+            max(action.option_strings, key=len, default=""),
+            getattr(action.type, "__name__", ""),
+            action.nargs != 0,
+            tuple(str(choice) for choice in action.choices or ()),
+            action.dest in outputs,
+        )
+        for action in parser._actions
+        if action.dest != "help"
+    ]
+
+
+def short_run(command: Command, flags: Sequence[Flag]) -> list[str]:
+    """Arguments of a run that ends soon, and writes into its own folder."""
+    names = {flag.name for flag in flags}
+    given = [*command.given, *(["--quick"] if "--quick" in names else [])]
+    return given + (["--out", "out"] if "--out" in names and "--out" not in given else [])
+
+
+def shell_line(command: Command, arguments: Sequence[str]) -> str:
+    """The same for a shell, with what no terminal shows as escapes; long values are cut."""
+    words = []
+    for word in arguments:
+        shown = word.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        shown = shown if shown.isprintable() else f"${shown!a}"
+        shown = shown if len(shown) < 80 else f"{shown[:30]}...({len(word)} characters)"
+        words.append(shown if re.fullmatch(r"[\w./:=@,+-]+", shown) else f"'{shown}'")
+    return " ".join(["python", command.path, *words])
+
+
+def tracked() -> list[str]:
+    """The project's files, relative to its root."""
+    done = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True,
+                          capture_output=True, text=True)  # fmt: skip
+    return [line for line in done.stdout.splitlines() if (ROOT / line).is_file()]
