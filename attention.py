@@ -2,7 +2,7 @@
 
 A chunk, a whole prompt and a decode differ in two numbers only: how many new rows a request has,
 and how many of its tokens are in the cache. A *span* is rows that attend together: the rows of one
-chunk, or one row of each decode. Two ways to attend a span are here:
+chunk, or one row of each decode. Two functions here attend a span, with these arguments:
 
     attend(q, keys, values, slots, contexts) -> y
         q         (n, Tq, n_head, head_dim)   Tq new rows of n requests: n = 1 for a chunk, Tq = 1
@@ -66,9 +66,9 @@ Attention = Callable[[FlatBatch, KVCache], AttendLayer]
 def chunk_mask(start: int, length: int, device: str | torch.device = "cpu") -> Tensor:
     """Which keys the rows of a chunk may see (SARATHI, Fig 6): Boolean (length, start + length).
 
-    Row i is prompt token start + i. It sees itself and everything before (True). Stacked, the masks
-    of a prompt's chunks are the rows of the lower triangle: that is why a chunked prefill computes
-    what the full prefill does.
+    Row i is prompt token start + i. It sees itself and everything before (True). The masks of a
+    prompt's chunks, one below the other, are the lower triangle: the mask of the full prefill. So
+    a chunked prefill computes the same.
     """
     row = torch.arange(start, start + length, device=device)[:, None]  # (length, 1)
     column = torch.arange(start + length, device=device)[None, :]  # (1, start + length)
@@ -100,7 +100,7 @@ def sdpa(
     """PyTorch's fused attention, one request at a time, reading the cache in place.
 
     A padded batch of all requests would read the longest context for each of them. Key heads are
-    the batch dimension here, so that grouped heads are a broadcast and not a copy.
+    the batch dimension here. So the query heads of a group share their keys without a copy.
     """
     _, rows, n_head, head_dim = q.shape
     n_kv_head, groups = keys.shape[0], n_head // keys.shape[0]

@@ -37,7 +37,7 @@ class Request:
     prefill_length: int = field(init=False)  # the prompt; after a preemption also the output so far
     preemptions: int = 0
     sampler: object = None  # the executor draws this request's tokens with it
-    rows: int = 1  # of the fused linears, for one decode; a beam search has more
+    rows: int = 1  # rows of a batch that one decode takes; a beam search takes more
     # These two belong to the class. A beam search has its own (beam/request.py).
     next_tokens = 1  # tokens of cache that the next decode takes
     single = True  # a decode is one row and one token
@@ -65,7 +65,7 @@ class Request:
 
     @property
     def slot_tokens(self) -> int:
-        """How many of those tokens lie in its slot."""
+        """The most tokens it will have in its slot: all of `most_cached`."""
         return self.most_cached
 
     def restart(self) -> None:

@@ -1,18 +1,17 @@
 """What all commands share: a mistake gives one clear line, and no file of yours is lost."""
 
-import argparse
 import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 
 from configs import UserError
 
 ROOT = Path(__file__).resolve().parent
-SCRIPTS = (ROOT, ROOT / "experiments", ROOT / "demo")  # folders of commands
-MOST, MOST_SEED = 10**12, 2**63 - 1  # of whole numbers on a command line
+SCRIPTS = (ROOT, ROOT / "experiments", ROOT / "demo", ROOT / "notebooks")  # folders of commands
 HEAD, LONGEST_LINE = 600, 800  # letters of an error: its beginning, and all that is shown
 MARK = "made by nano-sarathi"  # in the first bytes of every file that we write
 # How our JSON and Markdown files begin, and the headers of our tables. `is_ours` knows the others.
@@ -25,68 +24,6 @@ BEGINNINGS = (
     b"figure,series,x,x_unit,y,y_unit,source,model,hardware\n",
     b"id,where,quantity,conditions,unit,paper,predicted,error,kind,verdict,explanation\n",
 )
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse, with its error in one line, and files that are safe from being overwritten.
-
-    renamed: old names of flags, and the new ones.
-    """
-
-    def __init__(
-        self,
-        *arguments: object,
-        renamed: Mapping[str, str] | None = None,
-        **options: object,
-    ) -> None:
-        super().__init__(*arguments, **options)
-        self.renamed, self.outputs = renamed or {}, []
-
-    def add_force(self) -> None:
-        self.add_argument(
-            "--force", action="store_true", help="overwrite files that this project did not write"
-        )
-
-    def add_output(self, flag: str, help: str) -> None:
-        """A flag that names a file to write. `parse_args` refuses to overwrite a user's file."""
-        if "--force" not in self._option_string_actions:
-            self.add_force()
-        action = self.add_argument(flag, type=Path, metavar="FILE", help=help)
-        self.outputs.append(action.dest)
-
-    def parse_args(
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> argparse.Namespace:
-        for word in sys.argv[1:] if args is None else args:
-            name = word.partition("=")[0]
-            if name in self.renamed:
-                self.error(f"{name} is now {self.renamed[name]}")
-        options = super().parse_args(args, namespace)
-        self.check_sizes(options)
-        given = [path for name in self.outputs if (path := getattr(options, name)) is not None]
-        for path in given:
-            claim(path, options.force)
-            if path.is_file() and path.suffix in (".csv", ".png"):
-                self.error(f"{str(path)!r} is a table or a picture: give a .json file")
-        if len({path.resolve() for path in given}) < len(given):
-            self.error(f"{str(given[0])!r} is given twice: give each output a file of its own")
-        return options
-
-    def check_sizes(self, options: argparse.Namespace) -> None:
-        """Refuse whole numbers that are larger than any count can be."""
-        for action in self._actions:
-            if action.type is not int:
-                continue
-            most = MOST_SEED if action.dest == "seed" else MOST
-            value = getattr(options, action.dest, None)
-            for number in value if isinstance(value, list) else [value]:
-                if isinstance(number, int) and number > most:
-                    flag = next(iter(action.option_strings), action.dest)
-                    self.error(f"{flag} is {str(number)[:40]}; it must be at most {most}")
-
-    def error(self, message: str) -> None:
-        print(f"error: {one_line(message)} (--help lists the options)", file=sys.stderr)
-        raise SystemExit(2)
 
 
 def claim(path: Path, force: bool = False) -> Path:
@@ -132,13 +69,14 @@ def read_text(path: Path | str, most: int) -> str:
     try:
         with open(path, "rb") as file:
             data = file.read(most + 1)
-        if len(data) > most:
-            raise UserError(f"{path}: more than {most / 1e6:g} MB; give a shorter file")
-        return data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig") if len(data) <= most else None
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     except ValueError as error:  # not UTF-8, or no name of a file
         raise UserError(f"{path}: not a text file in UTF-8 ({error})") from None
+    if text is None:
+        raise UserError(f"{path}: more than {most / 1e6:g} MB; give a shorter file")
+    return text
 
 
 def one_line(error: Exception | str) -> str:
@@ -203,14 +141,41 @@ def run_main(main: Callable[[], None]) -> None:
         raise SystemExit(1) from None
 
 
-def die_quietly() -> None:
-    """Until `run_main`, let Ctrl-C end a script of ours at once: it is importing, mostly torch.
+def begin() -> None:
+    """What a script of ours does first, as it imports `cli`: see enter.py.
 
-    Python would show where in an import it was. What is no script of ours is left alone.
+    Whatever else imports it is left alone: a test, a notebook, a program of yours.
     """
     script = getattr(sys.modules["__main__"], "__file__", None)
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if usual and script and Path(script).resolve().parent in SCRIPTS:
+    if script and Path(script).resolve().parent in SCRIPTS:
+        sys.excepthook = say_what_is_missing
+        die_quietly()
+
+
+def say_what_is_missing(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Where a package is not installed, one line says how to enter the environment that has it."""
+    package = (getattr(error, "name", None) or "").partition(".")[0]
+    ours = (ROOT / package).is_dir() or (ROOT / f"{package}.py").is_file()
+    if not isinstance(error, ModuleNotFoundError) or not package or ours:
+        sys.__excepthook__(kind, error, trace)
+        return
+    script = Path(sys.modules["__main__"].__file__).resolve().relative_to(ROOT)
+    print(
+        f"error: this Python has no {package}: run 'make install' once, then .venv/bin/python"
+        f" {script}",
+        file=sys.stderr,
+    )
+    raise SystemExit(2)
+
+
+def die_quietly() -> None:
+    """Until `run_main`, let Ctrl-C end a script at once: it is importing, mostly torch.
+
+    Python would show where in an import it was.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -222,4 +187,4 @@ def discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-die_quietly()
+begin()

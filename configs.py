@@ -4,6 +4,8 @@
 rows of models.py and gpus.py, each with its source.
 """
 
+import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +20,19 @@ class UserError(ValueError):
 def lookup(table: dict, key: str, kind: str) -> Any:
     """`table[key]`, or a UserError that names the value and what is allowed."""
     if not isinstance(key, str) or key not in table:
-        raise UserError(f"unknown {kind} {key!r}: choose from {', '.join(table)}")
+        near = did_you_mean(key, table)
+        raise UserError(f"unknown {kind} {key!r}: choose from {', '.join(table)}{near}")
     return table[key]
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """The end of an error: "; did you mean 'a100-80gb'?" for "a100". "" if no name is near."""
+    if not isinstance(word, str) or not 0 < len(word) < 100:
+        return ""
+    names, word = list(names), word.lower()
+    near = [name for name in names if name.lower().startswith(word)]
+    near = near or difflib.get_close_matches(word, names, 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 # The operators of a layer, by the paper's names (SARATHI, Sec 2.1).
@@ -27,7 +40,7 @@ OPERATORS = ("preproj", "attn", "postproj", "ffn_ln1", "ffn_ln2", "others")
 
 
 def check_whole(name: str, value: int, least: int = 1, most: int | None = None) -> None:
-    """A UserError unless `value` is a whole number from `least` to `most`. True is none."""
+    """A UserError unless `value` is a whole number from `least` to `most`. True is not one."""
     if type(value) is not int or value < least or (most is not None and value > most):
         allowed = f"at least {least}" if most is None else f"from {least} to {most}"
         raise UserError(f"{name} is {value!r}; it must be a whole number, {allowed}")
@@ -40,7 +53,7 @@ def check_flag(name: str, value: bool) -> None:
 
 
 def check_number(name: str, value: float, least: float, most: float, what: str = "number") -> None:
-    """A UserError unless `value` is a number from `least` to `most`; NaN and True are none.
+    """A UserError unless `value` is a number from `least` to `most`. NaN and True do not count.
 
     what: the noun of the message, such as "number of seconds".
     """
@@ -70,7 +83,7 @@ class ModelConfig:
     window: int = 0  # tokens that a token sees, itself included; 0: all. Longer texts are refused
     norm_eps: float = 1e-5
     tied: bool = False  # the output head is the embedding
-    # Falcon: attention and FFN side by side, one all-reduce per layer; rotary. Priced, never run
+    # Falcon: attention and FFN side by side, one all-reduce per layer; rotary. Simulated only
     parallel: bool = False
     source: str = ""
 

@@ -5,10 +5,10 @@ Every operator either computes or moves bytes, and the two overlap, though not p
     t = (t_compute^p + t_memory^p)^(1/p)      t_compute = FLOPs / (peak * efficiency)
                                               t_memory = bytes / (bandwidth * efficiency)
 
-With p -> infinity this is the roofline, max(t_compute, t_memory); a finite p rounds off its corner,
-near 128 to 256 tokens on an A6000, where SARATHI lives. Matrix products run in whole tiles
-(SARATHI, Fig 7), so 257 tokens compute as much as 384. All times are in seconds, all sizes in bytes
-or tokens.
+With p -> infinity this is the roofline, max(t_compute, t_memory). A finite p rounds off its corner.
+On an A6000, the corner lies near 128 to 256 tokens, the usual size of SARATHI's batches. Matrix
+products run in whole tiles (SARATHI, Fig 7), so 257 tokens compute as much as 384. All times are in
+seconds, all sizes in bytes or tokens.
 
 With tensor parallelism every GPU holds 1/tp of each weight matrix and of the heads (Megatron-LM,
 Sec 3). All GPUs compute at once. Two all-reduces per layer then add up their partial results.
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from batch import Batch, Chunk, Request
-from configs import GPU, LINKS, Link, ModelConfig, UserError
+from configs import GPU, LINKS, Link, ModelConfig, UserError, did_you_mean
 
 # rows of a tile of a matrix product (SARATHI, Sec 4.4: "the tile size in our experiments")
 TILE = 128
@@ -34,7 +34,7 @@ class Efficiency:
 
     compute: float  # share of peak that linear operators reach
     memory: float  # share of the bandwidth: the same for weights, activations, keys and values
-    # share of peak that prefill attention reaches; masked blocks are not skipped and count as work
+    # share of peak that prefill attention reaches. Masked blocks count as work: none is skipped
     attention: float
     p: float  # sharpness of the roofline's corner
     # s: to start and end the kernel of a linear operator of any size
@@ -44,14 +44,14 @@ class Efficiency:
 # The constants belong to a GPU and to the software that ran on it. What they were fitted on:
 #
 # a6000, sarathi: printed by experiments/fit_a6000.py from nine numbers of SARATHI's Table 2 and
-#   Fig 7 (an A6000), and from nothing else. There, the best overhead is zero. A separate share of
-#   the bandwidth for keys and values would grow to 1, so there is none.
+#   Fig 7 (an A6000), and from nothing else. There, the best overhead is zero. Keys and values have
+#   no separate share of the bandwidth: the fit would make it 1.
 # a100-80gb, sarathi_serve: printed by experiments/profiles.py from Vidur's public
 #   measurements of Llama-2-70b's linear operators on an A100 (arXiv 2405.05465), with the kernels
 #   of vLLM and Sarathi-Serve. They do not contain attention: its share is the A6000's.
 # l20, td_pipe: printed by experiments/fit_l20.py from the measured iterations of LLaMA-13B on an
-#   L20 that TD-Pipe published. Attention cannot be seen in them: its share is the A6000's. An
-#   overhead looks almost like a smaller share of the bandwidth.
+#   L20 that TD-Pipe published. Attention cannot be seen in them: its share is the A6000's. The fit
+#   can hardly tell an overhead from a smaller share of the bandwidth.
 EFFICIENCY: dict[tuple[str, str], Efficiency] = {
     ("a6000", "sarathi"): Efficiency(compute=0.7739, memory=0.7483, attention=0.557, p=2.1587),
     ("a100-80gb", "sarathi_serve"): Efficiency(
@@ -74,7 +74,8 @@ def constants(gpu: str, software: str) -> tuple[Efficiency, str]:
     """
     owners = [owner for owner, name in EFFICIENCY if name == software]
     if not owners:
-        raise UserError(f"unknown software {software!r}: choose from {', '.join(SOFTWARE)}")
+        near = did_you_mean(software, SOFTWARE)
+        raise UserError(f"unknown software {software!r}: choose from {', '.join(SOFTWARE)}{near}")
     if gpu in owners:
         return EFFICIENCY[gpu, software], ""
     guess = f"constants of the {owners[0]}: the {gpu} has none for {software}"
@@ -98,7 +99,7 @@ class CostModel:
 
     software: whose constants to take. If they come from another GPU, the attribute `guess` says so;
     else it is "" (see `constants`). efficiency: your own constants instead. If the GPU's bandwidth
-    was measured, all of it is reached.
+    is a measured one, we count all of it.
 
     bytes_per_value: 2 for fp16 and bf16, as in the papers.
 
@@ -139,7 +140,7 @@ class CostModel:
             link.all_reduce(0, tp, 1)
         except ValueError as error:
             raise UserError(f"tp is {tp}: {error}") from None
-        kv_heads = max(1, model.n_kv_head // tp)  # of one GPU; fewer KV heads than GPUs are copied
+        kv_heads = max(1, model.n_kv_head // tp)  # per GPU; if there are too few, GPUs hold copies
         # m_kv on one GPU: K and V of one token
         self.kv_bytes = model.kv_bytes_per_token(bytes_per_value) * kv_heads // model.n_kv_head
         # which side of a weight matrix the GPUs divide

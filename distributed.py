@@ -1,7 +1,7 @@
 """A real pipeline: the model's layers spread over processes, micro-batches in flight.
 
     python distributed.py --stages 2 "def open(" "The list type" --policy sarathi
-    python distributed.py --stages 2 --model laptop --workload 512:16,300:8,700:12
+    python distributed.py --stages 2 --model laptop --lengths 512:16,300:8,700:12
     torchrun --nproc-per-node 2 distributed.py ...
 
 The first command starts two processes on this machine. The second makes up three prompts: 512:16
@@ -9,6 +9,7 @@ is a prompt of 512 tokens, with 16 output tokens. torchrun starts the processes 
 nodes too (docs/pipelines.md). pipeline/stages.py says what they do.
 """
 
+import enter  # noqa: F401
 import fast.first  # before torch  # noqa: F401
 
 import argparse
@@ -23,11 +24,12 @@ from itertools import groupby
 import torch
 import torch.distributed as dist
 
-from cli import MARK, Parser, run_main
+from cli import MARK, run_main
 from configs import MODELS, UserError
 from engine import RequestOutput, SamplingParams
 from fast import native
 from fast.backends import check_backend
+from flags import Parser
 from loading import checkpoint, files
 from loading.device import choose_device
 from loading.load import choose_length
@@ -40,72 +42,32 @@ from scheduler import POLICIES, make_scheduler
 
 __all__ = ["PipelineLLM"]
 
-GRACE = 5.0  # s. All stages find most mistakes; the others let stage 0 print them first
+GRACE = 5.0  # s. Most mistakes are found by all stages. Then the others wait: stage 0 prints first
 
 
 def parse_args() -> argparse.Namespace:
-    parser = Parser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        renamed={"--trace": "--perfetto"},
-    )
-    add = parser.add_argument
-    add("prompts", nargs="*", help="texts to complete, all at once")
-    add(
-        "--stages",
-        type=int,
-        default=2,
-        metavar="S",
-        help="processes to start, unless torchrun starts them (default: 2)",
-    )
-    add("--port", type=int, metavar="PORT", help="port at which they meet (default: a free one)")
-    add(
-        "--model",
-        default="demo",
-        help=f"demo, a Hugging Face directory, or one of {', '.join(MODELS)} (default: demo)",
-    )
+    parser = Parser(__doc__, renamed={"--trace": "--perfetto", "--workload": "--lengths"})
+    parser.add_argument("prompts", nargs="*", help="texts to complete, all at once")
+    add = parser.add_flag
+    add("stages", "processes to start, unless torchrun starts them", 2)
+    add("port", "port at which the processes meet", shown="a free one")
+    names = ", ".join(MODELS)
+    add("model", f"model: demo, a Hugging Face directory, or one of {names}", "demo")
     policies = ", ".join([*POLICIES, *PIPELINE_POLICIES])
-    add("--policy", default="sarathi", help=f"one of {policies} (default: sarathi)")
-    add("--chunk-size", type=int, default=256, metavar="C", help="token budget (default: 256)")
-    add(
-        "--max-batch-size",
-        type=int,
-        default=4,
-        metavar="B",
-        help="requests in one micro-batch (default: 4)",
-    )
-    add("--micro-batches", type=int, metavar="M", help="in flight (default: one for each stage)")
-    add(
-        "--max-tokens",
-        type=int,
-        default=32,
-        metavar="N",
-        help="output tokens of each prompt (default: 32)",
-    )
-    add(
-        "--max-length",
-        type=int,
-        metavar="L",
-        help="most tokens of prompt + output (default: the model's)",
-    )
-    add(
-        "--workload",
-        action="append",
-        default=[],
-        metavar="P:N,...",
-        help="instead of prompts: P made-up prompt tokens, N output tokens",
-    )
-    add("--repeats", type=int, default=1, metavar="N", help="run everything N times (default: 1)")
-    add(
-        "--dtype",
-        default="auto",
-        help="auto, float32, bfloat16, float16 or float64 (default: auto)",
-    )
-    add("--device", default="auto", help="auto, cpu or cuda (default: auto)")
-    add("--attention", default="auto", help="auto, native, sdpa, math or xformers (default: auto)")
-    add("--check", action="store_true", help="look for NaN and infinity in the weights")
-    parser.add_output("--perfetto", "write the last run for https://ui.perfetto.dev (JSON)")
-    parser.add_output("--json", "write every run's times")
+    add("policy", f"policy, one of {policies}", "sarathi")
+    add("chunk-size", default=256)
+    add("max-batch-size", "requests in one micro-batch", 4)
+    add("micro-batches", shown="one for each stage")
+    add("max-tokens", "output tokens of each prompt", 32)
+    add("max-length", "most tokens of prompt and output", shown="the model's")
+    add("lengths", repeated=True)
+    add("repeats", "runs of everything", 1)
+    add("dtype", default="auto")
+    add("device", default="auto")
+    add("attention", default="auto")
+    add("check")
+    add("perfetto", "write the last run for https://ui.perfetto.dev (JSON)")
+    add("json", "write every run's times")
     return parser.parse_args()
 
 
@@ -117,17 +79,17 @@ class Work:
 
 
 def read_sizes(text: str, policy: str) -> tuple[str, list[tuple[int, int]]]:
-    """The policy, and tokens of each prompt and output, of "P:N,P:N" or "POLICY@P:N,P:N"."""
+    """From "P:N,P:N" or "POLICY@P:N,P:N": the policy, and tokens of each prompt and output."""
     own, _, sizes = text.rpartition("@")
     try:
         pairs = [tuple(int(number) for number in pair.split(":")) for pair in sizes.split(",")]
         lengths = [(prompt, output) for prompt, output in pairs if prompt > 0 and output > 0]
     except ValueError:
         raise UserError(
-            f"--workload {text!r} is not a list of prompt:output tokens, such as 512:16,300:8"
+            f"--lengths {text!r} is not a list of prompt:output tokens, such as 512:16,300:8"
         ) from None
     if len(lengths) < len(pairs):
-        raise UserError(f"--workload {text!r}: every prompt and output needs at least one token")
+        raise UserError(f"--lengths {text!r}: every prompt and output needs at least one token")
     return own or policy, lengths
 
 
@@ -136,7 +98,7 @@ def check_sizes(text: str, longest: int) -> None:
     for prompt, output in read_sizes(text, "")[1]:
         if prompt + output - 1 > longest:
             raise UserError(
-                f"--workload {text!r}: {prompt} prompt tokens + {output} output tokens - 1 exceed"
+                f"--lengths {text!r}: {prompt} prompt tokens + {output} output tokens - 1 exceed"
                 f" the {longest} tokens that max_length allows"
             )
 
@@ -171,7 +133,7 @@ def serve(args: argparse.Namespace) -> None:
         attention=args.attention,
         check_weights=args.check,
     )
-    works = [make_work(text, args.policy, llm) for text in args.workload]
+    works = [make_work(text, args.policy, llm) for text in args.lengths or []]
     if args.prompts or not works:
         prompts = args.prompts or ["def open(", "The list type", "Return True if"]
         works.insert(0, Work(args.policy, prompts, SamplingParams(max_tokens=args.max_tokens)))
@@ -243,10 +205,8 @@ def report(llm: PipelineLLM, prompts: Sequence, outputs: Sequence[RequestOutput]
 
 def check(args: argparse.Namespace) -> None:
     """Find mistakes early, before any process starts and any weight is read."""
-    if args.repeats < 1:
-        raise UserError(f"--repeats is {args.repeats}; it must be at least 1")
     SamplingParams(max_tokens=args.max_tokens)
-    policies = [read_sizes(text, args.policy)[0] for text in args.workload]
+    policies = [read_sizes(text, args.policy)[0] for text in args.lengths or []]
     for policy in policies if policies and not args.prompts else [args.policy, *policies]:
         count = args.stages if args.micro_batches is None else args.micro_batches
         make_micro_batches(
@@ -262,7 +222,7 @@ def main() -> None:
         directory = files.find(args.model)
         config = MODELS[args.model] if directory is None else checkpoint.load_config(directory)
         even_layers(config.n_layer, args.stages)
-        for text in args.workload:
+        for text in args.lengths or []:
             check_sizes(text, choose_length(config, args.max_length))
         device = choose_device(args.device)
         check_backend(args.attention, device)

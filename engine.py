@@ -67,7 +67,7 @@ class StreamedToken:
 class LLM:
     """A model, its cache and a scheduling policy.
 
-    model: "demo" (trained, in the box), a Hugging Face directory, a hub id ("Qwen/Qwen2.5-0.5B"),
+    model: "demo" (trained, included), a Hugging Face directory, a hub id ("Qwen/Qwen2.5-0.5B"),
         or a name of `configs.MODELS` (random weights, prompts of token ids only).
     policy, chunk_size (C, tokens), cache_tokens (a limit for all requests together, or None): see
         scheduler.py. Change them only while no request runs.
@@ -75,12 +75,12 @@ class LLM:
     max_length: tokens of one request, prompt + output - 1 (of a beam search: the prompt). The cache
         is allocated at once, for B requests of that length.
     device: "auto" is cuda, else cpu. dtype: "auto" is bfloat16 if the hardware has it.
-    attention: "math", "sdpa", "native" or "xformers". "auto" is native on a CPU with a compiler, on
-        CUDA the fastest by measurement, else sdpa. `llm.attention` tells which it is.
+    attention: "math", "sdpa", "native" or "xformers". "auto": on a CPU with a compiler, native; on
+        CUDA, the one that is measured to be fastest; else sdpa. `llm.attention` tells which it is.
     check_weights: look for NaN and infinity in a checkpoint.
     cuda_graphs: replay iterations of a shape that comes again (fast/graphs.py).
     layers: a function: number of layers -> those to load, for one stage of a pipeline.
-    fast: False runs without the folder fast/. All modules are plain, and hooks fire.
+    fast: False runs without the folder fast/. All modules are plain, and their hooks are called.
 
     After a call, `trace` tells what its iterations did. Raises configs.UserError, one line that
     names the bad value.
@@ -154,8 +154,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete the prompts: strings or lists of token ids. The outputs come in their order.
 
-        sampling_params: one for all, or one for each. arrival_times: seconds from the call at which
-        each prompt reaches the scheduler, in real time; None: all at once.
+        sampling_params: one for all, or one for each. arrival_times: when each prompt reaches the
+        scheduler, in seconds after the call, in real time; None: all at once.
         """
         requests = self._requests(prompts, sampling_params, arrival_times)
         for _ in self._run(requests):
@@ -214,9 +214,9 @@ class LLM:
         requests = self._requests(
             prompts, params, None, BeamSearchParams, cache=cache, slots=self.cache
         )
-        if not self.cuda_graphs:  # they take no beams, and hold the tables that they have recorded
+        if not self.cuda_graphs:  # graphs take no beams, and go on with the tables they recorded
             ends = [len(request.prompt) + request.max_tokens for request in requests]
-            self.model.reach(max(ends, default=0))  # a response does not lie in its slot
+            self.model.reach(max(ends, default=0))  # a slot does not limit the response
         for _ in self._run(requests):
             enable_beams(self._loop, self.attention)
         return [output_of(request, self.trace, self._text) for request in requests]

@@ -28,7 +28,7 @@ def synchronized_clock(device: torch.device) -> float:
 
 
 class OperatorTimer:
-    """A `call` for `Transformer.forward`: seconds of each operator (SARATHI, Fig 3 and 10)."""
+    """A `call` for `Transformer.forward` that times each operator (SARATHI, Fig 3 and 10)."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -64,7 +64,7 @@ class ModelExecutor:
         timer = OperatorTimer(self.model.device) if self.time_operators else None
         logits = self.forward(flat, timer or untimed)  # (S, vocab)
         tokens = self.choose(batch, logits)
-        synchronized_clock(self.model.device)  # kernels may still run where no token was sampled
+        synchronized_clock(self.model.device)  # if no token was sampled, kernels may still run
         return Result(tokens, self.now() - start, timer.seconds if timer else None)
 
     def choose(self, batch: Batch, logits: Tensor) -> list[int]:

@@ -7,34 +7,19 @@ its default; it cannot change what kind of value it is.
 """
 
 import argparse
-import difflib
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli import claim, run_main
+from cli import claim, one_line, run_main
+from configs import did_you_mean
 
 LONGEST_VALUE = 60  # letters of a value that an error repeats
-LONGEST_ERROR = 600  # letters of an error
 
 
 # ---------------------------------------------------------------------------------- kinds of values
-
-
-def clip(text: str, most: int = LONGEST_VALUE) -> str:
-    """A text of a user on one line, and no longer than `most` letters."""
-    shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
-    return shown if len(shown) <= most else f"{shown[:most]} ..."
-
-
-def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """ "; did you mean 'a100-80gb'?" for "a100"; "" where no name is near."""
-    names, word = list(names), word.lower()[:LONGEST_VALUE]
-    near = [name for name in names if word and name.startswith(word)]
-    near = near or difflib.get_close_matches(word, names, 1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 @dataclass(frozen=True)
@@ -48,10 +33,10 @@ class Whole:
         return f"a whole number from {self.least} to {self.most}"
 
     def __call__(self, text: str) -> int:
-        short = len(text) <= 30  # int() refuses 5,000 digits with a message of its own
-        value = int(text) if text.isdecimal() and short else -1
+        # int() refuses 5,000 digits with a message of its own
+        value = int(text) if text.isdecimal() and len(text) <= LONGEST_VALUE else -1
         if not self.least <= value <= self.most:
-            raise argparse.ArgumentTypeError(f"{clip(text)!r} is not {self}")
+            raise argparse.ArgumentTypeError(f"{text[:LONGEST_VALUE]!r} is not {self}")
         return value
 
 
@@ -64,10 +49,9 @@ class Number:
     above: bool = False
 
     def __str__(self) -> str:
-        low = f"above {self.least:g}" if self.above else f"from {self.least:g}"
-        if self.most < math.inf:
-            return f"a number {low}{', at most' if self.above else ' to'} {self.most:g}"
-        return f"a number {low}" + ("" if self.above else " on")
+        if self.above:
+            return f"a number above {self.least:g}, at most {self.most:g}"
+        return f"a number from {self.least:g} to {self.most:g}"
 
     def __call__(self, text: str) -> float:
         try:
@@ -75,7 +59,7 @@ class Number:
         except ValueError:
             value = math.nan
         if not self.least <= value <= self.most or (self.above and value == self.least):
-            raise argparse.ArgumentTypeError(f"{clip(text)!r} is not {self}")
+            raise argparse.ArgumentTypeError(f"{text[:LONGEST_VALUE]!r} is not {self}")
         return value
 
 
@@ -91,7 +75,7 @@ class OneOf:
     def __call__(self, text: str) -> str:
         if text not in self.names:
             near = did_you_mean(text, self.names)
-            raise argparse.ArgumentTypeError(f"{clip(text)!r} is not {self}{near}")
+            raise argparse.ArgumentTypeError(f"{text[:LONGEST_VALUE]!r} is not {self}{near}")
         return text
 
 
@@ -180,11 +164,11 @@ TABLE: dict[str, dict[str, Kind]] = {
         "link": Kind("NAME", "link between the GPUs of one stage"),
         "hop": Kind("NAME", "link between two stages"),
         "deal": Kind("NAME", "way that requests are dealt to the micro-batches"),
-        "prefills": Kind("NAME", "prompts that a batch may prefill: one or any"),
+        "prefills": Kind("NAME", "how many prompts a batch may prefill"),
         "refill-every": Kind("N", "iterations after which a batch takes new requests", ITEMS),
         "tp-batch-size": Kind("B", "requests that run at once on a TP-only replica", ITEMS),
         "tp-policy": Kind("NAME", "policy of the TP-only replicas"),
-        "zipf": Kind("NAME", "what Zipf's law counts: rank or value"),
+        "zipf": Kind("NAME", "how Zipf's law draws lengths"),
         "linear-overhead": Kind("US", "us more for each linear operator", Whole(0, 10**6)),
     },
     "Requests": {
@@ -236,6 +220,7 @@ KINDS = {name: kind for kinds in TABLE.values() for name, kind in kinds.items()}
 RENAMED = {
     "--batch-size": "--max-batch-size",
     "--batch-sizes": "--max-batch-size",
+    "--budget": "--memory",
     "--chunk-sizes": "--chunk-size",
     "--length": "--max-length",
     "--longest": "--max-length",
@@ -304,8 +289,12 @@ class Parser(argparse.ArgumentParser):
         )
         if kind.output:
             self.outputs.append(action.dest)
-            if "--force" not in self._option_string_actions:
+            if not self.has("force"):
                 self.add_flag("force")
+
+    def has(self, name: str) -> bool:
+        """Whether it has this flag of the table."""
+        return f"--{name}" in self._option_string_actions
 
     def parse_args(
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -337,7 +326,7 @@ class Parser(argparse.ArgumentParser):
             self.error(f"{str(given[0])!r} is given twice: give each output a file of its own")
 
     def error(self, message: str) -> None:
-        print(f"error: {clip(message, LONGEST_ERROR)} (--help lists the options)", file=sys.stderr)
+        print(f"error: {one_line(message)} (--help lists the options)", file=sys.stderr)
         raise SystemExit(2)
 
 

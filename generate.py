@@ -8,14 +8,16 @@ One prompt is streamed. Several prompts, or a file with one prompt on each line,
 what the run did.
 """
 
+import enter  # noqa: F401
+
 import argparse
-from pathlib import Path
 
 from tqdm import tqdm
 
-from cli import Parser, read_text, run_main
+from cli import read_text, run_main
 from configs import MODELS, UserError
 from engine import LLM, BeamSearchParams, SamplingParams
+from flags import Parser
 from loading.files import FOR_TEXT
 from pictures import perfetto
 from scheduler import POLICIES, make_scheduler
@@ -26,74 +28,35 @@ MOST_BYTES = 10**8  # of a file of prompts
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(
-        description=__doc__.splitlines()[0],
-        renamed={"--trace": "--perfetto", "--profile": "--perfetto"},
+        __doc__.splitlines()[0], renamed={"--trace": "--perfetto", "--profile": "--perfetto"}
     )
-    add = parser.add_argument
-    add("prompts", nargs="*", help="one or more prompts")
-    add(
-        "--file",
-        type=Path,
-        help="a UTF-8 text file with one prompt on each line; empty lines are skipped",
-    )
-    add(
-        "--model",
-        default="demo",
-        help="demo, a Hugging Face directory, or a hub id (default: demo)",
-    )
-    add("--policy", default="sarathi", help=f"one of {', '.join(POLICIES)} (default: sarathi)")
-    add("--chunk-size", type=int, default=64, help="C, tokens of a hybrid batch (default: 64)")
-    add("--max-batch-size", type=int, default=8, help="B, requests that run at once (default: 8)")
-    add(
-        "--max-length",
-        type=int,
-        help="most tokens of prompt + output (of the prompt, with --beams; default: the model's)",
-    )
-    add("--max-tokens", type=int, default=64, help="output tokens at most (default: 64)")
-    add("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
-    add(
-        "--top-k",
-        type=int,
-        default=0,
-        help="draw from the K likeliest tokens; 0 means all (default: 0)",
-    )
-    add(
-        "--top-p",
-        type=float,
-        default=1.0,
-        help="draw from the likeliest tokens whose probabilities add up to P (default: 1)",
-    )
-    add(
-        "--beams",
-        type=int,
-        metavar="BW",
-        help="search with BW beams, instead of sampling; a beam is a row of C (default: none)",
-    )
-    add("--n", type=int, help="with --beams: print the N best (default: all)")
-    add("--cache", help="with --beams: segment or standard (default: segment)")
-    add(
-        "--length-penalty",
-        type=float,
-        help="with --beams: score = log-probability / length ** this; -10 to 10 (default: 1)",
-    )
-    add("--seed", type=int, default=0, help="seed of the sampling (default: 0)")
-    add("--ignore-eos", action="store_true", help="go on after the end-of-text token")
-    add(
-        "--dtype",
-        default="auto",
-        help="auto, float32, bfloat16, float16 or float64 (default: auto, by the hardware)",
-    )
-    add("--device", default="auto", help="auto, cpu or cuda (default: auto)")
-    add("--attention", default="auto", help="auto, native, sdpa, math or xformers (default: auto)")
-    add(
-        "--cuda-graphs",
-        action="store_true",
-        help="replay iterations of a shape that comes again (needs a CUDA GPU)",
-    )
-    parser.add_output(
-        "--perfetto", "write the run, operator by operator, for https://ui.perfetto.dev (JSON)"
-    )
-    add("--check", action="store_true", help="look for NaN and infinity in the weights")
+    parser.add_argument("prompts", nargs="*", help="one or more prompts")
+    add = parser.add_flag
+    add("file", "UTF-8 text file with one prompt on each line; empty lines are skipped")
+    add("model", "model: demo, a Hugging Face directory, or a hub id", "demo")
+    add("policy", f"policy, one of {', '.join(POLICIES)}", "sarathi")
+    add("chunk-size", default=64)
+    add("max-batch-size", default=8)
+    longest = "most tokens of prompt and output; with --beams, of the prompt"
+    add("max-length", longest, shown="the model's")
+    add("max-tokens", "output tokens at most", 64)
+    add("temperature", default=0.0, shown="0")
+    add("top-k", default=0)
+    add("top-p", default=1.0, shown="1")
+    add("beams", "search with BW beams, instead of sampling; each takes a token of C")
+    add("n", "with --beams: print the N best", shown="all")
+    add("cache", "with --beams: cache, segment or standard", shown="segment")
+    penalty = "with --beams: score = log-probability / length ** X, X from -10 to 10"
+    add("length-penalty", penalty, shown="1")
+    add("seed", "seed of the sampling", 0)
+    add("ignore-eos")
+    numbers = "type of the numbers: auto (by the hardware), float32, bfloat16, float16 or float64"
+    add("dtype", numbers, "auto")
+    add("device", default="auto")
+    add("attention", default="auto")
+    add("cuda-graphs")
+    add("perfetto", "write the run, operator by operator, for https://ui.perfetto.dev (JSON)")
+    add("check")
     return parser.parse_args()
 
 
@@ -168,8 +131,8 @@ def search_beams(llm: LLM, prompts: list[str], params: BeamSearchParams, cache: 
 def table(llm: LLM, trace: Trace, beams: bool = False) -> str:
     """The rates of a run, as rows.
 
-    A rate counts only the seconds of iterations that did such work. The seconds of a hybrid batch
-    count for both rates, prefill and decode.
+    The prefill rate counts only the seconds of iterations with prompt tokens. The decode rate
+    counts only those with decodes. The seconds of a hybrid batch count for both.
     """
     decodes = "steps" if beams else "tokens"  # of all searches
     prefill = sum(i.seconds for i in trace.iterations if i.num_prefill_tokens)

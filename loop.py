@@ -55,7 +55,7 @@ class Loop:
         self.trace = Trace()
         self.batch: Batch | None = None
         self.arriving: deque[Request] = deque()  # in order of arrival
-        self._stepping, self._leaving = False, []  # requests cancelled during a step
+        self._stepping, self._leaving = False, []  # _leaving: requests cancelled during a step
 
     @property
     def busy(self) -> bool:

@@ -1,9 +1,9 @@
-"""A nanoGPT-style decoder over one flat hybrid batch: LLaMA and its kin, and GPT-2.
+"""A nanoGPT-style decoder over one flat hybrid batch: LLaMA, similar models, and GPT-2.
 
 `forward` takes T rows, one per token, with no padding: the chunks of some requests and the decodes
 of others, side by side. Every linear operator runs once, fused over all T rows. So the weights are
-read once for prefill and decode alike, and piggybacked decodes are cheap (SARATHI, Sec 4.3). Only
-attention is split: per chunk, and over the decodes together.
+read once for prefill and decode alike, and decodes beside a chunk (piggybacked) are cheap (SARATHI,
+Sec 4.3). Only attention is split: per chunk, and over the decodes together.
 
 The operators have the paper's names (SARATHI, Sec 2.1). Checkpoints call them:
 
@@ -35,7 +35,7 @@ def untimed(name: str, operator: Callable, *args: Any) -> Any:
 class ResidualLinear(nn.Linear):
     """The last operator of a residual branch. It also adds the residual, the branch's input.
 
-    When packed, oneDNN adds it inside the product, which saves one pass (fast/packed.py).
+    With packed weights, oneDNN adds it inside the product: that saves a pass (fast/packed.py).
     """
 
     dropout = 0.0  # of the branch, in training: see demo/train.py
@@ -110,10 +110,10 @@ def swiglu(inner: Tensor) -> Tensor:
 def rotary_frequencies(config: ModelConfig) -> Tensor:
     """Radians by which one position turns each pair of channels: (head_dim / 2,), float32.
 
-    LLaMA 3.1 was first trained on `length` tokens, and reads texts `factor` times longer. Pairs
-    that make fewer than `low` turns over `length` turn `factor` times slower. Pairs with more than
-    `high` turns stay, and between the two it blends. At position 100,000 rounding is no longer
-    small. So every step is in float32, as it was in training.
+    LLaMA 3.1 was first trained on `length` tokens, and reads texts `factor` times longer. If a pair
+    makes fewer than `low` turns over `length` tokens, its frequency is divided by `factor`. If it
+    makes more than `high` turns, the frequency stays. Between the two, we interpolate. At position
+    100,000, rounding errors matter: so every step is in float32, as it was in training.
     """
     frequencies = 1.0 / config.rope_theta ** (
         torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
@@ -129,7 +129,7 @@ def rotary_frequencies(config: ModelConfig) -> Tensor:
 class Transformer(nn.Module):
     """The whole model, or one stage of a pipeline.
 
-    layers: which ones it has; None: all. Only stages that need them have embedding, norm and head.
+    layers: which ones it has; None: all. It has embedding, norm and head only if it needs them.
     length: of the longest sequence, in tokens; None: what the model's positions allow.
     """
 
@@ -160,7 +160,7 @@ class Transformer(nn.Module):
         self.register_buffer("sin", angles.sin()[:, None].to(self.dtype), persistent=False)
 
     def reach(self, length: int) -> None:
-        """Let sequences be `length` tokens long, if they may not yet."""
+        """Allow sequences of `length` tokens: make the rotary tables longer, if needed."""
         if self.config.flavour == "llama" and length > len(self.cos):
             self.make_rotary_tables(length)
 
@@ -197,7 +197,7 @@ class Transformer(nn.Module):
     def forward_full(self, tokens: Tensor) -> Tensor:
         """Logits (B, T, vocab) of whole sequences (B, T), without a cache.
 
-        For training, and as the oracle of the exactness tests.
+        It is for training. The exactness tests also compare with it.
         """
         b, t = tokens.shape
         positions = torch.arange(t, device=tokens.device).repeat(b)  # (B * T,)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from configs import UserError, check_flag, check_number, check_whole
 
-HOTTEST = 1e6  # of temperatures: all tokens are as likely long before
-SMALLEST_P = 1e-9  # of top_p: the likeliest token alone reaches it
+HOTTEST = 1e6  # the highest temperature: all tokens are equally likely far below it
+SMALLEST_P = 1e-9  # the smallest top_p: the likeliest token alone reaches it
 MOST_SEED = 2**63 - 1
 
 
@@ -22,7 +22,7 @@ class SamplingParams:
     """How to choose a request's tokens. The names are vLLM's.
 
     max_tokens: output tokens at most. temperature: 0 is greedy. top_k: draw from the k likeliest
-    tokens; 0 means all. top_p: draw from the likeliest tokens, as few as add up to p.
+    tokens; 0 means all. top_p: draw from the fewest tokens whose probabilities add up to p.
     seed: of this request; None takes the engine's seed plus the request's number. stop_ids: tokens
     that end the output. ignore_eos: go on after the end-of-text token.
     """

@@ -46,10 +46,10 @@ class Scheduler:
     at most `max_batch_size` requests in order of admission (B: each holds one slot of the cache).
 
     cache_tokens: what the KV cache holds, in tokens of all requests together; None: enough for all.
-    A running request takes its whole prefill at once, then a token per decode. When the decodes'
-    next tokens do not fit, the newest request is preempted. It loses its cache, and waits at the
-    head of the queue. Later it prefills its prompt and its output so far (vLLM's recomputation).
-    So no output token is lost. (A beam search begins anew.)
+    A running request takes room for its whole prefill at once, then for a token per decode. When
+    the decodes' next tokens do not fit, the newest request is preempted. It loses its cache, and
+    waits at the head of the queue. Later it prefills its prompt and its output so far (vLLM's
+    recomputation). So no output token is lost. (A beam search begins anew.)
     """
 
     name = "?"
@@ -122,7 +122,7 @@ class Scheduler:
             return False
         if not self.memory.taken or self.memory.capacity is None:
             return True  # an empty cache holds any request that `check` lets pass
-        newcomer = self.waiting[0]  # with no room for all next tokens, it would be preempted
+        newcomer = self.waiting[0]  # it needs room for all next tokens, or it is preempted
         next_tokens = self.next_tokens((*self.running, newcomer))
         return self.memory.holds(newcomer.prefill_length + next_tokens)
 
@@ -157,7 +157,7 @@ class Scheduler:
         return [r for r in self.running if r.prefilled < r.prefill_length]  # hot: no property
 
     def started_then_new(self) -> Iterator[Request]:
-        """Those that have started, then new ones. Each is admitted when the caller asks for it."""
+        """Started requests, then new ones. A new one is admitted when the caller asks for it."""
         yield from self.started()
         while (request := self.admit()) is not None:
             yield request
@@ -259,8 +259,8 @@ class VLLMv0(Scheduler):
     """Prefill-prioritised scheduling: vLLM before chunked prefill (Sarathi-Serve, Algorithm 2).
 
     Requests that can be admitted prefill at once, whole, and without decodes beside them. Decodes
-    run only when no request can be admitted. So new requests get their first token early, and the
-    others pay with generation stalls. "vllm_v0:4096" prefills at most 4096 tokens at a time
+    run only when no request can be admitted. So new requests get their first token early, but the
+    others wait (generation stalls). "vllm_v0:4096" prefills at most 4096 tokens at a time
     (max_num_batched_tokens; vLLM's default was the model's longest sequence).
     """
 
@@ -302,7 +302,7 @@ class Orca(IterationLevel):
 
     A request enters as soon as a slot is free. Whether decodes run beside its prefill depends on
     the workload. If all requests start and end together, the batches are those of the baseline. If
-    they start one by one, the batches are SARATHI's, with C = the longest prompt and the decodes.
+    they start one by one, the batches are SARATHI's, with C = the longest prompt + the decodes.
     """
 
     name = "orca"
@@ -364,7 +364,7 @@ class Dynamic(SarathiServe):
     shrinking ones keep the iterations even. After k chunks of a request, its next one may fill the
     batch up to `sizes[k]` tokens (later: up to the last size). The sizes are C, C/2, C/4, or those
     of "dynamic:1024,512,256". A request always gets a quarter of the last size, if the batch has
-    that much room: else many decodes would starve a long prompt.
+    that much room. Without this rule, a long prompt beside many decodes might never be done.
     """
 
     name = "dynamic"
@@ -452,7 +452,7 @@ def check_batch(scheduler: Scheduler, batch: Batch) -> None:
         stray = min(r.request_id for r in members.difference(scheduler.running))
         raise broken(
             f"request {stray} is in the batch but not running: take it in with `admit`, and call"
-            " `decodes` first, for that may preempt"
+            " `decodes` first, because that may preempt"
         )
     if len(members) > scheduler.max_batch_size:
         raise broken(

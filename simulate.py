@@ -1,4 +1,4 @@
-"""The loop, priced: what a schedule takes on a GPU that you do not have. No torch.
+"""The loop on a virtual clock: how long a schedule takes on a GPU that you do not have. No torch.
 
 `simulate` runs the same `Loop` and the same `Scheduler` as the real engine. Only the executor
 differs: it asks the cost model for the seconds of a batch, and moves a virtual clock by them.
@@ -88,7 +88,7 @@ def run_all(loop: Loop, requests: Iterable[Request]) -> Trace:
 
 
 def listed(requests: Iterable[Request]) -> list[Request]:
-    """The requests as a list, or a UserError if one of them is none."""
+    """The requests as a list, or a UserError if something else is among them."""
     found = list(requests) if isinstance(requests, Iterable) else [requests]
     for request in found:
         if not isinstance(request, Request):
@@ -108,8 +108,8 @@ def check_requests(
 ) -> None:
     """Raise a UserError if two requests share an id, or one is too long for its slot.
 
-    most: tokens of a slot. The last output token needs no place, for it is not fed back.
-    whose, what: words of the error: what allows no more, and what to call a request.
+    most: tokens of a slot. The last output token needs no place, because it is not fed back.
+    whose, what: words for the error: what sets the limit, and what a request is called.
     """
     ids: set[int] = set()
     for request in requests:

@@ -16,8 +16,8 @@ the engine's clock.
     scheduling delay     from a request's arrival to the start of its first iteration.
     throughput           tokens processed per second, prompt tokens and decodes together, from the
                          first iteration's start to the last one's end.
-    SLO, capacity        an upper bound on, say, the P99 of all TBTs; the largest request rate that
-                         still meets it (serving/capacity.py).
+    SLO                  an upper bound that must hold, such as one on the P99 of all TBTs.
+    capacity             the largest request rate that still meets the SLO (serving/capacity.py).
 """
 
 from collections.abc import Sequence

@@ -50,7 +50,7 @@ def check_cache(cache: str) -> None:
 
 
 def throughput(batch_size: int, response: int, seconds: float) -> float:
-    """Formula (4): output tokens/s. One sequence counts for each prompt, whatever its width."""
+    """Formula (4): output tokens/s. For each prompt, one sequence counts, whatever BW is."""
     return batch_size * response / seconds
 
 

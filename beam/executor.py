@@ -1,7 +1,8 @@
 """Runs batches that may hold beam searches, beside the chunks and decodes of other requests.
 
-A search prefills like any request, into one slot of the cache, in chunks if the policy cuts it. All
-its beams begin with the logits of the last prompt token. After that, each decode has BW rows.
+A search prefills like any request: into one slot of the cache, and in chunks if the policy makes
+chunks. All its beams begin with the logits of the last prompt token. After that, each decode has
+BW rows.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """The two caches of a beam search: segments and a table, or copies.
 
-Both begin after the prefill, whole or in chunks: it has written the prompt's keys and values into a
+Both begin when the prefill, whole or in chunks, has written the prompt's keys and values into a
 slot of `KVCache`.
 
     SegmentMemory   keeps them there, once for all beams. Each decode writes one row of the response

@@ -104,7 +104,7 @@ def attend_beams(
 
 
 def attend_copies(qkv: Tensor, memory: StandardMemory, row: int, layer: int, y: Tensor) -> None:
-    """The standard cache: BW requests to native.cpp, one row each, whose slots are the beams.
+    """The standard cache. Each beam is a request to native.cpp, with one row and its own slot.
 
     qkv, y: as for `attend_beams`. row: the first of this search in them.
     """

@@ -83,9 +83,9 @@ def beam_requests(
 def check_room(requests: Sequence[BeamRequest], slots: KVCache, vocab_size: int) -> None:
     """Raise a UserError if the largest searches need more memory than the device has.
 
-    Beside its slot, a search needs its response, and the logits of a step: four copies in float32,
-    until the beams are chosen. As many searches run at once as there are slots. On a GPU, memory is
-    what is free beside the slots.
+    Beside its slot, a search needs memory for its response, and for the logits of a step: four
+    copies in float32, until the beams are chosen. As many searches run at once as there are slots.
+    On a GPU, only what is free beside the slots counts.
     """
     one = slots.bytes // (slots.slots * slots.length)  # bytes of a token
     largest = sorted(requests, key=lambda r: r.most_cached, reverse=True)[: slots.slots]

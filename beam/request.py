@@ -18,10 +18,10 @@ class BeamSearchParams:
     beam_width: beams that are kept at each step. max_tokens: output tokens at most. n: how many
     sequences to return, the best first; None: beam_width. length_penalty: a sequence of n tokens
     has the score cum_logprob / n ** length_penalty. Above 0, this favours long sequences.
-    early_stopping: when to end once beam_width sequences have finished. True: at once. False: when
-    the best beam, at its present length, scores no better than the worst of them. "never": as
-    False, but with the length max_tokens if length_penalty is above 0. stop_ids: tokens that end a
-    sequence. ignore_eos: go on after the end-of-text token.
+    early_stopping: when to end, once beam_width sequences have finished. True: at once. False: when
+    the best running beam, scored at its present length, is no better than the worst finished one.
+    "never": as False, but scored at length max_tokens if length_penalty is above 0. stop_ids:
+    tokens that end a sequence. ignore_eos: go on after the end-of-text token.
     """
 
     beam_width: int = 4
@@ -103,7 +103,7 @@ class BeamRequest(Request):
 
     @property
     def next_tokens(self) -> int:
-        """The first decode writes response token 1."""
+        """Tokens of cache that the next decode takes. The first one writes response token 1."""
         after = max(1, len(self.output))
         held = max(self.context, self.prefill_length)
         return self.tokens_at(after) - held

@@ -87,7 +87,7 @@ class BeamSearch:
         self.done = last or not self.can_improve()
 
     def needed(self, found: Iterable[tuple[float, int, int]]) -> list[Candidate]:
-        """Of the best K: the best BW, and more of them until BW candidates can go on."""
+        """Of the best K: the best BW, then those that can go on, until BW of them can go on."""
         width, kept, going = self.params.beam_width, [], 0
         for score, beam, token in found:
             goes_on = token not in self.end_ids
@@ -137,7 +137,8 @@ def best_candidates(searches: Sequence[BeamSearch], logits: Tensor) -> list[list
     # float32, whatever the model's dtype: as in transformers
     log_probs = logits.float().log_softmax(dim=-1) + scores.to(logits.device)[:, None]
     counts = {min(search.num_candidates, logits.shape[1]) for search in searches}
-    # K of each beam are enough. `topk` gets each search's own K, which decides between ties.
+    # K of each beam are enough. `topk` chooses among ties, and K can change its choice: so each K
+    # has its own call.
     best_of = {most: [part.cpu() for part in log_probs.topk(most)] for most in counts}  # (R, K)
     if any(values[:, 0].isnan().any() for values, _ in best_of.values()):
         raise UserError(

@@ -9,6 +9,7 @@ The text needs no download: demo/corpus.py says where it comes from, and demo/RE
 licence. The model babbles Python documentation. It has no other use.
 """
 
+import enter  # noqa: F401
 import fast.first  # before torch  # noqa: F401
 
 import base64
@@ -22,9 +23,10 @@ import torch
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from cli import MARK, Parser, is_ours, run_main
+from cli import MARK, is_ours, run_main
 from configs import MODELS, UserError
 from demo.corpus import documents, split, train_tokenizer
+from flags import Parser
 from loading.checkpoint import load_weights, save
 from loading.files import DEMO
 from loading.load import random_weights
@@ -96,13 +98,11 @@ def check_folder(folder: Path, force: bool) -> None:
 
 
 def main() -> None:
-    parser = Parser(description="Train the demo model on Python's own documentation.")
-    parser.add_argument(
-        "--minutes", type=float, default=25.0, help="time to train for (default: 25)"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=DEMO, help="folder to write (default: demo/)")
-    parser.add_force()
+    parser = Parser("Train the demo model on Python's own documentation.")
+    parser.add_flag("minutes", default=25.0, shown="25")
+    parser.add_flag("seed", default=0)
+    parser.add_flag("out", "folder of the model", DEMO, shown="demo/")
+    parser.add_flag("force")
     args = parser.parse_args()
     check_folder(args.out, args.force)
     torch.manual_seed(args.seed)

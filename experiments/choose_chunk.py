@@ -2,8 +2,8 @@
 
 SARATHI leaves this choice to future work (Sec 6).
 
-    python experiments/choose_chunk.py --model llama-13b --gpu a6000 --pd 14 --length 1024
-    python experiments/choose_chunk.py --pd 14 --length 1024 --tbt-slo 100
+    python experiments/choose_chunk.py --model llama-13b --gpu a6000 --pd 14 --max-length 1024
+    python experiments/choose_chunk.py --pd 14 --max-length 1024 --tbt-slo 100
         no TBT above 100 ms
     python experiments/choose_chunk.py --model llama-33b --gpu a100-80gb --software sarathi_serve
         vLLM's kernels on an A100
@@ -19,6 +19,8 @@ The longest TBT (time between two tokens of a request) is the longest iteration 
 in SARATHI's, decodes wait for the chunk beside them. The baseline's decodes never meet a prefill.
 Its prefills delay only requests that have no token yet, and that is no TBT.
 """
+
+import enter  # noqa: F401
 
 from argparse import Namespace
 from dataclasses import dataclass
@@ -46,17 +48,18 @@ KERNELS = (
 )
 FITTING = "as many as fit, by the formula; of a calibration, as many as it measured"
 FLAGS = {
-    "model": Flag(f"one of {', '.join(MODELS)} (default: llama-13b)"),
-    "gpu": Flag(f"one of {', '.join(GPUS)} (default: a6000)"),
+    "model": Flag(f"model, one of {', '.join(MODELS)}", shown="llama-13b"),
+    "gpu": Flag(f"GPU, one of {', '.join(GPUS)}", shown="a6000"),
     "software": Flag(
-        f"whose efficiency the cost model takes: {KERNELS} (default: sarathi)",
-        options={"choices": SOFTWARE},
+        f"software whose efficiency the cost model takes: {KERNELS}",
+        shown="sarathi",
+        choices=SOFTWARE,
     ),
-    "calibration": Flag("a machine that calibrate.py measured, in place of --gpu"),
+    "calibration": Flag("calibration of a machine, made by calibrate.py, in place of --gpu"),
     "pd": Flag("P:D, prompt tokens per decode", 14),
-    "length": Flag("tokens of a request", 1024),
-    "batch_size": Flag(f"requests in a batch (default: {FITTING})"),
-    "tbt_slo": Flag("longest TBT (time between two tokens) that is allowed"),
+    "max_length": Flag("tokens of a request, prompt and output", 1024),
+    "max_batch_size": Flag("requests in a batch", shown=FITTING),
+    "tbt_slo": Flag("longest time between two tokens (TBT) that is allowed, in ms"),
 }
 
 
@@ -119,7 +122,7 @@ def choose(choices: list[Choice], bound: float = float("inf")) -> Choice:
         raise UserError(
             f"--tbt-slo {1e3 * bound:g} ms: no chunk size keeps it; the least that is possible is"
             f" {1e3 * least.longest_tbt:.1f} ms, with C = {least.chunk_size}: allow more, or fewer"
-            " requests with --batch-size"
+            " requests with --max-batch-size"
         )
     return max(allowed, key=lambda choice: (choice.throughput, -choice.chunk_size))
 
@@ -225,13 +228,15 @@ def cost_model(options: Namespace) -> CostModel:
 
 
 def workload(options: Namespace, cost: CostModel) -> Workload:
-    """What to run. Without --batch-size, B comes from the memory formula or the calibration.
+    """What to run. Without --max-batch-size, B comes from the memory formula or the calibration.
 
     Raises UserError where the flags do not fit the model or the memory.
     """
-    model, gpu, length, given = cost.model, cost.gpu, options.length, options.batch_size
+    model, gpu, length, given = cost.model, cost.gpu, options.max_length, options.max_batch_size
     if not 2 <= length <= model.max_length:
-        raise UserError(f"--length is {length}; {model.name} allows 2 to {model.max_length} tokens")
+        raise UserError(
+            f"--max-length is {length}; {model.name} allows 2 to {model.max_length} tokens"
+        )
     fits = requests_that_fit(model, gpu, length, cost.bytes_per_value)
     formula, calibrated = "(M_G - M_S) / (L * m_kv)", isinstance(cost, CalibratedModel)
     note, most = "", BATCH_SIZE if calibrated else MOST_REQUESTS
@@ -242,7 +247,7 @@ def workload(options: Namespace, cost: CostModel) -> Workload:
         )
     if given is not None and not 2 <= given <= MOST_REQUESTS:
         raise UserError(
-            f"--batch-size is {given}; it must be from 2 (a chunk needs decodes to carry) to"
+            f"--max-batch-size is {given}; it must be from 2 (a chunk needs decodes to carry) to"
             f" {MOST_REQUESTS}"
         )
     batch_size = given or min(fits, most)
@@ -257,7 +262,7 @@ def workload(options: Namespace, cost: CostModel) -> Workload:
     elif given > fits:
         note = f"By {formula}, {fits} requests of {length} tokens fit into {gpu.name}, not {given}."
     if note:
-        print(f"\n{note}" + ("" if given else " Choose B with --batch-size."))
+        print(f"\n{note}" + ("" if given else " Choose B with --max-batch-size."))
     return Workload(length, batch_size, options.pd)
 
 

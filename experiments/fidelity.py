@@ -12,6 +12,8 @@ The script of each figure computes the predictions. Those of Sarathi-Serve take 
 read from the results that their scripts wrote, where there are any.
 """
 
+import enter  # noqa: F401
+
 import csv
 import statistics
 import tomllib

@@ -9,6 +9,8 @@ gives. Times are of a steady state, per request: see `balance` and `steady_opera
 lib/steady.py.
 """
 
+import enter  # noqa: F401
+
 import statistics
 
 import matplotlib.pyplot as plt

@@ -10,6 +10,8 @@ that each whole prompt rides with the decodes of the others. (a) over lengths, w
 over the baseline's (see fig9.py).
 """
 
+import enter  # noqa: F401
+
 import matplotlib.pyplot as plt
 
 from experiments.lib import look, measuring

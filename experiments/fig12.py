@@ -15,7 +15,7 @@ defaults, and why:
                             (Sec 4.1)
     deal           queue    one queue for all micro-batches: no slot stays free while anybody waits
     micro-batches  8        as many as stages: 8 x 27 requests are what the memory holds
-    lengths        rank     the k-th of the lengths 1K, 1K + 1, ... has a probability ~ 1 / k^0.4.
+    zipf           rank     the k-th of the lengths 1K, 1K + 1, ... has a probability ~ 1 / k^0.4.
                             theta is the notation of Zipf's law by rank, and Vidur, the later public
                             simulator of the same authors, draws lengths so. "value", P(L) ~ 1 /
                             L^0.4, makes fewer of them short
@@ -27,7 +27,7 @@ defaults, and why:
                             between servers
     software       sarathi  the constants fitted to the paper's own measurements; "sarathi_serve"
                             knows kernel overheads
-    overhead       0        microseconds more for each linear operator, however small. No such cost
+    linear-overhead  0      microseconds more for each linear operator, however small. No such cost
                             fits what the paper measured on its A6000
 
 Our predictions come in the paper's order, but not at its ratios. Tables show what each option
@@ -38,8 +38,10 @@ A request's bubble time is what stages waited for its micro-batch, over all its 
 stages, start-up and drain apart (Sec 5.3).
 """
 
+import enter  # noqa: F401
+
 import statistics
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from dataclasses import dataclass, fields, replace
 from functools import cache
 
@@ -49,15 +51,16 @@ import numpy as np
 import pipeline
 from batch import Request
 from cli import run_main
-from configs import GPUS, LINKS, MODELS, Link, UserError, lookup
+from configs import GPUS, LINKS, MODELS, Link, UserError
 from costmodel import SOFTWARE, CostModel, constants, requests_that_fit, tokens_that_fit
 from experiments.lib import common
 from experiments.lib.common import Point, Record, print_table
 from experiments.lib.figure import finish
-from experiments.lib.flags import Flag, positive, start
+from experiments.lib.flags import Flag, start
 from experiments.lib.look import panels, star
 from experiments.lib.papers import LOOKS
 from experiments.lib.steady import split
+from flags import KINDS
 from pipeline.micro_batches import DEALS
 from serving.traffic import ZIPF_BY, Zipf
 
@@ -117,33 +120,28 @@ CHOICES = {
 # -------------------------------------------------------------------------------------------- flags
 
 
-def microseconds(text: str) -> int:
-    """A flag's value that must be a whole number of at least 0."""
-    if not text.isdecimal():
-        raise ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
-    return int(text)
+# Fields of `Setup` whose flags have other names
+FLAG_OF = {"batch_size": "max_batch_size", "lengths": "zipf", "overhead": "linear_overhead"}
+RENAMED = {"--lengths": "--zipf", "--overhead": "--linear-overhead"}
 
 
 def make_flags() -> dict[str, Flag]:
     """One for each field of `Setup`, and how many requests there are."""
-    number = {"type": positive, "metavar": "N"}
     flags = {
-        "requests": Flag("in the picture", PAPER_REQUESTS, 400),
-        "table_requests": Flag("in each line of the table of options", 800, 200, options=number),
+        "requests": Flag("requests in the picture", PAPER_REQUESTS, 400),
+        "table_requests": Flag("", 800, 200),
     }
     for field in fields(Setup):
-        names = CHOICES.get(field.name, ())
-        options = {"metavar": "NAME"} if names else number
-        flags[field.name] = Flag(", ".join(names), field.default, options=options)
-    microsecond = {"type": microseconds, "metavar": "N"}
-    flags["overhead"] = Flag("us more for each linear operator", 0, options=microsecond)
+        name, names = FLAG_OF.get(field.name, field.name), CHOICES.get(field.name, ())
+        meaning = KINDS[name.replace("_", "-")].meaning
+        help = f"{meaning}: {', '.join(names)}" if names else meaning
+        flags[name] = Flag(help, field.default, choices=names)
     return flags
 
 
 def setup_of(options: Namespace) -> Setup:
-    for name, choices in CHOICES.items():
-        lookup(dict.fromkeys(choices), getattr(options, name), name.replace("_", "-"))
-    setup = Setup(**{field.name: getattr(options, field.name) for field in fields(Setup)})
+    names = {field.name: FLAG_OF.get(field.name, field.name) for field in fields(Setup)}
+    setup = Setup(**{field: getattr(options, name) for field, name in names.items()})
     if setup.chunk_size < 2:
         raise UserError(
             f"--chunk-size {setup.chunk_size}: it must hold a decode and a prompt token, at least 2"
@@ -461,7 +459,7 @@ def draw(points: list[Point], whole: list[Outcome], table: Table, few: int) -> p
 
 
 def main() -> None:
-    options = start("fig12", __doc__, **make_flags())
+    options = start("fig12", __doc__, renamed=RENAMED, **make_flags())
     setup, few = setup_of(options), options.table_requests
     given = "our defaults" if setup == Setup() else "as given"
     step = replace(setup, refill_every=in_step(setup))

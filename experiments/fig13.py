@@ -14,6 +14,8 @@ half of a whole prompt as work, as its fit wants, and a chunk has less of it. At
 part of the prefill, so (b) hardly changes.
 """
 
+import enter  # noqa: F401
+
 from dataclasses import replace
 
 import matplotlib.pyplot as plt

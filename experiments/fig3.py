@@ -8,6 +8,8 @@ decode-only batch reads all weights for B tokens: the linear operators' cost per
 The cost of attention stays, because it reads each request's own keys and values.
 """
 
+import enter  # noqa: F401
+
 import matplotlib.pyplot as plt
 
 from batch import Batch

@@ -13,6 +13,8 @@ is bound by compute where its FLOPs per byte exceed the GPU's FLOP/s per byte/s.
 paper's 512 tokens.
 """
 
+import enter  # noqa: F401
+
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -9,6 +9,8 @@ waits for which, and why (PB1, PB2, PB3; see pipeline/). results/fig5.json holds
 https://ui.perfetto.dev, where single steps can be clicked.
 """
 
+import enter  # noqa: F401
+
 import matplotlib.pyplot as plt
 
 from batch import Request

@@ -8,6 +8,8 @@ The example is the paper's: chunks of four tokens, three iterations. Query i see
 whatever chunk it is in; stacked, the three masks are the lower triangle of a whole prefill.
 """
 
+import enter  # noqa: F401
+
 import matplotlib.pyplot as plt
 from matplotlib.colors import ListedColormap
 

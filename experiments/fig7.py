@@ -9,6 +9,8 @@ the shape between them is the model's. A CPU has other tiles (AMX: 16 rows). A m
 therefore has other and smaller steps, or none.
 """
 
+import enter  # noqa: F401
+
 import matplotlib.pyplot as plt
 
 from configs import GPUS, MODELS

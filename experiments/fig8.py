@@ -10,6 +10,8 @@ of a decode is its attention, and that is why the gain falls with B (the baselin
 among more decodes) and with L (more attention).
 """
 
+import enter  # noqa: F401
+
 import matplotlib.pyplot as plt
 
 from batch import Batch

@@ -6,7 +6,7 @@
                                             on two slow cores
 
 --measure first profiles single iterations. It then runs the chunk size that looks best, and one
-beside it (or --chunk-sizes). Each runs at half, once and twice the balance of the best.
+beside it (or --chunk-size). Each runs at half, once and twice the balance of the best.
 
 At the balance, the chunks of a prompt carry all decodes and none is left over. A prompt makes P /
 (C - (B-1)) chunks with B - 1 decodes each: balance is at P:D = C/(B-1) - 1, and the paper rounds it
@@ -18,6 +18,8 @@ L. We count between the completion of request number k*B and that of number m*B,
 requests behind. So start-up and drain do not count, and the window holds whole periods of both
 policies: the baseline completes B requests at a time, SARATHI one at a time.
 """
+
+import enter  # noqa: F401
 
 import statistics
 from argparse import Namespace
@@ -52,9 +54,14 @@ PAPER = {
 }
 PUBLISHED = ("f9_c256", "f9_c512", "f9_broad")  # ids of the numbers in the paper's text
 FLAGS = MEASURE | {
-    "length": Flag("tokens of a request, prompt and decodes", 512, 128, measure=True),
-    "batch_size": Flag("requests in a batch", 6, 4, measure=True),
-    "chunk_sizes": Flag("at P:D around the balance of the first (default: profiled)", measure=True),
+    "max_length": Flag("tokens of a request, prompt and decodes", 512, 128, measure=True),
+    "max_batch_size": Flag("requests in a batch", 6, 4, measure=True),
+    "chunk_size": Flag(
+        "token budgets, each at P:D around the balance of the first",
+        measure=True,
+        shown="profiled",
+        several=True,
+    ),
     "repeats": Flag("baseline-SARATHI pairs for each point", 3, 1, measure=True),
 }
 
@@ -153,20 +160,20 @@ def print_prediction(points: list[Point]) -> None:
 def load(options: Namespace) -> "LLM":
     """The model to measure. Raises UserError about the flags before anything runs."""
     for name, why in (
-        ("batch_size", "a chunk needs decodes to carry"),
-        ("length", "one prompt token and one decode"),
+        ("max_batch_size", "a chunk needs decodes to carry"),
+        ("max_length", "one prompt token and one decode"),
     ):
         value = getattr(options, name)
         if value < 2:
             flag = name.replace("_", "-")
             raise UserError(f"--{flag} is {value}; it must be at least 2: {why}")
-    smallest = min(options.chunk_sizes or [options.batch_size])
-    if smallest < options.batch_size:
+    smallest = min(options.chunk_size or [options.max_batch_size])
+    if smallest < options.max_batch_size:
         raise UserError(
-            f"--chunk-sizes: {smallest} is smaller than --batch-size {options.batch_size}: decodes"
-            " would fill the chunk"
+            f"--chunk-size: {smallest} is smaller than --max-batch-size {options.max_batch_size}:"
+            " decodes would fill the chunk"
         )
-    return measuring.load_llm(options, options.batch_size, options.length)
+    return measuring.load_llm(options, options.max_batch_size, options.max_length)
 
 
 def choose_chunk_sizes(llm: "LLM", length: int, batch_size: int) -> list[int]:
@@ -190,8 +197,8 @@ def choose_chunk_sizes(llm: "LLM", length: int, batch_size: int) -> list[int]:
 
 def measure(llm: "LLM", options: Namespace) -> list[Point]:
     """The real engine, baseline and SARATHI in alternation on one model instance."""
-    length, batch_size = options.length, options.batch_size
-    chunk_sizes = options.chunk_sizes or choose_chunk_sizes(llm, length, batch_size)
+    length, batch_size = options.max_length, options.max_batch_size
+    chunk_sizes = options.chunk_size or choose_chunk_sizes(llm, length, batch_size)
     factors = [1] if options.quick else [0.5, 1, 2]  # of the balance
     middle = balance(chunk_sizes[0], batch_size)
     places = sorted({split(length, factor * middle) for factor in factors})  # (P, D)

@@ -5,13 +5,16 @@ fit is least squares on log ratios, so that 5 % of a short time weighs as much a
 Every other figure is predicted with these constants, and never fitted.
 """
 
+import enter  # noqa: F401
+
 from collections.abc import Mapping
 
-from cli import Parser, run_main
+from cli import run_main
 from configs import GPUS, MODELS
 from costmodel import CostModel, Efficiency, make_batch
 from experiments.lib.common import paper_numbers, print_table
 from experiments.lib.fitting import check_constants, compass_search, log_loss, print_constants
+from experiments.lib.flags import bare_parser, parse
 
 FITTED = ("compute", "memory", "attention", "p")
 # SARATHI Table 2: the prefill row is one prompt of 1024 tokens, as its time per token says (234.8 /
@@ -46,7 +49,7 @@ def fit(numbers: Mapping[str, float]) -> Efficiency:
 
 
 def main() -> None:
-    Parser(description=__doc__.splitlines()[0]).parse_args()  # refuses any flag
+    parse(bare_parser(__doc__), {})
     numbers = paper_numbers()
     print("Fitted on SARATHI Table 2 and Fig 7; in costmodel.py:\n")
     fitted = print_constants("a6000", "sarathi", fit(numbers))

@@ -14,6 +14,8 @@ It misses most where the L20 steps otherwise than our law of tiles: up to 16 row
 than 17, and just above 128, where its step is milder. We keep the law, and state the misses.
 """
 
+import enter  # noqa: F401
+
 import csv
 import statistics
 from collections.abc import Mapping, Sequence
@@ -21,11 +23,12 @@ from dataclasses import replace
 from functools import cache
 
 from batch import Batch
-from cli import Parser, run_main
+from cli import run_main
 from configs import GPUS, MODELS
 from costmodel import EFFICIENCY, CostModel, Efficiency, make_batch
 from experiments.lib.common import ROOT, print_table
 from experiments.lib.fitting import check_constants, compass_search, log_loss, print_constants
+from experiments.lib.flags import bare_parser, parse
 
 A6000, L20 = EFFICIENCY["a6000", "sarathi"], EFFICIENCY["l20", "td_pipe"]
 FITTED = ("compute", "memory", "p", "overhead")
@@ -111,7 +114,7 @@ def print_other_constants(fitted: Efficiency, times: Mapping[int, float]) -> Non
 
 
 def main() -> None:
-    Parser(description=__doc__.splitlines()[0]).parse_args()  # refuses any flag
+    parse(bare_parser(__doc__), {})
     times = measured()
     print("Fitted on iterations of LLaMA-13B on an L20; in costmodel.py:\n")
     fitted = print_constants("l20", "td_pipe", fit(times))

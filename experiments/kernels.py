@@ -4,9 +4,9 @@ The plain way stands beside the way taken. All layers run in turn, so that no ca
 weights or the keys. Times are milliseconds, the median of `--repeats` alternating turns.
 """
 
+import enter  # noqa: F401
 import fast.first  # before torch  # noqa: F401
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 
 from attention import FlatBatch, Span, chunk_mask
-from cli import Parser, run_main
+from cli import run_main
 from configs import MODELS, ModelConfig, UserError
 from experiments.lib.common import print_table
-from experiments.lib.flags import positive
+from experiments.lib.flags import Flag, bare_parser, parse
 from experiments.lib.measuring import this_machine
 from fast import native
 from fast.backends import BACKENDS
@@ -122,17 +122,17 @@ def fused(q: torch.Tensor, cache: KVCache, context: int) -> None:
         F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask)
 
 
+FLAGS = {
+    "quick": Flag("run a few shapes of a small model: a smoke test, not a result"),
+    "dtype": Flag("type of the numbers: auto (by the hardware), float32 or bfloat16", "auto"),
+    "repeats": Flag("runs of each shape, whose median is taken", 7, 1),
+}
+
+
 @torch.inference_mode()
 def main() -> None:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    quick = "a few shapes of a small model: a smoke test, not a result"
-    add("--quick", action="store_true", help=quick)
-    add("--dtype", default="auto", help="float32 or bfloat16 (default: auto, by the hardware)")
-    repeats = "turns whose median is taken (default: 7)"
-    add("--repeats", type=positive, default=7, metavar="N", help=repeats)
-    options = parser.parse_args()
-    dtype, repeats = choose_dtype(options.dtype, CPU), 1 if options.quick else options.repeats
+    options = parse(bare_parser(__doc__, FLAGS), FLAGS)
+    dtype, repeats = choose_dtype(options.dtype, CPU), options.repeats
     if not can_pack(CPU, dtype):
         raise UserError(
             f"no packed linears in {dtype} on this machine: choose --dtype float32 on an x86 CPU"

@@ -5,20 +5,21 @@ first table saturates every policy with requests that are all alike. The second 
 grows with the number of requests. They are conversations that arrive over time (prompts of 1000
 tokens and outputs of 200 on average, log-normal; Mistral-7B on an A100 under sarathi_serve).
 
-    python experiments/loop_speed.py --pipeline 1000 10000 100000
+    python experiments/loop_speed.py --requests 1000 10000 100000
         instead: the pipeline of SARATHI's Fig 12, GPT-3 on eight stages
 """
 
-import argparse
+import enter  # noqa: F401
+
 import sys
 import time
 from collections.abc import Callable
 
 from batch import Request
-from cli import Parser, run_main
+from cli import run_main
 from experiments import fig12
 from experiments.lib.common import print_table
-from experiments.lib.flags import positive
+from experiments.lib.flags import Flag, bare_parser, parse
 from experiments.lib.papers import MISTRAL
 from scheduler import POLICIES
 from serving.traffic import LogNormal, make_requests, poisson
@@ -86,16 +87,17 @@ def print_conversations(counts: tuple[int, ...]) -> None:
     print_table([*header, "us per decode or chunk", "peak MB"], rows)
 
 
+FLAGS = {
+    "quick": Flag("run fewer requests: a smoke test, not a result"),
+    "requests": Flag("numbers of requests through the pipeline of Fig 12", several=True),
+    "max_batch_size": Flag("requests that run at once, in the first table", 16),
+}
+
+
 def main() -> None:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--quick", action="store_true", help="fewer requests: a smoke test, not a result")
-    counts = "numbers of requests through the pipeline of Fig 12"
-    add("--pipeline", type=positive, nargs="+", metavar="N", help=counts)
-    add("--max-batch-size", type=positive, default=16, help="B of the first table (default: 16)")
-    options = parser.parse_args()
-    if options.pipeline:
-        print_pipeline(options.pipeline)
+    options = parse(bare_parser(__doc__, FLAGS, {"--pipeline": "--requests"}), FLAGS)
+    if options.requests:
+        print_pipeline(options.requests)
         return
     print_policies(64 if options.quick else 1024, options.max_batch_size)
     print()

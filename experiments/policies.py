@@ -11,6 +11,8 @@ two tokens. A stall is a gap longer than five decode-only iterations: Sarathi-Se
 (its Table 3).
 """
 
+import enter  # noqa: F401
+
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,8 +39,10 @@ WHOLE = ("request_level", "vllm_v0", "orca", "hybrid_only")
 STALL = 5  # decode-only iterations
 FLAGS = MEASURE | {
     "perfetto": Flag("write all runs for https://ui.perfetto.dev (JSON)"),
-    "chunk_size": Flag("token budget; prompts are half of it, and 2.5 times", 64, 16, measure=True),
-    "repeats": Flag("runs, of which the fastest is shown", 5, 1, measure=True),
+    "chunk_size": Flag(
+        "token budget; prompts have half of it, and 2.5 times it", 64, 16, measure=True
+    ),
+    "repeats": Flag("runs of each policy, of which the fastest is shown", 5, 1, measure=True),
 }
 
 

@@ -10,7 +10,8 @@ efficiencies are fitted on each model in turn, and tested on all the others of t
 that is fitted on Llama-2-70b on an A100 is "sarathi_serve"; the others are shown and not used.
 """
 
-import argparse
+import enter  # noqa: F401
+
 import csv
 import math
 import statistics
@@ -18,10 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cli import Parser, run_main
+from cli import run_main
 from configs import GPU, GPUS, ModelConfig, UserError
 from costmodel import EFFICIENCY, CostModel, Efficiency
 from experiments.lib.common import print_table, progress
+from experiments.lib.flags import bare_parser, parse
 from experiments.lib.validation import error_summary
 
 OPERATORS = {
@@ -216,9 +218,10 @@ def print_fitted(profiles: dict[str, dict[str, list[Row]]], directory: Path) -> 
 
 
 def main() -> None:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=Path, metavar="DIR", help="holds GPU/MODEL/mlp.csv files")
-    directory = parser.parse_args().directory
+    parser = bare_parser(__doc__)
+    help = "folder that holds GPU/MODEL/mlp.csv files"
+    parser.add_argument("directory", type=Path, metavar="DIR", help=help)
+    directory = parse(parser, {}).directory
     profiles = read_profiles(directory)
     print_known(profiles, directory)
     print_fitted(profiles, directory)

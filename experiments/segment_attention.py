@@ -16,6 +16,8 @@ turns. Small batches take turns through the requests of the largest, so that wha
 no cache. Beside it stands a plain read: `torch.sum` over all these prompts, on all cores.
 """
 
+import enter  # noqa: F401
+
 import random
 import statistics
 import time
@@ -253,8 +255,8 @@ def draw(points: Sequence[Point]) -> plt.Figure:
 
 
 def main() -> None:
-    turns = "turns whose median is taken"
-    options = start(NAME, __doc__, repeats=Flag(turns, Shape.repeats, QUICK.repeats, measure=True))
+    repeats = Flag("", Shape.repeats, QUICK.repeats, measure=True)
+    options = start(NAME, __doc__, repeats=repeats)
     shape = replace(QUICK if options.quick else Shape(), repeats=options.repeats)
     paper = published()
     points = [*paper, *(measure(shape) if options.measure else [])]

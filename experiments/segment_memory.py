@@ -12,6 +12,8 @@ for real: summed at the end of each iteration, and the largest of them. Segment:
 prompts lie in, and the responses. Standard: the copies of all beams.
 """
 
+import enter  # noqa: F401
+
 from dataclasses import replace
 
 import matplotlib.pyplot as plt
@@ -61,6 +63,7 @@ def largest_bytes(llm: "measuring.LLM", cache: str, batch_size: int, length: int
     from loop import Loop
 
     llm.resize_cache(batch_size, length)
+    llm.model.reach(2 * length)  # the response follows the prompt
     scheduler = make_scheduler("request_level", batch_size, length)
     loop = Loop(scheduler, ModelExecutor(llm.model, llm.cache, llm.attend))
     enable_beams(loop, llm.attention)

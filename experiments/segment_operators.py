@@ -11,6 +11,8 @@ A layer's operators are a difference of differences: models of two layers and of
 one token more and less. Embedding, head, prefill and search drop out. BS = 1, BW = 4.
 """
 
+import enter  # noqa: F401
+
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

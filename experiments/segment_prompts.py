@@ -12,6 +12,8 @@ define it. For us, the knee is the shortest prompt whose first token takes at le
 at 32 tokens. The paper drew only powers of two, and we measure only those.
 """
 
+import enter  # noqa: F401
+
 from functools import cache
 
 import matplotlib.pyplot as plt

@@ -2,7 +2,7 @@
 
     python experiments/segment_throughput.py              predicted for tiles of the Max 1550
     python experiments/segment_throughput.py --measure    and a small model on this CPU, three
-                                                          engines, under --budget GB
+                                                          engines, under --memory GB
 
 Prompts of 1024 tokens, responses of 128, BW = 4. The tiles' memory holds the weights, the caches,
 and what is in memory twice while a cache is copied (`segment.temporary_bytes`; all of it, in
@@ -13,6 +13,8 @@ What is measured: prompts of 512, a response of 64. The budget bounds what a pro
 what it holds before the call: caches, their copies and activations, not the weights. The peaks of
 two small batches give a line, which leads to the largest. That batch runs, and its peak counts.
 """
+
+import enter  # noqa: F401
 
 from dataclasses import dataclass
 from functools import cache

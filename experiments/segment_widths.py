@@ -14,6 +14,8 @@ stands beside the next token's largest gain at BW = 4.
 What is measured: prompts of 512, a response of 32, three engines, --model (laptop) and gpt2.
 """
 
+import enter  # noqa: F401
+
 import matplotlib.pyplot as plt
 
 from configs import MODELS

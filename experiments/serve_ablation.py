@@ -9,6 +9,8 @@ artefact (osdi-experiments/table-6). Its hybrid_only has the longest request as 
 no prompt. For the arxiv rows we have no published numbers.
 """
 
+import enter  # noqa: F401
+
 from collections.abc import Mapping
 from itertools import product
 

@@ -7,7 +7,7 @@ It also finds the budget that an SLO allows.
     python experiments/serve_budget.py --tbt-slo 50
         the budget for an SLO of 50 ms
     python experiments/serve_budget.py --calibration results/calibration-laptop.json \
-            --tbt-slo 300 --decodes 8 --context 512 --longest 512
+            --tbt-slo 300 --decodes 8 --context 512 --max-length 512
         for the machine that calibrate.py measured
 
 A small budget keeps each iteration short, and so the time between tokens. But it reads the weights
@@ -15,6 +15,8 @@ more often for the same prompts, and at some load the queue grows. Take the larg
 tile whose worst iteration stays within the SLO. One profile finds it, without running a single
 request. The curves check it on 512 chat requests at 2.5 per second, under sarathi_serve.
 """
+
+import enter  # noqa: F401
 
 from argparse import Namespace
 
@@ -37,11 +39,11 @@ REQUESTS, RATE = 512, 2.5
 BUDGETS = (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 SLOS = {"strict": capacity.STRICT, "relaxed": capacity.RELAXED}
 FLAGS = {
-    "tbt_slo": Flag("an SLO of your own, in ms: prints its budget and ends"),
-    "calibration": Flag("with --tbt-slo: of the machine that calibrate.py measured"),
-    "decodes": Flag("with --tbt-slo: running requests", capacity.DECODES),
-    "context": Flag("with --tbt-slo: their tokens", capacity.CONTEXT),
-    "longest": Flag("with --tbt-slo: the longest prompt", capacity.LONGEST),
+    "tbt_slo": Flag("SLO of your own, in ms: print its budget and end"),
+    "calibration": Flag("with --tbt-slo: calibration of a machine, made by calibrate.py"),
+    "decodes": Flag("with --tbt-slo: requests that decode", capacity.DECODES),
+    "context": Flag("with --tbt-slo: tokens of each of them", capacity.CONTEXT),
+    "max_length": Flag("with --tbt-slo: tokens of the longest prompt", capacity.LONGEST),
 }
 
 
@@ -130,14 +132,14 @@ def print_budget(options: Namespace) -> None:
     cost = MISTRAL.cost_model
     if options.calibration:
         cost = CalibratedModel(Calibration.read(options.calibration))
-    shape = options.decodes, options.context, options.longest
+    shape = options.decodes, options.context, options.max_length
     budget = token_budget(cost, options.tbt_slo / 1000, *shape)
     worst, larger = (1000 * worst_iteration(cost, size, *shape) for size in (budget, budget + TILE))
     print(f"token budget: {budget} tokens. The worst iteration takes {worst:.1f} ms.")
     print(f"With {budget + TILE} tokens (a tile more) it takes {larger:.1f} ms.")
     print(
         f"A worst iteration has {options.decodes} decodes of {options.context} tokens, and the end"
-        f" of a prompt of {options.longest}."
+        f" of a prompt of {options.max_length}."
     )
 
 

@@ -1,19 +1,26 @@
 """Sarathi-Serve, Fig 10 and 12: the capacity of three policies under strict and relaxed SLOs.
 
     python experiments/serve_capacity.py
-        predicted for Mistral-7B on an A100 and Yi-34B on two: under a minute on two cores
+        predicted for Mistral-7B on an A100 and Yi-34B on two: two and a half minutes of CPU time
     python experiments/serve_capacity.py --requests 2048
         as many requests as the paper: more exact, twice as long
     python experiments/serve_capacity.py --requests-file FILE
         on the requests of a file (see serving/traffic.py), its arrival times scaled
+    python experiments/serve_capacity.py --policy dynamic --policy chunked_only
+        these policies of scheduler.POLICIES, too (all: every one). Each policy has its own best
+        token budget, of those in BUDGETS_TRIED. Is your policy in a file of your own? Put it into
+        POLICIES there, then call main() of this module.
 
-serving/capacity.py defines capacity, SLO and served rate. Each search has 1024 requests. The
-lengths of `chat` and `arxiv` are log-normal. They are fitted to published percentiles of
-openchat_sharegpt4 and arxiv_summarization, half of which are unverified. The strict SLO is 5 decode
-iterations of our cost model, the relaxed 25; "0.1 s" and the like are the paper's own values. Batch
-sizes and memory are the paper's (its artefact, osdi-experiments/figure-5-6): 128 requests, but 16
-for Orca; token budgets 512 (strict) and 2048 (relaxed).
+serving/capacity.py defines capacity, SLO and served rate. Each search has 1024 requests. It repeats
+them until twice as many would not change the capacity (`settled_capacity`). The lengths of `chat`
+and `arxiv` are log-normal. They are fitted to published percentiles of openchat_sharegpt4 and
+arxiv_summarization, half of which are unverified. The strict SLO is 5 decode iterations of our cost
+model, the relaxed 25; "0.1 s" and the like are the paper's own values. Batch sizes and memory are
+the paper's (its artefact, osdi-experiments/figure-5-6): 128 requests, but 16 for Orca; token
+budgets 512 (strict) and 2048 (relaxed), but the best of several with --policy.
 """
+
+import enter  # noqa: F401
 
 import os
 import re
@@ -25,6 +32,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
+import scheduler
 from batch import Request
 from cli import run_main
 from experiments.lib import papers
@@ -32,13 +40,27 @@ from experiments.lib.common import Point, Record, paper_numbers, print_table, ru
 from experiments.lib.figure import Figure
 from experiments.lib.flags import Flag, make_parser, parse
 from experiments.lib.look import COLOURS, labelled_bars, panels
-from experiments.lib.papers import ARXIV, CHAT, LOOKS, MISTRAL, OURS, POLICIES, RIVALS, YI, Job
-from serving.capacity import BUDGETS, PRECISION, RELAXED, STRICT, Deployment
+from experiments.lib.papers import (
+    ARXIV,
+    CHAT,
+    MISTRAL,
+    OURS,
+    POLICIES,
+    RIVALS,
+    YI,
+    Job,
+    Settled,
+    looks_of,
+)
+from serving.capacity import BUDGETS, MAX_BATCH_SIZE, PRECISION, RELAXED, STRICT, Deployment
 from serving.traffic import read_trace
 
 NAME = "serve_capacity"
 DEPLOYMENTS, DATASETS = (MISTRAL, YI), (CHAT, ARXIV)
 REQUESTS = 1024
+BUDGETS_TRIED = (256, 512, 1024, 2048)  # tokens: with --policy, each policy gets the best of them
+ALL = "all"  # --policy
+REPEATED, BUDGET = "repeated to", "budget"  # what two series begin with, after the policy
 NUMBERS = paper_numbers()
 # s: Table 3. Yi-34B's strict SLO is a fifth of its relaxed one, as 5 decode iterations are of 25.
 PAPER_SLOS = {
@@ -61,43 +83,69 @@ def slos(deployment: Deployment) -> dict[str, tuple[float, int]]:
 
 
 def capacities_of(
-    job: Job, workloads: Mapping[str, Sequence[Request]], precision: float
-) -> dict[str, float]:
-    """Name of the SLO -> requests per second. workloads: requests by name."""
-    return papers.capacities(job, workloads[job.data], slos(job.deployment), precision)
+    job: Job,
+    workloads: Mapping[str, Sequence[Request]],
+    budgets: Sequence[int],
+    precision: float,
+) -> dict[str, Settled]:
+    """Name of the SLO -> capacity. workloads: requests by name. budgets: those to try."""
+    bounds = slos(job.deployment)
+    return papers.settled_capacities(job, workloads[job.data], bounds, budgets, precision)
+
+
+def more_policies(names: Sequence[str] | None) -> list[str]:
+    """The policies that --policy adds to the published comparison.
+
+    Raises UserError where POLICIES has none of that name.
+    """
+    every = scheduler.POLICIES if ALL in (names or ()) else ()
+    others = [name for name in dict.fromkeys([*(names or ()), *every]) if name != ALL]
+    for name in others:
+        scheduler.make_scheduler(name, MAX_BATCH_SIZE, BUDGETS[STRICT])
+    return [name for name in others if name not in POLICIES]
 
 
 def predict(
-    quick: bool, requests: int | None = None, seed: int = 0, requests_file: Path | None = None
+    quick: bool,
+    requests: int | None = None,
+    seed: int = 0,
+    requests_file: Path | None = None,
+    policy: Sequence[str] | None = None,
 ) -> list[Point]:
     """SLOs, capacities, gains over the other policies, and the largest gain of each deployment.
 
-    requests_file: in the place of the published lengths. quick: to a few parts in ten, in this
-    process; else exactly, on all cores.
+    requests_file: in the place of the published lengths. policy: names of more policies; where it
+    is given, the token budgets are searched, too. quick: to a few parts in ten, in this process;
+    else exactly, on all cores.
     """
+    policies, budgets = [*POLICIES, *more_policies(policy)], BUDGETS_TRIED if policy else ()
     count = requests or (64 if quick else REQUESTS)
     if requests_file is None:
         workloads = {data.name: data.requests(count, seed=seed) for data in DATASETS}
     else:
         workloads = {word_of(requests_file): read_trace(requests_file, count)}
-    jobs = [Job(*each) for each in product(DEPLOYMENTS, workloads, POLICIES)]
+    jobs = [Job(*each) for each in product(DEPLOYMENTS, workloads, policies)]
     precision, processes = (1.3, 1) if quick else (PRECISION, min(os.cpu_count() or 1, len(jobs)))
-    perform = partial(capacities_of, workloads=workloads, precision=precision)
+    perform = partial(capacities_of, workloads=workloads, budgets=budgets, precision=precision)
     found = run_jobs(perform, jobs, processes, "capacities")
     points = []
     for deployment in DEPLOYMENTS:
         model, bounds = deployment.model, slos(deployment)
-        record = Record(name_of(requests_file), model, deployment.hardware)
+        record = Record(name_of(requests_file, policy), model, deployment.hardware)
         for kind in ("strict", "relaxed"):
             record.add(f"{kind} SLO, {model}", bounds[kind][0], "s")
         gains: dict[str, list[float]] = {}
         for data, slo in product(workloads, bounds):
             group = f"{model} {data} {slo}"
-            rates = {policy: found[Job(deployment, data, policy)][slo] for policy in POLICIES}
-            for policy, rate in rates.items():
-                record.add(f"{policy}, {group}", rate, "requests/s")
-            for rival in [rival for rival in RIVALS if rates[rival]]:
-                gain = rates[OURS] / rates[rival]
+            settled = {name: found[Job(deployment, data, name)][slo] for name in policies}
+            for name, best in settled.items():
+                record.add(f"{name}, {group}", best.rate, "requests/s")
+                if best.requests > len(workloads[data]):
+                    record.add(f"{name} {REPEATED}, {group}", best.requests, "requests")
+                if budgets and name not in RIVALS:
+                    record.add(f"{name} {BUDGET}, {group}", best.budget, "tokens")
+            for rival in [name for name in policies if name != OURS and settled[name].rate]:
+                gain = settled[OURS].rate / settled[rival].rate
                 gains.setdefault(rival, []).append(gain)
                 record.add(f"gain over {rival}, {group}", gain, "x")
         for rival, each in gains.items():
@@ -111,8 +159,16 @@ def word_of(file: Path) -> str:
     return re.sub(r"[\s,]+", "-", file.stem)
 
 
-def name_of(requests_file: Path | None) -> str:
-    return f"{NAME}-{word_of(requests_file)}" if requests_file else NAME
+def name_of(requests_file: Path | None, policy: Sequence[str] | None = None) -> str:
+    """Of the figure and its files. Other requests and more policies have files of their own."""
+    name = f"{NAME}-{word_of(requests_file)}" if requests_file else NAME
+    return "-".join([name, *[re.sub(r"[^\w.]+", "-", each) for each in policy or ()]])
+
+
+def policies_of(points: Sequence[Point]) -> list[str]:
+    """The policies that were compared, the published ones first."""
+    found = [point.series.partition(", ")[0] for point in points if point.y_unit == "requests/s"]
+    return list(dict.fromkeys(found))
 
 
 def groups_of(points: Sequence[Point], ending: str = "") -> list[str]:
@@ -125,12 +181,13 @@ def groups_of(points: Sequence[Point], ending: str = "") -> list[str]:
 def table(points: Sequence[Point]) -> tuple[list[str], list[list[str]]]:
     """Header and rows of the terminal: capacities in requests/s, gains predicted and published."""
     predicted, published = values(points), values(points, "paper")
-    header = ["model", "lengths", "SLO", *POLICIES]
+    policies = policies_of(points)
+    header = ["model", "lengths", "SLO", *policies]
     for rival in RIVALS:
         header += [f"over {rival}", "paper", "error"]
     rows = []
     for group in groups_of(points):
-        rates = [f"{predicted[f'{policy}, {group}']:.2f}" for policy in POLICIES]
+        rates = [f"{predicted[f'{policy}, {group}']:.2f}" for policy in policies]
         row = [*group.split(" ", 2), *rates]
         for rival in RIVALS:
             gain, paper = (
@@ -142,25 +199,52 @@ def table(points: Sequence[Point]) -> tuple[list[str], list[list[str]]]:
     return header, rows
 
 
+def report(points: Sequence[Point]) -> None:
+    """Print the capacities; then how often the requests were repeated, and the budgets found."""
+    print_table(*table(points), title="capacities in requests/s, and gains")
+    found, policies = values(points), policies_of(points)
+    repeated = [p.y for p in points if p.series.partition(",")[0].endswith(f" {REPEATED}")]
+    if repeated:
+        print(
+            f"\nrequests were repeated, up to {max(repeated):.0f} of them in a run: with too few,"
+            " no queue builds, and the capacity comes out too large"
+        )
+    searched = [
+        policy
+        for policy in policies
+        if any(series.startswith(f"{policy} {BUDGET}, ") for series in found)
+    ]
+    if searched:
+        rows = [
+            [*group.split(" ", 2), *[f"{found[f'{p} {BUDGET}, {group}']:.0f}" for p in searched]]
+            for group in groups_of(points)
+        ]
+        tried = ", ".join(map(str, BUDGETS_TRIED))
+        title = f"the token budget of each capacity: the best of {tried}"
+        print_table(["model", "lengths", "SLO", *searched], rows, title)
+
+
 def draw(points: list[Point]) -> plt.Figure:
     """Capacities under both SLOs; on the right, the gains beside the published ones."""
     predicted, groups = values(points), groups_of(points, " strict")
-    figure, [grid] = panels(1, 3, 22 / 3, 7)
+    policies = policies_of(points)
+    rivals, looks = [policy for policy in policies if policy != OURS], looks_of(policies)
+    figure, [grid] = panels(1, 3, 22 / 3 * max(1.0, len(policies) / 4), 7)
     for axes, kind in zip(grid, ("strict", "relaxed"), strict=False):
-        papers.draw_capacities(axes, predicted, groups, kind)
+        papers.draw_capacities(axes, predicted, groups, kind, policies)
     grid[0].legend()
-    for number, rival in enumerate(RIVALS):
-        kinds = [
-            ("paper", "" if number else "paper", COLOURS["sky"], "//"),
-            ("predicted", f"over {rival}", LOOKS[rival][0], ""),
-        ]
-        for side, (source, label, colour, hatch) in zip((-0.09, 0.09), kinds, strict=True):
+    step, middle = 0.8 / len(rivals), (len(rivals) - 1) / 2
+    for number, rival in enumerate(rivals):
+        kinds = [(0.225, "predicted", f"over {rival}", looks[rival][0], "")]
+        if values(points, "paper"):
+            kinds.append((-0.225, "paper", "" if number else "paper", COLOURS["sky"], "//"))
+        for side, source, label, colour, hatch in kinds[::-1]:
             gains = values(points, source)
             gains = [gains.get(f"gain over {rival}, {group} strict") for group in groups]
-            shift = 0.4 * (number - 0.5) + side
+            shift = step * (number - middle + side)
             heights = {place + shift: gain for place, gain in enumerate(gains) if gain}
             style = {"color": colour, "hatch": hatch, "label": label}
-            labelled_bars(grid[2], heights, 0.17, "%.1f", **style)
+            labelled_bars(grid[2], heights, 0.425 * step, "%.1f", **style)
     grid[2].axhline(1, color="black", linewidth=1)
     for axes in grid:
         axes.set_xticks(range(len(groups)), [group.replace(" ", "\n", 1) for group in groups])
@@ -195,21 +279,23 @@ FIGURE = Figure(
     measure=None,
     draw=draw,
     shown=lambda point: "SLO" in point.series or "largest" in point.series,
-    report=lambda points: print_table(*table(points), title="capacities in requests/s, and gains"),
+    report=report,
     flags={
-        "seed": Flag("of arrivals and lengths", 0),
+        "seed": Flag("seed of arrivals and lengths", 0),
         "requests": Flag("requests of each search", REQUESTS, 64),
         "requests_file": Flag(
             "a CSV file of arrivals, prompt and output tokens, instead of chat and arxiv"
         ),
+        "policy": Flag("a policy to compare, too; all means every one", repeated=True),
     },
 )
 
 
 def main() -> None:
-    file = parse(make_parser(__doc__, FIGURE.flags), FIGURE.flags).requests_file
-    figure = replace(FIGURE, name=name_of(file), paper={}) if file else FIGURE
-    figure.run()
+    options = parse(make_parser(__doc__, FIGURE.flags), FIGURE.flags)
+    more_policies(options.policy)  # refuses unknown names before any work
+    name = name_of(options.requests_file, options.policy)
+    (FIGURE if name == NAME else replace(FIGURE, name=name, paper={})).run()
 
 
 if __name__ == "__main__":

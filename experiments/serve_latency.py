@@ -11,6 +11,8 @@ for a strict SLO. The dotted line is that SLO: 5 decode iterations. On this mach
 take turns, with a small model, short prompts, B = 8 and a token budget of 64.
 """
 
+import enter  # noqa: F401
+
 from itertools import product
 
 import matplotlib.pyplot as plt

@@ -15,6 +15,8 @@ decides what the running requests do meanwhile. On this machine we look for the 
 prompts and a budget that a laptop's model runs three times in two minutes.
 """
 
+import enter  # noqa: F401
+
 import matplotlib.pyplot as plt
 import numpy as np
 

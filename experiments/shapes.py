@@ -2,7 +2,7 @@
 
 We look for seven shapes of its figures in what --measure wrote to results/.
 
-    python experiments/shapes.py    after --measure of fig3.py, fig8.py, fig9.py, fig11.py, fig13.py
+    python experiments/shapes.py    once fig3.py, fig8.py, fig9.py, fig11.py, fig13.py have measured
 
 A CPU has other numbers than the paper's GPUs. The shape of a curve can be the same: what rises,
 what falls, where it peaks. A shape is a number of comparisons between two measured values (a decode
@@ -10,6 +10,8 @@ at B = 4 costs less than at B = 2), and we count how many hold. A curve of one p
 measures some, compares nothing. There is one tolerance: `flat` is within 10 %. Noise decides a
 comparison of nearly equal values, so read the values beside it.
 """
+
+import enter  # noqa: F401
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +21,7 @@ from pathlib import Path
 from cli import run_main
 from configs import UserError
 from experiments.lib.common import SPREAD, Point, curves, print_table, read_csv, series_options
-from experiments.lib.flags import make_parser
+from experiments.lib.flags import make_parser, parse
 
 FLAT = 1.1  # the largest value over the smallest
 
@@ -155,7 +157,7 @@ def print_findings(where: str, found: dict[str, list[Finding]]) -> None:
 
 
 def main() -> None:
-    options = make_parser(__doc__).parse_args()
+    options = parse(make_parser(__doc__), {})
     found = find_shapes(options.out)
     if not found:
         names = ", ".join(dict.fromkeys(f"{figure}.csv" for figure, _ in SHAPES.values()))

@@ -11,6 +11,8 @@ means "how well it fits". The marginal time of a decode is the decode-maximal ba
 that of the prefill-only batch, which has as many rows, divided by its decodes (Sec 4.3.1).
 """
 
+import enter  # noqa: F401
+
 import matplotlib.pyplot as plt
 
 from batch import Batch

@@ -13,6 +13,8 @@ alone. (What costmodel.py has from an A100, "sarathi_serve", are other kernels.)
 fitted to this table.
 """
 
+import enter  # noqa: F401
+
 import matplotlib.pyplot as plt
 
 from configs import GPUS

@@ -13,6 +13,8 @@ Nor does the paper say how long its prompts are. 512, 1024 and 2048 tokens are o
 numbers stand beside 1024. The memory of a GPU is not checked: one L20 could not hold the model.
 """
 
+import enter  # noqa: F401
+
 from itertools import product
 
 import matplotlib.pyplot as plt

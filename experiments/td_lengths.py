@@ -28,6 +28,8 @@ are a range: its ends stand beside 0.52 and 0.58. The predictor's own time is no
 at most 0.16 % of the time).
 """
 
+import enter  # noqa: F401
+
 import random
 from itertools import product
 

@@ -23,6 +23,8 @@ the miss counts again with a peak of at least that.
 The paper states no number for Fig 12. It says that the memory is full for short times only.
 """
 
+import enter  # noqa: F401
+
 import random
 import statistics
 from itertools import product

@@ -13,6 +13,8 @@ Then all outputs are stretched to several means. Times to first token and betwee
 paper reports none. With fewer requests than there, phases are few, and ratios are not the same.
 """
 
+import enter  # noqa: F401
+
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -285,7 +287,7 @@ def draw_gaps(axes: plt.Axes, found: td.Values) -> None:
 
 
 def main() -> None:
-    options = start(NAME, __doc__, requests=Flag("of each run", COUNT, QUICK))
+    options = start(NAME, __doc__, requests=Flag("requests of each run", COUNT, QUICK))
     count = options.requests
     print(f"{count} requests")
     points = predict(options.quick, count)

@@ -12,6 +12,8 @@ preemption count as work.
 The paper draws both figures and states no number for them.
 """
 
+import enter  # noqa: F401
+
 from itertools import pairwise
 
 import matplotlib.pyplot as plt

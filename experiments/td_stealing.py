@@ -18,6 +18,8 @@ then share a micro-batch, and new ones another (the table's spread of context). 
 large part of a step (13B: no grouped queries), the pool is slower than no stealing.
 """
 
+import enter  # noqa: F401
+
 import statistics
 from itertools import product
 

@@ -14,6 +14,8 @@ comes near the peak. The pipeline then switches again as soon as any request fit
 peak is the batch with which the decode phase began.
 """
 
+import enter  # noqa: F401
+
 import math
 from dataclasses import replace
 

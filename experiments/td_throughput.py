@@ -17,6 +17,8 @@ may be above it.
 What else could explain the paper's ratios, and TD-Pipe's latency: td_options.py.
 """
 
+import enter  # noqa: F401
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -327,7 +329,7 @@ FIGURE = Figure(
     draw=draw,
     shown=lambda point: point.series.startswith(OURS) and point.series.endswith(SHOWN),
     report=print_tables,
-    flags={"requests": Flag("of each run", COUNT, QUICK)},
+    flags={"requests": Flag("requests of each run", COUNT, QUICK)},
     software=td.SOFTWARE,
 )
 

@@ -13,6 +13,8 @@ before each workload: the `drift` column says how much slower than calibrated th
 corrects nothing. Every workload runs three times, in three rounds, and its median counts.
 """
 
+import enter  # noqa: F401
+
 import random
 import statistics
 from collections.abc import Sequence
@@ -56,10 +58,12 @@ QUANTITIES = {  # what is compared
 }
 WHOLE_PROMPTS = ("request_level", "orca", "vllm_v0")  # policies that have no C
 FLAGS = {
-    "calibration": Flag("of this machine", ROOT / "results" / "calibration-laptop.json"),
-    "workloads": Flag("how many", 20, len(POLICIES)),
-    "seed": Flag("of the draw", 0),
-    "rounds": Flag("runs of each workload, of which the median counts", 3, 1),
+    "calibration": Flag(
+        "calibration of this machine", ROOT / "results" / "calibration-laptop.json"
+    ),
+    "samples": Flag("workloads that are drawn", 20, len(POLICIES)),
+    "seed": Flag("seed of the draw", 0),
+    "repeats": Flag("runs of each workload, whose median is taken", 3, 1),
 }
 
 
@@ -211,7 +215,7 @@ def main() -> None:
     calibration = Calibration.read(options.calibration)
     make_directory(options.out, "validate", force=options.force)
     llm, cost = load_llm(calibration), CalibratedModel(calibration)
-    found = compare(llm, cost, draw_workloads(options.workloads, options.seed), options.rounds)
+    found = compare(llm, cost, draw_workloads(options.samples, options.seed), options.repeats)
     model, hardware = calibration.model.name, calibration.gpu.name
     print(f"{model} on {hardware}, calibrated {calibration.date}\n")
     print_outcomes(found)

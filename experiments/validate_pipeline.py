@@ -2,7 +2,7 @@
 
 Random workloads run on a real pipeline of two processes, and the same ones are predicted.
 
-    OMP_NUM_THREADS=1 python experiments/calibrate.py --out results/calibration-stage.json
+    OMP_NUM_THREADS=1 python experiments/calibrate.py --json results/calibration-stage.json
         one thread: what a stage gets of two cores; two of four
     python experiments/validate_pipeline.py --calibration results/calibration-stage.json
         some minutes
@@ -19,6 +19,8 @@ process does not know what one stage costs the other. The `alone` column is the 
 all costs scaled: by the measured work of the stages over the predicted work. It says how well clock
 and schedules agree when costs are right. It is shown to tell the two apart, and is not the result.
 """
+
+import enter  # noqa: F401
 
 import json
 import os
@@ -51,14 +53,11 @@ REQUESTS, PROMPTS, OUTPUTS = (5, 8), (32, 400), (4, 24)
 COMPARED, MANY_REQUESTS = ("td_pipe", "sarathi", "sarathi_serve", "vllm_v0"), (14, 20)
 TARGET_TIME, TARGET_SHARE = 10.0, 5.0  # %, points: medians that we set out to reach
 FLAGS = {
-    "calibration": Flag("of this machine", ROOT / "results" / "calibration-stage.json"),
-    "workloads": Flag("how many", 8, 2),
-    "repeats": Flag("runs of each workload, whose median counts", 3, 1),
-    "seed": Flag("of the draw", 0),
-    "td_pipe": Flag(
-        f"each workload under {', '.join(COMPARED)} (writes validate_td_pipe)",
-        options={"action": "store_true"},
-    ),
+    "calibration": Flag("calibration of this machine", ROOT / "results" / "calibration-stage.json"),
+    "samples": Flag("workloads that are drawn", 8, 2),
+    "repeats": Flag("runs of each workload, whose median is taken", 3, 1),
+    "seed": Flag("seed of the draw", 0),
+    "td_pipe": Flag(f"run each workload under {', '.join(COMPARED)} (writes validate_td_pipe)"),
 }
 
 
@@ -145,7 +144,7 @@ def run_for_real(
             "--json": out,
         }
         command = [sys.executable, str(ROOT / "distributed.py")]
-        command += [word for work in workloads for word in ("--workload", work.flag)]
+        command += [word for work in workloads for word in ("--lengths", work.flag)]
         command += [str(word) for option in options.items() for word in option]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         if done.returncode:
@@ -246,7 +245,7 @@ def read_calibration(path: Path) -> Calibration:
         threads = max(1, (os.cpu_count() or 1) // STAGES)  # as distributed.py shares the cores out
         raise UserError(
             f"no calibration {path}: make one, with the threads that a stage gets, by"
-            f" OMP_NUM_THREADS={threads} python experiments/calibrate.py --out {path}"
+            f" OMP_NUM_THREADS={threads} python experiments/calibrate.py --json {path}"
         )
     calibration = Calibration.read(path)
     calibration.check_machine()
@@ -259,7 +258,7 @@ def main() -> None:
     name = "validate_td_pipe" if options.td_pipe else "validate_pipeline"
     make_directory(options.out, name, force=options.force)
     drawn = draw_compared if options.td_pipe else draw_workloads
-    rows = compare(calibration, drawn(options.workloads, options.seed), options.repeats)
+    rows = compare(calibration, drawn(options.samples, options.seed), options.repeats)
     where = f"{calibration.model.name} on {calibration.gpu.name}"
     print(f"{__doc__.splitlines()[0]}\n\n{where}, {STAGES} stages of one process each\n")
     show(rows)

@@ -74,7 +74,7 @@ def speed_up(
     if measure:
         name, attend = fastest(model.config.n_head, cache)
     if device.type == "cpu":
-        keep_freed_memory()  # after the weights, which go back to the system with their LLM
+        keep_freed_memory()  # not before: the weights' memory shall be freed with their LLM
     return name, attend, surroundings
 
 

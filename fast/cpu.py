@@ -2,8 +2,8 @@
 
 The results are those of `attention.sdpa`, which runs in all other cases. Two things are faster:
 
-    a decode      reads K and V as float32 copies, for products of few rows are slow in bfloat16
-    a chunk       is three plain operators, for the fused kernel is slower than plain products
+    a decode      reads K and V as float32 copies: products of few rows are slow in bfloat16
+    a chunk       is three plain operators: the fused kernel is slower than plain products
 """
 
 from collections.abc import Sequence

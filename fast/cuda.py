@@ -28,7 +28,7 @@ def gathered(
     """Many requests in one kernel. slots, contexts (n,) int64; longest: the largest context.
 
     All that differs between two batches of the same shape is in tensors. So a CUDA graph can replay
-    this (fast/graphs.py). Shorter requests are padded with their own last key. The keys after it in
+    this (fast/graphs.py). Shorter requests are padded with their own last key. Later keys in
     the cache may be NaN, and a mask does not keep a NaN out of a sum.
     """
     rows, column = q.shape[1], torch.arange(longest, device=q.device)

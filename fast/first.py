@@ -4,15 +4,12 @@ Variables that you have set yourself are kept.
 """
 
 import os
-import sys
 from importlib.util import find_spec
 
 if find_spec("torch") is None:
-    NEEDED = "this needs torch: make install, or pip install -r requirements.txt"
-    if hasattr(sys.modules["__main__"], "__file__"):  # a script: one line, no traceback
-        print(f"error: {NEEDED}", file=sys.stderr)
-        raise SystemExit(2)
-    raise ModuleNotFoundError(NEEDED)
+    # in a script of ours, `cli.say_what_is_missing` makes one line of it
+    needed = "this needs torch: make install, or pip install -r requirements.txt"
+    raise ModuleNotFoundError(needed, name="torch")
 
 # A thread that waits for another one looks so many times ("spins") before it sleeps. libgomp's own
 # number, 300,000, takes milliseconds. If a busy program has the other thread's core, each of
@@ -20,12 +17,12 @@ if find_spec("torch") is None:
 # operators. So on an idle machine, few threads fall asleep (docs/performance.md).
 SPINS = "2000"
 
-# oneDNN keeps what it has prepared for each shape of a product, and PyTorch keeps it a second time:
-# 1024 of each. Where no two batches are alike, these grow to several times the demo's own memory.
-# 64 hold those of about ten sizes of a batch. A size that comes back later is prepared again.
+# oneDNN keeps what it has prepared for each shape of a product, and PyTorch keeps it a second time.
+# Each keeps up to 1024. If no two batches are alike, these take several times the demo's memory.
+# 64 are enough for about ten batch sizes. A size that comes back later is prepared again.
 KEPT = "64"
 
-# Ask Linux for large pages for large tensors. While it reads the weights, a CPU then looks up one
+# Ask Linux for large pages for large tensors. Then a CPU that reads the weights looks up one
 # address instead of 500.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", KEPT)

@@ -8,8 +8,8 @@ has C tokens, which are B - 1 decodes and a chunk that fills the rest (Sec 4.4).
 All that changes between two replays is in tensors, whose memory does not move: tokens, slots,
 positions, contexts. Attention reads keys up to a multiple of `STEP` tokens, and masks the rest. So
 a shape lasts for STEP decodes. Shapes that do not come again, such as a prompt's last chunk, run
-without a graph. Without CUDA, a recording has buffers only, and its replay runs the model on them.
-The tests compare these results.
+without a graph. Without CUDA, a recording is only these tensors, and its replay runs the model on
+them. So the tests can compare results on a CPU.
 """
 
 from collections import Counter

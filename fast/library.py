@@ -1,10 +1,9 @@
 """A compiled library that is kept between runs, and loaded only if it is what we have made.
 
-Loading a library runs what is in it, and ends the process if a part of it is missing. So its name
-bears the SHA-256 of its bytes. A file that has been cut short, or that is another library, does
-not match and is made again. Nobody else may have been able to put it there: folder and file must
-be ours (or root's), and only their owner
-may write them.
+Loading a library runs what is in it, and ends the process if a part of it is missing. So its file
+name contains the SHA-256 of its bytes. If a file has been cut short, or is another library, it does
+not match and is made again. Folder and file must be ours (or root's), and only their owner may
+write them. So nobody else can have put the file there.
 """
 
 import ctypes
@@ -42,7 +41,7 @@ def cache_folder() -> Path:
 
 
 def unsafe(about: os.stat_result) -> str | None:
-    """Why somebody else can write a file or a folder, if so."""
+    """Why somebody else can write a file or a folder. None: nobody can."""
     if not hasattr(os, "geteuid"):  # Windows says it otherwise
         return None
     if about.st_uid not in (0, os.geteuid()):
@@ -96,7 +95,7 @@ def run_compiler(command: Sequence[str], seconds: float = COMPILE_SECONDS) -> tu
 
     It has a process group of its own, so that the programs that it starts end with it.
     """
-    environment = os.environ | {"LC_ALL": "C"}  # for "error" to be the word
+    environment = os.environ | {"LC_ALL": "C"}  # messages in English, with the word "error"
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         text=True, errors="replace", env=environment, start_new_session=True,

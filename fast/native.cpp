@@ -8,8 +8,8 @@
 //
 // Then come the small operators: normalize, rotate, gate. Each reads its rows once and writes them once.
 //
-// The vector types are GCC's and Clang's (`vector_size`). So this compiles for any CPU. Three AVX-512 instructions are called by name. The
-// dot product of bfloat16 pairs and the rounding to bfloat16: no compiler finds them. The widening of 16 bits: GCC 12 makes it slow.
+// The vector types are GCC's and Clang's (`vector_size`). So this compiles for any CPU. Three AVX-512 instructions are called by name. No
+// compiler finds two of them: the dot product of bfloat16 pairs, and the rounding to bfloat16. The third widens 16 bits: GCC 12 is slow at it.
 
 #include <algorithm>
 #include <cstdint>
@@ -353,8 +353,8 @@ inline void weigh(float* const* y, const float* shrink, const float* weights, co
 }
 
 // Online softmax, as in `chunk`: adds `count` keys and their values (at most KEYS) to ROWS rows, the first of which is `first`. A vector of
-// scores holds ACROSS keys for each row. If `rows` is less than ROWS, the last row is computed more than once. After the `count` pointers
-// come AHEAD more, to the next keys. With `fetch`, memory already loads those while the core computes.
+// scores holds ACROSS keys for each row. If `rows` is less than ROWS, the last row is computed more than once. `key` and `value` have AHEAD
+// pointers more than `count`: those of the next keys. With `fetch`, memory already loads these keys while the core computes.
 template <class T, int ROWS>
 void absorb(const Rows& all, int64_t first, int rows, const T* const* key, const T* const* value, int count, int head_dim, bool fetch) {
     constexpr int ACROSS = LANES / ROWS;

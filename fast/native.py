@@ -32,8 +32,8 @@ from fast.packed import replace
 from kvcache import KVCache
 
 SOURCE = Path(__file__).with_name("native.cpp")
-# -mtune=generic: GCC 12 mistakes recent AMD processors for older ones. Tuned for those, the code
-# loads values again that are already in registers.
+# -mtune=generic: GCC 12 thinks that recent AMD processors are older ones. Code for the older ones
+# loads values a second time, although they are in registers.
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-mtune=generic", "-fopenmp", "-shared", "-fPIC"]
 POINTER, INTEGER = ctypes.c_void_p, ctypes.c_int64
 ARGUMENTS = {
@@ -44,7 +44,7 @@ ARGUMENTS = {
     "gate": [POINTER] * 2 + [INTEGER] * 2,
 }
 DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
-OTHERWISE = ": choose auto, sdpa or math"  # at the end of what goes wrong
+OTHERWISE = ": choose auto, sdpa or math"  # at the end of each error message
 LANES, MAX_HEAD_DIM, MAX_GROUPS = 16, 256, 64  # as in native.cpp
 
 
@@ -151,7 +151,7 @@ def outcome() -> ctypes.CDLL | UserError:
         if str(error).endswith(OTHERWISE):
             return error
         return UserError(f"attention 'native': {error}{OTHERWISE}")
-    # no home, a full or read-only disk, one that nothing may be run from
+    # no home; a disk that is full, is read-only, or does not allow programs to run
     except (OSError, RuntimeError) as error:
         return UserError(
             f"attention 'native': {SOURCE.name} cannot be compiled, kept or loaded ({error})"

@@ -3,7 +3,7 @@
 On a CPU, the order of the weights in memory matters as much as the schedule. A plain weight lies
 row by row, and a core multiplies tiles. So `F.linear` sorts the weight into tiles in every call.
 `pack_linears` sorts it once, into the layout that oneDNN chooses for this machine, and drops the
-plain weight. Small batches gain most, for sorting is most of their work (docs/performance.md).
+plain weight. Small batches gain most: sorting is most of their work (docs/performance.md).
 
 oneDNN comes with PyTorch. `torch.compile` uses the two operators, too, but they are not part of a
 documented API. If they do not exist, or do not fit (CUDA, other dtypes, other machines), the plain
@@ -39,7 +39,7 @@ class PackedLinear:
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether this machine has packed linears in this dtype.
 
-    It needs an x86 CPU, and float32, or bfloat16 that the CPU multiplies natively.
+    It needs an x86 CPU. The dtype is float32, or bfloat16 if the CPU multiplies it natively.
     """
     operators = ("_reorder_linear_weight", "_linear_pointwise")
     if (

@@ -41,8 +41,8 @@ def threads_for(config: ModelConfig, dtype: torch.dtype, device: torch.device) -
 def threads(count: int | None) -> Iterator[None]:
     """Run on `count` threads, or on fewer if the process has fewer. None changes nothing.
 
-    If another Python thread uses torch for the first time inside this block, it keeps that number.
-    To avoid this, call `torch.get_num_threads()` in that thread before.
+    If another Python thread uses torch for the first time inside this block, that thread will
+    always have `count` threads. To avoid this, let it call `torch.get_num_threads()` before.
     """
     before = torch.get_num_threads()
     if count is None or count >= before:

@@ -102,7 +102,7 @@ _KINDS = {
 }
 MOST = 10**9  # of whole numbers: far more than any model has of anything
 LARGEST = 1e12  # of other numbers, such as rope_theta
-LARGEST_EPS = 1.0  # of a norm: more would hide what is normalised
+LARGEST_EPS = 1.0  # of a norm: a larger one would outweigh the values
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
@@ -368,7 +368,7 @@ def _plan(config: ModelConfig) -> dict[str, _Place]:
 
 
 def _stem(name: str) -> str:
-    """A tensor's name without the wrapper's.
+    """A tensor's name without the name of the wrapper around the model.
 
     Some checkpoints have `transformer.h.0.ln_1.bias`, others `h.0.ln_1.bias`.
     """

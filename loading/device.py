@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from configs import ModelConfig, UserError
+from configs import ModelConfig, UserError, did_you_mean
 
 
 def check_memory(
@@ -49,7 +49,7 @@ def memory_of(device: torch.device) -> int | None:
 
 
 def choose_device(name: str) -> torch.device:
-    """cuda where there is one, else cpu; or the named one. A torch.device will do as well."""
+    """cuda where there is one, else cpu; or the named one. It may be a torch.device, too."""
     name = str(name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -86,10 +86,11 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
     Elsewhere "auto" is float32 (float16 on an older GPU).
     """
-    name = str(name).removeprefix("torch.")  # a torch.dtype will do as well
+    name = str(name).removeprefix("torch.")  # it may be a torch.dtype, too
     if name != "auto":
         if name not in DTYPES:
-            raise UserError(f"unknown dtype {name!r}: choose from auto, {', '.join(DTYPES)}")
+            near = did_you_mean(name, DTYPES)
+            raise UserError(f"unknown dtype {name!r}: choose from auto, {', '.join(DTYPES)}{near}")
         return DTYPES[name]
     if device.type == "cuda":
         return (

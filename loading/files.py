@@ -13,7 +13,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from configs import MODELS, UserError
+from configs import MODELS, UserError, did_you_mean
 
 DEMO = Path(__file__).resolve().parents[1] / "demo"  # the model that ships with the project
 # the models that have a tokenizer
@@ -58,7 +58,7 @@ def find(model: str) -> Path | None:
     random = ", ".join(name for name in MODELS if name != "demo")
     raise UserError(
         f"unknown model {model!r}: choose {FOR_TEXT}; for prompts of token ids also random weights:"
-        f" {random}"
+        f" {random}{did_you_mean(model, MODELS)}"
     )
 
 

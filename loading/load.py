@@ -76,7 +76,7 @@ def load_model(
 
 
 def random_weights(model: Transformer, seed: int = 0) -> Transformer:
-    """GPT-2's scheme, N(0, 0.02), with the ends of residual branches scaled down; in place.
+    """Fill a model by GPT-2's scheme: N(0, 0.02), scaled down at the end of residual branches.
 
     Each weight has its own seed. So a stage of a pipeline has the same weights as the whole model.
     """

@@ -89,7 +89,7 @@ def as_lists(prompts: object) -> object:
 
 
 def token_ids(prompt: Sequence) -> list[int]:
-    """Whole numbers as a list. A TypeError if one is none: True is none, and 1.0 is none."""
+    """A prompt as a list of whole numbers. A TypeError for anything else, such as True or 1.0."""
     if any(isinstance(token, bool) for token in prompt):
         raise TypeError
     return [as_index(token) for token in prompt]

@@ -90,7 +90,7 @@ def from_ranks(ranks: dict[bytes, int]) -> Tokenizer:
 
 
 def _decoder(library: tiktoken.Encoding) -> Callable[[Sequence[int]], str]:
-    """Text of token ids. Those that a model has and its tokenizer lacks are left out.
+    """Text of token ids. If the tokenizer does not know an id of the model, it is left out.
 
     A model's vocabulary is often rounded up.
     """
@@ -100,7 +100,7 @@ def _decoder(library: tiktoken.Encoding) -> Callable[[Sequence[int]], str]:
 def _check_template(path: Path, raw: dict) -> None:
     """A UserError where tokenizer.json adds tokens that it does not define.
 
-    The library would end its thread over it, with a report of many lines.
+    Without this check, the library would crash, with a report of many lines.
     """
     processor = raw.get("post_processor")
     steps = processor.get("processors") if isinstance(processor, dict) else None
@@ -148,7 +148,7 @@ def _from_library(library: Library, directory: Path) -> Tokenizer:
     It adds special tokens as the directory asks (LLaMA starts with one), and leaves them out of
     decoded text.
     """
-    # Of a batch of texts, for training. A prompt is neither filled up nor cut.
+    # They are for batches of texts, in training. A prompt is neither filled up nor cut.
     library.no_padding()
     library.no_truncation()
     path = directory / "tokenizer_config.json"

@@ -350,7 +350,7 @@ work = "384:5,48:5,96:5,320:5,160:5,32:5,256:5,128:5"  # prompt:output, tokens
 with tempfile.TemporaryDirectory() as folder:
     out = Path(folder) / "runs.json"
     flags = "--stages 2 --model laptop --max-batch-size 2 --chunk-size 64 --max-length 512"
-    flags += f" --repeats 3 --workload orca@{work} --workload sarathi@{work} --json"
+    flags += f" --repeats 3 --lengths orca@{work} --lengths sarathi@{work} --json"
     script = [sys.executable, str(ROOT / "distributed.py"), *flags.split(), str(out)]
     done = subprocess.run(script, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -12,11 +12,13 @@ machine.
 outputs. It refuses a lesson whose code has changed.
 """
 
-import argparse
+import enter  # noqa: F401
+
 import ast
 import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jupytext
@@ -27,7 +29,10 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
+from cli import run_main
+from configs import UserError
 from fast import native
+from flags import Parser
 
 HERE = Path(__file__).resolve().parent
 LIMIT = 600  # s, per cell: far above what any needs
@@ -63,7 +68,7 @@ def execute(notebook: nbformat.NotebookNode) -> None:
     metadata = notebook.metadata.copy()
     quiet = ["--log-level=ERROR"]
     place = {"metadata": {"path": str(HERE)}}
-    NotebookClient(
+    client = NotebookClient(
         notebook,
         km=manager,
         timeout=LIMIT,
@@ -71,7 +76,15 @@ def execute(notebook: nbformat.NotebookNode) -> None:
         record_timing=False,
         coalesce_streams=True,
         extra_arguments=quiet,
-    ).execute()
+    )
+    with ThreadPoolExecutor(1) as pool:  # outside the main thread, it leaves Ctrl-C to us
+        try:
+            pool.submit(client.execute).result()
+        except KeyboardInterrupt:
+            # do not wait until the client notices that its kernel has gone
+            if manager.provisioner is not None and manager.provisioner.process is not None:
+                manager.provisioner.process.kill()
+            os._exit(130)
     notebook.metadata = metadata  # without the version of this Python
 
 
@@ -119,18 +132,15 @@ def complaints(notebook: nbformat.NotebookNode) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(__doc__)
     parser.add_argument("lessons", nargs="*", type=Path, help="only these sources (default: all)")
     written = parser.add_mutually_exclusive_group()
-    written.add_argument(
-        "--refresh", action="store_true", help="write the executed notebooks beside their sources"
-    )
-    written.add_argument(
-        "--text", action="store_true", help="run nothing: write new text, keep the old outputs"
-    )
+    parser.add_flag("refresh", group=written)
+    parser.add_flag("text", group=written)
     options = parser.parse_args()
+    for source in options.lessons:
+        if source.suffix != ".py" or not source.is_file():
+            raise UserError(f"{str(source)!r} is no lesson: give a .py file of notebooks/")
     if not options.refresh:
         # A check may share its cores with others: PyTorch's waiting threads should not spin. Small
         # operators take longer so. A refresh, which shows times, is for an idle machine.
@@ -165,4 +175,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

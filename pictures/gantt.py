@@ -27,7 +27,7 @@ from timeline import Trace
 class Look:
     """How a kind of bar is drawn.
 
-    low, high: in a lane that reaches from 0 to 1. marker: matplotlib's, for a kind of mark.
+    low, high: its bottom and top, in a lane from 0 to 1. marker: matplotlib's name, for a mark.
     """
 
     meaning: str  # for the legend

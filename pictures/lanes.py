@@ -87,7 +87,7 @@ def stage_lanes(
 
 
 def step_label(iteration: Iteration, names: Mapping[int, str]) -> str:
-    """The names of its requests; if there are many, only their numbers."""
+    """The names of its requests; if there are many, only how many there are."""
     if iteration.num_chunks + iteration.num_decodes > MOST_NAMED:
         counts = {"prefill": iteration.num_chunks, "decode": iteration.num_decodes}
         return " + ".join(f"{n} {what}{'s' * (n > 1)}" for what, n in counts.items() if n)

@@ -27,7 +27,7 @@ Lane = tuple[int, int]  # process id, thread id: what the format calls a group o
 class Tracks:
     """Events of the Chrome trace format, by lane.
 
-    On one lane, a slice inside another one is drawn below it. So it must not be longer.
+    On one lane, a slice inside another one is drawn below it. So the inner one must not be longer.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Tracks:
     def save(self, path: Path | str) -> None:
         """Write the names first, then the events in order of time.
 
-        If two begin at the same time, the longer one comes first, for it contains the other.
+        If two begin at the same time, the longer one comes first: it contains the other.
         """
         events = sorted(self.events, key=lambda event: (event["ts"], -event.get("dur", 0)))
         lines = ",\n".join(

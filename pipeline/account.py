@@ -79,7 +79,7 @@ class PipelineTrace:
         its iterations and all stages (SARATHI, Sec 5.3).
     finished: (request id, time), in order of completion.
     history: time (s), tokens in memory, and phase, at each batch (TD-Pipe alone has phases).
-    steps, requests: None unless keep is set, for a long simulation needs only the sums. requests is
+    steps, requests: None unless keep is set: a long simulation needs only the sums. requests is
         a `timeline.Trace`. Its iterations last from the first stage to the end of the last one.
     """
 
@@ -109,9 +109,9 @@ class PipelineTrace:
         """Append a step, in the order in which the steps enter the pipeline.
 
         Call it after `Scheduler.update`. ended: the requests that ended with this step.
-        shortage: the cause of all waits for this step, if it is known: "drain" or "starved" (fewer
-        micro-batches than stages are in flight), or "phase switch"; else "". way: seconds that a
-        step spends between stages, and on its way back to stage 0.
+        shortage: the cause of all waits for this step, if it is known; else "". With fewer
+        micro-batches than stages in flight, it is "drain" or "starved". It may also be "phase
+        switch". way: seconds that a step spends between stages, and on its way back to stage 0.
         """
         previous = (
             self._recent[-1] if self._recent else None
@@ -185,7 +185,7 @@ class PipelineTrace:
             "link": way,  # its tokens are on the way back to stage 0
         }
         work = max(0.0, parts["own"] + parts["uneven stages"])
-        parts["rest"] = wait - work - max(0.0, handed_on) - way  # longer steps before it held it up
+        parts["rest"] = wait - work - max(0.0, handed_on) - way  # earlier, longer steps delayed it
         cause = max(parts, key=parts.__getitem__)
         if cause == "own":
             return difference(awaited, previous)

@@ -47,7 +47,7 @@ class StageCosts:
 
 
 def seconds_of_rows(cost_model: CostModel) -> Callable[[int], float]:
-    """A function: n -> seconds of an iteration of n rows on the whole model, a prefill of n tokens.
+    """A function: n -> seconds of one iteration on the whole model, which prefills n tokens.
 
     TD-Pipe measures the same, and uses it for n decodes, too (profiler-results of its artefact).
     """
@@ -57,7 +57,7 @@ def seconds_of_rows(cost_model: CostModel) -> Callable[[int], float]:
 def even_layers(n_layer: int, stages: int) -> list[int]:
     """Layers of each stage, as evenly as possible.
 
-    If they do not divide evenly, the last stages get one less, for the last one also has the head.
+    If they do not divide evenly, the last stages get one less: the last one also has the head.
     """
     if type(stages) is not int or not 1 <= stages <= n_layer:
         raise UserError(f"stages is {stages}; a model of {n_layer} layers allows 1 to {n_layer}")

@@ -1,8 +1,8 @@
 """Starts a process for each stage on one machine, as torchrun does, and leaves none behind.
 
-The stages meet at one address, and nobody else can reach it from another machine: `launch` names
-the loopback address, `meet` listens at the address that is named and at no other. torchrun's own
-store listens on every interface: see docs/pipelines.md.
+The stages meet at one address. `launch` names the loopback address, which no other machine can
+reach. `meet` listens at the named address, and at no other. torchrun's own store listens on every
+interface: see docs/pipelines.md.
 """
 
 import os
@@ -24,7 +24,7 @@ from loading.files import first_line
 
 LAUNCHED = "PIPELINE_LAUNCHED"  # an environment variable: the process id of `launch`
 LOOPBACK = "127.0.0.1"
-PATIENCE = timedelta(minutes=10)  # in which stages wait for each other
+PATIENCE = timedelta(minutes=10)  # how long stages wait for each other
 
 
 def launch(stages: int, port: int | None) -> None:
@@ -81,7 +81,7 @@ def launch(stages: int, port: int | None) -> None:
 
 
 def loopback_interface() -> dict[str, str]:
-    """What keeps gloo on the loopback, too. Else it listens where this machine's name leads to."""
+    """What keeps gloo on the loopback. Else it listens at the address of this machine's name."""
     names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
     return {"GLOO_SOCKET_IFNAME": names[0]} if names else {}
 
@@ -106,7 +106,7 @@ class Place:
     local_stages: int
     address: str
     port: int
-    launcher: int | None  # its process id; None: nobody of ours has started us
+    launcher: int | None  # process id of `launch`; None: it has not started us
 
 
 def read_place(environment: Mapping[str, str]) -> Place:
@@ -143,7 +143,7 @@ def read_place(environment: Mapping[str, str]) -> Place:
 
 
 class NotMet(UserError):
-    """This stage cannot meet the others: its own trouble, and no mistake that all of them find."""
+    """This stage cannot meet the others. Unlike a mistake, the others do not find this."""
 
 
 def meet(place: Place, backend: str) -> None:

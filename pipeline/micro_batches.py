@@ -36,7 +36,7 @@ class MicroBatches:
         of the first scheduler). With "turns" and "pool", a long prompt in one queue can wait as
         long as short prompts come to the other queues.
     refill_every: with 8, a micro-batch admits new requests in every eighth of its iterations only
-        (or if it has no work). So all micro-batches refill in step.
+        (or if it has no work). So all micro-batches take new requests at about the same time.
     """
 
     def __init__(

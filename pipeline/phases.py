@@ -32,9 +32,9 @@ class LookAhead:
 
     points: decode steps from now. At point p, the paper counts (cached + p) for every request that
     is predicted to last at least p steps more. So it does not see requests that end between two
-    points. With `between`, point p stands for all steps since the point before it. It counts
-    every request that lasts longer than that point, with the most that it reaches until p. A last
-    point stands for all later steps. Then nothing is missed.
+    points. With `between`, point p stands for all steps since the point before it. Every request
+    counts that lasts beyond that earlier point, with the most tokens that it has up to point p. A
+    last point stands for all later steps. Then nothing is missed.
     """
 
     def __init__(self, points: Sequence[int], between: bool = True):
@@ -93,8 +93,8 @@ def share_out(
     micro-batch. total: all requests in memory. groups: how many decode micro-batches there are.
     turn: how many have come back before. most: B, of one micro-batch.
 
-    window  the paper's rule: it takes the average, no more. (The paper adds up the latest sizes of
-            all micro-batches, without the ended requests, and the withheld ones: this is `total`.)
+    window  the paper's rule: it takes the average, no more. (The paper adds up the withheld
+            requests and the latest sizes of all micro-batches, without the ended ones: `total`.)
     pool    the rule of the paper's artefact: all requests that are not in flight form one pool. The
             micro-batch takes its even share. If at most `groups` would remain, it takes these, too.
     off     no stealing: it keeps its own requests, and takes a share of the new ones only.
@@ -119,7 +119,7 @@ class Intensity:
     know the context: the paper measures a decode batch by its number of requests alone.
     stages: S.
     whole_model: count the running decode step with the time of all stages, as the artefact does. We
-    think that the paper means the time of one stage, for a bubble is seconds of one stage.
+    think that the paper means the time of one stage: a bubble is seconds of one stage.
     """
 
     def __init__(
@@ -168,8 +168,8 @@ class Rules:
     drain: begin a phase only when every batch of the other one has left the pipeline. False: begin
         at once, as in the paper's formula for the bubble.
     occupied: instead of looking ahead, prefill until this share of the memory is taken (Fig 13).
-    finished: instead of comparing intensities, decode until this share of the requests has ended
-        that were there when the phase began (Fig 16).
+    finished: instead of comparing intensities, decode until this share of the phase's first
+        requests has ended (Fig 16).
     """
 
     predict: Predictor = oracle
@@ -213,8 +213,8 @@ class Rules:
     def future(self, request: Request) -> tuple[int, int]:
         """Tokens in memory when the request decodes next, and its decode steps from there.
 
-        If its prefill has not run yet, that yields the first token. If it has more tokens than
-        predicted already, we assume that it ends with the next one.
+        If its prefill has not run yet, the prefill yields the first token. If the request already
+        has more tokens than predicted, we assume that it ends with the next one.
         """
         left = max(1, predicted(self.predict, request) - len(request.output))
         return (request.prefill_length, left - 1) if request.in_prefill else (request.context, left)

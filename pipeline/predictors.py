@@ -51,7 +51,7 @@ class Constant:
 
 
 def class_edges(lengths: Sequence[int]) -> list[int]:
-    """Where classes two to five of [P0,P25) [P25,P50) [P50,P75) [P75,P99) [P99,+) begin.
+    """The lengths at which classes [P25,P50) [P50,P75) [P75,P99) [P99,+) begin.
 
     lengths: output tokens of the requests to learn from.
     """

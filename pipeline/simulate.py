@@ -1,4 +1,4 @@
-"""A pipeline, priced: the same policies over stages that the cost model prices. No torch."""
+"""A simulated pipeline: the same policies, with seconds from the cost model. No torch."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -22,8 +22,8 @@ def run_pipeline(
 ) -> PipelineTrace:
     """The event-driven clock. costs: seconds of a batch on each stage.
 
-    An event is a micro-batch that has come back. It waits until stage 0 is free. Only then does it
-    choose its next batch: so it knows what came back in the meantime. A stage runs batches in the
+    An event is a micro-batch that has come back. It waits until stage 0 is free, and then chooses
+    its next batch: so it knows what came back in the meantime. A stage runs batches in the
     order of their arrival. So all steps pass all stages in the same order, and the steps before a
     step decide its times on all stages.
     """
@@ -102,7 +102,7 @@ def simulate_pipeline(
     """`simulate.simulate` over `stages` stages of `tp` GPUs each.
 
     micro_batches: in flight, M; None: one for each stage.
-    max_batch_size, cache_tokens: of one micro-batch. If memory is "pool", cache_tokens is of all.
+    max_batch_size, cache_tokens: for one micro-batch (cache_tokens: for all, if memory is "pool").
     link: joins the GPUs of a stage. hop: joins stages; None: messages take no time.
     memory, deal, refill_every: see `MicroBatches`. rules: of td_pipe. keep: see `PipelineTrace`.
 

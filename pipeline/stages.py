@@ -15,8 +15,8 @@ torch.distributed carries the messages: gloo on CPUs, NCCL between GPUs. We use 
 `recv`. Its `pipelining` package is for training, where all micro-batches are known beforehand.
 There is no tensor parallelism here. `parallelize_module` cuts a weight's rows into contiguous
 blocks. Our weights are fused (q, k and v in preproj, gate and up in ffn_ln1). So a block would not
-hold whole heads. Without fusing, a layer would need more products, and the checkpoint loader a
-second form.
+hold whole heads. Without fusing, a layer would need more products, and the checkpoint loader would
+need a second layout of the weights.
 """
 
 import math
@@ -64,9 +64,7 @@ class Flight:
     micro_batch: int
     batch: Batch
     shortage: str  # see `PipelineTrace.record`
-    tokens: (
-        list[int] | None
-    )  # of a pipeline with one stage; else None, for the last stage sends them
+    tokens: list[int] | None  # of a pipeline with one stage; else None: the last stage sends them
     ended: list[Request] = field(default_factory=list)
 
 
@@ -76,7 +74,7 @@ class PipelineLLM(LLM):
     Every process of the group makes the same one, and calls `generate` with the same arguments. In
     process 0, `generate` returns the outputs; in all others, an empty list.
 
-    max_batch_size, cache_tokens: of one micro-batch. If memory is "pool", cache_tokens is of all.
+    max_batch_size, cache_tokens: for one micro-batch (cache_tokens: for all, if memory is "pool").
     micro_batches: how many are in flight; None: as many as stages.
     deal, memory: see `MicroBatches`. Other options: see `LLM`.
 
@@ -340,7 +338,7 @@ class PipelineLLM(LLM):
 def measured_hop(steps: Sequence[Step]) -> float:
     """The median seconds from the end of a step's work on one stage to its start on the next.
 
-    Only steps for which the next stage was idle count.
+    It counts only those steps for which the next stage was idle.
     """
     gaps = []
     for before, step in pairwise(steps):

@@ -3,8 +3,8 @@
 Chunks (SARATHI) make all iterations of a pipeline alike. TD-Pipe lets iterations differ, but not at
 the same time. In a *prefill phase*, whole prompts go through the stages, one after the other. In a
 *decode phase*, S decode micro-batches go round and round. Stages wait for each other when a phase
-ends. So phases should be long, and end only when it pays. One controller sees all requests and
-decides for the whole pipeline. Its three rules are in pipeline/phases.py.
+ends. So phases should be long, and end only when a switch saves time. One controller sees all
+requests and decides for the whole pipeline. Its three rules are in pipeline/phases.py.
 
     stage 0 | P0   | P1 | P2 |         | D0 | D1 | D0 | D1      S = 2: stage 0 waits for D0's
     stage 1        | P0   | P1 | P2 |       | D0 | D1 | D0      requests, which stage 1 prefills
@@ -21,7 +21,7 @@ from pipeline.micro_batches import MicroBatches
 from pipeline.phases import Intensity, Rules, share_out
 from scheduler import Scheduler, check_batch, whole_prefill
 
-AHEAD = 2  # so many batches for each stage may be in flight: prefills need no tokens to come back
+AHEAD = 2  # batches in flight for each stage: a prefill does not wait for tokens to come back
 
 
 class Ledger(Scheduler):

@@ -1,8 +1,8 @@
 """Messages between stages: plain numbers, as JSON, and rows of activations with them.
 
-Whoever can reach the group's port can join it and send what he likes. So nothing that arrives can
-run. JSON becomes numbers, lists and None, never an object of a class, as pickle's bytes may. Each
-number is checked before it is an index, for native.cpp writes where a plan says.
+Anyone who can reach the group's port can join it and send any bytes. So no message may run code.
+JSON becomes only numbers, lists and None. (Bytes of pickle could become any object, and run code.)
+Each number is checked before it is used as an index: native.cpp writes where a plan says.
 """
 
 import json

@@ -6,6 +6,10 @@ capacity       the largest request rate that a policy serves within an SLO with 
                most 2 s. If more requests arrive than are served, the queue grows, and the median
                with it. Bisection finds the capacity. Every rate has the same requests; only their
                arrival times are scaled. So two rates or two policies differ in nothing else.
+settled        few requests are all served before a queue builds, so their capacity comes out far
+               too large. `settled_capacity` repeats them, until twice as many repeats give the same
+               capacity, within the search's precision. It leaves out the start and the end of a run
+               (`Load.steady`), when the engine is not full.
 strict SLO     a P99 TBT of at most 5 decode iterations; relaxed: 25 (Sec 5.1, Table 3). A decode
                iteration is a batch of 32 decodes with a context of 4096 tokens each, without a
                prefill. Our cost model prices it.
@@ -43,6 +47,8 @@ ORCA_BATCH_SIZE = 16
 # The search ends when a rate that is served and a rate that is not differ by less than this factor
 # (2.5 %, as in the artefact).
 PRECISION = 1.025
+START_SHARE = 0.25  # of the requests: `Load.steady` leaves out as many at the start
+MOST_REQUESTS = 2**14  # of one run: a search that would need more is refused
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,7 @@ class Deployment:
     def decode_iteration(self) -> float:
         """Seconds of a decode-only batch. The SLOs are multiples of it.
 
-        On a pipeline, this is its time through all stages: so long a request waits for a token.
+        On a pipeline, this is its time through all stages: a request waits that long for a token.
         """
         return self.passage(make_batch(decodes=DECODES, context=CONTEXT))
 
@@ -186,7 +192,27 @@ class Load:
 
     @staticmethod
     def of(trace: Trace) -> "Load":
+        """Of the whole run."""
         return Load(p99_tbt(trace), median_delay(trace))
+
+    @staticmethod
+    def steady(trace: Trace) -> "Load":
+        """Of the run's steady part, without its start and its end.
+
+        At the start, the engine fills up; after the last arrival, it runs empty. Both make a load
+        look light. So the delays are those of the requests after the first START_SHARE. The times
+        between tokens are those that lie between the first of these arrivals and the last arrival.
+        """
+        arrivals = sorted(life.arrival for life in trace.lives.values())
+        begin, end = arrivals[int(START_SHARE * len(arrivals))], arrivals[-1]
+        gaps, delays = [], []
+        for life in trace.lives.values():
+            moments = np.array(life.tokens)
+            inside = moments[(begin <= moments) & (moments <= end)]
+            gaps.append(np.diff(inside))
+            if life.arrival >= begin:
+                delays.append(life.scheduling_delay)
+        return Load(percentile(np.concatenate(gaps), 99), percentile(delays, 50))
 
     def meets(self, slo: float) -> bool:
         return self.p99_tbt <= slo and self.median_delay <= MAX_DELAY
@@ -231,6 +257,48 @@ def capacity(
         else:
             high = middle
     return low
+
+
+def settled_capacity(
+    load: Callable[[float, int], Load],
+    count: int,
+    slo: float,
+    precision: float = PRECISION,
+) -> tuple[float, int]:
+    """The capacity, with requests repeated until it no longer changes; and the number of repeats.
+
+    load: rate, repeats -> the load at that rate of the requests, repeated so often (`Load.steady`).
+    count: of the requests, not repeated. The number of repeats doubles until two things hold:
+
+    - The arrivals last long enough to show that a rate is too high by the factor `precision`.
+      Then the queue grows by precision - 1 seconds per second, and half of the requests must find
+      it longer than MAX_DELAY.
+    - With twice as many repeats, the capacity found is still served, and a larger one still is not,
+      each within `precision`.
+
+    Returns 0 as `capacity` does. Raises UserError if MOST_REQUESTS requests are not enough.
+    """
+    shortest = 2 * MAX_DELAY / (precision - 1)  # s of arrivals
+    start, factor, repeats = 1.0, 2.0, 1
+    while count * repeats <= MOST_REQUESTS:
+
+        def load_at(rate: float, repeats: int = repeats) -> Load:
+            return load(rate, repeats)
+
+        try:
+            start = capacity(load_at, slo, factor, start, factor)  # the search's first part
+        except UserError:  # all were served, as fast as they came
+            repeats *= 2
+            continue
+        if not start:
+            return 0.0, repeats
+        if count * repeats / (factor * start) >= shortest:
+            rate = capacity(load_at, slo, precision, start, factor)
+            served = load(rate / precision, 2 * repeats).meets(slo)
+            if served and not load(rate * precision**2, 2 * repeats).meets(slo):
+                return rate, repeats
+        repeats *= 2
+    raise UserError(f"the capacity does not stand still, even with {MOST_REQUESTS} requests")
 
 
 # --------------------------------------------------------------------------------- the token budget

@@ -9,9 +9,10 @@
     read_trace("trace.csv")                  the requests of a recorded trace
     at_rate(requests, 4.0)                   the same requests, all arrival times scaled to that
                                              mean rate
+    repeat(requests, 8)                      the same requests, eight times one after the other
 
-All random numbers have a seed. Arrivals, prompts and outputs have a stream of it each. So a change
-of one leaves the others as they are. Two policies or two rates are compared on the same requests.
+All random numbers have a seed. Arrivals, prompts and outputs draw from separate streams. So a
+change of one does not change the others. Two policies or two rates are compared on equal requests.
 Times are in seconds, lengths in tokens. If a trace says n output tokens, the request has
 max_tokens = n: the prefill yields the first of them.
 """
@@ -91,6 +92,31 @@ def at_rate(requests: Sequence[Request], rate: float) -> list[Request]:
             (request.arrival - first) * factor,
         )
         for request in requests
+    ]
+
+
+def repeat(requests: Sequence[Request], times: int) -> list[Request]:
+    """New requests: those given, `times` times one after the other, at the same mean rate.
+
+    Each round keeps its order and its gaps. So the bursts and long prompts of a recorded trace keep
+    their places: a shuffled order would be another load. The gap between two rounds is the mean
+    gap. If all requests come at once, a round takes 1 s for each of them. Ids count from 0.
+    """
+    check_whole("times", times)
+    first = min(request.arrival for request in requests)
+    last = max(request.arrival for request in requests)
+    gap = (last - first) / (len(requests) - 1) if last > first else 1.0
+    period = len(requests) * gap
+    return [
+        Request(
+            turn * len(requests) + place,
+            request.prompt,
+            request.max_tokens,
+            request.stop_ids,
+            request.arrival - first + turn * period,
+        )
+        for turn in range(times)
+        for place, request in enumerate(requests)
     ]
 
 

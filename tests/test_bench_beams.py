@@ -35,7 +35,7 @@ def printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
                 pass
 
         monkeypatch.setattr(bench_beams, "started", Running)
-        flags = "--prompts", "30", "--batch-sizes", "2", "--response-of", "transformers=3"
+        flags = "--prompts", "30", "--max-batch-size", "2", "--stop-after", "transformers=3"
         with redirect_stdout(StringIO()) as terminal:
             call(bench_beams, *QUICK, "--out", str(tmp_path))
             call(bench_beams, *QUICK, *flags, "--out", str(tmp_path))
@@ -124,9 +124,9 @@ def test_the_largest_batch_is_found(jump: float, budget: float) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--response-of", "transformers=1"), "'transformers=1' is not ENGINE=N"),
-        (("--response-of", "vllm=9"), "an engine of segment, standard, transformers"),
-        (("--response", "1"), "--response is 1; it must be at least 2"),
+        (("--stop-after", "transformers=1"), "'transformers=1' is not ENGINE=N"),
+        (("--stop-after", "vllm=9"), "an engine of segment, standard, transformers"),
+        (("--max-tokens", "1"), "--max-tokens is 1; it must be at least 2"),
         (("--prompts", "4000"), "together at most 1024, the positions of demo"),
         (("--dtype", "int3"), "unknown dtype 'int3'"),
     ],

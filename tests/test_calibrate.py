@@ -27,6 +27,7 @@ from scheduler import POLICIES, make_scheduler
 from simulate import CostExecutor
 
 MODEL = MODELS["laptop"]
+LLM_OF_LAW = SimpleNamespace(config=MODEL, device=torch.device("cpu"), dtype=torch.bfloat16)
 # s, and 2 ms each to begin with
 PER_TOKEN = {"preproj": 4e-5, "postproj": 2e-5, "ffn_ln1": 9e-5, "ffn_ln2": 5e-5, "others": 1e-5}
 
@@ -53,8 +54,7 @@ def calibrated(hybrid: float = 1.0) -> Calibration:
         factor = hybrid if batch.chunks and batch.decodes else 1.0
         operators = {name: factor * seconds for name, seconds in law(batch).items()}
         results.append(Result([], sum(operators.values()), operators | {"others": 0.0}))
-    llm = SimpleNamespace(config=MODEL, device=torch.device("cpu"), dtype=torch.bfloat16)
-    return calibrate.calibrate(llm, "laptop", plan, results)
+    return calibrate.calibrate(LLM_OF_LAW, "laptop", plan, results)
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +112,68 @@ def test_what_a_hybrid_batch_costs_above_its_parts_is_found():
     assert CalibratedModel(found).seconds(alone) == pytest.approx(
         sum(law(alone).values()), rel=0.003
     )
+
+
+class Machine:
+    """The made-up machine, on a clock of its own. From `slow_after` s on, all takes twice as long.
+
+    The clock also ticks between iterations: what the engine does there takes time, too.
+    """
+
+    def __init__(self, slow_after: float = float("inf")) -> None:
+        self.now, self.slow_after, self.longest, self.runs = 0.0, slow_after, 0.0, []
+
+    def clock(self) -> float:
+        return self.now
+
+    def run(self, batch: Batch) -> Result:
+        factor = 2 if self.now > self.slow_after else 1
+        operators = {name: factor * seconds for name, seconds in law(batch).items()}
+        seconds = sum(operators.values())
+        self.now += seconds + 1e-4
+        self.longest = max(self.longest, seconds + 1e-4)
+        self.runs.append(batch)
+        return Result([], seconds, operators | {"others": 0.0})
+
+
+@pytest.mark.parametrize("seconds", [7, 9, 12])
+def test_a_bound_is_a_bound_and_the_dearest_points_are_left_out(seconds):
+    machine, plan = Machine(), make_plan(2048)
+    kept, results = calibrate.measure(machine.run, plan, seconds, clock=machine.clock)
+    assert 0.5 * seconds < machine.now <= seconds
+    left_out = {id(batch) for batch in plan.batches} - {id(batch) for batch in kept.batches}
+    assert left_out and plan.beyond(kept).startswith("prompts of ")
+    assert {id(batch) for batch in plan.needed}.isdisjoint(left_out)
+    assert "4096" in plan.beyond(kept)
+    counts = [sum(run is batch for run in machine.runs) for batch in kept.batches]
+    assert min(counts) >= 1 + calibrate.FEWEST_TURNS  # it was warmed up, too
+    # what is left is a calibration, and it still knows the machine
+    cost = CalibratedModel(calibrate.calibrate(LLM_OF_LAW, "laptop", kept, results))
+    for batch in (make_batch([(0, 100, 100)]), make_batch([(300, 100, 900)], 6, 700)):
+        assert cost.seconds(batch) == pytest.approx(sum(law(batch).values()), rel=0.02)
+
+
+def test_with_time_enough_nothing_is_left_out_and_the_rest_of_the_time_is_not_used():
+    machine, plan = Machine(), make_plan(2048)
+    kept, results = calibrate.measure(machine.run, plan, 1000, clock=machine.clock)
+    assert plan.beyond(kept) == "" and len(results) == len(plan.batches)
+    # each is warmed up, and the probes run twice before
+    turns = (1 + calibrate.MOST_TURNS) * len(plan.batches) + 2 * len(calibrate.PROBES)
+    assert len(machine.runs) == turns and machine.now < 200
+
+
+def test_a_machine_that_slows_down_ends_within_one_iteration_of_the_bound():
+    machine = Machine(slow_after=5)
+    kept, _ = calibrate.measure(machine.run, make_plan(2048), 12, clock=machine.clock)
+    assert machine.now <= 12 + machine.longest and kept.needed
+
+
+@pytest.mark.parametrize("seconds", [0.1, 1, 2])
+def test_a_bound_that_is_too_short_is_refused_before_it_is_over(seconds):
+    machine = Machine()
+    with pytest.raises(UserError, match=rf"--seconds {seconds} is too short: .* takes about 5 s"):
+        calibrate.measure(machine.run, make_plan(2048), seconds, clock=machine.clock)
+    assert machine.now <= max(seconds, 0.4)  # a look at two prompts is all that it takes
 
 
 def test_machine_as_a_gpu(found):
@@ -209,8 +271,8 @@ def test_calibrate_then_validate_for_real(tmp_path, monkeypatch, capsys):
     a busy machine.
     """
     monkeypatch.setitem(MODELS, "little", ModelConfig("little", 1, 2, 16, 24, 31, 1200))
-    where = tmp_path / "sub" / "c.json"
-    little = ["--quick", "--model", "little", "--device", "cpu", "--out", where]
+    where = tmp_path / "c.json"
+    little = ["--quick", "--model", "little", "--device", "cpu", "--json", where]
     assert call(monkeypatch, calibrate.main, *little) == 0
     assert "Hybrid batches" in capsys.readouterr().out
     flags = ["--quick", "--calibration", where, "--out", tmp_path]
@@ -233,10 +295,10 @@ def test_calibrate_then_validate_for_real(tmp_path, monkeypatch, capsys):
         (calibrate.main, ["--model", "nobody"], "unknown model 'nobody'"),
         (calibrate.main, ["--seconds", "0"], "'0' is not a whole number"),
         (calibrate.main, ["--model", "tiny"], "tiny allows 64 tokens; a calibration needs 1024"),
-        (calibrate.main, ["--model", "tiny", "--out", "/dev/null/c.json"], "/dev/null"),
-        (calibrate.main, ["--model", "tiny", "--out", "."], "cannot write '.': it is a directory"),
+        (calibrate.main, ["--model", "tiny", "--json", "/dev/null/c.json"], "/dev/null"),
+        (calibrate.main, ["--model", "tiny", "--json", "."], "cannot write '.': it is a directory"),
         (validate.main, ["--calibration", "none.json"], "none.json: No such file"),
-        (validate.main, ["--workloads", "-3"], "'-3' is not a whole number"),
+        (validate.main, ["--samples", "-3"], "'-3' is not a whole number"),
         (profiles.main, ["nowhere"], "no GPU/MODEL/mlp.csv there"),
     ],
 )

@@ -99,7 +99,7 @@ def call(monkeypatch, *flags: object) -> int:
 
 
 def test_flags_for_other_engines_and_files(tmp_path, monkeypatch, capsys):
-    assert call(monkeypatch, "--batch-size", 18, "--out", tmp_path) == 0
+    assert call(monkeypatch, "--max-batch-size", 18, "--out", tmp_path) == 0
     said = capsys.readouterr().out
     assert "--max-num-batched-tokens 256 --max-num-seqs 18 --enable-chunked-prefill" in said
     assert "--chunked-prefill-size 256" in said and "Best: C = 256, +2" in said
@@ -116,7 +116,7 @@ def test_flags_for_other_engines_and_files(tmp_path, monkeypatch, capsys):
 def test_software_brings_its_own_efficiency(tmp_path, monkeypatch, capsys):
     gains = {}
     for software in ("sarathi", "sarathi_serve"):
-        flags = ["--quick", "--batch-size", 18, "--software", software]
+        flags = ["--quick", "--max-batch-size", 18, "--software", software]
         assert call(monkeypatch, *flags, "--out", tmp_path) == 0
         printed = capsys.readouterr().out
         assert f"constants of {software}\n" in printed
@@ -142,13 +142,13 @@ def test_batch_size_from_memory_and_bound(tmp_path, monkeypatch, capsys):
         (["--pd", "-1"], "'-1' is not a number above 0"),
         (["--pd", "x"], "'x' is not a number above 0"),
         (["--pd", "nan"], "'nan' is not a number above 0"),
-        (["--length", "1"], "--length is 1"),
-        (["--length", "9999"], "llama-13b allows 2 to 4096"),
-        (["--batch-size", "1"], "--batch-size is 1"),
-        (["--batch-size", "100000"], "--batch-size is 100000"),
+        (["--max-length", "1"], "--max-length is 1"),
+        (["--max-length", "9999"], "llama-13b allows 2 to 4096"),
+        (["--max-batch-size", "1"], "--max-batch-size is 1"),
+        (["--max-batch-size", "100000"], "--max-batch-size is 100000"),
         (["--model", "gpt3-175b"], "0 requests of 1024 tokens fit"),
         (["--tbt-slo", "0"], "'0' is not a number above 0"),
-        (["--quick", "--batch-size", "18", "--tbt-slo", "1"], "no chunk size keeps it"),
+        (["--quick", "--max-batch-size", "18", "--tbt-slo", "1"], "no chunk size keeps it"),
         (["--calibration", "none.json"], "none.json"),
         (["--out", "/dev/null/x"], "/dev/null"),
     ],
@@ -164,13 +164,13 @@ def test_from_a_calibration(tmp_path, monkeypatch, capsys):
     found = calibrated()  # a made-up machine
     found.save(tmp_path / "c.json")
     flags_of_all = ["--calibration", tmp_path / "c.json", "--out", tmp_path / "out"]
-    assert call(monkeypatch, *flags_of_all, "--length", 512, "--batch-size", 8) == 0
+    assert call(monkeypatch, *flags_of_all, "--max-length", 512, "--max-batch-size", 8) == 0
     assert f"{MODEL.name} on {found.gpu.name}" in capsys.readouterr().out
     for flags, said in (
         ([], "B = 8: as many decodes as the calibration measured"),
-        (["--batch-size", 12], "for 12 its curves are continued"),
+        (["--max-batch-size", 12], "for 12 its curves are continued"),
     ):
-        assert call(monkeypatch, *flags_of_all, "--quick", "--length", 256, *flags) == 0
+        assert call(monkeypatch, *flags_of_all, "--quick", "--max-length", 256, *flags) == 0
         assert said in capsys.readouterr().out
     for flags, complaint in (
         (["--gpu", "a6000"], "exclude each other"),

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cli import MARK, Parser, claim, is_ours
+from cli import MARK, claim, is_ours
 from configs import UserError
 from experiments.lib.common import make_directory, with_kept
+from flags import Parser
 
 ROOT = Path(__file__).parent.parent
 
@@ -111,11 +112,11 @@ def test_a_foreign_table_is_overwritten_with_force_alone(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--one", "a.json", "--two", "./a.json"], "is given twice"),
-        (["--old", "a.json"], "--old is now --one"),
-        (["--old=a.json"], "--old is now --one"),
-        (["--one", "no/such/a.json"], "its directory does not exist"),
-        (["--one", "table.csv"], "is a table or a picture"),
+        (["--json", "a.json", "--perfetto", "./a.json"], "is given twice"),
+        (["--old", "a.json"], "--old is now --json"),
+        (["--old=a.json"], "--old is now --json"),
+        (["--json", "no/such/a.json"], "its directory does not exist"),
+        (["--json", "table.csv"], "is a table or a picture"),
     ],
 )
 def test_flags_that_name_outputs(
@@ -127,9 +128,9 @@ def test_flags_that_name_outputs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("table.csv").write_bytes(OURS[2])
-    parser = Parser(renamed={"--old": "--one"})
-    parser.add_output("--one", "")
-    parser.add_output("--two", "")
+    parser = Parser("", renamed={"--old": "--json"})
+    parser.add_flag("json")
+    parser.add_flag("perfetto")
     try:
         parser.parse_args(arguments)
         message = ""

@@ -38,7 +38,7 @@ from scheduler import POLICIES
 
 ROOT = Path(__file__).parent.parent
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-ENDLESS = ("--workload", "30:900", "--repeats", "10000", "--dtype", "float32", "--device", "cpu")
+ENDLESS = ("--lengths", "30:900", "--repeats", "10000", "--dtype", "float32", "--device", "cpu")
 Start = Callable[..., subprocess.Popen]
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this PyTorch has no gloo")
 
@@ -164,7 +164,7 @@ def test_a_stage_that_dies_ends_the_run(
         pytest.skip("torchrun's own business")
     endless = (
         "distributed.py",
-        "--workload",
+        "--lengths",
         "30:900",
         "--repeats",
         "10000",
@@ -201,7 +201,7 @@ def test_a_stage_that_dies_ends_the_run(
 def test_a_launcher_that_is_killed_leaves_nobody_behind(start: Start) -> None:
     process = start(
         "distributed.py",
-        "--workload",
+        "--lengths",
         "30:900",
         "--repeats",
         "10000",
@@ -452,12 +452,9 @@ def test_a_mistake_is_said_once(start: Start) -> None:
     ("flags", "message"),
     [
         (("--stages", "9"), "stages is 9; a model of 4 layers allows 1 to 4"),
-        (("--stages", "0"), "stages is 0; "),
-        (("--repeats", "0"), "--repeats is 0; it must be at least 1"),
         (("--perfetto", "/no/such/folder/run.json"), "cannot write '/no/such/folder/run.json'"),
-        (("--max-tokens", "0"), "max_tokens is 0"),
-        (("--workload", "5"), "--workload '5' is not a list of prompt:output tokens"),
-        (("--workload", "fifo@5:2"), "unknown policy 'fifo'"),
+        (("--lengths", "5"), "--lengths '5' is not a list of prompt:output tokens"),
+        (("--lengths", "fifo@5:2"), "unknown policy 'fifo'"),
         (("--model", "no-such-model"), "unknown model 'no-such-model'"),
     ],
 )
@@ -469,6 +466,18 @@ def test_mistakes_that_need_no_process(
     monkeypatch.setattr(sys, "argv", ["distributed.py", *flags, "hello"])
     with pytest.raises(UserError, match=re.escape(message)):
         distributed.main()
+
+
+@pytest.mark.parametrize("flag", ["--stages", "--repeats", "--max-tokens"])
+def test_counts_of_nothing_need_no_process(
+    flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(distributed, "launch", lambda *_: pytest.fail("started processes"))
+    monkeypatch.setattr(sys, "argv", ["distributed.py", flag, "0", "hello"])
+    with pytest.raises(SystemExit):
+        distributed.main()
+    assert f"argument {flag}: '0' is not a whole number from 1" in capsys.readouterr().err
 
 
 def test_what_one_stage_alone_finds_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -513,7 +522,7 @@ def test_more_weights_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_command_line(tmp_path: Path, start: Start) -> None:
     numbers, perfetto = tmp_path / "runs.json", tmp_path / "trace.json"
     flags = [
-        "--workload",
+        "--lengths",
         "20:3,9:4,30:2",
         "--max-batch-size",
         "1",
@@ -537,7 +546,7 @@ def test_command_line(tmp_path: Path, start: Start) -> None:
 def test_command_line_of_td_pipe(tmp_path: Path, start: Start) -> None:
     """It prints its phases, and draws them above the stages."""
     perfetto = tmp_path / "trace.json"
-    flags = ("--stages", "2", "--policy", "td_pipe", "--workload", "20:8,30:6")
+    flags = ("--stages", "2", "--policy", "td_pipe", "--lengths", "20:8,30:6")
     process = start("distributed.py", *flags, "--perfetto", str(perfetto))
     printed, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors

@@ -147,8 +147,8 @@ def test_quick_measurement_adds_measured_rows(tmp_path):
     random_weights(model, seed=0)
     checkpoint.save(model, tmp_path / "tiny")
     where = f"--device cpu --dtype float32 --model {tmp_path / 'tiny'} --out {tmp_path}".split()
-    sizes = ["--length", "64", "--batch-size", "3"]
-    result = run_fig9("--measure", "--quick", *where, *sizes, "--chunk-sizes", "16")
+    sizes = ["--max-length", "64", "--max-batch-size", "3"]
+    result = run_fig9("--measure", "--quick", *where, *sizes, "--chunk-size", "16")
     assert result.returncode == 0 and "Profile" not in result.stdout, result.stderr
     measured = [row for row in read(tmp_path / "fig9.csv") if row["source"] == "measured"]
     assert {row["model"] for row in measured} == {"tiny"}
@@ -193,9 +193,9 @@ def test_the_profile_runs_what_it_says(small):
     [
         (["--repeats", "3"], "--repeats needs --measure"),
         (["--measure", "--repeats", "0"], "'0' is not a whole number"),
-        (["--measure", "--chunk-sizes", "x"], "'x' is not a whole number"),
-        (["--measure", "--quick", "--batch-size", "1"], "--batch-size is 1"),
-        (["--measure", "--quick", "--chunk-sizes", "3"], "3 is smaller than --batch-size 4"),
+        (["--measure", "--chunk-size", "x"], "'x' is not a whole number"),
+        (["--measure", "--quick", "--max-batch-size", "1"], "--max-batch-size is 1"),
+        (["--measure", "--quick", "--chunk-size", "3"], "3 is smaller than --max-batch-size 4"),
         (["--measure", "--quick", "--model", "nobody"], "unknown model 'nobody'"),
         (["--measure", "--quick", "--dtype", "int3"], "unknown dtype 'int3'"),
         (["--quick", "--out", "/dev/null/x"], "/dev/null"),

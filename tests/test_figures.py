@@ -309,7 +309,9 @@ def test_all_runs_what_is_slow_only_if_asked(
 ) -> None:
     ran = []
 
-    def run_script(name: str, flags: list[str]) -> tuple[float, subprocess.CompletedProcess]:
+    def run_script(
+        name: str, flags: list[str], running: set
+    ) -> tuple[float, subprocess.CompletedProcess]:
         ran.append(name)
         return 0.0, subprocess.CompletedProcess(name, 0)
 

@@ -137,9 +137,9 @@ def test_a_mistake_in_one_of_several_prompts_is_one_line() -> None:
             "unknown policy 'fifo': choose from request_level, orca, vllm_v0, sarathi",
         ),
         (("hi", "--dtype", "int3"), "unknown dtype 'int3': choose from auto, float32"),
-        (("hi", "--chunk-size", "0"), "chunk_size is 0; it must be a whole number, at least 1"),
-        (("hi", "--seed", "-1"), "seed is -1; it must be a whole number, from 0"),
-        (("hi", "--chunk-size", "big"), "argument --chunk-size: invalid int value: 'big'"),
+        (("hi", "--chunk-size", "0"), "argument --chunk-size: '0' is not a whole number from 1"),
+        (("hi", "--seed", "-1"), "argument --seed: '-1' is not a whole number from 0"),
+        (("hi", "--chunk-size", "big"), "argument --chunk-size: 'big' is not a whole number"),
         (
             ("hi", "--max-tokens", "1025"),
             "max_tokens 1025 - 1 exceed the 1024 tokens that max_length allows",

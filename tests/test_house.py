@@ -20,7 +20,8 @@ ORDER = [
     ["gpus"],
     ["models"],
     ["configs"],
-    ["cli"],  # of every command: it reads arguments, and knows nothing of the engine
+    ["cli"],  # of every command: errors and files; it knows nothing of the engine
+    ["enter", "flags"],  # of every command: its first import; its arguments
     ["batch"],
     ["scheduler", "kvcache", "costmodel", "timeline"],
     ["attention"],

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from experiments import bench_beams, fidelity, serve_capacity
-from experiments.lib import beam_cases
+from experiments.lib import beam_cases, common
 from experiments.lib.common import read_csv
 
 ROOT = Path(__file__).parent.parent
@@ -142,7 +142,7 @@ def test_commands_name_what_exists(document: str) -> None:
     text = DOCUMENTS[document]
     code = [*blocks(text, "sh"), *re.findall(r"`([^`]+)`", without_blocks(text))]
     commands = "\n".join(code).replace("\\\n", " ")
-    scripts = re.findall(r"^(?:\S+=\S+ )*\S*python (?!-)(\S+)", commands, flags=re.MULTILINE)
+    scripts = re.findall(r"^(?:\S+=\S+ )*(?!--)\S*python (?!-)(\S+)", commands, flags=re.MULTILINE)
     scripts += re.findall(r"^torchrun .*?(\S+\.py)", commands, flags=re.MULTILINE)
     scripts += re.findall(r"-r (\S+\.txt)", commands)
     assert scripts and all((ROOT / script).is_file() for script in scripts), scripts
@@ -204,7 +204,7 @@ def test_fig9_prints_what_the_docs_show(tmp_path: Path) -> None:
 
 
 def test_measured_shapes_and_latencies_are_those_in_results() -> None:
-    printed = run("experiments/shapes.py")
+    printed = run("experiments/shapes.py", "--wide")
     for line in printed[: printed.index("\n\na prefill token")].splitlines():
         assert line in RESULTS, line
     points = [
@@ -217,15 +217,18 @@ def test_measured_shapes_and_latencies_are_those_in_results() -> None:
 
 
 def test_the_beams_document_shows_what_results_hold(
-    tmp_path: Path, capsys: pytest.CaptureFixture
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its tables are lines that the scripts print, and its claims come from their files."""
     document = DOCUMENTS["docs/beams.md"]
     (code,) = blocks(document, "python")
     assert run("-c", code).count("'") >= 8
     results = ROOT / "results"
+    monkeypatch.setattr(common, "_wide", True)
     bench_beams.print_rows(beam_cases.rows_of(read_csv(results / "bench_beams.csv")))
-    printed = capsys.readouterr().out + run("experiments/segment_memory.py", "--out", str(tmp_path))
+    printed = capsys.readouterr().out + run(
+        "experiments/segment_memory.py", "--wide", "--out", str(tmp_path)
+    )
     lines = {" ".join(line.split()) for line in printed.splitlines()}
     shown = [line for block in blocks(document, "text") for line in block.splitlines()]
     assert len(shown) > 15

@@ -4,6 +4,7 @@ scripts' own flags.
 
 import importlib
 import json
+import math
 import sys
 from functools import partial
 from pathlib import Path
@@ -13,15 +14,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batch import Request
+from batch import Batch, Request
 from cli import run_main
 from configs import UserError
 from costmodel import TILE
 from experiments import serve_ablation, serve_capacity, serve_stalls
 from experiments.lib.common import Record, read_csv, values
-from experiments.lib.papers import ARXIV, CHAT, MISTRAL, YI
+from experiments.lib.papers import (
+    ARXIV,
+    CHAT,
+    LOOKS,
+    MISTRAL,
+    YI,
+    Job,
+    capacities,
+    looks_of,
+    settled_capacities,
+)
+from scheduler import POLICIES, SarathiServe, whole_prefill
 from serving.capacity import (
     MAX_DELAY,
+    MOST_REQUESTS,
     ORCA_BATCH_SIZE,
     PRECISION,
     RELAXED,
@@ -31,11 +44,12 @@ from serving.capacity import (
     composition,
     median_delay,
     p99_tbt,
+    settled_capacity,
     token_budget,
     token_times,
     worst_iteration,
 )
-from serving.traffic import Uniform, at_rate, make_requests, poisson
+from serving.traffic import Fixed, Uniform, at_rate, make_requests, poisson, repeat
 from timeline import Life, Trace
 
 # ------------------------------------------------------------------------------------------ metrics
@@ -66,6 +80,21 @@ def test_composition_loses_no_token() -> None:
 
 
 # ----------------------------------------------------------------------------------------- capacity
+
+
+def test_repeated_requests_keep_lengths_gaps_and_rate() -> None:
+    requests = [
+        Request(7, range(10), 3, arrival=5.0),
+        Request(8, range(20), 4, arrival=6.0),
+        Request(9, range(30), 5, arrival=9.0),
+    ]
+    again = repeat(requests, 3)
+    assert [len(r.prompt) for r in again] == 3 * [10, 20, 30]
+    assert [r.max_tokens for r in again] == 3 * [3, 4, 5]
+    assert [r.arrival for r in again] == [0, 1, 4, 6, 7, 10, 12, 13, 16]
+    assert [r.request_id for r in again] == list(range(9))
+    assert at_rate(again, 2.0)[-1].arrival == pytest.approx(8 / 2.0)
+    assert [r.arrival for r in repeat([requests[0]], 3)] == [0, 1, 2]  # one a second
 
 
 @given(limit=st.floats(0.01, 500), delay_decides=st.booleans())
@@ -99,6 +128,68 @@ def test_capacity_of_what_is_never_or_always_served() -> None:
     assert capacity(lambda rate: Load(1.0, 0.0), 0.5) == 0.0
     with pytest.raises(UserError, match="too few requests"):
         capacity(lambda rate: Load(0.0, 0.0), 0.5)
+
+
+def fluid(rate: float, repeats: int, count: int, limit: float) -> Load:
+    """A server of `limit` requests per second: the queue grows by what it cannot serve."""
+    requests = count * repeats
+    return Load(0.0, max(0.0, requests / 2 * (1 / limit - 1 / rate)))
+
+
+@given(limit=st.floats(0.05, 20), count=st.integers(1, 2000))
+def test_a_settled_capacity_does_not_depend_on_how_many_requests_were_given(
+    limit: float, count: int
+) -> None:
+    load = partial(fluid, count=count, limit=limit)
+    rate, repeats = settled_capacity(load, count, 0.7)
+    assert limit / PRECISION <= rate <= limit * PRECISION**2
+    # twice as many would not change it
+    again = capacity(partial(load, repeats=2 * repeats), 0.7)
+    assert rate / PRECISION**2 <= again <= rate * PRECISION**2
+
+
+def test_few_requests_alone_have_a_capacity_that_is_far_too_large() -> None:
+    """What `settled_capacity` is for."""
+    with pytest.raises(UserError, match="too few requests"):
+        capacity(lambda rate: fluid(rate, 1, 10, 3.0), 0.7)
+    assert capacity(lambda rate: fluid(rate, 1, 13, 3.0), 0.7) > 5 * 3.0
+    assert settled_capacity(partial(fluid, count=13, limit=3.0), 13, 0.7)[0] < 1.06 * 3.0
+
+
+def test_a_capacity_that_never_stands_still_is_refused() -> None:
+    """Here, twice as many requests always have a tenth less."""
+    with pytest.raises(UserError, match=f"not stand still, even with {MOST_REQUESTS} requests"):
+        settled_capacity(lambda rate, repeats: Load(rate * 1.1 ** math.log2(repeats), 0), 500, 2.0)
+
+
+def test_a_policy_that_serves_nothing_has_no_capacity() -> None:
+    assert settled_capacity(lambda rate, repeats: Load(1.0, 0.0), 10, 0.7) == (0.0, 1)
+
+
+def test_start_and_end_are_left_out_of_a_load() -> None:
+    """Eight requests, one a second; the first two are the start, and 7 s is the last arrival."""
+    lives = {i: Life(i, float(i), 5, i + 0.5, tokens=[i + 0.6, i + 0.8]) for i in range(8)}
+    lives[0] = Life(0, 0.0, 5, 0.0, tokens=[1.0, 9.0])  # a gap of 8 s, at the start
+    lives[1] = Life(1, 1.0, 5, 9.0, tokens=[9.5, 30.0])  # a delay of 8 s, at the start
+    lives[6].tokens.append(40.0)  # a gap of 33 s, at the end
+    load = Load.steady(Trace(lives=lives))
+    assert load.p99_tbt == pytest.approx(0.2) and load.median_delay == pytest.approx(0.5)
+    assert Load.of(Trace(lives=lives)).p99_tbt > 20
+
+
+def test_few_and_many_requests_on_a_gpu_agree() -> None:
+    """As a trace of 20 and of 160 requests of the same lengths, to the search's precision."""
+    slos, precision, found = {"relaxed": (RELAXED * MISTRAL.decode_iteration, 1)}, 1.15, []
+    job = Job(MISTRAL, "fixed", "vllm_v0")
+    for count in (20, 160):
+        requests = make_requests(poisson(count, 1.0), Fixed(1500), Fixed(60))
+        found.append(settled_capacities(job, requests, slos, precision=precision)["relaxed"])
+    few, many = found
+    assert few.requests > 20 and few.requests % 20 == 0
+    assert many.rate / precision**2 <= few.rate <= many.rate * precision**2
+    requests = make_requests(poisson(20, 1.0), Fixed(1500), Fixed(60))
+    alone = capacities(job, requests, slos, precision)["relaxed"]  # not repeated
+    assert alone > 1.4 * few.rate
 
 
 def test_slos_are_decode_iterations_and_close_to_the_papers() -> None:
@@ -217,7 +308,10 @@ def test_capacity_of_a_trace_file(tmp_path: Path) -> None:
     assert groups == {("mistral-7b", "mine-of-today"), ("yi-34b", "mine-of-today")}
 
 
-def test_a_trace_too_light_for_a_capacity(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_trace_too_light_for_a_capacity(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.capacity.MOST_REQUESTS", 64)
     path = tmp_path / "light.csv"
     path.write_text("arrival,prompt_tokens,output_tokens\n0,20,3\n1,20,3\n", encoding="utf-8")
     with pytest.raises(SystemExit):
@@ -227,6 +321,51 @@ def test_a_trace_too_light_for_a_capacity(tmp_path: Path, capsys: pytest.Capture
         "light, 2 requests on mistral-7b TP1 under vllm_v0, strict SLO of" in said
         and len(said.splitlines()) == 1
     )
+
+
+class Picky(SarathiServe):
+    """A researcher's own policy. It is good under a budget of 1024 tokens alone."""
+
+    name = "picky"
+
+    def schedule(self, now: float) -> Batch | None:
+        if self.chunk_size == 1024:
+            return super().schedule(now)
+        chunks = [] if self.running else [whole_prefill(r) for r in [self.admit()] if r]
+        return Batch(chunks, []) if chunks else self.decode_only()  # one request at a time
+
+
+def test_a_policy_of_ones_own_is_compared_with_a_budget_and_a_colour_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(POLICIES, "picky", Picky)
+    monkeypatch.setattr(serve_capacity, "DEPLOYMENTS", (MISTRAL,))
+    path = tmp_path / "short.csv"
+    lines = [f"{0.5 * i},{3000 + 10 * i},{30 + i}" for i in range(20)]
+    path.write_text("\n".join(["arrival,prompt_tokens,output_tokens", *lines]), encoding="utf-8")
+    flags = ["--quick", "--requests-file", str(path), "--policy", "picky", "--out", str(tmp_path)]
+    call("serve_capacity", *flags)
+    said = capsys.readouterr().out
+    points = read_csv(tmp_path / "serve_capacity-short-picky.csv")
+    found = values(points)
+    assert serve_capacity.policies_of(points) == [*serve_capacity.POLICIES, "picky"]
+    place = "mistral-7b short relaxed"
+    assert found[f"picky budget, {place}"] == 1024
+    assert found[f"picky, {place}"] == pytest.approx(found[f"sarathi_serve, {place}"], rel=0.35)
+    assert f"vllm_v0 budget, {place}" not in found  # it runs whole prompts
+    assert found[f"picky repeated to, {place}"] % 20 == 0
+    assert "the token budget of each capacity: the best of 256, 512, 1024, 2048" in said
+    assert "requests were repeated" in said
+    assert (tmp_path / "serve_capacity-short-picky.png").stat().st_size > 10_000
+    looks = looks_of([*LOOKS, "picky", "another"])
+    assert len(set(looks.values())) == len(looks)
+
+
+def test_policies_to_add() -> None:
+    every = [name for name in POLICIES if name not in serve_capacity.POLICIES]
+    assert serve_capacity.more_policies(["all"]) == every
+    assert serve_capacity.more_policies(["orca", "dynamic", "dynamic"]) == ["dynamic"]
+    assert serve_capacity.more_policies(None) == []
 
 
 def test_stalls_of_priced_and_real_runs_as_a_trace_file(tmp_path: Path) -> None:
@@ -252,8 +391,9 @@ def test_the_curve_of_stalls_ends_with_all_tokens() -> None:
     ("script", "flags", "complaint"),
     [
         ("serve_capacity", ["--requests-file", "/nowhere.csv"], "/nowhere.csv: No such file"),
-        ("serve_capacity", ["--seed", "-1"], "seed is -1; it must be a whole number"),
-        ("serve_capacity", ["--requests", "0"], "not a whole number of at least 1"),
+        ("serve_capacity", ["--seed", "-1"], "'-1' is not a whole number from 0"),
+        ("serve_capacity", ["--policy", "nobody"], "unknown policy 'nobody'"),
+        ("serve_capacity", ["--requests", "0"], "'0' is not a whole number from 1"),
         ("serve_budget", ["--calibration", "x.json"], "--calibration needs --tbt-slo"),
         ("serve_budget", ["--tbt-slo", "1"], "no token budget keeps a TBT of 0.001 s"),
         ("serve_budget", ["--tbt-slo", "50", "--calibration", "/nowhere.json"], "/nowhere.json"),
@@ -271,7 +411,7 @@ def test_bad_flags(
 
 
 def test_budget_for_an_slo_of_ones_own(capsys: pytest.CaptureFixture) -> None:
-    flags = "--tbt-slo 50 --decodes 8 --context 1024 --longest 2048"
+    flags = "--tbt-slo 50 --decodes 8 --context 1024 --max-length 2048"
     call("serve_budget", *flags.split())
     said = capsys.readouterr().out
     assert f"token budget: {token_budget(MISTRAL.cost_model, 0.05, 8, 1024, 2048)} tokens" in said

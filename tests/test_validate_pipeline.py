@@ -105,7 +105,7 @@ def test_files_and_the_wrong_machine(calibration, monkeypatch, tmp_path, capsys)
     message = complaint(capsys)
     assert "an abacus" in message and "calibrate.py" in message
     (tmp_path / "here.json").unlink()
-    assert f"calibrate.py --out {tmp_path / 'here.json'}" in complaint(capsys)
+    assert f"calibrate.py --json {tmp_path / 'here.json'}" in complaint(capsys)
 
 
 def complaint(capsys: pytest.CaptureFixture) -> str:

@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -186,17 +186,10 @@ def started(config: ModelConfig, dtype: str, names: Sequence[str] = ENGINES) -> 
         peers: dict[str, Peer] = {}
         for name in progress(names, "loading"):
             peers[name] = Peer(name, sys.executable, directory, dtype, "beam_peers.py")
-            stack.callback(stop, peers[name])
+            stack.callback(peers[name].close)
         engines = Engines(config, dtype, peers)
         engines.compare(2, 16, 2, 3, 1)  # first kernels, compilers
         yield engines
-
-
-def stop(peer: "Peer") -> None:
-    """End the process now, even in the midst of a search."""
-    peer.process.kill()
-    with suppress(BrokenPipeError):
-        peer.close()
 
 
 def check_cpu(llm: "LLM") -> str:

@@ -7,12 +7,20 @@ for it), `measuring` (the real engine on this machine), `papers` (Sarathi-Serve'
 """
 
 import csv
+import math
+import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import shutil
+import signal
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from tqdm import tqdm
 
@@ -190,27 +198,112 @@ def paper_points(paper: Mapping[str, tuple[str, float]], predicted: Sequence[Poi
 # ------------------------------------------------------------------------------------------- tables
 
 
+NARROW = 80  # columns that a table may take on a terminal, without --wide
+SHORT = 16  # letters of a cell that stays on one line
+_wide = False
+
+
+def set_wide(wide: bool) -> None:
+    """--wide: from now on, print tables as wide as they are."""
+    global _wide
+    _wide = wide
+
+
+def table_width() -> float:
+    """Columns that a table may take: those of a terminal, elsewhere 80; with --wide, any number."""
+    if _wide:
+        return math.inf
+    return max(NARROW, shutil.get_terminal_size().columns) if sys.stdout.isatty() else NARROW
+
+
+def column_widths(rows: Sequence[Sequence[str]], numeric: Sequence[bool]) -> list[int]:
+    """The width of each column, so that the table fits `table_width` if it can.
+
+    rows: the header first. Where they are too wide, the header's words go below each other, then
+    the words of long cells. No number and no word is broken.
+    """
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    least = [max(longest_word(head), *map(len, cells), 0) for head, *cells in columns]
+    words = [max(map(longest_word, column)) for column in columns]
+    for floors in (least, [max(each, SHORT) for each in words]):
+        floors = [least[c] if numeric[c] else min(least[c], floors[c]) for c in range(len(columns))]
+        while sum(widths) + 2 * (len(widths) - 1) > table_width() and widths != floors:
+            loose = [c for c in range(len(columns)) if widths[c] > floors[c]]
+            widths[max(loose, key=lambda c: widths[c])] -= 1
+    return widths
+
+
+def longest_word(text: str) -> int:
+    return max(map(len, text.split()), default=0)
+
+
 def print_table(
     header: Sequence[object], rows: Sequence[Sequence[object]], title: str = ""
 ) -> None:
     """Columns as wide as they need, below a title, if there is one.
 
-    Words go to the left, everything that starts like a number to the right.
+    Words go to the left, everything that starts like a number to the right. A table that is wider
+    than the terminal has words below each other. If it is still too wide, its columns are printed
+    as several tables, each with the rows' names.
     """
     if title:
         print(f"\n{title}\n")
     cells = [[str(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     numeric = [all(row[c][:1] in "0123456789+-." for row in cells[1:]) for c in range(len(header))]
-    for number, row in enumerate(cells):
-        columns = zip(row, widths, numeric, strict=True)
-        print(
-            "  ".join(
-                cell.rjust(width) if right else cell.ljust(width) for cell, width, right in columns
-            ).rstrip()
+    widths = column_widths(cells, numeric)
+    for number, columns in enumerate(column_groups(widths, numeric)):
+        if number:
+            print()
+        print_columns(
+            [[row[c] for c in columns] for row in cells],
+            [widths[c] for c in columns],
+            [numeric[c] for c in columns],
         )
+
+
+def column_groups(widths: Sequence[int], numeric: Sequence[bool]) -> list[list[int]]:
+    """Which columns stand side by side: as many as fit. Each group begins with the row's name.
+
+    That is the columns of words at the left, or only the first, where they take half of the width.
+    """
+    words = numeric.index(True) if True in numeric else 1
+    names = list(range(max(1, words)))
+    if sum(widths[c] + 2 for c in names) > table_width() / 2:
+        names = [0]
+    groups = [list(names)]
+    for column in range(len(names), len(widths)):
+        taken = sum(widths[c] + 2 for c in groups[-1])
+        if taken + widths[column] > table_width() and len(groups[-1]) > len(names):
+            groups.append(list(names))
+        groups[-1].append(column)
+    return groups
+
+
+def print_columns(
+    rows: Sequence[Sequence[str]], widths: Sequence[int], numeric: Sequence[bool]
+) -> None:
+    """rows: the header first."""
+    for number, row in enumerate(rows):
+        parts = [wrap(cell, width) for cell, width in zip(row, widths, strict=True)]
+        height = max(map(len, parts))
+        for line in range(height):
+            texts = []
+            for column, part in enumerate(parts):
+                above = height - len(part) if number == 0 else 0  # a header stands on its line
+                text = part[line - above] if 0 <= line - above < len(part) else ""
+                width = widths[column]
+                texts.append(text.rjust(width) if numeric[column] else text.ljust(width))
+            print("  ".join(texts).rstrip())
         if number == 0:
             print("  ".join("-" * width for width in widths))
+
+
+def wrap(cell: str, width: int) -> list[str]:
+    """The lines of a cell."""
+    if len(cell) <= width:
+        return [cell]
+    return textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False)
 
 
 def three_digits(value: float) -> str:
@@ -241,12 +334,68 @@ def print_comparison(points: Sequence[Point]) -> None:
         )
 
 
-def progress(items: Iterable, what: str, total: int | None = None) -> tqdm:
-    """A progress bar that vanishes when it is done; none where stderr is a file or a pipe.
+SECONDS = 10.0  # between two lines of `Lines`
+
+
+class Lines:
+    """Progress in plain lines, where no bar can move: "measuring: 12 of 40, 0:35".
+
+    The first comes after 10 s, then at most one in 10 s. It does what we need of tqdm.
+    """
+
+    def __init__(self, items: Iterable, what: str, total: int | None = None) -> None:
+        self.items, self.what, self.done = items, what, 0
+        self.total = len(items) if total is None and hasattr(items, "__len__") else total
+        self.start = self.shown = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """A line that was printed stays."""
+
+    def __iter__(self) -> Iterator:
+        for item in self.items:
+            yield item
+            self.done += 1
+            self.show()
+
+    def set_description(self, what: str) -> None:
+        self.what = what
+
+    def show(self) -> None:
+        """Print a line if the last is old enough."""
+        now = time.monotonic()
+        if now - self.shown < SECONDS or sys.stderr is None:
+            return
+        self.shown, seconds = now, int(now - self.start)
+        of = "" if self.total is None else f" of {self.total}"
+        line = f"{self.what}: {self.done}{of}, {seconds // 60}:{seconds % 60:02}"
+        print(line, file=sys.stderr, flush=True)
+
+
+def progress(items: Iterable, what: str, total: int | None = None) -> "tqdm | Lines":
+    """A progress bar that vanishes when it is done; plain lines where stderr is no terminal.
 
     total: how many items there are, where they cannot tell.
     """
-    return tqdm(items, desc=what, total=total, leave=False, disable=None, dynamic_ncols=True)
+    if sys.stderr is None or not sys.stderr.isatty():
+        return Lines(items, what, total)
+    return tqdm(items, desc=what, total=total, leave=False, dynamic_ncols=True)
+
+
+def end_with(parent: int) -> None:
+    """Wait until the process that started this one is gone, killed so that it could not end us."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def begin_worker(parent: int, initializer: Callable[[], object] | None) -> None:
+    """What a process of `run_jobs` does first."""
+    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
+    if initializer:
+        initializer()
 
 
 def run_jobs(
@@ -258,15 +407,27 @@ def run_jobs(
 ) -> dict[Job, Outcome]:
     """What `perform` makes of each job. It runs in other processes, unless processes is 1.
 
-    what: the name of the progress bar. initializer: what each of the processes calls first.
+    what: the name of the progress bar. initializer: what each of the processes calls first. After
+    Ctrl-C or an error, no process is left.
     """
     if processes == 1:
         return {job: perform(job) for job in progress(jobs, what)}
-    found = {}
-    with ProcessPoolExecutor(processes, initializer=initializer) as pool:
-        running = {pool.submit(perform, job): job for job in jobs}
-        for done in progress(as_completed(running), what, len(running)):
-            found[running[done]] = done.result()
+    found, begin = {}, (os.getpid(), initializer)
+    with ProcessPoolExecutor(processes, initializer=begin_worker, initargs=begin) as pool:
+        try:
+            # The processes inherit this mask: they leave Ctrl-C to us, and we end them.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                running = {pool.submit(perform, job): job for job in jobs}
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            for done in progress(as_completed(running), what, len(running)):
+                found[running[done]] = done.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():
+                child.kill()
+            raise
     return {job: found[job] for job in jobs}
 
 

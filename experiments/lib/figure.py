@@ -127,11 +127,9 @@ class Figure:
         full, quick = self.scale, self.quick_scale
         flags = dict(self.flags) | MEASURE
         flags["dtype"] = replace(MEASURE["dtype"], default=self.dtype)
-        turns = "turns whose median is taken"
-        flags["repeats"] = Flag(turns, full.repeats, quick.repeats, measure=True)
+        flags["repeats"] = Flag("", full.repeats, quick.repeats, measure=True)
         if full.budget:
-            memory = "that a batch may take, weights apart"
-            flags["budget"] = Flag(memory, full.budget, quick.budget, measure=True)
+            flags["memory"] = Flag("", full.budget, quick.budget, measure=True)
         if self.traces is not None:
             flags["perfetto"] = Flag("write the runs for https://ui.perfetto.dev (JSON)")
         return flags
@@ -141,7 +139,7 @@ class Figure:
         if self.measure is None:
             return self.scale
         scale = self.quick_scale if options.quick else self.scale
-        budget = options.budget if self.scale.budget else 0.0
+        budget = options.memory if self.scale.budget else 0.0
         return replace(scale, repeats=options.repeats, budget=budget)
 
 

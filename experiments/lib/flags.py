@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from configs import UserError
 from experiments.lib import common
 from experiments.lib.common import ROOT, make_directory
-from flags import KINDS, Parser
+from flags import Parser
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def make_parser(
     parser = bare_parser(description, flags, renamed)
     parser.add_flag("out", default=ROOT / "results", shown="results/")
     parser.add_flag("quick")
-    if "--force" not in parser.format_usage():
+    if not parser.has("force"):
         parser.add_flag("force")
     return parser
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import cycle
 
 import matplotlib.pyplot as plt
 
@@ -10,8 +11,8 @@ from batch import Request
 from configs import UserError
 from experiments.lib.common import paper_numbers
 from experiments.lib.look import COLOURS, SERIES, labelled_bars
-from serving.capacity import Deployment, Load, capacity
-from serving.traffic import Lengths, LogNormal, at_rate, make_requests, poisson
+from serving.capacity import PRECISION, Deployment, Load, capacity, settled_capacity
+from serving.traffic import Lengths, LogNormal, at_rate, make_requests, poisson, repeat
 
 # How a policy looks in every picture that compares policies: colour and marker.
 LOOKS = {
@@ -25,11 +26,19 @@ LOOKS = {
     "dynamic": SERIES[6],
     "td_pipe": (COLOURS["green"], "H"),  # as in TD-Pipe's own figures, where orca is not
 }
+# for policies that are not ours: brown, wine, olive, indigo
+SPARE_LOOKS = (("#8C510A", "x"), ("#882255", "<"), ("#999933", ">"), ("#332288", "p"))
+
+
+def looks_of(policies: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Colour and marker of each policy: that in LOOKS; the others get SPARE_LOOKS in turn."""
+    spare = cycle(SPARE_LOOKS)
+    return {policy: LOOKS[policy] if policy in LOOKS else next(spare) for policy in policies}
 
 
 def look_of(policy: str) -> tuple[str, str]:
-    """Colour and marker of a policy in LOOKS; black crosses for any other."""
-    return LOOKS.get(policy, (COLOURS["black"], "x"))
+    """Colour and marker of a policy, where it is the only one that may not be in LOOKS."""
+    return looks_of([policy])[policy]
 
 
 MISTRAL, YI = Deployment("mistral-7b"), Deployment("yi-34b", tp=2)
@@ -73,6 +82,7 @@ CHAT, ARXIV = Dataset.published("chat", 8192), Dataset.published("arxiv", 16384)
 
 OURS, RIVALS = "sarathi_serve", ("vllm_v0", "orca")
 POLICIES = (*RIVALS, OURS)
+NO_BUDGET = 1  # token: the RIVALS run whole prompts and read no budget, so one run serves all SLOs
 
 
 @dataclass(frozen=True)
@@ -92,7 +102,7 @@ def capacities(
     starts: Mapping[str, float] | None = None,
     factor: float = 2.0,
 ) -> dict[str, float]:
-    """Name of the SLO -> requests per second.
+    """Name of the SLO -> requests per second, judged by the whole run of these requests.
 
     slos: name -> bound in seconds, and token budget. starts: name -> the rate where its search
     begins (1 request per second). factor: see `capacity`. Raises UserError where all requests are
@@ -105,7 +115,7 @@ def capacities(
 
     found = {}
     for name, (bound, budget) in slos.items():
-        size = budget if job.policy == OURS else 1  # the others have none: one run serves all SLOs
+        size = NO_BUDGET if job.policy in RIVALS else budget
 
         def load_at(rate: float, size: int = size) -> Load:
             # two ways to the same rate differ in their last digits
@@ -115,10 +125,68 @@ def capacities(
         try:
             found[name] = capacity(load_at, bound, precision, start, factor)
         except UserError as error:
-            where = f"{job.data}, {len(requests)} requests on {label(job.deployment)}"
-            where += f" under {job.policy}, {name} SLO of {bound:.2g} s"
-            raise UserError(f"{where}: {error}; give more or longer ones") from None
+            raise refusal(job, requests, name, bound, error) from None
     return found
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A capacity that stands still, and what it was found with."""
+
+    rate: float  # requests per second
+    budget: int  # tokens
+    requests: int  # of the run, repeats included
+
+
+def settled_capacities(
+    job: Job,
+    requests: Sequence[Request],
+    slos: Mapping[str, tuple[float, int]],
+    budgets: Sequence[int] = (),
+    precision: float = PRECISION,
+) -> dict[str, Settled]:
+    """Name of the SLO -> its capacity, with as many repeats of the requests as it takes.
+
+    slos: name -> bound in seconds, and the token budget to begin with. budgets: others to try, of
+    which the best is taken; the RIVALS read no budget. Raises UserError where no number of repeats
+    is enough.
+    """
+
+    @cache
+    def load(rate: float, repeats: int, budget: int) -> Load:
+        arrivals = at_rate(repeat(requests, repeats), rate)
+        return Load.steady(job.deployment.serve(arrivals, job.policy, budget))
+
+    def search(bound: float, budget: int) -> Settled:
+        rate, repeats = settled_capacity(
+            lambda rate, repeats: load(round(rate, 6), repeats, budget),
+            len(requests), bound, precision,
+        )  # fmt: skip
+        return Settled(rate, budget, repeats * len(requests))
+
+    found = {}
+    for name, (bound, budget) in slos.items():
+        others = [] if job.policy in RIVALS else [size for size in budgets if size != budget]
+        try:
+            best = search(bound, NO_BUDGET if job.policy in RIVALS else budget)
+            for size in others:
+                repeats, rate = best.requests // len(requests), round(best.rate * precision, 6)
+                # where it does not serve a little more, it cannot be better
+                if not rate or load(rate, repeats, size).meets(bound):
+                    best = max(best, search(bound, size), key=lambda each: each.rate)
+        except UserError as error:
+            raise refusal(job, requests, name, bound, error) from None
+        found[name] = best
+    return found
+
+
+def refusal(
+    job: Job, requests: Sequence[Request], slo: str, bound: float, reason: UserError
+) -> UserError:
+    """Why a search has no answer, and what can be done."""
+    where = f"{job.data}, {len(requests)} requests on {label(job.deployment)}"
+    where += f" under {job.policy}, {slo} SLO of {bound:.2g} s"
+    return UserError(f"{where}: {reason}; give more or longer ones")
 
 
 def label(deployment: Deployment) -> str:
@@ -126,17 +194,22 @@ def label(deployment: Deployment) -> str:
 
 
 def draw_capacities(
-    axes: plt.Axes, rates: Mapping[str, float], groups: Sequence[str], slo: str
+    axes: plt.Axes,
+    rates: Mapping[str, float],
+    groups: Sequence[str],
+    slo: str,
+    policies: Sequence[str] = POLICIES,
 ) -> None:
     """Bars for each policy and group, where there is a rate.
 
     rates: requests per second by "policy, group slo".
     """
-    for number, policy in enumerate(POLICIES):
+    step, middle, looks = 0.81 / len(policies), (len(policies) - 1) / 2, looks_of(policies)
+    for number, policy in enumerate(policies):
         heights = {
-            place + 0.27 * (number - 1): rates[f"{policy}, {group} {slo}"]
+            place + step * (number - middle): rates[f"{policy}, {group} {slo}"]
             for place, group in enumerate(groups)
             if f"{policy}, {group} {slo}" in rates
         }
-        labelled_bars(axes, heights, 0.26, color=LOOKS[policy][0], label=policy)
+        labelled_bars(axes, heights, step - 0.01, color=looks[policy][0], label=policy)
     axes.set(ylabel="requests per second", title=f"capacity, {slo} SLO (predicted)")

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from flags import Number, OneOf, Whole
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -34,13 +36,14 @@ class Command:
 COMMANDS = (
     Command("generate.py", ("def f(", "--max-tokens", "2")),
     Command("distributed.py", ("def f(", "--max-tokens", "2", "--stages", "1"), ("--repeats",)),
+    Command("flags.py"),
     Command("demo/train.py", ("--out", "out", "--minutes", "0.01"), ("--minutes",)),
     Command("notebooks/execute.py", ("nothing.py",)),
     Command("experiments/all.py"),
     Command("experiments/bench.py", ("--workload", "W", "--repeats", "1"), ("--repeats",)),
     Command("experiments/bench_beams.py", ("--repeats", "1"), ("--repeats",)),
-    Command("experiments/busy.py", ("--rounds", "1"), ("--rounds",)),
-    Command("experiments/calibrate.py", ("--out", "out.json", "--seconds", "1"), ("--seconds",)),
+    Command("experiments/busy.py", ("--repeats", "1"), ("--repeats",)),
+    Command("experiments/calibrate.py", ("--json", "out.json", "--seconds", "1"), ("--seconds",)),
     Command("experiments/choose_chunk.py"),
     Command("experiments/fidelity.py"),
     Command("experiments/fig3.py"),
@@ -59,6 +62,7 @@ COMMANDS = (
     Command("experiments/kernels.py", ("--repeats", "1"), ("--repeats",)),
     Command("experiments/loop_speed.py"),
     Command("experiments/policies.py"),
+    Command("experiments/profiles.py", ("nowhere",)),
     Command("experiments/segment_attention.py"),
     Command("experiments/segment_memory.py"),
     Command("experiments/segment_operators.py"),
@@ -82,14 +86,17 @@ COMMANDS = (
     Command("experiments/td_stealing.py"),
     Command("experiments/td_switches.py"),
     Command("experiments/td_throughput.py", ("--requests", "50")),
-    Command("experiments/validate.py", ("--workloads", "1")),
-    Command("experiments/validate_pipeline.py", ("--workloads", "1", "--repeats", "1")),
+    Command("experiments/validate.py", ("--samples", "1")),
+    Command("experiments/validate_pipeline.py", ("--samples", "1", "--repeats", "1")),
 )
 # They have a main, but other programs start them, and nobody types their names.
 NO_COMMANDS = (
     "experiments/beam_peers.py", "experiments/bench_peers.py", "tests/pipeline_worker.py",
     "tests/hostile/__main__.py",
 )  # fmt: skip
+
+
+TYPES = {Whole: "int", Number: "float", OneOf: "str"}
 
 
 @dataclass(frozen=True)
@@ -155,9 +162,9 @@ def catch(command: Command) -> list[Flag]:
     return [
         Flag(
             max(action.option_strings, key=len, default=""),
-            getattr(action.type, "__name__", ""),
+            TYPES.get(type(action.type), getattr(action.type, "__name__", "")),
             action.nargs != 0,
-            tuple(str(choice) for choice in action.choices or ()),
+            getattr(action.type, "names", ()),
             action.dest in outputs,
         )
         for action in parser._actions

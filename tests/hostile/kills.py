@@ -21,7 +21,7 @@ PIPELINE = (
     "distributed.py",
     "--stages",
     "2",
-    "--workload",
+    "--lengths",
     "64:40,30:40,20:40",
     "--repeats",
     "999",

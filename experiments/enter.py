@@ -1,0 +1,13 @@
+"""Imported first by every script of this folder: see the root's enter.py.
+
+Outside the environment, Python looks for modules in this folder alone. So add the root.
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = str(Path(__file__).resolve().parent.parent)
+if ROOT not in sys.path:
+    sys.path.append(ROOT)
+
+import cli  # noqa: F401

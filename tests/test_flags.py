@@ -1,0 +1,341 @@
+"""One command line: every flag of every command is in the table of flags.py, as it is there."""
+
+import argparse
+import importlib
+import os
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import flags
+from configs import GPUS, UserError, did_you_mean, lookup
+from experiments.lib import common
+from flags import KINDS, RENAMED, Parser
+
+ROOT = Path(__file__).parent.parent
+PEERS = ("bench_peers", "beam_peers")  # they have no command line: another script starts them
+SCRIPTS = [
+    *("generate.py", "distributed.py", "flags.py", "demo/train.py", "notebooks/execute.py"),
+    *sorted(
+        f"experiments/{path.name}"
+        for path in (ROOT / "experiments").glob("*.py")
+        if "__main__" in path.read_text(encoding="utf-8") and path.stem not in PEERS
+    ),
+]
+
+
+class Found(Exception):
+    """Carries a script's parser out of its `main`."""
+
+
+@cache
+def parser_of(script: str) -> Parser:
+    """What a script would parse its arguments with. Nothing of it runs but that."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def parse_args(self: Parser, *arguments: object) -> None:
+            raise Found(self)
+
+        patch.setattr(Parser, "parse_args", parse_args)
+        patch.setattr(sys, "argv", [script])
+        patch.syspath_prepend(str((ROOT / script).parent))
+        patch.delenv("RANK", raising=False)
+        try:
+            if script.startswith("notebooks"):
+                runpy.run_path(str(ROOT / script))["main"]()
+            else:
+                name = script.removesuffix(".py").replace("/", ".")
+                importlib.import_module(name).main()
+        except Found as found:
+            return found.args[0]
+    raise AssertionError(f"{script} parses nothing")
+
+
+def flags_of(script: str) -> dict[str, argparse.Action]:
+    """Name without dashes -> the flag."""
+    found = {}
+    for action in parser_of(script)._actions:
+        if action.option_strings and action.dest != "help":
+            (flag,) = action.option_strings
+            found[flag.removeprefix("--")] = action
+    return found
+
+
+def test_all_commands_are_read() -> None:
+    assert len(SCRIPTS) > 50
+    assert {"model", "chunk-size", "seed"} <= flags_of("generate.py").keys()
+    assert flags_of("notebooks/execute.py").keys() == {"refresh", "text"}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_flag_is_of_the_table(script: str) -> None:
+    for name, action in flags_of(script).items():
+        kind = KINDS[name]  # a flag that is not there has no kind
+        assert (action.nargs == 0) == (kind.metavar == ""), name
+        if action.nargs == 0:
+            continue
+        assert action.metavar == kind.metavar, name
+        own = isinstance(action.type, flags.OneOf) or kind.metavar == "ENGINE=N"
+        assert own or action.type == kind.type, name
+        assert action.nargs is None or kind.several, name
+        assert not isinstance(action, argparse._AppendAction) or kind.several or kind.repeated, name
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_is_one_sentence_with_the_default(script: str) -> None:
+    for name, action in flags_of(script).items():
+        text = action.help
+        assert len(text.split()) > 2 and "\n" not in text and ". " not in text, (name, text)
+        assert (action.nargs == 0) != bool(re.search(r" \(default: [^()]+\)$", text)), (name, text)
+    shown = parser_of(script).format_help()
+    assert str(ROOT) not in shown and str(Path.home()) + "/" not in shown
+    assert sys.executable not in shown
+
+
+def test_no_flag_of_the_table_is_unused() -> None:
+    used = {name for script in SCRIPTS for name in flags_of(script)}
+    assert used == KINDS.keys()
+    assert not {old.removeprefix("--") for old in RENAMED} & KINDS.keys()
+
+
+def test_what_is_drawn_at_random_has_a_seed() -> None:
+    for script in SCRIPTS:
+        if "samples" in flags_of(script) or "temperature" in flags_of(script):
+            assert "seed" in flags_of(script), script
+
+
+def test_the_document_has_the_table() -> None:
+    document = (ROOT / "docs" / "flags.md").read_text(encoding="utf-8")
+    assert flags.markdown() in document, "python flags.py prints it"
+
+
+COMMAND = re.compile(r"(?:python3? |torchrun .*?)((?:experiments/|demo/|notebooks/)?\w+\.py)(.*)")
+
+
+def documented() -> Iterator[tuple[str, str, str]]:
+    """File, script and the words behind it, of every command that a text of ours shows."""
+    texts = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "Makefile"]
+    texts += [ROOT / script for script in SCRIPTS] + [*(ROOT / "notebooks").glob("*.py")]
+    for path in texts:
+        text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+        for line in text.splitlines():
+            for script, words in COMMAND.findall(re.split(r"`(?=[^`]*$)", line)[0]):
+                if script in SCRIPTS:
+                    yield path.name, script, words
+
+
+def test_documented_commands_have_flags_that_exist() -> None:
+    seen = 0
+    for where, script, words in documented():
+        for flag in re.findall(r"(?<!\S)--([a-z][\w-]*)", words.split("`")[0]):
+            seen += 1
+            assert flag in flags_of(script), f"{where}: {script} --{flag}"
+    assert seen > 50
+
+
+# ------------------------------------------------------------------------------------ what it says
+
+
+def said(arguments: list[str], capsys: pytest.CaptureFixture[str], **options: object) -> str:
+    """The one line with which a small parser refuses these arguments."""
+    parser = Parser("", **options)
+    parser.add_argument("prompts", nargs="*")
+    for name in ("max-batch-size", "chunk-size", "temperature", "seed", "gpu", "model"):
+        parser.add_flag(name, choices=list(GPUS) if name == "gpu" else ())
+    with pytest.raises(SystemExit) as ended:
+        parser.parse_args(arguments)
+    line = capsys.readouterr().err
+    assert ended.value.code == 2 and line.count("\n") == 1 and len(line) < 900
+    return line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--batch-size", "4"], "--batch-size is now --max-batch-size"),
+        (["--batch-size=4"], "--batch-size is now --max-batch-size"),
+        (["--chunk-sizes", "4"], "--chunk-sizes is now --chunk-size"),
+        (["--max-batch", "4"], "unrecognized arguments: --max-batch; did you mean '--max-batch-"),
+        (["--modle", "demo"], "unrecognized arguments: --modle; did you mean '--model'?"),
+        (["--gpu", "a100"], "did you mean 'a100-80gb'?"),
+        (["--max-batch-size=--"], "argument --max-batch-size: '--' is no value"),
+        (["--max-batch-size", "0"], "argument --max-batch-size: '0' is not a whole number from 1"),
+        (["--max-batch-size", "1" * 25], "is not a whole number from 1 to 1000000"),
+        (["--chunk-size", "9" * 5000], "is not a whole number from 1 to 1000000000"),
+        (["--seed", "-1"], "argument --seed: '-1' is not a whole number from 0"),
+        (["--seed", "١x"], "is not a whole number"),
+        (["--temperature", "nan"], "argument --temperature: 'nan' is not a number from 0"),
+        (["--temperature", "9" * 5000], "is not a number from 0"),
+        (["--gpu", "x" * 5000], "is not one of a6000"),
+        (["--" + "x" * 5000], "unrecognized arguments: --xxx"),
+        (["--gpu", "a\nb"], "'a\\nb' is not one of"),
+    ],
+)
+def test_one_short_line(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert line in said(arguments, capsys)
+
+
+def test_old_names_are_prompts_behind_two_dashes() -> None:
+    parser = Parser("")
+    parser.add_argument("prompts", nargs="*")
+    assert parser.parse_args(["--", "--batch-size"]).prompts == ["--batch-size"]
+
+
+def test_did_you_mean() -> None:
+    with pytest.raises(UserError, match="unknown GPU 'a100'.*; did you mean 'a100-80gb'[?]$"):
+        lookup(GPUS, "a100", "GPU")
+    assert did_you_mean("LLaMA-13", ["gpt2", "llama-13b"]) == "; did you mean 'llama-13b'?"
+    assert (
+        did_you_mean("voodoo2", GPUS) == did_you_mean("", GPUS) == did_you_mean("x" * 10**6, GPUS)
+    )
+    assert did_you_mean("voodoo2", GPUS) == ""
+
+
+# -------------------------------------------------------------------------- outside the environment
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["generate.py", "experiments/fig9.py", "experiments/bench.py", "demo/train.py"]
+    + ["notebooks/execute.py"],
+)
+def test_outside_the_environment_one_line_says_how_to_enter(script: str, tmp_path: Path) -> None:
+    """-S: without installed packages, and without what leads Python to the project's root."""
+    done = subprocess.run(
+        [sys.executable, "-S", "-E", str(ROOT / script)],
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert "run 'make install' once" in done.stderr
+    assert done.stderr.endswith(f"then .venv/bin/python {script}\n")
+
+
+def test_every_script_enters_first() -> None:
+    for script in set(SCRIPTS) - {"flags.py"}:  # flags.py needs no package
+        lines = (ROOT / script).read_text(encoding="utf-8").splitlines()
+        imports = [line for line in lines if line.startswith(("import ", "from "))]
+        assert imports[0].startswith("import enter"), script
+
+
+# ------------------------------------------------------------------------------------------- Ctrl-C
+
+
+def children_of(parent: int) -> list[int]:
+    path = Path(f"/proc/{parent}/task/{parent}/children")
+    return [int(word) for word in path.read_text().split()] if path.exists() else []
+
+
+def alive(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("seconds", [0.0, 0.5])
+@pytest.mark.parametrize(
+    "arguments",
+    [["serve_pipelines.py", "--requests", "4000"], ["busy.py", "--repeats", "1000"]],
+)
+def test_an_interrupt_ends_a_command_and_its_workers(
+    arguments: list[str], seconds: float, tmp_path: Path
+) -> None:
+    """A Ctrl-C goes to all processes of a terminal: `seconds` after the first worker is there."""
+    script, *words = arguments
+    words += [] if script == "busy.py" else ["--out", str(tmp_path)]
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "experiments" / script), *words], start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 100
+        while not (workers := children_of(process.pid)):
+            assert process.poll() is None and time.monotonic() < deadline, "no worker"
+            time.sleep(0.01)
+        time.sleep(seconds)
+        workers = children_of(process.pid) or workers
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=20)  # 2 s on a machine that is not busy
+    finally:
+        os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
+    assert process.returncode == 130 and errors == ""
+    assert not any(alive(worker) for worker in workers)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+def test_no_worker_outlives_a_command_that_is_killed(tmp_path: Path) -> None:
+    script = ROOT / "experiments" / "serve_pipelines.py"
+    command = [sys.executable, str(script), "--requests", "4000", "--out", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 100
+        while not (workers := children_of(process.pid)):
+            assert process.poll() is None and time.monotonic() < deadline, "no worker"
+            time.sleep(0.01)
+        process.kill()
+    while any(alive(worker) for worker in workers):
+        assert time.monotonic() < deadline, "a worker lives on"
+        time.sleep(0.05)
+
+
+# --------------------------------------------------------------------------------- tables, progress
+
+
+WIDE_TABLE = (
+    ["what", "at", "tokens per second", "longest time between two tokens, ms", "error", "unit"],
+    [
+        ["throughput of the baseline with all its requests", "B = 4", "123.4", "7.0", "+1 %", "x"],
+        ["the same", "B = 8", "5", "1234567.0", "-10 %", "tokens per second and GPU"],
+    ],
+)
+
+
+def test_a_table_fits_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common.print_table(*WIDE_TABLE)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    words = " ".join(" ".join(lines).replace("-" * 3, " ").split())
+    for row in WIDE_TABLE[1]:  # nothing is lost, and no number is broken
+        assert all(word in words for cell in row for word in cell.split())
+    monkeypatch.setattr(common, "_wide", True)
+    common.print_table(*WIDE_TABLE)
+    wide = capsys.readouterr().out.splitlines()
+    assert len(wide) == 4 and max(map(len, wide)) > 120
+
+
+def test_progress_in_plain_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """stderr is no terminal here. At most one line in 10 s."""
+    clock = iter([0.0, *(4.0 * step for step in range(1, 41))])
+    monkeypatch.setattr(common.time, "monotonic", lambda: next(clock))
+    assert list(common.progress(range(40), "measuring")) == list(range(40))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == ["measuring: 3 of 40, 0:12", "measuring: 6 of 40, 0:24"]
+    assert len(lines) == 13 and lines[-1] == "measuring: 39 of 40, 2:36"
+
+
+def test_columns_that_do_not_fit_go_below(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each part has the columns of words: they name the row."""
+    header = ["node", "system", *(f"number{column:02}" for column in range(12))]
+    common.print_table(header, [["L20 + 13B", "TD-Pipe", *range(100, 112)]])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    tops = [line.split() for line in lines if line.startswith("node")]
+    assert len(tops) == 2 and all(top[:2] == ["node", "system"] for top in tops)
+    assert [word for top in tops for word in top[2:]] == header[2:]
+    rows = [line.split() for line in lines if line.startswith("L20")]
+    assert [word for row in rows for word in row[4:]] == [str(each) for each in range(100, 112)]
