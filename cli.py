@@ -130,13 +130,14 @@ def read_text(path: Path | str, most: int) -> str:
     try:
         with open(path, "rb") as file:
             data = file.read(most + 1)
-        if len(data) > most:
-            raise UserError(f"{path}: more than {most / 1e6:g} MB; give a shorter file")
-        return data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig") if len(data) <= most else None
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     except ValueError as error:  # not UTF-8, or no name of a file
         raise UserError(f"{path}: not a text file in UTF-8 ({error})") from None
+    if text is None:
+        raise UserError(f"{path}: more than {most / 1e6:g} MB; give a shorter file")
+    return text
 
 
 def one_line(error: Exception | str) -> str:
