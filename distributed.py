@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from cli import MARK, Parser, run_main
-from configs import MODELS, UserError
+from configs import MODELS, UserError, check_whole
 from engine import RequestOutput, SamplingParams
 from fast import native
 from fast.backends import check_backend
@@ -243,6 +243,7 @@ def check(args: argparse.Namespace) -> None:
     """Complain about what can be told before any process is started or any weight read."""
     if args.repeats < 1:
         raise UserError(f"--repeats is {args.repeats}; it must be at least 1")
+    check_whole("stages", args.stages)
     SamplingParams(max_tokens=args.max_tokens)
     policies = [read_sizes(text, args.policy)[0] for text in args.workload]
     for policy in policies if policies and not args.prompts else [args.policy, *policies]:

@@ -376,7 +376,7 @@ def test_bad_requests() -> None:
         Request(3, [1], 2.5)  # type: ignore[arg-type]
     for arrival in (float("nan"), float("inf"), -1.0):
         with pytest.raises(
-            UserError, match="request 3: arrival is .*; it must be a number of seconds, at least 0"
+            UserError, match="request 3: arrival is .*; it must be a number of seconds from 0"
         ):
             Request(3, [1], 1, arrival=arrival)
     with pytest.raises(UserError, match="cache_tokens is 0"):
