@@ -34,6 +34,7 @@ from experiments.lib.flags import Flag, start
 # They take minutes, or need a compiler and transformers: without --slow the gallery shows the
 # results that are there.
 SLOW = {"serve_pipelines", "td_throughput", "td_options", "segment_operators"}
+LONG = {"serve_capacity", "fig12"}  # these take most of the time, so they start first
 NEED_TORCH = {"fig6"}  # it draws the masks that attention uses
 # the paper's B, where the memory formula alone would take more
 FLAGS = {"choose_chunk": ["--max-batch-size", "18"]}
@@ -186,7 +187,7 @@ def run_all(
     running: set[subprocess.Popen] = set()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         try:
-            longest_first = sorted(names, key=lambda name: name not in SLOW)
+            longest_first = sorted(names, key=lambda name: name not in {*SLOW, *LONG})
             jobs = {pool.submit(run_script, name, flags, running): name for name in longest_first}
             done = common.progress(as_completed(jobs), "running", total=len(jobs))
             results = {jobs[job]: job.result() for job in done}
