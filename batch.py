@@ -5,7 +5,7 @@ one *decode* per iteration. The last chunk already yields the first output token
 D + 1 output tokens, and at the end P + D tokens have their keys and values in the cache.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from configs import UserError, check_number, check_whole
@@ -52,6 +52,8 @@ class Request:
             raise UserError(f"{name}: the prompt is empty; it needs at least one token")
         check_whole(f"{name}: max_tokens", self.max_tokens)
         check_number(f"{name}: arrival", self.arrival, 0, LATEST, "number of seconds")
+        if not isinstance(self.stop_ids, Collection):
+            raise UserError(f"{name}: stop_ids is {self.stop_ids!r}; it must be a set of token ids")
         self.prefill_length = len(self.prompt)
 
     @property

@@ -61,6 +61,13 @@ def check_number(name: str, value: float, least: float, most: float, what: str =
         raise UserError(f"{name} is {value!r}; it must be a {what} from {least:g} to {most:g}")
 
 
+# of a model's whole numbers; 0 stands for a default
+LEAST = dict.fromkeys(
+    ("n_layer", "n_head", "hidden", "intermediate", "vocab_size", "max_length"), 1
+)
+LEAST |= dict.fromkeys(("n_kv_head", "head_dim", "window"), 0)
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """The shape of a decoder. H, H2: the paper's letters (SARATHI, Table 1)."""
@@ -89,6 +96,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         lookup(dict.fromkeys(("llama", "gpt2")), self.flavour, "flavour")
+        for name, least in LEAST.items():
+            check_whole(f"{self.name}: {name}", getattr(self, name), least)
         object.__setattr__(self, "n_kv_head", self.n_kv_head or self.n_head)
         if (self.head_dim == 0 and self.hidden % self.n_head) or self.n_head % self.n_kv_head:
             raise UserError(
@@ -97,6 +106,8 @@ class ModelConfig:
             )
         object.__setattr__(self, "head_dim", self.head_dim or self.hidden // self.n_head)
         if self.rope_scaling is not None:
+            if not isinstance(self.rope_scaling, list | tuple):
+                raise UserError(f"{self.name}: rope_scaling {self.rope_scaling!r} is no list")
             object.__setattr__(self, "rope_scaling", tuple(self.rope_scaling))  # JSON gives a list
         if self.flavour == "llama" and self.head_dim % 2:
             raise UserError(

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from batch import Batch, Chunk, Request
-from configs import GPU, LINKS, Link, ModelConfig, UserError, did_you_mean
+from configs import GPU, LINKS, Link, ModelConfig, UserError, check_number, did_you_mean
 
 # rows of a tile of a matrix product (SARATHI, Sec 4.4: "the tile size in our experiments")
 TILE = 128
@@ -39,6 +39,10 @@ class Efficiency:
     p: float  # sharpness of the roofline's corner
     # s: to start and end the kernel of a linear operator of any size
     overhead: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("compute", "memory", "attention", "p", "overhead"):
+            check_number(name, getattr(self, name), 0, 1e6)
 
 
 # The constants belong to a GPU and to the software that ran on it. What they were fitted on:

@@ -155,6 +155,9 @@ class BeamCostModel(CostModel):
         return super().seconds(batch) + sum(self.moves(batch.decodes).values())
 
 
+MOST_SEARCHES = 10**6  # that one call makes
+
+
 def make_beams(
     cache: str, count: int, beam_width: int, prompt: int, response: int, first_id: int = 0
 ) -> list[BeamRequest]:
@@ -162,6 +165,7 @@ def make_beams(
 
     response 0: nothing is prefilled yet.
     """
+    check_whole("count", count, 1, MOST_SEARCHES)
     made = []
     for i in range(first_id, first_id + count):
         request = BeamRequest(

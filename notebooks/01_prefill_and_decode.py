@@ -167,8 +167,9 @@ plt.show()
 
 # %% [markdown]
 # **Explain.** On the left, both curves start almost flat: twice the tokens take far less than twice
-# the time. Then the curves bend. After the bend, twice the tokens take nearly twice the time. On
-# the right, the cost per token falls steeply before the bend, and only a little after it.
+# the time. (Some points may even lie lower than the point to their left. That depends on the
+# machine.) Then the curves bend. After the bend, twice the tokens take about twice the time. On the
+# right, the cost per token falls steeply before the bend. After it, the cost changes much less.
 #
 # The two curves have the same shape, because a linear operator treats a decode and a prompt token
 # alike. With many requests, the curve of the decodes is higher, because each decode also attends to
@@ -194,9 +195,9 @@ print(f"{peak * reading / weight_bytes:5.1f} FLOPs are done while one byte is re
 print(f"{peak * reading / work:5.1f} tokens are computed while the weights are read (measured)")
 
 # %% [markdown]
-# **Explain.** Compare the first two lines: reading the weights takes most of an iteration of 1
-# token. The last line says how many tokens can be computed in that time. Find this number in the
-# picture: the curves bend around it.
+# **Explain.** Compare the first two lines: reading the weights takes a large part of an iteration
+# of 1 token. How large it is depends on the machine. The last line says how many tokens can be
+# computed in that time. Find this number in the picture: the curves bend around it.
 #
 # ## Step 3: arithmetic intensity
 #

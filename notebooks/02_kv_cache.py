@@ -126,8 +126,9 @@ plt.show()
 
 # %% [markdown]
 # **Explain.** For the first token, both ways compute the whole prompt: it is a prefill in either
-# case. From then on, a decode with the cache computes a single row. Without the cache, each token
-# needs a prefill of everything so far: one row more each time.
+# case. (Its two times may differ, because the two ways run different code.) From then on, a decode
+# with the cache computes a single row. Without the cache, each token needs a prefill of everything
+# so far: one row more each time.
 #
 # More rows take more time, but not in proportion: part of the time is the same for any number of
 # rows. A decode also reads a context that grows with each token, but that adds little here. The

@@ -275,15 +275,18 @@ axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
 plt.show()
 
 # %% [markdown]
-# **Explain.** The fourth bar is the first two on top of each other. Compare it with the third. The
-# linear operators of the third bar take hardly more time than those of the first: most of the
-# decodes' linear time is saved. Attention is not saved. It only runs in the same iteration.
+# **Explain.** The fourth bar is the first two on top of each other. Compare it with the third. On
+# this page, the linear operators of the third bar take hardly more time than those of the first:
+# most of the decodes' linear time is saved. Attention is not saved. It only runs in the same
+# iteration.
 #
-# The riding cost is a small difference of two large numbers. We timed the three batches many times,
-# in turns. "Middle half" is the range of this cost over the turns, without the lowest and the
-# highest quarter. If this range is wide, or reaches below 0, the measurement says little. Then
-# close other programs and run the cells again. We expect that a CPU saves less than a GPU. The
-# reason is in lesson 1: a CPU does fewer FLOPs while it reads a byte.
+# The riding cost is a small difference of two large numbers. So it changes from run to run, and on
+# a noisy machine it may even come out negative. We timed the three batches many times, in turns.
+# "Middle half" is the range of this cost over the turns, without the lowest and the highest
+# quarter. On this page, the range is wide. So it does not tell the exact cost. But look at its
+# upper end. If this is smaller than the decode-only cost, riding was cheaper in most turns. If it
+# is larger, close other programs and run the cells again. We expect that a CPU saves less than a
+# GPU. The reason is in lesson 1: a CPU does fewer FLOPs while it reads a byte.
 #
 # ## Step 5: Table 2 and the cost model
 #

@@ -219,8 +219,9 @@ for start in (128, 256):
 
 # %% [markdown]
 # **Explain.** The machine that made the numbers of this page has no stairs like those of the A6000.
-# Its time grows nearly in proportion to the tokens, and neither step comes near 32 %. Your machine
-# may differ: *measure before you choose*.
+# Its time grows nearly in proportion to the tokens, and neither step comes near 32 %. (A small step
+# may even be negative: the two times are so close that noise can swap them.) Your machine may
+# differ: *measure before you choose*.
 #
 # ## Step 3: the gain against P:D
 #

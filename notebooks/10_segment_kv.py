@@ -493,9 +493,11 @@ plt.show()
 
 # %% [markdown]
 # **Explain.** Each step must read the weights once, for one beam or for four. No step can be faster
-# than this read. With the segment cache, a step takes little more, because it reads the prompt
-# once. With the standard cache, attention reads four copies of the prompt, and the step moves all
-# four copies twice.
+# than this read. With the segment cache, a step of four beams takes about as long as a step of one
+# beam, because it also reads the prompt only once. (The last column of the table compares the two.
+# On this page, its numbers are even a little below 1. On another machine, they may be above 1.)
+# With the standard cache, attention reads four copies of the prompt, and the step moves all four
+# copies twice.
 #
 # Which of the paper's numbers does the cache explain? In the cost model, "transformers" has the
 # standard cache, and it repeats the prompts *before* the prefill. All ways have fused attention,

@@ -237,7 +237,7 @@ def spoil(data: dict, *place: str | int, value: object = None) -> str:
             "bytes_per_value must be of type int",
         ),
         (lambda data: spoil(data, "load", value=5), "load must be of type str"),
-        (lambda data: spoil(data, "model", "max_length", value="long"), "model: max_length"),
+        (lambda data: spoil(data, "model", "max_length", value="long"), "max_length is"),
         (lambda data: spoil(data, "gpu", "memory", value="much"), "gpu: memory"),
     ],
 )

@@ -138,7 +138,7 @@ class Calibration:
             reason = error.strerror
         except KeyError as error:
             reason = f"no field {error}"
-        except (AttributeError, TypeError, ValueError) as error:  # broken JSON, or a UserError
+        except (AttributeError, RecursionError, TypeError, ValueError) as error:  # a UserError, too
             reason = str(error)
         raise UserError(f"calibration {path}: {reason}; experiments/calibrate.py makes a new one")
 

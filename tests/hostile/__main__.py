@@ -9,8 +9,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from cli import Parser, run_main
+from cli import run_main
 from configs import UserError
+from flags import Parser
 from tests.hostile import commands
 
 PARTS = ("arguments", "streams", "files", "functions", "schedules", "kills", "compilers", "faults")

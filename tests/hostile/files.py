@@ -14,7 +14,7 @@ from cli import run_main
 from costmodel import make_batch
 from engine import LLM, SamplingParams
 from experiments.lib.calibration import CalibratedModel, Calibration
-from experiments.validate import hold_profiles
+from experiments.profiles import print_fitted, print_known, read_profiles
 from generate import read_prompts
 from serving.traffic import at_rate, read_trace
 from simulate import simulate
@@ -61,7 +61,10 @@ def try_prompts() -> None:
 
 
 def try_profile() -> None:
-    hold_profiles(Path("profiles"))
+    directory = Path("profiles")
+    profiles = read_profiles(directory)
+    print_known(profiles, directory)
+    print_fitted(profiles, directory)
 
 
 def try_results() -> None:
