@@ -57,7 +57,7 @@ def launch(stages: int, port: int | None) -> None:
         for stage in range(stages):
             environment = group | {"RANK": stage, "LOCAL_RANK": stage}
             environment = {name: str(value) for name, value in environment.items()}
-            environment = loopback_interface() | os.environ | environment
+            environment = os.environ | loopback_interface() | environment
             children.append(subprocess.Popen([sys.executable, *sys.argv], env=environment))
         while not (
             failed := {
@@ -114,7 +114,8 @@ def read_place(environment: Mapping[str, str]) -> Place:
 
     def whole(name: str, least: int, most: int, default: str | None = None) -> int:
         text = environment.get(name, default)
-        if text is None or not text.isdecimal() or not least <= int(text[:20]) <= most:
+        fine = text is not None and len(text) <= 20 and text.isdecimal()
+        if not fine or not least <= int(text) <= most:
             given = "missing" if text is None else repr(text[:40])
             raise UserError(
                 f"the environment variable {name} is {given}; where RANK is set, as torchrun does,"
@@ -155,7 +156,7 @@ def meet(place: Place, backend: str) -> None:
         dist.init_process_group(
             backend, store=store, rank=place.stage, world_size=place.stages, timeout=PATIENCE
         )
-    except (dist.DistError, OSError) as error:
+    except (dist.DistError, OSError, UnicodeError) as error:
         raise NotMet(
             f"stage {place.stage} cannot meet the others at {place.address}:{place.port}"
             f" ({reason(error)})"

@@ -1,7 +1,7 @@
 """Messages between stages: plain numbers, as JSON, and rows of activations with them.
 
 Anyone who can reach the group's port can join it and send any bytes. So no message may run code.
-JSON becomes only numbers, lists and None. (Bytes of pickle could become any object, and run code.)
+JSON becomes plain values only. (Bytes of pickle could become any object, and run code.)
 Each number is checked before it is used as an index: native.cpp writes where a plan says.
 """
 
@@ -102,7 +102,8 @@ def read_plan(
     try:
         slots, positions, logit_rows, spans, own = message
         good = (
-            is_list(slots, cache.slots, rows)
+            rows > 0
+            and is_list(slots, cache.slots, rows)
             and is_list(positions, cache.length, rows)
             and is_list(logit_rows, rows)
             and is_list(own, math.inf, len(logit_rows))

@@ -218,6 +218,10 @@ class Load:
         return self.p99_tbt <= slo and self.median_delay <= MAX_DELAY
 
 
+class AlwaysServed(UserError):
+    """All requests are served in time, even if all of them arrive at once."""
+
+
 def capacity(
     load: Callable[[float], Load],
     slo: float,
@@ -241,9 +245,9 @@ def capacity(
         while load(high := factor * high).meets(slo):
             low = high
             if high > 1000 * start:
-                raise UserError(
+                raise AlwaysServed(
                     "too few requests to find a capacity: the SLO is met even if all of them arrive"
-                    " at once"
+                    " at once; give more or longer ones"
                 )
     else:
         while not load(low := low / factor).meets(slo):
@@ -279,15 +283,17 @@ def settled_capacity(
     Returns 0 as `capacity` does. Raises UserError if MOST_REQUESTS requests are not enough.
     """
     shortest = 2 * MAX_DELAY / (precision - 1)  # s of arrivals
+    if count > MOST_REQUESTS:
+        raise UserError(f"{count} requests are too many; give at most {MOST_REQUESTS}")
     start, factor, repeats = 1.0, 2.0, 1
-    while count * repeats <= MOST_REQUESTS:
+    while count * repeats <= MOST_REQUESTS:  # the last check takes twice as many
 
         def load_at(rate: float, repeats: int = repeats) -> Load:
             return load(rate, repeats)
 
         try:
             start = capacity(load_at, slo, factor, start, factor)  # the search's first part
-        except UserError:  # all were served, as fast as they came
+        except AlwaysServed:
             repeats *= 2
             continue
         if not start:
@@ -298,7 +304,9 @@ def settled_capacity(
             if served and not load(rate * precision**2, 2 * repeats).meets(slo):
                 return rate, repeats
         repeats *= 2
-    raise UserError(f"the capacity does not stand still, even with {MOST_REQUESTS} requests")
+    raise UserError(
+        f"the capacity does not stand still, even with {MOST_REQUESTS} requests; give longer ones"
+    )
 
 
 # --------------------------------------------------------------------------------- the token budget

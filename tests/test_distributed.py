@@ -187,9 +187,8 @@ def test_a_stage_that_dies_ends_the_run(
     assert all(gone(child) for child in children)
     if launcher == "torchrun":
         assert (
-            re.search(r"error: stage 0 has lost its connection to another stage \(.+\)\n", errors)
-            or "SIGKILL" in errors
-        )
+            "SIGKILL" in errors
+        )  # torchrun names the signal, and may end stage 0 before it speaks
     else:
         assert process.returncode == 2 and "Traceback" not in errors
         assert errors.endswith(

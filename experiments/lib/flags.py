@@ -40,6 +40,8 @@ MEASURE = {
     "model": Flag(default="laptop", measure=True),
 }  # of every figure that can be measured
 
+RESULTS, QUICK_RESULTS = ROOT / "results", ROOT / "build" / "quick"
+
 
 def bare_parser(
     description: str,
@@ -79,7 +81,7 @@ def make_parser(
 ) -> Parser:
     """The flags of a script that writes results: to --out."""
     parser = bare_parser(description, flags, renamed)
-    parser.add_flag("out", default=ROOT / "results", shown="results/")
+    parser.add_flag("out", shown="results/; build/quick/ with --quick")
     parser.add_flag("quick")
     if not parser.has("force"):
         parser.add_flag("force")
@@ -93,6 +95,8 @@ def parse(parser: Parser, flags: Mapping[str, Flag]) -> Namespace:
     """
     options = parser.parse_args()
     common.set_wide(options.wide)
+    if getattr(options, "out", RESULTS) is None:  # a smoke test must not replace results
+        options.out = QUICK_RESULTS if options.quick else RESULTS
     for name, flag in flags.items():
         if getattr(options, name) is None:
             quick = flag.quick is not None and options.quick

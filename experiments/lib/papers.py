@@ -186,7 +186,7 @@ def refusal(
     """Why a search has no answer, and what can be done."""
     where = f"{job.data}, {len(requests)} requests on {label(job.deployment)}"
     where += f" under {job.policy}, {slo} SLO of {bound:.2g} s"
-    return UserError(f"{where}: {reason}; give more or longer ones")
+    return UserError(f"{where}: {reason}")
 
 
 def label(deployment: Deployment) -> str:
