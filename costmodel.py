@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from batch import Batch, Chunk, Request
-from configs import GPU, LINKS, Link, ModelConfig, UserError, check_number, did_you_mean
+from checks import UserError, check_number, did_you_mean
+from configs import GPU, LINKS, Link, ModelConfig
 
 # rows of a tile of a matrix product (SARATHI, Sec 4.4: "the tile size in our experiments")
 TILE = 128

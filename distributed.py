@@ -24,8 +24,9 @@ from itertools import groupby
 import torch
 import torch.distributed as dist
 
+from checks import UserError
 from cli import MARK, run_main
-from configs import MODELS, UserError
+from configs import MODELS
 from engine import RequestOutput, SamplingParams
 from fast import native
 from fast.backends import check_backend

@@ -18,7 +18,7 @@ from batch import Request
 from beam.executor import enable_beams
 from beam.outputs import BeamSearchOutput, beam_requests, output_of
 from beam.request import BeamSearchParams
-from configs import UserError, check_flag, check_whole
+from checks import UserError, check_flag, check_whole
 from executor import ModelExecutor
 from fast.backends import check_backend, choose_backend, speed_up
 from fast.graphs import GraphExecutor, Graphs
@@ -82,7 +82,7 @@ class LLM:
     layers: a function: number of layers -> those to load, for one stage of a pipeline.
     fast: False runs without the folder fast/. All modules are plain, and their hooks are called.
 
-    After a call, `trace` tells what its iterations did. Raises configs.UserError, one line that
+    After a call, `trace` tells what its iterations did. Raises checks.UserError, one line that
     names the bad value.
     """
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from checks import did_you_mean
 from cli import claim, one_line, run_main
-from configs import did_you_mean
 
 LONGEST_VALUE = 60  # letters of a value that an error repeats
 

@@ -14,8 +14,9 @@ import argparse
 
 from tqdm import tqdm
 
+from checks import UserError
 from cli import read_text, run_main
-from configs import MODELS, UserError
+from configs import MODELS
 from engine import LLM, BeamSearchParams, SamplingParams
 from flags import Parser
 from loading.files import FOR_TEXT

@@ -3,8 +3,9 @@
 Only the priced half uses them. Add an entry, and every script knows it.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+
+from checks import by_name
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,6 @@ class Nodes:
             raise ValueError(f"{gpus} GPUs do not fill nodes of {self.per_node}: {self.name}")
         inside = self.inside.all_reduce(size, self.per_node, share)
         return inside + self.between.all_reduce(size, gpus // self.per_node, share)
-
-
-def by_name(entries: Iterable) -> dict:
-    return {entry.name: entry for entry in entries}
 
 
 A6000 = "NVIDIA RTX A6000 data sheet: 309.7 TFLOPS with sparsity, half of it dense"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from configs import UserError, check_flag, check_number, check_whole
+from checks import UserError, check_flag, check_number, check_whole
 
 HOTTEST = 1e6  # the highest temperature: all tokens are equally likely far below it
 SMALLEST_P = 1e-9  # the smallest top_p: the likeliest token alone reaches it

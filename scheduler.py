@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from batch import Batch, Chunk, Request, rows_of
-from configs import UserError, by_name, check_whole, lookup
+from checks import UserError, by_name, check_whole, lookup
 
 SIZE = re.compile("[0-9]{1,9}")  # of a chunk, in tokens
 NOTHING_SCHEDULED = "it schedules nothing, while requests wait or run and no more will arrive"

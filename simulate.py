@@ -7,7 +7,8 @@ differs: it asks the cost model for the seconds of a batch, and moves a virtual 
 from collections.abc import Iterable, Sequence
 
 from batch import Batch, Request
-from configs import GPUS, LINKS, MODELS, UserError, lookup
+from checks import UserError, lookup
+from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel
 from loop import Loop, Result
 from scheduler import make_scheduler

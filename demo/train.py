@@ -23,8 +23,9 @@ import torch
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from checks import UserError
 from cli import MARK, is_ours, run_main
-from configs import MODELS, UserError
+from configs import MODELS
 from demo.corpus import documents, split, train_tokenizer
 from flags import Parser
 from loading.checkpoint import load_weights, save

@@ -35,8 +35,9 @@ from pathlib import Path
 import torch
 
 from batch import Request
+from checks import UserError
 from cli import run_main
-from configs import MODELS, OPERATORS, ModelConfig, UserError
+from configs import MODELS, OPERATORS, ModelConfig
 from engine import LLM, SamplingParams
 from executor import ModelExecutor
 from experiments.bench_peers import BATCH_SIZE, ENGINES, Work

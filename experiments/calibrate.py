@@ -43,8 +43,9 @@ import numpy as np
 import torch
 
 from batch import Batch
+from checks import UserError
 from cli import claim, run_main
-from configs import GPU, UserError
+from configs import GPU
 from costmodel import CostModel, make_batch
 from engine import LLM
 from executor import ModelExecutor

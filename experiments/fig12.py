@@ -50,8 +50,9 @@ import numpy as np
 
 import pipeline
 from batch import Request
+from checks import UserError
 from cli import run_main
-from configs import GPUS, LINKS, MODELS, Link, UserError
+from configs import GPUS, LINKS, MODELS, Link
 from costmodel import SOFTWARE, CostModel, constants, requests_that_fit, tokens_that_fit
 from experiments.lib import common
 from experiments.lib.common import Point, Record, print_table

@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from checks import UserError
 from cli import run_main
-from configs import GPU, GPUS, ModelConfig, UserError
+from configs import GPU, GPUS, ModelConfig
 from costmodel import EFFICIENCY, CostModel, Efficiency
 from experiments.lib.common import print_table, progress
 from experiments.lib.flags import bare_parser, parse

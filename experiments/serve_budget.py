@@ -22,8 +22,8 @@ from argparse import Namespace
 
 import matplotlib.pyplot as plt
 
+from checks import UserError
 from cli import run_main
-from configs import UserError
 from costmodel import TILE, make_batch
 from experiments.lib.calibration import CalibratedModel, Calibration
 from experiments.lib.common import Point, Record, curves, progress

@@ -8,7 +8,8 @@ from importlib.util import find_spec
 import torch
 
 from attention import PLAIN, AttendLayer, Attention, FlatBatch, Span, span_by_span
-from configs import ModelConfig, UserError
+from checks import UserError
+from configs import ModelConfig
 from executor import synchronized_clock
 from fast import cpu, cuda, native
 from fast.packed import pack_linears

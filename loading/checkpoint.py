@@ -19,7 +19,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from configs import ModelConfig, UserError
+from checks import UserError
+from configs import ModelConfig
 from loading.files import existing, read_json, readable
 from model import Transformer
 

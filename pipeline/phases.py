@@ -15,7 +15,7 @@ from itertools import islice
 from numbers import Real
 
 from batch import Request
-from configs import UserError, check_whole, lookup
+from checks import UserError, check_whole, lookup
 from pipeline.predictors import Predictor, oracle, predicted
 from scheduler import Memory, Scheduler
 

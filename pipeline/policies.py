@@ -7,7 +7,7 @@ decides for all of them together. So commands that run one stage refuse its name
 from collections.abc import Callable
 from dataclasses import replace
 
-from configs import UserError, check_whole, lookup
+from checks import UserError, check_whole, lookup
 from pipeline.micro_batches import MEMORIES, MicroBatches
 from pipeline.phases import Rules
 from pipeline.predictors import named

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from numbers import Real
 
 from batch import Request
-from configs import UserError
+from checks import UserError
 
 Predictor = Callable[[Request], float]
 

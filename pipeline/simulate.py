@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 
 from batch import Batch, Request
-from configs import LINKS, lookup
+from checks import lookup
+from configs import LINKS
 from pipeline.account import PipelineTrace, Step
 from pipeline.costs import Hop, StageCosts, even_layers, seconds_of_rows
 from pipeline.micro_batches import MicroBatches

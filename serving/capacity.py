@@ -29,7 +29,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from batch import LATEST, Batch, Request
-from configs import GPUS, LINKS, MODELS, UserError, check_number
+from checks import UserError, check_number
+from configs import GPUS, LINKS, MODELS
 from costmodel import TILE, CostModel, make_batch, tokens_that_fit
 from pipeline import Hop, simulate_pipeline
 from simulate import make_cost_model, simulate

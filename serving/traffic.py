@@ -30,8 +30,8 @@ from typing import Protocol
 import numpy as np
 
 from batch import LATEST, Request
+from checks import UserError, check_number, check_whole
 from cli import read_text
-from configs import UserError, check_number, check_whole
 from simulate import listed
 
 ARRIVALS, PROMPTS, OUTPUTS = range(3)  # the streams of one seed

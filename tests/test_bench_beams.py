@@ -10,7 +10,8 @@ import pytest
 from test_pipeline_figures import call
 
 from beam.cost import cache_bytes
-from configs import MODELS, UserError
+from checks import UserError
+from configs import MODELS
 from experiments import bench_beams
 from experiments.lib.beam_cases import Case, points_of, rows_of, with_earlier
 from experiments.lib.beam_engines import Engines, Seen, largest_fit, started

@@ -26,7 +26,8 @@ from test_perfetto import named as lanes_of
 
 import distributed
 from attention import FlatBatch, Span
-from configs import MODELS, UserError
+from checks import UserError
+from configs import MODELS
 from engine import LLM
 from kvcache import KVCache
 from pipeline import Step, stages

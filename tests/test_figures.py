@@ -15,6 +15,7 @@ import torch
 
 import configs
 from attention import chunk_mask
+from checks import UserError
 from cli import run_main
 from costmodel import make_batch
 from engine import LLM
@@ -434,7 +435,7 @@ def test_a_directory_that_cannot_be_written_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    with pytest.raises(configs.UserError, match="no permission to write there"):
+    with pytest.raises(UserError, match="no permission to write there"):
         make_directory(tmp_path)
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 import flags
-from configs import GPUS, UserError, did_you_mean, lookup
+from checks import UserError, did_you_mean, lookup
+from configs import GPUS
 from experiments.lib import common
 from flags import KINDS, RENAMED, Parser
 

@@ -17,8 +17,8 @@ ROOT = Path(__file__).parent.parent
 # From the bottom to the top. A room is a file at the root, or a folder. Each may import from the
 # rows below its own, and a folder from itself.
 ORDER = [
-    ["gpus"],
-    ["models"],
+    ["checks"],
+    ["gpus", "models"],
     ["configs"],
     ["cli"],  # of every command: errors and files; it knows nothing of the engine
     ["enter", "flags"],  # of every command: its first import; its arguments

@@ -20,7 +20,8 @@ from torch import Tensor
 
 import model
 from attention import PLAIN, FlatBatch, Span, reference
-from configs import MODELS, UserError
+from checks import UserError
+from configs import MODELS
 from engine import LLM, SamplingParams
 from fast import library, native
 from fast.backends import choose_backend

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batch import Batch, Chunk, Request
-from configs import UserError
+from checks import UserError
 from pipeline import simulate_pipeline
 from scheduler import (
     POLICIES,

@@ -19,7 +19,7 @@ import torch
 
 import cli
 from batch import LATEST
-from configs import UserError
+from checks import UserError
 from engine import LLM, SamplingParams
 from loading.files import DEMO, find
 from loading.tokenizer import load_tokenizer

@@ -8,8 +8,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from batch import Batch
+from checks import UserError
 from cli import MARK
-from configs import GPU, ModelConfig, UserError
+from configs import GPU, ModelConfig
 from costmodel import CostModel
 from experiments.lib.measuring import this_machine
 

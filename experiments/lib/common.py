@@ -16,16 +16,15 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
-from tqdm import tqdm
-
-from cli import claim, is_ours
-from configs import GPUS, UserError
+from checks import UserError
+from cli import claim, is_ours, progress
+from configs import GPUS
 from costmodel import constants
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -332,56 +331,6 @@ def print_comparison(points: Sequence[Point]) -> None:
             ["what", "at", "paper", "predicted", "measured", "error", "unit"],
             [row for key, row in zip(rows, table, strict=True) if key[0] == where],
         )
-
-
-SECONDS = 10.0  # between two lines of `Lines`
-
-
-class Lines:
-    """Progress in plain lines, where no bar can move: "measuring: 12 of 40, 0:35".
-
-    The first comes after 10 s, then at most one in 10 s. It does what we need of tqdm.
-    """
-
-    def __init__(self, items: Iterable, what: str, total: int | None = None) -> None:
-        self.items, self.what, self.done = items, what, 0
-        self.total = len(items) if total is None and hasattr(items, "__len__") else total
-        self.start = self.shown = time.monotonic()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """A line that was printed stays."""
-
-    def __iter__(self) -> Iterator:
-        for item in self.items:
-            yield item
-            self.done += 1
-            self.show()
-
-    def set_description(self, what: str) -> None:
-        self.what = what
-
-    def show(self) -> None:
-        """Print a line if the last is old enough."""
-        now = time.monotonic()
-        if now - self.shown < SECONDS or sys.stderr is None:
-            return
-        self.shown, seconds = now, int(now - self.start)
-        of = "" if self.total is None else f" of {self.total}"
-        line = f"{self.what}: {self.done}{of}, {seconds // 60}:{seconds % 60:02}"
-        print(line, file=sys.stderr, flush=True)
-
-
-def progress(items: Iterable, what: str, total: int | None = None) -> "tqdm | Lines":
-    """A progress bar that vanishes when it is done; plain lines where stderr is no terminal.
-
-    total: how many items there are, where they cannot tell.
-    """
-    if sys.stderr is None or not sys.stderr.isatty():
-        return Lines(items, what, total)
-    return tqdm(items, desc=what, total=total, leave=False, dynamic_ncols=True)
 
 
 def end_with(parent: int) -> None:

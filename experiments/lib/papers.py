@@ -8,7 +8,7 @@ from itertools import cycle
 import matplotlib.pyplot as plt
 
 from batch import Request
-from configs import UserError
+from checks import UserError
 from experiments.lib.common import paper_numbers
 from experiments.lib.look import COLOURS, SERIES, labelled_bars
 from serving.capacity import PRECISION, Deployment, Load, capacity, settled_capacity
