@@ -1,7 +1,6 @@
-"""Models and GPUs by name.
+"""Models and GPUs by name: what `--model` and `--gpu` accept on command lines.
 
-`MODELS["llama-13b"]` and `GPUS["a6000"]` are what `--model` and `--gpu` accept on command lines:
-rows of models.py and gpus.py, each with its source.
+Each is a row of models.py or gpus.py, with its source.
 """
 
 from dataclasses import dataclass
@@ -58,9 +57,7 @@ class ModelConfig:
                 raise UserError(f"{self.name}: rope_scaling {self.rope_scaling!r} is no list")
             object.__setattr__(self, "rope_scaling", tuple(self.rope_scaling))  # JSON gives a list
         if self.flavour == "llama" and self.head_dim % 2:
-            raise UserError(
-                f"{self.name}: rotary positions need an even head size, not {self.head_dim}"
-            )
+            raise UserError(f"{self.name}: head_dim is {self.head_dim}; it must be even (rotary)")
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:

@@ -282,10 +282,8 @@ class LLM:
 
     def _check_idle(self, what: str) -> None:
         if self._loop is not None and self._loop.busy:
-            raise UserError(
-                f"{what} may not change while requests run: read their stream to its end, or"
-                " close() it"
-            )
+            how = "read their stream to its end, or close() it"
+            raise UserError(f"{what} may not change while requests run: {how}")
 
     def _scheduler(self) -> Scheduler:
         return make_scheduler(self.policy, self.max_batch_size, self.chunk_size, self.cache_tokens)

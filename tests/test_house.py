@@ -40,6 +40,11 @@ ORDER = [
     ["notebooks"],
     ["tests"],
 ]
+# The core of the book, in the order of the README's map. A limit holds for all its lines together.
+BOOK = (
+    "batch", "scheduler", "loop", "kvcache", "attention", "model", "sampling", "executor",
+    "engine", "configs",
+)  # fmt: skip
 # Folders whose files find each other without the folder's name.
 BY_THEMSELVES = ("notebooks", "tests")
 # `import fast.first` sets what PyTorch reads as it is loaded: it comes before all else, and imports
@@ -132,6 +137,12 @@ def asked_of(path: Path, package: str, files: dict[str, Path]) -> bool:
 
 def room(module: str) -> str:
     return module.partition(".")[0]
+
+
+def test_the_book_is_short() -> None:
+    """Its core takes an evening to read. What a reader may skip lies elsewhere."""
+    lines = {name: len((ROOT / f"{name}.py").read_text().splitlines()) for name in BOOK}
+    assert sum(lines.values()) <= 1800, lines
 
 
 def test_the_arrows_are_found() -> None:
