@@ -20,9 +20,16 @@ from dataclasses import dataclass
 import matplotlib.pyplot as plt
 
 from batch import Request
-from cli import claim, run_main
+from cli import run_main
 from experiments.lib import look, measuring
-from experiments.lib.common import Record, print_table, progress, three_digits, with_kept
+from experiments.lib.common import (
+    Record,
+    claim_result,
+    print_table,
+    progress,
+    three_digits,
+    with_kept,
+)
 from experiments.lib.figure import finish
 from experiments.lib.flags import MEASURE, Flag, start
 from experiments.lib.steady import simulate_operators
@@ -198,7 +205,7 @@ def main() -> None:
     options = start("policies", __doc__, ["policies.png"], **FLAGS)
     llm, picture = None, options.out / "policies_measured.png"
     if options.measure:
-        claim(picture, options.force)
+        claim_result(picture, options.force)
         llm = measuring.load_llm(options, len(NAMES), 5 * options.chunk_size // 2 + 20)
     predicted = predict()
     print_comparison(predicted)

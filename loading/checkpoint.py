@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from checks import UserError
@@ -477,7 +477,10 @@ def save(
     dtype: torch.dtype = torch.bfloat16,
     eos_id: int | None = None,
 ) -> None:
-    """Writes a Hugging Face directory: `config.json`, and `model.safetensors` in `dtype`."""
+    """Writes a Hugging Face directory: `config.json`, and `model.safetensors` in `dtype`.
+
+    Raises OSError where it cannot be written.
+    """
     directory, config = Path(directory), model.config
     directory.mkdir(parents=True, exist_ok=True)
     family = (
@@ -515,7 +518,11 @@ def save(
         tensors[name] = (
             (tensor.T if place.transposed else tensor).to("cpu", dtype, copy=True).contiguous()
         )
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    path = directory / "model.safetensors"
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # a full disk, for example
+        raise OSError(f"cannot write {str(path)!r}: {error}") from None
     (directory / "config.json").write_text(
         json.dumps(raw, indent=2, sort_keys=True) + "\n", encoding="utf-8"
     )

@@ -402,9 +402,20 @@ def make_directory(
         raise UserError(f"--out {path}: no permission to write there")
     own = [f"{name}.csv"] if name else []
     for file in [*own, *([f"{name}.png"] if name and others is None else others or [])]:
-        claim(path / file, force)
+        claim_result(path / file, force)
     if name and not (force and foreign(path / f"{name}.csv")):
         read_csv(path / f"{name}.csv")
+
+
+def claim_result(path: Path, force: bool = False) -> Path:
+    """`cli.claim` for a file whose name a script chooses. Raises UserError.
+
+    A device may never end, and a pipe waits for its other end: nobody has named them.
+    """
+    claim(path, force)
+    if path.exists() and not path.is_file():
+        raise UserError(f"{str(path)!r} is a device or a pipe: move it away, or give another --out")
+    return path
 
 
 def foreign(path: Path) -> bool:
