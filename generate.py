@@ -11,13 +11,12 @@ what the run did.
 import enter  # noqa: F401
 
 import argparse
-
-from tqdm import tqdm
+from collections.abc import Iterator
 
 from checks import UserError
-from cli import read_text, run_main
+from cli import progress, read_text, run_main
 from configs import MODELS
-from engine import LLM, BeamSearchParams, SamplingParams
+from engine import LLM, BeamSearchParams, SamplingParams, StreamedToken
 from flags import Parser
 from loading.files import FOR_TEXT
 from pictures import perfetto
@@ -105,14 +104,19 @@ def stream_one(llm: LLM, prompt: str, params: SamplingParams) -> None:
     print("\n")
 
 
+def ended(tokens: Iterator[StreamedToken], pieces: list[str]) -> Iterator[int]:
+    """Gather the text of all tokens in `pieces`. Yields the number of each request that ends."""
+    for token in tokens:
+        pieces[token.index] += token.text
+        if token.finish_reason:
+            yield token.index
+
+
 def run_batch(llm: LLM, prompts: list[str], params: SamplingParams) -> None:
     pieces = [""] * len(prompts)
-    tokens = llm.stream(prompts, params)  # complains before the bar is drawn
-    with tqdm(total=len(prompts), desc="requests", unit="request") as bar:
-        for token in tokens:
-            pieces[token.index] += token.text
-            if token.finish_reason:
-                bar.update()
+    tokens = llm.stream(prompts, params)
+    for _ in progress(ended(tokens, pieces), "requests", len(prompts)):
+        pass
     for index, (prompt, text) in enumerate(zip(prompts, pieces, strict=True)):
         print(f"--- {index + 1} of {len(prompts)}\n{prompt}{text}\n")
 
