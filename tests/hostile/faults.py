@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.hostile.kills import AT_ONCE, USUAL_START
 from tests.hostile.processes import GENERATE, LIMIT, MARK, finish, marked, start
-from tests.hostile.sandbox import Case
+from tests.hostile.sandbox import Case, slowness
 
 PIPELINE = ("distributed.py", "--stages", "2", "def f(", "--max-tokens", "3", "--max-length", "32")
 
@@ -131,7 +131,7 @@ def interrupted(arguments: tuple[str, ...], delay: float) -> None:
     """Ctrl-C while a command starts: no traceback, and the end within two seconds."""
     begin = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
-    slower = max(1.0, (time.monotonic() - begin) / USUAL_START)
+    slower = max(slowness(), (time.monotonic() - begin) / USUAL_START)
     command = start(arguments)
     time.sleep(slower * delay)
     if command.poll() is None:
