@@ -48,7 +48,8 @@ class Case:
     the forked process, in an empty folder of its own. enough: seconds of work after which an
     interrupt (Ctrl-C) must end it with status 130; None: it must end by itself within `limit`.
     own_files: OWN_FILES are in its folder. silent: it has no stderr. wanted: exit
-    statuses that alone are right. weighs: how many inputs it tries.
+    statuses that alone are right. weighs: how many inputs it tries. waits: it computes nothing for
+    long, so that others may run beside it.
     """
 
     what: str
@@ -60,6 +61,7 @@ class Case:
     silent: bool = False
     wanted: tuple[int, ...] | None = None
     weighs: int = 1
+    waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def run_cases(part: str, cases: Sequence[Case], tally: Tally, jobs: int, only: i
     with tempfile.TemporaryDirectory(prefix=f"hostile-{part}-") as place:
         try:
             while waiting or alive:
-                while waiting and len(alive) < jobs:
+                while waiting and sum(not each.case.waits for each in alive.values()) < jobs:
                     number, case = waiting.pop()
                     pid, running = start(number, case, Path(place) / str(number))
                     alive[pid] = running
