@@ -4,6 +4,7 @@ import io
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -234,6 +235,20 @@ def die_quietly() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def end_with(parent: int) -> None:
+    """From now on, end this process as soon as the one that started it is gone, even if killed.
+
+    parent: the process id that it has told us. It may end before we could ask for its id.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def discard_output() -> None:

@@ -15,7 +15,6 @@ import fast.first  # before torch  # noqa: F401
 import argparse
 import json
 import os
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from checks import UserError
-from cli import MARK, run_main
+from cli import MARK, end_with, run_main
 from configs import MODELS
 from engine import RequestOutput, SamplingParams
 from fast import native
@@ -36,7 +35,7 @@ from loading.device import choose_device
 from loading.load import choose_length
 from pictures import perfetto
 from pipeline import BUBBLES, even_layers
-from pipeline.launch import NotMet, end_with, launch, meet, read_place, reason, take_cores
+from pipeline.launch import NotMet, launch, meet, read_place, reason, take_cores
 from pipeline.policies import PIPELINE_POLICIES, is_for_pipelines, make_micro_batches, unmeasured
 from pipeline.stages import PipelineLLM
 from scheduler import POLICIES, make_scheduler
@@ -234,7 +233,7 @@ def main() -> None:
         return
     place = read_place(os.environ)
     if place.launcher is not None:
-        threading.Thread(target=end_with, args=(place.launcher,), daemon=True).start()
+        end_with(place.launcher)
     try:
         if place.stage == 0:
             check(args)

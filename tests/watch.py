@@ -55,7 +55,7 @@ def alive(pid: int) -> bool:
     return state.rpartition(")")[2].split()[0] != "Z"
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 100.0) -> None:
+def wait_for(what: Callable[[], object], seconds: float = 100.0) -> None:
     """Wait until it is so. seconds: far more than it takes, also on a busy machine."""
     deadline = time.monotonic() + seconds
     while not what():

@@ -14,8 +14,6 @@ import shutil
 import signal
 import sys
 import textwrap
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import astuple, dataclass, fields, replace
@@ -23,7 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from checks import UserError
-from cli import claim, is_ours, progress
+from cli import claim, end_with, is_ours, progress
 from configs import GPUS
 from costmodel import constants
 
@@ -333,16 +331,9 @@ def print_comparison(points: Sequence[Point]) -> None:
         )
 
 
-def end_with(parent: int) -> None:
-    """Wait until the process that started this one is gone, killed so that it could not end us."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
-
-
 def begin_worker(parent: int, initializer: Callable[[], object] | None) -> None:
     """What a process of `run_jobs` does first."""
-    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
+    end_with(parent)
     if initializer:
         initializer()
 
