@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+MOST = 10**9  # of whole numbers: far more than any model has of anything
+
 
 class UserError(ValueError):
     """A mistake that the user can mend: shown as one line, without a traceback."""

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from batch import Batch, Chunk, Request
-from checks import UserError, check_number, did_you_mean
+from checks import UserError, check_number, lookup
 from configs import GPU, LINKS, Link, ModelConfig
 
 # rows of a tile of a matrix product (SARATHI, Sec 4.4: "the tile size in our experiments")
@@ -66,6 +66,7 @@ EFFICIENCY: dict[tuple[str, str], Efficiency] = {
         compute=0.927, memory=0.8226, attention=0.557, p=3.4503, overhead=3.24e-05
     ),
 }
+MOST_DECODES = 10**6  # of a batch that is made up
 SOFTWARE = tuple(dict.fromkeys(software for _, software in EFFICIENCY))
 
 
@@ -77,10 +78,8 @@ def constants(gpu: str, software: str) -> tuple[Efficiency, str]:
     generation (A6000, A40, A100), and a weaker one across (H100, H200). Raises UserError for an
     unknown software.
     """
+    lookup(dict.fromkeys(SOFTWARE), software, "software")
     owners = [owner for owner, name in EFFICIENCY if name == software]
-    if not owners:
-        near = did_you_mean(software, SOFTWARE)
-        raise UserError(f"unknown software {software!r}: choose from {', '.join(SOFTWARE)}{near}")
     if gpu in owners:
         return EFFICIENCY[gpu, software], ""
     guess = f"constants of the {owners[0]}: the {gpu} has none for {software}"
@@ -308,8 +307,10 @@ def make_batch(
     """One iteration of a chosen shape, to be priced by the cost model or run for real.
 
     chunks: (start, length, prompt length) of each, in tokens. decodes: how many, each attending to
-    `context` tokens, its own included.
+    `context` tokens, its own included. Raises UserError if they are too many to be listed.
     """
+    if decodes > MOST_DECODES:
+        raise UserError(f"decodes is {decodes}; it must be at most {MOST_DECODES}")
     pieces = [
         Chunk(Request(i, [0] * prompt, max_tokens=2, prefilled=start, context=start), start, length)
         for i, (start, length, prompt) in enumerate(chunks)

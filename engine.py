@@ -116,6 +116,8 @@ class LLM:
         self.dtype = choose_dtype(dtype, self.device)
         if fast:
             check_backend(attention, self.device)
+        elif not isinstance(attention, str) or attention not in ("auto", *PLAIN):
+            raise UserError(f"attention is {attention!r}; choose auto, math, sdpa, or fast=True")
         if cuda_graphs and not (fast and self.device.type == "cuda"):
             raise UserError(f"cuda_graphs needs a CUDA device and fast=True; this is {self.device}")
         self.config, self.directory = find_model(model)
@@ -123,8 +125,6 @@ class LLM:
         self.attention = "sdpa" if attention == "auto" else attention
         if fast:
             self.attention = choose_backend(attention, self.device, self.dtype, self.config)
-        elif self.attention not in list(PLAIN):
-            raise UserError(f"attention is {attention!r}; choose auto, math, sdpa, or fast=True")
         own = range(self.config.n_layer) if layers is None else layers(self.config.n_layer)
         self.part = replace(self.config, n_layer=len(own))  # the layers that are here
         self.model = load_model(

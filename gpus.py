@@ -5,7 +5,9 @@ Only the priced half uses them. Add an entry, and every script knows it.
 
 from dataclasses import dataclass
 
-from checks import by_name
+from checks import by_name, check_number
+
+MOST = 1e30  # bytes, FLOP/s, s: far more than there is
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,10 @@ class GPU:
     source: str = ""
     measured: bool = False  # the bandwidth was measured, so all of it is reached
 
+    def __post_init__(self) -> None:
+        for name in ("memory", "peak", "bandwidth"):
+            check_number(f"{name} of {self.name}", getattr(self, name), 1, MOST)
+
 
 @dataclass(frozen=True)
 class Link:
@@ -29,6 +35,10 @@ class Link:
     latency: float  # s: of a small message, or of a small all-reduce over up to eight GPUs
     source: str = ""
     measured: bool = False  # the bandwidth was measured: all of it is reached
+
+    def __post_init__(self) -> None:
+        check_number(f"bandwidth of {self.name}", self.bandwidth, 1, MOST)
+        check_number(f"latency of {self.name}", self.latency, 0, MOST)
 
     def reached(self, share: float) -> float:
         """Bytes/s in practice: `share` of the data sheet, or all of a measured bandwidth."""

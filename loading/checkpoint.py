@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from checks import UserError
+from checks import MOST, UserError
 from configs import ModelConfig
 from loading.files import existing, read_json, readable
 from model import Transformer
@@ -101,7 +101,6 @@ _KINDS = {
     "auto_map": (dict, "a table of names"),
     "layer_types": (list, "a list of names"),
 }
-MOST = 10**9  # of whole numbers: far more than any model has of anything
 LARGEST = 1e12  # of other numbers, such as rope_theta
 LARGEST_EPS = 1.0  # of a norm: a larger one would outweigh the values
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
