@@ -239,7 +239,7 @@ def spoil(data: dict, *place: str | int, value: object = None) -> str:
         ),
         (lambda data: spoil(data, "load", value=5), "load must be of type str"),
         (lambda data: spoil(data, "model", "max_length", value="long"), "max_length is"),
-        (lambda data: spoil(data, "gpu", "memory", value="much"), "gpu: memory"),
+        (lambda data: spoil(data, "gpu", "memory", value="much"), "is 'much'; it must be a number"),
     ],
 )
 def test_a_broken_calibration_is_one_line(found, tmp_path, change, complaint):
