@@ -52,7 +52,7 @@ class Request:
             raise UserError(f"{name}: the prompt is empty; it needs at least one token")
         check_whole(f"{name}: max_tokens", self.max_tokens)
         check_number(f"{name}: arrival", self.arrival, 0, LATEST, "number of seconds")
-        if not isinstance(self.stop_ids, Collection):
+        if isinstance(self.stop_ids, str) or not isinstance(self.stop_ids, Collection):
             raise UserError(f"{name}: stop_ids is {self.stop_ids!r}; it must be a set of token ids")
         self.prefill_length = len(self.prompt)
 

@@ -90,7 +90,10 @@ def run_all(loop: Loop, requests: Iterable[Request]) -> Trace:
 
 def listed(requests: Iterable[Request]) -> list[Request]:
     """The requests as a list, or a UserError if something else is among them."""
-    found = list(requests) if isinstance(requests, Iterable) else [requests]
+    try:
+        found = list(requests)
+    except TypeError:  # a single request, for example
+        found = [requests]
     for request in found:
         if not isinstance(request, Request):
             raise UserError(f"a list of requests is needed, and {request!r} is no Request")

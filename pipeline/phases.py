@@ -204,12 +204,12 @@ class Rules:
                 raise UserError(f"{name} is {share!r}; it must be above 0, and at most 1")
         if isinstance(self.points, str):
             object.__setattr__(self, "points", lookup(POINTS, self.points, "points"))
-        points = list(self.points) if isinstance(self.points, Sequence) else [self.points]
+        points = list(self.points) if isinstance(self.points, Sequence) else []
         are_whole = all(isinstance(point, int) for point in points)
         if not points or not are_whole or sorted(set(points)) != points or points[0] < 1:
             raise UserError(
-                f"points are {points}; they must be whole numbers of decode steps, at least 1, each"
-                " larger than the one before"
+                f"points are {self.points!r}; they must be whole numbers of decode steps, at least"
+                " 1, each larger than the one before"
             )
 
     def future(self, request: Request) -> tuple[int, int]:
