@@ -51,6 +51,7 @@ def test_floors() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_tiny_run_beside_transformers() -> None:
     pytest.importorskip("transformers")
     flags = ["--quick", "--workload", "V", "--repeats", 1, "--chunk-size", 32, "--operators"]

@@ -135,6 +135,7 @@ def test_quick_run_writes_table_picture_and_csv(tmp_path):
     assert published >= {("14", "1.27"), ("28", "1.23")}
 
 
+@pytest.mark.slow
 def test_quick_measurement_adds_measured_rows(tmp_path):
     model = new_model(configs.MODELS["demo"], torch.float32, torch.device("cpu"))
     random_weights(model, seed=0)

@@ -191,6 +191,7 @@ def test_capacities_are_those_in_results() -> None:
         assert tuple(" ".join(row).split()) in shown, row
 
 
+@pytest.mark.slow
 def test_fig9_prints_what_the_docs_show(tmp_path: Path) -> None:
     printed = printed_by(fig9, "--out", tmp_path)
     for line in printed.splitlines():
