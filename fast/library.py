@@ -91,13 +91,15 @@ def load(path: Path, stem: str) -> ctypes.CDLL | None:
 def make(
     folder: Path, stem: str, build: Callable[[Path], None], functions: Sequence[str]
 ) -> ctypes.CDLL:
-    """Build a library, keep it, and load it. Raises UserError if it lacks one of the functions.
+    """Build a library, keep it, and load it. Raises UserError if a part or a function is missing.
 
     build: makes the file that it is given.
     """
     with tempfile.TemporaryDirectory(dir=folder) as workplace:
         made = Path(workplace) / f"{stem}.so"
         build(made)
+        if not is_whole(made):
+            raise UserError("what was compiled is cut short")
         library = ctypes.CDLL(str(made))  # only what can be loaded is kept
         missing = [name for name in functions if not hasattr(library, name)]
         if missing:
@@ -109,6 +111,18 @@ def make(
             os.fsync(file.fileno())
         made.replace(folder / name)  # two processes may make it at once: the last one's stays
     return library
+
+
+def is_whole(library: Path) -> bool:
+    """Whether a library of Linux has its end, a table. To load half a library ends the process."""
+    head = library.read_bytes()[:64]
+    if head[:6] != b"\x7fELF\2\1":  # of another system; or none, and the loader says so
+        return True
+    start, size, count = (
+        int.from_bytes(head[place : place + width], "little")
+        for place, width in ((0x28, 8), (0x3A, 2), (0x3C, 2))
+    )
+    return len(head) == 64 and library.stat().st_size >= start + size * count
 
 
 def run_compiler(command: Sequence[str], seconds: float = COMPILE_SECONDS) -> tuple[int, str]:

@@ -1,6 +1,7 @@
 """The hostile test starts, and knows all commands; and what it has found once stays mended."""
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +10,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import TINY
-from test_house import imported, parsed, tracked
+from test_house import tracked
 
 from checks import UserError
 from demo import train
 from experiments.lib.common import claim_result, make_directory
+from fast import library
 from flags import KINDS
 from generate import run_batch
 from loading.checkpoint import save
@@ -89,6 +91,17 @@ def test_a_checkpoint_that_cannot_be_written_is_one_line(tmp_path: Path) -> None
     assert error.value.strerror is None, "`run_main` prints all of it"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other libraries")
+@pytest.mark.parametrize("share", [0.0001, 0.5, 0.99])
+def test_half_a_library_is_not_loaded(share: float, tmp_path: Path) -> None:
+    """Loading it would end this process."""
+    whole = Path(sys.modules["safetensors._safetensors_rust"].__file__).read_bytes()
+    half = whole[: int(share * len(whole))]
+    with pytest.raises(UserError, match="is cut short"):
+        library.make(tmp_path, "half", lambda path: path.write_bytes(half), [])
+    assert list(tmp_path.iterdir()) == [], "nothing stays in the cache"
+
+
 def test_several_prompts_leave_no_bar_where_stderr_is_no_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -111,5 +124,6 @@ def test_training_follows_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_only_the_common_progress_draws_bars() -> None:
     """It draws them on terminals alone: a bar garbles a log."""
-    drawing = [str(path) for path in tracked() if "tqdm" in imported(parsed(path))]
-    assert drawing == ["cli.py"]
+    importing = re.compile("^ *(import|from) tqdm", re.MULTILINE)
+    texts = {str(path): (commands.ROOT / path).read_text(encoding="utf-8") for path in tracked()}
+    assert [name for name, text in texts.items() if importing.search(text)] == ["cli.py"]
