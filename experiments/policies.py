@@ -194,7 +194,10 @@ def draw(found: Comparison) -> plt.Figure:
             axes.set_title(told, loc="right", fontsize=14)
         for axes in column[len(names) :]:
             axes.set_axis_off()
-        column[-1].set_xlabel("time (s); dotted: C and D arrive")
+        if names:  # the time axis stands below the column's last policy
+            lowest = column[len(names) - 1]
+            lowest.tick_params(axis="x", labelbottom=True)
+            lowest.set_xlabel("time (s); dotted: C and D arrive")
     figure.legend(handles=legend_handles(drawn), loc="outside lower center", ncols=6)
     heading = "One workload, all policies. Left: whole prompts. Right: chunks."
     figure.suptitle(f"{heading}\n{found.describe()}")
