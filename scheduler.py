@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from batch import Batch, Chunk, Request, rows_of
-from checks import UserError, by_name, check_whole, lookup
+from checks import MOST, UserError, by_name, check_whole, lookup
 
 SIZE = re.compile("[0-9]{1,9}")  # of a chunk, in tokens
 NOTHING_SCHEDULED = "it schedules nothing, while requests wait or run and no more will arrive"
@@ -55,7 +55,7 @@ class Scheduler:
     name = "?"
 
     def __init__(self, max_batch_size: int, chunk_size: int = 256, cache_tokens: int | None = None):
-        check_whole("max_batch_size", max_batch_size)
+        check_whole("max_batch_size", max_batch_size, 1, MOST)
         check_whole("chunk_size", chunk_size)
         if cache_tokens is not None:
             check_whole("cache_tokens", cache_tokens)
