@@ -91,17 +91,19 @@ def dotted(path: Path) -> str:
 
 
 @cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse((ROOT / path).read_text(encoding="utf-8"))
+def imports(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """A file's imports, at the top or nested."""
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
-def imported(tree: ast.AST) -> set[str]:
-    """All that a file asks for, at the top or nested: `from a import b` is a and a.b."""
+def imported(path: Path) -> set[str]:
+    """All that a file asks for: `from a import b` is a and a.b."""
     names = set()
-    for node in ast.walk(tree):
+    for node in imports(path):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, "the project has no relative imports"
             names.add(node.module)
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
@@ -114,7 +116,7 @@ def arrows() -> dict[str, set[str]]:
     files = {dotted(path): path for path in tracked()}
     found = {}
     for name, path in files.items():
-        names = imported(parsed(path))
+        names = imported(path)
         folder = path.parts[0]
         beside = {f"{folder}.{each}" for each in names} if folder in BY_THEMSELVES else set()
         ours = {each for each in names | beside if each in files} - {name}
@@ -126,7 +128,7 @@ def arrows() -> dict[str, set[str]]:
 
 def asked_of(path: Path, package: str, files: dict[str, Path]) -> bool:
     """Whether a file takes a name out of a package that is no module of it."""
-    for node in ast.walk(parsed(path)):
+    for node in imports(path):
         if isinstance(node, ast.Import) and package in [alias.name for alias in node.names]:
             return True
         names = node.names if isinstance(node, ast.ImportFrom) and node.module == package else []
@@ -184,4 +186,4 @@ def test_no_arrow_leads_back_up() -> None:
 
 def test_what_comes_before_torch_imports_nothing() -> None:
     assert arrows()[BEFORE_ALL] == arrows()["fast"] == set()
-    assert not any("torch" in name for name in imported(parsed(Path("fast/first.py"))))
+    assert not any("torch" in name for name in imported(Path("fast/first.py")))
