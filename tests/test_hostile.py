@@ -4,22 +4,36 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from conftest import TINY
 from test_house import tracked
 
+from batch import Request
 from checks import UserError
+from configs import MODELS
+from costmodel import make_batch
 from demo import train
+from experiments.lib import calibration
 from experiments.lib.common import claim_result, make_directory
 from fast import library
+from fast.backends import check_backend
 from flags import KINDS
 from generate import run_batch
+from gpus import GPU, Link
 from loading.checkpoint import save
 from loading.load import new_model
+from loading.prompts import token_ids
+from pipeline import Rules, simulate_pipeline
+from pipeline.predictors import PromptLength
+from sampling import SamplingParams
+from serving.traffic import Zipf
+from simulate import simulate
 from tests.hostile import __main__ as hostile
 from tests.hostile import commands
 
@@ -89,6 +103,43 @@ def test_a_checkpoint_that_cannot_be_written_is_one_line(tmp_path: Path) -> None
     with pytest.raises(OSError, match=r"^cannot write '.*model\.safetensors': .+$") as error:
         save(model, tmp_path)
     assert error.value.strerror is None, "`run_main` prints all of it"
+
+
+MODEL = MODELS["gpt2"]
+USES: dict[str, Callable[[], object]] = {
+    "points are 3": lambda: Rules(points=3),
+    "points are 1j": lambda: Rules(points=1j),
+    "between is array": lambda: Rules(between=np.array([])),
+    "unknown stealing array": lambda: Rules(stealing=np.array(["window", "x"])),
+    "keep is array": lambda: simulate_pipeline([], keep=np.array([1, 2])),
+    "unknown software array": lambda: simulate([], software=np.array([1, 2])),
+    "a list of requests is needed, and array": lambda: simulate(np.array(3)),
+    "peak of mine is 0.0": lambda: GPU("mine", 48e9, 0.0, 7e11),
+    "bandwidth of mine is 0": lambda: Link("mine", 0, 1e-5),
+    "vocab_size is 1000": lambda: replace(MODEL, vocab_size=10**400),
+    "max_batch_size is 1000": lambda: simulate([], max_batch_size=10**400),
+    "decodes is 9223372036854775808": lambda: make_batch(decodes=2**63),
+    "bins is 2147483648": lambda: PromptLength([(1, 2)], bins=2**31),
+    "Zipf by array": lambda: Zipf(2, 9, by=np.array([1, 2])),
+    "stop_ids is 'x'": lambda: Request(0, [1], 1, stop_ids="x"),
+    "stop_ids is range": lambda: SamplingParams(stop_ids=range(10**12)),
+    "a prompt has 1000000000000 tokens": lambda: token_ids(range(10**12)),
+    "unknown attention array": lambda: check_backend(np.array([1, 2]), torch.device("cpu")),
+}
+
+
+@pytest.mark.parametrize("complaint", USES)
+def test_a_wrong_value_is_named_where_it_is_given(complaint: str) -> None:
+    """Each of these ended as a traceback in mid-run, or never."""
+    with pytest.raises(UserError, match=f"^{re.escape(complaint)}|: {re.escape(complaint)}"):
+        USES[complaint]()
+
+
+def test_a_calibration_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "MOST_BYTES", 100)
+    path = commands.ROOT / "results" / "calibration-laptop.json"
+    with pytest.raises(UserError, match="more than 0.0001 MB"):
+        calibration.Calibration.read(path)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other libraries")
