@@ -342,7 +342,7 @@ def test_a_port_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
             distributed.main()
 
 
-@pytest.mark.parametrize("launcher", [os.getpid(), None])
+@pytest.mark.parametrize("launcher", [os.getpid(), None], ids=["ours", "torchrun"])
 def test_a_port_taken_after_the_check(
     launcher: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
