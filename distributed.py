@@ -36,9 +36,15 @@ from loading.load import choose_length
 from pictures import perfetto
 from pipeline import BUBBLES, even_layers
 from pipeline.launch import NotMet, launch, meet, read_place, reason, take_cores
-from pipeline.policies import PIPELINE_POLICIES, is_for_pipelines, make_micro_batches, unmeasured
+from pipeline.policies import (
+    PIPELINE_POLICIES,
+    is_for_pipelines,
+    make_micro_batches,
+    policy_names,
+    unmeasured,
+)
 from pipeline.stages import PipelineLLM
-from scheduler import POLICIES, make_scheduler
+from scheduler import make_scheduler
 
 __all__ = ["PipelineLLM"]
 
@@ -53,7 +59,7 @@ def parse_args() -> argparse.Namespace:
     add("port", "port at which the processes meet", shown="a free one")
     names = ", ".join(MODELS)
     add("model", f"model: demo, a Hugging Face directory, or one of {names}", "demo")
-    policies = ", ".join([*POLICIES, *PIPELINE_POLICIES])
+    policies = ", ".join([policy_names(), *PIPELINE_POLICIES])
     add("policy", f"policy, one of {policies}", "sarathi")
     add("chunk-size", default=256)
     add("max-batch-size", "requests in one micro-batch", 4)
@@ -61,7 +67,7 @@ def parse_args() -> argparse.Namespace:
     add("max-tokens", "output tokens of each prompt", 32)
     add("max-length", "most tokens of prompt and output", shown="the model's")
     add("lengths", repeated=True)
-    add("repeats", "runs of everything", 1)
+    add("repeats", "runs of each workload", 1)
     add("dtype", default="auto")
     add("device", default="auto")
     add("attention", default="auto")

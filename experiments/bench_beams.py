@@ -165,7 +165,7 @@ FLAGS = {
     "beams": Flag(default=4),
     "max_tokens": Flag("response, in output tokens", 128, 6),
     "stop_after": Flag("output tokens after which an engine stops", type=steps_of, repeated=True),
-    "repeats": Flag(default=3, quick=1),
+    "repeats": Flag("runs of each case, whose median is taken", 3, 1),
     "engines": Flag(
         f"engines that run, of {', '.join(ENGINES)}", list(ENGINES), choices=ENGINES, several=True
     ),
