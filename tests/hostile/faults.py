@@ -15,6 +15,7 @@ from pathlib import Path
 from tests.hostile.kills import AT_ONCE, USUAL_START
 from tests.hostile.processes import GENERATE, LIMIT, MARK, finish, marked, start
 from tests.hostile.sandbox import Case, slowness
+from tests.watch import STRANGER, listening
 
 PIPELINE = ("distributed.py", "--stages", "2", "def f(", "--max-tokens", "3", "--max-length", "32")
 
@@ -43,24 +44,6 @@ def free_port() -> int:
 def with_torchrun(variables: Mapping[str, str]) -> None:
     usual = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     finish(start(PIPELINE, usual | dict(variables)))
-
-
-def listening(pids: list[int]) -> list[tuple[str, int]]:
-    """(address in hex, port) of each TCP socket that these processes listen on."""
-    owned = set()
-    for pid in pids:
-        try:
-            owned |= {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
-        except OSError:
-            continue
-    found = []
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            cells = line.split()
-            if cells[3] == "0A" and f"socket:[{cells[9]}]" in owned:
-                address, _, port = cells[1].partition(":")
-                found.append((address, int(port, 16)))
-    return found
 
 
 LOOPBACK = re.compile("0100007F|0{24}01000000|0000000000000000FFFF00000100007F")
@@ -92,23 +75,6 @@ def knock(port: int) -> None:
                 wire.sendall(message)
         except OSError:
             continue
-
-
-STRANGER = """
-import os, pickle, sys, datetime, torch, torch.distributed as dist
-class Evil:
-    def __reduce__(self):
-        return open, (sys.argv[1], "w")
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=15))
-control = dist.new_group(backend="gloo")
-data = torch.frombuffer(bytearray(pickle.dumps(Evil())), dtype=torch.uint8)
-for _ in range(6):
-    dist.isend(torch.tensor([len(data), 0]), 0, group=control).wait()
-    dist.isend(data, 0, group=control).wait()
-    store = dist.distributed_c10d._get_default_store()
-    for key in ("0", "1", "plan", "0/1"):
-        store.set(key, pickle.dumps(Evil()))
-"""
 
 
 def stranger_inside() -> None:
