@@ -21,6 +21,7 @@ class Request:
     max_tokens: output tokens after which the request ends with finish_reason "length".
     stop_ids: output tokens that end it at once, with finish_reason "stop".
     arrival: seconds on the engine's clock. No scheduler sees the request before that.
+    tags: what a policy of yours may read, such as {"priority": "1"}. Ours read none.
     A request that is cancelled ends with finish_reason "abort", vLLM's word.
     """
 
@@ -38,6 +39,7 @@ class Request:
     preemptions: int = 0
     sampler: object = None  # the executor draws this request's tokens with it
     rows: int = 1  # rows of a batch that one decode takes; a beam search takes more
+    tags: dict[str, str] = field(default_factory=dict)
     # These two belong to the class. A beam search has its own (beam/request.py).
     next_tokens = 1  # tokens of cache that the next decode takes
     single = True  # a decode is one row and one token

@@ -44,7 +44,9 @@ from pipeline.policies import (
     unmeasured,
 )
 from pipeline.stages import PipelineLLM
+from policyfile import load_policies
 from scheduler import make_scheduler
+from serving.calibration import cost_here
 
 __all__ = ["PipelineLLM"]
 
@@ -61,6 +63,9 @@ def parse_args() -> argparse.Namespace:
     add("model", f"model: demo, a Hugging Face directory, or one of {names}", "demo")
     policies = ", ".join([policy_names(), *PIPELINE_POLICIES])
     add("policy", f"policy, one of {policies}", "sarathi")
+    add("policy-file")
+    add("calibration", "calibration of this machine, for policies that ask what a batch costs",
+        shown="results/calibration-MODEL.json")  # fmt: skip
     add("chunk-size", default=256)
     add("max-batch-size", "requests in one micro-batch", 4)
     add("micro-batches", shown="one for each stage")
@@ -74,7 +79,10 @@ def parse_args() -> argparse.Namespace:
     add("check")
     add("perfetto", "write the last run for https://ui.perfetto.dev (JSON)")
     add("json", "write every run's times")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.policy_file:
+        load_policies(args.policy_file)
+    return args
 
 
 @dataclass(frozen=True)
@@ -139,6 +147,7 @@ def serve(args: argparse.Namespace) -> None:
         attention=args.attention,
         check_weights=args.check,
     )
+    llm.cost = cost_here(llm.config.name, str(llm.device), str(llm.dtype), args.calibration)
     works = [make_work(text, args.policy, llm) for text in args.lengths or []]
     if args.prompts or not works:
         prompts = args.prompts or ["def open(", "The list type", "Return True if"]

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from attention import PLAIN
-from batch import Request
+from batch import Batch, Request
 from beam.executor import enable_beams
 from beam.outputs import BeamSearchOutput, beam_requests, output_of
 from beam.request import BeamSearchParams
@@ -80,6 +80,7 @@ class LLM:
     check_weights: look for NaN and infinity in a checkpoint.
     cuda_graphs: replay iterations of a shape that comes again (fast/graphs.py).
     layers: a function: number of layers -> those to load, for one stage of a pipeline.
+    cost: a function: batch -> seconds, for a policy that asks (`Scheduler.cost`).
     fast: False runs without the folder fast/. All modules are plain, and their hooks are called.
 
     After a call, `trace` tells what its iterations did. Raises checks.UserError, one line that
@@ -103,9 +104,11 @@ class LLM:
         check_weights: bool = False,
         cuda_graphs: bool = False,
         layers: Callable[[int], range] | None = None,
+        cost: Callable[[Batch], float] | None = None,
         fast: bool = True,
     ):
         self.policy, self.chunk_size, self.max_batch_size = policy, chunk_size, max_batch_size
+        self.cost = cost
         self.cache_tokens, self.time_operators, self.seed = cache_tokens, time_operators, seed
         self._scheduler()  # complains before the weights are loaded
         check_whole("seed", seed, 0, MOST_SEED)
@@ -160,18 +163,12 @@ class LLM:
         requests = self._requests(prompts, sampling_params, arrival_times)
         for _ in self._run(requests):
             pass
-        lives = self.trace.lives
-        return [
-            RequestOutput(
-                prompt_token_ids=list(request.prompt),
-                token_ids=request.output,
-                text=self._text(request.output, request.finish_reason),
-                finish_reason=request.finish_reason,
-                ttft=lives[request.request_id].ttft,
-                latency=lives[request.request_id].latency,
-            )
-            for request in requests
-        ]
+        return [self._output(request) for request in requests]
+
+    def _output(self, request: Request) -> RequestOutput:
+        life, output = self.trace.lives[request.request_id], request.output
+        text, reason = self._text(output, request.finish_reason), request.finish_reason
+        return RequestOutput(list(request.prompt), output, text, reason, life.ttft, life.latency)
 
     def stream(
         self, prompts: Prompts, sampling_params: Params = None, arrival_times: Times = None
@@ -289,7 +286,7 @@ class LLM:
         return make_scheduler(self.policy, self.max_batch_size, self.chunk_size, self.cache_tokens)
 
     def _executor(self) -> ModelExecutor:
-        parts = (self.model, self.cache, self.attend, self.time_operators)
+        parts = (self.model, self.cache, self.attend, self.time_operators, self.cost)
         return GraphExecutor(*parts, self.graphs) if self.cuda_graphs else ModelExecutor(*parts)
 
     # ---- prompts and text

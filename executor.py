@@ -42,13 +42,14 @@ class OperatorTimer:
 
 
 class ModelExecutor:
-    """The model, its cache, and a back end of attention."""
+    """The model, its cache, and a back end of attention. cost: see `loop.Executor`."""
 
     def __init__(
-        self, model: Transformer, cache: KVCache, attention: Attention, time_operators: bool = False
-    ):
+        self, model: Transformer, cache: KVCache, attention: Attention,
+        time_operators: bool = False, cost: Callable[[Batch], float] | None = None,
+    ):  # fmt: skip
         self.model, self.cache, self.attention = model, cache, attention
-        self.time_operators = time_operators
+        self.time_operators, self.cost = time_operators, cost
         self.slot_of: dict[int, int] = {}  # by request id
         self.origin = time.perf_counter()
 
@@ -105,9 +106,6 @@ class ModelExecutor:
             contexts = tuple([place + 1 for place in places])
             spans.append(Span(slice(first, len(tokens)), tuple(own), contexts))
             logit_rows.extend(range(first, len(tokens)))
-        device = self.model.device
-        rows = torch.from_numpy(np.array([tokens, slots, positions], dtype=int)).to(
-            device
-        )  # (3, T)
-        logits = torch.from_numpy(np.array(logit_rows, dtype=int)).to(device)  # (S,)
-        return FlatBatch(*rows.unbind(), spans, logits)
+        arrays = [np.array(x, dtype=int) for x in ([tokens, slots, positions], logit_rows)]
+        rows, logits = [torch.from_numpy(array).to(self.model.device) for array in arrays]
+        return FlatBatch(*rows.unbind(), spans, logits)  # rows (3, T); logits (S,)

@@ -64,6 +64,27 @@ class Number:
 
 
 @dataclass(frozen=True)
+class Numbers:
+    """Several numbers above 0, with commas between them."""
+
+    count: int
+    most: float
+
+    def __str__(self) -> str:
+        return f"{self.count} numbers with commas between them, each above 0, at most {self.most:g}"
+
+    def __call__(self, text: str) -> tuple[float, ...]:
+        read = Number(0, self.most, above=True)
+        try:
+            values = tuple(read(word) for word in text.split(","))
+        except argparse.ArgumentTypeError:
+            values = ()
+        if len(values) != self.count:
+            raise argparse.ArgumentTypeError(f"{text[:LONGEST_VALUE]!r} is not {self}")
+        return values
+
+
+@dataclass(frozen=True)
 class OneOf:
     """One of these names."""
 
@@ -105,7 +126,7 @@ class Kind:
         """What it takes, in words."""
         if not self.metavar:
             return "no value"
-        if isinstance(self.type, Whole | Number):
+        if isinstance(self.type, Whole | Number | Numbers):
             return str(self.type)
         return {Path: "a path", str: "a name"}.get(self.type, "see --help")
 
@@ -133,6 +154,7 @@ TABLE: dict[str, dict[str, Kind]] = {
     "What runs": {
         "model": Kind("NAME", "model: demo, a directory, a hub id, or a name of configs.MODELS"),
         "policy": Kind("NAME", "scheduling policy", repeated=True),
+        "policy-file": Kind("FILE", "Python file with policies of your own, which is run", Path),
         "chunk-size": Kind(
             "C", "token budget: tokens of a batch, chunk and decodes", TOKENS, several=True
         ),
@@ -166,7 +188,14 @@ TABLE: dict[str, dict[str, Kind]] = {
         "gpu": Kind("NAME", "GPU of gpus.py that the cost model prices"),
         "software": Kind("NAME", "software whose constants the cost model takes"),
         "calibration": Kind("FILE", "calibration of a machine, made by calibrate.py", Path),
+        "gpu-spec": Kind(
+            "MEM,FLOPS,BW", "another GPU: its memory in GB, dense fp16 TFLOPS, bandwidth in GB/s",
+            Numbers(3, 10**6),
+        ),
+        "tp": Kind("N", "GPUs that share each layer (tensor parallelism)", FEW),
+        "pp": Kind("N", "pipeline stages", FEW),
         "tbt-slo": Kind("MS", "longest time between two tokens that is allowed, in ms", ABOVE_ZERO),
+        "ttft-slo": Kind("MS", "longest time to a first token that is allowed, in ms", ABOVE_ZERO),
         "pd": Kind("RATIO", "P:D, prompt tokens per output token", ABOVE_ZERO),
         "decodes": Kind("N", "requests that decode", ITEMS),
         "context": Kind("N", "tokens that a decoding request has", TOKENS),
@@ -183,7 +212,7 @@ TABLE: dict[str, dict[str, Kind]] = {
     "Requests": {
         "requests": Kind("N", "number of requests", ITEMS, several=True),
         "table-requests": Kind("N", "requests in each line of the table of options", ITEMS),
-        "requests-file": Kind("FILE", "CSV file of requests: arrivals, prompts, outputs", Path),
+        "requests-file": Kind("FILE", "CSV file of requests: arrival, prompt, output, tags", Path),
         "file": Kind("FILE", "UTF-8 text file with one prompt on each line", Path),
         "lengths": Kind(
             "P:N,...", "instead of prompts: P made-up tokens and N output tokens each",

@@ -21,7 +21,9 @@ from flags import CACHES, Parser, either
 from loading.files import FOR_TEXT
 from pictures import perfetto
 from pipeline.policies import policy_names
+from policyfile import load_policies
 from scheduler import make_scheduler
+from serving.calibration import cost_here
 from timeline import Trace
 
 MOST_BYTES = 10**8  # of a file of prompts
@@ -36,6 +38,9 @@ def parse_args() -> argparse.Namespace:
     add("file", "UTF-8 text file with one prompt on each line; empty lines are skipped")
     add("model", "model: demo, a Hugging Face directory, or a hub id", "demo")
     add("policy", f"policy, one of {policy_names()}", "sarathi")
+    add("policy-file")
+    add("calibration", "calibration of this machine, for policies that ask what a batch costs",
+        shown="results/calibration-MODEL.json")  # fmt: skip
     add("chunk-size", default=64)
     add("max-batch-size", default=8)
     longest = "most tokens of prompt and output; with --beams, of the prompt"
@@ -57,7 +62,10 @@ def parse_args() -> argparse.Namespace:
     add("cuda-graphs")
     add("perfetto", "write the run, operator by operator, for https://ui.perfetto.dev (JSON)")
     add("check")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.policy_file:
+        load_policies(args.policy_file)
+    return args
 
 
 def beam_params(args: argparse.Namespace) -> BeamSearchParams | None:
@@ -187,6 +195,7 @@ def main() -> None:
         check_weights=args.check,
         cuda_graphs=args.cuda_graphs,
     )
+    llm.cost = cost_here(llm.config.name, str(llm.device), str(llm.dtype), args.calibration)
     if beams:
         search_beams(llm, prompts, beams, "segment" if args.cache is None else args.cache)
     elif len(prompts) == 1:

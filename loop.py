@@ -9,6 +9,7 @@ executors. The loop cannot tell them apart:
 
 from bisect import insort
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,6 +34,8 @@ class Result:
 class Executor(Protocol):
     """What the loop needs of an executor. All times are seconds on the executor's clock."""
 
+    cost: Callable[[Batch], float] | None  # seconds that a batch would take; None: it cannot say
+
     def now(self) -> float: ...
 
     def wait_until(self, moment: float) -> None: ...
@@ -52,6 +55,7 @@ class Loop:
 
     def __init__(self, scheduler: Scheduler, executor: Executor):
         self.scheduler, self.executor = scheduler, executor
+        scheduler.cost = executor.cost or scheduler.cost
         self.trace = Trace()
         self.batch: Batch | None = None
         self.arriving: deque[Request] = deque()  # in order of arrival

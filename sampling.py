@@ -4,7 +4,7 @@ Each drawn token takes exactly one random number from its own request's generato
 not depend on the other requests of a batch. Seeded sampling gives the same text under every policy.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ class SamplingParams:
     max_tokens: output tokens at most. temperature: 0 is greedy. top_k: draw from the k likeliest
     tokens; 0 means all. top_p: draw from the fewest tokens whose probabilities add up to p.
     seed: of this request; None takes the engine's seed plus the request's number. stop_ids: tokens
-    that end the output. ignore_eos: go on after the end-of-text token.
+    that end the output. ignore_eos: go on after the end-of-text token. tags: see `Request`.
     """
 
     max_tokens: int = 64
@@ -33,6 +33,7 @@ class SamplingParams:
     seed: int | None = None
     stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    tags: dict[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         check_whole("max_tokens", self.max_tokens)

@@ -75,6 +75,10 @@ class Scheduler:
         """Take the option that follows the colon of a name, as in "dynamic:1024,512,256"."""
         raise UserError(f"policy {self.name!r} takes no option, and {option!r} is given")
 
+    def cost(self, batch: Batch) -> float:
+        """Seconds that a batch would take. `Loop` puts the executor's function in this place."""
+        raise self.broken("it asks what a batch costs: give a --calibration of calibrate.py")
+
     # ---- requests come and go
 
     def check(self, request: Request) -> None:
@@ -189,8 +193,6 @@ class Scheduler:
 
     def take_preempted(self) -> list[Request]:
         """Requests that `schedule` has preempted since the last call: their slots can be freed."""
-        if not self._preempted:
-            return self._preempted
         preempted, self._preempted = self._preempted, []
         return preempted
 
@@ -326,8 +328,7 @@ class Sarathi(IterationLevel):
         room = self.chunk_size - decode_rows
         if room < 1:
             return []
-        started = self.started()
-        request = started[0] if started else self.admit()
+        request = next(self.started_then_new(), None)
         return [next_chunk(request, room)] if request else []
 
 
@@ -385,8 +386,7 @@ class Dynamic(SarathiServe):
     def share(self, request: Request, room: int) -> int:
         size = self.sizes[min(request.chunks_run, len(self.sizes) - 1)]
         least = max(1, self.sizes[-1] // 4)
-        used = self.chunk_size - room
-        return max(size - used, min(least, room))
+        return max(size - (self.chunk_size - room), min(least, room))
 
 
 class ChunkedOnly(SarathiServe):
@@ -476,7 +476,5 @@ def check_batch(scheduler: Scheduler, batch: Batch) -> None:
     memory = scheduler.memory
     if memory.capacity is not None and not memory.holds(scheduler.next_tokens(decodes)):
         need = memory.taken + memory.flying + scheduler.next_tokens(decodes)
-        raise broken(
-            f"the cache overflows: {need} tokens, and it holds {memory.capacity}; `decodes`"
-            " preempts until they fit"
-        )
+        rule = "`decodes` preempts until they fit"
+        raise broken(f"the cache overflows: {need} tokens, and it holds {memory.capacity}; {rule}")

@@ -48,7 +48,11 @@ from cli import claim, run_main
 from configs import GPU
 from costmodel import CostModel, make_batch
 from engine import LLM
-from experiments.lib.calibration import (
+from experiments.lib.common import ROOT, make_directory, print_table, progress
+from experiments.lib.flags import MEASURE, Flag, bare_parser, parse
+from experiments.lib.measuring import batch_runner, hardware_of
+from loop import Result
+from serving.calibration import (
     BATCH_SIZE,
     LENGTH,
     LINEARS,
@@ -56,10 +60,6 @@ from experiments.lib.calibration import (
     Calibration,
     Curve,
 )
-from experiments.lib.common import ROOT, make_directory, print_table, progress
-from experiments.lib.flags import MEASURE, Flag, bare_parser, parse
-from experiments.lib.measuring import batch_runner, hardware_of
-from loop import Result
 
 # prompts from token 0
 TOKENS = (

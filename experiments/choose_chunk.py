@@ -31,12 +31,12 @@ from checks import UserError, lookup
 from cli import run_main
 from configs import GPUS, MODELS
 from costmodel import SOFTWARE, TILE, CostModel, requests_that_fit
-from experiments.lib.calibration import BATCH_SIZE, CalibratedModel, Calibration
 from experiments.lib.common import Record, print_table, progress
 from experiments.lib.figure import finish
 from experiments.lib.flags import Flag, start
 from experiments.lib.look import COLOURS, panels
 from experiments.lib.steady import Workload, run_priced, split, tokens_per_second
+from serving.calibration import BATCH_SIZE, CalibratedModel, Calibration
 from simulate import CostExecutor
 
 MOST_REQUESTS = 256  # B above which the sweep would take longer than anybody waits

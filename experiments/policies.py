@@ -3,6 +3,7 @@
     python experiments/policies.py              predicted for LLaMA-13B on an A6000: seconds, no GPU
     python experiments/policies.py --measure    and the real engine: policies_measured.png
     python experiments/policies.py --perfetto out.json    all runs, for https://ui.perfetto.dev
+    python experiments/policies.py --policy-file examples/target_tbt.py    yours, too
 
 A and B have short prompts and are decoding when C and D arrive together, with long prompts. Who
 waits now? With whole prompts (left column), either C and D wait, or A and B stall. With chunks
@@ -14,14 +15,14 @@ two tokens. A stall is a gap longer than five decode-only iterations: Sarathi-Se
 import enter  # noqa: F401
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
 
 from batch import Request
 from cli import run_main
-from experiments.lib import look, measuring
+from experiments.lib import flags, look, measuring
 from experiments.lib.common import (
     Record,
     claim_result,
@@ -31,7 +32,7 @@ from experiments.lib.common import (
     with_kept,
 )
 from experiments.lib.figure import finish
-from experiments.lib.flags import MEASURE, Flag, start
+from experiments.lib.flags import MEASURE, Flag, file_name, start
 from experiments.lib.steady import simulate_operators
 from pictures import perfetto
 from pictures.gantt import draw_lanes, legend_handles
@@ -44,13 +45,17 @@ NAMES = dict(enumerate("ABCD"))
 # the left column: policies that never cut a prompt
 WHOLE = ("request_level", "vllm_v0", "orca", "hybrid_only")
 STALL = 5  # decode-only iterations
-FLAGS = MEASURE | {
-    "perfetto": Flag("write all runs for https://ui.perfetto.dev (JSON)"),
-    "chunk_size": Flag(
-        "token budget; prompts have half of it, and 2.5 times it", 64, 16, measure=True
-    ),
-    "repeats": Flag("runs of each policy, of which the fastest is shown", 5, 1, measure=True),
-}
+FLAGS = (
+    MEASURE
+    | flags.POLICIES
+    | {
+        "perfetto": Flag("write all runs for https://ui.perfetto.dev (JSON)"),
+        "chunk_size": Flag(
+            "token budget; prompts have half of it, and 2.5 times it", 64, 16, measure=True
+        ),
+        "repeats": Flag("runs of each policy, of which the fastest is shown", 5, 1, measure=True),
+    }
+)
 
 
 def workload(chunk_size: int, arrival: float = 0.0) -> list[Request]:
@@ -103,16 +108,17 @@ def compare(
     where: tuple[str, str, str],
     chunk_size: int = CHUNK_SIZE,
     repeats: int = 1,
+    more: Sequence[str] | None = None,
 ) -> Comparison:
-    """`run` the requests under all policies in turns, `repeats` times.
+    """`run` the requests under all policies in turns, `repeats` times. more: policies with options.
 
     A run of A and B alone says when C and D arrive, and what a stall is. The fastest run of each
     policy is kept, since whatever else a machine does only ever adds time.
     """
     alone = [run("sarathi_serve", workload(chunk_size)[:2]) for _ in range(repeats)]
     arrival, bound = arrival_and_bound(min(alone, key=lambda trace: trace.seconds))
-    runs: dict[str, list[Trace]] = {policy: [] for policy in POLICIES}
-    for policy in progress(repeats * list(POLICIES), "running"):
+    runs: dict[str, list[Trace]] = {policy: [] for policy in (*POLICIES, *(more or ()))}
+    for policy in progress(repeats * list(runs), "running"):
         runs[policy].append(run(policy, workload(chunk_size, arrival)))
     fastest = {
         policy: min(traces, key=lambda trace: trace.seconds) for policy, traces in runs.items()
@@ -120,20 +126,22 @@ def compare(
     return Comparison(fastest, chunk_size, arrival, bound, where)
 
 
-def predict() -> Comparison:
+def predict(more: Sequence[str] | None = None) -> Comparison:
     def run(policy: str, requests: list[Request]) -> Trace:
         return simulate_operators(requests, policy, CHUNK_SIZE, len(NAMES), MODEL, GPU)
 
-    return compare(run, (MODEL, GPU, "predicted"))
+    return compare(run, (MODEL, GPU, "predicted"), more=more)
 
 
-def measure(llm: "measuring.LLM", chunk_size: int, repeats: int) -> Comparison:
+def measure(
+    llm: "measuring.LLM", chunk_size: int, repeats: int, more: Sequence[str] | None = None
+) -> Comparison:
     def run(policy: str, requests: list[Request]) -> Trace:
         measuring.generate(llm, requests, policy, chunk_size)
         return llm.trace
 
     measuring.warm_up(llm)
-    return compare(run, measuring.measured_on(llm), chunk_size, repeats)
+    return compare(run, measuring.measured_on(llm), chunk_size, repeats, more)
 
 
 def figures_of(trace: Trace) -> dict[str, float]:
@@ -205,16 +213,17 @@ def draw(found: Comparison) -> plt.Figure:
 
 
 def main() -> None:
-    options = start("policies", __doc__, ["policies.png"], **FLAGS)
-    llm, picture = None, options.out / "policies_measured.png"
+    options = start("policies", __doc__, **FLAGS)
+    name = file_name("policies", options)
+    llm, picture = None, options.out / f"{name}_measured.png"
     if options.measure:
         claim_result(picture, options.force)
         llm = measuring.load_llm(options, len(NAMES), 5 * options.chunk_size // 2 + 20)
-    predicted = predict()
+    predicted = predict(options.policy)
     print_comparison(predicted)
     rows, runs = points(predicted), dict(predicted.traces)
     if llm is not None:
-        measured = measure(llm, options.chunk_size, options.repeats)
+        measured = measure(llm, options.chunk_size, options.repeats, options.policy)
         print_comparison(measured)
         print(f"\nRuns of each policy: {options.repeats}. The fastest is shown.")
         rows += points(measured)
@@ -222,8 +231,8 @@ def main() -> None:
         look.use_style()
         look.save_figure(draw(measured), picture)
         print(f"\nwrote {picture}")
-    rows = with_kept(options.out / "policies.csv", rows)
-    finish(options, "policies", rows, lambda: draw(predicted))
+    rows = with_kept(options.out / f"{name}.csv", rows)
+    finish(options, name, rows, lambda: draw(predicted))
     if options.perfetto:
         perfetto.save(options.perfetto, runs, NAMES)
         print(f"wrote {options.perfetto}: open it on https://ui.perfetto.dev")

@@ -25,13 +25,13 @@ import matplotlib.pyplot as plt
 from checks import UserError
 from cli import run_main
 from costmodel import TILE, make_batch
-from experiments.lib.calibration import CalibratedModel, Calibration
 from experiments.lib.common import Point, Record, curves, progress
 from experiments.lib.figure import Figure
 from experiments.lib.flags import Flag, make_parser, parse
 from experiments.lib.look import SERIES, log_ticks, panels, plot_points
 from experiments.lib.papers import CHAT, MISTRAL, YI
 from serving import capacity
+from serving.calibration import CalibratedModel, Calibration
 from serving.capacity import token_budget, worst_iteration
 
 NAME = "serve_budget"

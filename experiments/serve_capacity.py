@@ -8,8 +8,9 @@
         on the requests of a file (see serving/traffic.py), its arrival times scaled
     python experiments/serve_capacity.py --policy dynamic --policy chunked_only
         these policies of scheduler.POLICIES, too (all: every one). Each policy has its own best
-        token budget, of those in BUDGETS_TRIED. Is your policy in a file of your own? Put it into
-        POLICIES there, then call main() of this module.
+        token budget, of those in BUDGETS_TRIED.
+    python experiments/serve_capacity.py --policy-file examples/priority.py
+        a policy of your own, from a file of your own
 
 serving/capacity.py defines capacity, SLO and served rate. Each search has 1024 requests. It repeats
 them until twice as many would not change the capacity (`settled_capacity`). The lengths of `chat`
@@ -39,6 +40,7 @@ from cli import run_main
 from experiments.lib import papers
 from experiments.lib.common import Point, Record, paper_numbers, print_table, run_jobs, values
 from experiments.lib.figure import Figure
+from experiments.lib.flags import POLICIES as POLICY_FLAGS
 from experiments.lib.flags import Flag, make_parser, parse
 from experiments.lib.look import COLOURS, labelled_bars, panels
 from experiments.lib.papers import (
@@ -62,6 +64,7 @@ DEPLOYMENTS, DATASETS = (MISTRAL, YI), (CHAT, ARXIV)
 REQUESTS = 1024
 BUDGETS_TRIED = (256, 512, 1024, 2048)  # tokens: with --policy, each policy gets the best of them
 ALL = "all"  # --policy
+MORE = POLICY_FLAGS["policy"].help
 BUDGET = "budget"  # what a series of budgets begins with, after the policy
 NUMBERS = paper_numbers()
 # s: Table 3. Yi-34B's strict SLO is a fifth of its relaxed one, as 5 decode iterations are of 25.
@@ -113,6 +116,7 @@ def predict(
     seed: int = 0,
     requests_file: Path | None = None,
     policy: Sequence[str] | None = None,
+    **_: object,
 ) -> list[Point]:
     """SLOs, capacities, gains over the other policies, and the largest gain of each deployment.
 
@@ -134,7 +138,7 @@ def predict(
     points = []
     for deployment in DEPLOYMENTS:
         model, bounds = deployment.model, slos(deployment)
-        record = Record(name_of(requests_file, policy), model, deployment.hardware)
+        record = Record(name_of(requests_file), model, deployment.hardware)
         for kind in ("strict", "relaxed"):
             record.add(f"{kind} SLO, {model}", bounds[kind][0], "s")
         gains: dict[str, list[float]] = {}
@@ -162,10 +166,9 @@ def word_of(file: Path) -> str:
     return re.sub(r"[\s,]+", "-", file.stem)
 
 
-def name_of(requests_file: Path | None, policy: Sequence[str] | None = None) -> str:
-    """Of the figure and its files. Other requests and more policies have files of their own."""
-    name = f"{NAME}-{word_of(requests_file)}" if requests_file else NAME
-    return "-".join([name, *[re.sub(r"[^\w.]+", "-", each) for each in policy or ()]])
+def name_of(requests_file: Path | None) -> str:
+    """Of the figure and its files. Other requests have files of their own."""
+    return f"{NAME}-{word_of(requests_file)}" if requests_file else NAME
 
 
 def policies_of(points: Sequence[Point]) -> list[str]:
@@ -284,16 +287,17 @@ FIGURE = Figure(
         "requests_file": Flag(
             "a CSV file of arrivals, prompt and output tokens, instead of chat and arxiv"
         ),
-        "policy": Flag("a policy to compare, too; all means every one", repeated=True),
-    },
+    }
+    | POLICY_FLAGS
+    | {"policy": replace(POLICY_FLAGS["policy"], help=f"{MORE}; all means every one")},
 )
 
 
 def main() -> None:
     options = parse(make_parser(__doc__, FIGURE.flags), FIGURE.flags)
     more_policies(options.policy)  # refuses unknown names before any work
-    name = name_of(options.requests_file, options.policy)
-    (FIGURE if name == NAME else replace(FIGURE, name=name, paper={})).run()
+    own = options.requests_file or options.policy
+    (replace(FIGURE, name=name_of(options.requests_file), paper={}) if own else FIGURE).run()
 
 
 if __name__ == "__main__":

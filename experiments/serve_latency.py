@@ -13,6 +13,7 @@ take turns, with a small model, short prompts, B = 8 and a token budget of 64.
 
 import enter  # noqa: F401
 
+from collections.abc import Sequence
 from itertools import product
 
 import matplotlib.pyplot as plt
@@ -20,9 +21,9 @@ import matplotlib.pyplot as plt
 from experiments.lib import measuring
 from experiments.lib.common import Point, Record, curves, progress
 from experiments.lib.figure import Figure, Scale
-from experiments.lib.flags import Flag
+from experiments.lib.flags import POLICIES, Flag
 from experiments.lib.look import COLOURS, panels, plot_points, source_title, sources
-from experiments.lib.papers import CHAT, LOOKS, OURS, RIVALS, YI
+from experiments.lib.papers import CHAT, OURS, RIVALS, YI, looks_of
 from serving.capacity import STRICT, median_ttft, p99_tbt
 from serving.traffic import LogNormal, make_requests, poisson
 from timeline import Trace
@@ -49,13 +50,17 @@ def add_metrics(record: Record, trace: Trace, series: str, rate: float) -> None:
         record.add(f"{name}, {series}", y, unit, rate, "requests/s")
 
 
-def predict(quick: bool, seed: int = 0) -> list[Point]:
+def predict(
+    quick: bool, seed: int = 0, policy: Sequence[str] | None = None, **_: object
+) -> list[Point]:
+    """policy: more of them, with the token budget of the strict SLO."""
+    runs = RUNS | {f"{name} C=512": (name, 512) for name in policy or ()}
     record = Record(NAME, YI.model, YI.hardware)
     record.add(SLO, STRICT * YI.decode_iteration, "s")
     count = 64 if quick else REQUESTS
     for rate in progress(RATES[2::3] if quick else RATES, "rates"):
-        for series, (policy, budget) in RUNS.items():
-            trace = YI.serve(CHAT.requests(count, rate, seed), policy, budget)
+        for series, (name, budget) in runs.items():
+            trace = YI.serve(CHAT.requests(count, rate, seed), name, budget)
             add_metrics(record, trace, series, rate)
     return record
 
@@ -91,9 +96,11 @@ def draw(points: list[Point]) -> plt.Figure:
     for row, source in zip(grid, rows, strict=True):
         found = curves(points, source)
         for axes, name in zip(row, ("P99 TBT", "median TTFT"), strict=True):
-            for series in [series for series in found if series.startswith(name)]:
+            shown = [series for series in found if series.startswith(name)]
+            looks = looks_of([series.removeprefix(f"{name}, ").split()[0] for series in shown])
+            for series in shown:
                 policy = series.removeprefix(f"{name}, ")
-                colour, marker = LOOKS[policy.split()[0]]
+                colour, marker = looks[policy.split()[0]]
                 if policy == SMALL and source == "predicted":
                     colour, marker = COLOURS["sky"], "P"
                 plot_points(axes, found[series], color=colour, marker=marker, label=policy)
@@ -120,7 +127,7 @@ FIGURE = Figure(
     predict=predict,
     measure=measure,
     draw=draw,
-    flags={"seed": Flag("seed of the predicted requests", 0)},
+    flags={"seed": Flag("seed of the predicted requests", 0)} | POLICIES,
     scale=Scale(lengths=(512,), batch_sizes=(8,), chunk_sizes=(64,), repeats=1, requests=24),
     quick_scale=Scale(lengths=(64,), batch_sizes=(3,), chunk_sizes=(16,), repeats=1, requests=6),
     shown=lambda point: point.source == "measured" or point.series.startswith(("P99", SLO)),

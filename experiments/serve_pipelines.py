@@ -41,7 +41,8 @@ from experiments.lib.common import (
     values,
 )
 from experiments.lib.figure import finish
-from experiments.lib.flags import Flag, start
+from experiments.lib.flags import POLICIES as POLICY_FLAGS
+from experiments.lib.flags import Flag, file_name, start
 from experiments.lib.look import COLOURS, labelled_bars, panels
 from experiments.lib.papers import (
     ARXIV,
@@ -115,12 +116,16 @@ def iterations() -> list[tuple[str, float]]:
     ]
 
 
-def predict(quick: bool, requests: int, seed: int = 0) -> list[Point]:
+def predict(
+    quick: bool, requests: int, seed: int = 0, policies: Sequence[str] | None = None
+) -> list[Point]:
     """Iterations, SLOs, capacities, gains, and the largest gains of each deployment.
 
-    quick: of chat alone, to a factor of 1.5, in this process; else on all cores.
+    quick: of chat alone, to a factor of 1.5, in this process; else on all cores. policies: more of
+    them, on the pipelines.
     """
-    jobs = [job for job in JOBS if job.data == CHAT.name or not quick]
+    more = [Job(*each) for each in product((FALCON, LLAMA), DATASETS, policies or ())]
+    jobs = [job for job in JOBS + more if job.data == CHAT.name or not quick]
     precision, processes = (1.5, 1) if quick else (PRECISION, min(os.cpu_count() or 1, len(jobs)))
     of_job = partial(perform, count=requests, seed=seed, precision=precision)
     # A run leaves many small objects and no cycles: looking for cycles takes a fifth of its time.
@@ -191,10 +196,16 @@ def shown(point: Point) -> bool:
     return point.series in SHOWN or point.series.startswith(("prefill", *SLOS))
 
 
+def policies_of(points: Sequence[Point]) -> list[str]:
+    """The policies that were compared, the published ones first."""
+    found = [point.series.partition(", ")[0] for point in points if point.y_unit == "requests/s"]
+    return list(dict.fromkeys([*POLICIES, *found]))
+
+
 def print_capacities(points: Sequence[Point]) -> None:
     """Capacities in requests/s, and the gains."""
     found = values(points)
-    columns = [*POLICIES, *[f"gain over {rival}" for rival in (*RIVALS, ON_TP8)]]
+    columns = [*policies_of(points), *[f"gain over {rival}" for rival in (*RIVALS, ON_TP8)]]
     groups = [series.partition(", ")[2] for series in found if series.startswith(POLICIES)]
     rows = []
     for group in dict.fromkeys(groups):
@@ -212,7 +223,7 @@ def draw(points: list[Point]) -> plt.Figure:
     groups = [group_of(job) for job in JOBS if job.policy == OURS]
     groups = [group for group in groups if f"{OURS}, {group} strict" in found]
     for axes, slo in zip(grid, SLOS, strict=True):
-        papers.draw_capacities(axes, found, groups, slo)
+        papers.draw_capacities(axes, found, groups, slo, policies_of(points))
         names = [group.replace(" ", "\n") for group in groups]
         axes.set_xticks(range(len(groups)), names, fontsize=12)
     grid[0].legend()
@@ -258,13 +269,13 @@ def main() -> None:
         "requests": Flag("requests of each search", REQUESTS, 32),
         "seed": Flag("seed of arrivals and lengths", 0),
     }
-    options = start(NAME, __doc__, **flags)
-    points = predict(options.quick, options.requests, options.seed)
+    options = start(NAME, __doc__, **flags, **POLICY_FLAGS)
+    points = predict(options.quick, options.requests, options.seed, options.policy)
     print_capacities(points)
     points += [point for places in PAPERS for point in paper_points(places, points)]
     print_comparison([point for point in points if shown(point)])
     software = dict.fromkeys((FALCON.gpu, LLAMA.gpu), "sarathi_serve")
-    finish(options, NAME, points, lambda: draw(points), software)
+    finish(options, file_name(NAME, options), points, lambda: draw(points), software)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ prompts and a budget that a laptop's model runs three times in two minutes.
 
 import enter  # noqa: F401
 
+from collections.abc import Sequence
+
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -24,9 +26,10 @@ from batch import Request
 from experiments.lib import measuring
 from experiments.lib.common import Point, Record, curves, progress
 from experiments.lib.figure import Figure, Scale
+from experiments.lib.flags import POLICIES as POLICY_FLAGS
 from experiments.lib.flags import Flag
 from experiments.lib.look import panels, plot_points, source_title, sources
-from experiments.lib.papers import ARXIV, LOOKS, POLICIES, YI
+from experiments.lib.papers import ARXIV, POLICIES, YI, looks_of
 from serving.capacity import p99_tbt, token_times
 from serving.traffic import Uniform, make_requests
 from timeline import Trace
@@ -56,12 +59,15 @@ def add_run(record: Record, trace: Trace, policy: str) -> None:
     record.add(f"all requests done, {policy}", trace.seconds, "s")
 
 
-def predict(quick: bool, seed: int = 0) -> list[Point]:
+def predict(
+    quick: bool, seed: int = 0, policy: Sequence[str] | None = None, **_: object
+) -> list[Point]:
+    """policy: more of them, with the same token budget."""
     record = Record(NAME, YI.model, YI.hardware)
-    for policy in POLICIES:
+    for name in (*POLICIES, *(policy or ())):
         requests = waiting(ARXIV.requests(40 if quick else REQUESTS, seed=seed))
-        TRACES[policy] = YI.serve(requests, policy, BUDGET)
-        add_run(record, TRACES[policy], policy)
+        TRACES[name] = YI.serve(requests, name, BUDGET)
+        add_run(record, TRACES[name], name)
     return record
 
 
@@ -94,9 +100,10 @@ def draw(points: list[Point]) -> plt.Figure:
     place = f"{YI.model} on {YI.hardware}\narxiv lengths, token budget {BUDGET}"
     for axes, source in zip(grid, rows, strict=True):
         found = curves(points, source)
-        for policy in POLICIES:
+        names = [name.split(", ")[1] for name in found if name.startswith("output tokens")]
+        for policy, (colour, _) in looks_of(names).items():
             curve, (gap,) = found[f"output tokens, {policy}"], found[f"longest gap, {policy}"]
-            style = {"color": LOOKS[policy][0], "drawstyle": "steps-post"}
+            style = {"color": colour, "drawstyle": "steps-post"}
             plot_points(axes, curve, label=f"{policy}: longest gap {gap.y:.2f} s", **style)
         title = source_title(points, source, place)
         axes.set(xlabel="seconds", ylabel="output tokens of all requests", title=title)
@@ -113,7 +120,7 @@ FIGURE = Figure(
     predict=predict,
     measure=measure,
     draw=draw,
-    flags={"seed": Flag("seed of the predicted requests", 0)},
+    flags={"seed": Flag("seed of the predicted requests", 0)} | POLICY_FLAGS,
     scale=Scale(lengths=(512,), batch_sizes=(8,), chunk_sizes=(64,), repeats=3, requests=24),
     quick_scale=Scale(lengths=(64,), batch_sizes=(3,), chunk_sizes=(16,), repeats=1, requests=6),
     shown=lambda point: not point.x_unit,

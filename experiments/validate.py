@@ -27,7 +27,6 @@ from batch import Request
 from checks import UserError
 from cli import run_main
 from costmodel import CostModel, make_batch
-from experiments.lib.calibration import CalibratedModel, Calibration
 from experiments.lib.common import (
     ROOT,
     Point,
@@ -44,6 +43,7 @@ from experiments.lib.measuring import generate, time_batches, warm_up
 from experiments.lib.steady import run_priced
 from experiments.lib.validation import draw_agreement, draw_lengths, error_summary
 from scheduler import POLICIES
+from serving.calibration import CalibratedModel, Calibration
 from simulate import CostExecutor
 from timeline import Trace
 

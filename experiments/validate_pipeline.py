@@ -39,13 +39,13 @@ import pipeline
 from batch import Request
 from checks import UserError
 from cli import run_main
-from experiments.lib.calibration import CalibratedModel, Calibration
 from experiments.lib.common import ROOT, Point, Record, make_directory, print_table, values_at
 from experiments.lib.figure import finish
 from experiments.lib.flags import Flag, make_parser, parse
 from experiments.lib.look import panels
 from experiments.lib.validation import draw_agreement, draw_lengths
 from scheduler import POLICIES
+from serving.calibration import CalibratedModel, Calibration
 
 STAGES, BATCH_SIZE, CHUNK_SIZE = 2, 3, 128
 REQUESTS, PROMPTS, OUTPUTS = (5, 8), (32, 400), (4, 24)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from attention import Attention, FlatBatch, Span, span_by_span
+from batch import Batch
 from executor import ModelExecutor
 from fast.cuda import gathered
 from kvcache import KVCache
@@ -69,9 +70,10 @@ class GraphExecutor(ModelExecutor):
         cache: KVCache,
         attention: Attention,
         time_operators: bool,
+        cost: Callable[[Batch], float] | None,
         graphs: Graphs,
     ):
-        super().__init__(model, cache, attention, time_operators)
+        super().__init__(model, cache, attention, time_operators, cost)
         assert graphs.cache is cache, "recordings read and write the cache that they were made on"
         self.graphs = graphs
 

@@ -75,7 +75,9 @@ def make_requests(
         if param.temperature > 0:  # not in a beam search
             sampler = Sampler(param, seed + index if param.seed is None else param.seed)
         ends, arrival = ends.union(param.stop_ids), arrivals[index]
-        requests.append(Request(index, ids, param.max_tokens, ends, arrival, sampler=sampler))
+        tags = dict(getattr(param, "tags", {}))  # a beam search has none
+        request = Request(index, ids, param.max_tokens, ends, arrival, sampler=sampler, tags=tags)
+        requests.append(request)
     return requests
 
 

@@ -7,6 +7,7 @@ decides for all of them together. So commands that run one stage refuse its name
 from collections.abc import Callable
 from dataclasses import replace
 
+from batch import Batch
 from checks import UserError, check_whole, lookup
 from pipeline.micro_batches import MEMORIES, MicroBatches
 from pipeline.phases import Rules
@@ -40,6 +41,7 @@ def make_micro_batches(
     memory: str = "split",
     seconds_of: Callable[[int], float] | None = None,
     rules: Rules | None = None,
+    cost: Callable[[Batch], float] | None = None,
     **options: object,
 ) -> MicroBatches:
     """`count` micro-batches of up to `max_batch_size` requests each, under one policy.
@@ -48,6 +50,7 @@ def make_micro_batches(
     options: deal, refill_every (see `MicroBatches`).
     seconds_of, rules: for td_pipe only (see `TDPipe`). td_pipe always has one pool of memory: with
     "split", the pool is `count` times cache_tokens. "td_pipe:PREDICTOR" names its predictor.
+    cost: seconds of a batch through all stages, for policies that ask (`Scheduler.cost`).
     """
     check_whole("micro_batches", count, most=MOST_MICRO_BATCHES)
     name, colon, option = str(policy).partition(":")
@@ -59,6 +62,8 @@ def make_micro_batches(
         each = [
             make_scheduler(policy, max_batch_size, chunk_size, cache_tokens) for _ in range(count)
         ]
+        for scheduler in each:
+            scheduler.cost = cost or scheduler.cost
         return MicroBatches(each, stages, memory=memory, **options)
     for what, usual in (("deal", "queue"), ("refill_every", 1)):
         if options.get(what, usual) != usual:

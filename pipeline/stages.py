@@ -128,7 +128,7 @@ class PipelineLLM(LLM):
     def _micro_batches(self) -> MicroBatches:
         return make_micro_batches(
             self.policy, self.micro_batches, self.stages, self.micro_batch_size, self.chunk_size,
-            self.cache_tokens, seconds_of=self.seconds_of, **self.filling,
+            self.cache_tokens, seconds_of=self.seconds_of, cost=self.cost, **self.filling,
         )  # fmt: skip
 
     def _scheduler(self) -> Scheduler:

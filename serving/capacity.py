@@ -353,7 +353,7 @@ def token_budget(
     It is no larger than the longest prompt (Sarathi-Serve, Sec 4.3).
 
     cost: of a GPU (CostModel), or of this machine (CalibratedModel of
-    experiments/lib/calibration.py). Raises UserError if no budget meets the SLO.
+    serving/calibration.py). Raises UserError if no budget meets the SLO.
     """
     check_number("slo", slo, 0, LATEST, "number of seconds")
     first = (decodes // TILE + 1) * TILE  # with room for a chunk beside the decodes

@@ -83,16 +83,14 @@ def at_rate(requests: Sequence[Request], rate: float) -> list[Request]:
     first = min(request.arrival for request in requests)
     last = max(request.arrival for request in requests)
     factor = (len(requests) - 1) / rate / (last - first) if last > first else 0.0
-    return [
-        Request(
-            request.request_id,
-            request.prompt,
-            request.max_tokens,
-            request.stop_ids,
-            (request.arrival - first) * factor,
-        )
-        for request in requests
-    ]
+    return [copy_of(each, each.request_id, (each.arrival - first) * factor) for each in requests]
+
+
+def copy_of(request: Request, request_id: int, arrival: float) -> Request:
+    """A new request like this one, with another id and another arrival."""
+    return Request(
+        request_id, request.prompt, request.max_tokens, request.stop_ids, arrival, tags=request.tags
+    )
 
 
 def repeat(requests: Sequence[Request], times: int) -> list[Request]:
@@ -108,13 +106,7 @@ def repeat(requests: Sequence[Request], times: int) -> list[Request]:
     gap = (last - first) / (len(requests) - 1) if last > first else 1.0
     period = len(requests) * gap
     return [
-        Request(
-            turn * len(requests) + place,
-            request.prompt,
-            request.max_tokens,
-            request.stop_ids,
-            request.arrival - first + turn * period,
-        )
+        copy_of(request, turn * len(requests) + place, request.arrival - first + turn * period)
         for turn in range(times)
         for place, request in enumerate(requests)
     ]
@@ -267,39 +259,49 @@ def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
     """The requests of a CSV file, in order of arrival. The first one arrives at 0 s.
 
     count: read only so many, the first ones; None: all. The header names three columns, see
-    HEADERS. Other columns are ignored. Arrivals are seconds, or all of them are dates and times
-    (ISO 8601). Lengths are whole numbers of tokens, at least 1. For a wrong cell, the UserError
-    names file, line and column.
+    HEADERS. All other columns are the request's tags: their names and texts, for a policy that
+    reads them. Arrivals are seconds, or all of them are dates and times (ISO 8601). Lengths are
+    whole numbers of tokens, at least 1. For a wrong cell, the UserError names file, line and
+    column.
     """
     if count is not None:
         check_whole("count", count, 1)
     try:
         reader = csv.reader(io.StringIO(read_text(path, MOST_BYTES), newline=""))
-        columns = find_columns(path, next(reader, []))
+        header = [name.strip() for name in next(reader, [])]
+        columns = find_columns(path, header)
         lines = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
         raise UserError(f"{path}: not a CSV file in UTF-8 ({error})") from None
     if not lines:
         raise UserError(f"{path}: no requests below the header; a trace needs at least one")
     rows = read_rows(path, columns, lines)
-    rows.sort(key=lambda row: row[0])
+    known = {place for place, _ in columns.values()}
+    places = [place for place in range(len(header)) if place not in known]
+    tags = [
+        {header[place]: cells[place].strip() for place in places if place < len(cells)}
+        for _, cells in lines
+    ]
+    order = sorted(range(len(rows)), key=lambda line: rows[line][0])[:count]
+    first = rows[order[0]][0]
     return [
-        Request(i, range(prompt), output, arrival=arrival - rows[0][0])
-        for i, (arrival, prompt, output) in enumerate(rows[:count])
+        Request(i, range(prompt), output, arrival=arrival - first, tags=tags[line])
+        for i, line in enumerate(order)
+        for arrival, prompt, output in [rows[line]]
     ]
 
 
 def find_columns(path: Path | str, header: Sequence[str]) -> dict[str, tuple[int, str]]:
     """Place and name of each of the three columns."""
-    names, found = [name.strip() for name in header], {}
+    found = {}
     for column, allowed in HEADERS.items():
-        name = next((name for name in allowed if name in names), None)
+        name = next((name for name in allowed if name in header), None)
         if name is None:
             raise UserError(
-                f"{path}, line 1: no column for the {column} in {','.join(names)[:200]!r}; name one"
-                f" of them {' or '.join(allowed)}"
+                f"{path}, line 1: no column for the {column} in {','.join(header)[:200]!r}; name"
+                f" one of them {' or '.join(allowed)}"
             )
-        found[column] = names.index(name), name
+        found[column] = header.index(name), name
     return found
 
 

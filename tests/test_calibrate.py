@@ -19,12 +19,12 @@ from configs import GPUS, MODELS, ModelConfig
 from costmodel import CostModel, Efficiency, make_batch
 from experiments import calibrate, profiles, validate
 from experiments.calibrate import fit_decodes, make_plan
-from experiments.lib.calibration import CalibratedModel, Calibration, Curve
 from experiments.lib.papers import LOOKS, look_of
 from experiments.lib.validation import quantile
 from experiments.profiles import read_profile
 from loop import Result
 from scheduler import POLICIES, make_scheduler
+from serving.calibration import CalibratedModel, Calibration, Curve
 from simulate import CostExecutor
 
 MODEL = MODELS["laptop"]

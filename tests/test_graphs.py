@@ -21,7 +21,7 @@ COUNT, BATCH_SIZE, CHUNK_SIZE = 9, 3, 8
 
 
 def generate_replaying(model: Transformer, recorded: Graphs, policy: str) -> dict[int, list[int]]:
-    executor = GraphExecutor(model, recorded.cache, PLAIN["sdpa"], False, recorded)
+    executor = GraphExecutor(model, recorded.cache, PLAIN["sdpa"], False, None, recorded)
     requests = [Request(i, prompt, COUNT) for i, prompt in enumerate(PROMPTS)]
     run_loop(make_scheduler(policy, BATCH_SIZE, CHUNK_SIZE), executor, requests)
     return {request.request_id: request.output for request in requests}

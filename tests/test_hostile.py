@@ -19,7 +19,6 @@ from checks import UserError
 from configs import MODELS
 from costmodel import make_batch
 from demo import train
-from experiments.lib import calibration
 from experiments.lib.common import claim_result, make_directory
 from fast import library
 from fast.backends import check_backend
@@ -32,6 +31,7 @@ from loading.prompts import token_ids
 from pipeline import Rules, simulate_pipeline
 from pipeline.predictors import PromptLength
 from sampling import SamplingParams
+from serving import calibration
 from serving.traffic import Zipf
 from simulate import simulate
 from tests.hostile import __main__ as hostile

@@ -24,6 +24,7 @@ ORDER = [
     ["enter", "flags"],  # of every command: its first import; its arguments
     ["batch"],
     ["scheduler", "kvcache", "costmodel", "timeline"],
+    ["policyfile"],  # policies of a user's own
     ["attention"],
     ["loop"],
     ["model"],
@@ -37,6 +38,7 @@ ORDER = [
     ["pictures", "serving"],  # pictures draw pipelines, too
     ["generate", "distributed", "demo"],
     ["experiments"],
+    ["plan"],  # a command that has the tables, colours and data sets of experiments/lib
     ["notebooks"],
     ["tests"],
 ]
@@ -57,7 +59,7 @@ SCRIPTS = sorted(path.stem for path in (ROOT / "experiments").glob("*.py"))
 
 WITHOUT_TORCH = [
     *(f"import experiments.{name}" for name in SCRIPTS if name not in (*MEASURE, "__init__")),
-    "import simulate",
+    "import simulate, policyfile",
     "import pipeline",
     "import beam.request",
     "import scheduler, loop, batch, costmodel, timeline, configs",

@@ -291,7 +291,7 @@ def test_requests_that_come_and_go_at_random(
 class Placeholders:
     """An executor without a model: every token is 7, every iteration takes a second."""
 
-    moment = 0.0
+    moment, cost = 0.0, None
 
     def now(self) -> float:
         return self.moment

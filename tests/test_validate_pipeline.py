@@ -11,12 +11,12 @@ from test_calibrate import calibrated
 from batch import Request
 from cli import run_main
 from experiments import validate_pipeline
-from experiments.lib.calibration import CalibratedModel, Calibration
 from experiments.lib.common import read_csv
 from experiments.lib.measuring import this_machine
 from experiments.lib.steady import run_priced
 from experiments.validate_pipeline import Draw, compare, draw_workloads, predict
 from scheduler import POLICIES
+from serving.calibration import CalibratedModel, Calibration
 from simulate import CostExecutor
 
 HOP = 1e-3

@@ -24,6 +24,7 @@ from checks import UserError
 from cli import claim, end_with, is_ours, progress
 from configs import GPUS
 from costmodel import constants
+from policyfile import LOADED, load_policies
 
 ROOT = Path(__file__).resolve().parents[2]
 Job, Outcome = TypeVar("Job"), TypeVar("Outcome")  # a script's own, see `run_jobs`
@@ -331,9 +332,13 @@ def print_comparison(points: Sequence[Point]) -> None:
         )
 
 
-def begin_worker(parent: int, initializer: Callable[[], object] | None) -> None:
-    """What a process of `run_jobs` does first."""
+def begin_worker(
+    parent: int, initializer: Callable[[], object] | None, policies: Sequence[Path]
+) -> None:
+    """What a process of `run_jobs` does first. policies: files of the user's own."""
     end_with(parent)
+    for path in policies:
+        load_policies(path)  # where processes are forked, they are there already
     if initializer:
         initializer()
 
@@ -352,7 +357,7 @@ def run_jobs(
     """
     if processes == 1:
         return {job: perform(job) for job in progress(jobs, what)}
-    found, begin = {}, (os.getpid(), initializer)
+    found, begin = {}, (os.getpid(), initializer, list(LOADED))
     with ProcessPoolExecutor(processes, initializer=begin_worker, initargs=begin) as pool:
         try:
             # The processes inherit this mask: they leave Ctrl-C to us, and we end them.

@@ -22,7 +22,7 @@ from experiments.lib.common import (
     with_kept,
     write_csv,
 )
-from experiments.lib.flags import MEASURE, Flag, start
+from experiments.lib.flags import MEASURE, Flag, file_name, start
 from experiments.lib.look import save_figure, use_style
 from experiments.lib.measuring import load_llm
 from pictures import perfetto
@@ -109,12 +109,13 @@ class Figure:
                 f"\nmeasured on this machine in {time.perf_counter() - begin:.0f} s: {scale};"
                 f" repeated {scale.repeats} times"
             )
-        points = with_kept(options.out / f"{self.name}.csv", points)
+        name = file_name(self.name, options)
+        points = with_kept(options.out / f"{name}.csv", points)
         if self.shown:
             shown = [point for point in points if self.shown(point)]
             print_comparison([point for point in shown if not point.series.endswith(SPREAD)])
         self.report(points)
-        finish(options, self.name, points, lambda: self.draw(points), self.software)
+        finish(options, name, points, lambda: self.draw(points), self.software)
         if self.traces is not None and options.perfetto:
             perfetto.save(options.perfetto, self.traces)
             print(f"wrote {options.perfetto}: open it on https://ui.perfetto.dev")

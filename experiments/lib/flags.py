@@ -4,14 +4,17 @@
 """
 
 import os
+import re
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from checks import UserError
+from checks import MOST, UserError
 from experiments.lib import common
 from experiments.lib.common import ROOT, make_directory
 from flags import Parser
+from policyfile import load_policies
+from scheduler import make_scheduler
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,15 @@ MEASURE = {
     "dtype": Flag(default="auto", measure=True),
     "model": Flag(default="laptop", measure=True),
 }  # of every figure that can be measured
+
+# Of every script that compares policies: those of `policy` are compared, too.
+POLICIES = {
+    "policy": Flag(
+        "a policy to compare, too", shown="all of --policy-file, where that is given",
+        repeated=True,
+    ),
+    "policy_file": Flag(),
+}  # fmt: skip
 
 RESULTS, QUICK_RESULTS = ROOT / "results", ROOT / "build" / "quick"
 
@@ -94,6 +106,12 @@ def parse(parser: Parser, flags: Mapping[str, Flag]) -> Namespace:
     Raises UserError where one is given that needs --measure, without it.
     """
     options = parser.parse_args()
+    if getattr(options, "policy_file", None):
+        names = load_policies(options.policy_file)
+        options.policy = options.policy or names
+    for name in getattr(options, "policy", None) or ():
+        if name != "all":  # of serve_capacity.py
+            make_scheduler(name, MOST, MOST)  # refuses an unknown name before any work
     common.set_wide(options.wide)
     if getattr(options, "out", RESULTS) is None:  # a smoke test must not replace results
         options.out = QUICK_RESULTS if options.quick else RESULTS
@@ -109,6 +127,12 @@ def parse(parser: Parser, flags: Mapping[str, Flag]) -> Namespace:
     return options
 
 
+def file_name(name: str, options: Namespace) -> str:
+    """Of a figure's files. With more policies it has files of their own, and the others stay."""
+    policies = getattr(options, "policy", None) or ()
+    return "-".join([name, *[re.sub(r"[^\w.]+", "-", each) for each in policies]])
+
+
 def start(
     name: str,
     description: str,
@@ -121,6 +145,6 @@ def start(
     All that is wrong with them is said before any work is done. Prints the script's title.
     """
     options = parse(make_parser(description, flags, renamed), flags)
-    make_directory(options.out, name, others, options.force)
+    make_directory(options.out, file_name(name, options), others, options.force)
     print(description.splitlines()[0])
     return options

@@ -8,12 +8,9 @@ and what they predict must run where torch is not installed.
 """
 
 import argparse
-import os
-import platform
 import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batch import Batch, Request
@@ -21,6 +18,7 @@ from costmodel import make_batch
 from experiments.lib.common import SPREAD, Point, Record, progress
 from experiments.lib.steady import Workload, balance, first_period, split, tokens_per_second
 from loop import Result
+from serving.calibration import this_machine
 from timeline import Trace
 
 if TYPE_CHECKING:  # see above
@@ -33,21 +31,6 @@ def load_llm(options: argparse.Namespace, batch_size: int, length: int) -> "LLM"
 
     sizes = {"max_batch_size": batch_size, "max_length": length + 1}
     return LLM(options.model, dtype=options.dtype, device=options.device, **sizes)
-
-
-def this_machine(device: str = "cpu") -> str:
-    """The name of the hardware that a measurement ran on."""
-    if device.startswith("cuda"):
-        import torch
-
-        return torch.cuda.get_device_name(device)
-    name = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        name = next(
-            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name
-        )
-    return f"{name} ({os.cpu_count()} cores)"
 
 
 def measured_on(llm: "LLM") -> tuple[str, str, str]:

@@ -13,9 +13,9 @@ from pathlib import Path
 from cli import run_main
 from costmodel import make_batch
 from engine import LLM, SamplingParams
-from experiments.lib.calibration import CalibratedModel, Calibration
 from experiments.profiles import print_fitted, print_known, read_profiles
 from generate import read_prompts
+from serving.calibration import CalibratedModel, Calibration
 from serving.traffic import at_rate, read_trace
 from simulate import simulate
 from tests.hostile import samples

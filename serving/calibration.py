@@ -1,22 +1,39 @@
 """What calibrate.py measured of a machine, and the cost model that is made of it. No torch."""
 
 import json
+import os
+import platform
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 
 from batch import Batch
 from checks import UserError
-from cli import MARK, read_text
+from cli import MARK, ROOT, read_text
 from configs import GPU, ModelConfig
 from costmodel import CostModel
-from experiments.lib.measuring import this_machine
 
 LINEARS = ("preproj", "postproj", "ffn_ln1", "ffn_ln2")
 BATCH_SIZE, LENGTH = 8, 2048  # the cache: decodes in a batch, and tokens in a slot, at most
 MOST_BYTES = 10**8  # of a calibration
+RESULTS = ROOT / "results"
+
+
+def this_machine(device: str = "cpu") -> str:
+    """The name of the hardware that a measurement ran on."""
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.get_device_name(device)
+    name = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next(
+            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name
+        )
+    return f"{name} ({os.cpu_count()} cores)"
 
 
 @dataclass(frozen=True)
@@ -141,6 +158,31 @@ class Calibration:
         except (AttributeError, RecursionError, TypeError, ValueError) as error:  # a UserError, too
             reason = str(error).removeprefix(f"{path}: ")
         raise UserError(f"calibration {path}: {reason}; experiments/calibrate.py makes a new one")
+
+
+def cost_here(
+    model: str, device: str, dtype: str, path: Path | None = None
+) -> Callable[[Batch], float] | None:
+    """What a batch costs on this machine, for `LLM(cost=...)`: batch -> seconds.
+
+    path: of a calibration; None: results/calibration-MODEL.json. There, it may be of another
+    machine or dtype: then nobody can say, and None is returned. Raises UserError for a `path` that
+    does not fit.
+    """
+    file = RESULTS / f"calibration-{Path(model).name}.json" if path is None else path
+    if path is None and not file.is_file():
+        return None
+    calibration = Calibration.read(file)
+    here = model, f"{this_machine(device)}, {dtype.removeprefix('torch.')}"
+    measured = calibration.model.name, calibration.gpu.name
+    if here == measured:
+        return CalibratedModel(calibration).seconds
+    if path is None:
+        return None
+    raise UserError(
+        f"{path} is of {' on '.join(measured)}; this is {' on '.join(here)}: run"
+        " experiments/calibrate.py here"
+    )
 
 
 class CalibratedModel(CostModel):

@@ -1,0 +1,101 @@
+"""Policies of your own: `--policy-file my.py`, for every command that runs or compares policies.
+
+The file is Python code of yours. It is run, as `python my.py` would run it: give only a file that
+you trust. Its classes that derive from `scheduler.Scheduler` and have a `name` of their own are
+policies from then on, for real and priced. examples/ has two.
+"""
+
+import re
+import sys
+from collections.abc import Callable
+from functools import wraps
+from inspect import isfunction
+from pathlib import Path
+from types import ModuleType
+
+from checks import UserError
+from cli import one_line, read_text
+from scheduler import ALIASES, FOR_PIPELINES, POLICIES, Scheduler
+
+MOST_BYTES = 10**7  # of a file of policies
+LOADED: dict[Path, list[str]] = {}  # the files that were run, and the names of their policies
+NAME = re.compile(r"[A-Za-z]\w{0,39}", re.ASCII)  # series of results have blanks, commas, colons
+
+
+def load_policies(path: Path) -> list[str]:
+    """Run the file, and make its classes policies. Returns their names, in the file's order.
+
+    Raises UserError where the file is broken: one line with the file, the line and the error. The
+    policies' methods do the same later, when they run.
+    """
+    path = path.resolve()
+    if path in LOADED:
+        return LOADED[path]
+    source, module = read_text(path, MOST_BYTES), ModuleType(f"policies_of_{path.stem}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # dataclasses look for it there
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # so that it finds the files beside it
+    try:
+        exec(compile(source, str(path), "exec"), vars(module))  # noqa: S102 (the user's own code)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever a user's code may raise)
+        raise broken(path, error) from None
+    found = []
+    for each in vars(module).values():
+        own = isinstance(each, type) and each.__module__ == module.__name__
+        if own and issubclass(each, Scheduler) and "name" in vars(each) and each not in found:
+            found.append(each)
+    for policy in found:
+        check_name(path, policy)
+        for name, function in list(vars(policy).items()):
+            if isfunction(function):
+                setattr(policy, name, guarded(function, path))
+        POLICIES[policy.name] = policy
+    if not found:
+        raise UserError(
+            f"{path} has no policy: it needs a class that derives from scheduler.Scheduler, and has"
+            " a name of its own"
+        )
+    LOADED[path] = [policy.name for policy in found]
+    return LOADED[path]
+
+
+def check_name(path: Path, policy: type[Scheduler]) -> None:
+    """A UserError if the name of a policy is no word, or is taken by one of ours."""
+    name, start = policy.name, f"{path}: class {policy.__name__} has the name"
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise UserError(f"{start} {name!r}; it must be a word of letters, digits and _")
+    taken = POLICIES.get(name, policy) is not policy
+    if name in (*ALIASES, *FOR_PIPELINES) or (taken and is_ours(POLICIES[name])):
+        raise UserError(f"{start} {name!r}, which is taken; give it another")
+
+
+def is_ours(policy: type[Scheduler]) -> bool:
+    return policy.__module__ == Scheduler.__module__
+
+
+def guarded(function: Callable, path: Path) -> Callable:
+    """The function, with a UserError of one line for whatever goes wrong in it."""
+
+    @wraps(function)
+    def call(*args: object, **options: object) -> object:
+        try:
+            return function(*args, **options)
+        except UserError:
+            raise
+        except Exception as error:
+            raise broken(path, error) from error
+
+    return call
+
+
+def broken(path: Path, error: BaseException) -> UserError:
+    """What went wrong in the file, and in which line of it: the last one that was running."""
+    line, step = getattr(error, "lineno", None), error.__traceback__
+    while step is not None:
+        if step.tb_frame.f_code.co_filename == str(path):
+            line = step.tb_lineno
+        step = step.tb_next
+    where = f"{path}, line {line}" if line else f"{path}"
+    what = getattr(error, "msg", None) or error  # a SyntaxError would name file and line again
+    return UserError(f"{where}: {type(error).__name__}: {one_line(str(what))}")

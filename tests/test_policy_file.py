@@ -1,0 +1,257 @@
+"""Policies of a user's own: --policy-file, a request's tags, and what a batch costs."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from unittest import mock
+
+import pytest
+from conftest import call
+
+import generate
+import policyfile
+from batch import Request
+from checks import UserError
+from costmodel import make_batch
+from engine import LLM, SamplingParams
+from experiments import policies, serve_latency
+from experiments.lib.common import read_csv
+from pipeline import simulate_pipeline
+from policyfile import load_policies
+from scheduler import POLICIES, make_scheduler
+from serving.calibration import cost_here
+from serving.capacity import p99_tbt
+from serving.traffic import Fixed, at_rate, make_requests, poisson, read_trace, repeat
+from simulate import simulate
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+PRIORITY, TARGET = EXAMPLES / "priority.py", EXAMPLES / "target_tbt.py"
+PROMPTS = ["The list type is " * 9, "def open(", "class "]
+
+
+@pytest.fixture(autouse=True)
+def no_policy_stays() -> Iterator[None]:
+    with mock.patch.dict(POLICIES), mock.patch.dict(policyfile.LOADED):
+        yield
+
+
+def file_of(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+GOOD = """
+from scheduler import SarathiServe
+
+class Mine(SarathiServe):
+    name = "mine"
+
+    def prefills(self, decode_rows):
+        return super().prefills(decode_rows)
+"""
+
+
+# --------------------------------------------------------------------------------------- the file
+
+
+def test_its_classes_are_policies(tmp_path: Path) -> None:
+    more = "\nclass Helper(SarathiServe):\n    pass\n\nclass Other(Mine):\n    name = 'other'\n"
+    path = file_of(tmp_path, GOOD + more)
+    assert load_policies(path) == ["mine", "other"]  # not ours, and none without a name
+    scheduler = make_scheduler("mine", 4, 64)
+    assert POLICIES["mine"] is type(scheduler) and scheduler.name == "mine"
+    assert load_policies(path) == ["mine", "other"] and POLICIES["mine"] is type(scheduler), "once"
+    assert not (tmp_path / "__pycache__").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1\nclass (", r"line 2: SyntaxError: "),
+        ("\n\nx = unknown", r"line 3: NameError: name 'unknown' is not defined"),
+        ("def f():\n    return 1 / 0\nf()", r"line 2: ZeroDivisionError: division by zero"),
+        ("raise SystemExit(3)", r"line 1: SystemExit: 3"),
+        ("\0", r"null bytes"),
+        ("x = 1", r"has no policy: it needs a class that derives from scheduler.Scheduler"),
+        (GOOD.replace('"mine"', '"sarathi"'), r"'sarathi', which is taken; give it another"),
+        (GOOD.replace('"mine"', '"baseline"'), r"'baseline', which is taken"),
+        (GOOD.replace('"mine"', '"my policy"'), r"'my policy'; it must be a word of letters"),
+        (GOOD.replace('"mine"', "7"), r"has the name 7; it must be a word"),
+    ],
+)
+def test_a_broken_file_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+    path = file_of(tmp_path, text)
+    done = call(generate, "def f(", "--policy-file", path)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith(f"error: {path}")
+    with pytest.raises(UserError, match=said):
+        load_policies(path)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.py", tmp_path):
+        with pytest.raises(UserError, match=str(path)):
+            load_policies(path)
+
+
+def test_an_error_in_mid_run_is_one_line(tmp_path: Path) -> None:
+    """With the line of the user's file, however deep below it the error arose."""
+    text = GOOD.replace("return super().prefills(decode_rows)", "return [{}['chunk']]")
+    path = file_of(tmp_path, text)
+    load_policies(path)
+    line = text.splitlines().index("        return [{}['chunk']]") + 1
+    with pytest.raises(UserError, match=rf"mine.py, line {line}: KeyError: 'chunk'"):
+        simulate([Request(0, range(9), 3)], policy="mine")
+    text = GOOD.replace("return super().prefills(decode_rows)", "return super().prefills('many')")
+    (tmp_path / "deep").mkdir()
+    load_policies(file_of(tmp_path / "deep", text))
+    with pytest.raises(UserError, match=rf"mine.py, line {line}: TypeError"):
+        simulate([Request(0, range(9), 3)], policy="mine")
+
+
+# ------------------------------------------------------------------------------------------- tags
+
+
+def test_further_columns_are_tags(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(
+        "priority,arrival, user ,prompt_tokens,output_tokens\n1,2.0,ann,30,4\n0,1.0,bob,20,3\n"
+    )
+    requests = read_trace(path)
+    assert [request.tags for request in requests] == [
+        {"priority": "0", "user": "bob"},
+        {"priority": "1", "user": "ann"},
+    ]
+    for more in (at_rate(requests, 3.0), repeat(requests, 2)):
+        assert [request.tags["user"] for request in more[:2]] == ["bob", "ann"]
+
+
+def test_tags_reach_a_scheduler_for_real() -> None:
+    load_policies(PRIORITY)
+    llm = LLM("demo", policy="priority", chunk_size=16, max_batch_size=1, dtype="float64")
+    params = [SamplingParams(max_tokens=3, tags={"priority": rank}) for rank in "201"]
+    texts = [output.text for output in llm.generate(PROMPTS, params)]
+    assert [request for request, _ in llm.trace.finished] == [1, 2, 0]
+    llm.policy = "sarathi_serve"
+    assert texts == [output.text for output in llm.generate(PROMPTS, params)]
+
+
+# --------------------------------------------------------------------------------------- priority
+
+
+def ranked(count: int, rate: float) -> list[Request]:
+    requests = make_requests(poisson(count, rate), Fixed(1000), Fixed(100))
+    for request in requests:
+        request.tags = {"priority": str(request.request_id % 2)}
+    return requests
+
+
+def test_priority_serves_the_urgent_first() -> None:
+    load_policies(PRIORITY)
+    options = {"chunk_size": 256, "max_batch_size": 8, "policy": "priority"}
+    trace = simulate(ranked(60, 2.0), **options)
+    urgent, others = ([trace.lives[i].ttft for i in range(start, 60, 2)] for start in (0, 1))
+    assert 4 * median(urgent) < median(others), "under overload, the others wait"
+    requests = ranked(12, 100.0)
+    for request in requests:
+        request.tags = {"priority": "0" if request.request_id in (2, 3, 9) else "1"}
+    trace = simulate(requests, **options, cache_tokens=4200)
+    assert trace.preempted and not {i for i, _ in trace.preempted} & {2, 3, 9}, "others only"
+    pipeline = simulate_pipeline(ranked(60, 2.0), "llama-13b", "a6000", stages=2, keep=True,
+                                 **options)  # fmt: skip
+    assert len(pipeline.requests.finished) == 60
+
+
+def test_a_priority_that_is_no_number() -> None:
+    load_policies(PRIORITY)
+    request = Request(0, range(9), 2, tags={"priority": "high"})
+    with pytest.raises(UserError, match="policy 'priority' .*: priority is 'high'; it must be a w"):
+        simulate([request], policy="priority")
+
+
+# ------------------------------------------------------------------------------ what a batch costs
+
+
+def test_target_tbt_keeps_its_target() -> None:
+    """While every policy with one budget for all batches misses it, or takes longer."""
+    load_policies(TARGET)
+    arrivals = make_requests(poisson(80, 0.8), Fixed(2000), Fixed(100))
+    options = {"chunk_size": 1024, "max_batch_size": 16}
+    trace = simulate(at_rate(arrivals, 0.8), policy="target_tbt:100", **options)
+    assert max(trace.tbts) <= 0.1
+    sizes = {each.num_prefill_tokens for each in trace.iterations if each.num_chunks}
+    assert len(sizes) > 5, "the chunk follows the decodes beside it"
+    usual = simulate(at_rate(arrivals, 0.8), policy="sarathi_serve", **options)
+    assert p99_tbt(usual) > 0.2
+
+
+def test_target_tbt_for_real() -> None:
+    load_policies(TARGET)
+    options = {"max_batch_size": 3, "dtype": "float64", "chunk_size": 64}
+    params = SamplingParams(max_tokens=8)
+    tokens = [
+        [output.token_ids for output in LLM("demo", **options).generate(PROMPTS, params)],
+    ]
+    seen = []
+    for milliseconds in (10, 40):
+        policy = f"target_tbt:{milliseconds}"
+        llm = LLM("demo", policy=policy, cost=lambda batch: 1e-3 * batch.num_tokens, **options)
+        tokens.append([output.token_ids for output in llm.generate(PROMPTS, params)])
+        seen.append(max(each.num_prefill_tokens for each in llm.trace.iterations))
+    assert tokens[0] == tokens[1] == tokens[2]
+    assert seen == [32, 32], "the smallest budget, and the only one of 1 ms a token below 40 ms"
+
+
+def test_a_pipeline_says_what_a_batch_costs() -> None:
+    load_policies(TARGET)
+    requests = [Request(i, range(500), 20) for i in range(6)]
+    options = {"stages": 2, "max_batch_size": 3, "chunk_size": 512, "keep": True}
+    trace = simulate_pipeline(requests, "llama-13b", "a6000", policy="target_tbt:60", **options)
+    assert len(trace.requests.finished) == 6
+
+
+def test_nobody_can_say_what_a_batch_costs() -> None:
+    load_policies(TARGET)
+    said = r"policy 'target_tbt' .*: it asks what a batch costs: give a --calibration"
+    with pytest.raises(UserError, match=said):
+        LLM("demo", policy="target_tbt").generate(PROMPTS[1], SamplingParams(max_tokens=2))
+    done = call(generate, "def f(", "--policy-file", TARGET, "--policy", "target_tbt:9")
+    assert done.returncode == 2 and "give a --calibration of calibrate.py" in done.stderr
+
+
+def test_the_calibration_must_fit(tmp_path: Path) -> None:
+    laptop = Path(__file__).parent.parent / "results" / "calibration-laptop.json"
+    assert cost_here("no such model", "cpu", "torch.float32") is None
+    assert cost_here("laptop", "cpu", "torch.float16") is None, "another dtype"
+    with pytest.raises(UserError, match="is of laptop on .*; this is demo on .* run experiments"):
+        cost_here("demo", "cpu", "torch.float16", laptop)
+    with mock.patch("serving.calibration.this_machine", lambda device: "a machine"):
+        text = laptop.read_text(encoding="utf-8")
+        name = text.partition('"gpu": {')[2].partition('"name": "')[2].partition('"')[0]
+        mine = tmp_path / "mine.json"
+        mine.write_text(text.replace(name, "a machine, float16"), encoding="utf-8")
+        cost = cost_here("laptop", "cpu", "torch.float16", mine)
+    assert 0 < cost(make_batch(decodes=1)) < cost(make_batch([(0, 256, 256)]))
+
+
+# ------------------------------------------------------------------------- the comparing scripts
+
+
+def test_both_are_compared_without_an_edit(tmp_path: Path) -> None:
+    """In tables and pictures, with a colour of their own, and in files of their own."""
+    out = ("--out", tmp_path, "--quick")
+    done = call(serve_latency, "--policy-file", PRIORITY, *out)
+    assert done.returncode == 0 and "P99 TBT, priority" in done.stdout, done.stderr
+    series = {point.series for point in read_csv(tmp_path / "serve_latency-priority.csv")}
+    assert {"P99 TBT, priority C=512", "median TTFT, priority C=512"} <= series
+    assert (tmp_path / "serve_latency-priority.png").exists()
+    assert not (tmp_path / "serve_latency.png").exists()
+    done = call(policies, "--policy-file", TARGET, "--policy", "target_tbt:80", *out)
+    assert done.returncode == 0 and "target_tbt:80" in done.stdout, done.stderr
+    assert (tmp_path / "policies-target_tbt-80.png").exists()
+
+
+def test_an_unknown_policy_is_refused_before_any_work() -> None:
+    done = call(serve_latency, "--policy", "target_tbt")
+    assert done.returncode == 2 and "unknown policy 'target_tbt': choose from" in done.stderr
