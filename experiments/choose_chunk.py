@@ -37,6 +37,7 @@ from experiments.lib.flags import Flag, start
 from experiments.lib.look import COLOURS, panels
 from experiments.lib.steady import Workload, run_priced, split, tokens_per_second
 from serving.calibration import BATCH_SIZE, CalibratedModel, Calibration
+from serving.planner import engine_flags
 from simulate import CostExecutor
 
 MOST_REQUESTS = 256  # B above which the sweep would take longer than anybody waits
@@ -159,12 +160,11 @@ def print_choice(sweep: Sweep) -> None:
     balance = sweep.work.ratio * (batch_size - 1)
     print(f"Rule of thumb (Sec 5.1.3): P:D = C/(B-1), here C = {balance:.0f}.")
     print("Other engines have flags for the same, and count a batch's decodes in C, too:\n")
-    vllm = f"--max-num-batched-tokens {best.chunk_size} --max-num-seqs {batch_size}"
-    sglang = f"--chunked-prefill-size {best.chunk_size} --max-running-requests {batch_size}"
-    print(f"  vLLM    {vllm} --enable-chunked-prefill")
-    print(f"  SGLang  {sglang} --enable-mixed-chunk")
+    for engine, line in engine_flags("MODEL", best.chunk_size, batch_size).items():
+        print(f"  {engine:<6}  {line}")
     print("\nvLLM chunks prefills by default; SGLang mixes chunks with decodes only if told to.")
     print("Both may fill a batch with the chunks of several prompts; SARATHI takes one.")
+    print("This C is for requests that always wait. For requests that arrive over time: plan.py.")
 
 
 def draw(sweep: Sweep, title: str) -> plt.Figure:

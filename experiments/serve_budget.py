@@ -143,6 +143,9 @@ def print_budget(options: Namespace) -> None:
         f"A worst iteration has {options.decodes} decodes of {options.context} tokens, and the end"
         f" of a prompt of {options.longest_prompt}."
     )
+    print(
+        "It is a safe budget for any traffic. plan.py finds the best for yours, and its capacity."
+    )
 
 
 def main() -> None:

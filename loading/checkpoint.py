@@ -1,17 +1,15 @@
 """Hugging Face directories in and out: `config.json` and safetensors weights.
 
-`_ARCHITECTURE` lists the model families that can be read.
+loading/config_json.py reads `config.json`.
 
 A checkpoint keeps q, k, v (and gate, up) as separate matrices. Our model keeps each group as one
 matrix. So an iteration runs one large product instead of three small ones. `_plan` says once where
 each matrix goes. Loading and saving both use it.
-
-If a key of config.json would change the result, and we do not support it, we refuse it by name. A
-wrong answer is worse than none.
 """
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,255 +17,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from checks import MOST, UserError
+from checks import UserError
 from configs import ModelConfig
+from loading.config_json import ARCHITECTURE, FIELDS, LLAMA3, ONLY, load_config  # noqa: F401
 from loading.files import existing, read_json, readable
 from model import Transformer
-
-# -------------------------------------------------------------------------------------- config.json
-
-_ARCHITECTURE = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-}
-
-# our field: (Hugging Face key, value where the key is absent; ... where it may not be absent)
-_ROTARY = {
-    "n_layer": ("num_hidden_layers", ...),
-    "n_head": ("num_attention_heads", ...),
-    "n_kv_head": ("num_key_value_heads", ...),
-    "head_dim": ("head_dim", 0),
-    "hidden": ("hidden_size", ...),
-    "intermediate": ("intermediate_size", ...),
-    "vocab_size": ("vocab_size", ...),
-    "max_length": ("max_position_embeddings", ...),
-    "norm_eps": ("rms_norm_eps", 1e-6),
-    "tied": ("tie_word_embeddings", False),
-}
-_FIELDS = {
-    "llama": _ROTARY | {"n_kv_head": ("num_key_value_heads", 0)},
-    "mistral": _ROTARY,
-    "qwen2": _ROTARY,
-    "qwen3": _ROTARY | {"head_dim": ("head_dim", ...)},
-    "gpt2": {
-        "n_layer": ("n_layer", ...),
-        "n_head": ("n_head", ...),
-        "hidden": ("n_embd", ...),
-        "intermediate": ("n_inner", 0),
-        "vocab_size": ("vocab_size", ...),
-        "max_length": ("n_positions", ...),
-        "norm_eps": ("layer_norm_epsilon", 1e-5),
-        "tied": ("tie_word_embeddings", True),
-    },
-}
-
-# Keys that would change the result, each with the only value that we support. A key that is null or
-# absent is fine, too.
-_ONLY = {
-    "llama": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
-    "mistral": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
-    "qwen2": {"hidden_act": "silu", "attention_bias": True, "mlp_bias": False},
-    "qwen3": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
-    "gpt2": {
-        "activation_function": "gelu_new",
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
-    },
-}
-# keys of other families or formats: we accept them only as null, false or 0
-_UNSUPPORTED = (
-    "quantization_config", "compression_config", "rope_interleaved", "use_mrope", "alibi",
-    "attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar",
-    "attention_multiplier", "attention_chunk_size", "no_rope_layers", "clip_qkv", "use_qk_norm",
-    "qk_layernorm", "parallel_attn", "num_experts", "num_local_experts", "is_encoder_decoder",
-    "cross_attention_layers",
-)  # fmt: skip
-# we accept these only as 1
-_SCALES = (
-    "partial_rotary_factor",
-    "rotary_pct",
-    "logit_scale",
-    "logits_scaling",
-    "embedding_multiplier",
-    "residual_multiplier",
-)
-# keys that are no single value, and what they must be
-_KINDS = {
-    "architectures": (list, "a list of names"),
-    "auto_map": (dict, "a table of names"),
-    "layer_types": (list, "a list of names"),
-}
-LARGEST = 1e12  # of other numbers, such as rope_theta
-LARGEST_EPS = 1.0  # of a norm: a larger one would outweigh the values
-_LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-
-
-def load_config(directory: str | Path, name: str | None = None) -> ModelConfig:
-    """The model's shape, from `directory/config.json`.
-
-    name: of the model; None: the directory's name. Raises UserError for all that we would compute
-    wrongly. The message names the key, its value and what is expected.
-    """
-    path = existing(directory, "config.json")
-    raw = read_json(path)
-    family = raw.get("model_type")
-    if not isinstance(family, str) or family not in _FIELDS:
-        raise UserError(f"{path}: model_type is {family!r}; expected one of {', '.join(_FIELDS)}")
-    for key, (kind, expected) in _KINDS.items():
-        if raw.get(key) is not None and not isinstance(raw[key], kind):
-            raise UserError(f"{path}: {key} is {raw[key]!r}; expected {expected}")
-    _refuse_unsupported(path, raw, family)
-    values = {}
-    for field, (key, default) in _FIELDS[family].items():
-        value = raw.get(key)
-        if value is None:
-            if default is ...:
-                raise UserError(f"{path}: {key} is missing; expected {_expected(field)}")
-            value = default
-        else:
-            _check_value(path, field, key, value)
-        values[field] = value
-    if family == "gpt2":
-        values["intermediate"] = values["intermediate"] or 4 * values["hidden"]
-    else:
-        values["rope_theta"], values["rope_scaling"] = _rope(path, raw)
-        values |= {
-            "qkv_bias": family == "qwen2",
-            "qk_norm": family == "qwen3",
-            "window": _window(path, raw, family),
-        }
-    flavour = "gpt2" if family == "gpt2" else "llama"
-    try:
-        return ModelConfig(
-            name=name or path.parent.resolve().name,
-            flavour=flavour,
-            source=str(directory),
-            **values,
-        )
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
-
-
-def _refuse_unsupported(path: Path, raw: dict, family: str) -> None:
-    for key, wanted in _ONLY[family].items():
-        if raw.get(key) is not None and raw[key] != wanted:
-            raise UserError(f"{path}: {key} is {raw[key]!r}; only {wanted!r} is supported")
-    for key in _UNSUPPORTED:
-        if raw.get(key):
-            raise UserError(f"{path}: {key} is {raw[key]!r}; only null or false is supported")
-    for key in _SCALES:
-        if raw.get(key) not in (None, 1):
-            raise UserError(f"{path}: {key} is {raw[key]!r}; only 1.0 is supported")
-    if raw.get("architectures") and _ARCHITECTURE[family] not in raw["architectures"]:
-        raise UserError(
-            f"{path}: architectures is {raw['architectures']!r}; for {family} only"
-            f" {_ARCHITECTURE[family]} is supported"
-        )
-    if "AutoModelForCausalLM" in (raw.get("auto_map") or {}):
-        raise UserError(
-            f"{path}: auto_map asks for the checkpoint's own code"
-            f" ({raw['auto_map']['AutoModelForCausalLM']}); we never run such code"
-        )
-
-
-def _expected(field: str) -> str:
-    return {
-        "tied": "true or false",
-        "norm_eps": f"a positive number, at most {LARGEST_EPS:g}",
-        "rope": f"a positive number, at most {LARGEST:g}",
-    }.get(field, f"a positive integer, at most {MOST}")
-
-
-def _check_value(path: Path, field: str, key: str, value: object) -> None:
-    if field == "tied":
-        good = isinstance(value, bool)
-    else:
-        most = {"norm_eps": LARGEST_EPS, "rope": LARGEST}.get(field, MOST)
-        kinds = int if most == MOST else (int, float)
-        good = isinstance(value, kinds) and not isinstance(value, bool) and 0 < value <= most
-    if not good:
-        raise UserError(f"{path}: {key} is {value!r}; expected {_expected(field)}")
-
-
-def _rope(path: Path, raw: dict) -> tuple[float, tuple[float, ...] | None]:
-    """The rotary base, and how LLaMA 3.1 stretches the frequencies (or None).
-
-    In transformers 4 the keys are `rope_theta` and `rope_scaling`. Since transformers 5, both are
-    in `rope_parameters`. If a file has both spellings, transformers 5 takes the old one, and so do
-    we. We refuse every other way to stretch.
-    """
-    key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
-    rope = raw.get(key) or {}
-    kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
-    if kind not in ("default", "llama3"):
-        raise UserError(
-            f"{path}: {key} has type {kind!r}; only 'default' (or null) and 'llama3' are supported"
-        )
-    for name, value in rope.items():
-        if (
-            name in ("rope_type", "type", "rope_theta", *_LLAMA3)
-            or value is None
-            or (name == "partial_rotary_factor" and value == 1)
-        ):
-            continue
-        raise UserError(f"{path}: {key} has {name} {value!r}, which is not supported")
-    theta = rope.get("rope_theta", raw.get("rope_theta"))
-    theta = 10000.0 if theta is None else theta
-    _check_value(path, "rope", "rope_theta", theta)
-    if kind == "default":
-        return float(theta), None
-    for name in _LLAMA3:
-        _check_value(path, "rope", f"{key}.{name}", rope.get(name))
-    factor, low, high, length = (float(rope[name]) for name in _LLAMA3)
-    if high <= low:
-        raise UserError(
-            f"{path}: {key}.high_freq_factor is {high}; expected more than low_freq_factor, {low}"
-        )
-    return float(theta), (factor, low, high, length)
-
-
-def _window(path: Path, raw: dict, family: str) -> int:
-    """How many tokens the narrowest layer sees; 0 means all of them.
-
-    No sequence may grow longer than that: `load.choose_length` checks it.
-    """
-    qwen, types = family in ("qwen2", "qwen3"), raw.get("layer_types") or []
-    for kind in types:
-        if kind not in ("full_attention", "sliding_attention"):
-            raise UserError(
-                f"{path}: layer_types has {kind!r}; only 'full_attention' and 'sliding_attention'"
-                " are supported"
-            )
-    # transformers' own values where a key is absent
-    window = raw.get("sliding_window", 4096 if family == "mistral" else None)
-    if qwen:  # Qwen has a window only if it is switched on, and only from some layer on
-        slides = (
-            "sliding_attention" in types
-            if types
-            else _window_starts(path, raw) < raw["num_hidden_layers"]
-        )
-        window = window if raw.get("use_sliding_window") and slides else None
-    if window is None:
-        if "sliding_attention" in types:
-            raise UserError(
-                f"{path}: layer_types has 'sliding_attention', but no sliding_window is in force"
-            )
-        return 0
-    _check_value(path, "window", "sliding_window", window)
-    return window
-
-
-def _window_starts(path: Path, raw: dict) -> int:
-    """The first layer with a window, where layer_types does not say it."""
-    first = raw.get("max_window_layers", 28)
-    if type(first) is not int or not 0 <= first <= MOST:
-        raise UserError(f"{path}: max_window_layers is {first!r}; expected a number of layers")
-    return first
-
 
 # ------------------------------------------------------------------------------------------ weights
 
@@ -422,7 +176,7 @@ def load_weights(model: Transformer, directory: str | Path, check: bool = False)
         target = state[place.name][place.start : place.start + place.rows]
         # Open the file for each tensor. As long as a file is open, all its pages that were read
         # count as our memory: in the end, as much as a second model.
-        with readable(path), safe_open(path, framework="pt") as file:
+        with whole(path), safe_open(path, framework="pt") as file:
             view = file.get_slice(name)
             expected = list(target.shape[::-1] if place.transposed else target.shape)
             if view.get_shape() != expected:
@@ -461,10 +215,22 @@ def _finite(tensor: torch.Tensor) -> bool:
     return all(extreme.isfinite() for extreme in tensor.aminmax())
 
 
+@contextmanager
+def whole(path: Path) -> Iterator[None]:
+    """Turns safetensors' error about a damaged file into a UserError of one line."""
+    try:
+        with readable(path):
+            yield
+    except SafetensorError as error:
+        raise UserError(
+            f"{path}: not a whole safetensors file ({error}); download it again"
+        ) from None
+
+
 def _tensors(directory: Path) -> Iterator[tuple[Path, str]]:
     """The file and the name of every tensor of a checkpoint."""
     for path in _weight_files(directory):
-        with readable(path), safe_open(path, framework="pt") as file:
+        with whole(path), safe_open(path, framework="pt") as file:
             names = list(file.keys())
         for name in names:
             yield path, name
@@ -491,8 +257,8 @@ def save(
         if config.window
         else config.flavour
     )
-    raw: dict[str, object] = {key: getattr(config, f) for f, (key, _) in _FIELDS[family].items()}
-    raw |= _ONLY[family] | {"model_type": family, "architectures": [_ARCHITECTURE[family]]}
+    raw: dict[str, object] = {key: getattr(config, f) for f, (key, _) in FIELDS[family].items()}
+    raw |= ONLY[family] | {"model_type": family, "architectures": [ARCHITECTURE[family]]}
     raw |= {
         "torch_dtype": str(dtype).removeprefix("torch."),
         "bos_token_id": eos_id,
@@ -505,7 +271,7 @@ def save(
             rope = {
                 "rope_type": "llama3",
                 "rope_theta": config.rope_theta,
-                **dict(zip(_LLAMA3, config.rope_scaling, strict=True)),
+                **dict(zip(LLAMA3, config.rope_scaling, strict=True)),
             }
             raw["rope_scaling"] = rope
         raw |= {"rope_theta": config.rope_theta, "rope_parameters": rope}

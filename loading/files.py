@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from checks import UserError, did_you_mean
 from configs import MODELS
 
@@ -115,10 +113,6 @@ def readable(path: Path, *errors: type[Exception]) -> Iterator[None]:
     """Turns a library's error about a damaged file into a UserError of one line."""
     try:
         yield
-    except SafetensorError as error:
-        raise UserError(
-            f"{path}: not a whole safetensors file ({error}); download it again"
-        ) from None
     except errors as error:
         raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
 

@@ -49,6 +49,7 @@ ORCA_BATCH_SIZE = 16
 # (2.5 %, as in the artefact).
 PRECISION = 1.025
 START_SHARE = 0.25  # of the requests: `Load.steady` leaves out as many at the start
+FEW, SHORT, COARSE = 1 / 8, 64, 1.1  # a short run: share, and number, of requests; its precision
 MOST_REQUESTS = 2**14  # of one run: a search that would need more is refused
 
 
@@ -192,15 +193,16 @@ def composition(trace: Trace, seconds: float) -> list[tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Load:
-    """What decides whether a rate is served."""
+    """What decides whether a rate is served. All in seconds."""
 
     p99_tbt: float
     median_delay: float
+    p90_ttft: float = 0.0
 
     @staticmethod
     def of(trace: Trace) -> "Load":
         """Of the whole run."""
-        return Load(p99_tbt(trace), median_delay(trace))
+        return Load(p99_tbt(trace), median_delay(trace), percentile(trace.ttfts, 90))
 
     @staticmethod
     def steady(trace: Trace) -> "Load":
@@ -212,17 +214,21 @@ class Load:
         """
         arrivals = sorted(life.arrival for life in trace.lives.values())
         begin, end = arrivals[int(START_SHARE * len(arrivals))], arrivals[-1]
-        gaps, delays = [], []
+        gaps, delays, firsts = [], [], []
         for life in trace.lives.values():
             moments = np.array(life.tokens)
             inside = moments[(begin <= moments) & (moments <= end)]
             gaps.append(np.diff(inside))
             if life.arrival >= begin:
                 delays.append(life.scheduling_delay)
-        return Load(percentile(np.concatenate(gaps), 99), percentile(delays, 50))
+                firsts.append(life.ttft)
+        p99 = percentile(np.concatenate(gaps), 99)
+        return Load(p99, percentile(delays, 50), percentile(firsts, 90))
 
-    def meets(self, slo: float) -> bool:
-        return self.p99_tbt <= slo and self.median_delay <= MAX_DELAY
+    def meets(self, slo: float, ttft_slo: float = math.inf) -> bool:
+        """slo: of the P99 of all TBTs. ttft_slo: of the P90 of all TTFTs."""
+        served = self.p99_tbt <= slo and self.p90_ttft <= ttft_slo
+        return served and self.median_delay <= MAX_DELAY
 
 
 class AlwaysServed(UserError):
@@ -238,41 +244,64 @@ def capacity(
 ) -> float:
     """The largest rate at which `load(rate)` meets the SLO, in requests per second.
 
-    It is exact within a factor of `precision`.
-
-    load: rate -> the load that the same requests cause at that rate. start: the first rate. The
-    search multiplies or divides it by `factor`, until one rate is served and one is not. So
-    searches for several SLOs try the same rates. If `start` is good, a small factor needs fewer
-    runs. Each further step is the square of the one before, up to 2.
-    Returns 0 if not even 1/1000 of `start` is served. Raises UserError if every rate is served.
+    load: rate -> the load that the same requests cause at that rate. The rest: see `largest_rate`.
     """
     check_number("slo", slo, 0, LATEST, "number of seconds")
-    low = high = start
-    step, largest = factor, max(factor, 2.0)
-    if load(start).meets(slo):
-        while load(high := step * high).meets(slo):
-            low, step = high, min(step**2, largest)
-            if high > 1000 * start:
+    return largest_rate(lambda rate: load(rate).meets(slo), precision, start, factor)
+
+
+def largest_rate(
+    served: Callable[[float], bool],
+    precision: float = PRECISION,
+    start: float = 1.0,
+    factor: float = 2.0,
+) -> float:
+    """The largest rate that is served, in requests per second, within a factor of `precision`.
+
+    start: the first rate. The search multiplies or divides it by `factor`, until one rate is served
+    and one is not. Each further step is the square of the one before, up to 2. If `start` is good,
+    a small factor needs fewer runs. All rates that it tries are powers of one number. So searches
+    from several starts, and for several SLOs, try the same rates, and find the same answer.
+
+    Returns 0 if not even 1/1000 of `start` is served. Raises UserError if every rate is served.
+    """
+    check_number("precision", precision, 1 + 1e-6, 1000)
+    check_number("start", start, 1e-9, LATEST)
+    check_number("factor", factor, 1 + 1e-6, 1000)
+    # steps from a rate to its double: halved again and again, they are those of a bisection
+    octave = 2 ** math.ceil(math.log2(max(1.0, math.log(2) / math.log(precision))))
+    first, far = round(octave * math.log2(start)), 10 * octave
+
+    def rate(place: int) -> float:
+        return 2.0 ** (place / octave)
+
+    low = high = first
+    step = max(1, round(octave * math.log2(factor)))
+    largest = max(step, octave)
+    if served(rate(first)):
+        while served(rate(high := high + step)):
+            low, step = high, min(2 * step, largest)
+            if high > first + far:
                 raise AlwaysServed(
                     "too few requests to find a capacity: the SLO is met even if all of them arrive"
                     " at once; give more or longer ones"
                 )
     else:
-        while not load(low := low / step).meets(slo):
-            high, step = low, min(step**2, largest)
-            if low < start / 1000:
+        while not served(rate(low := low - step)):
+            high, step = low, min(2 * step, largest)
+            if low < first - far:
                 return 0.0
-    while high / low > precision:
-        middle = math.sqrt(low * high)
-        if load(middle).meets(slo):
+    while high - low > 1:
+        middle = (low + high) // 2
+        if served(rate(middle)):
             low = middle
         else:
             high = middle
-    return low
+    return rate(low)
 
 
 def settled_capacity(
-    load: Callable[[float, int], Load],
+    load: Callable[[float, float], Load],
     count: int,
     slo: float,
     precision: float = PRECISION,
@@ -282,8 +311,10 @@ def settled_capacity(
     """The capacity, with requests repeated until it no longer changes; and the number of repeats.
 
     load: rate, repeats -> the load at that rate of the requests, repeated so often (`Load.steady`).
-    count: of the requests, not repeated. start, factor: where to begin, see `capacity`. The number
-    of repeats doubles until two things hold:
+    Fewer repeats than one mean the first of the requests. A search on an eighth of them finds where
+    to begin: it costs little, and leaves few runs to the others.
+    count: of the requests, not repeated. start, factor: where to begin, see `largest_rate`. The
+    number of repeats doubles until two things hold:
 
     - The arrivals last long enough to show that a rate is too high by the factor `precision`.
       Then the queue grows by precision - 1 seconds per second, and half of the requests must find
@@ -297,6 +328,12 @@ def settled_capacity(
     if count > MOST_REQUESTS:
         raise UserError(f"{count} requests are too many; give at most {MOST_REQUESTS}")
     repeats = 1
+    if count >= SHORT / FEW:
+        try:
+            start = capacity(lambda rate: load(rate, FEW), slo, COARSE, start, factor) or start
+            factor = precision**2
+        except AlwaysServed:
+            pass  # too few
     while count * repeats <= MOST_REQUESTS:  # the last check takes twice as many
 
         def load_at(rate: float, repeats: int = repeats) -> Load:

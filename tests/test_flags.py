@@ -33,7 +33,14 @@ from scheduler import ALIASES, POLICIES, Scheduler, make_scheduler
 ROOT = Path(__file__).parent.parent
 PEERS = ("bench_peers", "beam_peers")  # they have no command line: another script starts them
 SCRIPTS = [
-    *("generate.py", "distributed.py", "flags.py", "demo/train.py", "notebooks/execute.py"),
+    *(
+        "generate.py",
+        "distributed.py",
+        "plan.py",
+        "flags.py",
+        "demo/train.py",
+        "notebooks/execute.py",
+    ),
     *sorted(
         f"experiments/{path.name}"
         for path in (ROOT / "experiments").glob("*.py")

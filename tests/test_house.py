@@ -24,7 +24,7 @@ ORDER = [
     ["enter", "flags"],  # of every command: its first import; its arguments
     ["batch"],
     ["scheduler", "kvcache", "costmodel", "timeline"],
-    ["policyfile"],  # policies of a user's own
+    ["policyfile", "examples"],  # policies of a user's own
     ["attention"],
     ["loop"],
     ["model"],
@@ -59,7 +59,7 @@ SCRIPTS = sorted(path.stem for path in (ROOT / "experiments").glob("*.py"))
 
 WITHOUT_TORCH = [
     *(f"import experiments.{name}" for name in SCRIPTS if name not in (*MEASURE, "__init__")),
-    "import simulate, policyfile",
+    "import simulate, policyfile, plan",
     "import pipeline",
     "import beam.request",
     "import scheduler, loop, batch, costmodel, timeline, configs",

@@ -93,7 +93,8 @@ def make_parser(
 ) -> Parser:
     """The flags of a script that writes results: to --out."""
     parser = bare_parser(description, flags, renamed)
-    parser.add_flag("out", shown="results/; build/quick/ with --quick")
+    if not parser.has("out"):
+        parser.add_flag("out", shown="results/; build/quick/ with --quick")
     parser.add_flag("quick")
     if not parser.has("force"):
         parser.add_flag("force")
@@ -113,7 +114,9 @@ def parse(parser: Parser, flags: Mapping[str, Flag]) -> Namespace:
         if name != "all":  # of serve_capacity.py
             make_scheduler(name, MOST, MOST)  # refuses an unknown name before any work
     common.set_wide(options.wide)
-    if getattr(options, "out", RESULTS) is None:  # a smoke test must not replace results
+    if (
+        "out" not in flags and getattr(options, "out", RESULTS) is None
+    ):  # a smoke test must not replace results
         options.out = QUICK_RESULTS if options.quick else RESULTS
     for name, flag in flags.items():
         if getattr(options, name) is None:

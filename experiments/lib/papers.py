@@ -119,15 +119,18 @@ def settled_capacities(
     is enough.
     """
 
-    runs: dict[tuple[int, int], dict[float, Load]] = defaultdict(dict)
+    runs: dict[tuple[float, int], dict[float, Load]] = defaultdict(dict)
 
-    def load(rate: float, repeats: int, budget: int, bound: float) -> Load:
+    def load(rate: float, repeats: float, budget: int, bound: float) -> Load:
         """Of that rate; or that of a higher one that is served, or of a lower one that is not."""
         known = runs[repeats, budget]
         for other, found in known.items():
             if math.isclose(other, rate) or found.meets(bound) == (other > rate):
                 return found
-        arrivals = at_rate(repeat(requests, repeats), rate)
+        used = (
+            repeat(requests, repeats) if repeats >= 1 else requests[: int(repeats * len(requests))]
+        )
+        arrivals = at_rate(used, rate)
         known[rate] = Load.steady(job.deployment.serve(arrivals, job.policy, budget))
         return known[rate]
 

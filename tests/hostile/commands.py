@@ -37,6 +37,7 @@ class Command:
 COMMANDS = (
     Command("generate.py", ("def f(", "--max-tokens", "2")),
     Command("distributed.py", ("def f(", "--max-tokens", "2", "--stages", "1"), ("--repeats",)),
+    Command("plan.py", ("--requests-file", "200:20", "--requests", "64")),
     Command("flags.py"),
     Command("demo/train.py", ("--out", "out", "--minutes", "0.01"), ("--minutes",)),
     Command("notebooks/execute.py", ("nothing.py",)),

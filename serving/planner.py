@@ -1,0 +1,272 @@
+"""What a replica can serve under an SLO: the search behind plan.py. No torch.
+
+traffic     a population of requests. A run draws from it: blocks of neighbours, with their gaps, so
+            that bursts stay bursts. A trace that is too short for a run is repeated.
+capacity    as in serving/capacity.py: the largest rate with a P99 TBT within the SLO and a median
+            scheduling delay of at most 2 s. An SLO may also bound the P90 TTFT. Start and end of a
+            run do not count.
+search      short runs find about where the capacity is. Long runs decide. A long run lasts until a
+            rate that is too high by the search's precision shows it: then the queue has grown
+            beyond 2 s.
+
+All times are in seconds, rates in requests per second.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from batch import LATEST, Request
+from checks import UserError, check_number, check_whole
+from configs import LINKS, Link
+from costmodel import TILE, CostModel
+from loop import Loop
+from pipeline import Hop, PipelineTrace, StageCosts, even_layers, make_micro_batches, run_pipeline
+from scheduler import make_scheduler
+from serving.capacity import MAX_DELAY, AlwaysServed, Load, largest_rate
+from serving.traffic import at_rate
+from simulate import CostExecutor, run_all
+from timeline import Trace
+
+BLOCK = 64  # neighbours that are drawn together
+MOST_DRAWN = 4096  # requests of the population that one run knows
+FEWEST, MOST = 384, 8192  # requests of a run
+COARSE = 1.2  # precision of the short runs
+HOPELESS = 32  # if not even so small a part of the throughput is served, the capacity is 0
+WHOLE = ("request_level", "orca", "vllm_v0")  # policies that read no token budget
+BUDGETS = (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
+SMALL_BUDGETS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 1024)  # of a CPU
+
+
+@dataclass(frozen=True)
+class Slo:
+    """The bounds of a plan, in seconds: of the P99 TBT, and of the P90 TTFT."""
+
+    tbt: float
+    ttft: float = math.inf
+
+    def __post_init__(self) -> None:
+        check_number("the SLO of the TBT", self.tbt, 1e-9, LATEST, "number of seconds")
+        if self.ttft != math.inf:
+            check_number("the SLO of the TTFT", self.ttft, 1e-9, LATEST, "number of seconds")
+
+    def met(self, load: Load) -> bool:
+        return load.meets(self.tbt, self.ttft)
+
+
+@dataclass(frozen=True, eq=False)
+class Traffic:
+    """The requests to plan for. gaps: to the request before; their mean is 1."""
+
+    name: str
+    prompts: np.ndarray  # tokens, (n,)
+    outputs: np.ndarray  # tokens, (n,)
+    gaps: np.ndarray  # (n,)
+    tags: Sequence[dict[str, str]]
+
+    @staticmethod
+    def of(name: str, requests: Sequence[Request]) -> "Traffic":
+        """Raises UserError if there are none."""
+        if not requests:
+            raise UserError(f"{name}: no requests to plan for")
+        gaps = np.diff([0.0, *[each.arrival for each in requests]])
+        gaps[0] = gaps[1:].mean() if len(gaps) > 1 else 1.0
+        mean = gaps.mean()
+        return Traffic(
+            name,
+            np.array([len(each.prompt) for each in requests]),
+            np.array([each.max_tokens for each in requests]),
+            gaps / mean if mean > 0 else np.ones(len(requests)),
+            [each.tags for each in requests],
+        )
+
+    def sample(self, count: int, seed: int | None = None) -> list[Request]:
+        """`count` requests at about 1 per second. seed: of a draw of blocks, with replacement.
+
+        None takes blocks that are spread evenly over the whole: all of them, if they fit.
+        """
+        check_whole("count", count)
+        size = min(len(self.prompts), count, MOST_DRAWN)
+        starts, needed = np.arange(0, len(self.prompts), BLOCK), -(-size // BLOCK)
+        if seed is None:
+            chosen = starts[np.linspace(0, len(starts) - 1, needed).astype(int)]
+        else:
+            chosen = np.random.default_rng(seed).choice(starts, 2 * needed)  # the last is shorter
+        blocks = [np.arange(start, min(start + BLOCK, len(self.prompts))) for start in chosen]
+        places = np.resize(np.concatenate(blocks)[:size], count)
+        arrivals = np.cumsum(self.gaps[places]).tolist()
+        prompts, outputs = self.prompts[places].tolist(), self.outputs[places].tolist()
+        return [
+            Request(i, range(prompts[i]), outputs[i], arrival=arrivals[i], tags=self.tags[place])
+            for i, place in enumerate(places.tolist())
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class Replica:
+    """A model on `cost.tp` GPUs, or on a pipeline of such stages, as one engine serves it.
+
+    cache_tokens: of all requests together; None: enough for all. hop: joins the stages. The stages'
+    micro-batches share the batch size evenly, and one pool of memory.
+    """
+
+    cost: CostModel
+    max_batch_size: int
+    cache_tokens: int | None
+    stages: int = 1
+    hop: Link = LINKS["pcie4"]
+
+    @property
+    def layout(self) -> str:
+        return f"TP{self.cost.tp}" + (f"-PP{self.stages}" if self.stages > 1 else "")
+
+    @property
+    def gpus(self) -> int:
+        return self.cost.tp * self.stages
+
+    def serve(self, requests: Sequence[Request], policy: str, budget: int) -> Trace:
+        """The run of these requests. budget: C, in tokens."""
+        cost, stages = self.cost, self.stages
+        if stages == 1:
+            scheduler = make_scheduler(policy, self.max_batch_size, budget, self.cache_tokens)
+            return run_all(Loop(scheduler, CostExecutor(cost)), requests)
+        filled = make_micro_batches(
+            policy, stages, stages, max(1, self.max_batch_size // stages), budget,
+            self.cache_tokens, memory="pool", cost=cost.seconds,
+        )  # fmt: skip
+        for request in requests:
+            filled.add(request)
+        costs = StageCosts(cost, even_layers(cost.model.n_layer, stages))
+        trace = PipelineTrace(stages, filled.count, keep=True)
+        return run_pipeline(filled, costs, trace, Hop.over(self.hop, cost)).requests
+
+
+@dataclass(frozen=True)
+class Found:
+    """A capacity, and what the search has seen: the loads of its long runs, by rate."""
+
+    rate: float
+    budget: int
+    loads: dict[float, Load] = field(default_factory=dict, compare=False)
+
+    @property
+    def load(self) -> Load | None:
+        """At the capacity."""
+        return self.loads.get(self.rate)
+
+
+def find_capacity(
+    replica: Replica,
+    traffic: Traffic,
+    slo: Slo,
+    policy: str,
+    budget: int,
+    precision: float,
+    seed: int | None = None,
+    start: float = 0.0,
+) -> Found:
+    """The largest rate that meets the SLO, within a factor of `precision`; 0 if none does.
+
+    seed: of the sample, see `Traffic.sample`. start: a rate that is near, if one is known.
+    """
+
+    def load_at(rate: float, count: int) -> Load:
+        requests = at_rate(traffic.sample(count, seed), rate)
+        return Load.steady(replica.serve(requests, policy, budget))
+
+    def search(start: float, precision: float, factor: float) -> tuple[float, dict[float, Load]]:
+        """From `start`, with at least as many requests as the rate needs that is found."""
+        loads: dict[float, Load] = {}
+        count = enough(start, precision)
+
+        def served(rate: float) -> bool:
+            loads[rate] = load_at(rate, count)
+            return slo.met(loads[rate])
+
+        try:
+            rate = largest_rate(served, precision, start, factor)
+        except AlwaysServed:
+            rate = 4 * start
+        if count == MOST or enough(rate, precision) <= 1.25 * count:
+            return rate, loads
+        return search(1.5 * rate, precision, precision**2)  # more than enough: it comes to an end
+
+    if not start:
+        start = throughput(replica, traffic.sample(FEWEST, seed), policy, budget)
+        if not slo.met(load_at(start / HOPELESS, FEWEST // 6)):
+            return Found(0.0, budget)
+        start, _ = search(start, max(COARSE, precision), COARSE)
+    if not start:
+        return Found(0.0, budget)
+    rate, loads = search(start, precision, precision**2)
+    return Found(rate, budget, loads)
+
+
+def throughput(replica: Replica, requests: Sequence[Request], policy: str, budget: int) -> float:
+    """Requests per second that end in the middle of a run, where all of them wait at its start."""
+    trace = replica.serve(at_rate(requests, 1e6), policy, budget)
+    ends = sorted(moment for _, moment in trace.finished)
+    first, last = len(ends) // 4, 3 * len(ends) // 4
+    return (last - first) / (ends[last] - ends[first])
+
+
+def enough(rate: float, precision: float) -> int:
+    """Requests of a long run: so many that a rate which is too high by `precision` shows it."""
+    seconds = 2 * MAX_DELAY / (precision - 1)
+    return int(min(max(FEWEST, rate * seconds), MOST))
+
+
+def budgets_of(traffic: Traffic, small: bool) -> list[int]:
+    """The token budgets that are tried: up to the first that holds the longest prompt."""
+    sizes = SMALL_BUDGETS if small else BUDGETS
+    longest = int(traffic.prompts.max())
+    return [size for size in sizes if size < longest + TILE] or [sizes[0]]
+
+
+def best_budget(
+    replica: Replica, traffic: Traffic, slo: Slo, policy: str, budgets: Sequence[int],
+    precision: float, first: int,
+) -> Found:  # fmt: skip
+    """The budget with the largest capacity: from `first` upwards, or else downwards, as it grows.
+
+    budgets: in ascending order; first: one of them.
+    """
+
+    def find(place: int) -> Found:
+        return find_capacity(replica, traffic, slo, policy, budgets[place], precision)
+
+    place = budgets.index(first)
+    best = find(place)
+    for step in (1, -1):
+        here = place
+        while 0 <= here + step < len(budgets):
+            found = find(here := here + step)
+            if found.rate <= best.rate:
+                break
+            best = found
+        if best.budget != first:
+            break
+    return best
+
+
+def engine_flags(
+    model: str, budget: int, batch_size: int, tp: int = 1, pp: int = 1, length: int | None = None
+) -> dict[str, str]:
+    """Name of an engine -> its command line. Both count decodes in C, too."""
+    vllm = f"vllm serve {model} --max-num-batched-tokens {budget} --max-num-seqs {batch_size}"
+    sglang = (
+        f"python -m sglang.launch_server --model-path {model} --chunked-prefill-size {budget}"
+        f" --max-running-requests {batch_size}"
+    )
+    if tp > 1:
+        vllm, sglang = f"{vllm} --tensor-parallel-size {tp}", f"{sglang} --tp-size {tp}"
+    if pp > 1:
+        vllm, sglang = f"{vllm} --pipeline-parallel-size {pp}", f"{sglang} --pp-size {pp}"
+    if length:
+        vllm, sglang = f"{vllm} --max-model-len {length}", f"{sglang} --context-length {length}"
+    return {
+        "vLLM": f"{vllm} --enable-chunked-prefill",
+        "SGLang": f"{sglang} --enable-mixed-chunk",
+    }
