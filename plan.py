@@ -44,6 +44,7 @@ from scheduler import POLICIES
 from serving.calibration import BATCH_SIZE, LENGTH, RESULTS, CalibratedModel, Calibration
 from serving.capacity import CONTEXT, DECODES, STRICT, percentile, token_budget
 from serving.planner import (
+    EXACT,
     WHOLE,
     Found,
     Replica,
@@ -52,7 +53,6 @@ from serving.planner import (
     best_budget,
     budgets_of,
     engine_flags,
-    enough,
     find_capacity,
 )
 from serving.traffic import Fixed, at_rate, make_requests, poisson, read_trace
@@ -60,7 +60,7 @@ from serving.traffic import Fixed, at_rate, make_requests, poisson, read_trace
 NAME, HERE = "plan", "here"
 OURS = "sarathi_serve"  # what vLLM and SGLang do with chunks
 REQUESTS = 2048  # that are drawn, where no file has them
-EXACT, ROUGH = 1.025, 1.05  # precision: of the answer; of what it is compared with
+ROUGH = 1.05  # precision of what the answer is compared with
 DRAWS = 8  # samples of the traffic, for the interval
 LOADS = (0.5, 0.7, 0.9, 1.0)  # of the capacity, in the table of latencies
 TP, PP = (1, 2, 4, 8), (2, 4)
@@ -274,8 +274,9 @@ def policies_of(more: Sequence[str] | None) -> list[str]:
     return list(dict.fromkeys([OURS, *POLICIES, *(more or ())]))
 
 
-def search(question: Question, here: tuple[int, int], policies: Sequence[str], refused: dict,
-           first: Found) -> Plan:  # fmt: skip
+def search(
+    question: Question, here: tuple[int, int], policies: Sequence[str], refused: dict
+) -> Plan:
     """Phase by phase, on all cores: the policies' budgets; layouts; draws of the chosen budget."""
     processes = os.cpu_count() or 1
 
@@ -422,7 +423,7 @@ def latency_rows(plan: Plan) -> list[list[str]]:
     rows = []
     for share in LOADS:
         rate = share * plan.best.rate
-        requests = at_rate(plan.question.traffic.sample(enough(rate, EXACT)), rate)
+        requests = at_rate(plan.question.traffic.sample(plan.best.requests), rate)
         trace = plan.replica.serve(requests, OURS, plan.best.budget)
         firsts, gaps = trace.ttfts, trace.tbts
         numbers = [percentile(firsts, 50), percentile(firsts, 90)]
@@ -540,39 +541,55 @@ def replicas_of(
     return dict(sorted(found.items(), key=lambda item: item[0][::-1])), refused
 
 
-def main() -> None:
-    options = parse(make_parser(__doc__, FLAGS), FLAGS)
-    begin = time.monotonic()
-    make_directory(options.out, NAME, None, options.force)
+def read_options(arguments: Sequence[str] | None = None) -> Namespace:
+    return parse(make_parser(__doc__, FLAGS), FLAGS, arguments)
+
+
+def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:
+    """The question, and why some layouts are left out. All mistakes of the user's are said here."""
     model, (name, requests) = model_of(options.model), requests_of(options)
     place = options.tp, options.pp
     if options.gpu == HERE:
         replica = replica_here(options, model)
+    elif options.calibration is not None:
+        raise UserError(f"--calibration needs --gpu {HERE}")
     else:
-        if options.calibration is not None:
-            raise UserError(f"--calibration needs --gpu {HERE}")
         replica = replica_of(options, model, *place)
-    requests = that_fit(requests, replica)
-    longest = max(each.most_cached for each in requests)
+    traffic = Traffic.of(name, that_fit(requests, replica))
+    longest = int((traffic.prompts + traffic.outputs).max()) - 1
     replicas, refused = {place: replica}, {}
     if options.gpu != HERE:
         replicas, refused = replicas_of(options, model, longest)
-    traffic = Traffic.of(name, requests)
-    tbt = STRICT * replica.cost.seconds(make_batch(decodes=min(DECODES, replica.max_batch_size)))
-    slo = Slo(
-        options.tbt_slo / 1e3 if options.tbt_slo else tbt,
-        options.ttft_slo / 1e3 if options.ttft_slo else math.inf,
-    )
-    describe(options, replica, traffic, slo)
-    budgets = budgets_of(traffic, options.gpu == HERE)
-    question = Question(replicas, traffic, slo, budgets[:: 3 if options.quick else 1])
+    tbt, ttft = STRICT * decode_iteration(replica), math.inf
+    if options.tbt_slo:
+        tbt = options.tbt_slo / 1e3
+    if options.ttft_slo:
+        ttft = options.ttft_slo / 1e3
+    budgets = budgets_of(traffic, options.gpu == HERE)[:: 3 if options.quick else 1]
+    return Question(replicas, traffic, Slo(tbt, ttft), budgets), refused
+
+
+def decode_iteration(replica: Replica) -> float:
+    """Seconds of a batch of 32 decodes, or of as many as run at once."""
+    decodes = min(DECODES, replica.max_batch_size)
+    context = min(CONTEXT, replica.cost.model.max_length)
+    return replica.cost.seconds(make_batch(decodes=decodes, context=context))
+
+
+def main() -> None:
+    options, begin = read_options(), time.monotonic()
+    make_directory(options.out, NAME, None, options.force)
+    question, refused = prepare(options)
+    place = options.tp, options.pp
+    replica = question.replicas[place]
+    describe(options, replica, question.traffic, question.slo)
     first = first_answer(question, place)
     print(
-        f"\nfirst answer   C = {first.budget}: about {rounded(first.rate)} requests/s, to 5 %"
+        f"\nfirst answer   C = {first.budget}: about {rounded(first.rate)} requests/s"
         f" ({time.monotonic() - begin:.0f} s)",
         flush=True,
     )
-    plan = search(question, place, policies_of(options.policy), refused, first)
+    plan = search(question, place, policies_of(options.policy), refused)
     print_answer(plan)
     print_tables(plan, latency_rows(plan))
     print_engines(options, plan)

@@ -33,7 +33,7 @@ from timeline import Trace
 BLOCK = 64  # neighbours that are drawn together
 MOST_DRAWN = 4096  # requests of the population that one run knows
 FEWEST, MOST = 384, 8192  # requests of a run
-COARSE = 1.2  # precision of the short runs
+COARSE, EXACT = 1.2, 1.025  # precision: of short runs, and of the answer
 HOPELESS = 32  # if not even so small a part of the throughput is served, the capacity is 0
 WHOLE = ("request_level", "orca", "vllm_v0")  # policies that read no token budget
 BUDGETS = (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
@@ -149,6 +149,7 @@ class Found:
 
     rate: float
     budget: int
+    requests: int = field(default=0, compare=False)  # of a long run
     loads: dict[float, Load] = field(default_factory=dict, compare=False)
 
     @property
@@ -176,10 +177,12 @@ def find_capacity(
         requests = at_rate(traffic.sample(count, seed), rate)
         return Load.steady(replica.serve(requests, policy, budget))
 
-    def search(start: float, precision: float, factor: float) -> tuple[float, dict[float, Load]]:
-        """From `start`, with at least as many requests as the rate needs that is found."""
+    def search(
+        start: float, precision: float, factor: float
+    ) -> tuple[float, int, dict[float, Load]]:
+        """From `start`: the rate, the requests of each run, and the loads by rate."""
         loads: dict[float, Load] = {}
-        count = enough(start, precision)
+        count = enough(start, precision, traffic)
 
         def served(rate: float) -> bool:
             loads[rate] = load_at(rate, count)
@@ -189,19 +192,19 @@ def find_capacity(
             rate = largest_rate(served, precision, start, factor)
         except AlwaysServed:
             rate = 4 * start
-        if count == MOST or enough(rate, precision) <= 1.25 * count:
-            return rate, loads
-        return search(1.5 * rate, precision, precision**2)  # more than enough: it comes to an end
+        if enough(rate, precision, traffic) <= count:
+            return rate, count, loads
+        return search(1.2 * rate, precision, precision**2)  # more than enough: it comes to an end
 
     if not start:
         start = throughput(replica, traffic.sample(FEWEST, seed), policy, budget)
         if not slo.met(load_at(start / HOPELESS, FEWEST // 6)):
             return Found(0.0, budget)
-        start, _ = search(start, max(COARSE, precision), COARSE)
+        start, *_ = search(start, max(COARSE, precision), COARSE)
     if not start:
         return Found(0.0, budget)
-    rate, loads = search(start, precision, precision**2)
-    return Found(rate, budget, loads)
+    rate, count, loads = search(start, precision, precision**2)
+    return Found(rate, budget, count, loads)
 
 
 def throughput(replica: Replica, requests: Sequence[Request], policy: str, budget: int) -> float:
@@ -212,10 +215,16 @@ def throughput(replica: Replica, requests: Sequence[Request], policy: str, budge
     return (last - first) / (ends[last] - ends[first])
 
 
-def enough(rate: float, precision: float) -> int:
-    """Requests of a long run: so many that a rate which is too high by `precision` shows it."""
-    seconds = 2 * MAX_DELAY / (precision - 1)
-    return int(min(max(FEWEST, rate * seconds), MOST))
+def enough(rate: float, precision: float, traffic: Traffic) -> int:
+    """Requests of a run: so many that a rate which is too high by `precision` shows it.
+
+    An exact run has the whole traffic, as often as it takes: a part of it may be quieter.
+    """
+    count = min(max(FEWEST, rate * 2 * MAX_DELAY / (precision - 1)), MOST)
+    size = min(len(traffic.prompts), MOST_DRAWN)
+    if precision > EXACT and count < size:
+        size = 1
+    return size * math.ceil(count / size)
 
 
 def budgets_of(traffic: Traffic, small: bool) -> list[int]:

@@ -101,12 +101,14 @@ def make_parser(
     return parser
 
 
-def parse(parser: Parser, flags: Mapping[str, Flag]) -> Namespace:
-    """The flags, with the defaults of those that are not given.
+def parse(
+    parser: Parser, flags: Mapping[str, Flag], arguments: Sequence[str] | None = None
+) -> Namespace:
+    """The flags, with the defaults of those that are not given. arguments: None: the program's.
 
     Raises UserError where one is given that needs --measure, without it.
     """
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if getattr(options, "policy_file", None):
         names = load_policies(options.policy_file)
         options.policy = options.policy or names

@@ -63,6 +63,7 @@ COMMANDS = (
     Command("experiments/fit_l20.py"),
     Command("experiments/kernels.py", ("--repeats", "1"), ("--repeats",)),
     Command("experiments/loop_speed.py"),
+    Command("experiments/plan_here.py"),
     Command("experiments/policies.py"),
     Command("experiments/profiles.py", ("nowhere",)),
     Command("experiments/segment_attention.py"),

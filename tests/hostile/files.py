@@ -4,17 +4,21 @@ Right is a file that works after all, or one line that names it. A model that is
 generate. A trace or a calibration that is accepted must be simulated.
 """
 
+import json
 import random
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from cli import run_main
+import plan
+from batch import Request
+from cli import ROOT, run_main
 from costmodel import make_batch
 from engine import LLM, SamplingParams
 from experiments.profiles import print_fitted, print_known, read_profiles
 from generate import read_prompts
+from policyfile import load_policies
 from serving.calibration import CalibratedModel, Calibration
 from serving.traffic import at_rate, read_trace
 from simulate import simulate
@@ -32,6 +36,14 @@ from tests.hostile.sandbox import Case
 
 PROMPT_FILE = "def f(\n\nThe list type\n  Return\tTrue \u2026\n".encode()
 LIMIT = 30.0  # s
+POLICY_FILE = (ROOT / "examples" / "target_tbt.py").read_bytes()
+LLAMA = json.dumps({
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096,
+    "intermediate_size": 14336, "max_position_embeddings": 8192, "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+    "rope_scaling": None, "rope_theta": 500000.0, "tie_word_embeddings": False,
+    "hidden_act": "silu", "vocab_size": 128256,
+}).encode()  # fmt: skip
 
 
 def try_model(max_length: int | None) -> None:
@@ -53,6 +65,19 @@ def try_calibration() -> None:
     for batch in (make_batch(decodes=3, context=100), make_batch([(64, 64, 128)], 2, 50)):
         model.seconds(batch)
         model.operators(batch)
+
+
+def try_plan(*flags: str) -> None:
+    """What plan.py makes of a config and a trace, up to the first answer."""
+    options = plan.read_options(["--tbt-slo", "50", "--out", "out", *flags])
+    question, _ = plan.prepare(options)
+    plan.first_answer(question, (1, 1))
+
+
+def try_policies() -> None:
+    names = load_policies(Path("policies.py"))
+    for name in names:
+        simulate([Request(0, range(40), 5), Request(1, range(90), 3)], policy=name, chunk_size=32)
 
 
 def try_prompts() -> None:
@@ -115,10 +140,15 @@ def other_cases(rng: random.Random, scale: float) -> Iterator[tuple]:
     kinds = [("requests.csv", text.encode(), try_trace) for text in samples.traces().values()]
     kinds += [
         ("calibration.json", samples.calibration().encode(), try_calibration),
+        ("config.json", LLAMA, partial(try_plan, "--model", ".", "--requests-file", "200:20",
+                                       "--requests", "64")),
+        ("plan.csv", samples.traces()["ours"].encode(), partial(try_plan, "--requests-file",
+                                                                "plan.csv")),
+        ("policies.py", POLICY_FILE, try_policies),
         ("prompts.txt", PROMPT_FILE, try_prompts),
         ("profiles/a100/small/mlp.csv", samples.profile().encode(), try_profile),
         ("out/table2.csv", samples.result().encode(), try_results),
-    ]
+    ]  # fmt: skip
     for name, content, act in kinds:
         for what, made in spoil(name, content, rng, scale):
             yield f"{name}: {what}", {name: made}, None, act

@@ -1,0 +1,373 @@
+"""plan.py: the printed capacity is one, its interval is honest, and mistakes are one line.
+
+LLAMA3 is the config.json of Llama-3-8B. The conversation trace is the committed sample.
+"""
+
+import json
+import math
+import random
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+from conftest import call
+
+import plan
+from batch import Request
+from checks import UserError
+from configs import GPUS, MODELS
+from costmodel import CostModel, tokens_that_fit
+from experiments.lib.common import read_csv
+from serving.capacity import Load, capacity, largest_rate, settled_capacity
+from serving.planner import (
+    Found,
+    Replica,
+    Slo,
+    Traffic,
+    best_budget,
+    engine_flags,
+    enough,
+    find_capacity,
+)
+from serving.traffic import at_rate, poisson, read_trace
+from tests.hostile.mutations import spoil_bytes, spoil_csv, spoil_json
+
+ROOT = Path(__file__).parent.parent
+TRACE = ROOT / "experiments" / "azure_conv_2023_sample.csv"
+LLAMA3 = {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "bos_token_id": 128000, "eos_token_id": 128001, "hidden_act": "silu", "hidden_size": 4096,
+    "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 8192,
+    "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": None,
+    "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "use_cache": True, "vocab_size": 128256,
+}  # fmt: skip
+OURS, SLO = "sarathi_serve", Slo(0.05)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "Llama-3-8B"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA3), encoding="utf-8")
+    return folder
+
+
+@cache
+def population() -> list[Request]:
+    return read_trace(TRACE)
+
+
+def drawn(count: int, seed: int = 0) -> Traffic:
+    """Requests drawn from the trace, each on its own, with Poisson arrivals."""
+    rng = np.random.default_rng(seed)
+    places = rng.integers(0, len(population()), count)
+    chosen = [population()[place] for place in places]
+    arrivals = poisson(count, 1.0, seed)
+    return Traffic.of("drawn", [
+        Request(i, each.prompt, each.max_tokens, arrival=arrivals[i])
+        for i, each in enumerate(chosen)
+    ])  # fmt: skip
+
+
+def replica(llama: Path, gpu: str = "a100-80gb", tp: int = 1, stages: int = 1) -> Replica:
+    model = plan.model_of(str(llama))
+    cost = CostModel(model, GPUS[gpu], tp=tp, software="vllm")
+    memory = tokens_that_fit(model, GPUS[gpu], tp) * stages
+    return Replica(cost, 256, memory, stages)
+
+
+def load_at(of: Replica, traffic: Traffic, budget: int, rate: float, share: float = 1.0) -> Load:
+    """In a run as the plan has it, at a share of the capacity `rate`."""
+    requests = at_rate(traffic.sample(enough(rate, plan.EXACT, traffic)), share * rate)
+    return Load.steady(of.serve(requests, OURS, budget))
+
+
+# ------------------------------------------------------------------------------------- the search
+
+
+@pytest.mark.parametrize("start", [0.01, 1.0, 3.1, 900.0])
+@pytest.mark.parametrize("precision", [1.025, 1.1, 1.5])
+def test_every_start_finds_the_same_rate(start: float, precision: float) -> None:
+    tried = []
+
+    def served(rate: float) -> bool:
+        tried.append(rate)
+        return rate <= 3.7
+
+    found = largest_rate(served, precision, start, 1.2)
+    assert found <= 3.7 < found * precision
+    assert found == largest_rate(lambda rate: rate <= 3.7, precision)
+    assert len(set(tried)) == len(tried), "no rate twice"
+
+
+def test_a_short_run_brackets_and_long_ones_decide() -> None:
+    """Though the short ones are wrong, the answer is that of long ones alone, with fewer runs."""
+    runs = []
+
+    def load(rate: float, repeats: float) -> Load:
+        runs.append(repeats)
+        return Load(0.01 if rate < (3.3 if repeats < 1 else 3.0) else 1.0, 0.0)
+
+    rate, repeats = settled_capacity(load, 1024, 0.1)
+    assert rate == capacity(lambda rate: load(rate, 1), 0.1) and repeats == 1
+    alone = 0
+    with mock.patch("serving.capacity.SHORT", math.inf):
+        runs.clear()
+        assert settled_capacity(load, 1024, 0.1)[0] == rate
+        alone = len(runs)
+    runs.clear()
+    settled_capacity(load, 1024, 0.1)
+    assert min(runs) < 1 and sum(repeats >= 1 for repeats in runs) < alone
+
+
+def test_a_sample_is_of_the_traffic() -> None:
+    traffic = Traffic.of("trace", population())
+    whole = traffic.sample(len(population()))
+    assert [len(each.prompt) for each in whole] == [len(each.prompt) for each in population()]
+    assert traffic.gaps.mean() == pytest.approx(1)
+    for seed in (None, 1):
+        more = traffic.sample(5000, seed)
+        again = traffic.sample(5000, seed)
+        assert [each.max_tokens for each in more] == [each.max_tokens for each in again]
+        assert [each.request_id for each in more] == list(range(5000))
+        assert more[-1].arrival == pytest.approx(5000, rel=0.2)
+    few = [len(each.prompt) for each in traffic.sample(256)]
+    assert few != [len(each.prompt) for each in whole[:256]], "spread over the whole, not its start"
+    assert traffic.sample(300, 1)[7].max_tokens != traffic.sample(300, 2)[7].max_tokens
+
+
+def test_bursts_stay_bursts() -> None:
+    """Blocks keep their gaps: a sample of a trace in bursts has bursts."""
+    arrivals = [100 * (i // 10) + 0.1 * (i % 10) for i in range(500)]
+    traffic = Traffic.of("bursts", [Request(i, [0], 1, arrival=a) for i, a in enumerate(arrivals)])
+    gaps = np.diff([each.arrival for each in traffic.sample(500, seed=3)])
+    assert np.std(gaps) / np.mean(gaps) > 2.5
+
+
+@pytest.mark.slow
+def test_capacities_of_1000_and_of_10000_agree(llama: Path) -> None:
+    """Within 5 %; and the interval of the 1,000 contains the capacity of the 10,000."""
+    of = replica(llama)
+    few, many = drawn(1000, seed=1), drawn(10_000, seed=2)
+    rates = [find_capacity(of, each, SLO, OURS, 512, plan.EXACT).rate for each in (few, many)]
+    assert rates[0] == pytest.approx(rates[1], rel=0.05)
+    others = [
+        find_capacity(of, few, SLO, OURS, 512, plan.EXACT, seed, rates[0]).rate for seed in range(6)
+    ]
+    assert min(others) <= rates[1] <= max(others)
+    assert max(others) / min(others) < 1.3
+
+
+@pytest.mark.parametrize(
+    ("gpu", "tp", "slo"),
+    [
+        ("a100-80gb", 1, Slo(0.05)),
+        ("a100-80gb", 1, Slo(0.05, 0.5)),
+        ("h100", 2, Slo(0.03)),
+    ],
+)
+def test_the_capacity_meets_the_slo_and_more_does_not(
+    llama: Path, gpu: str, tp: int, slo: Slo
+) -> None:
+    of, traffic = replica(llama, gpu, tp), Traffic.of("trace", population())
+    found = find_capacity(of, traffic, slo, OURS, 512, plan.EXACT)
+    assert found.load and slo.met(found.load)
+    assert slo.met(load_at(of, traffic, 512, found.rate))
+    assert not slo.met(load_at(of, traffic, 512, found.rate, 1.1))
+
+
+def test_the_cliff(llama: Path) -> None:
+    """A budget whose iterations are longer than the SLO serves little."""
+    of, traffic, budgets = replica(llama), drawn(400), (128, 512, 1024)
+    rates = [find_capacity(of, traffic, SLO, OURS, size, 1.2).rate for size in budgets]
+    assert rates[1] > 1.2 * rates[0] and rates[1] > 3 * rates[2]
+    for first in budgets:
+        best = best_budget(of, traffic, SLO, OURS, budgets, 1.2, first)
+        assert (best.budget, best.rate) == (512, rates[1])
+
+
+def test_a_bound_that_nothing_meets(llama: Path) -> None:
+    of, traffic = replica(llama), Traffic.of("trace", population())
+    assert find_capacity(of, traffic, Slo(0.001), OURS, 128, 1.1) == Found(0.0, 128)
+
+
+def test_a_pipeline_is_a_replica(llama: Path) -> None:
+    of, traffic = replica(llama, stages=2), Traffic.of("trace", population())
+    assert of.layout == "TP1-PP2" and of.gpus == 2
+    trace = of.serve(at_rate(traffic.sample(64), 10.0), OURS, 512)
+    assert len(trace.finished) == 64
+
+
+# ------------------------------------------------------------------------------------- the command
+
+
+def test_a_config_of_one_s_own_needs_no_torch(llama: Path) -> None:
+    model = plan.model_of(str(llama))
+    assert (model.n_layer, model.n_kv_head, model.hidden) == (32, 8, 4096)
+    assert model.parameters == pytest.approx(8.03e9, rel=0.001)
+    code = f"import sys, plan; plan.model_of({str(llama)!r}); print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_a_hub_id_that_is_on_disk(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UserError, match="'meta/Llama-3' is no folder .* no hub id that is on this"):
+        plan.model_of("meta/Llama-3")
+    folder = tmp_path / "models--meta--Llama-3" / "snapshots" / "abc"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(LLAMA3))
+    assert plan.model_of("meta/Llama-3").name == "Llama-3"
+
+
+def test_a_gpu_of_ones_own() -> None:
+    options = SimpleNamespace(gpu=None, gpu_spec=(40, 300, 1600))
+    gpu, owner = plan.gpu_of(options)
+    assert (gpu.memory, gpu.peak, gpu.bandwidth) == (40e9, 300e12, 1600e9)
+    assert owner.startswith("a100") and gpu.name == "gpu-spec"
+    options = plan.read_options(["--gpu-spec", "80,312,2039", "--model", "mistral-7b"])
+    same = plan.cost_of(options, MODELS["mistral-7b"], 1)
+    options = plan.read_options(["--gpu", "a100-80gb", "--model", "mistral-7b"])
+    usual = plan.cost_of(options, MODELS["mistral-7b"], 1)
+    assert same.linears(512) == usual.linears(512)
+
+
+def test_engine_flags() -> None:
+    lines = engine_flags("m", 512, 64, tp=2, pp=1, length=4096)
+    for words in ("--max-num-batched-tokens 512", "--max-num-seqs 64", "--tensor-parallel-size 2"):
+        assert words in lines["vLLM"]
+    for words in ("--chunked-prefill-size 512", "--max-running-requests 64", "--tp-size 2"):
+        assert words in lines["SGLang"]
+    assert "pipeline" not in lines["vLLM"] and "--pp-size" not in lines["SGLang"]
+
+
+def test_requests_that_are_too_long_are_counted(capsys: pytest.CaptureFixture, llama: Path) -> None:
+    requests = [Request(0, range(8190), 3), Request(1, range(8190), 4), Request(2, range(9000), 1)]
+    assert plan.that_fit(requests, replica(llama)) == requests[:1]
+    said = capsys.readouterr().out
+    assert said == "left out: 2 of 3 requests, which are longer than 8192 tokens\n"
+    with pytest.raises(UserError, match="no request is short enough: .* allows 8192 tokens"):
+        plan.that_fit(requests[1:], replica(llama))
+
+
+def test_a_small_plan(tmp_path: Path, llama: Path) -> None:
+    """All that it says, prints and draws, with a policy of one's own, on few requests."""
+    flags = ("--model", llama, "--requests-file", "2000:60", "--requests", 64, "--tbt-slo", 40)
+    policy = ("--policy-file", ROOT / "examples" / "priority.py")
+    few = {"TP": (1, 2), "PP": (2,), "DRAWS": 2, "POLICIES": ("orca",), "LOADS": (0.9, 1.0)}
+    with mock.patch.multiple(plan, **few, EXACT=1.1, ROUGH=1.2):
+        done = call(plan, *flags, *policy, "--quick", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout
+    for words in (
+        "Llama-3-8B (8.03 B parameters) on a100-80gb", "P99 TBT at most 40 ms", "tokens of cache",
+        "constants  experiments/fit_vllm.py", "first answer", "token budget   C = ", "capacity",
+        "2 other samples", "TP1-PP2", f"vllm serve {llama} ", "--chunked-prefill-size",
+        "mean batch", "priority",
+    ):  # fmt: skip
+        assert words in said, words
+    assert "error" in said, "of the constants, on public measurements"
+    points = read_csv(tmp_path / "plan.csv")
+    found = {point.series: point.y for point in points}
+    assert found["capacity, TP1"] > 0 and found["layout TP2"] > found["layout TP1"]
+    assert {"priority, to 5 %", "sarathi_serve, to 5 %", "P99 TBT", "P90 TTFT"} <= set(found)
+    assert (tmp_path / "plan.png").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("gpu", "tp"), [("a100-80gb", 1), ("a100-80gb", 2), ("h100", 1), ("h100", 2)]
+)
+def test_the_plan_of_the_conversation_trace(tmp_path: Path, llama: Path, gpu: str, tp: int) -> None:
+    """The whole command. Its times are printed, and not judged: machines are shared."""
+    flags = ("--model", llama, "--gpu", gpu, "--tp", tp, "--requests-file", TRACE)
+    begin = time.process_time()
+    done = call(plan, *flags, "--tbt-slo", 50, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    print(done.stdout, f"{time.process_time() - begin:.0f} s of this process")
+    found = {point.series: point for point in read_csv(tmp_path / "plan.csv")}
+    best = found[f"capacity, TP{tp}"]
+    of, traffic = replica(llama, gpu, tp), Traffic.of("trace", population())
+    assert SLO.met(load_at(of, traffic, int(best.x), best.y))
+    assert not SLO.met(load_at(of, traffic, int(best.x), best.y, 1.1))
+
+
+# ------------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--model nothing", "--model 'nothing' is no folder with a config.json"),
+        ("--model mistral-7", "did you mean 'mistral-7b'?"),
+        ("--gpu a101", "unknown GPU 'a101': choose from"),
+        ("--gpu a100-80gb --gpu-spec 1,2,3", "--gpu and --gpu-spec exclude each other"),
+        ("--gpu-spec 80,312", "'80,312' is not 3 numbers with commas between them"),
+        ("--gpu-spec 80,x,3", "'80,x,3' is not 3 numbers"),
+        ("--gpu-spec 8,312,2039", "14 GB of weights do not fit 90 % of 1 x 8 GB"),
+        ("--tp 3", "tp is 3; it must divide the 32 heads"),
+        ("--tbt-slo 0", "'0' is not a number above 0"),
+        ("--tbt-slo 1", "no rate meets a P99 TBT of 1 ms: a single decode alone takes"),
+        ("--requests-file nothing", "'nothing' is no file: give a CSV file, chat, arxiv, or P:N"),
+        ("--requests-file nothing.csv", "nothing.csv: No such file"),
+        ("--requests-file chats", "did you mean 'chat'?"),
+        ("--requests-file 0:5", "tokens is 0; it must be a whole number"),
+        ("--requests-file 40000:5", "no request is short enough: mistral-7b"),
+        ("--gpu here --tp 2", "--tp is 2 and --pp 1; --gpu here allows 1 and 1"),
+        ("--gpu here --model gpt2", "calibration-gpt2.json: run experiments/calibrate.py"),
+        ("--gpu here --software vllm", "--software and --gpu here exclude each other"),
+        ("--calibration x.json", "--calibration needs --gpu here"),
+        ("--pp 33", "stages is 33; a model of 32 layers allows 1 to 32"),
+        ("--policy nothing", "unknown policy 'nothing'"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line(flags: str, said: str, tmp_path: Path) -> None:
+    words = ["--requests-file", "200:20"] if "--requests-file" not in flags else []
+    done = call(plan, *flags.split(), *words, "--requests", "32", "--quick", "--out", tmp_path)
+    assert done.returncode == 2, done.stdout
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert said in done.stderr, done.stderr
+
+
+def test_500_malformed_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configs, traces and flags: each is one clear line, or it is right after all."""
+    monkeypatch.chdir(tmp_path)
+    rng, cases = random.Random(0), []
+    config, trace = json.dumps(LLAMA3), "\n".join(TRACE.read_text().splitlines()[:40]) + "\n"
+    for what, made in spoil_json(config, rng, 250) + spoil_bytes(config.encode(), rng, 50):
+        cases.append((f"config {what}", made, trace.encode(), ()))
+    for what, made in spoil_csv(trace, rng, 120) + spoil_bytes(trace.encode(), rng, 50):
+        cases.append((f"trace {what}", config.encode(), made, ()))
+    values = ("", "x", "-1", "0", "nan", "inf", "1e400", "9" * 30, "1,2,3,4", "\udcff", "a\nb")
+    for flag in ("--tp", "--pp", "--tbt-slo", "--ttft-slo", "--gpu-spec", "--software", "--link"):
+        for value in values:
+            cases.append((f"{flag} {value!r}", config.encode(), trace.encode(), (flag, value)))
+    folder, refused = tmp_path / "model", 0
+    folder.mkdir()
+    for what, model, requests, flags in cases:
+        (folder / "config.json").write_bytes(model)
+        (tmp_path / "trace.csv").write_bytes(requests)
+        words = ["--model", "model", "--requests-file", "trace.csv", "--tbt-slo", "50", *flags]
+        script = SimpleNamespace(
+            __file__="plan.py",
+            main=lambda words=words: plan.prepare(plan.read_options(words)),
+        )
+        done = call(script)
+        assert done.returncode in (0, 2), (what, done.stderr)
+        if done.returncode == 2:
+            refused += 1
+            assert done.stderr.startswith("error: "), (what, done.stderr)
+            assert done.stderr.count("\n") == 1 and len(done.stderr) < 1000, (what, done.stderr)
+    assert len(cases) >= 500 and refused > 300, (len(cases), refused)
