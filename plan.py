@@ -19,6 +19,7 @@ import gc
 import math
 import os
 import re
+import textwrap
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -334,8 +335,9 @@ def describe(options: Namespace, replica: Replica, traffic: Traffic, slo: Slo) -
     mean = float((traffic.prompts + traffic.outputs).mean())
     print(f"\n{model.name} ({model.parameters / 1e9:.2f} B parameters) on {hardware_of(replica)}")
     print(
-        f"traffic    {traffic.name}: {len(traffic.prompts)} requests; prompts"
-        f" {describe_lengths(traffic.prompts)}, outputs {describe_lengths(traffic.outputs)} tokens"
+        f"traffic    {traffic.name}: {len(traffic.prompts)} requests\n"
+        f"           tokens of a prompt {describe_lengths(traffic.prompts)}, of an output"
+        f" {describe_lengths(traffic.outputs)}"
     )
     first = "" if slo.ttft == math.inf else f", P90 TTFT at most {1e3 * slo.ttft:.4g} ms"
     print(f"SLO        P99 TBT at most {1e3 * slo.tbt:.4g} ms{first}")
@@ -352,7 +354,7 @@ def describe(options: Namespace, replica: Replica, traffic: Traffic, slo: Slo) -
         return
     _, owner = gpu_of(options)
     guess = constants(owner, options.software or "vllm")[1]
-    print(f"constants  {cost.efficiency.source}")
+    print(textwrap.fill(f"constants  {cost.efficiency.source}", 88, subsequent_indent=11 * " "))
     if options.gpu_spec:
         print(f"           A guess: all but memory, FLOPS and bandwidth is that of the {owner}.")
     if guess:
@@ -387,7 +389,7 @@ def print_answer(plan: Plan) -> None:
         )
 
 
-def print_tables(plan: Plan, latencies: Sequence[Sequence[str]]) -> None:
+def print_tables(plan: Plan, loads: Sequence[Sequence[float]]) -> None:
     chosen = plan.curves[OURS]
     rows = []
     for budget, found in chosen.items():
@@ -415,12 +417,20 @@ def print_tables(plan: Plan, latencies: Sequence[Sequence[str]]) -> None:
     header = ["layout", "GPUs", "C", "requests/s", "a GPU", "tokens of cache"]
     print_table(header, rows, "other numbers of GPUs, each at its best budget, to 5 %")
     header = ["load", "requests/s", "P50 TTFT", "P90 TTFT", "P50 TBT", "P99 TBT", "mean batch"]
-    print_table(header, latencies, f"latency at C = {plan.best.budget}, in ms")
+    rows = [
+        [f"{100 * share:.0f} %", rounded(rate), *[three_digits(1e3 * each) for each in seconds],
+         f"{batch:.0f}"]
+        for share, rate, *seconds, batch in loads
+    ]  # fmt: skip
+    print_table(header, rows, f"latency at C = {plan.best.budget}, in ms")
 
 
-def latency_rows(plan: Plan) -> list[list[str]]:
-    """At shares of the capacity, on the long run's requests."""
-    rows = []
+def latencies(plan: Plan) -> list[tuple[float, ...]]:
+    """At shares of the capacity, on the requests of a long run.
+
+    Each is: share, rate, P50 and P90 TTFT, P50 and P99 TBT (s), and the mean batch.
+    """
+    found = []
     for share in LOADS:
         rate = share * plan.best.rate
         requests = at_rate(plan.question.traffic.sample(plan.best.requests), rate)
@@ -428,10 +438,8 @@ def latency_rows(plan: Plan) -> list[list[str]]:
         firsts, gaps = trace.ttfts, trace.tbts
         numbers = [percentile(firsts, 50), percentile(firsts, 90)]
         numbers += [percentile(gaps, 50), percentile(gaps, 99)]
-        cells = [three_digits(1e3 * seconds) for seconds in numbers]
-        mean = f"{trace.mean_batch_size:.0f}"
-        rows.append([f"{100 * share:.0f} %", rounded(rate), *cells, mean])
-    return rows
+        found.append((share, rate, *numbers, trace.mean_batch_size))
+    return found
 
 
 def print_engines(options: Namespace, plan: Plan) -> None:
@@ -444,10 +452,11 @@ def print_engines(options: Namespace, plan: Plan) -> None:
     )  # fmt: skip
     print("\nThe same in other engines:")
     for engine, line in flags.items():
-        print(f"\n{engine}:\n  {line}")
+        parts = textwrap.wrap(line, 88, break_on_hyphens=False, break_long_words=False)
+        print(f"\n{engine}:\n  " + " \\\n    ".join(parts))
 
 
-def draw(plan: Plan) -> plt.Figure:
+def draw(plan: Plan, loads: Sequence[Sequence[float]]) -> plt.Figure:
     figure, [[cliff, gpus, latency]] = panels(1, 3, 8, 6.5)
     looks = looks_of(list(plan.curves))
     for name, curve in plan.curves.items():
@@ -474,10 +483,8 @@ def draw(plan: Plan) -> plt.Figure:
     names = [replica.layout for replica in plan.question.replicas.values()]
     gpus.set_xticks(range(len(names)), names)
     gpus.set(ylabel="requests per second and GPU", title="capacity per GPU, by layout")
-    loads = [item for item in sorted(best.loads.items()) if item[0] < 1.2 * best.rate]
-    rates, slo = [rate for rate, _ in loads], plan.question.slo
-    p99 = [1e3 * load.p99_tbt for _, load in loads]
-    p90 = [1e3 * load.p90_ttft for _, load in loads]
+    slo, rates = plan.question.slo, [rate for _, rate, *_ in loads]
+    p90, p99 = ([1e3 * each[place] for each in loads] for place in (3, 5))
     latency.plot(rates, p99, "o-", color=COLOURS["blue"], label="P99 TBT")
     latency.plot(rates, p90, "s-", color=COLOURS["vermilion"], label="P90 TTFT")
     latency.axhline(1e3 * slo.tbt, color=COLOURS["blue"], linestyle=":", label="SLO of the TBT")
@@ -487,7 +494,7 @@ def draw(plan: Plan) -> plt.Figure:
     style = {"color": "black", "linestyle": "--", "linewidth": 1.2}
     latency.axvline(best.rate, label=f"capacity: {rounded(best.rate)}", **style)
     latency.set_yscale("log")
-    latency.set(xlabel="requests per second", ylabel="ms", title="near the capacity")
+    latency.set(xlabel="requests per second", ylabel="ms", title="latency below the capacity")
     latency.legend()
     cost = plan.replica.cost
     figure.suptitle(
@@ -578,6 +585,7 @@ def decode_iteration(replica: Replica) -> float:
 
 def main() -> None:
     options, begin = read_options(), time.monotonic()
+    gc.disable()  # a run leaves many small objects and no cycles
     make_directory(options.out, NAME, None, options.force)
     question, refused = prepare(options)
     place = options.tp, options.pp
@@ -591,10 +599,11 @@ def main() -> None:
     )
     plan = search(question, place, policies_of(options.policy), refused)
     print_answer(plan)
-    print_tables(plan, latency_rows(plan))
+    loads = latencies(plan)
+    print_tables(plan, loads)
     print_engines(options, plan)
     software = {} if options.gpu_spec else {replica.cost.gpu.name: options.software or "vllm"}
-    finish(options, NAME, points_of(plan), lambda: draw(plan), software)
+    finish(options, NAME, points_of(plan), lambda: draw(plan, loads), software)
     print(f"in {time.monotonic() - begin:.0f} s")
 
 

@@ -30,7 +30,7 @@ from serving.traffic import at_rate
 from simulate import CostExecutor, run_all
 from timeline import Trace
 
-BLOCK = 64  # neighbours that are drawn together
+BLOCK, NEAR = 64, 2  # neighbours that are drawn together; blocks
 MOST_DRAWN = 4096  # requests of the population that one run knows
 FEWEST, MOST = 384, 8192  # requests of a run
 COARSE, EXACT = 1.2, 1.025  # precision: of short runs, and of the answer
@@ -83,19 +83,19 @@ class Traffic:
         )
 
     def sample(self, count: int, seed: int | None = None) -> list[Request]:
-        """`count` requests at about 1 per second. seed: of a draw of blocks, with replacement.
+        """`count` requests at about 1 per second, in blocks that are spread evenly over the whole.
 
-        None takes blocks that are spread evenly over the whole: all of them, if they fit.
+        seed: draws each block anew, from its neighbours up to NEAR blocks away. So a day's busy
+        hours stay busy (the local block bootstrap). None takes each as it is.
         """
         check_whole("count", count)
         size = min(len(self.prompts), count, MOST_DRAWN)
         starts, needed = np.arange(0, len(self.prompts), BLOCK), -(-size // BLOCK)
-        if seed is None:
-            chosen = starts[np.linspace(0, len(starts) - 1, needed).astype(int)]
-        else:
-            chosen = np.random.default_rng(seed).choice(starts, 2 * needed)  # the last is shorter
-        blocks = [np.arange(start, min(start + BLOCK, len(self.prompts))) for start in chosen]
-        places = np.resize(np.concatenate(blocks)[:size], count)
+        chosen = np.linspace(0, len(starts) - 1, needed).astype(int)
+        if seed is not None:
+            chosen += np.random.default_rng(seed).integers(-NEAR, NEAR + 1, needed)
+        blocks = starts[chosen.clip(0, len(starts) - 1)][:, None] + np.arange(BLOCK)
+        places = np.resize(blocks.flatten()[:size] % len(self.prompts), count)
         arrivals = np.cumsum(self.gaps[places]).tolist()
         prompts, outputs = self.prompts[places].tolist(), self.outputs[places].tolist()
         return [
@@ -200,9 +200,10 @@ def find_capacity(
         start = throughput(replica, traffic.sample(FEWEST, seed), policy, budget)
         if not slo.met(load_at(start / HOPELESS, FEWEST // 6)):
             return Found(0.0, budget)
-        start, *_ = search(start, max(COARSE, precision), COARSE)
-    if not start:
-        return Found(0.0, budget)
+        rate, count, loads = search(start, max(COARSE, precision), COARSE)
+        if not rate or precision >= COARSE:
+            return Found(rate, budget, count, loads)
+        start = rate
     rate, count, loads = search(start, precision, precision**2)
     return Found(rate, budget, count, loads)
 
