@@ -54,11 +54,16 @@ def launch(stages: int, port: int | None) -> None:
     }
     children: list[subprocess.Popen] = []
     try:
-        for stage in range(stages):
-            environment = group | {"RANK": stage, "LOCAL_RANK": stage}
-            environment = {name: str(value) for name, value in environment.items()}
-            environment = loopback_interface() | os.environ | environment
-            children.append(subprocess.Popen([sys.executable, *sys.argv], env=environment))
+        # The processes inherit this mask: they leave Ctrl-C to us, and we end them.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            for stage in range(stages):
+                environment = group | {"RANK": stage, "LOCAL_RANK": stage}
+                environment = {name: str(value) for name, value in environment.items()}
+                environment = loopback_interface() | os.environ | environment
+                children.append(subprocess.Popen([sys.executable, *sys.argv], env=environment))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         while not (
             failed := {
                 stage: child.returncode for stage, child in enumerate(children) if child.poll()

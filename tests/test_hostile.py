@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,6 +31,7 @@ from loading.checkpoint import save
 from loading.load import new_model
 from loading.prompts import token_ids
 from pipeline import Rules, simulate_pipeline
+from pipeline.launch import launch
 from pipeline.predictors import PromptLength
 from sampling import SamplingParams
 from serving.traffic import Zipf
@@ -151,6 +153,27 @@ def test_half_a_library_is_not_loaded(share: float, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is cut short"):
         library.make(tmp_path, "half", lambda path: path.write_bytes(half), [])
     assert list(tmp_path.iterdir()) == [], "nothing stays in the cache"
+
+
+STAGE = """
+import signal, sys
+sys.exit(0 if signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []) else 3)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="Windows has no masks")
+def test_stages_leave_ctrl_c_to_their_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one that was just started showed where in an import it was."""
+    (tmp_path / "stage.py").write_text(STAGE, encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "stage.py")])
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        launch(1, None)  # an exit status of a stage other than 0 would end it, too
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def test_several_prompts_leave_no_bar_where_stderr_is_no_terminal(
