@@ -150,6 +150,8 @@ class NotMet(UserError):
 def meet(place: Place, backend: str) -> None:
     """Join the group of all stages. Raises NotMet if they cannot meet."""
     try:
+        if place.stage == 0:  # it listens there: PyTorch would look for the name for ten minutes
+            socket.getaddrinfo(place.address, place.port)
         # Another launcher has a store of its own, or expects PyTorch's.
         ours = place.launcher is not None
         store = dist.PrefixStore("default_pg", make_store(place)) if ours else None

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,7 +32,7 @@ from loading.checkpoint import save
 from loading.load import new_model
 from loading.prompts import token_ids
 from pipeline import Rules, simulate_pipeline
-from pipeline.launch import launch
+from pipeline.launch import NotMet, Place, launch, meet
 from pipeline.predictors import PromptLength
 from sampling import SamplingParams
 from serving.traffic import Zipf
@@ -174,6 +175,19 @@ def test_stages_leave_ctrl_c_to_their_launcher(
     finally:
         signal.signal(signal.SIGTERM, before)
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_an_address_that_is_no_machine_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under torchrun, PyTorch's own store looked for the name for ten minutes."""
+
+    def unknown(*_: object) -> None:
+        raise socket.gaierror("Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: pytest.fail())
+    place = Place(0, 2, 0, 1, "nowhere.invalid", 29500, launcher=None)
+    with pytest.raises(NotMet, match="cannot meet the others at nowhere.invalid:29500"):
+        meet(place, "gloo")
 
 
 def test_several_prompts_leave_no_bar_where_stderr_is_no_terminal(
