@@ -435,7 +435,7 @@ def test_bad_flags(
 
 
 def test_budget_for_an_slo_of_ones_own(capsys: pytest.CaptureFixture) -> None:
-    flags = "--tbt-slo 50 --decodes 8 --context 1024 --max-length 2048"
+    flags = "--tbt-slo 50 --decodes 8 --context 1024 --longest-prompt 2048"
     call("serve_budget", *flags.split())
     said = capsys.readouterr().out
     assert f"token budget: {token_budget(MISTRAL.cost_model, 0.05, 8, 1024, 2048)} tokens" in said
