@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from checks import UserError
+from cli import interrupts_held
 from loading.files import first_line
 
 LAUNCHED = "PIPELINE_LAUNCHED"  # an environment variable: the process id of `launch`
@@ -54,16 +55,12 @@ def launch(stages: int, port: int | None) -> None:
     }
     children: list[subprocess.Popen] = []
     try:
-        # The processes inherit this mask: they leave Ctrl-C to us, and we end them.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        with interrupts_held():
             for stage in range(stages):
                 environment = group | {"RANK": stage, "LOCAL_RANK": stage}
                 environment = {name: str(value) for name, value in environment.items()}
                 environment = loopback_interface() | os.environ | environment
                 children.append(subprocess.Popen([sys.executable, *sys.argv], env=environment))
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         while not (
             failed := {
                 stage: child.returncode for stage, child in enumerate(children) if child.poll()

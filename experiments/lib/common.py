@@ -11,7 +11,6 @@ import math
 import multiprocessing
 import os
 import shutil
-import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from checks import UserError
-from cli import claim, end_with, is_ours, progress
+from cli import claim, end_with, interrupts_held, is_ours, progress
 from configs import GPUS
 from costmodel import constants
 
@@ -355,12 +354,8 @@ def run_jobs(
     found, begin = {}, (os.getpid(), initializer)
     with ProcessPoolExecutor(processes, initializer=begin_worker, initargs=begin) as pool:
         try:
-            # The processes inherit this mask: they leave Ctrl-C to us, and we end them.
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:
+            with interrupts_held():
                 running = {pool.submit(perform, job): job for job in jobs}
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             for done in progress(as_completed(running), what, len(running)):
                 found[running[done]] = done.result()
         except BaseException:
