@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from operator import index as as_index
 
 from batch import Request
-from checks import MOST, UserError
+from checks import MOST, UserError, shown
 from sampling import Sampler, SamplingParams
 
 LONGEST_WAIT = 1e9  # s, until a prompt arrives: a clock cannot wait much longer
@@ -29,7 +29,7 @@ def make_requests(
     """
     prompts = as_lists(prompts)
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
-        raise UserError(f"prompts is {prompts!r}; give a text, token ids, or a list of these")
+        raise UserError(f"prompts is {shown(prompts)}; give a text, token ids, or a list of these")
     if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
         prompts = [prompts]
     if params is None or isinstance(params, kind):

@@ -24,7 +24,7 @@ ORDER = [
     ["enter", "flags"],  # of every command: its first import; its arguments
     ["batch"],
     ["scheduler", "kvcache", "costmodel", "timeline"],
-    ["attention"],
+    ["attention", "rules"],
     ["loop"],
     ["model"],
     ["sampling"],
@@ -41,10 +41,12 @@ ORDER = [
     ["tests"],
 ]
 # The core of the book, in the order of the README's map. A limit holds for all its lines together.
+# rules and checks refuse what is wrong. A reader may skip them, and so they do not count.
 BOOK = (
     "batch", "scheduler", "loop", "kvcache", "attention", "model", "sampling", "executor",
     "engine", "configs",
 )  # fmt: skip
+MOST_LINES = 1800
 # Folders whose files find each other without the folder's name.
 BY_THEMSELVES = ("notebooks", "tests")
 # `import fast.first` sets what PyTorch reads as it is loaded: it comes before all else, and imports
@@ -145,7 +147,7 @@ def test_the_book_is_short() -> None:
     """Its core takes an evening to read. What a reader may skip lies elsewhere."""
     texts = {name: (ROOT / f"{name}.py").read_text(encoding="utf-8") for name in BOOK}
     lines = {name: len(text.splitlines()) for name, text in texts.items()}
-    assert sum(lines.values()) <= 1800, lines
+    assert sum(lines.values()) <= MOST_LINES, lines
 
 
 def test_the_arrows_are_found() -> None:
