@@ -80,6 +80,38 @@ def test_a_busy_machine_is_given_more_time(
     assert sandbox.slowness() == slowness
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_only_a_command_that_imports_may_end_by_the_signal() -> None:
+    from tests.hostile import sandbox
+
+    def right(**state: object) -> list[int]:
+        running = sandbox.Running(0, None, Path(), 0.0, **state)
+        return [status for status in (130, -2, -15, 1) if sandbox.by_hand(running, status)]
+
+    assert right() == []
+    assert right(interrupted=1.0) == [130]
+    assert right(interrupted=1.0, imported=False) == [130, -2]
+    for handler, caught in ((signal.SIG_DFL, False), (signal.default_int_handler, True)):
+        before = signal.signal(signal.SIGINT, handler)
+        try:
+            assert sandbox.catches(os.getpid(), signal.SIGINT) == caught
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_a_command_that_fails_at_once_is_no_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.hostile import kills
+
+    monkeypatch.chdir(tmp_path)
+    kills.kill(("flags.py", "--no-such-flag"), signal.SIGKILL, child=True, delay=0.0)
+    said = capsys.readouterr().err
+    assert said.startswith("misjudged: it had no children") and said.count("\n") == 1
+    assert "--no-such-flag" in said
+
+
 # ------------------------------------------------------------------------------ what it found once
 
 
@@ -134,7 +166,7 @@ USES: dict[str, Callable[[], object]] = {
     "stop_ids is [None]": lambda: Request(0, [1], 1, stop_ids=[None]),
     "stop_ids is range(0, 3)": lambda: Request(0, [1], 1, stop_ids=range(3)),
     "stop_ids is ['x']": lambda: BeamSearchParams(stop_ids=["x"]),
-    "a request's id is True": lambda: Request(True, [1], 1),
+    "the id of a request is True": lambda: Request(True, [1], 1),
     "compute is 0": lambda: Efficiency(0, 0.7, 0.5, 2.0),
     "p is 0.0": lambda: Efficiency(0.7, 0.7, 0.5, 0.0),
     "gpus is 0": lambda: PCIE4.all_reduce(1e6, 0, 0.8),
