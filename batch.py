@@ -43,7 +43,7 @@ class Request:
     single = True  # a decode is one row and one token
 
     def __post_init__(self) -> None:
-        check_whole("a request's id", self.request_id, -(2**63), 2**63)
+        check_whole("the id of a request", self.request_id, -(2**63), 2**63)
         name = f"request {self.request_id}"
         if not isinstance(self.prompt, Sequence):
             raise UserError(f"{name}: the prompt {shown(self.prompt)} is no list of token ids")

@@ -1,7 +1,7 @@
 """What every file needs of a user's values: one error, tables by name, checks of numbers."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 MOST = 10**9  # of whole numbers: far more than any model has of anything
@@ -13,10 +13,10 @@ class UserError(ValueError):
     """A mistake that the user can mend: shown as one line, without a traceback."""
 
 
-def shown(value: object) -> str:
-    """`repr(value)` for an error, cut short."""
+def shown(value: object, as_text: Callable[[object], str] = repr) -> str:
+    """A value as an error shows it: cut short, whatever it is."""
     try:
-        text = repr(value)
+        text = as_text(value)
     except ValueError:  # Python writes no whole number of more than 4,300 digits
         return "a number of too many digits to be shown"
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."

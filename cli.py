@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from checks import UserError
+from checks import UserError, shown
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -72,7 +72,7 @@ def read_text(path: Path | str, most: int) -> str:
     most: bytes that it may have; some devices never end. Raises UserError.
     """
     if not isinstance(path, Path | str):
-        raise UserError(f"{path!r} is no name of a file")
+        raise UserError(f"{shown(path)} is no name of a file")
     try:
         with open(path, "rb") as file:
             data = file.read(most + 1)

@@ -40,6 +40,8 @@ class ModelConfig:
     source: str = ""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise UserError(f"the name of a model is {shown(self.name)}; it must be a text")
         lookup(dict.fromkeys(("llama", "gpt2")), self.flavour, "flavour")
         for name in ("n_layer", "n_head", "hidden", "intermediate", "vocab_size", "max_length"):
             check_whole(f"{self.name}: {name}", getattr(self, name))

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from batch import Batch, Chunk, Request, rows_of
-from checks import UserError, by_name, check_whole, lookup
+from checks import UserError, by_name, check_whole, lookup, shown
 
 SIZE = re.compile("[0-9]{1,9}")  # of a chunk, in tokens
 MOST_CACHED = 10**15  # tokens
@@ -422,6 +422,11 @@ FOR_PIPELINES = ("td_pipe",)  # of pipeline/policies.py
 ALIASES = {"baseline": "request_level"}  # SARATHI's word
 
 
+def name_of(policy: str) -> str:
+    """The name of a policy, as it is; of anything else, what an error shows of it."""
+    return policy if isinstance(policy, str) else shown(policy)
+
+
 def make_scheduler(
     policy: str, max_batch_size: int, chunk_size: int, cache_tokens: int | None = None
 ) -> Scheduler:
@@ -429,7 +434,7 @@ def make_scheduler(
 
     A name may carry an option after a colon: see `configure` of the policies.
     """
-    name, colon, option = str(policy).partition(":")
+    name, colon, option = name_of(policy).partition(":")
     if name in FOR_PIPELINES:
         raise UserError(
             f"policy {name!r} decides for all stages of a pipeline: use distributed.py, or"

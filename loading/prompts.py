@@ -64,7 +64,9 @@ def make_requests(
             raise UserError(f"prompt {index} is empty; it needs at least one token")
         for token in ids:
             if not 0 <= token < vocab_size:
-                raise UserError(f"prompt {index}: token id {token} is not in 0 .. {vocab_size - 1}")
+                raise UserError(
+                    f"prompt {index}: token id {shown(token)} is not in 0 .. {vocab_size - 1}"
+                )
         if not 0 <= arrivals[index] <= LONGEST_WAIT:
             raise UserError(
                 f"prompt {index}: its arrival time is {arrivals[index]}; it must be a number of"

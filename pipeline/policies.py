@@ -12,7 +12,7 @@ from pipeline.micro_batches import MEMORIES, MicroBatches
 from pipeline.phases import Rules
 from pipeline.predictors import named
 from pipeline.td_pipe import TDPipe
-from scheduler import ALIASES, MOST_CACHED, POLICIES, make_scheduler
+from scheduler import ALIASES, MOST_CACHED, POLICIES, make_scheduler, name_of
 
 PIPELINE_POLICIES: dict[str, type[MicroBatches]] = {"td_pipe": TDPipe}
 
@@ -50,7 +50,7 @@ def make_micro_batches(
     "split", the pool is `count` times cache_tokens. "td_pipe:PREDICTOR" names its predictor.
     """
     check_whole("micro_batches", count, most=MOST_MICRO_BATCHES)
-    name, colon, option = str(policy).partition(":")
+    name, colon, option = name_of(policy).partition(":")
     lookup({**POLICIES, **PIPELINE_POLICIES, **ALIASES}, name, "policy")
     lookup(dict.fromkeys(MEMORIES), memory, "memory")
     if rules is not None and name not in PIPELINE_POLICIES:

@@ -181,7 +181,7 @@ class Zipf:
         check_whole("high", self.high, self.low, MOST_TOKENS)
         check_number("exponent", self.exponent, 0, 1e6)
         if not isinstance(self.by, str) or self.by not in ZIPF_BY:
-            raise UserError(f"Zipf by {self.by!r}: choose from {', '.join(ZIPF_BY)}")
+            raise UserError(f"Zipf by {shown(self.by)}: choose from {', '.join(ZIPF_BY)}")
 
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
         lengths = np.arange(self.low, self.high + 1)

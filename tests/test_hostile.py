@@ -32,7 +32,8 @@ from flags import KINDS
 from generate import run_batch
 from gpus import GPU, PCIE4, Link
 from loading.checkpoint import save
-from loading.load import new_model
+from loading.device import choose_device
+from loading.load import choose_length, new_model
 from loading.prompts import token_ids
 from pipeline import Rules, simulate_pipeline
 from pipeline.launch import NotMet, Place, launch, meet
@@ -183,6 +184,10 @@ USES: dict[str, Callable[[], object]] = {
     "arrivals is array(3)": lambda: make_requests(np.array(3), Fixed(1), Fixed(1)),
     "predictor Constant says 1000": lambda: predicted(Constant(10**400), Request(0, [1], 1)),
     "x is a number of too many digits": lambda: check_whole("x", 10**5000),
+    "unknown policy 'a number of too many digits": lambda: simulate([], policy=10**5000),
+    "unknown device 'a number of too many digits": lambda: choose_device(10**5000),
+    "max_length is a number of too many digits": lambda: choose_length(MODEL, 10**5000),
+    "the name of a model is a number": lambda: replace(MODEL, name=10**5000),
     "unknown model a number of too many digits": lambda: simulate([], 10**5000),
     "stop_ids is range": lambda: SamplingParams(stop_ids=range(10**12)),
     "a prompt has 1000000000000 tokens": lambda: token_ids(range(10**12)),

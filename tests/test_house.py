@@ -152,7 +152,7 @@ def test_the_book_is_short() -> None:
 
 def test_the_arrows_are_found() -> None:
     """The tests below would say nothing of a map that is empty."""
-    assert arrows()["loop"] == {"batch", "scheduler", "timeline"}
+    assert arrows()["loop"] == {"batch", "rules", "scheduler", "timeline"}
     assert {"pipeline.costs", "pipeline.micro_batches", "simulate"} <= arrows()["pipeline.simulate"]
     assert {"fast.cpu", "fast.native"} <= arrows()["fast.backends"], "`from fast import cpu, ...`"
     assert "fast" not in arrows()["fast.backends"]
