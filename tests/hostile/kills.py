@@ -115,8 +115,9 @@ def make_cases(seed: int, quick: bool) -> list[Case]:
     cases = []
     for number in range(4 if quick else KILLS):
         command = rng.choice(POOLS) if number % 4 == 3 else PIPELINE
-        sign = rng.choice((*SIGNALS, signal.SIGKILL))
-        child = rng.random() < 0.3 and sign != signal.SIGINT
+        child = rng.random() < 0.3 if command is PIPELINE else number % 8 == 3
+        # Ctrl-C goes to all of them
+        sign = rng.choice([sign for sign in SIGNALS if not (child and sign == signal.SIGINT)])
         delay = rng.choice((rng.uniform(0, 2), rng.uniform(0, 7)))
         again = (f"python {' '.join(command)}   ({sign.name} to {'a child' if child else 'it'}"
                  f" {delay:.2f} s after its children appear)")  # fmt: skip
