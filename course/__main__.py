@@ -7,6 +7,7 @@
     python -m course submit         course/mine/submission.zip
     python -m course grade DIR      for instructors: all submissions of a folder
     python -m course selftest       for maintainers: does the course check what it says?
+    python -m course map            for maintainers: the line numbers of MAP.md
 
 Exercises: 1 to 10, hunt, final. `make check E=6` does the same.
 """
@@ -122,9 +123,10 @@ def main() -> None:
     sub.add_argument("--out", type=Path, default=Path("grades.csv"), help="the table (grades.csv)")
     sub.add_argument("--seed", type=int, help="of the cases (default: drawn, and printed)")
     sub.add_argument("--workers", type=int, default=2, help="submissions at a time (2)")
-    sub.add_argument("--image", help="of a container: see instructor/README.md")
+    sub.add_argument("--image", help="of a container: see course/instructor/README.md")
     sub.add_argument("--force", action="store_true", help="replace a file of your own")
     commands.add_parser("selftest")
+    commands.add_parser("map")
     options = parser.parse_args()
     if options.command == "start":
         start()
@@ -141,6 +143,13 @@ def main() -> None:
 
         seed = secrets.randbits(40) if options.seed is None else options.seed
         grade(options.folder, options.out, seed, options.workers, options.image, options.force)
+    elif options.command == "map":
+        from course.selftest import MAP, mended_map
+
+        text, lost = mended_map()
+        MAP.write_text(text, "utf-8")
+        print("\n".join(lost) or f"wrote {MAP}")
+        sys.exit(bool(lost))
     else:
         from course.selftest import selftest
 

@@ -2,14 +2,11 @@
 
 import json
 import traceback
-from pathlib import Path
 from types import ModuleType
 
 from configs import UserError
 from course.drive import DRIVERS
 from course.exercises import MINE, AnswerError, Ask, Exercise, load
-
-LONGEST = 64 << 10  # bytes of a file of a student's
 
 
 def asker(exercise: Exercise, mine: ModuleType) -> Ask:
@@ -38,9 +35,9 @@ def told(error: BaseException, name: str) -> str:
     return f"{type(error).__name__}: {str(error)[:300]}{where}"
 
 
-def mine_of(exercise: Exercise, folder: Path = MINE) -> ModuleType:
+def mine_of(exercise: Exercise) -> ModuleType:
     """A student's file as a module. A UserError if it is not there, or does not load."""
-    path = folder / f"{exercise.file}.py"
+    path = MINE / f"{exercise.file}.py"
     if not path.is_file():
         raise UserError(f"{path} is not there: run 'python -m course start' once")
     try:

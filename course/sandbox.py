@@ -9,6 +9,11 @@ import sys
 import sysconfig
 from pathlib import Path
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
 PROTECTIONS = ("memory", "processes", "files", "network", "signals")
 NEW_USER, NEW_NETWORK, NEW_IPC = 0x10000000, 0x40000000, 0x08000000  # of unshare(2)
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock's calls, on all architectures
@@ -40,9 +45,7 @@ def fence(memory: int, seconds: int) -> list[str]:
 
 
 def limit(memory: int, seconds: int) -> list[str]:
-    try:
-        import resource
-    except ImportError:  # Windows
+    if resource is None:
         return []
     held = []
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
