@@ -39,20 +39,21 @@ class FakeModel:
         self.cached.pop(request_id, None)
 
 
-def alone(prompt: Sequence[int], max_tokens: int, stops: Sequence[int]) -> list[int]:
+def alone(request: Request) -> list[int]:
     """The output tokens of a request that has the fake model to itself."""
-    model, fed, output = FakeModel(), list(prompt), []
-    while len(output) < max_tokens:
+    model, fed, output = FakeModel(), request.prompt, []
+    while len(output) < request.max_tokens:
         output.append(model.feed(0, fed))
         fed = output[-1:]
-        if output[-1] in stops:
+        if output[-1] in request.stop_ids:
             break
     return output
 
 
 def make_requests(case: dict) -> list[Request]:
+    """[prompt, max_tokens, stop ids, arrival] of each. A prompt is tokens, or how many zeros."""
     return [
-        Request(i, prompt, most, frozenset(stops), arrival)
+        Request(i, bytes(prompt), most, frozenset(stops), arrival)
         for i, (prompt, most, stops, arrival) in enumerate(case["requests"])
     ]
 
@@ -64,22 +65,18 @@ def clock_of(case: dict) -> Callable[[Batch], float]:
     return CostModel(MODELS[case["model"]], GPUS[case["gpu"]]).seconds
 
 
-def most_rows(case: dict) -> int:
-    """Iterations after which a schedule counts as endless."""
-    return 100 + 20 * sum(len(prompt) + most for prompt, most, _, _ in case["requests"])
-
-
 def serve(make: type[Scheduler], case: dict) -> dict:
     """Run a scheduler on a workload with the fake model. Returns a record of every iteration.
 
-    case: B, C, cache (tokens or None); requests: [prompt, max_tokens, stop ids, arrival] of each.
+    case: B, C, cache (tokens or None), and what `make_requests` and `clock_of` take.
     A row: what `schedule` said, and what the scheduler believes after `update`.
     """
     scheduler = make(case["B"], case["C"], case["cache"])
     scheduler.name = getattr(make, "name", "mine")
     arriving, model, seconds_of = make_requests(case), FakeModel(), clock_of(case)
     arriving.sort(key=lambda request: request.arrival)
-    rows, now, most = [], 0.0, most_rows(case)
+    rows, now = [], 0.0
+    most = 100 + 20 * sum(request.most_cached for request in arriving)  # more would be endless
     while (arriving or scheduler.has_work) and len(rows) < most:
         while arriving and arriving[0].arrival <= now:
             scheduler.add(arriving.pop(0))
@@ -109,7 +106,7 @@ def serve(make: type[Scheduler], case: dict) -> dict:
         for request in ended:
             model.release(request.request_id)
         now += seconds
-    return {"rows": rows, "endless": len(rows) >= most}
+    return {"rows": rows}
 
 
 def broken(batch: Batch) -> bool:
@@ -163,10 +160,13 @@ def e02(mine: ModuleType, case: dict) -> dict:
     return {"said": said, "k": cache.k.tolist(), "v": cache.v.tolist(), "in place": same}
 
 
-def e03(mine: ModuleType, case: dict) -> dict:
-    mask = mine.chunk_mask(case["start"], case["length"])
-    rows = ["".join("1" if seen else "0" for seen in row) for row in mask.tolist()]
-    return {"type": str(mask.dtype), "shape": list(mask.shape), "rows": rows}
+def e03(mine: ModuleType, case: dict) -> list[dict]:
+    answers = []
+    for start, length in case["chunks"]:
+        mask = mine.chunk_mask(start, length)
+        rows = ["".join("1" if seen else "0" for seen in row) for row in mask.tolist()]
+        answers.append({"type": str(mask.dtype), "shape": list(mask.shape), "rows": rows})
+    return answers
 
 
 def e04(mine: ModuleType, case: dict) -> list:

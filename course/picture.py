@@ -183,8 +183,8 @@ def answers(exercise: Exercise, ask: Ask) -> tuple[Draw, dict, Ask]:
                               ["free", 1]]  # fmt: skip
         return slots, case, ask
     if file == "e03":
-        cuts = [{"start": start, "length": min(5, 16 - start)} for start in range(0, 16, 5)]
-        return masks, {"whole": 16}, lambda c: [ask(cut) for cut in cuts]
+        cuts = [[start, min(5, 16 - start)] for start in range(0, 16, 5)]
+        return masks, {"whole": 16, "chunks": cuts}, ask
     if file == "e04":
         case = next(
             each for each in (e04.draw(rng, 1) for _ in range(500))

@@ -8,16 +8,18 @@ PROPERTIES = {"M1": "stacked, the masks of a prompt's chunks are the lower trian
 
 
 def cases(rng: random.Random) -> list[dict]:
-    """Every chunk of every prompt of up to 64 tokens: so all ways to cut it."""
+    """Every chunk (start, length) of every prompt of up to 64 tokens: so all ways to cut it."""
     return [
-        {"start": end - length, "length": length}
-        for end in range(1, 65)
-        for length in range(1, end + 1)
+        {"chunks": [[end - length, length] for length in range(1, end + 1)]} for end in range(1, 65)
     ]
 
 
-def judge(case: dict, answer: dict) -> Failure | None:
-    start, length = case["start"], case["length"]
+def judge(case: dict, answer: list) -> Failure | None:
+    pairs = zip(case["chunks"], answer, strict=True)
+    return next((wrong for chunk, mask in pairs if (wrong := one(*chunk, mask))), None)
+
+
+def one(start: int, length: int, answer: dict) -> Failure | None:
     wanted = ["1" * (start + row + 1) + "0" * (length - row - 1) for row in range(length)]
     if answer["rows"] == wanted and answer["type"] == "torch.bool":
         return None

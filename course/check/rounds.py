@@ -45,7 +45,7 @@ class Replay:
         self.model, self.seconds_of, self.now = FakeModel(), clock_of(case), 0.0
         self.slots: set[int] = set()
         self.trace, self.step = Trace(), 0
-        self.truth = [alone(p, most, stops) for p, most, stops, _ in case["requests"]]
+        self.truth = [alone(request) for request in self.requests]
 
     def fail(self, prop: str, expected: str, got: str, teaches: str, row: dict | None = None):
         cache = self.case["cache"]
