@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 
 .PHONY: fig9 figures install measure test hostile notebooks notebooks-refresh format clean \
-	course-start check hint picture submit grade course-selftest
+	course-start check hint picture predict submit grade course-selftest
 
 fig9: .venv/figures.stamp
 	$(BIN)/python experiments/fig9.py
@@ -44,6 +44,9 @@ course-start submit: .venv/figures.stamp
 
 check hint picture: .venv/figures.stamp
 	$(BIN)/python -m course $@ $(E)
+
+predict: .venv/figures.stamp
+	$(BIN)/python -m course predict $(L)
 
 grade: .venv/run.stamp
 	$(BIN)/python -m course grade $(DIR)

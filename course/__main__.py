@@ -1,6 +1,7 @@
 """The course's commands.
 
     python -m course start          your copies of the exercises, in course/mine/
+    python -m course predict 3      what do you expect of lesson 3? Asked, and written down
     python -m course check 6        does your E6 keep its properties? If not: the smallest case
     python -m course hint 6         the next of three hints
     python -m course picture 6      your attempt beside what it should be: course/mine/e06.png
@@ -91,16 +92,16 @@ def draw(exercise: Exercise, force: bool) -> None:
 
 
 def submit() -> None:
-    """One zip with the exercises, and nothing else. An older one of ours is replaced."""
+    """One zip with the exercises and predictions, no other file. An older one is replaced."""
     files = [MINE / f"{exercise.file}.py" for exercise in EXERCISES.values()]
-    files = [path for path in files if path.is_file()]
-    if not files:
+    files = [path for path in (*files, MINE / "predictions.json") if path.is_file()]
+    if not any(path.suffix == ".py" for path in files):
         raise UserError(f"{MINE} has no exercises: run 'python -m course start' once")
     path = MINE / "submission.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
         for each in files:
             packed.write(each, each.name)
-    print(f"wrote {path}: {', '.join(each.stem for each in files)}")
+    print(f"wrote {path}: {', '.join(each.name for each in files)}")
 
 
 def main() -> None:
@@ -117,6 +118,8 @@ def main() -> None:
             sub.add_argument("--level", type=int, choices=(1, 2, 3), help="this hint")
         if name == "picture":
             sub.add_argument("--force", action="store_true", help="replace a file of your own")
+    sub = commands.add_parser("predict")
+    sub.add_argument("lesson", type=int, help="1 to 10")
     commands.add_parser("submit")
     sub = commands.add_parser("grade")
     sub.add_argument("folder", type=Path, help="a folder or .zip for each submission")
@@ -136,6 +139,10 @@ def main() -> None:
         hint(find(options.exercise), options.level)
     elif options.command == "picture":
         draw(find(options.exercise), options.force)
+    elif options.command == "predict":
+        from course.predictions import predict
+
+        print(f"{predict(options.lesson)} predictions of lesson {options.lesson} are written down")
     elif options.command == "submit":
         submit()
     elif options.command == "grade":

@@ -96,12 +96,13 @@ def serve(make: type[Scheduler], case: dict) -> dict:
             for chunk in batch.chunks
         ]
         row["decodes"] = [request.request_id for request in batch.decodes]
+        row["running"] = [request.request_id for request in scheduler.running]
         seconds = seconds_of(batch)
         if broken(batch):
             break  # the checker says what is wrong with it; nothing can run it
         ended = scheduler.update(batch, run(model, batch))
         members = [chunk.request for chunk in batch.chunks] + batch.decodes
-        row["context"] = [[request.request_id, request.context] for request in members]
+        row["context"] = [[request.context, request.preemptions] for request in members]
         row["ended"] = [request.request_id for request in ended]
         for request in ended:
             model.release(request.request_id)
@@ -230,7 +231,23 @@ def e07(mine: ModuleType, case: dict) -> list[float]:
 
 
 def e08(mine: ModuleType, case: dict) -> dict:
-    return serve(mine.SarathiServe, case)
+    if "preempt" not in case:
+        return serve(mine.SarathiServe, case)
+    scheduler = mine.SarathiServe(case["B"], case["C"])
+    for request in make_requests(case):
+        scheduler.add(request)
+    for _ in range(case["iterations"]):
+        batch = scheduler.schedule(0.0)
+        scheduler.update(batch, [0] * len(batch.sampled))
+    gone = scheduler.preempt(scheduler.running[case["preempt"]])
+    return {
+        "returned": gone.request_id,
+        "running": [request.request_id for request in scheduler.running],
+        "waiting": [request.request_id for request in scheduler.waiting],
+        "slots to free": [request.request_id for request in scheduler.take_preempted()],
+        "memory.taken": scheduler.memory.taken,
+        "preemptions": gone.preemptions,
+    }
 
 
 def e09(mine: ModuleType, case: dict) -> dict:

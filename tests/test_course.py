@@ -14,7 +14,7 @@ import pytest
 
 from configs import UserError
 from course import __main__ as commands
-from course import exercises, grade, selftest
+from course import exercises, grade, predictions, selftest
 from course.check.frame import examine, judged, lines
 from course.check.rounds import judge_record
 from course.drive import serve
@@ -112,6 +112,32 @@ def test_submit_packs_the_exercises_alone(mine: Path) -> None:
     commands.submit()
     with zipfile.ZipFile(mine / "submission.zip") as packed:
         assert set(packed.namelist()) == {f"{each.file}.py" for each in EXERCISES.values()}
+
+
+def test_predictions_are_kept_before_the_lesson_answers(
+    mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(predictions, "MINE", mine)
+    for lesson in range(1, 11):
+        [path] = (ROOT / "notebooks").glob(f"{lesson:02d}_*.py")
+        found = predictions.questions(lesson)
+        assert len(found) == path.read_text("utf-8").count("Predict first") >= 3
+        assert all(5 < len(text) < 600 and "#" not in text for text in found), lesson
+    answers = iter(["a tenth", "", "as long"])
+    assert predictions.predict(1, lambda prompt: next(answers, "later")) >= 3
+    kept = json.loads((mine / "predictions.json").read_text("utf-8"))
+    assert kept["1.1"]["answer"] == "a tenth" and "1.2" not in kept
+    asked = []
+    predictions.predict(1, lambda prompt: asked.append(prompt) or "again")
+    assert len(asked) == 1, "only what has no answer is asked"
+    capsys.readouterr()
+    monkeypatch.setattr("sys.stdin", None)
+    assert predictions.predict(2) == 0 and "nobody answers" in capsys.readouterr().out
+    with pytest.raises(UserError, match="lesson is 11"):
+        predictions.questions(11)
+    (mine / "predictions.json").write_text("{")
+    with pytest.raises(UserError, match="damaged"):
+        predictions.predict(1)
 
 
 def test_a_check_tells_a_file_that_does_not_load(mine: Path) -> None:
@@ -212,6 +238,7 @@ def test_a_student_reads_expected_got_and_a_sentence() -> None:
     module = load((COURSE / "planted" / "p01.py").read_text("utf-8"), "e06.py")
     verdict = examine(exercise, asker(exercise, module), 1)
     told = "\n".join(lines(exercise, verdict))
+    assert f"```text\n{told}\n```" in (COURSE / "README.md").read_text("utf-8")
     assert verdict.failure.prop == "K1" and all(len(line) <= 110 for line in told.splitlines())
     for words in ("K1 fails", "the smallest case", "expected  at most C", "got  ", "C counts"):
         assert words in told

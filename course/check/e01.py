@@ -33,7 +33,7 @@ TEACHES = {
     "F1": "Every iteration reads all weights once, 2 bytes each, however few its rows.",
     "F2": "Weights are read once per iteration, not once per row: below the ridge rows are free.",
     "F3": "Attention reads the K and V of every cached token: model.kv_bytes_per_token() each.",
-    "F4": "Reading and computing overlap: the iteration lasts as long as the longer one.",
+    "F4": "Bytes or FLOPs, the longer: 2 FLOPs per weight and row; K and V have n_kv_head heads.",
 }
 
 

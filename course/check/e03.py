@@ -39,6 +39,8 @@ def one(start: int, length: int, answer: dict) -> Failure | None:
         teaches = f"Row {row} sees nothing: softmax of -inf is NaN. A token sees itself."
     elif start and answer["rows"][row][:start].count("1") == 0:
         teaches = "The keys of earlier chunks are dropped: they are in the cache, and seen."
+    elif answer["rows"][row][0] == "0":
+        teaches = f"Token {token} sees {keys}; it sees all tokens before it, the oldest too."
     elif seen > token + 1:
         teaches = (
             f"Token {token} sees {keys}, later ones among them: inside a chunk, too, there is a"

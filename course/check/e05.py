@@ -90,14 +90,17 @@ def judge(case: dict, answer: list) -> Failure | None:
         for prop, names in (("R1", ("positions", "slots")), ("R2", ("logit_rows", "tokens"))):
             for name in names:
                 if wanted[name] != rows[name]:
+                    same = sorted(wanted[name]) == sorted(rows[name])
+                    teaches = ORDER if chunks and decodes and same else TEACHES[name]
                     return Failure(
-                        prop, where, f"{name} {wanted[name]}", f"{name} {rows[name]}", TEACHES[name]
+                        prop, where, f"{name} {wanted[name]}", f"{name} {rows[name]}", teaches
                     )
         for i in ended:
             slot_of.pop(i)
     return logits(case, answer) if case["_model"] else None
 
 
+ORDER = "The right numbers in another order: first the rows of all chunks, then the decodes."
 TEACHES = {
     "positions": "A row's position is its place in the request, not in the chunk: a later chunk"
     " begins at its start. Rotary embeddings turn by it.",

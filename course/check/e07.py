@@ -6,7 +6,9 @@ from dataclasses import asdict, replace
 from configs import GPUS, MODELS, ModelConfig
 from costmodel import EFFICIENCY
 from costmodel import padded as true_padded
+from course import drive
 from course.check.frame import Failure
+from course.reference import seconds
 from experiments.lib.common import paper_numbers
 
 PROPERTIES = {
@@ -18,6 +20,7 @@ PROPERTIES = {
     "Q6": "the bytes of K and V are those of the KV heads",
     "Q7": "compute and memory overlap: at least the longer, less than the sum",
     "Q8": "LLaMA-13B on an A6000: Fig 7 within 5 %",
+    "Q9": "every operator is counted, and once: the seconds of `CostModel`",
 }
 LLAMA, A6000 = MODELS["llama-13b"], GPUS["a6000"]
 # So wide that attention vanishes beside the linears.
@@ -59,7 +62,17 @@ def cases(rng: random.Random) -> list[dict]:
     for rows in (16, 128, 256, 1024):
         found.append({"batches": [shape([(0, rows, 4000)])], "_": "Q7", "_rows": rows})
     paper = [shape([(0, rows, rows)]) for rows in (128, 256, 257)]
-    return [*found, {"batches": paper, "_": "Q8"}]
+    found.append({"batches": paper, "_": "Q8"})
+    # the head, a chunk's attention, a decode's own token: each too small for the others
+    small = [shape([(0, 64, 64)]), shape([(900, 64, 1000)]), shape((), [1])]
+    for batch in small:
+        found.append({"batches": [batch], "_": "Q9"})
+    for _ in range(30):
+        start, length = rng.randint(0, 900), rng.randint(1, 500)
+        prompt = start + length + rng.choice((0, 7))
+        decodes = [rng.randint(1, 2000) for _ in range(rng.randint(0, 20))]
+        found.append({"batches": [shape([(start, length, prompt)], decodes)], "_": "Q9"})
+    return found
 
 
 def bounds(rows: int) -> tuple[float, float]:
@@ -79,8 +92,8 @@ def bounds(rows: int) -> tuple[float, float]:
     return sum(max(pair) for pair in times), sum(sum(pair) for pair in times)
 
 
-def ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.2f} ms"
+def ms(time: float) -> str:
+    return f"{1e3 * time:.2f} ms"
 
 
 def told(batch: dict) -> str:
@@ -132,6 +145,13 @@ def judge(case: dict, answer: list) -> Failure | None:
             return Failure("Q7", where, f"from {ms(least)} to less than {ms(most)}", ms(first),
                            "They overlap: do not add compute and memory of an operator. Use"
                            " `roofline`.")  # fmt: skip
+    if prop == "Q9":
+        [batch] = case["batches"]
+        wanted = seconds(drive.batch_of(batch), LLAMA, A6000)
+        if not abs(first - wanted) <= 1e-6 * wanted:
+            return Failure("Q9", where, f"{1e3 * wanted:.4f} ms", f"{1e3 * first:.4f} ms",
+                           "Is the head there, for sampled rows alone? 4 FLOPs per pair of tokens"
+                           " and channel? A decode's own token, too?")  # fmt: skip
     if prop == "Q8":
         paper = paper_numbers()
         for rows, got in zip((128, 256, 257), answer, strict=True):

@@ -22,7 +22,7 @@ SENTENCES = {
     "K4": "a batch has at most one chunk",
     "K5": "started prompts go first, then first come, first served",
     "K6": "a request's context is what is in its cache",
-    "K7": "every slot comes back",
+    "K7": "a slot is used, and comes back",
     "K8": "every request ends",
     "K9": "the oldest request is never preempted",
     "K10": "tokens are the same as for one request at a time",
@@ -165,6 +165,12 @@ class Replay:
         except UserError as error:
             rule = str(error).partition(": ")[2]
             self.fail("K0", "a batch that can run", rule, "See `check_batch` of scheduler.py.", row)
+        idle = [i for i in row["running"] if requests[i] not in state.running]
+        if "K3" in self.rules and idle:
+            self.fail(
+                "K7", "requests with tokens to run hold slots", f"request {idle[0]} holds one idle",
+                "Admit a request only when there is room for a chunk of it.", row,
+            )  # fmt: skip
         self.shape(row, batch, can_decode)
         seconds = self.seconds_of(batch)
         self.execute(row, batch)
@@ -251,7 +257,13 @@ class Replay:
             request.context += 1
             sampled.append((request, token))
         members = [chunk.request for chunk in batch.chunks] + batch.decodes
-        for request, (i, context) in zip(members, row["context"], strict=True):
+        for request, (context, preemptions) in zip(members, row["context"], strict=True):
+            i = request.request_id
+            if "K9" in self.rules and request.preemptions != preemptions:
+                self.fail(
+                    "K6", f"request {i} was preempted {request.preemptions} times",
+                    f"its preemptions say {preemptions}", "Count each loss of a cache once.", row,
+                )  # fmt: skip
             if request.context != context:
                 self.fail(
                     "K6", f"request {i} has {request.context} tokens cached",

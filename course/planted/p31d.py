@@ -4,7 +4,7 @@ from configs import GPU, ModelConfig
 
 exercise = "1"
 caught_by = "F4"
-message = "as long as the longer one"
+message = "Bytes or FLOPs, the longer"
 
 
 def iteration_floor(rows: int, cached: int, model: ModelConfig, gpu: GPU) -> float:
