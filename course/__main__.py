@@ -10,7 +10,7 @@
     python -m course selftest       for maintainers: does the course check what it says?
     python -m course map            for maintainers: the line numbers of MAP.md
 
-Exercises: 1 to 10, hunt, final. `make check E=6` does the same.
+Exercises: 1 to 12, hunt, final. `make check E=6` does the same.
 """
 
 import argparse
@@ -111,7 +111,7 @@ def main() -> None:
     commands.add_parser("start")
     for name in ("check", "hint", "picture"):
         sub = commands.add_parser(name)
-        sub.add_argument("exercise", help="1 to 10, hunt or final")
+        sub.add_argument("exercise", help="1 to 12, hunt or final")
         if name == "check":
             sub.add_argument("--seed", type=int, default=BASE, help="draws other cases")
         if name == "hint":

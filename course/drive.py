@@ -265,6 +265,20 @@ def e10(mine: ModuleType, case: dict) -> dict:
     return {"starts": starts, "idle": dict(mine.idle(case["seconds"], case["starts"]))}
 
 
+def e11(mine: ModuleType, case: dict) -> list:
+    return [list(each) for each in mine.share_out(**case)]
+
+
+def e12(mine: ModuleType, case: dict) -> list:
+    """The table after each step; the first one has no choice before it."""
+    table: list[list[int]] = [[] for _ in range(case["width"])]
+    answers = []
+    for step, parents in enumerate(case["parents"]):
+        table = mine.extend(mine.reorder(table, parents) if step else table)
+        answers.append([list(row) for row in table])
+    return answers
+
+
 def hunt(mine: ModuleType, case: dict) -> list[bool]:
     return [bool(mine.bad(SimpleNamespace(**each))) for each in case["runs"]]
 
@@ -274,5 +288,6 @@ def final(mine: ModuleType, case: dict) -> dict:
 
 
 DRIVERS: dict[str, Callable[[ModuleType, dict], object]] = {
-    each.__name__: each for each in (e01, e02, e03, e04, e05, e06, e07, e08, e09, e10, hunt, final)
+    each.__name__: each
+    for each in (e01, e02, e03, e04, e05, e06, e07, e08, e09, e10, e11, e12, hunt, final)
 }

@@ -52,6 +52,8 @@ EXERCISES = {
         Exercise("8", "Sarathi-Serve, and preemption", 6, 16),
         Exercise("9", "TTFT, TBT, stalls", 7, 8),
         Exercise("10", "bubbles of a pipeline", 8, 12),
+        Exercise("11", "the window of work stealing", 9, 5),
+        Exercise("12", "the table of a beam search", 10, 3),
         Exercise("hunt", "a property that finds mistakes", 6, 10),
         Exercise("final", "a policy of your own", 7, 30),
     )

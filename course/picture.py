@@ -149,6 +149,38 @@ def stages(axes: plt.Axes, case: dict, answer: dict) -> None:
 IDLE = ("start-up", "bubble", "drain")
 
 
+def shares(axes: plt.Axes, case: dict, answer: list) -> None:
+    """Micro-batches that come back one after the other."""
+    for turn, (takes, withholds) in enumerate(answer):
+        axes.bar(turn, len(takes), color=COLOURS["blue"], label="" if turn else "takes")
+        axes.bar(turn, len(withholds), bottom=len(takes), color=COLOURS["orange"],
+                 label="" if turn else "withheld for the next")  # fmt: skip
+    axes.axhline(case["average"], color="grey", linestyle="--", label="average, rounded up")
+    axes.set(xlabel="micro-batch that comes back", ylabel="requests", xticks=range(len(answer)))
+
+
+def taken_in_turn(ask: Ask, sizes: list[int]) -> list:
+    """Each micro-batch comes back with its own requests, and what the last one withheld."""
+    names, withheld, found = iter(range(99)), [], []
+    for size in sizes:
+        own = [next(names) for _ in range(size)]
+        shared = {"total": sum(sizes), "groups": len(sizes), "most": 99}
+        found.append(ask(shared | {"own": own, "withheld": withheld}))
+        withheld = found[-1][1]
+    return found
+
+
+def table(axes: plt.Axes, case: dict, answer: list) -> None:
+    last = answer[-1]
+    for beam, row in enumerate(last):
+        for step, place in enumerate(row):
+            axes.text(step, beam, place, ha="center", va="center")
+            axes.plot(step, beam, "s", markersize=30, color=HUES[place % len(HUES)], alpha=0.5)
+    axes.set(xlabel="step", ylabel="beam: the places that it reads", yticks=range(len(last)),
+             ylim=(len(last) - 0.5, -0.5), xlim=(-0.6, max(map(len, last)) - 0.4))  # fmt: skip
+    axes.grid(visible=False)
+
+
 def grid(axes: plt.Axes, case: dict, answer: list) -> None:
     for number, (name, hit) in enumerate(hunt.caught(case, answer).items()):
         axes.barh(number, 1, color=COLOURS["sky" if hit else "orange"])
@@ -200,6 +232,10 @@ def answers(exercise: Exercise, ask: Ask) -> tuple[Draw, dict, Ask]:
         drawn = [each for each in e10.cases(rng) if len(each["seconds"]) == 10]
         shapes = [(each["micro_batches"], len(each["seconds"][0])) for each in drawn]
         return stages, drawn[shapes.index((2, 3))], ask
+    if file == "e11":
+        return shares, {"average": 6}, lambda c: taken_in_turn(ask, [9, 2, 7, 3])
+    if file == "e12":
+        return table, {"width": 3, "parents": [[0, 1, 2], [1, 1, 0], [0, 2, 2], [1, 0, 0]]}, ask
     return grid, hunt.cases(rng)[0], ask
 
 

@@ -611,3 +611,12 @@ print(f"the next token with segments: BW = 4 takes {four / one:.2f} times BW = 1
 # this cost, and what does it save?
 #
 # **Read next.** `beam/memory.py`, `beam/attention.py` and `beam/search.py`.
+
+# %% [markdown]
+# ## Exercise
+#
+# E12 is `reorder` and `extend`, about 3 lines: the table, on plain lists. In a terminal, in the
+# project's folder ([how](../course/README.md)):
+#
+#     python -m course start
+#     python -m course check 12

@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_start_copies_all_stubs_and_overwrites_nothing(mine: Path) -> None:
     commands.start()
     names = {f"{exercise.file}.py" for exercise in EXERCISES.values()}
-    assert {path.name for path in mine.iterdir()} == names and len(names) == 12
+    assert {path.name for path in mine.iterdir()} == names and len(names) == 14
     (mine / "e06.py").write_text("my work")
     (mine / "e07.py").unlink()
     commands.start()
@@ -63,7 +64,7 @@ def test_an_exercise_has_many_names(key: str) -> None:
     assert find(key).key == "6" and find("Hunt").file == "hunt"
 
 
-@pytest.mark.parametrize("key", ["0", "11", "fin", "", "²", "e"])
+@pytest.mark.parametrize("key", ["0", "13", "fin", "", "²", "e"])
 def test_an_unknown_exercise_is_one_line(key: str) -> None:
     with pytest.raises(UserError, match="unknown exercise .*choose from 1, 2, ") as caught:
         find(key)
@@ -77,7 +78,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess:
 
 def test_mistakes_on_the_command_line_are_one_line() -> None:
     for arguments, words in (
-        (("check", "12"), "unknown exercise '12'"),
+        (("check", "13"), "unknown exercise '13'"),
         (("chek", "6"), "invalid choice: 'chek'"),
         (("grade", "no/such"), "'no/such' is no folder"),
         (("hint", "6", "--level", "4"), "invalid choice: 4"),
@@ -166,10 +167,10 @@ def test_no_torch_for_exercises_1_and_6_to_10() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert done.stdout.split() == ["False", "8"], done.stderr
+    assert done.stdout.split() == ["False", "10"], done.stderr
 
 
-@pytest.mark.parametrize("key", ["3", "5", "8", "10", "hunt"])
+@pytest.mark.parametrize("key", ["3", "5", "8", "10", "11", "12", "hunt"])
 def test_a_picture_shows_both(key: str, tmp_path: Path) -> None:
     from course.picture import picture
 
@@ -285,7 +286,7 @@ ATTACKS: dict[str, tuple[str, str]] = {
     "lists": ("files", "import os; os.listdir(FOLDER)"),
     "project": ("files", "open(PROJECT).read()"),
     "writes": ("files", "open(SECRET, 'a').write('x')"),
-    "home": ("files", "open('/tmp/left-by-a-submission', 'w').write('x')"),
+    "home": ("files", "open(TRACE, 'w').write('x')"),
     "kills": ("signals", "import os; os.kill(PARENT, 0)"),
     "calls": ("network", "import socket; socket.create_connection(('127.0.0.1', PORT), 1)"),
     "patches": ("", PATCHES),
@@ -306,14 +307,17 @@ def attack(body: str, **names: object) -> str:
 def test_attacks_earn_nothing_and_harm_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr(grade, "CASE", 2.0)
-    folder, secret = tmp_path / "handed in", tmp_path / "secret.py"
+    folder, secret, homes = tmp_path / "handed in", tmp_path / "secret.py", tmp_path / "homes"
     folder.mkdir()
+    homes.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(homes))
+    trace = Path("/tmp") / f"left-{os.getpid()}-{tmp_path.name}"
     secret.write_text(attack("pass"))  # whoever gets hold of it passes
     with socket.create_server(("127.0.0.1", 0)) as server:
         names = {
             "SECRET": str(secret), "FOLDER": str(tmp_path), "PARENT": os.getpid(),
             "PROJECT": str(ROOT / "scheduler.py"), "PORT": server.getsockname()[1],
+            "TRACE": str(trace),
         }  # fmt: skip
         for name, (_, body) in ATTACKS.items():
             (folder / name).mkdir()
@@ -335,7 +339,6 @@ def test_attacks_earn_nothing_and_harm_nothing(
             packed.writestr("../../../escaped.py", "x")
         (folder / "no.zip").write_bytes(b"PK\3\4 no zip")
         out = tmp_path / "grades.csv"
-        before = set(Path("/tmp").iterdir())
         grades = {each.name: each for each in grade.grade(folder, out, 1, 4, None, False)}
     held = grades["good"].held
     for name, (needs, _) in ATTACKS.items():
@@ -348,9 +351,8 @@ def test_attacks_earn_nothing_and_harm_nothing(
         assert grades[name].results["1"] == "refused", name
     assert "elsewhere" not in grades, "a link to a folder is left alone"
     assert secret.read_text() == attack("pass")
-    left = {path.name for path in set(Path("/tmp").iterdir()) - before}
-    if "files" in held:
-        assert not {name for name in left if name.startswith(("left-by", "grade-"))}
+    assert not list(homes.iterdir())
+    assert "files" not in held or not trace.exists()
     first, head, *rows = out.read_text().splitlines()
     assert first.startswith("# graded without a container") and "seed 1" in first
     assert head.startswith("submission,1,2,") and len(rows) == len(grades)
@@ -427,7 +429,7 @@ def test_the_images_recipe_has_all_that_a_worker_needs(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["True", "12"], done.stderr
+    assert done.stdout.split() == ["True", "14"], done.stderr
     assert "\nUSER 65534:65534\n" in text
 
 
@@ -505,16 +507,17 @@ def test_the_readme_lists_all_exercises_and_properties() -> None:
 
 
 def test_tokens_alone_do_not_find_all_mistakes() -> None:
-    """The README counts those that keep all tokens: they break K1 to K5 or K9 alone."""
+    """The README counts those that keep all tokens, and every slot comes back."""
     kept = 0
     for plant in plants():
         if plant.exercise in ("6", "8"):
             module = load(plant.path.read_text("utf-8"), plant.path.name)
             make = module.Sarathi if plant.exercise == "6" else module.SarathiServe
-            cases = EXERCISES[plant.exercise].check.cases(random.Random(f"0 {plant.exercise}"))
+            drawn = EXERCISES[plant.exercise].check.cases(random.Random(f"0 {plant.exercise}"))
+            cases = [case for case in drawn if "preempt" not in case]
             rules = ("K0", "K6", "K7", "K8", "K10")
             kept += not any(judge_record(case, serve(make, case), rules) for case in cases)
-    words = {7: "Seven", 8: "Eight", 9: "Nine"}
+    words = {8: "Eight", 9: "Nine", 10: "Ten", 11: "Eleven", 12: "Twelve"}
     assert f"{words[kept]} of the planted mistakes" in (COURSE / "README.md").read_text("utf-8")
 
 
