@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 import zipfile
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from course.exercises import EXERCISES, AnswerError, Exercise
 from course.sandbox import PROTECTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
-LONGEST_FILE, LONGEST_ANSWER = 64 << 10, 4 << 20  # bytes
+LONGEST_FILE, LONGEST_ZIP, LONGEST_ANSWER = 64 << 10, 1 << 20, 4 << 20  # bytes
 MEMORY = 1 << 30  # bytes, beyond what Python, numpy and torch take
 START, CASE, EXERCISE, WHOLE = 60.0, 5.0, 15.0, 60.0  # s: until a worker is ready; of answers
 IMAGE = "nano-sarathi-course"
@@ -149,23 +150,28 @@ def read_regular(path: Path) -> bytes:
 
 
 def read_zip(path: Path, name: str) -> bytes:
+    """A small file of a small zip. It unpacks no more than it reads."""
+    if path.stat().st_size > LONGEST_ZIP:
+        raise OSError("too long")
     with zipfile.ZipFile(path) as packed, packed.open(name) as file:
-        return file.read(LONGEST_FILE + 1)  # it unpacks no more than that
+        if packed.getinfo(name).compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise OSError("packed in an unusual way")  # some take gigabytes to unpack
+        return file.read(LONGEST_FILE + 1)
 
 
 def submission(path: Path) -> Submission:
     """The exercises in a folder or a zip. All other files are left alone."""
-    found, packed = Submission(path.stem, {}, []), path.suffix == ".zip" and path.is_file()
+    found, packed = Submission(path.name, {}, []), path.suffix == ".zip" and path.is_file()
     for exercise in EXERCISES.values():
         name = f"{exercise.file}.py"
         try:
             data = read_zip(path, name) if packed else read_regular(path / name)
             if len(data) > LONGEST_FILE:
                 raise ValueError("too long")
-            found.files[exercise.file] = data.decode("utf-8")
+            found.files[exercise.file] = data.decode("utf-8-sig")
         except (FileNotFoundError, KeyError):
             continue
-        except (OSError, ValueError, RuntimeError, NotImplementedError, zipfile.BadZipFile):
+        except (OSError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error):
             found.refused.append(name)
     return found
 

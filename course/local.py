@@ -41,6 +41,6 @@ def mine_of(exercise: Exercise) -> ModuleType:
     if not path.is_file():
         raise UserError(f"{path} is not there: run 'python -m course start' once")
     try:
-        return load(path.read_text("utf-8"), path.name)
+        return load(path.read_text("utf-8-sig"), path.name)
     except (Exception, SystemExit) as error:  # noqa: BLE001
         raise UserError(f"{path} cannot be loaded: {told(error, path.name)}") from None

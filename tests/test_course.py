@@ -1,5 +1,6 @@
 """The course: its commands, what its self-test finds, and submissions that attack the grader."""
 
+import ast
 import json
 import os
 import random
@@ -15,14 +16,13 @@ import pytest
 
 from configs import UserError
 from course import __main__ as commands
-from course import exercises, grade, predictions, selftest
+from course import grade, predictions, selftest
 from course.check.frame import examine, judged, lines
 from course.check.rounds import judge_record
 from course.drive import serve
 from course.exercises import EXERCISES, find, load
 from course.local import asker
 from course.plants import Plant, plants
-from course.reference import solution
 from course.sandbox import PROTECTIONS
 from scheduler import Sarathi
 
@@ -148,6 +148,12 @@ def test_a_check_tells_a_file_that_does_not_load(mine: Path) -> None:
     (mine / "e09.py").write_text("x = 1\ndef f(:\n")
     with pytest.raises(UserError, match=r"SyntaxError.*\(line 2 of e09.py\)"):
         commands.check(find("9"), 1)
+    (mine / "e09.py").write_bytes(b"x = '\xe9'\n")
+    with pytest.raises(UserError, match="UnicodeDecodeError"):
+        commands.check(find("9"), 1)
+    right = (COURSE / "reference.py").read_text("utf-8")
+    (mine / "e09.py").write_bytes(b"\xef\xbb\xbf" + right.replace("\n", "\r\n").encode())
+    assert commands.check(find("9"), 1), "an editor of Windows"
     (mine / "e09.py").write_text("raise SystemExit(0)\n")
     with pytest.raises(UserError, match="SystemExit"):
         commands.check(find("9"), 1)
@@ -338,6 +344,13 @@ def test_attacks_earn_nothing_and_harm_nothing(
             packed.writestr("e01.py", b"#" * (50 << 20))
             packed.writestr("../../../escaped.py", "x")
         (folder / "no.zip").write_bytes(b"PK\3\4 no zip")
+        with zipfile.ZipFile(folder / "rare.zip", "w", zipfile.ZIP_LZMA) as packed:
+            packed.writestr("e01.py", attack("pass"))
+        with zipfile.ZipFile(folder / "zipped.zip", "w", zipfile.ZIP_DEFLATED) as packed:
+            packed.writestr("e01.py", attack("pass"))
+        data = bytearray((folder / "zipped.zip").read_bytes())
+        data[45:60] = bytes(15)
+        (folder / "torn.zip").write_bytes(data)
         out = tmp_path / "grades.csv"
         grades = {each.name: each for each in grade.grade(folder, out, 1, 4, None, False)}
     held = grades["good"].held
@@ -347,7 +360,8 @@ def test_attacks_earn_nothing_and_harm_nothing(
     good = grades["good"].results
     assert good["1"] == "passed" and good["9"] == "answer" and good["10"] == "answer"
     assert good["6"] == "-"
-    for name in ("link", "pipe", "long", "latin", "bomb", "no"):
+    assert grades["zipped.zip"].results["1"] == "passed"
+    for name in ("link", "pipe", "long", "latin", "bomb.zip", "no.zip", "rare.zip", "torn.zip"):
         assert grades[name].results["1"] == "refused", name
     assert "elsewhere" not in grades, "a link to a folder is left alone"
     assert secret.read_text() == attack("pass")
@@ -529,10 +543,15 @@ def test_every_lesson_ends_with_its_exercise() -> None:
 
 
 def test_the_stubs_hold_no_solution() -> None:
-    """A stub's open functions are a docstring and `raise`."""
+    """Whatever a stub leaves to the student is a docstring and `raise`."""
     for exercise in EXERCISES.values():
-        assert selftest.unwritten(exercise), exercise.file
-        stub = exercises.load(selftest.stub_source(exercise), "stub.py")
-        verdict = examine(exercise, asker(exercise, stub), 0)
-        assert verdict.failure.got == "NotImplementedError", exercise.file
-        assert not examine(exercise, asker(exercise, solution(exercise.file)), 11).failure
+        tree = ast.parse(selftest.stub_source(exercise))
+        functions = {
+            node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
+        }
+        names = [name.rpartition(".")[2] for name in selftest.unwritten(exercise)]
+        assert names, exercise.file
+        for name in names:
+            docstring, end = functions[name].body
+            assert ast.get_docstring(functions[name]) and ast.unparse(end).endswith("Error"), name
+            assert isinstance(docstring, ast.Expr)
