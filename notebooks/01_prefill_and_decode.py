@@ -414,9 +414,9 @@ print(f"decode token / prefill token = {decode_seconds / prefill_seconds:.0f} (p
 # %% [markdown]
 # ## Exercise
 #
-# E1 is a function of about 6 lines: `iteration_floor`, the time that no iteration can beat. The
-# check draws models and GPUs, and shows the first one where you are wrong. In a terminal, in the
-# project's folder ([how](../course/README.md)):
+# E1 is a short function: `iteration_floor`, the time that no iteration can beat. The check draws
+# models and GPUs, and shows the first one where you are wrong. In a terminal, in the project's
+# folder ([how](../course/README.md)):
 #
 #     python -m course start
 #     python -m course check 1

@@ -383,8 +383,8 @@ print(f"{m_kv / 1e6:.3f} MB per token: {fits} requests of {length} tokens fit on
 # %% [markdown]
 # ## Exercise
 #
-# E2 is a class of about 15 lines: `Slots`, with `allocate`, `extend`, `free` and `write`. The
-# check draws operations, and compares each answer. In a terminal, in the project's folder
+# E2 is a class: `Slots`, with `allocate`, `extend`, `free` and `write`. The check draws
+# operations, and compares each answer. In a terminal, in the project's folder
 # ([how](../course/README.md)):
 #
 #     python -m course start

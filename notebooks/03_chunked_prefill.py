@@ -432,9 +432,9 @@ for name, batches in (("one piece", [one]), (f"{len(pieces)} chunks", pieces)):
 # %% [markdown]
 # ## Exercises
 #
-# E3 is a function of about 3 lines: `chunk_mask`. The check cuts prompts of up to 64 tokens in
-# all ways. E4 is `attend`, about 9 lines: attention over the cache. The check puts NaN where you
-# must not read. In a terminal, in the project's folder ([how](../course/README.md)):
+# E3 is a very short function: `chunk_mask`. The check cuts prompts in all ways. E4 is `attend`:
+# attention over the cache. The check puts NaN where you must not read. In a terminal, in the
+# project's folder ([how](../course/README.md)):
 #
 #     python -m course start
 #     python -m course check 3

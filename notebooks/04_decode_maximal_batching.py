@@ -424,9 +424,9 @@ print(f"decode speedup {separate / riding:.1f} x (predicted, llama-13b on a6000)
 # %% [markdown]
 # ## Exercises
 #
-# E5 is `flatten`, about 15 lines: a hybrid batch as rows. E6 is `Sarathi.prefills`, about 7
-# lines: the chunk of the next batch. Its check knows ten properties, K0 to K10 without K9. In a
-# terminal, in the project's folder ([how](../course/README.md)):
+# E5 is `flatten`: a hybrid batch as rows. E6 is `Sarathi.prefills`: the chunk of the next batch.
+# Its check knows all rules from K0 on. In a terminal, in the project's folder
+# ([how](../course/README.md)):
 #
 #     python -m course start
 #     python -m course check 5

@@ -416,9 +416,9 @@ for chunk_size in (128, 256, 512):
 # %% [markdown]
 # ## Exercise
 #
-# E7 is `padded` and `seconds`, about 14 lines: the cost of a batch. The check looks for stairs,
-# weights that are read twice, forgotten contexts, and Fig 7. In a terminal, in the project's
-# folder ([how](../course/README.md)):
+# E7 is `padded` and `seconds`: the cost of a batch. The check looks for stairs, weights that are
+# read twice, forgotten contexts, and the paper's figure. In a terminal, in the project's folder
+# ([how](../course/README.md)):
 #
 #     python -m course start
 #     python -m course check 7

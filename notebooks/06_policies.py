@@ -428,9 +428,9 @@ gantts({"mine": mine}, BOUND, NAMES, title)
 # %% [markdown]
 # ## Exercises
 #
-# E8 is `SarathiServe.prefills` and `preempt`, about 16 lines. The hunt turns the table: you write
-# a property, and it must find schedulers with one thing wrong. In a terminal, in the project's
-# folder ([how](../course/README.md)):
+# E8 is `SarathiServe.prefills` and `preempt`. The hunt turns the table: you write a property, and
+# it must find schedulers with one thing wrong. In a terminal, in the project's folder
+# ([how](../course/README.md)):
 #
 #     python -m course start
 #     python -m course check 8

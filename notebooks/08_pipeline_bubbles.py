@@ -462,8 +462,8 @@ for micro_batches in (1, 2, 3, 4):
 # %% [markdown]
 # ## Exercise
 #
-# E10 is `starts` and `idle`, about 12 lines: when each stage works, and why it waits. In a
-# terminal, in the project's folder ([how](../course/README.md)):
+# E10 is `starts` and `idle`: when each stage works, and why it waits. In a terminal, in the
+# project's folder ([how](../course/README.md)):
 #
 #     python -m course start
 #     python -m course check 10

@@ -519,8 +519,8 @@ print(f"{mine.throughput:.0f} tokens/s, {mine.phases} phases (predicted)")
 # %% [markdown]
 # ## Exercise
 #
-# E11 is `share_out`, about 5 lines: the window of work stealing. The check looks for requests
-# that vanish. In a terminal, in the project's folder ([how](../course/README.md)):
+# E11 is `share_out`: the window of work stealing. The check looks for requests that vanish. In a
+# terminal, in the project's folder ([how](../course/README.md)):
 #
 #     python -m course start
 #     python -m course check 11
