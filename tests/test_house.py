@@ -37,6 +37,7 @@ ORDER = [
     ["pictures", "serving"],  # pictures draw pipelines, too
     ["generate", "distributed", "demo"],
     ["experiments"],
+    ["course"],
     ["notebooks"],
     ["tests"],
 ]
@@ -62,6 +63,7 @@ WITHOUT_TORCH = [
     "import simulate",
     "import pipeline",
     "import beam.request",
+    "import course.__main__, course.grade, course.selftest, course.picture",
     "import scheduler, loop, batch, costmodel, timeline, configs",
 ]
 
