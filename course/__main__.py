@@ -22,8 +22,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+from checks import UserError
 from cli import claim, run_main
-from configs import UserError
 from course.exercises import EXERCISES, HINTS, MINE, STUBS, Exercise, find
 
 BASE = 1  # seed of the cases of `check`: the same each time, so that a failure stays

@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from configs import UserError, did_you_mean
+from checks import UserError, did_you_mean
 
 HERE = Path(__file__).resolve().parent
 STUBS, MINE, HINTS, PLANTED = (HERE / name for name in ("stubs", "mine", "hints", "planted"))

@@ -23,8 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from checks import UserError, check_whole
 from cli import claim
-from configs import UserError, check_whole
 from course.check.frame import examine
 from course.exercises import EXERCISES, AnswerError, Exercise
 from course.sandbox import PROTECTIONS

@@ -4,7 +4,7 @@ import json
 import traceback
 from types import ModuleType
 
-from configs import UserError
+from checks import UserError
 from course.drive import DRIVERS
 from course.exercises import MINE, AnswerError, Ask, Exercise, load
 

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable
 
-from configs import UserError, check_whole
+from checks import UserError, check_whole
 from course.exercises import HERE, MINE
 
 LESSONS = HERE.parent / "notebooks"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from configs import UserError
+from checks import UserError
 from course import __main__ as commands
 from course import grade, predictions, selftest
 from course.check.frame import examine, judged, lines

@@ -8,10 +8,11 @@ from collections import deque
 from collections.abc import Collection
 
 from batch import Batch, Chunk, Request
-from configs import UserError
+from checks import UserError
 from course.check.frame import Failure
 from course.drive import FakeModel, alone, clock_of, make_requests
-from scheduler import Scheduler, check_batch, held
+from rules import check_batch
+from scheduler import Scheduler, held
 from timeline import Trace
 
 SENTENCES = {
