@@ -165,7 +165,7 @@ class Replay:
             check_batch(state, batch)
         except UserError as error:
             rule = str(error).partition(": ")[2]
-            self.fail("K0", "a batch that can run", rule, "See `check_batch` of scheduler.py.", row)
+            self.fail("K0", "a batch that can run", rule, "See `check_batch` of rules.py.", row)
         idle = [i for i in row["running"] if requests[i] not in state.running]
         if "K3" in self.rules and idle:
             self.fail(
