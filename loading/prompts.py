@@ -43,15 +43,15 @@ def make_requests(
                 f"{hint if given == 'BeamSearchParams' else ''}"
             )
     try:
-        moments = [0.0] * len(prompts) if arrival_times is None else map(float, arrival_times)
-        arrivals = list(moments)
+        moments = [0.0] * len(prompts) if arrival_times is None else arrival_times
+        counts = {kind.__name__: len(params), "arrival_times": len(moments)}
+        # range(10**12) has a wrong length, and would fill memory
+        arrivals = list(map(float, moments)) if len(moments) == len(prompts) else []
     except (TypeError, ValueError, OverflowError):
         raise UserError("arrival_times must be a list of seconds, one for each prompt") from None
-    for name, values in ((kind.__name__, params), ("arrival_times", arrivals)):
-        if len(values) != len(prompts):
-            raise UserError(
-                f"{len(prompts)} prompts but {len(values)} {name}: give one for each prompt"
-            )
+    for name, count in counts.items():
+        if count != len(prompts):
+            raise UserError(f"{len(prompts)} prompts but {count} {name}: give one for each prompt")
     requests = []
     for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
         try:

@@ -34,6 +34,7 @@ from gpus import GPU, PCIE4, Link
 from loading.checkpoint import save
 from loading.device import choose_device
 from loading.load import choose_length, new_model
+from loading.prompts import make_requests as requests_of
 from loading.prompts import token_ids
 from pipeline import Rules, simulate_pipeline
 from pipeline.launch import NotMet, Place, launch, meet
@@ -191,6 +192,9 @@ USES: dict[str, Callable[[], object]] = {
     "unknown model a number of too many digits": lambda: simulate([], 10**5000),
     "stop_ids is range": lambda: SamplingParams(stop_ids=range(10**12)),
     "a prompt has 1000000000000 tokens": lambda: token_ids(range(10**12)),
+    "1 prompts but 1000000000000 arrival_times": lambda: requests_of(
+        ["a"], None, range(10**12), encode=None, vocab_size=9, stop_ids=frozenset(), seed=0
+    ),
     "unknown attention array": lambda: check_backend(np.array([1, 2]), torch.device("cpu")),
 }
 
