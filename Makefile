@@ -4,7 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 
-.PHONY: fig9 figures install measure test slow hostile notebooks notebooks-refresh format clean
+.PHONY: fig9 figures install measure test slow hostile notebooks notebooks-refresh format clean \
+	course-start check hint picture predict submit grade course-selftest
 
 fig9: .venv/figures.stamp
 	$(BIN)/python experiments/fig9.py
@@ -40,6 +41,22 @@ notebooks: .venv/dev.stamp
 # an idle machine.
 notebooks-refresh: .venv/dev.stamp
 	$(BIN)/python notebooks/execute.py --refresh
+
+# The course: course/README.md. `make check E=6` tries your exercise 6; `make grade DIR=submissions`.
+course-start submit: .venv/figures.stamp
+	$(BIN)/python -m course $(patsubst course-%,%,$@)
+
+check hint picture: .venv/figures.stamp
+	$(BIN)/python -m course $@ $(E)
+
+predict: .venv/figures.stamp
+	$(BIN)/python -m course predict $(L)
+
+grade: .venv/run.stamp
+	$(BIN)/python -m course grade $(DIR)
+
+course-selftest: .venv/dev.stamp
+	$(BIN)/python -m course selftest
 
 format: .venv/dev.stamp
 	$(BIN)/ruff check --fix .

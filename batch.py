@@ -5,10 +5,10 @@ one *decode* per iteration. The last chunk already yields the first output token
 D + 1 output tokens, and at the end P + D tokens have their keys and values in the cache.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from checks import UserError, check_number, check_whole
+from checks import UserError, check_number, check_stop_ids, check_whole, shown
 
 LATEST = 1e10  # s: later, a clock of 64 bits no longer tells two iterations apart
 
@@ -45,17 +45,15 @@ class Request:
     single = True  # a decode is one row and one token
 
     def __post_init__(self) -> None:
+        check_whole("the id of a request", self.request_id, -(2**63), 2**63)
         name = f"request {self.request_id}"
-        if not isinstance(self.request_id, int):
-            raise UserError(f"{name}: its id must be a whole number")
         if not isinstance(self.prompt, Sequence):
-            raise UserError(f"{name}: the prompt {self.prompt!r} is no list of token ids")
+            raise UserError(f"{name}: the prompt {shown(self.prompt)} is no list of token ids")
         if len(self.prompt) == 0:
             raise UserError(f"{name}: the prompt is empty; it needs at least one token")
         check_whole(f"{name}: max_tokens", self.max_tokens)
         check_number(f"{name}: arrival", self.arrival, 0, LATEST, "number of seconds")
-        if isinstance(self.stop_ids, str) or not isinstance(self.stop_ids, Collection):
-            raise UserError(f"{name}: stop_ids is {self.stop_ids!r}; it must be a set of token ids")
+        check_stop_ids(f"{name}: stop_ids", self.stop_ids)
         self.prefill_length = len(self.prompt)
 
     @property

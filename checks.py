@@ -1,14 +1,25 @@
 """What every file needs of a user's values: one error, tables by name, checks of numbers."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 MOST = 10**9  # of whole numbers: far more than any model has of anything
+MOST_SEED = 2**63 - 1
+LONGEST_SHOWN = 100  # letters of a value that an error repeats
 
 
 class UserError(ValueError):
     """A mistake that the user can mend: shown as one line, without a traceback."""
+
+
+def shown(value: object, as_text: Callable[[object], str] = repr) -> str:
+    """A value as an error shows it: cut short, whatever it is."""
+    try:
+        text = as_text(value)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return "a number of too many digits to be shown"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def by_name(entries: Iterable) -> dict:
@@ -20,7 +31,7 @@ def lookup(table: dict, key: str, kind: str) -> Any:
     """`table[key]`, or a UserError that names the value and what is allowed."""
     if not isinstance(key, str) or key not in table:
         near = did_you_mean(key, table)
-        raise UserError(f"unknown {kind} {key!r}: choose from {', '.join(table)}{near}")
+        raise UserError(f"unknown {kind} {shown(key)}: choose from {', '.join(table)}{near}")
     return table[key]
 
 
@@ -34,17 +45,17 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def check_whole(name: str, value: int, least: int = 1, most: int | None = None) -> None:
+def check_whole(name: str, value: int, least: int = 1, most: int = MOST) -> None:
     """A UserError unless `value` is a whole number from `least` to `most`. True is not one."""
-    if type(value) is not int or value < least or (most is not None and value > most):
-        allowed = f"at least {least}" if most is None else f"from {least} to {most}"
-        raise UserError(f"{name} is {value!r}; it must be a whole number, {allowed}")
+    if type(value) is not int or not least <= value <= most:
+        allowed = f"a whole number, from {least} to {most}"
+        raise UserError(f"{name} is {shown(value)}; it must be {allowed}")
 
 
 def check_flag(name: str, value: bool) -> None:
     """A UserError unless `value` is True or False."""
     if type(value) is not bool:
-        raise UserError(f"{name} is {value!r}; it must be True or False")
+        raise UserError(f"{name} is {shown(value)}; it must be True or False")
 
 
 def check_number(name: str, value: float, least: float, most: float, what: str = "number") -> None:
@@ -53,4 +64,13 @@ def check_number(name: str, value: float, least: float, most: float, what: str =
     what: the noun of the message, such as "number of seconds".
     """
     if type(value) is bool or not isinstance(value, int | float) or not least <= value <= most:
-        raise UserError(f"{name} is {value!r}; it must be a {what} from {least:g} to {most:g}")
+        allowed = f"a {what} from {least:g} to {most:g}"
+        raise UserError(f"{name} is {shown(value)}; it must be {allowed}")
+
+
+def check_stop_ids(name: str, stop_ids: Iterable[int]) -> None:
+    """A UserError unless `stop_ids` is a list, tuple or set of whole numbers."""
+    listed = isinstance(stop_ids, list | tuple | set | frozenset)
+    if not listed or not all(type(token) is int for token in stop_ids):
+        allowed = "a list of whole numbers, such as [46]"
+        raise UserError(f"{name} is {shown(stop_ids)}; it must be {allowed}")

@@ -7,11 +7,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from checks import UserError
+from checks import UserError, shown
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -71,7 +72,7 @@ def read_text(path: Path | str, most: int) -> str:
     most: bytes that it may have; some devices never end. Raises UserError.
     """
     if not isinstance(path, Path | str):
-        raise UserError(f"{path!r} is no name of a file")
+        raise UserError(f"{shown(path)} is no name of a file")
     try:
         with open(path, "rb") as file:
             data = file.read(most + 1)
@@ -235,6 +236,22 @@ def die_quietly() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Processes that start meanwhile ignore Ctrl-C for good: the one that started them ends them.
+
+    They inherit a mask. Windows has none: there, each says that it was interrupted.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def end_with(parent: int) -> None:

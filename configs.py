@@ -5,7 +5,7 @@ Each is a row of models.py or gpus.py, with its source.
 
 from dataclasses import dataclass
 
-from checks import MOST, UserError, by_name, check_whole, lookup
+from checks import UserError, by_name, check_whole, lookup, shown
 from gpus import GPU, GPUS, LINKS, Link, Nodes  # noqa: F401
 from models import ROWS
 
@@ -40,11 +40,13 @@ class ModelConfig:
     source: str = ""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise UserError(f"the name of a model is {shown(self.name)}; it must be a text")
         lookup(dict.fromkeys(("llama", "gpt2")), self.flavour, "flavour")
         for name in ("n_layer", "n_head", "hidden", "intermediate", "vocab_size", "max_length"):
-            check_whole(f"{self.name}: {name}", getattr(self, name), 1, MOST)
+            check_whole(f"{self.name}: {name}", getattr(self, name))
         for name in ("n_kv_head", "head_dim", "window"):  # 0 stands for a default
-            check_whole(f"{self.name}: {name}", getattr(self, name), 0, MOST)
+            check_whole(f"{self.name}: {name}", getattr(self, name), 0)
         object.__setattr__(self, "n_kv_head", self.n_kv_head or self.n_head)
         if (self.head_dim == 0 and self.hidden % self.n_head) or self.n_head % self.n_kv_head:
             raise UserError(
@@ -54,7 +56,7 @@ class ModelConfig:
         object.__setattr__(self, "head_dim", self.head_dim or self.hidden // self.n_head)
         if self.rope_scaling is not None:
             if not isinstance(self.rope_scaling, list | tuple):
-                raise UserError(f"{self.name}: rope_scaling {self.rope_scaling!r} is no list")
+                raise UserError(f"{self.name}: rope_scaling {shown(self.rope_scaling)} is no list")
             object.__setattr__(self, "rope_scaling", tuple(self.rope_scaling))  # JSON gives a list
         if self.flavour == "llama" and self.head_dim % 2:
             raise UserError(f"{self.name}: head_dim is {self.head_dim}; it must be even (rotary)")

@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from batch import Batch, Chunk, Request
-from checks import UserError, check_number, lookup
+from checks import UserError, check_number, check_whole, lookup, shown
 from configs import GPU, LINKS, Link, ModelConfig
+from gpus import LEAST_SHARE, MOST_SHARE
 
 # rows of a tile of a matrix product (SARATHI, Sec 4.4: "the tile size in our experiments")
 TILE = 128
@@ -42,8 +43,10 @@ class Efficiency:
     overhead: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("compute", "memory", "attention", "p", "overhead"):
-            check_number(name, getattr(self, name), 0, 1e6)
+        for name in ("compute", "memory", "attention"):
+            check_number(name, getattr(self, name), LEAST_SHARE, MOST_SHARE)
+        check_number("p", self.p, 0.1, 1e6)
+        check_number("overhead", self.overhead, 0, 1e6)
 
 
 # The constants belong to a GPU and to the software that ran on it. What they were fitted on:
@@ -66,7 +69,7 @@ EFFICIENCY: dict[tuple[str, str], Efficiency] = {
         compute=0.927, memory=0.8226, attention=0.557, p=3.4503, overhead=3.24e-05
     ),
 }
-MOST_DECODES = 10**6  # of a batch that is made up
+MOST_DECODES, MOST_CONTEXT = 10**6, 10**7  # of a batch that is made up
 SOFTWARE = tuple(dict.fromkeys(software for _, software in EFFICIENCY))
 
 
@@ -128,8 +131,8 @@ class CostModel:
             or (model.n_kv_head % tp and tp % model.n_kv_head)
         ):
             raise UserError(
-                f"tp is {tp}; it must divide the {model.n_head} heads of {model.name}, and fit its"
-                f" {model.n_kv_head} KV heads"
+                f"tp is {shown(tp)}; it must divide the {model.n_head} heads of {model.name}, and"
+                f" fit its {model.n_kv_head} KV heads"
             )
         self.model = model
         self.gpu = gpu
@@ -284,6 +287,8 @@ def requests_that_fit(model: ModelConfig, gpu: GPU, length: int, bytes_per_value
     bytes per token. The formula leaves no room for activations. So real systems fit fewer.
     0 means that not one request fits.
     """
+    check_whole("length", length)
+    check_number("bytes_per_value", bytes_per_value, 0.1, 1e3)
     free = gpu.memory - model.parameters * bytes_per_value
     return max(0, int(free // (length * model.kv_bytes_per_token(bytes_per_value))))
 
@@ -296,6 +301,9 @@ def tokens_that_fit(
     No request reserves more than it uses. utilization: share of the memory that weights and cache
     may take; the rest is for activations (0.9: vLLM's gpu_memory_utilization).
     """
+    check_whole("tp", tp)
+    check_number("utilization", utilization, 0, 1)
+    check_number("bytes_per_value", bytes_per_value, 0.1, 1e3)
     copies = max(1, tp // model.n_kv_head)  # GPUs beyond the number of KV heads hold copies
     free = tp * gpu.memory * utilization - model.parameters * bytes_per_value
     return max(0, int(free // (model.kv_bytes_per_token(bytes_per_value) * copies)))
@@ -309,15 +317,16 @@ def make_batch(
     chunks: (start, length, prompt length) of each, in tokens. decodes: how many, each attending to
     `context` tokens, its own included. Raises UserError if they are too many to be listed.
     """
-    if decodes > MOST_DECODES:
-        raise UserError(f"decodes is {decodes}; it must be at most {MOST_DECODES}")
+    check_whole("decodes", decodes, 0, MOST_DECODES)
+    check_whole("context", context, 1, MOST_CONTEXT)
     pieces = [
         Chunk(Request(i, [0] * prompt, max_tokens=2, prefilled=start, context=start), start, length)
         for i, (start, length, prompt) in enumerate(chunks)
     ]
     old = context - 1  # tokens in the cache before the step
+    prompt = [0] * old
     riders = [
-        Request(len(chunks) + i, [0] * old, max_tokens=3, prefilled=old, context=old, output=[0])
+        Request(len(chunks) + i, prompt, max_tokens=3, prefilled=old, context=old, output=[0])
         for i in range(decodes)
     ]
     return Batch(pieces, riders)

@@ -18,7 +18,7 @@ from batch import Batch, Request
 from beam.executor import enable_beams
 from beam.outputs import BeamSearchOutput, beam_requests, output_of
 from beam.request import BeamSearchParams
-from checks import MOST, UserError, check_flag, check_whole
+from checks import MOST_SEED, UserError, check_flag, check_whole
 from executor import ModelExecutor
 from fast.backends import check_backend, choose_backend, speed_up
 from fast.graphs import GraphExecutor, Graphs
@@ -28,7 +28,7 @@ from loading.load import choose_length, find_model, late_tokenizer, load_model
 from loading.prompts import make_requests
 from loading.tokenizer import load_stop_ids, load_tokenizer
 from loop import Loop
-from sampling import MOST_SEED, SamplingParams
+from sampling import SamplingParams
 from scheduler import Scheduler, make_scheduler
 from simulate import check_requests, simulate
 from timeline import Trace
@@ -221,7 +221,7 @@ class LLM:
     def resize_cache(self, max_batch_size: int, max_length: int | None = None) -> None:
         """A new cache, for other numbers of requests and tokens. Nothing may be running."""
         self._check_idle("the cache")
-        check_whole("max_batch_size", max_batch_size, 1, MOST)
+        check_whole("max_batch_size", max_batch_size)
         length = choose_length(self.config, self.max_length if max_length is None else max_length)
         held = self.part.parameters * self.dtype.itemsize + self.cache.bytes
         check_memory(self.part, max_batch_size, length, self.dtype, self.device, held)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from checks import MOST, did_you_mean
+from checks import MOST, MOST_SEED, did_you_mean
 from cli import claim, one_line, run_main
 
 LONGEST_VALUE = 60  # letters of a value that an error repeats
@@ -136,7 +136,7 @@ DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 BACKENDS = ("auto", "native", "sdpa", "math", "xformers")
 CACHES = ("segment", "standard")
-SEED = Whole(0, 2**63 - 1)
+SEED = Whole(0, MOST_SEED)
 TEMPERATURE, TOP_P, PENALTY = Number(0, 10**6), Number(1e-9, 1), Number(-10, 10)
 
 TOKENS, ITEMS, TIMES = Whole(1, MOST), Whole(1, 10**6), Whole(1, 10**5)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from batch import Batch, Request
-from scheduler import NOTHING_SCHEDULED, Scheduler, check_batch
+from rules import check_batch
+from scheduler import NOTHING_SCHEDULED, Scheduler
 from timeline import Iteration, Trace
 
 

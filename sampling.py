@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from checks import UserError, check_flag, check_number, check_whole
+from checks import MOST_SEED, check_flag, check_number, check_stop_ids, check_whole
 
 HOTTEST = 1e6  # the highest temperature: all tokens are equally likely far below it
 SMALLEST_P = 1e-9  # the smallest top_p: the likeliest token alone reaches it
-MOST_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -42,9 +41,7 @@ class SamplingParams:
         check_number("top_p", self.top_p, SMALLEST_P, 1)
         if self.seed is not None:
             check_whole("seed", self.seed, 0, MOST_SEED)
-        listed = isinstance(self.stop_ids, list | tuple | set | frozenset)
-        if not listed or not all(type(token) is int for token in self.stop_ids):
-            raise UserError(f"stop_ids is {self.stop_ids!r}; it must be a list of whole numbers")
+        check_stop_ids("stop_ids", self.stop_ids)
         check_flag("ignore_eos", self.ignore_eos)
 
 

@@ -20,9 +20,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from batch import Batch, Chunk, Request, rows_of
-from checks import MOST, UserError, by_name, check_whole, lookup
+from checks import UserError, by_name, check_whole, lookup, shown
 
 SIZE = re.compile("[0-9]{1,9}")  # of a chunk, in tokens
+MOST_CACHED = 10**15  # tokens
 NOTHING_SCHEDULED = "it schedules nothing, while requests wait or run and no more will arrive"
 
 
@@ -55,10 +56,10 @@ class Scheduler:
     name, example = "?", ""  # example: of a name with an option
 
     def __init__(self, max_batch_size: int, chunk_size: int = 256, cache_tokens: int | None = None):
-        check_whole("max_batch_size", max_batch_size, 1, MOST)
+        check_whole("max_batch_size", max_batch_size)
         check_whole("chunk_size", chunk_size)
         if cache_tokens is not None:
-            check_whole("cache_tokens", cache_tokens)
+            check_whole("cache_tokens", cache_tokens, most=MOST_CACHED)
         self.max_batch_size = max_batch_size  # B
         self.chunk_size = chunk_size  # C, the token budget; policies of whole prompts ignore it
         self.memory = Memory(cache_tokens)
@@ -421,6 +422,11 @@ FOR_PIPELINES = ("td_pipe",)  # of pipeline/policies.py
 ALIASES = {"baseline": "request_level"}  # SARATHI's word
 
 
+def name_of(policy: str) -> str:
+    """The name of a policy, as it is; of anything else, what an error shows of it."""
+    return policy if isinstance(policy, str) else shown(policy)
+
+
 def make_scheduler(
     policy: str, max_batch_size: int, chunk_size: int, cache_tokens: int | None = None
 ) -> Scheduler:
@@ -428,7 +434,7 @@ def make_scheduler(
 
     A name may carry an option after a colon: see `configure` of the policies.
     """
-    name, colon, option = str(policy).partition(":")
+    name, colon, option = name_of(policy).partition(":")
     if name in FOR_PIPELINES:
         raise UserError(
             f"policy {name!r} decides for all stages of a pipeline: use distributed.py, or"
@@ -439,42 +445,3 @@ def make_scheduler(
     if colon:
         scheduler.configure(option)
     return scheduler
-
-
-def check_batch(scheduler: Scheduler, batch: Batch) -> None:
-    """Raise a UserError, before the batch runs, if it breaks a rule of all policies."""
-    chunks, decodes, broken = batch.chunks, batch.decodes, scheduler.broken
-    members = {chunk.request for chunk in chunks}.union(decodes)
-    if not members:
-        raise broken("the batch is empty; return None where there is nothing to run")
-    if len(members) < len(chunks) + len(decodes):
-        raise broken("a request is in the batch twice")
-    if not members.issubset(scheduler.running):
-        stray = min(r.request_id for r in members.difference(scheduler.running))
-        raise broken(
-            f"request {stray} is in the batch but not running: take it in with `admit`, and call"
-            " `decodes` first, because that may preempt"
-        )
-    if len(members) > scheduler.max_batch_size:
-        raise broken(
-            f"the batch exceeds B: {len(members)} requests, and {scheduler.max_batch_size} may run"
-        )
-    for chunk in chunks:
-        request, end = chunk.request, chunk.start + chunk.length
-        if not chunk.start == request.prefilled < end <= request.prefill_length:
-            raise broken(
-                f"request {request.request_id} has prefilled {request.prefilled} of"
-                f" {request.prefill_length} tokens, and its chunk is {chunk.start} to {end - 1}:"
-                " prompt tokens run exactly once and in order"
-            )
-    for request in decodes:
-        if request.prefilled < request.prefill_length:
-            raise broken(
-                f"request {request.request_id} decodes, but has prefilled {request.prefilled} of"
-                f" {request.prefill_length} tokens"
-            )
-    memory = scheduler.memory
-    if memory.capacity is not None and not memory.holds(scheduler.next_tokens(decodes)):
-        need = memory.taken + memory.flying + scheduler.next_tokens(decodes)
-        rule = "`decodes` preempts until they fit"
-        raise broken(f"the cache overflows: {need} tokens, and it holds {memory.capacity}; {rule}")

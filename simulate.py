@@ -7,7 +7,7 @@ differs: it asks the cost model for the seconds of a batch, and moves a virtual 
 from collections.abc import Iterable, Sequence
 
 from batch import Batch, Request
-from checks import UserError, lookup
+from checks import UserError, lookup, shown
 from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel
 from loop import Loop, Result
@@ -91,12 +91,14 @@ def run_all(loop: Loop, requests: Iterable[Request]) -> Trace:
 def listed(requests: Iterable[Request]) -> list[Request]:
     """The requests as a list, or a UserError if something else is among them."""
     try:
-        found = list(requests)
+        each = iter(requests)
     except TypeError:  # a single request, for example
-        found = [requests]
-    for request in found:
+        each = iter([requests])
+    found = []
+    for request in each:  # an error of the user's own generator is shown as it is
         if not isinstance(request, Request):
-            raise UserError(f"a list of requests is needed, and {request!r} is no Request")
+            raise UserError(f"a list of requests is needed, and {shown(request)} is no Request")
+        found.append(request)
     return found
 
 

@@ -19,7 +19,7 @@ from configs import GPU, GPUS, LINKS, MODELS, ModelConfig
 from costmodel import CostModel
 from loop import Loop
 from scheduler import make_scheduler
-from simulate import CostExecutor, check_requests, run_all
+from simulate import CostExecutor, check_requests, listed, run_all
 from timeline import Trace
 
 
@@ -167,6 +167,7 @@ def make_beams(
     response 0: nothing is prefilled yet.
     """
     check_whole("count", count, 1, MOST_SEARCHES)
+    check_whole("prompt", prompt)
     made = []
     for i in range(first_id, first_id + count):
         request = BeamRequest(
@@ -208,7 +209,7 @@ def simulate_beams(
         software=software,
         expanded=expanded,
     )
-    requests = list(requests)
+    requests = listed(requests)
     for request in requests:
         if isinstance(request, BeamRequest):
             check_whole(f"request {request.request_id}: beam_width", request.beam_width)

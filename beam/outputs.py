@@ -7,7 +7,7 @@ from functools import partial
 from batch import Request
 from beam.request import CACHES, ENDED, BeamRequest, BeamSearchParams
 from beam.search import BeamSearch
-from checks import UserError
+from checks import UserError, shown
 from configs import ModelConfig
 from kvcache import KVCache
 from loading.device import memory_of
@@ -48,7 +48,7 @@ def beam_requests(
     """
     longest = min(config.window or config.max_length, config.max_length)  # positions
     if not isinstance(cache, str) or cache not in CACHES:
-        raise UserError(f"cache is {cache!r}; choose from {', '.join(CACHES)}")
+        raise UserError(f"cache is {shown(cache)}; choose from {', '.join(CACHES)}")
     if not isinstance(params, Sequence):
         params = [params or BeamSearchParams()] * len(requests)
     found = []
@@ -67,7 +67,7 @@ def beam_requests(
         for token in own.stop_ids:
             if not 0 <= token < config.vocab_size:
                 allowed = f"tokens are 0 to {config.vocab_size - 1}"
-                raise UserError(f"{name}: stop_ids has {token}; {allowed}")
+                raise UserError(f"{name}: stop_ids has {shown(token)}; {allowed}")
         make_search = partial(BeamSearch, own, request.stop_ids, config.vocab_size)
         make_search()  # complains now, not in the middle of a run
         found.append(

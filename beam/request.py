@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from batch import Request
-from checks import UserError
+from checks import UserError, check_stop_ids, check_whole, shown
 
 STEP = 16  # response tokens by which a segment grows (segment KV, Sec 3.2)
 CACHES = ("segment", "standard")
@@ -35,24 +35,19 @@ class BeamSearchParams:
     stop: None = None
 
     def __post_init__(self) -> None:
-        def whole(n: object) -> bool:
-            return isinstance(n, int) and not isinstance(n, bool) and n >= 1
-
         def check(name: str, fine: Callable, allowed: str) -> None:
             value = getattr(self, name)
             if not fine(value):
-                raise UserError(f"{name} is {value!r}; it must be {allowed}")
+                raise UserError(f"{name} is {shown(value)}; it must be {allowed}")
 
-        check("beam_width", whole, "a whole number of at least 1")
-        check("max_tokens", whole, "a whole number of at least 1")
-        most = self.beam_width
-        check("n", lambda n: n is None or (whole(n) and n <= most), f"None, or from 1 to {most}")
+        check_whole("beam_width", self.beam_width)
+        check_whole("max_tokens", self.max_tokens)
+        if self.n is not None:
+            check_whole("n", self.n, 1, self.beam_width)
         check("length_penalty", lambda p: is_number(p) and abs(p) <= 10, "a number from -10 to 10")
         fine = (True, False, "never")
         check("early_stopping", lambda e: type(e) in (bool, str) and e in fine, f"one of {fine}")
-        tokens = "a list of whole numbers, such as [46]"
-        kinds = list | tuple | set | frozenset
-        check("stop_ids", lambda x: isinstance(x, kinds) and all(map(is_id, x)), tokens)
+        check_stop_ids("stop_ids", self.stop_ids)
         check("ignore_eos", lambda e: isinstance(e, bool), "True or False")
         check("temperature", lambda t: is_number(t) and t == 0, "0: a beam search draws nothing")
         check("stop", lambda s: s is None, "None: a beam ends at tokens only, so give stop_ids")
@@ -60,10 +55,6 @@ class BeamSearchParams:
 
 def is_number(x: object) -> bool:
     return isinstance(x, int | float) and not isinstance(x, bool) and -1e300 < x < 1e300
-
-
-def is_id(x: object) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool)
 
 
 def cached_tokens(cache: str, beam_width: int, prompt: int, response: int) -> int:

@@ -1,4 +1,4 @@
-"""The token budget: time to first token against time between tokens (Sarathi-Serve, Sec 4.3).
+r"""The token budget: time to first token against time between tokens (Sarathi-Serve, Sec 4.3).
 
 It also finds the budget that an SLO allows.
 

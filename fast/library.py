@@ -8,18 +8,24 @@ what we check and what we load are the same bytes.
 """
 
 import ctypes
+import errno
 import hashlib
 import os
+import shutil
 import signal
 import stat
 import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from checks import UserError
 
 COMPILE_SECONDS = 120  # far more than a compiler needs, and an end to one that hangs
+WATCHED = Path(__file__).with_name("watched.py")
 DIGITS = 16  # of a checksum, in a file's name
 # To open a file, but no link, and no pipe whose writer we would wait for. Windows lacks both.
 AS_IT_IS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -32,23 +38,34 @@ def cache_folder() -> Path:
     if not home.is_absolute():
         raise UserError(f"XDG_CACHE_HOME is {str(home)!r}; it must be an absolute path")
     folder = home / "nano-sarathi"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for place in (*reversed(folder.parents), folder):  # parents=True would give them other modes
+        place.mkdir(exist_ok=True, mode=0o700)
     folder = folder.resolve()  # from here on, nobody can lead us elsewhere with a link
     for place in (folder, *folder.parents):
         if why := unsafe(place.stat(), entries=place != folder):
             raise UserError(f"{str(place)!r} {why}: nothing that is compiled is kept there")
+    remove_left(folder)
     return folder
+
+
+def remove_left(folder: Path) -> None:
+    """Remove the workplaces of processes that were killed as they compiled, and of no others."""
+    for place in folder.glob("tmp*"):
+        with suppress(OSError):  # another process removes it, too
+            if time.time() > place.lstat().st_mtime + 2 * COMPILE_SECONDS:
+                shutil.rmtree(place)
 
 
 def unsafe(about: os.stat_result, entries: bool = False) -> str | None:
     """Why somebody else can write a file or a folder. None: nobody can.
 
     entries: of a folder, it is enough that nobody can replace what is ours in it. /tmp is such a
-    folder: it has the sticky bit.
+    folder: it has the sticky bit. Who owns "/" can replace all. In a user namespace that is not 0.
     """
     if not hasattr(os, "geteuid"):  # Windows says it otherwise
         return None
-    if about.st_uid not in (0, os.geteuid()):
+    owners = {0, os.geteuid()} | ({os.stat("/").st_uid} if entries else set())
+    if about.st_uid not in owners:
         return f"belongs to user {about.st_uid}, and we are user {os.geteuid()}"
     sticky = entries and about.st_mode & stat.S_ISVTX
     if about.st_mode & (stat.S_IWOTH | stat.S_IWGRP) and not sticky:
@@ -72,11 +89,17 @@ def load_kept(folder: Path, stem: str) -> ctypes.CDLL | None:
 
 
 def load(path: Path, stem: str) -> ctypes.CDLL | None:
-    """The library of a file. None: it is not ours, or its name does not have its checksum."""
+    """The library of a file. None: it is not ours, or its name does not have its checksum.
+
+    Raises OSError if that cannot be found out.
+    """
     try:
         file = os.open(path, AS_IT_IS)
-    except OSError:  # a link, for example
-        return None
+    except OSError as error:
+        # a link; a socket; another process has removed it
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENOENT):
+            return None
+        raise
     about = os.fstat(file)
     good = stat.S_ISREG(about.st_mode) and not unsafe(about)
     if not good or path.stem != f"{stem}-{checksum(file)}":
@@ -128,28 +151,27 @@ def is_whole(library: Path) -> bool:
 def run_compiler(command: Sequence[str], seconds: float = COMPILE_SECONDS) -> tuple[int, str]:
     """The exit status of a compiler, and what it said. A UserError if it takes too long.
 
-    It has a process group of its own, so that the programs that it starts end with it.
+    It ends with us, even if we are killed, and so do the programs that it starts: see watched.py.
     """
     environment = os.environ | {"LC_ALL": "C"}  # messages in English, with the word "error"
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        text=True, errors="replace", env=environment, start_new_session=True,
+    with tempfile.TemporaryFile() as said, subprocess.Popen(
+        [sys.executable, "-IS", str(WATCHED), *command], stdin=subprocess.PIPE, stderr=said,
+        stdout=subprocess.DEVNULL, env=environment, start_new_session=True,
     ) as process:  # fmt: skip
         try:
-            _, said = process.communicate(timeout=seconds)
-            return process.returncode, said
+            status = process.wait(seconds)
         except subprocess.TimeoutExpired:
             raise UserError(f"{command[0]} has not ended after {seconds:g} s") from None
         finally:
             end_group(process)
+        said.seek(0)
+        return status, said.read().decode(errors="replace")
 
 
 def end_group(process: subprocess.Popen) -> None:
     """End a process that leads a group, and all that it has started."""
-    if hasattr(os, "killpg"):
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:  # all have ended
-            return
-    else:
+    if not hasattr(os, "killpg"):
         process.kill()
+        return
+    with suppress(ProcessLookupError):  # all have ended
+        os.killpg(process.pid, signal.SIGKILL)

@@ -132,19 +132,7 @@ def outcome() -> ctypes.CDLL | UserError:
                 "attention 'native' needs a C++ compiler (g++ on Linux, or one that $CXX names)"
                 f"{OTHERWISE}"
             )
-        # Machines with different CPUs may share a home: so the CPU's instructions are part of the
-        # name. A new compiler should compile again: so its date of installation is part of it, too.
-        installed = str(os.stat(program).st_mtime_ns)
-        made_of = [
-            SOURCE.read_text(encoding="utf-8"),
-            program,
-            installed,
-            *FLAGS,
-            platform.machine(),
-            instructions(),
-        ]
-        stem = f"native-{hashlib.sha256(' '.join(made_of).encode()).hexdigest()[:16]}"
-        folder = cache_folder()
+        folder, stem = cache_folder(), stem_of(program)
         functions = [f"{name}_{dtype}" for name in ARGUMENTS for dtype in DTYPES.values()]
         return load_kept(folder, stem) or make(folder, stem, partial(build, program), functions)
     except UserError as error:
@@ -157,6 +145,18 @@ def outcome() -> ctypes.CDLL | UserError:
             f"attention 'native': {SOURCE.name} cannot be compiled, kept or loaded ({error})"
             f"{OTHERWISE}"
         )
+
+
+def stem_of(program: str) -> str:
+    """What the library's name begins with. It tells all that the library is made of.
+
+    Machines with different CPUs may share a home: so that includes the CPU's instructions. A new
+    compiler should compile again: so it includes the compiler's date of installation, too.
+    """
+    installed = str(os.stat(program).st_mtime_ns)
+    text = SOURCE.read_text(encoding="utf-8")
+    made_of = [text, program, installed, *FLAGS, platform.machine(), instructions()]
+    return f"native-{hashlib.sha256(' '.join(made_of).encode()).hexdigest()[:16]}"
 
 
 def build(program: str, target: Path) -> None:

@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from checks import UserError, did_you_mean
+from checks import UserError, did_you_mean, shown
 from configs import ModelConfig
 
 
@@ -51,7 +51,7 @@ def memory_of(device: torch.device) -> int | None:
 
 def choose_device(name: str) -> torch.device:
     """cuda where there is one, else cpu; or the named one. It may be a torch.device, too."""
-    name = str(name)
+    name = shown(name, str)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.split(":")[0] not in ("cpu", "cuda"):
@@ -87,7 +87,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
     Elsewhere "auto" is float32 (float16 on an older GPU).
     """
-    name = str(name).removeprefix("torch.")  # it may be a torch.dtype, too
+    name = shown(name, str).removeprefix("torch.")  # it may be a torch.dtype, too
     if name != "auto":
         if name not in DTYPES:
             near = did_you_mean(name, DTYPES)

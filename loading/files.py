@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from checks import UserError, did_you_mean
+from checks import UserError, did_you_mean, shown
 from configs import MODELS
 
 DEMO = Path(__file__).resolve().parents[1] / "demo"  # the model that ships with the project
@@ -35,7 +35,7 @@ def find(model: str) -> Path | None:
     is downloaded, or found in the hub's local cache. Raises UserError if there is no such model.
     """
     if not isinstance(model, str | Path) or not str(model):
-        raise UserError(f"model is {model!r}; choose {FOR_TEXT}")
+        raise UserError(f"model is {shown(model)}; choose {FOR_TEXT}")
     model = str(model)
     if model == "demo":
         return DEMO

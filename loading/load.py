@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch.overrides import TorchFunctionMode
 
-from checks import UserError
+from checks import UserError, shown
 from configs import MODELS, ModelConfig
 from loading import checkpoint, files
 from loading.device import check_memory
@@ -38,7 +38,8 @@ def choose_length(config: ModelConfig, max_length: int | None) -> int:
     length = config.max_length if max_length is None else max_length
     if type(length) is not int or not 1 <= length <= config.max_length:
         raise UserError(
-            f"max_length is {max_length!r}; {config.name} allows 1 to {config.max_length} tokens"
+            f"max_length is {shown(max_length)}; {config.name} allows 1 to"
+            f" {config.max_length} tokens"
         )
     if 0 < config.window < length:
         raise UserError(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from operator import index as as_index
 
 from batch import Request
-from checks import MOST, UserError
+from checks import MOST, UserError, shown
 from sampling import Sampler, SamplingParams
 
 LONGEST_WAIT = 1e9  # s, until a prompt arrives: a clock cannot wait much longer
@@ -29,7 +29,7 @@ def make_requests(
     """
     prompts = as_lists(prompts)
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
-        raise UserError(f"prompts is {prompts!r}; give a text, token ids, or a list of these")
+        raise UserError(f"prompts is {shown(prompts)}; give a text, token ids, or a list of these")
     if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
         prompts = [prompts]
     if params is None or isinstance(params, kind):
@@ -43,15 +43,15 @@ def make_requests(
                 f"{hint if given == 'BeamSearchParams' else ''}"
             )
     try:
-        moments = [0.0] * len(prompts) if arrival_times is None else map(float, arrival_times)
-        arrivals = list(moments)
+        moments = [0.0] * len(prompts) if arrival_times is None else arrival_times
+        counts = {kind.__name__: len(params), "arrival_times": len(moments)}
+        # range(10**12) has a wrong length, and would fill memory
+        arrivals = list(map(float, moments)) if len(moments) == len(prompts) else []
     except (TypeError, ValueError, OverflowError):
         raise UserError("arrival_times must be a list of seconds, one for each prompt") from None
-    for name, values in ((kind.__name__, params), ("arrival_times", arrivals)):
-        if len(values) != len(prompts):
-            raise UserError(
-                f"{len(prompts)} prompts but {len(values)} {name}: give one for each prompt"
-            )
+    for name, count in counts.items():
+        if count != len(prompts):
+            raise UserError(f"{len(prompts)} prompts but {count} {name}: give one for each prompt")
     requests = []
     for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
         try:
@@ -64,7 +64,9 @@ def make_requests(
             raise UserError(f"prompt {index} is empty; it needs at least one token")
         for token in ids:
             if not 0 <= token < vocab_size:
-                raise UserError(f"prompt {index}: token id {token} is not in 0 .. {vocab_size - 1}")
+                raise UserError(
+                    f"prompt {index}: token id {shown(token)} is not in 0 .. {vocab_size - 1}"
+                )
         if not 0 <= arrivals[index] <= LONGEST_WAIT:
             raise UserError(
                 f"prompt {index}: its arrival time is {arrivals[index]}; it must be a number of"

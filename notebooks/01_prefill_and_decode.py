@@ -410,3 +410,13 @@ print(f"decode token / prefill token = {decode_seconds / prefill_seconds:.0f} (p
 # each chunk (lesson 4). That is SARATHI.
 #
 # </details>
+
+# %% [markdown]
+# ## Exercise
+#
+# E1 is a short function: `iteration_floor`, the time that no iteration can beat. The check draws
+# models and GPUs, and shows the first one where you are wrong. In a terminal, in the project's
+# folder ([how](../course/README.md)):
+#
+#     python -m course start
+#     python -m course check 1

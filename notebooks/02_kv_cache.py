@@ -379,3 +379,13 @@ print(f"{m_kv / 1e6:.3f} MB per token: {fits} requests of {length} tokens fit on
 # is one reason to cut a model into stages on several GPUs: *pipeline parallelism* (lesson 8).
 #
 # </details>
+
+# %% [markdown]
+# ## Exercise
+#
+# E2 is a class: `Slots`, with `allocate`, `extend`, `free` and `write`. The check draws
+# operations, and compares each answer. In a terminal, in the project's folder
+# ([how](../course/README.md)):
+#
+#     python -m course start
+#     python -m course check 2

@@ -428,3 +428,14 @@ for name, batches in (("one piece", [one]), (f"{len(pieces)} chunks", pieces)):
 # mathematical claim in float64, because its rounding is too small to hide a wrong mask.
 #
 # </details>
+
+# %% [markdown]
+# ## Exercises
+#
+# E3 is a very short function: `chunk_mask`. The check cuts prompts in all ways. E4 is `attend`:
+# attention over the cache. The check puts NaN where you must not read. In a terminal, in the
+# project's folder ([how](../course/README.md)):
+#
+#     python -m course start
+#     python -m course check 3
+#     python -m course check 4

@@ -420,3 +420,14 @@ print(f"decode speedup {separate / riding:.1f} x (predicted, llama-13b on a6000)
 # never more than 1 / (1 - s). (The paper's Sec 5.1.2 says so, too.)
 #
 # </details>
+
+# %% [markdown]
+# ## Exercises
+#
+# E5 is `flatten`: a hybrid batch as rows. E6 is `Sarathi.prefills`: the chunk of the next batch.
+# Its check knows all rules from K0 on. In a terminal, in the project's folder
+# ([how](../course/README.md)):
+#
+#     python -m course start
+#     python -m course check 5
+#     python -m course check 6

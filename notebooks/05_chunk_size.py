@@ -412,3 +412,13 @@ for chunk_size in (128, 256, 512):
 # largest chunk that the limit on TBT allows. Lesson 6 continues from there.
 #
 # </details>
+
+# %% [markdown]
+# ## Exercise
+#
+# E7 is `padded` and `seconds`: the cost of a batch. The check looks for stairs, weights that are
+# read twice, forgotten contexts, and the paper's figure. In a terminal, in the project's folder
+# ([how](../course/README.md)):
+#
+#     python -m course start
+#     python -m course check 7

@@ -424,3 +424,14 @@ gantts({"mine": mine}, BOUND, NAMES, title)
 # so they need no such rule.
 #
 # </details>
+
+# %% [markdown]
+# ## Exercises
+#
+# E8 is `SarathiServe.prefills` and `preempt`. The hunt turns the table: you write a property, and
+# it must find schedulers with one thing wrong. In a terminal, in the project's folder
+# ([how](../course/README.md)):
+#
+#     python -m course start
+#     python -m course check 8
+#     python -m course check hunt

@@ -390,3 +390,14 @@ for policy in ("vllm_v0", "orca", "sarathi_serve", "dynamic"):
 # `experiments/serve_budget.py`.
 #
 # </details>
+
+# %% [markdown]
+# ## Exercises
+#
+# E9 is four short functions: time to first token, gaps, stalls, P99. The final project is a
+# policy of your own. Its score is a capacity under an SLO, on workloads that you do not know. In
+# a terminal, in the project's folder ([how](../course/README.md)):
+#
+#     python -m course start
+#     python -m course check 9
+#     python -m course check final

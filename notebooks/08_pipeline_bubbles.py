@@ -458,3 +458,12 @@ for micro_batches in (1, 2, 3, 4):
 # The table of `python experiments/fig12.py` has this case.
 #
 # </details>
+
+# %% [markdown]
+# ## Exercise
+#
+# E10 is `starts` and `idle`: when each stage works, and why it waits. In a terminal, in the
+# project's folder ([how](../course/README.md)):
+#
+#     python -m course start
+#     python -m course check 10

@@ -498,3 +498,12 @@ print(f"{mine.throughput:.0f} tokens/s, {mine.phases} phases (predicted)")
 #
 # **Read next.** `pipeline/phases.py` and `pipeline/td_pipe.py`. And the other way to disaggregate:
 # some GPUs only prefill, others only decode ([DistServe](https://arxiv.org/abs/2401.09670)).
+
+# %% [markdown]
+# ## Exercise
+#
+# E11 is `share_out`: the window of work stealing. The check looks for requests that vanish. In a
+# terminal, in the project's folder ([how](../course/README.md)):
+#
+#     python -m course start
+#     python -m course check 11

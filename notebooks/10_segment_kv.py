@@ -554,3 +554,12 @@ print(f"the next token with segments: BW = 4 takes {four / one:.2f} times BW = 1
 # </details>
 #
 # **Read next.** `beam/memory.py`, `beam/attention.py` and `beam/search.py`.
+
+# %% [markdown]
+# ## Exercise
+#
+# E12 is `reorder` and `extend`: the table, on plain lists. In a terminal, in the project's folder
+# ([how](../course/README.md)):
+#
+#     python -m course start
+#     python -m course check 12

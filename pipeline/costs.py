@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from batch import Batch
-from checks import UserError
+from checks import UserError, shown
 from configs import Link
 from costmodel import CostModel, make_batch
 
@@ -61,7 +61,9 @@ def even_layers(n_layer: int, stages: int) -> list[int]:
     If they do not divide evenly, the last stages get one less: the last one also has the head.
     """
     if type(stages) is not int or not 1 <= stages <= n_layer:
-        raise UserError(f"stages is {stages}; a model of {n_layer} layers allows 1 to {n_layer}")
+        raise UserError(
+            f"stages is {shown(stages)}; a model of {n_layer} layers allows 1 to {n_layer}"
+        )
     return [n_layer // stages + (stage < n_layer % stages) for stage in range(stages)]
 
 

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from checks import UserError
+from cli import interrupts_held
 from loading.files import first_line
 
 LAUNCHED = "PIPELINE_LAUNCHED"  # an environment variable: the process id of `launch`
@@ -54,11 +55,12 @@ def launch(stages: int, port: int | None) -> None:
     }
     children: list[subprocess.Popen] = []
     try:
-        for stage in range(stages):
-            environment = group | {"RANK": stage, "LOCAL_RANK": stage}
-            environment = {name: str(value) for name, value in environment.items()}
-            environment = loopback_interface() | os.environ | environment
-            children.append(subprocess.Popen([sys.executable, *sys.argv], env=environment))
+        with interrupts_held():
+            for stage in range(stages):
+                environment = group | {"RANK": stage, "LOCAL_RANK": stage}
+                environment = {name: str(value) for name, value in environment.items()}
+                environment = loopback_interface() | os.environ | environment
+                children.append(subprocess.Popen([sys.executable, *sys.argv], env=environment))
         while not (
             failed := {
                 stage: child.returncode for stage, child in enumerate(children) if child.poll()
@@ -145,6 +147,8 @@ class NotMet(UserError):
 def meet(place: Place, backend: str) -> None:
     """Join the group of all stages. Raises NotMet if they cannot meet."""
     try:
+        if place.stage == 0:  # it listens there: PyTorch would look for the name for ten minutes
+            socket.getaddrinfo(place.address, place.port)
         # Another launcher has a store of its own, or expects PyTorch's.
         ours = place.launcher is not None
         store = dist.PrefixStore("default_pg", make_store(place)) if ours else None

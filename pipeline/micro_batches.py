@@ -19,7 +19,8 @@ from collections.abc import Sequence
 
 from batch import Batch, Request
 from checks import UserError, check_whole, lookup
-from scheduler import NOTHING_SCHEDULED, Memory, Scheduler, check_batch
+from rules import check_batch
+from scheduler import NOTHING_SCHEDULED, Memory, Scheduler
 from simulate import refuse_beams
 
 DEALS = ("queue", "turns")

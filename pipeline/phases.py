@@ -15,7 +15,7 @@ from itertools import islice
 from numbers import Real
 
 from batch import Request
-from checks import UserError, check_flag, check_whole, lookup
+from checks import UserError, check_flag, check_whole, lookup, shown
 from pipeline.predictors import Predictor, oracle, predicted
 from scheduler import Memory, Scheduler
 
@@ -193,23 +193,23 @@ class Rules:
             check_whole("peak_rows", self.peak_rows)
         if not callable(self.predict):
             raise UserError(
-                f"predict is {self.predict!r}; it must be a function: request -> output tokens,"
-                " such as pipeline.predictors.oracle"
+                f"predict is {shown(self.predict)}; it must be a function: request -> output"
+                " tokens, such as pipeline.predictors.oracle"
             )
         for name in ("limit", "occupied", "finished"):
             share = getattr(self, name)
             if share is None and name != "limit":
                 continue
             if not isinstance(share, Real) or not 0 < share <= 1:
-                raise UserError(f"{name} is {share!r}; it must be above 0, and at most 1")
+                raise UserError(f"{name} is {shown(share)}; it must be above 0, and at most 1")
         if isinstance(self.points, str):
             object.__setattr__(self, "points", lookup(POINTS, self.points, "points"))
         points = list(self.points) if isinstance(self.points, Sequence) else []
         are_whole = all(isinstance(point, int) for point in points)
         if not points or not are_whole or sorted(set(points)) != points or points[0] < 1:
             raise UserError(
-                f"points are {self.points!r}; they must be whole numbers of decode steps, at least"
-                " 1, each larger than the one before"
+                f"points are {shown(self.points)}; they must be whole numbers of decode steps, at"
+                " least 1, each larger than the one before"
             )
 
     def future(self, request: Request) -> tuple[int, int]:

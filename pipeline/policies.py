@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from batch import Batch
-from checks import UserError, check_whole, lookup
+from checks import UserError, check_whole, lookup, shown
 from pipeline.micro_batches import MEMORIES, MicroBatches
 from pipeline.phases import Rules
 from pipeline.predictors import named
 from pipeline.td_pipe import TDPipe
-from scheduler import ALIASES, POLICIES, make_scheduler
+from scheduler import ALIASES, MOST_CACHED, POLICIES, make_scheduler, name_of
 
 PIPELINE_POLICIES: dict[str, type[MicroBatches]] = {"td_pipe": TDPipe}
 
@@ -53,11 +53,11 @@ def make_micro_batches(
     cost: seconds of a batch through all stages, for policies that ask (`Scheduler.cost`).
     """
     check_whole("micro_batches", count, most=MOST_MICRO_BATCHES)
-    name, colon, option = str(policy).partition(":")
+    name, colon, option = name_of(policy).partition(":")
     lookup({**POLICIES, **PIPELINE_POLICIES, **ALIASES}, name, "policy")
     lookup(dict.fromkeys(MEMORIES), memory, "memory")
     if rules is not None and name not in PIPELINE_POLICIES:
-        raise UserError(f"rules are given, but policy {policy!r} takes none: only td_pipe does")
+        raise UserError(f"rules are given, but policy {name!r} takes none: only td_pipe does")
     if name not in PIPELINE_POLICIES:
         each = [
             make_scheduler(policy, max_batch_size, chunk_size, cache_tokens) for _ in range(count)
@@ -68,7 +68,7 @@ def make_micro_batches(
     for what, usual in (("deal", "queue"), ("refill_every", 1)):
         if options.get(what, usual) != usual:
             raise UserError(
-                f"{what} is {options[what]!r}; policy {name} has one queue: leave it out"
+                f"{what} is {shown(options[what])}; policy {name} has one queue: leave it out"
             )
     if seconds_of is None:
         raise UserError(f"policy {name} needs seconds_of: a function, rows -> seconds")
@@ -76,7 +76,7 @@ def make_micro_batches(
     if colon:
         rules = replace(rules, predict=named(option))
     if memory == "split" and cache_tokens is not None:
-        check_whole("cache_tokens", cache_tokens)
+        check_whole("cache_tokens", cache_tokens, most=MOST_CACHED)
         cache_tokens *= count
     return PIPELINE_POLICIES[name](seconds_of, stages, max_batch_size, cache_tokens, count, rules)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from numbers import Real
 
 from batch import Request
-from checks import UserError, check_whole
+from checks import MOST, UserError, check_number, check_whole, shown
 
 Predictor = Callable[[Request], float]
 
@@ -31,11 +31,11 @@ def oracle(request: Request) -> int:
 def predicted(predict: Predictor, request: Request) -> int:
     """What `predict` says, as a whole number. Raises UserError if this is no length."""
     tokens = predict(request)
-    if not (isinstance(tokens, Real) and math.isfinite(tokens) and tokens >= 1):
+    if not (isinstance(tokens, Real) and 1 <= tokens <= MOST):
         name = getattr(predict, "__name__", type(predict).__name__)
         raise UserError(
-            f"request {request.request_id}: predictor {name} says {tokens} output tokens; it must"
-            " say a number of at least 1"
+            f"request {request.request_id}: predictor {name} says {shown(tokens)} output tokens; it"
+            f" must say a number from 1 to {MOST}"
         )
     return math.ceil(tokens)
 
@@ -69,8 +69,7 @@ class Classes:
     """
 
     def __init__(self, lengths: Sequence[int], accuracy: float, seed: int = 0):
-        if not 0 <= accuracy <= 1:
-            raise UserError(f"accuracy is {accuracy}; it must be between 0 and 1")
+        check_number("accuracy", accuracy, 0, 1)
         self.edges, self.accuracy, self.seed = class_edges(lengths), accuracy, seed
         members: list[list[int]] = [[] for _ in range(len(self.edges) + 1)]
         for length in lengths:

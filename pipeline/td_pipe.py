@@ -19,7 +19,8 @@ from batch import Batch, Request
 from checks import check_whole
 from pipeline.micro_batches import MicroBatches
 from pipeline.phases import Intensity, Rules, share_out
-from scheduler import Scheduler, check_batch, whole_prefill
+from rules import check_batch
+from scheduler import Scheduler, whole_prefill
 
 AHEAD = 2  # batches in flight for each stage: a prefill does not wait for tokens to come back
 

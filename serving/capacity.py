@@ -25,14 +25,16 @@ number of its paper.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
 from batch import LATEST, Batch, Request
-from checks import UserError, check_number, lookup
+from checks import UserError, check_number, check_whole, lookup
 from configs import GPUS, LINKS, MODELS
 from costmodel import TILE, CostModel, make_batch, tokens_that_fit
 from pipeline import Hop, simulate_pipeline
+from serving.traffic import FASTEST
 from simulate import make_cost_model, simulate
 from timeline import Trace
 
@@ -48,6 +50,7 @@ ORCA_BATCH_SIZE = 16
 # The search ends when a rate that is served and a rate that is not differ by less than this factor
 # (2.5 %, as in the artefact).
 PRECISION = 1.025
+FINEST, COARSEST = 1.0001, 1e3  # factors that a search may use
 START_SHARE = 0.25  # of the requests: `Load.steady` leaves out as many at the start
 FEW, SHORT, COARSE = 1 / 8, 64, 1.1  # a short run: share, and number, of requests; its precision
 MOST_REQUESTS = 2**14  # of one run: a search that would need more is refused
@@ -70,6 +73,7 @@ class Deployment:
         lookup(GPUS, self.gpu, "GPU")
         for link in (self.link, self.hop):
             lookup(LINKS, link, "link")
+        check_whole("stages", self.stages)
 
     @property
     def layout(self) -> str:
@@ -265,9 +269,9 @@ def largest_rate(
 
     Returns 0 if not even 1/1000 of `start` is served. Raises UserError if every rate is served.
     """
-    check_number("precision", precision, 1 + 1e-6, 1000)
-    check_number("start", start, 1e-9, LATEST)
-    check_number("factor", factor, 1 + 1e-6, 1000)
+    check_number("start", start, 1 / FASTEST, FASTEST, "number of requests per second")
+    for name, value in (("precision", precision), ("factor", factor)):
+        check_number(name, value, FINEST, COARSEST)
     # steps from a rate to its double: halved again and again, they are those of a bisection
     octave = 2 ** math.ceil(math.log2(max(1.0, math.log(2) / math.log(precision))))
     first, far = round(octave * math.log2(start)), 10 * octave
@@ -305,16 +309,13 @@ def settled_capacity(
     count: int,
     slo: float,
     precision: float = PRECISION,
-    start: float = 1.0,
-    factor: float = 2.0,
 ) -> tuple[float, int]:
     """The capacity, with requests repeated until it no longer changes; and the number of repeats.
 
     load: rate, repeats -> the load at that rate of the requests, repeated so often (`Load.steady`).
     Fewer repeats than one mean the first of the requests. A search on an eighth of them finds where
     to begin: it costs little, and leaves few runs to the others.
-    count: of the requests, not repeated. start, factor: where to begin, see `largest_rate`. The
-    number of repeats doubles until two things hold:
+    count: of the requests, not repeated. The number of repeats doubles until two things hold:
 
     - The arrivals last long enough to show that a rate is too high by the factor `precision`.
       Then the queue grows by precision - 1 seconds per second, and half of the requests must find
@@ -327,11 +328,11 @@ def settled_capacity(
     shortest = 2 * MAX_DELAY / (precision - 1)  # s of arrivals
     if count > MOST_REQUESTS:
         raise UserError(f"{count} requests are too many; give at most {MOST_REQUESTS}")
-    repeats = 1
+    repeats, near = 1, ()  # near: where `capacity` starts, and by which factor
     if count >= SHORT / FEW:
         try:
-            start = capacity(lambda rate: load(rate, FEW), slo, COARSE, start, factor) or start
-            factor = precision**2
+            rough = capacity(lambda rate: load(rate, FEW), slo, COARSE)
+            near = (rough, precision**2) if rough else ()
         except AlwaysServed:
             pass  # too few
     while count * repeats <= MOST_REQUESTS:  # the last check takes twice as many
@@ -340,7 +341,7 @@ def settled_capacity(
             return load(rate, repeats)
 
         try:
-            rate = capacity(load_at, slo, precision, start, factor)
+            rate = capacity(load_at, slo, precision, *near)
         except AlwaysServed:
             repeats *= 2
             continue
@@ -350,7 +351,7 @@ def settled_capacity(
             served = load(rate / precision, 2 * repeats).meets(slo)
             if served and not load(rate * precision**2, 2 * repeats).meets(slo):
                 return rate, repeats
-        start, factor = rate, precision**2  # it is near by now
+        near = rate, precision**2
         repeats *= 2
     raise UserError(
         f"the capacity does not stand still, even with {MOST_REQUESTS} requests; give longer ones"
@@ -371,6 +372,7 @@ def worst_iteration(
 
     It holds that many decodes of that context, and the ends of prompts of `longest` tokens.
     """
+    check_whole("longest", longest)
     room, chunks = budget - decodes, []
     while room > 0:
         chunks.append((max(0, longest - room), min(room, longest), longest))
@@ -394,7 +396,7 @@ def token_budget(
     """
     check_number("slo", slo, 0, LATEST, "number of seconds")
     first = (decodes // TILE + 1) * TILE  # with room for a chunk beside the decodes
-    budgets = [first, *range(first + TILE, longest + 1, TILE)]
+    budgets = chain([first], range(first + TILE, longest + 1, TILE))
     found = [
         budget
         for budget in budgets

@@ -30,7 +30,7 @@ from typing import Protocol
 import numpy as np
 
 from batch import LATEST, Request
-from checks import UserError, check_number, check_whole
+from checks import MOST_SEED, UserError, check_number, check_whole, shown
 from cli import read_text
 from simulate import listed
 
@@ -43,7 +43,7 @@ MOST_BYTES = 10**9  # of a trace file
 
 
 def stream(seed: int, which: int) -> np.random.Generator:
-    check_whole("seed", seed, 0)
+    check_whole("seed", seed, 0, MOST_SEED)
     return np.random.default_rng([seed, which])
 
 
@@ -173,7 +173,7 @@ class Zipf:
         check_whole("high", self.high, self.low, MOST_TOKENS)
         check_number("exponent", self.exponent, 0, 1e6)
         if not isinstance(self.by, str) or self.by not in ZIPF_BY:
-            raise UserError(f"Zipf by {self.by!r}: choose from {', '.join(ZIPF_BY)}")
+            raise UserError(f"Zipf by {shown(self.by)}: choose from {', '.join(ZIPF_BY)}")
 
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
         lengths = np.arange(self.low, self.high + 1)
@@ -223,12 +223,13 @@ def make_requests(
 
     max_length: most tokens of prompt and output together. A longer prompt is cut, so that both fit.
     """
-    if not isinstance(arrivals, Sequence | np.ndarray):
-        raise UserError(f"arrivals is {arrivals!r}; it must be a list of seconds")
+    if not isinstance(arrivals, Sequence | np.ndarray) or getattr(arrivals, "ndim", 1) != 1:
+        raise UserError(f"arrivals is {shown(arrivals)}; it must be a list of seconds")
+    check_whole("arrivals: their number", len(arrivals), 0, MOST_REQUESTS)
     for name, lengths in (("prompts", prompts), ("outputs", outputs)):
         if not hasattr(lengths, "draw"):
             raise UserError(
-                f"{name} is {lengths!r}; give a distribution of lengths, such as Fixed(100)"
+                f"{name} is {shown(lengths)}; give a distribution of lengths, such as Fixed(100)"
             )
     prompt_tokens = prompts.draw(len(arrivals), stream(seed, PROMPTS))
     output_tokens = outputs.draw(len(arrivals), stream(seed, OUTPUTS))

@@ -171,6 +171,7 @@ def test_a_launcher_that_is_killed_leaves_nobody_behind(start: Start, early: boo
     wait_for(lambda: not any(alive(child) for child in children))
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows names its interfaces otherwise")
 @pytest.mark.parametrize("own", [{}, {"NCCL_SOCKET_IFNAME": "mine"}])
 def test_the_stages_are_told_to_use_the_loopback(
     own: dict[str, str], monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import multiprocessing
 import os
 import re
 import runpy
@@ -14,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from watch import alive, children_of, wait_for
+from watch import alive, children_of, descendants_of, wait_for
 
 import cli
 import flags
@@ -356,6 +357,52 @@ def test_no_worker_outlives_a_command_that_is_killed(tmp_path: Path) -> None:
         assert workers, "no worker"
         process.kill()
     wait_for(lambda: not any(alive(worker) for worker in workers))
+
+
+# How the pool starts its processes; what is called, and with which values.
+POOL = """
+import multiprocessing, signal, sys, time
+from cli import run_main
+from experiments.lib.common import run_jobs
+multiprocessing.set_start_method(sys.argv[1])
+run_main(lambda: print(run_jobs(eval(sys.argv[2]), eval(sys.argv[3]), 2)))
+"""
+# A pool of two, started by each method: all its processes, helpers of multiprocessing included.
+STARTED = {"fork": 2, "spawn": 3, "forkserver": 4}
+
+
+def start_pool(*words: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", POOL, *words], cwd=ROOT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+def test_workers_know_who_they_work_for(method: str) -> None:
+    """Their parent may be a server of multiprocessing, as it is on Linux since Python 3.14."""
+    said = start_pool(method, "abs", "(-3, 4)").communicate(timeout=100)
+    assert said == ("{-3: 3, 4: 4}\n", "")
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+def test_workers_end_with_the_main_process(method: str) -> None:
+    """Even where another process has started them."""
+    with start_pool(method, "time.sleep", "(1000, 1001)") as process:
+        wait_for(lambda: len(descendants_of(process.pid)) == STARTED[method])
+        workers = descendants_of(process.pid)
+        process.kill()
+        process.communicate(timeout=100)  # the workers hold its pipes open
+    wait_for(lambda: not any(alive(worker) for worker in workers))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+def test_a_worker_that_is_killed_is_one_line() -> None:
+    with start_pool("fork", "signal.raise_signal", "(signal.SIGTERM, signal.SIGKILL)") as process:
+        printed, errors = process.communicate(timeout=100)
+    assert process.returncode == 1 and printed == "" and errors.count("\n") == 1
+    assert errors.startswith("error: one of 2 worker processes was killed; the system does that")
 
 
 # --------------------------------------------------------------------------------- tables, progress

@@ -1,9 +1,12 @@
 """The hostile test starts, and knows all commands; and what it has found once stays mended."""
 
+import ast
 import os
 import re
+import signal
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,24 +18,30 @@ from conftest import TINY
 from test_house import tracked
 
 from batch import Request
-from checks import UserError
-from configs import MODELS
-from costmodel import make_batch
+from beam.cost import make_beams
+from beam.request import BeamSearchParams
+from checks import UserError, check_whole
+from configs import GPUS, MODELS
+from costmodel import CostModel, Efficiency, make_batch, requests_that_fit, tokens_that_fit
 from demo import train
 from experiments.lib.common import claim_result, make_directory
 from fast import library
 from fast.backends import check_backend
 from flags import KINDS
 from generate import run_batch
-from gpus import GPU, Link
+from gpus import GPU, PCIE4, Link
 from loading.checkpoint import save
-from loading.load import new_model
+from loading.device import choose_device
+from loading.load import choose_length, new_model
+from loading.prompts import make_requests as requests_of
 from loading.prompts import token_ids
 from pipeline import Rules, simulate_pipeline
-from pipeline.predictors import PromptLength
+from pipeline.launch import NotMet, Place, launch, meet
+from pipeline.predictors import Constant, PromptLength, predicted
 from sampling import SamplingParams
 from serving import calibration
-from serving.traffic import Zipf
+from serving.capacity import Deployment, Load, capacity, token_budget, worst_iteration
+from serving.traffic import Fixed, Zipf, make_requests
 from simulate import simulate
 from tests.hostile import __main__ as hostile
 from tests.hostile import commands
@@ -73,6 +82,38 @@ def test_a_busy_machine_is_given_more_time(
     assert sandbox.slowness() == slowness
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_only_a_command_that_imports_may_end_by_the_signal() -> None:
+    from tests.hostile import sandbox
+
+    def right(**state: object) -> list[int]:
+        running = sandbox.Running(0, None, Path(), 0.0, **state)
+        return [status for status in (130, -2, -15, 1) if sandbox.by_hand(running, status)]
+
+    assert right() == []
+    assert right(interrupted=1.0) == [130]
+    assert right(interrupted=1.0, imported=False) == [130, -2]
+    for handler, caught in ((signal.SIG_DFL, False), (signal.default_int_handler, True)):
+        before = signal.signal(signal.SIGINT, handler)
+        try:
+            assert sandbox.catches(os.getpid(), signal.SIGINT) == caught
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_a_command_that_fails_at_once_is_no_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.hostile import kills
+
+    monkeypatch.chdir(tmp_path)
+    kills.kill(("flags.py", "--no-such-flag"), signal.SIGKILL, child=True, delay=0.0)
+    said = capsys.readouterr().err
+    assert said.startswith("misjudged: it had no children") and said.count("\n") == 1
+    assert "--no-such-flag" in said
+
+
 # ------------------------------------------------------------------------------ what it found once
 
 
@@ -106,6 +147,7 @@ def test_a_checkpoint_that_cannot_be_written_is_one_line(tmp_path: Path) -> None
 
 
 MODEL = MODELS["gpt2"]
+COST = CostModel(MODEL, GPUS["a6000"])
 USES: dict[str, Callable[[], object]] = {
     "points are 3": lambda: Rules(points=3),
     "points are 1j": lambda: Rules(points=1j),
@@ -122,8 +164,37 @@ USES: dict[str, Callable[[], object]] = {
     "bins is 2147483648": lambda: PromptLength([(1, 2)], bins=2**31),
     "Zipf by array": lambda: Zipf(2, 9, by=np.array([1, 2])),
     "stop_ids is 'x'": lambda: Request(0, [1], 1, stop_ids="x"),
+    "stop_ids is b'ab'": lambda: Request(0, [1], 1, stop_ids=b"ab"),
+    "stop_ids is [None]": lambda: Request(0, [1], 1, stop_ids=[None]),
+    "stop_ids is range(0, 3)": lambda: Request(0, [1], 1, stop_ids=range(3)),
+    "stop_ids is ['x']": lambda: BeamSearchParams(stop_ids=["x"]),
+    "the id of a request is True": lambda: Request(True, [1], 1),
+    "compute is 0": lambda: Efficiency(0, 0.7, 0.5, 2.0),
+    "p is 0.0": lambda: Efficiency(0.7, 0.7, 0.5, 0.0),
+    "gpus is 0": lambda: PCIE4.all_reduce(1e6, 0, 0.8),
+    "share is 0": lambda: PCIE4.all_reduce(1e6, 4, 0),
+    "length is 0": lambda: requests_that_fit(MODEL, GPUS["a6000"], 0),
+    "bytes_per_value is 0": lambda: tokens_that_fit(MODEL, GPUS["a6000"], bytes_per_value=0),
+    "tp is 1000": lambda: tokens_that_fit(MODEL, GPUS["a6000"], tp=10**400),
+    "context is 18446744073709551616": lambda: make_batch(decodes=1, context=2**64),
+    "longest is 0": lambda: worst_iteration(COST, 512, longest=0),
+    "longest is 1000": lambda: token_budget(COST, 0.1, longest=10**25),
+    "factor is 1": lambda: capacity(lambda rate: Load(0, 0), 0.1, factor=1),
+    "stages is 1000": lambda: Deployment("gpt2", stages=10**400),
+    "prompt is 1000": lambda: make_beams("segment", 1, 2, prompt=10**25, response=1),
+    "arrivals is array(3)": lambda: make_requests(np.array(3), Fixed(1), Fixed(1)),
+    "predictor Constant says 1000": lambda: predicted(Constant(10**400), Request(0, [1], 1)),
+    "x is a number of too many digits": lambda: check_whole("x", 10**5000),
+    "unknown policy 'a number of too many digits": lambda: simulate([], policy=10**5000),
+    "unknown device 'a number of too many digits": lambda: choose_device(10**5000),
+    "max_length is a number of too many digits": lambda: choose_length(MODEL, 10**5000),
+    "the name of a model is a number": lambda: replace(MODEL, name=10**5000),
+    "unknown model a number of too many digits": lambda: simulate([], 10**5000),
     "stop_ids is range": lambda: SamplingParams(stop_ids=range(10**12)),
     "a prompt has 1000000000000 tokens": lambda: token_ids(range(10**12)),
+    "1 prompts but 1000000000000 arrival_times": lambda: requests_of(
+        ["a"], None, range(10**12), encode=None, vocab_size=9, stop_ids=frozenset(), seed=0
+    ),
     "unknown attention array": lambda: check_backend(np.array([1, 2]), torch.device("cpu")),
 }
 
@@ -131,8 +202,28 @@ USES: dict[str, Callable[[], object]] = {
 @pytest.mark.parametrize("complaint", USES)
 def test_a_wrong_value_is_named_where_it_is_given(complaint: str) -> None:
     """Each of these ended as a traceback in mid-run, or never."""
-    with pytest.raises(UserError, match=f"^{re.escape(complaint)}|: {re.escape(complaint)}"):
+    complaint_at = f"^{re.escape(complaint)}|: {re.escape(complaint)}"
+    with pytest.raises(UserError, match=complaint_at) as error:
         USES[complaint]()
+    assert len(str(error.value)) < 500, "a value is cut short"
+
+
+def test_an_error_of_the_users_own_generator_is_shown_as_it_is() -> None:
+    """It was taken for a list that is none, and where it came from was lost."""
+
+    def requests() -> Iterator[Request]:
+        yield Request(0, [1], 1)
+        yield Request(1, len(3), 1)
+
+    with pytest.raises(TypeError, match="has no len"):
+        simulate(requests())
+
+
+@pytest.mark.parametrize("command", [each.path for each in commands.COMMANDS])
+def test_the_head_of_a_help_fits_its_page(command: str) -> None:
+    """A backslash at the end of a line joined it to the next one."""
+    text = (commands.ROOT / command).read_text(encoding="utf-8")
+    assert max(map(len, ast.get_docstring(ast.parse(text)).splitlines())) <= 100
 
 
 def test_a_calibration_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,6 +242,40 @@ def test_half_a_library_is_not_loaded(share: float, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is cut short"):
         library.make(tmp_path, "half", lambda path: path.write_bytes(half), [])
     assert list(tmp_path.iterdir()) == [], "nothing stays in the cache"
+
+
+STAGE = """
+import signal, sys
+sys.exit(0 if signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []) else 3)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="Windows has no masks")
+def test_stages_leave_ctrl_c_to_their_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one that was just started showed where in an import it was."""
+    (tmp_path / "stage.py").write_text(STAGE, encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "stage.py")])
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        launch(1, None)  # an exit status of a stage other than 0 would end it, too
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_an_address_that_is_no_machine_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under torchrun, PyTorch's own store looked for the name for ten minutes."""
+
+    def unknown(*_: object) -> None:
+        raise socket.gaierror("Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: pytest.fail())
+    place = Place(0, 2, 0, 1, "nowhere.invalid", 29500, launcher=None)
+    with pytest.raises(NotMet, match="cannot meet the others at nowhere.invalid:29500"):
+        meet(place, "gloo")
 
 
 def test_several_prompts_leave_no_bar_where_stderr_is_no_terminal(

@@ -4,11 +4,15 @@ cache's own writes.
 
 import _ctypes
 import dataclasses
+import errno
 import os
 import platform
+import re
+import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,7 +21,7 @@ import pytest
 import torch
 from conftest import TINY, attend_spans, tiny_model
 from torch import Tensor
-from watch import alive, wait_for
+from watch import alive, descendants_of, wait_for
 
 import model
 from attention import PLAIN, FlatBatch, Span, reference
@@ -371,9 +375,10 @@ def fresh() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def compiled() -> Path:
-    """The compiled library of this machine."""
+    """The compiled library of this machine. Others may have made libraries in the same cache."""
     native.library()
-    return max(library.cache_folder().glob("native-*.so"), key=os.path.getmtime)
+    stem = native.stem_of(native.compiler())
+    return next(library.cache_folder().glob(f"{stem}-*.so"))
 
 
 def write_script(path: Path, body: str) -> str:
@@ -464,6 +469,22 @@ def test_a_library_of_ours_is_taken(kept: Path) -> None:
     assert path.exists()
 
 
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.EACCES])
+def test_a_library_that_cannot_be_read_now_is_kept(
+    kept: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, _: int) -> int:
+        raise OSError(number, os.strerror(number), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fail)
+        with pytest.raises(UserError, match=f"loaded .*{os.strerror(number)}.*: choose auto"):
+            native.library()
+    assert kept.exists()
+    forget()
+    native.library()
+
+
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs Unix")
 @pytest.mark.parametrize("mode", [0o702, 0o720, 0o777])
 def test_a_file_that_others_may_write_is_not_loaded(kept: Path, mode: int) -> None:
@@ -485,6 +506,7 @@ def test_a_file_of_another_user_is_not_loaded(kept: Path, monkeypatch: pytest.Mo
     assert not path.exists()
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="only Linux loads an open file")
 def test_what_is_checked_is_what_is_loaded(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another library takes its name just after its checksum was computed."""
     checksum = library.checksum
@@ -518,6 +540,22 @@ def test_a_folder_that_others_may_write_is_not_trusted(kept: Path, mode: int) ->
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs Unix")
+@pytest.mark.parametrize("mask", [0, 0o002, 0o022, 0o077])
+def test_folders_that_we_make_are_ours_alone(
+    mask: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Those above the cache, too: with umask 002 they would be refused."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new" / ".cache"))
+    before = os.umask(mask)
+    try:
+        folder = library.cache_folder()
+    finally:
+        os.umask(before)
+    for place in (folder, folder.parent, folder.parent.parent):
+        assert stat.S_IMODE(place.stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs Unix")
 def test_a_link_to_a_folder_that_others_may_write(
     kept: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -537,6 +575,28 @@ def test_a_folder_of_another_user_is_not_trusted(kept: Path) -> None:
     assert "belongs to user" in library.unsafe(os.stat_result(about))
     about[4] = 0
     assert library.unsafe(os.stat_result(about)) is None
+
+
+# As in `unshare -Ur`: the owner of / has no number of its own there.
+ROOTS = """
+import os, stat
+from fast.library import unsafe
+def folder(owner, mode):
+    return os.stat_result((stat.S_IFDIR | mode, 0, 0, 2, owner, owner, 0, 0, 0, 0))
+stat_of, os.geteuid = os.stat, lambda: 0
+os.stat = lambda place: folder(65534, 0o755) if place == "/" else stat_of(place)
+for mode in (0o755, 0o775, 0o1777):
+    print(unsafe(folder(65534, mode), entries=True) is None, unsafe(folder(65534, mode)) is None)
+print(unsafe(folder(1001, 0o755), entries=True) is None)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs Unix")
+def test_a_user_namespace_has_a_root_of_another_number() -> None:
+    """Folders above the cache may be its own. The cache and what is in it may not."""
+    command = [sys.executable, "-c", ROOTS]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["True", "False", "False", "False", "True", "False", "False"]
 
 
 def test_a_relative_cache_is_refused(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -560,6 +620,42 @@ def test_a_compiler_that_hangs_is_ended(
     assert list(kept.parent.iterdir()) == []
     child = int((tmp_path / "child").read_text(encoding="utf-8"))
     wait_for(lambda: not alive(child))
+
+
+WAIT = "import sys; from fast.library import run_compiler; run_compiler(sys.argv[1:])"
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGINT])
+def test_a_compiler_ends_with_its_command(sign: signal.Signals, tmp_path: Path) -> None:
+    """However the command ends; a closed terminal sends SIGHUP."""
+    script = write_script(tmp_path / "hangs", "sleep 1000 &\nsleep 1000")
+    command = [sys.executable, "-c", WAIT, script]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+        wait_for(lambda: len(descendants_of(process.pid)) == 4)  # watched.py, a shell, two sleeps
+        started = descendants_of(process.pid)
+        process.send_signal(sign)
+    wait_for(lambda: not any(alive(pid) for pid in started))
+
+
+def test_the_status_of_a_compiler_and_its_words(tmp_path: Path) -> None:
+    """Also of one that leaves a child with its pipes, and of a file that is no program."""
+    says = write_script(tmp_path / "says", "sleep 1000 &\necho 'error: no' >&2\nexit 3")
+    assert library.run_compiler([says]) == (3, "error: no\n")
+    (tmp_path / "data").write_bytes(bytes(99))
+    (tmp_path / "data").chmod(0o755)
+    status, said = library.run_compiler([str(tmp_path / "data")])
+    assert status == 1 and re.fullmatch(r"error: .*data'\n", said)
+
+
+def test_what_a_killed_command_has_left_is_removed(kept: Path) -> None:
+    for age in (0, 10 * library.COMPILE_SECONDS):
+        place = kept.parent / f"tmp{age}"
+        place.mkdir()
+        (place / "native.so").touch()
+        os.utime(place, (time.time() - age,) * 2)
+    library.cache_folder()
+    assert sorted(path.name for path in kept.parent.iterdir()) == [kept.name, "tmp0"]
 
 
 def test_a_compiler_that_makes_something_else(

@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 import sys
 from itertools import pairwise
 
@@ -397,7 +398,8 @@ def test_a_predictor_that_names_no_length(answer: object) -> None:
     def guess(request: Request) -> object:
         return answer if request.request_id == 2 else 4
 
-    message = rf"^request 2: predictor guess says {answer} output tokens; it must say a number of"
+    said = re.escape(repr(answer))
+    message = rf"^request 2: predictor guess says {said} output tokens; it must say a number from 1"
     with pytest.raises(UserError, match=message) as error:
         run(requests_of([(5, 4)] * 4), 2, 4, 40, rules=Rules(predict=guess))
     assert "\n" not in str(error.value)
@@ -427,7 +429,7 @@ def test_mistakes_of_predictors() -> None:
         Classes([], 0.5)
     with pytest.raises(UserError, match="pairs are empty; a predictor needs at least one"):
         PromptLength([])
-    with pytest.raises(UserError, match="accuracy is 1.5; it must be between 0 and 1"):
+    with pytest.raises(UserError, match="accuracy is 1.5; it must be a number from 0 to 1"):
         Classes([3], 1.5)
 
 

@@ -38,6 +38,12 @@ def children_of(parent: int) -> list[int]:
     return [int(word) for word in words.split()]
 
 
+def descendants_of(parent: int) -> list[int]:
+    """Its children, and theirs."""
+    children = children_of(parent)
+    return children + [pid for child in children for pid in descendants_of(child)]
+
+
 def threads_of(pid: int) -> list[str]:
     """Their names."""
     return [

@@ -11,17 +11,18 @@ import math
 import multiprocessing
 import os
 import shutil
-import signal
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import TypeVar
 
 from checks import UserError
-from cli import claim, end_with, is_ours, progress
+from cli import claim, interrupts_held, is_ours, progress
 from configs import GPUS
 from costmodel import constants
 from policyfile import LOADED, load_policies
@@ -332,15 +333,22 @@ def print_comparison(points: Sequence[Point]) -> None:
         )
 
 
-def begin_worker(
-    parent: int, initializer: Callable[[], object] | None, policies: Sequence[Path]
-) -> None:
+def begin_worker(initializer: Callable[[], object] | None, policies: Sequence[Path]) -> None:
     """What a process of `run_jobs` does first. policies: files of the user's own."""
-    end_with(parent)
+    threading.Thread(target=end_with_main, daemon=True).start()
     for path in policies:
         load_policies(path)  # where processes are forked, they are there already
     if initializer:
         initializer()
+
+
+def end_with_main() -> None:
+    """End this worker when the process that started the pool is gone, even if it was killed.
+
+    It need not be our parent: a server of multiprocessing may have started us.
+    """
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 def run_jobs(
@@ -353,25 +361,26 @@ def run_jobs(
     """What `perform` makes of each job. It runs in other processes, unless processes is 1.
 
     what: the name of the progress bar. initializer: what each of the processes calls first. After
-    Ctrl-C or an error, no process is left.
+    Ctrl-C or an error, no process is left. Raises OSError if one of them is killed.
     """
     if processes == 1:
         return {job: perform(job) for job in progress(jobs, what)}
-    found, begin = {}, (os.getpid(), initializer, list(LOADED))
-    with ProcessPoolExecutor(processes, initializer=begin_worker, initargs=begin) as pool:
+    found, begin = {}, (initializer, list(LOADED))
+    with ProcessPoolExecutor(processes, None, begin_worker, begin) as pool:
         try:
-            # The processes inherit this mask: they leave Ctrl-C to us, and we end them.
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:
+            with interrupts_held():
                 running = {pool.submit(perform, job): job for job in jobs}
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             for done in progress(as_completed(running), what, len(running)):
                 found[running[done]] = done.result()
-        except BaseException:
+        except BaseException as error:
             pool.shutdown(wait=False, cancel_futures=True)
             for child in multiprocessing.active_children():
                 child.kill()
+            if isinstance(error, BrokenProcessPool):
+                raise ChildProcessError(
+                    f"one of {processes} worker processes was killed; the system does that when no"
+                    " memory is left"
+                ) from None
             raise
     return {job: found[job] for job in jobs}
 

@@ -92,6 +92,7 @@ def run_parts(args: object) -> int:
             raise UserError(f"--only is {args.only}; {name} has the cases 0 to {len(cases) - 1}")
         run_cases(name, cases, tally, args.jobs, args.only)
     print(f"\nin {time.monotonic() - begin:.0f} s, with seed {args.seed}:")
+    print(f"limits were up to {tally.slowness:.1f} times as long, as the machine was busy")
     for name, count in tally.inputs.items():
         print(f"{name + ' tried':<20}{count:>7}")
     for kind in KINDS:

@@ -1,7 +1,8 @@
-"""Kills pipelines and pools of workers at random moments: nothing of them may live on.
+"""Kills pipelines, pools of workers and compilers at random moments: nothing of them may live on.
 
 A command is started as a user does. At a random moment it, or one of its children, gets SIGKILL,
-SIGTERM or Ctrl-C. A few seconds later no process of it may be left.
+SIGTERM, SIGHUP (its terminal is closed) or Ctrl-C. A few seconds later no process of it may be
+left. If a child was killed, the command says so in one line.
 """
 
 import os
@@ -14,8 +15,8 @@ from functools import partial
 from pathlib import Path
 
 from tests.hostile.commands import ROOT
-from tests.hostile.processes import MARK, marked
-from tests.hostile.sandbox import Case, slowness
+from tests.hostile.processes import GENERATE, MARK, marked
+from tests.hostile.sandbox import Case, slowness, why_unclear
 
 PIPELINE = (
     "distributed.py",
@@ -32,34 +33,40 @@ POOLS = (
     ("experiments/td_throughput.py", "--out", "out"),
 )
 PATIENCE = 6.0  # s in which all must be gone after SIGKILL
-AT_ONCE = 2.0  # s in which Ctrl-C and SIGTERM must end everything
+AT_ONCE = 2.0  # s in which other signals must end the command
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 KILLS = 24
 START = 60.0  # s in which children must appear
 USUAL_START = 3.0  # s: on a machine that takes longer, all may take longer
 
 
 def kill(command: tuple[str, ...], sign: signal.Signals, child: bool, delay: float) -> None:
-    """Start, wait for children, wait for `delay` seconds, kill, and look who is left."""
+    """Start, wait for children, wait for `delay` seconds, kill, and look who is left.
+
+    If there is nothing to kill any more, that is reported: the case would show nothing.
+    """
     name = f"{os.getpid()}"
     environment = os.environ | {MARK: name, "OMP_NUM_THREADS": "1"}
     with open("said", "wb") as said:
         started = subprocess.Popen(
             [sys.executable, str(ROOT / command[0]), *command[1:]], env=environment,
-            stdout=said, stderr=said, process_group=0,
+            stdout=subprocess.DEVNULL, stderr=said, process_group=0,
         )  # fmt: skip
     begin = time.monotonic()
-    while not (children := [pid for pid in marked(name) if pid != started.pid]):
+    while not [pid for pid in marked(name) if pid != started.pid]:
         if started.poll() is not None or time.monotonic() > begin + slowness() * START:
             break
         time.sleep(0.02)
     slower = max(slowness(), (time.monotonic() - begin) / USUAL_START)
     time.sleep(delay)
     children = [pid for pid in marked(name) if pid != started.pid]
-    victim = random.Random(delay).choice(children) if child and children else started.pid
-    if sign == signal.SIGINT:
+    nothing = started.poll() is not None or not children
+    if nothing:
+        print("misjudged: it had no children any more to kill:", last_line(), file=sys.stderr)
+    elif sign == signal.SIGINT:
         os.killpg(started.pid, sign)  # as a terminal does
-    elif victim in marked(name):
-        os.kill(victim, sign)
+    else:
+        os.kill(random.Random(delay).choice(children) if child else started.pid, sign)
     status = wait(started, slower * (PATIENCE if sign == signal.SIGKILL else AT_ONCE))
     deadline = time.monotonic() + slower * PATIENCE
     while (left := marked(name)) and time.monotonic() < deadline:
@@ -74,8 +81,25 @@ def kill(command: tuple[str, ...], sign: signal.Signals, child: bool, delay: flo
         print("hangs: it did not end at once", file=sys.stderr)
     text = Path("said").read_text(encoding="utf-8", errors="replace")
     if "Traceback" in text:
-        last = text.strip().splitlines()[-1]
-        print(f"tracebacks: {last}", file=sys.stderr)
+        print("tracebacks:", last_line(), file=sys.stderr)
+    elif child and not nothing:
+        unclear = why_unclear(text) if status in (1, 2) else "it should be 1 or 2"
+        if unclear:
+            print(f"unclear errors: exit status {status}: {unclear}", file=sys.stderr)
+
+
+def last_line() -> str:
+    lines = Path("said").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else "no word"
+
+
+def kill_compiling(sign: signal.Signals, delay: float) -> None:
+    """Of a command whose compiler hangs, with a child."""
+    program = Path("compiler").resolve()
+    program.write_text("#!/bin/sh\nsleep 1000 &\nsleep 1000\n", encoding="utf-8")
+    program.chmod(0o755)
+    os.environ |= {"CXX": str(program), "XDG_CACHE_HOME": str(Path("cache").resolve())}
+    kill(GENERATE, sign, False, delay)
 
 
 def wait(started: subprocess.Popen, seconds: float) -> int | None:
@@ -91,11 +115,16 @@ def make_cases(seed: int, quick: bool) -> list[Case]:
     cases = []
     for number in range(4 if quick else KILLS):
         command = rng.choice(POOLS) if number % 4 == 3 else PIPELINE
-        sign = rng.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
-        child = rng.random() < 0.3 and sign != signal.SIGINT and command is PIPELINE
+        child = rng.random() < 0.3 if command is PIPELINE else number % 8 == 3
+        # Ctrl-C goes to all of them
+        sign = rng.choice([sign for sign in SIGNALS if not (child and sign == signal.SIGINT)])
         delay = rng.choice((rng.uniform(0, 2), rng.uniform(0, 7)))
         again = (f"python {' '.join(command)}   ({sign.name} to {'a child' if child else 'it'}"
                  f" {delay:.2f} s after its children appear)")  # fmt: skip
         act = partial(kill, command, sign, child, delay)
         cases.append(Case(command[0], again, act, limit=90.0))
+    for sign in SIGNALS:
+        delay = rng.uniform(0, 1)
+        again = f"python {' '.join(GENERATE)}   ({sign.name} {delay:.2f} s after its compiler)"
+        cases.append(Case(GENERATE[0], again, partial(kill_compiling, sign, delay), limit=90.0))
     return cases

@@ -23,8 +23,7 @@ LIMIT = 40.0  # s of a case
 MEMORY = 4 << 30  # bytes that a case may take beyond what this process has
 FILE_SIZE = 1 << 30  # bytes of a file that a case may write
 LONGEST_LINE = 1000  # characters of an error
-ENDED_BY_HAND = (130, -signal.SIGINT)  # exit statuses: see cli.run_main; while it imports
-NO_READER = 141
+NO_READER, BY_HAND = 141, 130  # exit statuses of cli.run_main
 # What a run may find. Each must be 0 in the end.
 KINDS = (
     "tracebacks", "unclear errors", "hangs", "orphans", "wrong tokens", "files lost",
@@ -84,6 +83,7 @@ class Tally:
 
     inputs: Counter = field(default_factory=Counter)  # by part
     failures: list[Failure] = field(default_factory=list)
+    slowness: float = 1.0  # the largest
 
     def count(self, kind: str) -> int:
         return sum(failure.kind == kind for failure in self.failures)
@@ -97,7 +97,8 @@ class Running:
     case: Case
     folder: Path
     started: float
-    interrupted: float | None = None
+    interrupted: float | None = None  # when
+    imported: bool = True  # before that; else it may end by the signal itself (cli.die_quietly)
 
 
 def run_cases(part: str, cases: Sequence[Case], tally: Tally, jobs: int, only: int | None) -> None:
@@ -120,6 +121,7 @@ def run_cases(part: str, cases: Sequence[Case], tally: Tally, jobs: int, only: i
                     if (status := ended(pid, running)) is not None:
                         del alive[pid]
                         report(part, pid, running, status, tally, verbose=only is not None)
+                tally.slowness = max(tally.slowness, slowness())
                 if time.monotonic() > shown + 30:
                     shown = time.monotonic()
                     done = len(cases) - len(waiting) - len(alive)
@@ -201,7 +203,7 @@ def ended(pid: int, running: Running) -> int | None:
     now, case = time.monotonic(), running.case
     if case.enough is not None and running.interrupted is None:
         if now > running.started + case.enough:
-            running.interrupted = now
+            running.interrupted, running.imported = now, catches(pid, signal.SIGINT)
             with contextlib.suppress(OSError):
                 os.killpg(pid, signal.SIGINT)  # as a terminal does: its workers get it, too
     elif now > (running.interrupted or running.started) + slowness() * case.limit:
@@ -211,10 +213,17 @@ def ended(pid: int, running: Running) -> int | None:
     return None
 
 
+def catches(pid: int, sign: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal."""
+    caught = re.search(r"SigCgt:\s+(\w+)", Path(f"/proc/{pid}/status").read_text())[1]
+    return bool(int(caught, 16) >> (sign - 1) & 1)
+
+
 def slowness() -> float:
     """How much longer all may take here: programs that want a core in the last minute, per core.
 
-    Else a busy machine would seem to hang.
+    Else a busy machine would seem to hang. This test's own jobs count, too. So the end of a run
+    says how large it was: the larger, the less a run without a hang says.
     """
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
@@ -233,7 +242,7 @@ def judge(pid: int, running: Running, status: int) -> Iterator[tuple[str, str]]:
         yield "hangs", f"did not end {after} within {running.case.limit:.0f} s or more; {last}"
     elif "Traceback (most recent call last)" in errors or "Exception ignored" in errors:
         yield "tracebacks", f"exit status {status}: {last}"
-    elif status not in (0, 1, 2) and not (status in ENDED_BY_HAND and running.interrupted):
+    elif status not in (0, 1, 2) and not by_hand(running, status):
         if not (status == NO_READER and not errors):
             yield "tracebacks", f"exit status {status}: {last}"
     elif status in (1, 2) and not marked and not running.case.silent:
@@ -246,6 +255,12 @@ def judge(pid: int, running: Running, status: int) -> Iterator[tuple[str, str]]:
             path = running.folder / "work" / name
             if not path.is_file() or path.read_bytes() != content:
                 yield "files lost", f"{name} was changed"
+
+
+def by_hand(running: Running, status: int) -> bool:
+    """Whether a case that got Ctrl-C has ended as it should."""
+    right = (BY_HAND,) if running.imported else (BY_HAND, -signal.SIGINT)
+    return running.interrupted is not None and status in right
 
 
 def why_unclear(errors: str) -> str:

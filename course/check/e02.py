@@ -1,0 +1,127 @@
+"""E2: slots, as kvcache.py has them. A model of the cache in plain lists holds the truth."""
+
+import random
+from dataclasses import asdict
+
+from configs import ModelConfig
+from course.check.frame import Failure, describe
+
+PROPERTIES = {
+    "S1": "allocate gives the lowest free slot, empty; none left is a CacheError",
+    "S2": "extend gives the first new place; what does not fit is a CacheError",
+    "K7": "a slot that was freed can be allocated again",
+    "S3": "write stores K and V at slots and positions, and nowhere else",
+    "S4": "nothing is allocated: the tensors stay where they are",
+}
+MODEL = ModelConfig("tiny", 2, 4, 8, 8, 16, 64, n_kv_head=2)
+
+
+def draw(rng: random.Random, count: int) -> dict:
+    """Random operations, most of them legal."""
+    slots, length = rng.randint(1, 4), rng.randint(2, 6)
+    used: list[int | None] = [None] * slots
+    operations: list[list] = []
+    for _ in range(count):
+        name = rng.choice(("allocate", "extend", "extend", "write", "free"))
+        slot = rng.randrange(slots)
+        if name == "allocate":
+            operations.append([name])
+        elif name == "free":
+            operations.append([name, slot])
+        elif name == "extend":
+            operations.append([name, slot, rng.randint(1, 3)])
+        else:
+            rows = rng.randint(1, slots)
+            own = rng.sample(range(slots), rows)
+            places = [rng.randrange(length) for _ in own]
+            shape = (rows, MODEL.n_kv_head, MODEL.head_dim)
+            k, v = values(rng, *shape), values(rng, *shape)
+            operations.append([name, rng.randrange(MODEL.n_layer), own, places, k, v])
+        run(used, length, operations[-1])
+    return {"model": asdict(MODEL), "slots": slots, "length": length, "operations": operations}
+
+
+def values(rng: random.Random, *shape: int) -> list:
+    if not shape:
+        return rng.randint(1, 999)
+    return [values(rng, *shape[1:]) for _ in range(shape[0])]
+
+
+def cases(rng: random.Random) -> list[dict]:
+    return [draw(rng, count) for count in (1, 2, 3, 4, 5, 6) * 8 + (20,) * 30]
+
+
+def run(used: list[int | None], length: int, operation: list) -> object:
+    """One operation on a list of used tokens. Returns what it returns, or "CacheError"."""
+    name, *arguments = operation
+    if name == "allocate":
+        free = [slot for slot, tokens in enumerate(used) if tokens is None]
+        if not free:
+            return "CacheError"
+        used[free[0]] = 0
+        return free[0]
+    if name == "write":
+        return None
+    slot = arguments[0]
+    if used[slot] is None:
+        return "CacheError"
+    if name == "free":
+        used[slot] = None
+        return None
+    start = used[slot]
+    if start + arguments[1] > length:
+        return "CacheError"
+    used[slot] = start + arguments[1]
+    return start
+
+
+def judge(case: dict, answer: dict) -> Failure | None:
+    used: list[int | None] = [None] * case["slots"]
+    freed, done = False, [["operation", "expected", "got"]]
+    where = f"{case['slots']} slots of {case['length']} tokens"
+    for operation, got in zip(case["operations"], answer["said"], strict=True):
+        wanted = run(used, case["length"], operation)
+        name = operation[0] if operation[0] in ("allocate", "write") else str(operation)
+        done.append([name, wanted, got])
+        if wanted != got:
+            prop = "S2" if operation[0] == "extend" else "K7" if freed else "S1"
+            teaches = {
+                "S1": "The lowest free slot, so that runs can be repeated.",
+                "S2": "A slot knows how many tokens it holds: the next place is that number.",
+                "K7": "A slot comes back: after `free` the next request gets it.",
+            }[prop]
+            return Failure(prop, where, str(wanted), str(got), teaches, done[:1] + done[-6:])
+        freed |= operation[0] == "free"
+    if answer["in place"] is not True:
+        return Failure(
+            "S4", where, "the same tensors as before", "new ones",
+            "The cache is allocated once (4.5): `write` stores in place, self.k[...] = k.",
+        )  # fmt: skip
+    return stored(case, answer, where)
+
+
+def stored(case: dict, answer: dict, where: str) -> Failure | None:
+    for number, name in ((4, "k"), (5, "v")):
+        wanted: dict[tuple, float] = {}
+        for operation in case["operations"]:
+            if operation[0] == "write":
+                layer, slots, positions = operation[1:4]
+                for row, (slot, place) in enumerate(zip(slots, positions, strict=True)):
+                    for head, channels in enumerate(operation[number][row]):
+                        wanted |= {(layer, head, slot, place, i): x for i, x in enumerate(channels)}
+        for layer in range(MODEL.n_layer):
+            for head in range(MODEL.n_kv_head):
+                for slot in range(case["slots"]):
+                    for place in range(case["length"]):
+                        for channel in range(MODEL.head_dim):
+                            at = (layer, head, slot, place, channel)
+                            got = answer[name][layer][head][slot][place][channel]
+                            if got != wanted.get(at, 0.0):
+                                spot = f"{name} of layer {layer}, head {head}, slot {slot}, place"
+                                return Failure(
+                                    "S3", f"{where}: {describe(case)[-120:]}",
+                                    f"{wanted.get(at, 0.0):g} in {spot} {place}", f"{got:g}",
+                                    "self.k is (layers, n_kv_head, slots, length, head_dim): rows"
+                                    " come as (T, n_kv_head, head_dim), so heads go first.",
+                                )  # fmt: skip
+    return None

@@ -1,0 +1,98 @@
+"""E4: attention over the cache against `attention.reference`, NaN in all other places."""
+
+import random
+
+from course.check.frame import Failure
+
+PROPERTIES = {
+    "A1": "the result of attention.reference to 1e-12, also with grouped heads, and with NaN in all"
+    " places of the cache that are not the request's"
+}
+
+
+def numbers(rng: random.Random, *shape: int) -> list:
+    if not shape:
+        return rng.gauss(0, 2)
+    return [numbers(rng, *shape[1:]) for _ in range(shape[0])]
+
+
+def draw(rng: random.Random, stage: int) -> dict:
+    """stage 0: one head, an empty slot around it; 1: grouped heads; 2: NaN wherever one may not
+    look."""
+    kv_heads = 1 if stage == 0 else rng.randint(1, 2)
+    heads = kv_heads * (1 if stage == 0 else rng.randint(2, 3))
+    slots, length, size = rng.randint(1, 4), rng.randint(3, 8), 4
+    rows = rng.randint(1, 3)
+    n = 1 if rows > 1 else rng.randint(1, slots)
+    contexts = [rng.randint(rows, length) for _ in range(n)]
+    own = rng.sample(range(slots), n)
+    keys = numbers(rng, kv_heads, slots, length, size)
+    cache = numbers(rng, kv_heads, slots, length, size)
+    seen = dict(zip(own, contexts, strict=True))
+    if stage == 0:
+        seen = dict(zip(own, [length] * n, strict=True))
+        contexts = [length] * n
+    for layer in (keys, cache):
+        for head in layer:
+            for slot in range(slots):
+                for place in range(seen.get(slot, 0), length):
+                    head[slot][place] = [float("nan") if stage == 2 else 0.0] * size
+    return {
+        "q": numbers(rng, n, rows, heads, size), "keys": keys, "values": cache,
+        "slots": own, "contexts": contexts, "_stage": stage,
+    }  # fmt: skip
+
+
+def cases(rng: random.Random) -> list[dict]:
+    return [draw(rng, stage) for stage in (0,) * 30 + (1,) * 30 + (2,) * 60]
+
+
+def judge(case: dict, answer: list) -> Failure | None:
+    import torch  # heavy, and only four exercises need it
+
+    from attention import reference
+
+    q, keys, values = (
+        torch.tensor(case[name], dtype=torch.float64) for name in ("q", "keys", "values")
+    )
+    wanted = reference(q, keys, values, case["slots"], case["contexts"])
+    got = torch.tensor(answer, dtype=torch.float64)
+    n, rows, heads, _ = q.shape
+    where = (
+        f"{n} request{'s' * (n > 1)} with {rows} new row{'s' * (rows > 1)}, slots {case['slots']},"
+        f" contexts {case['contexts']}, {heads} heads, {keys.shape[0]} KV heads, length"
+        f" {keys.shape[2]}"
+    )
+    if got.shape != wanted.shape:
+        shapes = [f"shape {list(each.shape)}" for each in (wanted, got)]
+        return Failure("A1", where, *shapes, "One result for each query head of each new row.")
+    error = (got - wanted).abs().amax(dim=-1)  # (n, Tq, heads)
+    wrong = ~(error < 1e-12)
+    if not wrong.any():
+        return None
+    i, row, head = wrong.nonzero()[0].tolist()
+    context = case["contexts"][i]
+    token = context - rows + row
+    teaches = "Scores are q k^T / sqrt(head_dim), softmax over the keys that the row sees."
+    if float(error.nan_to_num(1.0).max()) < 1e-4:
+        teaches = "Nearly: compute in the type of q. Somewhere numbers are rounded."
+    elif bool(got[wrong].isnan().any()) and case["_stage"] == 2:
+        teaches = (
+            "NaN: you read places that are not this request's. You read another request's old keys:"
+            " only the first `context` tokens of its own slot count."
+        )
+    elif case["_stage"] > 0 and heads > keys.shape[0] > 1:
+        teaches = "Grouped heads: query head h reads key head h // (n_head / n_kv_head), not h % n."
+    elif case["_stage"] == 0:
+        teaches = (
+            "A row with one key agrees whatever the scale; with more keys it does not: the scale is"
+            " 1 / sqrt(head_dim). Row i is token context - Tq + i, and sees itself and all before."
+        )
+    table = [["request", "row", "token", *[f"head {h}" for h in range(heads)]]]
+    for each in range(n):
+        for r in range(rows):
+            marks = ["wrong" if wrong[each, r, h] else "ok" for h in range(heads)]
+            table.append([each, r, case["contexts"][each] - rows + r, *marks])
+    expected, found = ([round(x, 4) for x in y[i, row, head].tolist()] for y in (wanted, got))
+    where += f"; request {i}, token {token}, head {head}"
+    return Failure("A1", where, str(expected), str(found), teaches, table)

@@ -1,0 +1,163 @@
+"""E5: a hybrid batch as rows. The checker runs the rows through a small model (R3)."""
+
+import random
+from functools import cache
+
+from course.check.frame import Failure
+
+PROPERTIES = {
+    "K7": "a request has one slot, from its first chunk until it ends",
+    "R1": "each row has its request's slot and its own place in the request",
+    "R2": "logit rows are the last row of a last chunk, and each decode; a decode feeds the newest"
+    " output token",
+    "R3": "logits of the rows are those of the whole text at once, however it is cut",
+}
+
+
+def draw(rng: random.Random, count: int, longest: int) -> dict:
+    """A schedule with its tokens, as SARATHI or something like it would make it."""
+    prompts = [[rng.randrange(97) for _ in range(rng.randint(1, longest))] for _ in range(count)]
+    most = [rng.randint(1, 4) for _ in prompts]
+    outputs = [[rng.randrange(97) for _ in range(number)] for number in most]
+    size, slots = rng.randint(1, 6), rng.randint(1, count)
+    done, made = [0] * count, [0] * count
+    batches, ended = [], set()
+    while len(ended) < count:
+        running = [i for i in range(count) if i not in ended and done[i]]
+        new = [i for i in range(count) if not done[i]][: slots - len(running)]
+        decodes = [i for i in running if done[i] == len(prompts[i])]
+        rng.shuffle(decodes)
+        chunks = []
+        for i in [i for i in running if i not in decodes] + new:
+            if rng.random() < 0.7 or not (chunks or decodes):
+                length = min(rng.randint(1, size), len(prompts[i]) - done[i])
+                chunks.append([i, done[i], length])
+        for i, _, length in chunks:
+            done[i] += length
+        sampled = [i for i, *_ in chunks if done[i] == len(prompts[i])] + decodes
+        for i in sampled:
+            made[i] += 1
+        over = [i for i in sampled if made[i] == most[i]]
+        ended |= set(over)
+        batches.append([chunks, decodes, over])
+    return {"prompts": prompts, "outputs": outputs, "slots": slots, "batches": batches}
+
+
+def cases(rng: random.Random) -> list[dict]:
+    drawn = [draw(rng, rng.randint(1, 4), 8) for _ in range(60)]
+    drawn.sort(key=lambda case: sum(len(c) + len(d) for c, d, _ in case["batches"]))
+    return [case | {"_model": number % 4 == 3} for number, case in enumerate(drawn)]
+
+
+def judge(case: dict, answer: list) -> Failure | None:
+    prompts, outputs = case["prompts"], case["outputs"]
+    slot_of: dict[int, int] = {}
+    context, made = [0] * len(prompts), [0] * len(prompts)
+    for number, (batch, rows) in enumerate(zip(case["batches"], answer, strict=True)):
+        chunks, decodes, ended = batch
+        for i, start, _ in chunks:
+            if start == 0:
+                slot_of[i] = min(set(range(case["slots"])) - set(slot_of.values()))
+        where = f"batch {number + 1}: chunks (request, start, length) {chunks}, decodes {decodes}"
+        taken = [slot for slot, used in enumerate(rows["used"]) if used is not None]
+        if sorted(slot_of.values()) != taken:
+            return Failure(
+                "K7", where, f"slots {sorted(slot_of.values())} in use", f"slots {taken}",
+                "A request takes one slot with its first chunk, and keeps it until it ends: later"
+                " chunks and decodes find it in slot_of.",
+            )  # fmt: skip
+        wanted: dict[str, list[int]] = {
+            "tokens": [],
+            "slots": [],
+            "positions": [],
+            "logit_rows": [],
+        }
+        for i, start, length in chunks:
+            wanted["tokens"] += prompts[i][start : start + length]
+            wanted["slots"] += [slot_of[i]] * length
+            wanted["positions"] += range(start, start + length)
+            context[i] = start + length
+            if context[i] == len(prompts[i]):
+                wanted["logit_rows"].append(len(wanted["tokens"]) - 1)
+                made[i] += 1
+        for i in decodes:
+            wanted["logit_rows"].append(len(wanted["tokens"]))
+            wanted["tokens"].append(outputs[i][made[i] - 1])
+            wanted["slots"].append(slot_of[i])
+            wanted["positions"].append(context[i])
+            context[i] += 1
+            made[i] += 1
+        for prop, names in (("R1", ("positions", "slots")), ("R2", ("logit_rows", "tokens"))):
+            for name in names:
+                if wanted[name] != rows[name]:
+                    same = sorted(wanted[name]) == sorted(rows[name])
+                    teaches = ORDER if chunks and decodes and same else TEACHES[name]
+                    return Failure(
+                        prop, where, f"{name} {wanted[name]}", f"{name} {rows[name]}", teaches
+                    )
+        for i in ended:
+            slot_of.pop(i)
+    return logits(case, answer) if case["_model"] else None
+
+
+ORDER = "The right numbers in another order: first the rows of all chunks, then the decodes."
+TEACHES = {
+    "positions": "A row's position is its place in the request, not in the chunk: a later chunk"
+    " begins at its start. Rotary embeddings turn by it.",
+    "slots": "Every row of a request goes to the request's own slot.",
+    "logit_rows": "Only the last chunk of a prompt yields a token, from its last row; so does every"
+    " decode. Other rows need no logits.",
+    "tokens": "A chunk feeds its own prompt tokens; a decode feeds the newest output token.",
+}
+
+
+@cache
+def small_model():
+    import torch  # heavy, and only four exercises need it
+
+    from configs import ModelConfig
+    from loading.load import new_model, random_weights
+
+    shape = ModelConfig("tiny", 2, 4, 16, 24, 97, 64, n_kv_head=2)
+    return random_weights(new_model(shape, torch.float64, torch.device("cpu")), seed=1)
+
+
+def logits(case: dict, answer: list) -> Failure | None:
+    """R3: the student's rows through the model, against whole texts without a cache."""
+    import torch
+
+    from attention import PLAIN, FlatBatch, Span
+    from kvcache import KVCache
+
+    model = small_model()
+    kv = KVCache(model.config, case["slots"], 64, torch.float64)
+    made = [0] * len(case["prompts"])
+    for number, ((chunks, decodes, _), rows) in enumerate(
+        zip(case["batches"], answer, strict=True)
+    ):
+        first, spans, sampled = 0, [], []
+        for i, start, length in chunks:
+            place = slice(first, first + length)
+            spans.append(Span(place, (rows["slots"][first],), (start + length,)))
+            first += length
+            sampled += [i] if start + length == len(case["prompts"][i]) else []
+        if decodes:
+            contexts = tuple(place + 1 for place in rows["positions"][first:])
+            spans.append(Span(slice(first, None), tuple(rows["slots"][first:]), contexts))
+        fields = [
+            torch.tensor(rows[name], dtype=torch.long) for name in ("tokens", "slots", "positions")
+        ]
+        flat = FlatBatch(*fields, spans, torch.tensor(rows["logit_rows"], dtype=torch.long))
+        found = model(flat, kv, PLAIN["math"])  # (S, vocab)
+        for row, i in enumerate(sampled + decodes):
+            text = case["prompts"][i] + case["outputs"][i][: made[i]]
+            with torch.inference_mode():
+                wanted = model.forward_full(torch.tensor([text]))[0, -1]
+            made[i] += 1
+            error = float((found[row] - wanted).abs().max())
+            if not error < 1e-9:
+                return Failure(
+                    "R3", f"batch {number + 1}, request {i}", "logits of the whole text to 1e-9",
+                    f"an error of {error:.1e}", "Chunks must give what the whole prompt gives.",
+                )  # fmt: skip
+    return None

@@ -1,0 +1,37 @@
+"""E8: the schedules of Sarathi-Serve, with too little memory at the end."""
+
+import random
+
+from course import drive
+from course.check.frame import Failure
+from course.check.rounds import SENTENCES, judge_record, workloads
+from course.reference import solution
+
+ROUNDS = {name: each for name, each in SENTENCES.items() if name != "K4"}
+PROPERTIES = ROUNDS | {"P1": "`preempt` takes the request that it is given"}
+
+
+def direct(rng: random.Random) -> dict:
+    """Some iterations, and then `preempt` with an argument."""
+    requests = [[rng.randint(1, 9), 9, [], 0.0] for _ in range(4)]
+    iterations = rng.randint(3, 6)  # then at least two run, and none has ended
+    return {"B": 3, "C": 16, "requests": requests, "iterations": iterations, "preempt": 0}
+
+
+def cases(rng: random.Random) -> list[dict]:
+    rounds = workloads(rng, 200) + workloads(rng, 200, memory=True)
+    return rounds + [direct(rng) for _ in range(20)]
+
+
+def judge(case: dict, answer: dict) -> Failure | None:
+    if "preempt" not in case:
+        return judge_record(case, answer, ROUNDS)
+    wanted = drive.e08(solution("e08"), case)
+    wrong = [name for name in wanted if wanted[name] != answer[name]]
+    if not wrong:
+        return None
+    where = f"after {case['iterations']} iterations, preempt(running[0]): {wrong[0]}"
+    return Failure(
+        "P1", where, str(wanted[wrong[0]]), str(answer[wrong[0]]),
+        "The caller may name the request. Only without an argument it is the newest.",
+    )  # fmt: skip

@@ -1,0 +1,44 @@
+"""E12: the table of a beam search (segment KV, Sec 3.2), by what each beam reads through it."""
+
+import random
+
+from course.check.frame import Failure
+
+PROPERTIES = {
+    "X1": "through its row, a beam reads its own history, all steps of it",
+    "X2": "rows are copies: two beams of one parent go separate ways",
+}
+
+
+def cases(rng: random.Random) -> list[dict]:
+    found = []
+    for width, steps in ((1, 2), (2, 2), (2, 3), (3, 4), (4, 9)) * 20:
+        found.append([[rng.randrange(width) for _ in range(width)] for _ in range(steps)])
+    return [{"width": len(parents[0]), "parents": parents} for parents in found]
+
+
+def judge(case: dict, answer: list) -> Failure | None:
+    """A place holds the number of the token that its beam wrote in that step."""
+    width = case["width"]
+    histories: list[list[int]] = [[] for _ in range(width)]
+    for step, (parents, table) in enumerate(zip(case["parents"], answer, strict=True)):
+        if step:
+            histories = [list(histories[parent]) for parent in parents]
+        histories = [[*history, step * width + beam] for beam, history in enumerate(histories)]
+        read = [[t * width + place for t, place in enumerate(row)] for row in table]
+        if read == histories:
+            continue
+        where = f"{width} beams, parents {case['parents'][1 : step + 1]}, after step {step}"
+        rows = [["beam", "its row should be", "got"]]
+        rows += [[b, [x % width for x in each], table[b]] for b, each in enumerate(histories)]
+        longer = any(len(row) > step + 1 for row in table)
+        prop = "X2" if longer else "X1"
+        teaches = (
+            "Two rows are one list: what one beam appends, the other has, too. Copy the row."
+            if longer
+            else "A beam takes over its parent's whole row, not its last step alone; then it writes"
+            " to its own place."
+        )
+        expected = f"the rows {[[x % width for x in each] for each in histories]}"
+        return Failure(prop, where, expected, str(table), teaches, rows)
+    return None

@@ -1,0 +1,89 @@
+"""The final project: any policy that keeps the rules; its score is a capacity."""
+
+import random
+from dataclasses import dataclass
+
+from course.check.frame import MALFORMED, Failure
+from course.check.rounds import SENTENCES, Broken, Replay, judge_record, workloads
+from course.drive import serve
+from course.exercises import AnswerError, Ask
+from course.reference import Final
+from serving.capacity import AlwaysServed, capacity, p99_tbt, percentile
+
+PROPERTIES = {name: SENTENCES[name] for name in ("K0", "K6", "K7", "K8", "K10")}
+PRICED = {"model": "mistral-7b", "gpu": "a100-80gb", "B": 12, "C": 512, "cache": None}
+SLO, DELAY = 0.05, 4.0  # s: of the P99 TBT, and of the P90 scheduling delay
+COUNT, STEP = 48, 1.05  # requests of a workload; how exact a capacity is
+
+
+def cases(rng: random.Random) -> list[dict]:
+    return workloads(rng, 100) + workloads(rng, 150, memory=True)
+
+
+def judge(case: dict, answer: dict) -> Failure | None:
+    return judge_record(case, answer, PROPERTIES)
+
+
+def hidden(rng: random.Random) -> list[list[list]]:
+    """Two workloads: chats, and summaries of long texts. Requests as `drive.make_requests` has
+    them; prompts of zeros, because the smaller cases have looked at tokens."""
+    found = []
+    for middle, output in ((500, 250), (2500, 60)):
+        moment, requests = 0.0, []
+        for _ in range(COUNT):
+            moment += rng.expovariate(1.0)
+            length = min(6000, max(16, int(rng.lognormvariate(0, 0.7) * middle)))
+            most = min(400, max(4, int(rng.lognormvariate(0, 0.6) * output)))
+            requests.append([length, most, [], moment])
+        found.append(requests)
+    return found
+
+
+@dataclass(frozen=True)
+class Latency:
+    """What decides. Not serving's `Load`: with its median, half of the requests may starve."""
+
+    p99_tbt: float
+    p90_delay: float
+
+    def meets(self, slo: float) -> bool:
+        return self.p99_tbt <= slo and self.p90_delay <= DELAY
+
+
+def capacity_of(ask: Ask, requests: list[list]) -> float:
+    """Requests per second that meet the SLO; the checker's own clock prices every batch."""
+
+    def load(rate: float) -> Latency:
+        scaled = [[p, most, stops, arrival / rate] for p, most, stops, arrival in requests]
+        case = PRICED | {"requests": scaled}
+        answer = ask(case)
+        try:
+            replay = Replay(case, answer, PROPERTIES)
+            replay.run()
+        except MALFORMED:
+            raise AnswerError("no record of a schedule") from None
+        except Broken as broken:
+            failure = broken.failure
+            raise AnswerError(f"{failure.prop} fails on a hidden workload: {failure.got}") from None
+        delays = [life.scheduling_delay for life in replay.trace.lives.values()]
+        return Latency(p99_tbt(replay.trace), percentile(delays, 90))
+
+    try:
+        return capacity(load, SLO, STEP, start=4.0)
+    except AlwaysServed:
+        return float("inf")
+
+
+BASELINE: dict[str, list[float]] = {}  # of sarathi_serve, by the state of the draws
+
+
+def score(ask: Ask, rng: random.Random, case: dict, answer: object) -> str:
+    """The mean of two capacities over Sarathi-Serve's."""
+    workload = hidden(rng)
+    key = str(workload[0][0][3])
+    if key not in BASELINE:
+        BASELINE[key] = [capacity_of(lambda case: serve(Final, case), each) for each in workload]
+    found = [capacity_of(ask, each) for each in workload]
+    ratio = sum(mine / base for mine, base in zip(found, BASELINE[key], strict=True)) / 2
+    rates = " and ".join(f"{rate:.2f}" for rate in found)
+    return f"{ratio:.3f} (capacity {rates} requests/s; sarathi_serve with C = 512: 1)"

@@ -1,0 +1,322 @@
+"""K0 to K10: what every batch of a schedule must keep. E6, E8, the hunt and the final use it.
+
+The checker runs a record (`drive.serve`) again: with requests, a memory and a fake model of its
+own. It believes the record only where a property compares the two.
+"""
+
+from collections import deque
+from collections.abc import Collection
+
+from batch import Batch, Chunk, Request
+from checks import UserError
+from course.check.frame import Failure
+from course.drive import FakeModel, alone, clock_of, make_requests
+from rules import check_batch
+from scheduler import Scheduler, held
+from timeline import Trace
+
+SENTENCES = {
+    "K0": "a batch keeps the rules of all policies",
+    "K1": "a batch with a chunk has at most C rows",
+    "K2": "every request that can decode does",
+    "K3": "a batch has C rows while a prompt has tokens and can run",
+    "K4": "a batch has at most one chunk",
+    "K5": "started prompts go first, then first come, first served",
+    "K6": "a request's context is what is in its cache",
+    "K7": "a slot is used, and comes back",
+    "K8": "every request ends",
+    "K9": "the oldest request is never preempted",
+    "K10": "tokens are the same as for one request at a time",
+}
+
+
+class Broken(Exception):
+    def __init__(self, failure: Failure):
+        self.failure = failure
+
+
+class Replay:
+    """A record, run again row by row. It raises Broken at the first property that fails."""
+
+    def __init__(self, case: dict, record: dict, rules: Collection[str]):
+        self.case, self.record, self.rules = case, record, rules
+        self.state = Scheduler(case["B"], case["C"], case["cache"])
+        self.requests = make_requests(case)
+        self.arriving = deque(sorted(self.requests, key=lambda request: request.arrival))
+        self.model, self.seconds_of, self.now = FakeModel(), clock_of(case), 0.0
+        self.slots: set[int] = set()
+        self.trace, self.step = Trace(), 0
+        self.truth = [alone(request) for request in self.requests]
+
+    def fail(self, prop: str, expected: str, got: str, teaches: str, row: dict | None = None):
+        cache = self.case["cache"]
+        where = f"B = {self.case['B']}, C = {self.case['C']}, "
+        where += f"a cache of {cache} tokens, " if cache else ""
+        where += f"iteration {self.step + 1}; before it:"
+        table = [["request", "is", "prompt", "cached", "outputs", "this batch"]]
+        parts = {}
+        if row and "chunks" in row:
+            parts = {i: f"chunk {s} to {s + n - 1}" for i, s, n, _ in row["chunks"]}
+            parts |= {i: parts.get(i, "") + " decode" for i in row["decodes"]}
+        for request in self.requests[:12]:
+            i, state = request.request_id, self.state
+            kind = "runs" if request in state.running else "waits"
+            kind = "ended" if request.finish_reason else kind
+            kind = "to come" if request in self.arriving else kind
+            now = [request.context, len(request.output), parts.get(i, "-").strip()]
+            table.append([i, kind, len(request.prompt), *now])
+        raise Broken(Failure(prop, where, expected, got, teaches, table))
+
+    def run(self) -> None:
+        """All rows. Then: has everything ended?"""
+        state = self.state
+        for step, row in enumerate(self.record["rows"]):
+            self.step = step
+            while self.arriving and self.arriving[0].arrival <= self.now:
+                state.waiting.append(self.arriving.popleft())
+            self.preempt(row)
+            if row.get("idle"):
+                self.idle(row)
+            else:
+                self.batch(row)
+        left = [r.request_id for r in self.requests if not r.finish_reason]
+        if left:
+            self.fail(
+                "K8", "all requests end", f"requests {left} never do",
+                "Each batch must bring at least one request forward.",
+            )  # fmt: skip
+        if self.slots:
+            self.fail("K7", "no slot is taken at the end", f"{len(self.slots)} are", "Free them.")
+
+    def idle(self, row: dict) -> None:
+        if self.state.has_work:
+            self.fail(
+                "K8", "a batch", "None, while requests wait or run",
+                "Nothing else will wake them: schedule what can run, even a part of a chunk.", row,
+            )  # fmt: skip
+        self.now = max(self.now, self.arriving[0].arrival)
+
+    def preempt(self, row: dict) -> None:
+        state = self.state
+        for i in row["preempted"]:
+            request = self.requests[i]
+            if request not in state.running:
+                self.fail("K0", "a running request", f"request {i} is preempted", "", row)
+            if "K9" in self.rules and request is state.running[0]:
+                self.fail(
+                    "K9", "the newest is preempted", f"request {i}, the oldest that runs, is",
+                    "If the oldest can lose its cache, then nobody is sure to end.", row,
+                )  # fmt: skip
+            state.running.remove(request)
+            request.restart()
+            request.preemptions += 1
+            state.waiting.appendleft(request)
+            self.slots.discard(i)
+            self.model.release(i)
+
+    def admit(self, row: dict) -> None:
+        """Requests that the batch starts. Each must have arrived; a slot must be free."""
+        state = self.state
+        started = [request.request_id for request in state.started()]
+        order = started + [request.request_id for request in state.waiting]
+        found = [i for i, *_ in row["chunks"]]
+        if "K4" in self.rules and len(found) > 1:
+            self.fail(
+                "K4", "one chunk", f"{len(found)} chunks",
+                "SARATHI: one chunk and decodes (4.3). Several chunks are Sarathi-Serve's.", row,
+            )  # fmt: skip
+        for i, start, _, claimed in row["chunks"]:
+            request = self.requests[i]
+            if request in state.waiting:
+                state.waiting.remove(request)
+                if len(state.running) >= self.case["B"]:
+                    self.fail("K0", f"{self.case['B']} requests run", "one more",
+                              "B requests hold all slots: call `admit`.", row)  # fmt: skip
+                state.running.append(request)
+                request.prefill_length = claimed
+            if start == 0 and request.context == 0:
+                if i in self.slots:
+                    self.fail("K7", "its slot is given back first", f"request {i} takes a second",
+                              "What loses its cache must give its slot back.", row)  # fmt: skip
+                self.slots.add(i)
+        if "K5" in self.rules and found != order[: len(found)]:
+            wanted = order[: len(found)]
+            self.fail(
+                "K5", f"chunks of {wanted}", f"chunks of {found}",
+                "A prompt that has started holds a slot: end it first. Then the oldest that waits.",
+                row,
+            )  # fmt: skip
+
+    def batch(self, row: dict) -> None:
+        state, requests = self.state, self.requests
+        can_decode = [r for r in state.running if not r.in_prefill]
+        known = set(state.running) | set(state.waiting)
+        ids = [i for i, *_ in row["chunks"]] + row["decodes"]
+        early = [i for i in ids if requests[i] not in known]
+        if early:
+            what = "has ended" if requests[early[0]].finish_reason else "has not arrived"
+            self.fail("K0", "requests that are here", f"request {early[0]} {what}", "", row)
+        self.twice_or_empty(row)
+        self.admit(row)
+        chunks = [Chunk(requests[i], start, length) for i, start, length, _ in row["chunks"]]
+        batch = Batch(chunks, [requests[i] for i in row["decodes"]])
+        state.memory.taken = sum(held(request) for request in state.running)
+        try:
+            check_batch(state, batch)
+        except UserError as error:
+            rule = str(error).partition(": ")[2]
+            self.fail("K0", "a batch that can run", rule, "See `check_batch` of rules.py.", row)
+        idle = [i for i in row["running"] if requests[i] not in state.running]
+        if "K3" in self.rules and idle:
+            self.fail(
+                "K7", "requests with tokens to run hold slots", f"request {idle[0]} holds one idle",
+                "Admit a request only when there is room for a chunk of it.", row,
+            )  # fmt: skip
+        self.shape(row, batch, can_decode)
+        seconds = self.seconds_of(batch)
+        self.execute(row, batch)
+        ended = [requests[i] for i in row["ended"]]
+        for request in ended:
+            state.running.remove(request)
+            request.finish_reason = "ended"
+            self.slots.discard(request.request_id)
+            self.model.release(request.request_id)
+            i = request.request_id
+            if len(request.output) < len(self.truth[i]):
+                self.fail("K10", f"{len(self.truth[i])} output tokens of request {i}",
+                          f"it ends with {len(request.output)}", "", row)  # fmt: skip
+        self.trace.record(batch, self.now, seconds, None, ended)
+        self.now += seconds
+
+    def twice_or_empty(self, row: dict) -> None:
+        """Two ways to break `check_batch`, in a student's words."""
+        for i, start, length, whole in row["chunks"]:
+            if i in row["decodes"]:
+                self.fail(
+                    "K0", f"request {i} in the batch once", "a chunk and a decode of it",
+                    "Its first token is not known until this batch ends: it decodes in the next.",
+                    row,
+                )  # fmt: skip
+            if length < 1:
+                self.fail(
+                    "K0", "a chunk of at least 1 token", f"{length} tokens, {start} of {whole} ran",
+                    "The last row yields the first token: a prefill runs all its tokens.", row,
+                )  # fmt: skip
+        for i in row["decodes"]:
+            request = self.requests[i]
+            if not request.output and request.prefilled == len(request.prompt) - 1:
+                self.fail(
+                    "K0", "the whole prompt runs as chunks", f"all but one token of request {i}",
+                    "The last row yields the first token: a prefill runs all its tokens.", row,
+                )  # fmt: skip
+
+    def shape(self, row: dict, batch: Batch, can_decode: list[Request]) -> None:
+        """K1, K2 and K3: how many rows."""
+        size, rules, state = self.case["C"], self.rules, self.state
+        rows, decodes, prefill = batch.num_tokens, len(batch.decodes), batch.num_prefill_tokens
+        sum_of = f"{prefill} + {decodes} = {rows} rows"
+        waits = [r.request_id for r in can_decode if r not in batch.decodes]
+        if "K2" in rules and waits:
+            self.fail(
+                "K2", f"{len(can_decode)} decodes", f"{decodes}",
+                f"Request {waits[0]} could decode and waits: that is a generation stall.", row,
+            )  # fmt: skip
+        if "K1" in rules and batch.chunks and rows > size:
+            self.fail(
+                "K1", f"at most C = {size} rows", sum_of,
+                "C counts the decodes, too (4.4). Where C is whole tiles, one more row opens a new"
+                " tile.", row,
+            )  # fmt: skip
+        if "K3" not in rules or rows >= size:
+            return
+        after = {chunk.request: chunk.start + chunk.length for chunk in batch.chunks}
+        left = [r for r in state.running if after.get(r, r.prefilled) < r.prefill_length]
+        if "K4" in rules and batch.chunks:  # one chunk: a second prompt cannot fill the rest
+            left = [r for r in left if r in after]
+            more = False
+        else:
+            more = state.can_admit()
+        if left or more:
+            who = left[0].request_id if left else state.waiting[0].request_id
+            self.fail(
+                "K3", f"C = {size} rows", sum_of,
+                f"{decodes} decodes ride: {size - rows} rows stay empty, and request {who} has"
+                " tokens for them.", row,
+            )  # fmt: skip
+
+    def execute(self, row: dict, batch: Batch) -> None:
+        """The fake model on the checker's own caches: K6 and K10."""
+        sampled = []
+        for chunk in batch.chunks:
+            request, end = chunk.request, chunk.start + chunk.length
+            token = self.model.feed(request.request_id, request.tokens(chunk.start, end))
+            request.prefilled = request.context = end
+            if chunk.is_last:
+                sampled.append((request, token))
+        for request in batch.decodes:
+            token = self.model.feed(request.request_id, request.output[-1:])
+            request.context += 1
+            sampled.append((request, token))
+        members = [chunk.request for chunk in batch.chunks] + batch.decodes
+        for request, (context, preemptions) in zip(members, row["context"], strict=True):
+            i = request.request_id
+            if "K9" in self.rules and request.preemptions != preemptions:
+                self.fail(
+                    "K6", f"request {i} was preempted {request.preemptions} times",
+                    f"its preemptions say {preemptions}", "Count each loss of a cache once.", row,
+                )  # fmt: skip
+            if request.context != context:
+                self.fail(
+                    "K6", f"request {i} has {request.context} tokens cached",
+                    f"its context says {context}",
+                    "An output token is cached when it is fed, one iteration after it came.", row,
+                )  # fmt: skip
+        for request, token in sampled:
+            request.output.append(token)
+            i, place = request.request_id, len(request.output) - 1
+            truth = self.truth[i]
+            if place >= len(truth):
+                self.fail(
+                    "K10", f"{len(truth)} output tokens of request {i}", f"{place + 1}",
+                    "The prefill's token counts: D decodes make D + 1 tokens.", row,
+                )  # fmt: skip
+            if token != truth[place]:
+                why = "The cache holds other tokens than the request's own, in order."
+                if request.preemptions:
+                    why = (
+                        "After a preemption, prefill the prompt and the output so far: the cache"
+                        " was lost, the output was not."
+                    )
+                self.fail(
+                    "K10", f"output {place + 1} of request {i} is token {truth[place]}", str(token),
+                    why, row,
+                )  # fmt: skip
+
+
+def judge_record(case: dict, record: dict, rules: Collection[str]) -> Failure | None:
+    try:
+        Replay(case, record, rules).run()
+    except Broken as broken:
+        return broken.failure
+    return None
+
+
+def draw_workload(rng, memory: bool) -> dict:
+    """A random workload. memory: the cache is hardly larger than the longest request needs."""
+    count = rng.randint(1, 6)
+    requests = []
+    for _ in range(count):
+        prompt = [rng.randrange(250) for _ in range(rng.randint(1, rng.choice((4, 12, 40))))]
+        stops = [rng.randrange(250) for _ in range(60)] if rng.random() < 0.2 else []
+        arrival = float(rng.choice((0, 0, rng.randint(0, 12))))
+        requests.append([prompt, rng.randint(1, 8), stops, arrival])
+    need = max(len(prompt) + most for prompt, most, _, _ in requests)
+    cache = need + rng.randint(0, 12) if memory else None
+    size = rng.choice((1, 2, 4, 8, 16, 32))
+    return {"B": rng.randint(1, 5), "C": size, "cache": cache, "requests": requests}
+
+
+def workloads(rng, count: int, memory: bool = False) -> list[dict]:
+    """Random workloads, the smallest first."""
+    drawn = [draw_workload(rng, memory) for _ in range(count)]
+    return sorted(drawn, key=lambda case: sum(len(p) + most for p, most, _, _ in case["requests"]))

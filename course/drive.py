@@ -1,0 +1,293 @@
+"""What runs beside a student's code: plain data in, the student's function, plain data out.
+
+`make check` calls a driver in this process. `grade` calls it in a worker, so that no checker is
+within reach of the student's code. A case and an answer are what JSON can hold, and no more.
+"""
+
+import zlib
+from collections.abc import Callable, Sequence
+from types import ModuleType, SimpleNamespace
+
+from batch import Batch, Chunk, Request
+from configs import GPU, MODELS, ModelConfig
+from costmodel import CostModel
+from gpus import GPUS
+from scheduler import Scheduler
+
+VOCABULARY = 251  # tokens of the fake model: each fits a byte
+
+
+class FakeModel:
+    """A model that is a hash of the cache: the next token depends on all cached tokens, in order.
+
+    So a token that is lost, doubled or out of place changes all later ones. No torch.
+    """
+
+    def __init__(self) -> None:
+        self.state: dict[int, int] = {}  # request id -> hash of what is cached
+        self.cached: dict[int, int] = {}  # request id -> tokens
+
+    def feed(self, request_id: int, tokens: Sequence[int]) -> int:
+        """Append tokens to a request's cache. Returns the token that then follows."""
+        state = zlib.crc32(bytes(tokens), self.state.get(request_id, 0))
+        self.state[request_id] = state
+        self.cached[request_id] = self.cached.get(request_id, 0) + len(tokens)
+        return state % VOCABULARY
+
+    def release(self, request_id: int) -> None:
+        self.state.pop(request_id, None)
+        self.cached.pop(request_id, None)
+
+
+def alone(request: Request) -> list[int]:
+    """The output tokens of a request that has the fake model to itself."""
+    model, fed, output = FakeModel(), request.prompt, []
+    while len(output) < request.max_tokens:
+        output.append(model.feed(0, fed))
+        fed = output[-1:]
+        if output[-1] in request.stop_ids:
+            break
+    return output
+
+
+def make_requests(case: dict) -> list[Request]:
+    """[prompt, max_tokens, stop ids, arrival] of each. A prompt is tokens, or how many zeros."""
+    return [
+        Request(i, bytes(prompt), most, frozenset(stops), arrival)
+        for i, (prompt, most, stops, arrival) in enumerate(case["requests"])
+    ]
+
+
+def clock_of(case: dict) -> Callable[[Batch], float]:
+    """Seconds of a batch: of a model on a GPU if the case names them, else 1."""
+    if "gpu" not in case:
+        return lambda batch: 1.0
+    return CostModel(MODELS[case["model"]], GPUS[case["gpu"]]).seconds
+
+
+def serve(make: type[Scheduler], case: dict) -> dict:
+    """Run a scheduler on a workload with the fake model. Returns a record of every iteration.
+
+    case: B, C, cache (tokens or None), and what `make_requests` and `clock_of` take.
+    A row: what `schedule` said, and what the scheduler believes after `update`.
+    """
+    scheduler = make(case["B"], case["C"], case["cache"])
+    scheduler.name = getattr(make, "name", "mine")
+    arriving, model, seconds_of = make_requests(case), FakeModel(), clock_of(case)
+    arriving.sort(key=lambda request: request.arrival)
+    rows, now = [], 0.0
+    most = 100 + 20 * sum(request.most_cached for request in arriving)  # more would be endless
+    while (arriving or scheduler.has_work) and len(rows) < most:
+        while arriving and arriving[0].arrival <= now:
+            scheduler.add(arriving.pop(0))
+        batch = scheduler.schedule(now)
+        row = {"preempted": [request.request_id for request in scheduler.take_preempted()]}
+        rows.append(row)
+        for request_id in row["preempted"]:
+            model.release(request_id)
+        if batch is None:
+            row["idle"] = True
+            if not arriving:
+                break
+            now = max(now, arriving[0].arrival)
+            continue
+        row["chunks"] = [
+            [chunk.request.request_id, chunk.start, chunk.length, chunk.request.prefill_length]
+            for chunk in batch.chunks
+        ]
+        row["decodes"] = [request.request_id for request in batch.decodes]
+        row["running"] = [request.request_id for request in scheduler.running]
+        seconds = seconds_of(batch)
+        if broken(batch):
+            break  # the checker says what is wrong with it; nothing can run it
+        ended = scheduler.update(batch, run(model, batch))
+        members = [chunk.request for chunk in batch.chunks] + batch.decodes
+        row["context"] = [[request.context, request.preemptions] for request in members]
+        row["ended"] = [request.request_id for request in ended]
+        for request in ended:
+            model.release(request.request_id)
+        now += seconds
+    return {"rows": rows}
+
+
+def broken(batch: Batch) -> bool:
+    """Whether not even the fake model can run it: a request is in it twice, or has no token yet."""
+    members = [chunk.request for chunk in batch.chunks] + batch.decodes
+    return len(set(members)) < len(members) or any(not request.output for request in batch.decodes)
+
+
+def run(model: FakeModel, batch: Batch) -> list[int]:
+    tokens = []
+    for chunk in batch.chunks:
+        request = chunk.request
+        fed = request.tokens(chunk.start, chunk.start + chunk.length)
+        token = model.feed(request.request_id, fed)
+        if chunk.is_last:
+            tokens.append(token)
+    return tokens + [
+        model.feed(request.request_id, request.output[-1:]) for request in batch.decodes
+    ]
+
+
+# ------------------------------------------------------------------------------ one driver each
+
+
+def e01(mine: ModuleType, case: dict) -> float:
+    model, gpu = ModelConfig(**case["model"]), GPU(**case["gpu"])
+    return float(mine.iteration_floor(case["rows"], case["cached"], model, gpu))
+
+
+def e02(mine: ModuleType, case: dict) -> dict:
+    """Operations on slots, one after the other; what each returned, and then the whole cache."""
+    import torch  # heavy, and only four exercises need it
+
+    from kvcache import CacheError
+
+    cache = mine.Slots(ModelConfig(**case["model"]), case["slots"], case["length"], torch.float64)
+    before, said = (cache.k.data_ptr(), cache.v.data_ptr()), []
+    for name, *arguments in case["operations"]:
+        if name == "write":
+            layer, slots, positions, k, v = arguments
+            tensors = [torch.tensor(each) for each in (slots, positions)]
+            tensors += [torch.tensor(each, dtype=torch.float64) for each in (k, v)]
+            cache.write(layer, *tensors)
+            said.append(None)
+            continue
+        try:
+            said.append(getattr(cache, name)(*arguments))
+        except CacheError:
+            said.append("CacheError")
+    same = before == (cache.k.data_ptr(), cache.v.data_ptr())
+    return {"said": said, "k": cache.k.tolist(), "v": cache.v.tolist(), "in place": same}
+
+
+def e03(mine: ModuleType, case: dict) -> list[dict]:
+    answers = []
+    for start, length in case["chunks"]:
+        mask = mine.chunk_mask(start, length)
+        rows = ["".join("1" if seen else "0" for seen in row) for row in mask.tolist()]
+        answers.append({"type": str(mask.dtype), "shape": list(mask.shape), "rows": rows})
+    return answers
+
+
+def e04(mine: ModuleType, case: dict) -> list:
+    import torch
+
+    tensors = [torch.tensor(case[name], dtype=torch.float64) for name in ("q", "keys", "values")]
+    return mine.attend(*tensors, case["slots"], case["contexts"]).tolist()
+
+
+def e05(mine: ModuleType, case: dict) -> list[dict]:
+    """Flatten every batch of a schedule that is given, with its tokens."""
+    requests = [Request(i, prompt, 99) for i, prompt in enumerate(case["prompts"])]
+    slot_of: dict[int, int] = {}
+    used: list[int | None] = [None] * case["slots"]
+    answers = []
+    for chunks, decodes, ended in case["batches"]:
+        pieces = [Chunk(requests[i], start, length) for i, start, length in chunks]
+        batch = Batch(pieces, [requests[i] for i in decodes])
+        rows = mine.flatten(batch, slot_of, used)
+        lists = {name: [int(x) for x in getattr(rows, name)] for name in FIELDS}
+        answers.append(lists | {"used": list(used), "slot_of": sorted(slot_of.items())})
+        for chunk in pieces:
+            chunk.request.prefilled = chunk.request.context = chunk.start + chunk.length
+        for request in batch.decodes:
+            request.context += 1
+        for request in batch.sampled:
+            request.output.append(case["outputs"][request.request_id][len(request.output)])
+        for i in ended:
+            if i in slot_of:  # else the student's code has freed it too early: the checker says so
+                used[slot_of.pop(i)] = None
+    return answers
+
+
+FIELDS = ("tokens", "slots", "positions", "logit_rows")
+
+
+def e06(mine: ModuleType, case: dict) -> dict:
+    return serve(mine.Sarathi, case)
+
+
+def batch_of(shape: dict) -> Batch:
+    """chunks: [start, length, prompt length] of each. decodes: the context of each."""
+    chunks = [
+        Chunk(Request(i, range(prompt), 2, prefilled=start, context=start), start, length)
+        for i, (start, length, prompt) in enumerate(shape["chunks"])
+    ]
+    decodes = [
+        Request(100 + i, range(old), 3, prefilled=old, context=old, output=[0])
+        for i, old in enumerate(shape["decodes"])
+    ]
+    return Batch(chunks, decodes)
+
+
+def e07(mine: ModuleType, case: dict) -> list[float]:
+    if "rows" in case:
+        return [mine.padded(rows) for rows in case["rows"]]
+    return [
+        float(mine.seconds(batch_of(shape), ModelConfig(**shape["model"]), GPU(**shape["gpu"])))
+        for shape in case["batches"]
+    ]
+
+
+def e08(mine: ModuleType, case: dict) -> dict:
+    if "preempt" not in case:
+        return serve(mine.SarathiServe, case)
+    scheduler = mine.SarathiServe(case["B"], case["C"])
+    for request in make_requests(case):
+        scheduler.add(request)
+    for _ in range(case["iterations"]):
+        batch = scheduler.schedule(0.0)
+        scheduler.update(batch, [0] * len(batch.sampled))
+    gone = scheduler.preempt(scheduler.running[case["preempt"]])
+    return {
+        "returned": gone.request_id,
+        "running": [request.request_id for request in scheduler.running],
+        "waiting": [request.request_id for request in scheduler.waiting],
+        "slots to free": [request.request_id for request in scheduler.take_preempted()],
+        "memory.taken": scheduler.memory.taken,
+        "preemptions": gone.preemptions,
+    }
+
+
+def e09(mine: ModuleType, case: dict) -> dict:
+    lives = [SimpleNamespace(**life) for life in case["lives"]]
+    return {
+        "ttft": [float(mine.ttft(life)) for life in lives],
+        "tbts": [[float(gap) for gap in mine.tbts(life)] for life in lives],
+        "stalls": [[list(each) for each in mine.stalls(life, case["bound"])] for life in lives],
+        "p99": float(mine.p99(lives)),
+    }
+
+
+def e10(mine: ModuleType, case: dict) -> dict:
+    starts = [list(row) for row in mine.starts(case["seconds"], case["micro_batches"])]
+    return {"starts": starts, "idle": dict(mine.idle(case["seconds"], case["starts"]))}
+
+
+def e11(mine: ModuleType, case: dict) -> list:
+    return [list(each) for each in mine.share_out(**case)]
+
+
+def e12(mine: ModuleType, case: dict) -> list:
+    """The table after each step; the first one has no choice before it."""
+    table: list[list[int]] = [[] for _ in range(case["width"])]
+    answers = []
+    for step, parents in enumerate(case["parents"]):
+        table = mine.extend(mine.reorder(table, parents) if step else table)
+        answers.append([list(row) for row in table])
+    return answers
+
+
+def hunt(mine: ModuleType, case: dict) -> list[bool]:
+    return [bool(mine.bad(SimpleNamespace(**each))) for each in case["runs"]]
+
+
+def final(mine: ModuleType, case: dict) -> dict:
+    return serve(mine.Mine, case)
+
+
+DRIVERS: dict[str, Callable[[ModuleType, dict], object]] = {
+    each.__name__: each
+    for each in (e01, e02, e03, e04, e05, e06, e07, e08, e09, e10, e11, e12, hunt, final)
+}

@@ -1,0 +1,298 @@
+"""Grades a folder of submissions, which may be hostile.
+
+Each submission has a worker process of its own (worker.py). It gets cases and gives answers, as
+lines of JSON. The checks, their truth, the seed and the results are in this process alone. So a
+submission that exits, hangs, floods, or patches a checker in its own process earns nothing.
+"""
+
+import csv
+import json
+import os
+import queue
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zipfile
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from checks import UserError, check_whole
+from cli import claim
+from course.check.frame import examine
+from course.exercises import EXERCISES, AnswerError, Exercise
+from course.sandbox import PROTECTIONS
+
+ROOT = Path(__file__).resolve().parent.parent
+LONGEST_FILE, LONGEST_ZIP, LONGEST_ANSWER = 64 << 10, 1 << 20, 4 << 20  # bytes
+MEMORY = 1 << 30  # bytes, beyond what Python, numpy and torch take
+START, CASE, EXERCISE, WHOLE = 60.0, 5.0, 15.0, 60.0  # s: until a worker is ready; of answers
+IMAGE = "nano-sarathi-course"
+FENCE = [
+    "--network=none", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges",
+    "--user=65534:65534", "--pids-limit=64", "--memory=3g", "--tmpfs=/tmp:size=16m",
+]  # fmt: skip
+
+
+@dataclass
+class Submission:
+    """name: of its folder or zip. files: texts, by exercise. refused: what was not read."""
+
+    name: str
+    files: dict[str, str]
+    refused: list[str]
+
+
+class Worker:
+    """A process with a student's code. Every answer has a deadline."""
+
+    def __init__(self, files: dict[str, str], container: list[str]):
+        self.home = tempfile.mkdtemp(prefix="grade-")
+        self.name = f"grade-{os.getpid()}-{Path(self.home).name[6:]}"
+        command = [sys.executable, "-m", "course.worker"]
+        if container:
+            command = [container[0], "run", "--rm", "-i", f"--name={self.name}", *FENCE,
+                       container[1], "python", "-m", "course.worker"]  # fmt: skip
+        kept = ("PATH", "SYSTEMROOT", "LANG", "DOCKER_HOST", "XDG_RUNTIME_DIR")
+        environment = {name: os.environ[name] for name in kept if name in os.environ}
+        environment |= {"HOME": self.home, "TMPDIR": self.home, "TEMP": self.home}
+        environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        self.container = container
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, start_new_session=os.name == "posix",
+        )  # fmt: skip
+        torch = any(each.torch and each.file in files for each in EXERCISES.values())
+        setup = {"files": files, "torch": torch, "memory": MEMORY, "seconds": int(WHOLE)}
+        try:
+            self.held = self.exchange(setup, START).get("held", [])
+        except AnswerError as error:  # not the student's fault: none of their code was loaded
+            self.close()
+            raise UserError(f"a worker did not start ({error}): {' '.join(command)}") from None
+
+    def exchange(self, message: dict, seconds: float) -> dict:
+        """Send a line, get a line. AnswerError if none comes, or if it is no answer."""
+        box: queue.Queue[bytes] = queue.Queue()
+
+        def talk() -> None:
+            try:
+                self.process.stdin.write(json.dumps(message).encode() + b"\n")
+                self.process.stdin.flush()
+                box.put(self.process.stdout.readline(LONGEST_ANSWER + 1))
+            except (OSError, ValueError):  # it has gone, or was ended
+                box.put(b"")
+
+        threading.Thread(target=talk, daemon=True).start()
+        try:
+            line = box.get(timeout=max(0.1, seconds))
+        except queue.Empty:
+            raise AnswerError("no answer in time") from None
+        if not line.endswith(b"\n"):
+            raise AnswerError("the process ended" if not line else "an endless answer")
+        try:
+            answer = json.loads(line)
+        except (ValueError, RecursionError):
+            raise AnswerError("no JSON") from None
+        if not isinstance(answer, dict):
+            raise AnswerError("no answer")
+        return answer
+
+    def close(self) -> None:
+        """End the process and all that it has started in its group."""
+        if self.container:
+            subprocess.run([self.container[0], "kill", self.name], capture_output=True, check=False)
+        try:
+            if os.name == "posix":
+                os.killpg(self.process.pid, signal.SIGKILL)
+            else:
+                self.process.kill()
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+def container_of(image: str | None) -> list[str]:
+    """[docker or podman, image] if both are there, else []. A UserError if `image` is asked for."""
+    for engine in ("docker", "podman"):
+        if shutil.which(engine):
+            command = [engine, "image", "inspect", image or IMAGE]
+            done = subprocess.run(command, capture_output=True, check=False)
+            if done.returncode == 0:
+                return [engine, image or IMAGE]
+    if image:
+        raise UserError(
+            f"no image {image!r}: neither docker nor podman has it; leave --image out to grade"
+            " without a container"
+        )
+    return []
+
+
+# ------------------------------------------------------------------------ what students hand in
+
+
+def read_regular(path: Path) -> bytes:
+    """A small file, and nothing that looks like one: a link, a pipe or a device is refused."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    if path.is_symlink():
+        raise OSError("a link")
+    descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0))
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError("no file")
+        return file.read(LONGEST_FILE + 1)
+
+
+def read_zip(path: Path, name: str) -> bytes:
+    """A small file of a small zip. It unpacks no more than it reads."""
+    if path.stat().st_size > LONGEST_ZIP:
+        raise OSError("too long")
+    with zipfile.ZipFile(path) as packed, packed.open(name) as file:
+        if packed.getinfo(name).compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise OSError("packed in an unusual way")  # some take gigabytes to unpack
+        return file.read(LONGEST_FILE + 1)
+
+
+def submission(path: Path) -> Submission:
+    """The exercises in a folder or a zip. All other files are left alone."""
+    found, packed = Submission(path.name, {}, []), path.suffix == ".zip" and path.is_file()
+    for exercise in EXERCISES.values():
+        name = f"{exercise.file}.py"
+        try:
+            data = read_zip(path, name) if packed else read_regular(path / name)
+            if len(data) > LONGEST_FILE:
+                raise ValueError("too long")
+            found.files[exercise.file] = data.decode("utf-8-sig")
+        except (FileNotFoundError, KeyError):
+            continue
+        except (OSError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error):
+            found.refused.append(name)
+    return found
+
+
+# --------------------------------------------------------------------------------- the grades
+
+
+@dataclass
+class Grade:
+    """results: for each exercise "passed", a property's name, or "-"; scores: of those passed."""
+
+    name: str
+    results: dict[str, str]
+    scores: dict[str, str]
+    held: list[str]
+
+
+def graded(handed: Submission, seed: int, container: list[str]) -> Grade:
+    """All exercises of one submission. A worker that dies or hangs is replaced for the next one."""
+    grade = Grade(handed.name, {}, {}, list(PROTECTIONS))
+    end, worker = time.monotonic() + WHOLE, None
+    try:
+        for exercise in EXERCISES.values():
+            if exercise.file not in handed.files:
+                refused = f"{exercise.file}.py" in handed.refused
+                grade.results[exercise.key] = "refused" if refused else "-"
+                continue
+            if time.monotonic() > end:
+                grade.results[exercise.key] = "time"
+                continue
+            try:
+                if worker is None:
+                    worker = Worker(handed.files, container)
+                    end += min(START, 10.0)  # to start is not its fault
+                    grade.held = [each for each in grade.held if each in worker.held]
+                if one(exercise, worker, seed, grade, end):
+                    continue
+            except AnswerError:
+                grade.results[exercise.key] = "answer"
+            if worker:
+                worker.close()
+            worker = None
+    finally:
+        if worker:
+            worker.close()
+    return grade
+
+
+def one(exercise: Exercise, worker: Worker, seed: int, grade: Grade, end: float) -> bool:
+    """Grade an exercise. False if the worker cannot be used any more."""
+    until, alive = min(end, time.monotonic() + EXERCISE), True
+
+    def ask(case: dict) -> object:
+        nonlocal alive
+        message = {"file": exercise.file, "case": case}
+        try:
+            said = worker.exchange(message, min(CASE, until - time.monotonic()))
+        except AnswerError:
+            alive = False
+            raise
+        if "error" in said:
+            raise AnswerError(str(said["error"])[:300])
+        return said.get("answer")
+
+    verdict = examine(exercise, ask, seed)
+    grade.results[exercise.key] = verdict.failure.prop if verdict.failure else "passed"
+    if verdict.score:
+        grade.scores[exercise.key] = verdict.score
+    return alive
+
+
+def protection(grades: list[Grade], container: list[str]) -> str:
+    """The first line of a report: what a submission could still do."""
+    where = (
+        f"in a container ({container[0]})" if container else f"without a container, {sys.platform}"
+    )
+    if container:
+        return f"graded {where}: time, {', '.join(PROTECTIONS)} are protected"
+    held = [each for each in PROTECTIONS if all(each in grade.held for grade in grades)]
+    missing = [each for each in PROTECTIONS if each not in held]
+    line = f"graded {where}: {', '.join(['time', *held])} are protected"
+    return f"{line}; NOT PROTECTED: {', '.join(missing)}" if missing else line
+
+
+def grade(
+    folder: Path, out: Path, seed: int, workers: int, image: str | None, force: bool
+) -> list[Grade]:
+    """Grade all submissions of a folder; print the table, and write it as CSV."""
+    if not folder.is_dir():
+        raise UserError(f"{str(folder)!r} is no folder: give the folder of all submissions")
+    check_whole("workers", workers, 1, 64)
+    claim(out, force)
+    paths = [path for path in sorted(folder.iterdir()) if path.suffix == ".zip" or path.is_dir()]
+    handed = [submission(path) for path in paths if not path.is_symlink()]
+    if not handed:
+        raise UserError(f"{str(folder)!r} has no submissions: a folder or a .zip for each")
+    container, start = container_of(image), time.perf_counter()
+    with ThreadPoolExecutor(workers) as pool:
+        grades = list(pool.map(lambda each: graded(each, seed, container), handed))
+    first = protection(grades, container)
+    keys = list(EXERCISES)
+    with open(out, "w", newline="", encoding="utf-8") as file:
+        file.write(f"# {first}; seed {seed}\n")
+        table = csv.writer(file)
+        table.writerow(["submission", *keys, "passed", "scores"])
+        for each in grades:
+            passed = sum(result == "passed" for result in each.results.values())
+            scores = "; ".join(f"{key}: {text}" for key, text in each.scores.items())
+            results = [each.results[key] for key in keys]
+            table.writerow([harmless(each.name), *results, passed, scores])
+    print(first)
+    print(f"seed {seed}, {len(grades)} submissions, {time.perf_counter() - start:.0f} s")
+    wide = max(len(harmless(each.name)) for each in grades)
+    print(" " * wide, *[f"{key:>7}" for key in keys])
+    for each in grades:
+        print(f"{harmless(each.name):{wide}}", *[f"{each.results[key]:>7}" for key in keys])
+    print(f"wrote {out}")
+    return grades
+
+
+def harmless(name: str) -> str:
+    """A name that a spreadsheet does not run, and a terminal does not obey."""
+    text = "".join(letter if letter.isprintable() else "?" for letter in name)[:60]
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text

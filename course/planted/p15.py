@@ -1,0 +1,28 @@
+"""The scale is 1 / head_dim."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from attention import chunk_mask
+
+exercise = "4"
+caught_by = "A1"
+message = "the scale is"
+
+
+def attend(
+    q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int]
+) -> Tensor:
+    out = torch.empty_like(q)
+    groups = q.shape[2] // keys.shape[0]
+    for i, (slot, context) in enumerate(zip(slots, contexts, strict=True)):
+        rows = q.shape[1]
+        for head in range(q.shape[2]):
+            kv = head // groups
+            key, value = keys[kv, slot, :context], values[kv, slot, :context]
+            scores = q[i, :, head] @ key.T / q.shape[-1]
+            mask = chunk_mask(context - rows, rows)
+            out[i, :, head] = scores.masked_fill(~mask, float("-inf")).softmax(-1) @ value
+    return out

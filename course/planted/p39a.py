@@ -1,0 +1,12 @@
+"""The surplus of a micro-batch is forgotten."""
+
+exercise = "11"
+caught_by = "W1"
+message = "nobody vanishes"
+
+
+def share_out(own: list, withheld: list, total: int, groups: int, most: int) -> tuple[list, list]:
+    size = min(most, -(-total // groups))
+    keep = own[:size]
+    more = size - len(keep)
+    return keep + withheld[:more], withheld[more:]

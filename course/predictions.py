@@ -1,0 +1,63 @@
+"""Predictions, written down before a lesson answers them: course/mine/predictions.json.
+
+The questions are the lesson's own paragraphs, **Predict first.** So a lesson stays one file.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+
+from checks import UserError, check_whole
+from course.exercises import HERE, MINE
+
+LESSONS = HERE.parent / "notebooks"
+MARK = "**Predict first.**"
+
+
+def questions(lesson: int) -> list[str]:
+    """All that a lesson asks, in order. A UserError if there is no such lesson."""
+    check_whole("lesson", lesson, 1, 10)
+    [path] = LESSONS.glob(f"{lesson:02d}_*.py")
+    paragraphs = re.split(r"\n(?:#\n|(?!#))", path.read_text("utf-8"))
+    texts = [
+        " ".join(line.removeprefix("#").strip() for line in p.splitlines()) for p in paragraphs
+    ]
+    return [text.partition(MARK)[2].strip() for text in texts if MARK in text]
+
+
+def predict(lesson: int, ask: Callable[[str], str] = input) -> int:
+    """Ask what is not yet answered, and keep each answer at once. Returns how many are kept.
+
+    Where nobody can answer (no terminal), it stops, and blocks nothing. An empty answer is skipped.
+    """
+    path = MINE / "predictions.json"
+    try:
+        kept = dict(json.loads(path.read_text("utf-8")))
+    except FileNotFoundError:
+        kept = {}
+    except ValueError:
+        raise UserError(f"{path} is damaged: mend it, or move it away") from None
+    for number, question in enumerate(questions(lesson), 1):
+        name = f"{lesson}.{number}"
+        if name in kept:
+            print(f"{name}  {question}\n  you said: {kept[name]['answer']}\n")
+            continue
+        print(f"{name}  {question}")
+        try:
+            answer = ask("  your prediction: ").strip() if can_ask(ask) else None
+        except EOFError:
+            answer = None
+        if answer is None:
+            print("\nnobody answers: stopped")
+            break
+        if answer:
+            kept[name] = {"question": question, "answer": answer}
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        print()
+    return sum(name.partition(".")[0] == str(lesson) for name in kept)
+
+
+def can_ask(ask: Callable[[str], str]) -> bool:
+    return ask is not input or (sys.stdin is not None and sys.stdin.isatty())

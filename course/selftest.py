@@ -1,0 +1,93 @@
+"""The course checks itself: the reference passes; stubs and planted mistakes fail."""
+
+import ast
+import inspect
+import operator
+import re
+import time
+
+from course.check.frame import ANSWER, examine, lines
+from course.exercises import EXERCISES, HERE, STUBS, Exercise, load
+from course.local import asker
+from course.plants import plants
+from course.reference import solution
+
+MAP = HERE / "MAP.md"
+
+
+def stub_source(exercise: Exercise) -> str:
+    return (STUBS / f"{exercise.file}.py").read_text("utf-8")
+
+
+def unwritten(exercise: Exercise) -> list[str]:
+    """The functions that a stub leaves to the student: "chunk_mask", "Sarathi.prefills"."""
+    found = []
+    for node in ast.parse(stub_source(exercise)).body:
+        inside = node.body if isinstance(node, ast.ClassDef) else [node]
+        for each in inside:
+            if isinstance(each, ast.FunctionDef) and isinstance(each.body[-1], ast.Raise):
+                found.append(each.name if each is node else f"{node.name}.{each.name}")
+    return found
+
+
+def signatures(exercise: Exercise) -> list[str]:
+    """Where the stub's functions and the reference's differ in their parameters.
+
+    A stub may leave out parameters that have defaults.
+    """
+    stub, truth, wrong = load(stub_source(exercise), "stub.py"), solution(exercise.file), []
+    for name in unwritten(exercise):
+        find = operator.attrgetter(name)
+        mine, theirs = (inspect.signature(find(each)).parameters for each in (stub, truth))
+        optional = {key for key, each in theirs.items() if each.default is not each.empty}
+        needed = [key for key in theirs if key in mine or key not in optional]
+        if list(mine) != needed:
+            wrong.append(f"{exercise.file}: {name}{tuple(mine)} where the reference has {needed}")
+    return wrong
+
+
+def selftest(seed: int = 0) -> list[str]:
+    """What is wrong, a line each. Prints one line for each exercise."""
+    wrong, planted = [], plants()
+    for exercise in EXERCISES.values():
+        start = time.perf_counter()
+        verdict = examine(exercise, asker(exercise, solution(exercise.file)), seed)
+        if verdict.failure:
+            wrong += [f"{exercise.file}: the reference fails", *lines(exercise, verdict)]
+        took = time.perf_counter() - start
+        stub = load(stub_source(exercise), f"{exercise.file}.py")
+        failure = examine(exercise, asker(exercise, stub), seed).failure
+        if failure is None or failure.prop != ANSWER or "NotImplementedError" not in failure.got:
+            wrong.append(f"{exercise.file}: the stub does not fail as a stub")
+        wrong += signatures(exercise)
+        own = [plant for plant in planted if plant.exercise == exercise.key]
+        for plant in own:
+            module = load(plant.path.read_text("utf-8"), plant.path.name)
+            verdict = examine(exercise, asker(exercise, module), seed)
+            said = "\n".join(lines(exercise, verdict))
+            found = verdict.failure.prop if verdict.failure else "nothing"
+            if found != plant.caught_by or plant.message not in said:
+                wrong.append(f"{plant.path.name}: {plant.caught_by} should catch it; told: {said}")
+        print(f"{exercise.file:6} reference passes in {took:.1f} s, {len(own)} mistakes caught")
+    return wrong
+
+
+ROW = re.compile(r"^\| (.+) \| `(.+):(\d+)` \| `(.+)` \|$", re.MULTILINE)
+
+
+def mended_map() -> tuple[str, list[str]]:
+    """MAP.md with the right line numbers, and what a person must mend: words that are gone."""
+    lost = []
+
+    def place(row: re.Match) -> str:
+        section, file, number, words = row.groups()
+        path = MAP.parent.parent / file
+        text = path.read_text("utf-8").splitlines() if path.is_file() else []
+        found = [i for i, line in enumerate(text, 1) if line.lstrip().startswith(words)]
+        if not found:
+            lost.append(f"MAP.md: {section}: {file} has no line that starts with {words!r}")
+            return row[0]
+        nearest = min(found, key=lambda i: abs(i - int(number)))
+        return f"| {section} | `{file}:{nearest}` | `{words}` |"
+
+    return ROW.sub(place, MAP.read_text("utf-8")), lost

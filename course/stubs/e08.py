@@ -1,0 +1,33 @@
+"""E8, lesson 6: Sarathi-Serve's batches, and what to do when the memory runs out. About 16 lines.
+
+`Scheduler.decodes` calls `preempt()` while the next tokens of the decodes do not fit the cache.
+"""
+
+from batch import Chunk, Request
+from scheduler import IterationLevel, held, next_chunk
+
+
+class SarathiServe(IterationLevel):
+    """Stall-free batching (Sarathi-Serve, Algorithm 3)."""
+
+    name = "sarathi_serve"
+
+    def prefills(self, decode_rows: int) -> list[Chunk]:
+        """As many chunks as the token budget self.chunk_size (C) has room for.
+
+        decode_rows: rows that the decodes take. Started prompts go first, oldest first; then new
+        ones, as long as `self.admit()` gives one and there is room. A request has one chunk per
+        batch. Helpers: see E6.
+        """
+        raise NotImplementedError
+
+    def preempt(self, request: Request | None = None) -> Request:
+        """Send a running request back to the head of the queue (None: the newest). Returns it.
+
+        self.running is in order of admission. self.memory.taken falls by held(request). If
+        something of the request was in the cache (request.prefilled), count it in
+        request.preemptions, and append it to self._preempted: so the loop frees its slot. Call
+        request.restart() last: it forgets what was cached, and keeps the output. Then the request
+        goes to the left end of self.waiting.
+        """
+        raise NotImplementedError

@@ -1,0 +1,558 @@
+"""The course: its commands, what its self-test finds, and submissions that attack the grader."""
+
+import ast
+import json
+import os
+import random
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from checks import UserError
+from course import __main__ as commands
+from course import grade, predictions, selftest
+from course.check.frame import examine, judged, lines
+from course.check.rounds import judge_record
+from course.drive import serve
+from course.exercises import EXERCISES, find, load
+from course.local import asker
+from course.plants import Plant, plants
+from course.sandbox import PROTECTIONS
+from scheduler import Sarathi
+
+ROOT = Path(__file__).parent.parent
+COURSE = ROOT / "course"
+RIGHT = (
+    "def right(rows, cached, model, gpu):\n"
+    "    weights = model.n_layer * model.layer_weights\n"
+    "    size = 2 * weights + cached * model.kv_bytes_per_token()\n"
+    "    return max(size / gpu.bandwidth, 2 * rows * weights / gpu.peak)\n"
+)
+POSIX = pytest.mark.skipif(os.name != "posix", reason="it needs signals and links")
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A student's folder, and not the one of whoever runs the tests."""
+    folder = tmp_path / "mine"
+    monkeypatch.setattr(commands, "MINE", folder)
+    monkeypatch.setattr("course.local.MINE", folder)
+    return folder
+
+
+# ---------------------------------------------------------------------------------- the commands
+
+
+def test_start_copies_all_stubs_and_overwrites_nothing(mine: Path) -> None:
+    commands.start()
+    names = {f"{exercise.file}.py" for exercise in EXERCISES.values()}
+    assert {path.name for path in mine.iterdir()} == names and len(names) == 14
+    (mine / "e06.py").write_text("my work")
+    (mine / "e07.py").unlink()
+    commands.start()
+    assert (mine / "e06.py").read_text() == "my work" and (mine / "e07.py").exists()
+
+
+@pytest.mark.parametrize("key", ["6", "06", "E6", "e06", " e6 "])
+def test_an_exercise_has_many_names(key: str) -> None:
+    assert find(key).key == "6" and find("Hunt").file == "hunt"
+
+
+@pytest.mark.parametrize("key", ["0", "13", "fin", "", "²", "e"])
+def test_an_unknown_exercise_is_one_line(key: str) -> None:
+    with pytest.raises(UserError, match="unknown exercise .*choose from 1, 2, ") as caught:
+        find(key)
+    assert "\n" not in str(caught.value)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "course", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_mistakes_on_the_command_line_are_one_line() -> None:
+    for arguments, words in (
+        (("check", "13"), "unknown exercise '13'"),
+        (("chek", "6"), "invalid choice: 'chek'"),
+        (("grade", "no/such"), "'no/such' is no folder"),
+        (("hint", "6", "--level", "4"), "invalid choice: 4"),
+    ):
+        done = run(*arguments)
+        assert done.returncode == 2 and done.stderr.startswith("error: "), arguments
+        assert words in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_hints_come_one_after_the_other(mine: Path, capsys: pytest.CaptureFixture) -> None:
+    commands.start()
+    capsys.readouterr()
+    told = []
+    for _ in range(4):
+        commands.hint(find("6"), None)
+        told.append(capsys.readouterr().out)
+    assert len(set(told)) == 3 and told[2] == told[3], "three levels, then the last again"
+    (mine / "hints.json").write_text("damaged")
+    commands.hint(find("6"), None)
+    assert capsys.readouterr().out == told[0]
+
+
+def test_every_exercise_has_three_hints() -> None:
+    for exercise in EXERCISES.values():
+        text = (COURSE / "hints" / f"{exercise.file}.md").read_text("utf-8")
+        assert re.findall(r"^## (\d)$", text, re.MULTILINE) == ["1", "2", "3"], exercise.file
+
+
+def test_submit_packs_the_exercises_alone(mine: Path) -> None:
+    commands.start()
+    (mine / "diary.txt").write_text("not for the lecturer")
+    commands.submit()
+    with zipfile.ZipFile(mine / "submission.zip") as packed:
+        assert set(packed.namelist()) == {f"{each.file}.py" for each in EXERCISES.values()}
+
+
+def test_predictions_are_kept_before_the_lesson_answers(
+    mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(predictions, "MINE", mine)
+    for lesson in range(1, 11):
+        [path] = (ROOT / "notebooks").glob(f"{lesson:02d}_*.py")
+        found = predictions.questions(lesson)
+        assert len(found) == path.read_text("utf-8").count("Predict first") >= 3
+        assert all(5 < len(text) < 600 and "#" not in text for text in found), lesson
+    answers = iter(["a tenth", "", "as long"])
+    assert predictions.predict(1, lambda prompt: next(answers, "later")) >= 3
+    kept = json.loads((mine / "predictions.json").read_text("utf-8"))
+    assert kept["1.1"]["answer"] == "a tenth" and "1.2" not in kept
+    asked = []
+    predictions.predict(1, lambda prompt: asked.append(prompt) or "again")
+    assert len(asked) == 1, "only what has no answer is asked"
+    capsys.readouterr()
+    monkeypatch.setattr("sys.stdin", None)
+    assert predictions.predict(2) == 0 and "nobody answers" in capsys.readouterr().out
+    with pytest.raises(UserError, match="lesson is 11"):
+        predictions.questions(11)
+    (mine / "predictions.json").write_text("{")
+    with pytest.raises(UserError, match="damaged"):
+        predictions.predict(1)
+
+
+def test_a_check_tells_a_file_that_does_not_load(mine: Path) -> None:
+    mine.mkdir()
+    with pytest.raises(UserError, match="python -m course start"):
+        commands.check(find("9"), 1)
+    (mine / "e09.py").write_text("x = 1\ndef f(:\n")
+    with pytest.raises(UserError, match=r"SyntaxError.*\(line 2 of e09.py\)"):
+        commands.check(find("9"), 1)
+    (mine / "e09.py").write_bytes(b"x = '\xe9'\n")
+    with pytest.raises(UserError, match="UnicodeDecodeError"):
+        commands.check(find("9"), 1)
+    right = (COURSE / "reference.py").read_text("utf-8")
+    (mine / "e09.py").write_bytes(b"\xef\xbb\xbf" + right.replace("\n", "\r\n").encode())
+    assert commands.check(find("9"), 1), "an editor of Windows"
+    (mine / "e09.py").write_text("raise SystemExit(0)\n")
+    with pytest.raises(UserError, match="SystemExit"):
+        commands.check(find("9"), 1)
+
+
+def test_no_torch_for_exercises_1_and_6_to_10() -> None:
+    """In a fresh interpreter: references and checks of all that says it needs none."""
+    code = (
+        "import sys\nfrom course import __main__, grade, selftest\n"
+        "from course.check.frame import examine\nfrom course.exercises import EXERCISES\n"
+        "from course.local import asker\nfrom course.reference import solution\n"
+        "for each in EXERCISES.values():\n"
+        "    if not each.torch:\n"
+        "        assert not examine(each, asker(each, solution(each.file)), 5).failure, each.key\n"
+        "print('torch' in sys.modules, sum(not each.torch for each in EXERCISES.values()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["False", "10"], done.stderr
+
+
+@pytest.mark.parametrize("key", ["3", "5", "8", "10", "11", "12", "hunt"])
+def test_a_picture_shows_both(key: str, tmp_path: Path) -> None:
+    from course.picture import picture
+
+    exercise = find(key)
+    plant = next(plant for plant in plants() if plant.exercise == key)
+    module = load(plant.path.read_text("utf-8"), plant.path.name)
+    figure = picture(exercise, module)
+    left, right = figure.axes
+    assert left.get_title() == "what it should be" and right.get_title() == "yours"
+    path = tmp_path / "picture.png"
+    figure.savefig(path, dpi=40)
+    assert path.stat().st_size > 3000
+    broken = load("def chunk_mask(start, length):\n    return 5\n", "e03.py")
+    with pytest.raises(UserError, match="no picture"):
+        picture(find("3"), broken)
+
+
+# ------------------------------------------------------------- the self-test finds what is wrong
+
+
+def only(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setattr(selftest, "EXERCISES", {key: EXERCISES[key]})
+
+
+def test_there_are_at_least_thirty_mistakes_and_every_exercise_has_some() -> None:
+    found = plants()
+    assert len(found) >= 30 and {plant.exercise for plant in found} == set(EXERCISES)
+    assert {re.match(r"p(\d\d)", plant.path.name)[1] for plant in found} >= {
+        f"{number:02d}" for number in range(1, 31)
+    }
+    for plant in found:
+        assert plant.caught_by in EXERCISES[plant.exercise].check.PROPERTIES, plant.path.name
+
+
+def test_a_mistake_that_is_caught_elsewhere_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, "9")
+    assert selftest.selftest() == []
+    path = COURSE / "planted" / "p27a.py"
+    for plant in (Plant(path, "9", "T2", "TTFT"), Plant(path, "9", "T1", "no such words")):
+        monkeypatch.setattr(selftest, "plants", lambda plant=plant: [plant])
+        assert len(selftest.selftest()) == 1
+    solved = Plant(tmp := COURSE / "reference.py", "9", "T1", "TTFT")
+    monkeypatch.setattr(selftest, "plants", lambda: [solved])
+    assert len(selftest.selftest()) == 1, f"{tmp} is right, and no mistake"
+
+
+def test_a_stub_that_does_not_fit_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    only(monkeypatch, "9")
+    monkeypatch.setattr(selftest, "STUBS", tmp_path)
+    text = (COURSE / "stubs" / "e09.py").read_text("utf-8")
+    (tmp_path / "e09.py").write_text(text.replace("bound: float", "limit: float"))
+    assert ["stalls" in line for line in selftest.selftest()] == [True]
+    (tmp_path / "e09.py").write_text((COURSE / "reference.py").read_text("utf-8"))
+    assert any("does not fail as a stub" in line for line in selftest.selftest())
+
+
+def test_a_wrong_reference_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, "9")
+    wrong = load((COURSE / "planted" / "p27c.py").read_text("utf-8"), "p27c.py")
+    monkeypatch.setattr(selftest, "solution", lambda file: wrong)
+    assert selftest.selftest()[0] == "e09: the reference fails"
+
+
+def test_a_student_reads_expected_got_and_a_sentence() -> None:
+    exercise = find("6")
+    module = load((COURSE / "planted" / "p01.py").read_text("utf-8"), "e06.py")
+    verdict = examine(exercise, asker(exercise, module), 1)
+    told = "\n".join(lines(exercise, verdict))
+    assert f"```text\n{told}\n```" in (COURSE / "README.md").read_text("utf-8")
+    assert verdict.failure.prop == "K1" and all(len(line) <= 110 for line in told.splitlines())
+    for words in ("K1 fails", "the smallest case", "expected  at most C", "got  ", "C counts"):
+        assert words in told
+
+
+@pytest.mark.parametrize("key", EXERCISES)
+def test_an_answer_of_another_form_fails_and_raises_nothing(key: str) -> None:
+    """What a worker may say instead of an answer."""
+    check = EXERCISES[key].check
+    case = check.cases(random.Random(3))[0]
+    for answer in (None, [], {}, "x", 10**400, float("nan"), [[[]]], {"rows": [{}]}, True, -1):
+        if judged(check.judge, case, answer) is None:
+            assert key == "7" and answer is None, f"{key} takes {answer!r}"
+
+
+# ------------------------------------------------------------------------ submissions that attack
+
+PATCHES = """import course.exercises, json, sys
+    for name in list(sys.modules):
+        if hasattr(sys.modules[name], 'judge'): sys.modules[name].judge = lambda *a: None
+    json.dumps = lambda *a, **k: '{"answer": "passed"}'
+    return 0.0"""
+BABBLES = """import os
+    for number in range(30):
+        try: os.write(number, b'[' * 9999 + bytes([10]))
+        except OSError: pass"""
+FLOODS = """import os
+    for number in range(3, 30):
+        try:
+            while True: os.write(number, b'x' * 9999)
+        except OSError: pass"""
+ATTACKS: dict[str, tuple[str, str]] = {
+    # name: (the protection that it needs, or "", what iteration_floor does before its right answer)
+    "exits": ("", "raise SystemExit(0)"),
+    "leaves": ("", "import os; os._exit(0)"),
+    "hangs": ("", "while True: pass"),
+    "sleeps": ("", "import time; time.sleep(10**6)"),
+    "recurses": ("", "return iteration_floor(rows, cached, model, gpu)"),
+    "eats": ("memory", "x = [bytearray(1 << 28) for _ in range(40)]"),
+    "forks": ("processes", "import os\n    if os.fork() == 0: os._exit(0)"),
+    "bombs": ("processes", "import os\n    while True: os.fork()"),
+    "starts": ("processes", "import subprocess; subprocess.run(['/bin/true'], check=True)"),
+    "reads": ("files", "open(SECRET).read()"),
+    "lists": ("files", "import os; os.listdir(FOLDER)"),
+    "project": ("files", "open(PROJECT).read()"),
+    "writes": ("files", "open(SECRET, 'a').write('x')"),
+    "home": ("files", "open(TRACE, 'w').write('x')"),
+    "kills": ("signals", "import os; os.kill(PARENT, 0)"),
+    "calls": ("network", "import socket; socket.create_connection(('127.0.0.1', PORT), 1)"),
+    "patches": ("", PATCHES),
+    "babbles": ("", BABBLES),
+    "floods": ("", FLOODS),
+    "lies": ("", "return float('nan')"),
+}  # fmt: skip
+
+
+def attack(body: str, **names: object) -> str:
+    head = "".join(f"{name} = {value!r}\n" for name, value in names.items())
+    arguments = "rows, cached, model, gpu"
+    function = f"def iteration_floor({arguments}):\n    {body}\n    return right({arguments})\n"
+    return head + RIGHT + function
+
+
+@POSIX
+def test_attacks_earn_nothing_and_harm_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    folder, secret, homes = tmp_path / "handed in", tmp_path / "secret.py", tmp_path / "homes"
+    folder.mkdir()
+    homes.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(homes))
+    trace = Path("/tmp") / f"left-{os.getpid()}-{tmp_path.name}"
+    secret.write_text(attack("pass"))  # whoever gets hold of it passes
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        names = {
+            "SECRET": str(secret), "FOLDER": str(tmp_path), "PARENT": os.getpid(),
+            "PROJECT": str(ROOT / "scheduler.py"), "PORT": server.getsockname()[1],
+            "TRACE": str(trace),
+        }  # fmt: skip
+        for name, (_, body) in ATTACKS.items():
+            (folder / name).mkdir()
+            (folder / name / "e01.py").write_text(attack(body, **names))
+        for name in ("good", "link", "pipe", "long", "latin"):
+            (folder / name).mkdir()
+        (folder / "good" / "e01.py").write_text(attack("pass"))
+        (folder / "good" / "e09.py").write_text("import os; os._exit(3)")
+        (folder / "good" / "e10.py").write_text(
+            (COURSE / "planted" / "p28a.py").read_text("utf-8").replace("late = 0.0", "late = s")
+        )
+        (folder / "link" / "e01.py").symlink_to(secret)
+        os.mkfifo(folder / "pipe" / "e01.py")
+        (folder / "long" / "e01.py").write_text(attack("pass") + "#" * grade.LONGEST_FILE)
+        (folder / "latin" / "e01.py").write_bytes(b"# \xe9\n" + attack("pass").encode())
+        (folder / "elsewhere").symlink_to(tmp_path)
+        with zipfile.ZipFile(folder / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as packed:
+            packed.writestr("e01.py", b"#" * (50 << 20))
+            packed.writestr("../../../escaped.py", "x")
+        (folder / "no.zip").write_bytes(b"PK\3\4 no zip")
+        with zipfile.ZipFile(folder / "rare.zip", "w", zipfile.ZIP_LZMA) as packed:
+            packed.writestr("e01.py", attack("pass"))
+        with zipfile.ZipFile(folder / "zipped.zip", "w", zipfile.ZIP_DEFLATED) as packed:
+            packed.writestr("e01.py", attack("pass"))
+        data = bytearray((folder / "zipped.zip").read_bytes())
+        data[45:60] = bytes(15)
+        (folder / "torn.zip").write_bytes(data)
+        out = tmp_path / "grades.csv"
+        grades = {each.name: each for each in grade.grade(folder, out, 1, 4, None, False)}
+    held = grades["good"].held
+    for name, (needs, _) in ATTACKS.items():
+        if not needs or needs in held:
+            assert grades[name].results["1"] in ("answer", "F1", "time"), name
+    good = grades["good"].results
+    assert good["1"] == "passed" and good["9"] == "answer" and good["10"] == "answer"
+    assert good["6"] == "-"
+    assert grades["zipped.zip"].results["1"] == "passed"
+    for name in ("link", "pipe", "long", "latin", "bomb.zip", "no.zip", "rare.zip", "torn.zip"):
+        assert grades[name].results["1"] == "refused", name
+    assert "elsewhere" not in grades, "a link to a folder is left alone"
+    assert secret.read_text() == attack("pass")
+    assert not list(homes.iterdir())
+    assert "files" not in held or not trace.exists()
+    first, head, *rows = out.read_text().splitlines()
+    assert first.startswith("# graded without a container") and "seed 1" in first
+    assert head.startswith("submission,1,2,") and len(rows) == len(grades)
+    assert capsys.readouterr().out.startswith(first[2:].partition(";")[0])
+    for each in PROTECTIONS:
+        assert each in first.partition("NOT PROTECTED")[0] or each in first.partition("NOT")[2]
+    with pytest.raises(UserError, match="this project did not write it"):
+        grade.grade(folder, out, 1, 2, None, False)
+
+
+def test_the_first_line_says_what_is_not_protected() -> None:
+    def line(*held: list[str]) -> str:
+        return grade.protection([grade.Grade("a", {}, {}, each) for each in held], [])
+
+    assert "NOT PROTECTED: memory, processes, files, network, signals" in line([])
+    assert line(list(PROTECTIONS)).endswith("are protected") and "NOT" not in line(
+        list(PROTECTIONS)
+    )
+    assert line(list(PROTECTIONS), ["memory"]).endswith(
+        "NOT PROTECTED: processes, files, network, signals"
+    )
+
+
+def test_names_cannot_run_in_a_spreadsheet_or_a_terminal() -> None:
+    assert grade.harmless("=1+1") == "'=1+1" and grade.harmless("\x1b[2J") == "?[2J"
+    assert len(grade.harmless("x" * 999)) == 60 and grade.harmless("Zoë") == "Zoë"
+
+
+@POSIX
+def test_a_container_gets_the_fence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """A stand-in for docker: it writes down its arguments, and runs what follows the image."""
+    log, engine = tmp_path / "log", tmp_path / "docker"
+    engine.write_text(
+        f"#!{sys.executable}\nimport os, sys, json\n"
+        f"open({str(log)!r}, 'a').write(json.dumps(sys.argv[1:]) + '\\n')\n"
+        "if sys.argv[1] == 'run':\n"
+        "    place = sys.argv.index('an-image') + 2\n"
+        f"    os.execv({sys.executable!r}, [{sys.executable!r}, *sys.argv[place:]])\n"
+        "sys.exit(sys.argv[1] == 'image' and sys.argv[3] != 'an-image')\n"
+    )
+    engine.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    folder = tmp_path / "all"
+    (folder / "anna").mkdir(parents=True)
+    (folder / "anna" / "e01.py").write_text(attack("pass"))
+    [found] = grade.grade(folder, tmp_path / "out.csv", 1, 1, "an-image", False)
+    assert found.results["1"] == "passed"
+    assert capsys.readouterr().out.startswith("graded in a container (docker): time, memory")
+    asked, started, ended = map(json.loads, log.read_text().splitlines())
+    assert asked == ["image", "inspect", "an-image"] and ended[0] == "kill"
+    for flag in ("--network=none", "--read-only", "--cap-drop=ALL", "--user=65534:65534"):
+        assert flag in started
+    assert f"--name={ended[1]}" in started and not any("/" in each for each in started[4:12:99])
+    with pytest.raises(UserError, match="no image 'another'"):
+        grade.container_of("another")
+
+
+def test_the_images_recipe_has_all_that_a_worker_needs(tmp_path: Path) -> None:
+    """The files that it copies are enough, without the project behind them."""
+    text = (COURSE / "instructor" / "Dockerfile").read_text("utf-8")
+    (tmp_path / "course").mkdir()
+    for sources, place in re.findall(r"^COPY (.*) (\S+)$", text, re.MULTILINE):
+        for name in sources.split():
+            (tmp_path / place / Path(name).name).write_bytes((ROOT / name).read_bytes())
+    code = (
+        "import sys, pathlib\n"
+        "sys.path[:] = [sys.argv[1]] + [each for each in sys.path"
+        " if not (pathlib.Path(each or '.') / 'scheduler.py').exists()]\n"
+        "from course import worker, drive, local\n"
+        "[worker.import_module(name) for name in worker.OPEN + worker.WITH_TORCH]\n"
+        "print(drive.__file__.startswith(sys.argv[1]), len(drive.DRIVERS))\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["True", "14"], done.stderr
+    assert "\nUSER 65534:65534\n" in text
+
+
+def test_the_lectures_schedule_is_sarathis() -> None:
+    """The four requests on paper."""
+    prompts, outputs = (40, 90, 20, 30), (4, 3, 6, 2)
+    requests = [
+        [[0] * prompt, most, [], 0.0] for prompt, most in zip(prompts, outputs, strict=True)
+    ]
+    record = serve(Sarathi, {"B": 4, "C": 64, "cache": None, "requests": requests})
+    text = (COURSE / "instructor" / "lecture90.md").read_text("utf-8")
+    shown = re.findall(r"^\| (\d) \| (.+) \| (.+) \| (\d+) \| (.+) \|$", text, re.MULTILINE)
+    assert len(shown) >= 4
+    for (_, chunk, decodes, rows, sampled), row in zip(shown, record["rows"], strict=False):
+        [[i, start, length, whole]] = row["chunks"]
+        assert chunk == f"request {i}, tokens {start}-{start + length - 1}"
+        wanted = sorted(row["decodes"], reverse=True)
+        assert decodes == (", ".join(map(str, wanted)) or "-")
+        assert int(rows) == length + len(wanted)
+        told = ([i] if start + length == whole else []) + wanted
+        assert sampled == (", ".join(map(str, told)) or "-")
+
+
+# ---------------------------------------------------------------------------------- the documents
+
+
+def test_the_map_points_at_what_it_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = selftest.MAP.read_text("utf-8")
+    assert len(selftest.ROW.findall(text)) == text.count("\n| ") - 1 >= 30
+    assert selftest.mended_map() == (text, []), "run: python -m course map"
+    wrong = (
+        selftest.ROW.sub(r"| \1 | `\2:1` | `\4` |", text, count=1)
+        + "| x | `loop.py:1` | `no such` |"
+    )
+    (tmp_path / "course").mkdir()
+    (tmp_path / "course" / "MAP.md").write_text(wrong)
+    for file in {row[1] for row in selftest.ROW.findall(text)}:
+        (tmp_path / file).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / file).write_text((ROOT / file).read_text("utf-8"))
+    monkeypatch.setattr(selftest, "MAP", tmp_path / "course" / "MAP.md")
+    mended, lost = selftest.mended_map()
+    assert mended.startswith(text) and lost == [
+        "MAP.md: x: loop.py has no line that starts with 'no such'"
+    ]
+
+
+def documents() -> list[Path]:
+    return [*COURSE.glob("*.md"), *COURSE.glob("instructor/*.md")]
+
+
+def test_the_documents_name_files_and_commands_that_exist() -> None:
+    assert len(documents()) >= 8
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    for path in documents():
+        text = path.read_text("utf-8")
+        for link in re.findall(r"\]\(([^)#:]+)[^)]*\)", text):
+            assert (path.parent / link).exists(), f"{path.name}: {link}"
+        for target in re.findall(r"`make ([\w-]+)", text):
+            assert re.search(rf"^([\w-]+ )*{target}( [\w-]+)*:", makefile, re.MULTILINE), (
+                f"{path.name}: {target}"
+            )
+        for command in re.findall(r"python -m course (\w+)", text):
+            assert command in commands.__doc__, f"{path.name}: {command}"
+        for name in re.findall(r"`(\w+/[\w/]+\.py)`", text):
+            there = name.replace("course/mine/", "course/stubs/")  # a student's copy
+            assert (ROOT / there).exists() or (COURSE / there).exists(), f"{path.name}: {name}"
+
+
+def test_the_readme_lists_all_exercises_and_properties() -> None:
+    text = (COURSE / "README.md").read_text("utf-8")
+    for exercise in EXERCISES.values():
+        [row] = [line for line in text.splitlines() if line.startswith(f"| {exercise.name} |")]
+        assert exercise.title in row and f" {exercise.lines} |" in row
+        told = set(re.findall(r"\b[A-Z]\d+\b", row.partition(exercise.title)[2]))
+        assert told == set(exercise.check.PROPERTIES), exercise.name
+
+
+def test_tokens_alone_do_not_find_all_mistakes() -> None:
+    """The README counts those that keep all tokens, and every slot comes back."""
+    kept = 0
+    for plant in plants():
+        if plant.exercise in ("6", "8"):
+            module = load(plant.path.read_text("utf-8"), plant.path.name)
+            make = module.Sarathi if plant.exercise == "6" else module.SarathiServe
+            drawn = EXERCISES[plant.exercise].check.cases(random.Random(f"0 {plant.exercise}"))
+            cases = [case for case in drawn if "preempt" not in case]
+            rules = ("K0", "K6", "K7", "K8", "K10")
+            kept += not any(judge_record(case, serve(make, case), rules) for case in cases)
+    words = {8: "Eight", 9: "Nine", 10: "Ten", 11: "Eleven", 12: "Twelve"}
+    assert f"{words[kept]} of the planted mistakes" in (COURSE / "README.md").read_text("utf-8")
+
+
+def test_every_lesson_ends_with_its_exercise() -> None:
+    for exercise in EXERCISES.values():
+        [lesson] = (ROOT / "notebooks").glob(f"{exercise.lesson:02d}_*.py")
+        tail = lesson.read_text("utf-8").rpartition("# %% [markdown]")[2]
+        assert f"python -m course check {exercise.key}" in tail, f"{lesson.name}: {exercise.name}"
+
+
+def test_the_stubs_hold_no_solution() -> None:
+    """Whatever a stub leaves to the student is a docstring and `raise`."""
+    for exercise in EXERCISES.values():
+        tree = ast.parse(selftest.stub_source(exercise))
+        functions = {
+            node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
+        }
+        names = [name.rpartition(".")[2] for name in selftest.unwritten(exercise)]
+        assert names, exercise.file
+        for name in names:
+            docstring, end = functions[name].body
+            assert ast.get_docstring(functions[name]) and ast.unparse(end).endswith("Error"), name
+            assert isinstance(docstring, ast.Expr)
