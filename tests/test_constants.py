@@ -32,8 +32,8 @@ def test_a_gpu_without_constants_borrows_them_and_says_so() -> None:
 
 
 def test_an_unknown_software_is_refused() -> None:
-    with pytest.raises(UserError, match=f"unknown software 'vllm': .*{', '.join(SOFTWARE)}"):
-        make_cost_model("llama-13b", "a6000", 1, "nvlink-a100", "vllm")
+    with pytest.raises(UserError, match=f"unknown software 'sglang': .*{', '.join(SOFTWARE)}"):
+        make_cost_model("llama-13b", "a6000", 1, "nvlink-a100", "sglang")
 
 
 def test_every_results_file_says_its_guesses() -> None:
