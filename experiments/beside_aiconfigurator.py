@@ -6,7 +6,8 @@
 AIConfigurator 0.12 (PyPI, licence Apache 2.0) looks kernels up in 114 MB of measurements: vLLM 0.14
 on an A100, 0.24 on an H100. Its estimates stand in aiconfigurator.csv. None of our constants is
 fitted to them. But the kernels that "vllm" is fitted to come from the same measurements: we compare
-a law with a table. Nobody measured these whole iterations.
+a law with a table. Nobody measured these whole iterations. A first look at them changed one thing.
+Decodes with much context were too slow. The kernels showed this, too, and were fitted again.
 
 One iteration of its static modes is a prefill of whole prompts or a decode, in bf16. It counts:
 - the four products of each layer, and the head, which has one row for each sequence;
@@ -14,8 +15,9 @@ One iteration of its static modes is a prefill of whole prompts or a decode, in 
   positions and for writing keys and values: 13 us, or 40 us with norms of queries and keys;
 - norms, activation and embedding: their bytes at 80 % of the bandwidth, and 3 us for each;
 - all-reduces: two in each layer and one of the embedding, as in a CUDA graph.
-The constant and the bytes are rules of AIConfigurator; all else is measured. It does not count the
-scheduler, Python, sampling, and gaps between kernels.
+The constant and the bytes are rules of AIConfigurator; all else is measured. Between two sizes that
+were measured, it draws a line. It does not count the scheduler, Python, sampling, and gaps between
+kernels. We count rotary positions and the write of keys and values under "others".
 
 To make aiconfigurator.csv anew (x86 Linux, Python 3.11 to 3.13), in an environment of its own:
 
@@ -26,6 +28,8 @@ To make aiconfigurator.csv anew (x86 Linux, Python 3.11 to 3.13), in an environm
 import enter  # noqa: F401
 
 import csv
+import math
+import random
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -46,7 +50,7 @@ from experiments.lib.validation import error_summary, quantile
 
 NAME = "beside_aiconfigurator"
 FILE = ROOT / "experiments" / "aiconfigurator.csv"
-SOFTWARE = "sarathi_serve"
+SOFTWARE = "vllm"
 SYSTEMS = {
     "a100-80gb": ("a100_sxm", "nvlink-a100"),
     "h100": ("h100_sxm", "nvlink-h100"),
@@ -60,6 +64,7 @@ TP = (1, 2, 4, 8)
 LENGTHS = tuple(2**n for n in range(7, 16))  # tokens of a prompt, or of a decode's context
 BATCHES = {"prefill": (1, 2, 4, 8), "decode": (1, 2, 4, 8, 16, 32, 64, 128)}
 MOST_TOKENS = 32768  # of the prompts of one iteration
+DRAWN = 10  # shapes drawn at random for each GPU, model, TP and kind: powers of two may flatter us
 PARTS = ("products", "attention", "others", "all-reduces")
 OURS = {
     "preproj": "products", "postproj": "products", "ffn_ln1": "products", "ffn_ln2": "products",
@@ -107,6 +112,10 @@ class Row:
         """Of all prompts, or of all contexts."""
         return self.batch * self.length
 
+    @property
+    def on_grid(self) -> bool:
+        return self.batch in BATCHES[self.kind] and self.length in LENGTHS
+
     def iteration(self) -> Batch:
         if self.kind == "decode":
             return make_batch(decodes=self.batch, context=self.length)
@@ -116,19 +125,28 @@ class Row:
 # --------------------------------------------------------------------------------------- collecting
 
 
-def grid() -> Iterator[tuple[str, str, int, str, int, int]]:
-    """GPU, model, TP, kind, batch and length of all iterations that fit in memory."""
+def shapes() -> Iterator[tuple[str, str, int, str, int, int]]:
+    """GPU, model, TP, kind, batch and length of all iterations that fit in memory.
+
+    First the grid, then those drawn at random.
+    """
+    dice = random.Random(0)
     for gpu, model, tp, kind in product(SYSTEMS, NAMES, TP, BATCHES):
         room = tokens_that_fit(MODELS[model], GPUS[gpu], tp)
         if kind == "prefill":
             room = min(room, MOST_TOKENS)
-        for batch, length in product(BATCHES[kind], LENGTHS):
+        found = list(product(BATCHES[kind], LENGTHS))
+        ends = [
+            (math.log2(values[0]), math.log2(values[-1])) for values in (BATCHES[kind], LENGTHS)
+        ]
+        found += [tuple(round(2 ** dice.uniform(*each)) for each in ends) for _ in range(DRAWN)]
+        for batch, length in found:
             if batch * length <= room:
                 yield gpu, model, tp, kind, batch, length
 
 
 def estimates() -> Iterator[Row]:
-    """What AIConfigurator says of each iteration of the grid."""
+    """What AIConfigurator says of each iteration of `shapes`."""
     # Only this half needs it, in its own environment.
     from aiconfigurator.sdk import common
     from aiconfigurator.sdk.backends.factory import get_backend
@@ -138,7 +156,7 @@ def estimates() -> Iterator[Row]:
     from aiconfigurator.sdk.perf_database import get_database_view, get_latest_database_version
 
     sessions = {}
-    for gpu, model, tp, kind, batch, length in grid():
+    for gpu, model, tp, kind, batch, length in shapes():
         if (gpu, model, tp) not in sessions:
             system = SYSTEMS[gpu][0]
             newest = get_latest_database_version(system=system, backend="vllm")
@@ -238,17 +256,20 @@ def groups(
     return {name: by_key[name] for name in sorted(by_key)}
 
 
-def predict(found: Sequence[Comparison]) -> list[Point]:
+def predict(found: Sequence[Comparison], drawn: Sequence[Comparison]) -> list[Point]:
     """The errors in %: of all, of a GPU, and by the tokens of an iteration.
+
+    found: of the grid. drawn: of the shapes drawn at random, which count only in a median.
 
     By tokens: the signed median; its spread, the 10th and 90th percentile; what each part adds.
     """
     model = " ".join(dict.fromkeys(each.row.model for each in found))
     record = Record(NAME, model, " ".join(SYSTEMS))
-    record.add("compared", len(found), "iterations")
-    every = [abs(each.error) for each in found]
-    record.add("median error", 100 * statistics.median(every), "%")
-    record.add("90th percentile", 100 * quantile(every, 0.9), "%")
+    for which, some in (("", found), (", random shapes", drawn)):
+        errors = [abs(each.error) for each in some]
+        record.add(f"compared{which}", len(some), "iterations")
+        record.add(f"median error{which}", 100 * statistics.median(errors), "%")
+        record.add(f"90th percentile{which}", 100 * quantile(errors, 0.9), "%")
     points = list(record)
     for (gpu, kind), some in groups(found, lambda row: (row.gpu, row.kind)).items():
         record = Record(NAME, model, gpu)
@@ -270,8 +291,11 @@ def predict(found: Sequence[Comparison]) -> list[Point]:
     return points
 
 
-def print_errors(found: Sequence[Comparison]) -> None:
-    """Median and 90th percentile of the error, and the signed median, by what an iteration is."""
+def print_errors(found: Sequence[Comparison], drawn: Sequence[Comparison]) -> None:
+    """Median and 90th percentile of the error, and the signed median, by what an iteration is.
+
+    found, drawn: as in `predict`.
+    """
     keys: dict[str, Callable[[Row], object]] = {
         "GPU": lambda row: row.gpu,
         "model": lambda row: row.model,
@@ -279,7 +303,8 @@ def print_errors(found: Sequence[Comparison]) -> None:
         "length": lambda row: row.length,
         "batch": lambda row: row.batch,
     }
-    table = [["all", "", "", len(found), *summary(found)]]
+    table = [["grid", "", "", len(found), *summary(found)]]
+    table.append(["random", "", "", len(drawn), *summary(drawn)])
     for kind, some in groups(found, lambda row: row.kind).items():
         table.append([kind, "", "", len(some), *summary(some)])
         for name, key in keys.items():
@@ -352,10 +377,11 @@ def main() -> None:
         collect()
         return
     rows = [row for row in estimated() if not options.quick or row.model == "llama3.1-8b"]
-    found = compare(rows)
-    print_errors(found)
+    found = compare(row for row in rows if row.on_grid)
+    drawn = compare(row for row in rows if not row.on_grid)
+    print_errors(found, drawn)
     print_parts(found)
-    points = predict(found)
+    points = predict(found, drawn)
     finish(options, NAME, points, lambda: draw(points), dict.fromkeys(SYSTEMS, SOFTWARE))
 
 
