@@ -90,7 +90,7 @@ EFFICIENCY: dict[tuple[str, str], Efficiency] = {
         compute=0.932, memory=0.7341, p=3.279, overhead=5.507e-06, waves=0.9991, idle=0.269,
         **FLASH_A100, **VIDUR,
         source="experiments/fit_vllm.py: kernels; median error on other shapes: product 5.5 %,"
-        " prefill 3.9 %, decode 9.6 %, all-reduce 4.0 %",
+        " prefill 3.9 %, decode 9.6 %, all-reduce 4.0 %. Norms: Vidur's A100",
     ),
     ("h100", "vllm"): Efficiency(
         compute=0.8645, memory=0.8612, attention=0.6479, p=5.764, overhead=2.941e-06, tile=64,
@@ -98,13 +98,13 @@ EFFICIENCY: dict[tuple[str, str], Efficiency] = {
         prefill_block=6.84e-07, decode_memory=0.9015, decode_start=1.155e-05,
         decode_block=3.285e-06, cache=1.191, **VIDUR,
         source="experiments/fit_vllm.py: kernels; median error on other shapes: product 6.0 %,"
-        " prefill 4.7 %, decode 6.3 %, all-reduce 3.3 %",
+        " prefill 4.7 %, decode 6.3 %, all-reduce 3.3 %. Norms: Vidur's A100",
     ),
     ("l40s", "vllm"): Efficiency(
         compute=0.684, memory=0.7583, p=3.721, waves=0.1673, idle=0.02519,
         cache=3.146, **FLASH_L40S, **VIDUR,
         source="experiments/fit_vllm.py: kernels; median error on other shapes: product 6.8 %,"
-        " prefill 5.6 %, decode 9.1 %, all-reduce 1.6 %",
+        " prefill 5.6 %, decode 9.1 %, all-reduce 1.6 %. Norms: Vidur's A100",
     ),
 }  # fmt: skip
 
@@ -137,7 +137,7 @@ ALL_REDUCES: dict[tuple[str, str], dict[int, tuple[AllReduce, AllReduce]]] = {
         4: (AllReduce(4.69e-06, 226e9), AllReduce(1.59e-05, 334e9)),
         8: (AllReduce(5.16e-06, 187e9), AllReduce(2.58e-05, 441e9)),
     },
-    ("pcie4", "vllm"): {
+    ("pcie-l40s-node", "vllm"): {
         2: (AllReduce(5.36e-06, 19.1e9), AllReduce(1.43e-05, 19.1e9)),
         4: (AllReduce(1.29e-05, 3.81e9), AllReduce(0.0, 3.71e9)),
         8: (AllReduce(2.48e-05, 2.51e9), AllReduce(0.000845, 1.96e9)),

@@ -124,7 +124,7 @@ GPUS: dict[str, GPU] = by_name(
         row("a100-40gb-pcie", 40, 312, 1555, 108, 40, "ampere", "pcie4", nvidia("A100", GA100)),
         row("l4", 24, 121, 300, 58, 48, "ada", "pcie4", nvidia("L4", ADA)),
         row("l20", 48, 119.5, 864, 92, 96, "ada", "pcie4", nvidia("L20", DRIVER)),
-        row("l40s", 48, 362.05, 864, 142, 96, "ada", "pcie4", nvidia("L40S", ADA)),
+        row("l40s", 48, 362.05, 864, 142, 96, "ada", "pcie-l40s-node", nvidia("L40S", ADA)),
         row("rtx4090", 24, 165.2, 1008, 128, 72, "ada", "pcie4", "NVIDIA Ada white paper"),
         row("h100", 80, 989.4, 3350, 132, 50, "hopper", "nvlink-h100", nvidia("H100 SXM", GH100)),
         row("h100-pcie", 80, 756, 2000, 114, 50, "hopper", "pcie4", nvidia("H100 PCIe", GH100)),
@@ -159,6 +159,7 @@ LINKS: dict[str, Link | Nodes] = by_name(
             "infiniband-hdr", 25e9, 15e-6, "InfiniBand HDR: 200 Gb/s each way, a port for each GPU"
         ),
         ETHERNET,
+        Link("pcie-l40s-node", 32e9, 15e-6, "PCIe 4.0 x16; measured in constants.ALL_REDUCES"),
         Link("pcie-l20-node", 14.65e9, 15e-6, PEAK, measured=True),
         Link("pcie-a100-node", 14.82e9, 15e-6, PEAK, measured=True),
         Nodes("2x4-a100-ethernet", PCIE4, ETHERNET, 4, PAIRS),

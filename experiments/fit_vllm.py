@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cli import run_main
+from configs import GPUS
 from constants import ALL_REDUCES, EFFICIENCY, OWN_KERNEL, AllReduce, Efficiency
 from experiments.lib.common import print_table, progress
 from experiments.lib.fitting import check_constants, compass_search, print_constants, rounded
@@ -37,7 +38,7 @@ from experiments.lib.measured_kernels import (
 
 SOFTWARE = "vllm"
 # GPU -> its link, over which the all-reduces were measured
-LINK_OF = {"a100-80gb": "nvlink-a100", "h100": "nvlink-h100", "l40s": "pcie4"}
+LINK_OF = {gpu: GPUS[gpu].link for gpu in FOLDERS.values()}
 FITTED = {
     "product": ("compute", "memory", "p", "overhead", "waves", "idle"),
     "attention": (
@@ -146,7 +147,10 @@ def by_kind(kernels: Sequence[Kernel], gpu: str) -> dict[str, list[Kernel]]:
 def source(medians: dict[str, str]) -> str:
     """What constants.py says of the fit."""
     each = ", ".join(f"{kind} {median}" for kind, median in medians.items())
-    return f"experiments/fit_vllm.py: kernels; median error on other shapes: {each}"
+    return (
+        f"experiments/fit_vllm.py: kernels; median error on other shapes: {each}. Norms: Vidur's"
+        " A100"
+    )
 
 
 def print_reduces(link: str, ways: dict[int, tuple[AllReduce, AllReduce]]) -> None:
