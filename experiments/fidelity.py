@@ -59,8 +59,9 @@ SERVING = [
         serve_phases, serve_linears, serve_chunking, serve_capacity, serve_budget, serve_ablation,
     )
 ]  # fmt: skip
-# %: what we set out to reach: the median over the A6000's numbers; Table 4's gains on the A100
-MEDIAN, A100_GAINS = 4.0, 7.0
+# %: what we set out to reach: median and 90th percentile; Table 4's gains on the A100
+TARGETS = {"A6000": (3.7, 20.0), "A100": (5.0, None)}
+A100_GAINS = 7.0
 LIMIT = 15.0  # %: an error above this needs a text in explanations.toml
 UNEXPLAINED = "No explanation yet."
 # How rows are sorted: by kind (`Row.kind`), then by error.
@@ -173,7 +174,7 @@ def sarathi(quick: bool = False) -> list[Row]:
     rows = [r for r in published_rows("sarathi") if not r["id"].startswith(("f12_", "s53_"))]
     predicted = predictions(quick)
     ids = {row["id"] for row in rows}
-    assert predicted.keys() | {"f3_others"} == ids, "every number has its prediction"
+    assert predicted.keys() == ids, "every number has its prediction"
     holes = {"paper": common.paper_numbers(), "predicted": predicted}
     holes["derived"] = derived(predicted)
     judged = [judge(row, predicted.get(row["id"]), holes) for row in rows]
@@ -239,14 +240,16 @@ def serving_points(out: Path, quick: bool) -> list[Point]:
 def summary(rows: list[Row]) -> list[str]:
     """The statistics in words, and whether they are what we set out to reach."""
     lines = []
-    for gpu, target in (("A6000", MEDIAN), ("A100", None)):
+    for gpu, (for_median, for_p90) in TARGETS.items():
         counted = [row for row in rows if row.counts and gpu in row.conditions]
-        worst = max(counted, key=lambda row: abs(row.error))
+        counted.sort(key=lambda row: abs(row.error))
+        worst, p90 = counted[-1], abs(counted[round(0.9 * (len(counted) - 1))].error)
         median = statistics.median(abs(row.error) for row in counted)
         above = [row for row in counted if abs(row.error) > LIMIT]
         explained = sum(row.explanation != UNEXPLAINED for row in above)
         lines.append(
-            f"{gpu}: {len(counted)} numbers, median error {median:.1f} %{against(median, target)},"
+            f"{gpu}: {len(counted)} numbers, median error {median:.1f} %"
+            f"{against(median, for_median)}, 90th percentile {p90:.1f} %{against(p90, for_p90)},"
             f" {len(above)} above {LIMIT:g} %, {explained} of them explained; worst"
             f" {worst.error:+.0f} % ({worst.where}, {worst.quantity})."
         )
