@@ -256,10 +256,11 @@ def save(path: Path, figure: plt.Figure) -> None:
 
 def main() -> None:
     files = [f"{NAME}.png", f"{NAME}.csv", *map(file_name, OWNERS)]
-    flag = Flag("GPU whose picture is drawn", OWNERS, shown="all", choices=OWNERS, several=True)
+    flag = Flag("GPU whose picture is drawn", shown="all", choices=OWNERS)
     options = start(NAME, __doc__, files, gpu=flag)
     use_style()
-    found = {gpu: priced(gpu) for gpu in options.gpu if gpu in TODAY}
+    chosen = [options.gpu] if options.gpu else OWNERS
+    found = {gpu: priced(gpu) for gpu in chosen if gpu in TODAY}
     table, points = [], []
     for gpu, kinds in found.items():
         record = Record(NAME, "single kernels", gpu)
@@ -269,7 +270,7 @@ def main() -> None:
         header = ["GPU", "kernels", "held out", "median error", "10th", "50th", "90th percentile"]
         print_table(header, table, f"law over measured, of {ENOUGH} tokens and more")
     print()
-    for gpu in options.gpu:
+    for gpu in chosen:
         if gpu in found:
             figure = draw_gpu(gpu, found[gpu])
         else:

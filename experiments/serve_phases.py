@@ -166,7 +166,7 @@ def draw(points: list[Point]) -> plt.Figure:
     grid[0][0].legend()
     figure.suptitle(
         f"Sarathi-Serve Fig 3 and 4: {MISTRAL.model} on {MISTRAL.hardware} (predicted); right:"
-        " its artefact's iterations"
+        f" {NODE.model}, beside the artefact's times"
     )
     return figure
 
