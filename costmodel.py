@@ -61,6 +61,12 @@ def padded(tokens: int, tile: int = TILE) -> int:
     return -(-tokens // tile) * tile
 
 
+def overlapped(compute: float, memory: float, p: float) -> float:
+    """Seconds of a kernel that computes and reads at once: (compute^p + memory^p)^(1/p)."""
+    longer, shorter = max(compute, memory), min(compute, memory)
+    return longer * (1 + (shorter / longer) ** p) ** (1 / p)
+
+
 class CostModel:
     """Seconds of a `Batch` for one model on one GPU.
 
@@ -143,7 +149,7 @@ class CostModel:
         size = (inputs * outputs + tokens * (inputs + outputs)) * self.bytes_per_value
         compute = flops / (self.gpu.peak * own.compute)
         memory = size / (self.gpu.bandwidth * own.memory)
-        return own.overhead + (compute**own.p + memory**own.p) ** (1 / own.p)
+        return own.overhead + overlapped(compute, memory, own.p)
 
     def linears(self, tokens: int) -> dict[str, float]:
         """Seconds of the four linear operators over all layers.
@@ -233,8 +239,7 @@ class CostModel:
         share = own.prefill_memory or own.memory
         memory = self.from_memory(size) / (gpu.bandwidth * share)
         memory = max(memory, waves * own.prefill_block)
-        p = ATTENTION_P
-        seconds = own.prefill_start + (compute**p + memory**p) ** (1 / p)
+        seconds = own.prefill_start + overlapped(compute, memory, ATTENTION_P)
         return self.model.n_layer * seconds
 
     def chunk_attention(self, start: int, length: int) -> float:

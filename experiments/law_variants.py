@@ -12,8 +12,8 @@ seen them once. No constant was fitted to them.
 
 import enter  # noqa: F401
 
-import csv
 import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -23,13 +23,20 @@ import constants
 import costmodel
 from cli import run_main
 from constants import Efficiency
-from costmodel import TILE, CostModel
+from costmodel import TILE, CostModel, overlapped
 from experiments import fidelity, fit_a6000, fit_vllm
-from experiments.lib.common import paper_numbers, print_table, progress
+from experiments.lib.common import (
+    Point,
+    Record,
+    paper_numbers,
+    print_table,
+    progress,
+    write_csv,
+)
 from experiments.lib.fitting import compass_search, log_loss
 from experiments.lib.flags import start
 from experiments.lib.measured_kernels import FOLDERS, halves, predicted, read_kernels
-from experiments.lib.validation import error_summary
+from experiments.lib.validation import quantile
 
 NAME = "law_variants"
 TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 128))
@@ -49,7 +56,7 @@ def linear_of_best_tile(self: CostModel, tokens: int, inputs: int, outputs: int)
     flops = 2 * (inputs + costmodel.ENDS) * min(area(*tile) for tile in TILES)
     size = (inputs * outputs + tokens * (inputs + outputs)) * self.bytes_per_value
     compute, memory = flops / (gpu.peak * own.compute), size / (gpu.bandwidth * own.memory)
-    return own.overhead + (compute**own.p + memory**own.p) ** (1 / own.p)
+    return own.overhead + overlapped(compute, memory, own.p)
 
 
 def decodes_as_maximum(self: CostModel, count: int, tokens: int) -> float:
@@ -78,8 +85,8 @@ def without_waves(self: CostModel, chunks: Sequence[tuple[int, int]]) -> float:
     values = sum(2 * n * self.heads + 2 * (begin + n) * self.kv_heads for begin, n in chunks)
     compute = 4 * model.head_dim * self.heads * pairs / (gpu.peak * own.attention)
     size = values * model.head_dim * self.bytes_per_value
-    memory, p = size / (gpu.bandwidth * own.memory), costmodel.ATTENTION_P
-    return model.n_layer * (compute**p + memory**p) ** (1 / p)
+    memory = size / (gpu.bandwidth * own.memory)
+    return model.n_layer * overlapped(compute, memory, costmodel.ATTENTION_P)
 
 
 def rows_of_128(tokens: int, tile: int = TILE) -> int:
@@ -162,7 +169,7 @@ def fitted(
     return compass_search(loss, replace(begin, **fixed), moving, fit_vllm.LEAST_STEP)
 
 
-def of_vllm(kinds: Sequence[str], variants: Sequence[Variant], names: Sequence[str]) -> list[dict]:
+def of_vllm(kinds: Sequence[str], variants: Sequence[Variant], names: Sequence[str]) -> list[Point]:
     """Median errors of each kind on each GPU, on the half that is not fitted."""
     kernels, rows = read_kernels(), []
     plan = [(variant, gpu) for variant in variants for gpu in FOLDERS.values()]
@@ -178,13 +185,12 @@ def of_vllm(kinds: Sequence[str], variants: Sequence[Variant], names: Sequence[s
             )  # fmt: skip
             for kind, (_, tested) in pairs.items():
                 shown = [each for each in tested if each.tokens >= fit_vllm.LEAST_TOKENS]
-                found_errors = fit_vllm.errors(predicted(shown, gpu, found), shown)
-                median, p90, _ = fit_vllm.summary(found_errors)
-                rows.append(row(f"vllm, {kind}", gpu, variant.what, median, p90))
+                errors = fit_vllm.errors(predicted(shown, gpu, found), shown)
+                rows += points(f"vllm, {kind}", variant.what, errors, gpu)
     return rows
 
 
-def of_sarathi(variants: Sequence[Variant], quick: bool) -> list[dict]:
+def of_sarathi(variants: Sequence[Variant], quick: bool) -> list[Point]:
     """Errors of the published numbers of SARATHI that no constant was fitted to."""
     numbers, rows = paper_numbers(), []
     for variant in progress(variants, "fitting sarathi"):
@@ -197,14 +203,16 @@ def of_sarathi(variants: Sequence[Variant], quick: bool) -> list[dict]:
                 published = fidelity.sarathi(quick)
         for gpu in ("A6000", "A100"):
             errors = [each.error for each in published if each.counts and gpu in each.conditions]
-            median, p90, *_ = error_summary([error / 100 for error in errors])
-            rows.append(row("sarathi, all numbers", gpu, variant.what, median, p90))
+            rows += points("sarathi, all numbers", variant.what, errors, gpu)
     return rows
 
 
-def row(what: str, gpu: str, variant: str, median: str, p90: str) -> dict:
-    names = ("of", "gpu", "variant", "median", "p90")
-    return dict(zip(names, (what, gpu, variant, median, p90), strict=True))
+def points(of: str, variant: str, errors: Sequence[float], gpu: str) -> list[Point]:
+    """Median and 90th percentile of the absolute error, in %."""
+    record, sizes = Record(NAME, of, gpu), [abs(error) for error in errors]
+    for what, y in (("median", statistics.median(sizes)), ("p90", quantile(sizes, 0.9))):
+        record.add(f"{variant}; {what}", y, "%")
+    return list(record)
 
 
 def main() -> None:
@@ -213,21 +221,17 @@ def main() -> None:
     rows = of_vllm(["product"], PRODUCTS[some], fit_vllm.FITTED["product"])
     rows += of_vllm(["prefill", "decode"], ATTENTION[some], fit_vllm.FITTED["attention"])
     rows += of_sarathi([*SARATHI, SARATHI_BEFORE][some], options.quick)
-    for what in dict.fromkeys(each["of"] for each in rows):
-        own = [each for each in rows if each["of"] == what]
-        gpus = list(dict.fromkeys(each["gpu"] for each in own))
-        cells = {(each["variant"], each["gpu"]): [each["median"], each["p90"]] for each in own}
+    for of in dict.fromkeys(point.model for point in rows):
+        own = {(p.series, p.hardware): f"{p.y:.1f} %" for p in rows if p.model == of}
+        gpus = list(dict.fromkeys(gpu for _, gpu in own))
         table = [
-            [variant, *(cell for gpu in gpus for cell in cells[variant, gpu])]
-            for variant in dict.fromkeys(each["variant"] for each in own)
+            [name, *(own[f"{name}; {what}", gpu] for gpu in gpus for what in ("median", "p90"))]
+            for name in dict.fromkeys(series.partition("; ")[0] for series, _ in own)
         ]
-        header = [what, *(name for gpu in gpus for name in (f"{gpu}: median", "p90"))]
+        header = [of, *(name for gpu in gpus for name in (f"{gpu}: median", "p90"))]
         print_table(header, table)
         print()
-    with open(options.out / f"{NAME}.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(options.out / f"{NAME}.csv", rows, dict.fromkeys(FOLDERS.values(), "vllm"))
     print(f"wrote {options.out / NAME}.csv")
 
 

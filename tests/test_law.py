@@ -153,8 +153,8 @@ def test_every_gpu_has_its_sheet_and_all_constants_a_source() -> None:
 
 # ------------------------------------------------------------------------------ measured kernels
 
-# %: the median error that we set out to reach, on shapes that no constant was fitted to. The thinned
-# copy's medians move by half a point with its draw.
+# %: the median error that we set out to reach, on shapes that no constant was fitted to. The
+# thinned copy's medians move by half a point with its draw.
 DRAW = 0.5
 TARGETS = {
     "a100-80gb": {"product": 6, "prefill": 5, "decode": 10, "all-reduce": 10},
