@@ -7,9 +7,9 @@ below 300 rows, on both sides of each tile's edge, and sparse above, so that sma
 more. The loss is as in fit_a6000.py.
 
 Four constants are fitted. The rows know little of attention: its constants are those that today's
-vLLM has on the L40S, the same generation, without its cache. Norms and activations cannot be told
-from the overhead of products, which stands for both. The second table shows what changes if more or
-fewer constants move. The last table predicts a model that nothing was fitted on.
+vLLM has on the L40S, the same generation, without its cache. The overhead of products stands for
+norms and activations, too: these rows cannot tell them apart. The second table shows what changes
+if more or fewer constants move. The last table predicts a model that nothing was fitted on.
 
 It misses most where the L20 steps otherwise than our law of tiles: up to 16 rows, which take less
 than 17, and just above 128, where its step is milder. We keep the law, and state the misses.

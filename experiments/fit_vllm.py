@@ -33,7 +33,6 @@ from experiments.lib.measured_kernels import (
     predicted_reduces,
     read_kernels,
     read_tables,
-    thin,
 )
 
 SOFTWARE = "vllm"
@@ -166,11 +165,8 @@ def main() -> None:
     parser = bare_parser(__doc__)
     help = "folder of the full tables: GPU/gemm.csv and so on"
     parser.add_argument("directory", type=Path, metavar="DIR", nargs="?", help=help)
-    parser.add_argument("--thin", action="store_true", help="write vllm_kernels.csv from DIR anew")
     options = parse(parser, {})
     tables = read_tables(options.directory) if options.directory else []
-    if options.thin:
-        thin(tables)
     kernels, rows, found = read_kernels(), [], {}
     for gpu in progress(list(FOLDERS.values()), "fitting"):
         pairs = {kind: halves(own) for kind, own in by_kind(kernels, gpu).items()}

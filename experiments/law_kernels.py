@@ -9,9 +9,9 @@ at the bandwidth, whichever takes longer. Above: how many times as long it takes
 the law. Below: the law over the measured time. Filled dots were held out of the fit. Bytes that lie
 in a large cache (the L40S's has 96 MB) may come faster than the data sheet's memory.
 
-A6000: SARATHI's Table 2 and Fig 7, all of which were fitted. L20: whole iterations of LLaMA-13B
-from TD-Pipe's artefact, fitted. results/law_kernels_GPU.png has the pictures; law_kernels.png, the
-errors of the three GPUs under vLLM.
+A6000: SARATHI's Table 2 and Fig 7, all of which were fitted. L20: fitted, too; whole iterations of
+LLaMA-13B, which come with TD-Pipe's artefact. results/law_kernels_GPU.png has the pictures;
+law_kernels.png, the errors of the three GPUs under vLLM.
 """
 
 import enter  # noqa: F401

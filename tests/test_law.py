@@ -10,6 +10,7 @@ from configs import GPUS, LINKS, MODELS
 from constants import ALL_REDUCES, EFFICIENCY, GENERATIONS, OWN_KERNEL, Efficiency, constants
 from costmodel import ATTENTION_P, DIAGONAL, ENDS, KERNELS, CostModel, make_batch
 from experiments import fit_vllm, law_variants
+from experiments.lib import measured_kernels
 from experiments.lib.measured_kernels import (
     FOLDERS,
     PATH,
@@ -222,6 +223,14 @@ def test_tables_are_read_as_they_were_meant(tmp_path) -> None:
         ("decode", (2, 64, 8, 4), 0.125e-3),
         ("all-reduce", (2, 128), 1e-3),
     ]
+
+
+def test_the_thinned_copy_is_a_draw_that_reads_back(kernels, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(measured_kernels, "PATH", tmp_path / "kernels.csv")
+    monkeypatch.setattr(measured_kernels, "KEPT", 20)
+    measured_kernels.thin(kernels)
+    drawn = read_kernels()
+    assert len(drawn) == 20 * len(SHAPES) * len(FOLDERS) and set(drawn) <= set(kernels)
 
 
 def test_one_law_for_a_kernel_and_for_a_batch() -> None:

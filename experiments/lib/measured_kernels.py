@@ -1,6 +1,7 @@
 """Measured kernels of today's vLLM, and what the cost model says of each.
 
 experiments/vllm_kernels.csv is a thinned copy of public measurements. Its head names their source.
+`thin(read_tables(Path(DIR)))` made it, from the full tables.
 """
 
 import csv
