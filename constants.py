@@ -39,8 +39,8 @@ class Efficiency:
     decode_memory: float = 0.0  # share of the bandwidth that keys and values get; 0: `memory`
     decode_start: float = 0.0
     decode_block: float = 0.0  # of a block, one request and one KV head: what it takes to start
-    # How much faster bytes move that lie in the L2 cache. In the kernels that this was fitted to,
-    # keys lie there if they fit.
+    # How much faster bytes move that lie in the L2 cache: what the layer's products have just
+    # written, and keys where one kernel is measured again and again.
     cache: float = 1.0
     hybrid: float = 0.0  # of attention, per layer: what chunks and decodes in one batch cost extra
     # Norms, activations, rotary positions, the write to the KV cache

@@ -252,11 +252,13 @@ class CostModel:
     def decode_attention(self, count: int, tokens: int) -> float:
         """Seconds, over all layers, of `count` decodes that attend to `tokens` keys together.
 
-        A decode does 2 FLOPs per cached value that it reads. So only the bandwidth counts.
+        A decode does 2 FLOPs per cached value that it reads. So only the bandwidth counts. Keys and
+        values lie in the L2 cache only where one layer is measured again and again: else all other
+        layers push them out before the next decode.
         """
         own, layers = self.efficiency, self.model.n_layer
         seconds = tokens * self.seconds_per_cached_token
-        if own.cache > 1:
+        if own.cache > 1 and layers == 1:
             size = tokens * self.kv_bytes / layers
             seconds *= self.from_memory(size) / size
         blocks = count * self.kv_heads / self.gpu.sms * own.decode_block

@@ -239,9 +239,12 @@ def test_one_law_for_a_kernel_and_for_a_batch() -> None:
     kernel = Kernel("h100", "prefill", (3, 500, 32, 8), 0.0)
     seconds = predicted([kernel], "h100", cost.efficiency)[0]
     assert cost.attention(make_batch([(0, 500, 500)] * 3)) == pytest.approx(32 * seconds)
-    kernel = Kernel("h100", "decode", (5, 700, 32, 8), 0.0)
-    seconds = predicted([kernel], "h100", cost.efficiency)[0]
-    assert cost.attention(make_batch(decodes=5, context=700)) == pytest.approx(32 * seconds)
+    kernel, batch = Kernel("h100", "decode", (5, 700, 32, 8), 0.0), make_batch([], 5, 700)
+    cold, warm = (
+        32 * predicted([kernel], "h100", each)[0]
+        for each in (replace(cost.efficiency, cache=1.0), cost.efficiency)
+    )
+    assert warm < cost.attention(batch) == pytest.approx(cold), "other layers fill the cache"
 
 
 # --------------------------------------------------------------------------------------- variants
