@@ -55,7 +55,7 @@ class Efficiency:
             elif name == "tile":
                 check_whole(name, value)
             elif name != "source":
-                check_number(name, value, 0, 1e6)
+                check_number(name, value, 1 if name == "cache" else 0, 1e6)
 
 
 # FlashAttention-2 in today's vLLM. Other software on the same GPU, or generation, takes it over.

@@ -42,8 +42,8 @@ from constants import (  # noqa: F401
 # and the queries of a block of attention
 TILE = 128
 SMALLEST_TILE = 16  # rows below which a tensor core cannot go
-# How attention overlaps computing and reading, where kernels were measured one by one. Shared by
-# all GPUs, as are the next two.
+# These four hold for all GPUs and software.
+# How sharp the roofline's corner is in attention, which overlaps computing and reading badly
 ATTENTION_P = 1.25
 ENDS = 128  # inputs: how long a block of a product starts, and writes its result
 DIAGONAL = 64  # keys of a tile on the diagonal of the mask: half of them are computed in vain
@@ -110,7 +110,7 @@ class CostModel:
         if efficiency is None:
             self.efficiency, self.guess = constants(gpu.name, software)
             if gpu.measured:
-                self.efficiency = replace(self.efficiency, memory=1.0)
+                self.efficiency = replace(self.efficiency, memory=1.0, decode_memory=1.0)
             self.measured_reduces = ALL_REDUCES.get((self.link.name, software), {}).get(tp)
         self.bytes_per_value = bytes_per_value
         try:

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from configs import GPUS, LINKS, MODELS
+from configs import GPUS, LINKS, MODELS, UserError
 from constants import ALL_REDUCES, EFFICIENCY, GENERATIONS, OWN_KERNEL, Efficiency, constants
 from costmodel import ATTENTION_P, DIAGONAL, ENDS, KERNELS, CostModel, make_batch
 from experiments import fit_vllm, law_variants
@@ -124,6 +124,12 @@ def test_all_reduces_are_those_that_were_measured() -> None:
         assert cost.all_reduces(tokens) == pytest.approx(64 * once)
     other = CostModel(model, GPUS["h100"], tp=8, link=LINKS["pcie4"], software="vllm")
     assert other.measured_reduces is None and other.all_reduces(1) > 64 * 15e-6
+
+
+def test_constants_outside_their_range_are_refused() -> None:
+    for name, value in {"cache": 0.5, "waves": -1, "tile": 1.5, "skips_masks": 1}.items():
+        with pytest.raises(UserError, match=f"{name} is "):
+            replace(PLAIN, **{name: value})
 
 
 # ------------------------------------------------------------------------------ whose constants
