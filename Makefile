@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 
-.PHONY: fig9 figures install measure test hostile notebooks notebooks-refresh format clean
+.PHONY: fig9 figures install measure test slow hostile notebooks notebooks-refresh format clean
 
 fig9: .venv/figures.stamp
 	$(BIN)/python experiments/fig9.py
@@ -21,7 +21,11 @@ measure: .venv/run.stamp
 test: .venv/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+
+# The tests that run whole commands, with engines in processes of their own or many simulations.
+slow: .venv/dev.stamp
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 # Malformed inputs, random schedules, kills and faults, on a copy of the files: under 15 minutes on two
 # idle cores. `python -m tests.hostile --help` lists its parts.

@@ -8,7 +8,7 @@ D + 1 output tokens, and at the end P + D tokens have their keys and values in t
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from configs import UserError, check_number, check_whole
+from checks import UserError, check_number, check_whole
 
 LATEST = 1e10  # s: later, a clock of 64 bits no longer tells two iterations apart
 
@@ -52,7 +52,7 @@ class Request:
             raise UserError(f"{name}: the prompt is empty; it needs at least one token")
         check_whole(f"{name}: max_tokens", self.max_tokens)
         check_number(f"{name}: arrival", self.arrival, 0, LATEST, "number of seconds")
-        if not isinstance(self.stop_ids, Collection):
+        if isinstance(self.stop_ids, str) or not isinstance(self.stop_ids, Collection):
             raise UserError(f"{name}: stop_ids is {self.stop_ids!r}; it must be a set of token ids")
         self.prefill_length = len(self.prompt)
 

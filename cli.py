@@ -4,11 +4,18 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
-from configs import UserError
+from checks import UserError
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent
 SCRIPTS = (ROOT, ROOT / "experiments", ROOT / "demo", ROOT / "notebooks")  # folders of commands
@@ -141,6 +148,58 @@ def run_main(main: Callable[[], None]) -> None:
         raise SystemExit(1) from None
 
 
+SECONDS = 10.0  # between two lines of `Lines`
+
+
+class Lines:
+    """Progress in plain lines, where no bar can move: "measuring: 12 of 40, 0:35".
+
+    The first comes after 10 s, then at most one in 10 s. It does what we need of tqdm.
+    """
+
+    def __init__(self, items: Iterable, what: str, total: int | None = None) -> None:
+        self.items, self.what, self.done = items, what, 0
+        self.total = len(items) if total is None and hasattr(items, "__len__") else total
+        self.start = self.shown = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """A line that was printed stays."""
+
+    def __iter__(self) -> Iterator:
+        for item in self.items:
+            yield item
+            self.done += 1
+            self.show()
+
+    def set_description(self, what: str) -> None:
+        self.what = what
+
+    def show(self) -> None:
+        """Print a line if the last is old enough."""
+        now = time.monotonic()
+        if now - self.shown < SECONDS or sys.stderr is None:
+            return
+        self.shown, seconds = now, int(now - self.start)
+        of = "" if self.total is None else f" of {self.total}"
+        line = f"{self.what}: {self.done}{of}, {seconds // 60}:{seconds % 60:02}"
+        print(line, file=sys.stderr, flush=True)
+
+
+def progress(items: Iterable, what: str, total: int | None = None) -> "tqdm | Lines":
+    """A progress bar that vanishes when it is done; plain lines where stderr is no terminal.
+
+    total: how many items there are, where they cannot tell.
+    """
+    if sys.stderr is None or not sys.stderr.isatty():
+        return Lines(items, what, total)
+    from tqdm import tqdm  # not at the top: `begin` must come first, to say what is missing
+
+    return tqdm(items, desc=what, total=total, leave=False, dynamic_ncols=True)
+
+
 def begin() -> None:
     """What a script of ours does first, as it imports `cli`: see enter.py.
 
@@ -177,6 +236,36 @@ def die_quietly() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Processes that start meanwhile ignore Ctrl-C for good: the one that started them ends them.
+
+    They inherit a mask. Windows has none: there, each says that it was interrupted.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def end_with(parent: int) -> None:
+    """From now on, end this process as soon as the one that started it is gone, even if killed.
+
+    parent: the process id that it has told us. It may end before we could ask for its id.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def discard_output() -> None:

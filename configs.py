@@ -1,71 +1,16 @@
-"""Models and GPUs by name, and what every file needs: errors and checks.
+"""Models and GPUs by name: what `--model` and `--gpu` accept on command lines.
 
-`MODELS["llama-13b"]` and `GPUS["a6000"]` are what `--model` and `--gpu` accept on command lines:
-rows of models.py and gpus.py, each with its source.
+Each is a row of models.py or gpus.py, with its source.
 """
 
-import difflib
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-from gpus import GPU, GPUS, LINKS, Link, Nodes, by_name  # noqa: F401
+from checks import MOST, UserError, by_name, check_whole, lookup
+from gpus import GPU, GPUS, LINKS, Link, Nodes  # noqa: F401
 from models import ROWS
-
-
-class UserError(ValueError):
-    """A mistake that the user can mend: shown as one line, without a traceback."""
-
-
-def lookup(table: dict, key: str, kind: str) -> Any:
-    """`table[key]`, or a UserError that names the value and what is allowed."""
-    if not isinstance(key, str) or key not in table:
-        near = did_you_mean(key, table)
-        raise UserError(f"unknown {kind} {key!r}: choose from {', '.join(table)}{near}")
-    return table[key]
-
-
-def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """The end of an error: "; did you mean 'a100-80gb'?" for "a100". "" if no name is near."""
-    if not isinstance(word, str) or not 0 < len(word) < 100:
-        return ""
-    names, word = list(names), word.lower()
-    near = [name for name in names if name.lower().startswith(word)]
-    near = near or difflib.get_close_matches(word, names, 1)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
 
 # The operators of a layer, by the paper's names (SARATHI, Sec 2.1).
 OPERATORS = ("preproj", "attn", "postproj", "ffn_ln1", "ffn_ln2", "others")
-
-
-def check_whole(name: str, value: int, least: int = 1, most: int | None = None) -> None:
-    """A UserError unless `value` is a whole number from `least` to `most`. True is not one."""
-    if type(value) is not int or value < least or (most is not None and value > most):
-        allowed = f"at least {least}" if most is None else f"from {least} to {most}"
-        raise UserError(f"{name} is {value!r}; it must be a whole number, {allowed}")
-
-
-def check_flag(name: str, value: bool) -> None:
-    """A UserError unless `value` is True or False."""
-    if type(value) is not bool:
-        raise UserError(f"{name} is {value!r}; it must be True or False")
-
-
-def check_number(name: str, value: float, least: float, most: float, what: str = "number") -> None:
-    """A UserError unless `value` is a number from `least` to `most`. NaN and True do not count.
-
-    what: the noun of the message, such as "number of seconds".
-    """
-    if type(value) is bool or not isinstance(value, int | float) or not least <= value <= most:
-        raise UserError(f"{name} is {value!r}; it must be a {what} from {least:g} to {most:g}")
-
-
-# of a model's whole numbers; 0 stands for a default
-LEAST = dict.fromkeys(
-    ("n_layer", "n_head", "hidden", "intermediate", "vocab_size", "max_length"), 1
-)
-LEAST |= dict.fromkeys(("n_kv_head", "head_dim", "window"), 0)
 
 
 @dataclass(frozen=True)
@@ -96,8 +41,10 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         lookup(dict.fromkeys(("llama", "gpt2")), self.flavour, "flavour")
-        for name, least in LEAST.items():
-            check_whole(f"{self.name}: {name}", getattr(self, name), least)
+        for name in ("n_layer", "n_head", "hidden", "intermediate", "vocab_size", "max_length"):
+            check_whole(f"{self.name}: {name}", getattr(self, name), 1, MOST)
+        for name in ("n_kv_head", "head_dim", "window"):  # 0 stands for a default
+            check_whole(f"{self.name}: {name}", getattr(self, name), 0, MOST)
         object.__setattr__(self, "n_kv_head", self.n_kv_head or self.n_head)
         if (self.head_dim == 0 and self.hidden % self.n_head) or self.n_head % self.n_kv_head:
             raise UserError(
@@ -110,9 +57,7 @@ class ModelConfig:
                 raise UserError(f"{self.name}: rope_scaling {self.rope_scaling!r} is no list")
             object.__setattr__(self, "rope_scaling", tuple(self.rope_scaling))  # JSON gives a list
         if self.flavour == "llama" and self.head_dim % 2:
-            raise UserError(
-                f"{self.name}: rotary positions need an even head size, not {self.head_dim}"
-            )
+            raise UserError(f"{self.name}: head_dim is {self.head_dim}; it must be even (rotary)")
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:

@@ -6,7 +6,8 @@ where this file holds others. `costmodel.py` says what it makes of them.
 
 from dataclasses import dataclass, field
 
-from configs import GPUS, UserError, check_flag, check_number, check_whole, did_you_mean
+from checks import check_flag, check_number, check_whole, lookup
+from configs import GPUS
 
 
 @dataclass(frozen=True)
@@ -154,10 +155,8 @@ def constants(gpu: str, software: str) -> tuple[Efficiency, str]:
     the same generation if there is one, else of the nearest. We guess that both GPUs reach the same
     shares of their data sheets. Raises UserError for an unknown software.
     """
+    lookup(dict.fromkeys(SOFTWARE), software, "software")
     owners = [owner for owner, name in EFFICIENCY if name == software]
-    if not owners:
-        near = did_you_mean(software, SOFTWARE)
-        raise UserError(f"unknown software {software!r}: choose from {', '.join(SOFTWARE)}{near}")
     if gpu in owners:
         return EFFICIENCY[gpu, software], ""
     owner = min(owners, key=lambda owner: distance(owner, gpu))  # the first of several alike

@@ -28,7 +28,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from batch import Batch, Chunk, Request
-from configs import GPU, LINKS, Link, ModelConfig, UserError
+from checks import UserError
+from configs import GPU, LINKS, Link, ModelConfig
 from constants import (  # noqa: F401
     ALL_REDUCES,
     EFFICIENCY,
@@ -48,6 +49,8 @@ ATTENTION_P = 1.25
 ENDS = 128  # inputs: how long a block of a product starts, and writes its result
 DIAGONAL = 64  # keys of a tile on the diagonal of the mask: half of them are computed in vain
 KERNELS = 5  # of a layer, besides products and attention: 2 norms, rotary, write to cache, FFN
+
+MOST_DECODES = 10**6  # of a batch that is made up
 
 
 def padded(tokens: int, tile: int = TILE) -> int:
@@ -350,8 +353,10 @@ def make_batch(
     """One iteration of a chosen shape, to be priced by the cost model or run for real.
 
     chunks: (start, length, prompt length) of each, in tokens. decodes: how many, each attending to
-    `context` tokens, its own included.
+    `context` tokens, its own included. Raises UserError if they are too many to be listed.
     """
+    if decodes > MOST_DECODES:
+        raise UserError(f"decodes is {decodes}; it must be at most {MOST_DECODES}")
     pieces = [
         Chunk(Request(i, [0] * prompt, max_tokens=2, prefilled=start, context=start), start, length)
         for i, (start, length, prompt) in enumerate(chunks)

@@ -15,7 +15,6 @@ import fast.first  # before torch  # noqa: F401
 import argparse
 import json
 import os
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +23,9 @@ from itertools import groupby
 import torch
 import torch.distributed as dist
 
-from cli import MARK, run_main
-from configs import MODELS, UserError
+from checks import UserError
+from cli import MARK, end_with, run_main
+from configs import MODELS
 from engine import RequestOutput, SamplingParams
 from fast import native
 from fast.backends import check_backend
@@ -35,10 +35,16 @@ from loading.device import choose_device
 from loading.load import choose_length
 from pictures import perfetto
 from pipeline import BUBBLES, even_layers
-from pipeline.launch import NotMet, end_with, launch, meet, read_place, reason, take_cores
-from pipeline.policies import PIPELINE_POLICIES, is_for_pipelines, make_micro_batches, unmeasured
+from pipeline.launch import NotMet, launch, meet, read_place, reason, take_cores
+from pipeline.policies import (
+    PIPELINE_POLICIES,
+    is_for_pipelines,
+    make_micro_batches,
+    policy_names,
+    unmeasured,
+)
 from pipeline.stages import PipelineLLM
-from scheduler import POLICIES, make_scheduler
+from scheduler import make_scheduler
 
 __all__ = ["PipelineLLM"]
 
@@ -53,7 +59,7 @@ def parse_args() -> argparse.Namespace:
     add("port", "port at which the processes meet", shown="a free one")
     names = ", ".join(MODELS)
     add("model", f"model: demo, a Hugging Face directory, or one of {names}", "demo")
-    policies = ", ".join([*POLICIES, *PIPELINE_POLICIES])
+    policies = ", ".join([policy_names(), *PIPELINE_POLICIES])
     add("policy", f"policy, one of {policies}", "sarathi")
     add("chunk-size", default=256)
     add("max-batch-size", "requests in one micro-batch", 4)
@@ -61,7 +67,7 @@ def parse_args() -> argparse.Namespace:
     add("max-tokens", "output tokens of each prompt", 32)
     add("max-length", "most tokens of prompt and output", shown="the model's")
     add("lengths", repeated=True)
-    add("repeats", "runs of everything", 1)
+    add("repeats", "runs of each workload", 1)
     add("dtype", default="auto")
     add("device", default="auto")
     add("attention", default="auto")
@@ -233,7 +239,7 @@ def main() -> None:
         return
     place = read_place(os.environ)
     if place.launcher is not None:
-        threading.Thread(target=end_with, args=(place.launcher,), daemon=True).start()
+        end_with(place.launcher)
     try:
         if place.stage == 0:
             check(args)

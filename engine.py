@@ -18,7 +18,7 @@ from batch import Request
 from beam.executor import enable_beams
 from beam.outputs import BeamSearchOutput, beam_requests, output_of
 from beam.request import BeamSearchParams
-from configs import UserError, check_flag, check_whole
+from checks import MOST, UserError, check_flag, check_whole
 from executor import ModelExecutor
 from fast.backends import check_backend, choose_backend, speed_up
 from fast.graphs import GraphExecutor, Graphs
@@ -82,7 +82,7 @@ class LLM:
     layers: a function: number of layers -> those to load, for one stage of a pipeline.
     fast: False runs without the folder fast/. All modules are plain, and their hooks are called.
 
-    After a call, `trace` tells what its iterations did. Raises configs.UserError, one line that
+    After a call, `trace` tells what its iterations did. Raises checks.UserError, one line that
     names the bad value.
     """
 
@@ -116,6 +116,8 @@ class LLM:
         self.dtype = choose_dtype(dtype, self.device)
         if fast:
             check_backend(attention, self.device)
+        elif not isinstance(attention, str) or attention not in ("auto", *PLAIN):
+            raise UserError(f"attention is {attention!r}; choose auto, math, sdpa, or fast=True")
         if cuda_graphs and not (fast and self.device.type == "cuda"):
             raise UserError(f"cuda_graphs needs a CUDA device and fast=True; this is {self.device}")
         self.config, self.directory = find_model(model)
@@ -123,8 +125,6 @@ class LLM:
         self.attention = "sdpa" if attention == "auto" else attention
         if fast:
             self.attention = choose_backend(attention, self.device, self.dtype, self.config)
-        elif self.attention not in list(PLAIN):
-            raise UserError(f"attention is {attention!r}; choose auto, math, sdpa, or fast=True")
         own = range(self.config.n_layer) if layers is None else layers(self.config.n_layer)
         self.part = replace(self.config, n_layer=len(own))  # the layers that are here
         self.model = load_model(
@@ -224,7 +224,7 @@ class LLM:
     def resize_cache(self, max_batch_size: int, max_length: int | None = None) -> None:
         """A new cache, for other numbers of requests and tokens. Nothing may be running."""
         self._check_idle("the cache")
-        check_whole("max_batch_size", max_batch_size)
+        check_whole("max_batch_size", max_batch_size, 1, MOST)
         length = choose_length(self.config, self.max_length if max_length is None else max_length)
         held = self.part.parameters * self.dtype.itemsize + self.cache.bytes
         check_memory(self.part, max_batch_size, length, self.dtype, self.device, held)
@@ -282,10 +282,8 @@ class LLM:
 
     def _check_idle(self, what: str) -> None:
         if self._loop is not None and self._loop.busy:
-            raise UserError(
-                f"{what} may not change while requests run: read their stream to its end, or"
-                " close() it"
-            )
+            how = "read their stream to its end, or close() it"
+            raise UserError(f"{what} may not change while requests run: {how}")
 
     def _scheduler(self) -> Scheduler:
         return make_scheduler(self.policy, self.max_batch_size, self.chunk_size, self.cache_tokens)

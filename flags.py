@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from checks import MOST, did_you_mean
 from cli import claim, one_line, run_main
-from configs import did_you_mean
 
 LONGEST_VALUE = 60  # letters of a value that an error repeats
 
@@ -110,10 +110,23 @@ class Kind:
         return {Path: "a path", str: "a name"}.get(self.type, "see --help")
 
 
-TOKENS, ITEMS, TIMES = Whole(1, 10**9), Whole(1, 10**6), Whole(1, 10**5)
-FEW = Whole(1, 1000)  # processes
+# The code that needs torch has names and bounds of its own. tests/test_flags.py compares them.
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+BACKENDS = ("auto", "native", "sdpa", "math", "xformers")
+CACHES = ("segment", "standard")
 SEED = Whole(0, 2**63 - 1)
-ABOVE_ZERO = Number(0, 10**9, above=True)
+TEMPERATURE, TOP_P, PENALTY = Number(0, 10**6), Number(1e-9, 1), Number(-10, 10)
+
+TOKENS, ITEMS, TIMES = Whole(1, MOST), Whole(1, 10**6), Whole(1, 10**5)
+FEW, MICRO_BATCHES = Whole(1, 1000), Whole(1, 4096)  # FEW: processes
+ABOVE_ZERO = Number(0, MOST, above=True)
+
+
+def either(names: Sequence[str]) -> str:
+    """a, b or c."""
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
 
 # By what a flag is about; then by its name.
 TABLE: dict[str, dict[str, Kind]] = {
@@ -130,27 +143,23 @@ TABLE: dict[str, dict[str, Kind]] = {
         "check": Kind("", "look for NaN and infinity in the weights"),
     },
     "Sampling and beam search": {
-        "temperature": Kind("T", "temperature of the sampling; 0 is greedy", Number(0, 10**6)),
-        "top-k": Kind("K", "draw from the K likeliest tokens; 0 means all", Whole(0, 10**9)),
+        "temperature": Kind("T", "temperature of the sampling; 0 is greedy", TEMPERATURE),
+        "top-k": Kind("K", "draw from the K likeliest tokens; 0 means all", Whole(0, MOST)),
         "top-p": Kind(
-            "P", "draw from the likeliest tokens whose probabilities add up to P", Number(0, 1)
+            "P", "draw from the fewest tokens whose probabilities reach P; 1 means all", TOP_P
         ),
         "ignore-eos": Kind("", "go on after the end-of-text token"),
         "beams": Kind("BW", "beams of each prompt", Whole(1, 10**4)),
         "n": Kind("N", "how many of the best beams are printed", Whole(1, 10**4)),
-        "cache": Kind("NAME", "cache of a beam search: segment or standard"),
-        "length-penalty": Kind(
-            "X", "score of a beam: log-probability / length ** X", Number(-10, 10)
-        ),
+        "cache": Kind("NAME", f"cache of a beam search: {either(CACHES)}"),
+        "length-penalty": Kind("X", "score of a beam: log-probability / length ** X", PENALTY),
     },
     "Where it runs": {
-        "device": Kind("NAME", "device: auto, cpu or cuda"),
-        "dtype": Kind(
-            "NAME", "type of the numbers: auto, float32, bfloat16, float16 or float64", several=True
-        ),
-        "attention": Kind("NAME", "attention: auto, native, sdpa, math or xformers"),
+        "device": Kind("NAME", f"device: {either(DEVICES)}"),
+        "dtype": Kind("NAME", f"type of the numbers: {either(DTYPES)}", several=True),
+        "attention": Kind("NAME", f"attention: {either(BACKENDS)}"),
         "stages": Kind("S", "processes, one for each pipeline stage", FEW),
-        "micro-batches": Kind("M", "micro-batches that run in the pipeline at once", FEW),
+        "micro-batches": Kind("M", "micro-batches in the pipeline at once", MICRO_BATCHES),
         "port": Kind("PORT", "port at which the processes meet", Whole(1, 65535)),
     },
     "What is predicted": {
@@ -181,6 +190,7 @@ TABLE: dict[str, dict[str, Kind]] = {
             repeated=True,
         ),
         "prompts": Kind("P", "tokens of a prompt", TOKENS, several=True),
+        "longest-prompt": Kind("P", "tokens of the longest prompt", TOKENS),
         "workload": Kind("NAME", "workload of bench.py: W or V"),
         "seed": Kind("N", "seed of all that is drawn at random", SEED),
     },
@@ -188,7 +198,7 @@ TABLE: dict[str, dict[str, Kind]] = {
         "measure": Kind("", "also run the real engine on this machine"),
         "quick": Kind("", "run a smaller case: a smoke test, not a result"),
         "slow": Kind("", "also run the scripts that take long"),
-        "repeats": Kind("N", "runs of each case, whose median is taken", TIMES),
+        "repeats": Kind("N", "runs of each case", TIMES),
         "samples": Kind("N", "workloads that are drawn at random", TIMES),
         "seconds": Kind("S", "how long to measure, in s", Whole(1, 10**6)),
         "minutes": Kind("MIN", "how long to train, in minutes", ABOVE_ZERO),

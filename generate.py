@@ -11,16 +11,17 @@ what the run did.
 import enter  # noqa: F401
 
 import argparse
+from collections.abc import Iterator
 
-from tqdm import tqdm
-
-from cli import read_text, run_main
-from configs import MODELS, UserError
-from engine import LLM, BeamSearchParams, SamplingParams
-from flags import Parser
+from checks import UserError
+from cli import progress, read_text, run_main
+from configs import MODELS
+from engine import LLM, BeamSearchParams, SamplingParams, StreamedToken
+from flags import CACHES, Parser, either
 from loading.files import FOR_TEXT
 from pictures import perfetto
-from scheduler import POLICIES, make_scheduler
+from pipeline.policies import policy_names
+from scheduler import make_scheduler
 from timeline import Trace
 
 MOST_BYTES = 10**8  # of a file of prompts
@@ -34,7 +35,7 @@ def parse_args() -> argparse.Namespace:
     add = parser.add_flag
     add("file", "UTF-8 text file with one prompt on each line; empty lines are skipped")
     add("model", "model: demo, a Hugging Face directory, or a hub id", "demo")
-    add("policy", f"policy, one of {', '.join(POLICIES)}", "sarathi")
+    add("policy", f"policy, one of {policy_names()}", "sarathi")
     add("chunk-size", default=64)
     add("max-batch-size", default=8)
     longest = "most tokens of prompt and output; with --beams, of the prompt"
@@ -45,13 +46,12 @@ def parse_args() -> argparse.Namespace:
     add("top-p", default=1.0, shown="1")
     add("beams", "search with BW beams, instead of sampling; each takes a token of C")
     add("n", "with --beams: print the N best", shown="all")
-    add("cache", "with --beams: cache, segment or standard", shown="segment")
+    add("cache", f"with --beams: cache, {either(CACHES)}", shown="segment")
     penalty = "with --beams: score = log-probability / length ** X, X from -10 to 10"
     add("length-penalty", penalty, shown="1")
     add("seed", "seed of the sampling", 0)
     add("ignore-eos")
-    numbers = "type of the numbers: auto (by the hardware), float32, bfloat16, float16 or float64"
-    add("dtype", numbers, "auto")
+    add("dtype", default="auto")
     add("device", default="auto")
     add("attention", default="auto")
     add("cuda-graphs")
@@ -104,14 +104,19 @@ def stream_one(llm: LLM, prompt: str, params: SamplingParams) -> None:
     print("\n")
 
 
+def ended(tokens: Iterator[StreamedToken], pieces: list[str]) -> Iterator[int]:
+    """Gather the text of all tokens in `pieces`. Yields the number of each request that ends."""
+    for token in tokens:
+        pieces[token.index] += token.text
+        if token.finish_reason:
+            yield token.index
+
+
 def run_batch(llm: LLM, prompts: list[str], params: SamplingParams) -> None:
     pieces = [""] * len(prompts)
-    tokens = llm.stream(prompts, params)  # complains before the bar is drawn
-    with tqdm(total=len(prompts), desc="requests", unit="request") as bar:
-        for token in tokens:
-            pieces[token.index] += token.text
-            if token.finish_reason:
-                bar.update()
+    tokens = llm.stream(prompts, params)
+    for _ in progress(ended(tokens, pieces), "requests", len(prompts)):
+        pass
     for index, (prompt, text) in enumerate(zip(prompts, pieces, strict=True)):
         print(f"--- {index + 1} of {len(prompts)}\n{prompt}{text}\n")
 

@@ -3,8 +3,11 @@
 Only the priced half uses them. Add an entry, and every script knows it.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+
+from checks import by_name, check_number
+
+MOST = 1e30  # bytes, FLOP/s, s: far more than there is
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,10 @@ class GPU:
     generation: str = ""  # GPUs of one generation reach similar shares of their data sheets
     link: str = "nvlink-a100"  # of LINKS: joins GPUs of this kind, unless another one is named
 
+    def __post_init__(self) -> None:
+        for name in ("memory", "peak", "bandwidth"):
+            check_number(f"{name} of {self.name}", getattr(self, name), 1, MOST)
+
 
 @dataclass(frozen=True)
 class Link:
@@ -32,6 +39,10 @@ class Link:
     latency: float  # s: of a small message, or of a small all-reduce over up to eight GPUs
     source: str = ""
     measured: bool = False  # the bandwidth was measured: all of it is reached
+
+    def __post_init__(self) -> None:
+        check_number(f"bandwidth of {self.name}", self.bandwidth, 1, MOST)
+        check_number(f"latency of {self.name}", self.latency, 0, MOST)
 
     def reached(self, share: float) -> float:
         """Bytes/s in practice: `share` of the data sheet, or all of a measured bandwidth."""
@@ -76,10 +87,6 @@ class Nodes:
             raise ValueError(f"{gpus} GPUs do not fill nodes of {self.per_node}: {self.name}")
         inside = self.inside.all_reduce(size, self.per_node, share)
         return inside + self.between.all_reduce(size, gpus // self.per_node, share)
-
-
-def by_name(entries: Iterable) -> dict:
-    return {entry.name: entry for entry in entries}
 
 
 A6000 = "NVIDIA RTX A6000 data sheet: 309.7 TFLOPS with sparsity, half of it dense"

@@ -4,13 +4,12 @@ Each drawn token takes exactly one random number from its own request's generato
 not depend on the other requests of a batch. Seeded sampling gives the same text under every policy.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from configs import UserError, check_flag, check_number, check_whole
+from checks import UserError, check_flag, check_number, check_whole
 
 HOTTEST = 1e6  # the highest temperature: all tokens are equally likely far below it
 SMALLEST_P = 1e-9  # the smallest top_p: the likeliest token alone reaches it
@@ -42,9 +41,9 @@ class SamplingParams:
         check_number("top_p", self.top_p, SMALLEST_P, 1)
         if self.seed is not None:
             check_whole("seed", self.seed, 0, MOST_SEED)
-        whole = isinstance(self.stop_ids, Collection) and all(type(t) is int for t in self.stop_ids)
-        if not whole:
-            raise UserError(f"stop_ids is {self.stop_ids!r}; it must be whole numbers")
+        listed = isinstance(self.stop_ids, list | tuple | set | frozenset)
+        if not listed or not all(type(token) is int for token in self.stop_ids):
+            raise UserError(f"stop_ids is {self.stop_ids!r}; it must be a list of whole numbers")
         check_flag("ignore_eos", self.ignore_eos)
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from batch import Batch, Chunk, Request, rows_of
-from configs import UserError, by_name, check_whole, lookup
+from checks import MOST, UserError, by_name, check_whole, lookup
 
 SIZE = re.compile("[0-9]{1,9}")  # of a chunk, in tokens
 NOTHING_SCHEDULED = "it schedules nothing, while requests wait or run and no more will arrive"
@@ -52,10 +52,10 @@ class Scheduler:
     recomputation). So no output token is lost. (A beam search begins anew.)
     """
 
-    name = "?"
+    name, example = "?", ""  # example: of a name with an option
 
     def __init__(self, max_batch_size: int, chunk_size: int = 256, cache_tokens: int | None = None):
-        check_whole("max_batch_size", max_batch_size)
+        check_whole("max_batch_size", max_batch_size, 1, MOST)
         check_whole("chunk_size", chunk_size)
         if cache_tokens is not None:
             check_whole("cache_tokens", cache_tokens)
@@ -264,14 +264,14 @@ class VLLMv0(Scheduler):
     (max_num_batched_tokens; vLLM's default was the model's longest sequence).
     """
 
-    name = "vllm_v0"
+    name, example = "vllm_v0", "vllm_v0:4096"
     most_tokens = float("inf")  # of a batch of prompts
 
     def configure(self, option: str) -> None:
         if not SIZE.fullmatch(option) or int(option) < 1:
             raise UserError(
                 f"policy 'vllm_v0:{option}': it needs a whole number of prompt tokens, at least 1,"
-                " such as vllm_v0:4096"
+                f" such as {self.example}"
             )
         self.most_tokens = int(option)
 
@@ -367,7 +367,7 @@ class Dynamic(SarathiServe):
     that much room. Without this rule, a long prompt beside many decodes might never be done.
     """
 
-    name = "dynamic"
+    name, example = "dynamic", "dynamic:1024,512,256"
 
     def __init__(self, max_batch_size: int, chunk_size: int = 256, cache_tokens: int | None = None):
         super().__init__(max_batch_size, chunk_size, cache_tokens)
@@ -378,7 +378,7 @@ class Dynamic(SarathiServe):
         if min(sizes) < 1 or sizes != sorted(sizes, reverse=True):
             raise UserError(
                 f"policy 'dynamic:{option}': the sizes must be whole numbers of tokens, at least 1,"
-                " none larger than the one before, such as dynamic:1024,512,256"
+                f" none larger than the one before, such as {self.example}"
             )
         self.sizes, self.chunk_size = sizes, sizes[0]
 
@@ -418,12 +418,13 @@ POLICIES: dict[str, type[Scheduler]] = by_name(
     [RequestLevel, Orca, VLLMv0, Sarathi, SarathiServe, Dynamic, ChunkedOnly, HybridOnly]
 )
 FOR_PIPELINES = ("td_pipe",)  # of pipeline/policies.py
+ALIASES = {"baseline": "request_level"}  # SARATHI's word
 
 
 def make_scheduler(
     policy: str, max_batch_size: int, chunk_size: int, cache_tokens: int | None = None
 ) -> Scheduler:
-    """A scheduler by its policy's name. "baseline" is SARATHI's word for request_level.
+    """A scheduler by its policy's name, or an alias.
 
     A name may carry an option after a colon: see `configure` of the policies.
     """
@@ -433,8 +434,8 @@ def make_scheduler(
             f"policy {name!r} decides for all stages of a pipeline: use distributed.py, or"
             " pipeline.simulate_pipeline"
         )
-    name = "request_level" if name == "baseline" else name
-    scheduler = lookup(POLICIES, name, "policy")(max_batch_size, chunk_size, cache_tokens)
+    policy = lookup(POLICIES, ALIASES.get(name, name), "policy")
+    scheduler = policy(max_batch_size, chunk_size, cache_tokens)
     if colon:
         scheduler.configure(option)
     return scheduler

@@ -7,7 +7,8 @@ differs: it asks the cost model for the seconds of a batch, and moves a virtual 
 from collections.abc import Iterable, Sequence
 
 from batch import Batch, Request
-from configs import GPUS, LINKS, MODELS, UserError, lookup
+from checks import UserError, lookup
+from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel
 from loop import Loop, Result
 from scheduler import make_scheduler
@@ -91,7 +92,10 @@ def run_all(loop: Loop, requests: Iterable[Request]) -> Trace:
 
 def listed(requests: Iterable[Request]) -> list[Request]:
     """The requests as a list, or a UserError if something else is among them."""
-    found = list(requests) if isinstance(requests, Iterable) else [requests]
+    try:
+        found = list(requests)
+    except TypeError:  # a single request, for example
+        found = [requests]
     for request in found:
         if not isinstance(request, Request):
             raise UserError(f"a list of requests is needed, and {request!r} is no Request")

@@ -15,7 +15,7 @@ from beam.attention import plain, with_beams
 from beam.memory import MEMORIES, BeamSpan, SegmentMemory, StandardMemory
 from beam.request import ENDED, BeamRequest
 from beam.search import best_candidates
-from configs import UserError
+from checks import UserError
 from executor import ModelExecutor
 from fast.graphs import GraphExecutor
 from loop import Loop

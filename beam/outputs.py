@@ -7,7 +7,8 @@ from functools import partial
 from batch import Request
 from beam.request import CACHES, ENDED, BeamRequest, BeamSearchParams
 from beam.search import BeamSearch
-from configs import ModelConfig, UserError
+from checks import UserError
+from configs import ModelConfig
 from kvcache import KVCache
 from loading.device import memory_of
 from timeline import Trace

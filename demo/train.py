@@ -17,14 +17,15 @@ import json
 import math
 import platform
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch.nn import functional as F
-from tqdm import tqdm
 
-from cli import MARK, is_ours, run_main
-from configs import MODELS, UserError
+from checks import UserError
+from cli import MARK, is_ours, progress, run_main
+from configs import MODELS
 from demo.corpus import documents, split, train_tokenizer
 from flags import Parser
 from loading.checkpoint import load_weights, save
@@ -84,6 +85,13 @@ def train_step(
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     return loss.item()
+
+
+def shares_of(seconds: float) -> Iterator[float]:
+    """The share of the time that has passed, until all has."""
+    start = time.perf_counter()
+    while (share := (time.perf_counter() - start) / seconds) < 1.0:
+        yield share
 
 
 def check_folder(folder: Path, force: bool) -> None:
@@ -149,25 +157,20 @@ def main() -> None:
     # The schedule follows the clock, not the number of steps. So training takes as long on every
     # machine, and the learning rate always falls to its last value.
     start = time.perf_counter()
-    seconds = 60 * args.minutes
     steps = 0
     smooth = math.log(config.vocab_size)
-    bar = tqdm(
-        total=round(seconds), unit="s", bar_format="{l_bar}{bar}| {n:.0f}/{total} s {postfix}"
-    )
-    while (progress := (time.perf_counter() - start) / seconds) < 1.0:
+    running = progress(shares_of(60 * args.minutes), "training")
+    for share in running:
         # warm-up, then a cosine
-        rate = MAX_RATE * min(
-            progress / 0.02, 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress))
-        )
+        rate = MAX_RATE * min(share / 0.02, 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * share)))
         for group in optimizer.param_groups:
             group["lr"] = rate
-        context = [length for share, length in PHASES if progress >= share][-1]
+        context = [length for begin, length in PHASES if share >= begin][-1]
         loss = train_step(model, optimizer, train, context, autocast)
         steps, smooth = steps + 1, smooth + 0.02 * (loss - smooth)
-        bar.set_postfix_str(f"step {steps}, context {context}, loss {smooth:.3f}", refresh=False)
-        bar.update(min(time.perf_counter() - start, seconds) - bar.n)
-    bar.close()
+        running.set_description(
+            f"{share:.0%} of {args.minutes:g} minutes, context {context}, loss {smooth:.3f}; steps"
+        )
     model.eval()
     seconds = time.perf_counter() - start
 

@@ -24,8 +24,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
+from checks import UserError
 from cli import MARK, run_main
-from configs import UserError
 from experiments import fidelity, fig9
 from experiments.lib import common
 from experiments.lib.common import ROOT, Point, curves, three_digits

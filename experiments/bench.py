@@ -35,8 +35,9 @@ from pathlib import Path
 import torch
 
 from batch import Request
+from checks import UserError
 from cli import run_main
-from configs import MODELS, OPERATORS, ModelConfig, UserError
+from configs import MODELS, OPERATORS, ModelConfig
 from engine import LLM, SamplingParams
 from executor import ModelExecutor
 from experiments.bench_peers import BATCH_SIZE, ENGINES, Work
@@ -47,7 +48,8 @@ from fast import native
 from loading import checkpoint
 from loading.device import choose_dtype
 from loading.load import new_model, random_weights
-from scheduler import POLICIES, make_scheduler
+from pipeline.policies import policy_names
+from scheduler import make_scheduler
 
 CPU = torch.device("cpu")
 SHAPES = {
@@ -62,9 +64,9 @@ MAX_LENGTH = 1024 + 64
 CHUNK_SIZES = [128, 256, 512]
 
 
-def make_workload(name: str, vocabulary: int, quick: bool = False) -> Work:
+def make_workload(name: str, vocabulary: int, quick: bool = False, seed: int = 0) -> Work:
     """[(prompt token ids, output tokens), ...]: the same on every machine."""
-    dice = random.Random(0)
+    dice = random.Random(seed)
     shapes = (QUICK_SHAPES if quick else SHAPES)[name](dice.randint)
     return [
         ([dice.randrange(vocabulary) for _ in range(prompt)], count) for prompt, count in shapes
@@ -418,9 +420,10 @@ def overhead_window(
 
 FLAGS = {
     "workload": Flag(f"workload, one of {', '.join(SHAPES)}", shown="both", choices=SHAPES),
+    "seed": Flag("seed of the workloads", 0),
     "dtype": Flag("type of the numbers: auto (by the hardware), float32 or bfloat16", "auto"),
     "chunk_size": Flag("token budget of our engine", shown="the fastest of a few"),
-    "policy": Flag(f"policy of our engine, one of {', '.join(POLICIES)}", "sarathi_serve"),
+    "policy": Flag(f"policy of our engine, one of {policy_names()}", "sarathi_serve"),
     "attention": Flag("attention of our engine: auto, native, sdpa or math", "auto"),
     "peer": Flag(f"another engine, one of {', '.join(ENGINES)}", choices=ENGINES, repeated=True),
     "vllm_python": Flag(default=Path(sys.executable), shown="this Python"),
@@ -447,7 +450,7 @@ def run_benchmark(options: argparse.Namespace, llm: LLM, peers: list[Peer]) -> N
         )
         engines[own] = peer
     for workload in [options.workload] if options.workload else list(SHAPES):
-        work = make_workload(workload, config.vocab_size, options.quick)
+        work = make_workload(workload, config.vocab_size, options.quick, options.seed)
         # first kernels, first pages, compilers: batches of any size, as they end one by one
         prompts = [prompt for prompt, _ in work[:BATCH_SIZE]]
         for run in engines.values():

@@ -32,8 +32,9 @@ from dataclasses import replace
 import matplotlib.pyplot as plt
 import torch
 
+from checks import UserError
 from cli import run_main
-from configs import MODELS, ModelConfig, UserError
+from configs import MODELS, ModelConfig
 from experiments.lib import beam_engines, common, look, segment
 from experiments.lib.beam_cases import TOKENS, Case, Row, points_of, rows_of, with_earlier
 from experiments.lib.beam_engines import ENGINES, Engines, Search, Seen, started
@@ -164,7 +165,7 @@ FLAGS = {
     "beams": Flag(default=4),
     "max_tokens": Flag("response, in output tokens", 128, 6),
     "stop_after": Flag("output tokens after which an engine stops", type=steps_of, repeated=True),
-    "repeats": Flag(default=3, quick=1),
+    "repeats": Flag("runs of each case, whose median is taken", 3, 1),
     "engines": Flag(
         f"engines that run, of {', '.join(ENGINES)}", list(ENGINES), choices=ENGINES, several=True
     ),

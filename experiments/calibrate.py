@@ -43,11 +43,11 @@ import numpy as np
 import torch
 
 from batch import Batch
+from checks import UserError
 from cli import claim, run_main
-from configs import GPU, UserError
+from configs import GPU
 from costmodel import CostModel, make_batch
 from engine import LLM
-from executor import ModelExecutor
 from experiments.lib.calibration import (
     BATCH_SIZE,
     LENGTH,
@@ -58,7 +58,7 @@ from experiments.lib.calibration import (
 )
 from experiments.lib.common import ROOT, make_directory, print_table, progress
 from experiments.lib.flags import MEASURE, Flag, bare_parser, parse
-from experiments.lib.measuring import hardware_of
+from experiments.lib.measuring import batch_runner, hardware_of
 from loop import Result
 
 # prompts from token 0
@@ -189,28 +189,6 @@ def make_plan(length: int, quick: bool = False) -> Plan:
         if context <= length and (count in (1, BATCH_SIZE) or context == 512)
     }
     return Plan(prompts, chunks, decodes, hybrid_batches(HYBRIDS), hybrid_batches(HELD_OUT))
-
-
-def batch_runner(llm: "LLM") -> Callable[[Batch], Result]:
-    """Runs one batch on the real engine: its seconds, of each operator too.
-
-    Each run starts from a cache that holds what the batch's requests had before.
-    """
-    # memory that was never written is all one page of zeros, and reads faster than a real cache
-    llm.cache.k.fill_(0.01)
-    llm.cache.v.fill_(0.01)
-    executor = ModelExecutor(llm.model, llm.cache, llm.attend, time_operators=True)
-
-    def run(batch: Batch) -> Result:
-        llm.cache.reset()
-        executor.slot_of.clear()
-        started = [chunk.request for chunk in batch.chunks if chunk.start > 0]
-        for request in started + batch.decodes:
-            executor.slot_of[request.request_id] = slot = llm.cache.allocate()
-            llm.cache.extend(slot, request.context)
-        return executor.execute(batch)
-
-    return run
 
 
 def measure(
@@ -455,7 +433,7 @@ def main() -> None:
     begin = time.perf_counter()
     plan = make_plan(llm.max_length, options.quick)
     turns = QUICK_TURNS if options.quick else MOST_TURNS
-    kept, results = measure(batch_runner(llm), plan, options.seconds, turns)
+    kept, results = measure(batch_runner(llm, operators=True), plan, options.seconds, turns)
     found = calibrate(llm, options.model, kept, results)
     print_calibration(found)
     if kept.held_out:

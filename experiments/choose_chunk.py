@@ -27,8 +27,9 @@ from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
 
+from checks import UserError, lookup
 from cli import run_main
-from configs import GPUS, MODELS, UserError, lookup
+from configs import GPUS, MODELS
 from costmodel import SOFTWARE, TILE, CostModel, requests_that_fit
 from experiments.lib.calibration import BATCH_SIZE, CalibratedModel, Calibration
 from experiments.lib.common import Record, print_table, progress

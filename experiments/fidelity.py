@@ -23,8 +23,9 @@ from functools import cache
 from pathlib import Path
 from string import Template
 
+from checks import UserError
 from cli import MARK, run_main
-from configs import GPUS, MODELS, UserError
+from configs import GPUS, MODELS
 from constants import EFFICIENCY
 from costmodel import requests_that_fit
 from experiments import (

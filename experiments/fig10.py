@@ -15,7 +15,6 @@ import statistics
 
 import matplotlib.pyplot as plt
 
-from experiments.fig3 import LOOK
 from experiments.lib import look, measuring, steady
 from experiments.lib.common import Point, Record, curves, progress, series_options, values
 from experiments.lib.figure import Figure, Scale
@@ -98,8 +97,13 @@ def draw_panel(axes: plt.Axes, found: dict[str, list[Point]], place: str, title:
     sizes = [point.x for point in found[f"baseline attn {place}"]]
     for shift, policy, style in ((-0.2, "baseline", {}), (0.2, "sarathi", {"label": None})):
         places = [i + shift for i in range(len(sizes))]
-        parts = {name: [point.y for point in found[f"{policy} {name} {place}"]] for name in LOOK}
-        tops = look.stacked_bars(axes, places, parts, LOOK, 0.36, linewidth=0.8, **style)
+        parts = {
+            name: [point.y for point in found[f"{policy} {name} {place}"]]
+            for name in look.OPERATOR_LOOKS
+        }
+        tops = look.stacked_bars(
+            axes, places, parts, look.OPERATOR_LOOKS, 0.36, linewidth=0.8, **style
+        )
         above = {"rotation": 90, "ha": "center", "va": "bottom", "fontsize": 12}
         for x, top in zip(places, tops, strict=True):
             axes.text(x, top, f" {policy}", **above)

@@ -50,8 +50,9 @@ import numpy as np
 
 import pipeline
 from batch import Request
+from checks import UserError
 from cli import run_main
-from configs import GPUS, LINKS, MODELS, Link, UserError
+from configs import GPUS, LINKS, MODELS, Link
 from costmodel import SOFTWARE, CostModel, constants, requests_that_fit, tokens_that_fit
 from experiments.lib import common
 from experiments.lib.common import Point, Record, print_table
@@ -104,6 +105,7 @@ class Setup:
     hop: str = "infiniband-hdr"
     software: str = "sarathi"
     overhead: int = 0  # us more for each linear operator
+    seed: int = 0  # of the lengths
 
 
 CHOICES = {
@@ -153,32 +155,34 @@ def setup_of(options: Namespace) -> Setup:
 
 
 @cache
-def draw_lengths(count: int, lengths: str) -> list[tuple[int, int]]:
+def draw_lengths(count: int, lengths: str, seed: int = 0) -> list[tuple[int, int]]:
     """P and D of each request: L from Zipf's law, split 10:1."""
-    drawn = Zipf(SHORTEST, LONGEST, EXPONENT, lengths).draw(count, np.random.default_rng(0))
+    drawn = Zipf(SHORTEST, LONGEST, EXPONENT, lengths).draw(count, np.random.default_rng(seed))
     return [split(length, RATIO) for length in drawn.tolist()]
 
 
-def make_requests(count: int, lengths: str, every: int = 1, first: int = 0) -> list[Request]:
+def make_requests(
+    count: int, lengths: str, every: int = 1, first: int = 0, seed: int = 0
+) -> list[Request]:
     """The prefill yields the first token, so that D decodes make D + 1 output tokens.
 
     every, first: only some of them.
     """
-    drawn = draw_lengths(count, lengths)
+    drawn = draw_lengths(count, lengths, seed)
     return [Request(i, range(drawn[i][0]), drawn[i][1] + 1) for i in range(first, count, every)]
 
 
 @cache
 def run_stages(count: int, setup: Setup, policy: str) -> pipeline.PipelineTrace:
     """TP8 x PP8."""
-    requests = make_requests(count, setup.lengths)
+    requests = make_requests(count, setup.lengths, seed=setup.seed)
     return simulate(requests, setup, policy, STAGES, setup.micro_batches, setup.batch_size)
 
 
 @cache
 def run_replica(count: int, setup: Setup, number: int) -> pipeline.PipelineTrace:
     """One of the TP8 replicas, with every eighth request."""
-    requests = make_requests(count, setup.lengths, STAGES, number)
+    requests = make_requests(count, setup.lengths, STAGES, number, setup.seed)
     return simulate(requests, setup, setup.tp_policy, 1, 1, setup.tp_batch_size)
 
 

@@ -25,14 +25,6 @@ from experiments.lib.figure import Figure, Scale
 from experiments.lib.look import COLOURS
 
 MODEL, GPU, LENGTH = "llama-13b", "a6000", 1024
-LOOK = {  # colour and hatch of each operator
-    "preproj": (COLOURS["sky"], ""),
-    "attn": (COLOURS["vermilion"], "//"),
-    "postproj": (COLOURS["purple"], ".."),
-    "ffn_ln1": (COLOURS["blue"], ""),
-    "ffn_ln2": (COLOURS["green"], "\\\\"),
-    "others": (COLOURS["orange"], "xx"),
-}
 
 
 def batches(length: int, batch_sizes: tuple[int, ...]) -> dict[tuple[str, int], Batch]:
@@ -100,7 +92,9 @@ def draw_phase(axes: plt.Axes, found: dict[str, list[Point]], phase: str, title:
     """A bar for each batch size, stacked by operator, without 'others'."""
     sizes = [f"{point.x:g}" for point in found[f"{phase}, total"]]
     parts = {name: [point.y for point in found[f"{phase}, {name}"]] for name in OPERATORS[:-1]}
-    tops = look.stacked_bars(axes, range(len(sizes)), parts, LOOK, 0.7, linewidth=0.8)
+    tops = look.stacked_bars(
+        axes, range(len(sizes)), parts, look.OPERATOR_LOOKS, 0.7, linewidth=0.8
+    )
     axes.bar_label(axes.containers[-1], [three_digits(y) for y in tops], fontsize=12, padding=2)
     axes.set_xticks(range(len(sizes)), sizes)
     axes.set_ylim(0, 1.15 * max(tops))

@@ -23,17 +23,23 @@ import matplotlib.pyplot as plt
 from batch import Batch
 from configs import GPUS, MODELS, ModelConfig
 from costmodel import CostModel, make_batch
-from experiments.fig3 import LOOK
 from experiments.lib import measuring
 from experiments.lib.common import Point, Record, curves
 from experiments.lib.figure import Figure, Scale
-from experiments.lib.look import log_ticks, measured_title, panels, plot_curves, plot_points
+from experiments.lib.look import (
+    OPERATOR_LOOKS,
+    log_ticks,
+    measured_title,
+    panels,
+    plot_curves,
+    plot_points,
+)
 
 MODEL, GPU, CONTEXT = "llama-13b", "a6000", 1024
 WIDE = "gpt3-175b", "a100-80gb"  # SARATHI, Sec 4.2
 SATURATED, UNIT = 0.9, "tokens/ms of one layer"
 PHASES = ("prefill", "decode")
-MARKERS = dict(zip(LOOK, "^osDvP", strict=True))
+MARKERS = dict(zip(OPERATOR_LOOKS, "^osDvP", strict=True))
 
 
 def batches(
@@ -141,7 +147,7 @@ def draw_throughput(axes: plt.Axes, found: dict[str, list[Point]], phase: str, t
 
 
 def draw_intensity(axes: plt.Axes, found: dict[str, list[Point]], phase: str) -> None:
-    for name, (colour, _) in LOOK.items():
+    for name, (colour, _) in OPERATOR_LOOKS.items():
         if curve := found.get(f"{phase} intensity, {name}"):
             plot_points(axes, curve, color=colour, marker=MARKERS[name], label=name)
     (balance,) = found["FLOP to bandwidth ratio"]

@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 
+from checks import UserError
 from cli import run_main
-from configs import GPUS, MODELS, UserError
+from configs import GPUS, MODELS
 from costmodel import requests_that_fit
 from experiments.lib import common, look, measuring
 from experiments.lib.common import Point, Record, print_table

@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 
 from attention import FlatBatch, Span, chunk_mask
+from checks import UserError
 from cli import run_main
-from configs import MODELS, ModelConfig, UserError
+from configs import MODELS, ModelConfig
 from experiments.lib.common import print_table
 from experiments.lib.flags import Flag, bare_parser, parse
 from experiments.lib.measuring import this_machine

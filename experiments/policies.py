@@ -20,9 +20,16 @@ from dataclasses import dataclass
 import matplotlib.pyplot as plt
 
 from batch import Request
-from cli import claim, run_main
+from cli import run_main
 from experiments.lib import look, measuring
-from experiments.lib.common import Record, print_table, progress, three_digits, with_kept
+from experiments.lib.common import (
+    Record,
+    claim_result,
+    print_table,
+    progress,
+    three_digits,
+    with_kept,
+)
 from experiments.lib.figure import finish
 from experiments.lib.flags import MEASURE, Flag, start
 from experiments.lib.steady import simulate_operators
@@ -187,7 +194,10 @@ def draw(found: Comparison) -> plt.Figure:
             axes.set_title(told, loc="right", fontsize=14)
         for axes in column[len(names) :]:
             axes.set_axis_off()
-        column[-1].set_xlabel("time (s); dotted: C and D arrive")
+        if names:  # the time axis stands below the column's last policy
+            lowest = column[len(names) - 1]
+            lowest.tick_params(axis="x", labelbottom=True)
+            lowest.set_xlabel("time (s); dotted: C and D arrive")
     figure.legend(handles=legend_handles(drawn), loc="outside lower center", ncols=6)
     heading = "One workload, all policies. Left: whole prompts. Right: chunks."
     figure.suptitle(f"{heading}\n{found.describe()}")
@@ -198,7 +208,7 @@ def main() -> None:
     options = start("policies", __doc__, ["policies.png"], **FLAGS)
     llm, picture = None, options.out / "policies_measured.png"
     if options.measure:
-        claim(picture, options.force)
+        claim_result(picture, options.force)
         llm = measuring.load_llm(options, len(NAMES), 5 * options.chunk_size // 2 + 20)
     predicted = predict()
     print_comparison(predicted)

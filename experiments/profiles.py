@@ -22,8 +22,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from checks import UserError
 from cli import run_main
-from configs import GPU, GPUS, ModelConfig, UserError
+from configs import GPU, GPUS, ModelConfig
 from constants import Efficiency
 from costmodel import CostModel
 from experiments.lib.common import print_table, progress

@@ -255,7 +255,9 @@ def draw(points: Sequence[Point]) -> plt.Figure:
 
 
 def main() -> None:
-    repeats = Flag("", Shape.repeats, QUICK.repeats, measure=True)
+    repeats = Flag(
+        "runs of each case, whose median is taken", Shape.repeats, QUICK.repeats, measure=True
+    )
     options = start(NAME, __doc__, repeats=repeats)
     shape = replace(QUICK if options.quick else Shape(), repeats=options.repeats)
     paper = published()

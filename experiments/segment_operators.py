@@ -25,7 +25,8 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from configs import MODELS, UserError
+from checks import UserError
+from configs import MODELS
 from experiments.beam_peers import transformers_search
 from experiments.lib import common
 from experiments.lib.common import Point, Record, values

@@ -18,6 +18,7 @@ import matplotlib.pyplot as plt
 
 from experiments.lib.common import Point, Record, values
 from experiments.lib.figure import Figure
+from experiments.lib.flags import Flag
 from experiments.lib.look import COLOURS, labelled_bars, panels
 from experiments.lib.papers import ARXIV, CHAT, LOOKS, YI
 from serving.capacity import median_ttft, p99_tbt
@@ -39,10 +40,10 @@ RUNS = [
 METRICS = {"P50 TTFT": median_ttft, "P99 TBT": p99_tbt}
 
 
-def predict(quick: bool) -> list[Point]:
+def predict(quick: bool, seed: int = 0) -> list[Point]:
     record, count = Record(NAME, YI.model, YI.hardware), 128 if quick else REQUESTS
     for (data, rate), (policy, budget) in product(RATES, RUNS):
-        trace = YI.serve(data.requests(count, rate), policy, budget or data.max_length)
+        trace = YI.serve(data.requests(count, rate, seed), policy, budget or data.max_length)
         size = f" C={budget}" if budget == OTHER_BUDGET else ""
         for name, metric in METRICS.items():
             record.add(f"{name}, {policy}{size}, {data.name}", metric(trace), "s")
@@ -89,6 +90,7 @@ FIGURE = Figure(
     predict=predict,
     measure=None,
     draw=draw,
+    flags={"seed": Flag("seed of arrivals and lengths", 0)},
 )
 
 main = FIGURE.main

@@ -7,7 +7,7 @@ It also finds the budget that an SLO allows.
     python experiments/serve_budget.py --tbt-slo 50
         the budget for an SLO of 50 ms
     python experiments/serve_budget.py --calibration results/calibration-laptop.json \
-            --tbt-slo 300 --decodes 8 --context 512 --max-length 512
+            --tbt-slo 300 --decodes 8 --context 512 --longest-prompt 512
         for the machine that calibrate.py measured
 
 A small budget keeps each iteration short, and so the time between tokens. But it reads the weights
@@ -22,8 +22,8 @@ from argparse import Namespace
 
 import matplotlib.pyplot as plt
 
+from checks import UserError
 from cli import run_main
-from configs import UserError
 from costmodel import TILE
 from experiments.lib.calibration import CalibratedModel, Calibration
 from experiments.lib.common import Point, Record, curves, progress
@@ -36,6 +36,7 @@ from serving.capacity import token_budget, worst_iteration
 
 NAME = "serve_budget"
 REQUESTS, RATE = 512, 2.5
+RENAMED = dict.fromkeys(("--max-length", "--longest", "--length"), "--longest-prompt")
 BUDGETS = (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 SLOS = {"strict": capacity.STRICT, "relaxed": capacity.RELAXED}
 FLAGS = {
@@ -43,16 +44,17 @@ FLAGS = {
     "calibration": Flag("with --tbt-slo: calibration of a machine, made by calibrate.py"),
     "decodes": Flag("with --tbt-slo: requests that decode", capacity.DECODES),
     "context": Flag("with --tbt-slo: tokens of each of them", capacity.CONTEXT),
-    "max_length": Flag("with --tbt-slo: tokens of the longest prompt", capacity.LONGEST),
+    "longest_prompt": Flag("with --tbt-slo: tokens of the longest prompt", capacity.LONGEST),
+    "seed": Flag("seed of arrivals and lengths", 0),
 }
 
 
-def predict(quick: bool, **_: object) -> list[Point]:
-    """The flags are those of `print_budget`."""
+def predict(quick: bool, seed: int = 0, **_: object) -> list[Point]:
+    """The other flags are those of `print_budget`."""
     records = {where: Record(NAME, where.model, where.hardware) for where in (MISTRAL, YI)}
     count = 64 if quick else REQUESTS
     for budget in progress(BUDGETS[1::4] if quick else BUDGETS, "budgets"):
-        trace = MISTRAL.serve(CHAT.requests(count, RATE), "sarathi_serve", budget)
+        trace = MISTRAL.serve(CHAT.requests(count, RATE, seed), "sarathi_serve", budget)
         numbers = {
             "P99 TBT": capacity.p99_tbt(trace),
             "longest TBT": max(trace.tbts),
@@ -121,19 +123,19 @@ def print_budget(options: Namespace) -> None:
     cost = MISTRAL.cost_model
     if options.calibration:
         cost = CalibratedModel(Calibration.read(options.calibration))
-    shape = options.decodes, options.context, options.max_length
+    shape = options.decodes, options.context, options.longest_prompt
     budget = token_budget(cost, options.tbt_slo / 1000, *shape)
     worst, larger = (1000 * worst_iteration(cost, size, *shape) for size in (budget, budget + TILE))
     print(f"token budget: {budget} tokens. The worst iteration takes {worst:.1f} ms.")
     print(f"With {budget + TILE} tokens (a tile more) it takes {larger:.1f} ms.")
     print(
         f"A worst iteration has {options.decodes} decodes of {options.context} tokens, and the end"
-        f" of a prompt of {options.max_length}."
+        f" of a prompt of {options.longest_prompt}."
     )
 
 
 def main() -> None:
-    options = parse(make_parser(__doc__, FLAGS), FLAGS)
+    options = parse(make_parser(__doc__, FLAGS, RENAMED), FLAGS)
     if options.tbt_slo:
         print_budget(options)
     elif options.calibration:

@@ -1,7 +1,7 @@
 """Sarathi-Serve, Fig 10 and 12: the capacity of three policies under strict and relaxed SLOs.
 
     python experiments/serve_capacity.py
-        predicted for Mistral-7B on an A100 and Yi-34B on two: two and a half minutes of CPU time
+        predicted for Mistral-7B on an A100 and Yi-34B on two: a minute and a half of CPU time
     python experiments/serve_capacity.py --requests 2048
         as many requests as the paper: more exact, twice as long
     python experiments/serve_capacity.py --requests-file FILE
@@ -22,6 +22,7 @@ budgets 512 (strict) and 2048 (relaxed), but the best of several with --policy.
 
 import enter  # noqa: F401
 
+import gc
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -46,6 +47,7 @@ from experiments.lib.papers import (
     MISTRAL,
     OURS,
     POLICIES,
+    REPEATED,
     RIVALS,
     YI,
     Job,
@@ -60,7 +62,7 @@ DEPLOYMENTS, DATASETS = (MISTRAL, YI), (CHAT, ARXIV)
 REQUESTS = 1024
 BUDGETS_TRIED = (256, 512, 1024, 2048)  # tokens: with --policy, each policy gets the best of them
 ALL = "all"  # --policy
-REPEATED, BUDGET = "repeated to", "budget"  # what two series begin with, after the policy
+BUDGET = "budget"  # what a series of budgets begins with, after the policy
 NUMBERS = paper_numbers()
 # s: Table 3. Yi-34B's strict SLO is a fifth of its relaxed one, as 5 decode iterations are of 25.
 PAPER_SLOS = {
@@ -127,7 +129,8 @@ def predict(
     jobs = [Job(*each) for each in product(DEPLOYMENTS, workloads, policies)]
     precision, processes = (1.3, 1) if quick else (PRECISION, min(os.cpu_count() or 1, len(jobs)))
     perform = partial(capacities_of, workloads=workloads, budgets=budgets, precision=precision)
-    found = run_jobs(perform, jobs, processes, "capacities")
+    # A run leaves many small objects and no cycles: looking for cycles takes a fifth of its time.
+    found = run_jobs(perform, jobs, processes, "capacities", initializer=gc.disable)
     points = []
     for deployment in DEPLOYMENTS:
         model, bounds = deployment.model, slos(deployment)
@@ -203,12 +206,7 @@ def report(points: Sequence[Point]) -> None:
     """Print the capacities; then how often the requests were repeated, and the budgets found."""
     print_table(*table(points), title="capacities in requests/s, and gains")
     found, policies = values(points), policies_of(points)
-    repeated = [p.y for p in points if p.series.partition(",")[0].endswith(f" {REPEATED}")]
-    if repeated:
-        print(
-            f"\nrequests were repeated, up to {max(repeated):.0f} of them in a run: with too few,"
-            " no queue builds, and the capacity comes out too large"
-        )
+    papers.report_repeats(points)
     searched = [
         policy
         for policy in policies

@@ -20,6 +20,7 @@ import matplotlib.pyplot as plt
 from experiments.lib import measuring
 from experiments.lib.common import Point, Record, curves, progress
 from experiments.lib.figure import Figure, Scale
+from experiments.lib.flags import Flag
 from experiments.lib.look import COLOURS, panels, plot_points, source_title, sources
 from experiments.lib.papers import CHAT, LOOKS, OURS, RIVALS, YI
 from serving.capacity import STRICT, median_ttft, p99_tbt
@@ -48,13 +49,13 @@ def add_metrics(record: Record, trace: Trace, series: str, rate: float) -> None:
         record.add(f"{name}, {series}", y, unit, rate, "requests/s")
 
 
-def predict(quick: bool) -> list[Point]:
+def predict(quick: bool, seed: int = 0) -> list[Point]:
     record = Record(NAME, YI.model, YI.hardware)
     record.add(SLO, STRICT * YI.decode_iteration, "s")
     count = 64 if quick else REQUESTS
     for rate in progress(RATES[2::3] if quick else RATES, "rates"):
         for series, (policy, budget) in RUNS.items():
-            trace = YI.serve(CHAT.requests(count, rate), policy, budget)
+            trace = YI.serve(CHAT.requests(count, rate, seed), policy, budget)
             add_metrics(record, trace, series, rate)
     return record
 
@@ -119,6 +120,7 @@ FIGURE = Figure(
     predict=predict,
     measure=measure,
     draw=draw,
+    flags={"seed": Flag("seed of the predicted requests", 0)},
     scale=Scale(lengths=(512,), batch_sizes=(8,), chunk_sizes=(64,), repeats=1, requests=24),
     quick_scale=Scale(lengths=(64,), batch_sizes=(3,), chunk_sizes=(16,), repeats=1, requests=6),
     shown=lambda point: point.source == "measured" or point.series.startswith(("P99", SLO)),

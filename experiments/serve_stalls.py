@@ -24,6 +24,7 @@ from batch import Request
 from experiments.lib import measuring
 from experiments.lib.common import Point, Record, curves, progress
 from experiments.lib.figure import Figure, Scale
+from experiments.lib.flags import Flag
 from experiments.lib.look import panels, plot_points, source_title, sources
 from experiments.lib.papers import ARXIV, LOOKS, POLICIES, YI
 from serving.capacity import p99_tbt, token_times
@@ -55,10 +56,10 @@ def add_run(record: Record, trace: Trace, policy: str) -> None:
     record.add(f"all requests done, {policy}", trace.seconds, "s")
 
 
-def predict(quick: bool) -> list[Point]:
+def predict(quick: bool, seed: int = 0) -> list[Point]:
     record = Record(NAME, YI.model, YI.hardware)
     for policy in POLICIES:
-        requests = waiting(ARXIV.requests(40 if quick else REQUESTS))
+        requests = waiting(ARXIV.requests(40 if quick else REQUESTS, seed=seed))
         TRACES[policy] = YI.serve(requests, policy, BUDGET)
         add_run(record, TRACES[policy], policy)
     return record
@@ -112,6 +113,7 @@ FIGURE = Figure(
     predict=predict,
     measure=measure,
     draw=draw,
+    flags={"seed": Flag("seed of the predicted requests", 0)},
     scale=Scale(lengths=(512,), batch_sizes=(8,), chunk_sizes=(64,), repeats=3, requests=24),
     quick_scale=Scale(lengths=(64,), batch_sizes=(3,), chunk_sizes=(16,), repeats=1, requests=6),
     shown=lambda point: not point.x_unit,

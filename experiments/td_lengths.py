@@ -49,7 +49,7 @@ from experiments.lib.common import (
     values_at,
 )
 from experiments.lib.figure import finish
-from experiments.lib.flags import start
+from experiments.lib.flags import Flag, start
 from experiments.lib.look import SERIES, log_ticks
 from pipeline.phases import Rules
 from pipeline.predictors import Classes, Constant, Predictor, PromptLength, oracle
@@ -103,11 +103,11 @@ def accuracy(predict: Predictor, requests: list[Request], classes: Classes) -> f
     return sum(right) / len(right)
 
 
-def predict_errors(lengths: td.Lengths, splits: int) -> list[Point]:
+def predict_errors(lengths: td.Lengths, seeds: range) -> list[Point]:
     """Class accuracy of all of TRIED, and errors: % by which a total of a random group is off."""
     right: dict[str, list[float]] = {name: [] for name in TRIED}
     off: dict[tuple[str, int], list[float]] = {each: [] for each in product(TRIED, NUMBERS)}
-    for seed in progress(range(splits), "splits"):
+    for seed in progress(seeds, "splits"):
         train, test = split(lengths, seed)
         requests, truth = td.make(test), np.array([output for _, output in test])
         classes, known = Classes([output for _, output in train], 1), predictors(train, seed)
@@ -128,12 +128,12 @@ def predict_errors(lengths: td.Lengths, splits: int) -> list[Point]:
     return record
 
 
-def predict_runs(lengths: td.Lengths, count: int, names: list[str]) -> list[Point]:
+def predict_runs(lengths: td.Lengths, count: int, names: list[str], seed: int) -> list[Point]:
     """TD-Pipe on requests of the first split's test set."""
-    train, test = split(lengths)
-    served, points = random.Random(1).choices(test, k=count), []
+    train, test = split(lengths, seed)
+    served, points = random.Random(seed + 1).choices(test, k=count), []
     requests = td.make(served)
-    known = predictors(train) | {NONE: Constant(1)}
+    known = predictors(train, seed) | {NONE: Constant(1)}
     for name, predict in progress(known.items(), "runs"):
         guesses = ask(predict, requests).tolist()  # once, and not at every look ahead
 
@@ -233,12 +233,13 @@ def draw_runs(axes: plt.Axes, found: td.Values, node: str) -> None:
 
 
 def main() -> None:
-    options = start(NAME, __doc__)
+    options = start(NAME, __doc__, seed=Flag("seed of the first split", 0))
     count, splits = (400, 1) if options.quick else (COUNT, SPLITS)
     names, lengths = list(NODES[:1] if options.quick else NODES), td.azure()
-    train, test = split(lengths)
+    train, test = split(lengths, options.seed)
     print(f"\n{len(train)} requests train, {len(test)} test; {count} run")
-    points = predict_errors(lengths, splits) + predict_runs(lengths, count, names)
+    points = predict_errors(lengths, range(options.seed, options.seed + splits))
+    points += predict_runs(lengths, count, names, options.seed)
     points += paper_points(PAPER, points)
     print_tables(points, names, splits)
     finish(options, NAME, points, lambda: draw(points, names, splits), td.SOFTWARE)

@@ -35,7 +35,7 @@ from cli import run_main
 from experiments.lib import td
 from experiments.lib.common import Point, paper_numbers, print_table, progress
 from experiments.lib.figure import finish
-from experiments.lib.flags import start
+from experiments.lib.flags import Flag, start
 from experiments.lib.look import COLOURS
 from pipeline.phases import POINTS, LookAhead, Rules
 from pipeline.predictors import Classes
@@ -90,9 +90,9 @@ def summary(run: td.Run) -> dict[str, tuple[float, str]]:
     }
 
 
-def misses(lengths: td.Lengths, groups: int) -> Misses:
+def misses(lengths: td.Lengths, groups: int, seed: int = 0) -> Misses:
     """% of the true peak that each look-ahead misses."""
-    draw, found = random.Random(0), {}
+    draw, found = random.Random(seed), {}
     every = range(1, max(output for _, output in lengths) + 1)
     for state, _ in product(STATES, range(groups)):
         kinds = {name: LookAhead(POINTS[points], b) for name, (points, b) in AHEAD.items()}
@@ -191,7 +191,7 @@ def print_tables(runs: dict[str, td.Run], missed: Misses, groups: int) -> None:
 
 
 def main() -> None:
-    options = start(NAME, __doc__)
+    options = start(NAME, __doc__, seed=Flag("seed of the groups of requests", 0))
     numbers = paper_numbers()
     assert numbers["td_pred_acc_low"] < ACCURACY < numbers["td_pred_acc_high"]
     count, groups = (1200, 3) if options.quick else (td.COUNT, GROUPS)
@@ -199,7 +199,7 @@ def main() -> None:
     lengths = td.azure(count)
     kinds = progress(rules(lengths).items(), "runs")
     runs = {name: td.run(NODE, "TD-Pipe", lengths, rules=each) for name, each in kinds}
-    missed = misses(lengths, groups)
+    missed = misses(lengths, groups, options.seed)
     print_tables(runs, missed, groups)
     points = points_of(runs, missed)
     finish(options, NAME, points, lambda: draw(runs, missed, count), td.SOFTWARE)

@@ -17,7 +17,7 @@ import enter  # noqa: F401
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import product
 
 import matplotlib.pyplot as plt
@@ -57,7 +57,7 @@ class Option:
     systems: Sequence[str]
     changes: Mapping[str, object] = field(default_factory=dict)
     rules: Callable[[td.Lengths], Rules] | None = None
-    lengths: Callable[[int], td.Lengths] = td.azure
+    lengths: Callable[[int, int], td.Lengths] = td.azure
 
 
 NONE = "no option"
@@ -96,19 +96,21 @@ class Job:
 
 
 @cache
-def lengths_of(make: Callable[[int], td.Lengths], count: int, outputs: int) -> td.Lengths:
+def lengths_of(
+    make: Callable[[int, int], td.Lengths], count: int, outputs: int, seed: int = 0
+) -> td.Lengths:
     """`outputs`: the mean to which all outputs are stretched or shrunk; 0: as they are."""
-    lengths = make(count)
+    lengths = make(count, seed)
     if not outputs:
         return lengths
     factor = outputs * len(lengths) / sum(output for _, output in lengths)
     return [(prompt, max(1, round(factor * output))) for prompt, output in lengths]
 
 
-def perform(job: Job) -> dict[str, float]:
+def perform(job: Job, seed: int = 0) -> dict[str, float]:
     """Output tokens/s; of COMPARED systems without an option also LATENCIES (s) and phases."""
     option = OPTIONS[job.option]
-    lengths = lengths_of(option.lengths, job.count, job.outputs)
+    lengths = lengths_of(option.lengths, job.count, job.outputs, seed)
     changes = dict(option.changes)
     if option.rules:
         changes["rules"] = option.rules(lengths)
@@ -139,12 +141,13 @@ def jobs_of(count: int, options: Iterable[str], outputs: Iterable[int]) -> list[
     return list(dict.fromkeys(jobs))
 
 
-def predict(quick: bool, count: int) -> list[Point]:
+def predict(quick: bool, count: int, seed: int = 0) -> list[Point]:
     options, outputs = list(OPTIONS), OUTPUTS
     if quick:
         options, outputs = options[::7], outputs[1:3]
     jobs, processes = jobs_of(count, options, outputs), 1 if quick else td.PROCESSES
-    found, rows = run_jobs(perform, jobs, processes), td.Rows(NAME)
+    found = run_jobs(partial(perform, seed=seed), jobs, processes)
+    rows = td.Rows(NAME)
     for baseline, option in product(BASELINES, options):
         series, leads = f"{option}: {OURS} over {baseline}", []
         for name, node in NODES.items():
@@ -287,10 +290,11 @@ def draw_gaps(axes: plt.Axes, found: td.Values) -> None:
 
 
 def main() -> None:
-    options = start(NAME, __doc__, requests=Flag("requests of each run", COUNT, QUICK))
+    requests = Flag("requests of each run", COUNT, QUICK)
+    options = start(NAME, __doc__, requests=requests, seed=Flag("seed of chat lengths", 0))
     count = options.requests
     print(f"{count} requests")
-    points = predict(options.quick, count)
+    points = predict(options.quick, count, options.seed)
     found = values_at(points)
     print_options(found)
     print_outputs(found)

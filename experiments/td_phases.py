@@ -24,7 +24,7 @@ from experiments.lib import td
 from experiments.lib.common import Point, print_table, progress
 from experiments.lib.figure import finish
 from experiments.lib.flags import start
-from experiments.lib.look import COLOURS, stacked_bars
+from experiments.lib.look import stacked_bars
 from pictures.gantt import STAGE_LOOKS, draw_stages, legend_handles
 from pictures.lanes import stage_lanes
 from pipeline import BUBBLES, IDLE, PipelineTrace
@@ -34,17 +34,8 @@ DRAWN = "L20 + 13B"  # the node of the windows
 SYSTEMS = ("PP+SB", "PP+HB", "TD-Pipe")
 WINDOW = 1.8  # s
 BINS = 80  # of the utilisation over time
-CAUSES = {  # colour and hatch of the account; busy first
-    "busy": ("#D9D9D9", ""),
-    "PB1": (COLOURS["vermilion"], ""),
-    "PB2": (COLOURS["purple"], "//"),
-    "PB3": (COLOURS["black"], ""),
-    "uneven stages": ("#777777", ".."),
-    "link": (COLOURS["green"], ""),
-    "phase switch": (COLOURS["sky"], "xx"),
-    "start-up": ("#FFFFFF", "--"),
-    "drain": ("#FFFFFF", "||"),
-    "starved": ("#FFFFFF", "oo"),
+CAUSES = {"busy": ("#FFFFFF", "")} | {  # colour and hatch of the account; busy first
+    cause: (STAGE_LOOKS[cause].colour, STAGE_LOOKS[cause].hatch) for cause in IDLE
 }
 Runs = dict[str, dict[str, td.Run]]  # by node and system
 

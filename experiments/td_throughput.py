@@ -21,6 +21,7 @@ import enter  # noqa: F401
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 import matplotlib.pyplot as plt
@@ -62,12 +63,12 @@ class Job:
     count: int
 
 
-def perform(job: Job) -> dict[str, float]:
+def perform(job: Job, seed: int = 0) -> dict[str, float]:
     """Output tokens/s and preemptions; of a pipeline also bubbles in % of its stages' time.
 
     Of systems LOOKED_INTO also PARTS and COSTS.
     """
-    node, lengths = NODES[job.node].on(job.gpus), td.azure(job.count)
+    node, lengths = NODES[job.node].on(job.gpus), td.azure(job.count, seed)
     keep = job.gpus == MOST and job.system in LOOKED_INTO
     done = td.run(node, job.system, lengths, **{"keep": True} if keep else {})
     found, trace = {TOKENS: done.throughput, PREEMPTIONS: done.recomputed}, done.trace
@@ -123,10 +124,10 @@ def jobs_of(count: int) -> list[Job]:
 # ---------------------------------------------------------------------------------------- points
 
 
-def predict(quick: bool, requests: int) -> list[Point]:
+def predict(quick: bool, requests: int, seed: int = 0) -> list[Point]:
     print(f"{requests} requests")
-    rows, lengths = td.Rows(NAME), td.azure(requests)
-    found = run_jobs(perform, jobs_of(requests), 1 if quick else td.PROCESSES)
+    rows, lengths = td.Rows(NAME), td.azure(requests, seed)
+    found = run_jobs(partial(perform, seed=seed), jobs_of(requests), 1 if quick else td.PROCESSES)
     for name, node in NODES.items():
         own = {(job.system, job.gpus): done for job, done in found.items() if job.node == name}
         add_node(rows, node, own, lengths)
@@ -329,7 +330,10 @@ FIGURE = Figure(
     draw=draw,
     shown=lambda point: point.series.startswith(OURS) and point.series.endswith(SHOWN),
     report=print_tables,
-    flags={"requests": Flag("requests of each run", COUNT, QUICK)},
+    flags={
+        "requests": Flag("requests of each run", COUNT, QUICK),
+        "seed": Flag("seed of the lengths beyond Azure's 2,000", 0),
+    },
     software=td.SOFTWARE,
 )
 

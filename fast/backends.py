@@ -8,7 +8,8 @@ from importlib.util import find_spec
 import torch
 
 from attention import PLAIN, AttendLayer, Attention, FlatBatch, Span, span_by_span
-from configs import ModelConfig, UserError
+from checks import UserError, lookup
+from configs import ModelConfig
 from executor import synchronized_clock
 from fast import cpu, cuda, native
 from fast.packed import pack_linears
@@ -33,8 +34,7 @@ BACKENDS: dict[str, Attention] = {
 
 def check_backend(name: str, device: torch.device) -> None:
     """Raise a UserError for an unknown name, or a back end that this device cannot run."""
-    if name != "auto" and name not in list(BACKENDS):
-        raise UserError(f"unknown attention {name!r}: choose from auto, {', '.join(BACKENDS)}")
+    lookup(dict.fromkeys(("auto", *BACKENDS)), name, "attention")
     if name == "xformers" and (device.type != "cuda" or find_spec("xformers") is None):
         raise UserError(
             "attention 'xformers' needs a CUDA device and the xformers package; this is"

@@ -2,8 +2,9 @@
 
 Loading a library runs what is in it, and ends the process if a part of it is missing. So its file
 name contains the SHA-256 of its bytes. If a file has been cut short, or is another library, it does
-not match and is made again. Folder and file must be ours (or root's), and only their owner may
-write them. So nobody else can have put the file there.
+not match and is made again. The file, its folder and all folders above must be ours (or root's),
+and nobody else may write them. So nobody else can have put the file there. The file is opened once:
+what we check and what we load are the same bytes.
 """
 
 import ctypes
@@ -16,10 +17,13 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from configs import UserError
+from checks import UserError
 
 COMPILE_SECONDS = 120  # far more than a compiler needs, and an end to one that hangs
 DIGITS = 16  # of a checksum, in a file's name
+# To open a file, but no link, and no pipe whose writer we would wait for. Windows lacks both.
+AS_IT_IS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+AS_IT_IS |= getattr(os, "O_BINARY", 0)
 
 
 def cache_folder() -> Path:
@@ -29,65 +33,96 @@ def cache_folder() -> Path:
         raise UserError(f"XDG_CACHE_HOME is {str(home)!r}; it must be an absolute path")
     folder = home / "nano-sarathi"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    why = unsafe(folder.stat())
-    for parent in folder.parents:
-        mode = parent.stat().st_mode
-        # with the sticky bit, as /tmp has it, nobody can replace what belongs to another
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            why = why or f"lies in {str(parent)!r}, which everybody may write"
-    if why:
-        raise UserError(f"{str(folder)!r} {why}: nothing that is compiled is kept there")
+    folder = folder.resolve()  # from here on, nobody can lead us elsewhere with a link
+    for place in (folder, *folder.parents):
+        if why := unsafe(place.stat(), entries=place != folder):
+            raise UserError(f"{str(place)!r} {why}: nothing that is compiled is kept there")
     return folder
 
 
-def unsafe(about: os.stat_result) -> str | None:
-    """Why somebody else can write a file or a folder. None: nobody can."""
+def unsafe(about: os.stat_result, entries: bool = False) -> str | None:
+    """Why somebody else can write a file or a folder. None: nobody can.
+
+    entries: of a folder, it is enough that nobody can replace what is ours in it. /tmp is such a
+    folder: it has the sticky bit.
+    """
     if not hasattr(os, "geteuid"):  # Windows says it otherwise
         return None
     if about.st_uid not in (0, os.geteuid()):
         return f"belongs to user {about.st_uid}, and we are user {os.geteuid()}"
-    if about.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
+    sticky = entries and about.st_mode & stat.S_ISVTX
+    if about.st_mode & (stat.S_IWOTH | stat.S_IWGRP) and not sticky:
         return "may be written by others (chmod go-w mends that)"
     return None
 
 
-def checksum(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:DIGITS]
+def checksum(file: int) -> str:
+    """file: the descriptor of an open file."""
+    with open(file, "rb", closefd=False) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()[:DIGITS]
 
 
 def load_kept(folder: Path, stem: str) -> ctypes.CDLL | None:
     """The library `stem` of a folder, if it is there whole. What is damaged is removed."""
     for path in sorted(folder.glob(f"{stem}-*.so")):
-        about = path.lstat()
-        # no link, and no pipe, whose writer we would wait for
-        good = stat.S_ISREG(about.st_mode) and not unsafe(about)
-        if good and path.stem == f"{stem}-{checksum(path.read_bytes())}":
-            return ctypes.CDLL(str(path))
+        if library := load(path, stem):
+            return library
         path.unlink(missing_ok=True)
     return None
+
+
+def load(path: Path, stem: str) -> ctypes.CDLL | None:
+    """The library of a file. None: it is not ours, or its name does not have its checksum."""
+    try:
+        file = os.open(path, AS_IT_IS)
+    except OSError:  # a link, for example
+        return None
+    about = os.fstat(file)
+    good = stat.S_ISREG(about.st_mode) and not unsafe(about)
+    if not good or path.stem != f"{stem}-{checksum(file)}":
+        os.close(file)
+        return None
+    # Only Linux loads an open file. Elsewhere its path must do: nobody else can write its folder.
+    # The file stays open: the loader knows libraries by name, and its number must not come again.
+    name = f"/proc/self/fd/{file}"
+    return ctypes.CDLL(name if os.path.exists(name) else str(path))
 
 
 def make(
     folder: Path, stem: str, build: Callable[[Path], None], functions: Sequence[str]
 ) -> ctypes.CDLL:
-    """Build a library, keep it, and load it. Raises UserError if it lacks one of the functions.
+    """Build a library, keep it, and load it. Raises UserError if a part or a function is missing.
 
     build: makes the file that it is given.
     """
     with tempfile.TemporaryDirectory(dir=folder) as workplace:
         made = Path(workplace) / f"{stem}.so"
         build(made)
+        if not is_whole(made):
+            raise UserError("what was compiled is cut short")
         library = ctypes.CDLL(str(made))  # only what can be loaded is kept
         missing = [name for name in functions if not hasattr(library, name)]
         if missing:
             raise UserError(f"what was compiled has no function {missing[0]}")
         made.chmod(0o700)
         with open(made, "rb") as file:
-            name = f"{stem}-{checksum(file.read())}.so"
+            name = f"{stem}-{checksum(file.fileno())}.so"
             # on the disk before it has its name: else a power cut could leave a part of it
             os.fsync(file.fileno())
         made.replace(folder / name)  # two processes may make it at once: the last one's stays
-    return ctypes.CDLL(str(folder / name))
+    return library
+
+
+def is_whole(library: Path) -> bool:
+    """Whether a library of Linux has its end, a table. To load half a library ends the process."""
+    head = library.read_bytes()[:64]
+    if head[:6] != b"\x7fELF\2\1":  # of another system; or none, and the loader says so
+        return True
+    start, size, count = (
+        int.from_bytes(head[place : place + width], "little")
+        for place, width in ((0x28, 8), (0x3A, 2), (0x3C, 2))
+    )
+    return len(head) == 64 and library.stat().st_size >= start + size * count
 
 
 def run_compiler(command: Sequence[str], seconds: float = COMPILE_SECONDS) -> tuple[int, str]:

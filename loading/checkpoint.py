@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from configs import ModelConfig, UserError
+from checks import MOST, UserError
+from configs import ModelConfig
 from loading.files import existing, read_json, readable
 from model import Transformer
 
@@ -100,7 +101,6 @@ _KINDS = {
     "auto_map": (dict, "a table of names"),
     "layer_types": (list, "a list of names"),
 }
-MOST = 10**9  # of whole numbers: far more than any model has of anything
 LARGEST = 1e12  # of other numbers, such as rope_theta
 LARGEST_EPS = 1.0  # of a norm: a larger one would outweigh the values
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -476,7 +476,10 @@ def save(
     dtype: torch.dtype = torch.bfloat16,
     eos_id: int | None = None,
 ) -> None:
-    """Writes a Hugging Face directory: `config.json`, and `model.safetensors` in `dtype`."""
+    """Writes a Hugging Face directory: `config.json`, and `model.safetensors` in `dtype`.
+
+    Raises OSError where it cannot be written.
+    """
     directory, config = Path(directory), model.config
     directory.mkdir(parents=True, exist_ok=True)
     family = (
@@ -514,7 +517,11 @@ def save(
         tensors[name] = (
             (tensor.T if place.transposed else tensor).to("cpu", dtype, copy=True).contiguous()
         )
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    path = directory / "model.safetensors"
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # a full disk, for example
+        raise OSError(f"cannot write {str(path)!r}: {error}") from None
     (directory / "config.json").write_text(
         json.dumps(raw, indent=2, sort_keys=True) + "\n", encoding="utf-8"
     )

@@ -4,7 +4,8 @@ import os
 
 import torch
 
-from configs import ModelConfig, UserError, did_you_mean
+from checks import UserError, did_you_mean
+from configs import ModelConfig
 
 
 def check_memory(

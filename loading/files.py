@@ -13,7 +13,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from configs import MODELS, UserError, did_you_mean
+from checks import UserError, did_you_mean
+from configs import MODELS
 
 DEMO = Path(__file__).resolve().parents[1] / "demo"  # the model that ships with the project
 # the models that have a tokenizer

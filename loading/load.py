@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from torch.overrides import TorchFunctionMode
 
-from configs import MODELS, ModelConfig, UserError
+from checks import UserError
+from configs import MODELS, ModelConfig
 from loading import checkpoint, files
 from loading.device import check_memory
 from loading.tokenizer import GPT2_VOCABULARY, Tokenizer, gpt2_tokenizer

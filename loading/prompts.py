@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from operator import index as as_index
 
 from batch import Request
-from configs import UserError
+from checks import MOST, UserError
 from sampling import Sampler, SamplingParams
 
 LONGEST_WAIT = 1e9  # s, until a prompt arrives: a clock cannot wait much longer
@@ -90,6 +90,8 @@ def as_lists(prompts: object) -> object:
 
 def token_ids(prompt: Sequence) -> list[int]:
     """A prompt as a list of whole numbers. A TypeError for anything else, such as True or 1.0."""
+    if len(prompt) > MOST:
+        raise UserError(f"a prompt has {len(prompt)} tokens; it may have {MOST} at most")
     if any(isinstance(token, bool) for token in prompt):
         raise TypeError
     return [as_index(token) for token in prompt]

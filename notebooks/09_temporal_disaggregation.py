@@ -11,16 +11,12 @@
 # %% [markdown]
 # # Lesson 9: phases instead of chunks
 #
-# Lesson 8 showed bubbles, and one answer to them: chunks make all batches alike.
-# [TD-Pipe](https://arxiv.org/abs/2506.10470) gives another answer. The whole pipeline prefills for
-# a while, and then decodes for a while. So all batches in the pipeline are of one kind. The authors
-# call this *temporal disaggregation*.
+# Chunks make all batches alike (lesson 8). [TD-Pipe](https://arxiv.org/abs/2506.10470) gives
+# another answer to bubbles. The whole pipeline prefills for a while, and then decodes for a while.
+# The authors call this *temporal disaggregation*.
 #
-# **You will see**
-# 1. the bubble again, on four stages;
-# 2. phases in a small example, and the bubble that they bring;
-# 3. the controller, one call at a time, and its rules: look ahead, steal work, compare intensities;
-# 4. when phases are faster, and when chunks are. You find this with a sweep.
+# **You will see** the bubble again, on four stages; phases in a small example; the controller, one
+# call at a time, and its three rules; and, by a sweep, when phases are faster, and when chunks are.
 #
 # About 40 minutes; the machine needs half a minute. Every number says what it is: **paper**
 # (published) or **predicted** (cost model, for a named GPU). "Sec" and "Fig" mean TD-Pipe. The goal
@@ -75,10 +71,9 @@ def account(traces):
 # %% [markdown]
 # ## Step 1: the bubble again
 #
-# LLaMA2-13B runs on four L20 GPUs, a stage on each. PCIe connects them. There are 600 requests.
-# Their lengths come from a public trace of conversations. *Separate batches* (PP+SB) hold whole
-# prompts or decodes, never both. The policy is `vllm_v0`, with the limit of vLLM 0.5.3 on the
-# prompts of a batch.
+# LLaMA2-13B runs on four L20 GPUs over PCIe, a stage on each. The lengths of 600 requests come from
+# a public trace of conversations. *Separate batches* (PP+SB, policy `vllm_v0`) hold whole prompts
+# or decodes, never both.
 #
 # **Predict first.** Lesson 8 had two stages. Which bubble is the largest here: PB1, PB2 or PB3?
 
@@ -92,8 +87,8 @@ assert max(BUBBLES, key=separate.idle.get) == "PB2"
 
 # %% [markdown]
 # **Explain.** The largest is PB2. A prefill takes much longer than a decode step, and each
-# micro-batch changes between the two at its own time. So other micro-batches wait behind a prefill,
-# again and again. TD-Pipe asks: must the changes come at different times?
+# micro-batch changes between the two at its own time. So others wait behind a prefill, again and
+# again.
 #
 # ## Step 2: phases on paper
 #
@@ -135,24 +130,22 @@ assert phases.idle["PB2"] == 0 < phases.idle["phase switch"]
 assert phases.bubble < separate.bubble and sum(phases.busy) > sum(separate.busy)
 
 # %% [markdown]
-# **Explain.** PB2 is gone, and a new kind has come, the *phase switch*. From prefill to decode,
-# stage 0 waits: stage 1 still runs prefills, so no decode comes back to stage 0. From decode to
-# prefill, both stages wait: the last decode must end on stage 1, and then the first prompt must
-# pass stage 0. At that time, only one request is left. So the program names another cause:
-# *starved* in the table, *want of requests* (too few requests) in the picture. A switch costs about
-# the same after a short phase and after a long one. So phases should be long.
+# **Explain.** PB2 is gone, and the *phase switch* has come. From prefill to decode, stage 0 waits:
+# stage 1 still runs prefills, so no decode comes back. From decode to prefill, both stages wait:
+# the last decode must end, and the first prompt must pass stage 0. Then only one request is left,
+# so the program names another cause: *starved*. A switch costs about the same after a short phase
+# and after a long one. So phases should be long.
 #
-# Fewer bubbles do not always mean less time: see *total time* and *busy*. In a decode phase, no new
-# request takes the place of one that has ended. So later steps have fewer requests, at the same
-# cost.
+# Fewer bubbles do not always mean less time: see *busy*. In a decode phase, no new request takes
+# the place of one that has ended. So later steps have fewer requests, at the same cost.
 #
 # ## Step 3: the controller, by hand
 #
-# One controller decides for the whole pipeline (`pipeline/td_pipe.py`). The simulation calls two of
-# its methods. `next(number, now)` returns the batch that micro-batch `number` runs now.
-# `done(number, batch, tokens)` tells the controller that this batch has left the last stage. Here
-# our own code makes these calls, for two stages, four micro-batches and a memory of 22 tokens. (A
-# prefill needs no tokens to come back. So more micro-batches than stages may be in flight.)
+# One controller decides for the whole pipeline (`pipeline/td_pipe.py`). `next(number, now)` returns
+# the batch that micro-batch `number` runs now. `done(number, batch, tokens)` says that this batch
+# has left the last stage. Here our own code makes these calls, for two stages, four micro-batches
+# and a memory of 22 tokens. (A prefill needs no tokens to come back. So more micro-batches than
+# stages may be in flight.)
 #
 # **Predict first.** A, B, C and D have prompts of 4, 6, 3 and 5 tokens. Each has 3 output tokens,
 # and its prefill yields the first. How many requests are admitted before the first decode?
@@ -195,17 +188,17 @@ assert not controller.busy and max(row[-2] for row in log) <= 22
 assert [row[1] for row in log[:4]] == ["A", "B", "C", "-"] and log[3][-1] == "decode"
 
 # %% [markdown]
-# **Explain.** Three requests. B and C start before A's prefill has left the last stage. Then the
-# look-ahead stops, because four requests would need more than the memory. The phase is now
-# `decode`, though no decode can run yet. After its prefill, a request is *withheld*: it belongs to
-# no micro-batch until one takes it.
+# **Explain.** Three requests. B and C start before A's prefill has left the last stage. Four
+# requests would need more than the memory, so the look-ahead stops. The phase is now `decode`,
+# though no decode can run yet. After its prefill, a request is *withheld*: it belongs to no
+# micro-batch until one takes it.
 #
 # ## Step 4: first rule, look ahead
 #
 # **The paper's claim (Sec 3.3, Algorithm 1).** Stop the prefills before the memory is full, because
-# requests still grow while they decode. To know when, predict how many tokens each request will
-# generate. Choose some future decode steps, the *points*. For each point, add up the tokens of all
-# requests that still run then. If no sum exceeds the memory, admit one more request.
+# requests grow while they decode. Predict how many tokens each request will generate. Choose some
+# future decode steps, the *points*. If at no point the tokens of all running requests exceed the
+# memory, admit one more request.
 #
 # **Predict first.** A holds 30 tokens now and has 6 steps to go. B holds 10 tokens and has 30 steps
 # to go. C holds 20 tokens and has 14 steps to go. At which step do they hold most tokens in total?
@@ -234,9 +227,9 @@ assert ahead.peak() < max(curve) <= bound.peak()
 # **Explain.** All three grow until A ends. The points miss that moment, because it lies between two
 # of them. The green line also covers the steps between the points (`between`, our default).
 #
-# What does a wrong prediction cost? If it is too low, too many requests are admitted. The memory
-# runs out, and the newest request is preempted and computed again. If it is too high, too few
-# requests are admitted. We take 300 requests on two L20s, where memory is scarce.
+# What does a wrong prediction cost? If it is too low, the memory runs out, and the newest request
+# is preempted and computed again. If it is too high, too few requests are admitted. We take 300
+# requests on two L20s, where memory is scarce.
 #
 # **Predict first.** Which prediction costs more: half of the true mean, or twice the true mean?
 
@@ -261,15 +254,14 @@ assert guessed["mean x 0.5"].recomputed > guessed["the true length"].recomputed 
 assert guessed["mean x 2"].throughput < guessed["mean x 0.5"].throughput
 
 # %% [markdown]
-# **Explain.** A low prediction costs little here: some work is done twice. A high prediction costs
-# much: a large part of the memory stays empty, decode batches are small, and there are many phases.
+# **Explain.** A low prediction costs little here: some work is done twice. A high one costs much:
+# memory stays empty, decode batches are small, and there are many phases.
 #
 # ## Step 5: second rule, steal work
 #
 # **The paper's claim (Sec 3.4, Fig 9).** Requests end at random times. So micro-batches become
-# unequal, and stages wait for the largest one: PB3. The controller corrects this whenever a
-# micro-batch comes back. If the micro-batch has more requests than the average, the surplus is
-# *withheld*. If it has fewer, it takes some of the withheld ones.
+# unequal, and stages wait for the largest one: PB3. When a micro-batch comes back with more
+# requests than the average, the surplus is *withheld*. One with fewer takes some of these.
 #
 # **Predict first.** There are four micro-batches of 128 requests. In the first round, 48 requests
 # of batch 0 end, and 8 of batch 1. How many requests does each batch take along? After how many
@@ -298,19 +290,17 @@ print(f"{paper['td_steal_l20_32b']:g} x (paper, a model of 32B)")
 assert window.trace.idle["PB3"] < off.trace.idle["PB3"]
 
 # %% [markdown]
-# **Explain.** After five turns, all batches have 114 requests. In a whole run with the requests of
-# step 1, stealing removes a part of PB3, but the total time hardly changes. We do not find the
-# paper's gain. There may be two reasons. Stealing counts requests, not tokens. And the new requests
-# of each phase also make the micro-batches more equal.
+# **Explain.** After five turns, all batches have 114 requests. In a whole run, stealing removes a
+# part of PB3, but the total time hardly changes. We do not find the paper's gain. Perhaps because
+# stealing counts requests, not tokens, and because new requests also make micro-batches equal.
 #
 # ## Step 6: third rule, compare intensities
 #
 # **The paper's claim (Sec 3.5, Fig 10).** As requests end, decode batches shrink, but a step costs
-# almost the same. A switch to prefill brings new requests, but costs a bubble. So compare two
-# numbers, each at most 1. *Spatial intensity* is the speed of a decode step (requests per second),
-# divided by the highest speed that a step could reach. *Temporal intensity* is 1 - bubble / total
-# time, for the prefill phase that could begin now. Switch when the spatial intensity is smaller
-# than the temporal one.
+# almost the same. A switch to prefill brings new requests, but costs a bubble. *Spatial intensity*
+# is the speed of a decode step (requests per second) over the highest possible speed. *Temporal
+# intensity* is 1 - bubble / total time, for the prefill phase that could begin now. Switch when the
+# spatial intensity is the smaller one.
 #
 # **Predict first.** During a decode phase, does each of the two numbers rise or fall?
 
@@ -344,18 +334,16 @@ axes.set(xlabel="rounds of decode micro-batches", ylabel="intensity", ylim=(0, 1
 finish(figure, "LLaMA2-13B on 4 x L20 (predicted)")
 
 # %% [markdown]
-# **Explain.** Spatial intensity falls as requests end. Temporal intensity rises: when more requests
-# have ended, more prompts fit. The prefill phase becomes longer, so the switch is a smaller part of
-# its time. (Before the last mark, the blue line is flat: there, all prompts that are left fit.) The
-# decode phase ends where the lines cross. Where the blue line is missing, no prompt fits. After the
-# last mark, no prompt is left. Nothing is compared there, so the orange line has no meaning.
+# **Explain.** Spatial intensity falls as requests end. Temporal intensity rises: more prompts fit,
+# so the switch is a smaller part of a longer prefill phase. The decode phase ends where the lines
+# cross. Where the blue line is missing, no prompt fits. After the last mark, no prompt is left, and
+# nothing is compared.
 #
 # ## Step 7: phases or chunks?
 #
-# We compare three systems on the same four GPUs, with the same memory. *TP+HB* is tensor parallel:
-# all GPUs share each layer, and each layer needs two *all-reduces* (sums over all GPUs). *PP+HB* is
-# a pipeline. Both run hybrid batches of chunks and decodes (`sarathi_serve`) with a token budget C.
-# *TD-Pipe* is a pipeline, too. We run six workloads, and look at two of them first.
+# We compare three systems on the same GPUs. *TP+HB* is tensor parallel: all GPUs share each layer,
+# and each layer needs two *all-reduces* (sums over all GPUs). *PP+HB* is a pipeline. Both run
+# hybrid batches (`sarathi_serve`) with a token budget C. *TD-Pipe* is a pipeline, too.
 #
 # **Predict first.** Which is faster with short outputs, PP+HB or TD-Pipe? Which one with long
 # outputs?
@@ -391,17 +379,15 @@ for output in (32, 512):
     assert (sum(td.trace.busy) > 1.1 * sum(chunks.trace.busy)) == (output == 32)
 
 # %% [markdown]
-# **Explain.** Short outputs first. Look at *busy*: the stages of TD-Pipe work longer for the same
-# tokens. Under PP+HB, most decodes are in batches with chunks, which read the weights in any case
-# (lesson 4). In a decode phase, the weights are read for the decodes alone. Chunks also leave few
-# bubbles here.
+# **Explain.** With short outputs, the stages of TD-Pipe work longer for the same tokens (*busy*).
+# Under PP+HB, most decodes are in batches with chunks, which read the weights in any case (lesson
+# 4). In a decode phase, the weights are read for the decodes alone.
 #
-# Now long outputs. Most batches of PP+HB hold only decodes, so a batch with a chunk causes PB2
+# With long outputs, most batches of PP+HB hold only decodes, so a batch with a chunk causes PB2
 # again. And PP+HB does not look ahead: it preempts requests, and computes them again.
 #
 # **Your sweep.** Each column of the next picture is a workload. TD-Pipe wins where a mark is above
-# the line. For the triangles, PP+HB has the best of three C for each workload. To see other
-# workloads, change `prompts` and `outputs` above.
+# the line. For the triangles, PP+HB has the best of three C for each workload.
 #
 # **Predict first.** Where does TD-Pipe win most against TP+HB? Where against PP+HB?
 
@@ -426,18 +412,17 @@ finish(figure, "TD-Pipe over others, LLaMA2-13B on 4 x L20 (predicted)")
 print(f"paper, at most: {paper['td_vs_tp_hb']:g} over TP+HB, {paper['td_vs_pp_hb']:g} over PP+HB")
 
 # %% [markdown]
-# **Explain.** Against TP+HB, phases win where prompts are most of the work. There, the all-reduces
-# send every prompt token over PCIe. A decode step has only a few rows to send.
+# **Explain.** Against TP+HB, phases win where prompts are most of the work: there, the all-reduces
+# send every prompt token over PCIe.
 #
-# Against PP+HB with C = 512, the default of our experiments, phases win where outputs are long. But
-# with the best C for each workload, PP+HB wins all six in our cost model. With longer outputs, a
-# smaller chunk is better. Its bubble is shorter. And there are more chunks, so more decodes run
-# beside one.
+# Against PP+HB with C = 512, phases win where outputs are long. But with the best C for each
+# workload, PP+HB wins all six in our cost model. A smaller chunk has a shorter bubble, and more
+# decodes run beside the more numerous chunks.
 #
 # The paper measured a far larger gain over PP+HB. Perhaps its baseline had a cost that our model
-# leaves out, such as the host's time between two steps. Perhaps its chunks were not the best ones.
-# And each of its micro-batches had its own requests and memory, while our PP+HB has one pool. So we
-# claim only this: with our costs, phases beat chunks whose C does not suit the workload.
+# leaves out, or not the best chunks. And each of its micro-batches had its own memory, while our
+# PP+HB has one pool. So we claim only this: with our costs, phases beat chunks whose C does not
+# suit the workload.
 #
 # **Links and memory.** Now the workload stays the same, and the machine changes.
 #
@@ -461,10 +446,9 @@ for name, machine in machines.items():
     print(f"which recomputes {chunks.recomputed} (predicted)")
 
 # %% [markdown]
-# **Explain.** With NVLink, only TP+HB becomes faster, because its all-reduces become cheap. The two
-# pipelines send so little that PCIe is enough. With half of the memory, TD-Pipe has about twice as
-# many phases, so it pays for more switches. But PP+HB recomputes more requests, so TD-Pipe comes
-# closer to it.
+# **Explain.** With NVLink, only TP+HB becomes faster: its all-reduces become cheap. The two
+# pipelines send little. With half of the memory, TD-Pipe has about twice as many phases. But PP+HB
+# recomputes more requests, so TD-Pipe comes closer to it.
 #
 # ## What if ...
 #
@@ -489,9 +473,8 @@ print(f"{mine.throughput:.0f} tokens/s, {mine.phases} phases (predicted)")
 #
 # <details><summary>Answer</summary>
 #
-# In a prefill phase, a stage that has run a short prompt waits for the long one behind it: PB1. In
-# a decode phase, micro-batches have about equal numbers of requests, but contexts of different
-# length: PB3.
+# In a prefill phase, a stage waits for a long prompt behind a short one: PB1. In a decode phase,
+# the contexts of micro-batches differ in length: PB3.
 #
 # </details>
 #
@@ -499,8 +482,8 @@ print(f"{mine.throughput:.0f} tokens/s, {mine.phases} phases (predicted)")
 #
 # <details><summary>Answer</summary>
 #
-# No. A request that arrives in a decode phase waits until the phase ends. And in a prefill phase,
-# all decodes stall. Chunks limit the time between two tokens (lesson 7).
+# No. A request that arrives in a decode phase waits for its end. In a prefill phase, all decodes
+# stall.
 #
 # </details>
 #
@@ -508,8 +491,8 @@ print(f"{mine.throughput:.0f} tokens/s, {mine.phases} phases (predicted)")
 #
 # <details><summary>Answer</summary>
 #
-# Batches shrink, but a step costs almost the same. In the end, each step reads all weights for a
-# few requests, and most of the memory is empty. So the rule of step 6 compares both costs.
+# In the end, each step reads all weights for a few requests. So the rule of step 6 compares both
+# costs.
 #
 # </details>
 #

@@ -11,19 +11,14 @@
 # %% [markdown]
 # # Lesson 10: beam search and the segment KV cache
 #
-# A *beam search* follows several sequences of one prompt at the same time. They are called *beams*.
-# The standard way copies the prompt's keys and values for each beam, and moves the whole cache at
-# every step. The *segment KV cache* of a [paper of Intel](https://arxiv.org/abs/2401.05391) keeps
-# the prompt once. Its memory for the response grows by 16 steps at a time. A small table says where
-# each beam reads.
+# A *beam search* follows several sequences of one prompt at once, its *beams*. The standard way
+# copies the prompt's keys and values for each beam, and moves the whole cache at every step. The
+# *segment KV cache* of a [paper of Intel](https://arxiv.org/abs/2401.05391) keeps the prompt once.
+# Its memory for the response grows by 16 steps at a time. A small table says where each beam reads.
 #
-# **You will see**
-# 1. a beam search as a tree, and why greedy decoding can lose;
-# 2. how much memory both caches need: two formulas, and the bytes that they really hold;
-# 3. the table, filled by hand, and a common mistake with it;
-# 4. one softmax over two segments;
-# 5. a search beside the chunks and decodes of other requests;
-# 6. the gain, measured and predicted, and which part of it comes from the cache.
+# **You will see** a beam search as a tree; the memory of both caches; the table, filled by hand,
+# and a common mistake with it; one softmax over two segments; a search beside other requests; and
+# the gain, with its causes.
 #
 # About 40 minutes; the machine needs a minute. Every number says what it is: **paper** (published),
 # **predicted** (formula or cost model) or **measured** (this machine). "Sec" means Intel's paper.
@@ -53,7 +48,7 @@ from scheduler import make_scheduler
 
 # %% [markdown]
 # The demo model runs in float64 and without `fast/`, so that we can compare exactly. `drive` is the
-# loop of lesson 4, with an executor that knows beams. `llm.beam_search` does the same inside.
+# loop of lesson 4, with an executor that knows beams.
 
 # %%
 llm = LLM("demo", dtype="float64", max_batch_size=3, max_length=256, device="cpu", fast=False)
@@ -76,10 +71,8 @@ def drive(prompt, params, cache="segment", kind=BeamExecutor, llm=llm):
 # %% [markdown]
 # ## Step 1: a tree of beams
 #
-# Greedy decoding takes the most likely token at each step, and never takes it back. A beam search
-# gives each sequence a score: the sum of the log-probabilities of its tokens so far. At each step,
-# each beam proposes its most likely next tokens. The best BW of all proposals become the next
-# beams.
+# A beam's score is the sum of the log-probabilities of its tokens so far. At each step, each beam
+# proposes its most likely next tokens. The best BW of all proposals become the next beams.
 #
 # **Predict first.** Greedy takes the best token at each step. Can its whole sequence still be less
 # likely than that of a beam search?
@@ -133,18 +126,17 @@ axes.grid(visible=False)
 plt.show()
 
 # %% [markdown]
-# **Explain.** Greedy begins with a more likely token, but its later tokens are less likely. The
-# search kept other beginnings, too. A beam without a line to its right was dropped: none of its
-# proposals was among the best. (The picture shows only the first 9 tokens.) Where two lines leave a
-# beam, both children use the keys and values of this beam. So beams change places from step to
-# step, and the cache must follow.
+# **Explain.** Greedy begins with a more likely token, but its later tokens are less likely. A beam
+# without a line to its right was dropped: none of its proposals was among the best. (The picture
+# shows only the first 9 tokens.) Where two lines leave a beam, both children use its keys and
+# values. So beams change places from step to step, and the cache must follow.
 #
 # ## Step 2: where the memory goes
 #
 # **The paper's claim (Sec 3.2, Fig 4).** The standard way holds BS x BW x (prompt + response)
 # tokens. The segment cache holds BS x (prompt + BW x response) tokens, where the response is
-# rounded up to a multiple of 16. Take GPT-J with 32 searches of four beams, and 1024 tokens each of
-# prompt and response: this saves more than a third.
+# rounded up to a multiple of 16. For GPT-J with 32 searches of four beams, and 1024 tokens each of
+# prompt and response, this saves more than a third.
 #
 # **Predict first.** By which factor does the cache shrink, if the prompt is very long? Very short?
 
@@ -181,15 +173,13 @@ figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center"
 plt.show()
 
 # %% [markdown]
-# **Explain.** The prompt needs BW times less memory. The response needs as much as before. With a
-# short prompt, the padding takes nearly as much memory as the copies do: see the right picture, and
-# question 1.
+# **Explain.** The prompt needs BW times less memory, the response as much as before. With a short
+# prompt, the padding takes nearly as much as the copies do: see the right picture, and question 1.
 #
 # ## Step 3: the bytes, step by step
 #
 # **The paper's claim (Sec 3.2).** A buffer for the longest possible response would waste memory. A
 # new buffer at each step would mean a copy at each step. So the buffer grows by 16 steps at a time.
-# Then the old buffer is freed.
 #
 # **Predict first.** At which response tokens does the segment cache grow? And the standard one?
 
@@ -212,23 +202,11 @@ for cache in ("segment", "standard"):
 print("the same sequences:", sequences[0] == sequences[1])
 assert sequences[0] == sequences[1]
 
-# %%
-figure, axes = plt.subplots()
-for (cache, sizes), colour in zip(held.items(), ("blue", "orange"), strict=True):
-    style = {"color": COLOURS[colour], "drawstyle": "steps-mid", "label": cache}
-    axes.plot(sizes.keys(), [size / 1e6 for size in sizes.values()], **style)
-axes.axhline(len(text) * one / 1e6, color=GREY, linestyle=":", label="the prompt, once")
-axes.set_xticks((1, 16, 17, 32, 33, 48, 49), ("1", "16  ", "  17", "32  ", "  33", "48  ", "  49"))
-axes.set(xlabel="response tokens of each beam in the cache", ylabel="MB", ylim=0)
-axes.set_title(f"Bytes held by a search of {WIDTH} beams, prompt {len(text)} (measured)")
-axes.legend()
-plt.show()
-
 # %% [markdown]
-# **Explain.** The segment cache grows at tokens 17, 33 and 49, because the old buffer has no place
-# for them. The standard cache grows at every token, and each time everything is copied. The picture
-# and the formula leave out two things. While a layer is copied, its old copy is still in memory.
-# And in our engine, the prompt of a standard search also stays in its slot.
+# **Explain.** The segment cache grows at token 17, then every 16. The standard cache grows at every
+# token, and each time everything is copied. The formula leaves out two things. While a layer is
+# copied, its old copy is still in memory. And in our engine, the prompt of a standard search also
+# stays in its slot.
 #
 # ## Step 4: the table, by hand
 #
@@ -262,11 +240,11 @@ assert memory.table[:, :3].tolist() == histories
 # %% [markdown]
 # **Explain.** Beam 1 reads step 0 from place 1, and beam 0 from place 0. `reorder` gives each beam
 # its parent's *whole* row of the table. `extend` appends the beam's own number. So only a few
-# integers move. The standard way moves the whole cache.
+# integers move.
 #
-# **The usual mistake.** Each beam remembers only its last parent, and reads all of its past at the
-# place of this parent. At step 1 this is right. At step 2 it is wrong. Beam 0's last parent was
-# beam 2. But beam 2 read the key of step 0 at place 0, not at place 2.
+# **The usual mistake.** Each beam remembers only its last parent, and reads all of its past at that
+# parent's place. At step 2 this is wrong. Beam 0's last parent was beam 2, but beam 2 read the key
+# of step 0 at place 0.
 #
 # **Predict first.** How would you notice? Does the search crash? Does the text look broken?
 
@@ -327,19 +305,19 @@ plt.show()
 
 # %% [markdown]
 # **Explain.** Nothing crashes, and the text looks normal. But from step 2 on, the wrong search
-# reads the keys of other sequences. So its score is not the true score of its sequence. Only the
-# recomputation shows this. In the left table, all numbers of most columns are equal. At these
-# steps, all beams have the same past.
+# reads the keys of other sequences, so its score is not that of its sequence. Only the
+# recomputation shows this. In the left table, most columns hold one number: there, all beams have
+# the same past.
 #
 # ## Step 5: two segments, one softmax
 #
 # **The paper's claim (Sec 3.3).** One kernel attends to the prompt for all BW queries, then to the
 # response through the table. Then both results are "added together".
 #
-# **Predict first.** The prompt has two keys. Their scores with the query are 2 and 0, and their
-# values are 1 and 3. The response has one key, with the score 3 and the value 10. Attention over
-# the prompt alone gives a result between 1 and 3. Attention over the response alone gives 10. Is
-# the answer the sum of both? Is it their mean?
+# **Predict first.** The prompt has two keys. Their scores with the query are 2 and 0, their values
+# 1 and 3. The response has one key, with the score 3 and the value 10. Attention over the prompt
+# alone gives a result between 1 and 3, over the response alone 10. Is the answer their sum? Their
+# mean?
 
 
 # %%
@@ -371,11 +349,10 @@ print(f"sum of the results: {total:.4f}; mean: {total / 2:.4f}")
 assert math.isclose(both[2] / both[1], whole[2] / whole[1])
 
 # %% [markdown]
-# **Explain.** Each softmax divides by the sum of its own segment. But the answer must divide by the
-# sum over all keys. So keep three numbers for each segment: the columns of the table. Scale one of
-# the two parts, add both parts, and divide at the end. This is the *running maximum and sum* of
-# FlashAttention. `beam/attention.py` does this for all beams and heads at once. `beam/native.py`
-# does it in C++, and reads the prompt's keys once for all beams.
+# **Explain.** Each softmax divides by the sum of its own segment, but the answer must divide by the
+# sum over all keys. So keep three numbers for each segment: the columns of the table. Scale one
+# part, add both, and divide at the end. This is the *running maximum and sum* of FlashAttention.
+# `beam/attention.py` does it for all beams and heads at once.
 #
 # ## Step 6: beams and chunks
 #
@@ -406,26 +383,9 @@ assert (
     search.search.finished[0].token_ids == alone.sequences[0].token_ids
 )  # the other requests change nothing
 
-# %%
-figure, axes = plt.subplots(figsize=(12, 4.4))
-names = {0: "A", 1: "search", 2: "B"}
-low = [0] * len(layout)
-for kind in ("decode", "chunk"):
-    for number, colour in ((0, "sky"), (1, "green"), (2, "orange")):
-        rows, hatch = [each.get((number, kind), 0) for each in layout], "//" * (kind == "chunk")
-        style = {"color": COLOURS[colour], "hatch": hatch, "edgecolor": "white", "width": 0.9}
-        axes.bar(range(len(layout)), rows, bottom=low, label=f"{names[number]}, {kind}", **style)
-        low = [under + height for under, height in zip(low, rows, strict=True)]
-axes.axhline(16, color="black", linestyle="--")
-axes.set(xlabel="iteration", ylabel="rows", yticks=range(0, 17, 4))
-axes.set_title("Rows of each iteration; dashed: C = 16")
-figure.legend(loc="outside lower center", ncols=6)
-plt.show()
-
 # %% [markdown]
 # **Explain.** A chunk has eleven tokens: 16 rows, minus four beams and one decode. The search found
-# the same tokens as when it runs alone. A wide search leaves little room for prompts, so it needs a
-# larger C.
+# the same tokens as alone. A wide search leaves little room for prompts, so it needs a larger C.
 #
 # ## Step 7: the gain
 #
@@ -433,9 +393,8 @@ plt.show()
 # token comes 4 to 7 times sooner, latency is up to 7 times shorter, and throughput is 8 to 27 times
 # higher. BW = 4 takes almost as long as BW = 1.
 #
-# First we run three ways in the same engine, on this machine: the segment cache with BW = 1 and
-# with BW = 4, and the standard cache with BW = 4. Twelve searches take their steps in turn, so a
-# busy moment of the machine slows all of them. We print the median step of each.
+# First we run three ways in the same engine, on this machine. Twelve searches take their steps in
+# turn, so a busy moment slows all of them. We print the median step of each.
 #
 # **Predict first.** The prompt becomes eight times as long. Which of the three ways becomes slower?
 
@@ -468,9 +427,8 @@ print_table(["prompt", *measured, "standard / segment", "BW 4 / BW 1"], rows)
 print(f"4 layers of 'laptop', {small.dtype}, attention {small.attention}, {this_machine()}")
 
 # %% [markdown]
-# Next is a prediction for the paper's GPU: Llama2-13B on one *tile* of an Intel Max 1550. (Here, a
-# tile is half of the GPU.) `beam/cost.py` also counts the time in which the standard cache moves
-# its keys and values. Two operators do this, *concatenate* and *index_select*. Each reads and
+# Next is a prediction for the paper's GPU: Llama2-13B on one *tile*, half of an Intel Max 1550. The
+# standard cache also moves its keys and values, by *concatenate* and *index_select*. Each reads and
 # writes the whole cache.
 
 # %%
@@ -492,17 +450,16 @@ for axes, title, places in zip(panels, titles, (lengths, PROMPTS), strict=True):
 plt.show()
 
 # %% [markdown]
-# **Explain.** Each step must read the weights once, for one beam or for four. No step can be faster
-# than this read. With the segment cache, a step of four beams takes about as long as a step of one
-# beam, because it also reads the prompt only once. (The last column of the table compares the two.
-# On this page, its numbers are even a little below 1. On another machine, they may be above 1.)
-# With the standard cache, attention reads four copies of the prompt, and the step moves all four
-# copies twice.
+# **Explain.** Each step must read the weights once, for one beam or for four. With the segment
+# cache, four beams take about as long as one, because a step also reads the prompt only once. (See
+# the last column of the table. On this page it is even a little below 1. On another machine, it may
+# be above 1.) With the standard cache, attention reads four copies of the prompt, and the step
+# moves them twice.
 #
 # Which of the paper's numbers does the cache explain? In the cost model, "transformers" has the
-# standard cache, and it repeats the prompts *before* the prefill. All ways have fused attention,
-# and starting an operator costs nothing. (In the table below, the *knee* is the prompt length above
-# which the first token's time grows fast.)
+# standard cache, and repeats the prompts *before* the prefill. All ways have fused attention, and
+# starting an operator costs nothing. (The *knee* is the prompt length above which the first token's
+# time grows fast.)
 #
 # **Predict first.** At BW = 1 there is nothing to share. What can the cache still gain there?
 
@@ -543,23 +500,17 @@ print(f"the next token with segments: BW = 4 takes {four / one:.2f} times BW = 1
 # %% [markdown]
 # **Explain.** The gains have different causes.
 #
-# - *The next token.* The cache saves bytes: it reads the prompt's keys once, and moves nothing.
-#   This gain is far below the paper's. We think that the rest comes from fused kernels. The paper
-#   says that a layer has hundreds of operators in `transformers`, and nine in its own engine.
-#   (`segment_operators.py` counts them in today's `transformers`, and in our engine.) We do not
-#   know how long they take.
-# - *BW = 1.* There is no second beam to share with. We predict only the time that *concatenate*
-#   takes. The paper, too, says that its gain here comes from fused kernels.
-# - *The first token.* The cache gains nothing, because our standard way also prefills a prompt
-#   once. `transformers` repeats the prompt first, so the prefill has BW times as many rows. It also
-#   writes all scores of attention to memory, and reads them again.
+# - *The next token.* The cache reads the prompt's keys once, and moves nothing. This gain is far
+#   below the paper's. We think that the rest comes from fused kernels: the paper says that a layer
+#   has hundreds of operators in `transformers`, and nine in its own engine.
+# - *BW = 1.* We predict only the time that *concatenate* takes. The paper, too, says that its gain
+#   here comes from fused kernels.
+# - *The first token.* The cache gains nothing: our standard way also prefills a prompt once.
+#   `transformers` prefills BW times as many rows. It also writes all scores of attention to memory.
 # - *Throughput.* Most of this gain comes from the cache (the second line from the end of the
-#   output). A search needs less memory, and nearly nothing is in memory twice. So more searches run
-#   at once, and they share each read of the weights. The paper's largest gain is still far above
-#   ours. Its baseline also pays for many operators, and for fragmented memory.
-#
-# Does BW = 4 take as long as BW = 1? In the prediction, almost. For this machine, see the last
-# column of the measured table.
+#   output). A search needs less memory, so more searches share each read of the weights. The
+#   paper's largest gain is still far above ours. Its baseline also pays for many operators, and for
+#   fragmented memory.
 #
 # ## What if ...
 #
@@ -577,9 +528,8 @@ print(f"the next token with segments: BW = 4 takes {four / one:.2f} times BW = 1
 #
 # <details><summary>Answer</summary>
 #
-# For a prompt of P tokens, the standard cache holds 4 (P + 1) tokens. The segment cache holds P + 4
-# x 16, because the response is padded to 16 steps. So the segment cache holds more if 3 P < 60: for
-# prompts of fewer than 20 tokens. (Check this with `cached_tokens`.)
+# For a prompt of P tokens, the standard cache holds 4 (P + 1) tokens, the segment cache P + 4 x 16.
+# So the segment cache holds more if 3 P < 60: for prompts of fewer than 20 tokens.
 #
 # </details>
 #
@@ -588,9 +538,8 @@ print(f"the next token with segments: BW = 4 takes {four / one:.2f} times BW = 1
 #
 # <details><summary>Answer</summary>
 #
-# Keys of beams that were dropped. No beam reads them again, but the segment keeps them until the
-# search ends. A paged cache, such as vLLM's, frees the blocks that no beam uses any more. Its price
-# is a block table for the prompt, too.
+# Keys of beams that were dropped. The segment keeps them until the search ends. A paged cache, such
+# as vLLM's, frees blocks that no beam uses. Its price is a block table for the prompt, too.
 #
 # </details>
 #
@@ -599,15 +548,9 @@ print(f"the next token with segments: BW = 4 takes {four / one:.2f} times BW = 1
 #
 # <details><summary>Answer</summary>
 #
-# A prefill is bound by memory while its rows are few, and by compute when they are many (lesson 1).
-# The knee is a number of *rows*. `transformers` runs BW = 4 rows for each prompt token, so it
-# reaches the knee with a quarter of the tokens. `python experiments/segment_prompts.py` prints both
-# knees.
+# The knee is a number of *rows*: with few, a prefill is bound by memory (lesson 1). `transformers`
+# runs BW = 4 rows for each prompt token, so it reaches the knee with a quarter of the tokens.
 #
 # </details>
-#
-# **Exercises.** (a) Write `reorder` and `extend` with Python lists. Compare your table with that of
-# `SegmentMemory`, for random parents. (b) Let a segment grow by 64 steps in place of 16. What does
-# this cost, and what does it save?
 #
 # **Read next.** `beam/memory.py`, `beam/attention.py` and `beam/search.py`.

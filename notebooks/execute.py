@@ -29,8 +29,8 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
+from checks import UserError
 from cli import run_main
-from configs import UserError
 from fast import native
 from flags import Parser
 

@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 from IPython import get_ipython
 
 from experiments.lib.common import paper_numbers, print_table
-from experiments.lib.look import COLOURS, SERIES, star, use_style
+from experiments.lib.look import COLOURS, GREY, OPERATOR_LOOKS, SERIES, star, use_style
 from experiments.lib.measuring import this_machine
 from experiments.lib.papers import LOOKS
 from pictures.gantt import draw_lanes, legend_handles
@@ -38,16 +38,9 @@ matplotlib.rcParams.update(
 )
 
 paper = paper_numbers()  # every published number by its id, in experiments/paper_numbers.csv
-GREY = "#999999"
 # A policy has one colour and one marker in all lessons: those of the figures of serving, and more.
 POLICY_LOOKS = LOOKS | {"request_level": SERIES[7], "sarathi": SERIES[5], "dynamic": SERIES[6]}
-OPERATOR_COLOURS = dict(
-    zip(
-        ("preproj", "attn", "postproj", "ffn_ln1", "ffn_ln2", "others"),
-        [colour for colour, _ in SERIES[:5]] + [GREY],
-        strict=True,
-    )
-)
+OPERATOR_COLOURS = {name: colour for name, (colour, _) in OPERATOR_LOOKS.items()}
 
 
 def fastest(measure: Callable[[], float], budget: float = 0.4, least: int = 3) -> float:

@@ -52,15 +52,15 @@ STAGE_LOOKS = {
     "prefill": Look("prefill (p), whole or a chunk", "#F5C45E", edge="#8A6100", hatch="///"),
     "hybrid": Look("hybrid batch", "#8FD0B5", edge="#00664B", hatch="\\\\"),
     "decode": Look("decodes (d)", "#0072B2", 0.34, 0.76),
-    "PB1": Look("PB1: different numbers of prefill tokens", "#D55E00", 0.05, 0.19),
-    "PB2": Look("PB2: prefill next to decode", "#CC79A7", 0.05, 0.19),
-    "PB3": Look("PB3: different contexts", "#000000", 0.05, 0.19),
-    "uneven stages": Look("bubble: uneven stages", "#666666", 0.05, 0.19),
-    "link": Look("bubble: link", "#666666", 0.05, 0.19),
+    "PB1": Look("PB1: different numbers of prefill tokens", "#D55E00", 0.05, 0.28),
+    "PB2": Look("PB2: prefill next to decode", "#CC79A7", 0.05, 0.28, "#6B2A50", "//"),
+    "PB3": Look("PB3: different contexts", "#000000", 0.05, 0.28),
+    "uneven stages": Look("bubble: uneven stages", "#999999", 0.05, 0.28, "#000000", ".."),
+    "link": Look("bubble: link", "#009E73", 0.05, 0.28, "#FFFFFF", "++"),
     "phase switch": Look("bubble: phase switch", "#BFE3F5", edge="#0B5C85", hatch="xx"),
-    "starved": Look("want of requests", "#D9D9D9", 0.51, 0.59),
-    "start-up": Look("start-up", "#D9D9D9", 0.51, 0.59),
-    "drain": Look("drain", "#D9D9D9", 0.51, 0.59),
+    "starved": Look("starved: too few requests", "#F0E442", 0.46, 0.64, "#857C00", "oo"),
+    "start-up": Look("start-up", "#D9D9D9", 0.46, 0.64, "#777777", "--"),
+    "drain": Look("drain", "#BFBFBF", 0.46, 0.64, "#555555", "||"),
 }
 LABEL = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
 MIDDLE = 0.55  # of a lane's bars: where labels stand
@@ -163,8 +163,9 @@ def draw_lanes(
                 zorder=2,
             )
             for bar in found:
-                if bar.label and points * (bar.end - bar.start) > 0.62 * size * len(bar.label) + 5:
-                    place = ((bar.start + bar.end) / 2, lane + 1 - MIDDLE)
+                left, right = max(bar.start, start), min(bar.end, end)  # what is seen of it
+                if bar.label and points * (right - left) > 0.62 * size * len(bar.label) + 5:
+                    place = ((left + right) / 2, lane + 1 - MIDDLE)
                     axes.text(
                         *place,
                         bar.label,

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from batch import Batch
-from configs import Link, UserError
+from checks import UserError
+from configs import Link
 from costmodel import CostModel, make_batch
 
 

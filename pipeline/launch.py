@@ -1,8 +1,8 @@
 """Starts a process for each stage on one machine, as torchrun does, and leaves none behind.
 
 The stages meet at one address. `launch` names the loopback address, which no other machine can
-reach. `meet` listens at the named address, and at no other. torchrun's own store listens on every
-interface: see docs/pipelines.md.
+reach. There the stages listen, and nowhere else. Other launchers, such as torchrun, have a store of
+their own, which listens on every interface: see docs/pipelines.md.
 """
 
 import os
@@ -19,7 +19,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from configs import UserError
+from checks import UserError
+from cli import interrupts_held
 from loading.files import first_line
 
 LAUNCHED = "PIPELINE_LAUNCHED"  # an environment variable: the process id of `launch`
@@ -54,11 +55,12 @@ def launch(stages: int, port: int | None) -> None:
     }
     children: list[subprocess.Popen] = []
     try:
-        for stage in range(stages):
-            environment = group | {"RANK": stage, "LOCAL_RANK": stage}
-            environment = {name: str(value) for name, value in environment.items()}
-            environment = os.environ | loopback_interface() | environment
-            children.append(subprocess.Popen([sys.executable, *sys.argv], env=environment))
+        with interrupts_held():
+            for stage in range(stages):
+                environment = group | {"RANK": stage, "LOCAL_RANK": stage}
+                environment = {name: str(value) for name, value in environment.items()}
+                environment = loopback_interface() | os.environ | environment
+                children.append(subprocess.Popen([sys.executable, *sys.argv], env=environment))
         while not (
             failed := {
                 stage: child.returncode for stage, child in enumerate(children) if child.poll()
@@ -81,19 +83,14 @@ def launch(stages: int, port: int | None) -> None:
 
 
 def loopback_interface() -> dict[str, str]:
-    """What keeps gloo on the loopback. Else it listens at the address of this machine's name."""
-    names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
-    return {"GLOO_SOCKET_IFNAME": names[0]} if names else {}
+    """What keeps gloo and NCCL on the loopback, unless the user's environment says otherwise.
 
-
-def end_with(parent: int) -> None:
-    """End this process when its launcher is gone, even if the launcher was killed.
-
-    parent: the process id that the launcher has told us. It may end before we could ask for its id.
+    Else gloo listens at the address of this machine's name, and NCCL on the first interface that
+    leads to a network.
     """
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
+    names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+    variables = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    return dict.fromkeys(variables, names[0]) if names else {}
 
 
 @dataclass(frozen=True)
@@ -150,8 +147,10 @@ class NotMet(UserError):
 def meet(place: Place, backend: str) -> None:
     """Join the group of all stages. Raises NotMet if they cannot meet."""
     try:
-        # Under torchrun its agent keeps the store, and we are all its clients.
-        ours = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        if place.stage == 0:  # it listens there: PyTorch would look for the name for ten minutes
+            socket.getaddrinfo(place.address, place.port)
+        # Another launcher has a store of its own, or expects PyTorch's.
+        ours = place.launcher is not None
         store = dist.PrefixStore("default_pg", make_store(place)) if ours else None
         dist.init_process_group(
             backend, store=store, rank=place.stage, world_size=place.stages, timeout=PATIENCE
@@ -164,7 +163,7 @@ def meet(place: Place, backend: str) -> None:
 
 
 def make_store(place: Place) -> dist.TCPStore:
-    """Where the stages find each other's addresses, under the names that PyTorch's own store has.
+    """Where the stages of `launch` find each other's addresses.
 
     Stage 0 keeps it. PyTorch's own listens on every interface. So stage 0 brings a socket that is
     bound to the address that was named.

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from batch import Batch, Request
-from configs import UserError, check_whole, lookup
+from checks import UserError, check_whole, lookup
 from scheduler import NOTHING_SCHEDULED, Memory, Scheduler, check_batch
 from simulate import refuse_beams
 

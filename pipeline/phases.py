@@ -15,7 +15,7 @@ from itertools import islice
 from numbers import Real
 
 from batch import Request
-from configs import UserError, check_whole, lookup
+from checks import UserError, check_flag, check_whole, lookup
 from pipeline.predictors import Predictor, oracle, predicted
 from scheduler import Memory, Scheduler
 
@@ -185,7 +185,9 @@ class Rules:
     finished: float | None = None
 
     def __post_init__(self) -> None:
-        lookup(dict.fromkeys(STEALING), str(self.stealing), "stealing")
+        lookup(dict.fromkeys(STEALING), self.stealing, "stealing")
+        for name in ("between", "whole_model", "drain"):
+            check_flag(name, getattr(self, name))
         check_whole("pack", self.pack)
         if self.peak_rows is not None:
             check_whole("peak_rows", self.peak_rows)
@@ -202,12 +204,12 @@ class Rules:
                 raise UserError(f"{name} is {share!r}; it must be above 0, and at most 1")
         if isinstance(self.points, str):
             object.__setattr__(self, "points", lookup(POINTS, self.points, "points"))
-        points = list(self.points)
+        points = list(self.points) if isinstance(self.points, Sequence) else []
         are_whole = all(isinstance(point, int) for point in points)
         if not points or not are_whole or sorted(set(points)) != points or points[0] < 1:
             raise UserError(
-                f"points are {points}; they must be whole numbers of decode steps, at least 1, each"
-                " larger than the one before"
+                f"points are {self.points!r}; they must be whole numbers of decode steps, at least"
+                " 1, each larger than the one before"
             )
 
     def future(self, request: Request) -> tuple[int, int]:

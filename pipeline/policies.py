@@ -7,12 +7,12 @@ decides for all of them together. So commands that run one stage refuse its name
 from collections.abc import Callable
 from dataclasses import replace
 
-from configs import UserError, check_whole, lookup
+from checks import UserError, check_whole, lookup
 from pipeline.micro_batches import MEMORIES, MicroBatches
 from pipeline.phases import Rules
 from pipeline.predictors import named
 from pipeline.td_pipe import TDPipe
-from scheduler import POLICIES, make_scheduler
+from scheduler import ALIASES, POLICIES, make_scheduler
 
 PIPELINE_POLICIES: dict[str, type[MicroBatches]] = {"td_pipe": TDPipe}
 
@@ -51,7 +51,7 @@ def make_micro_batches(
     """
     check_whole("micro_batches", count, most=MOST_MICRO_BATCHES)
     name, colon, option = str(policy).partition(":")
-    lookup({**POLICIES, **PIPELINE_POLICIES, "baseline": None}, name, "policy")
+    lookup({**POLICIES, **PIPELINE_POLICIES, **ALIASES}, name, "policy")
     lookup(dict.fromkeys(MEMORIES), memory, "memory")
     if rules is not None and name not in PIPELINE_POLICIES:
         raise UserError(f"rules are given, but policy {policy!r} takes none: only td_pipe does")
@@ -74,3 +74,10 @@ def make_micro_batches(
         check_whole("cache_tokens", cache_tokens)
         cache_tokens *= count
     return PIPELINE_POLICIES[name](seconds_of, stages, max_batch_size, cache_tokens, count, rules)
+
+
+def policy_names() -> str:
+    """What `make_scheduler` takes, in words: the policies, their other names and their options."""
+    others = {name: alias for alias, name in ALIASES.items()}
+    words = {name: others.get(name, policy.example) for name, policy in POLICIES.items()}
+    return ", ".join(f"{name} (or {word})" if word else name for name, word in words.items())

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from numbers import Real
 
 from batch import Request
-from configs import UserError
+from checks import UserError, check_whole
 
 Predictor = Callable[[Request], float]
 
@@ -101,6 +101,7 @@ class PromptLength:
     def __init__(self, pairs: Sequence[tuple[int, int]], bins: int = 20):
         if not pairs:
             raise UserError("pairs are empty; a predictor needs at least one to learn from")
+        check_whole("bins", bins, 1, 10**6)
         ordered = sorted(pairs)
         cuts = sorted({len(ordered) * i // bins for i in range(bins)})
         parts = [ordered[a:b] for a, b in zip(cuts, [*cuts[1:], len(ordered)], strict=True)]

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 
 from batch import Batch, Request
-from configs import LINKS, lookup
+from checks import check_flag, lookup
+from configs import LINKS
 from pipeline.account import PipelineTrace, Step
 from pipeline.costs import Hop, StageCosts, even_layers, seconds_of_rows
 from pipeline.micro_batches import MicroBatches
@@ -110,6 +111,7 @@ def simulate_pipeline(
     With one stage and one micro-batch, the times are exactly those of `simulate`. Raises UserError
     if a request is too long for the model.
     """
+    check_flag("keep", keep)
     cost_model = make_cost_model(model, gpu, tp, link, software)
     costs = StageCosts(cost_model, even_layers(cost_model.model.n_layer, stages))
     count = stages if micro_batches is None else micro_batches

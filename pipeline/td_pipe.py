@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from batch import Batch, Request
-from configs import check_whole
+from checks import check_whole
 from pipeline.micro_batches import MicroBatches
 from pipeline.phases import Intensity, Rules, share_out
 from scheduler import Scheduler, check_batch, whole_prefill

@@ -29,7 +29,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from batch import LATEST, Batch, Request
-from configs import GPUS, LINKS, MODELS, UserError, check_number
+from checks import UserError, check_number, lookup
+from configs import GPUS, LINKS, MODELS
 from costmodel import TILE, CostModel, make_batch, tokens_that_fit
 from pipeline import Hop, simulate_pipeline
 from simulate import make_cost_model, simulate
@@ -62,6 +63,12 @@ class Deployment:
     link: str = "nvlink-a100"  # joins the GPUs of a stage
     hop: str = "ethernet-100g"  # joins the stages
     orca_batch_size: int = ORCA_BATCH_SIZE
+
+    def __post_init__(self) -> None:
+        lookup(MODELS, self.model, "model")
+        lookup(GPUS, self.gpu, "GPU")
+        for link in (self.link, self.hop):
+            lookup(LINKS, link, "link")
 
     @property
     def layout(self) -> str:
@@ -236,22 +243,23 @@ def capacity(
     load: rate -> the load that the same requests cause at that rate. start: the first rate. The
     search multiplies or divides it by `factor`, until one rate is served and one is not. So
     searches for several SLOs try the same rates. If `start` is good, a small factor needs fewer
-    runs.
+    runs. Each further step is the square of the one before, up to 2.
     Returns 0 if not even 1/1000 of `start` is served. Raises UserError if every rate is served.
     """
     check_number("slo", slo, 0, LATEST, "number of seconds")
     low = high = start
+    step, largest = factor, max(factor, 2.0)
     if load(start).meets(slo):
-        while load(high := factor * high).meets(slo):
-            low = high
+        while load(high := step * high).meets(slo):
+            low, step = high, min(step**2, largest)
             if high > 1000 * start:
                 raise AlwaysServed(
                     "too few requests to find a capacity: the SLO is met even if all of them arrive"
                     " at once; give more or longer ones"
                 )
     else:
-        while not load(low := low / factor).meets(slo):
-            high = low
+        while not load(low := low / step).meets(slo):
+            high, step = low, min(step**2, largest)
             if low < start / 1000:
                 return 0.0
     while high / low > precision:
@@ -268,11 +276,14 @@ def settled_capacity(
     count: int,
     slo: float,
     precision: float = PRECISION,
+    start: float = 1.0,
+    factor: float = 2.0,
 ) -> tuple[float, int]:
     """The capacity, with requests repeated until it no longer changes; and the number of repeats.
 
     load: rate, repeats -> the load at that rate of the requests, repeated so often (`Load.steady`).
-    count: of the requests, not repeated. The number of repeats doubles until two things hold:
+    count: of the requests, not repeated. start, factor: where to begin, see `capacity`. The number
+    of repeats doubles until two things hold:
 
     - The arrivals last long enough to show that a rate is too high by the factor `precision`.
       Then the queue grows by precision - 1 seconds per second, and half of the requests must find
@@ -285,24 +296,24 @@ def settled_capacity(
     shortest = 2 * MAX_DELAY / (precision - 1)  # s of arrivals
     if count > MOST_REQUESTS:
         raise UserError(f"{count} requests are too many; give at most {MOST_REQUESTS}")
-    start, factor, repeats = 1.0, 2.0, 1
+    repeats = 1
     while count * repeats <= MOST_REQUESTS:  # the last check takes twice as many
 
         def load_at(rate: float, repeats: int = repeats) -> Load:
             return load(rate, repeats)
 
         try:
-            start = capacity(load_at, slo, factor, start, factor)  # the search's first part
+            rate = capacity(load_at, slo, precision, start, factor)
         except AlwaysServed:
             repeats *= 2
             continue
-        if not start:
+        if not rate:
             return 0.0, repeats
-        if count * repeats / (factor * start) >= shortest:
-            rate = capacity(load_at, slo, precision, start, factor)
+        if count * repeats / rate >= shortest:
             served = load(rate / precision, 2 * repeats).meets(slo)
             if served and not load(rate * precision**2, 2 * repeats).meets(slo):
                 return rate, repeats
+        start, factor = rate, precision**2  # it is near by now
         repeats *= 2
     raise UserError(
         f"the capacity does not stand still, even with {MOST_REQUESTS} requests; give longer ones"

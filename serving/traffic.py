@@ -30,8 +30,8 @@ from typing import Protocol
 import numpy as np
 
 from batch import LATEST, Request
+from checks import UserError, check_number, check_whole
 from cli import read_text
-from configs import UserError, check_number, check_whole
 from simulate import listed
 
 ARRIVALS, PROMPTS, OUTPUTS = range(3)  # the streams of one seed
@@ -180,7 +180,7 @@ class Zipf:
         check_whole("low", self.low, 1, MOST_TOKENS)
         check_whole("high", self.high, self.low, MOST_TOKENS)
         check_number("exponent", self.exponent, 0, 1e6)
-        if self.by not in ZIPF_BY:
+        if not isinstance(self.by, str) or self.by not in ZIPF_BY:
             raise UserError(f"Zipf by {self.by!r}: choose from {', '.join(ZIPF_BY)}")
 
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
@@ -241,7 +241,7 @@ def make_requests(
     prompt_tokens = prompts.draw(len(arrivals), stream(seed, PROMPTS))
     output_tokens = outputs.draw(len(arrivals), stream(seed, OUTPUTS))
     if max_length is not None:
-        check_whole("max_length", max_length, 2)
+        check_whole("max_length", max_length, 2, MOST_TOKENS)
         output_tokens = np.minimum(output_tokens, max_length - 1)
         prompt_tokens = np.minimum(prompt_tokens, max_length - output_tokens)
     return [

@@ -3,7 +3,13 @@ ways to run a loop or a back end of attention.
 """
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -11,6 +17,7 @@ from torch import Tensor
 
 from attention import Attention, FlatBatch, Span
 from batch import Request
+from cli import run_main
 from configs import MODELS, ModelConfig
 from fast import native
 from kvcache import KVCache
@@ -69,6 +76,23 @@ def small(monkeypatch: pytest.MonkeyPatch) -> str:
     """A name that `LLM` accepts for a model that loads at once."""
     monkeypatch.setitem(MODELS, "small", dataclasses.replace(TINY["llama-gqa"], name="small"))
     return "small"
+
+
+def call(script: ModuleType, *arguments: object) -> subprocess.CompletedProcess:
+    """Run a script's main in this process: its exit status, and what it printed.
+
+    A process of its own would first import torch, for seconds.
+    """
+    out, err = StringIO(), StringIO()
+    command = [Path(script.__file__).name, *map(str, arguments)]
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", command)
+        status = 0
+        try:
+            run_main(script.main)
+        except SystemExit as ended:
+            status = ended.code
+    return subprocess.CompletedProcess(command, status, out.getvalue(), err.getvalue())
 
 
 def one_at_a_time(model: Transformer, prompt: list[int], count: int) -> list[int]:

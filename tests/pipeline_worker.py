@@ -1,5 +1,5 @@
-"""One process of tests/test_distributed.py: policies on one stage's part of the demo model, all of
-them if none is named. Process 0 writes what came out.
+"""One process of tests/test_distributed.py: all policies on one stage's part of the demo model.
+Process 0 writes what came out.
 """
 
 import json
@@ -29,7 +29,7 @@ CACHE_TOKENS = 75  # of a micro-batch: the longest request just fits, and others
 OPTIONS = {"chunk_size": 16, "max_length": 80, "dtype": "float64", "device": "cpu"}
 
 
-def main(out: Path, policies: list[str]) -> None:
+def main(out: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     if dist.get_rank() == 1:  # another node, whose clock began at another time
@@ -40,7 +40,7 @@ def main(out: Path, policies: list[str]) -> None:
         llm = PipelineLLM(
             "demo", max_batch_size=2, micro_batches=3, cache_tokens=cache_tokens, **OPTIONS
         )
-        for policy in policies or [*POLICIES, *PIPELINE_POLICIES]:
+        for policy in (*POLICIES, *PIPELINE_POLICIES):
             llm.policy = policy
             outputs = llm.generate(PROMPTS, PARAMS)
             if llm.stage == 0:
@@ -69,4 +69,4 @@ def main(out: Path, policies: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(Path(sys.argv[1]))

@@ -7,7 +7,8 @@ import torch
 from conftest import attend_spans
 
 from attention import PLAIN, AttendLayer, Attention, FlatBatch, chunk_mask
-from configs import MODELS, ModelConfig, UserError
+from checks import UserError
+from configs import MODELS, ModelConfig
 from engine import LLM
 from fast import cpu
 from fast.backends import BACKENDS, candidates, check_backend, choose_backend, fastest

@@ -17,7 +17,8 @@ from beam.cost import (
     throughput,
 )
 from beam.request import CACHES, BeamRequest
-from configs import GPUS, LINKS, MODELS, UserError
+from checks import UserError
+from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel, Efficiency, make_batch
 from loading.load import find_model
 from loop import Loop

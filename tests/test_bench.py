@@ -1,30 +1,14 @@
 """The benchmark's arithmetic by hand, its workloads, and one tiny run against another engine."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-from conftest import TINY
+from conftest import TINY, call
 
 from configs import MODELS
 from engine import LLM
+from experiments import bench, kernels
 from experiments.bench import Demand, Machine, make_workload, measure_machine
 from fast import packed as linear
-
-ROOT = Path(__file__).parent.parent
-
-
-def bench(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "experiments/bench.py", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=120,
-        check=False,
-    )
 
 
 def test_workloads_are_what_the_docstring_says() -> None:
@@ -67,21 +51,11 @@ def test_floors() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_tiny_run_beside_transformers() -> None:
     pytest.importorskip("transformers")
-    arguments = (
-        "--quick",
-        "--workload",
-        "V",
-        "--repeats",
-        "1",
-        "--chunk-size",
-        "32",
-        "--dtype",
-        "float32",
-        "--operators",
-    )
-    done = bench(*arguments, "--peer", "transformers")
+    flags = ["--quick", "--workload", "V", "--repeats", 1, "--chunk-size", 32, "--operators"]
+    done = call(bench, *flags, "--dtype", "float32", "--peer", "transformers")
     assert done.returncode == 0, done.stderr
     assert "nano-sarathi" in done.stdout and "6 of 6" in done.stdout, (
         "in float32, both say the same first tokens"
@@ -90,7 +64,7 @@ def test_a_tiny_run_beside_transformers() -> None:
 
 
 def test_a_peer_that_is_not_there_is_one_line() -> None:
-    done = bench("--quick", "--peer", "vllm", "--vllm-python", "/nowhere/python")
+    done = call(bench, "--quick", "--peer", "vllm", "--vllm-python", "/nowhere/python")
     assert (
         done.returncode == 2
         and done.stderr.startswith("error: --peer vllm: /nowhere/python")
@@ -105,9 +79,6 @@ def test_a_machine_without_packed_linears(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_kernels_beside_each_other() -> None:
-    command = [sys.executable, "experiments/kernels.py", "--quick", "--dtype", "float32"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False
-    )
+    done = call(kernels, "--quick", "--dtype", "float32")
     assert done.returncode == 0, done.stderr
     assert "eight decodes, all layers" in done.stdout and "native" in done.stdout

@@ -10,7 +10,8 @@ import pytest
 from test_pipeline_figures import call
 
 from beam.cost import cache_bytes
-from configs import MODELS, UserError
+from checks import UserError
+from configs import MODELS
 from experiments import bench_beams
 from experiments.lib.beam_cases import Case, points_of, rows_of, with_earlier
 from experiments.lib.beam_engines import Engines, Seen, largest_fit, started
@@ -42,6 +43,7 @@ def printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield terminal.getvalue()
 
 
+@pytest.mark.slow
 def test_a_second_run_keeps_the_rows_of_the_first(printed: str, tmp_path: Path) -> None:
     lines = [line for line in printed.splitlines() if not line.startswith("wrote")]  # its path
     assert all(len(line) <= 100 for line in lines)
@@ -87,6 +89,7 @@ def test_a_case_is_replaced_whenever_its_engine_stopped(tmp_path: Path) -> None:
     assert row.values["tokens/s"] == 2 * 9 / (2 + 8 * 0.25)
 
 
+@pytest.mark.slow
 def test_the_engines_end_with_the_block_and_with_an_error() -> None:
     with (
         pytest.raises(KeyboardInterrupt),

@@ -13,8 +13,9 @@ import torch
 from conftest import run_loop
 
 from batch import Batch
+from checks import UserError
 from cli import run_main
-from configs import GPUS, MODELS, ModelConfig, UserError
+from configs import GPUS, MODELS, ModelConfig
 from costmodel import CostModel, Efficiency, make_batch
 from experiments import calibrate, profiles, validate
 from experiments.calibrate import fit_decodes, make_plan
@@ -238,7 +239,7 @@ def spoil(data: dict, *place: str | int, value: object = None) -> str:
         ),
         (lambda data: spoil(data, "load", value=5), "load must be of type str"),
         (lambda data: spoil(data, "model", "max_length", value="long"), "max_length is"),
-        (lambda data: spoil(data, "gpu", "memory", value="much"), "gpu: memory"),
+        (lambda data: spoil(data, "gpu", "memory", value="much"), "is 'much'; it must be a number"),
     ],
 )
 def test_a_broken_calibration_is_one_line(found, tmp_path, change, complaint):

@@ -14,7 +14,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from test_families import GPT2, LLAMA3, ROTARY, assert_same_logits, oracle, ours
 
-from configs import ModelConfig, UserError
+from checks import UserError
+from configs import ModelConfig
 from loading.checkpoint import load_config, load_weights, save, weights_of
 from loading.load import new_model, random_weights
 from loading.tokenizer import load_tokenizer
@@ -204,7 +205,7 @@ def copy_of(source: Path, target: Path, **changes) -> Path:
         ("attention_bias", True, "attention_bias is True; only False is supported"),
         ("mlp_bias", True, "mlp_bias is True; only False is supported"),
         ("head_dim", 0, "head_dim is 0; expected a positive integer"),
-        ("head_dim", 7, "rotary positions need an even head size, not 7"),
+        ("head_dim", 7, "head_dim is 7; it must be even (rotary)"),
         ("sliding_window", -1, "sliding_window is -1; expected a positive integer"),
         ("rope_interleaved", True, "rope_interleaved is True; only null or false is supported"),
         (

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from checks import UserError
 from cli import MARK, claim, is_ours
-from configs import UserError
 from experiments.lib.common import make_directory, with_kept
 from flags import Parser
 

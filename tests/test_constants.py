@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from checks import UserError
 from cli import run_main
-from configs import GPUS, MODELS, UserError
+from configs import GPUS, MODELS
 from costmodel import EFFICIENCY, SOFTWARE, CostModel, constants
 from experiments import fit_l20, td_allreduce
 from experiments.lib.common import Point, guesses, paper_numbers, read_csv

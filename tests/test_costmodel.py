@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 
 from batch import Batch, Chunk, Request
-from configs import GPUS, LINKS, MODELS, UserError
+from checks import UserError
+from configs import GPUS, LINKS, MODELS
 from costmodel import EFFICIENCY, TILE, CostModel, Efficiency, padded, tokens_that_fit
 from experiments import fit_a6000
 from experiments.lib.common import paper_numbers

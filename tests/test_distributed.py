@@ -2,7 +2,7 @@
 end together.
 """
 
-import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -23,14 +23,17 @@ from conftest import TINY
 from pipeline_worker import CACHE_TOKENS, OPTIONS, PARAMS, PROMPTS
 from test_perfetto import events_of
 from test_perfetto import named as lanes_of
+from watch import STRANGER, alive, children_of, listening, threads_of, wait_for
 
 import distributed
 from attention import FlatBatch, Span
-from configs import MODELS, UserError
+from checks import UserError
+from configs import MODELS
 from engine import LLM
 from kvcache import KVCache
 from pipeline import Step, stages
-from pipeline.launch import Place, read_place
+from pipeline import launch as launching
+from pipeline.launch import NotMet, Place, launch, meet, read_place
 from pipeline.policies import PIPELINE_POLICIES
 from pipeline.stages import PipelineLLM, measured_hop
 from pipeline.wire import plan_of, read_plan, read_seconds, read_times, read_tokens
@@ -70,10 +73,10 @@ def start() -> Iterator[Start]:
 
 
 def test_same_tokens_as_one_process_under_every_policy(tmp_path: Path, start: Start) -> None:
-    """Under torchrun, two stages of two layers each, three micro-batches; sampled tokens,
+    """Under torchrun: stages of two, one and one layers, three micro-batches; sampled tokens,
     preemptions and clocks that differ included.
     """
-    found = run_workers(start, TORCHRUN, tmp_path / "found.json")
+    found = run_workers(start, tmp_path / "found.json")
     llm = LLM("demo", max_batch_size=1, **OPTIONS)
     alone = [output.token_ids for output in llm.generate(PROMPTS, PARAMS)]
     policies = [*POLICIES, *PIPELINE_POLICIES]
@@ -90,21 +93,9 @@ def test_same_tokens_as_one_process_under_every_policy(tmp_path: Path, start: St
     check_phases(found)
 
 
-def test_td_pipe_over_three_stages(tmp_path: Path, start: Start) -> None:
-    """Of two, one and one layers: the same tokens, and an account that adds up."""
-    found = run_workers(start, (*TORCHRUN[:-1], "3"), tmp_path / "found.json", "td_pipe")
-    llm = LLM("demo", max_batch_size=1, **OPTIONS)
-    alone = [output.token_ids for output in llm.generate(PROMPTS, PARAMS)]
-    assert found.keys() == {f"td_pipe {cache}" for cache in (None, CACHE_TOKENS)}
-    for name, run in found.items():
-        assert run["tokens"] == alone and run["overlap"], name
-        assert run["account"][0] == pytest.approx(run["account"][1]), name
-    check_phases(found)
-
-
-def run_workers(start: Start, launcher: tuple[str, ...], out: Path, *policies: str) -> dict:
+def run_workers(start: Start, out: Path) -> dict:
     """What pipeline_worker.py finds, by policy and cache."""
-    process = start(*launcher, "tests/pipeline_worker.py", str(out), *policies)
+    process = start(*TORCHRUN[:-1], "3", "tests/pipeline_worker.py", str(out))
     printed = process.communicate(timeout=120)
     assert process.returncode == 0, printed
     return json.loads(out.read_text(encoding="utf-8"))
@@ -118,73 +109,40 @@ def check_phases(found: dict) -> None:
         assert not is_td_pipe or set(run["kinds"]) == {"prefill", "decode"}
 
 
-def processes_of(parent: int) -> list[int]:
-    """Process ids of the children of a process (Linux)."""
-    return [
-        int(child)
-        for child in (
-            Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="utf-8").split()
-        )
-    ]
+def connected(children: Sequence[int]) -> bool:
+    """Whether the stages have met."""
+    return all(any("gloo" in name for name in threads_of(child)) for child in children)
 
 
-def threads_of(pid: int) -> list[str]:
-    return [
-        name.read_text(encoding="utf-8").strip()
-        for name in Path(f"/proc/{pid}/task").glob("*/comm")
-    ]
-
-
-def gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
-def wait_for(what: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def stages_of(process: subprocess.Popen) -> list[int]:
+    """The process ids of two stages, as soon as they are there."""
+    wait_for(lambda: len(children_of(process.pid)) == 2 or process.poll() is not None)
+    assert process.poll() is None, process.communicate()
+    return children_of(process.pid)
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("when", ["as it starts", "in the middle"])
-@pytest.mark.parametrize("launcher", ["distributed.py", "torchrun"])
+@pytest.mark.parametrize(
+    ("launcher", "when", "victim"),
+    [
+        ("distributed.py", "as it starts", 0),
+        ("distributed.py", "in the middle", 1),
+        ("torchrun", "in the middle", 1),  # how it starts is torchrun's own business
+    ],
+)
 def test_a_stage_that_dies_ends_the_run(
     start: Start, launcher: str, when: str, victim: int
 ) -> None:
-    """Far under 30 s, with a line that says who, and with no process left. The run itself would
-    take hours.
-    """
-    if launcher == "torchrun" and (when, victim) != ("in the middle", 1):
-        pytest.skip("torchrun's own business")
-    endless = (
-        "distributed.py",
-        "--lengths",
-        "30:900",
-        "--repeats",
-        "10000",
-        "--dtype",
-        "float32",
-        "--device",
-        "cpu",
-    )
-    process = start(*(TORCHRUN if launcher == "torchrun" else ()), *endless)
-    wait_for(lambda: len(processes_of(process.pid)) == 2)
-    children = processes_of(process.pid)
+    """With a line that says who, and with no process left. The run itself would take hours."""
+    process = start(*(TORCHRUN if launcher == "torchrun" else ()), "distributed.py", *ENDLESS)
+    children = stages_of(process)
     if when == "in the middle":  # connected, and then some time for the weights
-        wait_for(
-            lambda: all(any("gloo" in name for name in threads_of(child)) for child in children)
-        )
-        time.sleep(2)
+        wait_for(lambda: connected(children))
+        time.sleep(1)
     os.kill(children[victim], signal.SIGKILL)
-    printed, errors = process.communicate(timeout=30)
+    printed, errors = process.communicate(timeout=100)
     assert process.returncode != 0 and printed == ""
-    assert all(gone(child) for child in children)
+    assert not any(alive(child) for child in children)
     if launcher == "torchrun":
         assert (
             "SIGKILL" in errors
@@ -197,79 +155,55 @@ def test_a_stage_that_dies_ends_the_run(
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
-def test_a_launcher_that_is_killed_leaves_nobody_behind(start: Start) -> None:
-    process = start(
-        "distributed.py",
-        "--lengths",
-        "30:900",
-        "--repeats",
-        "10000",
-        "--dtype",
-        "float32",
-        "--device",
-        "cpu",
-    )
-    wait_for(lambda: len(processes_of(process.pid)) == 2)
-    children = processes_of(process.pid)
-    wait_for(lambda: all(any("gloo" in name for name in threads_of(child)) for child in children))
-    process.kill()
-    process.communicate(timeout=30)  # reads to the end, which the stages hold open
-    wait_for(lambda: all(gone(child) for child in children), 30)
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
-@pytest.mark.parametrize("seconds", [0.0, 0.5])
-def test_a_launcher_that_is_killed_early_leaves_nobody_behind(start: Start, seconds: float) -> None:
-    """While its stages still import, and cannot ask who their parent was."""
+@pytest.mark.parametrize("early", [False, True])
+def test_a_launcher_that_is_killed_leaves_nobody_behind(start: Start, early: bool) -> None:
+    """early: while its stages still import, and cannot ask who their parent was. If not, we look
+    first where they listen: on the loopback alone.
+    """
     process = start("distributed.py", *ENDLESS)
-    wait_for(lambda: len(processes_of(process.pid)) == 2)
-    children = processes_of(process.pid)
-    time.sleep(seconds)
+    children = stages_of(process)
+    if not early:
+        wait_for(lambda: connected(children))
+        for child in children:
+            assert {address for address, _ in listening([child])} == {"0100007F"}  # 127.0.0.1
     process.kill()
-    process.communicate(timeout=60)  # reads to the end, which the stages hold open
-    wait_for(lambda: all(gone(child) for child in children), 30)
+    process.communicate(timeout=100)  # reads to the end, which the stages hold open
+    wait_for(lambda: not any(alive(child) for child in children))
 
 
-def listening(pid: int) -> set[str]:
-    """Addresses at which a process waits for connections, as Linux writes them."""
-    sockets = set()
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            sockets.add(os.readlink(link))
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text(encoding="utf-8").splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
-                found.add(fields[1].partition(":")[0])
-    return found
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows names its interfaces otherwise")
+@pytest.mark.parametrize("own", [{}, {"NCCL_SOCKET_IFNAME": "mine"}])
+def test_the_stages_are_told_to_use_the_loopback(
+    own: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the user has named an interface."""
+    told = []
 
+    class Ended:
+        returncode = 0
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
-def test_the_stages_listen_on_the_loopback_alone(start: Start) -> None:
-    process = start("distributed.py", *ENDLESS)
-    wait_for(lambda: len(processes_of(process.pid)) == 2)
-    children = processes_of(process.pid)
-    wait_for(lambda: all(any("gloo" in name for name in threads_of(child)) for child in children))
-    assert [listening(child) for child in children] == 2 * [{"0100007F"}]  # 127.0.0.1
+        def __init__(self, _: object, env: dict[str, str]) -> None:
+            told.append(env)
 
+        def poll(self) -> int:
+            return 0
 
-STRANGER = """
-import pickle, sys, time
-import torch
-import torch.distributed as dist
+        kill = wait = poll
 
-class Bomb:
-    def __reduce__(self):
-        return open, (sys.argv[1], "w")
-
-dist.init_process_group("gloo")
-control = dist.new_group(backend="gloo")
-data = torch.frombuffer(bytearray(pickle.dumps(Bomb())), dtype=torch.uint8)
-dist.send(torch.tensor([len(data), 0]), 0, group=control)
-dist.send(data, 0, group=control)
-time.sleep(60)
-"""
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(subprocess, "Popen", Ended)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    launch(2, None)
+    (loopback,) = {name for _, name in socket.if_nameindex() if name in ("lo", "lo0")}
+    for stage, environment in enumerate(told):
+        assert environment["GLOO_SOCKET_IFNAME"] == loopback
+        assert environment["NCCL_SOCKET_IFNAME"] == own.get("NCCL_SOCKET_IFNAME", loopback)
+        assert read_place(environment).stage == stage
+        assert read_place(environment).launcher == os.getpid()
+    assert len(told) == 2
 
 
 def test_a_stranger_who_joins_gets_nothing_run(start: Start, tmp_path: Path) -> None:
@@ -286,7 +220,7 @@ def test_a_stranger_who_joins_gets_nothing_run(start: Start, tmp_path: Path) -> 
     )
     stage = start("-c", start_as.format(place | {"RANK": "0"}, ["distributed.py", "hello"]))
     start("-c", start_as.format(place | {"RANK": "1"}, [str(script), str(made)]))
-    _, errors = stage.communicate(timeout=60)
+    _, errors = stage.communicate(timeout=100)
     assert not made.exists(), "stage 0 ran what came over the wire"
     assert stage.returncode == 2 and errors.count("\n") == 1, errors
     assert errors.startswith("error: a message that came as stage 1's is none that a stage sends")
@@ -397,19 +331,22 @@ def test_broken_variables_of_torchrun(changes: dict, complaint: str) -> None:
         read_place(environment)
 
 
-def test_a_port_in_use_is_one_line(start: Start) -> None:
+def test_a_port_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        process = start("distributed.py", "--port", str(taken.getsockname()[1]), "hello")
-        _, errors = process.communicate(timeout=30)
-    assert process.returncode == 2
-    assert re.fullmatch(
-        r"error: --port \d+ cannot be used \(.*in use.*\): give another, or none\n", errors
-    )
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(sys, "argv", ["distributed.py", "--port", str(port), "hello"])
+        said = rf"--port {port} cannot be used \(.*in use.*\): give another, or none$"
+        with pytest.raises(UserError, match=said):
+            distributed.main()
 
 
-def test_a_port_taken_after_the_check_is_one_line(start: Start) -> None:
+@pytest.mark.parametrize("launcher", [os.getpid(), None], ids=["ours", "torchrun"])
+def test_a_port_taken_after_the_check(
+    launcher: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a stage says that cannot listen: somebody else was faster, or torchrun's arguments are
     wrong.
     """
@@ -417,34 +354,24 @@ def test_a_port_taken_after_the_check_is_one_line(start: Start) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        group = {
-            "RANK": "0",
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
-        code = (
-            f"import os, sys; os.environ |= {group}; sys.argv = ['distributed.py']; import"
-            " distributed; distributed.run_main(distributed.main)"
-        )
-        process = start("-c", code)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert re.search(
-        rf"^error: stage 0 cannot meet the others at 127\.0\.0\.1:{port} \(.+\)$",
-        errors,
-        flags=re.MULTILINE,
-    )
-    assert "Traceback" not in errors
+        place = Place(0, 2, 0, 1, "127.0.0.1", port, launcher)
+        group = GROUP | {"RANK": "0", "MASTER_PORT": str(port)}
+        for name, value in group.items():
+            monkeypatch.setenv(name, value)
+        said = rf"^stage 0 cannot meet the others at 127\.0\.0\.1:{port} \(.+\)$"
+        with pytest.raises(NotMet, match=said):
+            meet(place, "gloo")
 
 
-def test_a_mistake_is_said_once(start: Start) -> None:
-    process = start("distributed.py", "--policy", "fifo", "hello")
-    printed, errors = process.communicate(timeout=60)
-    assert process.returncode == 2 and printed == ""
-    assert errors.count("\n") == 1 and errors.startswith(
-        "error: unknown policy 'fifo': choose from request_level"
-    )
+def test_only_stages_of_ours_have_a_store_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another launcher says where its store is, and resolves its name by itself."""
+    stores = []
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, store, **__: stores.append(store))
+    monkeypatch.setattr(launching, "make_store", lambda place: dist.HashStore())
+    place = Place(0, 2, 0, 1, "127.0.0.1", 29500, None)
+    meet(place, "gloo")
+    meet(dataclasses.replace(place, launcher=1), "gloo")
+    assert stores[0] is None and isinstance(stores[1], dist.PrefixStore)
 
 
 @pytest.mark.parametrize(
@@ -455,6 +382,7 @@ def test_a_mistake_is_said_once(start: Start) -> None:
         (("--lengths", "5"), "--lengths '5' is not a list of prompt:output tokens"),
         (("--lengths", "fifo@5:2"), "unknown policy 'fifo'"),
         (("--model", "no-such-model"), "unknown model 'no-such-model'"),
+        (("--policy", "fifo"), "unknown policy 'fifo': choose from request_level"),
     ],
 )
 def test_mistakes_that_need_no_process(
@@ -519,38 +447,25 @@ def test_more_weights_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_command_line(tmp_path: Path, start: Start) -> None:
+    """Two stages of two layers: the tokens of one process; the numbers; the phases of TD-Pipe,
+    which are printed, and drawn above the stages.
+    """
     numbers, perfetto = tmp_path / "runs.json", tmp_path / "trace.json"
-    flags = [
-        "--lengths",
-        "20:3,9:4,30:2",
-        "--max-batch-size",
-        "1",
-        "--json",
-        str(numbers),
-        "--perfetto",
-        str(perfetto),
-    ]
-    process = start("distributed.py", *flags)
-    printed, errors = process.communicate(timeout=60)
+    lengths = ("--lengths", "20:3,9:4,30:2", "--lengths", "td_pipe@20:8,30:6")
+    files = ("--json", str(numbers), "--perfetto", str(perfetto), "--max-length", "64")
+    process = start("distributed.py", *lengths, *files, "--dtype", "float32", "--device", "cpu")
+    printed, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
     assert "2 micro-batches, 2 stages" in printed and "bubbles" in printed
-    (run,) = json.loads(numbers.read_text(encoding="utf-8"))
-    assert [len(tokens) for tokens in run["tokens"]] == [3, 4, 2]
-    names = {
-        event["name"] for event in json.loads(perfetto.read_text(encoding="utf-8"))["traceEvents"]
-    }
-    assert "thread_name" in names and any(name.startswith("decode: ") for name in names)
-
-
-def test_command_line_of_td_pipe(tmp_path: Path, start: Start) -> None:
-    """It prints its phases, and draws them above the stages."""
-    perfetto = tmp_path / "trace.json"
-    flags = ("--stages", "2", "--policy", "td_pipe", "--lengths", "20:8,30:6")
-    process = start("distributed.py", *flags, "--perfetto", str(perfetto))
-    printed, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
     assert "policy    td_pipe, whole prompts, B = 4, 2 micro-batches, 2 stages\n" in printed
     assert "phases    1 of prefills, 1 of decodes\n" in printed
+    runs = json.loads(numbers.read_text(encoding="utf-8"))
+    llm = LLM("demo", dtype="float32", device="cpu")
+    for run, sizes in zip(runs, lengths[1::2], strict=True):
+        work = distributed.make_work(sizes, "sarathi", llm)
+        alone = [output.token_ids for output in llm.generate(work.prompts, work.params)]
+        assert run["tokens"] == alone, sizes
+
     events = events_of(perfetto)
     assert list(lanes_of(events, "process_name")) == ["td_pipe: stages", "td_pipe: requests"]
     lanes = lanes_of(events, "thread_name")
@@ -561,6 +476,7 @@ def test_command_line_of_td_pipe(tmp_path: Path, start: Start) -> None:
         if event["ph"] == "X" and (event["pid"], event["tid"]) == lanes["phases"]
     ]
     assert names == ["prefill phase", "decode phase"]
+    assert any(event["name"].startswith("decode: ") for event in events)
     tokens = [event["args"] for event in events if event["name"] == "tokens in memory"]
     # the two prompts in one batch; at the last decode, the longer output has 7 of 8 tokens
     assert tokens[0] == {"tokens in memory": 50} and tokens[-1] == {"tokens in memory": 20 + 6}

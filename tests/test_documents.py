@@ -141,8 +141,9 @@ def test_the_workflow_runs_what_ci_runs() -> None:
     """With make, the lines of .ci/run. Without make, the installation that the README gives, and
     then what the same targets run.
     """
-    with_make, without = [step["run"].splitlines() for step in steps() if "run" in step]
-    assert with_make == re.findall(r"^make .*$", read(ROOT / ".ci" / "run"), re.MULTILINE)
+    with_make, linux, without = [step["run"].splitlines() for step in steps() if "run" in step]
+    ran = re.findall(r"^make .*$", read(ROOT / ".ci" / "run"), re.MULTILINE)
+    assert with_make == [line for line in ran if line not in linux] and linux == ["make hostile"]
     targets = [line.removeprefix("make ") for line in with_make]
     assert set(targets) <= makefile_targets()
     assert without[0] == "python -m pip install -r requirements-dev.txt"

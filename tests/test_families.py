@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from configs import UserError
+from checks import UserError
 from engine import LLM, SamplingParams
 from loading.checkpoint import load_config, load_weights, save
 from model import Transformer

@@ -15,6 +15,7 @@ import torch
 
 import configs
 from attention import chunk_mask
+from checks import UserError
 from cli import run_main
 from costmodel import make_batch
 from engine import LLM
@@ -45,7 +46,10 @@ FIGURES = {
         serve_latency.FIGURE,
     )
 }
-SCRIPTS = [*FIGURES, "fig5", "fig9", "fig12", "choose_chunk", "policies", "fidelity"]
+LONG = [figure.name for figure in fidelity.SERVING]
+LONG += ["fig5", "fig9", "fig12", "choose_chunk", "policies", "fidelity"]
+SHORT = [name for name in FIGURES if name not in LONG]
+SCRIPTS = SHORT + LONG
 
 
 def call(script: str, *flags: str) -> None:
@@ -60,11 +64,19 @@ def call(script: str, *flags: str) -> None:
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All scripts' quick results."""
+    """The quick results of all scripts that take no long simulations."""
     path = tmp_path_factory.mktemp("results")
-    for script in SCRIPTS:
-        call(script, *gallery.FLAGS.get(script, []), "--quick", "--out", str(path))
+    for script in SHORT:
+        call(script, "--quick", "--out", str(path))
     return path
+
+
+@pytest.fixture(scope="module")
+def every(out: Path) -> Path:
+    """The quick results of all scripts, in the same folder."""
+    for script in LONG:
+        call(script, *gallery.FLAGS.get(script, []), "--quick", "--out", str(out))
+    return out
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +90,18 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("name", [*FIGURES, "fig9"])
+@pytest.mark.parametrize("name", SHORT)
 def test_a_script_writes_picture_and_csv(out: Path, name: str) -> None:
+    check_files(out, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*[figure.name for figure in fidelity.SERVING], "fig9"])
+def test_a_long_script_does_too(every: Path, name: str) -> None:
+    check_files(every, name)
+
+
+def check_files(out: Path, name: str) -> None:
     assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     with open(out / f"{name}.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -95,8 +117,18 @@ def test_a_script_writes_picture_and_csv(out: Path, name: str) -> None:
         } <= configs.GPUS.keys()
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", SHORT)
 def test_published_numbers_are_the_papers(out: Path, name: str) -> None:
+    check_published(out, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [figure.name for figure in fidelity.SERVING])
+def test_published_numbers_of_serving_are_the_papers(every: Path, name: str) -> None:
+    check_published(every, name)
+
+
+def check_published(out: Path, name: str) -> None:
     points = {
         (point.series, point.x): point.y
         for point in read_csv(out / f"{name}.csv")
@@ -206,8 +238,9 @@ def test_linear_operators_gain_and_attention_does_not_read_less(out: Path) -> No
 # ----------------------------------------------------------------------------------------- fidelity
 
 
-def test_fidelity(out: Path) -> None:
-    rows = fidelity.read(out / "fidelity.csv")
+@pytest.mark.slow
+def test_fidelity(every: Path) -> None:
+    rows = fidelity.read(every / "fidelity.csv")
     a6000 = sorted(abs(row.error) for row in rows if row.counts and "A6000" in row.conditions)
     assert len(a6000) >= 30 and a6000[len(a6000) // 2] < 5
     gains = [
@@ -230,15 +263,16 @@ def test_fidelity(out: Path) -> None:
         if row.where in ("Table 2", "Fig 7") and not row.id.startswith("ss_")
     } == {"fitted"}
     assert not any(row.counts for row in rows if row.kind == "fitted")
-    text = (out / "fidelity.md").read_text(encoding="utf-8")
+    text = (every / "fidelity.md").read_text(encoding="utf-8")
     assert all(row.quantity in text for row in rows) and "median error" in text
 
 
-def test_serving_has_a_section_of_its_own(out: Path) -> None:
+@pytest.mark.slow
+def test_serving_has_a_section_of_its_own(every: Path) -> None:
     """Outside the statistics; the committed rows, of the full run, are all explained where they
     miss.
     """
-    text = (out / "fidelity.md").read_text(encoding="utf-8")
+    text = (every / "fidelity.md").read_text(encoding="utf-8")
     before, after = text.split("## Sarathi-Serve")
     assert "Yi-34B" not in before and "Yi-34B" in after and "second hand" in after
     rows = [
@@ -256,8 +290,9 @@ def test_serving_has_a_section_of_its_own(out: Path) -> None:
     assert all(row.explanation not in ("", fidelity.UNEXPLAINED) for row in missing)
 
 
-def test_every_published_number_has_one_prediction(out: Path) -> None:
-    ids = [row.id for row in fidelity.read(out / "fidelity.csv")]
+@pytest.mark.slow
+def test_every_published_number_has_one_prediction(every: Path) -> None:
+    ids = [row.id for row in fidelity.read(every / "fidelity.csv")]
     published = [
         name
         for name in paper_numbers()
@@ -269,8 +304,9 @@ def test_every_published_number_has_one_prediction(out: Path) -> None:
 # -------------------------------------------------------------------------------------- the gallery
 
 
-def test_gallery_shows_every_figure(out: Path) -> None:
-    page = gallery.gallery(out)
+@pytest.mark.slow
+def test_gallery_shows_every_figure(every: Path) -> None:
+    page = gallery.gallery(every)
     fig12 = page[page.index('<section id="fig12">') :]
     fig12 = fig12[: fig12.index("</section>")]
     assert (
@@ -328,8 +364,10 @@ def test_all_runs_what_is_slow_only_if_asked(
 
 
 @pytest.mark.parametrize(
-    "name", ["serve_stalls", "serve_latency", "table2", "fig6", "fig8", "fig11", "fig13"]
-)  # one of each way to measure
+    "name",
+    ["table2", "fig6", *[pytest.param(name, marks=pytest.mark.slow)
+                         for name in ("serve_stalls", "serve_latency", "fig8", "fig11", "fig13")]],
+)  # one of each way to measure  # fmt: skip
 def test_measured_rows_are_added_and_survive(name: str, tiny: str, tmp_path: Path) -> None:
     where = ["--quick", "--out", str(tmp_path)]
     call(name, "--measure", "--device", "cpu", "--dtype", "float32", "--model", tiny, *where)
@@ -434,7 +472,7 @@ def test_a_directory_that_cannot_be_written_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    with pytest.raises(configs.UserError, match="no permission to write there"):
+    with pytest.raises(UserError, match="no permission to write there"):
         make_directory(tmp_path)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from configs import UserError
+from checks import UserError
 from experiments import fidelity
 from experiments.lib import common
 from experiments.lib.common import ROOT, read_csv

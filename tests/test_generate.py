@@ -8,32 +8,23 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import call
 from safetensors.torch import load_file, save_file
 
+import generate
 from generate import read_prompts
 
 ROOT = Path(__file__).parent.parent
 
 
-def generate(*arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "generate.py", *arguments]
-    return subprocess.run(
+def test_streams_text_and_ends_with_a_table() -> None:
+    """As a process of its own, with nothing but the text on its streams."""
+    flags = ["--policy", "sarathi", "--chunk-size", "64", "--max-tokens", "24", "--ignore-eos"]
+    command = [sys.executable, "generate.py", "The with statement", *flags]
+    done = subprocess.run(
         command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False
     )
-
-
-def test_streams_text_and_ends_with_a_table() -> None:
-    done = generate(
-        "The with statement",
-        "--policy",
-        "sarathi",
-        "--chunk-size",
-        "64",
-        "--max-tokens",
-        "24",
-        "--ignore-eos",
-    )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and done.stderr == "", done.stderr
     text, table = done.stdout.split("\npolicy ")
     assert text.startswith("The with statement") and len(text) > len("The with statement") + 20
     for line in (
@@ -52,20 +43,8 @@ def test_several_prompts_make_a_batch(tmp_path: Path) -> None:
     prompts.write_text("The with statement\n\nReturn a new list\n", encoding="utf-8-sig")
     outputs = []
     for policy in ("baseline", "sarathi"):
-        arguments = (
-            "class Path:",
-            "--file",
-            str(prompts),
-            "--max-tokens",
-            "12",
-            "--dtype",
-            "float32",
-            "--policy",
-            policy,
-            "--chunk-size",
-            "8",
-        )
-        done = generate(*arguments)
+        flags = ["--file", prompts, "--max-tokens", 12, "--dtype", "float32", "--policy", policy]
+        done = call(generate, "class Path:", *flags, "--chunk-size", 8)
         assert done.returncode == 0, done.stderr
         outputs.append(done.stdout[: done.stdout.index("policy  ")])
     assert (
@@ -88,18 +67,8 @@ def test_each_prompt_draws_its_own_numbers() -> None:
     """The same prompt twice gives two texts, and the same two with the same seed."""
 
     def texts(seed: int) -> list[str]:
-        done = generate(
-            "def open(",
-            "def open(",
-            "--temperature",
-            "1",
-            "--seed",
-            str(seed),
-            "--max-tokens",
-            "16",
-            "--dtype",
-            "float32",
-        )
+        flags = ["--temperature", 1, "--seed", seed, "--max-tokens", 16, "--dtype", "float32"]
+        done = call(generate, "def open(", "def open(", *flags)
         assert done.returncode == 0, done.stderr
         return re.findall(r"--- \d of 2\n(.*?)\n\n(?=---|policy)", done.stdout, flags=re.DOTALL)
 
@@ -110,7 +79,7 @@ def test_each_prompt_draws_its_own_numbers() -> None:
 
 
 def test_a_mistake_in_one_of_several_prompts_is_one_line() -> None:
-    done = generate("hi", "", "--max-tokens", "4")
+    done = call(generate, "hi", "", "--max-tokens", "4")
     assert (
         done.returncode == 2
         and done.stderr == "error: prompt 1 is empty; it needs at least one token\n"
@@ -151,7 +120,7 @@ def test_a_mistake_in_one_of_several_prompts_is_one_line() -> None:
     ],
 )
 def test_one_clear_line_for_a_mistake(arguments: tuple[str, ...], message: str) -> None:
-    done = generate(*arguments)
+    done = call(generate, *arguments)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("error: ") and message in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
@@ -163,7 +132,7 @@ def test_nan_is_found_on_request(tmp_path: Path) -> None:
     tensors = load_file(broken / "model.safetensors")
     tensors["model.layers.2.mlp.up_proj.weight"][3, 4] = float("nan")
     save_file(tensors, broken / "model.safetensors")
-    done = generate("hi", "--model", str(broken), "--check")
+    done = call(generate, "hi", "--model", broken, "--check")
     assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1
     assert (
         done.stderr
@@ -177,6 +146,6 @@ def test_truncated_weights(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "demo", broken)
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100_000])
-    done = generate("hi", "--model", str(broken))
+    done = call(generate, "hi", "--model", broken)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert "model.safetensors" in done.stderr and "not a whole safetensors file" in done.stderr

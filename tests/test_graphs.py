@@ -9,7 +9,7 @@ from test_engine import PROMPTS, generate, tiny_expected
 
 from attention import PLAIN
 from batch import Request
-from configs import UserError
+from checks import UserError
 from engine import LLM
 from fast import graphs
 from fast.graphs import GraphExecutor, Graphs

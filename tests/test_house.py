@@ -17,8 +17,8 @@ ROOT = Path(__file__).parent.parent
 # From the bottom to the top. A room is a file at the root, or a folder. Each may import from the
 # rows below its own, and a folder from itself.
 ORDER = [
-    ["gpus"],
-    ["models"],
+    ["checks"],
+    ["gpus", "models"],
     ["configs"],
     ["constants"],  # fitted, for the cost model
     ["cli"],  # of every command: errors and files; it knows nothing of the engine
@@ -41,6 +41,11 @@ ORDER = [
     ["notebooks"],
     ["tests"],
 ]
+# The core of the book, in the order of the README's map. A limit holds for all its lines together.
+BOOK = (
+    "batch", "scheduler", "loop", "kvcache", "attention", "model", "sampling", "executor",
+    "engine", "configs",
+)  # fmt: skip
 # Folders whose files find each other without the folder's name.
 BY_THEMSELVES = ("notebooks", "tests")
 # `import fast.first` sets what PyTorch reads as it is loaded: it comes before all else, and imports
@@ -87,17 +92,19 @@ def dotted(path: Path) -> str:
 
 
 @cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse((ROOT / path).read_text(encoding="utf-8"))
+def imports(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """A file's imports, at the top or nested."""
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
-def imported(tree: ast.AST) -> set[str]:
-    """All that a file asks for, at the top or nested: `from a import b` is a and a.b."""
+def imported(path: Path) -> set[str]:
+    """All that a file asks for: `from a import b` is a and a.b."""
     names = set()
-    for node in ast.walk(tree):
+    for node in imports(path):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, "the project has no relative imports"
             names.add(node.module)
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
@@ -110,7 +117,7 @@ def arrows() -> dict[str, set[str]]:
     files = {dotted(path): path for path in tracked()}
     found = {}
     for name, path in files.items():
-        names = imported(parsed(path))
+        names = imported(path)
         folder = path.parts[0]
         beside = {f"{folder}.{each}" for each in names} if folder in BY_THEMSELVES else set()
         ours = {each for each in names | beside if each in files} - {name}
@@ -122,7 +129,7 @@ def arrows() -> dict[str, set[str]]:
 
 def asked_of(path: Path, package: str, files: dict[str, Path]) -> bool:
     """Whether a file takes a name out of a package that is no module of it."""
-    for node in ast.walk(parsed(path)):
+    for node in imports(path):
         if isinstance(node, ast.Import) and package in [alias.name for alias in node.names]:
             return True
         names = node.names if isinstance(node, ast.ImportFrom) and node.module == package else []
@@ -133,6 +140,13 @@ def asked_of(path: Path, package: str, files: dict[str, Path]) -> bool:
 
 def room(module: str) -> str:
     return module.partition(".")[0]
+
+
+def test_the_book_is_short() -> None:
+    """Its core takes an evening to read. What a reader may skip lies elsewhere."""
+    texts = {name: (ROOT / f"{name}.py").read_text(encoding="utf-8") for name in BOOK}
+    lines = {name: len(text.splitlines()) for name, text in texts.items()}
+    assert sum(lines.values()) <= 1800, lines
 
 
 def test_the_arrows_are_found() -> None:
@@ -174,4 +188,4 @@ def test_no_arrow_leads_back_up() -> None:
 
 def test_what_comes_before_torch_imports_nothing() -> None:
     assert arrows()[BEFORE_ALL] == arrows()["fast"] == set()
-    assert not any("torch" in name for name in imported(parsed(Path("fast/first.py"))))
+    assert not any("torch" in name for name in imported(Path("fast/first.py")))

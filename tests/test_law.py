@@ -6,7 +6,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from configs import GPUS, LINKS, MODELS, UserError
+from checks import UserError
+from configs import GPUS, LINKS, MODELS
 from constants import ALL_REDUCES, EFFICIENCY, GENERATIONS, OWN_KERNEL, Efficiency, constants
 from costmodel import ATTENTION_P, DIAGONAL, ENDS, KERNELS, CostModel, make_batch
 from experiments import fit_vllm, law_variants

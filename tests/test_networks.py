@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from configs import GPUS, LINKS, MODELS, Link, Nodes, UserError
+from checks import UserError
+from configs import GPUS, LINKS, MODELS, Link, Nodes
 from costmodel import CostModel, make_batch
 from loading.load import find_model
 from models import ROWS

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batch import Batch, Request
-from configs import GPUS, LINKS, MODELS, UserError
+from checks import UserError
+from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel
 from pipeline import (
     BUBBLES,

@@ -11,6 +11,8 @@ from costmodel import make_batch
 from experiments import fig5, fig12
 from experiments.lib.common import guesses, paper_numbers, read_csv
 
+FEW = ("--requests", "200", "--table-requests", "100")
+
 
 def call(module, *flags: str) -> None:
     arguments, sys.argv = sys.argv, [f"{module.__name__}.py", *flags]
@@ -24,7 +26,7 @@ def call(module, *flags: str) -> None:
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("results")
     call(fig5, "--out", str(path))
-    call(fig12, "--quick", "--out", str(path))
+    call(fig12, *FEW, "--out", str(path))
     return path
 
 
@@ -67,8 +69,7 @@ def test_fig12_says_which_constants_are_guesses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """SARATHI's kernels are known from the A6000 alone, vLLM's from an A100."""
-    few = ["--requests", "200", "--table-requests", "100", "--out", str(tmp_path)]
-    call(fig12, *few, "--software", "sarathi_serve")
+    call(fig12, *FEW, "--out", str(tmp_path), "--software", "sarathi_serve")
     assert "A guess" not in capsys.readouterr().out
     assert len(guesses(read_csv(tmp_path / "fig12.csv"), {fig12.GPU: "sarathi"})) == 1
 
@@ -139,6 +140,6 @@ def test_options_are_checked(capsys: pytest.CaptureFixture) -> None:
 
 def test_too_few_requests_for_a_ratio(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
-        call(fig12, "--requests", "1", "--out", str(tmp_path))
+        call(fig12, "--requests", "1", "--table-requests", "1", "--out", str(tmp_path))
     complaint = "error: half of the 1 requests meet no bubble under SARATHI"
     assert complaint in capsys.readouterr().err

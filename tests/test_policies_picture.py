@@ -4,8 +4,10 @@ what they should be.
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 
 from cli import run_main
@@ -65,6 +67,25 @@ def test_c_and_d_arrive_while_a_and_b_decode(predicted: policies.Comparison) -> 
     } == {work}
 
 
+@pytest.mark.parametrize("number", [1, 2, 7, 8, 9, 12])
+def test_each_column_has_a_time_axis(predicted: policies.Comparison, number: int) -> None:
+    """However many policies there are: a user's own ones stand in the right column."""
+    every = list(predicted.traces.items())
+    traces = {f"{name} {i // 8}" if i > 7 else name: trace for i in range(number)
+              for name, trace in [every[i % 8]]}  # fmt: skip
+    figure = policies.draw(replace(predicted, traces=traces))
+    figure.canvas.draw()
+    panels = [axes for axes in figure.axes if axes.axison]
+    assert {axes.get_title("left") for axes in panels} == traces.keys()
+    for left in {axes.get_position().x0 for axes in panels}:
+        column = [axes for axes in panels if axes.get_position().x0 == left]
+        named = [axes for axes in column if axes.get_xlabel()]
+        assert named == [min(column, key=lambda axes: axes.get_position().y0)]
+        assert any(tick.label1.get_visible() for tick in named[0].xaxis.get_major_ticks())
+    plt.close(figure)
+
+
+@pytest.mark.slow
 def test_files_and_measured_rows(small: str, tmp_path: Path) -> None:
     trace = tmp_path / "run.json"
     measure = ["--measure", "--device", "cpu", "--dtype", "float32", "--model", small]

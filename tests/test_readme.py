@@ -5,15 +5,19 @@ print today. And they can be read: short lines, and a README of 150 to 200 of th
 import csv
 import json
 import re
-import subprocess
-import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
+from types import ModuleType
+from unittest import mock
 
 import pytest
+from conftest import call
 
-from experiments import bench_beams, fidelity, serve_capacity
+from experiments import bench_beams, fidelity, fig9, segment_memory, serve_capacity, shapes
 from experiments.lib import beam_cases, common
 from experiments.lib.common import read_csv
+from scheduler import POLICIES
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = {
@@ -42,21 +46,21 @@ def one_line(text: str) -> str:
 BLOCKS = blocks(README, "python")
 
 
-def run(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=120,
-        check=False,
-    )
+def run(code: str) -> str:
+    """What an example prints. Policies that it adds are gone afterwards."""
+    with redirect_stdout(StringIO()) as printed, mock.patch.dict(POLICIES):
+        exec(compile(code, "example", "exec"), {"__name__": "__main__"})  # noqa: S102
+    return printed.getvalue()
+
+
+def printed_by(script: ModuleType, *flags: object) -> str:
+    done = call(script, *flags)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_quick_start_runs() -> None:
-    printed = run("-c", BLOCKS[0])
+    printed = run(BLOCKS[0])
     assert (
         printed.count("to the first token") == 3
         and "predicted: " in printed
@@ -69,7 +73,7 @@ def test_the_ninth_policy_runs_priced_and_for_real() -> None:
     code = BLOCKS[1]
     definition = code[code.index("class ") : code.index("POLICIES[")].strip()
     assert len(definition.splitlines()) <= 30 and code.count("POLICIES[") == 1
-    lines = run("-c", code).splitlines()
+    lines = run(code).splitlines()
     assert [line.split(":")[0] for line in lines] == ["sarathi_serve"] * 2 + ["shortest_first"] * 2
     usual, shortest = (
         [float(seconds) for seconds in re.findall(r"([0-9.]+) s", line)] for line in lines[::2]
@@ -95,12 +99,12 @@ options = {"policy": "shortest_first", "stages": 2, "max_batch_size": 3, "keep":
 trace = simulate_pipeline(requests, "llama-13b", **options)
 print(len(trace.requests.finished), {len(life.tokens) for life in trace.requests.lives.values()})
 """
-    assert run("-c", code).split() == ["20", "{20}"]
+    assert run(code).split() == ["20", "{20}"]
 
 
 def test_the_pipeline_in_docs_runs() -> None:
     (code,) = blocks(DOCUMENTS["docs/pipelines.md"], "python")
-    assert run("-c", code).startswith("predicted: ")
+    assert run(code).startswith("predicted: ")
 
 
 def test_named_files_exist() -> None:
@@ -187,8 +191,9 @@ def test_capacities_are_those_in_results() -> None:
         assert tuple(" ".join(row).split()) in shown, row
 
 
+@pytest.mark.slow
 def test_fig9_prints_what_the_docs_show(tmp_path: Path) -> None:
-    printed = run("experiments/fig9.py", "--out", str(tmp_path))
+    printed = printed_by(fig9, "--out", tmp_path)
     for line in printed.splitlines():
         if re.match(r" *\d+ .*\d", line):
             assert line.rstrip() in RESULTS, line
@@ -203,8 +208,14 @@ def test_fig9_prints_what_the_docs_show(tmp_path: Path) -> None:
         assert abs(float(new["y"]) / float(old["y"]) - 1) < 1e-4, new
 
 
-def test_measured_shapes_and_latencies_are_those_in_results() -> None:
-    printed = run("experiments/shapes.py", "--wide")
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables as --wide prints them, for one test."""
+    monkeypatch.setattr(common, "_wide", True)
+
+
+def test_measured_shapes_and_latencies_are_those_in_results(wide: None) -> None:
+    printed = printed_by(shapes, "--wide")
     for line in printed[: printed.index("\n\na prefill token")].splitlines():
         assert line in RESULTS, line
     points = [
@@ -217,18 +228,15 @@ def test_measured_shapes_and_latencies_are_those_in_results() -> None:
 
 
 def test_the_beams_document_shows_what_results_hold(
-    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+    wide: None, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     """Its tables are lines that the scripts print, and its claims come from their files."""
     document = DOCUMENTS["docs/beams.md"]
     (code,) = blocks(document, "python")
-    assert run("-c", code).count("'") >= 8
+    assert run(code).count("'") >= 8
     results = ROOT / "results"
-    monkeypatch.setattr(common, "_wide", True)
     bench_beams.print_rows(beam_cases.rows_of(read_csv(results / "bench_beams.csv")))
-    printed = capsys.readouterr().out + run(
-        "experiments/segment_memory.py", "--wide", "--out", str(tmp_path)
-    )
+    printed = capsys.readouterr().out + printed_by(segment_memory, "--wide", "--out", tmp_path)
     lines = {" ".join(line.split()) for line in printed.splitlines()}
     shown = [line for block in blocks(document, "text") for line in block.splitlines()]
     assert len(shown) > 15

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batch import Batch, Chunk, Request
-from configs import UserError
+from checks import UserError
 from pipeline import simulate_pipeline
 from scheduler import (
     POLICIES,
@@ -362,7 +362,7 @@ def test_preempted_before_it_ran() -> None:
             8,
             "unknown policy 'fifo': choose from request_level, orca, vllm_v0, sarathi, ",
         ),
-        ("sarathi", 0, 8, "max_batch_size is 0; it must be a whole number, at least 1"),
+        ("sarathi", 0, 8, "max_batch_size is 0; it must be a whole number, from 1 to 1000000000"),
         ("sarathi", 4, 0, "chunk_size is 0; it must be a whole number, at least 1"),
         ("dynamic:0", 4, 8, "policy 'dynamic:0': the sizes must be whole numbers"),
         ("dynamic:256,512", 4, 8, "policy 'dynamic:256,512': .*none larger than the one before"),

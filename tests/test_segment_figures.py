@@ -174,6 +174,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return path, texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_later_run_shows_what_was_measured(
     measured: tuple[Path, dict[str, str]], name: str
@@ -204,6 +205,7 @@ def measured_values(measured: tuple, name: str) -> dict[tuple[str, float], float
     return values(measured[0], name, "measured")
 
 
+@pytest.mark.slow
 def test_bytes_of_the_caches_are_the_formulas(measured: tuple) -> None:
     """A prompt and a response of 34: K and V of 33 tokens of the response are written."""
     found = measured_values(measured, "segment_memory")
@@ -219,6 +221,7 @@ def test_bytes_of_the_caches_are_the_formulas(measured: tuple) -> None:
     assert found["demo, segment of standard", 0] == pytest.approx(100 * (34 + 4 * 48) / (4 * 67))
 
 
+@pytest.mark.slow
 def test_a_measured_knee_is_where_the_first_token_has_doubled(measured: tuple) -> None:
     script = SCRIPTS["segment_prompts"]
     place = "segment_prompts", "x"
@@ -234,6 +237,7 @@ def test_a_measured_knee_is_where_the_first_token_has_doubled(measured: tuple) -
             assert [point.x for point in found[f"{what}, {way}"]] == [8, 64]
 
 
+@pytest.mark.slow
 def test_measured_gains_are_those_of_the_times(measured: tuple) -> None:
     found, gains = measured_values(measured, "segment_widths"), {}
     for width in (1, 4):
@@ -246,6 +250,7 @@ def test_measured_gains_are_those_of_the_times(measured: tuple) -> None:
         assert found[series, 0] == pytest.approx(extreme(gains[what, width] for what in tokens))
 
 
+@pytest.mark.slow
 def test_the_measured_largest_batch_fits_the_budget(measured: tuple) -> None:
     found = measured_values(measured, "segment_throughput")
     budget = 1e3 * found["budget", 0]  # MB

@@ -85,6 +85,7 @@ def test_what_an_operator_is() -> None:
     assert {"t", "reshape", "dropout", "unsqueeze"} <= set(views)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_transformers_runs_more_of_them(tmp_path: Path) -> None:
     pytest.importorskip("transformers")

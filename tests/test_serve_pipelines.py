@@ -10,10 +10,10 @@ from configs import GPUS, MODELS
 from costmodel import make_batch, tokens_that_fit
 from experiments import serve_pipelines
 from experiments.lib.common import read_csv
-from experiments.lib.papers import CHAT, MISTRAL, capacities
+from experiments.lib.papers import CHAT, MISTRAL, Settled, settled_capacities
 from experiments.serve_pipelines import FALCON, FALCON_TP8, JOBS, LLAMA, slos
 from serving.capacity import Load
-from serving.traffic import at_rate
+from serving.traffic import at_rate, repeat
 from simulate import simulate
 
 
@@ -68,15 +68,22 @@ def test_slos_are_of_the_pipeline_and_budgets_of_the_artefact() -> None:
     assert slos(LLAMA)["relaxed"] == (25 * LLAMA.decode_iteration, 1536)
 
 
-def test_few_requests_find_where_to_begin_and_not_what_is_found() -> None:
-    """The search that begins near the capacity finds what the plain one finds."""
-    job, requests = JOBS[-1], CHAT.requests(140)
+def test_each_capacity_stands_still() -> None:
+    """As many as twice the requests serve it, and no more than a little above."""
+    job, few = JOBS[-1], 96
     bounds, precision = slos(job.deployment), serve_pipelines.PRECISION
-    starts = dict.fromkeys(bounds, serve_pipelines.START)
-    plain = capacities(job, requests, bounds, precision, starts)
-    assert len(requests) > serve_pipelines.FEW
-    found = serve_pipelines.search(job, requests)
-    assert found == pytest.approx(plain, rel=precision - 1)
+    for name, best in settled_capacities(
+        job, CHAT.requests(few), bounds, precision=precision
+    ).items():
+        assert best.requests >= few and best.requests % few == 0
+        bound, budget = bounds[name]
+
+        def served(rate: float, best: Settled = best, budget: int = budget) -> Load:
+            arrivals = repeat(CHAT.requests(few), 2 * best.requests // few)
+            return Load.steady(job.deployment.serve(at_rate(arrivals, rate), job.policy, budget))
+
+        assert served(best.rate / precision).meets(bound), name
+        assert not served(best.rate * precision**2).meets(bound), name
 
 
 def test_the_published_prefill_is_no_sum_of_two_stages() -> None:
@@ -88,6 +95,7 @@ def test_the_published_prefill_is_no_sum_of_two_stages() -> None:
     assert milliseconds["prefill of 4K, one stage"] == pytest.approx(published, rel=0.1)
 
 
+@pytest.mark.slow
 def test_quick_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

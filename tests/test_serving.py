@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batch import Batch, Request
+from checks import UserError
 from cli import run_main
-from configs import UserError
 from costmodel import TILE
 from experiments import serve_ablation, serve_capacity, serve_stalls
 from experiments.lib.common import Record, read_csv, values
@@ -27,7 +27,6 @@ from experiments.lib.papers import (
     MISTRAL,
     YI,
     Job,
-    capacities,
     looks_of,
     settled_capacities,
 )
@@ -39,6 +38,7 @@ from serving.capacity import (
     PRECISION,
     RELAXED,
     STRICT,
+    Deployment,
     Load,
     capacity,
     composition,
@@ -188,8 +188,32 @@ def test_few_and_many_requests_on_a_gpu_agree() -> None:
     assert few.requests > 20 and few.requests % 20 == 0
     assert many.rate / precision**2 <= few.rate <= many.rate * precision**2
     requests = make_requests(poisson(20, 1.0), Fixed(1500), Fixed(60))
-    alone = capacities(job, requests, slos, precision)["relaxed"]  # not repeated
+    bound, _ = slos["relaxed"]
+    alone = capacity(  # not repeated
+        lambda rate: Load.of(MISTRAL.serve(at_rate(requests, rate), "vllm_v0", 1)), bound, precision
+    )
     assert alone > 1.4 * few.rate
+
+
+def test_no_rate_is_run_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one SLO has shown, another need not run again: bounds in any order, one answer."""
+    ran = []
+
+    def serve(self: Deployment, requests: list[Request], policy: str, budget: int) -> float:
+        rate = (len(requests) - 1) / requests[-1].arrival
+        ran.append((len(requests), round(rate, 6)))
+        return rate
+
+    monkeypatch.setattr(Deployment, "serve", serve)
+    monkeypatch.setattr(Load, "steady", staticmethod(lambda rate: Load(rate, 0.0)))
+    job, requests = Job(MISTRAL, "fixed", "vllm_v0"), CHAT.requests(2000)
+    slos = {name: (bound, 1) for name, bound in (("a", 0.9), ("b", 0.901), ("c", 3.3))}
+    found = settled_capacities(job, requests, slos)
+    assert len(ran) == len(set(ran))
+    assert settled_capacities(job, requests, dict(reversed(slos.items()))) == found
+    assert found["a"] == found["b"]  # between two rates of the search: nothing new to run
+    each = [settled_capacities(job, requests, {name: slo})[name] for name, slo in slos.items()]
+    assert each == list(found.values())
 
 
 def test_slos_are_decode_iterations_and_close_to_the_papers() -> None:
@@ -411,7 +435,7 @@ def test_bad_flags(
 
 
 def test_budget_for_an_slo_of_ones_own(capsys: pytest.CaptureFixture) -> None:
-    flags = "--tbt-slo 50 --decodes 8 --context 1024 --max-length 2048"
+    flags = "--tbt-slo 50 --decodes 8 --context 1024 --longest-prompt 2048"
     call("serve_budget", *flags.split())
     said = capsys.readouterr().out
     assert f"token budget: {token_budget(MISTRAL.cost_model, 0.05, 8, 1024, 2048)} tokens" in said

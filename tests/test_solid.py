@@ -16,10 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import call
 
 import cli
+import generate
 from batch import LATEST
-from configs import UserError
+from checks import UserError
 from engine import LLM, SamplingParams
 from loading.files import DEMO, find
 from loading.tokenizer import load_tokenizer
@@ -504,7 +506,7 @@ def test_an_error_is_one_short_line() -> None:
 
 @pytest.mark.parametrize("flag", ["--chunk-size", "--max-tokens", "--seed"])
 def test_counts_of_25_digits(flag: str) -> None:
-    done = run("generate.py", "hello", flag, "1" * 25)
+    done = call(generate, "hello", flag, "1" * 25)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert f"argument {flag}: '1111111111111111111111111' is not a whole number" in done.stderr
 

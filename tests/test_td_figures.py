@@ -183,6 +183,7 @@ def test_outputs_are_stretched_to_a_mean() -> None:
 # -------------------------------------------------------------------------------------- the script
 
 
+@pytest.mark.slow
 def test_the_quick_runs_leave_their_files(quick: dict[str, tuple[Path, str]]) -> None:
     for name, (out, printed) in quick.items():
         assert {path.name for path in out.iterdir()} == {f"{name}.png", f"{name}.csv", "printed"}
@@ -191,6 +192,7 @@ def test_the_quick_runs_leave_their_files(quick: dict[str, tuple[Path, str]]) ->
         assert max(map(len, printed.splitlines())) <= 100
 
 
+@pytest.mark.slow
 def test_throughput_prints_its_tables(quick: dict[str, tuple[Path, str]]) -> None:
     _, printed = quick["td_throughput"]
     assert re.search(r"GPUs +TP\+SB +TP\+HB +PP\+SB +PP\+HB +TD-Pipe +ceiling", printed)
@@ -204,6 +206,7 @@ def test_throughput_prints_its_tables(quick: dict[str, tuple[Path, str]]) -> Non
     assert re.search(r"paper, largest +1.91 +1.90 +2.73 +2.21", printed)
 
 
+@pytest.mark.slow
 def test_options_print_their_tables(quick: dict[str, tuple[Path, str]]) -> None:
     out, printed = quick["td_options"]
     for words in ("we do not know", "by mean output tokens", "P99 TBT", "phases: 2, 2, 2, 2"):
@@ -216,6 +219,7 @@ def test_options_print_their_tables(quick: dict[str, tuple[Path, str]]) -> None:
         assert rows[f"{series}, largest", "predicted"] == max(leads)
 
 
+@pytest.mark.slow
 def test_the_quick_runs_rows(points: list[Point]) -> None:
     found = {(point.series, point.x, point.source): point for point in points}
     numbers = paper_numbers()
@@ -236,6 +240,7 @@ def test_the_quick_runs_rows(points: list[Point]) -> None:
     assert len([point for point in points if point.source == "paper"]) == 5
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_has_no_row(points: list[Point]) -> None:
     alone = {point.series for point in points if point.x_unit == "GPUs" and point.x == 1}
     assert alone == {

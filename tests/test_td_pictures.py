@@ -38,6 +38,7 @@ def values(out: Path, name: str, source: str = "predicted") -> dict[str, float]:
     return {point.series: point.y for point in points if point.source == source}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_picture_and_its_caption(out: Path, name: str) -> None:
     assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -45,6 +46,7 @@ def test_a_picture_and_its_caption(out: Path, name: str) -> None:
     assert f'src="{name}.png"' in section and "{" not in section
 
 
+@pytest.mark.slow
 def test_shares_of_the_stages_time_add_up(out: Path) -> None:
     found = values(out, "td_phases")
     for system in td_phases.SYSTEMS:
@@ -97,11 +99,13 @@ def states() -> list[tuple[str, str]]:
     return [(state, means) for state in td_memory.STATES for means in td_memory.MEANS]
 
 
+@pytest.mark.slow
 def test_our_look_ahead_preempts_nobody_and_the_papers_does(out: Path) -> None:
     found = values(out, "td_memory")
     assert found["all steps: preemptions"] == 0 < found["paper's points: preemptions"]
 
 
+@pytest.mark.slow
 def test_the_rule_is_near_the_best_threshold(out: Path) -> None:
     found = curves(read_csv(out / "td_switches.csv"), "predicted")
     (rule,) = found["L20 + 13B, rule: throughput"]
@@ -113,6 +117,7 @@ def test_the_rule_is_near_the_best_threshold(out: Path) -> None:
     assert fixed.y > 5 * ours.y, "a peak that no batch reaches"
 
 
+@pytest.mark.slow
 def test_errors_fall_with_the_number_of_requests(out: Path) -> None:
     found = curves(read_csv(out / "td_lengths.csv"), "predicted")
     for name in ("classes, 0.52", "classes, 0.58", "prompt length", "mean"):
@@ -142,6 +147,7 @@ def test_accuracy_is_that_of_the_classes() -> None:
     assert td_lengths.ask(known["oracle"], requests).tolist() == [r.max_tokens for r in requests]
 
 
+@pytest.mark.slow
 def test_stealing_evens_out_sizes_and_times_differ_less(out: Path) -> None:
     found = values(out, "td_stealing")
     case = "L20 + 32B, 4 stages, long phases"

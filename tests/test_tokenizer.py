@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs import MODELS, ModelConfig, UserError
+from checks import UserError
+from configs import MODELS, ModelConfig
 from engine import LLM, SamplingParams
 from loading.checkpoint import save
 from loading.files import DEMO

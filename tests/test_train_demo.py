@@ -57,6 +57,7 @@ def texts() -> tuple[list[str], list[str]]:
     return train_demo.split(train_demo.documents())
 
 
+@pytest.mark.slow
 def test_held_out_text_is_not_in_the_training_text(texts):
     train, held_out = (
         [line for text in part for line in text.split("\n\n") if len(line) > 40] for part in texts
@@ -66,6 +67,7 @@ def test_held_out_text_is_not_in_the_training_text(texts):
     assert sum(map(len, quoted)) < 0.02 * sum(map(len, held_out))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     json.loads((DEMO / "metrics.json").read_text())["python"] != platform.python_version(),
     reason="another Python has other documentation",

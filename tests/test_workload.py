@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs import UserError
+from checks import UserError
 from serving.traffic import (
     Fixed,
     LogNormal,

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from beam.cost import cache_bytes, throughput
-from configs import ModelConfig, UserError, lookup
+from checks import UserError, lookup
+from configs import ModelConfig
 from experiments.lib.common import Record, progress
 from experiments.lib.measuring import add_spread, median_ratio
 from experiments.lib.segment import OURS, TOKENS, WAYS

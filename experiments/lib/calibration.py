@@ -8,13 +8,15 @@ from itertools import pairwise
 from pathlib import Path
 
 from batch import Batch
-from cli import MARK
-from configs import GPU, ModelConfig, UserError
+from checks import UserError
+from cli import MARK, read_text
+from configs import GPU, ModelConfig
 from costmodel import CostModel
 from experiments.lib.measuring import this_machine
 
 LINEARS = ("preproj", "postproj", "ffn_ln1", "ffn_ln2")
 BATCH_SIZE, LENGTH = 8, 2048  # the cache: decodes in a batch, and tokens in a slot, at most
+MOST_BYTES = 10**8  # of a calibration
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class Calibration:
     def read(path: Path) -> "Calibration":
         """The calibration in a file, or a UserError that says in one line what is wrong with it."""
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = json.loads(read_text(path, MOST_BYTES))
             if isinstance(data, dict):
                 data.pop("mark", None)
             data |= {name: named_curve(name, data[name]) for name in ("head", "decode", "prompt")}
@@ -134,12 +136,10 @@ class Calibration:
             data["chunks"] = [named_curve("chunks", curve) for curve in data["chunks"]]
             data |= {"model": ModelConfig(**data["model"]), "gpu": GPU(**data["gpu"])}
             return Calibration(**data)
-        except OSError as error:
-            reason = error.strerror
         except KeyError as error:
             reason = f"no field {error}"
         except (AttributeError, RecursionError, TypeError, ValueError) as error:  # a UserError, too
-            reason = str(error)
+            reason = str(error).removeprefix(f"{path}: ")
         raise UserError(f"calibration {path}: {reason}; experiments/calibrate.py makes a new one")
 
 

@@ -11,21 +11,17 @@ import math
 import multiprocessing
 import os
 import shutil
-import signal
 import sys
 import textwrap
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
-from tqdm import tqdm
-
-from cli import claim, is_ours
-from configs import GPUS, UserError
+from checks import UserError
+from cli import claim, end_with, interrupts_held, is_ours, progress
+from configs import GPUS
 from costmodel import constants
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -334,66 +330,9 @@ def print_comparison(points: Sequence[Point]) -> None:
         )
 
 
-SECONDS = 10.0  # between two lines of `Lines`
-
-
-class Lines:
-    """Progress in plain lines, where no bar can move: "measuring: 12 of 40, 0:35".
-
-    The first comes after 10 s, then at most one in 10 s. It does what we need of tqdm.
-    """
-
-    def __init__(self, items: Iterable, what: str, total: int | None = None) -> None:
-        self.items, self.what, self.done = items, what, 0
-        self.total = len(items) if total is None and hasattr(items, "__len__") else total
-        self.start = self.shown = time.monotonic()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """A line that was printed stays."""
-
-    def __iter__(self) -> Iterator:
-        for item in self.items:
-            yield item
-            self.done += 1
-            self.show()
-
-    def set_description(self, what: str) -> None:
-        self.what = what
-
-    def show(self) -> None:
-        """Print a line if the last is old enough."""
-        now = time.monotonic()
-        if now - self.shown < SECONDS or sys.stderr is None:
-            return
-        self.shown, seconds = now, int(now - self.start)
-        of = "" if self.total is None else f" of {self.total}"
-        line = f"{self.what}: {self.done}{of}, {seconds // 60}:{seconds % 60:02}"
-        print(line, file=sys.stderr, flush=True)
-
-
-def progress(items: Iterable, what: str, total: int | None = None) -> "tqdm | Lines":
-    """A progress bar that vanishes when it is done; plain lines where stderr is no terminal.
-
-    total: how many items there are, where they cannot tell.
-    """
-    if sys.stderr is None or not sys.stderr.isatty():
-        return Lines(items, what, total)
-    return tqdm(items, desc=what, total=total, leave=False, dynamic_ncols=True)
-
-
-def end_with(parent: int) -> None:
-    """Wait until the process that started this one is gone, killed so that it could not end us."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
-
-
 def begin_worker(parent: int, initializer: Callable[[], object] | None) -> None:
     """What a process of `run_jobs` does first."""
-    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
+    end_with(parent)
     if initializer:
         initializer()
 
@@ -415,12 +354,8 @@ def run_jobs(
     found, begin = {}, (os.getpid(), initializer)
     with ProcessPoolExecutor(processes, initializer=begin_worker, initargs=begin) as pool:
         try:
-            # The processes inherit this mask: they leave Ctrl-C to us, and we end them.
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:
+            with interrupts_held():
                 running = {pool.submit(perform, job): job for job in jobs}
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             for done in progress(as_completed(running), what, len(running)):
                 found[running[done]] = done.result()
         except BaseException:
@@ -453,9 +388,20 @@ def make_directory(
         raise UserError(f"--out {path}: no permission to write there")
     own = [f"{name}.csv"] if name else []
     for file in [*own, *([f"{name}.png"] if name and others is None else others or [])]:
-        claim(path / file, force)
+        claim_result(path / file, force)
     if name and not (force and foreign(path / f"{name}.csv")):
         read_csv(path / f"{name}.csv")
+
+
+def claim_result(path: Path, force: bool = False) -> Path:
+    """`cli.claim` for a file whose name a script chooses. Raises UserError.
+
+    A device may never end, and a pipe waits for its other end: nobody has named them.
+    """
+    claim(path, force)
+    if path.exists() and not path.is_file():
+        raise UserError(f"{str(path)!r} is a device or a pipe: move it away, or give another --out")
+    return path
 
 
 def foreign(path: Path) -> bool:

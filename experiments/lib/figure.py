@@ -127,7 +127,9 @@ class Figure:
         full, quick = self.scale, self.quick_scale
         flags = dict(self.flags) | MEASURE
         flags["dtype"] = replace(MEASURE["dtype"], default=self.dtype)
-        flags["repeats"] = Flag("", full.repeats, quick.repeats, measure=True)
+        flags["repeats"] = Flag(
+            "runs of each case, whose median is taken", full.repeats, quick.repeats, measure=True
+        )
         if full.budget:
             flags["memory"] = Flag("", full.budget, quick.budget, measure=True)
         if self.traces is not None:

@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from configs import UserError
+from checks import UserError
 from experiments.lib import common
 from experiments.lib.common import ROOT, make_directory
 from flags import Parser

@@ -32,6 +32,16 @@ SERIES = [
     (COLOURS["black"], "X"),
     ("#777777", "*"),
 ]
+GREY = "#999999"
+# Colour and hatch of each operator, in all figures and lessons.
+OPERATOR_LOOKS = {
+    "preproj": (COLOURS["orange"], ""),
+    "attn": (COLOURS["blue"], "//"),
+    "postproj": (COLOURS["green"], ".."),
+    "ffn_ln1": (COLOURS["vermilion"], ""),
+    "ffn_ln2": (COLOURS["purple"], "\\\\"),
+    "others": (GREY, "xx"),
+}
 
 
 def use_style() -> None:

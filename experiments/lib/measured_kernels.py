@@ -11,7 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from configs import GPUS, ModelConfig, UserError
+from checks import UserError
+from configs import GPUS, ModelConfig
 from constants import OWN_KERNEL, AllReduce, Efficiency
 from costmodel import CostModel
 from experiments.lib.common import ROOT

@@ -63,6 +63,31 @@ def hardware_of(llm: "LLM") -> str:
 # ----------------------------------------------------------------------------------- single batches
 
 
+def batch_runner(llm: "LLM", operators: bool) -> Callable[[Batch], Result]:
+    """Runs one batch on the real engine: its seconds, of each operator too if asked for.
+
+    Nothing is sampled twice: each run starts from a cache that holds what the batch's requests had
+    before.
+    """
+    from executor import ModelExecutor
+
+    # memory that was never written is all one page of zeros, and reads faster than a real cache
+    llm.cache.k.fill_(0.01)
+    llm.cache.v.fill_(0.01)
+    executor = ModelExecutor(llm.model, llm.cache, llm.attend, operators)
+
+    def run(batch: Batch) -> Result:
+        llm.cache.reset()
+        executor.slot_of.clear()
+        started = [chunk.request for chunk in batch.chunks if chunk.start > 0]
+        for request in started + batch.decodes:
+            executor.slot_of[request.request_id] = slot = llm.cache.allocate()
+            llm.cache.extend(slot, request.context)
+        return executor.execute(batch)
+
+    return run
+
+
 def time_batches(
     llm: "LLM",
     batches: Sequence[Batch],
@@ -72,29 +97,16 @@ def time_batches(
 ) -> list[Result]:
     """The median seconds of each batch on the real engine.
 
-    The batches run in alternation, so that a machine's drift hits all alike. Nothing is sampled
-    twice: each run starts from a cache that holds what the batch's requests had before.
+    The batches run in alternation, so that a machine's drift hits all alike.
 
     operators: time the operators too (each averaged by itself), at the price of a clock call around
     each.
     """
-    from executor import ModelExecutor
-
-    # memory that was never written is all one page of zeros, and reads faster than a real cache
-    llm.cache.k.fill_(0.01)
-    llm.cache.v.fill_(0.01)
-    executor = ModelExecutor(llm.model, llm.cache, llm.attend, operators)
+    run = batch_runner(llm, operators)
     seen: list[list[Result]] = [[] for _ in batches]
     for turn in progress(range(repeats + 1), "measuring"):
         for batch, results in zip(batches, seen, strict=True):
-            llm.cache.reset()
-            executor.slot_of.clear()
-            for request in [
-                chunk.request for chunk in batch.chunks if chunk.start > 0
-            ] + batch.decodes:
-                executor.slot_of[request.request_id] = slot = llm.cache.allocate()
-                llm.cache.extend(slot, request.context)
-            result = executor.execute(batch)
+            result = run(batch)
             if turn > 0:  # the first turn warms up
                 results.append(result)
     return [

@@ -1,17 +1,18 @@
 """Sarathi-Serve's deployments, data sets and capacities (Sec 5, Table 2); looks of policies."""
 
+import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import cycle
 
 import matplotlib.pyplot as plt
 
 from batch import Request
-from configs import UserError
-from experiments.lib.common import paper_numbers
+from checks import UserError
+from experiments.lib.common import Point, paper_numbers
 from experiments.lib.look import COLOURS, SERIES, labelled_bars
-from serving.capacity import PRECISION, Deployment, Load, capacity, settled_capacity
+from serving.capacity import PRECISION, Deployment, Load, settled_capacity
 from serving.traffic import Lengths, LogNormal, at_rate, make_requests, poisson, repeat
 
 # How a policy looks in every picture that compares policies: colour and marker.
@@ -82,6 +83,7 @@ CHAT, ARXIV = Dataset.published("chat", 8192), Dataset.published("arxiv", 16384)
 
 OURS, RIVALS = "sarathi_serve", ("vllm_v0", "orca")
 POLICIES = (*RIVALS, OURS)
+REPEATED = "repeated to"  # what a series of run lengths begins with, after the policy
 NO_BUDGET = 1  # token: the RIVALS run whole prompts and read no budget, so one run serves all SLOs
 
 
@@ -92,41 +94,6 @@ class Job:
     deployment: Deployment
     data: str
     policy: str
-
-
-def capacities(
-    job: Job,
-    requests: Sequence[Request],
-    slos: Mapping[str, tuple[float, int]],
-    precision: float,
-    starts: Mapping[str, float] | None = None,
-    factor: float = 2.0,
-) -> dict[str, float]:
-    """Name of the SLO -> requests per second, judged by the whole run of these requests.
-
-    slos: name -> bound in seconds, and token budget. starts: name -> the rate where its search
-    begins (1 request per second). factor: see `capacity`. Raises UserError where all requests are
-    served at any rate.
-    """
-
-    @cache
-    def load(rate: float, budget: int) -> Load:
-        return Load.of(job.deployment.serve(at_rate(requests, rate), job.policy, budget))
-
-    found = {}
-    for name, (bound, budget) in slos.items():
-        size = NO_BUDGET if job.policy in RIVALS else budget
-
-        def load_at(rate: float, size: int = size) -> Load:
-            # two ways to the same rate differ in their last digits
-            return load(round(rate, 6), size)
-
-        start = starts[name] if starts else 1.0
-        try:
-            found[name] = capacity(load_at, bound, precision, start, factor)
-        except UserError as error:
-            raise refusal(job, requests, name, bound, error) from None
-    return found
 
 
 @dataclass(frozen=True)
@@ -152,14 +119,21 @@ def settled_capacities(
     is enough.
     """
 
-    @cache
-    def load(rate: float, repeats: int, budget: int) -> Load:
+    runs: dict[tuple[int, int], dict[float, Load]] = defaultdict(dict)
+
+    def load(rate: float, repeats: int, budget: int, bound: float) -> Load:
+        """Of that rate; or that of a higher one that is served, or of a lower one that is not."""
+        known = runs[repeats, budget]
+        for other, found in known.items():
+            if math.isclose(other, rate) or found.meets(bound) == (other > rate):
+                return found
         arrivals = at_rate(repeat(requests, repeats), rate)
-        return Load.steady(job.deployment.serve(arrivals, job.policy, budget))
+        known[rate] = Load.steady(job.deployment.serve(arrivals, job.policy, budget))
+        return known[rate]
 
     def search(bound: float, budget: int) -> Settled:
         rate, repeats = settled_capacity(
-            lambda rate, repeats: load(round(rate, 6), repeats, budget),
+            lambda rate, repeats: load(rate, repeats, budget, bound),
             len(requests), bound, precision,
         )  # fmt: skip
         return Settled(rate, budget, repeats * len(requests))
@@ -170,9 +144,9 @@ def settled_capacities(
         try:
             best = search(bound, NO_BUDGET if job.policy in RIVALS else budget)
             for size in others:
-                repeats, rate = best.requests // len(requests), round(best.rate * precision, 6)
+                repeats, rate = best.requests // len(requests), best.rate * precision
                 # where it does not serve a little more, it cannot be better
-                if not rate or load(rate, repeats, size).meets(bound):
+                if not rate or load(rate, repeats, size, bound).meets(bound):
                     best = max(best, search(bound, size), key=lambda each: each.rate)
         except UserError as error:
             raise refusal(job, requests, name, bound, error) from None
@@ -187,6 +161,16 @@ def refusal(
     where = f"{job.data}, {len(requests)} requests on {label(job.deployment)}"
     where += f" under {job.policy}, {slo} SLO of {bound:.2g} s"
     return UserError(f"{where}: {reason}")
+
+
+def report_repeats(points: Sequence[Point]) -> None:
+    """Say how often the requests were repeated, where they were."""
+    repeated = [p.y for p in points if p.series.partition(",")[0].endswith(f" {REPEATED}")]
+    if repeated:
+        print(
+            f"\nrequests were repeated, up to {max(repeated):.0f} of them in a run: with too few,"
+            " no queue builds, and the capacity comes out too large"
+        )
 
 
 def label(deployment: Deployment) -> str:

@@ -45,7 +45,7 @@ def draw_agreement(
     """Predicted against measured: the nearer to the line, the better.
 
     pairs: (measured, predicted) values by policy. unit: what the axes are called, as in "time (s)".
-    relative, absolute: half the width of the shaded band, as a share of the value and in its unit.
+    relative, absolute: half the width of the grey band, as a share of the value and in its unit.
     """
     for policy, both in pairs.items():
         colour, marker = look_of(policy)
@@ -56,5 +56,7 @@ def draw_agreement(
     low = [(1 - relative) * end - absolute for end in ends]
     high = [(1 + relative) * end + absolute for end in ends]
     label = f"within {100 * relative:g} %" if relative else f"within {absolute:g} points"
-    axes.fill_between(ends, low, high, color="grey", alpha=0.2, label=label)
+    axes.fill_between(ends, low, high, color="grey", alpha=0.2)
+    corner = {"transform": axes.transAxes, "ha": "right", "va": "bottom"}
+    axes.text(0.98, 0.02, f"grey: {label}", **corner)
     axes.set(xlim=ends, ylim=ends, xlabel=f"measured {unit}", ylabel=f"predicted {unit}")

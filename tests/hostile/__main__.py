@@ -9,8 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from checks import UserError
 from cli import run_main
-from configs import UserError
 from flags import Parser
 from tests.hostile import commands
 

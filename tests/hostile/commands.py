@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from cli import die_quietly
 from flags import Number, OneOf, Whole
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,6 +128,7 @@ def missing() -> list[str]:
 
 def run(command: Command, arguments: Sequence[str]) -> None:
     """What `python PATH ARGUMENTS` does, in this process."""
+    die_quietly()  # as its first import does, which is there already
     sys.argv = [str(ROOT / command.path), *arguments]
     sys.path.insert(0, str((ROOT / command.path).parent))
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -4,8 +4,10 @@ Right is that a command works without the library, or makes it anew. With --atte
 line says why it cannot. Nothing that a stranger has put there may run.
 """
 
+import hashlib
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from fast.library import DIGITS
 from tests.hostile.places import mount_private
 from tests.hostile.processes import GENERATE, NATIVE, finish, start, with_environment
 from tests.hostile.sandbox import Case
@@ -34,6 +37,7 @@ COMPILERS = {
     "is killed": "kill -9 $$",
     "makes half a library": 'g++ "$@" && truncate -s 5000 "$target"',
 }
+ENDLESS = re.compile("hangs|leaves a child")  # the project waits two minutes for these
 
 
 def with_compiler(script: str, arguments: tuple[str, ...]) -> None:
@@ -65,7 +69,7 @@ def good_cache() -> list[Path]:
 
 
 def evil_library(target: Path) -> None:
-    """A library that shows when it is loaded."""
+    """A library that shows when it is loaded. Its name has a wrong checksum."""
     marker = str(Path("INTRUSION").resolve())
     Path("evil.cpp").write_text("#include <cstdio>\n" + EVIL.replace("INTRUSION", marker))
     subprocess.run(["g++", "-shared", "-fPIC", "evil.cpp", "-o", str(target)], check=True)
@@ -96,16 +100,28 @@ def planted(path: Path) -> None:
     evil_library(path)
 
 
-def others_may_write(path: Path) -> None:
+def evil_twin(path: Path) -> Path:
+    """An evil library in place of the kept one. Its name has its checksum: that cannot tell it."""
     evil_library(path)
-    path.chmod(0o777)
-    path.parent.chmod(0o777)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:DIGITS]
+    path.chmod(0o700)
+    return path.rename(path.with_stem(f"{path.stem.rpartition('-')[0]}-{digest}"))
+
+
+def others_may_write(path: Path) -> None:
+    evil_twin(path).chmod(0o777)
+
+
+def others_may_write_the_folder(path: Path) -> None:
+    evil_twin(path).parent.chmod(0o777)
 
 
 def of_another_user(path: Path) -> None:
-    evil_library(path)
+    """Only root can give a file away. A user of less rights makes one that others may write."""
     if os.getuid() == 0:
-        os.chown(path, 65534, 65534)
+        os.chown(evil_twin(path), 65534, 65534)
+    else:
+        others_may_write(path)
 
 
 def fifo(path: Path) -> None:
@@ -123,8 +139,9 @@ def link_to_nothing(path: Path) -> None:
     path.symlink_to("/nonexistent/at/all")
 
 
-LIBRARIES = (cut, empty, zeros_inside, another_library, planted, others_may_write, of_another_user,
-             fifo, folder, link_to_nothing)  # fmt: skip
+LIBRARIES = (cut, empty, zeros_inside, another_library, planted, others_may_write,
+             others_may_write_the_folder, of_another_user, fifo, folder,
+             link_to_nothing)  # fmt: skip
 
 
 def with_library(spoil: Callable[[Path], None]) -> None:
@@ -140,7 +157,7 @@ def with_library(spoil: Callable[[Path], None]) -> None:
 def in_a_cache_of_everybody() -> None:
     """A stranger has put a library into a cache that all may write: its name is no secret."""
     for path in good_cache():
-        others_may_write(path)
+        evil_twin(path)
     Path("cache").chmod(0o777)
     finish(start(GENERATE, {"XDG_CACHE_HOME": str(Path("cache").resolve())}))
 
@@ -175,4 +192,7 @@ def make_cases(seed: int, quick: bool) -> list[Case]:
     found.append(("a read-only disk for home and cache", partial(with_disk, "", True)))
     if quick:
         found = rng.sample(found, 6)
-    return [Case(what.partition(":")[0], what, act, limit=200.0) for what, act in found]
+    return [
+        Case(what.partition(":")[0], what, act, limit=200.0, waits=bool(ENDLESS.search(what)))
+        for what, act in found
+    ]

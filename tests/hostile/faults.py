@@ -14,7 +14,8 @@ from pathlib import Path
 
 from tests.hostile.kills import AT_ONCE, USUAL_START
 from tests.hostile.processes import GENERATE, LIMIT, MARK, finish, marked, start
-from tests.hostile.sandbox import Case
+from tests.hostile.sandbox import Case, slowness
+from tests.watch import STRANGER, listening
 
 PIPELINE = ("distributed.py", "--stages", "2", "def f(", "--max-tokens", "3", "--max-length", "32")
 
@@ -45,36 +46,24 @@ def with_torchrun(variables: Mapping[str, str]) -> None:
     finish(start(PIPELINE, usual | dict(variables)))
 
 
-def listening(pids: list[int]) -> list[tuple[str, int]]:
-    """(address in hex, port) of each TCP socket that these processes listen on."""
-    owned = set()
-    for pid in pids:
-        try:
-            owned |= {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
-        except OSError:
-            continue
-    found = []
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            cells = line.split()
-            if cells[3] == "0A" and f"socket:[{cells[9]}]" in owned:
-                address, _, port = cells[1].partition(":")
-                found.append((address, int(port, 16)))
-    return found
-
-
 LOOPBACK = re.compile("0100007F|0{24}01000000|0000000000000000FFFF00000100007F")
 
 
 def stranger_at_the_door() -> None:
-    """Where does a pipeline listen, and what does it do with a stranger's bytes?"""
-    command = start((*PIPELINE, "--repeats", "40"))
+    """Where does a pipeline listen, and what does its store do with a stranger's bytes?
+
+    gloo's ports are looked at, and get no bytes: PyTorch's gloo then turns round for ever, and the
+    stages wait for ten minutes. Only a program of this machine can do that.
+    """
+    meeting = free_port()
+    command = start((*PIPELINE, "--repeats", "40", "--port", str(meeting)))
     deadline, doors = time.monotonic() + LIMIT, []
     while command.poll() is None and time.monotonic() < deadline:
         for address, port in listening(marked(str(os.getpid()))):
             if (address, port) not in doors:
                 doors.append((address, port))
-                knock(port)
+                if port == meeting:
+                    knock(port)
         time.sleep(0.02)
     finish(command)
     if not doors:
@@ -92,23 +81,6 @@ def knock(port: int) -> None:
                 wire.sendall(message)
         except OSError:
             continue
-
-
-STRANGER = """
-import os, pickle, sys, datetime, torch, torch.distributed as dist
-class Evil:
-    def __reduce__(self):
-        return open, (sys.argv[1], "w")
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=15))
-control = dist.new_group(backend="gloo")
-data = torch.frombuffer(bytearray(pickle.dumps(Evil())), dtype=torch.uint8)
-for _ in range(6):
-    dist.isend(torch.tensor([len(data), 0]), 0, group=control).wait()
-    dist.isend(data, 0, group=control).wait()
-    store = dist.distributed_c10d._get_default_store()
-    for key in ("0", "1", "plan", "0/1"):
-        store.set(key, pickle.dumps(Evil()))
-"""
 
 
 def stranger_inside() -> None:
@@ -131,7 +103,7 @@ def interrupted(arguments: tuple[str, ...], delay: float) -> None:
     """Ctrl-C while a command starts: no traceback, and the end within two seconds."""
     begin = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
-    slower = max(1.0, (time.monotonic() - begin) / USUAL_START)
+    slower = max(slowness(), (time.monotonic() - begin) / USUAL_START)
     command = start(arguments)
     time.sleep(slower * delay)
     if command.poll() is None:

@@ -29,7 +29,7 @@ BAD = (
     "'/dev/null'", "'.'", "[]", "()", "{}", "set()", "[None]", "[[]]", "[1.5]", "[[1.5]]",
     "[[True]]",
     "['x', 1]", "[-1]", "[2**63]", "[math.nan]", "[[1], None]", "(1, 2)", "[(1, 2, 3)]", "[0, -1]",
-    "{1: 2}", "range(3)", "range(0)", "range(10**12)", "object()", "print", "int", "iter([1])",
+    "{1: 2}", "range(3)", "range(0)", "range(10**12)", "object()", "print", "str", "iter([1])",
     "(n for n in [1, 2])", "np.array([1, 2, 3])", "np.int64(3)", "np.float32(0.5)",
     "np.bool_(True)",
     "np.array(3)", "np.array([])", "torch.tensor([1, 2])", "torch.tensor(2)", "some_requests() * 2",
@@ -70,7 +70,7 @@ def call(recipe: Recipe, bad: Mapping[str, str]) -> None:
     arguments = {name: value_of(text) for name, text in {**recipe.good, **bad}.items()}
     try:
         run_main(lambda: recipe.use(**arguments))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:
         if not recipe.inner and not names_it(str(error), bad, arguments):
             raise
         print(f"error: {error}", file=sys.stderr)

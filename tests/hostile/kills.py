@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.hostile.commands import ROOT
 from tests.hostile.processes import MARK, marked
-from tests.hostile.sandbox import Case
+from tests.hostile.sandbox import Case, slowness
 
 PIPELINE = (
     "distributed.py",
@@ -49,10 +49,10 @@ def kill(command: tuple[str, ...], sign: signal.Signals, child: bool, delay: flo
         )  # fmt: skip
     begin = time.monotonic()
     while not (children := [pid for pid in marked(name) if pid != started.pid]):
-        if started.poll() is not None or time.monotonic() > begin + START:
+        if started.poll() is not None or time.monotonic() > begin + slowness() * START:
             break
         time.sleep(0.02)
-    slower = max(1.0, (time.monotonic() - begin) / USUAL_START)
+    slower = max(slowness(), (time.monotonic() - begin) / USUAL_START)
     time.sleep(delay)
     children = [pid for pid in marked(name) if pid != started.pid]
     victim = random.Random(delay).choice(children) if child and children else started.pid

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.hostile.commands import ROOT
-from tests.hostile.sandbox import why_unclear
+from tests.hostile.sandbox import slowness, why_unclear
 
 MARK = "NANO_SARATHI_CASE"  # an environment variable that all processes of a case inherit
 LIMIT = 60.0  # s of a command
@@ -33,7 +33,7 @@ def start(
 def finish(command: subprocess.Popen, limit: float = LIMIT, allowed: tuple = (0, 1, 2)) -> int:
     """Wait for its end, and say what is wrong with that. Returns the exit status."""
     try:
-        status = command.wait(limit)
+        status = command.wait(slowness() * limit)
     except subprocess.TimeoutExpired:
         status = None
         print(f"hangs: still there after {limit:.0f} s", file=sys.stderr)

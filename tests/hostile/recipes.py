@@ -68,6 +68,11 @@ def some_requests(count: int = 4) -> list[Request]:
     return [Request(i, range(20 + i), 5, arrival=0.1 * i) for i in range(count)]
 
 
+def chosen(requests: object) -> object:
+    """'some' stands for some requests."""
+    return some_requests() if isinstance(requests, str) and requests == "some" else requests
+
+
 def requests_of(prompt, max_tokens, stop_ids, arrival, request_id):
     request = Request(request_id, prompt, max_tokens, stop_ids, arrival)
     simulate([request, Request(7, range(9), 3)])
@@ -118,11 +123,11 @@ def scheduler_of(policy, max_batch_size, chunk_size, cache_tokens):
 
 
 def simulate_with(requests, **options):
-    simulate(some_requests() if requests == "some" else requests, **options)
+    simulate(chosen(requests), **options)
 
 
 def pipeline_with(requests, **options):
-    requests = some_requests() if requests == "some" else requests
+    requests = chosen(requests)
     simulate_pipeline(requests, "llama-13b", **options)
 
 
@@ -176,7 +181,7 @@ def fitting(length, bytes_per_value, tp, utilization):
 
 
 def rate_of(requests, rate):
-    at_rate(some_requests() if requests == "some" else requests, rate)
+    at_rate(chosen(requests), rate)
 
 
 def lengths_of(tokens, low, high, exponent, by):

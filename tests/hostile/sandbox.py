@@ -23,7 +23,8 @@ LIMIT = 40.0  # s of a case
 MEMORY = 4 << 30  # bytes that a case may take beyond what this process has
 FILE_SIZE = 1 << 30  # bytes of a file that a case may write
 LONGEST_LINE = 1000  # characters of an error
-ENDED_BY_HAND, NO_READER = 130, 141  # exit statuses, see cli.run_main
+ENDED_BY_HAND = (130, -signal.SIGINT)  # exit statuses: see cli.run_main; while it imports
+NO_READER = 141
 # What a run may find. Each must be 0 in the end.
 KINDS = (
     "tracebacks", "unclear errors", "hangs", "orphans", "wrong tokens", "files lost",
@@ -47,7 +48,8 @@ class Case:
     the forked process, in an empty folder of its own. enough: seconds of work after which an
     interrupt (Ctrl-C) must end it with status 130; None: it must end by itself within `limit`.
     own_files: OWN_FILES are in its folder. silent: it has no stderr. wanted: exit
-    statuses that alone are right. weighs: how many inputs it tries.
+    statuses that alone are right. weighs: how many inputs it tries. waits: it computes nothing for
+    long, so that others may run beside it.
     """
 
     what: str
@@ -59,6 +61,7 @@ class Case:
     silent: bool = False
     wanted: tuple[int, ...] | None = None
     weighs: int = 1
+    waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def run_cases(part: str, cases: Sequence[Case], tally: Tally, jobs: int, only: i
     with tempfile.TemporaryDirectory(prefix=f"hostile-{part}-") as place:
         try:
             while waiting or alive:
-                while waiting and len(alive) < jobs:
+                while waiting and sum(not each.case.waits for each in alive.values()) < jobs:
                     number, case = waiting.pop()
                     pid, running = start(number, case, Path(place) / str(number))
                     alive[pid] = running
@@ -201,11 +204,19 @@ def ended(pid: int, running: Running) -> int | None:
             running.interrupted = now
             with contextlib.suppress(OSError):
                 os.killpg(pid, signal.SIGINT)  # as a terminal does: its workers get it, too
-    elif now > (running.interrupted or running.started) + case.limit:
+    elif now > (running.interrupted or running.started) + slowness() * case.limit:
         end_session(pid)
         os.waitpid(pid, 0)
         return -signal.SIGALRM
     return None
+
+
+def slowness() -> float:
+    """How much longer all may take here: programs that want a core in the last minute, per core.
+
+    Else a busy machine would seem to hang.
+    """
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def judge(pid: int, running: Running, status: int) -> Iterator[tuple[str, str]]:
@@ -219,10 +230,10 @@ def judge(pid: int, running: Running, status: int) -> Iterator[tuple[str, str]]:
     yield from marked
     if status == -signal.SIGALRM:
         after = "after Ctrl-C" if running.interrupted else "by itself"
-        yield "hangs", f"did not end {after} within {running.case.limit:.0f} s; {last}"
+        yield "hangs", f"did not end {after} within {running.case.limit:.0f} s or more; {last}"
     elif "Traceback (most recent call last)" in errors or "Exception ignored" in errors:
         yield "tracebacks", f"exit status {status}: {last}"
-    elif status not in (0, 1, 2) and not (status == ENDED_BY_HAND and running.interrupted):
+    elif status not in (0, 1, 2) and not (status in ENDED_BY_HAND and running.interrupted):
         if not (status == NO_READER and not errors):
             yield "tracebacks", f"exit status {status}: {last}"
     elif status in (1, 2) and not marked and not running.case.silent:

@@ -232,7 +232,8 @@ def run_block(seed: int, first: int) -> None:
     """BLOCK schedules, each from a seed of its own."""
     llm = small_llm(max_batch_size=6, max_length=LONGEST + 1)
     llm.model = tiny_model(STREAMED)
-    speed_up(llm.model, llm.attention)
+    made = speed_up(llm.model, llm.cache, llm.attention, measure=False)
+    llm.attention, llm.attend, llm.surroundings = made
     kinds: tuple[Callable[[random.Random], str], ...] = (
         loop_schedule, loop_schedule, pipeline_schedule, partial(stream_schedule, llm),
     )  # fmt: skip

