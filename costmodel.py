@@ -33,10 +33,10 @@ from configs import GPU, LINKS, Link, ModelConfig
 from constants import (  # noqa: F401
     ALL_REDUCES,
     EFFICIENCY,
-    OWN_KERNEL,
     SOFTWARE,
     Efficiency,
     constants,
+    reduce_seconds,
 )
 
 # rows and columns of a tile of a product (SARATHI, Sec 4.4: "the tile size in our experiments"),
@@ -73,9 +73,10 @@ def overlapped(compute: float, memory: float, p: float) -> float:
 class CostModel:
     """Seconds of a `Batch` for one model on one GPU.
 
-    software: whose constants to take. If they come from another GPU, the attribute `guess` says so;
-    else it is "" (see `constants`). efficiency: your own constants instead. If the GPU's bandwidth
-    is a measured one, we count all of it.
+    software: whose constants to take. If they come from another GPU, or if all-reduces were not
+    measured, the attribute `guess` says so; else it is "" (see `constants`). efficiency: your own
+    constants instead. If the GPU's bandwidth is a measured one, we count all of it, in every
+    kernel.
 
     bytes_per_value: 2 for fp16 and bf16, as in the papers.
 
@@ -113,8 +114,13 @@ class CostModel:
         if efficiency is None:
             self.efficiency, self.guess = constants(gpu.name, software)
             if gpu.measured:
-                self.efficiency = replace(self.efficiency, memory=1.0, decode_memory=1.0)
+                names = ("memory", "prefill_memory", "decode_memory", "elementwise")
+                shares = {name: 1.0 for name in names if getattr(self.efficiency, name)}
+                self.efficiency = replace(self.efficiency, **shares)
             self.measured_reduces = ALL_REDUCES.get((self.link.name, software), {}).get(tp)
+            if tp > 1 and not self.measured_reduces:
+                unknown = f"no all-reduces of {tp} GPUs over {self.link.name} for {software}"
+                self.guess = f"{self.guess}; {unknown}" if self.guess else unknown
         self.bytes_per_value = bytes_per_value
         try:
             self.link.all_reduce(0, tp, 1)
@@ -126,12 +132,14 @@ class CostModel:
         whole = model.kv_bytes_per_token(bytes_per_value)
         self.kv_bytes = whole * self.kv_heads // model.n_kv_head
         # which side of a weight matrix the GPUs divide
-        columns, rows = ("preproj", "ffn_ln1"), ("postproj", "ffn_ln2")
-        sides = {name: (1, tp) for name in columns} | {name: (tp, 1) for name in rows}
+        sides = {"preproj": (1, tp), "ffn_ln1": (1, tp), "postproj": (tp, 1), "ffn_ln2": (tp, 1)}
         self.shapes = {
             name: (i // sides[name][0], o // sides[name][1])
             for name, (i, o) in model.linears.items()
         }
+        # copies of KV heads, too
+        columns = (self.heads + 2 * self.kv_heads) * model.head_dim
+        self.shapes["preproj"] = model.hidden, columns
         share = self.efficiency.decode_memory or self.efficiency.memory
         self.seconds_per_cached_token = self.kv_bytes / (gpu.bandwidth * share)
         # (tokens, sampled rows) -> seconds: few distinct keys, asked often
@@ -141,12 +149,14 @@ class CostModel:
     def linear(self, tokens: int, inputs: int, outputs: int) -> float:
         """Seconds of one matrix product (tokens, inputs) @ (inputs, outputs).
 
-        Padding and idle SMs cost time to compute, not bytes.
+        Padding and idle SMs cost time to compute, not bytes. No tokens take no time.
         """
+        if not tokens:
+            return 0.0
         own = self.efficiency
         rows = padded(tokens, own.tile)
         flops = 2 * rows * (inputs + ENDS) * outputs
-        if own.waves:
+        if own.waves and self.gpu.sms:
             waves = rows / TILE * -(-outputs // TILE) / self.gpu.sms  # of blocks
             flops *= 1 + min(own.waves * (math.ceil(waves) / waves - 1), own.idle)
         size = (inputs * outputs + tokens * (inputs + outputs)) * self.bytes_per_value
@@ -167,7 +177,7 @@ class CostModel:
     def head(self, sampled: int) -> float:
         """Seconds of the logits of the `sampled` rows that get a token."""
         outputs = self.model.vocab_size // self.tp
-        return self.linear(sampled, self.model.hidden, outputs) if sampled else 0.0
+        return self.linear(sampled, self.model.hidden, outputs)
 
     def elementwise(self, tokens: int) -> float:
         """Seconds, over all layers, of norms, activations, rotary positions, and cache writes.
@@ -176,7 +186,7 @@ class CostModel:
         count them: SARATHI says under 5 % (Sec 3.1), and its Table 2 adds up without them.
         """
         own, model = self.efficiency, self.model
-        if not own.elementwise:
+        if not own.elementwise or not tokens:
             return 0.0
         channels = (self.heads + self.kv_heads) * model.head_dim  # of queries and keys
         gates = 2 if model.flavour == "llama" else 1
@@ -197,11 +207,11 @@ class CostModel:
         The GPUs add up their parts of (tokens, H) twice in each layer: after attention and after
         the FFN. Where these two run side by side, it is once.
         """
-        if self.tp == 1:
+        if self.tp == 1 or not tokens:
             return 0.0
         size = tokens * self.model.hidden * self.bytes_per_value
         if self.measured_reduces:
-            once = self.measured_reduces[size >= OWN_KERNEL].seconds(size, self.tp)
+            once = reduce_seconds(self.measured_reduces, size, self.tp)
         else:
             once = self.link.all_reduce(size, self.tp, self.efficiency.memory)
         return (1 if self.model.parallel else 2) * self.model.n_layer * once
@@ -218,29 +228,34 @@ class CostModel:
         """Seconds, over all layers, of the attention of chunks: (start, length) of each, in tokens.
 
         A chunk attends to itself and to the `start` tokens before it. It reads all earlier keys and
-        values again (SARATHI, Sec 4.2).
+        values again (SARATHI, Sec 4.2). The layer has just written the chunk's own, which may lie
+        in the L2 cache; other layers have pushed out those of earlier tokens.
         """
         own, gpu, dim = self.efficiency, self.gpu, self.model.head_dim
-        work = size = blocks = longest = 0  # work: pairs of a query and a key, of one head
+        work = blocks = longest = 0  # work: pairs of a query and a key, of one head
+        new = old = 0  # values
         for start, length in chunks:
             tiles = -(-length // TILE)
             keys = start + length
-            values = 2 * length * self.heads + 2 * keys * self.kv_heads
-            size += values * dim * self.bytes_per_value  # queries in, result out; keys and values
+            new += 2 * length * (self.heads + self.kv_heads)  # queries, result; keys and values
+            old += 2 * start * self.kv_heads
             if own.skips_masks:
                 keys -= (length - DIAGONAL) / 2  # of a query, on average
                 work += length * keys
             else:
                 work += tiles * TILE * keys
             blocks, longest = blocks + tiles, max(longest, keys)
-        waves = blocks * self.heads / gpu.sms
+        if not blocks:
+            return 0.0
+        waves = blocks * self.heads / gpu.sms if gpu.sms else 0.0
         if own.skips_masks:  # short blocks fill the gaps between long ones
             pairs = work * self.heads + gpu.sms * TILE * longest / 2
         else:  # all blocks of a chunk take the same time
-            pairs = work * self.heads * math.ceil(waves) / waves
+            pairs = work * self.heads * (math.ceil(waves) / waves if waves else 1)
         compute = 4 * dim * pairs / (gpu.peak * own.attention)
         share = own.prefill_memory or own.memory
-        memory = self.from_memory(size) / (gpu.bandwidth * share)
+        value = dim * self.bytes_per_value
+        memory = (self.from_memory(new * value) + old * value) / (gpu.bandwidth * share)
         memory = max(memory, waves * own.prefill_block)
         seconds = own.prefill_start + overlapped(compute, memory, ATTENTION_P)
         return self.model.n_layer * seconds
@@ -259,18 +274,22 @@ class CostModel:
         values lie in the L2 cache only where one layer is measured again and again: else all other
         layers push them out before the next decode.
         """
-        own, layers = self.efficiency, self.model.n_layer
+        if not count:
+            return 0.0
+        own, layers, sms = self.efficiency, self.model.n_layer, self.gpu.sms
         seconds = tokens * self.seconds_per_cached_token
         if own.cache > 1 and layers == 1:
             size = tokens * self.kv_bytes / layers
             seconds *= self.from_memory(size) / size
-        blocks = count * self.kv_heads / self.gpu.sms * own.decode_block
+        blocks = count * self.kv_heads / sms * own.decode_block if sms else 0.0
         return seconds + layers * (blocks + own.decode_start)
 
     def attention(self, batch: Batch) -> float:
         """Seconds of attention over all layers (SARATHI, Sec 4.3.1).
 
-        Chunks run together, then all decodes. `context`: tokens in the cache before this step.
+        Chunks run together, then all decodes. That is SARATHI's way. Today's vLLM runs both in one
+        kernel: that two starts stand for it is a guess, which nothing measured. `context`: tokens
+        in the cache before this step.
         """
         decodes, chunks, seconds = batch.decodes, batch.chunks, 0.0
         if decodes:

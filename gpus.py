@@ -5,7 +5,7 @@ Only the priced half uses them. Add an entry, and every script knows it.
 
 from dataclasses import dataclass
 
-from checks import by_name, check_number
+from checks import by_name, check_number, check_whole
 
 MOST = 1e30  # bytes, FLOP/s, s: far more than there is
 
@@ -20,14 +20,18 @@ class GPU:
     bandwidth: float  # bytes/s
     source: str = ""
     measured: bool = False  # the bandwidth was measured, so all of it is reached
-    sms: int = 1  # streaming multiprocessors, or compute units: each runs one block at a time
-    l2: float = 0.0  # bytes of the cache that all SMs share
+    # Streaming multiprocessors, or compute units: each runs one block at a time. 0: unknown; then
+    # neither waves nor the start of blocks are priced.
+    sms: int = 0
+    l2: float = 0.0  # bytes of the cache that all SMs share; 0: none, or unknown
     generation: str = ""  # GPUs of one generation reach similar shares of their data sheets
     link: str = "nvlink-a100"  # of LINKS: joins GPUs of this kind, unless another one is named
 
     def __post_init__(self) -> None:
         for name in ("memory", "peak", "bandwidth"):
             check_number(f"{name} of {self.name}", getattr(self, name), 1, MOST)
+        check_whole(f"sms of {self.name}", self.sms, least=0)
+        check_number(f"l2 of {self.name}", self.l2, 0, MOST)
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ GPUS: dict[str, GPU] = by_name(
         row("l40s", 48, 362.05, 864, 142, 96, "ada", "pcie-l40s-node", nvidia("L40S", ADA)),
         row("rtx4090", 24, 165.2, 1008, 128, 72, "ada", "pcie4", "NVIDIA Ada white paper"),
         row("h100", 80, 989.4, 3350, 132, 50, "hopper", "nvlink-h100", nvidia("H100 SXM", GH100)),
-        row("h100-pcie", 80, 756, 2000, 114, 50, "hopper", "pcie4", nvidia("H100 PCIe", GH100)),
+        row("h100-pcie", 80, 756, 2000, 114, 50, "hopper", "pcie5", nvidia("H100 PCIe", GH100)),
         row("h200", 141, 989.4, 4800, 132, 50, "hopper", "nvlink-h100", nvidia("H200 SXM", GH100)),
         row("b200", 180, 2250, 8000, 148, 126, "blackwell", "nvlink-b200",
             nvidia("DGX B200", f"An eighth of it. {DRIVER}")),
@@ -162,6 +166,7 @@ LINKS: dict[str, Link | Nodes] = by_name(
         Link("nvlink-b200", 900e9, 10e-6, source="DGX B200 data sheet: 1.8 TB/s both ways"),
         Link("fabric-mi300x", 448e9, 10e-6, source="MI300X data sheet: 7 links of 128 GB/s both"),
         PCIE4,
+        Link("pcie5", 64e9, 15e-6, source="PCIe 5.0 x16: 128 GB/s both ways"),
         Link(
             "infiniband-hdr", 25e9, 15e-6, "InfiniBand HDR: 200 Gb/s each way, a port for each GPU"
         ),

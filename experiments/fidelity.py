@@ -50,6 +50,7 @@ from experiments import (
 from experiments.lib import common
 from experiments.lib.common import Point
 from experiments.lib.flags import start
+from experiments.lib.validation import quantile
 
 FIGURES = [
     module.FIGURE for module in (table2, fig3, fig4, fig7, fig8, table4, fig10, fig11, fig13)
@@ -244,9 +245,9 @@ def summary(rows: list[Row]) -> list[str]:
     lines = []
     for gpu, (for_median, for_p90) in TARGETS.items():
         counted = [row for row in rows if row.counts and gpu in row.conditions]
-        counted.sort(key=lambda row: abs(row.error))
-        worst, p90 = counted[-1], abs(counted[round(0.9 * (len(counted) - 1))].error)
-        median = statistics.median(abs(row.error) for row in counted)
+        worst = max(counted, key=lambda row: abs(row.error))
+        sizes = [abs(row.error) for row in counted]
+        median, p90 = statistics.median(sizes), quantile(sizes, 0.9)
         above = [row for row in counted if abs(row.error) > LIMIT]
         explained = sum(row.explanation != UNEXPLAINED for row in above)
         lines.append(

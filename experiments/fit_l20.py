@@ -26,7 +26,7 @@ from functools import cache
 from batch import Batch
 from cli import run_main
 from configs import GPUS, MODELS
-from constants import EFFICIENCY, VIDUR, Efficiency
+from constants import BORROWED, EFFICIENCY, VIDUR, Efficiency, constants
 from costmodel import CostModel, make_batch
 from experiments.lib.common import ROOT, print_table
 from experiments.lib.fitting import (
@@ -127,6 +127,29 @@ def print_other_constants(fitted: Efficiency, times: Mapping[int, float]) -> Non
     print_table(header, table, "If more or fewer constants were fitted:")
 
 
+def borrowed_errors(times: Mapping[int, float]) -> dict[str, dict[int, float]]:
+    """Errors with the constants that the L20 borrows, by the software that they belong to."""
+    return {software: errors(constants("l20", software)[0], times) for software in BORROWED}
+
+
+def print_borrowed(times: Mapping[int, float]) -> dict[str, float]:
+    """What a guess would have said of the L20. Returns the signed medians in %, by software."""
+    found = borrowed_errors(times)
+    found["vllm, own compute share"] = errors(
+        replace(constants("l20", "vllm")[0], compute=L20.compute), times
+    )
+    table = []
+    for what, own in found.items():
+        table.append(
+            [what, *summary(list(own.values())), f"{statistics.median(own.values()):+.1f} %"]
+        )
+    title = "If the L20 borrowed its constants; its own compute share was fitted to these rows:"
+    print_table(["software", "median", "largest", "signed"], table, title)
+    return {
+        software: round(statistics.median(found[software].values()), 1) for software in BORROWED
+    }
+
+
 def main() -> None:
     parse(bare_parser(__doc__), {})
     times = measured()
@@ -138,7 +161,10 @@ def main() -> None:
     found = modelled(fitted, HELD_BACK_ROWS, HELD_BACK)
     title = f"Predicted, {HELD_BACK} on one L20 as if it had the memory:"
     print_table(["rows", "ms"], [[rows, f"{time:.1f}"] for rows, time in found.items()], title)
+    borrowed = print_borrowed(times)
     check_constants("l20", "td_pipe", fitted)
+    if borrowed != BORROWED:
+        raise SystemExit(f"constants.py holds other errors: BORROWED = {borrowed}")
 
 
 if __name__ == "__main__":

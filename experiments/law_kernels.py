@@ -40,6 +40,7 @@ from experiments.lib.measured_kernels import (
     predicted_reduces,
     read_kernels,
 )
+from experiments.lib.validation import quantile
 
 NAME = "law_kernels"
 TODAY = ("a100-80gb", "h100", "l40s")
@@ -116,8 +117,8 @@ def add_errors(record: Record, gpu: str, kinds: dict[str, list[Priced]]) -> list
     """Add medians and ranges of each kind, and return the rows of a table."""
     table = []
     for kind, rows in kinds.items():
-        held_out = sorted(row.error for row in rows if row.held_out and row.counts)
-        low, middle, high = (held_out[round(s * (len(held_out) - 1))] for s in (0.1, 0.5, 0.9))
+        held_out = [row.error for row in rows if row.held_out and row.counts]
+        low, middle, high = (quantile(held_out, share) for share in (0.1, 0.5, 0.9))
         error = median_error(rows)
         record.add(f"{kind}, median error, {gpu}", error, "%")
         for name, value in (("10th", low), ("50th", middle), ("90th", high)):

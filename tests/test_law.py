@@ -1,14 +1,24 @@
 """What the law says of single kernels, by hand, and how near it comes to measured ones."""
 
+import math
 import statistics
 import sys
 from dataclasses import fields, replace
 
 import pytest
 
+from batch import Batch
 from checks import UserError
 from configs import GPUS, LINKS, MODELS
-from constants import ALL_REDUCES, EFFICIENCY, GENERATIONS, OWN_KERNEL, Efficiency, constants
+from constants import (
+    ALL_REDUCES,
+    EFFICIENCY,
+    GENERATIONS,
+    AllReduce,
+    Efficiency,
+    constants,
+    reduce_seconds,
+)
 from costmodel import ATTENTION_P, DIAGONAL, ENDS, KERNELS, CostModel, make_batch
 from experiments import fit_vllm, law_variants
 from experiments.lib import measured_kernels
@@ -118,17 +128,95 @@ def test_all_reduces_are_those_that_were_measured() -> None:
     model = MODELS["llama3.1-8b"]
     cost = CostModel(model, GPUS["h100"], tp=8, software="vllm")
     assert cost.link.name == "nvlink-h100"
-    for tokens in (1, 1024):
+    for tokens, place in ((1, 0), (31, 0), (64, 1), (1024, 2)):
         size = tokens * 4096 * 2
-        way = ALL_REDUCES["nvlink-h100", "vllm"][8][size >= OWN_KERNEL]
+        way = ALL_REDUCES["nvlink-h100", "vllm"][8][place]
         once = way.latency + 1.75 * size / way.bandwidth
         assert cost.all_reduces(tokens) == pytest.approx(64 * once)
     other = CostModel(model, GPUS["h100"], tp=8, link=LINKS["pcie4"], software="vllm")
     assert other.measured_reduces is None and other.all_reduces(1) > 64 * 15e-6
 
 
+@pytest.mark.parametrize("link, software", ALL_REDUCES)
+def test_no_all_reduce_is_faster_than_a_smaller_one(link: str, software: str) -> None:
+    for gpus, ways in ALL_REDUCES[link, software].items():
+        edges = [way.start + step for way in ways[1:] for step in (-1, 0, 1)]
+        sizes = sorted([*edges, *(round(1.1**n) for n in range(220))])
+        times = [reduce_seconds(ways, size, gpus) for size in sizes]
+        assert times == sorted(times) and times[0] > 0
+        assert [way.start for way in ways] == sorted(way.start for way in ways)
+
+
+def test_a_faster_way_waits_for_the_end_of_the_one_before() -> None:
+    ways = AllReduce(0, 1e-6, 1e9), AllReduce(1000, 0.0, 10e9)
+    times = [1e6 * reduce_seconds(ways, size, 2) for size in (500, 1000, 10000, 30000)]
+    assert times == pytest.approx([1.5, 2.0, 2.0, 3.0])
+
+
+def test_a_larger_batch_takes_no_less() -> None:
+    """One token more crosses 8 MiB, where vLLM hands over to NCCL."""
+    cost = CostModel(MODELS["llama3.1-8b"], GPUS["h100"], tp=8, software="vllm")
+    assert cost.all_reduces(1023) < cost.all_reduces(1024)
+
+
+def test_nothing_takes_no_time() -> None:
+    for gpu, software in EFFICIENCY:
+        tp = 2 if software == "vllm" else 1
+        cost = CostModel(MODELS["llama3.1-8b"], GPUS[gpu], tp=tp, software=software)
+        assert cost.seconds(Batch([], [])) == 0.0
+        assert set(cost.operators(Batch([], [])).values()) == {0.0}
+        assert cost.chunk_attention(0, 0) == cost.decode_attention(0, 0) == 0.0
+
+
+def test_a_gpu_of_unknown_sms_has_no_waves_and_no_blocks() -> None:
+    own = replace(EFFICIENCY["a100-80gb", "vllm"], waves=0.0, prefill_block=0.0, decode_block=0.0)
+    model, unknown = MODELS["llama3.1-8b"], replace(A100, sms=0)
+    cost, plain = (
+        CostModel(model, unknown, each) for each in (EFFICIENCY["a100-80gb", "vllm"], own)
+    )
+    for batch in (make_batch([(0, 1000, 1000)], decodes=3), make_batch([(0, 9, 9)])):
+        assert cost.seconds(batch) == plain.seconds(batch) > 0
+    known = CostModel(model, A100, EFFICIENCY["a100-80gb", "vllm"])
+    batch = make_batch([(0, 4096, 4096)])
+    assert 0.85 < cost.seconds(batch) / known.seconds(batch) < 1
+    old = CostModel(model, replace(GPUS["a6000"], sms=0))
+    assert old.seconds(batch) < CostModel(model, GPUS["a6000"]).seconds(batch)
+
+
+@pytest.mark.parametrize("name, value", [("sms", -3), ("sms", 1.5), ("l2", -1.0), ("l2", math.inf)])
+def test_a_sheet_outside_its_range_is_refused(name: str, value: float) -> None:
+    with pytest.raises(UserError, match=f"{name} of a100-80gb is {value}; it must be"):
+        replace(A100, **{name: value})
+
+
+def test_gpus_beyond_the_kv_heads_hold_copies_of_their_weights() -> None:
+    model = MODELS["llama3.1-70b"]  # 64 heads, 8 KV heads
+    widths = [CostModel(model, GPUS["h100"], tp=tp).shapes["preproj"][1] for tp in (1, 8, 16, 64)]
+    assert widths == [128 * heads for heads in (64 + 2 * 8, 8 + 2, 4 + 2, 1 + 2)]
+
+
+def test_a_measured_bandwidth_counts_in_full_in_every_kernel() -> None:
+    model, tile = MODELS["llama3.1-8b"], GPUS["max-1550-tile"]
+    own = CostModel(model, tile, software="vllm").efficiency
+    shares = (own.memory, own.prefill_memory, own.decode_memory, own.elementwise)
+    assert shares == (1.0,) * 4
+    assert CostModel(model, tile).efficiency.elementwise == 0.0, "sarathi's norms cost nothing"
+
+
+def test_only_a_chunk_s_own_keys_lie_in_the_cache() -> None:
+    """Other layers have pushed out those of earlier tokens."""
+    slow = replace(PLAIN, attention=1e6, skips_masks=True)
+    cold, warm = (one(replace(slow, cache=cache)) for cache in (1.0, 4.0))
+    saved = [
+        cold.chunk_attention(start, 64) - warm.chunk_attention(start, 64) for start in (0, 512)
+    ]
+    own = 2 * 64 * (8 + 8) * 128 * 2 * (1 - 1 / 4) / (A100.bandwidth * 0.5)
+    assert saved == pytest.approx([own, own], rel=0.01)
+
+
 def test_constants_outside_their_range_are_refused() -> None:
-    for name, value in {"cache": 0.5, "waves": -1, "tile": 1.5, "skips_masks": 1}.items():
+    wrong = {"cache": 0.5, "waves": -1, "tile": 1.5, "skips_masks": 1, "compute": 0, "p": 0}
+    for name, value in wrong.items():
         with pytest.raises(UserError, match=f"{name} is "):
             replace(PLAIN, **{name: value})
 
@@ -146,7 +234,7 @@ def test_constants_outside_their_range_are_refused() -> None:
 def test_a_gpu_borrows_from_its_own_generation(gpu: str, owner: str) -> None:
     found, guess = constants(gpu, "vllm")
     assert found == EFFICIENCY[owner, "vllm"]
-    assert guess == f"constants of the {owner}: the {gpu} has none for vllm"
+    assert guess.startswith(f"constants of the {owner}: the {gpu} has none for vllm; on the L20")
 
 
 def test_every_gpu_has_its_sheet_and_all_constants_a_source() -> None:

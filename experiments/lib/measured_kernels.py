@@ -5,15 +5,17 @@ experiments/vllm_kernels.csv is a thinned copy of public measurements. Its head 
 """
 
 import csv
+import math
 import random
 from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from checks import UserError
 from configs import GPUS, ModelConfig
-from constants import OWN_KERNEL, AllReduce, Efficiency
+from constants import AllReduce, Efficiency, reduce_seconds
 from costmodel import CostModel
 from experiments.lib.common import ROOT
 
@@ -68,10 +70,32 @@ def predicted(kernels: Iterable[Kernel], gpu: str, efficiency: Efficiency) -> li
 
 
 def predicted_reduces(
-    kernels: Iterable[Kernel], ways: dict[int, tuple[AllReduce, AllReduce]]
+    kernels: Iterable[Kernel], ways: dict[int, tuple[AllReduce, ...]]
 ) -> list[float]:
     """Seconds of all-reduces."""
-    return [ways[gpus][size >= OWN_KERNEL].seconds(size, gpus) for *_, (gpus, size), _ in kernels]
+    return [reduce_seconds(ways[gpus], size, gpus) for *_, (gpus, size), _ in kernels]
+
+
+# By what errors are told apart: the kind, the place in its shape, and where each group begins.
+SIZES = (
+    ("product", 0, (1, 64, 256, 1024, 4096, 8192)),
+    ("prefill", 1, (1, 256, 1024, 4096)),
+    ("decode", 0, (1, 2, 16, 64)),
+    ("decode", 3, (1, 2, 4, 8)),
+    ("all-reduce", 1, (0, 2**16, 2**19, 2**23)),
+)
+
+
+def by_size(kind: str, kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
+    """Kernels of one kind by the beginning of the group that they belong to, such as "64 rows"."""
+    groups = {}
+    for _, place, begins in (each for each in SIZES if each[0] == kind):
+        what = SHAPES[kind][place]
+        for begin, end in pairwise([*begins, math.inf]):
+            own = [each for each in kernels if begin <= each.shape[place] < end]
+            name = f"{begin // 2**10} KiB" if kind == "all-reduce" else f"{begin} {what}"
+            groups |= {name: own} if own else {}
+    return groups
 
 
 def read_kernels() -> list[Kernel]:
