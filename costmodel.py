@@ -1,117 +1,89 @@
 """Seconds that a batch takes on a GPU that you do not have, operator by operator.
 
-Every operator either computes or moves bytes, and the two overlap, though not perfectly:
+What a GPU charges for a kernel (constants.py has the fitted constants, gpus.py the data sheets):
 
-    t = (t_compute^p + t_memory^p)^(1/p)      t_compute = FLOPs / (peak * efficiency)
-                                              t_memory = bytes / (bandwidth * efficiency)
+    seconds = start + (compute^p + memory^p)^(1/p)    compute = FLOPs / (peak * share)
+                                                      memory = bytes / (bandwidth * share)
 
-With p -> infinity this is the roofline, max(t_compute, t_memory). A finite p rounds off its corner.
-On an A6000, the corner lies near 128 to 256 tokens, the usual size of SARATHI's batches. Matrix
-products run in whole tiles (SARATHI, Fig 7), so 257 tokens compute as much as 384. All times are in
-seconds, all sizes in bytes or tokens.
+With p -> infinity, this is the roofline, max(compute, memory). A finite p rounds off its corner,
+because computing and reading overlap, though not perfectly. On an A6000, the corner lies near 128
+to 256 tokens, the usual size of SARATHI's batches.
 
-With tensor parallelism every GPU holds 1/tp of each weight matrix and of the heads (Megatron-LM,
-Sec 3). All GPUs compute at once. Two all-reduces per layer then add up their partial results.
+- Tiles: a product runs in blocks of 128 rows and columns (SARATHI, Fig 7), so 257 tokens compute as
+  much as 384. Waves: each SM runs one block at a time, and the last wave leaves some SMs idle.
+- Prefill attention computes QK^T and AV: 4 FLOPs for each query, key and channel. FlashAttention-2
+  skips the masked half of a prompt; the kernels of 2023 did not. A chunk's queries attend to all
+  earlier keys, and nothing is skipped there. Its blocks run in waves, too.
+- Decode attention reads its keys and values, and hardly computes.
+- A block of an attention kernel takes a few us, however little it has to do.
+- Norms, activations and the like move bytes, and start kernels.
+
+All times are in seconds, all sizes in bytes or tokens. With tensor parallelism every GPU holds 1/tp
+of each weight matrix and of the heads (Megatron-LM, Sec 3). All GPUs compute at once. Two
+all-reduces per layer then add up their partial results.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from batch import Batch, Chunk, Request
-from checks import UserError, check_number, check_whole, lookup, shown
+from checks import UserError, check_whole, shown
 from configs import GPU, LINKS, Link, ModelConfig
-from gpus import LEAST_SHARE, MOST_SHARE
+from constants import (  # noqa: F401
+    ALL_REDUCES,
+    EFFICIENCY,
+    SOFTWARE,
+    Efficiency,
+    constants,
+    reduce_seconds,
+)
 
-# rows of a tile of a matrix product (SARATHI, Sec 4.4: "the tile size in our experiments")
+# rows and columns of a tile of a product (SARATHI, Sec 4.4: "the tile size in our experiments"),
+# and the queries of a block of attention
 TILE = 128
 SMALLEST_TILE = 16  # rows below which a tensor core cannot go
+# These four hold for all GPUs and software.
+# How sharp the roofline's corner is in attention, which overlaps computing and reading badly
+ATTENTION_P = 1.25
+ENDS = 128  # inputs: how long a block of a product starts, and writes its result
+DIAGONAL = 64  # keys of a tile on the diagonal of the mask: half of them are computed in vain
+KERNELS = 5  # of a layer, besides products and attention: 2 norms, rotary, write to cache, FFN
 
-
-@dataclass(frozen=True)
-class Efficiency:
-    """How much of the data sheet a GPU gives in practice.
-
-    These are the only fitted constants of the cost model.
-    """
-
-    compute: float  # share of peak that linear operators reach
-    memory: float  # share of the bandwidth: the same for weights, activations, keys and values
-    # share of peak that prefill attention reaches. Masked blocks count as work: none is skipped
-    attention: float
-    p: float  # sharpness of the roofline's corner
-    # s: to start and end the kernel of a linear operator of any size
-    overhead: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("compute", "memory", "attention"):
-            check_number(name, getattr(self, name), LEAST_SHARE, MOST_SHARE)
-        check_number("p", self.p, 0.1, 1e6)
-        check_number("overhead", self.overhead, 0, 1e6)
-
-
-# The constants belong to a GPU and to the software that ran on it. What they were fitted on:
-#
-# a6000, sarathi: printed by experiments/fit_a6000.py from nine numbers of SARATHI's Table 2 and
-#   Fig 7 (an A6000), and from nothing else. There, the best overhead is zero. Keys and values have
-#   no separate share of the bandwidth: the fit would make it 1.
-# a100-80gb, sarathi_serve: printed by experiments/profiles.py from Vidur's public
-#   measurements of Llama-2-70b's linear operators on an A100 (arXiv 2405.05465), with the kernels
-#   of vLLM and Sarathi-Serve. They do not contain attention: its share is the A6000's.
-# l20, td_pipe: printed by experiments/fit_l20.py from the measured iterations of LLaMA-13B on an
-#   L20 that TD-Pipe published. Attention cannot be seen in them: its share is the A6000's. The fit
-#   can hardly tell an overhead from a smaller share of the bandwidth.
-EFFICIENCY: dict[tuple[str, str], Efficiency] = {
-    ("a6000", "sarathi"): Efficiency(compute=0.7739, memory=0.7483, attention=0.557, p=2.1587),
-    ("a100-80gb", "sarathi_serve"): Efficiency(
-        compute=0.7492, memory=0.8167, attention=0.557, p=2.4899, overhead=8.0e-6
-    ),
-    ("l20", "td_pipe"): Efficiency(
-        compute=0.927, memory=0.8226, attention=0.557, p=3.4503, overhead=3.24e-05
-    ),
-}
 MOST_DECODES, MOST_CONTEXT = 10**6, 10**7  # of a batch that is made up
-SOFTWARE = tuple(dict.fromkeys(software for _, software in EFFICIENCY))
 
 
-def constants(gpu: str, software: str) -> tuple[Efficiency, str]:
-    """The constants of a software on a GPU, and "", or a line that says that they are a guess.
-
-    If the software was not measured on this GPU, the constants are those of a GPU where it was. We
-    guess that both GPUs reach the same shares of their data sheets. This is a fair guess within one
-    generation (A6000, A40, A100), and a weaker one across (H100, H200). Raises UserError for an
-    unknown software.
-    """
-    lookup(dict.fromkeys(SOFTWARE), software, "software")
-    owners = [owner for owner, name in EFFICIENCY if name == software]
-    if gpu in owners:
-        return EFFICIENCY[gpu, software], ""
-    guess = f"constants of the {owners[0]}: the {gpu} has none for {software}"
-    return EFFICIENCY[owners[0], software], guess
-
-
-def padded(tokens: int) -> int:
+def padded(tokens: int, tile: int = TILE) -> int:
     """Rows that a matrix product really computes: `tokens` rounded up to whole tiles.
 
     For fewer rows, libraries take smaller tiles of 64, 32 or 16 rows. So 4 decodes cost 16 rows,
     not 128.
     """
-    tile = TILE
     while tile > SMALLEST_TILE and tokens <= tile // 2:
         tile //= 2
     return -(-tokens // tile) * tile
 
 
+def overlapped(compute: float, memory: float, p: float) -> float:
+    """Seconds of a kernel that computes and reads at once: (compute^p + memory^p)^(1/p)."""
+    longer, shorter = max(compute, memory), min(compute, memory)
+    return longer * (1 + (shorter / longer) ** p) ** (1 / p)
+
+
 class CostModel:
     """Seconds of a `Batch` for one model on one GPU.
 
-    software: whose constants to take. If they come from another GPU, the attribute `guess` says so;
-    else it is "" (see `constants`). efficiency: your own constants instead. If the GPU's bandwidth
-    is a measured one, we count all of it.
+    software: whose constants to take. If they come from another GPU, or if all-reduces were not
+    measured, the attribute `guess` says so; else it is "" (see `constants`). efficiency: your own
+    constants instead. If the GPU's bandwidth is a measured one, we count all of it, in every
+    kernel.
 
     bytes_per_value: 2 for fp16 and bf16, as in the papers.
 
-    tp: GPUs that share each layer, joined by `link`. We assume that the link reaches the same share
-    of its data sheet as the memory does. Raises UserError if tp does not divide the heads.
+    tp: GPUs that share each layer, joined by `link`; None: the GPU's own. If this software's
+    all-reduces were measured over this link and number of GPUs, we take these. Else we assume that
+    the link reaches the same share of its data sheet as the memory does. Raises UserError if tp
+    does not divide the heads.
     """
 
     def __init__(
@@ -121,7 +93,7 @@ class CostModel:
         efficiency: Efficiency | None = None,
         bytes_per_value: int = 2,
         tp: int = 1,
-        link: Link = LINKS["nvlink-a100"],
+        link: Link | None = None,
         software: str = "sarathi",
     ) -> None:
         if (
@@ -137,45 +109,60 @@ class CostModel:
         self.model = model
         self.gpu = gpu
         self.efficiency, self.guess = efficiency, ""
+        self.tp, self.link = tp, link or LINKS[gpu.link]
+        self.measured_reduces = None
         if efficiency is None:
             self.efficiency, self.guess = constants(gpu.name, software)
             if gpu.measured:
-                self.efficiency = replace(self.efficiency, memory=1.0)
+                names = ("memory", "prefill_memory", "decode_memory", "elementwise")
+                shares = {name: 1.0 for name in names if getattr(self.efficiency, name)}
+                self.efficiency = replace(self.efficiency, **shares)
+            self.measured_reduces = ALL_REDUCES.get((self.link.name, software), {}).get(tp)
+            if tp > 1 and not self.measured_reduces:
+                unknown = f"no all-reduces of {tp} GPUs over {self.link.name} for {software}"
+                self.guess = f"{self.guess}; {unknown}" if self.guess else unknown
         self.bytes_per_value = bytes_per_value
-        self.tp, self.link = tp, link
         try:
-            link.all_reduce(0, tp, 1)
+            self.link.all_reduce(0, tp, 1)
         except ValueError as error:
             raise UserError(f"tp is {tp}: {error}") from None
-        kv_heads = max(1, model.n_kv_head // tp)  # per GPU; if there are too few, GPUs hold copies
+        self.heads = model.n_head // tp  # per GPU
+        self.kv_heads = max(1, model.n_kv_head // tp)  # if there are too few, GPUs hold copies
         # m_kv on one GPU: K and V of one token
-        self.kv_bytes = model.kv_bytes_per_token(bytes_per_value) * kv_heads // model.n_kv_head
+        whole = model.kv_bytes_per_token(bytes_per_value)
+        self.kv_bytes = whole * self.kv_heads // model.n_kv_head
         # which side of a weight matrix the GPUs divide
-        columns, rows = ("preproj", "ffn_ln1"), ("postproj", "ffn_ln2")
-        sides = {name: (1, tp) for name in columns} | {name: (tp, 1) for name in rows}
+        sides = {"preproj": (1, tp), "ffn_ln1": (1, tp), "postproj": (tp, 1), "ffn_ln2": (tp, 1)}
         self.shapes = {
             name: (i // sides[name][0], o // sides[name][1])
             for name, (i, o) in model.linears.items()
         }
-        self.seconds_per_cached_token = self.kv_bytes / (gpu.bandwidth * self.efficiency.memory)
+        # copies of KV heads, too
+        columns = (self.heads + 2 * self.kv_heads) * model.head_dim
+        self.shapes["preproj"] = model.hidden, columns
+        share = self.efficiency.decode_memory or self.efficiency.memory
+        self.seconds_per_cached_token = self.kv_bytes / (gpu.bandwidth * share)
         # (tokens, sampled rows) -> seconds: few distinct keys, asked often
         self._without_attention: dict[tuple[int, int], float] = {}
-
-    def roofline(self, flops: float, size: float, share_of_peak: float) -> float:
-        """Seconds of one operator that computes `flops` and moves `size` bytes."""
-        p = self.efficiency.p
-        compute = flops / (self.gpu.peak * share_of_peak)
-        memory = size / (self.gpu.bandwidth * self.efficiency.memory)
-        return (compute**p + memory**p) ** (1 / p)
+        self._chunks: dict[tuple[int, int], float] = {}
 
     def linear(self, tokens: int, inputs: int, outputs: int) -> float:
         """Seconds of one matrix product (tokens, inputs) @ (inputs, outputs).
 
-        Padding costs FLOPs, not bytes.
+        Padding and idle SMs cost time to compute, not bytes. No tokens take no time.
         """
-        flops = 2 * padded(tokens) * inputs * outputs
+        if not tokens:
+            return 0.0
+        own = self.efficiency
+        rows = padded(tokens, own.tile)
+        flops = 2 * rows * (inputs + ENDS) * outputs
+        if own.waves and self.gpu.sms:
+            waves = rows / TILE * -(-outputs // TILE) / self.gpu.sms  # of blocks
+            flops *= 1 + min(own.waves * (math.ceil(waves) / waves - 1), own.idle)
         size = (inputs * outputs + tokens * (inputs + outputs)) * self.bytes_per_value
-        return self.roofline(flops, size, self.efficiency.compute) + self.efficiency.overhead
+        compute = flops / (self.gpu.peak * own.compute)
+        memory = size / (self.gpu.bandwidth * own.memory)
+        return own.overhead + overlapped(compute, memory, own.p)
 
     def linears(self, tokens: int) -> dict[str, float]:
         """Seconds of the four linear operators over all layers.
@@ -187,19 +174,32 @@ class CostModel:
             for name, shape in self.shapes.items()
         }
 
-    def others(self, tokens: int, sampled: int) -> float:
-        """Seconds of the paper's 'others'. We count only the head.
+    def head(self, sampled: int) -> float:
+        """Seconds of the logits of the `sampled` rows that get a token."""
+        outputs = self.model.vocab_size // self.tp
+        return self.linear(sampled, self.model.hidden, outputs)
 
-        The head makes the logits of the `sampled` rows that get a token. We leave out norms,
-        activations and residuals, as SARATHI does: they take under 5 % (Sec 3.1), and Table 2's
-        totals are exactly linear + attention. They grow with `tokens`. A calibrated model counts
-        them (experiments/calibrate.py).
+    def elementwise(self, tokens: int) -> float:
+        """Seconds, over all layers, of norms, activations, rotary positions, and cache writes.
+
+        Each reads its inputs from memory and writes its results. 0 for software where we do not
+        count them: SARATHI says under 5 % (Sec 3.1), and its Table 2 adds up without them.
         """
-        return (
-            self.linear(sampled, self.model.hidden, self.model.vocab_size // self.tp)
-            if sampled
-            else 0.0
-        )
+        own, model = self.efficiency, self.model
+        if not own.elementwise or not tokens:
+            return 0.0
+        channels = (self.heads + self.kv_heads) * model.head_dim  # of queries and keys
+        gates = 2 if model.flavour == "llama" else 1
+        values = 8 * model.hidden  # two norms: read and write x, and the residual
+        values += (gates + 1) * model.intermediate // self.tp  # the activation
+        values += 2 * channels + 4 * self.kv_heads * model.head_dim  # rotary; K and V to the cache
+        size = tokens * values * self.bytes_per_value
+        seconds = KERNELS * own.launch + size / (self.gpu.bandwidth * own.elementwise)
+        return model.n_layer * seconds
+
+    def others(self, tokens: int, sampled: int) -> float:
+        """Seconds of the paper's 'others': elementwise operators, and the head."""
+        return self.elementwise(tokens) + self.head(sampled)
 
     def all_reduces(self, tokens: int) -> float:
         """Seconds of communication.
@@ -207,38 +207,100 @@ class CostModel:
         The GPUs add up their parts of (tokens, H) twice in each layer: after attention and after
         the FFN. Where these two run side by side, it is once.
         """
-        if self.tp == 1:
+        if self.tp == 1 or not tokens:
             return 0.0
         size = tokens * self.model.hidden * self.bytes_per_value
-        once = self.link.all_reduce(size, self.tp, self.efficiency.memory)
+        if self.measured_reduces:
+            once = reduce_seconds(self.measured_reduces, size, self.tp)
+        else:
+            once = self.link.all_reduce(size, self.tp, self.efficiency.memory)
         return (1 if self.model.parallel else 2) * self.model.n_layer * once
 
-    def chunk_attention(self, start: int, length: int) -> float:
-        """Seconds, over all layers, of the attention of `length` prompt tokens.
+    def from_memory(self, size: float) -> float:
+        """Bytes to wait for, if `size` bytes lie in the L2 cache as far as they fit.
 
-        They attend to themselves and to the `start` tokens before them. QK^T and AV take 2 FLOPs
-        each per query, key and channel. Each chunk reads all earlier keys and values again
-        (SARATHI, Sec 4.2).
+        Of more than fits, some is pushed out before it is read again; of twice as much, all.
         """
-        model, context = self.model, start + length
-        channels = model.n_layer * model.n_head * model.head_dim // self.tp
-        flops = 4 * length * context * channels
-        # keys and values; queries in, result out
-        size = context * self.kv_bytes + 2 * length * channels * self.bytes_per_value
-        return self.roofline(flops, size, self.efficiency.attention)
+        kept = min(size, max(0.0, 2 * self.gpu.l2 - size))
+        return size - kept * (1 - 1 / self.efficiency.cache)
+
+    def prefill_attention(self, chunks: Sequence[tuple[int, int]]) -> float:
+        """Seconds, over all layers, of the attention of chunks: (start, length) of each, in tokens.
+
+        A chunk attends to itself and to the `start` tokens before it. It reads all earlier keys and
+        values again (SARATHI, Sec 4.2). The layer has just written the chunk's own, which may lie
+        in the L2 cache; other layers have pushed out those of earlier tokens.
+        """
+        own, gpu, dim = self.efficiency, self.gpu, self.model.head_dim
+        work = blocks = longest = 0  # work: pairs of a query and a key, of one head
+        new = old = 0  # values
+        for start, length in chunks:
+            tiles = -(-length // TILE)
+            keys = start + length
+            new += 2 * length * (self.heads + self.kv_heads)  # queries, result; keys and values
+            old += 2 * start * self.kv_heads
+            if own.skips_masks:
+                keys -= (length - DIAGONAL) / 2  # of a query, on average
+                work += length * keys
+            else:
+                work += tiles * TILE * keys
+            blocks, longest = blocks + tiles, max(longest, keys)
+        if not blocks:
+            return 0.0
+        waves = blocks * self.heads / gpu.sms if gpu.sms else 0.0
+        if own.skips_masks:  # short blocks fill the gaps between long ones
+            pairs = work * self.heads + gpu.sms * TILE * longest / 2
+        else:  # all blocks of a chunk take the same time
+            pairs = work * self.heads * (math.ceil(waves) / waves if waves else 1)
+        compute = 4 * dim * pairs / (gpu.peak * own.attention)
+        share = own.prefill_memory or own.memory
+        value = dim * self.bytes_per_value
+        memory = (self.from_memory(new * value) + old * value) / (gpu.bandwidth * share)
+        memory = max(memory, waves * own.prefill_block)
+        seconds = own.prefill_start + overlapped(compute, memory, ATTENTION_P)
+        return self.model.n_layer * seconds
+
+    def chunk_attention(self, start: int, length: int) -> float:
+        """`prefill_attention` of one chunk."""
+        key = start, length
+        if key not in self._chunks:
+            self._chunks[key] = self.prefill_attention([key])
+        return self._chunks[key]
+
+    def decode_attention(self, count: int, tokens: int) -> float:
+        """Seconds, over all layers, of `count` decodes that attend to `tokens` keys together.
+
+        A decode does 2 FLOPs per cached value that it reads. So only the bandwidth counts. Keys and
+        values lie in the L2 cache only where one layer is measured again and again: else all other
+        layers push them out before the next decode.
+        """
+        if not count:
+            return 0.0
+        own, layers, sms = self.efficiency, self.model.n_layer, self.gpu.sms
+        seconds = tokens * self.seconds_per_cached_token
+        if own.cache > 1 and layers == 1:
+            size = tokens * self.kv_bytes / layers
+            seconds *= self.from_memory(size) / size
+        blocks = count * self.kv_heads / sms * own.decode_block if sms else 0.0
+        return seconds + layers * (blocks + own.decode_start)
 
     def attention(self, batch: Batch) -> float:
         """Seconds of attention over all layers (SARATHI, Sec 4.3.1).
 
-        Each chunk runs on its own, then all decodes. A decode does 2 FLOPs per cached value that it
-        reads. So only the bandwidth counts. `context`: tokens in the cache before this step.
+        Chunks run together, then all decodes. That is SARATHI's way. Today's vLLM runs both in one
+        kernel: that two starts stand for it is a guess, which nothing measured. `context`: tokens
+        in the cache before this step.
         """
-        decodes = batch.decodes
-        seconds = (
-            len(decodes) + sum([request.context for request in decodes])
-        ) * self.seconds_per_cached_token
-        for chunk in batch.chunks:
-            seconds += self.chunk_attention(chunk.start, chunk.length)
+        decodes, chunks, seconds = batch.decodes, batch.chunks, 0.0
+        if decodes:
+            tokens = len(decodes) + sum([request.context for request in decodes])
+            seconds = self.decode_attention(len(decodes), tokens)
+            if chunks:
+                seconds += self.model.n_layer * self.efficiency.hybrid
+        if len(chunks) == 1:
+            seconds += self.chunk_attention(chunks[0].start, chunks[0].length)
+        elif chunks:
+            seconds += self.prefill_attention([(chunk.start, chunk.length) for chunk in chunks])
         return seconds
 
     def rows(self, batch: Batch) -> tuple[int, int]:

@@ -21,10 +21,18 @@ class GPU:
     bandwidth: float  # bytes/s
     source: str = ""
     measured: bool = False  # the bandwidth was measured, so all of it is reached
+    # Streaming multiprocessors, or compute units: each runs one block at a time. 0: unknown; then
+    # neither waves nor the start of blocks are priced.
+    sms: int = 0
+    l2: float = 0.0  # bytes of the cache that all SMs share; 0: none, or unknown
+    generation: str = ""  # GPUs of one generation reach similar shares of their data sheets
+    link: str = "nvlink-a100"  # of LINKS: joins GPUs of this kind, unless another one is named
 
     def __post_init__(self) -> None:
         for name in ("memory", "peak", "bandwidth"):
             check_number(f"{name} of {self.name}", getattr(self, name), 1, LARGEST)
+        check_whole(f"sms of {self.name}", self.sms, least=0)
+        check_number(f"l2 of {self.name}", self.l2, 0, LARGEST)
 
 
 @dataclass(frozen=True)
@@ -95,18 +103,55 @@ MAX_1550 = (
     " that Intel states (Hot Chips 34). Bandwidth: segment KV, Sec 4, 'effective, about 1000 GB/s';"
     " Argonne measured 1 TB/s (triad). The data sheet has 1638"
 )
+# Where the SMs and the L2 cache of a generation stand. Ada: 128 CUDA cores to an SM.
+GA100 = "SMs, L2: NVIDIA A100 white paper"
+GA102 = "SMs, L2: NVIDIA GA102 white paper"
+ADA = "SMs, L2: NVIDIA Ada white paper"
+GH100 = "SMs, L2: NVIDIA H100 white paper"
+DRIVER = "SMs, L2: as NVIDIA's driver reports them"
+
+
+def row(
+    name: str, memory: float, teraflops: float, bandwidth: float, sms: int, l2: float,
+    generation: str, link: str, source: str,
+) -> GPU:  # fmt: skip
+    """A GPU in its data sheet's units: GB, dense fp16 TFLOPS with sums in fp32, GB/s, MiB of L2."""
+    return GPU(
+        name, memory * 1e9, teraflops * 1e12, bandwidth * 1e9, source,
+        sms=sms, l2=l2 * 2**20, generation=generation, link=link,
+    )  # fmt: skip
+
+
+def nvidia(chip: str, rest: str) -> str:
+    return f"NVIDIA {chip} data sheet. {rest}"
+
+
 GPUS: dict[str, GPU] = by_name(
     [
-        GPU("a6000", 48e9, 154.8e12, 768e9, A6000),
-        GPU("a40", 48e9, 149.7e12, 696e9, "NVIDIA A40 data sheet"),
-        GPU("l20", 48e9, 119.5e12, 864e9, "NVIDIA L20 data sheet"),
-        GPU("a100-80gb", 80e9, 312e12, 2039e9, "NVIDIA A100 80GB SXM data sheet"),
-        GPU("a100-80gb-pcie", 80e9, 312e12, 1935e9, "NVIDIA A100 80GB PCIe data sheet"),
-        GPU("h100", 80e9, 989.4e12, 3350e9, "NVIDIA H100 SXM data sheet"),
-        GPU("h200", 141e9, 989.4e12, 4800e9, "NVIDIA H200 SXM data sheet"),
-        GPU("max-1550-tile", 64e9, 419.5e12, 1000e9, MAX_1550, measured=True),
+        row("a6000", 48, 154.8, 768, 84, 6, "ampere", "pcie4", f"{A6000}. {GA102}"),
+        row("a10", 24, 125, 600, 72, 6, "ampere", "pcie4", nvidia("A10", GA102)),
+        row("a30", 24, 165, 933, 56, 24, "ampere", "pcie4", nvidia("A30", GA100)),
+        row("a40", 48, 149.7, 696, 84, 6, "ampere", "pcie4", nvidia("A40", GA102)),
+        row("rtx3090", 24, 71, 936, 82, 6, "ampere", "pcie4", "NVIDIA GA102 white paper"),
+        row("a100-80gb", 80, 312, 2039, 108, 40, "ampere", "nvlink-a100", nvidia("A100", GA100)),
+        row("a100-80gb-pcie", 80, 312, 1935, 108, 40, "ampere", "pcie4", nvidia("A100", GA100)),
+        row("a100-40gb", 40, 312, 1555, 108, 40, "ampere", "nvlink-a100", nvidia("A100", GA100)),
+        row("a100-40gb-pcie", 40, 312, 1555, 108, 40, "ampere", "pcie4", nvidia("A100", GA100)),
+        row("l4", 24, 121, 300, 58, 48, "ada", "pcie4", nvidia("L4", ADA)),
+        row("l20", 48, 119.5, 864, 92, 96, "ada", "pcie4", nvidia("L20", DRIVER)),
+        row("l40s", 48, 362.05, 864, 142, 96, "ada", "pcie-l40s-node", nvidia("L40S", ADA)),
+        row("rtx4090", 24, 165.2, 1008, 128, 72, "ada", "pcie4", "NVIDIA Ada white paper"),
+        row("h100", 80, 989.4, 3350, 132, 50, "hopper", "nvlink-h100", nvidia("H100 SXM", GH100)),
+        row("h100-pcie", 80, 756, 2000, 114, 50, "hopper", "pcie5", nvidia("H100 PCIe", GH100)),
+        row("h200", 141, 989.4, 4800, 132, 50, "hopper", "nvlink-h100", nvidia("H200 SXM", GH100)),
+        row("b200", 180, 2250, 8000, 148, 126, "blackwell", "nvlink-b200",
+            nvidia("DGX B200", f"An eighth of it. {DRIVER}")),
+        row("mi300x", 192, 1307.4, 5300, 304, 256, "cdna3", "fabric-mi300x",
+            "AMD MI300X data sheet. Compute units; L2: its Infinity Cache"),
+        GPU("max-1550-tile", 64e9, 419.5e12, 1000e9, MAX_1550, measured=True,
+            sms=64, l2=204e6, generation="xe"),
     ]
-)
+)  # fmt: skip
 
 # Latencies: NCCL's own tuning model (src/graph/tuning.cc): 3.6 to 8.4 us for a ring all-reduce, and
 # 0.5 to 3.4 us for each of its steps, or 14 us between nodes.
@@ -122,11 +167,15 @@ LINKS: dict[str, Link | Nodes] = by_name(
     [
         Link("nvlink-a100", 300e9, 10e-6, source="A100 data sheet: 600 GB/s both ways"),
         Link("nvlink-h100", 450e9, 10e-6, source="H100 data sheet: 900 GB/s both ways"),
+        Link("nvlink-b200", 900e9, 10e-6, source="DGX B200 data sheet: 1.8 TB/s both ways"),
+        Link("fabric-mi300x", 448e9, 10e-6, source="MI300X data sheet: 7 links of 128 GB/s both"),
         PCIE4,
+        Link("pcie5", 64e9, 15e-6, source="PCIe 5.0 x16: 128 GB/s both ways"),
         Link(
             "infiniband-hdr", 25e9, 15e-6, "InfiniBand HDR: 200 Gb/s each way, a port for each GPU"
         ),
         ETHERNET,
+        Link("pcie-l40s-node", 32e9, 15e-6, "PCIe 4.0 x16; measured in constants.ALL_REDUCES"),
         Link("pcie-l20-node", 14.65e9, 15e-6, PEAK, measured=True),
         Link("pcie-a100-node", 14.82e9, 15e-6, PEAK, measured=True),
         Nodes("2x4-a100-ethernet", PCIE4, ETHERNET, 4, PAIRS),

@@ -11,6 +11,7 @@ def row(**fields: object) -> dict:
 
 
 LLAMA = "SARATHI Sec 4.5; FFN and vocabulary: LLaMA paper, Table 2"
+LLAMA31 = (8, 1, 4, 8192)  # of its rotary positions: factor, low, high, length
 ROWS: list[dict] = [
     row(
         name="llama-13b", n_layer=40, n_head=40, hidden=5120, intermediate=13824,
@@ -49,6 +50,21 @@ ROWS: list[dict] = [
         vocab_size=32000, max_length=16384,
         source="Llama-2-70b, Hugging Face config; its 4096 positions are too few for the prompts"
         " that Sarathi-Serve gives it: 16384, as its longest requests have",
+    ),
+    row(
+        name="llama3.1-8b", n_layer=32, n_head=32, n_kv_head=8, hidden=4096, intermediate=14336,
+        vocab_size=128256, max_length=131072, rope_theta=5e5, rope_scaling=LLAMA31,
+        source="Meta-Llama-3.1-8B, Hugging Face config",
+    ),
+    row(
+        name="llama3.1-70b", n_layer=80, n_head=64, n_kv_head=8, hidden=8192, intermediate=28672,
+        vocab_size=128256, max_length=131072, rope_theta=5e5, rope_scaling=LLAMA31,
+        source="Meta-Llama-3.1-70B, Hugging Face config",
+    ),
+    row(
+        name="qwen3-32b", n_layer=64, n_head=64, n_kv_head=8, head_dim=128, hidden=5120,
+        intermediate=25600, vocab_size=151936, max_length=40960, rope_theta=1e6, qk_norm=True,
+        norm_eps=1e-6, source="Qwen3-32B, Hugging Face config",
     ),
     row(
         name="falcon-180b", n_layer=80, n_head=232, n_kv_head=8, hidden=14848, intermediate=59392,

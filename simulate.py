@@ -37,8 +37,10 @@ class CostExecutor:
         pass
 
 
-def make_cost_model(model: str, gpu: str, tp: int, link: str, software: str) -> CostModel:
+def make_cost_model(model: str, gpu: str, tp: int, link: str | None, software: str) -> CostModel:
     """A cost model by names: of configs.MODELS, GPUS and LINKS, and of costmodel.SOFTWARE.
+
+    link: None is the GPU's own.
 
     If the software was not measured on this GPU, the model's `guess` says so.
     """
@@ -46,7 +48,7 @@ def make_cost_model(model: str, gpu: str, tp: int, link: str, software: str) -> 
         lookup(MODELS, model, "model"),
         lookup(GPUS, gpu, "GPU"),
         tp=tp,
-        link=lookup(LINKS, link, "link"),
+        link=None if link is None else lookup(LINKS, link, "link"),
         software=software,
     )
 
@@ -61,13 +63,13 @@ def simulate(
     max_batch_size: int = 18,
     cache_tokens: int | None = None,
     tp: int = 1,
-    link: str = "nvlink-a100",
+    link: str | None = None,
     software: str = "sarathi",
 ) -> Trace:
     """Predicted times of these requests, with placeholder tokens.
 
-    tp: GPUs that share the model. link: joins them, a name of configs.LINKS. software: a name of
-    costmodel.SOFTWARE; the cost model's constants are fitted to its measurements.
+    tp: GPUs that share the model. link: joins them, a name of configs.LINKS; None: the GPU's own.
+    software: a name of costmodel.SOFTWARE: the constants are fitted to its measurements.
 
     The GPU's memory is not checked. Without cache_tokens, B requests run at once, even if their
     keys and values would not fit (`costmodel.requests_that_fit` says how many fit).

@@ -36,6 +36,7 @@ from experiments.lib.look import (
 )
 
 MODEL, GPU, CONTEXT = "llama-13b", "a6000", 1024
+WIDE = "gpt3-175b", "a100-80gb"  # SARATHI, Sec 4.2
 SATURATED, UNIT = 0.9, "tokens/ms of one layer"
 PHASES = ("prefill", "decode")
 MARKERS = dict(zip(OPERATOR_LOOKS, "^osDvP", strict=True))
@@ -108,6 +109,17 @@ def predict(quick: bool) -> list[Point]:
     record.add("largest prefill throughput", peak, UNIT)
     record.add("decode saturates at", saturated, "requests")
     record.add("FLOP to bandwidth ratio", GPUS[GPU].peak / GPUS[GPU].bandwidth, "FLOP/B")
+    return record + predict_wide()
+
+
+def predict_wide() -> list[Point]:
+    """The wider the model, the fewer tokens saturate the GPU: one layer of GPT-3 on an A100."""
+    record, layer = Record("fig4", *WIDE), replace(MODELS[WIDE[0]], n_layer=1)
+    cost, rates = CostModel(layer, GPUS[WIDE[1]]), {}
+    for tokens in (256, 512, 1024, 2048, 4096):
+        batch = make_batch([(0, tokens, tokens)])
+        rates[tokens] = throughput(batch, cost.operators(batch))
+    record.add("share of the peak with 256 tokens", 100 * rates[256] / max(rates.values()), "%")
     return record
 
 
@@ -183,6 +195,7 @@ FIGURE = Figure(
     paper={
         "f4_peak": ("largest prefill throughput", 0),
         "s42_chunk256_drop": ("prefill throughput lost with 256 tokens", 0),
+        "s42_gpt3_chunk256": ("share of the peak with 256 tokens", 0),
         "f4_decode_sat": ("decode saturates at", 0),
     },
     predict=predict,

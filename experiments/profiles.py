@@ -4,10 +4,13 @@
 
 DIR/GPU/MODEL/mlp.csv is in the format of Vidur's public profiles: per layer and number of tokens,
 the median ms of the four linear operators. The shape of the model comes from the file, peak and
-bandwidth from the GPU's data sheet. The first table takes the efficiencies from costmodel.py, those
+bandwidth from the GPU's data sheet. The first table takes the constants from constants.py, those
 of "sarathi_serve", for every GPU. The second shows how well the form of the law can do: the
-efficiencies are fitted on each model in turn, and tested on all the others of that GPU. The line
+constants are fitted on each model in turn, and tested on all the others of that GPU. The line
 that is fitted on Llama-2-70b on an A100 is "sarathi_serve"; the others are shown and not used.
+
+The third table does the same for norms, activation and rotary positions, where the file has them:
+what one of these kernels takes to start, and which share of the bandwidth it reaches.
 """
 
 import enter  # noqa: F401
@@ -22,8 +25,10 @@ from pathlib import Path
 from checks import UserError
 from cli import run_main
 from configs import GPU, GPUS, ModelConfig
-from costmodel import EFFICIENCY, CostModel, Efficiency
+from constants import Efficiency
+from costmodel import CostModel
 from experiments.lib.common import print_table, progress
+from experiments.lib.fitting import compass_search
 from experiments.lib.flags import bare_parser, parse
 from experiments.lib.validation import error_summary
 
@@ -37,8 +42,16 @@ TIMES = {name: f"time_stats.{operator}.median" for name, operator in OPERATORS.i
 SIZES = ("num_tokens", "num_tensor_parallel_workers")
 SIZES += ("n_embd", "n_expanded_embd", "n_head", "n_kv_head")
 GATED = "use_gated_mlp"
-# of Efficiency, and the unit to print them in (overhead: us)
+# five kernels that read and write activations
+OTHERS = [
+    f"time_stats.{name}.median"
+    for name in ("input_layernorm", "post_attention_layernorm", "add", "mlp_act", "attn_rope")
+]
+# of Efficiency, and the unit to print them in (times: us)
 LINEAR_CONSTANTS = {"compute": 1, "memory": 1, "p": 1, "overhead": 1e6}
+OTHER_CONSTANTS = {"elementwise": 1, "launch": 1e6}
+# Where the searches begin. Of attention, they see nothing.
+START = Efficiency(compute=0.7739, memory=0.7483, attention=0.557, p=2.1587, overhead=1e-6)
 
 
 @dataclass(frozen=True)
@@ -52,11 +65,23 @@ class Row:
     tokens: int
     parallel: int  # tensor-parallel workers
     seconds: dict[str, float]
+    others: float = 0.0  # s of the OTHERS; 0: not measured
 
     def error(self, cost: CostModel) -> float:
         """The error of all four linear operators together, relative to the measurement."""
         own = CostModel(self.model, cost.gpu, cost.efficiency, tp=self.parallel)
         return sum(own.linears(self.tokens).values()) / sum(self.seconds.values()) - 1
+
+    def error_of_others(self, gpu: GPU, efficiency: Efficiency) -> float:
+        """The error of the OTHERS together, relative to the measurement."""
+        model, tp = self.model, self.parallel
+        gates = 2 if model.flavour == "llama" else 1
+        channels = (model.n_head + model.n_kv_head) * model.head_dim
+        values = (2 * 2 + 3) * model.hidden  # two norms of one input each; a sum of two
+        values += (gates + 1) * model.intermediate // tp + 2 * channels // tp
+        size = 2 * self.tokens * values  # bytes, at two per value
+        moving = size / (gpu.bandwidth * efficiency.elementwise)
+        return (len(OTHERS) * efficiency.launch + moving) / self.others - 1
 
 
 # ------------------------------------------------------------------------------------ reading files
@@ -84,7 +109,9 @@ def read_row(where: str, row: dict[str, str]) -> Row:
     shape = (where, 1, heads, hidden, intermediate, 1, tokens)  # errors about it start with `where`
     model = ModelConfig(*shape, n_kv_head=kv_heads, flavour=flavour)
     seconds = {name: 1e-3 * read_cell(where, row, column, float) for name, column in TIMES.items()}
-    return Row(model, tokens, parallel, seconds)
+    measured = [column for column in OTHERS if column in row]
+    others = sum(1e-3 * read_cell(where, row, column, float) for column in measured)
+    return Row(model, tokens, parallel, seconds, others if len(measured) == len(OTHERS) else 0.0)
 
 
 def read_profile(path: Path) -> list[Row]:
@@ -104,18 +131,18 @@ def read_profile(path: Path) -> list[Row]:
 
 
 def gpu_of(folder: str, directory: Path) -> GPU:
-    """The entry of gpus.GPUS for a folder's name: a100 stands for a100-80gb, not for its PCIe card.
+    """The entry of gpus.GPUS for a folder's name: a100 stands for the first one, a100-80gb.
 
-    Raises UserError where no name begins so, or several that do not begin alike.
+    Raises UserError where no name begins so.
     """
-    found = [name for name in GPUS if name.startswith(folder.lower())]
-    shortest = min(found, key=len, default="")
-    if not found or not all(name.startswith(shortest) for name in found):
+    name = folder.lower()
+    found = [name] if name in GPUS else [each for each in GPUS if each.startswith(name)]
+    if not found:
         raise UserError(
             f"{directory / folder}: no GPU of that name, expected {directory}/GPU/MODEL/mlp.csv"
             f" with GPU from {', '.join(GPUS)}"
         )
-    return GPUS[shortest]
+    return GPUS[found[0]]
 
 
 def read_profiles(directory: Path) -> dict[str, dict[str, list[Row]]]:
@@ -147,22 +174,19 @@ def fit_linears(rows: Sequence[Row], gpu: GPU) -> Efficiency:
         cost = CostModel(rows[0].model, gpu, efficiency)
         return statistics.mean(math.log1p(row.error(cost)) ** 2 for row in rows)
 
-    best = replace(EFFICIENCY["a6000", "sarathi"], overhead=1e-6)
-    least, step = loss(best), 0.1
-    while step > 1e-3:
-        trials = [
-            replace(best, **{name: getattr(best, name) * factor})
-            for name in LINEAR_CONSTANTS
-            for factor in (1 + step, 1 / (1 + step))
-        ]
-        # no GPU beats its data sheet
-        trials = [trial for trial in trials if max(trial.compute, trial.memory) <= 1 <= trial.p]
-        losses = [loss(trial) for trial in trials]
-        if min(losses) < least:
-            least, best = min(zip(losses, trials, strict=True), key=lambda pair: pair[0])
-        else:
-            step /= 2
-    return best
+    return compass_search(loss, START, list(LINEAR_CONSTANTS), 1e-3)
+
+
+def fit_others(rows: Sequence[Row], gpu: GPU) -> Efficiency:
+    """The constants of the OTHERS with the least absolute log ratios."""
+
+    def loss(efficiency: Efficiency) -> float:
+        return statistics.mean(
+            abs(math.log1p(row.error_of_others(gpu, efficiency))) for row in rows
+        )
+
+    start = replace(START, elementwise=0.5, launch=2e-6)
+    return compass_search(loss, start, list(OTHER_CONSTANTS), 1e-3)
 
 
 def summary(errors: Sequence[float]) -> list[str]:
@@ -172,7 +196,7 @@ def summary(errors: Sequence[float]) -> list[str]:
 
 
 def print_known(profiles: dict[str, dict[str, list[Row]]], directory: Path) -> None:
-    """The constants of costmodel.py on all profiles."""
+    """The constants of constants.py on all profiles."""
     table, every = [], []
     for folder, models in profiles.items():
         gpu = gpu_of(folder, directory)
@@ -218,6 +242,30 @@ def print_fitted(profiles: dict[str, dict[str, list[Row]]], directory: Path) -> 
         print(f"\nall others: median {summary(every)[0]}, p90 {summary(every)[1]}")
 
 
+def print_others(profiles: dict[str, dict[str, list[Row]]], directory: Path) -> None:
+    """As `print_fitted`, for the kernels that only move activations."""
+    table = []
+    for folder, models in profiles.items():
+        gpu = gpu_of(folder, directory)
+        measured = {
+            model: rows for model, rows in models.items() if all(row.others for row in rows)
+        }
+        for model, rows in measured.items():
+            found = fit_others(rows, gpu)
+            errors = {
+                name: [row.error_of_others(gpu, found) for row in every]
+                for name, every in measured.items()
+            }
+            rest = [error for name in errors if name != model for error in errors[name]]
+            constants = [f"{getattr(found, n) * unit:.4f}" for n, unit in OTHER_CONSTANTS.items()]
+            tested = summary(rest) if rest else ["-"] * 3
+            table.append([gpu.name, model, *constants, *summary(errors[model])[:2], *tested])
+    if table:
+        header = ["GPU", "fitted on", "elementwise", "launch, us", "median", "p90"]
+        title = "Norms, activation, rotary positions and a sum of two: five kernels together"
+        print_table([*header, "others: median", "p90", "signed"], table, title)
+
+
 def main() -> None:
     parser = bare_parser(__doc__)
     help = "folder that holds GPU/MODEL/mlp.csv files"
@@ -226,6 +274,7 @@ def main() -> None:
     profiles = read_profiles(directory)
     print_known(profiles, directory)
     print_fitted(profiles, directory)
+    print_others(profiles, directory)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import matplotlib.pyplot as plt
 
 from checks import UserError
 from cli import run_main
-from costmodel import TILE, make_batch
+from costmodel import TILE
 from experiments.lib.common import Point, Record, curves, progress
 from experiments.lib.figure import Figure
 from experiments.lib.flags import Flag, make_parser, parse
@@ -49,14 +49,6 @@ FLAGS = {
 }
 
 
-def chunking_overhead(chunk: int, prompt: int) -> float:
-    """By how many percent chunks lengthen a prefill of Yi-34B on two A100s (Fig 14)."""
-    cost, starts = YI.cost_model, range(0, prompt, chunk)
-    chunks = [make_batch([(start, min(chunk, prompt - start), prompt)]) for start in starts]
-    seconds = sum(cost.seconds(batch) for batch in chunks)
-    return 100 * (seconds / cost.seconds(make_batch([(0, prompt, prompt)])) - 1)
-
-
 def predict(quick: bool, seed: int = 0, **_: object) -> list[Point]:
     """The other flags are those of `print_budget`."""
     records = {where: Record(NAME, where.model, where.hardware) for where in (MISTRAL, YI)}
@@ -78,8 +70,6 @@ def predict(quick: bool, seed: int = 0, **_: object) -> list[Point]:
             budget = token_budget(deployment.cost_model, slo)
             record.add(f"{name} SLO, {deployment.model}", slo, "s")
             record.add(f"token budget for the {name} SLO, {deployment.model}", budget, "tokens")
-    overhead = max(chunking_overhead(512, prompt) for prompt in (2048, 4096, 8192, 16384))
-    records[YI].add("prefill overhead of chunk 512, largest", overhead, "%")
     return records[MISTRAL] + records[YI]
 
 
@@ -118,7 +108,6 @@ FIGURE = Figure(
         "ss_slo_relaxed_yi": (f"relaxed SLO, {YI.model}", 0),
         "ss_budget_strict": (f"token budget for the strict SLO, {MISTRAL.model}", 0),
         "ss_budget_relaxed": (f"token budget for the relaxed SLO, {MISTRAL.model}", 0),
-        "ss_fig14_overhead": ("prefill overhead of chunk 512, largest", 0),
     },
     software={YI.gpu: "sarathi_serve"},
     predict=predict,

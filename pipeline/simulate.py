@@ -92,7 +92,7 @@ def simulate_pipeline(
     cache_tokens: int | None = None,
     memory: str = "split",
     tp: int = 1,
-    link: str = "nvlink-a100",
+    link: str | None = None,
     software: str = "sarathi",
     hop: str | None = "infiniband-hdr",
     deal: str = "queue",
@@ -104,7 +104,8 @@ def simulate_pipeline(
 
     micro_batches: in flight, M; None: one for each stage.
     max_batch_size, cache_tokens: for one micro-batch (cache_tokens: for all, if memory is "pool").
-    link: joins the GPUs of a stage. hop: joins stages; None: messages take no time.
+    link: joins the GPUs of a stage; None: the GPU's own. hop: joins stages; None: messages take no
+    time.
     memory, deal, refill_every: see `MicroBatches`. rules: of td_pipe. keep: see `PipelineTrace`.
 
     With one stage and one micro-batch, the times are exactly those of `simulate`. Raises UserError

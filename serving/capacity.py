@@ -18,7 +18,7 @@ token budget   for an SLO: the largest multiple of the tile whose worst iteratio
                end of the longest prompt (8192 tokens), which attends to all tokens before it.
 
 All times are in seconds. The cost model's constants are those of Sarathi-Serve's software
-(costmodel.EFFICIENCY). They come from measurements of single operators. No constant was fitted to a
+(constants.EFFICIENCY). They come from measurements of single operators. No constant was fitted to a
 number of its paper.
 """
 

@@ -11,6 +11,7 @@ import pytest
 from checks import UserError
 from cli import run_main
 from configs import GPUS, MODELS
+from constants import BORROWED
 from costmodel import EFFICIENCY, SOFTWARE, CostModel, constants
 from experiments import fit_l20, td_allreduce
 from experiments.lib.common import Point, guesses, paper_numbers, read_csv
@@ -24,6 +25,7 @@ def test_a_gpu_takes_its_own_constants(gpu: str, software: str) -> None:
 
 def test_a_gpu_without_constants_borrows_them_and_says_so() -> None:
     guess = "constants of the a6000: the h100 has none for sarathi"
+    guess += f"; on the L20, such a guess was {BORROWED['sarathi']:.0f} % too slow"
     assert constants("h100", "sarathi") == (EFFICIENCY["a6000", "sarathi"], guess)
     cost = make_cost_model("llama-13b", "h100", 1, "nvlink-h100", "sarathi")
     assert cost.guess == guess and cost.efficiency == EFFICIENCY["a6000", "sarathi"]
@@ -33,16 +35,16 @@ def test_a_gpu_without_constants_borrows_them_and_says_so() -> None:
 
 
 def test_an_unknown_software_is_refused() -> None:
-    with pytest.raises(UserError, match=f"unknown software 'vllm': .*{', '.join(SOFTWARE)}"):
-        make_cost_model("llama-13b", "a6000", 1, "nvlink-a100", "vllm")
+    with pytest.raises(UserError, match=f"unknown software 'sglang': .*{', '.join(SOFTWARE)}"):
+        make_cost_model("llama-13b", "a6000", 1, "nvlink-a100", "sglang")
 
 
 def test_every_results_file_says_its_guesses() -> None:
     def point(hardware: str, source: str = "predicted") -> Point:
         return Point("any", "any", 0, "", 1.0, "s", source, "llama-13b", hardware)
 
-    said = ["constants of the a6000: the a100-80gb has none for sarathi"]
-    assert guesses([point("a6000"), point("4 x a100-80gb")], {}) == said
+    (said,) = guesses([point("a6000"), point("4 x a100-80gb")], {})
+    assert said.startswith("constants of the a6000: the a100-80gb has none for sarathi; on the L20")
     assert guesses([point("4 x a100-80gb")], {"a100-80gb": "sarathi_serve"}) == []
     assert guesses([point("a100-80gb", "measured"), point("any hardware")], {}) == []
     assert "a100-80gb-pcie has none" in guesses([point("a100-80gb-pcie")], {})[0]
@@ -75,6 +77,25 @@ def test_l20_within_5_percent_where_the_a6000s_are_not() -> None:
     own, borrowed = (fit_l20.errors(each, times) for each in (fit_l20.L20, fit_l20.A6000))
     medians = [statistics.median(map(abs, each.values())) for each in (own, borrowed)]
     assert medians[0] < 5 < medians[1]
+
+
+def test_a_guess_says_how_wrong_such_guesses_were() -> None:
+    """constants.BORROWED holds what the L20's measured iterations say of each software."""
+    found = fit_l20.borrowed_errors(fit_l20.measured())
+    for software, said in BORROWED.items():
+        assert statistics.median(found[software].values()) == pytest.approx(said, abs=0.05)
+        assert f"{said:.0f} % too slow" in constants("b200", software)[1]
+    assert set(BORROWED) == set(SOFTWARE) - {"td_pipe"}
+
+
+def test_a_guess_says_that_all_reduces_were_not_measured() -> None:
+    def guess(gpu: str, tp: int, link: str | None = None) -> str:
+        return make_cost_model("llama3.1-8b", gpu, tp, link, "vllm").guess
+
+    said = "no all-reduces of 8 GPUs over pcie4 for vllm"
+    assert guess("h100", 1) == guess("h100", 8) == guess("h100", 1, "pcie4") == ""
+    assert guess("h100", 8, "pcie4") == said
+    assert guess("a40", 8).endswith(f"too slow; {said}")
 
 
 def test_the_script_complains_of_other_constants(monkeypatch, capsys) -> None:

@@ -148,8 +148,7 @@ def fitted() -> tuple[Efficiency, set[str]]:
 
 
 def test_constants_come_from_the_script(fitted):
-    for name in ("compute", "memory", "attention", "p"):
-        assert getattr(SARATHI, name) == pytest.approx(getattr(fitted[0], name), abs=1e-4)
+    assert fitted[0] == SARATHI and fitted[0].source == SARATHI.source
 
 
 def test_fit_reads_table_2_and_fig_7_only(fitted):
@@ -163,7 +162,7 @@ def test_the_script_prints_the_constants_in_use(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["fit_a6000.py"])
     fit_a6000.main()  # exits with a complaint if costmodel.py holds others
     named = ", ".join(f"{name}={getattr(SARATHI, name)}" for name in fit_a6000.FITTED)
-    assert f'("a6000", "sarathi"): Efficiency({named}),' in capsys.readouterr().out
+    assert f'("a6000", "sarathi"): Efficiency({named}, source=' in capsys.readouterr().out
     monkeypatch.setattr("sys.argv", ["fit_a6000.py", "--out", "x"])
     with pytest.raises(SystemExit):
         fit_a6000.main()
@@ -245,7 +244,8 @@ def test_tensor_parallelism(model):
         < operators["ffn_ln1"]
         < one.operators(batch)["ffn_ln1"] / 6
     )
-    assert operators["attn"] == pytest.approx(one.operators(batch)["attn"] / 8)
+    # neither the last wave's idle SMs nor the cost of a hybrid batch are divided
+    assert one.operators(batch)["attn"] / 8 <= operators["attn"] < one.operators(batch)["attn"] / 3
 
 
 def test_tensor_parallelism_must_divide_the_heads():

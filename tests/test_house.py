@@ -20,6 +20,7 @@ ORDER = [
     ["checks"],
     ["gpus", "models"],
     ["configs"],
+    ["constants"],  # fitted, for the cost model
     ["cli"],  # of every command: errors and files; it knows nothing of the engine
     ["enter", "flags"],  # of every command: its first import; its arguments
     ["batch"],

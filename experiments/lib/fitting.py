@@ -1,13 +1,14 @@
-"""How constants of the cost model are fitted: a search, and the line to paste into costmodel.py."""
+"""How constants of the cost model are fitted: a search, and the line to paste into constants.py."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
-from costmodel import EFFICIENCY, Efficiency
+from constants import EFFICIENCY, Efficiency
 
-# decimals of the printed constants; the overhead is in seconds
-DIGITS = {"compute": 4, "memory": 4, "attention": 4, "p": 4, "overhead": 7}
+# of the data sheet, or of the time that SMs are idle
+SHARES = {name for name in vars(Efficiency(1, 1, 1, 1)) if name.endswith("memory")}
+SHARES |= {"compute", "attention", "elementwise", "waves"}
 
 
 def compass_search(
@@ -28,7 +29,8 @@ def compass_search(
             for factor in (1 + step, 1 / (1 + step)):
                 values = asdict(best)
                 values[name] *= factor
-                if name != "p" and values[name] > 1:  # no GPU beats its data sheet
+                # no GPU beats its data sheet, and no cache is slower than the memory
+                if (name in SHARES and values[name] > 1) or values["cache"] < 1:
                     continue
                 trial = Efficiency(**values)
                 if (error := loss(trial)) < least:
@@ -43,18 +45,24 @@ def log_loss(modelled: Mapping[object, float], measured: Mapping[object, float])
     return sum(math.log(value / measured[name]) ** 2 for name, value in modelled.items())
 
 
-def print_constants(gpu: str, software: str, efficiency: Efficiency) -> Efficiency:
-    """Print the row to paste into costmodel.EFFICIENCY, and return its rounded constants.
+def rounded(efficiency: Efficiency) -> Efficiency:
+    """With four significant digits."""
+    values = asdict(efficiency).items()
+    return Efficiency(**{n: float(f"{v:.4g}") if type(v) is float else v for n, v in values})
 
-    An overhead of 0 is the default, and left out.
-    """
-    values = {name: round(value, DIGITS[name]) for name, value in asdict(efficiency).items()}
-    named = ", ".join(f"{name}={value}" for name, value in values.items() if value)
-    print(f'    ("{gpu}", "{software}"): Efficiency({named}),\n')
-    return Efficiency(**values)
+
+def print_constants(gpu: str, software: str, efficiency: Efficiency) -> None:
+    """Print the row to paste into constants.EFFICIENCY. Defaults are left out."""
+    given = [
+        f"{each.name}={value!r}"
+        for each in fields(efficiency)
+        if (value := getattr(efficiency, each.name)) != each.default
+    ]
+    print(f'    ("{gpu}", "{software}"): Efficiency({", ".join(given)}),\n')
 
 
 def check_constants(gpu: str, software: str, fitted: Efficiency) -> None:
-    """Raise SystemExit where costmodel.py does not hold these constants."""
-    if fitted != EFFICIENCY[gpu, software]:
-        raise SystemExit("costmodel.py holds other constants: paste the line above into EFFICIENCY")
+    """Raise SystemExit where constants.py does not hold these constants, with this source."""
+    held = EFFICIENCY.get((gpu, software))
+    if fitted != held or fitted.source != held.source:
+        raise SystemExit("constants.py holds other constants: paste the line above into EFFICIENCY")

@@ -320,11 +320,11 @@ def ceiling(node: Node, lengths: Lengths, pack: int = Rules.pack) -> float:
     held = sum((output - 1) * (prompt + output / 2) for prompt, output in lengths)
     context = held / decodes if decodes else 1.0
     most = min(BATCH_SIZE, node.cache_tokens / (stages * context))
-    reads = (context - 2) * cost.seconds_per_cached_token
-    times = {  # of n decodes
-        n: cost.seconds(make_batch(decodes=n, context=2)) + n * reads
-        for n in range(1, BATCH_SIZE + 1)
-    }
+    times = {}  # of n decodes
+    for n in range(1, BATCH_SIZE + 1):
+        batch = make_batch(decodes=n, context=2)
+        attention = cost.decode_attention(n, n * context)
+        times[n] = cost.seconds(batch) - cost.attention(batch) + attention
     smaller, larger = range(1, int(most) + 1), range(int(most) + 1, BATCH_SIZE + 1)
     each = [times[n] / n for n in smaller]  # seconds of a decode
     for n in smaller:

@@ -1,0 +1,390 @@
+"""Whole iterations beside NVIDIA's AIConfigurator, which adds up measured kernels of vLLM.
+
+    python experiments/beside_aiconfigurator.py
+        our cost model beside its estimates: table, picture, where we part
+
+AIConfigurator 0.12 (PyPI, licence Apache 2.0) looks kernels up in 114 MB of measurements: vLLM 0.14
+on an A100, 0.24 on an H100. Its estimates stand in aiconfigurator.csv. None of our constants is
+fitted to them. But the kernels that "vllm" is fitted to come from the same measurements: we compare
+a law with a table. Nobody measured these whole iterations. A first look at them changed one thing.
+Decodes with much context were too slow. The kernels showed this, too, and were fitted again.
+
+One iteration of its static modes is a prefill of whole prompts or a decode, in bf16. It counts:
+- the four products of each layer, and the head, which has one row for each sequence;
+- attention, one kernel for all sequences. A prefill has a constant more in each layer, for rotary
+  positions and for writing keys and values: 13 us, or 40 us with norms of queries and keys;
+- norms, activation and embedding: their bytes at 80 % of the bandwidth, and 3 us for each;
+- all-reduces: two in each layer and one of the embedding, as in a CUDA graph.
+The constant and the bytes are rules of AIConfigurator; all else is measured. Between two sizes that
+were measured, it draws a line. It does not count the scheduler, Python, sampling, and gaps between
+kernels. We count rotary positions and the write of keys and values under "others".
+
+To make aiconfigurator.csv anew (x86 Linux, Python 3.11 to 3.13), in an environment of its own:
+
+    python -m venv aic && aic/bin/pip install aiconfigurator==0.12.0
+    aic/bin/python experiments/beside_aiconfigurator.py --collect
+"""
+
+import enter  # noqa: F401
+
+import csv
+import math
+import random
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
+from itertools import chain, product
+
+import matplotlib.pyplot as plt
+
+from batch import Batch
+from checks import UserError
+from cli import run_main
+from configs import GPUS, LINKS, MODELS
+from costmodel import CostModel, make_batch, tokens_that_fit
+from experiments.lib.common import ROOT, Point, Record, curves, print_table
+from experiments.lib.figure import finish
+from experiments.lib.flags import Flag, start
+from experiments.lib.look import COLOURS, log_ticks, panels, plot_points, shade_spread
+from experiments.lib.validation import error_summary, quantile
+
+NAME = "beside_aiconfigurator"
+FILE = ROOT / "experiments" / "aiconfigurator.csv"
+SOFTWARE = "vllm"
+SYSTEMS = {
+    "a100-80gb": ("a100_sxm", "nvlink-a100"),
+    "h100": ("h100_sxm", "nvlink-h100"),
+}  # ours -> AIConfigurator's name, and the link inside a node
+NAMES = {
+    "llama3.1-8b": "meta-llama/Meta-Llama-3.1-8B",
+    "qwen3-32b": "Qwen/Qwen3-32B",
+    "llama3.1-70b": "meta-llama/Meta-Llama-3.1-70B",
+}
+TP = (1, 2, 4, 8)
+LENGTHS = tuple(2**n for n in range(7, 16))  # tokens of a prompt, or of a decode's context
+BATCHES = {"prefill": (1, 2, 4, 8), "decode": (1, 2, 4, 8, 16, 32, 64, 128)}
+MOST_TOKENS = 32768  # of the prompts of one iteration
+DRAWN = 10  # shapes drawn at random for each GPU, model, TP and kind: powers of two may flatter us
+PARTS = ("products", "attention", "others", "all-reduces")
+OURS = {
+    "preproj": "products", "postproj": "products", "ffn_ln1": "products", "ffn_ln2": "products",
+    "attn": "attention", "others": "others", "all_reduce": "all-reduces",
+}  # fmt: skip
+THEIRS = {
+    "qkv_gemm": "products", "proj_gemm": "products", "gate_ffn1_gemm": "products",
+    "ffn2_gemm": "products", "attention": "attention", "logits_gemm": "others",
+    "add_norm_1": "others", "add_norm_2": "others", "act_gate": "others", "embedding": "others",
+    "embedding_ar": "all-reduces", "ar_1": "all-reduces", "ar_2": "all-reduces",
+    "p2p": "all-reduces",  # between stages: 0 here
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """One iteration, and what AIConfigurator says that it takes: a line of aiconfigurator.csv.
+
+    Times in ms, over all layers.
+    """
+
+    gpu: str
+    model: str
+    tp: int
+    kind: str  # prefill: whole prompts; decode: one token for each request
+    batch: int  # requests
+    length: int  # tokens of each prompt, or of each decode's context, its own included
+    products: float
+    attention: float
+    others: float  # head, norms, activation, embedding
+    all_reduces: float
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """ms by the name of a part."""
+        times = (self.products, self.attention, self.others, self.all_reduces)
+        return dict(zip(PARTS, times, strict=True))
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def tokens(self) -> int:
+        """Of all prompts, or of all contexts."""
+        return self.batch * self.length
+
+    @property
+    def on_grid(self) -> bool:
+        return self.batch in BATCHES[self.kind] and self.length in LENGTHS
+
+    def iteration(self) -> Batch:
+        if self.kind == "decode":
+            return make_batch(decodes=self.batch, context=self.length)
+        return make_batch([(0, self.length, self.length)] * self.batch)
+
+
+# --------------------------------------------------------------------------------------- collecting
+
+
+def shapes() -> Iterator[tuple[str, str, int, str, int, int]]:
+    """GPU, model, TP, kind, batch and length of all iterations that fit in memory.
+
+    First the grid, then those drawn at random.
+    """
+    dice = random.Random(0)
+    for gpu, model, tp, kind in product(SYSTEMS, NAMES, TP, BATCHES):
+        room = tokens_that_fit(MODELS[model], GPUS[gpu], tp)
+        if kind == "prefill":
+            room = min(room, MOST_TOKENS)
+        found = list(product(BATCHES[kind], LENGTHS))
+        ends = [
+            (math.log2(values[0]), math.log2(values[-1])) for values in (BATCHES[kind], LENGTHS)
+        ]
+        found += [tuple(round(2 ** dice.uniform(*each)) for each in ends) for _ in range(DRAWN)]
+        for batch, length in found:
+            if batch * length <= room:
+                yield gpu, model, tp, kind, batch, length
+
+
+def estimates() -> Iterator[Row]:
+    """What AIConfigurator says of each iteration of `shapes`."""
+    # Only this half needs it, in its own environment.
+    from aiconfigurator.sdk import common
+    from aiconfigurator.sdk.backends.factory import get_backend
+    from aiconfigurator.sdk.config import ModelConfig, RuntimeConfig
+    from aiconfigurator.sdk.inference_session import InferenceSession
+    from aiconfigurator.sdk.models import get_model
+    from aiconfigurator.sdk.perf_database import get_database_view, get_latest_database_version
+
+    sessions = {}
+    for gpu, model, tp, kind, batch, length in shapes():
+        if (gpu, model, tp) not in sessions:
+            system = SYSTEMS[gpu][0]
+            newest = get_latest_database_version(system=system, backend="vllm")
+            config = ModelConfig(
+                tp_size=tp,
+                gemm_quant_mode=common.GEMMQuantMode.bfloat16,
+                kvcache_quant_mode=common.KVCacheQuantMode.bfloat16,
+                fmha_quant_mode=common.FMHAQuantMode.bfloat16,
+            )
+            sessions[gpu, model, tp] = InferenceSession(
+                get_model(NAMES[model], config, "vllm"),
+                get_database_view(system, "vllm", newest, database_mode="SILICON"),
+                get_backend("vllm"),
+            )
+        prefill = kind == "prefill"
+        # its first decode attends to isl + 1 tokens
+        runtime = RuntimeConfig(batch_size=batch, isl=length if prefill else length - 1, osl=2)
+        mode = "static_ctx" if prefill else "static_gen"
+        found = sessions[gpu, model, tp].run_static(runtime, mode=mode, stride=1)
+        times = found.get_context_latency_dict() if prefill else found.get_generation_latency_dict()
+        parts = dict.fromkeys(PARTS, 0.0)
+        for name, ms in times.items():  # context_qkv_gemm, generation_qkv_gemm, ...
+            parts[THEIRS[name.partition("_")[2]]] += ms
+        yield Row(gpu, model, tp, kind, batch, length, *parts.values())
+
+
+def collect() -> None:
+    """Write aiconfigurator.csv."""
+    try:
+        release = version("aiconfigurator")
+    except PackageNotFoundError:
+        raise UserError("--collect: there is no aiconfigurator here; see --help") from None
+    if not release.startswith("0.12."):
+        raise UserError(f"--collect: aiconfigurator is {release}; it must be 0.12")
+    rows = list(estimates())
+    with open(FILE, "w", newline="", encoding="utf-8") as file:
+        file.write(f"# ms by AIConfigurator {release} (PyPI; (c) NVIDIA; Apache 2.0), vllm, bf16\n")
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([field.name for field in fields(Row)])
+        for row in rows:
+            times = [f"{ms:.4g}" for ms in row.parts.values()]
+            writer.writerow([row.gpu, row.model, row.tp, row.kind, row.batch, row.length, *times])
+    print(f"wrote {FILE}: {len(rows)} iterations")
+
+
+# ---------------------------------------------------------------------------------------- comparing
+
+
+def estimated() -> list[Row]:
+    """The rows of aiconfigurator.csv."""
+    with open(FILE, newline="", encoding="utf-8") as file:
+        lines = csv.DictReader(line for line in file if not line.startswith("#"))
+        return [Row(**{f.name: f.type(line[f.name]) for f in fields(Row)}) for line in lines]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """AIConfigurator's estimate, and our ms by part."""
+
+    row: Row
+    ours: Mapping[str, float]
+
+    @property
+    def error(self) -> float:
+        """Ours over AIConfigurator's, less 1."""
+        return sum(self.ours.values()) / self.row.total - 1
+
+    def share(self, part: str) -> float:
+        """What a part adds to the error."""
+        return (self.ours[part] - self.row.parts[part]) / self.row.total
+
+
+def compare(rows: Iterable[Row], software: str = SOFTWARE) -> list[Comparison]:
+    """The cost model beside each row."""
+    models, found = {}, []
+    for row in rows:
+        key = row.gpu, row.model, row.tp
+        if key not in models:
+            link = LINKS[SYSTEMS[row.gpu][1]]
+            models[key] = CostModel(
+                MODELS[row.model], GPUS[row.gpu], tp=row.tp, link=link, software=software
+            )
+        ours = dict.fromkeys(PARTS, 0.0)
+        for operator, seconds in models[key].operators(row.iteration()).items():
+            ours[OURS[operator]] += 1e3 * seconds
+        found.append(Comparison(row, ours))
+    return found
+
+
+def groups(
+    found: Iterable[Comparison], key: Callable[[Row], object]
+) -> dict[object, list[Comparison]]:
+    """Comparisons by a property of their rows, in its order."""
+    by_key: dict[object, list[Comparison]] = {}
+    for each in found:
+        by_key.setdefault(key(each.row), []).append(each)
+    return {name: by_key[name] for name in sorted(by_key)}
+
+
+def predict(found: Sequence[Comparison], drawn: Sequence[Comparison]) -> list[Point]:
+    """The errors in %: of all, of a GPU, and by the tokens of an iteration.
+
+    found: of the grid. drawn: of the shapes drawn at random, which count only in a median.
+
+    By tokens: the signed median; its spread, the 10th and 90th percentile; what each part adds.
+    """
+    model = " ".join(dict.fromkeys(each.row.model for each in found))
+    record = Record(NAME, model, " ".join(SYSTEMS))
+    for which, some in (("", found), (", random shapes", drawn)):
+        errors = [abs(each.error) for each in some]
+        record.add(f"compared{which}", len(some), "iterations")
+        record.add(f"median error{which}", 100 * statistics.median(errors), "%")
+        record.add(f"90th percentile{which}", 100 * quantile(errors, 0.9), "%")
+    points = list(record)
+    for (gpu, kind), some in groups(found, lambda row: (row.gpu, row.kind)).items():
+        record = Record(NAME, model, gpu)
+        errors = [abs(each.error) for each in some]
+        record.add(f"{kind}, {gpu}, median error", 100 * statistics.median(errors), "%")
+        record.add(f"{kind}, {gpu}, 90th percentile", 100 * quantile(errors, 0.9), "%")
+        for tokens, equal in groups(some, lambda row: row.tokens).items():
+            errors = [each.error for each in equal]
+            lines = {
+                "": statistics.median(errors),
+                " lowest": quantile(errors, 0.1),
+                " highest": quantile(errors, 0.9),
+            }
+            for part in PARTS:
+                lines[f", {part}"] = statistics.mean(each.share(part) for each in equal)
+            for line, error in lines.items():
+                record.add(f"{kind}, {gpu}{line}", 100 * error, "%", tokens, "tokens")
+        points += record
+    return points
+
+
+def print_errors(found: Sequence[Comparison], drawn: Sequence[Comparison]) -> None:
+    """Median and 90th percentile of the error, and the signed median, by what an iteration is.
+
+    found, drawn: as in `predict`.
+    """
+    keys: dict[str, Callable[[Row], object]] = {
+        "GPU": lambda row: row.gpu,
+        "model": lambda row: row.model,
+        "TP": lambda row: row.tp,
+        "length": lambda row: row.length,
+        "batch": lambda row: row.batch,
+    }
+    table = [["grid", "", "", len(found), *summary(found)]]
+    table.append(["random", "", "", len(drawn), *summary(drawn)])
+    for kind, some in groups(found, lambda row: row.kind).items():
+        table.append([kind, "", "", len(some), *summary(some)])
+        for name, key in keys.items():
+            for value, equal in groups(some, key).items():
+                table.append([kind, name, value, len(equal), *summary(equal)])
+    header = ["kind", "by", "value", "rows", "median", "p90", "signed"]
+    print_table(header, table, "Error of whole iterations, ours against AIConfigurator's")
+
+
+def summary(found: Sequence[Comparison]) -> list[str]:
+    median, p90, _, signed = error_summary([each.error for each in found])
+    return [median, p90, signed]
+
+
+def print_parts(found: Sequence[Comparison]) -> None:
+    """The signed median error of each part, and what the part adds to that of the iteration."""
+    table = []
+    for (kind, gpu), some in groups(found, lambda row: (row.kind, row.gpu)).items():
+        for part in PARTS:
+            there = [each for each in some if each.row.parts[part]]
+            errors = [each.ours[part] / each.row.parts[part] - 1 for each in there]
+            share = statistics.mean(each.row.parts[part] / each.row.total for each in there)
+            added = statistics.mean(each.share(part) for each in there)
+            median, p90, _, signed = error_summary(errors)
+            cells = [f"{100 * share:.0f} %", median, p90, signed, f"{100 * added:+.1f} %"]
+            table.append([kind, gpu, part, len(there), *cells])
+    header = ["kind", "GPU", "part", "rows", "share", "median", "p90", "signed", "adds"]
+    print_table(header, table, "By part: its share of the time, its error, what it adds (mean)")
+
+
+# ------------------------------------------------------------------------------------------ picture
+
+LOOKS = {
+    "products": (COLOURS["blue"], "o"),
+    "attention": (COLOURS["vermilion"], "D"),
+    "others": (COLOURS["green"], "s"),
+    "all-reduces": (COLOURS["purple"], "v"),
+}
+TICKS = {"prefill": LENGTHS, "decode": tuple(2**n for n in range(7, 20, 3))}
+
+
+def draw(points: list[Point]) -> plt.Figure:
+    """A row of panels for each kind of iteration, a column for each GPU."""
+    found = curves(points, "predicted")
+    figure, grid = panels(len(BATCHES), len(SYSTEMS), 8, 5.5, sharey=True)
+    for (kind, gpu), axes in zip(product(BATCHES, SYSTEMS), chain(*grid), strict=True):
+        whole = f"{kind}, {gpu}"
+        for part, (colour, marker) in LOOKS.items():
+            style = {"color": colour, "marker": marker, "linewidth": 1.4}
+            plot_points(axes, found[f"{whole}, {part}"], label=f"added by {part}", **style)
+        shade_spread(axes, found, whole, COLOURS["black"])
+        style = {"color": COLOURS["black"], "marker": "o", "linewidth": 3}
+        plot_points(axes, found[whole], label="iteration: median, 10th to 90th percentile", **style)
+        axes.axhline(0, color="grey", linewidth=1)
+        log_ticks(axes, TICKS[kind])
+        what = "prompts" if kind == "prefill" else "contexts"
+        axes.set(xlabel=f"tokens of all {what}", title=f"{kind}, {gpu}")
+    for row in grid:
+        row[0].set_ylabel("ours over AIConfigurator's (%)")
+    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    names = ", ".join(dict.fromkeys(points[0].model.split()))
+    figure.suptitle(f"Where our cost model and AIConfigurator part: {names}, TP 1 to 8")
+    return figure
+
+
+def main() -> None:
+    flag = Flag("ask AIConfigurator, in its own environment, and write aiconfigurator.csv")
+    options = start(NAME, __doc__, collect=flag)
+    if options.collect:
+        collect()
+        return
+    rows = [row for row in estimated() if not options.quick or row.model == "llama3.1-8b"]
+    found = compare(row for row in rows if row.on_grid)
+    drawn = compare(row for row in rows if not row.on_grid)
+    print_errors(found, drawn)
+    print_parts(found)
+    points = predict(found, drawn)
+    finish(options, NAME, points, lambda: draw(points), dict.fromkeys(SYSTEMS, SOFTWARE))
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,287 @@
+"""Measured kernels, the cost model's law, and where they part: a picture for each GPU.
+
+    python experiments/law_kernels.py                all that have constants of their own: seconds
+    python experiments/law_kernels.py --gpu h100     one of them
+
+A100, H100 and L40S: kernels under today's vLLM (lib/measured_kernels.py names the source). Each
+kernel stands at the time that the data sheet alone would give: its FLOPs at the peak, or its bytes
+at the bandwidth, whichever takes longer. Above: how many times as long it takes, measured and by
+the law. Below: the law over the measured time. Filled dots were held out of the fit. Bytes that lie
+in a large cache (the L40S's has 96 MB) may come faster than the data sheet's memory.
+
+A6000: SARATHI's Table 2 and Fig 7, all of which were fitted. L20: fitted, too; whole iterations of
+LLaMA-13B, which come with TD-Pipe's artefact. results/law_kernels_GPU.png has the pictures;
+law_kernels.png, the errors of the three GPUs under vLLM.
+"""
+
+import enter  # noqa: F401
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+from cli import run_main
+from configs import GPUS, LINKS, MODELS
+from constants import ALL_REDUCES, EFFICIENCY
+from costmodel import CostModel, make_batch
+from experiments import fig7, fit_a6000, fit_l20
+from experiments.lib.common import Record, paper_numbers, print_table, write_csv
+from experiments.lib.flags import Flag, start
+from experiments.lib.look import COLOURS, STAR, log_ticks, panels, save_figure, use_style
+from experiments.lib.measured_kernels import (
+    SHAPES,
+    VALUE_BYTES,
+    Kernel,
+    halves,
+    predicted,
+    predicted_reduces,
+    read_kernels,
+)
+from experiments.lib.validation import quantile
+
+NAME = "law_kernels"
+TODAY = ("a100-80gb", "h100", "l40s")
+OWNERS = (*TODAY, "a6000", "l20")
+SOFTWARE = dict.fromkeys(TODAY, "vllm") | {"a6000": "sarathi", "l20": "td_pipe"}
+ENOUGH = 64  # tokens: kernels of fewer take little of any iteration
+TITLES = {
+    "product": "products", "prefill": "attention of prompts", "decode": "attention of decodes",
+    "all-reduce": "all-reduces",
+}  # fmt: skip
+LAW, MEASURED = COLOURS["vermilion"], COLOURS["blue"]
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A measured kernel beside the law."""
+
+    kernel: Kernel
+    sheet: float  # s: by the data sheet alone
+    law: float  # s
+    held_out: bool
+
+    @property
+    def error(self) -> float:
+        """Law over measured, in %."""
+        return 100 * (self.law / self.kernel.seconds - 1)
+
+    @property
+    def counts(self) -> bool:
+        return self.kernel.kind == "all-reduce" or self.kernel.tokens >= ENOUGH
+
+
+def sheet_seconds(kernel: Kernel) -> float:
+    """The longer of FLOPs at the peak and bytes at the bandwidth. Heads have 128 channels."""
+    gpu, shape = GPUS[kernel.gpu], kernel.shape
+    if kernel.kind == "all-reduce":
+        gpus, size = shape
+        return size * 2 * (gpus - 1) / gpus / LINKS[gpu.link].bandwidth
+    if kernel.kind == "product":
+        rows, outputs, inputs = shape
+        flops, values = 2 * rows * outputs * inputs, rows * (outputs + inputs) + outputs * inputs
+    else:
+        count, tokens, heads, kv_heads = shape
+        new = tokens if kernel.kind == "prefill" else 1
+        pairs = new * (tokens + 1) / 2 if new > 1 else tokens
+        flops = 4 * 128 * count * heads * pairs
+        values = 2 * 128 * count * (new * heads + tokens * kv_heads)
+    return max(flops / gpu.peak, VALUE_BYTES * values / gpu.bandwidth)
+
+
+def priced(gpu: str) -> dict[str, list[Priced]]:
+    """The measured kernels of a GPU, by kind."""
+    found = {}
+    for kind in SHAPES:
+        halved = halves([each for each in read_kernels() if (each.gpu, each.kind) == (gpu, kind)])
+        rows = []
+        for held_out, half in enumerate(halved):
+            if kind == "all-reduce":
+                law = predicted_reduces(half, ALL_REDUCES[GPUS[gpu].link, "vllm"])
+            else:
+                law = predicted(half, gpu, EFFICIENCY[gpu, "vllm"])
+            for kernel, seconds in zip(half, law, strict=True):
+                rows.append(Priced(kernel, sheet_seconds(kernel), seconds, bool(held_out)))
+        found[kind] = sorted(rows, key=lambda row: row.sheet)
+    return found
+
+
+def median_error(rows: Sequence[Priced]) -> float:
+    """Median of |error| of what was held out, in %."""
+    return statistics.median(abs(row.error) for row in rows if row.held_out and row.counts)
+
+
+def add_errors(record: Record, gpu: str, kinds: dict[str, list[Priced]]) -> list[list[str]]:
+    """Add medians and ranges of each kind, and return the rows of a table."""
+    table = []
+    for kind, rows in kinds.items():
+        held_out = [row.error for row in rows if row.held_out and row.counts]
+        low, middle, high = (quantile(held_out, share) for share in (0.1, 0.5, 0.9))
+        error = median_error(rows)
+        record.add(f"{kind}, median error, {gpu}", error, "%")
+        for name, value in (("10th", low), ("50th", middle), ("90th", high)):
+            record.add(f"{kind}, {name} percentile, {gpu}", value, "%")
+        spread = [f"{value:+.1f} %" for value in (low, middle, high)]
+        table.append([gpu, TITLES[kind], len(held_out), f"{error:.1f} %", *spread])
+    return table
+
+
+# ----------------------------------------------------------------------------------------- pictures
+
+
+def draw_times(axes: plt.Axes, rows: Sequence[Priced]) -> None:
+    """How many times the data sheet's time each kernel takes."""
+    places = [1e6 * row.sheet for row in rows]
+    for seconds, colour, marker, label in (
+        ([row.kernel.seconds for row in rows], MEASURED, "o", "measured"),
+        ([row.law for row in rows], LAW, "x", "the law"),
+    ):
+        times = [each / row.sheet for each, row in zip(seconds, rows, strict=True)]
+        style = {"marker": marker, "markersize": 4, "alpha": 0.6, "label": label}
+        axes.plot(places, times, linestyle="none", color=colour, **style)
+    axes.axhline(1, color="black", linewidth=1.2)
+    axes.set(xscale="log", yscale="log", title=TITLES[rows[0].kernel.kind])
+    most = axes.get_ylim()[1]
+    ticks = [tick for tick in (1, 2, 5, 10, 100, 1000) if tick < most and (tick > 5 or most < 20)]
+    axes.set_yticks([1, *ticks], [f"{tick:g}x" for tick in [1, *ticks]])
+    axes.set_yticks([], minor=True)
+
+
+def draw_errors(axes: plt.Axes, rows: Sequence[Priced]) -> None:
+    """The law over the measured time, by the data sheet's time."""
+    for held_out, face, label in ((False, "none", "fitted"), (True, MEASURED, "held out")):
+        half = [row for row in rows if row.held_out == held_out]
+        style = {"markersize": 5, "markerfacecolor": face, "alpha": 0.7, "label": label}
+        ratios = [row.law / row.kernel.seconds for row in half]
+        places = [1e6 * row.sheet for row in half]
+        axes.plot(places, ratios, "o", color=MEASURED, linestyle="none", **style)
+    axes.axhspan(1 / 1.1, 1.1, color="grey", alpha=0.25, linewidth=0, label="within 10 %")
+    axes.axhline(1, color="black", linewidth=1.2)
+    ticks = (0.25, 0.5, 0.75, 1, 1.5, 2, 4)
+    axes.set(xscale="log", yscale="log", ylim=(0.2, 5))
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_yticks([], minor=True)
+    text = f"held out: median {median_error(rows):.1f} %"
+    axes.text(0.98, 0.97, text, transform=axes.transAxes, ha="right", va="top", fontsize=13)
+
+
+def draw_gpu(gpu: str, kinds: dict[str, list[Priced]]) -> plt.Figure:
+    figure, grid = panels(2, len(kinds), 5, 4.4, sharex="col")
+    for (above, below), rows in zip(zip(*grid, strict=True), kinds.values(), strict=True):
+        draw_times(above, rows)
+        draw_errors(below, rows)
+        below.set_xlabel("us by the data sheet alone")
+    grid[0][0].set_ylabel("time over the data sheet's")
+    grid[1][0].set_ylabel("law over measured")
+    grid[0][0].legend(markerscale=2)
+    grid[1][0].legend(loc="lower right")
+    figure.suptitle(f"Kernels of today's vLLM on {gpu}: measured, and the law of the cost model")
+    return figure
+
+
+def draw_all(found: dict[str, dict[str, list[Priced]]]) -> plt.Figure:
+    figure, grid = panels(len(found), len(SHAPES), 5, 3.8)
+    for row, (gpu, kinds) in zip(grid, found.items(), strict=True):
+        for axes, rows in zip(row, kinds.values(), strict=True):
+            draw_errors(axes, rows)
+            axes.set_title(f"{gpu}: {TITLES[rows[0].kernel.kind]}")
+        row[0].set_ylabel("law over measured")
+    for axes in grid[-1]:
+        axes.set_xlabel("us by the data sheet alone")
+    grid[0][0].legend(loc="lower right")
+    figure.suptitle("The law beside measured kernels of today's vLLM")
+    return figure
+
+
+def draw_a6000() -> plt.Figure:
+    """SARATHI's Fig 7 with the law between its points, and the error of all that was fitted."""
+    own, numbers = EFFICIENCY["a6000", "sarathi"], paper_numbers()
+    figure, [[left, right]] = panels(1, 2, 7.5, 5.6)
+    cost = CostModel(MODELS["llama-13b"], GPUS["a6000"], own)
+    sizes = fig7.sizes(640, 8)
+    law = [1e3 * cost.seconds(make_batch([(0, tokens, tokens)])) for tokens in sizes]
+    left.plot(sizes, law, color=LAW, label="the law")
+    stars = {size: numbers[f"f7_{size}"] for size in (128, 256, 257)}
+    left.plot(list(stars), list(stars.values()), **STAR, label="paper (Fig 7)")
+    left.set(xlabel="prompt tokens", ylabel="ms", ylim=0, title="one iteration of LLaMA-13B")
+    left.legend()
+    errors = {}
+    for name, time in fit_a6000.modelled(own).items():
+        where, _, what = name.replace("t2", "Table 2").replace("f7", "Fig 7").partition("_")
+        errors[f"{where}: {what.replace('_', ', ')}"] = 100 * (time / numbers[name] - 1)
+    bars = right.barh(list(errors), list(errors.values()), color=MEASURED)
+    right.bar_label(bars, fmt="%+.1f", padding=3)
+    right.axvline(0, color="black", linewidth=1.2)
+    right.margins(x=0.2)
+    right.invert_yaxis()
+    right.set(xlabel="law over paper, %", title="the numbers that the law was fitted to")
+    figure.suptitle("A6000, SARATHI's software: the law of the cost model")
+    return figure
+
+
+def draw_l20() -> plt.Figure:
+    """Whole iterations by rows, and the law's error."""
+    times, own = fit_l20.measured(), EFFICIENCY["l20", "td_pipe"]
+    law = fit_l20.modelled(own, list(times))
+    figure, [[left, right]] = panels(1, 2, 7.5, 5.6)
+    dots = {"marker": "o", "markersize": 4, "linestyle": "none", "color": MEASURED}
+    left.plot(list(times), list(times.values()), **dots, label="measured")
+    left.plot(list(law), list(law.values()), color=LAW, label="the law")
+    left.set(yscale="log", ylabel="ms", title="one iteration of LLaMA-13B")
+    ticks = (50, 100, 200, 400)
+    left.set_yticks(ticks, [str(tick) for tick in ticks])
+    left.set_yticks([], minor=True)
+    left.legend()
+    errors = [100 * (law[rows] / time - 1) for rows, time in times.items()]
+    right.plot(list(times), errors, **dots)
+    right.axhline(0, color="black", linewidth=1.2)
+    middle = statistics.median(map(abs, errors))
+    right.set(ylabel="law over measured, %", title=f"its error: median {middle:.1f} % (fitted)")
+    for axes in (left, right):
+        log_ticks(axes, (1, 4, 16, 64, 128, 256, 512, 2048))
+        axes.set_xlabel("prompt tokens")
+    figure.suptitle("L20, the software of TD-Pipe's artefact: the law of the cost model")
+    return figure
+
+
+def file_name(gpu: str) -> str:
+    return f"{NAME}_{gpu.split('-')[0]}.png"
+
+
+def save(path: Path, figure: plt.Figure) -> None:
+    save_figure(figure, path)
+    print(f"wrote {path}")
+
+
+def main() -> None:
+    files = [f"{NAME}.png", f"{NAME}.csv", *map(file_name, OWNERS)]
+    flag = Flag("GPU whose picture is drawn", shown="all", choices=OWNERS)
+    options = start(NAME, __doc__, files, gpu=flag)
+    use_style()
+    chosen = [options.gpu] if options.gpu else OWNERS
+    found = {gpu: priced(gpu) for gpu in chosen if gpu in TODAY}
+    table, points = [], []
+    for gpu, kinds in found.items():
+        record = Record(NAME, "single kernels", gpu)
+        table += add_errors(record, gpu, kinds)
+        points += record
+    if table:
+        header = ["GPU", "kernels", "held out", "median error", "10th", "50th", "90th percentile"]
+        print_table(header, table, f"law over measured, of {ENOUGH} tokens and more")
+    print()
+    for gpu in chosen:
+        if gpu in found:
+            figure = draw_gpu(gpu, found[gpu])
+        else:
+            figure = draw_a6000() if gpu == "a6000" else draw_l20()
+        save(options.out / file_name(gpu), figure)
+    if len(found) == len(TODAY):
+        save(options.out / f"{NAME}.png", draw_all(found))
+        write_csv(options.out / f"{NAME}.csv", points, SOFTWARE)
+        print(f"wrote {options.out / NAME}.csv")
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,190 @@
+"""Measured kernels of today's vLLM, and what the cost model says of each.
+
+experiments/vllm_kernels.csv is a thinned copy of public measurements. Its head names their source.
+`thin(read_tables(Path(DIR)))` made it, from the full tables.
+"""
+
+import csv
+import math
+import random
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from checks import UserError
+from configs import GPUS, ModelConfig
+from constants import AllReduce, Efficiency, reduce_seconds
+from costmodel import CostModel
+from experiments.lib.common import ROOT
+
+PATH = ROOT / "experiments" / "vllm_kernels.csv"
+# What a shape holds. All heads have 128 channels, all values 2 bytes.
+SHAPES = {
+    "product": ("rows", "outputs", "inputs"),
+    "prefill": ("batch", "prompt", "heads", "KV heads"),
+    "decode": ("batch", "context", "heads", "KV heads"),
+    "all-reduce": ("GPUs", "bytes"),
+}
+
+
+class Kernel(NamedTuple):
+    """One measured kernel."""
+
+    gpu: str
+    kind: str  # of SHAPES
+    shape: tuple[int, ...]
+    seconds: float
+
+    @property
+    def tokens(self) -> int:
+        """Rows of a product, prompt tokens of a prefill, keys that decodes read."""
+        return self.shape[0] if self.kind == "product" else self.shape[0] * self.shape[1]
+
+
+@cache
+def one_layer(heads: int, kv_heads: int) -> ModelConfig:
+    """A layer with this attention; its products are never asked for."""
+    return ModelConfig("kernel", 1, heads, 128 * heads, 1, 1, 1, n_kv_head=kv_heads)
+
+
+def predicted(kernels: Iterable[Kernel], gpu: str, efficiency: Efficiency) -> list[float]:
+    """Seconds of products and attention kernels on a GPU, with these constants."""
+    models: dict[tuple[int, int], CostModel] = {}
+    seconds = []
+    for kernel in kernels:
+        shape = kernel.shape
+        heads = shape[2:] if kernel.kind != "product" else (1, 1)
+        if heads not in models:
+            models[heads] = CostModel(one_layer(*heads), GPUS[gpu], efficiency)
+        cost = models[heads]
+        if kernel.kind == "product":
+            rows, outputs, inputs = shape
+            seconds.append(cost.linear(rows, inputs, outputs))
+        elif kernel.kind == "prefill":
+            seconds.append(cost.prefill_attention([(0, shape[1])] * shape[0]))
+        else:
+            seconds.append(cost.decode_attention(shape[0], shape[0] * shape[1]))
+    return seconds
+
+
+def predicted_reduces(
+    kernels: Iterable[Kernel], ways: dict[int, tuple[AllReduce, ...]]
+) -> list[float]:
+    """Seconds of all-reduces."""
+    return [reduce_seconds(ways[gpus], size, gpus) for *_, (gpus, size), _ in kernels]
+
+
+# By what errors are told apart: the kind, the place in its shape, and where each group begins.
+SIZES = (
+    ("product", 0, (1, 64, 256, 1024, 4096, 8192)),
+    ("prefill", 1, (1, 256, 1024, 4096)),
+    ("decode", 0, (1, 2, 16, 64)),
+    ("decode", 3, (1, 2, 4, 8)),
+    ("all-reduce", 1, (0, 2**16, 2**19, 2**23)),
+)
+
+
+def by_size(kind: str, kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
+    """Kernels of one kind by the beginning of the group that they belong to, such as "64 rows"."""
+    groups = {}
+    for _, place, begins in (each for each in SIZES if each[0] == kind):
+        what = SHAPES[kind][place]
+        for begin, end in pairwise([*begins, math.inf]):
+            own = [each for each in kernels if begin <= each.shape[place] < end]
+            name = f"{begin // 2**10} KiB" if kind == "all-reduce" else f"{begin} {what}"
+            groups |= {name: own} if own else {}
+    return groups
+
+
+def read_kernels() -> list[Kernel]:
+    """The committed, thinned copy."""
+    with open(PATH, newline="", encoding="utf-8") as file:
+        rows = csv.DictReader(line for line in file if not line.startswith("#"))
+        return [
+            Kernel(row["gpu"], row["kind"], parsed(row["shape"]), 1e-6 * float(row["us"]))
+            for row in rows
+        ]
+
+
+def parsed(shape: str) -> tuple[int, ...]:
+    return tuple(map(int, shape.split("x")))
+
+
+def halves(kernels: Sequence[Kernel]) -> tuple[list[Kernel], list[Kernel]]:
+    """Those of one kind to fit to, and those to test on. Shapes alternate as on a chessboard.
+
+    A shape's colour is the parity of the sum of its places among the sizes that occur. All rows of
+    one weight matrix have one colour.
+    """
+    colours: tuple[list[Kernel], list[Kernel]] = ([], [])
+    own = [kernel.shape[kernel.kind == "product" :] for kernel in kernels]
+    places = [
+        {size: place for place, size in enumerate(sorted(set(sizes)))}
+        for sizes in zip(*own, strict=True)
+    ]
+    for kernel, shape in zip(kernels, own, strict=True):
+        colour = sum(place[size] for place, size in zip(places, shape, strict=True))
+        colours[colour % 2].append(kernel)
+    return colours
+
+
+# ------------------------------------------------------------------------------- the full tables
+
+FOLDERS = {"a100": "a100-80gb", "h100": "h100", "l40s": "l40s"}
+FILES = {
+    "gemm": ("product", ("m", "n", "k")),
+    "prefill_attention": ("prefill", ("batch_size", "prompt", "num_heads", "num_kv_heads")),
+    "decode_attention": ("decode", ("batch_size", "context", "num_heads", "num_kv_heads")),
+    "all_reduce": ("all-reduce", ("num_gpus", "bytes")),
+}
+VALUE_BYTES = 2  # what the tables call bytes of an all-reduce are values
+
+
+def read_tables(directory: Path) -> list[Kernel]:
+    """All rows of DIR/GPU/*.csv, in the columns of FILES. Raises UserError where one is missing."""
+    kernels = []
+    for folder, gpu in FOLDERS.items():
+        for name, (kind, columns) in FILES.items():
+            path = directory / folder / f"{name}.csv"
+            try:
+                with open(path, newline="", encoding="utf-8") as file:
+                    rows = list(csv.DictReader(file))
+                for row in rows:
+                    if row.get("backend", "vllm_graph") != "vllm_graph":
+                        continue  # eager: the CPU is slower than the kernel
+                    shape = tuple(int(row[column]) for column in columns)
+                    if kind == "all-reduce":
+                        shape = shape[0], shape[1] * VALUE_BYTES
+                    kernels.append(Kernel(gpu, kind, shape, 1e-3 * float(row["ms"])))
+            except OSError as error:
+                raise UserError(f"{path}: {error.strerror}") from None
+            except (KeyError, ValueError) as error:
+                raise UserError(f"{path}: {error}") from None
+    return kernels
+
+
+HEAD = """\
+# Measured kernels of vLLM, one a line: a random part of the tables in NVIDIA's AIConfigurator 0.12
+# (github.com/ai-dynamo/aiconfigurator), (c) NVIDIA Corporation & Affiliates, Apache License 2.0.
+# vLLM 0.14 on an A100 SXM 80GB, 0.24 on an H100 SXM and an L40S; bf16, heads of 128 channels.
+# shape: rows x outputs x inputs of a product; batch x prompt, or context, x heads x KV heads of
+# attention; GPUs x bytes of an all-reduce in a CUDA graph.
+"""
+KEPT = 600  # of each kind on each GPU, at most
+
+
+def thin(kernels: Sequence[Kernel]) -> None:
+    """Write the committed copy: a seeded draw of each kind on each GPU."""
+    draw = random.Random(0)
+    with open(PATH, "w", newline="", encoding="utf-8") as file:
+        file.write(HEAD)
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["gpu", "kind", "shape", "us"])
+        for gpu in FOLDERS.values():
+            for kind in SHAPES:
+                own = [each for each in kernels if (each.gpu, each.kind) == (gpu, kind)]
+                for kernel in sorted(draw.sample(own, min(KEPT, len(own)))):
+                    shape = "x".join(map(str, kernel.shape))
+                    writer.writerow([gpu, kind, shape, f"{1e6 * kernel.seconds:.6g}"])
