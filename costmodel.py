@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from batch import Batch, Chunk, Request
-from checks import UserError, check_whole, shown
+from checks import UserError, check_number, check_whole, shown
 from configs import GPU, LINKS, Link, ModelConfig
 from constants import (  # noqa: F401
     ALL_REDUCES,
