@@ -11,6 +11,7 @@
     python -m course map            for maintainers: the line numbers of MAP.md
 
 Exercises: 1 to 12, hunt, final. `make check E=6` does the same.
+To predict: read each step of the lesson up to **Predict first**, then answer.
 """
 
 import argparse
@@ -25,11 +26,19 @@ from pathlib import Path
 from checks import UserError
 from cli import claim, run_main
 from course.exercises import EXERCISES, HINTS, MINE, STUBS, Exercise, find
+from course.predictions import HOW, predict
 
 BASE = 1  # seed of the cases of `check`: the same each time, so that a failure stays
+HINTED, CHECKED = "hints.json", "checks.json"  # in mine/: the last hint, and whether it passed
 
 
 class Parser(argparse.ArgumentParser):
+    def parse_args(self) -> argparse.Namespace:
+        for word in sys.argv[1:]:
+            if word.startswith("--") and word.endswith("=--"):  # argparse 3.11 makes it a list
+                self.error(f"argument {word[:-3]}: '--' is no value")
+        return super().parse_args()
+
     def error(self, message: str):
         raise UserError(f"{message}; see 'python -m course --help'")
 
@@ -61,22 +70,34 @@ def check(exercise: Exercise, seed: int) -> bool:
     needs_torch(exercise)
     verdict = examine(exercise, asker(exercise, mine_of(exercise)), seed)
     print("\n".join(lines(exercise, verdict)))
+    keep(CHECKED, exercise, verdict.failure is None)
     return verdict.failure is None
+
+
+def kept(name: str) -> dict:
+    """What `keep` wrote: by exercise. Nothing if the file is missing or damaged."""
+    try:
+        return dict(json.loads((MINE / name).read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def keep(name: str, exercise: Exercise, value: int) -> None:
+    if MINE.is_dir():
+        text = json.dumps(kept(name) | {exercise.key: value})
+        (MINE / name).write_text(text + "\n", "utf-8")
 
 
 def hint(exercise: Exercise, level: int | None) -> None:
     """The next hint, or one that is asked for. What was shown is kept in mine/hints.json."""
     text = (HINTS / f"{exercise.file}.md").read_text("utf-8")
     parts = re.split(r"^## \d\n", text, flags=re.MULTILINE)
-    shown, path = {}, MINE / "hints.json"
-    try:
-        shown = dict(json.loads(path.read_text("utf-8")))
-        level = level or min(3, int(shown.get(exercise.key, 0)) + 1)
-    except (OSError, ValueError, TypeError):
-        level = level or 1
-    print(f"hint {level} of 3 for {exercise.name}\n\n{parts[level].strip()}")
-    if MINE.is_dir():
-        path.write_text(json.dumps(shown | {exercise.key: level}) + "\n", "utf-8")
+    last = kept(HINTED).get(exercise.key)
+    last = last if last in (1, 2, 3) else 0
+    again = " (you have seen all three: this is the last)" if last == 3 and level is None else ""
+    level = level or min(3, last + 1)
+    print(f"hint {level} of 3 for {exercise.name}{again}\n\n{parts[level].strip()}")
+    keep(HINTED, exercise, level)
 
 
 def draw(exercise: Exercise, force: bool) -> None:
@@ -101,7 +122,28 @@ def submit() -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
         for each in files:
             packed.write(each, each.name)
-    print(f"wrote {path}: {', '.join(each.name for each in files)}")
+    print(f"wrote {path}")
+    print("\n".join(state()))
+
+
+def state() -> list[str]:
+    """How far a student is: of the exercises that are there, and of the predictions."""
+    groups: dict[str, list[str]] = {
+        name: [] for name in ("passed when last checked", "not passed yet", "not written yet")
+    }
+    passed = kept(CHECKED)
+    for exercise in EXERCISES.values():
+        path = MINE / f"{exercise.file}.py"
+        if not path.is_file() or path.read_bytes() == (STUBS / path.name).read_bytes():
+            groups["not written yet"].append(exercise.name)
+        elif passed.get(exercise.key) is True:
+            groups["passed when last checked"].append(exercise.name)
+        else:
+            groups["not passed yet"].append(exercise.name)
+    told = [f"{name}: {' '.join(names)}" for name, names in groups.items() if names]
+    answered = kept("predictions.json")
+    lessons = [str(n) for n in range(1, 11) if any(key.startswith(f"{n}.") for key in answered)]
+    return [*told, f"predictions: lessons {', '.join(lessons) or 'none'}"]
 
 
 def main() -> None:
@@ -118,7 +160,7 @@ def main() -> None:
             sub.add_argument("--level", type=int, choices=(1, 2, 3), help="this hint")
         if name == "picture":
             sub.add_argument("--force", action="store_true", help="replace a file of your own")
-    sub = commands.add_parser("predict")
+    sub = commands.add_parser("predict", description=HOW)
     sub.add_argument("lesson", type=int, help="1 to 10")
     commands.add_parser("submit")
     sub = commands.add_parser("grade")
@@ -140,8 +182,6 @@ def main() -> None:
     elif options.command == "picture":
         draw(find(options.exercise), options.force)
     elif options.command == "predict":
-        from course.predictions import predict
-
         print(f"{predict(options.lesson)} predictions of lesson {options.lesson} are written down")
     elif options.command == "submit":
         submit()

@@ -97,6 +97,7 @@ def serve(make: type[Scheduler], case: dict) -> dict:
         ]
         row["decodes"] = [request.request_id for request in batch.decodes]
         row["running"] = [request.request_id for request in scheduler.running]
+        row["taken"] = scheduler.memory.taken
         seconds = seconds_of(batch)
         if broken(batch):
             break  # the checker says what is wrong with it; nothing can run it
@@ -170,11 +171,13 @@ def e03(mine: ModuleType, case: dict) -> list[dict]:
     return answers
 
 
-def e04(mine: ModuleType, case: dict) -> list:
+def e04(mine: ModuleType, case: dict) -> dict:
     import torch
 
     tensors = [torch.tensor(case[name], dtype=torch.float64) for name in ("q", "keys", "values")]
-    return mine.attend(*tensors, case["slots"], case["contexts"]).tolist()
+    before = str([each.tolist() for each in tensors])  # a text: NaN equals NaN
+    found = mine.attend(*tensors, case["slots"], case["contexts"]).tolist()
+    return {"found": found, "kept": before == str([each.tolist() for each in tensors])}
 
 
 def e05(mine: ModuleType, case: dict) -> list[dict]:
@@ -183,8 +186,8 @@ def e05(mine: ModuleType, case: dict) -> list[dict]:
     slot_of: dict[int, int] = {}
     used: list[int | None] = [None] * case["slots"]
     answers = []
-    for chunks, decodes, ended in case["batches"]:
-        pieces = [Chunk(requests[i], start, length) for i, start, length in chunks]
+    for chunks, decodes, ended, preempted in case["batches"]:
+        pieces = [Chunk(requests[i], start, length) for i, start, length, _ in chunks]
         batch = Batch(pieces, [requests[i] for i in decodes])
         rows = mine.flatten(batch, slot_of, used)
         lists = {name: [int(x) for x in getattr(rows, name)] for name in FIELDS}
@@ -198,6 +201,10 @@ def e05(mine: ModuleType, case: dict) -> list[dict]:
         for i in ended:
             if i in slot_of:  # else the student's code has freed it too early: the checker says so
                 used[slot_of.pop(i)] = None
+        for i in preempted:
+            requests[i].restart()
+            if i in slot_of:  # an old entry stays
+                used[slot_of[i]] = None
     return answers
 
 
@@ -239,6 +246,7 @@ def e08(mine: ModuleType, case: dict) -> dict:
     for _ in range(case["iterations"]):
         batch = scheduler.schedule(0.0)
         scheduler.update(batch, [0] * len(batch.sampled))
+    scheduler.admit()  # after 0 iterations it has nothing cached
     gone = scheduler.preempt(scheduler.running[case["preempt"]])
     return {
         "returned": gone.request_id,

@@ -1,38 +1,84 @@
 """A student's code in this process: for `check` and `picture`. Nothing is protected."""
 
 import json
+import sys
+import threading
+import time
 import traceback
+from collections.abc import Callable
 from types import ModuleType
 
 from checks import UserError
 from course.drive import DRIVERS
-from course.exercises import MINE, AnswerError, Ask, Exercise, load
+from course.exercises import MINE, NOTHING, AnswerError, Ask, Exercise, load
+
+LONGEST = 10.0  # s of computing for one case. A wait at a debugger's prompt does not count.
 
 
 def asker(exercise: Exercise, mine: ModuleType) -> Ask:
     """Cases and answers pass through JSON, so that `check` and `grade` see the same."""
+    name = f"{exercise.file}.py"
 
     def ask(case: dict) -> object:
         try:
-            answer = DRIVERS[exercise.file](mine, json.loads(json.dumps(case)))
+            case = json.loads(json.dumps(case))
+            answer = limited(lambda: DRIVERS[exercise.file](mine, case), name)
             return json.loads(json.dumps(answer))
         except NotImplementedError:
             raise AnswerError("NotImplementedError") from None
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, AnswerError):
             raise
         except BaseException as error:  # noqa: BLE001  (whatever a student's code does, SystemExit too)
-            raise AnswerError(told(error, f"{exercise.file}.py")) from None
+            if not lines_in(error, name) and "NoneType" in str(error):  # we met it, not their code
+                raise AnswerError(told(error, name), NOTHING) from None
+            raise AnswerError(told(error, name)) from None
 
     return ask
 
 
+def limited(work: Callable[[], object], name: str) -> object:
+    """Do a student's work in a thread, so that a loop without end, or Ctrl-C, can be left.
+
+    Returns and raises what the work does. AnswerError after LONGEST; the thread runs on until the
+    process ends. name: of the student's file.
+    """
+    done: list[tuple[object, BaseException | None]] = []
+
+    def run() -> None:
+        try:
+            done.append((work(), None))
+        except BaseException as error:  # noqa: BLE001  (raised again below)
+            done.append((None, error))
+
+    thread, start = threading.Thread(target=run, daemon=True), time.process_time()
+    thread.start()
+    while not done:
+        thread.join(0.2)  # in pieces: on Windows, Ctrl-C cannot end a longer one
+        if not done and time.process_time() - start > LONGEST:
+            stack = traceback.extract_stack(sys._current_frames().get(thread.ident))
+            places = [frame.lineno for frame in stack if frame.filename == name]
+            where = f" (line {places[-1]} of {name})" if places else ""
+            says = f"your code has run {LONGEST:g} s on this case: does a loop never end?{where}"
+            raise AnswerError(f"none in {LONGEST:g} s", says)
+    answer, error = done[0]
+    if error:
+        raise error
+    return answer
+
+
+def lines_in(error: BaseException, name: str) -> list[int]:
+    """The lines of the student's file that led to an error, the innermost last."""
+    if isinstance(error, SyntaxError) and error.filename == name:
+        return [error.lineno]
+    return [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == name]
+
+
 def told(error: BaseException, name: str) -> str:
     """An error in a line: what, and the last line of the student's file that led to it."""
-    places = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == name]
-    if isinstance(error, SyntaxError) and error.filename == name:
-        places = [error.lineno]
+    places = lines_in(error, name)
     where = f" (line {places[-1]} of {name})" if places else ""
-    return f"{type(error).__name__}: {str(error)[:300]}{where}"
+    what = str(error.msg if isinstance(error, SyntaxError) else error)
+    return f"{type(error).__name__}: {what[:300]}{where}"
 
 
 def mine_of(exercise: Exercise) -> ModuleType:
@@ -41,6 +87,8 @@ def mine_of(exercise: Exercise) -> ModuleType:
     if not path.is_file():
         raise UserError(f"{path} is not there: run 'python -m course start' once")
     try:
-        return load(path.read_text("utf-8-sig"), path.name)
+        return limited(lambda: load(path.read_text("utf-8-sig"), path.name), path.name)
+    except AnswerError as error:
+        raise UserError(f"{path} cannot be loaded: {error.says}") from None
     except (Exception, SystemExit) as error:  # noqa: BLE001
         raise UserError(f"{path} cannot be loaded: {told(error, path.name)}") from None

@@ -17,6 +17,7 @@ import pytest
 from checks import UserError
 from course import __main__ as commands
 from course import grade, predictions, selftest
+from course.check import final
 from course.check.frame import examine, judged, lines
 from course.check.rounds import judge_record
 from course.drive import serve
@@ -519,6 +520,52 @@ def test_the_readme_lists_all_exercises_and_properties() -> None:
         assert exercise.title in row and f" {exercise.lines} |" in row
         told = set(re.findall(r"\b[A-Z]\d+\b", row.partition(exercise.title)[2]))
         assert told == set(exercise.check.PROPERTIES), exercise.name
+
+
+PARKS = """from batch import Batch
+from scheduler import SarathiServe, next_chunk
+
+class Mine(SarathiServe):
+    touched = ()
+    def schedule(self, now):
+        for request in [r for r in self.running if PARKED(r)]:
+            self.preempt(request)
+        new = next((r for r in self.waiting if r.request_id not in self.touched), None)
+        room = len(self.running) < self.max_batch_size
+        if new and room and self.memory.capacity is None:
+            self.waiting.remove(new)
+            self.waiting.appendleft(new)
+            self.touched = (*self.touched, new.request_id)
+            decodes = self.decodes()
+            return Batch([next_chunk(self.admit(), SIZE)], decodes)
+        return super().schedule(now)
+"""
+
+
+@pytest.mark.parametrize(
+    ("parked", "size"),
+    [("r.prefilled == 1 < len(r.prompt)", 1), ("len(r.output) == 1 and not r.in_prefill", 500)],
+)
+def test_a_policy_that_parks_requests_scores_less(parked: str, size: int) -> None:
+    """One starts all requests early, and one gives all their first tokens early; then they wait."""
+    rng = random.Random(4)
+    source = PARKS.replace("PARKED(r)", f"{parked} and self.waiting").replace("SIZE", str(size))
+    ask = asker(EXERCISES["final"], load(source, "final.py"))
+    score = final.score(ask, rng, {}, {})
+    assert float(score.split()[0]) < 1, score
+
+
+def test_a_score_needs_an_honest_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "from scheduler import SarathiServe\n\nclass Mine(SarathiServe):\n"
+    source += "    def schedule(self, now):\n        for r in self.running:\n"
+    source += (
+        "            r.max_tokens = min(r.max_tokens, 30)\n        return super().schedule(now)\n"
+    )
+    exercise = EXERCISES["final"]
+    verdict = examine(exercise, asker(exercise, load(source, "final.py")), 1)
+    assert verdict.failure.prop == "K10" and verdict.failure.where == "a hidden workload"
+    monkeypatch.setattr(final, "capacity_of", lambda ask, requests: float("inf"))
+    assert final.score(None, random.Random(1), {}, {}).startswith("none: ")
 
 
 def test_tokens_alone_do_not_find_all_mistakes() -> None:

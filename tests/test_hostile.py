@@ -219,7 +219,7 @@ def test_an_error_of_the_users_own_generator_is_shown_as_it_is() -> None:
         simulate(requests())
 
 
-@pytest.mark.parametrize("command", [each.path for each in commands.COMMANDS])
+@pytest.mark.parametrize("command", dict.fromkeys(c.path for c in commands.COMMANDS))
 def test_the_head_of_a_help_fits_its_page(command: str) -> None:
     """A backslash at the end of a line joined it to the next one."""
     text = (commands.ROOT / command).read_text(encoding="utf-8")

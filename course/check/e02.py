@@ -4,12 +4,12 @@ import random
 from dataclasses import asdict
 
 from configs import ModelConfig
-from course.check.frame import Failure, describe
+from course.check.frame import Failure
 
 PROPERTIES = {
     "S1": "allocate gives the lowest free slot, empty; none left is a CacheError",
     "S2": "extend gives the first new place; what does not fit is a CacheError",
-    "K7": "a slot that was freed can be allocated again",
+    "K7": "free gives a slot back, once; it can be allocated again",
     "S3": "write stores K and V at slots and positions, and nowhere else",
     "S4": "nothing is allocated: the tensors stay where they are",
 }
@@ -31,9 +31,9 @@ def draw(rng: random.Random, count: int) -> dict:
         elif name == "extend":
             operations.append([name, slot, rng.randint(1, 3)])
         else:
-            rows = rng.randint(1, slots)
-            own = rng.sample(range(slots), rows)
-            places = [rng.randrange(length) for _ in own]
+            spots = [(s, p) for s in range(slots) for p in range(length)]  # of a slot, in any order
+            spots = rng.sample(spots, rows := rng.randint(1, min(4, len(spots))))
+            own, places = map(list, zip(*spots, strict=True))
             shape = (rows, MODEL.n_kv_head, MODEL.head_dim)
             k, v = values(rng, *shape), values(rng, *shape)
             operations.append([name, rng.randrange(MODEL.n_layer), own, places, k, v])
@@ -84,13 +84,15 @@ def judge(case: dict, answer: dict) -> Failure | None:
         name = operation[0] if operation[0] in ("allocate", "write") else str(operation)
         done.append([name, wanted, got])
         if wanted != got:
+            freed |= operation[0] == "free"
             prop = "S2" if operation[0] == "extend" else "K7" if freed else "S1"
             teaches = {
                 "S1": "The lowest free slot, so that runs can be repeated.",
                 "S2": "A slot knows how many tokens it holds: the next place is that number.",
-                "K7": "A slot comes back: after `free` the next request gets it.",
+                "K7": "A slot comes back: after `free` the next request gets it. None in `used` is"
+                " a free slot; 0 is a slot that is taken, and empty.",
             }[prop]
-            return Failure(prop, where, str(wanted), str(got), teaches, done[:1] + done[-6:])
+            return Failure(prop, where, str(wanted), str(got), teaches, done[:1] + done[1:][-6:])
         freed |= operation[0] == "free"
     if answer["in place"] is not True:
         return Failure(
@@ -101,6 +103,8 @@ def judge(case: dict, answer: dict) -> Failure | None:
 
 
 def stored(case: dict, answer: dict, where: str) -> Failure | None:
+    writes = [operation[1:4] for operation in case["operations"] if operation[0] == "write"]
+    where += f"; the last writes (layer, slots, positions): {writes[-3:]}"
     for number, name in ((4, "k"), (5, "v")):
         wanted: dict[tuple, float] = {}
         for operation in case["operations"]:
@@ -119,7 +123,7 @@ def stored(case: dict, answer: dict, where: str) -> Failure | None:
                             if got != wanted.get(at, 0.0):
                                 spot = f"{name} of layer {layer}, head {head}, slot {slot}, place"
                                 return Failure(
-                                    "S3", f"{where}: {describe(case)[-120:]}",
+                                    "S3", where,
                                     f"{wanted.get(at, 0.0):g} in {spot} {place}", f"{got:g}",
                                     "self.k is (layers, n_kv_head, slots, length, head_dim): rows"
                                     " come as (T, n_kv_head, head_dim), so heads go first.",

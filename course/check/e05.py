@@ -15,56 +15,69 @@ PROPERTIES = {
 
 
 def draw(rng: random.Random, count: int, longest: int) -> dict:
-    """A schedule with its tokens, as SARATHI or something like it would make it."""
+    """A schedule with its tokens, as SARATHI or something like it would make it.
+
+    A batch: chunks of [request, start, length, length of the prefill], decodes, who then ends, and
+    who is then preempted. A preempted request prefills its prompt and its output so far.
+    """
     prompts = [[rng.randrange(97) for _ in range(rng.randint(1, longest))] for _ in range(count)]
     most = [rng.randint(1, 4) for _ in prompts]
     outputs = [[rng.randrange(97) for _ in range(number)] for number in most]
     size, slots = rng.randint(1, 6), rng.randint(1, count)
-    done, made = [0] * count, [0] * count
+    done, made, whole = [0] * count, [0] * count, [len(prompt) for prompt in prompts]
     batches, ended = [], set()
     while len(ended) < count:
         running = [i for i in range(count) if i not in ended and done[i]]
         new = [i for i in range(count) if not done[i]][: slots - len(running)]
-        decodes = [i for i in running if done[i] == len(prompts[i])]
+        decodes = [i for i in running if done[i] == whole[i]]
         rng.shuffle(decodes)
         chunks = []
-        for i in [i for i in running if i not in decodes] + new:
+        mixed = [i for i in running if i not in decodes] + new
+        rng.shuffle(mixed)
+        for i in mixed:
             if rng.random() < 0.7 or not (chunks or decodes):
-                length = min(rng.randint(1, size), len(prompts[i]) - done[i])
-                chunks.append([i, done[i], length])
-        for i, _, length in chunks:
+                length = min(rng.randint(1, size), whole[i] - done[i])
+                chunks.append([i, done[i], length, whole[i]])
+        for i, _, length, _ in chunks:
             done[i] += length
-        sampled = [i for i, *_ in chunks if done[i] == len(prompts[i])] + decodes
+        sampled = [i for i, *_ in chunks if done[i] == whole[i]] + decodes
         for i in sampled:
             made[i] += 1
         over = [i for i in sampled if made[i] == most[i]]
         ended |= set(over)
-        batches.append([chunks, decodes, over])
+        left = [i for i in range(count) if done[i] and i not in ended]
+        preempted = [rng.choice(left)] if left and rng.random() < 0.1 else []
+        for i in preempted:
+            done[i], whole[i] = 0, len(prompts[i]) + made[i]
+        batches.append([chunks, decodes, over, preempted])
     return {"prompts": prompts, "outputs": outputs, "slots": slots, "batches": batches}
 
 
 def cases(rng: random.Random) -> list[dict]:
     drawn = [draw(rng, rng.randint(1, 4), 8) for _ in range(60)]
-    drawn.sort(key=lambda case: sum(len(c) + len(d) for c, d, _ in case["batches"]))
+    drawn.sort(key=lambda case: sum(len(c) + len(d) for c, d, *_ in case["batches"]))
     return [case | {"_model": number % 4 == 3} for number, case in enumerate(drawn)]
 
 
 def judge(case: dict, answer: list) -> Failure | None:
-    prompts, outputs = case["prompts"], case["outputs"]
+    outputs = case["outputs"]
+    texts = [prompt + output for prompt, output in zip(case["prompts"], outputs, strict=True)]
     slot_of: dict[int, int] = {}
-    context, made = [0] * len(prompts), [0] * len(prompts)
+    context, made = [0] * len(texts), [0] * len(texts)
     for number, (batch, rows) in enumerate(zip(case["batches"], answer, strict=True)):
-        chunks, decodes, ended = batch
-        for i, start, _ in chunks:
+        chunks, decodes, ended, preempted = batch
+        for i, start, *_ in chunks:
             if start == 0:
                 slot_of[i] = min(set(range(case["slots"])) - set(slot_of.values()))
-        where = f"batch {number + 1}: chunks (request, start, length) {chunks}, decodes {decodes}"
+        shown = [chunk[:3] for chunk in chunks]
+        where = f"batch {number + 1}: chunks (request, start, length) {shown}, decodes {decodes}"
         taken = [slot for slot, used in enumerate(rows["used"]) if used is not None]
         if sorted(slot_of.values()) != taken:
             return Failure(
                 "K7", where, f"slots {sorted(slot_of.values())} in use", f"slots {taken}",
                 "A request takes one slot with its first chunk, and keeps it until it ends: later"
-                " chunks and decodes find it in slot_of.",
+                " chunks and decodes find it in slot_of. A preempted one begins anew with start 0:"
+                " its entry in slot_of is old.",
             )  # fmt: skip
         wanted: dict[str, list[int]] = {
             "tokens": [],
@@ -72,12 +85,12 @@ def judge(case: dict, answer: list) -> Failure | None:
             "positions": [],
             "logit_rows": [],
         }
-        for i, start, length in chunks:
-            wanted["tokens"] += prompts[i][start : start + length]
+        for i, start, length, whole in chunks:
+            wanted["tokens"] += texts[i][start : start + length]
             wanted["slots"] += [slot_of[i]] * length
             wanted["positions"] += range(start, start + length)
             context[i] = start + length
-            if context[i] == len(prompts[i]):
+            if context[i] == whole:
                 wanted["logit_rows"].append(len(wanted["tokens"]) - 1)
                 made[i] += 1
         for i in decodes:
@@ -87,7 +100,7 @@ def judge(case: dict, answer: list) -> Failure | None:
             wanted["positions"].append(context[i])
             context[i] += 1
             made[i] += 1
-        for prop, names in (("R1", ("positions", "slots")), ("R2", ("logit_rows", "tokens"))):
+        for prop, names in (("R1", ("positions", "slots")), ("R2", ("tokens", "logit_rows"))):
             for name in names:
                 if wanted[name] != rows[name]:
                     same = sorted(wanted[name]) == sorted(rows[name])
@@ -95,7 +108,7 @@ def judge(case: dict, answer: list) -> Failure | None:
                     return Failure(
                         prop, where, f"{name} {wanted[name]}", f"{name} {rows[name]}", teaches
                     )
-        for i in ended:
+        for i in ended + preempted:
             slot_of.pop(i)
     return logits(case, answer) if case["_model"] else None
 
@@ -104,10 +117,12 @@ ORDER = "The right numbers in another order: first the rows of all chunks, then 
 TEACHES = {
     "positions": "A row's position is its place in the request, not in the chunk: a later chunk"
     " begins at its start. Rotary embeddings turn by it.",
-    "slots": "Every row of a request goes to the request's own slot.",
+    "slots": "Every row of a request goes to the request's own slot. After a preemption slot_of may"
+    " name an old one: a chunk with start 0 takes a slot anew.",
     "logit_rows": "Only the last chunk of a prompt yields a token, from its last row; so does every"
     " decode. Other rows need no logits.",
-    "tokens": "A chunk feeds its own prompt tokens; a decode feeds the newest output token.",
+    "tokens": "A chunk feeds request.tokens(start, end): of its prompt, and after a preemption its"
+    " output, too. A decode feeds the newest output token.",
 }
 
 
@@ -132,15 +147,15 @@ def logits(case: dict, answer: list) -> Failure | None:
     model = small_model()
     kv = KVCache(model.config, case["slots"], 64, torch.float64)
     made = [0] * len(case["prompts"])
-    for number, ((chunks, decodes, _), rows) in enumerate(
+    for number, ((chunks, decodes, *_), rows) in enumerate(
         zip(case["batches"], answer, strict=True)
     ):
         first, spans, sampled = 0, [], []
-        for i, start, length in chunks:
+        for i, start, length, whole in chunks:
             place = slice(first, first + length)
             spans.append(Span(place, (rows["slots"][first],), (start + length,)))
             first += length
-            sampled += [i] if start + length == len(case["prompts"][i]) else []
+            sampled += [i] if start + length == whole else []
         if decodes:
             contexts = tuple(place + 1 for place in rows["positions"][first:])
             spans.append(Span(slice(first, None), tuple(rows["slots"][first:]), contexts))

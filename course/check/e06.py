@@ -9,7 +9,7 @@ PROPERTIES = {name: each for name, each in SENTENCES.items() if name != "K9"}
 
 
 def cases(rng: random.Random) -> list[dict]:
-    return workloads(rng, 300)
+    return workloads(rng, 200) + workloads(rng, 150, memory=True)
 
 
 def judge(case: dict, answer: dict) -> Failure | None:

@@ -25,6 +25,7 @@ PROPERTIES = {
 LLAMA, A6000 = MODELS["llama-13b"], GPUS["a6000"]
 # So wide that attention vanishes beside the linears.
 WIDE = ModelConfig("wide", 1, 64, 32768, 131072, 16, 4096)
+BROAD = replace(LLAMA, name="with heads of 256 channels", head_dim=256)
 
 
 def shape(chunks=(), decodes=(), model=LLAMA) -> dict:
@@ -65,6 +66,8 @@ def cases(rng: random.Random) -> list[dict]:
     found.append({"batches": paper, "_": "Q8"})
     # the head, a chunk's attention, a decode's own token: each too small for the others
     small = [shape([(0, 64, 64)]), shape([(900, 64, 1000)]), shape((), [1])]
+    # two chunks of which one computes and one reads; heads that are not hidden / n_head wide
+    small += [shape([(0, 64, 64), (4000, 8, 5000)]), shape([(0, 64, 64)], [9], BROAD)]
     for batch in small:
         found.append({"batches": [batch], "_": "Q9"})
     for _ in range(30):
@@ -147,11 +150,12 @@ def judge(case: dict, answer: list) -> Failure | None:
                            " `roofline`.")  # fmt: skip
     if prop == "Q9":
         [batch] = case["batches"]
-        wanted = seconds(drive.batch_of(batch), LLAMA, A6000)
+        wanted = seconds(drive.batch_of(batch), ModelConfig(**batch["model"]), A6000)
         if not abs(first - wanted) <= 1e-6 * wanted:
             return Failure("Q9", where, f"{1e3 * wanted:.4f} ms", f"{1e3 * first:.4f} ms",
                            "Is the head there, for sampled rows alone? 4 FLOPs per pair of tokens"
-                           " and channel? A decode's own token, too?")  # fmt: skip
+                           " and channel? A decode's own token, too? FLOPs of padded rows, and"
+                           " bytes of real ones? A roofline for each chunk?")  # fmt: skip
     if prop == "Q8":
         paper = paper_numbers()
         for rows, got in zip((128, 256, 257), answer, strict=True):

@@ -20,7 +20,7 @@ def draw(rng: random.Random, count: int) -> dict:
         scheduled = arrival + rng.randint(0, 12) / 4
         tokens = [scheduled + rng.randint(1, 12) / 4]
         for _ in range(rng.randint(0, 3 + 8 * count)):
-            tokens.append(tokens[-1] + rng.choice((1, 1, 2, 3, 20)) / 4)
+            tokens.append(tokens[-1] + rng.choice((0, 1, 1, 2, 3, 20)) / 4)
         lives.append({"arrival": arrival, "scheduled": scheduled, "tokens": tokens})
     return {"lives": lives, "bound": rng.choice((0.5, 0.75, 2.0))}
 
@@ -33,7 +33,10 @@ def judge(case: dict, answer: dict) -> Failure | None:
     for number, life in enumerate(case["lives"]):
         arrival, tokens = life["arrival"], life["tokens"]
         first, gaps = answer["ttft"][number], answer["tbts"][number]
-        where = f"arrival {arrival}, scheduled {life['scheduled']}, tokens at {tokens[:8]}"
+        where = (
+            f"arrival {arrival}, scheduled {life['scheduled']}, tokens at {tokens[:8]}"
+            + " ..." * (len(tokens) > 8)
+        )
         if len(gaps) != len(tokens) - 1:
             return Failure(
                 "T1", where, f"{len(tokens) - 1} gaps", f"{len(gaps)}",
@@ -57,6 +60,7 @@ def judge(case: dict, answer: dict) -> Failure | None:
     if not abs(answer["p99"] - wanted) <= 1e-9:
         return Failure(
             "T2", f"{len(case['lives'])} requests", f"P99 {wanted:.4f}", f"{answer['p99']:.4f}",
-            "Pool the gaps of all requests, then take the percentile: a mean hides the stall.",
+            "Pool the n gaps of all requests, then take the percentile: a mean hides the stall."
+            " In order, from 0, it lies at place 0.99 * (n - 1), between its neighbours.",
         )  # fmt: skip
     return None

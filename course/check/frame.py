@@ -5,15 +5,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from course.exercises import AnswerError, Ask, Exercise
+from course.exercises import NOTHING, AnswerError, Ask, Exercise
 
 ANSWER = "answer"  # the property that any code must have: it answers, and with what is asked for
-FORM = "the function returns what its docstring says"
+HINTS = {  # to errors of the project's own code
+    "a request holds one slot": "A request in the queue must have nothing prefilled. `preempt` ends"
+    " with restart(), and all preemption comes before you pick chunks.",
+}
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The smallest case that fails. table: rows of cells, the first one the header."""
+    """The smallest case that fails. table: rows of cells, the first one the header.
+
+    says: the verdict, where no property's name is one.
+    """
 
     prop: str
     where: str
@@ -21,6 +27,12 @@ class Failure:
     got: str
     teaches: str
     table: Sequence[Sequence[object]] = field(default=())
+    says: str = ""
+
+
+class Broken(Exception):
+    def __init__(self, failure: Failure):
+        self.failure = failure
 
 
 @dataclass(frozen=True)
@@ -42,7 +54,8 @@ def examine(exercise: Exercise, ask: Ask, seed: int) -> Verdict:
         try:
             answer = ask({name: each for name, each in case.items() if not name.startswith("_")})
         except AnswerError as error:
-            failure = Failure(ANSWER, describe(case), FORM, str(error), "")
+            hints = [hint for words, hint in HINTS.items() if words in str(error)]
+            failure = unanswered(describe(case), error, "".join(hints))
         else:
             failure = judged(check.judge, case, answer)
         if failure:
@@ -52,8 +65,14 @@ def examine(exercise: Exercise, ask: Ask, seed: int) -> Verdict:
         try:
             score = check.score(ask, rng, case, answer)
         except AnswerError as error:
-            failure = Failure(ANSWER, "the hidden workloads", FORM, str(error), "")
+            failure = unanswered("the hidden workloads", error)
+        except Broken as broken:
+            failure = broken.failure
     return Verdict(count, time.perf_counter() - start, failure, score)
+
+
+def unanswered(where: str, error: AnswerError, teaches: str = "") -> Failure:
+    return Failure(ANSWER, where, "an answer", str(error), teaches, says=error.says)
 
 
 # What a checker may meet in an answer that is not what was asked for.
@@ -65,7 +84,9 @@ def judged(judge, case: dict, answer: object) -> Failure | None:
         return judge(case, answer)
     except MALFORMED as error:
         got = f"an answer of another form ({type(error).__name__}: {str(error)[:80]})"
-        return Failure(ANSWER, describe(case), FORM, got, "Read the docstring of the stub again.")
+        says = NOTHING if answer is None else "your answer has another form"
+        teaches = "Read the docstring of the stub again."
+        return Failure(ANSWER, describe(case), "what the docstring says", got, teaches, says=says)
 
 
 def describe(case: dict) -> str:
@@ -85,8 +106,8 @@ def lines(exercise: Exercise, verdict: Verdict, width: int = 78) -> list[str]:
         return told + ([f"score: {verdict.score}"] if verdict.score else [])
     if "NotImplementedError" in failure.got:
         return [f"{head} {exercise.title}: not written yet (NotImplementedError)"]
-    what = properties.get(failure.prop, FORM)
-    told = [f"{head} {exercise.title}: not yet. {failure.prop} fails: {what}."]
+    what = failure.says or f"{failure.prop} fails: {properties[failure.prop]}."
+    told = [f"{head} {exercise.title}: not yet. {what}"]
     told += ["", "the smallest case found:", f"  {failure.where}"]
     told += [f"  expected  {failure.expected}", f"  got       {failure.got}"]
     if failure.table:

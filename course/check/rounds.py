@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from batch import Batch, Chunk, Request
 from checks import UserError
-from course.check.frame import Failure
+from course.check.frame import Broken, Failure
 from course.drive import FakeModel, alone, clock_of, make_requests
 from rules import check_batch
 from scheduler import Scheduler, held
@@ -19,20 +19,15 @@ SENTENCES = {
     "K0": "a batch keeps the rules of all policies",
     "K1": "a batch with a chunk has at most C rows",
     "K2": "every request that can decode does",
-    "K3": "a batch has C rows while a prompt has tokens and can run",
+    "K3": "a batch has C rows while a request that runs or can be admitted has prompt tokens left",
     "K4": "a batch has at most one chunk",
     "K5": "started prompts go first, then first come, first served",
     "K6": "a request's context is what is in its cache",
-    "K7": "a slot is used, and comes back",
+    "K7": "a request takes one slot, uses it, and gives it back",
     "K8": "every request ends",
     "K9": "the oldest request is never preempted",
     "K10": "tokens are the same as for one request at a time",
 }
-
-
-class Broken(Exception):
-    def __init__(self, failure: Failure):
-        self.failure = failure
 
 
 class Replay:
@@ -60,7 +55,8 @@ class Replay:
             parts |= {i: parts.get(i, "") + " decode" for i in row["decodes"]}
         for request in self.requests[:12]:
             i, state = request.request_id, self.state
-            kind = "runs" if request in state.running else "waits"
+            kind = "idle" if row and i in row.get("running", ()) else "waits"
+            kind = "runs" if request in state.running else kind
             kind = "ended" if request.finish_reason else kind
             kind = "to come" if request in self.arriving else kind
             now = [request.context, len(request.output), parts.get(i, "-").strip()]
@@ -156,22 +152,38 @@ class Replay:
         if early:
             what = "has ended" if requests[early[0]].finish_reason else "has not arrived"
             self.fail("K0", "requests that are here", f"request {early[0]} {what}", "", row)
+        gone = [r.request_id for r in state.running if r.request_id not in row["running"]]
+        if gone:
+            self.fail(
+                "K7", f"request {gone[0]} gives its slot back", "nobody is told",
+                "It has left `running`, and something of it was cached: `preempt` must append it to"
+                " self._preempted, so that the loop frees its slot.", row,
+            )  # fmt: skip
         self.twice_or_empty(row)
         self.admit(row)
         chunks = [Chunk(requests[i], start, length) for i, start, length, _ in row["chunks"]]
         batch = Batch(chunks, [requests[i] for i in row["decodes"]])
-        state.memory.taken = sum(held(request) for request in state.running)
-        try:
-            check_batch(state, batch)
-        except UserError as error:
-            rule = str(error).partition(": ")[2]
-            self.fail("K0", "a batch that can run", rule, "See `check_batch` of rules.py.", row)
         idle = [i for i in row["running"] if requests[i] not in state.running]
         if "K3" in self.rules and idle:
             self.fail(
                 "K7", "requests with tokens to run hold slots", f"request {idle[0]} holds one idle",
                 "Admit a request only when there is room for a chunk of it.", row,
             )  # fmt: skip
+        state.memory.taken = sum(held(request) for request in state.running)
+        if "P1" in self.rules and row["taken"] != state.memory.taken:
+            self.fail(
+                "P1", f"self.memory.taken = {state.memory.taken}", str(row["taken"]),
+                "It falls by held(request), and held must be asked before restart(): a request in"
+                " its prefill holds all of the prefill, others what is cached.", row,
+            )  # fmt: skip
+        try:
+            check_batch(state, batch)
+        except UserError as error:
+            rule = str(error).partition(": ")[2]
+            teaches = "See `check_batch` of rules.py."
+            if "overflows" in rule:
+                teaches += " Do you call `decodes` first, and is self.memory.taken right?"
+            self.fail("K0", "a batch that can run", rule, teaches, row)
         self.shape(row, batch, can_decode)
         seconds = self.seconds_of(batch)
         self.execute(row, batch)

@@ -18,11 +18,13 @@ def flatten(batch: Batch, slot_of: dict[int, int], used: list[int | None]) -> Ro
     """Lay a batch out as rows, and take its places in the cache.
 
     batch.chunks: each has request, start, length, is_last; batch.decodes: requests.
-    request.tokens(start, end) gives its prompt tokens, request.output what came out so far.
+    request.tokens(start, end) gives tokens of what is prefilled: of its prompt, and after a
+    preemption of its output, too. request.output is what came out so far.
 
     slot_of: request id -> slot. used: tokens in each slot, None where it is free. Update both: the
     first chunk of a request (start 0) takes the lowest free slot, and used[slot] grows with each
-    token that is stored. Someone else frees the slot when the request ends.
+    token that is stored. Someone else frees the slot when the request ends or is preempted. A
+    preempted request starts again at 0; slot_of may still hold its old slot.
 
     A decode feeds the newest output token. Its position is the number of tokens in its slot.
     """

@@ -32,12 +32,13 @@ def seconds(batch: Batch, model: ModelConfig, gpu: GPU) -> float:
 
     linears    model.linears.values(): (inputs, outputs) of each of a layer's four products; there
                are model.n_layer layers. A product of T rows does 2 FLOPs per weight and padded row.
-               It moves its weights, T inputs and T outputs. Share: COMPUTE. T: batch.num_tokens.
+               It moves its weights, T inputs and T outputs: real rows, not padded ones. Share:
+               COMPUTE. T: batch.num_tokens.
     head       one more product: model.hidden inputs, model.vocab_size outputs, and as many rows as
                len(batch.sampled). None if there are no such rows.
-    chunks     each: 4 FLOPs per new token, token that it attends to (start + length), and channel
-               (n_layer * n_head * head_dim). It moves K and V of start + length tokens, and per new
-               token 2 numbers per channel. Share: ATTENTION.
+    chunks     each is an operator: 4 FLOPs per new token, token that it attends to (start +
+               length), and channel (n_layer * n_head * head_dim). It moves K and V of start +
+               length tokens, and per new token 2 numbers per channel. Share: ATTENTION.
     decodes    only bytes count: K and V of request.context + 1 tokens each, at gpu.bandwidth *
                MEMORY. One token has model.kv_bytes_per_token() bytes.
     """

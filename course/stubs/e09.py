@@ -25,6 +25,6 @@ def stalls(times: SimpleNamespace, bound: float) -> list[tuple[float, float]]:
 def p99(requests: list[SimpleNamespace]) -> float:
     """The P99 of the times between tokens of all requests, interpolated as numpy.percentile does.
 
-    0 if there is no gap.
+    0.0 if there is no gap.
     """
     raise NotImplementedError

@@ -16,6 +16,7 @@ def starts(seconds: list[list[float]], micro_batches: int) -> list[list[float]]:
 def idle(seconds: list[list[float]], starts: list[list[float]]) -> dict[str, float]:
     """Seconds that all stages together are idle, by cause.
 
+    starts: as above, but perhaps later than the earliest.
     "start-up": before a stage's first work. "drain": from its last work to the end of all work.
     "bubble": all between.
     """

@@ -12,8 +12,9 @@ def bad(run: SimpleNamespace) -> bool:
     """Whether this run breaks a rule of SARATHI.
 
     run.max_batch_size (B), run.chunk_size (C)
-    run.prompts   the prompt of each request, a list of tokens; all wait from the start, in order
-    run.most      output tokens of each request
+    run.prompts   the prompt of each request, a list of tokens; all wait from the start, in order,
+                  and the memory is enough for all
+    run.most      output tokens of each request, a list; none stops earlier
     run.batches   [chunks, decodes] of each iteration. A chunk is [request, start, length]; decodes
                   are request numbers. A run of a broken policy may stop early.
     """

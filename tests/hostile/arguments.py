@@ -101,7 +101,7 @@ def one_at_a_time(
     """
     yield [*base, "--no-such-flag"]
     yield [*base, "--trace", "x.json"]
-    yield ["--help"]
+    yield [*command.sub, "--help"]
     yield [*base, "stray", "words", ""]
     yield [*base, "@mine.txt"]
     yield [*base, BYTES]
@@ -111,8 +111,9 @@ def one_at_a_time(
             yield [*base, f"{flag.name}=1"]
             continue
         if not flag.name:
+            flags_at = next((i for i, word in enumerate(base) if word[:1] == "-"), len(base))
             for value in TEXT:
-                yield [value, *(word for word in base if word.startswith("-"))]
+                yield [*command.sub, value, *base[flags_at:]]
             continue
         yield [*base, flag.name]
         yield [*base, flag.name[: rng.randint(3, len(flag.name))]]

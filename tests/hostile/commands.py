@@ -5,10 +5,12 @@ attacked without a change here.
 """
 
 import argparse
+import importlib
 import json
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -25,15 +27,25 @@ ROOT = Path(__file__).resolve().parents[2]
 class Command:
     """A command, and how to run it so that it ends soon.
 
-    given: arguments of a short run; --quick and --out are added where the command has them.
+    given: arguments of a short run, those without a flag first. --quick and --out are added where
+    the command has them.
     lasting: flags for which a huge number is a fair wish: it runs for as long.
     """
 
     path: str
     given: tuple[str, ...] = ()
     lasting: tuple[str, ...] = ()
+    sub: tuple[str, ...] = ()  # the subcommand, which comes before all others
+
+    @property
+    def shell(self) -> list[str]:
+        """How a shell calls it: python FILE, or python -m PACKAGE."""
+        path = Path(self.path)
+        is_package = path.name == "__main__.py"
+        return ["python", *(("-m", str(path.parent)) if is_package else (self.path,))]
 
 
+COURSE = "course/__main__.py"
 COMMANDS = (
     Command("generate.py", ("def f(", "--max-tokens", "2")),
     Command("distributed.py", ("def f(", "--max-tokens", "2", "--stages", "1"), ("--repeats",)),
@@ -91,11 +103,19 @@ COMMANDS = (
     Command("experiments/td_throughput.py", ("--requests", "50")),
     Command("experiments/validate.py", ("--samples", "1")),
     Command("experiments/validate_pipeline.py", ("--samples", "1", "--repeats", "1")),
+    Command(COURSE, sub=("start",)),
+    Command(COURSE, ("9",), sub=("check",)),
+    Command(COURSE, ("9",), sub=("hint",)),
+    Command(COURSE, ("9",), sub=("picture",)),
+    Command(COURSE, ("3",), sub=("predict",)),
+    Command(COURSE, sub=("submit",)),
+    Command(COURSE, ("class", "--out", "grades.csv"), sub=("grade",)),
+    Command(COURSE, sub=("selftest",)),
 )
 # They have a main, but other programs start them, and nobody types their names.
 NO_COMMANDS = (
     "experiments/beam_peers.py", "experiments/bench_peers.py", "tests/pipeline_worker.py",
-    "tests/hostile/__main__.py", "fast/watched.py",
+    "tests/hostile/__main__.py", "fast/watched.py", "course/worker.py",
 )  # fmt: skip
 
 
@@ -131,9 +151,21 @@ def missing() -> list[str]:
 def run(command: Command, arguments: Sequence[str]) -> None:
     """What `python PATH ARGUMENTS` does, in this process."""
     die_quietly()  # as its first import does, which is there already
+    if command.path == COURSE:
+        make_class()
     sys.argv = [str(ROOT / command.path), *arguments]
     sys.path.insert(0, str((ROOT / command.path).parent))
     runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def make_class() -> None:
+    """A student's folder and a class of one, in this folder. course/mine/ stays as it is."""
+    exercises = importlib.import_module("course.exercises")  # before all that asks where MINE is
+    exercises.MINE = Path("mine").resolve()
+    right = ROOT / "course" / "reference.py"
+    for folder in (exercises.MINE, Path("class", "ada")):
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(right, folder / "e09.py")
 
 
 def read_flags(command: Command) -> list[Flag]:
@@ -162,6 +194,9 @@ def catch(command: Command) -> list[Flag]:
         run(command, [])
     except Captured as caught:
         parser = caught.args[0]
+    for word in command.sub:
+        [choices] = [each.choices for each in parser._actions if each.dest == "command"]
+        parser = choices[word]
     outputs = [*getattr(parser, "outputs", []), "out"]
     return [
         Flag(
@@ -179,7 +214,7 @@ def catch(command: Command) -> list[Flag]:
 def short_run(command: Command, flags: Sequence[Flag]) -> list[str]:
     """Arguments of a run that ends soon, and writes into its own folder."""
     names = {flag.name for flag in flags}
-    given = [*command.given, *(["--quick"] if "--quick" in names else [])]
+    given = [*command.sub, *command.given, *(["--quick"] if "--quick" in names else [])]
     return given + (["--out", "out"] if "--out" in names and "--out" not in given else [])
 
 
@@ -191,7 +226,7 @@ def shell_line(command: Command, arguments: Sequence[str]) -> str:
         shown = shown if shown.isprintable() else f"${shown!a}"
         shown = shown if len(shown) < 80 else f"{shown[:30]}...({len(word)} characters)"
         words.append(shown if re.fullmatch(r"[\w./:=@,+-]+", shown) else f"'{shown}'")
-    return " ".join(["python", command.path, *words])
+    return " ".join([*command.shell, *words])
 
 
 def tracked() -> list[str]:

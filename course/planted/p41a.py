@@ -1,0 +1,40 @@
+"""A chunk feeds the prompt alone: after a preemption the output is lost."""
+
+from typing import NamedTuple
+
+from batch import Batch
+
+exercise = "5"
+caught_by = "R2"
+message = "after a preemption its output"
+
+
+class Rows(NamedTuple):
+    tokens: list[int]
+    slots: list[int]
+    positions: list[int]
+    logit_rows: list[int]
+
+
+def flatten(batch: Batch, slot_of: dict[int, int], used: list[int | None]) -> Rows:
+    tokens, slots, positions, logit_rows = [], [], [], []
+    for chunk in batch.chunks:
+        request, end = chunk.request, chunk.start + chunk.length
+        if chunk.start == 0:
+            slot_of[request.request_id] = used.index(None)
+            used[slot_of[request.request_id]] = 0
+        slot = slot_of[request.request_id]
+        tokens += request.prompt[chunk.start : end]
+        slots += [slot] * chunk.length
+        positions += range(chunk.start, end)
+        used[slot] += chunk.length
+        if chunk.is_last:
+            logit_rows.append(len(tokens) - 1)
+    for request in batch.decodes:
+        slot = slot_of[request.request_id]
+        logit_rows.append(len(tokens))
+        tokens.append(request.output[-1])
+        slots.append(slot)
+        positions.append(used[slot])
+        used[slot] += 1
+    return Rows(tokens, slots, positions, logit_rows)
