@@ -5,16 +5,18 @@ ways to run a loop or a back end of attention.
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 
+import policyfile
 from attention import Attention, FlatBatch, Span
 from batch import Request
 from cli import run_main
@@ -24,7 +26,7 @@ from kvcache import KVCache
 from loading.load import new_model, random_weights
 from loop import Executor, Loop
 from model import Transformer
-from scheduler import Scheduler
+from scheduler import POLICIES, Scheduler
 from simulate import run_all
 
 # compiles, if it must, before a test looks at what a command says
@@ -69,6 +71,13 @@ def tiny_model(name: str, dtype: torch.dtype = torch.float64, device: str = "cpu
 @pytest.fixture(scope="session", params=TINY)
 def tiny(request: pytest.FixtureRequest) -> Transformer:
     return tiny_model(request.param)
+
+
+@pytest.fixture(autouse=True)
+def no_policy_stays() -> Iterator[None]:
+    """Policies of a file are for the test that read it."""
+    with mock.patch.dict(POLICIES), mock.patch.dict(policyfile.LOADED):
+        yield
 
 
 @pytest.fixture

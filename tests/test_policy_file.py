@@ -1,6 +1,5 @@
 """Policies of a user's own: --policy-file, a request's tags, and what a batch costs."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from unittest import mock
@@ -9,7 +8,6 @@ import pytest
 from conftest import call
 
 import generate
-import policyfile
 from batch import Request
 from checks import UserError
 from costmodel import make_batch
@@ -27,12 +25,6 @@ from simulate import simulate
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PRIORITY, TARGET = EXAMPLES / "priority.py", EXAMPLES / "target_tbt.py"
 PROMPTS = ["The list type is " * 9, "def open(", "class "]
-
-
-@pytest.fixture(autouse=True)
-def no_policy_stays() -> Iterator[None]:
-    with mock.patch.dict(POLICIES), mock.patch.dict(policyfile.LOADED):
-        yield
 
 
 def file_of(tmp_path: Path, text: str) -> Path:
