@@ -43,7 +43,9 @@ from constants import (  # noqa: F401
 # and the queries of a block of attention
 TILE = 128
 SMALLEST_TILE = 16  # rows below which a tensor core cannot go
-# These four hold for all GPUs and software.
+# These four hold for all GPUs and software. We chose them, and the law's form, with the errors of
+# held-out kernels in view (experiments/law_variants.py). ATTENTION_P is also what the fitted halves
+# choose alone (fit_vllm.py).
 # How sharp the roofline's corner is in attention, which overlaps computing and reading badly
 ATTENTION_P = 1.25
 ENDS = 128  # inputs: how long a block of a product starts, and writes its result

@@ -277,6 +277,9 @@ def predict(found: Sequence[Comparison], drawn: Sequence[Comparison]) -> list[Po
         errors = [abs(each.error) for each in some]
         record.add(f"{kind}, {gpu}, median error", 100 * statistics.median(errors), "%")
         record.add(f"{kind}, {gpu}, 90th percentile", 100 * quantile(errors, 0.9), "%")
+        for part in PARTS:
+            added = statistics.mean(each.share(part) for each in some)
+            record.add(f"{kind}, {gpu}, {part} adds", 100 * added, "%")
         for tokens, equal in groups(some, lambda row: row.tokens).items():
             errors = [each.error for each in equal]
             lines = {

@@ -8,14 +8,16 @@ All is predicted, and printed in a second; what is paper or measured says so.
 
 import enter  # noqa: F401
 
+import statistics
+
 from cli import run_main
 from configs import GPUS, MODELS, lookup
 from constants import SOFTWARE
 from costmodel import KERNELS, CostModel, make_batch
 from experiments import law_kernels
-from experiments.lib.common import ROOT, paper_numbers, read_csv, values
+from experiments.lib.common import paper_numbers
 from experiments.lib.flags import Flag, bare_parser, parse
-from experiments.lib.measured_kernels import SHAPES
+from experiments.lib.measured_kernels import by_size, read_kernels
 from experiments.serve_phases import NODE, saturating_tokens
 
 FLAGS = {
@@ -23,6 +25,12 @@ FLAGS = {
     "gpu": Flag(f"GPU, one of {', '.join(GPUS)}", "a100-80gb"),
     "software": Flag("software whose constants the cost model takes", "vllm", choices=SOFTWARE),
 }
+# Kinds and groups of kernels (measured_kernels.SIZES) whose error says something of its own.
+WHERE = (
+    ("product", "rows 4096"), ("product", "rows 8192"),
+    ("decode", "batch 1"), ("decode", "KV heads 1"),
+    ("all-reduce", "64 KiB"), ("all-reduce", "512 KiB"), ("all-reduce", "8192 KiB"),
+)  # fmt: skip
 
 
 def products(cost: CostModel, tokens: int) -> float:
@@ -52,17 +60,53 @@ def tiles(cost: CostModel) -> list[str]:
     stated = [paper[f"f7_{tokens}"] for tokens in (256, 257)]
     for what, (one, more) in (("fitted", times), ("paper", stated)):
         lines.append(f"SARATHI Fig 7, {what}: {one:.1f} ms, and with one token more {more:.1f} ms")
-    return lines
+    return [*lines, *one_row_more("h100"), *one_row_more("l40s")]
 
 
-def waves(cost: CostModel) -> list[str]:
-    lines, inputs = [], 4096
-    for outputs in (1024, 4096, 16384):
-        rates = [
-            f"{2 * tokens * inputs * outputs / cost.linear(tokens, inputs, outputs) / 1e12:4.0f}"
-            for tokens in (256, 1024, 4096)
-        ]
-        lines.append(f"{inputs} x {outputs:5}: {' '.join(rates)} TFLOP/s")
+def measured_products(gpu: str) -> dict[tuple[int, ...], float]:
+    """Seconds by (rows, outputs, inputs), of the kernels that the repository holds."""
+    return {
+        each.shape: each.seconds
+        for each in read_kernels()
+        if (each.gpu, each.kind) == (gpu, "product")
+    }
+
+
+def one_row_more(gpu: str) -> list[str]:
+    """What row 257 costs in vLLM's kernels: the median over all weight matrices measured at both.
+
+    The A100 was not measured at 257 rows.
+    """
+    seconds = measured_products(gpu)
+    pairs = [((256, *rest), (257, *rest)) for rows, *rest in seconds if rows == 256]
+    pairs = [(one, more) for one, more in pairs if more in seconds]
+    law = CostModel(MODELS["llama3.1-8b"], GPUS[gpu], software="vllm")
+    steps = [
+        statistics.median(time(more) / time(one) - 1 for one, more in pairs)
+        for time in (seconds.__getitem__, lambda shape: law.linear(shape[0], shape[2], shape[1]))
+    ]
+    measured, ours = (f"{100 * step:+.0f} %" for step in steps)
+    return [f"{len(pairs)} products of vLLM on {gpu:4}: measured {measured}, predicted {ours}"]
+
+
+def waves(cost: CostModel, software: str) -> list[str]:
+    """The rates, and those that were measured; "-" where the repository holds no such kernel."""
+    lines, inputs, rows = [], 4096, (256, 1024, 4096)
+    seconds = measured_products(cost.gpu.name) if software == "vllm" else {}
+
+    def rate(tokens: int, outputs: int, time: float) -> str:
+        return f"{2e-12 * tokens * inputs * outputs / time:4.0f}"
+
+    for outputs in (2048, 4096, 16384):
+        ours = [rate(n, outputs, cost.linear(n, inputs, outputs)) for n in rows]
+        lines.append(f"{inputs} x {outputs:5}, predicted: {' '.join(ours)} TFLOP/s")
+        times = [seconds.get((n, outputs, inputs)) for n in rows]
+        if any(times):
+            shown = [
+                rate(n, outputs, time) if time else "   -"
+                for n, time in zip(rows, times, strict=True)
+            ]
+            lines.append(f"{'measured':>23}: {' '.join(shown)}")
     return ["256, 1024, 4096 rows:", *lines]
 
 
@@ -135,12 +179,20 @@ def host() -> list[str]:
 
 
 def errors() -> list[str]:
-    """As law_kernels.py found them: of kernels that were held out of the fit."""
-    found = values(read_csv(ROOT / "results" / f"{law_kernels.NAME}.csv"))
+    """Medians of |error| of kernels that were held out of the fit, and signed medians of some."""
+    found = {gpu: law_kernels.priced(gpu) for gpu in law_kernels.TODAY}
     lines = []
-    for gpu in law_kernels.TODAY:
-        kinds = [f"{kind} {found[f'{kind}, median error, {gpu}']:.1f} %" for kind in SHAPES]
-        lines.append(f"{gpu:9}: {', '.join(kinds)}")
+    for gpu, kinds in found.items():
+        cells = [f"{kind} {law_kernels.median_error(rows):.1f} %" for kind, rows in kinds.items()]
+        lines.append(f"{gpu:9}: {', '.join(cells)}")
+    lines.append(f"signed: {', '.join(found)}")
+    for kind, group in WHERE:
+        cells = []
+        for kinds in found.values():
+            error = {row.kernel: row.error for row in kinds[kind] if row.held_out and row.counts}
+            middle = statistics.median(error[each] for each in by_size(kind, list(error))[group])
+            cells.append(f"{middle:+6.1f} %")
+        lines.append(f"  {kind:10} from {group:10}: {', '.join(cells)}")
     return lines
 
 
@@ -150,7 +202,7 @@ def sections(cost: CostModel, software: str) -> dict[str, list[str]]:
         "Two rates: the roofline": roofline(cost),
         "Few tokens cost as much as one": few_tokens(cost),
         "Tiles: one token more": tiles(cost),
-        "Waves: SMs that wait": waves(cost),
+        "Waves: SMs that wait": waves(cost, software),
         "The price of a kernel": starts(cost),
         "Attention of a prompt": prompts(cost),
         "Attention of decodes": decodes(cost),

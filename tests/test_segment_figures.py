@@ -12,6 +12,7 @@ from test_pipeline_figures import call
 
 from beam.cost import cache_bytes
 from configs import MODELS
+from constants import constants
 from experiments.lib import segment
 from experiments.lib.beam_engines import started
 from experiments.lib.common import Point, curves, guesses, paper_numbers, read_csv
@@ -56,7 +57,7 @@ def test_a_picture_a_table_and_every_number_of_the_paper(
     lines = texts[name].splitlines()
     assert all(len(line) <= 100 for line in lines if not line.startswith("wrote"))
     points = read_csv(out / f"{name}.csv")
-    borrowed = [] if name == "segment_memory" else [segment.cost_model("opt-30b", "segment").guess]
+    borrowed = [] if name == "segment_memory" else [constants(segment.TILE.name, "sarathi")[1]]
     assert guesses(points, {}) == borrowed
     assert all(line in texts[name] for line in borrowed)
 

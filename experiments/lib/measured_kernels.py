@@ -87,13 +87,13 @@ SIZES = (
 
 
 def by_size(kind: str, kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
-    """Kernels of one kind by the beginning of the group that they belong to, such as "64 rows"."""
+    """Kernels of one kind by the beginning of the group that they belong to, such as "rows 64"."""
     groups = {}
     for _, place, begins in (each for each in SIZES if each[0] == kind):
         what = SHAPES[kind][place]
         for begin, end in pairwise([*begins, math.inf]):
             own = [each for each in kernels if begin <= each.shape[place] < end]
-            name = f"{begin // 2**10} KiB" if kind == "all-reduce" else f"{begin} {what}"
+            name = f"{begin // 2**10} KiB" if kind == "all-reduce" else f"{what} {begin}"
             groups |= {name: own} if own else {}
     return groups
 
