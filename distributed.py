@@ -263,10 +263,13 @@ def main() -> None:
         dist.barrier()
         dist.destroy_process_group()
     except UserError as error:
-        if place.stage == 0 or isinstance(error, NotMet):
+        is_ours = place.launcher is not None  # then it says why another stage has ended
+        if place.stage == 0 or (isinstance(error, NotMet) and not is_ours):
             raise
         # stage 0 has probably found the same mistake: its launcher ends us during this sleep
         time.sleep(GRACE)
+        if isinstance(error, NotMet):
+            raise
         raise UserError(f"stage {place.stage}: {error}") from None
     # torch.distributed's other errors, and gloo's, are plain RuntimeErrors
     except RuntimeError as error:

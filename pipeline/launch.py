@@ -53,13 +53,15 @@ def launch(stages: int, port: int | None) -> None:
         "MASTER_PORT": port,
         LAUNCHED: os.getpid(),
     }
+    # Where a stage has ended, PyTorch's warnings in the others hide the one line that says so.
+    ours = loopback_interface() | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
     children: list[subprocess.Popen] = []
     try:
         with interrupts_held():
             for stage in range(stages):
                 environment = group | {"RANK": stage, "LOCAL_RANK": stage}
                 environment = {name: str(value) for name, value in environment.items()}
-                environment = loopback_interface() | os.environ | environment
+                environment = ours | os.environ | environment
                 children.append(subprocess.Popen([sys.executable, *sys.argv], env=environment))
         while not (
             failed := {

@@ -23,7 +23,7 @@ from conftest import TINY
 from pipeline_worker import CACHE_TOKENS, OPTIONS, PARAMS, PROMPTS
 from test_perfetto import events_of
 from test_perfetto import named as lanes_of
-from watch import STRANGER, alive, children_of, listening, threads_of, wait_for
+from watch import STRANGER, STRANGER_IN_STORE, alive, children_of, listening, threads_of, wait_for
 
 import distributed
 from attention import FlatBatch, Span
@@ -155,20 +155,33 @@ def test_a_stage_that_dies_ends_the_run(
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
-@pytest.mark.parametrize("early", [False, True])
-def test_a_launcher_that_is_killed_leaves_nobody_behind(start: Start, early: bool) -> None:
-    """early: while its stages still import, and cannot ask who their parent was. If not, we look
-    first where they listen: on the loopback alone.
-    """
+def test_a_launcher_that_is_killed_leaves_nobody_behind(start: Start) -> None:
+    """Nor do we find its stages listening anywhere but on the loopback."""
     process = start("distributed.py", *ENDLESS)
     children = stages_of(process)
-    if not early:
-        wait_for(lambda: connected(children))
-        for child in children:
-            assert {address for address, _ in listening([child])} == {"0100007F"}  # 127.0.0.1
+    wait_for(lambda: connected(children))
+    for child in children:
+        assert {address for address, _ in listening([child])} == {"0100007F"}  # 127.0.0.1
     process.kill()
-    process.communicate(timeout=100)  # reads to the end, which the stages hold open
-    wait_for(lambda: not any(alive(child) for child in children))
+    wait_until_gone(process, children)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+def test_a_launcher_that_is_killed_early_leaves_nobody_behind(start: Start) -> None:
+    """At once, and in the midst of its stages' imports: they cannot yet ask who their parent is."""
+    launchers = [start("distributed.py", *ENDLESS) for _ in range(2)]
+    killed = []
+    for process, seconds in zip(launchers, (0.0, 0.5), strict=True):
+        killed.append((process, stages_of(process)))
+        time.sleep(seconds)
+        process.kill()
+    for process, children in killed:
+        wait_until_gone(process, children)
+
+
+def wait_until_gone(launcher: subprocess.Popen, stages: Sequence[int]) -> None:
+    launcher.communicate(timeout=100)  # reads to the end, which the stages hold open
+    wait_for(lambda: not any(alive(stage) for stage in stages))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows names its interfaces otherwise")
@@ -206,11 +219,15 @@ def test_the_stages_are_told_to_use_the_loopback(
     assert len(told) == 2
 
 
-def test_a_stranger_who_joins_gets_nothing_run(start: Start, tmp_path: Path) -> None:
-    """He takes stage 1's place, and sends stage 0 a pickle that would make a file."""
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return free.getsockname()[1]
+
+
+def test_a_stranger_who_joins_gets_nothing_run(start: Start, tmp_path: Path) -> None:
+    """He takes stage 1's place, and sends stage 0 a pickle that would make a file."""
+    port = free_port()
     made, script = tmp_path / "made", tmp_path / "stranger.py"
     script.write_text(STRANGER, encoding="utf-8")
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -224,6 +241,42 @@ def test_a_stranger_who_joins_gets_nothing_run(start: Start, tmp_path: Path) -> 
     assert not made.exists(), "stage 0 ran what came over the wire"
     assert stage.returncode == 2 and errors.count("\n") == 1, errors
     assert errors.startswith("error: a message that came as stage 1's is none that a stage sends")
+
+
+# Where gloo's processes leave their addresses, in the group of all and in `new_group`'s.
+ADDRESSES = [f"default_pg/0//{group}cpu//0/{stage}" for group in ("", "1//") for stage in (0, 1)]
+GUESSES = ["0", "1", "0/1", "plan", "default_pg/0//plan", "default_pg/0//0", "worker/0"]
+
+
+def join_store(start: Start, made: Path, keys: Sequence[str]) -> tuple[int, subprocess.Popen]:
+    """A stranger who waits for a store, and the port at which he waits."""
+    port, script = free_port(), made.with_name("stranger.py")
+    script.write_text(STRANGER_IN_STORE, encoding="utf-8")
+    return port, start(str(script), str(made), str(port), *keys)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+def test_a_stranger_in_the_launchers_store_gets_nothing_run(start: Start, tmp_path: Path) -> None:
+    """He puts pickles in place of the stages' addresses. They meet before that, or end at once."""
+    made, numbers = tmp_path / "made", tmp_path / "runs.json"
+    port, stranger = join_store(start, made, [*ADDRESSES, *GUESSES])
+    options = ("--port", str(port), "--json", str(numbers), "--dtype", "float32", "--device", "cpu")
+    process = start("distributed.py", "hello", "--max-tokens", "4", *options)
+    children = stages_of(process)
+    _, errors = process.communicate(timeout=100)
+    assert stranger.communicate(timeout=100)[0] == "written\n"
+    assert not made.exists(), "a stage ran what the store held"
+    assert not any(alive(child) for child in children)
+    if process.returncode == 0:
+        [run] = json.loads(numbers.read_text(encoding="utf-8"))
+        llm = LLM("demo", dtype="float32", device="cpu")
+        alone = llm.generate("hello", distributed.SamplingParams(max_tokens=4))
+        assert run["tokens"] == [output.token_ids for output in alone]
+    else:
+        said = errors.splitlines()  # two lines, if stage 0 cannot meet one that has died
+        assert process.returncode == 2 and len(said) in (1, 2), errors
+        clear = re.compile(r"error: stage \d (has lost|was ended|cannot meet) ")
+        assert all(clear.match(line) for line in said), errors
 
 
 def a_batch() -> tuple[FlatBatch, KVCache]:
@@ -448,14 +501,18 @@ def test_more_weights_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_command_line(tmp_path: Path, start: Start) -> None:
     """Two stages of two layers: the tokens of one process; the numbers; the phases of TD-Pipe,
-    which are printed, and drawn above the stages.
+    which are printed, and drawn above the stages. A stranger in their store changes nothing.
     """
     numbers, perfetto = tmp_path / "runs.json", tmp_path / "trace.json"
     lengths = ("--lengths", "20:3,9:4,30:2", "--lengths", "td_pipe@20:8,30:6")
     files = ("--json", str(numbers), "--perfetto", str(perfetto), "--max-length", "64")
-    process = start("distributed.py", *lengths, *files, "--dtype", "float32", "--device", "cpu")
+    port, stranger = join_store(start, tmp_path / "made", GUESSES)
+    more = ("--dtype", "float32", "--device", "cpu", "--port", str(port))
+    process = start("distributed.py", *lengths, *files, *more)
     printed, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
+    assert stranger.communicate(timeout=100)[0] == "written\n"
+    assert not (tmp_path / "made").exists(), "a stage ran what the store held"
     assert "2 micro-batches, 2 stages" in printed and "bubbles" in printed
     assert "policy    td_pipe, whole prompts, B = 4, 2 micro-batches, 2 stages\n" in printed
     assert "phases    1 of prefills, 1 of decodes\n" in printed

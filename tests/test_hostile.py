@@ -23,6 +23,7 @@ from beam.request import BeamSearchParams
 from checks import UserError, check_whole
 from configs import GPUS, MODELS
 from costmodel import CostModel, Efficiency, make_batch, requests_that_fit, tokens_that_fit
+from course import __main__ as course
 from demo import train
 from experiments.lib.common import claim_result, make_directory
 from fast import library
@@ -290,6 +291,16 @@ def test_several_prompts_leave_no_bar_where_stderr_is_no_terminal(
     run_batch(llm, ["a: ", "b: "], None)
     said = capsys.readouterr()
     assert said.out == "--- 1 of 2\na: one more\n\n--- 2 of 2\nb: two\n\n" and said.err == ""
+
+
+@pytest.mark.parametrize("words", [("check", "9", "--seed=--"), ("grade", ".", "--workers=--")])
+def test_the_course_takes_no_dashes_for_a_value(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.11 read an empty list from them."""
+    monkeypatch.setattr(sys, "argv", ["course", *words])
+    with pytest.raises(UserError, match="'--' is no value"):
+        course.main()
 
 
 def test_training_follows_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:

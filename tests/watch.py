@@ -1,5 +1,5 @@
-"""Processes seen from outside (Linux): their children, whether they live, where they listen. And a
-stranger who joins a pipeline.
+"""Processes seen from outside (Linux): their children, whether they live, where they listen. And
+two strangers who join a pipeline.
 """
 
 import os
@@ -26,6 +26,35 @@ for _ in range(6):
     store = dist.distributed_c10d._get_default_store()
     for key in ("0", "1", "plan", "0/1"):
         store.set(key, pickle.dumps(Bomb()))
+"""
+
+# He joins the store of a launcher's stages, and writes such pickles until it is gone. His
+# arguments: the file that they would make, the port, and the keys.
+STRANGER_IN_STORE = """
+import pickle, socket, sys, time
+import torch.distributed as dist
+
+class Bomb:
+    def __reduce__(self):
+        return open, (sys.argv[1], "w")
+
+end = time.monotonic() + 100
+while time.monotonic() < end:
+    try:
+        socket.create_connection(("127.0.0.1", int(sys.argv[2]))).close()
+        break
+    except OSError:
+        time.sleep(0.01)
+written = False
+store = dist.TCPStore("127.0.0.1", int(sys.argv[2]), is_master=False, wait_for_workers=False)
+try:
+    while time.monotonic() < end:
+        for key in sys.argv[3:]:
+            store.set(key, pickle.dumps(Bomb()))
+        written = True
+        time.sleep(0.001)
+except dist.DistError:
+    print("written" if written else "nothing")
 """
 
 

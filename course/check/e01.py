@@ -43,5 +43,6 @@ def judge(case: dict, answer: float) -> Failure | None:
     wanted = iteration_floor(case["rows"], case["cached"], model, gpu)
     if abs(answer - wanted) <= 1e-6 * wanted:
         return None
-    where = f"{case['rows']} rows, {case['cached']} cached tokens, {model.name} on {gpu.name}"
+    where = f"{case['rows']} row{'s' * (case['rows'] > 1)}, {case['cached']} cached tokens,"
+    where += f" {model.name} on {gpu.name}"
     return Failure(prop, where, f"{1e3 * wanted:.3f} ms", f"{1e3 * answer:.3f} ms", TEACHES[prop])

@@ -103,29 +103,24 @@ def judge(case: dict, answer: dict) -> Failure | None:
 
 
 def stored(case: dict, answer: dict, where: str) -> Failure | None:
-    writes = [operation[1:4] for operation in case["operations"] if operation[0] == "write"]
-    where += f"; the last writes (layer, slots, positions): {writes[-3:]}"
-    for number, name in ((4, "k"), (5, "v")):
-        wanted: dict[tuple, float] = {}
-        for operation in case["operations"]:
-            if operation[0] == "write":
-                layer, slots, positions = operation[1:4]
-                for row, (slot, place) in enumerate(zip(slots, positions, strict=True)):
-                    for head, channels in enumerate(operation[number][row]):
-                        wanted |= {(layer, head, slot, place, i): x for i, x in enumerate(channels)}
-        for layer in range(MODEL.n_layer):
-            for head in range(MODEL.n_kv_head):
-                for slot in range(case["slots"]):
-                    for place in range(case["length"]):
-                        for channel in range(MODEL.head_dim):
-                            at = (layer, head, slot, place, channel)
-                            got = answer[name][layer][head][slot][place][channel]
-                            if got != wanted.get(at, 0.0):
-                                spot = f"{name} of layer {layer}, head {head}, slot {slot}, place"
-                                return Failure(
-                                    "S3", where,
-                                    f"{wanted.get(at, 0.0):g} in {spot} {place}", f"{got:g}",
-                                    "self.k is (layers, n_kv_head, slots, length, head_dim): rows"
-                                    " come as (T, n_kv_head, head_dim), so heads go first.",
-                                )  # fmt: skip
+    import torch  # heavy, and only four exercises need it
+
+    writes = [operation[1:] for operation in case["operations"] if operation[0] == "write"]
+    shape = MODEL.n_layer, MODEL.n_kv_head, case["slots"], case["length"], MODEL.head_dim
+    for number, name in ((3, "k"), (4, "v")):
+        wanted = torch.zeros(shape, dtype=torch.float64)
+        for write in writes:
+            for row, (slot, place) in enumerate(zip(*write[1:3], strict=True)):
+                wanted[write[0], :, slot, place] = torch.tensor(write[number][row]).double()
+        got = torch.tensor(answer[name], dtype=torch.float64).reshape(shape)
+        for at in (got != wanted).nonzero().tolist()[:1]:
+            layer, head, slot, place, _ = at
+            shown = [write[:3] for write in writes[-3:]]
+            return Failure(
+                "S3", f"{where}; the last writes (layer, slots, positions): {shown}",
+                f"{wanted[*at]:g} in {name} of layer {layer}, head {head}, slot {slot}, place"
+                f" {place}", f"{got[*at]:g}",
+                "self.k is (layers, n_kv_head, slots, length, head_dim): rows come as (T,"
+                " n_kv_head, head_dim), so heads go first.",
+            )  # fmt: skip
     return None

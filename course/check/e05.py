@@ -4,12 +4,13 @@ import random
 from functools import cache
 
 from course.check.frame import Failure
+from course.drive import FIELDS
 
 PROPERTIES = {
     "K7": "a request has one slot, from its first chunk until it ends",
     "R1": "each row has its request's slot and its own place in the request",
-    "R2": "logit rows are the last row of a last chunk, and each decode; a decode feeds the newest"
-    " output token",
+    "R2": "rows feed the prefill's tokens, or the newest output token of a decode; logit rows are"
+    " the last row of a last chunk, and each decode",
     "R3": "logits of the rows are those of the whole text at once, however it is cut",
 }
 
@@ -71,6 +72,8 @@ def judge(case: dict, answer: list) -> Failure | None:
                 slot_of[i] = min(set(range(case["slots"])) - set(slot_of.values()))
         shown = [chunk[:3] for chunk in chunks]
         where = f"batch {number + 1}: chunks (request, start, length) {shown}, decodes {decodes}"
+        if gone := [i for *_, each in case["batches"][:number] for i in each]:
+            where += f"; preempted before: requests {gone}"
         taken = [slot for slot, used in enumerate(rows["used"]) if used is not None]
         if sorted(slot_of.values()) != taken:
             return Failure(
@@ -79,12 +82,7 @@ def judge(case: dict, answer: list) -> Failure | None:
                 " chunks and decodes find it in slot_of. A preempted one begins anew with start 0:"
                 " its entry in slot_of is old.",
             )  # fmt: skip
-        wanted: dict[str, list[int]] = {
-            "tokens": [],
-            "slots": [],
-            "positions": [],
-            "logit_rows": [],
-        }
+        wanted: dict[str, list[int]] = {name: [] for name in FIELDS}
         for i, start, length, whole in chunks:
             wanted["tokens"] += texts[i][start : start + length]
             wanted["slots"] += [slot_of[i]] * length
@@ -100,19 +98,20 @@ def judge(case: dict, answer: list) -> Failure | None:
             wanted["positions"].append(context[i])
             context[i] += 1
             made[i] += 1
-        for prop, names in (("R1", ("positions", "slots")), ("R2", ("tokens", "logit_rows"))):
-            for name in names:
-                if wanted[name] != rows[name]:
-                    same = sorted(wanted[name]) == sorted(rows[name])
-                    teaches = ORDER if chunks and decodes and same else TEACHES[name]
-                    return Failure(
-                        prop, where, f"{name} {wanted[name]}", f"{name} {rows[name]}", teaches
-                    )
+        for name, prop in FIRST.items():
+            if wanted[name] != rows[name]:
+                same = sorted(wanted[name]) == sorted(rows[name])
+                teaches = ORDER if chunks and decodes and same else TEACHES[name]
+                return Failure(
+                    prop, where, f"{name} {wanted[name]}", f"{name} {rows[name]}", teaches
+                )
         for i in ended + preempted:
             slot_of.pop(i)
     return logits(case, answer) if case["_model"] else None
 
 
+# Too few tokens make all the others too short: they are compared first.
+FIRST = {"tokens": "R2", "positions": "R1", "slots": "R1", "logit_rows": "R2"}
 ORDER = "The right numbers in another order: first the rows of all chunks, then the decodes."
 TEACHES = {
     "positions": "A row's position is its place in the request, not in the chunk: a later chunk"

@@ -59,7 +59,7 @@ def judge(case: dict, answer: dict) -> Failure | None:
     wanted = p99([SimpleNamespace(**life) for life in case["lives"]])
     if not abs(answer["p99"] - wanted) <= 1e-9:
         return Failure(
-            "T2", f"{len(case['lives'])} requests", f"P99 {wanted:.4f}", f"{answer['p99']:.4f}",
+            "T2", f"requests: {len(case['lives'])}", f"P99 {wanted:.4f}", f"{answer['p99']:.4f}",
             "Pool the n gaps of all requests, then take the percentile: a mean hides the stall."
             " In order, from 0, it lies at place 0.99 * (n - 1), between its neighbours.",
         )  # fmt: skip

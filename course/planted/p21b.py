@@ -6,7 +6,7 @@ from batch import Batch
 
 exercise = "5"
 caught_by = "R2"
-message = "a decode feeds the newest output token"
+message = "feeds the newest output token"
 
 
 class Rows(NamedTuple):
