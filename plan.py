@@ -358,7 +358,7 @@ def describe(options: Namespace, replica: Replica, traffic: Traffic, slo: Slo) -
     if options.gpu_spec:
         print(f"           A guess: all but memory, FLOPS and bandwidth is that of the {owner}.")
     if guess:
-        print(f"           A guess: {guess}.")
+        print(textwrap.indent(textwrap.fill(f"A guess: {guess}.", 77), 11 * " "))
 
 
 def describe_lengths(sizes: Sequence[int]) -> str:

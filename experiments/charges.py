@@ -9,6 +9,7 @@ All is predicted, and printed in a second; what is paper or measured says so.
 import enter  # noqa: F401
 
 import statistics
+import textwrap
 
 from cli import run_main
 from configs import GPUS, MODELS, lookup
@@ -219,7 +220,7 @@ def main() -> None:
     cost = CostModel(model, gpu, software=options.software)
     print(f"{model.name} on {gpu.name}, software {options.software}")
     if cost.guess:
-        print(f"A guess: {cost.guess}")
+        print(textwrap.fill(f"A guess: {cost.guess}", 100))
     for heading, lines in sections(cost, options.software).items():
         print(f"\n{heading}\n")
         for line in lines:

@@ -111,7 +111,7 @@ def write_csv(
     Prints `guesses`: every result passes here, so that none forgets to say them.
     """
     for line in guesses(points, software or {}):
-        print(f"\nA guess: {line}")
+        print("\n" + textwrap.fill(f"A guess: {line}", 100))
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([field.name for field in fields(Point)])
