@@ -213,8 +213,8 @@ def constants(gpu: str, software: str) -> tuple[Efficiency, str]:
 
     If the software was not measured on this GPU, the constants are those of a GPU where it was: of
     the same generation if there is one, else of the nearest. We guess that both GPUs reach the same
-    shares of their data sheets. The line says how wrong this was on the L20 (`BORROWED`). Raises
-    UserError for an unknown software.
+    shares of their data sheets. The line says how far off such a guess was on the L20
+    (`BORROWED`). Raises UserError for an unknown software.
     """
     lookup(dict.fromkeys(SOFTWARE), software, "software")
     owners = [owner for owner, name in EFFICIENCY if name == software]
@@ -223,7 +223,7 @@ def constants(gpu: str, software: str) -> tuple[Efficiency, str]:
     owner = min(owners, key=lambda owner: distance(owner, gpu))  # the first of several alike
     guess = f"constants of the {owner}: the {gpu} has none for {software}"
     if software in BORROWED:
-        guess += f"; on the L20, such a guess was {BORROWED[software]:.0f} % too slow"
+        guess += f"; on the L20: {BORROWED[software]:.0f} % too slow"
     return EFFICIENCY[owner, software], guess
 
 

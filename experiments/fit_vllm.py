@@ -162,10 +162,10 @@ def print_by_size(found: Sequence[tuple[str, str, Sequence[Kernel], Sequence[flo
     print_table(header, rows, "Errors of the tested half, by size")
 
 
-def print_corners(halved: dict[str, list[Kernel]], found: dict[str, Efficiency]) -> None:
+def print_corners(halved: dict[str, list[Kernel]], found: dict[str, Efficiency]) -> float:
     """The loss of the fitted attention kernels for each sharpness of the roofline's corner.
 
-    halved: GPU -> kernels. found: GPU -> where the search starts.
+    halved: GPU -> kernels. found: GPU -> where the search starts. Returns what fits best.
     """
     rows = []
     for corner in CORNERS:
@@ -177,9 +177,7 @@ def print_corners(halved: dict[str, list[Kernel]], found: dict[str, Efficiency])
         rows[-1].append(f"{statistics.fmean(losses):.4f}")
     header = ["ATTENTION_P", *halved, "mean"]
     print_table(header, rows, "Mean |log ratio| of the fitted attention kernels")
-    least = min(rows, key=lambda row: float(row[-1]))[0]
-    if float(least) != costmodel.ATTENTION_P:
-        raise SystemExit(f"costmodel.py holds another ATTENTION_P: {least} fits best")
+    return float(min(rows, key=lambda row: float(row[-1]))[0])
 
 
 def source(medians: dict[str, str]) -> str:
@@ -238,7 +236,7 @@ def main() -> None:
     header += ["DIR: median", "p90", "signed"] if tables else []
     print_table(header, rows, f"Errors; tested: {LEAST_TOKENS} tokens and more")
     print_by_size(tested_times)
-    print_corners(attention, {gpu: efficiency for gpu, (efficiency, _) in found.items()})
+    corner = print_corners(attention, {gpu: efficiency for gpu, (efficiency, _) in found.items()})
     print("\nIn constants.py:\n")
     for gpu, (efficiency, ways) in found.items():
         print_constants(gpu, SOFTWARE, efficiency)
@@ -247,6 +245,8 @@ def main() -> None:
         check_constants(gpu, SOFTWARE, efficiency)
         if ALL_REDUCES.get((LINK_OF[gpu], SOFTWARE)) != ways:
             raise SystemExit("constants.py holds other all-reduces: paste the lines above")
+    if corner != costmodel.ATTENTION_P:
+        raise SystemExit(f"costmodel.py holds another ATTENTION_P: {corner:g} fits best")
 
 
 if __name__ == "__main__":

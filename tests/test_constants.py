@@ -25,7 +25,7 @@ def test_a_gpu_takes_its_own_constants(gpu: str, software: str) -> None:
 
 def test_a_gpu_without_constants_borrows_them_and_says_so() -> None:
     guess = "constants of the a6000: the h100 has none for sarathi"
-    guess += f"; on the L20, such a guess was {BORROWED['sarathi']:.0f} % too slow"
+    guess += f"; on the L20: {BORROWED['sarathi']:.0f} % too slow"
     assert constants("h100", "sarathi") == (EFFICIENCY["a6000", "sarathi"], guess)
     cost = make_cost_model("llama-13b", "h100", 1, "nvlink-h100", "sarathi")
     assert cost.guess == guess and cost.efficiency == EFFICIENCY["a6000", "sarathi"]
