@@ -3,6 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
+# The course installs in a bare clone alone: in class, nobody waits for pip again.
+READY := $(if $(wildcard .venv/figures.stamp),,.venv/figures.stamp)
 
 .PHONY: fig9 figures install measure test slow hostile notebooks notebooks-refresh format clean \
 	course-start check hint picture predict submit grade course-selftest
@@ -43,14 +45,14 @@ notebooks-refresh: .venv/dev.stamp
 	$(BIN)/python notebooks/execute.py --refresh
 
 # The course: course/README.md. `make check E=6` tries your exercise 6; `make grade DIR=submissions`.
-course-start submit: .venv/figures.stamp
+course-start submit: $(READY)
 	$(BIN)/python -m course $(patsubst course-%,%,$@)
 
-check hint picture: .venv/figures.stamp
-	$(BIN)/python -m course $@ $(E)
+check hint picture: $(READY)
+	$(BIN)/python -m course $@ $(or $(E),$(error name an exercise: make $@ E=6))
 
-predict: .venv/figures.stamp
-	$(BIN)/python -m course predict $(L)
+predict: $(READY)
+	$(BIN)/python -m course predict $(or $(L),$(error name a lesson: make predict L=3))
 
 grade: .venv/run.stamp
 	$(BIN)/python -m course grade $(DIR)
@@ -64,8 +66,9 @@ format: .venv/dev.stamp
 
 # A stamp is newer than the files that it depends on, so that a second make installs nothing.
 .venv/figures.stamp: requirements-figures.txt pyproject.toml
+	@echo 'installing what the figures need into .venv; it takes a minute'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) -r requirements-figures.txt
+	$(PIP) -q -r requirements-figures.txt
 	touch $@
 
 .venv/run.stamp: requirements.txt .venv/figures.stamp

@@ -13,6 +13,7 @@ from course.exercises import HERE, MINE
 
 LESSONS = HERE.parent / "notebooks"
 MARK = "**Predict first.**"
+HOW = "Read each step of the lesson up to **Predict first**, then answer."
 
 
 def questions(lesson: int) -> list[str]:
@@ -38,7 +39,9 @@ def predict(lesson: int, ask: Callable[[str], str] = input) -> int:
         kept = {}
     except ValueError:
         raise UserError(f"{path} is damaged: mend it, or move it away") from None
-    for number, question in enumerate(questions(lesson), 1):
+    asked = questions(lesson)
+    print(f"{HOW}\nEnter alone skips; an answer stays.\n")
+    for number, question in enumerate(asked, 1):
         name = f"{lesson}.{number}"
         if name in kept:
             print(f"{name}  {question}\n  you said: {kept[name]['answer']}\n")
