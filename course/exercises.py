@@ -66,7 +66,7 @@ def find(key: str) -> Exercise:
     digits = name.removeprefix("e")
     name = str(int(digits)) if digits.isascii() and digits.isdecimal() else name
     if name not in EXERCISES:
-        near = did_you_mean(name, EXERCISES)
+        near = "" if digits.isdecimal() else did_you_mean(name, EXERCISES)
         raise UserError(f"unknown exercise {key[:60]!r}: choose 1 to 12, hunt or final{near}")
     return EXERCISES[name]
 
@@ -79,13 +79,13 @@ def load(source: str, name: str) -> ModuleType:
     return module
 
 
-NOTHING = "your function returned None: is `return` missing?"
+NOTHING = "Your function returned None: is `return` missing?"
 
 
 class AnswerError(Exception):
     """What a student's code did instead of answering, in one line. says: the verdict on it."""
 
-    def __init__(self, got: str, says: str = "your code raised an error"):
+    def __init__(self, got: str, says: str = "Your code raised an error."):
         super().__init__(got)
         self.says = says
 

@@ -58,7 +58,7 @@ def limited(work: Callable[[], object], name: str) -> object:
             stack = traceback.extract_stack(sys._current_frames().get(thread.ident))
             places = [frame.lineno for frame in stack if frame.filename == name]
             where = f" (line {places[-1]} of {name})" if places else ""
-            says = f"your code has run {LONGEST:g} s on this case: does a loop never end?{where}"
+            says = f"Your code has run {LONGEST:g} s: does a loop never end?{where}"
             raise AnswerError(f"none in {LONGEST:g} s", says)
     answer, error = done[0]
     if error:

@@ -275,7 +275,7 @@ def picture(exercise: Exercise, mine: SimpleNamespace) -> plt.Figure:
                 answer["used"] = occupied(case, answer["said"])
             draw(axes, case, answer)
         except AnswerError as error:
-            raise UserError(f"{exercise.name}: no picture: {error.says} ({error})") from None
+            raise UserError(f"{exercise.name}: no picture. {error.says} Got: {error}") from None
         except (TypeError, ValueError, KeyError, IndexError) as error:
             raise UserError(f"{exercise.name}: this answer cannot be drawn: {error}") from None
     both = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in row]

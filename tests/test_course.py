@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -115,6 +116,63 @@ def test_submit_packs_the_exercises_alone(mine: Path) -> None:
     commands.submit()
     with zipfile.ZipFile(mine / "submission.zip") as packed:
         assert set(packed.namelist()) == {f"{each.file}.py" for each in EXERCISES.values()}
+
+
+def test_submit_says_how_far_a_student_is(mine: Path, capsys: pytest.CaptureFixture) -> None:
+    commands.start()
+    (mine / "e09.py").write_bytes((COURSE / "reference.py").read_bytes())
+    (mine / "e10.py").write_text("starts = None\n")
+    for key in ("9", "10"):
+        commands.check(find(key), 1)
+    (mine / "predictions.json").write_text('{"3.1": {}, "10.2": {}}')
+    capsys.readouterr()
+    commands.submit()
+    told = capsys.readouterr().out.splitlines()
+    assert told[1:3] == ["passed when last checked: E9", "not passed yet: E10"]
+    assert told[3] == "not written yet: E1 E2 E3 E4 E5 E6 E7 E8 E11 E12 Hunt Final"
+    assert told[4] == "predictions: lessons 3, 10"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("while True: pass", ("Your code has run", "does a loop never end? (line 2 of e01.py)")),
+        ("rows + 1", ("Your function returned None: is `return` missing?",)),
+        ("return rows + 'a'", ("Your code raised an error.", "TypeError", "(line 2 of e01.py)")),
+        ("return 0.0", ("F1 fails", "  1 row, 0 cached tokens")),
+    ],
+)
+def test_a_check_says_what_kind_of_failure_it_is(body: str, words: tuple[str, ...]) -> None:
+    """In another process: a loop without end runs on until its process ends."""
+    answer = f"def iteration_floor(rows, cached, model, gpu):\n    {body}\n"
+    code = (
+        "import course.local as local, course.exercises as e, course.check.frame as frame\n"
+        "local.LONGEST, e1 = 0.3, e.find('1')\n"
+        f"ask = local.asker(e1, e.load({answer!r}, 'e01.py'))\n"
+        "print('\\n'.join(frame.lines(e1, frame.examine(e1, ask, 1))))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
+                          timeout=60, check=True)  # fmt: skip
+    assert all(each in done.stdout for each in words), done.stdout
+
+
+@POSIX
+def test_an_interrupt_ends_a_check_whatever_the_students_code_catches(tmp_path: Path) -> None:
+    (tmp_path / "e09.py").write_text(
+        "print('here', flush=True)\nwhile True:\n    try: pass\n    except BaseException: pass\n"
+    )
+    code = (
+        "import sys, pathlib, signal, course.exercises as e\n"
+        "signal.signal(signal.SIGINT, signal.SIG_DFL)\n"  # a job in the background ignores it
+        "e.MINE, sys.argv = pathlib.Path(sys.argv[1]), ['course', 'check', '9']\n"
+        "from course.__main__ import main, run_main\n"
+        "run_main(main)\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    assert child.stdout.readline() == "here\n"
+    child.send_signal(signal.SIGINT)
+    assert child.communicate(timeout=60)[1] == "" and child.returncode == 130
 
 
 def test_predictions_are_kept_before_the_lesson_answers(

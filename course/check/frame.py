@@ -84,7 +84,7 @@ def judged(judge, case: dict, answer: object) -> Failure | None:
         return judge(case, answer)
     except MALFORMED as error:
         got = f"an answer of another form ({type(error).__name__}: {str(error)[:80]})"
-        says = NOTHING if answer is None else "your answer has another form"
+        says = NOTHING if answer is None else "Your answer has another form."
         teaches = "Read the docstring of the stub again."
         return Failure(ANSWER, describe(case), "what the docstring says", got, teaches, says=says)
 
