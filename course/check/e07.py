@@ -4,11 +4,11 @@ import random
 from dataclasses import asdict, replace
 
 from configs import GPUS, MODELS, ModelConfig
-from costmodel import EFFICIENCY
 from costmodel import padded as true_padded
 from course import drive
 from course.check.frame import Failure
 from course.reference import seconds
+from course.stubs.e07 import ATTENTION, COMPUTE, MEMORY
 from experiments.lib.common import paper_numbers
 
 PROPERTIES = {
@@ -20,7 +20,7 @@ PROPERTIES = {
     "Q6": "the bytes of K and V are those of the KV heads",
     "Q7": "compute and memory overlap: at least the longer, less than the sum",
     "Q8": "LLaMA-13B on an A6000: Fig 7 within 5 %",
-    "Q9": "every operator is counted, and once: the seconds of `CostModel`",
+    "Q9": "every operator is counted, and once: the seconds that the text asks for",
 }
 LLAMA, A6000 = MODELS["llama-13b"], GPUS["a6000"]
 # So wide that attention vanishes beside the linears.
@@ -80,16 +80,15 @@ def cases(rng: random.Random) -> list[dict]:
 
 def bounds(rows: int) -> tuple[float, float]:
     """The sum over the operators of the longer of compute and memory, and of both together."""
-    share = EFFICIENCY["a6000", "sarathi"]
     work = [
-        (2 * true_padded(rows) * i * o, 2 * (i * o + rows * (i + o)), share.compute)
+        (2 * true_padded(rows) * i * o, 2 * (i * o + rows * (i + o)), COMPUTE)
         for i, o in LLAMA.linears.values()
     ]
     kv = LLAMA.kv_bytes_per_token() / LLAMA.n_layer
-    work.append((4 * rows * rows * 5120, rows * kv + 4 * rows * 5120, share.attention))
+    work.append((4 * rows * rows * 5120, rows * kv + 4 * rows * 5120, ATTENTION))
     times = [
         (LLAMA.n_layer * flops / (A6000.peak * reached),
-         LLAMA.n_layer * size / (A6000.bandwidth * share.memory))
+         LLAMA.n_layer * size / (A6000.bandwidth * MEMORY))
         for flops, size, reached in work
     ]  # fmt: skip
     return sum(max(pair) for pair in times), sum(sum(pair) for pair in times)
@@ -135,8 +134,8 @@ def judge(case: dict, answer: list) -> Failure | None:
             return Failure("Q5", where, "equal steps, above 0", " and ".join(map(ms, steps)),
                            "A decode reads K and V of all its cached tokens.")  # fmt: skip
     if prop == "Q6":
-        model, share = case["_model"], EFFICIENCY["a6000", "sarathi"]
-        step = 4 * 1000 * model.kv_bytes_per_token() / (A6000.bandwidth * share.memory)
+        model = case["_model"]
+        step = 4 * 1000 * model.kv_bytes_per_token() / (A6000.bandwidth * MEMORY)
         if not abs(last - first - step) <= 0.01 * step:
             return Failure("Q6", f"{where}, {model.n_kv_head} KV heads", f"{ms(step)} more",
                            f"{ms(last - first)} more",

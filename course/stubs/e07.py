@@ -1,7 +1,7 @@
 """E7, lesson 5: the cost of a batch. About 14 lines.
 
 The shares say how much of its data sheet an A6000 reaches. They were fitted to SARATHI's Table 2
-and Fig 7 (costmodel.EFFICIENCY).
+and Fig 7 under this short law. costmodel.py prices more: waves, masks, hybrid batches.
 """
 
 from batch import Batch
