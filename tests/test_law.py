@@ -286,12 +286,14 @@ def test_medians_on_other_shapes_are_within_their_targets(gpu: str, kernels) -> 
         assert statistics.median(map(abs, errors)) < TARGETS[gpu][kind] + DRAW, kind
 
 
+@pytest.mark.slow
 def test_the_constants_are_what_the_script_finds(monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["fit_vllm.py"])
     fit_vllm.main()  # exits with a complaint where constants.py holds others
     assert capsys.readouterr().out.count('"vllm"): Efficiency(') == len(FOLDERS)
 
 
+@pytest.mark.slow
 def test_the_script_complains_of_other_constants(monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["fit_vllm.py"])
     monkeypatch.setattr(fit_vllm, "fit_gpu", lambda *_: PLAIN)
