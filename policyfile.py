@@ -28,7 +28,10 @@ def load_policies(path: Path) -> list[str]:
     Raises UserError where the file is broken: one line with the file, the line and the error. The
     policies' methods do the same later, when they run.
     """
-    path = path.resolve()
+    try:
+        path = path.resolve()
+    except (OSError, RuntimeError) as error:  # a loop of links
+        raise UserError(f"{path}: cannot be read ({error})") from None
     if path in LOADED:
         return LOADED[path]
     source, module = read_text(path, MOST_BYTES), ModuleType(f"policies_of_{path.stem}")

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from checks import UserError
+from checks import MOST, UserError
 from cli import run_main
 from configs import GPU, GPUS, ModelConfig
 from constants import Efficiency
@@ -93,9 +93,11 @@ def read_cell(where: str, row: dict[str, str], column: str, kind: type) -> float
         value = kind(row[column])
     except (TypeError, ValueError):
         value = -1
-    if not 0 < value < float("inf"):
+    if not 0 < value < MOST:
         what = "a number above 0" if kind is float else "a whole number above 0"
-        raise UserError(f"{where}, column {column}: {row[column]!r} is not {what}")
+        raise UserError(
+            f"{where}, column {column}: {row[column]!r} is not {what} and below {MOST:g}"
+        )
     return value
 
 

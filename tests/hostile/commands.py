@@ -160,7 +160,7 @@ def missing() -> list[str]:
 def run(command: Command, arguments: Sequence[str]) -> None:
     """What `python PATH ARGUMENTS` does, in this process."""
     die_quietly()  # as its first import does, which is there already
-    if command.path == COURSE:
+    if command.path == COURSE and Path.cwd() != ROOT:  # there, only flags are read
         make_class()
     sys.argv = [str(ROOT / command.path), *arguments]
     sys.path.insert(0, str((ROOT / command.path).parent))
