@@ -33,7 +33,7 @@ slow: .venv/dev.stamp
 # Malformed inputs, random schedules, kills and faults, on a copy of the files: under 15 minutes on two
 # idle cores. `python -m tests.hostile --help` lists its parts.
 hostile: .venv/dev.stamp
-	$(BIN)/python -m tests.hostile
+	$(BIN)/python -m tests.hostile $(HOSTILE)
 
 # Executes all lessons from scratch, writes nothing, and fails on any error. Offline once .venv is there.
 notebooks: .venv/dev.stamp
