@@ -85,6 +85,7 @@ def run_parts(args: object) -> int:
     from tests.hostile.sandbox import KINDS, Tally, run_cases
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that its cases end, too
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # its cases inherit it; nohup would ignore it
     begin, tally = time.monotonic(), Tally()
     for name in args.part or PARTS:
         cases = warm.part(name).make_cases(args.seed, args.quick)
