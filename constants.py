@@ -208,19 +208,23 @@ BORROWED = {"sarathi": 16.3, "sarathi_serve": 26.4, "vllm": 36.8}
 SOFTWARE = tuple(dict.fromkeys(software for _, software in EFFICIENCY))
 
 
-def constants(gpu: str, software: str) -> tuple[Efficiency, str]:
+def constants(gpu: str, software: str, generation: str = "") -> tuple[Efficiency, str]:
     """The constants of a software on a GPU, and "", or a line that says that they are a guess.
 
     If the software was not measured on this GPU, the constants are those of a GPU where it was: of
     the same generation if there is one, else of the nearest. We guess that both GPUs reach the same
     shares of their data sheets. The line says how far off such a guess was on the L20
-    (`BORROWED`). Raises UserError for an unknown software.
+    (`BORROWED`). generation: of a GPU that gpus.py does not have. Raises UserError for an unknown
+    software.
     """
     lookup(dict.fromkeys(SOFTWARE), software, "software")
     owners = [owner for owner, name in EFFICIENCY if name == software]
     if gpu in owners:
         return EFFICIENCY[gpu, software], ""
-    owner = min(owners, key=lambda owner: distance(owner, gpu))  # the first of several alike
+    if gpu in GPUS:
+        generation = GPUS[gpu].generation
+    # the first of several alike
+    owner = min(owners, key=lambda owner: distance(GPUS[owner].generation, generation))
     guess = f"constants of the {owner}: the {gpu} has none for {software}"
     if software in BORROWED:
         guess += f"; on the L20: {BORROWED[software]:.0f} % too slow"
@@ -231,8 +235,7 @@ GENERATIONS = ("ampere", "ada", "hopper", "blackwell")
 
 
 def distance(one: str, other: str) -> int:
-    """How many generations lie between two GPUs; many where one is of no known generation."""
-    pair = [GPUS[name].generation if name in GPUS else "" for name in (one, other)]
-    if not set(pair) <= set(GENERATIONS):
+    """How many generations lie between two; many where one of them is not known."""
+    if not {one, other} <= set(GENERATIONS):
         return len(GENERATIONS)
-    return abs(GENERATIONS.index(pair[0]) - GENERATIONS.index(pair[1]))
+    return abs(GENERATIONS.index(one) - GENERATIONS.index(other))

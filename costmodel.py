@@ -114,7 +114,7 @@ class CostModel:
         self.tp, self.link = tp, link or LINKS[gpu.link]
         self.measured_reduces = None
         if efficiency is None:
-            self.efficiency, self.guess = constants(gpu.name, software)
+            self.efficiency, self.guess = constants(gpu.name, software, gpu.generation)
             if gpu.measured:
                 names = ("memory", "prefill_memory", "decode_memory", "elementwise")
                 shares = {name: 1.0 for name in names if getattr(self.efficiency, name)}
