@@ -264,7 +264,7 @@ class LLM:
         options = *scheduling, self.time_operators
         if self._loop is None or not self._loop.busy:
             self.cache.reset()
-            self._loop, self._next_id = Loop(self._scheduler(), self._executor()), 0
+            self._loop, self._next_id = Loop(self._scheduler(), self.make_executor()), 0
             self._options = options
             self.trace = self._loop.trace
         elif self._options != options:
@@ -285,7 +285,7 @@ class LLM:
     def _scheduler(self) -> Scheduler:
         return make_scheduler(self.policy, self.max_batch_size, self.chunk_size, self.cache_tokens)
 
-    def _executor(self) -> ModelExecutor:
+    def make_executor(self) -> ModelExecutor:
         parts = (self.model, self.cache, self.attend, self.time_operators, self.cost)
         return GraphExecutor(*parts, self.graphs) if self.cuda_graphs else ModelExecutor(*parts)
 

@@ -37,6 +37,7 @@ ORDER = [
     ["engine"],
     ["pipeline"],
     ["pictures", "serving"],  # pictures draw pipelines, too
+    ["web"],  # the loop behind a server
     ["generate", "distributed", "demo"],
     ["experiments"],
     ["plan"],  # a command that has the tables, colours and data sets of experiments/lib
@@ -66,6 +67,7 @@ WITHOUT_TORCH = [
     "import simulate, policyfile, plan",
     "import pipeline",
     "import beam.request",
+    "import web.runner, web.priced",
     "import course.__main__, course.grade, course.selftest, course.picture",
     "import scheduler, loop, batch, costmodel, timeline, configs",
 ]

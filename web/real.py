@@ -1,0 +1,92 @@
+"""A real model as an engine that serves, with the log-probabilities of its tokens."""
+
+import time
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+
+from torch import Tensor
+
+from batch import Batch, Request
+from checks import UserError, check_whole
+from engine import LLM
+from executor import ModelExecutor
+from scheduler import Scheduler, make_scheduler
+from simulate import check_requests, refuse_beams
+
+MOST_LOGPROBS = 20  # of one token, as in OpenAI's API
+
+Logprobs = tuple[float, tuple[tuple[int, float], ...]]  # of a token; (token id, its own) of the top
+
+
+class LogprobExecutor(ModelExecutor):
+    """A `ModelExecutor` that also tells how likely the tokens were. It takes over from `before`.
+
+    wanted: request id -> how many of the likeliest tokens to tell. found: by request id, of the
+    last batch. They are those of the logits as they are, whatever the temperature is.
+    """
+
+    def __init__(self, before: ModelExecutor, wanted: dict[int, int]):
+        super().__init__(
+            before.model, before.cache, before.attention, before.time_operators, before.cost
+        )
+        self.forward = before.forward  # may replay CUDA graphs
+        self.wanted, self.found = wanted, {}
+
+    def choose(self, batch: Batch, logits: Tensor) -> list[int]:
+        tokens = super().choose(batch, logits)
+        self.found = {}
+        for row, request in enumerate(batch.sampled if self.wanted else []):
+            most = self.wanted.get(request.request_id)
+            if most is not None:
+                self.found[request.request_id] = logprobs(logits[row], tokens[row], most)
+        return tokens
+
+
+def logprobs(logits: Tensor, token: int, most: int) -> Logprobs:
+    """The log-probability of a token, and the `most` likeliest tokens. logits (vocab,)."""
+    found = logits.double().log_softmax(dim=0)  # (vocab,)
+    values, ids = found.topk(min(most, len(found)))
+    return float(found[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True))
+
+
+class RealEngine:
+    """An `LLM` behind a runner. While the runner runs, call nothing of the `LLM`."""
+
+    priced = False
+
+    def __init__(self, llm: LLM):
+        self.llm, self.origin = llm, time.perf_counter()
+        self.name, self.vocab_size = llm.config.name, llm.config.vocab_size
+        self.policy, self.chunk_size = llm.policy, llm.chunk_size
+        self.max_batch_size, self.max_length = llm.max_batch_size, llm.max_length
+        self.tokenizer, self.stop_ids = llm.tokenizer, llm.stop_ids
+        dtype = str(llm.dtype).removeprefix("torch.")
+        self.description = f"{llm.config.name} in {dtype} on {llm.device}, run for real"
+
+    def scheduler(self, policy: str, chunk_size: int) -> Scheduler:
+        return make_scheduler(policy, self.max_batch_size, chunk_size, self.llm.cache_tokens)
+
+    def executor(self, wanted: dict[int, int]) -> LogprobExecutor:
+        """A new one on an empty cache. wanted: see `LogprobExecutor`."""
+        self.llm.cache.reset()
+        executor = LogprobExecutor(self.llm.make_executor(), wanted)
+        executor.origin = self.origin  # one clock for all executors
+        return executor
+
+    def check(self, requests: Iterable[Request], logprobs: int | None) -> None:
+        """A UserError for a request that is too long, or wants what there is not."""
+        requests = list(requests)
+        refuse_beams(requests, "the server runs none")
+        check_requests(requests, self.max_length, "max_length")
+        if logprobs is not None:
+            check_whole("logprobs", logprobs, 0, MOST_LOGPROBS)
+        for request in requests:
+            for token in (min(request.prompt), max(request.prompt)):
+                if not 0 <= token < self.vocab_size:
+                    raise UserError(f"token id {token} is not in 0 .. {self.vocab_size - 1}")
+
+    def surroundings(self) -> AbstractContextManager:
+        return self.llm.surroundings()
+
+    def stop(self) -> None:
+        """A batch of the model runs to its end."""

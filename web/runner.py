@@ -1,0 +1,424 @@
+"""The bridge from a server to the loop. One thread steps it; all others talk to that thread.
+
+    any thread                           the engine thread, again and again
+    submit, cancel, switch  -- inbox --> what the inbox says, between two steps
+                                         one step of the loop
+    deliver(...)            <-----------  the tokens of the step, all at once
+
+Requests come, go and change their policy only between two steps. So the loop and the schedulers
+know nothing of threads, and each request gets the tokens that `LLM.generate` would give.
+"""
+
+import heapq
+import itertools
+import logging
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from batch import Request
+from checks import MOST, UserError, check_whole
+from cli import one_line
+from loop import Executor, Loop
+from scheduler import Orca, RequestLevel, Scheduler, VLLMv0
+from timeline import Iteration
+from web.recent import RecentTrace
+
+SOONEST, LATEST = 1.0, 60.0  # s: after a refusal, a client may try again
+ENDS = 32  # the last so many ends tell how fast requests end
+LONGEST_STEP = 30.0  # s: for a step that runs on while the server ends
+
+log = logging.getLogger("nano-sarathi")
+
+
+class Full(Exception):
+    """The queue is full. retry_after: seconds until there is room, as far as one can tell."""
+
+    def __init__(self, retry_after: float):
+        super().__init__(f"the queue is full; try again in {retry_after:.0f} s")
+        self.retry_after = retry_after
+
+
+class Stopping(Exception):
+    """The server ends, and takes no more requests."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down")
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is new of a request: a token, or its end, or both.
+
+    token: None if it ended without one. finish_reason: "stop", "length", "abort" (cancelled) or
+    "error"; None: it goes on. moment: s on the engine's clock. logprob, top: of this token, and
+    (token id, its own) of the likeliest ones, if they were asked for.
+    """
+
+    token: int | None
+    finish_reason: str | None
+    moment: float
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Engine(Protocol):
+    """What runs requests: a RealEngine (real.py) or a PricedEngine (priced.py)."""
+
+    name: str
+    priced: bool
+    policy: str  # the first one, with its chunk size
+    chunk_size: int
+    max_batch_size: int
+    max_length: int  # tokens of one request
+
+    def scheduler(self, policy: str, chunk_size: int) -> Scheduler: ...
+
+    def executor(self, wanted: dict[int, int]) -> Executor:
+        """A new one, on an empty cache. wanted: request id -> how many log-probabilities."""
+
+    def check(self, requests: Iterable[Request], logprobs: int | None) -> None:
+        """A UserError for a request that can never run."""
+
+    def surroundings(self) -> AbstractContextManager:
+        """Where the engine thread runs."""
+
+    def stop(self) -> None:
+        """End the step that runs, if it can be ended."""
+
+
+class Runner:
+    """Steps a loop in a thread of its own. All public methods may be called from any thread.
+
+    queue: how many requests may wait when B run. deliver: gets [(tag, Delta), ...] of all requests,
+    once an iteration. It is called in the engine thread, and must not block.
+    """
+
+    def __init__(
+        self, engine: Engine, *, queue: int, deliver: Callable[[list[tuple[object, Delta]]], None]
+    ):
+        check_whole("queue", queue, 0)
+        self.engine, self.deliver = engine, deliver
+        self.most = engine.max_batch_size + queue  # requests at once
+        self.policy, self.chunk_size = engine.policy, engine.chunk_size
+        self.changed = threading.Condition()  # guards the next four
+        self.inbox: deque[Callable[[], None]] = deque()  # what the engine thread shall do
+        self.streams: dict[int, tuple[Request, object]] = {}  # id -> a request that runs, its tag
+        self.wanted: dict[int, int] = {}  # id -> how many log-probabilities
+        self.stopping = self.closed = False
+        self.ids = itertools.count()
+        self.listeners: tuple[Callable[[dict], None], ...] = ()
+        self.done, self.failures, self.error = 0, 0, None
+        # s: when the last requests ended; before them, when the engine's work began
+        self.ends: deque[float] = deque(maxlen=ENDS)
+        self.news: list[tuple[object, Delta]] = []  # to be delivered
+        self.ended: list[int] = []  # their ids, to be forgotten
+        self._new_loop(RecentTrace())
+        self.thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    # ---- any thread
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def submit(
+        self, requests: Sequence[Request], tags: Sequence[object], logprobs: int | None = None
+    ) -> None:
+        """Queue all of these requests, or none. Each gets its id and its arrival here.
+
+        tags: come back with the tokens of each. logprobs: how many of the likeliest tokens to tell
+        of beside each token; None: nothing. Raises Full, Stopping, or UserError.
+        """
+        if len(requests) > self.most:
+            raise UserError(f"{len(requests)} requests at once; the server holds {self.most}")
+        for request in requests:
+            request.request_id, request.arrival = next(self.ids), self.loop.executor.now()
+            self.loop.scheduler.check(request)
+        self.engine.check(requests, logprobs)
+        with self.changed:
+            if self.stopping:
+                raise Stopping
+            if len(self.streams) + len(requests) > self.most:
+                raise Full(self._retry_after(len(requests)))
+            for request, tag in zip(requests, tags, strict=True):
+                self.streams[request.request_id] = request, tag
+                if logprobs is not None:
+                    self.wanted[request.request_id] = logprobs
+                self._post(self._accept, request)
+
+    def cancel(self, request: Request) -> None:
+        """End a request before the next step. Nothing happens if it has ended, or never came."""
+        with self.changed:
+            self._post(self._cancel, request)
+
+    def switch(self, policy: str, chunk_size: int) -> Future:
+        """Change the policy before the next step. The result: ids of the requests preempted.
+
+        Requests in the middle of their prefill are preempted, because not every policy could go on
+        with them. Decodes go on. A UserError in the future: there is no such policy.
+        """
+        future: Future = Future()
+        with self.changed:
+            if self.closed:
+                raise Stopping
+            self._post(self._switch, policy, chunk_size, future)
+        return future
+
+    def watch(self, listener: Callable[[dict], None]) -> Callable[[], None]:
+        """Have all events told to `listener`, in the engine thread. Returns what ends that."""
+        with self.changed:
+            self.listeners = (*self.listeners, listener)
+        return partial(self._unwatch, listener)
+
+    def state(self) -> dict:
+        """How things stand, ready for JSON."""
+        loop, scheduler = self.loop, self.loop.scheduler
+        running = len(scheduler.running)
+        return {
+            "name": self.engine.name, "priced": self.engine.priced,
+            "policy": self.policy, "chunk_size": self.chunk_size, "budget": budget_of(scheduler),
+            "max_batch_size": self.engine.max_batch_size, "max_length": self.engine.max_length,
+            "waiting": max(0, len(self.streams) - running), "running": running,
+            "held": scheduler.memory.taken, "capacity": scheduler.memory.capacity,
+            "done": self.done, "iterations": loop.trace.count,
+            "preemptions": loop.trace.preemptions, "failures": self.failures, "error": self.error,
+            "alive": self.thread.is_alive(), "draining": self.stopping, "t": loop.executor.now(),
+        }  # fmt: skip
+
+    def drain(self, seconds: float) -> bool:
+        """Take no more requests, and run those that are here to their end.
+
+        Those that are left after so many seconds are aborted. Returns whether there were none.
+        """
+        with self.changed:
+            self.stopping = True
+            in_time = self.changed.wait_for(lambda: not self.streams, seconds)
+            for request, _ in self.streams.values():
+                self._post(self._cancel, request)
+            self.changed.wait_for(lambda: not self.streams, LONGEST_STEP)
+        return in_time
+
+    def close(self) -> None:
+        """End the engine thread after its step. Requests that are left are aborted."""
+        with self.changed:
+            self.stopping = self.closed = True
+            self.changed.notify_all()
+        self.engine.stop()
+        if self.thread.is_alive():
+            self.thread.join(LONGEST_STEP)
+
+    def _post(self, do: Callable, *arguments: object) -> None:
+        """Into the inbox. `changed` must be held."""
+        self.inbox.append(partial(do, *arguments))
+        self.changed.notify_all()
+
+    def _retry_after(self, places: int) -> float:
+        """Seconds until so many requests will have ended, by the last ends."""
+        if not self.ends:  # it has not begun
+            return SOONEST
+        each = (self.loop.executor.now() - self.ends[0]) / max(1, len(self.ends) - 1)
+        return min(max(SOONEST, math.ceil(places * each)), LATEST)
+
+    def _unwatch(self, listener: Callable[[dict], None]) -> None:
+        with self.changed:
+            self.listeners = tuple(each for each in self.listeners if each is not listener)
+
+    # ---- the engine thread
+
+    def _run(self) -> None:
+        try:
+            with self.engine.surroundings():
+                while self._wait():
+                    try:
+                        self._read_inbox()
+                        if self.loop.busy:
+                            self._step()
+                    except Exception as error:  # noqa: BLE001 (a policy of a user's own, a kernel)
+                        self._fail(error)
+                    self._flush()
+        finally:  # nobody waits in vain, whatever has happened
+            with self.changed:
+                self.stopping = self.closed = True
+            self._end_all("abort")
+            self._flush()
+            self._read_inbox()
+
+    def _wait(self) -> bool:
+        """Sleep while there is nothing to do. False: it is over."""
+        with self.changed:
+            if not (self.inbox or self.loop.busy or self.closed):
+                self.changed.wait_for(lambda: self.inbox or self.closed)
+                self.ends.clear()
+                self.ends.append(self.loop.executor.now())
+            return not self.closed
+
+    def _read_inbox(self) -> None:
+        while self.inbox:
+            self.inbox.popleft()()
+
+    def _step(self) -> None:
+        """One iteration of the loop, and what is to be told of it."""
+        loop = self.loop
+        iteration = loop.step()
+        end = iteration.start + iteration.seconds
+        self._tell_preempted()
+        for chunk in loop.batch.chunks:
+            if chunk.request.request_id not in self.lanes:
+                self.lanes[chunk.request.request_id] = heapq.heappop(self.free)
+        if self.listeners:
+            self._tell("iteration", **self._shown(iteration))
+        found = getattr(loop.executor, "found", {})  # log-probabilities
+        for request in loop.batch.sampled:
+            own = found.get(request.request_id, ())
+            self._send(request, Delta(request.output[-1], request.finish_reason, end, *own))
+
+    def _tell_preempted(self) -> None:
+        for own, moment in self.loop.trace.take_preempted():
+            heapq.heappush(self.free, self.lanes.pop(own))
+            self._tell("preempted", id=own, t=moment)
+
+    def _shown(self, iteration: Iteration) -> dict:
+        scheduler, batch, lanes = self.loop.scheduler, self.loop.batch, self.lanes
+        return {
+            "n": self.loop.trace.count, "t": iteration.start, "seconds": iteration.seconds,
+            "policy": self.policy, "budget": budget_of(scheduler), "rows": batch.num_tokens,
+            "chunks": [
+                [c.request.request_id, lanes[c.request.request_id], c.start, c.length, c.is_last]
+                for c in batch.chunks
+            ],
+            "decodes": [[r.request_id, lanes[r.request_id]] for r in batch.decodes],
+            "waiting": len(scheduler.waiting), "running": len(scheduler.running),
+            "held": scheduler.memory.taken, "capacity": scheduler.memory.capacity,
+        }  # fmt: skip
+
+    def _accept(self, request: Request) -> None:
+        if request.request_id not in self.streams:  # it ended with the others, in `_fail`
+            return
+        self.loop.add(request)
+        self._tell(
+            "queued", id=request.request_id, t=request.arrival, prompt_tokens=len(request.prompt),
+            max_tokens=request.max_tokens, label=request.tags.get("label", ""),
+        )  # fmt: skip
+
+    def _cancel(self, request: Request) -> None:
+        known, _ = self.streams.get(request.request_id, (None, None))
+        if known is request and self.loop.cancel(request):
+            self.loop.trace.forget(request)
+            self._send(request, Delta(None, "abort", self.loop.executor.now()))
+
+    def _switch(self, policy: str, chunk_size: int, future: Future) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            scheduler = self.engine.scheduler(policy, chunk_size)
+        except Exception as error:  # noqa: BLE001 (a policy of a user's own)
+            future.set_exception(error)  # and nothing has changed
+            return
+        try:
+            preempted = self._change_to(scheduler)
+        except Exception as error:
+            future.set_exception(error)
+            raise
+        self.policy, self.chunk_size = policy, chunk_size
+        moment = self.loop.executor.now()
+        self._tell("switched", t=moment, policy=policy, chunk_size=chunk_size, preempted=preempted)
+        future.set_result(preempted)
+
+    def _change_to(self, scheduler: Scheduler) -> list[int]:
+        """Put another scheduler in the place of the loop's. Returns ids of those preempted."""
+        loop = self.loop
+        preempted = hand_over(loop.scheduler, scheduler)
+        scheduler.cost = loop.executor.cost or scheduler.cost
+        loop.scheduler, moment = scheduler, loop.executor.now()
+        for request in preempted:
+            loop.trace.preempt(request, moment)
+            loop.executor.release(request)
+        self._tell_preempted()
+        return [request.request_id for request in preempted]
+
+    def _send(self, request: Request, delta: Delta) -> None:
+        """A token, or an end, of a request that has not ended before."""
+        own = request.request_id
+        self.news.append((self.streams[own][1], delta))
+        if delta.finish_reason:
+            request.finish_reason = delta.finish_reason
+            self.ended.append(own)
+            if own in self.lanes:
+                heapq.heappush(self.free, self.lanes.pop(own))
+            self._tell("ended", id=own, t=delta.moment, reason=delta.finish_reason)
+
+    def _flush(self) -> None:
+        """Deliver what is new. Only then is a request forgotten: `drain` waits for that."""
+        news, self.news = self.news, []
+        try:
+            if news:
+                self.deliver(news)
+        except Exception:  # the engine serves on
+            log.exception("the tokens of %d streams were not delivered", len(news))
+        if self.ended:
+            with self.changed:
+                for own in self.ended:
+                    del self.streams[own]
+                    self.wanted.pop(own, None)
+                self.done += len(self.ended)
+                self.ends.extend([self.loop.executor.now()] * len(self.ended))
+                self.ended.clear()
+                self.changed.notify_all()
+
+    def _tell(self, kind: str, **event: object) -> None:
+        for listener in self.listeners:
+            try:
+                listener({"type": kind, **event})
+            except Exception:  # who watches must not stop the engine
+                log.exception("a listener failed, and is told no more")
+                self._unwatch(listener)
+
+    def _fail(self, error: Exception) -> None:
+        """End all streams with "error", and go on with a new loop on an empty cache."""
+        log.error("the engine failed, and begins anew", exc_info=error)
+        self.failures, self.error = self.failures + 1, one_line(error)
+        self._tell("failed", t=self.loop.executor.now(), error=self.error)
+        self._tell_preempted()
+        self._end_all("error")
+        self.loop.trace.lives.clear()
+        self._new_loop(self.loop.trace)
+
+    def _end_all(self, reason: str) -> None:
+        moment = self.loop.executor.now()
+        with self.changed:
+            left = [request for request, _ in self.streams.values()]
+        for request in left:
+            if request.request_id not in self.ended:
+                self._send(request, Delta(None, reason, moment))
+
+    def _new_loop(self, trace: RecentTrace) -> None:
+        scheduler = self.engine.scheduler(self.policy, self.chunk_size)
+        self.loop = Loop(scheduler, self.engine.executor(self.wanted))
+        self.loop.trace = trace
+        self.lanes: dict[int, int] = {}  # request id -> its lane: the lowest that was free
+        self.free = list(range(self.engine.max_batch_size))  # lanes: a heap
+
+
+def hand_over(old: Scheduler, new: Scheduler) -> list[Request]:
+    """Give the requests and the memory of one scheduler to another. Returns those preempted.
+
+    These are the ones in the middle of their prefill: they wait in their order, before all others.
+    """
+    for request in reversed(old.started()):
+        old.preempt(request)
+    new.waiting, new.running, new.memory = old.waiting, old.running, old.memory
+    new.single = old.single
+    return old.take_preempted()
+
+
+def budget_of(scheduler: Scheduler) -> int | None:
+    """Tokens that a batch may have. None: the policy knows no such limit."""
+    if isinstance(scheduler, VLLMv0):
+        return None if scheduler.most_tokens > MOST else int(scheduler.most_tokens)
+    return None if isinstance(scheduler, RequestLevel | Orca) else scheduler.chunk_size
