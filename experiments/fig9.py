@@ -4,6 +4,7 @@
                                             points: seconds, no GPU needed
     python experiments/fig9.py --measure    and the real engine on this machine: some five minutes
                                             on two slow cores
+    python experiments/fig9.py --policy-file examples/priority.py    yours, too, at SARATHI's C
 
 --measure first profiles single iterations. It then runs the chunk size that looks best, and one
 beside it (or --chunk-size). Each runs at half, once and twice the balance of the best.
@@ -23,7 +24,8 @@ import enter  # noqa: F401
 
 import statistics
 from argparse import Namespace
-from itertools import cycle
+from collections.abc import Iterable, Sequence
+from itertools import cycle, product
 from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
@@ -35,7 +37,8 @@ from costmodel import requests_that_fit
 from experiments.lib import common, look, measuring
 from experiments.lib.common import Point, Record, print_table
 from experiments.lib.figure import finish
-from experiments.lib.flags import MEASURE, Flag, make_parser, parse
+from experiments.lib.flags import MEASURE, POLICIES, Flag, file_name, make_parser, parse
+from experiments.lib.papers import SPARE_LOOKS
 from experiments.lib.steady import BATCH_SIZES, Workload, balance, predicted_throughput, split
 
 if TYPE_CHECKING:  # predicting needs no torch
@@ -64,12 +67,25 @@ FLAGS = MEASURE | {
         several=True,
     ),
     "repeats": Flag("baseline-SARATHI pairs for each point", 3, 1, measure=True),
+    **POLICIES,
 }
+SARATHI = "sarathi"
 
 
-def series(length: int, batch_size: int, chunk_size: int) -> str:
-    """The name of a curve. `series_options` reads it."""
-    return f"C={chunk_size} L={length} B={batch_size}"
+def series(length: int, batch_size: int, chunk_size: int, policy: str = SARATHI) -> str:
+    """The name of a curve. `series_options` and `policy_of` read it."""
+    name = f"C={chunk_size} L={length} B={batch_size}"
+    return name if policy == SARATHI else f"{policy} {name}"
+
+
+def policy_of(name: str) -> str:
+    """Of a curve."""
+    first = name.partition(" ")[0]
+    return SARATHI if first.startswith("C=") else first
+
+
+def more_policies(options: Namespace) -> list[str]:
+    return [name for name in dict.fromkeys(options.policy or ()) if name != SARATHI]
 
 
 # ---------------------------------------------------------------------------------------- predicted
@@ -86,8 +102,8 @@ def ratios(length: int, batch_size: int, count: int) -> list[float]:
     return sorted(prompt / decodes for prompt, decodes in pairs)
 
 
-def predict(count: int) -> list[Point]:
-    """The curves of all three lengths, at about `count` values of P:D."""
+def predict(count: int, more: Sequence[str] = ()) -> list[Point]:
+    """The curves of all three lengths, at about `count` values of P:D. more: policies."""
     record = Record("fig9", MODEL, GPU)
     works = [
         Workload(length, batch_size, ratio)
@@ -96,9 +112,9 @@ def predict(count: int) -> list[Point]:
     ]
     for work in common.progress(works, "predicting"):
         baseline = predicted_throughput(work, "baseline")
-        for chunk_size in CHUNK_SIZES:
-            gain = predicted_throughput(work, "sarathi", chunk_size) / baseline
-            name = series(work.length, work.batch_size, chunk_size)
+        for policy, chunk_size in product((SARATHI, *more), CHUNK_SIZES):
+            gain = predicted_throughput(work, policy, chunk_size) / baseline
+            name = series(work.length, work.batch_size, chunk_size, policy)
             record.add(name, gain, UNIT, work.ratio, "P:D")
     return record
 
@@ -111,10 +127,10 @@ def paper_points() -> list[Point]:
     return record
 
 
-def peak(points: list[Point], length: int, chunk_size: int) -> Point:
+def peak(points: list[Point], length: int, chunk_size: int, policy: str = SARATHI) -> Point:
     """The best point of one predicted curve."""
-    curve = common.curves(points, "predicted")[series(length, BATCH_SIZES[length], chunk_size)]
-    return max(curve, key=lambda point: point.y)
+    name = series(length, BATCH_SIZES[length], chunk_size, policy)
+    return max(common.curves(points, "predicted")[name], key=lambda point: point.y)
 
 
 def predicted_numbers(points: list[Point]) -> dict[str, float]:
@@ -133,7 +149,7 @@ def predicted_numbers(points: list[Point]) -> dict[str, float]:
     return {name: peaks[name] for name in PUBLISHED}
 
 
-def print_prediction(points: list[Point]) -> None:
+def print_prediction(points: list[Point], more: Sequence[str]) -> None:
     numbers, rows = common.paper_numbers(), []
     for length, batch_size in BATCH_SIZES.items():
         for chunk_size in CHUNK_SIZES:
@@ -153,6 +169,14 @@ def print_prediction(points: list[Point]) -> None:
         "B is the paper's. Its memory formula (M_G - M_S) / (L * m_kv) alone would allow"
         f" {', '.join(map(str, fits))}:\nit leaves nothing for activations."
     )
+    rows = []
+    for policy, (length, batch_size), chunk_size in product(more, BATCH_SIZES.items(), CHUNK_SIZES):
+        best, sarathi = (peak(points, length, chunk_size, name) for name in (policy, SARATHI))
+        numbers = [f"{best.y:.2f}", f"{best.x:.1f}", f"{sarathi.y:.2f}"]
+        rows.append([policy, length, batch_size, chunk_size, *numbers])
+    if rows:
+        header = ["policy", "L", "B", "C", "peak gain", "at P:D", "SARATHI's peak"]
+        print_table(header, rows, "Other policies, at the same chunk sizes")
 
 
 # ----------------------------------------------------------------------------------------- measured
@@ -197,20 +221,21 @@ def choose_chunk_sizes(llm: "LLM", length: int, batch_size: int) -> list[int]:
 
 
 def measure(llm: "LLM", options: Namespace) -> list[Point]:
-    """The real engine, baseline and SARATHI in alternation on one model instance."""
+    """The real engine, baseline and the others in alternation on one model instance."""
     length, batch_size = options.max_length, options.max_batch_size
     chunk_sizes = options.chunk_size or choose_chunk_sizes(llm, length, batch_size)
     factors = [1] if options.quick else [0.5, 1, 2]  # of the balance
     middle = balance(chunk_sizes[0], batch_size)
     places = sorted({split(length, factor * middle) for factor in factors})  # (P, D)
     runs = [
-        measuring.Run(Workload(length, batch_size, prompt / decodes), "sarathi", chunk_size)
+        measuring.Run(Workload(length, batch_size, prompt / decodes), policy, chunk_size)
         for prompt, decodes in places
+        for policy in (SARATHI, *more_policies(options))
         for chunk_size in dict.fromkeys(chunk_sizes)
     ]
     record = Record("fig9", *measuring.measured_on(llm))
     for run, gain in measuring.measured_gains(llm, runs, options.repeats).items():
-        name = series(length, batch_size, run.chunk_size)
+        name = series(length, batch_size, run.chunk_size, run.policy)
         measuring.add_spread(record, name, gain, UNIT, run.work.ratio, "P:D")
     return record
 
@@ -222,10 +247,10 @@ def print_measurement(points: list[Point], repeats: int) -> None:
         spread = [found[name + end] for end in common.SPREAD]
         for middle, low, high in zip(found[name], *spread, strict=True):
             values = (middle.x, sizes["C"] / (sizes["B"] - 1), middle.y, low.y, high.y)
-            rows.append([sizes["C"], *[f"{value:.3g}" for value in values]])
+            rows.append([policy_of(name), sizes["C"], *[f"{value:.3g}" for value in values]])
     where = f"{points[0].model} on {points[0].hardware}, L = {sizes['L']}, B = {sizes['B']}"
     title = f"Measured: {where}; median of {repeats} alternating pairs"
-    print_table(["C", "P:D", "C/(B-1)", "gain", "lowest", "highest"], rows, title)
+    print_table(["policy", "C", "P:D", "C/(B-1)", "gain", "lowest", "highest"], rows, title)
 
 
 # ------------------------------------------------------------------------------------------ picture
@@ -237,17 +262,29 @@ def by_chunk_size(found: dict[str, list[Point]]) -> list[str]:
     return sorted(names, key=lambda name: common.series_options(name)["C"])
 
 
+def policies_in(found: Iterable[str]) -> list[str]:
+    """The policies of these curves, but for SARATHI."""
+    return [name for name in dict.fromkeys(map(policy_of, found)) if name != SARATHI]
+
+
 def draw_panel(axes: plt.Axes, found: dict[str, list[Point]], markevery: int) -> None:
     """Gain against P:D, a curve for each chunk size, and where C/(B-1) puts its peak."""
-    spare = cycle(look.SERIES[len(STYLE) :])
+    spare, styles = cycle(look.SERIES[len(STYLE) :]), dict(STYLE)
+    own = dict(zip(policies_in(found), cycle(SPARE_LOOKS), strict=False))
+    named = {policy: policy for policy in own}  # once, in the legend
     for name in by_chunk_size(found):
-        sizes = common.series_options(name)
-        colour, marker = STYLE.get(sizes["C"]) or next(spare)
-        style = {"color": colour, "marker": marker, "markevery": markevery}
-        look.plot_points(axes, found[name], label=f"C = {sizes['C']}", **style)
+        sizes, policy = common.series_options(name), policy_of(name)
+        if sizes["C"] not in styles:
+            styles[sizes["C"]] = next(spare)
+        colour, marker = styles[sizes["C"]]
+        style, label = {"marker": marker, "markevery": markevery}, f"C = {sizes['C']}"
+        if policy in own:  # the colour says whose curve it is, the marker its C
+            colour, style["linestyle"], label = own[policy][0], "--", named.pop(policy, None)
+        look.plot_points(axes, found[name], label=label, color=colour, **style)
         look.shade_spread(axes, found, name, colour, alpha=0.2)
-        at = sizes["C"] / (sizes["B"] - 1)
-        axes.axvline(at, color=colour, linestyle=":", linewidth=1.8)
+        if policy == SARATHI:
+            at = sizes["C"] / (sizes["B"] - 1)
+            axes.axvline(at, color=colour, linestyle=":", linewidth=1.8)
     axes.axhline(1.0, color="black", linewidth=1)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:.3g}")
@@ -264,11 +301,13 @@ def draw(points: list[Point]) -> plt.Figure:
     else:
         figure, grid = look.panels(1, 3, 17 / 3, 6, sharey=True)
     panels = [axes for row in grid for axes in row]
+    drawn = [point for curve in found.values() for point in curve]
     for axes, (length, batch_size) in zip(panels, BATCH_SIZES.items(), strict=False):
-        names = [series(length, batch_size, chunk_size) for chunk_size in CHUNK_SIZES]
+        shapes = product((SARATHI, *policies_in(found)), CHUNK_SIZES)
+        names = [series(length, batch_size, size, policy) for policy, size in shapes]
         draw_panel(axes, {name: found[name] for name in names}, markevery=4)
         axes.set_title(f"predicted: L = {length // 1024}K, B = {batch_size}")
-        axes.set_ylim(0.5, 1.4)
+        axes.set_ylim(look.limits(drawn, 0.5, 1.4))
         axes.set_xticks(ticks)
         for (paper_length, chunk_size), (name, ratio) in PAPER.items():
             if paper_length == length:
@@ -288,7 +327,7 @@ def draw(points: list[Point]) -> plt.Figure:
     star = {"color": "white", "markeredgecolor": "black", "markersize": 15, "label": "paper"}
     panels[0].plot([], [], "*", **star)
     panels[0].plot([], [], ":", color="black", label="P:D = C/(B-1)")
-    panels[0].legend(loc="lower left")
+    panels[0].legend(loc="best" if policies_in(found) else "lower left")
     where = f"{MODEL} on {GPU} (cost model) and the paper's points"
     figure.suptitle(f"SARATHI Fig 9: gain over the baseline, {where}", fontsize=18)
     return figure
@@ -297,16 +336,17 @@ def draw(points: list[Point]) -> plt.Figure:
 def main() -> None:
     options = parse(make_parser(__doc__, FLAGS), FLAGS)
     llm = load(options) if options.measure else None
-    common.make_directory(options.out, "fig9", force=options.force)
+    name, more = file_name("fig9", options), more_policies(options)
+    common.make_directory(options.out, name, force=options.force)
     print(__doc__.splitlines()[0])
-    points = paper_points() + predict(8 if options.quick else 41)
-    print_prediction(points)
+    points = paper_points() + predict(8 if options.quick else 41, more)
+    print_prediction(points, more)
     if llm is not None:
         measured = measure(llm, options)
         print_measurement(measured, options.repeats)
         points += measured
-    points = common.with_kept(options.out / "fig9.csv", points)
-    finish(options, "fig9", points, lambda: draw(points))
+    points = common.with_kept(options.out / f"{name}.csv", points)
+    finish(options, name, points, lambda: draw(points))
 
 
 if __name__ == "__main__":

@@ -65,15 +65,16 @@ def predict(
     return record
 
 
-def measure(llm: "measuring.LLM", scale: Scale) -> list[Point]:
-    """At a third and at two thirds of what this machine can serve.
+def measure(llm: "measuring.LLM", scale: Scale, policy: Sequence[str] | None = None) -> list[Point]:
+    """At a third and at two thirds of what this machine can serve. policy: more of them.
 
     Each number is the median over the turns of all policies.
     """
     (length,), (budget,), count = scale.lengths, scale.chunk_sizes, scale.requests
     prompts = LogNormal(length / 4, length / 2, 3 * length // 4)
     outputs = LogNormal(length / 16, length / 8, length // 4)
-    runs = {rival: (rival, 1) for rival in RIVALS} | {f"{OURS} C={budget}": (OURS, budget)}
+    runs = {rival: (rival, 1) for rival in RIVALS}
+    runs |= {f"{name} C={budget}": (name, budget) for name in (OURS, *(policy or ()))}
     measuring.warm_up(llm)
     together = make_requests([0.0] * count, prompts, outputs)
     measuring.generate(llm, together, OURS, budget)

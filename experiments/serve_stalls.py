@@ -71,8 +71,8 @@ def predict(
     return record
 
 
-def measure(llm: "measuring.LLM", scale: Scale) -> list[Point]:
-    """The median of the numbers over `repeats` turns of all policies.
+def measure(llm: "measuring.LLM", scale: Scale, policy: Sequence[str] | None = None) -> list[Point]:
+    """The median of the numbers over `repeats` turns of all policies. policy: more of them.
 
     The curves are those of the last turn.
     """
@@ -82,11 +82,11 @@ def measure(llm: "measuring.LLM", scale: Scale) -> list[Point]:
     turns = []
     for _ in progress(range(scale.repeats), "measuring"):
         turn = Record(NAME, *measuring.measured_on(llm))
-        for policy in POLICIES:
+        for name in (*POLICIES, *(policy or ())):
             requests = make_requests([0.0] * scale.requests, prompts, outputs)
-            measuring.generate(llm, requests, policy, budget)
-            TRACES[f"measured {policy}"] = llm.trace
-            add_run(turn, llm.trace, policy)
+            measuring.generate(llm, requests, name, budget)
+            TRACES[f"measured {name}"] = llm.trace
+            add_run(turn, llm.trace, name)
         turns.append(turn)
     medians = measuring.median_points(turns)
     return [

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 from statistics import median
+from types import ModuleType
 from unittest import mock
 
+import matplotlib.pyplot as plt
 import pytest
 from conftest import call
 
@@ -12,7 +14,7 @@ from batch import Request
 from checks import UserError
 from costmodel import make_batch
 from engine import LLM, SamplingParams
-from experiments import policies, serve_latency
+from experiments import fig9, fig11, policies, serve_ablation, serve_latency, serve_stalls
 from experiments.lib.common import read_csv
 from pipeline import simulate_pipeline
 from policyfile import load_policies
@@ -244,6 +246,78 @@ def test_both_are_compared_without_an_edit(tmp_path: Path) -> None:
     assert (tmp_path / "policies-target_tbt-80.png").exists()
 
 
-def test_an_unknown_policy_is_refused_before_any_work() -> None:
-    done = call(serve_latency, "--policy", "target_tbt")
-    assert done.returncode == 2 and "unknown policy 'target_tbt': choose from" in done.stderr
+@pytest.mark.parametrize(
+    ("script", "series"),
+    [
+        pytest.param(fig9, "priority C=256 L=1024 B=18", marks=pytest.mark.slow),
+        (fig11, "priority C=256 (a)"),
+        (serve_ablation, "P99 TBT, priority, chat"),
+    ],
+)
+def test_the_papers_figures_take_more_policies(
+    script: ModuleType, series: str, tmp_path: Path
+) -> None:
+    """At the chunk sizes of the figure's own policies, whose points stay as they are."""
+    name, out = script.__name__.rpartition(".")[2], ("--quick", "--out", tmp_path)
+    done = call(script, "--policy-file", PRIORITY, *out)
+    assert done.returncode == 0 and "priority" in done.stdout, done.stderr
+    with_more = read_csv(tmp_path / f"{name}-priority.csv")
+    own = [point for point in with_more if "priority" in point.series]
+    assert series in {point.series for point in own} and all(point.y > 0 for point in own)
+    assert (tmp_path / f"{name}-priority.png").exists()
+    assert not (tmp_path / f"{name}.csv").exists() and not (tmp_path / f"{name}.png").exists()
+    assert call(script, *out).returncode == 0
+    usual = read_csv(tmp_path / f"{name}.csv")
+    assert usual == [point for point in with_more if "priority" not in point.series]
+
+
+WORSE = """
+from scheduler import SarathiServe
+
+class Worse(SarathiServe):
+    name = "worse"
+
+    def share(self, request, room):
+        return min(room, 24)
+"""
+
+
+def test_a_worse_policy_is_in_the_picture(tmp_path: Path) -> None:
+    """Though it lies below all that the figures show without it."""
+    load_policies(file_of(tmp_path, WORSE))
+    for points, draw, low in (
+        (fig9.predict(3, ["worse"]), fig9.draw, 0.5),
+        (fig11.predict(True, ["worse"]), fig11.draw, 0.8),
+    ):
+        worst = min(point.y for point in points if point.series.startswith("worse"))
+        figure = draw(points)
+        bottoms = [axes.get_ylim()[0] for axes in figure.axes]
+        assert min(bottoms) <= worst < low and max(bottoms) < low
+        plt.close(figure)
+
+
+def test_no_two_policies_look_alike() -> None:
+    styles = fig11.styles_of(["sarathi C=256 (b)", "one C=256 (b)", "one C=512 (b)", "two C=256"])
+    assert len(set(styles.values())) == 4
+    colours = {name: colour for name, (colour, *_) in styles.items()}
+    assert colours["one C=256"] == colours["one C=512"] != colours["two C=256"]
+    assert colours["sarathi C=256"] not in (colours["one C=256"], colours["two C=256"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [fig9, fig11, serve_latency, serve_stalls])
+def test_they_are_measured_too(script: ModuleType, tmp_path: Path) -> None:
+    name, out = script.__name__.rpartition(".")[2], ("--quick", "--out", tmp_path)
+    where = ("--measure", "--model", "demo", "--device", "cpu")
+    done = call(script, "--policy-file", PRIORITY, *where, *out)
+    assert done.returncode == 0, done.stderr
+    points = read_csv(tmp_path / f"{name}-priority.csv")
+    found = {point.series for point in points if point.source == "measured"}
+    assert any("priority" in series for series in found), found
+
+
+@pytest.mark.parametrize("script", [fig9, fig11, serve_ablation, serve_latency])
+def test_an_unknown_policy_is_refused_before_any_work(script: ModuleType) -> None:
+    done = call(script, "--policy", "nobody")
+    assert done.returncode == 2 and "unknown policy 'nobody': choose from" in done.stderr
+    assert done.stdout == ""

@@ -9,7 +9,6 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 
@@ -27,9 +26,6 @@ from experiments.lib.look import save_figure, use_style
 from experiments.lib.measuring import load_llm
 from pictures import perfetto
 from timeline import Trace
-
-if TYPE_CHECKING:  # predicting needs no torch
-    from engine import LLM
 
 
 @dataclass(frozen=True)
@@ -59,6 +55,7 @@ class Figure:
 
     paper: id of a published number -> series and x of the predicted point that it is compared with.
     predict(quick, **flags), measure(llm, scale): points; without `measure` there is no --measure.
+    Where `flags` has --policy, measure(llm, scale, policy) gets it, too.
     draw(points): the picture, from all points, those kept from earlier measurements included.
     """
 
@@ -66,7 +63,7 @@ class Figure:
     description: str  # the script's docstring
     paper: Mapping[str, tuple[str, float]]
     predict: Callable[..., list[Point]]
-    measure: Callable[["LLM", Scale], list[Point]] | None
+    measure: Callable[..., list[Point]] | None
     draw: Callable[[list[Point]], plt.Figure]
     scale: Scale = Scale((), ())
     quick_scale: Scale = Scale((), ())
@@ -104,7 +101,8 @@ class Figure:
         points = self.published_and_predicted(options.quick, **given)
         if llm is not None:
             begin = time.perf_counter()
-            points += self.measure(llm, scale)
+            more = {"policy": options.policy} if "policy" in self.flags else {}
+            points += self.measure(llm, scale, **more)
             print(
                 f"\nmeasured on this machine in {time.perf_counter() - begin:.0f} s: {scale};"
                 f" repeated {scale.repeats} times"

@@ -18,7 +18,7 @@ from costmodel import make_batch
 from experiments.lib.common import SPREAD, Point, Record, progress
 from experiments.lib.steady import Workload, balance, first_period, split, tokens_per_second
 from loop import Result
-from serving.calibration import this_machine
+from serving.calibration import cost_here, this_machine
 from timeline import Trace
 
 if TYPE_CHECKING:  # see above
@@ -26,11 +26,16 @@ if TYPE_CHECKING:  # see above
 
 
 def load_llm(options: argparse.Namespace, batch_size: int, length: int) -> "LLM":
-    """The model to measure, with room for B requests of L tokens and a last output token."""
+    """The model to measure, with room for B requests of L tokens and a last output token.
+
+    Policies of a user's own learn what a batch costs, where this machine was calibrated.
+    """
     from engine import LLM
 
     sizes = {"max_batch_size": batch_size, "max_length": length + 1}
-    return LLM(options.model, dtype=options.dtype, device=options.device, **sizes)
+    llm = LLM(options.model, dtype=options.dtype, device=options.device, **sizes)
+    llm.cost = cost_here(llm.config.name, str(llm.device), str(llm.dtype))
+    return llm
 
 
 def measured_on(llm: "LLM") -> tuple[str, str, str]:
