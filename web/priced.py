@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -33,11 +33,11 @@ class Clock:
 
 
 class RealTimeExecutor(CostExecutor):
-    """A `CostExecutor` that lets the seconds of each batch pass."""
+    """A `CostExecutor` that lets the seconds of each batch pass. begin: hears of it before."""
 
-    def __init__(self, cost_model: CostModel, clock: Clock):
+    def __init__(self, cost_model: CostModel, clock: Clock, begin: Callable[[Batch], None]):
         super().__init__(cost_model)
-        self.real = clock
+        self.real, self.begin = clock, begin
 
     def now(self) -> float:
         return self.real.now()
@@ -46,6 +46,7 @@ class RealTimeExecutor(CostExecutor):
         self.real.wait(moment - self.now())
 
     def execute(self, batch: Batch) -> Result:
+        self.begin(batch)
         result = super().execute(batch)
         self.real.wait(result.seconds)
         return result
@@ -113,9 +114,9 @@ class PricedEngine:
     def scheduler(self, policy: str, chunk_size: int) -> Scheduler:
         return make_scheduler(policy, self.max_batch_size, chunk_size, self.cache_tokens)
 
-    def executor(self, wanted: dict[int, int]) -> RealTimeExecutor:
-        """wanted: nobody; `check` refuses log-probabilities."""
-        return RealTimeExecutor(self.cost_model, self.clock)
+    def executor(self, wanted: dict[int, int], begin: Callable[[Batch], None]) -> RealTimeExecutor:
+        """wanted: nothing, because `check` refuses log-probabilities."""
+        return RealTimeExecutor(self.cost_model, self.clock, begin)
 
     def check(self, requests: Iterable[Request], logprobs: int | None) -> None:
         """A UserError for a request that is too long, or wants what there is not."""

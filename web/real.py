@@ -1,7 +1,7 @@
 """A real model as an engine that serves, with the log-probabilities of its tokens."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 from torch import Tensor
@@ -10,6 +10,7 @@ from batch import Batch, Request
 from checks import UserError, check_whole
 from engine import LLM
 from executor import ModelExecutor
+from loop import Result
 from scheduler import Scheduler, make_scheduler
 from simulate import check_requests, refuse_beams
 
@@ -22,15 +23,22 @@ class LogprobExecutor(ModelExecutor):
     """A `ModelExecutor` that also tells how likely the tokens were. It takes over from `before`.
 
     wanted: request id -> how many of the likeliest tokens to tell. found: by request id, of the
-    last batch. They are those of the logits as they are, whatever the temperature is.
+    last batch. They are those of the logits as they are, whatever the temperature is. begin: hears
+    of each batch before it runs.
     """
 
-    def __init__(self, before: ModelExecutor, wanted: dict[int, int]):
+    def __init__(
+        self, before: ModelExecutor, wanted: dict[int, int], begin: Callable[[Batch], None]
+    ):
         super().__init__(
             before.model, before.cache, before.attention, before.time_operators, before.cost
         )
         self.forward = before.forward  # may replay CUDA graphs
-        self.wanted, self.found = wanted, {}
+        self.wanted, self.found, self.begin = wanted, {}, begin
+
+    def execute(self, batch: Batch) -> Result:
+        self.begin(batch)
+        return super().execute(batch)
 
     def choose(self, batch: Batch, logits: Tensor) -> list[int]:
         tokens = super().choose(batch, logits)
@@ -66,10 +74,10 @@ class RealEngine:
     def scheduler(self, policy: str, chunk_size: int) -> Scheduler:
         return make_scheduler(policy, self.max_batch_size, chunk_size, self.llm.cache_tokens)
 
-    def executor(self, wanted: dict[int, int]) -> LogprobExecutor:
-        """A new one on an empty cache. wanted: see `LogprobExecutor`."""
+    def executor(self, wanted: dict[int, int], begin: Callable[[Batch], None]) -> LogprobExecutor:
+        """A new one on an empty cache. wanted, begin: see `LogprobExecutor`."""
         self.llm.cache.reset()
-        executor = LogprobExecutor(self.llm.make_executor(), wanted)
+        executor = LogprobExecutor(self.llm.make_executor(), wanted, begin)
         executor.origin = self.origin  # one clock for all executors
         return executor
 

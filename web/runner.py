@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from batch import Request
+from batch import Batch, Request
 from checks import MOST, UserError, check_whole
 from cli import one_line
 from loop import Executor, Loop
@@ -80,8 +80,11 @@ class Engine(Protocol):
 
     def scheduler(self, policy: str, chunk_size: int) -> Scheduler: ...
 
-    def executor(self, wanted: dict[int, int]) -> Executor:
-        """A new one, on an empty cache. wanted: request id -> how many log-probabilities."""
+    def executor(self, wanted: dict[int, int], begin: Callable[[Batch], None]) -> Executor:
+        """A new one, on an empty cache. wanted: request id -> how many log-probabilities.
+
+        begin: to be called with each batch before it runs.
+        """
 
     def check(self, requests: Iterable[Request], logprobs: int | None) -> None:
         """A UserError for a request that can never run."""
@@ -115,11 +118,11 @@ class Runner:
         self.ids = itertools.count()
         self.listeners: tuple[Callable[[dict], None], ...] = ()
         self.done, self.failures, self.error = 0, 0, None
-        # s: when the last requests ended; before them, when the engine's work began
-        self.ends: deque[float] = deque(maxlen=ENDS)
         self.news: list[tuple[object, Delta]] = []  # to be delivered
         self.ended: list[int] = []  # their ids, to be forgotten
         self._new_loop(RecentTrace())
+        # s: when the last requests ended; before them, when the engine's work began
+        self.ends = deque([self.loop.executor.now()], maxlen=ENDS)
         self.thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # ---- any thread
@@ -139,8 +142,9 @@ class Runner:
             raise UserError(f"{len(requests)} requests at once; the server holds {self.most}")
         for request in requests:
             request.request_id, request.arrival = next(self.ids), self.loop.executor.now()
-            self.loop.scheduler.check(request)
         self.engine.check(requests, logprobs)
+        for request in requests:
+            self.loop.scheduler.check(request)
         with self.changed:
             if self.stopping:
                 raise Stopping
@@ -253,8 +257,8 @@ class Runner:
         """Sleep while there is nothing to do. False: it is over."""
         with self.changed:
             if not (self.inbox or self.loop.busy or self.closed):
-                self.changed.wait_for(lambda: self.inbox or self.closed)
                 self.ends.clear()
+                self.changed.wait_for(lambda: self.inbox or self.closed)
                 self.ends.append(self.loop.executor.now())
             return not self.closed
 
@@ -267,10 +271,6 @@ class Runner:
         loop = self.loop
         iteration = loop.step()
         end = iteration.start + iteration.seconds
-        self._tell_preempted()
-        for chunk in loop.batch.chunks:
-            if chunk.request.request_id not in self.lanes:
-                self.lanes[chunk.request.request_id] = heapq.heappop(self.free)
         if self.listeners:
             self._tell("iteration", **self._shown(iteration))
         found = getattr(loop.executor, "found", {})  # log-probabilities
@@ -278,24 +278,40 @@ class Runner:
             own = found.get(request.request_id, ())
             self._send(request, Delta(request.output[-1], request.finish_reason, end, *own))
 
+    def _begin(self, batch: Batch) -> None:
+        """Give new requests a lane, and tell of a batch with chunks before it runs for long."""
+        self._tell_preempted()
+        for chunk in batch.chunks:
+            if chunk.request.request_id not in self.lanes:
+                self.lanes[chunk.request.request_id] = heapq.heappop(self.free)
+        if batch.chunks and self.listeners:
+            self._tell("started", t=self.loop.executor.now(), **self._rows(batch))
+
     def _tell_preempted(self) -> None:
         for own, moment in self.loop.trace.take_preempted():
             heapq.heappush(self.free, self.lanes.pop(own))
             self._tell("preempted", id=own, t=moment)
 
     def _shown(self, iteration: Iteration) -> dict:
-        scheduler, batch, lanes = self.loop.scheduler, self.loop.batch, self.lanes
+        scheduler, batch = self.loop.scheduler, self.loop.batch
         return {
             "n": self.loop.trace.count, "t": iteration.start, "seconds": iteration.seconds,
             "policy": self.policy, "budget": budget_of(scheduler), "rows": batch.num_tokens,
+            **self._rows(batch),
+            "waiting": len(scheduler.waiting), "running": len(scheduler.running),
+            "held": scheduler.memory.taken, "capacity": scheduler.memory.capacity,
+        }  # fmt: skip
+
+    def _rows(self, batch: Batch) -> dict:
+        """The chunks of a batch, and its decodes, each with its lane."""
+        lanes = self.lanes
+        return {
             "chunks": [
                 [c.request.request_id, lanes[c.request.request_id], c.start, c.length, c.is_last]
                 for c in batch.chunks
             ],
             "decodes": [[r.request_id, lanes[r.request_id]] for r in batch.decodes],
-            "waiting": len(scheduler.waiting), "running": len(scheduler.running),
-            "held": scheduler.memory.taken, "capacity": scheduler.memory.capacity,
-        }  # fmt: skip
+        }
 
     def _accept(self, request: Request) -> None:
         if request.request_id not in self.streams:  # it ended with the others, in `_fail`
@@ -399,7 +415,7 @@ class Runner:
 
     def _new_loop(self, trace: RecentTrace) -> None:
         scheduler = self.engine.scheduler(self.policy, self.chunk_size)
-        self.loop = Loop(scheduler, self.engine.executor(self.wanted))
+        self.loop = Loop(scheduler, self.engine.executor(self.wanted, self._begin))
         self.loop.trace = trace
         self.lanes: dict[int, int] = {}  # request id -> its lane: the lowest that was free
         self.free = list(range(self.engine.max_batch_size))  # lanes: a heap

@@ -1,0 +1,850 @@
+"""The bridge between a server and the loop: whatever clients do, each gets its own tokens, and
+nothing of a request that has ended is kept.
+"""
+
+import itertools
+import math
+import random
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import pytest
+import torch
+
+from batch import Batch, Request
+from checks import UserError
+from configs import GPUS, MODELS
+from costmodel import requests_that_fit
+from engine import LLM, SamplingParams
+from loading.prompts import make_requests
+from scheduler import POLICIES, SarathiServe, Scheduler
+from simulate import simulate
+from web.priced import Clock, PricedEngine
+from web.real import MOST_LOGPROBS, RealEngine
+from web.recent import RecentTrace
+from web.runner import LATEST, SOONEST, Delta, Full, Runner, Stopping
+
+NAMES = [*POLICIES, "dynamic:12,6", "vllm_v0:40"]
+PATIENCE = 60.0  # s until a test gives up
+
+
+class Clients:
+    """Collects what a runner delivers, and what it tells.
+
+    deltas: by tag. events: all of them. at: iteration -> what to do after it (the engine thread
+    does it, so that the moment is the same in each run).
+    """
+
+    def __init__(self, engine: object, queue: int = 1000, **more: object):
+        self.deltas: dict[object, list[Delta]] = defaultdict(list)
+        self.events: list[dict] = []
+        self.at: dict[int, list[Callable[[], object]]] = defaultdict(list)
+        self.ended = threading.Condition()
+        self.runner = Runner(engine, queue=queue, deliver=self.deliver, **more)
+        self.runner.watch(self.watch)
+
+    def deliver(self, news: list[tuple[object, Delta]]) -> None:
+        with self.ended:
+            for tag, delta in news:
+                self.deltas[tag].append(delta)
+            self.ended.notify_all()
+
+    def watch(self, event: dict) -> None:
+        self.events.append(event)
+        if event["type"] == "iteration":
+            for do in self.at.pop(event["n"], ()):
+                do()
+
+    def wait(self, tags: Sequence[object]) -> None:
+        def done() -> bool:
+            return all(self.reason(tag) for tag in tags)
+
+        with self.ended:
+            assert self.ended.wait_for(done, PATIENCE), "a stream did not end"
+
+    def reason(self, tag: object) -> str | None:
+        return self.deltas[tag][-1].finish_reason if self.deltas[tag] else None
+
+    def tokens(self, tag: object) -> list[int]:
+        """Of a stream that has ended: it ended once, at its end."""
+        *before, last = self.deltas[tag]
+        assert last.finish_reason, f"{tag} goes on"
+        assert not any(delta.finish_reason for delta in before), f"{tag} ended twice"
+        return [delta.token for delta in self.deltas[tag] if delta.token is not None]
+
+    def told(self, kind: str) -> list[dict]:
+        return [event for event in self.events if event["type"] == kind]
+
+    def finish(self) -> None:
+        """Run all to its end. Then nothing of any request may be left."""
+        runner = self.runner
+        if not runner.thread.is_alive():
+            runner.start()
+        assert runner.drain(PATIENCE), "requests are left"
+        runner.close()
+        assert not runner.thread.is_alive()
+        check_empty(runner)
+        assert sorted(event["id"] for event in self.told("queued")) == sorted(
+            event["id"] for event in self.told("ended")
+        )
+
+
+def check_empty(runner: Runner) -> None:
+    loop = runner.loop
+    for kept in (
+        runner.streams, runner.wanted, runner.lanes, runner.inbox, runner.news, runner.ended,
+        loop.arriving, loop.scheduler.waiting, loop.scheduler.running, loop.trace.lives,
+        loop.trace.preempted, getattr(loop.executor, "slot_of", {}),
+    ):  # fmt: skip
+        assert len(kept) == 0
+    assert sorted(runner.free) == list(range(runner.engine.max_batch_size))
+    assert loop.scheduler.memory.taken == 0
+    if not runner.engine.priced:
+        assert not any(used is not None for used in loop.executor.cache.used), "a slot leaks"
+
+
+class FastClock(Clock):
+    """Nobody waits: the clock is set forward. In a session of tests a second is nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moment = 0.0
+
+    def now(self) -> float:
+        return self.moment
+
+    def wait(self, seconds: float) -> None:
+        self.moment += seconds
+
+
+@pytest.fixture
+def llm(small: str) -> LLM:
+    """A model whose greedy tokens vary: weights ten times as large, as in `conftest.tiny_model`."""
+    return new_llm(small)
+
+
+def new_llm(name: str, **options: object) -> LLM:
+    options = {"max_batch_size": 4, "max_length": 64, "chunk_size": 8} | options
+    made = LLM(name, dtype="float64", fast=False, **options)
+    with torch.no_grad():
+        for parameter in made.model.parameters():
+            parameter.mul_(10 if parameter.dim() == 2 else 1)
+    return made
+
+
+def draw_prompts(draw: random.Random, count: int) -> tuple[list[list[int]], list[SamplingParams]]:
+    """Prompts of 1 to 40 tokens, and how to sample: half greedy, half drawn."""
+    prompts = [[draw.randrange(97) for _ in range(draw.randint(1, 40))] for _ in range(count)]
+    params = [
+        SamplingParams(
+            max_tokens=draw.randint(1, 20), temperature=draw.choice((0.0, 0.8)), top_p=0.9, seed=i
+        )
+        for i in range(count)
+    ]
+    return prompts, params
+
+
+def requests_for(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> list[Request]:
+    return make_requests(
+        prompts, params, None, encode=None, vocab_size=97, stop_ids=llm.stop_ids, seed=0
+    )
+
+
+def alone(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> list[list[int]]:
+    """What `LLM.generate` gives for each prompt by itself."""
+    outputs = [llm.generate([prompt], [own]) for prompt, own in zip(prompts, params, strict=True)]
+    return [output[0].token_ids for output in outputs]
+
+
+def every_pair(names: Sequence[str], draw: random.Random) -> list[str]:
+    """A tour that goes from each name to each other one exactly once (Hierholzer)."""
+    left = {name: draw.sample([n for n in names if n != name], len(names) - 1) for name in names}
+    stack, tour = [names[0]], []
+    while stack:
+        if left[stack[-1]]:
+            stack.append(left[stack[-1]].pop())
+        else:
+            tour.append(stack.pop())
+    return tour[::-1]
+
+
+# ------------------------------------------------------------------------------------ the policies
+
+
+@pytest.mark.parametrize("cache_tokens", [None, 90])
+@pytest.mark.parametrize("cancels", [False, True])
+def test_policies_change_between_any_two_steps(
+    small: str, cache_tokens: int | None, cancels: bool
+) -> None:
+    """From each policy to each other one, with other chunk sizes: the tokens stay the same."""
+    draw = random.Random(f"{cache_tokens} {cancels}")
+    tour = every_pair(NAMES, draw)
+    llm = new_llm(small, policy=tour[0], cache_tokens=cache_tokens)
+    prompts, params = draw_prompts(draw, 150)
+    expected = [output.token_ids for output in llm.generate(prompts, params)]
+    clients = Clients(RealEngine(llm))
+    requests, moment, futures = requests_for(llm, prompts, params), 1, []
+    for policy in tour[1:]:
+        size = draw.choice((5, 8, 17, 64))
+        clients.at[moment].append(
+            lambda p=policy, c=size: futures.append(clients.runner.switch(p, c))
+        )
+        moment += draw.randint(1, 4)
+    left = draw.sample(range(len(requests)), 50) if cancels else []
+    for index in left:
+        count = draw.randint(0, 12)  # tokens after which it leaves
+        leave_after(clients, requests[index], index, count)
+    clients.runner.submit(requests, range(len(requests)))
+    clients.finish()
+    switched = clients.told("switched")
+    assert [event["policy"] for event in switched] == tour[1:]
+    assert len(set(itertools.pairwise(tour))) == len(NAMES) * (len(NAMES) - 1)
+    assert [future.result() for future in futures] == [event["preempted"] for event in switched]
+    assert sum(bool(event["preempted"]) for event in switched) > 10, "half-prefilled ones"
+    for index, tokens in enumerate(expected):
+        got = clients.tokens(index)
+        if clients.reason(index) == "abort":
+            assert index in left
+            tokens = tokens[: len(got)]
+        assert got == tokens, f"request {index}"
+    aborted = sum(clients.reason(index) == "abort" for index in left)
+    assert aborted > 20 if cancels else aborted == 0
+    preempted = {event["id"] for event in clients.told("preempted")}
+    assert preempted > {own for event in switched for own in event["preempted"]} or not cache_tokens
+    check_lanes(clients, 4)
+    if cache_tokens is None:
+        check_decodes_go_on(clients)
+
+
+def leave_after(clients: Clients, request: Request, tag: object, count: int) -> None:
+    """Cancel the request once `count` of its tokens have come."""
+    deliver = clients.runner.deliver
+
+    def watching(news: list[tuple[object, Delta]]) -> None:
+        deliver(news)
+        if any(own == tag for own, _ in news) and len(clients.deltas[tag]) == count:
+            clients.runner.cancel(request)
+
+    clients.runner.deliver = watching
+    if count == 0:
+        clients.at[request.request_id % 50 + 1].append(lambda: clients.runner.cancel(request))
+
+
+def check_lanes(clients: Clients, most: int) -> None:
+    """A request keeps its lane until it ends or is preempted; a newcomer gets the lowest free.
+
+    A batch with chunks is told twice: as it starts, and when it has run.
+    """
+    batches = [event for event in clients.events if event["type"] in ("started", "iteration")]
+    for before, event in itertools.pairwise([{"type": ""}, *batches]):
+        if event["type"] == "iteration" and event["chunks"]:
+            assert before["type"] == "started" and before["t"] >= event["t"]
+            assert before["chunks"] == event["chunks"] and before["decodes"] == event["decodes"]
+        else:
+            assert before["type"] != "started"
+    lanes: dict[int, int] = {}
+    for event in clients.events:
+        if event["type"] in ("started", "iteration"):
+            shown = [*event["chunks"], *event["decodes"]]
+            for own, lane, *_ in shown:
+                if own not in lanes:
+                    assert lane == min(set(range(most)) - set(lanes.values()))
+                    lanes[own] = lane
+                assert lanes[own] == lane
+        elif event["type"] in ("ended", "preempted"):
+            lanes.pop(event["id"], None)
+    assert not lanes
+
+
+def check_decodes_go_on(clients: Clients) -> None:
+    """A change of policy takes no decode away, and no policy but two lets one wait for it."""
+    decoding: set[int] = set()  # ids of requests past their prefill
+    after, found = "", 0
+    for event in clients.events:
+        if event["type"] == "switched":
+            after = event["policy"]
+            assert not decoding & set(event["preempted"]), "a decode was preempted"
+        elif event["type"] == "iteration":
+            if after and after.partition(":")[0] not in ("vllm_v0", "chunked_only"):
+                assert {own for own, _ in event["decodes"]} == decoding, f"after {after}"
+                found += len(decoding)
+            after = ""
+            decoding |= {own for own, _, _, _, is_last in event["chunks"] if is_last}
+        elif event["type"] in ("ended", "preempted"):
+            decoding.discard(event["id"])
+    assert found > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_policies_of_the_demo_model_change(seed: int) -> None:
+    """The model that is served first, with the fast half of the engine, in float32."""
+    draw = random.Random(seed)
+    tour = every_pair(NAMES, draw)
+    llm = LLM("demo", dtype="float32", policy=tour[0], cache_tokens=draw.choice((None, 600)))
+    texts = ["def open(", "class Reader:\n    ", "import os\n", "for line in"]
+    params = SamplingParams(max_tokens=40)
+    prompts = [llm.tokenizer.encode(draw.choice(texts) * draw.randint(1, 12)) for _ in range(60)]
+    expected = alone(llm, prompts, [params] * len(prompts))
+    clients = Clients(RealEngine(llm))
+    for moment, policy in enumerate(tour[1:], 1):
+        size = draw.choice((16, 64, 256))
+        clients.at[3 * moment].append(lambda p=policy, c=size: clients.runner.switch(p, c))
+    requests = [Request(0, prompt, 40, llm.stop_ids) for prompt in prompts]
+    clients.runner.submit(requests, range(len(requests)))
+    clients.finish()
+    assert len(clients.told("switched")) == len(tour) - 1
+    assert [clients.tokens(index) for index in range(len(requests))] == expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "chunk_size", "message"),
+    [
+        ("sarathy", 8, "unknown policy 'sarathy'.*did you mean 'sarathi'"),
+        ("td_pipe", 8, "distributed.py"),
+        ("sarathi", 0, "chunk_size is 0"),
+        ("sarathi", "8", "chunk_size is '8'"),
+        ("sarathi:8", 8, "takes no option"),
+        (None, 8, "unknown policy"),
+    ],
+)
+def test_a_policy_that_is_not_there_changes_nothing(
+    policy: str, chunk_size: int, message: str
+) -> None:
+    clients = Clients(PricedEngine(clock=FastClock()))
+    clients.runner.start()
+    with pytest.raises(UserError, match=message):
+        clients.runner.switch(policy, chunk_size).result(PATIENCE)
+    assert clients.runner.state()["policy"] == "sarathi"
+    clients.runner.submit([Request(0, range(300), 3)], ["a"])
+    clients.wait(["a"])
+    assert clients.reason("a") == "length" and not clients.told("failed")
+    clients.finish()
+
+
+def test_the_budget_is_told_where_a_policy_has_one() -> None:
+    clients = Clients(PricedEngine(clock=FastClock()))
+    clients.runner.start()
+    wanted = {"sarathi": 64, "vllm_v0": None, "vllm_v0:512": 512, "orca": None, "dynamic:32,8": 32}
+    for policy, budget in wanted.items():
+        clients.runner.switch(policy, 64).result(PATIENCE)
+        assert clients.runner.state()["budget"] == budget
+    clients.finish()
+
+
+# ----------------------------------------------------------------------------- clients come and go
+
+
+def test_a_client_that_goes_away_frees_its_slot_at_the_next_step(llm: LLM) -> None:
+    clients = Clients(RealEngine(llm))
+    stays, goes, waits = [Request(0, [own], 20) for own in (1, 2, 3)]
+    llm.max_batch_size = clients.runner.engine.max_batch_size = 2
+    clients.runner._new_loop(RecentTrace())  # with two slots
+    clients.runner.submit([stays, goes, waits], ["stays", "goes", "waits"])
+    clients.at[5].append(lambda: clients.runner.cancel(goes))
+    clients.finish()
+    sixth = clients.told("iteration")[5]
+    assert [own for own, *_ in sixth["chunks"]] == [waits.request_id], "it has the slot at once"
+    assert clients.reason("goes") == "abort" and goes.finish_reason == "abort"
+    assert len(clients.tokens("goes")) == 4
+    assert len(clients.tokens("stays")) == len(clients.tokens("waits")) == 20
+
+
+def test_cancelling_twice_or_too_late_or_too_soon_does_nothing() -> None:
+    clients = Clients(PricedEngine(clock=FastClock()))
+    runner, request, stranger = clients.runner, Request(0, range(9), 50), Request(0, range(9), 3)
+    runner.submit([request], ["a"])
+    runner.cancel(stranger)  # it has the same id, and was never submitted
+    clients.at[3].append(lambda: [runner.cancel(request) for _ in range(3)])
+    runner.start()
+    clients.wait(["a"])
+    runner.cancel(request)
+    clients.finish()
+    assert len(clients.tokens("a")) == 3 and clients.reason("a") == "abort"
+    assert [event["reason"] for event in clients.told("ended")] == ["abort"]
+
+
+def sizes(*things: object) -> dict[str, int]:
+    """The lengths of all containers that these objects have."""
+    return {
+        f"{type(thing).__name__}.{name}": len(value)
+        for thing in things
+        for name, value in vars(thing).items()
+        if hasattr(value, "__len__") and not isinstance(value, str)
+    }
+
+
+def test_nothing_is_left_of_ten_thousand_clients_of_which_a_third_hang_up() -> None:
+    draw, most = random.Random(7), 32 + 100
+    engine = PricedEngine(max_batch_size=32, cache_tokens=600, policy="vllm_v0", clock=FastClock())
+    largest: dict[str, int] = defaultdict(int)
+    wanted: dict[int, int] = {}  # tag -> tokens
+    room, reasons, counts = threading.Semaphore(most), {}, defaultdict(int)
+    leaves: dict[int, tuple[int, Request]] = {}  # tag -> after so many tokens
+
+    def deliver(news: list[tuple[int, Delta]]) -> None:
+        for tag, delta in news:
+            counts[tag] += delta.token is not None
+            if delta.finish_reason:
+                assert tag not in reasons, "it ended twice"
+                reasons[tag] = delta.finish_reason
+                leaves.pop(tag, None)
+                room.release()
+            elif tag in leaves and counts[tag] == leaves[tag][0]:
+                runner.cancel(leaves.pop(tag)[1])
+        loop = runner.loop
+        for name, size in sizes(runner, loop, loop.trace, loop.scheduler, loop.executor).items():
+            largest[name] = max(largest[name], size)
+
+    runner = Runner(engine, queue=100, deliver=deliver)
+    runner.loop.trace = RecentTrace(kept=200)
+    runner.start()
+    policies = list(POLICIES)
+    for tag in range(10_000):
+        request = Request(0, range(draw.randint(1, 60)), draw.randint(1, 20))
+        wanted[tag] = request.max_tokens
+        leaver = draw.random() < 1 / 3
+        if leaver and draw.random() < 0.8:
+            leaves[tag] = draw.randint(1, 8), request
+        room.acquire()
+        while True:
+            try:
+                runner.submit([request], [tag])
+                break
+            except Full:  # the end is told before the place is free
+                threading.Event().wait(0.001)
+        if leaver and tag not in leaves:
+            runner.cancel(request)
+        if tag % 1000 == 999:
+            runner.switch(draw.choice(policies), draw.choice((40, 256)))
+    assert runner.drain(PATIENCE)
+    runner.close()
+    check_empty(runner)
+    assert set(reasons) == set(wanted) and set(reasons.values()) == {"length", "abort"}
+    assert all(counts[tag] == wanted[tag] for tag in wanted if reasons[tag] == "length")
+    assert 1500 < list(reasons.values()).count("abort") < 3500
+    assert runner.state()["done"] == 10_000 and runner.state()["preemptions"] > 10
+    allowed = {"RecentTrace.iterations", "RecentTrace.finished", "RecentTrace.cancelled"}
+    assert {name for name, size in largest.items() if size > 2 * most} == set()
+    assert {name for name, size in largest.items() if size == 200} == allowed
+
+
+def test_two_threads_that_come_and_go_get_their_own_tokens(llm: LLM) -> None:
+    draw = random.Random(3)
+    prompts, params = draw_prompts(draw, 80)
+    expected = alone(llm, prompts, params)
+    clients = Clients(RealEngine(llm))
+    requests = requests_for(llm, prompts, params)
+    clients.runner.start()
+    failed: list[BaseException] = []
+
+    def come_and_go(own: list[int], seed: int) -> None:
+        draw, here = random.Random(seed), []
+        try:
+            for index in own:
+                clients.runner.submit([requests[index]], [index])
+                here.append(index)
+                if draw.random() < 0.3:
+                    clients.runner.cancel(requests[here.pop(draw.randrange(len(here)))])
+                if draw.random() < 0.1:
+                    clients.runner.switch(draw.choice(NAMES), draw.choice((4, 16)))
+                threading.Event().wait(draw.random() * 0.003)
+        except BaseException as error:  # noqa: BLE001 (shown by the test)
+            failed.append(error)
+
+    halves = [(list(range(40)), 1), (list(range(40, 80)), 2)]
+    threads = [threading.Thread(target=come_and_go, args=each) for each in halves]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    clients.finish()
+    assert not failed
+    for index, tokens in enumerate(expected):
+        got = clients.tokens(index)
+        assert got == (tokens[: len(got)] if clients.reason(index) == "abort" else tokens)
+
+
+# ------------------------------------------------------------------- refusals, and how things end
+
+
+def test_a_full_queue_says_when_to_come_back() -> None:
+    """B run and `queue` wait. The next ones are refused, all or none."""
+    clients = Clients(PricedEngine(max_batch_size=2, clock=FastClock()), queue=3)
+    runner = clients.runner
+    runner.submit([Request(0, range(9), 3) for _ in range(4)], "abcd")
+    with pytest.raises(Full) as refused:
+        runner.submit([Request(0, range(9), 3) for _ in range(2)], "ef")
+    assert refused.value.retry_after == SOONEST, "nothing is known yet"
+    runner.submit([Request(0, range(9), 3)], "e")
+    with pytest.raises(Full):
+        runner.submit([Request(0, range(9), 3)], "f")
+    with pytest.raises(UserError, match="6 requests at once; the server holds 5"):
+        runner.submit([Request(0, range(9), 3) for _ in range(6)], "ghijkl")
+    clients.finish()
+    assert set(clients.deltas) == set("abcde")
+    assert runner.state()["done"] == 5
+
+
+@pytest.mark.parametrize(("seconds", "waiting"), [(2.5, 1), (2.5, 3), (1e-6, 1), (1e4, 1)])
+def test_the_time_to_come_back_is_measured(seconds: float, waiting: int) -> None:
+    """Requests of one token that take so many seconds each, one after another."""
+    engine = PricedEngine(max_batch_size=1, clock=FastClock())
+    engine.cost_model.seconds = lambda batch: seconds
+    clients = Clients(engine, queue=9)
+    runner, found = clients.runner, []
+
+    def come() -> None:
+        with pytest.raises(Full) as refused:
+            runner.submit([Request(0, range(9), 1) for _ in range(waiting + 5)], range(90, 99))
+        found.append(refused.value.retry_after)
+
+    runner.submit([Request(0, range(9), 1) for _ in range(10)], range(10))
+    clients.at[6].append(come)  # five have ended, and one ends now
+    clients.finish()
+    likely = math.ceil((waiting + 5) * 6 * seconds / 5)
+    assert found == [min(max(SOONEST, likely), LATEST)]
+
+
+def test_draining_runs_what_is_here_and_takes_nothing_new() -> None:
+    clients = Clients(PricedEngine(max_batch_size=2, clock=FastClock()))
+    runner = clients.runner
+    runner.submit([Request(0, range(9), 30) for _ in range(6)], range(6))
+    refused: list[type] = []
+
+    def come() -> None:
+        try:
+            runner.submit([Request(0, range(9), 1)], ["late"])
+        except Stopping as error:
+            refused.append(type(error))
+
+    clients.at[1].append(lambda: threading.Thread(target=runner.drain, args=[PATIENCE]).start())
+    clients.at[60].append(come)
+    clients.finish()
+    assert refused == [Stopping] and "late" not in clients.deltas
+    assert [len(clients.tokens(tag)) for tag in range(6)] == [30] * 6
+    assert not runner.state()["alive"] and runner.state()["draining"]
+
+
+def test_what_is_left_after_the_patience_is_aborted(llm: LLM) -> None:
+    clients = Clients(RealEngine(llm))
+    runner = clients.runner
+    runner.submit([Request(0, [tag], 60) for tag in range(9)], range(9))
+    aborting = threading.Event()
+    clients.at[8].append(lambda: aborting.wait(PATIENCE))
+    runner.start()
+    drained: list[bool] = []
+    thread = threading.Thread(target=lambda: drained.append(runner.drain(0)))
+    thread.start()
+    while not runner.inbox and thread.is_alive() and not runner.stopping:
+        thread.join(0.01)
+    aborting.set()
+    thread.join()
+    runner.close()
+    check_empty(runner)
+    assert drained == [False]
+    assert {clients.reason(tag) for tag in range(9)} == {"abort"}
+
+
+def test_closing_ends_a_long_batch_and_all_that_waits() -> None:
+    """The batch would take minutes. Who waits for an answer gets one, and closing twice is fine."""
+    clients = Clients(PricedEngine("gpt3-175b", max_batch_size=8, policy="vllm_v0"))
+    runner = clients.runner
+    runner.submit([Request(0, range(4000), 9) for _ in range(20)], range(20))
+    runner.start()
+    while not runner.state()["running"]:
+        threading.Event().wait(0.01)
+    runner.submit([Request(0, range(9), 9)], ["late"])
+    change = runner.switch("sarathi", 256)
+    runner.close()
+    assert not runner.state()["alive"]
+    assert {clients.reason(tag) for tag in [*range(20), "late"]} == {"abort"}
+    assert change.done()
+    with pytest.raises(Stopping):
+        runner.submit([Request(0, range(9), 9)], ["later"])
+    with pytest.raises(Stopping):
+        runner.switch("sarathi", 256)
+    assert runner.drain(0)
+    runner.cancel(Request(0, range(9), 9))
+    runner.close()
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request(0, [1] * 60, 9), "60 prompt tokens .* exceed the 64 tokens"),
+        (Request(0, [1] * 30, 21), "can never run.* 50 tokens of cache, and it holds 40"),
+        (Request(0, [1, 97], 9), "token id 97 is not in 0 .. 96"),
+        (Request(0, [-1, 3], 9), "token id -1 is not in 0 .. 96"),
+    ],
+)
+def test_what_can_never_run_is_refused_with_all_that_came_with_it(
+    small: str, request_: Request, message: str
+) -> None:
+    clients = Clients(RealEngine(new_llm(small, cache_tokens=40)))
+    with pytest.raises(UserError, match=message):
+        clients.runner.submit([Request(0, [1], 3), request_], ["fine", "bad"])
+    clients.finish()
+    assert not clients.deltas and not clients.events
+
+
+# --------------------------------------------------------------------------------- what goes wrong
+
+
+def test_an_engine_that_fails_ends_all_streams_and_serves_the_next(llm: LLM) -> None:
+    expected = alone(llm, [[5, 6, 7]], [SamplingParams(max_tokens=9)])[0]
+    clients = Clients(RealEngine(llm))
+    runner = clients.runner
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("the device is\nlost")
+
+    clients.at[4].append(lambda: setattr(runner.loop.executor, "forward", fails))
+    runner.submit([Request(0, [tag], 30) for tag in range(6)], range(6))  # four run, two wait
+    runner.start()
+    clients.wait(range(6))
+    assert {clients.reason(tag) for tag in range(6)} == {"error"}
+    assert [len(clients.tokens(tag)) for tag in range(6)] == [4, 3, 2, 1, 0, 0]
+    state = runner.state()
+    assert state["failures"] == 1 and state["error"] == r"the device is\nlost" and state["alive"]
+    runner.submit([Request(0, [5, 6, 7], 9)], ["next"])
+    clients.finish()
+    assert clients.tokens("next") == expected
+
+
+class Lazy(Scheduler):
+    """Schedules nothing."""
+
+    name = "lazy"
+
+    def schedule(self, now: float) -> Batch | None:
+        return None
+
+
+class Twice(SarathiServe):
+    """Breaks a rule: a request is in the batch twice."""
+
+    name = "twice"
+
+    def schedule(self, now: float) -> Batch | None:
+        batch = super().schedule(now)
+        return batch and Batch(batch.chunks, batch.decodes * 2)
+
+
+class Holds(SarathiServe):
+    """Cannot be replaced: it gives no request back."""
+
+    name = "holds"
+
+    def preempt(self, request: Request | None = None) -> Request:
+        raise KeyError("mine")
+
+
+class Asks(SarathiServe):
+    """Asks what a batch costs."""
+
+    name = "asks"
+
+    def schedule(self, now: float) -> Batch | None:
+        batch = super().schedule(now)
+        self.cost(batch)
+        return batch
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (Lazy, "schedules nothing"),
+        (Twice, "in the batch twice"),
+        (Holds, "mine"),
+        (Asks, "asks what a batch costs"),
+    ],
+)
+def test_a_policy_that_fails_ends_all_streams_and_can_be_replaced(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, policy: type[Scheduler], message: str
+) -> None:
+    monkeypatch.setitem(POLICIES, policy.name, policy)
+    expected = alone(llm, [[5] * 20], [SamplingParams(max_tokens=9)])[0]
+    clients = Clients(RealEngine(llm))
+    runner, futures = clients.runner, []
+    runner.submit([Request(0, [tag] * 20, 30) for tag in range(3)], range(3))
+    clients.at[4].append(lambda: futures.append(runner.switch(policy.name, 8)))
+    clients.at[5].append(
+        lambda: futures.append(runner.switch("orca", 8))
+    )  # Holds comes as far as this
+    runner.start()
+    clients.wait(range(3))
+    assert {clients.reason(tag) for tag in range(3)} == {"error"}
+    assert message in runner.state()["error"] and runner.state()["failures"] == 1
+    runner.switch("sarathi", 8).result(PATIENCE)
+    runner.submit([Request(0, [5] * 20, 9)], ["next"])
+    clients.finish()
+    assert clients.tokens("next") == expected
+    assert all(future.done() for future in futures)
+
+
+def test_who_listens_badly_does_not_stop_the_engine() -> None:
+    clients = Clients(PricedEngine(clock=FastClock()))
+    runner, calls = clients.runner, []
+
+    def bad(event: dict) -> None:
+        calls.append(event)
+        raise ValueError("a listener of somebody's")
+
+    deliver = runner.deliver
+
+    def deliver_badly(news: list) -> None:
+        deliver(news)
+        raise OSError("nobody is there")
+
+    runner.watch(bad)
+    events: list[dict] = []
+    unwatch = runner.watch(events.append)
+    runner.deliver = deliver_badly
+    clients.at[3].append(unwatch)
+    runner.submit([Request(0, range(9), 5)], ["a"])
+    clients.finish()
+    assert len(calls) == 1 and len(clients.tokens("a")) == 5
+    assert [event["type"] for event in events] == ["queued", "started"] + ["iteration"] * 3
+    assert runner.state()["failures"] == 0
+
+
+# --------------------------------------------------------------------------------------- logprobs
+
+
+def test_logprobs_are_those_of_the_models_logits(small: str) -> None:
+    """Computed apart, without a cache: greedy and drawn tokens, also after a preemption."""
+    draw = random.Random(5)
+    llm = new_llm(small, cache_tokens=70)
+    prompts, params = draw_prompts(draw, 12)
+    clients = Clients(RealEngine(llm))
+    requests = requests_for(llm, prompts, params)
+    for index, request in enumerate(requests):
+        clients.runner.submit([request], [index], [None, 0, 3, MOST_LOGPROBS][index % 4])
+    clients.finish()
+    assert clients.runner.state()["preemptions"]
+    for index, prompt in enumerate(prompts):
+        tokens, most = clients.tokens(index), [None, 0, 3, MOST_LOGPROBS][index % 4]
+        with torch.inference_mode():
+            logits = llm.model.forward_full(torch.tensor([prompt + tokens]))[0]
+        rows = logits.log_softmax(-1)[len(prompt) - 1 :]  # (tokens + 1, vocab)
+        for row, delta in zip(rows, clients.deltas[index], strict=False):
+            if most is None:
+                assert delta.logprob is None and delta.top == ()
+                continue
+            assert delta.logprob == pytest.approx(float(row[delta.token]), abs=1e-9)
+            best = row.sort(descending=True)
+            assert [token for token, _ in delta.top] == best.indices[:most].tolist()
+            assert [p for _, p in delta.top] == pytest.approx(best.values[:most].tolist(), abs=1e-9)
+
+
+@pytest.mark.parametrize("wrong", [-1, MOST_LOGPROBS + 1, 2.0, True])
+def test_a_wrong_number_of_logprobs_is_refused(llm: LLM, wrong: object) -> None:
+    clients = Clients(RealEngine(llm))
+    with pytest.raises(UserError, match="logprobs is"):
+        clients.runner.submit([Request(0, [1], 3)], ["a"], wrong)
+    priced = Clients(PricedEngine(clock=FastClock()))
+    with pytest.raises(UserError, match="logprobs: the cost model computes no tokens"):
+        priced.runner.submit([Request(0, [1], 3)], ["a"], 1)
+    clients.finish(), priced.finish()
+
+
+# -------------------------------------------------------------------------------- the priced engine
+
+
+@pytest.mark.parametrize("policy", NAMES)
+def test_real_time_is_that_of_the_simulator(policy: str) -> None:
+    """The same batches at the same moments, and all of the runner's own work takes no time."""
+    draw = random.Random(11)
+    options = {"policy": policy, "chunk_size": 256, "max_batch_size": 8, "cache_tokens": 9000}
+    options |= {"tp": 2, "link": "nvlink-a100", "software": "sarathi_serve"}
+
+    def make() -> list[Request]:
+        draw.seed(11)
+        lengths = [(draw.randint(10, 3000), draw.randint(1, 30)) for _ in range(20)]
+        return [Request(i, range(prompt), most) for i, (prompt, most) in enumerate(lengths)]
+
+    trace = simulate(make(), "yi-34b", "a100-80gb", **options)
+    engine = PricedEngine("yi-34b", "a100-80gb", max_length=4096, clock=FastClock(), **options)
+    clients = Clients(engine)
+    clients.runner.submit(make(), range(20))
+    clients.finish()
+    iterations = clients.told("iteration")
+    assert len(iterations) == len(trace.iterations)
+    for event, iteration in zip(iterations, trace.iterations, strict=True):
+        assert event["t"] == pytest.approx(iteration.start, abs=1e-9)
+        assert event["seconds"] == iteration.seconds
+        assert tuple((i, start, n) for i, _, start, n, _ in event["chunks"]) == iteration.chunks
+        assert tuple(own for own, _ in event["decodes"]) == iteration.decodes
+    for tag in range(20):
+        moments = [delta.moment for delta in clients.deltas[tag]]
+        assert moments == pytest.approx(trace.lives[tag].tokens, abs=1e-9)
+        assert set(clients.tokens(tag)) == {0}
+
+
+def test_the_batch_size_is_what_the_memory_holds() -> None:
+    for model, gpu, length in (("llama-13b", "a6000", 1024), ("llama3.1-8b", "h100", None)):
+        gpu = next(name for name in GPUS if name.startswith(gpu))
+        longest = length or MODELS[model].max_length
+        expected = min(requests_that_fit(MODELS[model], GPUS[gpu], longest), 256)
+        assert expected > 1
+        assert PricedEngine(model, gpu, max_length=length).max_batch_size == expected
+    one, two = [PricedEngine(gpu="a100-80gb", tp=tp).max_batch_size for tp in (1, 2)]
+    assert two > 2 * one, "the weights are there once"
+    assert PricedEngine(max_batch_size=3).max_batch_size == 3
+    assert PricedEngine("demo", "h200").max_batch_size == 256 if "demo" in MODELS else True
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "llama-13"}, "unknown model 'llama-13'.*did you mean 'llama-13b'"),
+        ({"gpu": "a600"}, "unknown GPU 'a600'"),
+        ({"link": "wire"}, "unknown link 'wire'"),
+        ({"software": "orca"}, "unknown software 'orca'"),
+        ({"tp": 0}, "tp is 0"),
+        ({"policy": "best"}, "unknown policy 'best'"),
+        ({"chunk_size": 0}, "chunk_size is 0"),
+        ({"max_batch_size": 0}, "max_batch_size is 0"),
+        ({"cache_tokens": 0}, "cache_tokens is 0"),
+    ],
+)
+def test_mistakes_are_told_as_by_the_simulator(options: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message) as told:
+        simulate([Request(0, range(9), 1)], **options)
+    with pytest.raises(UserError) as found:
+        PricedEngine(**options)
+    assert str(found.value) == str(told.value)
+
+
+def test_a_model_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(UserError, match="gpt3-175b does not fit a6000 with a request of 4096"):
+        PricedEngine("gpt3-175b")
+    assert PricedEngine("gpt3-175b", tp=8, gpu="a100-80gb").max_batch_size > 1
+    with pytest.raises(UserError, match="max_length is 5000; it must be .* from 1 to 4096"):
+        PricedEngine(max_length=5000)
+
+
+def test_a_clock_that_is_stopped_waits_no_more() -> None:
+    clock = Clock()
+    thread = threading.Thread(target=clock.wait, args=[1e6])
+    thread.start()
+    clock.stop()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+def test_placeholders_stand_for_words() -> None:
+    tokenizer = PricedEngine().tokenizer
+    assert tokenizer.encode("one two\nthree") == [0, 0, 0] and tokenizer.encode("") == [0]
+    assert tokenizer.decode([0, 0]) == " · ·"
+
+
+def test_a_future_that_nobody_waits_for_changes_nothing() -> None:
+    clients = Clients(PricedEngine(clock=FastClock()))
+    future: Future = clients.runner.switch("orca", 64)
+    assert future.cancel()
+    clients.finish()
+    assert clients.runner.state()["policy"] == "sarathi"
