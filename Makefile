@@ -6,8 +6,9 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check
 # The course installs in a bare clone alone: in class, nobody waits for pip again.
 READY := $(if $(wildcard .venv/figures.stamp),,.venv/figures.stamp)
 
-.PHONY: fig9 figures install measure test slow hostile hostile-quick notebooks notebooks-refresh format clean \
-	course-start check hint picture predict submit grade course-selftest
+.PHONY: fig9 figures install serve measure test slow browser hostile hostile-quick notebooks notebooks-refresh format clean \
+	course-start check hint picture predict submit grade pictures-for-slides \
+	course-selftest
 
 fig9: .venv/figures.stamp
 	$(BIN)/python experiments/fig9.py
@@ -18,17 +19,25 @@ figures: .venv/figures.stamp
 # All that running a model needs: torch and its friends.
 install: .venv/run.stamp
 
+# The demo model behind OpenAI's API, and a page that shows its schedule: http://127.0.0.1:8000
+serve: .venv/run.stamp
+	$(BIN)/python serve.py
+
 measure: .venv/run.stamp
 	$(BIN)/python experiments/fig9.py --measure
 
 test: .venv/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not browser"
 
 # The tests that run whole commands, with engines in processes of their own or many simulations.
 slow: .venv/dev.stamp
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+
+# The pages in a real browser. Without a Chromium, its tests are skipped.
+browser: .venv/browser.stamp
+	$(BIN)/python -m pytest -m browser
 
 # Malformed inputs, random schedules, kills and faults, on a copy of the files: under 15 minutes on two
 # idle cores. `python -m tests.hostile --help` lists its parts.
@@ -61,6 +70,10 @@ predict: $(READY)
 grade: .venv/run.stamp
 	$(BIN)/python -m course grade $(DIR)
 
+# The lecture's pictures, large, in build/slides.
+pictures-for-slides: .venv/run.stamp
+	$(BIN)/python -m course slides
+
 course-selftest: .venv/dev.stamp
 	$(BIN)/python -m course selftest
 
@@ -82,6 +95,10 @@ format: .venv/dev.stamp
 
 .venv/dev.stamp: requirements-dev.txt .venv/run.stamp
 	$(PIP) -r requirements-dev.txt
+	touch $@
+
+.venv/browser.stamp: requirements-browser.txt .venv/dev.stamp
+	$(PIP) -r requirements-browser.txt
 	touch $@
 
 clean:

@@ -182,7 +182,16 @@ TABLE: dict[str, dict[str, Kind]] = {
         "attention": Kind("NAME", f"attention: {either(BACKENDS)}"),
         "stages": Kind("S", "processes, one for each pipeline stage", FEW),
         "micro-batches": Kind("M", "micro-batches in the pipeline at once", MICRO_BATCHES),
-        "port": Kind("PORT", "port at which the processes meet", Whole(1, 65535)),
+        "port": Kind("PORT", "port on which it listens; 0 takes a free one", Whole(0, 65535)),
+    },
+    "Who is served": {
+        "host": Kind("ADDRESS", "address on which it listens; 0.0.0.0 is open to the network"),
+        "api-key": Kind("KEY", "key that clients must send", repeated=True),
+        "cors-origin": Kind("URL", "web page of another site that may ask", repeated=True),
+        "queue": Kind("N", "requests that may wait", Whole(0, 10**6)),
+        "connections": Kind("N", "connections at once", Whole(1, 10**5)),
+        "max-body": Kind("MB", "size of a request's body at most, in MB", Number(0.001, 1000)),
+        "drain": Kind("S", "how long running requests may take at the end, in s", Number(0, 10**6)),
     },
     "What is predicted": {
         "gpu": Kind("NAME", "GPU of gpus.py that the cost model prices"),
@@ -247,6 +256,7 @@ TABLE: dict[str, dict[str, Kind]] = {
     "What is written": {
         "out": Kind("DIR", "folder of the results", Path),
         "json": Kind("FILE", "JSON file of the results", Path, output=True),
+        "pyodide": Kind("FOLDER", "folder with the files of Pyodide, Python for browsers", Path),
         "perfetto": Kind("FILE", "trace for https://ui.perfetto.dev (JSON)", Path, output=True),
         "force": Kind("", "overwrite files that this project did not write"),
         "wide": Kind("", "print wide tables as they are, beyond 80 columns"),

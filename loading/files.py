@@ -23,6 +23,7 @@ HUB_FILES = (
     "model*.safetensors",
     "*.index.json",
     "tokenizer*.json",
+    "chat_template.*",
     "vocab.json",
     "merges.txt",
 )

@@ -27,12 +27,14 @@ class Tokenizer:
     """Text to token ids and back.
 
     eos_id: the token that ends a text; None if the directory does not name one. `decode` gives text
-    that follows other text. So a token for " world" always keeps its space.
+    that follows other text. So a token for " world" always keeps its space. encode_chat: of a text
+    that a chat template made. It spells out its special tokens, and gets no others.
     """
 
     encode: Callable[[str], list[int]]
     decode: Callable[[Sequence[int]], str]
     eos_id: int | None
+    encode_chat: Callable[[str], list[int]]
 
 
 def load_tokenizer(directory: str | Path) -> Tokenizer | None:
@@ -74,7 +76,7 @@ def gpt2_tokenizer() -> Tokenizer:
             " put vocab.json and merges.txt beside config.json, or give token ids"
             f" ({first_line(error)[:100]})"
         ) from None
-    return Tokenizer(library.encode_ordinary, _decoder(library), library.eot_token)
+    return _from_tiktoken(library, library.eot_token)
 
 
 def from_ranks(ranks: dict[bytes, int]) -> Tokenizer:
@@ -85,16 +87,21 @@ def from_ranks(ranks: dict[bytes, int]) -> Tokenizer:
     library = tiktoken.Encoding(
         "demo", pat_str=GPT2_SPLIT, mergeable_ranks=ranks, special_tokens={EOS: len(ranks)}
     )
-    # encode_ordinary: a prompt that spells out <|endoftext|> is text, not a command
-    return Tokenizer(library.encode_ordinary, _decoder(library), len(ranks))
+    return _from_tiktoken(library, len(ranks))
 
 
-def _decoder(library: tiktoken.Encoding) -> Callable[[Sequence[int]], str]:
-    """Text of token ids. If the tokenizer does not know an id of the model, it is left out.
+def _from_tiktoken(library: tiktoken.Encoding, eos_id: int) -> Tokenizer:
+    """If the tokenizer does not know an id of the model, its text is left out.
 
     A model's vocabulary is often rounded up.
     """
-    return lambda ids: library.decode([token for token in ids if token < library.n_vocab])
+    return Tokenizer(
+        # encode_ordinary: a prompt that spells out <|endoftext|> is text, not a command
+        library.encode_ordinary,
+        lambda ids: library.decode([token for token in ids if token < library.n_vocab]),
+        eos_id,
+        lambda text: library.encode(text, allowed_special="all"),
+    )
 
 
 def _check_template(path: Path, raw: dict) -> None:
@@ -164,6 +171,7 @@ def _from_library(library: Library, directory: Path) -> Tokenizer:
         lambda text: library.encode(text).ids,
         lambda ids: library.decode([*anchor, *ids])[skip:],
         eos_id,
+        lambda text: library.encode(text, add_special_tokens=False).ids,
     )
 
 

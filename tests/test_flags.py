@@ -38,6 +38,7 @@ SCRIPTS = [
         "generate.py",
         "distributed.py",
         "plan.py",
+        "serve.py",
         "flags.py",
         "demo/train.py",
         "notebooks/execute.py",

@@ -50,6 +50,7 @@ COMMANDS = (
     Command("generate.py", ("def f(", "--max-tokens", "2")),
     Command("distributed.py", ("def f(", "--max-tokens", "2", "--stages", "1"), ("--repeats",)),
     Command("plan.py", ("--requests-file", "200:20", "--requests", "64")),
+    Command("serve.py", ("--port", "0")),
     Command("flags.py"),
     Command("demo/train.py", ("--out", "out", "--minutes", "0.01"), ("--minutes",)),
     Command("notebooks/execute.py", ("nothing.py",)),
@@ -125,6 +126,7 @@ COMMANDS = (
 NO_COMMANDS = (
     "experiments/beam_peers.py", "experiments/bench_peers.py", "tests/pipeline_worker.py",
     "tests/hostile/__main__.py", "fast/watched.py", "course/worker.py",
+    "web/chat.py",
 )  # fmt: skip
 
 

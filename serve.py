@@ -1,0 +1,150 @@
+"""Serve a model over HTTP, as OpenAI's API, with a page that shows the schedule as it happens.
+
+    python serve.py                                      the demo model, on http://127.0.0.1:8000
+    python serve.py --model Qwen/Qwen2.5-0.5B-Instruct --policy sarathi_serve --chunk-size 64
+    python serve.py --gpu a6000 --model llama-13b        priced: as fast as that GPU, without text
+
+Open the address in a browser, or point a client at ADDRESS/v1. Ctrl-C ends it in order: what runs
+is run to its end. docs/serve.md says how to use it.
+"""
+
+import enter  # noqa: F401
+
+import argparse
+import logging
+import os
+
+from checks import UserError
+from cli import run_main
+from configs import GPUS
+from flags import Parser
+from loading.files import find
+from pipeline.policies import policy_names
+from policyfile import load_policies
+from web import explore_routes, live
+from web.api import Api
+from web.api import router as api_routes
+from web.chat import Chat, read_template
+from web.priced import PricedEngine
+from web.runner import Engine, Runner
+from web.server import Limits, Server, hash_of, listen
+
+KEY = "NANO_SARATHI_API_KEY"  # of the environment; a flag is seen by all who may list processes
+REAL = {"dtype": "auto", "device": "auto", "attention": "auto", "cuda_graphs": False,
+        "check": False}  # fmt: skip
+
+
+def parse_args() -> argparse.Namespace:
+    parser = Parser(__doc__.splitlines()[0])
+    add = parser.add_flag
+    add("model", "model: demo, a Hugging Face directory, or a hub id; with --gpu, a name of"
+        " configs.MODELS", shown="demo; with --gpu, llama-13b")  # fmt: skip
+    add("policy", f"policy, one of {policy_names()}", "sarathi_serve")
+    add("policy-file")
+    add("chunk-size", default=256)
+    add("max-batch-size", shown="8; with --gpu, what fits its memory")
+    add("max-length", shown="the model's")
+    add("gpu", f"priced: GPU of the cost model, one of {', '.join(GPUS)}")
+    add("tp", "priced: GPUs that share each layer", 1)
+    add("host", default="127.0.0.1")
+    add("port", default=8000)
+    add("api-key", "key that clients must send; may be repeated", shown=f"${KEY}, else none",
+        repeated=True)  # fmt: skip
+    add("cors-origin", "web page of another site that may ask; may be repeated", repeated=True)
+    add("queue", "requests that may wait; one more is answered 429", 256)
+    add("connections", default=1000)
+    add("max-body", default=1)
+    add("drain", "how long running requests may take after Ctrl-C, in s", 30)
+    add("pyodide", "folder with the files of Pyodide, for browsers without a network",
+        shown="none: a browser loads it")  # fmt: skip
+    for name in ("dtype", "device", "attention"):
+        add(name, default="auto")
+    add("cuda-graphs")
+    add("check")
+    args = parser.parse_args()
+    if args.policy_file:
+        load_policies(args.policy_file)
+    return args
+
+
+def make_engine(args: argparse.Namespace) -> Engine:
+    shared = {"policy": args.policy, "chunk_size": args.chunk_size, "max_length": args.max_length}
+    if args.gpu:
+        given = [name for name, usual in REAL.items() if getattr(args, name) != usual]
+        if given:
+            flag = f"--{given[0].replace('_', '-')}"
+            raise UserError(f"{flag} is for a real model, and --gpu prices one: leave one out")
+        return PricedEngine(
+            args.model or "llama-13b", args.gpu, tp=args.tp, max_batch_size=args.max_batch_size,
+            **shared,
+        )  # fmt: skip
+    if args.tp != 1:
+        raise UserError("--tp is for a priced model: give --gpu, too")
+    from engine import LLM  # here: it needs torch, and a priced engine does not
+    from web.real import RealEngine
+
+    options = {name: getattr(args, name) for name in REAL}
+    options["check_weights"] = options.pop("check")
+    return RealEngine(
+        LLM(args.model or "demo", max_batch_size=args.max_batch_size or 8, **shared, **options)
+    )
+
+
+def read_keys(args: argparse.Namespace) -> tuple[bytes, ...]:
+    keys = args.api_key or [os.environ[KEY]] if args.api_key or os.environ.get(KEY) else []
+    for key in keys:
+        if not key.isascii() or not key.isprintable() or not key.strip():
+            raise UserError("an API key must be made of ASCII letters that can be printed")
+    return tuple(hash_of(key.strip()) for key in keys)
+
+
+def make_limits(args: argparse.Namespace, engine: Engine) -> Limits:
+    told = engine.description.encode("ascii", "replace")
+    return Limits(
+        host=args.host, keys=read_keys(args), origins=tuple(args.cors_origin or ()),
+        body=int(1e6 * args.max_body), connections=args.connections, drain=args.drain,
+        headers=[(b"x-engine", told)],
+    )  # fmt: skip
+
+
+def serve(args: argparse.Namespace) -> bool:
+    """Serve until a signal ends it. Returns whether all requests were run to their end."""
+    listener = listen(args.host, args.port)  # complains before the weights are loaded
+    read_keys(args)
+    engine = make_engine(args)
+    name = args.model or engine.name
+    name = engine.name if os.path.isdir(name) else name
+    template = None if engine.priced else read_template(find(args.model or "demo"))
+    api = Api(engine, name, Chat(*template) if template else None)
+    runner = Runner(engine, queue=args.queue, deliver=api.deliver)
+    api.attach(runner)
+    limits = make_limits(args, engine)
+    server = Server(
+        api, limits, [api_routes(api), live.router(runner), explore_routes.router(args.pyodide)]
+    )
+    runner.start()
+    host, port = listener.getsockname()[:2]
+    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    print(f"serving    {engine.description}")
+    print(f"policy     {engine.policy}, C = {engine.chunk_size}, B = {engine.max_batch_size}")
+    print(f"API        {address}/v1, model {name!r}, {'with' if limits.keys else 'without'} a key")
+    print(f"page       {address}/")
+    print(
+        "Ctrl-C     ends it: running requests end first; a second one ends it at once", flush=True
+    )
+    try:
+        server.run(sockets=[listener])
+    finally:
+        runner.close()
+    return not server.cut
+
+
+def main() -> None:
+    args = parse_args()
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    if not serve(args):
+        raise SystemExit("error: some requests had not ended after --drain seconds, and were cut")
+
+
+if __name__ == "__main__":
+    run_main(main)

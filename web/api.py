@@ -1,0 +1,493 @@
+"""OpenAI's HTTP API over a runner: a body comes in, requests go to the engine, tokens come back.
+
+    POST /v1/completions, /v1/chat/completions    text; with "stream": true, as it comes
+    GET  /v1/models, /v1/models/NAME              the model that is served
+    GET  /health, /metrics                        whether it lives; for Prometheus
+
+The engine's thread hands over the tokens of an iteration at once, in `Api.deliver`. All else here
+runs in the thread of asyncio.
+"""
+
+import asyncio
+import json
+import math
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+import batch
+from checks import MOST_SEED, UserError, did_you_mean, shown
+from web.chat import Chat, Unfit
+from web.metrics import CONTENT_TYPE, Metrics, Stopwatch
+from web.runner import Delta, Full, Runner, Stopping
+from web.schemas import Body, Completion, Refused, read
+from web.schemas import Chat as ChatBody
+from web.text import Token, Words
+
+DEFAULT_TOKENS = 16  # of a completion without max_tokens, as OpenAI has it; a chat may go on
+LETTERS = 256  # of a token, at most: a longer prompt is refused before it is cut into tokens
+AT_ONCE = 2000  # letters that are cut into tokens at once; more, in a thread beside
+LEAST_LOGPROB = -9999.0  # in place of minus infinity, which JSON lacks
+EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store",
+          "X-Accel-Buffering": "no"}  # fmt: skip
+END = b"data: [DONE]\n\n"
+
+
+def dumps(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+class Choice:
+    """One request of the engine on its way to one choice of an answer.
+
+    text, tokens: that are not sent yet. reason: why it has ended.
+    """
+
+    def __init__(self, answer: "Answer", index: int, request: batch.Request, words: Words):
+        self.answer, self.index, self.request, self.words = answer, index, request, words
+        self.watch = Stopwatch(answer.api.metrics, len(request.prompt))
+        self.text, self.tokens, self.count = [], [], 0
+        self.reason: str | None = None
+
+    def take(self, delta: Delta) -> None:
+        """What is new of the request."""
+        if self.reason is not None:  # a stop string has ended it; these are the engine's last words
+            return
+        reason, stop_id = delta.finish_reason, delta.finish_reason == "stop"
+        if delta.token is not None:
+            self.count += 1
+            self.watch.token()
+            if delta.logprob is not None:
+                self.tokens.append(self.answer.api.with_logprobs(delta, self.words.length))
+            if not stop_id:  # the token that ends a text is no part of it
+                self.text.append(self.words.add(delta.token))
+        if reason is not None and not self.words.stopped:
+            self.text.append(self.words.end())
+        if self.words.stopped:
+            if reason is None:
+                self.answer.api.runner.cancel(self.request)
+            reason = "stop"
+        if reason is not None:
+            self.end(reason)
+        self.answer.wake(self)
+
+    def end(self, reason: str) -> None:
+        self.reason = reason
+        self.watch.end(reason)
+
+    def hang_up(self) -> None:
+        """Nobody waits for it any more."""
+        if self.reason is None:
+            self.answer.api.runner.cancel(self.request)
+            self.end("abort")
+            self.answer.wake(self)
+
+
+class Answer:
+    """All choices of one HTTP request."""
+
+    def __init__(self, api: "Api", body: Body, form: "Form", request_id: str, log: dict):
+        self.api, self.body, self.form, self.log = api, body, form, log
+        self.id, self.created = f"{form.prefix}-{request_id}", int(time.time())
+        self.choices: list[Choice] = []
+        self.prompt_tokens = 0
+        self.fresh, self.news = asyncio.Event(), {}  # news: choices that have some, in order
+
+    def wake(self, choice: Choice) -> None:
+        self.news[choice] = None
+        self.fresh.set()
+
+    @property
+    def usage(self) -> dict[str, int]:
+        output = sum(choice.count for choice in self.choices)
+        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": output,
+                "total_tokens": self.prompt_tokens + output}  # fmt: skip
+
+    @asynccontextmanager
+    async def attended(self, receive: Receive) -> AsyncIterator[None]:
+        """As long as the client is there. If it goes away, its requests end at the next step."""
+        watch = asyncio.create_task(self.until_gone(receive))
+        try:
+            yield
+        finally:
+            watch.cancel()
+            for choice in self.choices:
+                choice.hang_up()
+            self.log["tokens"] = self.prompt_tokens, self.usage["completion_tokens"]
+
+    async def until_gone(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.log["gone"] = True
+        for choice in self.choices:
+            choice.hang_up()
+
+    async def changes(self) -> AsyncIterator[Choice]:
+        """Each choice when it has something new, until all have ended."""
+        while self.news or any(choice.reason is None for choice in self.choices):
+            await self.fresh.wait()
+            self.fresh.clear()
+            news, self.news = self.news, {}
+            for choice in news:
+                yield choice
+
+    def failure(self) -> Refused | None:
+        """Why this answer is not whole, if it is not."""
+        reasons = {choice.reason for choice in self.choices}
+        if "error" in reasons:
+            return Refused(500, "the engine failed, and began anew: send the request again",
+                           kind="server_error", code="engine_failed")  # fmt: skip
+        if "abort" in reasons:
+            return shutting_down()
+        return None
+
+    # ---- whole
+
+    async def whole(self, receive: Receive) -> Response:
+        async with self.attended(receive):
+            async for _ in self.changes():
+                pass
+        if failure := self.failure():
+            raise failure
+        choices = [
+            {"index": choice.index, **self.form.said("".join(choice.text)),
+             "logprobs": self.form.logprobs(choice.tokens) if self.body.wanted is not None
+             else None,
+             "finish_reason": choice.reason}
+            for choice in self.choices
+        ]  # fmt: skip
+        answer = self.head(self.form.whole) | {"choices": choices, "usage": self.usage}
+        return Response(dumps(answer), media_type="application/json")
+
+    def head(self, kind: str) -> dict:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.api.name}
+
+    # ---- as it comes
+
+    async def stream(self, receive: Receive) -> AsyncIterator[bytes]:
+        """Server-sent events. What has come since the last one was taken goes into one."""
+        async with self.attended(receive):
+            for choice in self.choices:
+                if first := self.form.first():
+                    yield self.event(choice, first, None, None)
+            async for choice in self.changes():
+                text, tokens = "".join(choice.text), choice.tokens
+                choice.text, choice.tokens = [], []
+                if text or tokens or choice.reason in ("stop", "length"):
+                    found = self.form.logprobs(tokens) if tokens else None
+                    yield self.event(choice, self.form.piece(text), found, choice.reason)
+            if failure := self.failure():
+                yield b"data: " + dumps(failure.json()) + b"\n\n"
+            elif self.body.with_usage:
+                last = self.head(self.form.part) | {"choices": [], "usage": self.usage}
+                yield b"data: " + dumps(last) + b"\n\n"
+            yield END
+
+    def event(self, choice: Choice, said: dict, logprobs: dict | None, reason: str | None) -> bytes:
+        shown = {"index": choice.index, **said, "logprobs": logprobs, "finish_reason": reason}
+        event = self.head(self.form.part) | {"choices": [shown]}
+        if self.body.usage_each_time:
+            event["usage"] = self.usage
+        elif self.body.with_usage:
+            event["usage"] = None
+        return b"data: " + dumps(event) + b"\n\n"
+
+
+class Events(Response):
+    """An answer as it comes. The status is sent at once, the rest piece by piece."""
+
+    def __init__(self, answer: Answer):
+        self.answer, self.status_code, self.background = answer, 200, None
+        self.init_headers(EVENTS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async for event in self.answer.stream(receive):
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+# ------------------------------------------------------------------------------ two forms of answer
+
+
+class Form:
+    """How a completion is written."""
+
+    prefix, whole, part = "cmpl", "text_completion", "text_completion"
+
+    @staticmethod
+    def first() -> dict | None:
+        """What a stream begins with."""
+        return None
+
+    @staticmethod
+    def said(text: str) -> dict:
+        return {"text": text}
+
+    piece = said
+
+    @staticmethod
+    def logprobs(tokens: list[Token]) -> dict:
+        return {
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [dict([*token.top, (token.text, token.logprob)]) for token in tokens],
+            "text_offset": [token.offset for token in tokens],
+        }
+
+
+class ChatForm(Form):
+    """How a chat completion is written."""
+
+    prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    @staticmethod
+    def first() -> dict:
+        return {"delta": {"role": "assistant", "content": ""}}
+
+    @staticmethod
+    def said(text: str) -> dict:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    @staticmethod
+    def piece(text: str) -> dict:
+        return {"delta": {"content": text} if text else {}}
+
+    @staticmethod
+    def logprobs(tokens: list[Token]) -> dict:
+        def one(text: str, logprob: float) -> dict:
+            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+        return {"content": [
+            one(token.text, token.logprob) | {"top_logprobs": [one(*each) for each in token.top]}
+            for token in tokens
+        ], "refusal": None}  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------- the server
+
+
+class Api:
+    """What the endpoints share. name: of the model, as clients call it. chat: its template.
+
+    deliver: for the runner. loop: asyncio's; it is set before the first request.
+    """
+
+    def __init__(self, engine, name: str, chat: Chat | None):
+        self.engine, self.name, self.chat = engine, name, chat
+        self.tokenizer = engine.tokenizer
+        self.started = int(time.time())
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.runner: Runner | None = None
+        self.metrics: Metrics | None = None
+
+    def attach(self, runner: Runner) -> None:
+        self.runner, self.metrics = runner, Metrics(self.name, runner.state)
+        runner.watch(self.metrics.watch)
+
+    def deliver(self, news: list[tuple[Choice | None, Delta]]) -> None:
+        """In the engine's thread: one call wakes asyncio for all streams."""
+        if self.loop is not None:
+            self.loop.call_soon_threadsafe(hand_out, news)
+
+    # ---- requests
+
+    async def answer(self, request: Request, body: Body, form: Form) -> Response:
+        self.check_model(body.model)
+        log, request_id = request.scope.get("log", {}), request.scope.get("id", "none")
+        answer = Answer(self, body, form, request_id, log)
+        prompts = await self.prompts(body)
+        answer.prompt_tokens = sum(map(len, prompts))
+        requests = self.requests(body, prompts)
+        for index, each in enumerate(requests):
+            words = Words(self.decode, body.stops)
+            answer.choices.append(Choice(answer, index, each, words))
+        self.submit(answer, requests)
+        return Events(answer) if body.stream else await answer.whole(request.receive)
+
+    def submit(self, answer: Answer, requests: list[batch.Request]) -> None:
+        reason = None
+        try:
+            self.runner.submit(requests, answer.choices, answer.body.wanted)
+        except Full as error:
+            reason, wait = "full", str(max(1, math.ceil(error.retry_after)))
+            raise Refused(
+                429, f"the queue is full: try again in {wait} s", code="queue_full",
+                kind="rate_limit_error", headers={"Retry-After": wait},
+            ) from None  # fmt: skip
+        except Stopping:
+            reason = "stopping"
+            raise shutting_down() from None
+        except UserError as error:
+            reason = "invalid"
+            raise Refused(400, str(error)) from None
+        finally:
+            if reason:
+                self.metrics.refused.labels(self.name, reason).inc()
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self.name:
+            near = did_you_mean(name, [self.name])
+            raise Refused(404, f"no model {shown(name)} is served here: use {self.name!r}{near}",
+                          "model", "model_not_found")  # fmt: skip
+
+    def requests(self, body: Body, prompts: list[list[int]], http: Request) -> list[batch.Request]:
+        """n requests for each prompt. Choice k of a prompt draws with the seed + k, as in vLLM."""
+        stop_ids = frozenset() if body.ignore_eos else self.engine.stop_ids
+        stop_ids = stop_ids.union(body.stop_token_ids)
+        label = "chat" if isinstance(body, ChatBody) else "text"
+        seed = secrets.randbits(62) if body.seed is None else body.seed
+        most, found = self.engine.max_length, []
+        for number, prompt in enumerate(prompts):
+            tokens = body.max_tokens
+            if tokens is None:
+                tokens = DEFAULT_TOKENS if isinstance(body, Completion) else most - len(prompt) + 1
+            if len(prompt) + tokens - 1 > most or tokens < 1:
+                what = f" and max_tokens is {body.max_tokens}" if body.max_tokens else ""
+                raise Refused(
+                    400, f"prompt {number} has {len(prompt)} tokens{what}; prompt and output may"
+                    f" have {most} together", "prompt", "context_length_exceeded",
+                )  # fmt: skip
+            for choice in range(body.n):
+                sampler = self.sampler(body, (seed + choice) % (MOST_SEED + 1))
+                tags = {"label": label}  # for the live page
+                found.append(batch.Request(0, prompt, tokens, stop_ids, sampler=sampler, tags=tags))
+        return found
+
+    def sampler(self, body: Body, seed: int) -> object:
+        """What draws the tokens of one request; None: nothing is drawn."""
+        if self.engine.priced or body.temperature == 0:
+            return None
+        from sampling import (
+            Sampler,
+            SamplingParams,
+        )  # here: it needs torch, a priced engine does not
+
+        params = SamplingParams(
+            temperature=body.temperature, top_k=max(0, body.top_k), top_p=body.top_p
+        )
+        return Sampler(params, seed)
+
+    # ---- text
+
+    async def prompts(self, body: Body) -> list[list[int]]:
+        """The token ids of all prompts."""
+        if isinstance(body, ChatBody):
+            return [await self.chat_tokens(body)]
+        found = []
+        for number, prompt in enumerate(body.prompts):
+            if isinstance(prompt, str):
+                if self.tokenizer is None:
+                    raise Refused(400, f"{self.name} has no tokenizer: give token ids", "prompt")
+                ids = await self.tokens(prompt, self.tokenizer.encode)
+            else:
+                ids, size = prompt, self.engine.vocab_size
+                wrong = next((token for token in ids if not 0 <= token < size), None)
+                if wrong is not None:
+                    raise Refused(400, f"prompt {number}: token id {shown(wrong)} is not in 0 .."
+                                  f" {size - 1}", "prompt")  # fmt: skip
+            if not ids:
+                raise Refused(400, f"prompt {number} is empty; it needs at least one token",
+                              "prompt")  # fmt: skip
+            found.append(ids)
+        return found
+
+    async def chat_tokens(self, body: ChatBody) -> list[int]:
+        messages = [message.as_template_wants() for message in body.messages]
+        if self.engine.priced:  # no template, no tokens: only their number counts
+            text = "\n".join(message["content"] for message in messages)
+            return await self.tokens(text, self.tokenizer.encode)
+        if self.chat is None:
+            raise Refused(
+                400, f"{self.name} has no chat template: use /v1/completions", "messages",
+                "no_chat_template",
+            )  # fmt: skip
+        try:
+            text = await self.chat.prompt(messages, body.chat_template_kwargs)
+        except Unfit as error:
+            raise Refused(400, str(error), "messages") from None
+        return await self.tokens(text, self.tokenizer.encode_chat)
+
+    async def tokens(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
+        most = self.engine.max_length
+        if len(text) > LETTERS * most:
+            raise Refused(
+                400, f"the prompt has {len(text)} letters: more than {most} tokens can be",
+                "prompt", "context_length_exceeded",
+            )  # fmt: skip
+        if len(text) <= AT_ONCE:
+            return encode(text)
+        return await asyncio.to_thread(encode, text)
+
+    def decode(self, tokens: list[int]) -> str:
+        return "" if self.tokenizer is None else self.tokenizer.decode(tokens)
+
+    def with_logprobs(self, delta: Delta, offset: int) -> Token:
+        def above(logprob: float) -> float:
+            return max(LEAST_LOGPROB, logprob)  # NaN, too, becomes this
+
+        top = [(self.decode([token]), above(logprob)) for token, logprob in delta.top]
+        return Token(self.decode([delta.token]), above(delta.logprob), top, offset)
+
+    # ---- what it says of itself
+
+    def model(self) -> dict:
+        return {
+            "id": self.name, "object": "model", "created": self.started,
+            "owned_by": "nano-sarathi", "max_model_len": self.engine.max_length,
+            "priced": self.engine.priced, "description": self.engine.description,
+        }  # fmt: skip
+
+
+def shutting_down() -> Refused:
+    return Refused(
+        503, "the server is shutting down", kind="server_error", code="shutting_down",
+        headers={"Retry-After": "10"},
+    )  # fmt: skip
+
+
+def hand_out(news: list[tuple[Choice | None, Delta]]) -> None:
+    for choice, delta in news:
+        if choice is not None:
+            choice.take(delta)
+
+
+def router(api: Api) -> APIRouter:
+    """The endpoints."""
+    routes = APIRouter()
+
+    @routes.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        return await api.answer(request, read(Completion, await request.body()), Form())
+
+    @routes.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        return await api.answer(request, read(ChatBody, await request.body()), ChatForm())
+
+    @routes.get("/v1/models")
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": [api.model()]})
+
+    @routes.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        api.check_model(name)
+        return JSONResponse(api.model())
+
+    @routes.get("/health")
+    async def health() -> Response:
+        state = api.runner.state()
+        well = state["alive"] and not state["draining"]
+        word = "ok" if well else "shutting down" if state["draining"] else "the engine has ended"
+        told = {"status": word, "failures": state["failures"], "last_error": state["error"]}
+        return JSONResponse(told, 200 if well else 503)
+
+    @routes.get("/metrics")
+    async def metrics() -> Response:
+        return Response(api.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    return routes

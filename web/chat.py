@@ -1,0 +1,212 @@
+"""Messages to a prompt, by the chat template that a checkpoint brings along.
+
+A template is a program in Jinja's language, written by whoever made the checkpoint. So it runs in a
+sandbox, in a process of its own with little memory: one that never ends is killed, and the server
+goes on. `python -m web.chat` is that process; `Chat` starts it, and speaks to it in lines of JSON.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from pathlib import Path
+
+from checks import UserError
+from cli import ROOT, end_with, one_line
+from loading.files import read_json, readable
+
+LONGEST_TEMPLATE, LONGEST_TEXT = 200_000, 8_000_000  # letters: of a template; of what it makes
+SECONDS = 10.0  # of one template; honest ones take under a millisecond
+MEMORY = 1 << 30  # bytes
+SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+RESERVED = ("messages", "add_generation_prompt", "tools", "documents", *SPECIAL)
+
+
+class Unfit(Exception):
+    """The template refuses the messages, or cannot make a prompt of them. The text says why."""
+
+
+# ------------------------------------------------------------------------- what the server calls
+
+
+def read_template(directory: Path | None) -> tuple[str, dict[str, str]] | None:
+    """A checkpoint's chat template, and its special tokens. None: it has no template.
+
+    It reads the first that is there: chat_template.jinja, chat_template.json, and "chat_template"
+    of tokenizer_config.json. Of several templates, it takes the one named "default". Raises
+    UserError for a file that is damaged or too long.
+    """
+    if directory is None:
+        return None
+    path = directory / "tokenizer_config.json"
+    config = read_json(path) if path.is_file() else {}
+    template = config.get("chat_template")
+    if (path_json := directory / "chat_template.json").is_file():
+        path, template = path_json, read_json(path_json).get("chat_template")
+    if (path_jinja := directory / "chat_template.jinja").is_file():
+        with readable(path_jinja, OSError, ValueError):
+            path, template = path_jinja, path_jinja.read_text(encoding="utf-8")
+    if isinstance(template, list):  # several, each with a name
+        named = {each.get("name"): each for each in template if isinstance(each, dict)}
+        template = named.get("default", {}).get("template")
+    if template is None:
+        return None
+    if not isinstance(template, str) or len(template) > LONGEST_TEMPLATE:
+        raise UserError(
+            f"{path}: chat_template must be a text of {LONGEST_TEMPLATE} letters at most"
+        )
+    tokens = {}
+    for name in SPECIAL:
+        token = config.get(name)
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            tokens[name] = token
+    return template, tokens
+
+
+class Chat:
+    """Fills in a template, in a process of its own. One at a time.
+
+    The process starts with the first chat, and again after it was killed.
+    """
+
+    def __init__(self, template: str, tokens: dict[str, str]):
+        self.first = {"template": template, "tokens": tokens}
+        self.process: asyncio.subprocess.Process | None = None
+        self.turn = asyncio.Lock()
+
+    async def prompt(self, messages: list[dict], options: dict | None = None) -> str:
+        """The text of the prompt. Raises Unfit."""
+        for name in options or {}:
+            if name in RESERVED or not name.isidentifier():
+                raise Unfit(f"chat_template_kwargs may not hold {name!r}")
+        line = json.dumps({"messages": messages, "options": options or {}})
+        async with self.turn:
+            answer = await self.ask(line)
+        if "error" in answer:
+            raise Unfit(answer["error"])
+        return answer["text"]
+
+    async def ask(self, line: str) -> dict:
+        """One line to the process, and its answer. It is killed if it takes too long."""
+        answer = b""
+        try:
+            async with asyncio.timeout(SECONDS):
+                process = await self.alive()
+                process.stdin.write(line.encode() + b"\n")
+                await process.stdin.drain()
+                answer = await process.stdout.readline()
+        except TimeoutError:
+            self.kill()
+            return {"error": f"the chat template has not ended in {SECONDS:g} s"}
+        except BaseException:  # a client that hangs up here would leave an answer for the next
+            self.kill()
+            raise
+        if not answer:
+            self.kill()
+            return {"error": "the chat template has taken too much memory"}
+        return json.loads(answer)
+
+    async def alive(self) -> asyncio.subprocess.Process:
+        if self.process is None:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "web.chat", str(os.getpid()), cwd=ROOT,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                limit=8 * LONGEST_TEXT, process_group=0,  # Ctrl-C is for the server alone
+            )  # fmt: skip
+            self.process.stdin.write(json.dumps(self.first).encode() + b"\n")
+        return self.process
+
+    def kill(self) -> None:
+        """End the process, if it is there."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+            self.process = None
+
+
+# ---------------------------------------------------------------------------- what the process does
+
+
+def compile_template(text: str, tokens: dict[str, str]) -> Callable[[dict, dict], Iterable[str]]:
+    """A function: messages, options -> the parts of the prompt's text. As in `transformers`."""
+    from jinja2 import TemplateError, nodes
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """{% generation %} marks what an assistant says, for training. Here it means nothing."""
+
+        tags = frozenset(["generation"])
+
+        def parse(self, parser) -> list[nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = lambda value, indent=None: json.dumps(
+        value, ensure_ascii=False, indent=indent
+    )
+    environment.globals |= {
+        "raise_exception": raise_exception,
+        "strftime_now": lambda form: datetime.now().strftime(form),
+    }
+    template = environment.from_string(text)
+
+    def fill(messages: dict, options: dict) -> Iterable[str]:
+        known = {"tools": None, "documents": None, "add_generation_prompt": True}
+        return template.generate({**tokens, **options, **known, "messages": messages})
+
+    return fill
+
+
+def answer(fill: Callable, ask: dict) -> dict:
+    """The text for one chat, or an error of one line."""
+    parts, length = [], 0
+    try:
+        for part in fill(ask["messages"], ask["options"]):
+            parts.append(part)
+            length += len(part)
+            if length > LONGEST_TEXT:
+                return {"error": f"the chat template makes more than {LONGEST_TEXT} letters"}
+    except MemoryError:
+        return {"error": "the chat template has taken too much memory"}
+    except Exception as error:  # noqa: BLE001 (whatever a template may raise)
+        return {"error": f"the chat template refuses these messages: {one_line(error)}"}
+    return {"text": "".join(parts)}
+
+
+def limit_memory() -> None:
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+
+
+def main() -> None:
+    """Read a template, then chats, one in each line. Write a line for each."""
+    end_with(int(sys.argv[1]))
+    limit_memory()
+    first = json.loads(sys.stdin.readline())
+    try:
+        fill = compile_template(first["template"], first["tokens"])
+    except Exception as error:  # noqa: BLE001 (a template that is no template)
+        broken = {"error": f"the chat template is broken: {one_line(error)}"}
+        fill = None
+    for line in sys.stdin:
+        said = broken if fill is None else answer(fill, json.loads(line))
+        print(json.dumps(said), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,325 @@
+"""What a client may ask for: OpenAI's parameters that this server has, and some of vLLM's.
+
+All else is refused by name. A parameter that we lack is fine as long as it asks for nothing, such
+as presence_penalty 0. null stands for a parameter that is not given.
+"""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic_core import PydanticCustomError
+
+from checks import MOST, MOST_SEED, did_you_mean, shown
+
+MOST_CHOICES, MOST_PROMPTS, MOST_MESSAGES = 128, 1024, 10_000
+MOST_STOPS, LONGEST_STOP = 16, 500  # strings; letters of one
+MOST_LOGPROBS = 20
+ROLES = ("system", "developer", "user", "assistant", "tool")
+# As in sampling.py, which needs torch. tests/test_serve.py compares them.
+HOTTEST, SMALLEST_P = 1e6, 1e-9
+
+# Parameters of OpenAI and vLLM that this server lacks, and the values that ask for nothing.
+IDLE: dict[str, tuple] = {
+    "add_generation_prompt": (True,), "add_special_tokens": (True,), "allowed_token_ids": (),
+    "audio": (), "bad_words": ([],),
+    "best_of": (1,), "chat_template": (), "continue_final_message": (False,),
+    "documents": ([],), "echo": (False,), "frequency_penalty": (0,), "function_call": ("none",),
+    "functions": ([],), "guided_choice": (), "guided_grammar": (), "guided_json": (),
+    "guided_regex": (), "include_reasoning": (False,), "include_stop_str_in_output": (False,),
+    "length_penalty": (1,), "logit_bias": ({},), "metadata": ({},), "min_p": (0,),
+    "min_tokens": (0,), "modalities": (["text"],), "parallel_tool_calls": (True, False),
+    "prediction": (), "presence_penalty": (0,), "priority": (0,), "prompt_logprobs": (),
+    "reasoning_effort": (), "repetition_penalty": (1,), "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"), "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,), "store": (False,), "structured_outputs": (),
+    "suffix": ("",), "tool_choice": ("none",), "tools": ([],), "truncate_prompt_tokens": (),
+    "use_beam_search": (False,), "verbosity": (), "web_search_options": (),
+}  # fmt: skip
+
+
+class Refused(Exception):
+    """A request that is answered with an error. It becomes OpenAI's JSON, in server.py.
+
+    message: one sentence. kind: OpenAI's "type". param: what is wrong; code: for programs.
+    """
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None,
+        kind: str = "invalid_request_error", headers: dict[str, str] | None = None,
+    ):  # fmt: skip
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.kind, self.headers = kind, headers or {}
+
+    def json(self) -> dict:
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param,
+                          "code": self.code}}  # fmt: skip
+
+
+# ------------------------------------------------------------------------------- kinds of values
+
+
+def allowed(kind: type, words: str, test: Callable[[Any], bool]) -> Any:
+    """A type of a parameter: what passes the test. words: what that is, for the error."""
+
+    def check(value: object) -> object:
+        if not test(value):
+            raise PydanticCustomError("allowed", "{words}", {"words": words})
+        return value
+
+    return Annotated[kind, BeforeValidator(check)]
+
+
+def whole(least: int, most: int) -> Any:
+    """A whole number. True is none, and 1.0 is none."""
+    words = f"a whole number from {least} to {most}"
+    return allowed(int, words, lambda value: type(value) is int and least <= value <= most)
+
+
+def number(least: float, most: float) -> Any:
+    words = f"a number from {least:g} to {most:g}"
+    return allowed(float, words, lambda v: type(v) in (int, float) and least <= v <= most)
+
+
+def is_text(value: object, least: int = 0, most: int = 1000) -> bool:
+    return isinstance(value, str) and least <= len(value) <= most
+
+
+def is_list(value: object, of: Callable[[Any], bool], least: int, most: int) -> bool:
+    return isinstance(value, list) and least <= len(value) <= most and all(map(of, value))
+
+
+def is_token(value: object) -> bool:
+    return type(value) is int  # the engine checks whether it knows this id
+
+
+def is_tokens(value: object) -> bool:
+    return is_list(value, is_token, 1, MOST)
+
+
+def is_prompts(value: object) -> bool:
+    if isinstance(value, str) or is_tokens(value):
+        return True
+    texts = is_list(value, partial(is_text, most=MOST), 1, MOST_PROMPTS)
+    return texts or is_list(value, is_tokens, 1, MOST_PROMPTS)
+
+
+def is_part(value: object) -> bool:
+    """Of a message's content: {"type": "text", "text": "..."}."""
+    right = isinstance(value, dict) and value.keys() == {"type", "text"}
+    return right and value["type"] == "text" and isinstance(value["text"], str)
+
+
+def is_content(value: object) -> bool:
+    return isinstance(value, str) or is_list(value, is_part, 1, MOST_MESSAGES)
+
+
+Flag = allowed(bool, "true or false", lambda value: type(value) is bool)
+Name = allowed(str, "a text of 1000 letters at most", is_text)
+Prompts = allowed(
+    str | list, f"a text, a list of token ids, or a list of 1 to {MOST_PROMPTS} of either",
+    is_prompts,
+)  # fmt: skip
+Stop = allowed(
+    str | list,
+    f"a text, or a list of {MOST_STOPS} at most, each of 1 to {LONGEST_STOP} letters",
+    lambda v: (
+        is_text(v, 1, LONGEST_STOP)
+        or is_list(v, partial(is_text, least=1, most=LONGEST_STOP), 0, MOST_STOPS)
+    ),
+)
+Content = allowed(
+    str | list, 'a text, or a list of parts such as {"type": "text", "text": "Hello"}', is_content
+)
+Role = allowed(str, f"one of {', '.join(ROLES)}", lambda v: isinstance(v, str) and v in ROLES)
+TokenIds = allowed(list, "a list of token ids", lambda value: is_list(value, is_token, 0, 1000))
+Options = allowed(
+    dict, "an object of 20 texts, numbers, true or false at most",
+    lambda v: isinstance(v, dict) and len(v) <= 20
+    and all(type(each) in (bool, int, float, str) for each in v.values()),
+)  # fmt: skip
+
+
+def objects(kind: type, words: str) -> Any:
+    """One object of this kind, or a list of them. What is in them is checked after that."""
+    many = get_origin(kind) is list
+
+    def test(value: object) -> bool:
+        one = isinstance(value, dict)
+        return is_list(value, lambda v: isinstance(v, dict), 1, MOST_MESSAGES) if many else one
+
+    return allowed(kind, words, test)
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class StreamOptions(Strict):
+    include_usage: Flag = False
+    continuous_usage_stats: Flag = False  # vLLM's
+
+
+class Message(Strict):
+    role: Role
+    content: Content
+    name: Name = None
+
+    def as_template_wants(self) -> dict[str, str]:
+        """Its parts become one text, joined by line ends, as vLLM joins them."""
+        parts = self.content
+        text = parts if isinstance(parts, str) else "\n".join(part["text"] for part in parts)
+        own = {"role": self.role, "content": text}
+        return own if self.name is None else own | {"name": self.name}
+
+
+class Body(Strict):
+    """What both kinds of completion share. The defaults are OpenAI's and vLLM's."""
+
+    model: Name = None
+    max_tokens: whole(1, MOST) = None
+    temperature: number(0, HOTTEST) = 1.0
+    top_p: number(SMALLEST_P, 1) = 1.0
+    top_k: whole(-1, MOST) = 0  # vLLM's; 0 and -1: all tokens
+    n: whole(1, MOST_CHOICES) = 1
+    seed: whole(0, MOST_SEED) = None
+    stop: Stop = []
+    stop_token_ids: TokenIds = []  # vLLM's
+    ignore_eos: Flag = False  # vLLM's
+    stream: Flag = False
+    stream_options: objects(StreamOptions, "an object") = None
+    user: Name = None
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def with_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def usage_each_time(self) -> bool:
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+
+class Completion(Body):
+    prompt: Prompts
+    logprobs: whole(0, MOST_LOGPROBS) = None
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """All of them."""
+        one = isinstance(self.prompt, str) or is_tokens(self.prompt)
+        return [self.prompt] if one else self.prompt
+
+    @property
+    def wanted(self) -> int | None:
+        """How many of the likeliest tokens to tell of."""
+        return self.logprobs
+
+
+class Chat(Body):
+    messages: objects(list[Message], f"a list of 1 to {MOST_MESSAGES} objects")
+    max_completion_tokens: whole(1, MOST) = None
+    logprobs: Flag = False
+    top_logprobs: whole(0, MOST_LOGPROBS) = None
+    chat_template_kwargs: Options = {}  # vLLM's
+
+    @property
+    def wanted(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+# ------------------------------------------------------------------------------- reading a body
+
+
+def no_constant(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
+
+
+def no_twins(pairs: list[tuple[str, object]]) -> dict:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{shown(twice)} is there twice")
+    return found
+
+
+def read_json(body: bytes) -> dict:
+    """The body of a request: one JSON object in UTF-8. Raises Refused."""
+    try:
+        text = body.decode("utf-8")
+        value = json.loads(text, parse_constant=no_constant, object_pairs_hook=no_twins)
+        if "\\u" in text:  # half of a pair of surrogates can be written, but is no text
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeError:
+        raise Refused(400, "the body is not a text in UTF-8") from None
+    except RecursionError:
+        raise Refused(400, "the body is nested too deeply") from None
+    except ValueError as error:
+        words = str(error)  # Python's, for a number of more than 4,300 digits, are for programmers
+        words = "a number has too many digits" if words.startswith("Exceeds") else words
+        raise Refused(400, f"the body is not JSON: {words}") from None
+    if not isinstance(value, dict):
+        raise Refused(400, f"the body is {shown(value)}; it must be a JSON object")
+    return value
+
+
+def read(kind: type[Body], body: bytes) -> Any:
+    """A body of this kind. Raises Refused with one sentence that names the parameter."""
+    raw = {name: value for name, value in read_json(body).items() if value is not None}
+    for name in list(raw):
+        if name not in kind.model_fields:
+            check_idle(name, raw.pop(name), kind)
+    try:
+        found = kind.model_validate(raw)
+    except ValidationError as error:
+        raise sentence(error) from None
+    if found.stream_options is not None and not found.stream:
+        raise Refused(400, "stream_options is given, but stream is not true", "stream_options")
+    if isinstance(found, Chat):
+        check_chat(found)
+    return found
+
+
+def check_chat(body: Chat) -> None:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise Refused(400, "top_logprobs is given, but logprobs is not true", "top_logprobs")
+    if body.max_completion_tokens is not None:
+        if body.max_tokens not in (None, body.max_completion_tokens):
+            raise Refused(
+                400, f"max_tokens is {body.max_tokens} and max_completion_tokens"
+                f" {body.max_completion_tokens}: give one of them", "max_tokens",
+            )  # fmt: skip
+        body.max_tokens = body.max_completion_tokens
+
+
+def check_idle(name: str, value: object, kind: type[Body]) -> None:
+    """Raise Refused for a parameter that we lack, unless its value asks for nothing."""
+    if name not in IDLE:
+        near = did_you_mean(name, kind.model_fields)
+        raise Refused(400, f"unknown parameter {shown(name)}{near}", shown(name, str))
+    for idle in IDLE[name]:
+        if value == idle and isinstance(value, bool) == isinstance(idle, bool):
+            return
+    raise Refused(
+        400, f"{name} is {shown(value)}; this server does not support it: leave it out", name,
+        "unsupported_parameter",
+    )  # fmt: skip
+
+
+def sentence(error: ValidationError) -> Refused:
+    """The first thing that is wrong, in our words."""
+    first = error.errors(include_url=False)[0]
+    place = "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in first["loc"])
+    place, outermost = shown(place[1:], str), shown(first["loc"][0], str)
+    if first["type"] == "missing":
+        return Refused(400, f"{place} is missing", outermost)
+    if first["type"] == "extra_forbidden":
+        return Refused(400, f"{place} is unknown: leave it out", outermost)
+    return Refused(400, f"{place} is {shown(first['input'])}; it must be {first['msg']}", outermost)

@@ -1,0 +1,437 @@
+"""What every answer needs, whatever it says: limits, keys, ids, a log, and an end without losses.
+
+Gate        around the endpoints: who may come in, with how much, how slowly
+Protocol    uvicorn's, with limits for what comes before and after a request
+Server      uvicorn's, which lets all accepted requests end before it does
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import logging
+import os
+import re
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import h11
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from checks import UserError, shown
+from cli import one_line
+from web.api import Api, dumps
+from web.schemas import Refused
+
+HEADERS_IN, BODY_IN = 10.0, 20.0  # s: for the head of a request; for its body
+NOTHING_READ = 60.0  # s: after which a client that takes nothing of its answer is cut off
+LAST_WORDS = 5.0  # s: for clients to take what is written, when the server ends
+MOST_HEADERS = 32_768  # bytes
+LONGEST_ID = 128  # letters of a client's own x-request-id
+ID = re.compile(rf"[\x21-\x7e]{{1,{LONGEST_ID}}}")
+LOCAL = ("127.0.0.1", "localhost", "::1")
+GUARDED = ("/v1/", "/live/", "/explore/run")  # what asks for the key
+SAFE = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+]
+FAULT = "a fault of the server: its log says more"
+GONE = 499  # in the log: the client went away before its answer was whole
+
+log = logging.getLogger("nano-sarathi")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the server takes, and from whom.
+
+    host: on which it listens. keys: hashes of those that open it; none: no key is needed. body:
+    bytes at most. connections: at once. drain: s for what runs, when the server ends.
+    """
+
+    host: str = "127.0.0.1"
+    keys: tuple[bytes, ...] = ()
+    origins: tuple[str, ...] = ()
+    body: int = 10**6
+    connections: int = 1000
+    drain: float = 30.0
+    body_in: float = BODY_IN
+    headers_in: float = HEADERS_IN
+    nothing_read: float = NOTHING_READ
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)  # of every answer
+
+
+def hash_of(key: str) -> bytes:
+    """Of equal length for all keys: comparing two of them tells nothing of either."""
+    return hashlib.sha256(key.encode()).digest()
+
+
+# ------------------------------------------------------------------------------------ the gate
+
+
+class Gate:
+    """Lets requests in, or refuses them in OpenAI's form. One line of the log for each."""
+
+    def __init__(self, app: ASGIApp, limits: Limits, count):
+        self.app, self.limits, self.count = app, limits, count
+        self.open = 0  # requests that are being answered, live pages apart
+        self.pages: set[asyncio.Task] = set()  # live pages, which have no end of their own
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        scope["id"] = given if ID.fullmatch(given) else uuid.uuid4().hex
+        scope["log"] = {"status": GONE}
+        begin, endless = time.perf_counter(), scope["path"] == "/live/events"
+        task = asyncio.current_task()
+        self.pages.add(task) if endless else None
+        self.open += not endless
+        try:
+            await self.let_in(scope, headers, receive, self.sender(scope, send))
+        except asyncio.CancelledError:
+            if not endless:  # else the server ends, and takes its pages along
+                raise
+        finally:
+            self.open -= not endless
+            self.pages.discard(task)
+            self.write_log(scope, time.perf_counter() - begin)
+
+    async def let_in(
+        self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send
+    ) -> None:
+        try:
+            self.check_host(headers)
+            self.check_key(scope, headers)
+            body = await self.read_body(scope, headers, receive)
+            if body is None:
+                return
+            if scope["method"] == "POST":
+                kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+                if kind != b"application/json":
+                    what = shown(kind.decode("latin-1"))
+                    raise Refused(415, f"the content type is {what}; it must be application/json")
+            await self.app(scope, replay(body, receive), send)
+        except Refused as refused:
+            await refusal(refused)(scope, receive, send)
+        except Exception:
+            log.exception("a fault of the server, in request %s", scope["id"])
+            if scope["log"]["status"] != GONE:  # it has begun to answer
+                raise
+            await refusal(Refused(500, FAULT, kind="server_error"))(scope, receive, send)
+
+    def check_host(self, headers: dict[bytes, bytes]) -> None:
+        """Against DNS rebinding: a web page elsewhere may name its own host, not ours."""
+        if self.limits.host not in LOCAL:
+            return
+        host = headers.get(b"host", b"").decode("latin-1")
+        name = host[1:].partition("]")[0] if host[:1] == "[" else host.partition(":")[0]
+        if name.lower() not in LOCAL:
+            raise Refused(421, f"the host {shown(host)} is not served here: use {LOCAL[0]}")
+
+    def check_key(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        asks = scope["path"].startswith(GUARDED) and scope["method"] != "OPTIONS"
+        if not self.limits.keys or not asks:
+            return
+        scheme, _, key = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        own = hash_of(key.strip())
+        right = [hmac.compare_digest(own, each) for each in self.limits.keys]
+        if scheme.lower() != "bearer" or not any(right):
+            what = "is not the server's" if key else "is missing"
+            raise Refused(
+                401, f"the API key {what}: send it as 'Authorization: Bearer KEY'",
+                code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"},
+            )  # fmt: skip
+
+    async def read_body(
+        self, scope: Scope, headers: dict[bytes, bytes], receive: Receive
+    ) -> bytes | None:
+        """The whole body, if it is neither too long nor too slow. None: the client has gone."""
+        most, parts, length = self.limits.body, [], 0
+        declared = headers.get(b"content-length", b"0")
+        long = Refused(413, f"the body is longer than {most} bytes", code="body_too_long",
+                       headers={"Connection": "close"})  # fmt: skip
+        if headers.get(b"expect") and int(declared) > most:
+            raise long  # before the client sends it
+        try:
+            async with asyncio.timeout(self.limits.body_in):
+                more = True
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    part, more = message.get("body", b""), message.get("more_body", False)
+                    length += len(part)
+                    # too much is read on, and forgotten: else the client would not hear why
+                    parts.append(part) if length <= most else parts.clear()
+                    if length > 20 * most:
+                        raise long
+        except TimeoutError:
+            raise Refused(
+                408, f"the body was not here after {self.limits.body_in:g} s",
+                headers={"Connection": "close"},
+            ) from None  # fmt: skip
+        if length > most:
+            raise long
+        return b"".join(parts)
+
+    def sender(self, scope: Scope, send: Send) -> Send:
+        """Sends on, with the headers that all answers have."""
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                scope["log"]["status"] = message["status"]
+                own = message.setdefault("headers", [])
+                names = {name.lower() for name, _ in own}
+                own.append((b"x-request-id", scope["id"].encode()))
+                extra = [*SAFE, *self.limits.headers]
+                own.extend(pair for pair in extra if pair[0] not in names)
+            await send(message)
+
+        return sending
+
+    def write_log(self, scope: Scope, seconds: float) -> None:
+        told = scope["log"]
+        status = GONE if told.get("gone") else told["status"]
+        tokens = "{} + {} tokens, ".format(*told["tokens"]) if "tokens" in told else ""
+        path, client = one_line(scope["path"])[:100], (scope.get("client") or ("-",))[0]
+        known = scope.get("route")  # of the table: a stranger's path would make a series of its own
+        self.count(getattr(known, "path", "other"), str(status))
+        log.info(
+            "%s %s %s %s %d %.0f ms, %sid %s", time.strftime("%H:%M:%S"), client, scope["method"],
+            path, status, 1e3 * seconds, tokens, scope["id"],
+        )  # fmt: skip
+
+
+def replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the body once more, and then waits for the client to go away."""
+    first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receiving() -> Message:
+        return first.pop() if first else await receive()
+
+    return receiving
+
+
+# ------------------------------------------------------------------------------ the application
+
+
+def refusal(error: Refused) -> JSONResponse:
+    return JSONResponse(error.json(), error.status, error.headers)
+
+
+def application(api: Api, limits: Limits, routers: Sequence) -> Gate:
+    """All endpoints behind the gate."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI):
+        api.loop = asyncio.get_running_loop()
+        yield
+        if api.chat is not None:
+            api.chat.kill()
+
+    app = FastAPI(
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        lifespan=lifespan,
+        redirect_slashes=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+    )
+    for router in routers:
+        app.include_router(router)
+
+    async def refused(request: Request, error: Refused) -> JSONResponse:
+        return refusal(error)
+
+    async def mistaken(request: Request, error: UserError) -> JSONResponse:
+        return refusal(Refused(400, str(error)))
+
+    async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        return refusal(Refused(400, f"{place}: {first['msg']}"))
+
+    async def unknown(request: Request, error: HTTPException) -> JSONResponse:
+        """404 and 405, which the framework raises."""
+        what = shown(request.scope["path"])
+        sentence = {
+            404: f"there is no {what} here: see /v1/completions, /v1/chat/completions, /v1/models",
+            405: f"{what} takes no {shown(request.method, str)}",
+        }.get(error.status_code, str(error.detail))
+        return refusal(Refused(error.status_code, sentence, headers=error.headers))
+
+    async def faulty(request: Request, error: Exception) -> JSONResponse:
+        return refusal(Refused(500, FAULT, kind="server_error"))
+
+    for kind, handler in (
+        (Exception, faulty), (Refused, refused), (UserError, mistaken),
+        (RequestValidationError, malformed),
+        (HTTPException, unknown),
+    ):  # fmt: skip
+        app.add_exception_handler(kind, handler)
+    inner: ASGIApp = app
+    if limits.origins:
+        inner = CORSMiddleware(
+            app, allow_origins=limits.origins, allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type", "x-request-id"],
+            expose_headers=["x-request-id", "retry-after"],
+        )  # fmt: skip
+    return Gate(inner, limits, lambda path, status: api.metrics.http.labels(path, status).inc())
+
+
+# ------------------------------------------------------------------------------------ the server
+
+
+def protocol(limits: Limits) -> type[H11Protocol]:
+    """uvicorn's protocol with these limits. Its errors are OpenAI's."""
+
+    class Protocol(H11Protocol):
+        late: asyncio.TimerHandle | None = None  # until the head of a request must be here
+        stuck: asyncio.TimerHandle | None = None  # until the client must have read something
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            if len(self.connections) > limits.connections:
+                self.app = crowded
+            self.late = self.loop.call_later(limits.headers_in, self.too_late)
+
+        def connection_lost(self, error: Exception | None) -> None:
+            for timer in (self.late, self.stuck):
+                if timer:
+                    timer.cancel()
+            super().connection_lost(error)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            waits = self.conn.their_state is h11.IDLE and not self.transport.is_closing()
+            if not waits and self.late:
+                self.late = self.late.cancel()
+            elif waits and not self.late:
+                self.late = self.loop.call_later(limits.headers_in, self.too_late)
+
+        def too_late(self) -> None:
+            self.refuse(408, f"the request was not here after {limits.headers_in:g} s")
+
+        def send_400_response(self, message: str) -> None:
+            """For what is no HTTP. uvicorn calls it while it handles h11's error."""
+            error = sys.exc_info()[1]
+            status = getattr(error, "error_status_hint", 400)
+            self.refuse(status, f"this is no HTTP request: {one_line(error) if error else message}")
+
+        def refuse(self, status: int, sentence: str) -> None:
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                body = dumps(Refused(status, sentence).json())
+                headers = [("content-type", "application/json"), ("connection", "close"),
+                           ("content-length", str(len(body)))]  # fmt: skip
+                head = h11.Response(status_code=status, headers=headers)
+                for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+                    self.transport.write(self.conn.send(event))
+            self.transport.close()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self.stuck = self.loop.call_later(limits.nothing_read, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            if self.stuck:
+                self.stuck = self.stuck.cancel()
+
+        def timeout_keep_alive_handler(self) -> None:
+            super().timeout_keep_alive_handler()
+            self.stuck = self.loop.call_later(limits.nothing_read, self.transport.abort)
+
+    return Protocol
+
+
+async def crowded(scope: Scope, receive: Receive, send: Send) -> None:
+    """What a connection too many is told."""
+    full = Refused(
+        503, "too many connections: try again later", kind="server_error", code="too_many",
+        headers={"Retry-After": "5", "Connection": "close"},
+    )  # fmt: skip
+    await refusal(full)(scope, receive, send)
+
+
+class Server(uvicorn.Server):
+    """Ends in order: at the first signal it takes no more requests, and lets those that are here
+    end. At the second it ends at once.
+    """
+
+    def __init__(self, api: Api, limits: Limits, routers: Sequence):
+        self.api, self.limits = api, limits
+        self.gate = application(api, limits, routers)
+        self.stopping, self.cut = False, False  # cut: some requests were not run to their end
+        config = uvicorn.Config(
+            self.gate, http=protocol(limits), ws="none", lifespan="on", log_config=None,
+            access_log=False, server_header=False, timeout_graceful_shutdown=1,
+            h11_max_incomplete_event_size=MOST_HEADERS, backlog=limits.connections,
+        )  # fmt: skip
+        super().__init__(config)
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # the gate writes the log
+
+    def handle_exit(self, sig: int, frame: object) -> None:
+        """The first signal starts a thread that waits; the second waits for nothing."""
+        if self.stopping:
+            os._exit(130)
+        self.stopping = True
+        threading.Thread(target=self.drain, daemon=True).start()
+
+    def drain(self) -> None:
+        runner = self.api.runner
+        state = runner.state()
+        if left := state["running"] + state["waiting"]:
+            log.warning(
+                "stopping: %d requests run to their end, for %g s at most; Ctrl-C ends at once",
+                left, self.limits.drain,
+            )  # fmt: skip
+        self.cut = not runner.drain(self.limits.drain)
+        self.api.loop.call_soon_threadsafe(
+            lambda: setattr(self, "ending", asyncio.ensure_future(self.end()))
+        )
+
+    async def end(self) -> None:
+        """When all tokens are there: let the clients take them, then end."""
+        deadline = time.monotonic() + LAST_WORDS
+        while self.gate.open and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        for page in self.gate.pages:
+            page.cancel()
+        self.should_exit = True
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens, or a UserError that says why none can. port: 0 takes a free one."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise UserError(f"--host {shown(host)} is no address: {error}") from None
+    family, kind, _, _, address = found[0]
+    listener = socket.socket(family, kind)
+    try:
+        if os.name == "posix":  # on Windows, it would let two servers share a port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"cannot listen on {host}, port {port}: {reason}; --port 0 takes a free port"
+        ) from None
+    return listener

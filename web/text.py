@@ -1,0 +1,115 @@
+"""From tokens to the text that a client may see: each token is decoded once, and no stop string is
+ever sent in part.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+HALF = "\ufffd"  # what `decode` gives for bytes that are no character, or not yet
+PATIENCE = 8  # tokens without a whole character: then their bytes are broken, not incomplete
+LONGEST_PIECE = 4  # tokens of a character, which has four bytes at most
+
+
+class Pieces:
+    """The text of tokens, as they come. Joined, the pieces are what `decode` gives for all of them.
+
+    A character may take several tokens: its bytes are held until the last one is there.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]):
+        self.decode = decode
+        self.held: list[int] = []  # tokens whose text is not out
+
+    def add(self, token: int) -> str:
+        """The text that this token completes."""
+        self.held.append(token)
+        text = self.decode(self.held)
+        if not text.endswith(HALF):
+            self.held.clear()
+            return text
+        return self.give_up(text) if len(self.held) >= PATIENCE else ""
+
+    def give_up(self, text: str) -> str:
+        """Broken bytes: let go of all but the last tokens, which may begin a character."""
+        for cut in range(len(self.held) - LONGEST_PIECE, 0, -1):
+            first, rest = self.decode(self.held[:cut]), self.decode(self.held[cut:])
+            if first + rest == text:
+                del self.held[:cut]
+                return first
+        return ""
+
+    def end(self) -> str:
+        """What is left, with a mark in place of half a character."""
+        text = self.decode(self.held) if self.held else ""
+        self.held.clear()
+        return text
+
+
+class Stops:
+    """Looks for stop strings in a text that comes in pieces.
+
+    What may be the beginning of one is held. found: one was there, and the text ends before it.
+    Where several fit, the one that is complete first counts: so the pieces do not matter.
+    """
+
+    def __init__(self, stops: Sequence[str] = ()):
+        self.stops, self.held, self.found = tuple(stops), "", False
+        self.longest = max(map(len, self.stops), default=0)
+
+    def add(self, piece: str) -> str:
+        """The text that is safe to show."""
+        if not self.stops or not piece:
+            return piece
+        text = self.held + piece
+        ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in self.stops]
+        ends = [end for end in ends if end[1] >= 0]
+        if ends:
+            self.found, self.held = True, ""
+            return text[: min(ends)[1]]
+        keep = self.beginning(text)
+        self.held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def beginning(self, text: str) -> int:
+        """Length of the longest end of the text that begins a stop string."""
+        for length in range(min(len(text), self.longest - 1), 0, -1):
+            if any(stop.startswith(text[-length:]) for stop in self.stops):
+                return length
+        return 0
+
+    def end(self) -> str:
+        text, self.held = self.held, ""
+        return text
+
+
+@dataclass(slots=True)
+class Token:
+    """A token with its log-probability. offset: characters of the answer before it."""
+
+    text: str
+    logprob: float
+    top: list[tuple[str, float]] = field(default_factory=list)
+    offset: int = 0
+
+
+class Words:
+    """The text of one answer. `add` its tokens, then `end` it; both return text to show."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()):
+        self.pieces, self.stops, self.length = Pieces(decode), Stops(stops), 0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was there."""
+        return self.stops.found
+
+    def add(self, token: int) -> str:
+        return self.show(self.pieces.add(token))
+
+    def end(self) -> str:
+        text = self.show(self.pieces.end())
+        return text if self.stopped else text + self.stops.end()
+
+    def show(self, piece: str) -> str:
+        self.length += len(piece)  # characters so far, those that are held among them
+        return self.stops.add(piece)
