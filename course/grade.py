@@ -20,6 +20,7 @@ import time
 import zipfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LONGEST_FILE, LONGEST_ZIP, LONGEST_ANSWER = 64 << 10, 1 << 20, 4 << 20  # bytes
 MEMORY = 1 << 30  # bytes, beyond what Python, numpy and torch take
 START, CASE, EXERCISE, WHOLE = 60.0, 5.0, 15.0, 60.0  # s: until a worker is ready; of answers
+GLANCE = 0.2  # s between two looks at whether grading was interrupted
 IMAGE = "nano-sarathi-course"
 FENCE = [
     "--network=none", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges",
@@ -49,10 +51,15 @@ class Submission:
     refused: list[str]
 
 
-class Worker:
-    """A process with a student's code. Every answer has a deadline."""
+class Stopped(Exception):
+    """Grading was interrupted."""
 
-    def __init__(self, files: dict[str, str], container: list[str]):
+
+class Worker:
+    """A process with a student's code. Every answer has a deadline. stopped: waits for none."""
+
+    def __init__(self, files: dict[str, str], container: list[str], stopped: threading.Event):
+        self.stopped = stopped
         self.home = tempfile.mkdtemp(prefix="grade-")
         self.name = f"grade-{os.getpid()}-{Path(self.home).name[6:]}"
         command = [sys.executable, "-m", "course.worker"]
@@ -75,9 +82,13 @@ class Worker:
         except AnswerError as error:  # not the student's fault: none of their code was loaded
             self.close()
             raise UserError(f"a worker did not start ({error}): {' '.join(command)}") from None
+        except Stopped:
+            self.close()
+            raise
 
     def exchange(self, message: dict, seconds: float) -> dict:
         """Send a line, get a line. AnswerError if none comes, or if it is no answer."""
+        end = time.monotonic() + max(0.1, seconds)
         box: queue.Queue[bytes] = queue.Queue()
 
         def talk() -> None:
@@ -89,10 +100,15 @@ class Worker:
                 box.put(b"")
 
         threading.Thread(target=talk, daemon=True).start()
-        try:
-            line = box.get(timeout=max(0.1, seconds))
-        except queue.Empty:
-            raise AnswerError("no answer in time") from None
+        line = None
+        while line is None:
+            left = end - time.monotonic()
+            if self.stopped.is_set():
+                raise Stopped
+            if left <= 0:
+                raise AnswerError("no answer in time")
+            with suppress(queue.Empty):
+                line = box.get(timeout=min(left, GLANCE))
         if not line.endswith(b"\n"):
             raise AnswerError("the process ended" if not line else "an endless answer")
         try:
@@ -189,12 +205,17 @@ class Grade:
     held: list[str]
 
 
-def graded(handed: Submission, seed: int, container: list[str]) -> Grade:
-    """All exercises of one submission. A worker that dies or hangs is replaced for the next one."""
+def graded(handed: Submission, seed: int, container: list[str], stopped: threading.Event) -> Grade:
+    """All exercises of one submission. A worker that dies or hangs is replaced for the next one.
+
+    Raises Stopped soon after `stopped` is set, and leaves no worker.
+    """
     grade = Grade(handed.name, {}, {}, list(PROTECTIONS))
     end, worker = time.monotonic() + WHOLE, None
     try:
         for exercise in EXERCISES.values():
+            if stopped.is_set():
+                raise Stopped
             if exercise.file not in handed.files:
                 refused = f"{exercise.file}.py" in handed.refused
                 grade.results[exercise.key] = "refused" if refused else "-"
@@ -204,7 +225,7 @@ def graded(handed: Submission, seed: int, container: list[str]) -> Grade:
                 continue
             try:
                 if worker is None:
-                    worker = Worker(handed.files, container)
+                    worker = Worker(handed.files, container, stopped)
                     end += min(START, 10.0)  # to start is not its fault
                     grade.held = [each for each in grade.held if each in worker.held]
                 if one(exercise, worker, seed, grade, end):
@@ -268,9 +289,12 @@ def grade(
     handed = [submission(path) for path in paths if not path.is_symlink()]
     if not handed:
         raise UserError(f"{str(folder)!r} has no submissions: a folder or a .zip for each")
-    container, start = container_of(image), time.perf_counter()
+    container, start, stopped = container_of(image), time.perf_counter(), threading.Event()
     with ThreadPoolExecutor(workers) as pool:
-        grades = list(pool.map(lambda each: graded(each, seed, container), handed))
+        try:
+            grades = list(pool.map(lambda each: graded(each, seed, container, stopped), handed))
+        finally:  # after Ctrl-C, nobody waits for the submissions under way
+            stopped.set()
     first = protection(grades, container)
     keys = list(EXERCISES)
     with open(out, "w", newline="", encoding="utf-8") as file:

@@ -57,6 +57,8 @@ def class_edges(lengths: Sequence[int]) -> list[int]:
     """
     if not lengths:
         raise UserError("lengths are empty; a predictor needs at least one to learn from")
+    for length in lengths:
+        check_whole("a length to learn from", length)
     ordered = sorted(lengths)
     return [ordered[min(len(ordered) - 1, len(ordered) * p // 100)] for p in PERCENTILES]
 
@@ -101,6 +103,8 @@ class PromptLength:
         if not pairs:
             raise UserError("pairs are empty; a predictor needs at least one to learn from")
         check_whole("bins", bins, 1, 10**6)
+        for size in (size for pair in pairs for size in pair):
+            check_whole("a length to learn from", size)
         ordered = sorted(pairs)
         cuts = sorted({len(ordered) * i // bins for i in range(bins)})
         parts = [ordered[a:b] for a, b in zip(cuts, [*cuts[1:], len(ordered)], strict=True)]

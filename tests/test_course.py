@@ -14,6 +14,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from watch import alive, children_of, wait_for
 
 from checks import UserError
 from course import __main__ as commands
@@ -83,6 +84,7 @@ def test_mistakes_on_the_command_line_are_one_line() -> None:
         (("check", "13"), "unknown exercise '13'"),
         (("chek", "6"), "invalid choice: 'chek'"),
         (("grade", "no/such"), "'no/such' is no folder"),
+        (("grade", ""), "argument folder: '' is no folder"),
         (("hint", "6", "--level", "4"), "invalid choice: 4"),
     ):
         done = run(*arguments)
@@ -252,6 +254,24 @@ def test_a_picture_shows_both(key: str, tmp_path: Path) -> None:
     broken = load("def chunk_mask(start, length):\n    return 5\n", "e03.py")
     with pytest.raises(UserError, match="no picture"):
         picture(find("3"), broken)
+
+
+def test_slides_have_a_projectors_size_and_a_caption_each(tmp_path: Path) -> None:
+    from course.slides import SLIDES, slides
+
+    assert [slide.name[:2] for slide in SLIDES] == [f"{i:02d}" for i in range(1, len(SLIDES) + 1)]
+    slides(7, tmp_path, force=False)
+    [path] = tmp_path.glob("*.png")
+    head = path.read_bytes()[:24]
+    assert (int.from_bytes(head[16:20]), int.from_bytes(head[20:24])) == (1920, 1080)
+    told = (tmp_path / "captions.md").read_text("utf-8")
+    assert all(f"{slide.name}.png" in told and slide.caption in told for slide in SLIDES)
+    minutes = [slide.when.partition("minute ")[2] for slide in SLIDES]
+    lecture = (COURSE / "instructor" / "lecture90.md").read_text("utf-8")
+    assert all(f"| {minute}-" in lecture for minute in minutes if minute)
+    (tmp_path / "captions.md").write_text("my notes")
+    with pytest.raises(UserError, match="captions.md"):
+        slides(7, tmp_path, force=False)
 
 
 # ------------------------------------------------------------- the self-test finds what is wrong
@@ -435,6 +455,46 @@ def test_attacks_earn_nothing_and_harm_nothing(
         assert each in first.partition("NOT PROTECTED")[0] or each in first.partition("NOT")[2]
     with pytest.raises(UserError, match="this project did not write it"):
         grade.grade(folder, out, 1, 2, None, False)
+
+
+def is_fenced(worker: int) -> bool:
+    """Whether it has bounded its time, as it does just before it runs a student's code."""
+    limits = Path(f"/proc/{worker}/limits").read_text(encoding="utf-8")
+    return not re.search(r"Max cpu time +unlimited", limits)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("loaded", [False, True])
+def test_an_interrupt_ends_grading_and_its_workers(tmp_path: Path, loaded: bool) -> None:
+    """While workers start, and while an endless submission has its time."""
+    folder, trace = tmp_path / "all", tmp_path / "homes"
+    trace.mkdir()
+    for name in ("anna", "ben", "cleo"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "e01.py").write_text("while True:\n    pass\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "course", "grade", str(folder), "--out", str(tmp_path / "out.csv")],
+        cwd=ROOT, env=os.environ | {"TMPDIR": str(trace)}, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+    def ready() -> bool:
+        workers = children_of(process.pid)
+        here = [not loaded or is_fenced(worker) for worker in workers]
+        return process.poll() is not None or here == [True, True]
+
+    try:
+        wait_for(ready)
+        workers = children_of(process.pid)
+        assert len(workers) == 2, "two at a time"
+        os.killpg(process.pid, signal.SIGINT)
+        said = process.communicate(timeout=10)  # under 2 s on a machine that is not busy
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 130 and said == ("", "")
+    assert not any(alive(worker) for worker in workers) and not list(trace.iterdir())
+    assert not (tmp_path / "out.csv").exists()
 
 
 def test_the_first_line_says_what_is_not_protected() -> None:

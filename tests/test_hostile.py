@@ -38,7 +38,7 @@ from loading.prompts import make_requests as requests_of
 from loading.prompts import token_ids
 from pipeline import Rules, simulate_pipeline
 from pipeline.launch import NotMet, Place, launch, meet
-from pipeline.predictors import Constant, PromptLength, predicted
+from pipeline.predictors import Classes, Constant, PromptLength, predicted
 from sampling import SamplingParams
 from serving import calibration
 from serving.capacity import Deployment, Load, capacity, token_budget, worst_iteration
@@ -162,6 +162,8 @@ USES: dict[str, Callable[[], object]] = {
     "vocab_size is 1000": lambda: replace(MODEL, vocab_size=10**400),
     "max_batch_size is 1000": lambda: simulate([], max_batch_size=10**400),
     "decodes is 9223372036854775808": lambda: make_batch(decodes=2**63),
+    "a length to learn from is ": lambda: Classes([10**5000], 0.5),
+    "a length to learn from is -1": lambda: PromptLength([(1, -1)]),
     "bins is 2147483648": lambda: PromptLength([(1, 2)], bins=2**31),
     "Zipf by array": lambda: Zipf(2, 9, by=np.array([1, 2])),
     "stop_ids is 'x'": lambda: Request(0, [1], 1, stop_ids="x"),

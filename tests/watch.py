@@ -59,12 +59,14 @@ except dist.DistError:
 
 
 def children_of(parent: int) -> list[int]:
-    """Process ids; none where the process has ended."""
-    try:
-        words = Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="utf-8")
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-    return [int(word) for word in words.split()]
+    """Process ids, of all threads; none where the process has ended."""
+    found = []
+    for file in Path(f"/proc/{parent}/task").glob("*/children"):
+        try:
+            found += map(int, file.read_text(encoding="utf-8").split())
+        except (FileNotFoundError, ProcessLookupError):  # the thread has ended
+            continue
+    return found
 
 
 def descendants_of(parent: int) -> list[int]:
