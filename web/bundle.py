@@ -1,0 +1,190 @@
+"""The explorer as a folder that any web server can give, with the repository's own files in it.
+
+    python -m web.bundle                            writes build/explorer
+    python -m web.bundle --pyodide FOLDER           with Pyodide beside the page: needs no network
+
+Pyodide is Python for browsers. Without --pyodide, the page loads it from the network, and checks
+each file's hash. FOLDER is node_modules/pyodide after `npm install pyodide@314.0.7`.
+To look at the page: python -m http.server --directory build/explorer, then
+http://localhost:8000/explore.html
+"""
+
+import ast
+import base64
+import hashlib
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from checks import UserError
+from cli import MARK, ROOT, run_main
+from flags import Parser
+from web import explorer
+
+STATIC = ROOT / "web" / "static"
+PAGE = ("explore.html", "explore.css", "explore.js", "explore_draw.js", "explore_worker.js")
+MANIFEST, BOOK, BESIDE = "manifest.json", "book", "pyodide"  # names in the folder
+START = "web.explorer"  # the module that the browser imports
+# Pyodide as the npm package has it. jsDelivr gives the same files.
+VERSION = "314.0.7"
+CDN = f"https://cdn.jsdelivr.net/npm/pyodide@{VERSION}/"
+PYODIDE = {
+    "pyodide.mjs": "sha256-bx1g979Sm+swDw9HmDySHTmCNjZAuiCvDjjv3dvGYQk=",
+    "pyodide.asm.mjs": "sha256-983I7OgGeM63EvjmXr5tOoMgOhgMOZhl9JYSoFFpNjU=",
+    "pyodide.asm.wasm": "sha256-zDbjyrBP38mmP/E+tS6uK5Eb9GwCXMeygfOUvT3h1eY=",
+    "python_stdlib.zip": "sha256-+hlX5XdwaPxPdDf5bYYK4vvpwZcyugbITgBOwW3X3Xo=",
+    "pyodide-lock.json": "sha256-XcL8EZEIvBSMdFfchudnW1yH4cr9QgucNMHq73s2wBA=",
+}
+
+
+def integrity(data: bytes) -> str:
+    """A file's hash as browsers check it."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(data).digest()).decode()}"
+
+
+# ----------------------------------------------------------------------------- the book's own files
+
+
+@cache
+def needed() -> list[str]:
+    """The repository's files that `web.explorer` imports, and those that they import."""
+    found: list[str] = []
+    modules = [START]
+    while modules:
+        name = modules.pop()
+        parts = name.split(".")
+        for end in range(1, len(parts)):  # the packages around it
+            modules.append(".".join(parts[:end]))
+        path = file_of(name)
+        if path is not None and path not in found:
+            found.append(path)
+            modules += imported((ROOT / path).read_text(encoding="utf-8"))
+    return sorted(found)
+
+
+def file_of(module: str) -> str | None:
+    """A module's file, relative to the repository; None for one that is not ours."""
+    path = module.replace(".", "/")
+    for file in (f"{path}.py", f"{path}/__init__.py"):
+        if (ROOT / file).is_file():
+            return file
+    return None
+
+
+def imported(source: str) -> Iterator[str]:
+    """All modules that a file imports as it is loaded: `from a import b` is a and a.b."""
+    for node in at_load(ast.parse(source).body):
+        if isinstance(node, ast.Import):
+            yield from [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+            yield from [f"{node.module}.{alias.name}" for alias in node.names]
+
+
+def at_load(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements that run as a file is loaded: not those of functions, nor of type checkers."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        yield node
+        for field in ("body", "orelse", "finalbody"):
+            yield from at_load(getattr(node, field, []))
+
+
+# --------------------------------------------------------------------------------------- the folder
+
+
+def manifest(beside: bool = False, server: bool = False) -> dict:
+    """What the page reads first.
+
+    page: its controls. first: the answer for the default state, so that a schedule is there at
+    once. book, pyodide: files, and their hashes. beside: Pyodide is in a folder beside the page.
+    server: POST run answers, too.
+    """
+    return {
+        "mark": MARK,
+        "server": server,
+        "page": explorer.page(),
+        "first": explorer.schedule({}),
+        "book": {path: integrity((ROOT / path).read_bytes()) for path in needed()},
+        "pyodide": {"version": VERSION, "from": f"{BESIDE}/" if beside else CDN, "files": PYODIDE},
+    }
+
+
+def check_pyodide(folder: Path) -> dict[str, bytes]:
+    """Pyodide's files by name, or a UserError if one is missing or has another hash."""
+    found = {}
+    for name, expected in PYODIDE.items():
+        try:
+            found[name] = (folder / name).read_bytes()
+        except OSError as error:
+            raise UserError(
+                f"--pyodide {folder}: {name}: {error.strerror}; run npm install"
+                f" pyodide@{VERSION}, and give node_modules/pyodide"
+            ) from None
+        if integrity(found[name]) != expected:
+            raise UserError(
+                f"--pyodide {folder}: {name} is not that of Pyodide {VERSION}, which npm install"
+                f" pyodide@{VERSION} gives"
+            )
+    return found
+
+
+def write(out: Path, pyodide: Path | None = None, force: bool = False) -> list[str]:
+    """Write the folder. Returns the names of its files.
+
+    Raises UserError if there is a folder with other things in it, unless `force`.
+    """
+    files = {name: (STATIC / name).read_bytes() for name in PAGE}
+    files |= {f"{BOOK}/{path}": (ROOT / path).read_bytes() for path in needed()}
+    if pyodide is not None:
+        files |= {f"{BESIDE}/{name}": data for name, data in check_pyodide(pyodide).items()}
+    text = json.dumps(manifest(beside=pyodide is not None), indent=1, ensure_ascii=False)
+    files[MANIFEST] = text.encode()
+    if out.exists() and not force and not is_ours(out):
+        raise UserError(
+            f"--out {out} is there, and this command did not write it: give another folder, or add"
+            " --force"
+        )
+    for name, data in files.items():
+        path = out / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        except OSError as error:
+            raise UserError(f"--out {out}: {name}: {error.strerror}") from None
+    return list(files)
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder is empty, or one that `write` has made."""
+    if not folder.is_dir():
+        return False
+    if not any(folder.iterdir()):
+        return True
+    try:
+        return (folder / MANIFEST).read_bytes().startswith(f'{{\n "mark": "{MARK}"'.encode())
+    except OSError:
+        return False
+
+
+def main() -> None:
+    parser = Parser(__doc__)
+    parser.add_flag("out", "folder that is written", ROOT / "build" / "explorer",
+                    shown="build/explorer")  # fmt: skip
+    parser.add_flag("pyodide")
+    parser.add_flag("force", "write into a folder that has other files")
+    options = parser.parse_args()
+    names = write(options.out, options.pyodide, options.force)
+    print(
+        f"{len(names)} files in {options.out}\n"
+        f"to look: python -m http.server --directory {options.out}, then"
+        f" http://localhost:8000/{PAGE[0]}"
+    )
+
+
+if __name__ == "__main__":
+    run_main(main)

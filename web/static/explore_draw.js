@@ -1,0 +1,267 @@
+// The explorer's pictures on canvas: schedules by slot over time, and the curve of the gain.
+// Colours and heights are those of pictures/gantt.py. Each kind also differs by height or hatch.
+
+export const LOOKS = { // low, high: bottom and top in a lane from 0 to 1
+  waiting: { colour: "#999999", low: 0.51, high: 0.59 },
+  prefill: { colour: "#F5C45E", low: 0.2, high: 0.9, edge: "#8A6100" },
+  decode: { colour: "#0072B2", low: 0.34, high: 0.76 },
+  stall: { colour: "#D55E00", low: 0.05, high: 0.16 },
+};
+const INK = "#222222", SOFT = "#555555", GRID = "#E3E3E3", FONT = "system-ui, sans-serif";
+
+// A canvas in CSS pixels, sharp on every screen: its context, width and height.
+function prepare(canvas) {
+  const scale = window.devicePixelRatio || 1;
+  const { width, height } = canvas.getBoundingClientRect();
+  canvas.width = Math.round(width * scale);
+  canvas.height = Math.round(height * scale);
+  const context = canvas.getContext("2d");
+  context.setTransform(scale, 0, 0, scale, 0, 0);
+  return { context, width, height };
+}
+
+// Ticks at 1, 2 or 5 times a power of ten; at most `most` of them up to `end`.
+function ticks(end, most) {
+  const power = 10 ** Math.floor(Math.log10(end / most));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((each) => end / each <= most);
+  const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+  const found = [];
+  for (let i = 0; i * step <= end * (1 + 1e-9); i++) found.push([i * step, (i * step).toFixed(digits)]);
+  return found;
+}
+
+function hatch(context) {
+  const scale = window.devicePixelRatio || 1;
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = Math.round(7 * scale);
+  const pen = tile.getContext("2d");
+  pen.scale(tile.width / 7, tile.height / 7);
+  pen.fillStyle = LOOKS.prefill.colour;
+  pen.fillRect(0, 0, 7, 7);
+  pen.strokeStyle = LOOKS.prefill.edge;
+  pen.lineWidth = 0.8;
+  pen.beginPath();
+  for (const shift of [-7, 0, 7]) {
+    pen.moveTo(shift, 7);
+    pen.lineTo(shift + 7, 0);
+  }
+  pen.stroke();
+  const pattern = context.createPattern(tile, "repeat");
+  pattern.setTransform(new DOMMatrix().scale(7 / tile.width));
+  return pattern;
+}
+
+// Where things are: a place on the time axis, and lanes below the row of the queue.
+export function frame(width, height, slots, end) {
+  const left = 52, right = width - 8, top = 34, bottom = height - 34;
+  const lane = (bottom - top) / slots;
+  return {
+    left, right, top, bottom, lane,
+    x: (moment) => left + (moment / end) * (right - left),
+    bar: (slot, { low, high }) => [top + (slot + 1 - high) * lane, Math.max(1, (high - low) * lane)],
+  };
+}
+
+// One schedule. view: {end, long}; step: the iteration that the keyboard or the pointer has chosen.
+export function drawSchedule(canvas, side, view, step = null) {
+  const { context: pen, width, height } = prepare(canvas);
+  const place = frame(width, height, side.slots, view.end);
+  pen.font = `12px ${FONT}`;
+  pen.textBaseline = "middle";
+  drawTime(pen, place, view.end, height);
+  drawLanes(pen, place, side.slots);
+  drawQueue(pen, place, side.queue, view);
+  const bar = (kind, slot, start, end) => {
+    const [y, tall] = place.bar(slot, LOOKS[kind]);
+    const x = place.x(start);
+    return [x, y, place.x(end) - x, tall];
+  };
+  pen.fillStyle = LOOKS.waiting.colour;
+  for (const [slot, start, end] of side.waits) pen.fillRect(...bar("waiting", slot, start, end));
+  const pattern = hatch(pen), labels = [];
+  for (const [start, seconds, chunks, decodes] of side.iterations) {
+    pen.fillStyle = LOOKS.decode.colour;
+    for (const slot of decodes) {
+      const [x, y, wide, tall] = bar("decode", slot, start, start + seconds);
+      pen.fillRect(x, y, wide > 3 ? wide - 0.8 : wide, tall);
+    }
+    for (const [slot, , , tokens] of chunks) {
+      const box = bar("prefill", slot, start, start + seconds);
+      pen.fillStyle = pattern;
+      pen.fillRect(...box);
+      if (box[2] > 3 && box[3] > 3) {
+        pen.strokeStyle = LOOKS.prefill.edge;
+        pen.lineWidth = 0.8;
+        pen.strokeRect(box[0] + 0.4, box[1] + 0.4, box[2] - 0.8, box[3] - 0.8);
+      }
+      labels.push([String(tokens), ...box]);
+    }
+  }
+  pen.fillStyle = LOOKS.stall.colour;
+  for (const [slot, start, end] of side.stalls) pen.fillRect(...bar("stall", slot, start, end));
+  for (const [text, x, y, wide, tall] of labels) label(pen, text, x, y, wide, tall);
+  const longest = side.stalls.reduce((a, b) => (a && a[2] - a[1] >= b[2] - b[1] ? a : b), null);
+  if (longest) {
+    const [slot, start, end] = longest;
+    const [y] = place.bar(slot, LOOKS.prefill);
+    const text = `stall ${(end - start).toFixed(2)} s`;
+    label(pen, text, place.x(start), y, place.x(end) - place.x(start), 0.7 * place.lane, "#A34600");
+  }
+  if (step !== null) {
+    const [start, seconds] = side.iterations[step];
+    pen.strokeStyle = "#000000";
+    pen.lineWidth = 2;
+    const x = place.x(start);
+    pen.strokeRect(x, place.top, Math.max(2, place.x(start + seconds) - x), place.bottom - place.top);
+  }
+}
+
+function label(pen, text, x, y, wide, tall, colour = INK) {
+  pen.font = `12px ${FONT}`;
+  const size = pen.measureText(text).width;
+  if (size + 6 > wide || tall < 13) return;
+  pen.fillStyle = "#FFFFFF";
+  pen.fillRect(x + (wide - size) / 2 - 2, y + tall / 2 - 7, size + 4, 14);
+  pen.fillStyle = colour;
+  pen.textAlign = "center";
+  pen.fillText(text, x + wide / 2, y + tall / 2 + 0.5);
+}
+
+function drawTime(pen, place, end, height) {
+  pen.strokeStyle = GRID;
+  pen.lineWidth = 1;
+  pen.fillStyle = SOFT;
+  pen.textAlign = "center";
+  for (const [moment, text] of ticks(end, (place.right - place.left) / 60)) {
+    const x = Math.round(place.x(moment)) + 0.5;
+    pen.beginPath();
+    pen.moveTo(x, place.top);
+    pen.lineTo(x, place.bottom + 4);
+    pen.stroke();
+    pen.fillText(text, x, place.bottom + 12);
+  }
+  pen.fillText("time (s)", (place.left + place.right) / 2, height - 7);
+}
+
+function drawLanes(pen, place, slots) {
+  pen.fillStyle = SOFT;
+  pen.textAlign = "right";
+  const every = Math.ceil(14 / place.lane);
+  for (let slot = 0; slot < slots; slot += every) {
+    pen.fillText(`slot ${slot}`, place.left - 5, place.top + (slot + 0.45) * place.lane);
+  }
+}
+
+// How many requests wait, as steps above the lanes, and where the long prompt arrives.
+function drawQueue(pen, place, queue, { end, long }) {
+  const base = place.top - 4, tall = 18;
+  const most = Math.max(0, ...queue.map(([, waiting]) => waiting));
+  pen.fillStyle = SOFT;
+  pen.textAlign = "right";
+  pen.fillText("queue", place.left - 5, base - tall / 2);
+  pen.fillStyle = "#D9D9D9";
+  pen.strokeStyle = SOFT;
+  pen.lineWidth = 1.5;
+  let peak = null;
+  queue.forEach(([moment, waiting], i) => {
+    const until = i + 1 < queue.length ? queue[i + 1][0] : end;
+    const high = most ? (tall * waiting) / most : 0;
+    const [x, wide] = [place.x(moment), place.x(until) - place.x(moment)];
+    if (!high || wide < 0.3) return;
+    pen.fillRect(x, base - high, wide, high);
+    pen.beginPath();
+    pen.moveTo(x, base - high);
+    pen.lineTo(x + wide, base - high);
+    pen.stroke();
+    if (waiting === most && (!peak || wide > peak[1])) peak = [x, wide];
+  });
+  if (peak) label(pen, `${most}`, peak[0], base - tall, Math.max(peak[1], 20), tall);
+  if (long !== null) {
+    const x = place.x(long);
+    pen.fillStyle = "#000000";
+    pen.beginPath();
+    pen.moveTo(x - 6, base - 14);
+    pen.lineTo(x + 6, base - 14);
+    pen.lineTo(x, base - 3);
+    pen.fill();
+  }
+}
+
+// The iteration at a place of the canvas, or null.
+export function stepAt(canvas, side, view, x) {
+  const { width, height } = canvas.getBoundingClientRect();
+  const place = frame(width, height, side.slots, view.end);
+  const moment = ((x - place.left) / (place.right - place.left)) * view.end;
+  const found = side.iterations.findIndex(([start, seconds]) => start <= moment && moment < start + seconds);
+  return found < 0 ? null : found;
+}
+
+// The gain over P:D. now: this state's P:D; balance: C/(B-1), or null.
+export function drawGain(canvas, points, all, now, balance) {
+  const { context: pen, width, height } = prepare(canvas);
+  const left = 58, right = width - 14, top = 24, bottom = height - 42;
+  const low = Math.min(all[0], now) / 1.1, high = Math.max(all.at(-1), now) * 1.1;
+  const gains = points.map((point) => point.gain);
+  const least = Math.min(0.8, ...gains.map((gain) => gain - 0.05));
+  const most = Math.max(1.3, ...gains.map((gain) => gain + 0.05));
+  const x = (ratio) => left + (Math.log(ratio / low) / Math.log(high / low)) * (right - left);
+  const y = (gain) => bottom - ((gain - least) / (most - least)) * (bottom - top);
+  pen.font = `12px ${FONT}`;
+  pen.textBaseline = "middle";
+  pen.lineWidth = 1;
+  for (let power = -2; power < 6; power++) {
+    for (const factor of [1, 2, 5]) {
+      const ratio = factor * 10 ** power;
+      if (ratio < low || ratio > high) continue;
+      line(pen, GRID, [], x(ratio), top, x(ratio), bottom);
+      pen.fillStyle = SOFT;
+      pen.textAlign = "center";
+      pen.fillText(String(Number(ratio.toPrecision(1))), x(ratio), bottom + 11);
+    }
+  }
+  pen.fillText("P:D (prompt tokens per decode), P + D as it is", (left + right) / 2, height - 12);
+  const step = most - least > 1.5 ? 0.5 : most - least > 0.7 ? 0.2 : 0.1;
+  for (let i = Math.ceil(least / step); i * step <= most; i++) {
+    line(pen, GRID, [], left, y(i * step), right, y(i * step));
+    pen.fillStyle = SOFT;
+    pen.textAlign = "right";
+    pen.fillText((i * step).toFixed(1), left - 6, y(i * step));
+  }
+  pen.save();
+  pen.translate(14, (top + bottom) / 2);
+  pen.rotate(-Math.PI / 2);
+  pen.textAlign = "center";
+  pen.fillText("throughput, right / left", 0, 0);
+  pen.restore();
+  line(pen, INK, [], left, y(1), right, y(1));
+  if (balance !== null && balance > low && balance < high) {
+    line(pen, INK, [2, 4], x(balance), top, x(balance), bottom);
+    pen.fillStyle = INK;
+    pen.textAlign = x(balance) > width / 2 ? "right" : "left";
+    pen.fillText(`C/(B-1) = ${balance.toFixed(1)}`, x(balance) + (x(balance) > width / 2 ? -5 : 5), top - 10);
+  }
+  pen.strokeStyle = pen.fillStyle = LOOKS.decode.colour;
+  pen.lineWidth = 2.2;
+  pen.setLineDash([]);
+  pen.beginPath();
+  points.forEach((point, i) => (i ? pen.lineTo : pen.moveTo).call(pen, x(point.x), y(point.gain)));
+  pen.stroke();
+  for (const point of points) {
+    const here = Math.abs(point.x / now - 1) < 1e-9;
+    pen.beginPath();
+    pen.arc(x(point.x), y(point.gain), here ? 7 : 3.5, 0, 7);
+    pen.fillStyle = here ? "#FFFFFF" : LOOKS.decode.colour;
+    pen.fill();
+    if (here) pen.stroke();
+  }
+}
+
+function line(pen, colour, dash, x0, y0, x1, y1) {
+  pen.strokeStyle = colour;
+  pen.setLineDash(dash);
+  pen.lineWidth = dash.length ? 1.8 : 1;
+  pen.beginPath();
+  pen.moveTo(x0, y0);
+  pen.lineTo(x1, y1);
+  pen.stroke();
+}
