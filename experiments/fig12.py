@@ -77,6 +77,12 @@ PAPER = {
 }
 *RATIOS, BATCH_RATIO = [series for series, _ in PAPER.values()]
 SHARES = ("orca's bubbles, %", "sarathi's bubbles, %")
+# set-ups that all requests run under, beside the given one: in fig12.csv, and in the table
+WAYS = {
+    "in step": "Orca: in step",
+    "in step, unshrunk": "in step, and the chunk itself",
+    "150 us": "150 us more per linear operator",
+}
 ORCA, IN_STEP, SARATHI = "Orca, TP8 PP8", "Orca, TP8 PP8, in step", "SARATHI, TP8 PP8"
 REPLICAS = "TP8, 8 replicas"
 STAGED = {ORCA: "orca", IN_STEP: "orca in step", SARATHI: "sarathi"}  # in fig12.csv
@@ -331,16 +337,16 @@ Table = dict[str, dict[str, float]]  # option -> `Outcome.row`
 
 
 def make_points(whole: list[Outcome], table: Table, setup: Setup) -> list[Point]:
-    """whole: with all requests, under this setup; in step; and in step with the chunk itself."""
-    outcome, best, nearest = whole
+    """whole: with all requests, under this setup, and then each of WAYS."""
+    outcome, best, *_ = whole
     record = Record("fig12", MODEL, GPU)
-    for name in RATIOS:
-        record.add(name, outcome.row[name], "x")
+    for name, y in outcome.row.items():
+        record.add(name, y, unit_of(name))
     record.add(BATCH_RATIO, setup.batch_size / setup.tp_batch_size, "x")
     record += common.paper_points(PAPER, record)
-    for way, other in (("in step", best), ("in step, unshrunk", nearest)):
-        for name in RATIOS:
-            record.add(f"{way}: {name}", other.row[name], "x")
+    for way, other in zip(WAYS, whole[1:], strict=True):
+        for name, y in other.row.items():
+            record.add(f"{way}: {name}", y, unit_of(name))
     runs = shown_runs(outcome, best)
     for line, name in STAGED.items():
         [trace] = runs[line]
@@ -357,8 +363,13 @@ def make_points(whole: list[Outcome], table: Table, setup: Setup) -> list[Point]
             record.add(f"completion, {name}", times[done - 1], "s", done, "requests")
     for option, found in table.items():
         for name, y in found.items():
-            record.add(f"option, {option}: {name}", y, "x" if name in RATIOS else "%")
+            record.add(f"option, {option}: {name}", y, unit_of(name))
     return record
+
+
+def unit_of(name: str) -> str:
+    """Of a column of `Outcome.row`."""
+    return "x" if name in RATIOS else "%"
 
 
 def shown_runs(outcome: Outcome, best: Outcome) -> dict[str, list[pipeline.PipelineTrace]]:
@@ -469,15 +480,15 @@ def main() -> None:
     step = replace(setup, refill_every=in_step(setup))
     setups = {
         given: setup,
-        "Orca: in step": step,
-        "in step, and the chunk itself": replace(step, chunk_size=unshrunk_chunk(setup)),
-        "150 us more per linear operator": replace(setup, overhead=setup.overhead + 150),
+        WAYS["in step"]: step,
+        WAYS["in step, unshrunk"]: replace(step, chunk_size=unshrunk_chunk(setup)),
+        WAYS["150 us"]: replace(setup, overhead=setup.overhead + 150),
     }
     named = common.progress([*setups.items()], "requests")
     whole = {name: run(each, options.requests) for name, each in named}
     named = common.progress([(given, setup), *variations(setup).items()], "options")
     table = {name: run(each, few).row for name, each in named}
-    outcomes = list(whole.values())[:3]
+    outcomes = list(whole.values())
     points = make_points(outcomes, table, setup)
     report(points, whole, table, few)
     software = {GPU: setup.software}

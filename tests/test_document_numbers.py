@@ -1,0 +1,179 @@
+"""The predicted numbers in docs/ and the README are those of results/: tables and sentences.
+
+Tables are printed again from the CSV files. Sentences stand in document_numbers.toml with holes, as
+in captions.toml, and are filled from them. So no number is typed here. test_readme.py and
+test_charges.py hold others.
+"""
+
+import re
+import statistics
+import tomllib
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from constants import BORROWED, EFFICIENCY
+from experiments import fidelity, fig12, serve_pipelines, td_throughput
+from experiments.lib import common
+from experiments.lib.common import Point, paper_numbers, read_csv, values, values_at
+
+ROOT = Path(__file__).parent.parent
+PATH = Path(__file__).parent / "document_numbers.toml"
+
+
+def text_of(document: str) -> str:
+    """A document without line breaks: a sentence may be wrapped anywhere."""
+    return " ".join((ROOT / document).read_text(encoding="utf-8").split())
+
+
+def results(name: str) -> list[Point]:
+    return read_csv(ROOT / "results" / f"{name}.csv")
+
+
+# ----------------------------------------------------------------------------------------- tables
+
+
+def fig12_tables() -> None:
+    """Both tables of options, and the ratios beside the paper's."""
+    points = results("fig12")
+    ratios = (*fig12.RATIOS, fig12.BATCH_RATIO)
+    common.print_comparison([point for point in points if point.series in ratios])
+    paper, predicted = values(points, "paper"), values(points)
+    end = f": {fig12.RATIOS[0]}"
+    options = [name.removesuffix(end) for name in predicted if name.endswith(end)]
+
+    def rows(named: Mapping[str, str]) -> dict[str, dict[str, float]]:
+        """Row of the table -> its numbers. named: row -> what its series begin with."""
+        columns = (*fig12.RATIOS, *fig12.SHARES)
+        found = {name: {c: predicted[start + c] for c in columns} for name, start in named.items()}
+        return {"paper": paper | fig12.implied_shares(paper)} | found
+
+    few = [option for option in options if option.startswith("option, ")]
+    fig12.print_rows("", rows({name.removeprefix("option, "): f"{name}: " for name in few}))
+    ways = {name: f"{way}: " for way, name in fig12.WAYS.items()}
+    fig12.print_rows("", rows({"our defaults": ""} | ways))
+
+
+def throughput_table() -> None:
+    td_throughput.print_leads(values_at(results("td_throughput")))
+
+
+def pipelines_table() -> None:
+    points = results("serve_pipelines")
+    common.print_comparison([point for point in points if point.series in serve_pipelines.SHOWN])
+
+
+@pytest.mark.parametrize(
+    "document, begins, show",
+    [
+        ("docs/pipelines.md", ("what ", "option "), fig12_tables),
+        ("docs/pipelines.md", (" ",), throughput_table),
+        ("docs/serving.md", ("what ",), pipelines_table),
+    ],
+)
+def test_a_table_is_that_of_the_results(
+    document: str,
+    begins: tuple[str, ...],
+    show: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    """begins: what the blocks of the document begin with."""
+    monkeypatch.setattr(common, "_wide", True)
+    show()
+    printed = {shortened(line) for line in capsys.readouterr().out.splitlines()}
+    text = (ROOT / document).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    rows = [row for block in blocks if block.startswith(begins) for row in block.splitlines()]
+    assert len(rows) > 5
+    for row in rows:
+        assert shortened(row) in printed, row
+
+
+def shortened(row: str) -> str:
+    """Without spaces and empty cells. A document may leave out columns that are empty."""
+    return " ".join(cell for cell in row.split() if cell.strip("-") and cell not in EMPTY)
+
+
+EMPTY = ("at", "measured")
+
+
+# -------------------------------------------------------------------------------------- sentences
+
+
+class Ranges(dict):
+    """What `choose` makes of the values of all series that a pattern such as "gain, *" fits."""
+
+    def __init__(self, found: Mapping[str, float], choose: Callable) -> None:
+        super().__init__()
+        self.found, self.choose = found, choose
+
+    def __missing__(self, pattern: str) -> float:
+        return self.choose(y for name, y in self.found.items() if fnmatchcase(name, pattern))
+
+
+def holes(name: str) -> dict[str, Mapping]:
+    """What a sentence may quote of a CSV file of results/: the head of document_numbers.toml."""
+    found: dict[str, dict[str, float]] = {"paper": {}, "predicted": {}}
+    for point in results(name):
+        if point.source in found:
+            place = f"@{point.x:g}" if point.x_unit else ""
+            found[point.source].setdefault(point.series + place, point.y)
+    paper, predicted = found["paper"], found["predicted"]
+    both = paper.keys() & predicted.keys()
+    error = {name: 100 * (predicted[name] / paper[name] - 1) for name in both}
+    return found | {
+        "error": error,
+        "least": Ranges(predicted, min),
+        "most": Ranges(predicted, max),
+    }
+
+
+SENTENCES = [
+    (document, name, sentence)
+    for document, names in tomllib.loads(PATH.read_text(encoding="utf-8")).items()
+    for name, sentences in names.items()
+    for sentence in sentences
+]
+
+
+@pytest.mark.parametrize("document, name, sentence", SENTENCES)
+def test_a_sentence_quotes_the_results(document: str, name: str, sentence: str) -> None:
+    filled = fidelity.fill(sentence, holes(name), "a sentence of this test")
+    assert filled in text_of(document)
+
+
+def test_sentences_quote_the_constants() -> None:
+    pipelines, charges = text_of("docs/pipelines.md"), text_of("docs/what-a-gpu-charges.md")
+    overhead = EFFICIENCY["a100-80gb", "sarathi_serve"].overhead
+    assert f"the one in the cost model is {1e6 * overhead:.1f} us (Vidur's A100)" in pipelines
+    median = re.search(r"median error there (\S+ %)", EFFICIENCY["l20", "td_pipe"].source)[1]
+    assert f"(`fit_l20.py`): {median} median error" in pipelines
+    assert f"make its measured iterations {BORROWED['vllm']:.0f} % too slow" in charges
+
+
+def test_guessed_lengths_change_the_throughput_as_the_page_says() -> None:
+    found, ranges = values(results("td_lengths")), []
+    for rule in ("all steps", "paper's points"):
+        changes = []
+        for series, y in found.items():
+            node, at, predictor = series.partition(f", {rule}, ")
+            if at and predictor.startswith("classes") and predictor.endswith(": throughput"):
+                changes.append(100 * (y / found[f"{node}, {rule}, oracle: throughput"] - 1))
+        ranges += [min(changes), max(changes)]
+    said = "by {:+.1f} to {:+.1f} % with `between`, and by {:+.1f} to {:+.1f} % with the paper's"
+    assert said.format(*ranges) in text_of("docs/pipelines.md")
+
+
+def test_latencies_with_the_artefact_s_budget_are_as_near_as_the_page_says() -> None:
+    """Table 4 of Sarathi-Serve: two policies that have a budget, two latencies of each."""
+    found, numbers, errors = values(results("serve_ablation")), paper_numbers(), []
+    for name, policy in (("chunked", "chunked_only"), ("both", "sarathi_serve")):
+        for latency, what in (("ttft", "P50 TTFT"), ("tbt", "P99 TBT")):
+            paper = numbers[f"ss_t4_{name}_{latency}"]
+            errors.append(100 * abs(found[f"{what}, {policy} C=512, chat"] / paper - 1))
+    assert f"four latencies differ by {statistics.median(errors):.1f} %" in text_of(
+        "docs/serving.md"
+    )
