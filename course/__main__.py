@@ -7,6 +7,7 @@
     python -m course picture 6      your attempt beside what it should be: course/mine/e06.png
     python -m course submit         course/mine/submission.zip
     python -m course grade DIR      for instructors: all submissions of a folder
+    python -m course slides         for instructors: the lecture's pictures, large: build/slides/
     python -m course selftest       for maintainers: does the course check what it says?
     python -m course map            for maintainers: the line numbers of MAP.md
 
@@ -41,6 +42,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str):
         raise UserError(f"{message}; see 'python -m course --help'")
+
+
+def folder(text: str) -> Path:
+    """A path. An empty text would mean the current folder."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} is no folder")
+    return Path(text)
 
 
 def needs_torch(exercise: Exercise) -> None:
@@ -164,12 +172,18 @@ def main() -> None:
     sub.add_argument("lesson", type=int, help="1 to 10")
     commands.add_parser("submit")
     sub = commands.add_parser("grade")
-    sub.add_argument("folder", type=Path, help="a folder or .zip for each submission")
+    sub.add_argument("folder", type=folder, help="a folder or .zip for each submission")
     sub.add_argument("--out", type=Path, default=Path("grades.csv"), help="the table (grades.csv)")
     sub.add_argument("--seed", type=int, help="of the cases (default: drawn, and printed)")
     sub.add_argument("--workers", type=int, default=2, help="submissions at a time (2)")
     sub.add_argument("--image", help="of a container: see course/instructor/README.md")
     sub.add_argument("--force", action="store_true", help="replace a file of your own")
+    sub = commands.add_parser("slides")
+    sub.add_argument("only", nargs="?", type=int, help="the number of one slide (default: all)")
+    sub.add_argument(
+        "--out", type=Path, default=Path("build/slides"), help="a folder (build/slides)"
+    )
+    sub.add_argument("--force", action="store_true", help="replace files of your own")
     commands.add_parser("selftest")
     commands.add_parser("map")
     options = parser.parse_args()
@@ -190,6 +204,10 @@ def main() -> None:
 
         seed = secrets.randbits(40) if options.seed is None else options.seed
         grade(options.folder, options.out, seed, options.workers, options.image, options.force)
+    elif options.command == "slides":
+        from course.slides import slides  # all figures are slow to load
+
+        slides(options.only, options.out, options.force)
     elif options.command == "map":
         from course.selftest import MAP, mended_map
 

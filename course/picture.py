@@ -44,6 +44,7 @@ def batches(axes: plt.Axes, case: dict, answer: dict) -> None:
         axes.plot(gone, [case["C"] + 2] * len(gone), "X", color=COLOURS["vermilion"],
                   label="a request is preempted")  # fmt: skip
     axes.axhline(case["C"], color="grey", linestyle="--", label=f"C = {case['C']}")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="iteration", ylabel="rows of the batch", ylim=(0, 1.6 * case["C"]))
 
 
@@ -93,7 +94,8 @@ def masks(axes: plt.Axes, case: dict, answer: list) -> None:
             grid.append([list(SEEN).index(a + b) for a, b in zip(cells, right, strict=True)])
             row += 1
         axes.axhline(row - 0.5, color="black", linewidth=1)
-    axes.imshow(grid, cmap=ListedColormap([colour for _, colour in SEEN.values()]), vmin=0, vmax=3)
+    colours = ListedColormap([colour for _, colour in SEEN.values()])
+    axes.imshow(grid, cmap=colours, vmin=0, vmax=3, aspect="auto")
     for words, colour in SEEN.values():
         axes.plot([], [], "s", color=colour, markeredgecolor="grey", markersize=11, label=words)
     axes.set(xlabel="key", ylabel="prompt token; lines end chunks", title=axes.get_title() + shapes)

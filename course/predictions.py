@@ -27,18 +27,32 @@ def questions(lesson: int) -> list[str]:
     return [text.partition(MARK)[2].strip() for text in texts if MARK in text]
 
 
+def recorded() -> dict[str, dict[str, str]]:
+    """What was answered so far: "3.2" -> question and answer. A UserError if it cannot be read."""
+    path = MINE / "predictions.json"
+    try:
+        return dict(json.loads(path.read_text("utf-8")))
+    except FileNotFoundError:
+        return {}
+    except ValueError:
+        raise UserError(f"{path} is damaged: mend it, or move it away") from None
+
+
+def record(name: str, question: str, answer: str) -> None:
+    """Write one answer down. An earlier answer to it stays."""
+    MINE.mkdir(exist_ok=True)
+    kept = recorded()
+    kept.setdefault(name, {"question": question, "answer": answer})
+    text = json.dumps(kept, indent=1, ensure_ascii=False)
+    (MINE / "predictions.json").write_text(text + "\n", "utf-8")
+
+
 def predict(lesson: int, ask: Callable[[str], str] = input) -> int:
     """Ask what is not yet answered, and keep each answer at once. Returns how many are kept.
 
     Where nobody can answer (no terminal), it stops, and blocks nothing. An empty answer is skipped.
     """
-    path = MINE / "predictions.json"
-    try:
-        kept = dict(json.loads(path.read_text("utf-8")))
-    except FileNotFoundError:
-        kept = {}
-    except ValueError:
-        raise UserError(f"{path} is damaged: mend it, or move it away") from None
+    kept = recorded()
     asked = questions(lesson)
     print(f"{HOW}\nEnter alone skips; an answer stays.\n")
     for number, question in enumerate(asked, 1):
@@ -55,11 +69,9 @@ def predict(lesson: int, ask: Callable[[str], str] = input) -> int:
             print("\nnobody answers: stopped")
             break
         if answer:
-            kept[name] = {"question": question, "answer": answer}
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", "utf-8")
+            record(name, question, answer)
         print()
-    return sum(name.partition(".")[0] == str(lesson) for name in kept)
+    return sum(name.partition(".")[0] == str(lesson) for name in recorded())
 
 
 def can_ask(ask: Callable[[str], str]) -> bool:

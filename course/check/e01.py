@@ -4,7 +4,7 @@ import random
 from dataclasses import asdict, replace
 
 from configs import GPUS, MODELS
-from course.check.frame import Failure
+from course.check.frame import Failure, many
 from course.reference import iteration_floor
 
 PROPERTIES = {
@@ -43,6 +43,6 @@ def judge(case: dict, answer: float) -> Failure | None:
     wanted = iteration_floor(case["rows"], case["cached"], model, gpu)
     if abs(answer - wanted) <= 1e-6 * wanted:
         return None
-    where = f"{case['rows']} row{'s' * (case['rows'] > 1)}, {case['cached']} cached tokens,"
-    where += f" {model.name} on {gpu.name}"
+    sizes = f"{many(case['rows'], 'row')}, {many(case['cached'], 'cached token')}"
+    where = f"{sizes}, {model.name} on {gpu.name}"
     return Failure(prop, where, f"{1e3 * wanted:.3f} ms", f"{1e3 * answer:.3f} ms", TEACHES[prop])

@@ -2,7 +2,7 @@
 
 import random
 
-from course.check.frame import Failure
+from course.check.frame import Failure, many
 
 PROPERTIES = {
     "A1": "the result of attention.reference to 1e-12, also with grouped heads, and with NaN in all"
@@ -62,8 +62,8 @@ def judge(case: dict, answer: dict) -> Failure | None:
     got = torch.tensor(answer["found"], dtype=torch.float64)
     n, rows, heads, _ = q.shape
     where = (
-        f"{n} request{'s' * (n > 1)} with {rows} new row{'s' * (rows > 1)}, slots {case['slots']},"
-        f" contexts {case['contexts']}, {heads} heads, {keys.shape[0]} KV heads, length"
+        f"{many(n, 'request')} with {many(rows, 'new row')}, slots {case['slots']}, contexts"
+        f" {case['contexts']}, {many(heads, 'head')}, {many(keys.shape[0], 'KV head')}, length"
         f" {keys.shape[2]}"
     )
     if answer["kept"] is not True:

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from configs import GPUS, MODELS, ModelConfig
 from costmodel import padded as true_padded
 from course import drive
-from course.check.frame import Failure
+from course.check.frame import Failure, many
 from course.reference import seconds
 from course.stubs.e07 import ATTENTION, COMPUTE, MEMORY
 from experiments.lib.common import paper_numbers
@@ -101,7 +101,8 @@ def ms(time: float) -> str:
 def told(batch: dict) -> str:
     chunks = [f"chunk {start} to {start + n - 1}" for start, n, _ in batch["chunks"]]
     decodes = batch["decodes"]
-    riders = [f"{len(decodes)} decodes with {decodes[0]} cached tokens"] if decodes else []
+    cached = f"with {many(decodes[0], 'cached token')}" if decodes else ""
+    riders = [f"{many(len(decodes), 'decode')} {cached}"] if decodes else []
     return " and ".join(chunks + riders) + f" ({batch['model']['name']})"
 
 
@@ -137,7 +138,7 @@ def judge(case: dict, answer: list) -> Failure | None:
         model = case["_model"]
         step = 4 * 1000 * model.kv_bytes_per_token() / (A6000.bandwidth * MEMORY)
         if not abs(last - first - step) <= 0.01 * step:
-            return Failure("Q6", f"{where}, {model.n_kv_head} KV heads", f"{ms(step)} more",
+            return Failure("Q6", f"{where}, {many(model.n_kv_head, 'KV head')}", f"{ms(step)} more",
                            f"{ms(last - first)} more",
                            "The cache holds n_kv_head heads, not n_head:"
                            " model.kv_bytes_per_token().")  # fmt: skip

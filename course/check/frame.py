@@ -89,9 +89,21 @@ def judged(judge, case: dict, answer: object) -> Failure | None:
         return Failure(ANSWER, describe(case), "what the docstring says", got, teaches, says=says)
 
 
+def many(count: int, what: str) -> str:
+    """1 row, 2 rows."""
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def named(value: object) -> object:
+    """Without the shapes of models and GPUs, which fill a screen: their names are enough."""
+    if isinstance(value, dict):
+        return value.get("name") or {key: named(each) for key, each in value.items()}
+    return [named(each) for each in value] if isinstance(value, list) else value
+
+
 def describe(case: dict) -> str:
     """A case in a line."""
-    parts = [f"{name} = {each!r}" for name, each in case.items() if not name.startswith("_")]
+    parts = [f"{name} = {named(each)}" for name, each in case.items() if not name.startswith("_")]
     text = ", ".join(parts)
     return text if len(text) < 200 else text[:200] + " ..."
 
@@ -99,7 +111,7 @@ def describe(case: dict) -> str:
 def lines(exercise: Exercise, verdict: Verdict, width: int = 78) -> list[str]:
     """A verdict as a student reads it."""
     head, properties, failure = exercise.name, exercise.check.PROPERTIES, verdict.failure
-    count = f"{verdict.cases} case{'s' * (verdict.cases != 1)}"
+    count = many(verdict.cases, "case")
     if failure is None:
         names = ", ".join(properties)
         told = [f"{head} {exercise.title}: passed. {count}, {verdict.seconds:.1f} s. Held: {names}"]

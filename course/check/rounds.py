@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from batch import Batch, Chunk, Request
 from checks import UserError
-from course.check.frame import Broken, Failure
+from course.check.frame import Broken, Failure, many
 from course.drive import FakeModel, alone, clock_of, make_requests
 from rules import check_batch
 from scheduler import Scheduler, held
@@ -46,7 +46,7 @@ class Replay:
     def fail(self, prop: str, expected: str, got: str, teaches: str, row: dict | None = None):
         cache = self.case["cache"]
         where = f"B = {self.case['B']}, C = {self.case['C']}, "
-        where += f"a cache of {cache} tokens, " if cache else ""
+        where += f"a cache of {many(cache, 'token')}, " if cache else ""
         where += f"iteration {self.step + 1}; before it:"
         table = [["request", "is", "prompt", "cached", "outputs", "this batch"]]
         parts = {}
@@ -126,7 +126,7 @@ class Replay:
             if request in state.waiting:
                 state.waiting.remove(request)
                 if len(state.running) >= self.case["B"]:
-                    self.fail("K0", f"{self.case['B']} requests run", "one more",
+                    self.fail("K0", f"at most {many(self.case['B'], 'request')}", "one more",
                               "B requests hold all slots: call `admit`.", row)  # fmt: skip
                 state.running.append(request)
                 request.prefill_length = claimed
@@ -195,7 +195,8 @@ class Replay:
             self.model.release(request.request_id)
             i = request.request_id
             if len(request.output) < len(self.truth[i]):
-                self.fail("K10", f"{len(self.truth[i])} output tokens of request {i}",
+                wanted = many(len(self.truth[i]), "output token")
+                self.fail("K10", f"{wanted} of request {i}",
                           f"it ends with {len(request.output)}", "", row)  # fmt: skip
         self.trace.record(batch, self.now, seconds, None, ended)
         self.now += seconds
@@ -211,7 +212,7 @@ class Replay:
                 )  # fmt: skip
             if length < 1:
                 self.fail(
-                    "K0", "a chunk of at least 1 token", f"{length} tokens, {start} of {whole} ran",
+                    "K0", "a chunk of at least 1 token", f"{length}: {start} of {whole} ran",
                     "The last row yields the first token: a prefill runs all its tokens.", row,
                 )  # fmt: skip
         for i in row["decodes"]:
@@ -226,16 +227,16 @@ class Replay:
         """K1, K2 and K3: how many rows."""
         size, rules, state = self.case["C"], self.rules, self.state
         rows, decodes, prefill = batch.num_tokens, len(batch.decodes), batch.num_prefill_tokens
-        sum_of = f"{prefill} + {decodes} = {rows} rows"
+        sum_of = f"{prefill} + {decodes} = {many(rows, 'row')}"
         waits = [r.request_id for r in can_decode if r not in batch.decodes]
         if "K2" in rules and waits:
             self.fail(
-                "K2", f"{len(can_decode)} decodes", f"{decodes}",
+                "K2", many(len(can_decode), "decode"), f"{decodes}",
                 f"Request {waits[0]} could decode and waits: that is a generation stall.", row,
             )  # fmt: skip
         if "K1" in rules and batch.chunks and rows > size:
             self.fail(
-                "K1", f"at most C = {size} rows", sum_of,
+                "K1", f"at most C = {many(size, 'row')}", sum_of,
                 "C counts the decodes, too (4.4). Where C is whole tiles, one more row opens a new"
                 " tile.", row,
             )  # fmt: skip
@@ -251,9 +252,9 @@ class Replay:
         if left or more:
             who = left[0].request_id if left else state.waiting[0].request_id
             self.fail(
-                "K3", f"C = {size} rows", sum_of,
-                f"{decodes} decodes ride: {size - rows} rows stay empty, and request {who} has"
-                " tokens for them.", row,
+                "K3", f"C = {many(size, 'row')}", sum_of,
+                f"Decodes that ride: {decodes}. Rows that stay empty: {size - rows}. Request {who}"
+                " has tokens for them.", row,
             )  # fmt: skip
 
     def execute(self, row: dict, batch: Batch) -> None:
@@ -274,12 +275,12 @@ class Replay:
             i = request.request_id
             if "K9" in self.rules and request.preemptions != preemptions:
                 self.fail(
-                    "K6", f"request {i} was preempted {request.preemptions} times",
+                    "K6", f"request {i} was preempted {many(request.preemptions, 'time')}",
                     f"its preemptions say {preemptions}", "Count each loss of a cache once.", row,
                 )  # fmt: skip
             if request.context != context:
                 self.fail(
-                    "K6", f"request {i} has {request.context} tokens cached",
+                    "K6", f"request {i} has {many(request.context, 'token')} cached",
                     f"its context says {context}",
                     "An output token is cached when it is fed, one iteration after it came.", row,
                 )  # fmt: skip
@@ -289,7 +290,7 @@ class Replay:
             truth = self.truth[i]
             if place >= len(truth):
                 self.fail(
-                    "K10", f"{len(truth)} output tokens of request {i}", f"{place + 1}",
+                    "K10", f"{many(len(truth), 'output token')} of request {i}", f"{place + 1}",
                     "The prefill's token counts: D decodes make D + 1 tokens.", row,
                 )  # fmt: skip
             if token != truth[place]:

@@ -4,7 +4,7 @@ from scheduler import Sarathi
 
 exercise = "8"
 caught_by = "K3"
-message = "rows stay empty"
+message = "Rows that stay empty"
 
 
 class SarathiServe(Sarathi):

@@ -5,7 +5,7 @@ from scheduler import IterationLevel, next_chunk
 
 exercise = "6"
 caught_by = "K3"
-message = "decodes ride"
+message = "Decodes that ride"
 
 
 class Sarathi(IterationLevel):

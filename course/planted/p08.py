@@ -5,7 +5,7 @@ from scheduler import Sarathi as Right
 
 exercise = "6"
 caught_by = "K3"
-message = "rows stay empty"
+message = "Rows that stay empty"
 
 
 class Sarathi(Right):

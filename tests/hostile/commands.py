@@ -121,6 +121,7 @@ COMMANDS = (
     Command(COURSE, sub=("submit",)),
     Command(COURSE, ("class", "--out", "grades.csv"), sub=("grade",)),
     Command(COURSE, sub=("selftest",)),
+    Command(COURSE, ("7",), sub=("slides",)),
 )
 # They have a main, but other programs start them, and nobody types their names.
 NO_COMMANDS = (

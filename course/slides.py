@@ -1,0 +1,167 @@
+"""The lecture's pictures at a projector's size, 16:9, each with a caption.
+
+The pictures are those of the experiments and of `course picture`, one panel or two on each slide.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+from checks import check_whole
+from cli import MARK
+from course.drive import serve
+from course.exercises import PLANTED, find, load
+from course.local import asker
+from course.picture import answers, batches, occupied, picture
+from course.reference import solution
+from experiments import fig3, fig4, fig5, fig6, fig7, fig9, policies, serve_stalls
+from experiments.lib import look
+from experiments.lib.common import curves, make_directory
+from pictures.gantt import draw_lanes, legend_handles
+from pictures.lanes import request_lanes
+
+SIZE, DPI = (12.0, 6.75), 160  # inches; 1920 x 1080 pixels: letters of 15 pt have 33 pixels
+PAPER = [(40, 4), (90, 3), (20, 6), (30, 2)]  # instructor/lecture90.md: prompt and output tokens
+
+
+def cost_of_a_token() -> plt.Figure:
+    points = fig3.FIGURE.published_and_predicted()
+    found = {name.partition(" L=")[0]: curve for name, curve in curves(points, "predicted").items()}
+    figure, [[bars, ratio]] = look.panels(1, 2, 6, 6.75)
+    fig3.draw_phase(bars, found, "decode", "")
+    bars.legend(reverse=True)
+    paper = curves(points, "paper")[f"decode over prefill L={fig3.LENGTH}"]
+    fig3.draw_ratio(ratio, found["decode over prefill"], paper, "")
+    figure.suptitle(f"{fig3.MODEL} on {fig3.GPU}, L = {fig3.LENGTH}, predicted")
+    return figure
+
+
+def intensity() -> plt.Figure:
+    found = curves(fig4.predict(False), "predicted")
+    figure, [row] = look.panels(1, 2, 6, 6.75, sharey=True)
+    for axes, phase in zip(row, ("prefill", "decode"), strict=True):
+        fig4.draw_intensity(axes, found, phase)
+    row[1].set_ylabel("")
+    row[0].legend(loc="lower right")
+    return figure
+
+
+def slots() -> plt.Figure:
+    exercise = find("2")
+    draw, case, ask = answers(exercise, asker(exercise, solution("e02")))
+    answer = ask(case)
+    answer["used"] = occupied(case, answer["said"])
+    figure, [[axes]] = look.panels(1, 1, *SIZE)
+    draw(axes, case, answer)
+    axes.set_title("Three slots of six tokens, after each call")
+    return figure
+
+
+def mistake(key: str, plant: str) -> plt.Figure:
+    path = PLANTED / f"{plant}.py"
+    return picture(find(key), load(path.read_text("utf-8"), path.name))
+
+
+def four_requests() -> plt.Figure:
+    requests = [[list(range(prompt)), most, [], 0.0] for prompt, most in PAPER]
+    case = {"B": 4, "C": 64, "cache": None, "requests": requests}
+    figure, [[axes]] = look.panels(1, 1, *SIZE)
+    batches(axes, case, serve(solution("e06").Sarathi, case))
+    axes.set_title("Prompts of 40, 90, 20 and 30 tokens; C = 64, B = 4")
+    axes.legend()
+    return figure
+
+
+def gain() -> plt.Figure:
+    length, size = next(iter(fig9.BATCH_SIZES.items()))
+    found, numbers = curves(fig9.predict(60), "predicted"), fig9.common.paper_numbers()
+    figure, [[axes]] = look.panels(1, 1, *SIZE)
+    names = {count: fig9.series(length, size, count) for count in fig9.CHUNK_SIZES}
+    fig9.draw_panel(axes, {name: found[name] for name in names.values()}, markevery=4)
+    for (other, count), (name, ratio) in fig9.PAPER.items():
+        if other == length:
+            look.star(axes, ratio, numbers[name], fig9.STYLE[count][0], f"paper, C = {count}")
+    axes.set_xticks([1, 2, 5, 10, 20, 50, 100, 200])
+    axes.set(ylabel="throughput / baseline's", title=f"predicted: L = {length}, B = {size}")
+    axes.plot([], [], ":", color="black", label="P:D = C/(B-1)")
+    axes.legend(loc="lower left")
+    return figure
+
+
+def who_waits(*names: str) -> Callable[[], plt.Figure]:
+    def draw() -> plt.Figure:
+        found = policies.predict()
+        figure, grid = look.panels(len(names), 1, 12, 6.75 / len(names), sharex=True)
+        lanes = [request_lanes(found.traces[name], found.bound, policies.NAMES) for name in names]
+        end = max(bar.end for lane in lanes for bars in lane.values() for bar in bars)
+        for [axes], name, lane in zip(grid, names, lanes, strict=True):
+            draw_lanes(axes, lane, end=end)
+            axes.axvline(found.arrival, color="black", linestyle=":", zorder=1)
+            axes.set_title(name, loc="left", fontweight="bold")
+        grid[-1][0].set_xlabel("time (s); dotted: C and D arrive")
+        figure.suptitle(f"{policies.MODEL} on {policies.GPU}, predicted")
+        figure.legend(handles=legend_handles(lanes), loc="outside lower center", ncols=3)
+        return figure
+
+    return draw
+
+
+def bubbles() -> plt.Figure:
+    figure = fig5.draw({name: fig5.run(name) for name in ("orca", "sarathi")})
+    figure.suptitle(f"{fig5.MODEL} on {fig5.STAGES} x {fig5.GPU}, predicted")
+    return figure
+
+
+@dataclass(frozen=True)
+class Slide:
+    """when: the minute of instructor/lecture90.md, or a lesson."""
+
+    name: str
+    when: str
+    caption: str
+    draw: Callable[[], plt.Figure]
+
+
+SLIDES = (
+    Slide("01_cost_of_a_token", "minute 0", "One decode alone pays for all weights.",
+          cost_of_a_token),
+    Slide("02_intensity", "minute 8", "Batching helps all operators but attention.", intensity),
+    Slide("03_slots", "minute 20", "A slot is taken, filled in place, and given back.", slots),
+    Slide("04_masks", "minute 28", "Each chunk sees all earlier keys.", lambda: fig6.draw([])),
+    Slide("05_mistake_12", "minute 28", "A prompt of one chunk hides this mistake.",
+          lambda: mistake("3", "p12")),
+    Slide("06_mistake_14", "minute 28", "Chunks of one token hide this mistake.",
+          lambda: mistake("3", "p14")),
+    Slide("07_four_requests", "minute 42", "Decodes ride on the chunks of others.", four_requests),
+    Slide("08_gain", "minute 57", "The gain is largest where chunks and decodes match.", gain),
+    Slide("09_tiles", "minute 57", "One row more opens a tile.",
+          lambda: fig7.draw(fig7.FIGURE.published_and_predicted())),
+    Slide("10_extremes", "minute 70", "C and D wait, or A and B stall.",
+          who_waits("request_level", "vllm_v0")),
+    Slide("11_chunks", "minute 70", "A whole prompt delays all decodes, a chunk only a little.",
+          who_waits("orca", "sarathi_serve")),
+    Slide("12_mistake_1", "minute 82", "C counts the decodes, too.", lambda: mistake("6", "p01")),
+    Slide("13_stalls", "lesson 7", "A flat piece is a stall: no request gets a token.",
+          lambda: serve_stalls.draw(serve_stalls.predict(quick=False))),
+    Slide("14_bubbles", "lesson 8", "Batches of equal work leave few bubbles.", bubbles),
+)  # fmt: skip
+
+
+def slides(only: int | None, out: Path, force: bool) -> None:
+    """Write the slides to a folder, and captions.md. Files there that are not ours are kept."""
+    if only is not None:
+        check_whole("slide", only, 1, len(SLIDES))
+    chosen = [slide for i, slide in enumerate(SLIDES, 1) if only in (None, i)]
+    paths = [out / f"{slide.name}.png" for slide in chosen]
+    make_directory(out, others=[*(path.name for path in paths), "captions.md"], force=force)
+    look.use_style()
+    for slide, path in zip(chosen, paths, strict=True):
+        figure = slide.draw()
+        figure.set_size_inches(*SIZE)
+        figure.savefig(path, dpi=DPI, metadata={"Software": MARK})
+        plt.close(figure)
+        print(f"wrote {path}")
+    told = [f"- `{slide.name}.png` ({slide.when}): {slide.caption}" for slide in SLIDES]
+    (out / "captions.md").write_text(f"<!-- {MARK} -->\n" + "\n".join(told) + "\n", "utf-8")
