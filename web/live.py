@@ -1,0 +1,271 @@
+"""The live page: a schedule as it happens, drawn in a browser, with buttons that change it.
+
+    GET  /              the page. /static/...: its script, its style, its icon
+    GET  /live/events   server-sent events: a snapshot, then what the engine does
+    POST /live/policy   {"policy": "vllm_v0", "chunk_size": 256}: switch, between two iterations
+    POST /live/throw    {"kind": "long", "tokens": 4000}, {"kind": "burst", "count": 8} or
+                        {"kind": "chats", "count": 8}: requests of the page's own; chats go on
+                        until a count of 0, or until nobody watches
+
+Each server-sent event is a list of the runner's events (`web/runner.py`), in JSON. Who may come in
+is checked before, in `web/server.py`.
+"""
+
+import asyncio
+import itertools
+import json
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from random import Random
+
+from fastapi import APIRouter, Request
+from fastapi.responses import FileResponse, StreamingResponse
+
+import batch
+import scheduler
+from checks import UserError, check_whole, shown
+from web.runner import Engine, Full, Runner, Stopping
+from web.schemas import Refused
+
+PAUSE = 0.05  # s between two messages to a page
+SILENCE = 5.0  # s without an event, after which a page hears that the connection is alive
+MOST_PAGES, MOST_MESSAGES = 64, 64  # open at once; behind, before a slow page starts anew
+LONG_PROMPT, MOST_THROWN = 4000, 64  # tokens, where the engine allows it; requests at once
+BURST_PROMPT, OUTPUT = 64, 16  # tokens: of a prompt in a burst; of all outputs but a chat's
+MOST_CHAT_PROMPT, MOST_CHAT_OUTPUT = 128, 512  # tokens
+SENTENCE = "The with statement is used to wrap the execution of a block. "  # for a real model
+STATIC = Path(__file__).parent / "static"
+FILES = {
+    "live.js": "text/javascript", "schedule.js": "text/javascript", "draw.js": "text/javascript",
+    "live.css": "text/css", "icon.svg": "image/svg+xml",
+}  # fmt: skip
+# Nothing from elsewhere, no script or style inside the page, and no page around this one.
+SAFE = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self';"
+        " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+class Feed:
+    """The runner's events as text for all pages. It watches only while a page is open.
+
+    The engine's thread calls `put`; all else runs in the thread of asyncio.
+    """
+
+    def __init__(self, runner: Runner):
+        self.runner, self.thrower = runner, Thrower(runner)
+        self.pages: set[asyncio.Queue[str]] = set()
+        self.events: deque[dict] = deque()  # not sent yet
+        self.ringing = False  # `flush` will be called
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.unwatch = None
+
+    def join(self) -> asyncio.Queue[str]:
+        """A queue of messages for a page that opens; the first is a snapshot."""
+        if not self.pages:
+            self.loop, self.ringing = asyncio.get_running_loop(), False
+            self.unwatch = self.runner.watch(self.put)
+        page: asyncio.Queue[str] = asyncio.Queue(MOST_MESSAGES)
+        page.put_nowait(self.snapshot())
+        self.pages.add(page)
+        return page
+
+    def leave(self, page: asyncio.Queue[str]) -> None:
+        self.pages.discard(page)
+        if not self.pages and self.unwatch:
+            self.unwatch()
+            self.thrower.chat(0)
+            self.unwatch = None
+            self.events.clear()
+
+    def snapshot(self) -> str:
+        """What a page must know before it reads events."""
+        engine, thrower = self.runner.engine, self.thrower
+        guess = engine.cost_model.guess if engine.priced else ""
+        more = {
+            "description": engine.description, "guess": guess,
+            "policies": list(scheduler.POLICIES), "longest": thrower.longest,
+            "long": thrower.long, "most": MOST_THROWN, "chats": thrower.wanted,
+        }  # fmt: skip
+        return message([{"type": "snapshot", **self.runner.state(), **more}])
+
+    def put(self, event: dict) -> None:
+        """Take an event, in the engine's thread. One call wakes asyncio for all until `flush`."""
+        self.events.append(event)
+        if not self.ringing and self.loop:
+            self.ringing = True
+            self.loop.call_soon_threadsafe(self.loop.call_later, PAUSE, self.flush)
+
+    def flush(self) -> None:
+        """Send what has happened to all pages. A page that is far behind starts anew."""
+        self.ringing, events = False, []
+        while self.events:
+            events.append(self.events.popleft())
+        if not events or not self.pages:
+            return
+        self.thrower.replace([event["id"] for event in events if event["type"] == "ended"])
+        text = message(events)
+        for page in self.pages:
+            if page.full():
+                while not page.empty():
+                    page.get_nowait()
+                page.put_nowait(self.snapshot())
+            page.put_nowait(text)
+
+    async def messages(self) -> AsyncIterator[str]:
+        """What a page reads, until it goes away."""
+        page = self.join()
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(SILENCE):
+                        text = await page.get()
+                except TimeoutError:
+                    text = message([])
+                yield text
+        finally:
+            self.leave(page)
+
+
+def message(events: list[dict]) -> str:
+    """A server-sent event."""
+    return f"data: {json.dumps(events, separators=(',', ':'))}\n\n"
+
+
+class Thrower:
+    """Requests of the live page's own. Nobody reads their tokens."""
+
+    def __init__(self, runner: Runner):
+        self.runner, self.engine = runner, runner.engine
+        self.longest = max(1, self.engine.max_length - OUTPUT + 1)
+        self.long = min(LONG_PROMPT, self.longest)
+        self.random = Random(0)
+        self.wanted, self.chats = 0, {}  # chats at once; those that run, by id
+
+    def throw(self, label: str, sizes: Sequence[tuple[int, int]]) -> list[int]:
+        """Submit requests of (prompt, output) tokens. Returns their ids."""
+        requests = [
+            batch.Request(0, words(self.engine, prompt), output, tags={"label": label})
+            for prompt, output in sizes
+        ]
+        try:
+            self.runner.submit(requests, [None] * len(requests))
+        except (Full, Stopping) as error:
+            raise refused(error) from None
+        if label == "chat":
+            self.chats |= {request.request_id: request for request in requests}
+        return [request.request_id for request in requests]
+
+    def chat(self, count: int) -> list[int]:
+        """From now on `count` chats run at once. Returns the ids of new ones."""
+        while len(self.chats) > count:
+            self.runner.cancel(self.chats.popitem()[1])
+        self.wanted = len(self.chats)
+        new = self.throw("chat", [self.sizes() for _ in range(count - self.wanted)])
+        self.wanted = count
+        return new
+
+    def replace(self, ended: list[int]) -> None:
+        """A chat that has ended makes room for a new one, as soon as the queue has room."""
+        for request_id in ended:
+            self.chats.pop(request_id, None)
+        wanted = self.wanted
+        if len(self.chats) < wanted:
+            try:
+                self.chat(wanted)
+            except Refused:
+                self.wanted = wanted  # the next call tries again
+
+    def sizes(self) -> tuple[int, int]:
+        """Tokens of a chat's prompt and output. They vary, so that chats do not end together."""
+        most = self.engine.max_length
+        prompt, output = min(MOST_CHAT_PROMPT, most // 4), min(MOST_CHAT_OUTPUT, most // 2)
+        draw = self.random.randint
+        return draw(max(1, prompt // 4), max(1, prompt)), draw(max(1, output // 2), max(1, output))
+
+
+def refused(error: Full | Stopping) -> Refused:
+    """The answer to those who ask for too much, or too late."""
+    if isinstance(error, Full):
+        wait = {"Retry-After": f"{error.retry_after:.0f}"}
+        return Refused(429, str(error), code="queue_full", kind="rate_limit_error", headers=wait)
+    return Refused(503, str(error), code="shutting_down", kind="server_error")
+
+
+def words(engine: Engine, count: int) -> Sequence[int]:
+    """A prompt of `count` tokens: placeholders if they are only priced, words for a real model."""
+    if engine.priced:
+        return range(count)
+    ids = engine.tokenizer.encode(SENTENCE) if engine.tokenizer else [0]
+    return list(itertools.islice(itertools.cycle(ids), count))
+
+
+def router(runner: Runner) -> APIRouter:
+    """The live page's routes."""
+    routes, feed = APIRouter(), Feed(runner)
+
+    @routes.get("/")
+    def page() -> FileResponse:
+        return FileResponse(STATIC / "live.html", media_type="text/html", headers=SAFE)
+
+    @routes.get("/static/{name}")
+    def static(name: str) -> FileResponse:
+        if name not in FILES:
+            raise Refused(404, f"there is no file {shown(name)}: there are {', '.join(FILES)}")
+        return FileResponse(STATIC / name, media_type=FILES[name], headers=SAFE)
+
+    @routes.get("/live/events")
+    async def events() -> StreamingResponse:
+        if len(feed.pages) >= MOST_PAGES:
+            raise Refused(429, f"{MOST_PAGES} live pages are open already: close one")
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(feed.messages(), media_type="text/event-stream", headers=headers)
+
+    @routes.post("/live/policy")
+    async def policy(request: Request) -> dict:
+        fields = await fields_of(request, ("policy", "chunk_size"))
+        check_whole("chunk_size", fields["chunk_size"])
+        try:
+            await asyncio.wrap_future(runner.switch(**fields))
+        except Stopping as error:
+            raise refused(error) from None
+        return fields
+
+    @routes.post("/live/throw")
+    async def throw(request: Request) -> dict:
+        fields = await fields_of(request, ("kind",), ("tokens", "count"))
+        kind, count, thrower = fields["kind"], fields.get("count", 1), feed.thrower
+        check_whole("count", count, 0 if kind == "chats" else 1, MOST_THROWN)
+        prompt = fields.get("tokens", BURST_PROMPT if kind == "burst" else thrower.long)
+        check_whole("tokens", prompt, most=thrower.longest)
+        if kind == "chats":
+            if count and not feed.pages:
+                raise UserError("chats run while a live page is open, and none is")
+            ids = thrower.chat(count)
+            feed.put({"type": "chats", "count": count})
+            return {"ids": ids}
+        if kind not in ("long", "burst"):
+            raise UserError(f"kind is {shown(kind)}; it must be 'long', 'burst' or 'chats'")
+        label = "long prompt" if kind == "long" else "burst"
+        return {"ids": thrower.throw(label, [(prompt, OUTPUT)] * count)}
+
+    return routes
+
+
+async def fields_of(request: Request, needed: Sequence[str], more: Sequence[str] = ()) -> dict:
+    """The fields of a JSON object, or a UserError that names what it must have."""
+    try:
+        fields = json.loads(await request.body())
+    except (ValueError, RecursionError):
+        fields = None
+    names = {*needed, *more}
+    if not isinstance(fields, dict) or not set(needed) <= set(fields) <= names:
+        optional = f"; it may have {' and '.join(more)}" if more else ""
+        raise UserError(f"the body must be a JSON object with {' and '.join(needed)}{optional}")
+    return fields

@@ -1,0 +1,407 @@
+// Draws a Schedule on three canvases with one axis of time. Colours, heights and hatches are those
+// of pictures/gantt.py, so that a kind of bar looks the same in all pictures.
+
+import { seconds, whole } from "./schedule.js";
+
+const LEFT = 54, RIGHT = 10, BOTTOM = 22; // px: margins of a picture; BOTTOM: of the axis of time
+const HEAD = 15; // px: of a lane, for the names of its requests, if the lane is high enough
+const FONT = "13px system-ui, sans-serif", BOLD = `600 ${FONT}`;
+const LEAST_LANES = 4, APART = 5; // px: from this width on, bars side by side stay apart
+export const LOOKS = {
+  waiting: { meaning: "in its slot, and waits", colour: "#999999", low: 0.51, high: 0.59 },
+  prefill: { meaning: "prefill: a prompt or a chunk, tokens", colour: "#F5C45E", low: 0.2,
+    high: 0.9, edge: "#8A6100" },
+  decode: { meaning: "decode: one token", colour: "#0072B2", low: 0.34, high: 0.76 },
+  stall: { meaning: "generation stall: TBT above the SLO", colour: "#D55E00", low: 0.02,
+    high: 0.17 },
+};
+const BUDGET = "token budget C, and the SLO";
+
+export class Pictures {
+  constructor(lanes, rows, tbt) {
+    this.canvases = { lanes, rows, tbt };
+    this.hatch = null;
+  }
+
+  // schedule; from, to: the engine's seconds at the left and right edge; now: is `to` now?
+  draw(schedule, from, to, now) {
+    // Move by whole pixels, so that bars keep their widths.
+    const { width } = this.canvases.lanes.getBoundingClientRect();
+    this.perSecond = (width - LEFT - RIGHT) / (to - from);
+    from = Math.round(from * this.perSecond) / this.perSecond;
+    to = from + (width - LEFT - RIGHT) / this.perSecond;
+    const style = getComputedStyle(document.documentElement);
+    this.ink = style.getPropertyValue("--ink").trim();
+    this.paper = style.getPropertyValue("--paper").trim();
+    this.grid = style.getPropertyValue("--grid").trim();
+    Object.assign(this, { schedule, from, to });
+    const seen = schedule.iterations.filter((each) => each.end >= from && each.t <= to);
+    this.drawLanes(seen, now);
+    this.drawRows(seen);
+    this.drawTBT(seen, now);
+  }
+
+  // Clear a canvas, and draw its axis of time. low: px below it; seconds are written if they fit.
+  begin(name, low = BOTTOM) {
+    const canvas = this.canvases[name], scale = window.devicePixelRatio || 1;
+    const { width, height } = canvas.getBoundingClientRect();
+    if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
+      canvas.width = Math.round(width * scale);
+      canvas.height = Math.round(height * scale);
+    }
+    const pen = canvas.getContext("2d");
+    pen.setTransform(scale, 0, 0, scale, 0, 0);
+    pen.clearRect(0, 0, width, height);
+    pen.font = FONT;
+    pen.textBaseline = "middle";
+    Object.assign(this, { pen, width, bottom: height - low });
+    const step = round(80 / this.perSecond);
+    pen.fillStyle = this.ink;
+    pen.strokeStyle = this.grid;
+    pen.lineWidth = 1;
+    pen.textAlign = "center";
+    for (let t = Math.ceil(this.from / step) * step; t <= this.to; t += step) {
+      const x = this.x(t);
+      this.line(x, 0, x, this.bottom);
+      if (low === BOTTOM && x > LEFT + 16 && x < width - 24) {
+        pen.fillText(`${Number(t.toPrecision(6))} s`, x, height - BOTTOM / 2);
+      }
+    }
+    return pen;
+  }
+
+  x(t) {
+    const seen = Math.min(Math.max(t, this.from), this.to) - this.from;
+    return LEFT + Math.round(seen * this.perSecond);
+  }
+
+  line(x1, y1, x2, y2) {
+    this.pen.beginPath();
+    this.pen.moveTo(x1, y1);
+    this.pen.lineTo(x2, y2);
+    this.pen.stroke();
+  }
+
+  // The hatch of prefills, as a colour to fill with.
+  hatched() {
+    if (this.hatch) return this.hatch;
+    const tile = document.createElement("canvas"), look = LOOKS.prefill;
+    tile.width = tile.height = 8;
+    const pen = tile.getContext("2d");
+    pen.fillStyle = look.colour;
+    pen.fillRect(0, 0, 8, 8);
+    pen.strokeStyle = look.edge;
+    pen.lineWidth = 0.9;
+    for (const shift of [-8, 0, 8]) {
+      pen.beginPath();
+      pen.moveTo(shift - 1, 9);
+      pen.lineTo(shift + 9, -1);
+      pen.stroke();
+    }
+    return (this.hatch = pen.createPattern(tile, "repeat"));
+  }
+
+  bar(kind, left, right, top, height) {
+    const look = LOOKS[kind], pen = this.pen, wide = Math.max(right - left, 1);
+    pen.fillStyle = kind === "prefill" ? this.hatched() : look.colour;
+    pen.fillRect(left, top, wide, height);
+    if (wide < APART || kind === "stall" || kind === "waiting") return;
+    pen.fillStyle = look.edge ?? this.paper;
+    pen.fillRect(right - 1, top, 1, height);
+    if (!look.edge) return;
+    pen.strokeStyle = look.edge;
+    pen.lineWidth = 1;
+    pen.strokeRect(left + 0.5, top + 0.5, wide - 1, height - 1);
+  }
+
+  // A text in a box, if it fits between left and right.
+  label(text, left, right, middle) {
+    const pen = this.pen, wide = pen.measureText(text).width;
+    if (right - left < wide + 8) return;
+    const at = (left + right) / 2;
+    pen.fillStyle = "#FFFFFF";
+    pen.fillRect(at - wide / 2 - 2, middle - 8, wide + 4, 16);
+    pen.fillStyle = "#000000";
+    pen.textAlign = "center";
+    pen.fillText(text, at, middle + 0.5);
+  }
+
+  drawLanes(seen, now) {
+    const { schedule } = this, pen = this.begin("lanes");
+    const places = schedule.places.filter((place) => (place.to ?? this.to) >= this.from
+      && place.from <= this.to);
+    const most = schedule.state.max_batch_size ?? LEAST_LANES;
+    const lanes = Math.max(Math.min(LEAST_LANES, most), ...places.map((place) => place.lane + 1));
+    const high = this.bottom / lanes, head = high > 2 * HEAD ? HEAD : 0;
+    const top = (lane, share) => (lane + 1) * high - share * (high - head);
+    const middle = (lane) => top(lane, 0.55);
+    const put = (kind, lane, from, to) => {
+      const { low, high: upper } = LOOKS[kind];
+      this.bar(kind, this.x(from), this.x(to), top(lane, upper), (upper - low) * (high - head));
+    };
+    pen.fillStyle = this.ink;
+    pen.textAlign = "right";
+    for (let lane = 0; lane < lanes; lane += Math.ceil(16 / high)) {
+      pen.fillText(`slot ${lane}`, LEFT - 6, middle(lane));
+    }
+    for (const place of places) {
+      put("waiting", place.lane, place.from, place.to ?? this.to);
+    }
+    this.drawDecodes(seen, put);
+    for (const each of [...seen, ...(now && schedule.current ? [schedule.current] : [])]) {
+      for (const [, lane, , length] of each.chunks) {
+        const end = each.end ?? this.to;
+        put("prefill", lane, each.t, end);
+        if (high > 17) {
+          this.label(whole(length), this.x(each.t), this.x(end), middle(lane));
+        }
+      }
+    }
+    if (now && schedule.current) {
+      for (const [, lane] of schedule.current.decodes) put("decode", lane, schedule.current.t, this.to);
+    }
+    for (const stall of [...schedule.stalls, ...(now ? schedule.waits(this.to) : [])]) {
+      if (stall.to < this.from || stall.from > this.to) continue;
+      put("stall", stall.lane, stall.from, stall.to);
+      if (high > 17) this.drawStall(stall, top(stall.lane, 0.9), middle(stall.lane));
+    }
+    if (head) for (const place of places) this.drawName(place, place.lane * high + head / 2 + 2);
+    for (const mark of schedule.marks) {
+      if (mark.t < this.from || mark.t > this.to) continue;
+      if (mark.lane === null) this.drawSwitch(mark);
+      else this.drawCross(this.x(mark.t), middle(mark.lane));
+    }
+  }
+
+  // Decodes, lane by lane. Those that are too narrow to be told apart are drawn together.
+  drawDecodes(seen, put) {
+    const open = new Map(); // lane -> from, to of a bar that may still grow
+    const thin = APART / this.perSecond; // s
+    for (const each of seen) {
+      for (const [, lane] of each.decodes) {
+        const bar = open.get(lane);
+        if (bar && each.seconds < thin && each.t - bar.to < thin / 5) {
+          bar.to = each.end;
+          continue;
+        }
+        if (bar) put("decode", lane, bar.from, bar.to);
+        open.set(lane, { from: each.t, to: each.end });
+      }
+    }
+    for (const [lane, bar] of open) put("decode", lane, bar.from, bar.to);
+  }
+
+  // What the eye shall not miss: the empty place in the lane, a sign, and how long it lasts.
+  drawStall({ from, to }, top, middle) {
+    const left = this.x(from), right = this.x(to), pen = this.pen;
+    pen.globalAlpha = 0.22;
+    pen.fillStyle = LOOKS.stall.colour;
+    pen.fillRect(left, top, right - left, 2 * (middle - top));
+    pen.globalAlpha = 1;
+    if (right - left < 20) return;
+    this.sign(left + 10, middle, 8);
+    pen.font = BOLD;
+    this.label(seconds(to - from), left + 18, right, middle);
+    pen.font = FONT;
+  }
+
+  // A triangle with an exclamation mark.
+  sign(x, y, size) {
+    const pen = this.pen;
+    pen.beginPath();
+    pen.moveTo(x, y - size);
+    pen.lineTo(x + size, y + size * 0.8);
+    pen.lineTo(x - size, y + size * 0.8);
+    pen.closePath();
+    pen.fillStyle = LOOKS.stall.colour;
+    pen.fill();
+    if (size < 6) return;
+    pen.fillStyle = "#FFFFFF";
+    pen.fillRect(x - 1, y - size * 0.4, 2, size * 0.6);
+    pen.fillRect(x - 1, y + size * 0.4, 2, 2);
+  }
+
+  drawName(place, y) {
+    const pen = this.pen, left = this.x(place.from), right = this.x(place.to ?? this.to);
+    const short = String(place.id), long = `${short} ${place.label ?? ""}`.trim();
+    const fits = (text) => pen.measureText(text).width < Math.max(right - left, 30);
+    pen.fillStyle = this.ink;
+    pen.textAlign = "left";
+    if (fits(long)) pen.fillText(long, left + 1, y);
+    else if (fits(short)) pen.fillText(short, left + 1, y);
+  }
+
+  // A dashed line, where the policy changed.
+  drawSwitch({ t, text }) {
+    const pen = this.pen, x = this.x(t), wide = pen.measureText(text).width + 8;
+    const left = x + wide > this.width ? x - wide - 3 : x + 3;
+    pen.strokeStyle = this.ink;
+    pen.lineWidth = 2;
+    pen.setLineDash([6, 4]);
+    this.line(x, 0, x, this.bottom);
+    pen.setLineDash([]);
+    pen.fillStyle = this.paper;
+    pen.fillRect(left, this.bottom - 19, wide, 18);
+    pen.fillStyle = this.ink;
+    pen.textAlign = "left";
+    pen.fillText(text, left + 4, this.bottom - 10);
+  }
+
+  // A request was preempted, or failed.
+  drawCross(x, y) {
+    this.pen.strokeStyle = this.ink;
+    this.pen.lineWidth = 3;
+    this.line(x - 6, y - 6, x + 6, y + 6);
+    this.line(x - 6, y + 6, x + 6, y - 6);
+  }
+
+  // The y axis of a picture from 0 to `most`: returns value -> y, after drawing three ticks.
+  axis(most, text) {
+    const y = (value) => this.bottom - (value / most) * (this.bottom - 8), step = round(most / 3.5);
+    this.pen.textAlign = "right";
+    for (let value = 0; value <= most; value += step) {
+      this.pen.strokeStyle = this.grid;
+      this.line(LEFT, y(value), this.width - RIGHT, y(value));
+      this.pen.fillStyle = this.ink;
+      if (y(value) > 7) this.pen.fillText(text(value), LEFT - 6, Math.min(y(value), this.bottom - 6));
+    }
+    return y;
+  }
+
+  // A dashed bound with its name, above the bars.
+  bound(from, to, y, text) {
+    const pen = this.pen;
+    pen.setLineDash([8, 4]);
+    pen.strokeStyle = this.ink;
+    pen.lineWidth = 2;
+    this.line(this.x(from), y, this.x(to), y);
+    pen.setLineDash([]);
+    if (!text) return;
+    pen.font = BOLD;
+    const wide = pen.measureText(text).width, above = y > 22 ? y - 10 : y + 11;
+    pen.fillStyle = this.paper;
+    const left = Math.min(this.x(from) + 4, this.width - RIGHT - wide - 6);
+    pen.fillRect(left, above - 8, wide + 6, 16);
+    pen.fillStyle = this.ink;
+    pen.textAlign = "left";
+    pen.fillText(text, left + 3, above);
+    pen.font = FONT;
+  }
+
+  drawRows(seen) {
+    this.begin("rows", 4);
+    const budget = this.schedule.state.chunk_size ?? 0;
+    const most = 1.15 * Math.max(budget, ...seen.map((each) => each.rows), 8);
+    const y = this.axis(most, (value) => whole(Math.round(value)));
+    let last = -1;
+    for (const each of columns(seen, 1.5 / this.perSecond)) {
+      const left = Math.max(this.x(each.t), last), right = this.x(each.end);
+      const tokens = each.chunks.reduce((sum, chunk) => sum + chunk[3], 0);
+      const decodes = each.rows - tokens;
+      const foot = decodes ? Math.min(y(decodes), this.bottom - 3) : this.bottom;
+      if (decodes) this.bar("decode", left, right, foot, this.bottom - foot);
+      if (tokens) this.bar("prefill", left, right, Math.min(y(each.rows), foot - 2),
+        foot - Math.min(y(each.rows), foot - 2));
+      if (tokens && y(0) - y(each.rows) > 30) {
+        this.label(whole(each.rows), left, right, y(each.rows) + 12);
+      }
+      last = right;
+    }
+    let from = null; // the budget, where the policy keeps one
+    for (let i = 0; i <= seen.length; i++) {
+      if (from !== null && seen[i]?.budget !== from.budget) {
+        this.bound(from.t, seen[i]?.t ?? this.to, y(from.budget), i === seen.length ?
+          `C = ${from.budget}` : "");
+        from = null;
+      }
+      if (from === null && seen[i]?.budget) from = seen[i];
+    }
+  }
+
+  drawTBT(seen, now) {
+    const pen = this.begin("tbt"), slo = this.schedule.slo;
+    const waits = now ? this.schedule.waits(this.to) : [];
+    let most = slo === null ? 0.001 : 1.4 * slo;
+    for (const each of seen) for (const [, , last] of each.gaps) most = Math.max(most, 1.15 * (each.end - last));
+    for (const wait of waits) most = Math.max(most, 1.15 * (this.to - wait.from));
+    const y = this.axis(most, (value) => (value ? seconds(value) : "0"));
+    let column = -10, low = 0, high = 0; // dots within one pixel are one stroke
+    for (const each of seen) {
+      const x = this.x(each.end);
+      for (const [, , last] of each.gaps) {
+        const gap = each.end - last, at = y(gap);
+        if (slo !== null && gap > slo) {
+          pen.strokeStyle = LOOKS.stall.colour;
+          pen.lineWidth = 3;
+          this.line(x, this.bottom, x, at);
+          this.sign(x, at, 7);
+          continue;
+        }
+        if (x - column < 1 && at >= low && at <= high) continue;
+        [low, high] = x - column < 1 ? [Math.min(low, at), Math.max(high, at)] : [at, at];
+        column = x;
+        pen.fillStyle = LOOKS.decode.colour;
+        pen.beginPath();
+        pen.arc(x, at, 2.5, 0, 7);
+        pen.fill();
+      }
+    }
+    for (const wait of waits) {
+      pen.strokeStyle = LOOKS.stall.colour;
+      pen.lineWidth = 3;
+      this.line(this.x(this.to) - 2, this.bottom, this.x(this.to) - 2, y(this.to - wait.from));
+    }
+    if (slo !== null) this.bound(this.from, this.to, y(slo), `SLO ${seconds(slo)}`);
+  }
+}
+
+// Iterations, where those within one pixel are one: that with the most rows.
+function* columns(seen, thin) {
+  let open = null;
+  for (const each of seen) {
+    if (open && each.end - open.t < thin) {
+      const { t } = open;
+      open = { ...(each.rows > open.rows ? each : open), t, end: each.end };
+      continue;
+    }
+    if (open) yield open;
+    open = each;
+  }
+  if (open) yield open;
+}
+
+// The smallest of 1, 2, 5, 10, ... that is at least `value`.
+function round(value) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return power * [1, 2, 5, 10].find((factor) => factor * power >= value * 0.9999);
+}
+
+// The legend, drawn as the pictures are.
+export function legend(list) {
+  const pictures = new Pictures(), items = Object.entries(LOOKS);
+  const more = [["bound", { meaning: BUDGET }], ["cross", { meaning: "preempted" }]];
+  for (const [kind, look] of [...items, ...more]) {
+    const item = document.createElement("li"), canvas = document.createElement("canvas");
+    const scale = 2;
+    canvas.width = 34 * scale;
+    canvas.height = 22 * scale;
+    canvas.className = "key";
+    const pen = (pictures.pen = canvas.getContext("2d"));
+    pen.scale(scale, scale);
+    pictures.paper = "#FFFFFF";
+    pictures.ink = getComputedStyle(document.documentElement).getPropertyValue("--ink");
+    if (kind === "cross") {
+      pictures.drawCross(17, 11);
+    } else if (kind === "bound") {
+      pen.strokeStyle = pictures.ink;
+      pen.lineWidth = 2;
+      pen.setLineDash([8, 4]);
+      pictures.line(0, 11, 34, 11);
+    } else {
+      pictures.bar(kind, 1, 33, (1 - look.high) * 22, (look.high - look.low) * 22);
+      if (kind === "stall") pictures.sign(17, 9, 8);
+    }
+    item.append(canvas, look.meaning);
+    list.append(item);
+  }
+}

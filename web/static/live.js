@@ -1,0 +1,323 @@
+// The page: it reads /live/events into a Schedule, has it drawn, and sends what the buttons say.
+
+import { legend, Pictures } from "./draw.js";
+import { KEPT, Schedule, seconds, whole } from "./schedule.js";
+
+const $ = (id) => document.getElementById(id);
+const FRAME = 1 / 30, CALM = 1; // s between two drawings; for those who want no motion
+const WINDOWS = [0.5, 1, 2, 5, 10, 20, KEPT]; // s: what the pictures may show
+const SPOKEN = 3; // s between two sentences that are read aloud
+const SILENCE = 15; // s after which a connection counts as dead
+const MOST_TEXT = 20000; // letters of an answer that are kept
+const KEY = "nano-sarathi-key";
+
+const schedule = new Schedule();
+const pictures = new Pictures($("lanes"), $("rows"), $("tbt"));
+const calm = window.matchMedia("(prefers-reduced-motion: reduce)");
+let shown = 10; // s
+let pausedAt = null; // the right edge of a view that stands still
+let asking = null; // the request of the prompt box, while it runs
+
+const clock = () => performance.now() / 1000;
+const rest = (time) => new Promise((done) => setTimeout(done, time * 1000));
+
+// ------------------------------------------------------------------------------ the server
+
+const PROBLEM = "The server refused it.";
+
+async function call(path, body, signal) {
+  const headers = { "Content-Type": "application/json" }, key = sessionStorage.getItem(KEY);
+  if (key) headers.Authorization = `Bearer ${key}`;
+  const method = body ? "POST" : "GET";
+  const answer = await fetch(path, { method, headers, signal, body: body && JSON.stringify(body) });
+  if (answer.ok) return answer;
+  if (answer.status === 401) $("key-box").hidden = false;
+  const said = await answer.json().catch(() => ({}));
+  const error = new Error(said.error?.message ?? PROBLEM);
+  error.status = answer.status;
+  throw error;
+}
+
+// The data of server-sent events, one after the other.
+async function* events(answer) {
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const parts = (text + value).split("\n\n");
+      text = parts.pop();
+      for (const part of parts) if (part.startsWith("data: ")) yield part.slice(6);
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+// Read what the engine does, for ever. A connection that breaks is made anew.
+async function watch() {
+  for (let wait = 0.5; ; wait = Math.min(2 * wait, 5)) {
+    const hangUp = new AbortController();
+    let silent = setTimeout(() => hangUp.abort(), SILENCE * 1000), why = "";
+    try {
+      for await (const data of events(await call("/live/events", null, hangUp.signal))) {
+        clearTimeout(silent);
+        silent = setTimeout(() => hangUp.abort(), SILENCE * 1000);
+        take(JSON.parse(data));
+        wait = 0.5;
+      }
+    } catch (error) {
+      why = error.status ? ` ${error.message}.` : "";
+    }
+    clearTimeout(silent);
+    connected(false, `Disconnected.${why} Trying again ...`);
+    await Promise.race([rest(wait), keyGiven()]);
+  }
+}
+
+function take(news) {
+  const now = clock();
+  for (const event of news) {
+    schedule.take(event, now);
+    if (event.type === "snapshot") introduce(event);
+    if (event.type === "switched") showPolicy();
+    if (event.type === "chats") showChats();
+    if (event.type === "failed") complain(`The engine failed, and began anew: ${event.error}`);
+  }
+  schedule.prune();
+}
+
+function connected(yes, text) {
+  $("connection").dataset.state = yes ? "on" : "off";
+  $("connection").textContent = text;
+}
+
+function complain(text) {
+  $("problem").textContent = text;
+  $("problem").hidden = !text;
+}
+
+// Send what a button says; tell what is wrong with it.
+async function send(path, body) {
+  complain("");
+  try {
+    return await call(path, body);
+  } catch (error) {
+    complain(error.status ? error.message : "The server does not answer.");
+  }
+}
+
+// ------------------------------------------------------------------------------ what is said
+
+function introduce(snapshot) {
+  connected(true, "Connected");
+  $("key-box").hidden = true;
+  const where = snapshot.description.split(",")[0];
+  $("source").textContent = snapshot.priced ? "predicted" : "measured";
+  $("source").dataset.priced = snapshot.priced;
+  $("description").textContent = snapshot.priced
+    ? `${where}: the cost model's times, in real time. No model runs here.` +
+      (snapshot.guess ? ` A guess: ${snapshot.guess}.` : "")
+    : `${snapshot.description}: these times are this machine's.`;
+  $("placeholder").hidden = !snapshot.priced;
+  $("policy").replaceChildren(...snapshot.policies.map((name) => new Option(name, name)));
+  showPolicy();
+  showChats();
+  limit($("long-tokens"), snapshot.longest, snapshot.long);
+  limit($("burst-count"), snapshot.most);
+  limit($("chat-count"), Math.min(snapshot.most, snapshot.max_batch_size),
+    Math.min(8, Math.max(1, snapshot.max_batch_size - 1))); // a slot is left for the long prompt
+  limit($("max-tokens"), snapshot.max_length);
+}
+
+// The most that a number may be; `usual` is set where the reader has set nothing.
+function limit(input, most, usual) {
+  input.max = most;
+  if (usual && !input.dataset.own) input.value = usual;
+  if (input.valueAsNumber > most) input.value = most;
+}
+
+function showPolicy() {
+  const { policy, chunk_size: size } = schedule.state, select = $("policy");
+  if (![...select.options].some((option) => option.value === policy)) {
+    select.append(new Option(policy, policy)); // one with an option, such as dynamic:512,256
+  }
+  select.value = policy;
+  $("chunk").value = size;
+  document.body.dataset.policy = policy;
+}
+
+function showChats() {
+  const run = schedule.state.chats > 0;
+  $("chats").setAttribute("aria-pressed", run);
+  $("chats").textContent = run ? "Stop the chats" : "Start chats";
+}
+
+let spoken = { text: "", kind: "", at: -SPOKEN };
+
+function say(now, t) {
+  const off = $("connection").dataset.state === "off";
+  const { kind, text } = off ? { kind: "off", text: "Not connected to the engine." }
+    : schedule.sentence(t);
+  $("sentence").dataset.kind = kind;
+  if ($("sentence").textContent !== text) $("sentence").textContent = text;
+  const told = kind !== spoken.kind || ["froze", "smooth"].includes(kind) && text !== spoken.text;
+  if (told && now - spoken.at > SPOKEN) {
+    spoken = { kind, text, at: now };
+    $("spoken").textContent = text;
+  }
+}
+
+function showNumbers() {
+  const { waiting, running, held, capacity, max_batch_size: slots } = schedule.state;
+  const set = (id, text) => {
+    if ($(id).textContent !== text) $(id).textContent = text;
+  };
+  set("waiting", whole(waiting ?? 0));
+  set("running", `${whole(running ?? 0)} of ${slots ?? 0}`);
+  set("held", whole(held ?? 0) + (capacity ? ` of ${whole(capacity)}` : ""));
+  const { policy, budget, chunk_size: size } = schedule.state;
+  set("budget", budget ? `token budget C = ${size}`
+    : budget === null ? `${policy} takes whole prompts: no token budget` : "");
+  const pace = schedule.pace();
+  set("median", pace ? seconds(pace) : "none yet");
+  $("slo").placeholder = schedule.median === null ? "not yet"
+    : `${Number((schedule.slo * 1000).toPrecision(3))}`;
+  const rows = [...schedule.tallies.values()].map((tally) => [tally.policy, tally.c, tally.gaps,
+    schedule.slo === null ? "no SLO yet" : tally.stalls, seconds(tally.longest)].map(String));
+  const text = JSON.stringify(rows);
+  if ($("stalls").dataset.text === text) return;
+  $("stalls").dataset.text = text;
+  $("stalls").replaceChildren(...rows.map(tableRow));
+}
+
+function tableRow([policy, ...cells]) {
+  const row = document.createElement("tr"), head = document.createElement("th");
+  head.scope = "row";
+  head.textContent = policy;
+  row.dataset.policy = policy;
+  row.dataset.stalls = cells[2];
+  row.append(head, ...cells.map((text) => {
+    const cell = document.createElement("td");
+    cell.textContent = text;
+    return cell;
+  }));
+  return row;
+}
+
+let drawn = -1;
+
+function frame() {
+  const now = clock();
+  if (now - drawn >= (calm.matches ? CALM : FRAME)) {
+    drawn = now;
+    const t = schedule.time(now), to = pausedAt ?? t;
+    pictures.draw(schedule, to - shown, to, pausedAt === null);
+    say(now, t);
+    showNumbers();
+  }
+  requestAnimationFrame(frame);
+}
+
+// ------------------------------------------------------------------------------ the view
+
+function pause(yes) {
+  pausedAt = yes ? schedule.time(clock()) : null;
+  $("pause").setAttribute("aria-pressed", yes);
+  $("pause").textContent = yes ? "Go on" : "Pause";
+}
+
+function move(share) {
+  const now = schedule.time(clock());
+  if (pausedAt === null) pause(true);
+  pausedAt = Math.max(Math.min(pausedAt + share * shown, now), now - KEPT);
+}
+
+function zoom(step) {
+  const place = WINDOWS.indexOf(shown) + step;
+  shown = WINDOWS[Math.max(0, Math.min(place, WINDOWS.length - 1))];
+  $("seconds").textContent = `${shown} s`;
+}
+
+const KEYS = {
+  " ": () => pause(pausedAt === null), ArrowLeft: () => move(-0.25), ArrowRight: () => move(0.25),
+  "+": () => zoom(-1), "=": () => zoom(-1), "-": () => zoom(1),
+};
+
+$("lanes").addEventListener("keydown", (event) => {
+  if (!KEYS[event.key] || event.ctrlKey || event.metaKey) return;
+  event.preventDefault();
+  KEYS[event.key]();
+});
+$("pause").addEventListener("click", KEYS[" "]);
+$("back").addEventListener("click", KEYS.ArrowLeft);
+$("forward").addEventListener("click", KEYS.ArrowRight);
+$("zoom-in").addEventListener("click", KEYS["+"]);
+$("zoom-out").addEventListener("click", KEYS["-"]);
+$("anew").addEventListener("click", () => schedule.countAnew());
+$("slo").addEventListener("change", () => {
+  const given = $("slo").valueAsNumber;
+  schedule.setSLO(given > 0 ? given / 1000 : null);
+});
+
+// ------------------------------------------------------------------------------ the buttons
+
+const number = (id) => $(id).valueAsNumber;
+
+for (const id of ["chat-count", "long-tokens", "burst-count"]) {
+  $(id).addEventListener("change", () => ($(id).dataset.own = "yes"));
+}
+$("chats").addEventListener("click", () =>
+  send("/live/throw", { kind: "chats", count: schedule.state.chats ? 0 : number("chat-count") }));
+$("long").addEventListener("click", () =>
+  send("/live/throw", { kind: "long", tokens: number("long-tokens") }));
+$("burst").addEventListener("click", () =>
+  send("/live/throw", { kind: "burst", count: number("burst-count") }));
+$("switch").addEventListener("submit", (event) => {
+  event.preventDefault();
+  send("/live/policy", { policy: $("policy").value, chunk_size: number("chunk") });
+});
+
+$("ask").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  if (asking) return;
+  asking = new AbortController();
+  $("send").disabled = !($("stop").disabled = false);
+  $("text").textContent = "";
+  $("asked").textContent = "Sent.";
+  const begin = clock();
+  let first = null, reason = "";
+  try {
+    const body = { prompt: $("prompt").value, max_tokens: number("max-tokens"), stream: true };
+    for await (const data of events(await call("/v1/completions", body, asking.signal))) {
+      if (data === "[DONE]") break;
+      const part = JSON.parse(data);
+      if (part.error) throw new Error(part.error.message);
+      first ??= clock() - begin;
+      $("text").textContent = ($("text").textContent + part.choices[0].text).slice(-MOST_TEXT);
+      reason = part.choices[0].finish_reason ?? reason;
+    }
+    $("asked").textContent = `First text after ${seconds(first ?? 0)}, the end ` +
+      `("${reason}") after ${seconds(clock() - begin)}, as this page sees it.`;
+  } catch (error) {
+    $("asked").textContent = asking.signal.aborted ? "Stopped." : error.message;
+  }
+  asking = null;
+  $("send").disabled = !($("stop").disabled = true);
+});
+$("stop").addEventListener("click", () => asking?.abort());
+
+let giveKey = () => {};
+const keyGiven = () => new Promise((done) => (giveKey = done));
+
+$("key-box").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem(KEY, $("key").value);
+  $("key").value = "";
+  giveKey();
+});
+
+legend($("legend"));
+watch();
+requestAnimationFrame(frame);
