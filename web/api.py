@@ -336,7 +336,7 @@ class Api:
             raise Refused(404, f"no model {shown(name)} is served here: use {self.name!r}{near}",
                           "model", "model_not_found")  # fmt: skip
 
-    def requests(self, body: Body, prompts: list[list[int]], http: Request) -> list[batch.Request]:
+    def requests(self, body: Body, prompts: list[list[int]]) -> list[batch.Request]:
         """n requests for each prompt. Choice k of a prompt draws with the seed + k, as in vLLM."""
         stop_ids = frozenset() if body.ignore_eos else self.engine.stop_ids
         stop_ids = stop_ids.union(body.stop_token_ids)
