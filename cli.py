@@ -23,7 +23,7 @@ HEAD, LONGEST_LINE = 600, 800  # letters of an error: its beginning, and all tha
 MARK = "made by nano-sarathi"  # in the first bytes of every file that we write
 # How our JSON and Markdown files begin, and the headers of our tables. `is_ours` knows the others.
 BEGINNINGS = (
-    b'{"otherData":{"mark":"made by nano-sarathi"}',
+    b'{"otherData":{"mark":"made by nano-sarathi"',
     b'[\n {\n  "mark": "made by nano-sarathi"',
     b'{\n "mark": "made by nano-sarathi"',
     b'{\n  "mark": "made by nano-sarathi"',

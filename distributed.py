@@ -46,7 +46,7 @@ from pipeline.policies import (
 from pipeline.stages import PipelineLLM
 from policyfile import load_policies
 from scheduler import make_scheduler
-from serving.calibration import cost_here
+from serving.calibration import cost_here, this_machine
 
 __all__ = ["PipelineLLM"]
 
@@ -166,7 +166,10 @@ def serve(args: argparse.Namespace) -> None:
     if llm.stage == 0 and args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if llm.stage == 0 and args.perfetto:
-        perfetto.save_stages(args.perfetto, {llm.policy: llm.pipeline})
+        dtype = str(llm.dtype).removeprefix("torch.")
+        where = f"{llm.stages} stages, {this_machine(str(llm.device))}, {dtype}"
+        run = perfetto.About("measured", llm.config.name, where, llm.policy, budget_of(llm))
+        perfetto.save_stages(args.perfetto, {llm.policy: llm.pipeline}, about={llm.policy: run})
         print(f"wrote {args.perfetto}: open it on https://ui.perfetto.dev")
 
 
@@ -182,14 +185,20 @@ def summary(llm: PipelineLLM, outputs: Sequence[RequestOutput]) -> dict:
     return numbers | {"steps": trace.count, "tokens": [output.token_ids for output in outputs]}
 
 
+def budget_of(llm: PipelineLLM) -> int | None:
+    """C in tokens; a policy may have one of its own. None: it has whole prompts only."""
+    if is_for_pipelines(llm.policy):
+        return None
+    return make_scheduler(llm.policy, 1, llm.chunk_size).chunk_size
+
+
 def report(llm: PipelineLLM, prompts: Sequence, outputs: Sequence[RequestOutput]) -> None:
     for prompt, output in zip(prompts, outputs, strict=True):
         if output.text:
             print(f"{prompt}{output.text}\n---")
     trace, stage_seconds = llm.pipeline, llm.stages * llm.pipeline.seconds
-    size = "whole prompts"
-    if not is_for_pipelines(llm.policy):  # a policy may have a chunk size of its own
-        size = f"C = {make_scheduler(llm.policy, 1, llm.chunk_size).chunk_size}"
+    budget = budget_of(llm)
+    size = "whole prompts" if budget is None else f"C = {budget}"
     print(
         f"policy    {llm.policy}, {size}, B = {llm.micro_batch_size},"
         f" {llm.micro_batches} micro-batches, {llm.stages} stages"

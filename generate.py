@@ -23,7 +23,7 @@ from pictures import perfetto
 from pipeline.policies import policy_names
 from policyfile import load_policies
 from scheduler import make_scheduler
-from serving.calibration import cost_here
+from serving.calibration import cost_here, this_machine
 from timeline import Trace
 
 MOST_BYTES = 10**8  # of a file of prompts
@@ -204,7 +204,10 @@ def main() -> None:
         run_batch(llm, prompts, params)
     print(table(llm, llm.trace, beams is not None))
     if args.perfetto:
-        perfetto.save(args.perfetto, {llm.policy: llm.trace})
+        where = f"{this_machine(str(llm.device))}, {str(llm.dtype).removeprefix('torch.')}"
+        budget = make_scheduler(llm.policy, 1, llm.chunk_size).chunk_size
+        run = perfetto.About("measured", llm.config.name, where, llm.policy, budget)
+        perfetto.save(args.perfetto, {llm.policy: llm.trace}, about={llm.policy: run})
         print(f"\nwrote {args.perfetto}: open it on https://ui.perfetto.dev")
 
 

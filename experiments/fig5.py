@@ -91,7 +91,9 @@ def main() -> None:
         record.add(f"{policy}, makespan", trace.seconds, "s")
         record.add(f"{policy}, bubble share", 100 * trace.bubble_share, "%")
     finish(options, "fig5", record, lambda: draw(runs))
-    perfetto.save_stages(options.out / "fig5.json", runs, NAMES)
+    where = ("predicted", MODEL, f"{STAGES} x {GPU}")
+    about = {policy: perfetto.About(*where, policy, CHUNK_SIZE) for policy in runs}
+    perfetto.save_stages(options.out / "fig5.json", runs, NAMES, about)
     print(f"wrote {options.out / 'fig5.json'}: open it on https://ui.perfetto.dev")
 
 

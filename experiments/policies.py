@@ -102,6 +102,12 @@ class Comparison:
         bound = f"a stall is a gap over {1e3 * self.bound:.0f} ms"
         return f"{source}: {place}, C = {self.chunk_size} tokens; {bound}"
 
+    def about(self) -> dict[str, perfetto.About]:
+        """What each run was, for --perfetto."""
+        model, hardware, source = self.where
+        place = (source, model, hardware)
+        return {policy: perfetto.About(*place, policy, self.chunk_size) for policy in self.traces}
+
 
 def compare(
     run: Callable[[str, list[Request]], Trace],
@@ -221,20 +227,21 @@ def main() -> None:
         llm = measuring.load_llm(options, len(NAMES), 5 * options.chunk_size // 2 + 20)
     predicted = predict(options.policy)
     print_comparison(predicted)
-    rows, runs = points(predicted), dict(predicted.traces)
+    rows, runs, about = points(predicted), dict(predicted.traces), predicted.about()
     if llm is not None:
         measured = measure(llm, options.chunk_size, options.repeats, options.policy)
         print_comparison(measured)
         print(f"\nRuns of each policy: {options.repeats}. The fastest is shown.")
         rows += points(measured)
         runs |= {f"measured {policy}": trace for policy, trace in measured.traces.items()}
+        about |= {f"measured {policy}": run for policy, run in measured.about().items()}
         look.use_style()
         look.save_figure(draw(measured), picture)
         print(f"\nwrote {picture}")
     rows = with_kept(options.out / f"{name}.csv", rows)
     finish(options, name, rows, lambda: draw(predicted))
     if options.perfetto:
-        perfetto.save(options.perfetto, runs, NAMES)
+        perfetto.save(options.perfetto, runs, NAMES, about=about)
         print(f"wrote {options.perfetto}: open it on https://ui.perfetto.dev")
 
 

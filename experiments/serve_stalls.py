@@ -30,6 +30,7 @@ from experiments.lib.flags import POLICIES as POLICY_FLAGS
 from experiments.lib.flags import Flag
 from experiments.lib.look import panels, plot_points, source_title, sources
 from experiments.lib.papers import ARXIV, POLICIES, YI, looks_of
+from pictures.perfetto import About
 from serving.capacity import p99_tbt, token_times
 from serving.traffic import Uniform, make_requests
 from timeline import Trace
@@ -39,6 +40,7 @@ REQUESTS, BUDGET = 128, 1536  # of the paper's artefact (osdi-experiments/figure
 STALL = 1.0  # s: gaps longer than this are counted
 STEPS = 250  # points of each curve
 TRACES: dict[str, Trace] = {}  # the runs, for --perfetto
+ABOUT: dict[str, About] = {}  # what they are
 
 
 def waiting(requests: list[Request]) -> list[Request]:
@@ -67,6 +69,7 @@ def predict(
     for name in (*POLICIES, *(policy or ())):
         requests = waiting(ARXIV.requests(40 if quick else REQUESTS, seed=seed))
         TRACES[name] = YI.serve(requests, name, BUDGET)
+        ABOUT[name] = About("predicted", YI.model, YI.hardware, name, BUDGET)
         add_run(record, TRACES[name], name)
     return record
 
@@ -86,6 +89,8 @@ def measure(llm: "measuring.LLM", scale: Scale, policy: Sequence[str] | None = N
             requests = make_requests([0.0] * scale.requests, prompts, outputs)
             measuring.generate(llm, requests, name, budget)
             TRACES[f"measured {name}"] = llm.trace
+            model, hardware, source = measuring.measured_on(llm)
+            ABOUT[f"measured {name}"] = About(source, model, hardware, name, budget)
             add_run(turn, llm.trace, name)
         turns.append(turn)
     medians = measuring.median_points(turns)
@@ -125,6 +130,7 @@ FIGURE = Figure(
     quick_scale=Scale(lengths=(64,), batch_sizes=(3,), chunk_sizes=(16,), repeats=1, requests=6),
     shown=lambda point: not point.x_unit,
     traces=TRACES,
+    about=ABOUT,
 )
 
 main = FIGURE.main

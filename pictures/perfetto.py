@@ -1,9 +1,14 @@
 """Write a run as Chrome trace JSON, which https://ui.perfetto.dev opens.
 
-Zoom into single iterations there, and click for their arguments.
+Zoom into single iterations there, and click for their arguments. Slices of one kind share a name,
+such as "decode": the numbers stand in their arguments. So select an area there, and read how many
+slices of each kind it has and how long they take. In its SQL:
+
+    select name, count(*), sum(dur) / 1e6 as ms from slice group by name
 
     save(path, {"sarathi": trace})      runs as one file: the iterations and requests of each, its
                                         batch size and cached tokens over time
+    save(..., about={"sarathi": ...})   the same, and what each run was (`About`)
 
 `Tracks` knows only the format: lanes of slices, marks and counters, in seconds. It knows nothing of
 serving. It writes times in whole microseconds, start and end both rounded down. So slices that
@@ -13,6 +18,7 @@ touch never overlap.
 import json
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,6 +28,21 @@ from pipeline import PipelineTrace
 from timeline import Iteration, Trace
 
 Lane = tuple[int, int]  # process id, thread id: what the format calls a group of lanes, and a lane
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a run was: beside the names of its groups of lanes, and in "otherData" of the file."""
+
+    source: str  # predicted or measured
+    model: str
+    hardware: str  # GPU and how many, or the machine
+    policy: str
+    chunk_size: int | None = None  # C, tokens; None: there is none, as for td_pipe
+
+    def __str__(self) -> str:
+        size = "" if self.chunk_size is None else f", C = {self.chunk_size}"
+        return f"{self.source}: {self.model} on {self.hardware}, {self.policy}{size}"
 
 
 class Tracks:
@@ -35,14 +56,23 @@ class Tracks:
         self.events: list[dict] = []
         self.groups = 0
         self.lanes: dict[int, int] = {}  # lanes of each group
+        self.runs: dict[str, dict] = {}  # what the runs were, by name
 
-    def group(self, name: str) -> int:
-        """A group of lanes; groups and lanes are shown in the order in which they are made."""
+    def group(self, run: str, part: str, about: About | None = None) -> int:
+        """A group of lanes, for a part of a run.
+
+        Groups and lanes are shown in the order in which they are made.
+        """
         self.groups += 1
         self.lanes[self.groups] = 0
+        name = f"{run}: {part}"
+        if about:
+            name += f" ({about})"
+            self.runs[run] = asdict(about)
         for event, args in (
             ("process_name", {"name": name}),
             ("process_sort_index", {"sort_index": self.groups}),
+            ("process_labels", {"labels": str(about or "")}),
         ):
             self.names.append(
                 {"ph": "M", "pid": self.groups, "tid": 0, "ts": 0, "name": event, "args": args}
@@ -95,7 +125,8 @@ class Tracks:
         lines = ",\n".join(
             json.dumps(event, separators=(",", ":")) for event in self.names + events
         )
-        head = f'{{"otherData":{{"mark":"{MARK}"}},"displayTimeUnit":"ms"'
+        other = json.dumps({"mark": MARK, "runs": self.runs}, separators=(",", ":"))
+        head = f'{{"otherData":{other},"displayTimeUnit":"ms"'
         text = f'{head},"traceEvents":[\n{lines}\n]}}\n'
         Path(path).write_text(text, encoding="utf-8")
 
@@ -109,24 +140,26 @@ def save(
     runs: Mapping[str, Trace],
     names: Mapping[int, str] | None = None,
     bound: float | None = None,
+    about: Mapping[str, About] | None = None,
 ) -> None:
     """Write runs, real or priced, to one file.
 
-    runs: traces by the name of the run; names and bound: see `lanes.request_lanes`.
+    runs, about: traces, and what they are, by the name of the run; names and bound: see
+    `lanes.request_lanes`.
     """
     tracks = Tracks()
-    for name, trace in runs.items():
-        add_iterations(tracks, name, trace, names or {})
-        add_requests(tracks, name, trace, names or {}, bound)
+    for run, trace in runs.items():
+        known = (about or {}).get(run)
+        add_iterations(tracks, tracks.group(run, "engine", known), trace, names or {})
+        add_requests(tracks, tracks.group(run, "requests", known), trace, names or {}, bound)
     tracks.save(path)
 
 
-def add_iterations(tracks: Tracks, name: str, trace: Trace, names: Mapping[int, str]) -> None:
+def add_iterations(tracks: Tracks, group: int, trace: Trace, names: Mapping[int, str]) -> None:
     """The engine's lane: a slice per iteration, and counters.
 
     If operators were timed, an iteration contains a slice for each operator.
     """
-    group = tracks.group(f"{name}: engine")
     lane = tracks.lane(group, "iterations")
     cached = cached_tokens(trace)
     for number, (iteration, tokens) in enumerate(zip(trace.iterations, cached, strict=True)):
@@ -183,20 +216,20 @@ def cached_tokens(trace: Trace) -> list[int]:
 
 
 def add_requests(
-    tracks: Tracks, name: str, trace: Trace, names: Mapping[int, str], bound: float | None
+    tracks: Tracks, group: int, trace: Trace, names: Mapping[int, str], bound: float | None
 ) -> None:
     """A lane for each request: its waiting, its chunks, its decodes, its preemptions.
 
     A stall's slice contains the slices inside it.
     """
-    group = tracks.group(f"{name}: requests")
     for request, bars in request_lanes(trace, bound, names).items():
         lane = tracks.lane(group, request)
         for bar in bars:
             if bar.start == bar.end:
                 tracks.mark(lane, bar.kind, bar.start)
             else:
-                tracks.slice(lane, f"{bar.kind} {bar.label}".strip(), bar.start, bar.end)
+                more = {"tokens": int(bar.label)} if bar.label else {}
+                tracks.slice(lane, bar.kind, bar.start, bar.end, **more)
 
 
 def add_phases(tracks: Tracks, group: int, trace: PipelineTrace) -> None:
@@ -213,23 +246,28 @@ def add_phases(tracks: Tracks, group: int, trace: PipelineTrace) -> None:
 
 
 def save_stages(
-    path: Path | str, runs: Mapping[str, PipelineTrace], names: Mapping[int, str] | None = None
+    path: Path | str,
+    runs: Mapping[str, PipelineTrace],
+    names: Mapping[int, str] | None = None,
+    about: Mapping[str, About] | None = None,
 ) -> None:
-    """Write pipelines to one file.
+    """Write pipelines to one file. The parameters are those of `save`.
 
     It holds the stages of each, with steps and idle intervals, and its requests, from the first
     stage to the last.
     """
     tracks = Tracks()
-    for name, trace in runs.items():
-        group = tracks.group(f"{name}: stages")
+    for run, trace in runs.items():
+        known = (about or {}).get(run)
+        group = tracks.group(run, "stages", known)
         add_phases(tracks, group, trace)
         for stage, bars in stage_lanes(trace, names).items():
             lane = tracks.lane(group, stage)
             for bar in bars:
                 work = bar.kind in ("prefill", "hybrid", "decode")
-                tracks.slice(
-                    lane, f"{bar.kind}: {bar.label}" if work else bar.kind, bar.start, bar.end
-                )
-        add_requests(tracks, name, trace.requests, names or {}, bound=None)
+                more = {"requests": bar.label} if work else {}
+                tracks.slice(lane, bar.kind, bar.start, bar.end, **more)
+        add_requests(
+            tracks, tracks.group(run, "requests", known), trace.requests, names or {}, None
+        )
     tracks.save(path)

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from conftest import TINY
 from pipeline_worker import CACHE_TOKENS, OPTIONS, PARAMS, PROMPTS
-from test_perfetto import events_of
+from test_perfetto import events_of, groups_of
 from test_perfetto import named as lanes_of
 from watch import STRANGER, STRANGER_IN_STORE, alive, children_of, listening, threads_of, wait_for
 
@@ -524,7 +524,9 @@ def test_command_line(tmp_path: Path, start: Start) -> None:
         assert run["tokens"] == alone, sizes
 
     events = events_of(perfetto)
-    assert list(lanes_of(events, "process_name")) == ["td_pipe: stages", "td_pipe: requests"]
+    assert groups_of(events) == ["td_pipe: stages", "td_pipe: requests"]
+    runs = json.loads(perfetto.read_text(encoding="utf-8"))["otherData"]["runs"]
+    assert runs["td_pipe"]["hardware"].startswith("2 stages, ")
     lanes = lanes_of(events, "thread_name")
     assert list(lanes)[:3] == ["phases", "stage 0", "stage 1"]
     names = [

@@ -3,6 +3,7 @@ nest; and they say what the run did.
 """
 
 import json
+import re
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from scheduler import POLICIES
 from simulate import simulate
 from timeline import Trace
 
+OPERATORS = {"ffn_ln1", "ffn_ln2"}  # names with a digit, of one kind each
 # beside ph, pid, tid, ts and name, by phase
 NEEDED = {"X": {"dur"}, "M": {"args"}, "C": {"args"}, "i": {"s"}}
 
@@ -29,10 +31,15 @@ def requests() -> list[Request]:
 
 
 def events_of(path: Path) -> list[dict]:
-    """The events of a file, once its format is checked."""
+    """The events of a file, once its format is checked.
+
+    Every slice is complete (X, with its duration): no begin (B) can lose its end (E). Numbers stand
+    in arguments, not in names: slices of one kind can be added up.
+    """
     document = json.loads(path.read_text(encoding="utf-8"))
     assert set(document) == {"traceEvents", "displayTimeUnit", "otherData"}
     assert document["displayTimeUnit"] == "ms" and is_ours(path)
+    assert set(document["otherData"]) == {"mark", "runs"}
     events = document["traceEvents"]
     for event in events:
         assert {"ph", "pid", "tid", "ts", "name"} | NEEDED[event["ph"]] <= set(event)
@@ -51,6 +58,9 @@ def events_of(path: Path) -> list[dict]:
             tid == 0 or ("thread_name", pid, tid) in named
         )
     check_nesting(timed)
+    names = {event["name"] for event in timed}
+    assert not [name for name in names - OPERATORS if re.search(r"\d", name)]
+    assert {event["ph"] for event in timed} <= {"X", "C", "i"}
     return events
 
 
@@ -74,6 +84,11 @@ def named(events: list[dict], kind: str) -> dict[str, tuple[int, int]]:
         for event in events
         if event["name"] == kind
     }
+
+
+def groups_of(events: list[dict]) -> list[str]:
+    """Names of the groups of lanes, without what their runs are."""
+    return [name.split(" (")[0] for name in named(events, "process_name")]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -149,7 +164,38 @@ def test_real_run(small: str, tmp_path: Path) -> None:
     llm.generate(prompts, SamplingParams(max_tokens=5), arrival_times=[0, 0, 0.01])
     perfetto.save(tmp_path / "run.json", {"real": llm.trace})
     names = [event["name"] for event in events_of(tmp_path / "run.json")]
-    assert {"hybrid", "decode", "attn", "prefill 8", "batch size (requests)"} <= set(names)
+    assert {"hybrid", "decode", "attn", "prefill", "batch size (requests)"} <= set(names)
+
+
+def test_a_file_says_what_its_runs_were(tmp_path: Path) -> None:
+    """Beside the names of the groups, and as data for a program that reads the file."""
+    trace = simulate(requests(), "llama-13b", "a6000", policy="sarathi", chunk_size=64)
+    about = {"mine": perfetto.About("predicted", "llama-13b", "a6000", "sarathi", 64)}
+    path = tmp_path / "run.json"
+    perfetto.save(path, {"mine": trace, "other": trace}, about=about)
+    told = "predicted: llama-13b on a6000, sarathi, C = 64"
+    events = events_of(path)
+    groups = [f"mine: engine ({told})", f"mine: requests ({told})"]
+    assert list(named(events, "process_name")) == [*groups, "other: engine", "other: requests"]
+    labels = [event["args"]["labels"] for event in events if event["name"] == "process_labels"]
+    assert labels == [told, told, "", ""]
+    other = json.loads(path.read_text(encoding="utf-8"))["otherData"]
+    assert other["runs"] == {
+        "mine": {
+            "source": "predicted", "model": "llama-13b", "hardware": "a6000",
+            "policy": "sarathi", "chunk_size": 64,
+        }
+    }  # fmt: skip
+
+
+def test_slices_of_one_kind_can_be_added_up(tmp_path: Path) -> None:
+    """By name alone: the chunks of all requests, and their tokens."""
+    trace = simulate(requests(), policy="sarathi", chunk_size=64, max_batch_size=4)
+    perfetto.save(tmp_path / "run.json", {"mine": trace})
+    events = [event for event in events_of(tmp_path / "run.json") if event["pid"] == 2]
+    chunks = [event["args"]["tokens"] for event in events if event["name"] == "prefill"]
+    assert sum(chunks) == trace.num_prefill_tokens == sum(60 + 20 * i for i in range(5))
+    assert len(chunks) > len(requests()), "a chunk each"
 
 
 def test_several_runs_in_one_file(tmp_path: Path) -> None:
@@ -184,9 +230,12 @@ def test_generate_writes_a_trace(
 
     call("--policy", "vllm_v0", "--perfetto", str(tmp_path / "run.json"))
     events = events_of(tmp_path / "run.json")
-    assert named(events, "process_name").keys() == {"vllm_v0: engine", "vllm_v0: requests"} and any(
-        e["name"] == "attn" for e in events
-    )
+    assert groups_of(events) == ["vllm_v0: engine", "vllm_v0: requests"]
+    assert any(event["name"] == "attn" for event in events)
+    told = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))["otherData"]["runs"]
+    run = told["vllm_v0"]
+    assert (run["source"], run["model"], run["policy"]) == ("measured", "demo", "vllm_v0")
+    assert "cores" in run["hardware"] and run["chunk_size"] == 64
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         call("--perfetto", str(tmp_path / "nowhere" / "run.json"))

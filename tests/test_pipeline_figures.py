@@ -48,7 +48,9 @@ def test_fig5_for_perfetto(out: Path) -> None:
         for event in events
         if event["name"] in ("process_name", "thread_name")
     }
-    assert {"orca: stages", "sarathi: stages", "stage 0", "stage 1", "A", "D"} <= names
+    where = "predicted: llama-13b on 2 x a6000"
+    stages = {f"{policy}: stages ({where}, {policy}, C = 256)" for policy in ("orca", "sarathi")}
+    assert stages | {"stage 0", "stage 1", "A", "D"} <= names
     slices = [event for event in events if event["ph"] == "X"]
     assert {"PB1", "PB2", "PB3"} <= {event["name"] for event in slices}
     ends: dict[tuple[int, int], int] = {}

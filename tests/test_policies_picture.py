@@ -94,7 +94,9 @@ def test_files_and_measured_rows(small: str, tmp_path: Path) -> None:
     for name in ("policies.png", "policies_measured.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-    groups = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    told = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert "orca: engine (predicted: llama-13b on a6000, orca, C = 512)" in told
+    groups = {name.split(" (")[0] for name in told}
     assert groups == {
         f"{what}{policy}: {part}"
         for what in ("", "measured ")

@@ -78,6 +78,7 @@ class Figure:
     dtype: str = "auto"  # what it is measured in, unless --dtype says otherwise
     # where `predict` and `measure` leave their runs by name, for --perfetto; None: no such flag
     traces: dict[str, Trace] | None = None
+    about: Mapping[str, perfetto.About] | None = None  # what those runs are, by the same names
 
     def published_and_predicted(self, quick: bool = False, **flags: object) -> list[Point]:
         predicted = self.predict(quick, **flags)
@@ -115,7 +116,7 @@ class Figure:
         self.report(points)
         finish(options, name, points, lambda: self.draw(points), self.software)
         if self.traces is not None and options.perfetto:
-            perfetto.save(options.perfetto, self.traces)
+            perfetto.save(options.perfetto, self.traces, about=self.about)
             print(f"wrote {options.perfetto}: open it on https://ui.perfetto.dev")
         return points
 
