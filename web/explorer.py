@@ -69,7 +69,8 @@ class Range:
 
     def read(self, value: object) -> int | float:
         """The number that a link or the page gives, or a ValueError."""
-        number = float(value) if isinstance(value, str | int | float) else math.nan
+        known = isinstance(value, str | int | float) and not isinstance(value, bool)
+        number = float(value) if known else math.nan
         if not self.least <= number <= self.most or (self.whole and number != int(number)):
             raise ValueError
         return int(number) if self.whole else number

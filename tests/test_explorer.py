@@ -1,0 +1,592 @@
+"""The explorer says what `simulate` says, in every version of Python, and runs without packages."""
+
+import ast
+import json
+import math
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+import numpy as np
+import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from batch import Request
+from checks import UserError
+from configs import MODELS
+from costmodel import make_batch
+from experiments.lib.steady import Workload, predicted_throughput
+from pictures.gantt import LOOKS
+from policyfile import LOADED
+from scheduler import POLICIES
+from simulate import CostExecutor, make_cost_model, simulate
+from timeline import Trace
+from web import bundle, explore_routes, explorer
+from web.explorer import State, answer, gain_point, gain_points, read_state, schedule
+
+ROOT = Path(__file__).parent.parent
+VERSIONS = [f"python3.{minor}" for minor in (11, 12, 13, 14) if minor != sys.version_info.minor]
+# States of all kinds: each model's shape, tensor parallelism, arrivals, options, one slot.
+STATES: list[dict] = [
+    *explorer.EXAMPLES.values(),
+    {"left": "sarathi", "right": "dynamic:512,256", "C": 300, "n": 20, "B": 7, "spread": 90},
+    {"model": "yi-34b", "gpu": "a100-80gb", "tp": 2, "software": "vllm", "rate": 3, "n": 40},
+    {"model": "llama3.1-70b", "gpu": "h100", "tp": 4, "long": 30000, "C": 2048, "n": 30, "B": 32},
+    {"left": "orca", "right": "hybrid_only", "B": 1, "n": 3, "P": 1, "D": 1, "long": 0},
+    {"left": "chunked_only", "right": "vllm_v0:600", "n": 50, "B": 9, "rate": 8, "seed": 7, "C": 9},
+]  # fmt: skip
+
+
+def close(one: object, other: object, share: float = 1e-12) -> bool:
+    """Whether two answers are the same; numbers may differ by this share of their size."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(close(one[k], other[k], share) for k in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(close, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=share, abs_tol=share)
+    return one == other
+
+
+def simulated(state: State, policy: str) -> Trace:
+    return simulate(
+        explorer.make_requests(state), state.model, state.gpu, policy=policy, chunk_size=state.C,
+        max_batch_size=state.B, tp=state.tp, software=state.software,
+    )  # fmt: skip
+
+
+def sides(given: dict) -> Iterator[tuple[State, dict, Trace]]:
+    """Each side of a state's schedule, beside a run of `simulate`."""
+    found, (state, notes) = schedule(given), read_state(given)
+    assert not notes and "error" not in found
+    for side in found["sides"]:
+        yield state, side, simulated(state, side["policy"])
+
+
+# ----------------------------------------------------------------------------- the same numbers
+
+
+@pytest.mark.parametrize("given", STATES)
+def test_the_numbers_are_those_of_simulate(given: dict) -> None:
+    for state, side, trace in sides(given):
+        cost = make_cost_model(state.model, state.gpu, state.tp, None, state.software)
+        decodes = make_batch(decodes=min(state.B, state.n), context=state.P + -(-state.D // 2))
+        stalls = trace.stalls(5 * cost.seconds(decodes))
+        assert side["numbers"] == {
+            "throughput": trace.throughput,
+            "ttft_median": pytest.approx(np.median(trace.ttfts), rel=1e-12),
+            "ttft_p99": pytest.approx(np.percentile(trace.ttfts, 99), rel=1e-12),
+            "tbt_p99": pytest.approx(np.percentile(trace.tbts, 99), rel=1e-12),
+            "longest_stall": max([seconds for _, _, seconds in stalls], default=None),
+            "mean_batch": trace.mean_batch_size,
+            "seconds": trace.seconds,
+        }
+        assert [each[:2] for each in side["iterations"]] == [
+            [iteration.start, iteration.seconds] for iteration in trace.iterations
+        ]
+        assert sorted(each[1:] for each in side["stalls"]) == sorted(
+            [start, start + seconds, request] for request, start, seconds in stalls
+        )
+
+
+def test_the_default_is_one_long_prompt_that_stalls_the_decodes() -> None:
+    found = schedule({})
+    requests = [Request(i, range(160), 49) for i in range(5)]
+    requests.append(Request(5, range(3500), 49, arrival=found["long"]))
+    trace = simulate(requests, policy="vllm_v0", max_batch_size=6)
+    left, right = found["sides"]
+    assert left["numbers"]["throughput"] == trace.throughput
+    assert len(left["stalls"]) == 5 and not right["stalls"]
+    assert left["numbers"]["longest_stall"] > 8 * max(right["numbers"]["tbt_p99"], 0.05)
+    assert left["says"][0].endswith("gets no token while 3,500 prompt tokens run.")
+    assert right["says"][0].startswith("No stall")
+
+
+@pytest.mark.parametrize("ratio", [1, 5, 14, 40])
+def test_the_gain_is_that_of_fig_9(ratio: float) -> None:
+    given = explorer.EXAMPLES["SARATHI, Fig 9"]
+    point, work = gain_point(given, ratio), Workload(1024, 18, ratio)
+    left, right = predicted_throughput(work, "baseline"), predicted_throughput(work, "sarathi", 256)
+    assert (point["left"], point["right"], point["gain"]) == (left, right, right / left)
+    assert point["P"] + point["D"] == 1024 and point["x"] == point["P"] / point["D"]
+
+
+def test_the_points_of_the_gain_hold_this_state_and_the_balance() -> None:
+    points = gain_points({"C": 256, "B": 18, "P": 956, "D": 68})["points"]
+    assert 956 / 68 in points and points == sorted(set(points)) and 20 <= len(points) <= 26
+    assert min(points) == 1 and 190 < max(points) < 210
+    assert gain_points({"P": 1, "D": 1})["points"] == [1.0]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_another_python_gives_the_same(version: str) -> None:
+    path = shutil.which(version)
+    questions = [{"call": "schedule", "state": state} for state in STATES]
+    questions += [{"call": "gain_point", "state": STATES[1], "x": 14}, {"call": "page"}]
+    text = "".join(f"{json.dumps(question)}\n" for question in questions)
+    command = [path or version, "-m", "web.explorer"]
+    if path:
+        options = {"cwd": ROOT, "input": text, "capture_output": True, "text": True}
+        done = subprocess.run(command, check=False, **options)
+    if not path or (done.returncode and "explorer" not in done.stderr):
+        pytest.skip(f"there is no {version}")
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == len(questions), done.stderr
+    for question, other in zip(questions, answers, strict=True):
+        assert close(json.loads(answer(json.dumps(question))), other), question
+
+
+# ----------------------------------------------------------------------------------- the picture
+
+
+@pytest.mark.parametrize("given", STATES)
+def test_a_slot_holds_one_request_at_a_time(given: dict) -> None:
+    for state, side, trace in sides(given):
+        owner: dict[int, tuple[int, float]] = {}  # slot -> request, until when
+        slot_of: dict[int, int] = {}
+        ends = {request: moment for request, moment in trace.finished}
+        for (start, _, chunks, decodes), iteration in zip(
+            side["iterations"], trace.iterations, strict=True
+        ):
+            assert [tuple(chunk[1:]) for chunk in chunks] == list(iteration.chunks)
+            for slot, request, _, _ in chunks:
+                assert slot_of.setdefault(request, slot) == slot, "a request keeps its slot"
+                held, until = owner.get(slot, (request, 0.0))
+                assert held == request or until <= start
+                owner[slot] = request, ends[request]
+            assert decodes == [slot_of[request] for request in iteration.decodes]
+            taken = [chunk[0] for chunk in chunks] + decodes
+            assert len(set(taken)) == len(taken) and max(taken) < side["slots"] <= state.B
+
+
+@pytest.mark.parametrize("given", STATES)
+def test_waits_and_bars_fill_the_time_of_a_request(given: dict) -> None:
+    """From its first iteration to its last, a request is in a batch or waits in its slot."""
+    for _, side, trace in sides(given):
+        in_batches = sum(
+            iteration.seconds * (iteration.num_chunks + iteration.num_decodes)
+            for iteration in trace.iterations
+        )
+        waits = sum(end - start for _, start, end in side["waits"])
+        lives = sum(life.finished - life.scheduled for life in trace.lives.values())
+        assert in_batches + waits == pytest.approx(lives, rel=1e-9)
+        assert all(start < end for _, start, end in side["waits"])
+
+
+@pytest.mark.parametrize("given", STATES)
+def test_the_queue_counts_who_waits_for_a_slot(given: dict) -> None:
+    for _, side, trace in sides(given):
+        moments = [moment for moment, _ in side["queue"]]
+        assert moments == sorted(set(moments)) and side["queue"][-1][1] == 0
+        for moment, waiting in side["queue"]:
+            lives = trace.lives.values()
+            assert waiting == sum(life.arrival <= moment < life.scheduled for life in lives)
+
+
+def test_a_preempted_request_loses_its_slot_and_waits_again() -> None:
+    requests = [Request(i, range(60), 60) for i in range(3)]
+    trace = simulate(requests, policy="vllm_v0", max_batch_size=3, cache_tokens=250)
+    assert trace.preempted
+    _, _, slots = explorer.in_slots(trace)
+    for request, life in trace.lives.items():
+        assert len(slots[request]) == 1 + life.preemptions
+    queue = explorer.queue(trace, slots)
+    moment = trace.preempted[0][1]
+    assert dict(map(tuple, queue))[moment] == 1 and queue[-1][1] == 0
+
+
+def test_what_is_said_of_a_schedule_is_in_its_trace() -> None:
+    stalled = 0
+    for given in STATES:
+        for _, side, trace in sides(given):
+            text = " ".join(side["says"])
+            first = max(trace.ttfts)
+            assert f"wait for a first token is {explorer.spoken(first)}" in text
+            if side["stalls"]:
+                stalled += 1
+                longest = max(end - start for _, start, end, _ in side["stalls"])
+                assert text.startswith(f"Longest stall {explorer.spoken(longest)}: ")
+                count = len({request for *_, request in side["stalls"]})
+                assert f"{count} of {len(trace.lives)} requests stall." in text
+            else:
+                longest = explorer.spoken(max(trace.tbts))
+                assert text.startswith(
+                    f"No stall: the longest time between two tokens is {longest}."
+                )
+    assert 3 <= stalled < 2 * len(STATES)
+
+
+def test_the_colours_are_those_of_the_other_pictures() -> None:
+    script = (bundle.STATIC / "explore_draw.js").read_text(encoding="utf-8")
+    style = (bundle.STATIC / "explore.css").read_text(encoding="utf-8")
+    for kind in ("waiting", "prefill", "decode", "stall"):
+        look = LOOKS[kind]
+        words = f'{kind}: {{ colour: "{look.colour}", low: {look.low}, high: {look.high}'
+        assert words in script and f"--{kind}: {look.colour};" in style
+    edge = LOOKS["prefill"].edge
+    assert f'edge: "{edge}"' in script and f"--prefill-edge: {edge};" in style
+
+
+# ---------------------------------------------------------------------------------------- states
+
+
+def test_a_link_gives_its_state_back() -> None:
+    drawn = random.Random(5)
+    for _ in range(200):
+        state = State(
+            model=drawn.choice(list(MODELS)), tp=drawn.choice((1, 2)),
+            left=drawn.choice(list(POLICIES)), right="dynamic:512,256", C=drawn.randint(1, 8192),
+            rate=drawn.choice((0.0, 0.015625, 2.5, 64.0)), seed=drawn.randint(0, 99),
+        )  # fmt: skip
+        assert read_state(dict(parse_qsl(explorer.link_of(state)))) == (state, [])
+    assert explorer.link_of(State()) == ""
+    assert explorer.link_of(State(C=512, rate=2.0)) == "C=512&rate=2"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("C", "abc", "C is 'abc'; it must be a whole number from 1 to 8192 (256 is used)"),
+        ("C", "1e999", "it must be a whole number"),
+        ("C", 25.5, "C is 25.5; it must be a whole number"),
+        ("B", None, "B is None"),
+        ("B", True, "B is True"),
+        ("P", "9" * 5000, "P is '999"),
+        ("n", [1], "n is [1]"),
+        ("rate", "nan", "rate is 'nan'; it must be a number from 0 to 64 (0.0 is used)"),
+        ("gpu", "a100", "did you mean 'a100-80gb'? (a6000 is used)"),
+        ("model", {"a": 1}, "unknown model {'a': 1}"),
+        ("tp", 3, "choose from 1, 2, 4, 8"),
+        ("left", "vllm", "did you mean 'vllm_v0'? (vllm_v0 is used)"),
+        ("left", "dynamic:1,2", "policy 'dynamic:1,2'"),
+        ("right", "td_pipe", "decides for all stages of a pipeline"),
+        ("right", 7, "unknown policy '7'"),
+        ("right", [7], "unknown policy, right [7]"),
+        ("batch", 4, "The link has 'batch', which is no field."),
+        ("mode", "", "did you mean 'model'?"),
+    ],
+)
+def test_a_bad_value_gives_one_sentence_and_the_default(
+    name: str, value: object, said: str
+) -> None:
+    state, notes = read_state({name: value, "D": 9})
+    assert state == State(D=9)
+    assert len(notes) == 1 and said in notes[0] and "\n" not in notes[0] and len(notes[0]) < 400
+    assert notes[0] in schedule({name: value})["notes"]
+
+
+@pytest.mark.parametrize("given", [7, None, [], "x", {"": ""}])
+def test_what_is_no_state(given: object) -> None:
+    state, notes = read_state(given)
+    assert state == State() and len(notes) == 1
+
+
+def test_every_stop_of_every_slider_is_allowed() -> None:
+    for control in explorer.page()["controls"]:
+        values = control.get("stops") or control["choices"]
+        assert len(values) >= 2 and len(set(values)) == len(values)
+        for value in values:
+            assert read_state({control["name"]: value})[1] == []
+    assert {control["name"] for control in explorer.page()["controls"]} == set(asdict(State()))
+
+
+def test_another_ratio_keeps_the_length() -> None:
+    state = schedule({"P": 100, "D": 100}, 19)["state"]
+    assert (state["P"], state["D"]) == (190, 10)
+    with pytest.raises(UserError, match="P:D is 'x'"):
+        schedule({}, "x")
+
+
+def test_what_cannot_run_is_one_sentence() -> None:
+    found = schedule({"P": 9000})
+    assert "9000 prompt tokens" in found["error"] and "sides" not in found
+    assert found["link"] == "P=9000", "so that the page can mend it"
+    assert "tp is 8" in schedule({"model": "llama-33b", "tp": 8})["error"]
+    huge = {"n": 500, "C": 1, "B": 256, "P": 3000, "long": 0, "D": 1000}
+    for side in schedule(huge)["sides"]:
+        assert "choose fewer or shorter requests" in side["error"]
+
+
+def test_the_longest_answers_are_bounded() -> None:
+    """The most work that a state may ask for; the iterations are counted, no clock is."""
+    cost = CostExecutor(make_cost_model("llama-13b", "a6000", 1, None, "sarathi"))
+    state = State(n=500, C=64, B=256, P=2000, D=2000, long=0)
+    ran = []
+    cost.cost_model.seconds = lambda batch: (
+        ran.append(len(batch.decodes) + len(batch.chunks)) or 1.0
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(explorer, "cost_of", lambda state: cost.cost_model)
+        with pytest.raises(UserError):
+            explorer.run(state, "sarathi_serve", explorer.make_requests(state))
+    assert sum(ran) + len(ran) <= explorer.MOST_WORK + 2 * state.B
+
+
+def test_a_guess_and_a_full_memory_are_said() -> None:
+    assert schedule({})["notes"] == []
+    assert any(
+        note.startswith("A guess: constants of") for note in schedule({"gpu": "h100"})["notes"]
+    )
+    full = schedule({"B": 64, "n": 64, "P": 900})["notes"]
+    assert len(full) == 1 and "would run fewer at once" in full[0]
+    none = schedule({"model": "llama-33b"})["notes"]
+    assert len(none) == 1 and "alone do not fit 1 x a6000" in none[0]
+
+
+# ---------------------------------------------------------------------------- a policy of your own
+
+OWN = """from scheduler import SarathiServe
+
+class Mine(SarathiServe):
+    name = "mine"
+
+    def schedule(self, now):
+        return super().schedule(now)
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A place for a pasted policy. POLICIES is as it was, afterwards."""
+    monkeypatch.setattr(explorer, "OWN", tmp_path / "your_policy.py")
+    before, loaded = dict(POLICIES), dict(LOADED)
+    yield
+    for table, was in ((POLICIES, before), (LOADED, loaded)):
+        table.clear()
+        table.update(was)
+
+
+def test_a_pasted_policy_runs_beside_ours(own: None) -> None:
+    assert explorer.load_own(OWN) == ["mine"]
+    left, right = schedule({"left": "sarathi_serve", "right": "mine"})["sides"]
+    assert right["policy"] == "mine" and left["iterations"] == right["iterations"]
+    assert explorer.load_own(OWN.replace('"mine"', '"other"')) == ["other"]
+    assert "mine" not in POLICIES
+    assert "unknown policy 'mine'" in schedule({"right": "mine"})["notes"][0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "your policy has no policy"),
+        (OWN.replace("return super", "return supper"), "your policy, line 7: NameError"),
+        (
+            OWN.replace("def schedule(self, now):", "def schedule(self, now)"),
+            "your policy, line 6:",
+        ),
+        (OWN.replace('"mine"', '"orca"'), "is taken"),
+        (OWN.replace("super().schedule(now)", "None"), "schedules nothing"),
+        (OWN.replace("super().schedule(now)", "1 / 0"), "your policy, line 7: ZeroDivisionError"),
+        (f"{OWN}raise SystemExit", "your policy, line 8: SystemExit"),
+    ],
+)
+def test_an_error_of_a_pasted_policy_names_its_line(own: None, text: str, said: str) -> None:
+    question = json.dumps({"call": "own", "code": text})
+    found = json.loads(answer(question, explorer.IN_BROWSER))
+    if "error" not in found:
+        left, found = schedule({"right": found["names"][0]})["sides"]
+        assert "iterations" in left, "the other side is drawn"
+    assert said in found["error"] and "/" not in found["error"] and "\n" not in found["error"]
+
+
+# -------------------------------------------------------------------------------------- the folder
+
+
+def modules_of(body: Sequence[ast.stmt]) -> set[str]:
+    """All modules that are imported somewhere in these statements, but in functions."""
+    found = set()
+    for node in body:
+        if isinstance(node, ast.FunctionDef):
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            found.add(node.module)
+        found |= modules_of(
+            [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.stmt)]
+        )
+    return found
+
+
+def test_the_files_need_the_standard_library_alone() -> None:
+    needed = bundle.needed()
+    assert {"scheduler.py", "loop.py", "costmodel.py", "web/explorer.py", "web/__init__.py"} <= {
+        *needed
+    }
+    ours = {path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in needed}
+    for path in needed:
+        for module in modules_of(ast.parse((ROOT / path).read_text(encoding="utf-8")).body):
+            top = module.partition(".")[0]
+            fine = module in ours or top in sys.stdlib_module_names
+            assert fine or (path, module) == ("cli.py", "tqdm"), f"{path} imports {module}"
+    # cli.py has tqdm for type checkers, and for bars of progress, which the browser does not draw
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("explorer") / "site"
+    bundle.write(out)
+    return out
+
+
+def test_the_folder_has_the_repositorys_files_byte_for_byte(site: Path) -> None:
+    manifest = json.loads((site / "manifest.json").read_text(encoding="utf-8"))
+    files = {str(path.relative_to(site)) for path in site.rglob("*") if path.is_file()}
+    assert files == {*bundle.PAGE, "manifest.json", *(f"book/{path}" for path in bundle.needed())}
+    for path, integrity in manifest["book"].items():
+        data = (site / "book" / path).read_bytes()
+        assert data == (ROOT / path).read_bytes() and bundle.integrity(data) == integrity
+    assert close(manifest["first"], json.loads(json.dumps(schedule({}))))
+    assert manifest["pyodide"]["from"] == f"https://cdn.jsdelivr.net/npm/pyodide@{bundle.VERSION}/"
+
+
+def test_the_folder_runs_without_any_package(site: Path, tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(site / 'book')!r})\n"
+        "from web import explorer\n"
+        'print(explorer.answer(\'{"call": "schedule"}\'))'
+    )
+    command = [sys.executable, "-I", "-S", "-B", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == json.loads(answer('{"call": "schedule"}'))
+
+
+def test_the_page_has_no_script_inside_and_its_links_are_there() -> None:
+    page = (bundle.STATIC / "explore.html").read_text(encoding="utf-8")
+    assert not re.search(r"<script(?![^>]*src=)|<style|\son\w+=|style=|javascript:", page)
+    names = set(re.findall(r'(?:src|href)="([^"#:]+)"', page))
+    assert names == {"explore.css", "explore.js"}
+    for script in bundle.PAGE[2:]:
+        text = (bundle.STATIC / script).read_text(encoding="utf-8")
+        assert not re.search(r"\beval\(|new Function|innerHTML|document\.write", text), script
+        assert set(re.findall(r'from "\./([^"]+)"|Worker\("([^"]+)"', text)) <= {
+            (name, "") for name in bundle.PAGE
+        } | {("", name) for name in bundle.PAGE}
+    assert explore_routes.PAGE_POLICY in page, "the policy is the same without a server's headers"
+
+
+def test_a_folder_of_others_is_left_alone(site: Path, tmp_path: Path) -> None:
+    bundle.write(site)  # our own: again
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(UserError, match="this command did not write it"):
+        bundle.write(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+    with pytest.raises(UserError, match="this command did not write it"):
+        bundle.write(tmp_path / "thesis.txt")
+    bundle.write(tmp_path, force=True)
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def test_another_pyodide_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="npm install pyodide@"):
+        bundle.write(tmp_path / "out", tmp_path)
+    (tmp_path / "pyodide.mjs").write_text("export const loadPyodide = alert;")
+    with pytest.raises(UserError, match="is not that of Pyodide"):
+        bundle.write(tmp_path / "out", tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+# -------------------------------------------------------------------------------------- the server
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    app = FastAPI()
+    app.include_router(explore_routes.router())
+    with TestClient(app) as client:
+        yield client
+
+
+def test_the_server_gives_the_page_and_the_books_files(client: TestClient) -> None:
+    page = client.get("/explore")
+    assert page.url.path == "/explore/" and "<h1>" in page.text
+    for path in (*bundle.PAGE, "manifest.json", *(f"book/{path}" for path in bundle.needed())):
+        found = client.get(f"/explore/{path}")
+        assert found.status_code == 200, path
+        policy = found.headers["content-security-policy"]
+        assert ("wasm-unsafe-eval" in policy) == (path == "explore_worker.js")
+        assert "unsafe-inline" not in policy and "'unsafe-eval'" not in policy
+    assert client.get("/explore/book/scheduler.py").content == (ROOT / "scheduler.py").read_bytes()
+    manifest = client.get("/explore/manifest.json").json()
+    assert manifest["server"] and close(manifest["first"], json.loads(json.dumps(schedule({}))))
+    for path in (
+        "book/engine.py",
+        "book/../engine.py",
+        "%2e%2e/explorer.py",
+        "pyodide/pyodide.mjs",
+    ):
+        assert client.get(f"/explore/{path}").status_code == 404, path
+
+
+def test_the_server_answers_what_the_browser_would(client: TestClient) -> None:
+    for question in (
+        {"call": "schedule", "state": {"C": 512}},
+        {"call": "schedule", "state": {"C": "\n"}},
+        {"call": "schedule"},
+        {"call": "gain_point", "state": {}, "x": 3},
+        {"call": "gain_point", "state": {}, "x": "\ud800"},
+        {"call": "gain_points", "state": {"P": 5}},
+        {"call": 7},
+        {},
+    ):
+        found = client.post(
+            "/explore/run",
+            content=json.dumps(question),
+            headers={"content-type": "application/json"},
+        )
+        assert found.status_code == 200
+        assert found.json() == json.loads(answer(json.dumps(question))), question
+
+
+def test_the_server_runs_no_pasted_policy(client: TestClient, tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    code = f"open({str(mark)!r}, 'w')"
+    found = client.post("/explore/run", json={"call": "own", "code": code}).json()
+    assert "unknown call 'own'" in found["error"] and not mark.exists()
+    assert "own" not in explorer.CALLS and "own" in explorer.IN_BROWSER
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status"),
+    [
+        (b"{}", "text/plain", 415),
+        (b"{}", "", 415),
+        (b"[]", "application/json", 400),
+        (b"\xff", "application/json", 400),
+        (b"[" * 4000, "application/json", 400),
+        (b" " * 5001, "application/json", 413),
+    ],
+)
+def test_what_the_server_refuses(client: TestClient, body: bytes, kind: str, status: int) -> None:
+    found = client.post("/explore/run", content=body, headers={"content-type": kind})
+    assert found.status_code == status and found.json()["error"]["message"].endswith(".")
+
+
+def test_an_answer_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    calculator = explore_routes.Calculator()
+    assert json.loads(calculator.ask('{"call": "gain_points"}'))["points"]
+    process = calculator.process
+    monkeypatch.setattr(explore_routes, "SECONDS", 0.01)
+    slow = {"call": "gain_point", "x": 1, "state": {"B": 64, "P": 1000, "D": 1000}}
+    assert calculator.ask(json.dumps(slow)) is None
+    assert process.wait(20)
+    monkeypatch.setattr(explore_routes, "SECONDS", 20.0)
+    assert json.loads(calculator.ask('{"call": "gain_points"}'))["points"], "a new process answers"
+    calculator.process.stdin.close()
+    assert calculator.process.wait(20) == 0, "it ends with its input"
+
+
+def test_a_state_with_the_same_requests_is_read_once() -> None:
+    """The long prompt arrives at the same moment, whatever policies are compared."""
+    moments = {schedule({"left": left, "right": "orca"})["long"] for left in POLICIES}
+    assert len(moments) == 1
+    state = replace(State(), long=0)
+    assert explorer.halfway(state) in moments
