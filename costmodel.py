@@ -5,8 +5,9 @@ What a GPU charges for a kernel (constants.py has the fitted constants, gpus.py 
     seconds = start + (compute^p + memory^p)^(1/p)    compute = FLOPs / (peak * share)
                                                       memory = bytes / (bandwidth * share)
 
-With p -> infinity, this is the roofline, max(compute, memory). A finite p rounds off its corner,
-because computing and reading overlap, though not perfectly. On an A6000, the corner lies near 128
+A share says how much of its data sheet a kernel reaches. With p -> infinity, this is the roofline,
+max(compute, memory). A finite p rounds off its corner: computing and reading overlap, though not
+perfectly. On an A6000, the corner lies near 128
 to 256 tokens, the usual size of SARATHI's batches.
 
 - Tiles: a product runs in blocks of 128 rows and columns (SARATHI, Fig 7), so 257 tokens compute as
@@ -44,11 +45,11 @@ from constants import (  # noqa: F401
 TILE = 128
 SMALLEST_TILE = 16  # rows below which a tensor core cannot go
 # These four hold for all GPUs and software. We chose them, and the law's form, with the errors of
-# held-out kernels in view (experiments/law_variants.py). ATTENTION_P is also what the fitted halves
-# choose alone (fit_vllm.py).
+# held-out kernels in view (experiments/law_variants.py). ATTENTION_P is also what the fitted half
+# of the kernels chooses alone (fit_vllm.py).
 # How sharp the roofline's corner is in attention, which overlaps computing and reading badly
 ATTENTION_P = 1.25
-ENDS = 128  # inputs: how long a block of a product starts, and writes its result
+ENDS = 128  # to start a block of a product and to write its result costs as much as 128 inputs more
 DIAGONAL = 64  # keys of a tile on the diagonal of the mask: half of them are computed in vain
 KERNELS = 5  # of a layer, besides products and attention: 2 norms, rotary, write to cache, FFN
 
@@ -80,12 +81,13 @@ class CostModel:
     constants instead. If the GPU's bandwidth is a measured one, we count all of it, in every
     kernel.
 
-    bytes_per_value: 2 for fp16 and bf16, as in the papers.
+    bytes_per_value: 2 for fp16 and bf16, as in the papers. All values have this size, and the peak
+    is that of fp16: other sizes change the bytes alone.
 
     tp: GPUs that share each layer, joined by `link`; None: the GPU's own. If this software's
     all-reduces were measured over this link and number of GPUs, we take these. Else we assume that
     the link reaches the same share of its data sheet as the memory does. Raises UserError if tp
-    does not divide the heads.
+    does not divide the heads, or if bytes_per_value is no number from 0.1 to 1000.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class CostModel:
                 f"tp is {shown(tp)}; it must divide the {model.n_head} heads of {model.name}, and"
                 f" fit its {model.n_kv_head} KV heads"
             )
+        check_number("bytes_per_value", bytes_per_value, 0.1, 1e3)
         self.model = model
         self.gpu = gpu
         self.efficiency, self.guess = efficiency, ""
@@ -250,7 +253,7 @@ class CostModel:
         if not blocks:
             return 0.0
         waves = blocks * self.heads / gpu.sms if gpu.sms else 0.0
-        if own.skips_masks:  # short blocks fill the gaps between long ones
+        if own.skips_masks:  # short blocks fill gaps; at the end, SMs wait half a long block
             pairs = work * self.heads + gpu.sms * TILE * longest / 2
         else:  # all blocks of a chunk take the same time
             pairs = work * self.heads * (math.ceil(waves) / waves if waves else 1)

@@ -126,6 +126,12 @@ def test_grouped_query_attention_reads_fewer_keys():
     assert CostModel(MODELS["demo"], GPUS["a6000"], bytes_per_value=4).kv_bytes == 2 * cost.kv_bytes
 
 
+@pytest.mark.parametrize("size", [0, -2, float("nan"), "2", None])
+def test_a_size_of_a_value_that_is_none_is_refused(size) -> None:
+    with pytest.raises(UserError, match="bytes_per_value is .*; it must be a number from 0.1"):
+        CostModel(MODELS["llama-13b"], GPUS["a6000"], bytes_per_value=size)
+
+
 # ------------------------------------------------------------------------------------------ the fit
 
 
