@@ -535,7 +535,9 @@ def test_command_line(tmp_path: Path, start: Start) -> None:
         if event["ph"] == "X" and (event["pid"], event["tid"]) == lanes["phases"]
     ]
     assert names == ["prefill phase", "decode phase"]
-    assert any(event["name"].startswith("decode: ") for event in events)
+    steps = [event for event in events if (event["pid"], event["tid"]) == lanes["stage 0"]]
+    assert all(step["args"]["requests"] for step in steps if step["name"] == "decode")
+    assert "decode" in {step["name"] for step in steps}
     tokens = [event["args"] for event in events if event["name"] == "tokens in memory"]
     # the two prompts in one batch; at the last decode, the longer output has 7 of 8 tokens
     assert tokens[0] == {"tokens in memory": 50} and tokens[-1] == {"tokens in memory": 20 + 6}
