@@ -74,6 +74,11 @@ print(f"linear operators: {weight_bytes / 1e6:.0f} MB of weights in {config.n_la
 # **Predict first.** The prompt below has 256 tokens. How long does *one* decode take: about 1/256
 # of the prefill's time, a tenth of it, or as long as the prefill?
 
+# %%
+from lesson import predict
+
+predict("1.1")
+
 
 # %%
 def prefill(tokens):
@@ -215,6 +220,9 @@ print(f"{peak * reading / work:5.1f} tokens are computed while the weights are r
 # **Predict first.** A linear operator has `inputs x outputs` weights of 2 bytes each. For 1 token
 # it does 2 FLOPs per weight. What is its intensity? What is it for 512 tokens? And what is the
 # intensity of decode *attention*, where every request has keys and values of its own?
+
+# %%
+predict("1.3")
 
 
 # %%
@@ -359,20 +367,32 @@ print_table(
 # %% [markdown]
 # ## What if ...
 #
-# Change a line and run again.
-# - Another GPU: `"a100-80gb"`, `"h100"`. Which GPU has the largest gap at batch size 1? Does it
-#   also have the largest ratio of peak to bandwidth?
+# In Jupyter, the cell has sliders. Everywhere, you can change its first line and run it again.
+# - Another GPU: which one has the largest gap at batch size 1? Does it also have the largest ratio
+#   of peak to bandwidth?
 # - A shorter context: which part of the decode's cost shrinks?
 
-# %%
-gpu_name, context, count = "h100", 1024, 1
 
-other = CostModel(llama, GPUS[gpu_name])
-decode_seconds = other.seconds(Batch([], decodes(count, context))) / count
-prefill_seconds = other.seconds(Batch([Chunk(prompt, 0, 1024)], [])) / 1024
-ratio = GPUS[gpu_name].peak / GPUS[gpu_name].bandwidth
-print(f"{gpu_name}: {ratio:.0f} FLOPs per byte (data sheet)")
-print(f"decode token / prefill token = {decode_seconds / prefill_seconds:.0f} (predicted)")
+# %%
+from lesson import sliders
+
+
+def what_if(gpu="h100", context=1024, count=18):
+    other = CostModel(llama, GPUS[gpu])
+    batches = Batch([Chunk(prompt, 0, 1024)], []), Batch([], decodes(count, context))
+    tokens = [{op: 1e6 * s / each.num_tokens for op, s in other.operators(each).items()}
+              for each in batches]  # us per token, by operator  # fmt: skip
+    _, axes = plt.subplots(figsize=(9, 3.2))
+    bars(axes, ["prefill", f"decode, B = {count}"], tokens)
+    axes.set(ylabel="us per token", title=f"LLaMA-13B, {gpu}, context {context} (predicted)")
+    axes.legend(loc="upper left", fontsize=11)
+    plt.show()
+    prefill_us, decode_us = (sum(each.values()) for each in tokens)
+    print(f"{gpu}: {GPUS[gpu].peak / GPUS[gpu].bandwidth:.0f} FLOPs per byte (data sheet)")
+    print(f"decode token / prefill token = {decode_us / prefill_us:.0f} (predicted)")
+
+
+sliders(what_if, gpu=list(GPUS), context=(128, 4096, 128), count=(1, 64))
 
 # %% [markdown]
 # ## Questions

@@ -68,6 +68,11 @@ print(f"machine: {this_machine()}")
 # **Predict first.** Will both ways give the same tokens? How many rows does each compute for the
 # last of 120 tokens? In which of the two does the time per token grow?
 
+# %%
+from lesson import predict
+
+predict("2.1")
+
 
 # %%
 def without_cache():
@@ -142,6 +147,9 @@ plt.show()
 #
 # **Predict first.** We make a cache of 3 slots of 8 tokens. How many bytes does it take when it is
 # empty? How many when it is full?
+
+# %%
+predict("2.2")
 
 # %%
 small = KVCache(MODELS["demo"], slots=3, length=8)
@@ -333,17 +341,26 @@ plt.show()
 # %% [markdown]
 # ## What if ...
 #
+# In Jupyter, the cell has sliders. Everywhere, you can change its first line and run it again.
 # - Grouped-query attention: in Llama-2-70B and most newer models, several query heads share one key
-#   head. Set `n_kv_head=8`.
-# - Requests of 4096 tokens; 1 byte per number; another GPU of `configs.GPUS`.
+#   head. Take 8 key heads.
+# - Longer requests; 1 byte per number; another GPU.
+
 
 # %%
-variant = replace(llama, n_kv_head=40)
-length, bytes_per_value, gpu = 1024, 2, "a6000"
+from lesson import sliders
 
-fits = requests_that_fit(variant, GPUS[gpu], length, bytes_per_value)
-m_kv = variant.kv_bytes_per_token(bytes_per_value)
-print(f"{m_kv / 1e6:.3f} MB per token: {fits} requests of {length} tokens fit on {gpu} (predicted)")
+
+def what_if(key_heads=40, length=1024, bytes_per_value=2, gpu="a6000"):
+    variant = replace(llama, n_kv_head=key_heads)
+    fits = requests_that_fit(variant, GPUS[gpu], length, bytes_per_value)
+    m_kv = variant.kv_bytes_per_token(bytes_per_value)
+    print(f"{m_kv / 1e6:.3f} MB per token:", end=" ")
+    print(f"{fits} requests of {length} tokens fit on {gpu} (predicted)")
+
+
+heads, sizes = [1, 2, 4, 5, 8, 10, 20, 40], (256, 8192, 256)  # key heads, lengths
+sliders(what_if, key_heads=heads, length=sizes, bytes_per_value=[1, 2], gpu=list(GPUS))
 
 # %% [markdown]
 # ## Questions

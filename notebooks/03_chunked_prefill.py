@@ -166,6 +166,11 @@ while scheduler.has_work:
 # the number of chunks?
 
 # %%
+from lesson import predict
+
+predict("3.4")
+
+# %%
 llm = LLM("demo", dtype="float64", max_batch_size=1, max_length=256, device="cpu", fast=False)
 text = "The with statement wraps the execution of a block with methods of a context manager. "
 prompt = llm.tokenizer.encode(text * 6)[:128]
@@ -255,6 +260,9 @@ for name, attend in (("right", reference), ("forgetful", forgetful)):
 #
 # **Predict first.** A prompt of 1024 runs in 4 chunks. How many times as many keys are read as in
 # one piece? Are more products of a query and a key computed, or fewer?
+
+# %%
+predict("3.5")
 
 # %%
 rows = []
@@ -352,25 +360,26 @@ print(f"Table 2: prefill of 1024 tokens: {paper['t2_prefill_total']:.1f}", end="
 print(f"times 5 / 16 chunks: {paper['t2_prefill_total'] * 5 / 16:.0f}")
 print(f"Fig 7: 128 tokens: {paper['f7_128']:.0f}; 256 tokens: {paper['f7_256']:.1f}", end=", ")
 print(f"times 4 / Table 2: {4 * paper['f7_256'] / paper['t2_prefill_total']:.2f}")
+print(f"attention of a chunk of 64: {cost.model.n_head} blocks; SMs: {GPUS['a6000'].sms}")
 
 # %% [markdown]
 # **Explain.** Large chunks cost little, and small chunks cost much. Each machine has its own limit
 # between the two. Look where the curve of your CPU leaves 1. Compare that place with the bend of
 # the curve in lesson 1.
 #
-# Reading keys is only one part of attention. At C = 64, 8.5 times as many keys are read, but the
-# cost model's attention takes only 1.42 times as long. The other part is computing, and chunks
-# compute less. The cost model assumes a kernel that computes masked products, too. In one piece,
-# such a kernel computes all pairs of a query and a key, the masked half too. A chunk never touches
-# the keys after its own end. So the cost model predicts that attention gets *cheaper* from C = 128
-# on.
+# Why does attention take 2.73 times as long at C = 64? Its kernel works on blocks: 128 queries of
+# one head. The GPU has 84 SMs (units that compute), and each takes one block at a time. A chunk of
+# 64 makes only 40 blocks, and each of them is half empty. So most of the GPU is idle. In the paper,
+# it is 3 times as long.
 #
-# Our cost model differs from the paper at C = 64. There, the paper's attention takes 3 times as
-# long. A chunk with few query rows leaves most of the GPU idle in attention. The cost model does
-# not know this. For the whole prefill it predicts 3.25 times, and the paper has about 5. But here
-# the paper's numbers do not fit each other. By Fig 13, the 16 chunks take 5 times as long as one
-# piece, which takes 234.8 ms (Table 2). That is 73 ms for each chunk of 64. By Fig 7, an iteration
-# of 128 tokens takes only 55 ms (paper).
+# And why is attention *cheaper* at C = 256 and 512 than in one piece? SARATHI's kernels computed
+# masked products, too. In one piece, that is all pairs of a query and a key. A chunk never touches
+# the keys after its own end, so it computes less.
+#
+# For the whole prefill at C = 64, we predict 3.30 times, and the paper has about 5. But here the
+# paper's numbers do not fit each other. By Fig 13, the 16 chunks take 5 times as long as one piece,
+# which takes 234.8 ms (Table 2). That is 73 ms for each chunk of 64. By Fig 7, an iteration of 128
+# tokens takes only 55 ms (paper).
 #
 # At C = 256 we predict 1.24 times, above the paper's bound of 1.2. By the paper's own numbers, four
 # iterations of 256 tokens (Fig 7) already take 1.19 times as long as one piece (Table 2). And these
@@ -378,22 +387,32 @@ print(f"times 4 / Table 2: {4 * paper['f7_256'] / paper['t2_prefill_total']:.2f}
 #
 # ## What if ...
 #
-# - A shorter prompt, `prompt = 1024`: how much of the time is attention?
-# - A smaller chunk, `chunk_size = 32`: is attention still cheaper than in one piece?
+# In Jupyter, the cell has sliders. Everywhere, you can change its first line and run it again.
+# - A shorter prompt: how much of the time is attention?
+# - A smaller chunk: is attention still cheaper than in one piece?
+
 
 # %%
-prompt, chunk_size = 4096, 256
+from lesson import sliders
 
-request = Request(0, range(prompt), max_tokens=1)
-pieces = [
-    Batch([Chunk(request, start, min(chunk_size, prompt - start))], [])
-    for start in range(0, prompt, chunk_size)
-]
-one = Batch([Chunk(request, 0, prompt)], [])
-print("LLaMA-13B on an A6000 (predicted)")
-for name, batches in (("one piece", [one]), (f"{len(pieces)} chunks", pieces)):
-    total, attn = sum(map(cost.seconds, batches)), sum(map(cost.attention, batches))
-    print(f"{name:10s} {1e3 * total:5.0f} ms, of which attention {1e3 * attn:3.0f} ms")
+
+def what_if(prompt=4096, chunk_size=256):
+    request = Request(0, range(prompt), max_tokens=1)
+    starts = range(0, prompt, chunk_size)
+    pieces = [Chunk(request, start, min(chunk_size, prompt - start)) for start in starts]
+    _, axes = plt.subplots(figsize=(9, 2.8))
+    whole = [Chunk(request, 0, prompt)]
+    for name, chunks in (("one piece", whole), (f"{len(pieces)} chunks", pieces)):
+        batches = [Batch([chunk], []) for chunk in chunks]
+        total, attn = (1e3 * sum(map(f, batches)) for f in (cost.seconds, cost.attention))
+        axes.bar(name, total - attn, color=COLOURS["orange"])
+        axes.bar(name, attn, bottom=total - attn, color=COLOURS["blue"])
+        print(f"{name:10s} {total:5.0f} ms, of which attention (blue) {attn:3.0f} ms (predicted)")
+    axes.set(ylabel="ms", title="LLaMA-13B on an A6000 (predicted); blue: attention")
+    plt.show()
+
+
+sliders(what_if, prompt=(256, 4096, 256), chunk_size=(32, 2048, 32))
 
 # %% [markdown]
 # ## Questions

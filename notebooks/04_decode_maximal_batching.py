@@ -94,6 +94,11 @@ print_table(["iteration", "chunk (tokens)", "decodes (requests)", "rows"], rows)
 # **Predict first.** Take this last batch. How many of its rows need logits?
 
 # %%
+from lesson import predict
+
+predict("4.2")
+
+# %%
 chunk = kept.chunks[0]
 ends = "the prompt ends here" if chunk.is_last else "more to come"
 print(f"chunk:   request {chunk.request.request_id}, {chunk.length} tokens", end=" ")
@@ -150,6 +155,9 @@ plt.show()
 #
 # **Predict first.** In this iteration, how many times does `preproj` run in one layer? On how many
 # rows? How many times does attention run?
+
+# %%
+predict("4.3")
 
 # %%
 calls = []  # (operator, requests, rows), in the order in which they run
@@ -294,9 +302,9 @@ plt.show()
 # prefill-only, decode-only, and decode-maximal (we say hybrid). A decode costs 12.49 ms in the
 # decode-only batch and 1.20 ms when it rides (paper).
 #
-# The cost model computes the times of the same three batches. But its four constants were *fitted*
-# to this same table (and Fig 7). So this is no prediction. It only shows how well four constants
-# describe the table.
+# The cost model computes the times of the same three batches. But its five constants were *fitted*
+# to this same table (and Fig 7). So this is no prediction. It only shows how well five constants
+# describe the table. [What a GPU charges for a batch](../docs/what-a-gpu-charges.md) explains them.
 #
 # **Predict first.** Think of the time that attention takes in the hybrid batch. Is it nearest to
 # the prefill's, to the decodes', or to the sum of both?
@@ -362,27 +370,42 @@ print(f"everything {paper['t4_13b_1k_total']} x (paper)")
 # **Explain.** 1021 + 3 rows are 1024 rows. To the linear operators, the hybrid batch *is* the
 # prefill. Only attention is added, because three decodes read 1024 keys and values each. So the
 # attention of the hybrid batch takes nearly as long as that of the two other batches together. The
-# linear part of a riding decode is free, and its attention costs as much as before.
+# linear part of a riding decode is free, and its attention costs at least as much as before. (In
+# the paper, both kinds of attention in one batch take a little longer than one after the other. The
+# fifth constant stands for this. We do not know the reason.)
 #
 # Look at the last error. Each row of the large table is within a few per cent, but the riding
 # decode is far off. The reason is the same as in step 4: a small difference of two large numbers.
 #
 # ## What if ...
 #
-# - More riding decodes, `count = 16`, or a single one, `count = 1`: how does the speedup change,
-#   and why? (This is the paper's Fig 8. `experiments/fig8.py` takes chunks of a longer prompt,
-#   which need no logits.)
-# - A longer context, `context = 3072`? A smaller batch, `rows = 128`?
+# In Jupyter, the cell has sliders. Everywhere, you can change its first line and run it again.
+# - More riding decodes, or a single one: how does the speedup change, and why? (This is the paper's
+#   Fig 8. `experiments/fig8.py` takes chunks of a longer prompt, which need no logits.)
+# - A longer context? A smaller batch, of 128 rows?
+
 
 # %%
-rows, count, context = 256, 5, 1024
+from lesson import sliders
 
-alone = cost.seconds(Batch(one_prompt(rows - count), []))
-together = cost.seconds(Batch(one_prompt(rows - count), decodes_at(count, context)))
-separate = cost.seconds(Batch([], decodes_at(count + 1, context))) / (count + 1)
-riding = (together - alone) / count
-print(f"decode-only {1e3 * separate:.2f}, riding {1e3 * riding:.2f} ms per decode (predicted)")
-print(f"decode speedup {separate / riding:.1f} x (predicted, llama-13b on a6000)")
+
+def what_if(rows=256, count=5, context=1024):
+    chunk, riders = one_prompt(rows - count), decodes_at(count, context)
+    alone = Batch([], decodes_at(count + 1, context))  # in the chunk's slot, there is a decode, too
+    batches = {"chunk": Batch(chunk, []), "decodes": alone, "both": Batch(chunk, riders)}
+    _, axes = plt.subplots(figsize=(9, 3.4))
+    operators = [{op: 1e3 * s for op, s in cost.operators(b).items()} for b in batches.values()]
+    bars(axes, [*batches], operators)
+    axes.set(ylabel="ms", title="LLaMA-13B on an A6000, one iteration (predicted)")
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=11)
+    plt.show()
+    chunk_ms, decodes_ms, both_ms = (1e3 * cost.seconds(batch) for batch in batches.values())
+    separate, riding = decodes_ms / (count + 1), (both_ms - chunk_ms) / count
+    print(f"decode-only {separate:.2f}, riding {riding:.2f} ms per decode (predicted)")
+    print(f"decode speedup {separate / riding:.1f} x (predicted)")
+
+
+sliders(what_if, rows=(128, 1024, 64), count=(1, 32), context=(256, 4096, 256))
 
 # %% [markdown]
 # ## Questions

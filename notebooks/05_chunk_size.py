@@ -130,6 +130,11 @@ print(f"batches that its decodes need:    {decodes / 17:.2f} of 17 places each")
 # **Predict first.** How much does the time grow between 129 and 256 tokens?
 
 # %%
+from lesson import predict
+
+predict("5.2")
+
+# %%
 cost = CostModel(MODELS["llama-13b"], GPUS["a6000"])
 
 
@@ -233,6 +238,9 @@ for start in (128, 256):
 # The cost model was not fitted to these numbers, so its results here are predictions.
 #
 # **Predict first.** Which of the three chunk sizes gains most at P:D = 5? At 100?
+
+# %%
+predict("5.3")
 
 # %%
 ratios = [1, 2, 3, 5, 7, 10, 14, 20, 28, 40, 60, 100, 200]
@@ -364,17 +372,31 @@ for bound in (1.0, 0.2, 0.1):
 # %% [markdown]
 # ## What if ...
 #
-# - Another workload: longer requests, `length = 3072` with `requests = 6` (the third panel of the
-#   paper's Fig 9).
-# - A small batch, `requests = 4`: where does the balance go, and what does SARATHI still gain?
+# In Jupyter, the cell has sliders. Everywhere, you can change its first line and run it again.
+# - Another workload: longer requests, `length=3072, B=6` (the third panel of the paper's Fig 9).
+# - A small batch, `B=4`: where does the balance go, and what does SARATHI still gain?
+
 
 # %%
-length, requests, ratio = 2048, 9, 28
+from lesson import sliders
 
-for chunk_size in (128, 256, 512):
-    balance = chunk_size / (requests - 1) - 1
-    better = gain(ratio, chunk_size, length, requests)
-    print(f"C = {chunk_size}: balance at P:D = {balance:.0f}, gain {better:.2f} x (predicted)")
+
+def what_if(length=2048, B=9, ratio=28):
+    sizes = (128, 256, 384, 512, 768)
+    curve = [gain(ratio, size, length, B) for size in sizes]
+    _, axes = plt.subplots(figsize=(9, 3.4))
+    axes.plot(sizes, curve, color=COLOURS["blue"], marker="o")
+    axes.axvline((B - 1) * (ratio + 1), color="black", linestyle=":", label="(B-1)(P:D+1)")
+    axes.axhline(1, color="black", linewidth=1)
+    axes.set(xlabel="chunk size C", ylabel="throughput / baseline's", xlim=(0, 896), xticks=sizes)
+    axes.set_title(f"L = {length}, B = {B}, P:D = {ratio} (predicted)")
+    axes.legend()
+    plt.show()
+    best = max(zip(curve, sizes, strict=True))
+    print(f"best of these: C = {best[1]}, gain {best[0]:.2f} x (predicted)")
+
+
+sliders(what_if, length=(512, 4096, 256), B=(2, 32), ratio=(1, 100))
 
 # %% [markdown]
 # ## Questions

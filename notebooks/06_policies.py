@@ -122,7 +122,7 @@ gantts({policy: priced(policy) for policy in ("orca", "hybrid_only")}, BOUND, NA
 # `hybrid_only` is one part of Sarathi-Serve: whole prompts beside decodes. One long prompt fills
 # its budget, so it runs C and D one after the other. B has two stalls, each about half as long.
 # Four of these policies start C and D before A and B have ended. Of the four, only `sarathi_serve`
-# never stalls: B's gaps grow from 46 ms to 127 ms while C and D prefill.
+# never stalls: B's gaps grow from 45 ms to 128 ms while C and D prefill.
 #
 # ## Step 3: a token budget
 #
@@ -133,6 +133,11 @@ gantts({policy: priced(policy) for policy in ("orca", "hybrid_only")}, BOUND, NA
 # prompt, and 110 of the next (paper).
 #
 # **Predict first.** Why 110?
+
+# %%
+from lesson import predict
+
+predict("6.3")
 
 # %%
 scheduler = make_scheduler("sarathi_serve", max_batch_size=8, chunk_size=512)
@@ -277,6 +282,9 @@ POLICIES[Considerate.name] = Considerate  # the registry: from here on it is a p
 # C's first token? To the total time?
 
 # %%
+predict("6.5")
+
+# %%
 compared = ("sarathi_serve", "considerate")
 gantts({policy: priced(policy) for policy in compared}, BOUND, NAMES, title)
 for policy in compared:
@@ -365,6 +373,22 @@ for policy, trace in real.items():
 #
 # ## What if ...
 #
+# In Jupyter, the next cell has sliders. Everywhere, you can change its first line and run it again.
+# At which budget does `sarathi_serve` begin to stall? Which policies does the budget not change?
+
+
+# %%
+from lesson import sliders
+
+
+def what_if(policy="sarathi_serve", budget=128):
+    gantts({f"{policy}, budget {budget}": priced(policy, budget)}, BOUND, NAMES, title)
+
+
+sliders(what_if, policy=list(POLICIES), budget=(32, 2048, 32))
+
+# %% [markdown]
+# Now your own policy.
 # - Change `share` below. The batch has room for `room` more tokens. `share` returns how many of
 #   them one request gets. Some ideas: one prompt gets all of `room`, the next prompt gets half of
 #   it. Or a request gets more than `room` while many others wait (`len(self.waiting)`).

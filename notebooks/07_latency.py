@@ -40,7 +40,7 @@ from configs import MODELS
 from engine import LLM, SamplingParams
 from experiments.lib.papers import ARXIV, CHAT, MISTRAL, YI
 from experiments.serve_stalls import waiting
-from lesson import COLOURS, POLICY_LOOKS, paper, plain_ticks, print_table, this_machine
+from lesson import COLOURS, POLICY_LOOKS, paper, plain_ticks, predict, print_table, this_machine
 from serving import capacity
 from serving.capacity import p99_tbt, token_times
 
@@ -59,6 +59,9 @@ from serving.capacity import p99_tbt, token_times
 # **Predict first.** `vllm_v0` stops all decodes for each new prompt. `sarathi_serve` (512 tokens)
 # never stops them, but makes iterations longer. Which has the smaller *mean* TBT? Which has the
 # smaller P99?
+
+# %%
+predict("7.1")
 
 # %%
 for request in CHAT.requests(3, rate=2.0):
@@ -150,9 +153,9 @@ plt.show()
 # %% [markdown]
 # **Explain.** A flat piece is a stall: *no* request gets a token. Our `vllm_v0` has no limit on the
 # prompts of one batch. So its first batch holds all prompts that fit the memory, and no token comes
-# for 59 s. (vLLM had a limit; `vllm_v0:4096` prefills at most 4096 tokens at a time.) From then on
-# the line is a staircase. The line of `sarathi_serve` is smooth from the start. It ends earlier,
-# because chunks carry the decodes along (lesson 4).
+# for 56 s. (vLLM had a limit; `vllm_v0:4096` prefills at most 4096 tokens at a time.) From then on
+# the line is a staircase. The line of `sarathi_serve` is smooth from the start. It ends a little
+# earlier, because chunks carry the decodes along (lesson 4).
 #
 # ## Step 3: how much load?
 #
@@ -190,12 +193,12 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# **Explain.** At low load, `vllm_v0` is *better*. It does stall, but fewer than one gap in a
-# hundred is a stall, so the P99 does not show it. At 1.5 requests per second there are more stalls,
-# and the P99 jumps. `orca`'s P99 stops growing at 2 requests per second. Only 16 requests run at
-# once there, so the queue grows instead. `sarathi_serve` pays for its chunks at any load: many of
-# its iterations have 512 tokens instead of a few. But over the whole range, its P99 grows only from
-# 37 to 56 ms.
+# **Explain.** At the lowest load, `vllm_v0` is *better*. It does stall, but fewer than one gap in a
+# hundred is a stall, so the P99 does not show it. With more load there are more stalls, and the P99
+# grows fast. `orca`'s P99 stops growing at 2 requests per second. Only 16 requests run at once
+# there, so the queue grows instead. `sarathi_serve` pays for its chunks at any load: many of its
+# iterations have 512 tokens instead of a few. But over the whole range, its P99 grows only from 43
+# to 71 ms.
 #
 # A policy reaches its capacity where its curve crosses the SLO, unless its queue grows before that.
 # Let us search for this rate. A rate is *served* if the P99 TBT keeps the SLO, and if the median
@@ -247,6 +250,9 @@ for policy in ("vllm_v0", "orca"):
 # token become half as long?
 
 # %%
+predict("7.4")
+
+# %%
 budgets = [128, 256, 512, 1024, 2048, 4096]
 runs = {budget: serve("sarathi_serve", rate=2.5, budget=budget) for budget in budgets}
 profile = [1e3 * capacity.worst_iteration(MISTRAL.cost_model, budget) for budget in budgets]
@@ -280,8 +286,9 @@ plt.show()
 # %% [markdown]
 # **Explain.** The profile was made without any request. Still, the longest gap of the run is close
 # to it, because a running request waits only for its own iteration. In the right panel, the time
-# falls steeply up to 512 tokens, and a little more up to 1024. Beyond that it is flat, and a larger
-# budget only makes gaps longer. So choose a budget that keeps the SLO and is not below the bend.
+# falls steeply up to 512 tokens, and a little more up to 1024. Beyond that it hardly falls, and a
+# larger budget makes gaps much longer. So choose a budget that keeps the SLO and is not below the
+# bend.
 #
 # ## Step 5: for real
 #
@@ -334,30 +341,36 @@ plt.show()
 #
 # ## What if ...
 #
+# In Jupyter, the cell has sliders. Everywhere, you can change its first line and run it again.
 # - ... the requests came in bursts: `cv = 3`? (`cv` says how unequal the gaps between arrivals are.
 #   A Poisson process has 1.) Rate and lengths are the same. Requests that come together are
 #   prefilled together, so `vllm_v0` has few stalls, and these are long. Does its P99 show them?
 #   Does its longest gap?
-# - ... prompts were long and answers short: `ARXIV` in place of `CHAT`, at `rate = 0.8`?
+# - ... prompts were long and answers short: `data = ARXIV`, at `rate = 0.8`?
 # - ... chunks shrank as a prompt goes on (`dynamic`)? What happens to the P99?
 
 # %%
+from lesson import sliders
 from serving.traffic import gamma, make_requests
 
-data, rate, cv, budget = CHAT, 2.0, 3, 512
-for policy in ("vllm_v0", "orca", "sarathi_serve", "dynamic"):
-    bursts = make_requests(
-        gamma(300, rate, cv), data.prompts, data.outputs, max_length=data.max_length
-    )
-    trace = MISTRAL.serve(bursts, policy, budget)
-    first, tail, longest = np.percentile(trace.ttfts, 90), p99_tbt(trace), max(trace.tbts)
-    print(f"{policy}: P90 TTFT {first:.2f} s", end="; ")
-    print(f"TBT: P99 {1e3 * tail:.0f}, longest {1e3 * longest:.0f} ms (predicted)")
+
+def what_if(data=CHAT, rate=2.0, cv=3.0, budget=512):
+    for policy in ("vllm_v0", "orca", "sarathi_serve", "dynamic"):
+        arrivals = gamma(300, rate, cv)
+        bursts = make_requests(arrivals, data.prompts, data.outputs, max_length=data.max_length)
+        trace = MISTRAL.serve(bursts, policy, budget)
+        first, tail, longest = np.percentile(trace.ttfts, 90), p99_tbt(trace), max(trace.tbts)
+        print(f"{policy}: P90 TTFT {first:.2f} s", end="; ")
+        print(f"TBT: P99 {1e3 * tail:.0f}, longest {1e3 * longest:.0f} ms (predicted)")
+
+
+data = [("chat", CHAT), ("long prompts", ARXIV)]
+sliders(what_if, data=data, rate=(0.2, 4.0, 0.2), cv=(0.5, 5.0, 0.5), budget=(128, 4096, 128))
 
 # %% [markdown]
 # ## Questions
 #
-# **1.** A colleague reports a mean TBT of 25 ms and calls the service smooth. What would you ask
+# **1.** A colleague reports a mean TBT of 24 ms and calls the service smooth. What would you ask
 # for?
 #
 # <details><summary>Answer</summary>
@@ -384,10 +397,10 @@ for policy in ("vllm_v0", "orca", "sarathi_serve", "dynamic"):
 #
 # <details><summary>Answer</summary>
 #
-# Only for very long prompts. Otherwise take 1024: at 2048, step 4's first tokens come no earlier,
-# and the longest gap is almost twice as long. With very long prompts, each chunk reads all earlier
-# keys and values again, so fewer and larger chunks gain more. Measure at your own load, with
-# `experiments/serve_budget.py`.
+# Only for very long prompts. Otherwise take 1024: at 2048, step 4's first tokens come hardly
+# earlier, and the longest gap is almost twice as long. With very long prompts, each chunk reads all
+# earlier keys and values again, so fewer and larger chunks gain more. Measure at your own load,
+# with `experiments/serve_budget.py`.
 #
 # </details>
 

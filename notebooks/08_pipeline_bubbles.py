@@ -77,6 +77,11 @@ def show(traces, title, names=None):
 # **Predict first.** Draw the two stages on paper, as bars on two lines: A first, then B, then C.
 # Where does a stage wait? For how many seconds in total?
 
+# %%
+from lesson import predict
+
+predict("8.1")
+
 
 # %%
 def on_paper(prompts, stages=2, output=2):
@@ -227,8 +232,11 @@ print_table(["what the paper leaves open", "our answer"], list(asdict(setup).ite
 # Here it also has a link. For Orca we take the paper's best case: a batch has at most one whole
 # prompt. Our code for this is `sarathi`, with a chunk large enough for the longest prompt.
 #
-# **Predict first.** With two stages, step 2's Orca loses 29.4 % of the time to bubbles. What does
+# **Predict first.** With two stages, step 2's Orca loses 29.2 % of the time to bubbles. What does
 # it lose with eight? What does SARATHI lose?
+
+# %%
+predict("8.4")
 
 
 # %%
@@ -404,27 +412,30 @@ for number, policy in enumerate(("orca", "sarathi")):
 #
 # ## What if ...
 #
+# In Jupyter, the cell has sliders. Everywhere, you can change its first line and run it again.
 # - ... there were more micro-batches than stages? With three, one waits while two are computed, so
 #   there are fewer bubbles. Why does the total time grow? (See question 3.) And with only one, what
 #   does a stage wait for? (The program says *starved*: fewer micro-batches than stages.)
-# - ... the links cost nothing, or more? Put `"hop": None` or `"infiniband-hdr"` for `"pcie4"`. Does
-#   the answer depend on the number of micro-batches?
+# - ... the links cost nothing, or more? Does the answer depend on the number of micro-batches?
+
 
 # %%
-for micro_batches in (1, 2, 3, 4):
-    requests = [Request(i, range(900), 60) for i in range(24)]
-    options = {
-        "stages": 2,
-        "micro_batches": micro_batches,
-        "max_batch_size": 12 // micro_batches,
-        "hop": "pcie4",
-    }
-    trace = simulate_pipeline(requests, "llama-13b", "a6000", policy="orca", **options)
-    bubbles, starved = 100 * trace.bubble_share, 100 * trace.idle["starved"] / 2 / trace.seconds
-    print(
-        f"{micro_batches} micro-batches of {12 // micro_batches}: {trace.seconds:.1f} s,", end=" "
-    )
-    print(f"bubbles {bubbles:.0f} %, starved {starved:.0f} % (predicted)")
+from lesson import sliders
+
+
+def what_if(policy="orca", stages=2, hop="pcie4", prompt=900, output=60):
+    for count in (1, 2, 3, 4):  # micro-batches, for the same 12 requests in flight
+        requests = [Request(i, range(prompt), output) for i in range(24)]
+        size = {"micro_batches": count, "max_batch_size": 12 // count, "stages": stages}
+        trace = simulate_pipeline(requests, "llama-13b", "a6000", policy=policy, hop=hop, **size)
+        starved = 100 * trace.idle["starved"] / stages / trace.seconds
+        print(f"{count} micro-batches of {12 // count}: {trace.seconds:.1f} s,", end=" ")
+        print(f"bubbles {100 * trace.bubble_share:.0f} %, starved {starved:.0f} % (predicted)")
+
+
+hops = [("free", None), *LINKS]
+lengths = {"prompt": (100, 3000, 100), "output": (10, 200, 10)}
+sliders(what_if, policy=["orca", "sarathi", "vllm_v0"], stages=(2, 8), hop=hops, **lengths)
 
 # %% [markdown]
 # ## Questions

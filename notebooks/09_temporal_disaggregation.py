@@ -151,6 +151,11 @@ assert phases.bubble < separate.bubble and sum(phases.busy) > sum(separate.busy)
 # and its prefill yields the first. How many requests are admitted before the first decode?
 
 # %%
+from lesson import predict
+
+predict("9.3")
+
+# %%
 from pipeline.td_pipe import TDPipe
 
 options = {"stages": 2, "max_batch_size": 2, "cache_tokens": 22, "rules": Rules(pack=1)}
@@ -204,6 +209,9 @@ assert [row[1] for row in log[:4]] == ["A", "B", "C", "-"] and log[3][-1] == "de
 # to go. C holds 20 tokens and has 14 steps to go. At which step do they hold most tokens in total?
 
 # %%
+predict("9.4")
+
+# %%
 from pipeline.phases import LookAhead
 
 REQUESTS, POINTS = {"A": (30, 6), "B": (10, 30), "C": (20, 14)}, (4, 8, 16, 24, 32)
@@ -254,8 +262,8 @@ assert guessed["mean x 0.5"].recomputed > guessed["the true length"].recomputed 
 assert guessed["mean x 2"].throughput < guessed["mean x 0.5"].throughput
 
 # %% [markdown]
-# **Explain.** A low prediction costs little here: some work is done twice. A high one costs much:
-# memory stays empty, decode batches are small, and there are many phases.
+# **Explain.** A low prediction costs less: some work is done twice. A high one costs more: memory
+# stays empty, decode batches are small, and there are many phases.
 #
 # ## Step 5: second rule, steal work
 #
@@ -448,23 +456,33 @@ for name, machine in machines.items():
 # %% [markdown]
 # **Explain.** With NVLink, only TP+HB becomes faster: its all-reduces become cheap. The two
 # pipelines send little. With half of the memory, TD-Pipe has about twice as many phases. But PP+HB
-# recomputes more requests, so TD-Pipe comes closer to it.
+# recomputes more requests, so TD-Pipe catches up with it.
 #
 # ## What if ...
 #
-# Write down what you expect before you run each.
+# In Jupyter, the cell has sliders. Everywhere, you can change its first line and run it again.
+# Write down what you expect first.
 #
-# - ... the model and the GPUs were larger? Use `NODES["A100 + 70B"]` in the next cell. How fast are
-#   PP+HB and TP+HB there?
+# - ... the model and the GPUs were larger? How fast are PP+HB and TP+HB there?
 # - ... PP+HB admitted fewer requests, so that the memory is large enough? `run(node, "PP+HB",
 #   fill(256, 512), batch_size=48, deal="queue", memory="pool")`. How much of TD-Pipe's gain came
 #   from the look-ahead?
 # - ... the host took 5 ms for each iteration (`overhead=0.005` in `run`)? Which system has most
 #   iterations?
 
+
 # %%
-mine = run(NODES["L20 + 32B"], "TD-Pipe", lengths_of(512, 256, 400))
-print(f"{mine.throughput:.0f} tokens/s, {mine.phases} phases (predicted)")
+from lesson import sliders
+
+
+def what_if(machine="L20 + 32B", prompt=512, output=256, requests=400):
+    for system in ("TD-Pipe", "PP+HB", "TP+HB"):
+        mine = run(NODES[machine], system, lengths_of(prompt, output, requests))
+        print(f"{system}: {mine.throughput:.0f} tokens/s (predicted)")
+
+
+means = {"prompt": (64, 1024, 64), "output": (32, 512, 32)}
+sliders(what_if, machine=list(NODES), requests=(100, 1000, 100), **means)
 
 # %% [markdown]
 # ## Questions

@@ -141,6 +141,11 @@ plt.show()
 # **Predict first.** By which factor does the cache shrink, if the prompt is very long? Very short?
 
 # %%
+from lesson import predict
+
+predict("10.2")
+
+# %%
 gptj, BS = MODELS["gptj-6b"], 32
 one = gptj.kv_bytes_per_token()  # formula (1): K and V, all layers, fp16
 for cache in ("standard", "segment"):
@@ -363,6 +368,9 @@ assert math.isclose(both[2] / both[1], whole[2] / whole[1])
 # The prompt of a third request is cut into chunks. How long is a chunk?
 
 # %%
+predict("10.7")
+
+# %%
 tokens = llm.tokenizer.encode("A list is a sequence of objects, and a tuple is one, too. ") * 3
 plain = Request(1, tokens[:40], 14)
 [search] = beam_requests([plain], replace(params, max_tokens=14), "segment", llm.config, llm.cache)
@@ -452,9 +460,8 @@ plt.show()
 # %% [markdown]
 # **Explain.** Each step must read the weights once, for one beam or for four. With the segment
 # cache, four beams take about as long as one, because a step also reads the prompt only once. (See
-# the last column of the table. On this page it is even a little below 1. On another machine, it may
-# be above 1.) With the standard cache, attention reads four copies of the prompt, and the step
-# moves them twice.
+# the last column of the table: it is near 1. On another machine, it may be larger.) With the
+# standard cache, attention reads four copies of the prompt, and the step moves them twice.
 #
 # Which of the paper's numbers does the cache explain? In the cost model, "transformers" has the
 # standard cache, and repeats the prompts *before* the prefill. All ways have fused attention, and
@@ -514,11 +521,31 @@ print(f"the next token with segments: BW = 4 takes {four / one:.2f} times BW = 1
 #
 # ## What if ...
 #
-# Write down what you expect before you run each.
+# In Jupyter, the cell has sliders. Everywhere, you can change its first line and run it again.
+# Write down what you expect first.
 #
 # - ... there were eight beams, or sixteen? Which part of the segment cache grows?
 # - ... the response were long and the prompt short? Where does the standard way catch up?
 # - ... the search of step 6 had eight beams? How many iterations would B's prompt take?
+
+
+# %%
+from lesson import sliders
+
+
+def what_if(beams=8, prompt=512, most=128):
+    _, axes = plt.subplots(figsize=(9, 3.6))
+    for cache, (colour, _) in zip(("segment", "standard"), SERIES[1::-1], strict=False):
+        held = [cached_tokens(cache, beams, prompt, t) for t in range(1, most + 1)]
+        axes.plot(range(1, most + 1), held, color=colour, label=cache)
+        print(f"{cache}: {held[-1]} tokens in the cache at the end (predicted by the formula)")
+    axes.set(xlabel="step of the response", ylabel="tokens in the cache", ylim=0)
+    axes.set_title(f"One search of {beams} beams, prompt {prompt} (predicted by the formulas)")
+    axes.legend(loc="center")
+    plt.show()
+
+
+sliders(what_if, beams=(2, 16), prompt=(1, 2048), most=(16, 1024, 16))
 
 # %% [markdown]
 # ## Questions

@@ -15,6 +15,7 @@ outputs. It refuses a lesson whose code has changed.
 import enter  # noqa: F401
 
 import ast
+import asyncio
 import os
 import sys
 import time
@@ -77,9 +78,16 @@ def execute(notebook: nbformat.NotebookNode) -> None:
         coalesce_streams=True,
         extra_arguments=quiet,
     )
+
+    async def run() -> None:
+        try:
+            await client.async_execute()
+        finally:
+            await manager.shutdown_kernel(now=True)  # else it keeps its memory until we end
+
     with ThreadPoolExecutor(1) as pool:  # outside the main thread, it leaves Ctrl-C to us
         try:
-            pool.submit(client.execute).result()
+            pool.submit(lambda: asyncio.run(run())).result()
         except KeyboardInterrupt:
             # do not wait until the client notices that its kernel has gone
             if manager.provisioner is not None and manager.provisioner.process is not None:

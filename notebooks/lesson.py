@@ -1,4 +1,5 @@
-"""What all lessons share: the look of the pictures, the paper's numbers, a stopwatch.
+"""What all lessons share: the look of the pictures, the paper's numbers, a stopwatch, and what a
+reader can do: sliders, and a box for a prediction.
 
 Nothing of the engine is in here. The engine's modules and `experiments` come from the editable
 install (requirements.txt).
@@ -6,11 +7,16 @@ install (requirements.txt).
 
 import time
 from collections.abc import Callable, Mapping
+from inspect import signature
+from types import ModuleType
 
 import matplotlib
 import matplotlib.pyplot as plt
 from IPython import get_ipython
+from IPython.display import clear_output, display
 
+from checks import UserError
+from course import predictions
 from experiments.lib.common import paper_numbers, print_table
 from experiments.lib.look import COLOURS, GREY, OPERATOR_LOOKS, SERIES, star, use_style
 from experiments.lib.measuring import this_machine
@@ -24,7 +30,7 @@ if shell := get_ipython():
 
 __all__ = [
     "COLOURS", "GREY", "OPERATOR_COLOURS", "POLICY_LOOKS", "SERIES", "bars", "fastest", "gantts",
-    "paper", "plain_ticks", "print_table", "star", "this_machine",
+    "paper", "plain_ticks", "predict", "print_table", "sliders", "star", "this_machine",
 ]  # fmt: skip
 
 use_style()
@@ -100,3 +106,72 @@ def gantts(traces: Mapping[str, Trace], bound: float, names: Mapping[int, str], 
     figure.suptitle(title, fontsize=15)
     figure.legend(handles=legend_handles(lanes.values()), loc="outside lower center", ncols=6)
     plt.show()
+
+
+def widgets() -> ModuleType | None:
+    """ipywidgets, where a reader sits before a live kernel. None where cells run by themselves."""
+    kernel = getattr(get_ipython(), "kernel", None)
+    if not getattr(kernel, "_allow_stdin", False):  # nobody there whom a cell could ask
+        return None
+    try:
+        import ipywidgets  # slow to load, and only readers need it
+    except ModuleNotFoundError:
+        return None
+    return ipywidgets
+
+
+def predict(name: str) -> None:
+    """A box for a prediction: "3.2" is the second of lesson 3. `course/mine/` keeps the answer.
+
+    An answer stays. Without a reader, nothing is asked.
+    """
+    lesson, number = map(int, name.split("."))
+    question = predictions.questions(lesson)[number - 1]
+    kit = widgets()
+    if kit is None:
+        print("your prediction: in Jupyter, a box is here. An answer is optional.")
+        return
+    try:
+        said = predictions.recorded().get(name)
+    except UserError as error:
+        print(error)
+        return
+    if said:
+        print(f"you said: {said['answer']}")
+        return
+    box = kit.Text(placeholder="type, then Enter", description="I expect:", continuous_update=False)
+
+    def keep(change: Mapping) -> None:
+        if answer := change["new"].strip():
+            predictions.record(name, question, answer)
+            box.disabled, box.description = True, "written:"
+
+    box.observe(keep, "value")
+    display(box)
+
+
+def sliders(show: Callable[..., None], **choices: tuple | list) -> None:
+    """`show()` once, as it is. For a reader, sliders below it show it again with other arguments.
+
+    choices: for an argument of `show`, (least, most, step), or a list of values.
+    """
+    show()
+    kit = widgets()
+    if kit is None:
+        return
+    start = signature(show).parameters
+    controls = {
+        name: kit.interactive.widget_from_abbrev(choice, start[name].default)
+        for name, choice in choices.items()
+    }
+    below = kit.Output()
+
+    def again(_: Mapping) -> None:
+        with below:
+            clear_output(wait=True)
+            show(**{name: control.value for name, control in controls.items()})
+
+    for name, control in controls.items():
+        control.description, control.continuous_update = name, False
+        control.observe(again, "value")
+    display(kit.VBox([*controls.values(), below]))
