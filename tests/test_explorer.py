@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from urllib.parse import parse_qsl
 
@@ -584,9 +584,11 @@ def test_an_answer_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch)
     assert calculator.process.wait(20) == 0, "it ends with its input"
 
 
-def test_a_state_with_the_same_requests_is_read_once() -> None:
-    """The long prompt arrives at the same moment, whatever policies are compared."""
-    moments = {schedule({"left": left, "right": "orca"})["long"] for left in POLICIES}
-    assert len(moments) == 1
-    state = replace(State(), long=0)
-    assert explorer.halfway(state) in moments
+def test_the_long_prompt_arrives_at_the_same_moment_whatever_is_compared() -> None:
+    moments = {
+        schedule({"left": left, "C": chunk})["long"] for left in POLICIES for chunk in (64, 300)
+    }
+    trace = simulate(
+        [Request(i, range(160), 49) for i in range(5)], policy="orca", max_batch_size=6
+    )
+    assert moments == {trace.seconds / 2}

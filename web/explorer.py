@@ -237,15 +237,16 @@ def make_requests(state: State) -> list[Request]:
     """The requests of a state. The long prompt is the last one, and has D decodes."""
     requests = draw_requests(state)
     if state.long:
-        arrival = halfway(replace(state, left=State.left, right=State.right, long=0))
+        alone = replace(state, left=State.left, right=State.right, C=State.C, long=0)
+        arrival = halfway(alone)  # the same for all policies and chunk sizes
         requests.append(Request(state.n, range(state.long), state.D + 1, arrival=arrival))
     return requests
 
 
 @lru_cache(maxsize=8)
 def halfway(state: State) -> float:
-    """When the long prompt arrives: halfway through the others, alone under sarathi_serve."""
-    return run(state, "sarathi_serve", draw_requests(state)).seconds / 2
+    """When the long prompt arrives: halfway through the others, alone under orca."""
+    return run(state, "orca", draw_requests(state)).seconds / 2
 
 
 @lru_cache(maxsize=8)

@@ -1,0 +1,329 @@
+"""The explorer in a browser: Chromium, and no network but this machine's own.
+
+    npm install --prefix build/npm pyodide@314.0.7
+    python -m pytest tests/test_browser_explorer.py -s        prints how long a redraw takes
+
+Skipped where Playwright, Chromium or Pyodide is missing.
+"""
+
+import json
+import math
+import shutil
+import socket
+import statistics
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from web import bundle, explore_routes, explorer
+
+playwright = pytest.importorskip("playwright.sync_api")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+ROOT = Path(__file__).parent.parent
+PYODIDE = ROOT / "build" / "npm" / "node_modules" / "pyodide"
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not CHROMIUM, reason="needs Chromium"),
+    pytest.mark.skipif(
+        not PYODIDE.is_dir(), reason=f"npm install --prefix build/npm pyodide@{bundle.VERSION}"
+    ),
+]
+
+PATIENCE = 180_000  # ms until a test gives up
+SIZES = [(1280, 800), (390, 844)]
+BIG = "left=vllm_v0&right=sarathi_serve&C=512&B=32&P=512&D=64&spread=50&n=100&long=3000&tp=8"
+LINKS = [
+    "",
+    "left=request_level&right=sarathi&B=18&P=956&D=68&n=36&long=0",
+    "C=512&B=16&P=700&D=40&spread=60&n=24&rate=2&long=0&seed=3",
+    "model=llama3.1-70b&gpu=h100&tp=4&software=vllm&long=30000&C=2048&n=30&B=32",
+    "left=dynamic:512,256&right=chunked_only&C=300&n=20&B=7&spread=90",
+    "C=no&gpu=a100",
+    "P=9000",
+]
+# What a page may ask for in its own worker: the answer as the page gets it.
+ASK = """async (question) => {
+  const manifest = await (await fetch("manifest.json")).json();
+  const worker = self.testWorker ??= new Worker("explore_worker.js", { type: "module" });
+  self.testReady ??= new Promise((resolve) => {
+    worker.addEventListener("message", ({ data }) => data.ready && resolve(data.ready));
+    worker.postMessage({ manifest });
+  });
+  await self.testReady;
+  return new Promise((resolve) => {
+    worker.addEventListener("message", ({ data }) => resolve(data.answer), { once: true });
+    worker.postMessage({ id: 1, question });
+  });
+}"""
+
+
+def close(one: object, other: object) -> bool:
+    """Whether two answers are the same; numbers may differ by 1e-12 of their size."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(close(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(close, one, other))
+    if isinstance(one, int | float) and isinstance(other, int | float):  # JavaScript has one kind
+        return math.isclose(one, other, rel_tol=1e-12, abs_tol=1e-12)
+    return one == other
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where static pages are: /with has Pyodide beside the page, /without has not."""
+    root = tmp_path_factory.mktemp("sites")
+    bundle.write(root / "with", PYODIDE)
+    bundle.write(root / "without")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=root))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The same page with the Python of the server."""
+    app = FastAPI()
+    app.include_router(explore_routes.router(PYODIDE))
+    listener = socket.create_server(("127.0.0.1", 0))
+    running = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}/explore/"
+    running.should_exit = True
+    thread.join(30)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator["playwright.Browser"]:
+    options = [
+        "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    ]  # fmt: skip
+    with playwright.sync_playwright() as engine:
+        browser = engine.chromium.launch(executable_path=CHROMIUM, args=options)
+        yield browser
+        browser.close()
+
+
+Opened = Callable[..., "playwright.Page"]
+
+
+@pytest.fixture
+def opened(chromium: "playwright.Browser") -> Iterator[Opened]:
+    """Opens an address. Whatever else than this machine is asked for does not answer.
+
+    Each page has `asked`, the addresses elsewhere, and `wrong`, what the console complains of.
+    """
+    contexts = []
+
+    def new(address: str, size: tuple[int, int] = SIZES[0]) -> "playwright.Page":
+        context = chromium.new_context(viewport={"width": size[0], "height": size[1]})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE)
+        page.asked, page.wrong = [], []
+
+        def away(route: "playwright.Route") -> None:
+            page.asked.append(route.request.url)
+            route.abort("internetdisconnected")
+
+        context.route(lambda url: not url.startswith(("http://127.0.0.1", "blob:", "data:")), away)
+        page.on("pageerror", lambda error: page.wrong.append(str(error)))
+        page.on("console", lambda said: said.type == "error" and page.wrong.append(said.text))
+        page.goto(address)
+        return page
+
+    yield new
+    for context in contexts:
+        context.close()
+
+
+def drawn(page: "playwright.Page", times: int = 1) -> None:
+    """Wait until Python's schedules were drawn so many times."""
+    page.wait_for_selector(f"body[data-drawn='{times}']")
+
+
+def number(page: "playwright.Page", name: str) -> str | None:
+    return page.get_attribute("body", f"data-{name}")
+
+
+def move(page: "playwright.Page", name: str, keys: str) -> None:
+    """Press a key on a slider."""
+    times = int(number(page, "drawn"))
+    page.locator(f".field:has(#c-{name}) input[type=range]").press(keys)
+    drawn(page, times + 1)
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+def test_the_browser_says_what_simulate_says(sites: str, opened: Opened) -> None:
+    """Pyodide's Python is another version than ours, and its libm another one."""
+    page = opened(f"{sites}/with/explore.html")
+    states = [dict(pair.split("=") for pair in link.split("&") if pair) for link in LINKS]
+    questions = [{"call": "schedule", "state": state} for state in states]
+    questions += [{"call": "gain_point", "state": states[1], "x": x} for x in (1, 14, 100)]
+    questions += [{"call": "gain_points", "state": state} for state in states]
+    for question in questions:
+        ours = json.loads(explorer.answer(json.dumps(question)))
+        assert close(page.evaluate(ASK, question), ours), question
+    assert not page.asked and not page.wrong
+
+
+def test_the_first_screen_shows_who_waits(sites: str, opened: Opened) -> None:
+    page = opened(f"{sites}/with/explore.html")
+    page.wait_for_selector("#side-0 dd")
+    assert number(page, "drawn") is None, "it is there before Python is"
+    assert page.inner_text("#side-0 .says").startswith("Longest stall")
+    assert page.inner_text("#side-1 .says").startswith("No stall")
+    for side in (0, 1):  # all of both pictures
+        box = page.locator(f"#side-{side} canvas").bounding_box()
+        assert box["y"] + box["height"] < SIZES[0][1] and box["height"] > 200
+    drawn(page)
+    page.wait_for_selector("body[data-gain]:not([data-gain=''])")
+    assert page.locator("#gain-rows tr").count() == int(number(page, "gain")) > 15
+    assert not page.asked and not page.wrong
+
+
+def test_a_moved_slider_redraws_and_is_a_link(sites: str, opened: Opened) -> None:
+    page = opened(f"{sites}/with/explore.html#{LINKS[1]}")
+    drawn(page)
+    for link, what in ((LINKS[1], "Fig 9"), (BIG, "the big state"), ("n=5", "the default state")):
+        times = int(number(page, "drawn"))
+        page.evaluate("(link) => { location.hash = link; }", link) if link != LINKS[1] else None
+        drawn(page, times + (link != LINKS[1]))
+        found = []
+        for key in ["ArrowRight"] * 6 + ["ArrowLeft"] * 5:
+            move(page, "C", key)
+            found.append(float(number(page, "redraw")))
+        print(f"\n{what}: redrawn in {statistics.median(found):.0f} ms, {max(found):.0f} at most")
+    address = page.url
+    assert "C=" in address and page.input_value("#link") == address
+    says = page.inner_text("#side-0")
+    page.goto("about:blank")
+    page.goto(address)
+    drawn(page)
+    assert page.inner_text("#side-0") == says and page.url == address
+    move(page, "ratio", "ArrowRight")
+    length = int(page.input_value("#c-P")) + int(page.input_value("#c-D"))
+    assert length == 208 and "P=" in page.url
+    assert not page.wrong
+
+
+def test_bad_links_are_mended_in_one_sentence(server: str, opened: Opened) -> None:
+    page = opened(f"{server}#C=abc&left=vllm&%E0%A4=1&C2")
+    drawn(page)
+    notes = page.locator("#notes li").all_inner_texts()
+    assert notes[0] == "C is 'abc'; it must be a whole number from 1 to 8192 (256 is used)"
+    assert "did you mean 'vllm_v0'? (vllm_v0 is used)" in notes[1] and len(notes) == 4
+    page.evaluate("() => { location.hash = 'P=9000'; }")
+    page.wait_for_selector("#problem:not([hidden])")
+    assert "exceed the 4096 tokens that llama-13b allows" in page.inner_text("#problem")
+    page.locator("#c-P").fill("50")
+    page.locator("#c-P").press("Tab")
+    drawn(page, 2)
+    assert page.is_hidden("#problem") and not page.wrong
+
+
+def test_a_keyboard_goes_through_the_iterations(server: str, opened: Opened) -> None:
+    page = opened(server)
+    drawn(page)
+    canvas = page.locator("#side-0 canvas")
+    canvas.focus()
+    said = []
+    for key in ("ArrowRight", "ArrowRight", "End", "ArrowLeft", "Home"):
+        canvas.press(key)
+        said.append(page.inner_text("#side-0 .step"))
+    assert said[0].startswith("Iteration 0 at 0.000 s") and said[4] == said[0]
+    assert "160 prompt tokens of request 0 (from token 0)" in said[0]
+    last = len(explorer.schedule({})["sides"][0]["iterations"]) - 1
+    assert said[2].startswith(f"Iteration {last} ") and said[3].startswith(f"Iteration {last - 1} ")
+    assert "Longest stall" in canvas.get_attribute("aria-label")
+    names = page.evaluate(
+        "() => [...document.querySelectorAll('input, select, textarea')]"
+        ".filter((each) => !each.labels?.length && !each.ariaLabel).length"
+    )
+    assert names == 0, "each control has a label"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_nothing_is_wider_than_the_screen(
+    server: str, opened: Opened, size: tuple[int, int]
+) -> None:
+    page = opened(f"{server}#{LINKS[3]}", size)
+    drawn(page)
+    page.locator("#own summary").click()
+    width, inner = page.evaluate("() => [document.documentElement.scrollWidth, innerWidth]")
+    assert width <= inner == size[0]
+
+
+def test_a_pasted_policy_runs_in_the_browser_alone(server: str, opened: Opened) -> None:
+    page = opened(server)
+    sent = []
+    page.on("request", lambda request: sent.append(request.post_data or ""))
+    drawn(page)
+    page.locator("#own summary").click()
+    page.click("#run")
+    page.wait_for_selector("#own-says:has-text('Runs on the right: shortest_first.')")
+    page.wait_for_selector("#side-1 code:has-text('shortest_first')")
+    assert "right=shortest_first" in page.url
+    assert "Pyodide" in page.inner_text("#about")
+    code = page.input_value("#code")
+    page.fill("#code", code.replace("return super()", "return supper()"))
+    page.click("#run")
+    page.wait_for_selector("#side-1 .says:has-text('your policy, line 12: NameError')")
+    assert page.inner_text("#side-0 .says").startswith("Longest stall"), "the left one is drawn"
+    page.fill("#code", code.replace("import Batch", "import Batches"))
+    page.click("#run")
+    page.wait_for_selector("#own-says.bad:has-text('your policy, line 1: ImportError')")
+    assert not any("ShortestFirst" in each for each in sent) and not page.asked
+
+
+def test_a_policy_that_never_ends_is_ended(sites: str, opened: Opened) -> None:
+    page = opened(f"{sites}/with/explore.html")
+    drawn(page)
+    page.locator("#own summary").click()
+    code = page.input_value("#code")
+    page.fill("#code", code.replace("return super()", "while True: pass\n        return super()"))
+    page.click("#run")
+    page.wait_for_selector("#own-says.bad:has-text('10 s without an end, so it was stopped')")
+    page.wait_for_selector("#side-1 code:has-text('sarathi_serve')")
+    page.wait_for_selector("#status:has-text('Move a slider')")
+    times = int(number(page, "drawn"))
+    page.locator("#c-C").fill("300")
+    page.locator("#c-C").press("Tab")
+    drawn(page, times + 1)
+    assert page.is_hidden("#problem"), "the sliders work again"
+
+
+def test_without_a_network_one_sentence_says_what_to_do(sites: str, opened: Opened) -> None:
+    page = opened(f"{sites}/without/explore.html")
+    page.wait_for_selector("#problem:not([hidden])")
+    said = page.inner_text("#problem")
+    assert "cannot be loaded from https://cdn.jsdelivr.net/npm/pyodide@" in said
+    assert "python -m web.bundle --pyodide FOLDER" in said and "\n" not in said
+    assert page.inner_text("#side-0 .says").startswith("Longest stall"), "the default is there"
+    assert page.asked and all(url.startswith(bundle.CDN) for url in page.asked)
+
+
+def test_a_changed_file_is_not_run(sites: str, opened: Opened) -> None:
+    page = opened("about:blank")
+    script = b"import os  # not ours"
+    page.route("**/book/scheduler.py", lambda route: route.fulfill(body=script))
+    page.goto(f"{sites}/with/explore.html")
+    page.wait_for_selector("#problem:not([hidden])")
+    assert number(page, "drawn") is None
