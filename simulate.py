@@ -69,7 +69,8 @@ def simulate(
     """Predicted times of these requests, with placeholder tokens.
 
     tp: GPUs that share the model. link: joins them, a name of configs.LINKS; None: the GPU's own.
-    software: a name of costmodel.SOFTWARE: the constants are fitted to its measurements.
+    software: a name of costmodel.SOFTWARE: the constants are fitted to its measurements. If it was
+    not measured on this GPU, the trace's `guess` says whose constants are taken.
 
     The GPU's memory is not checked. Without cache_tokens, B requests run at once, even if their
     keys and values would not fit (`costmodel.requests_that_fit` says how many fit).
@@ -80,7 +81,9 @@ def simulate(
     refuse_beams(requests, "price it with beam.cost.simulate_beams")
     check_requests(requests, cost_model.model.max_length, model)
     scheduler = make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)
-    return run_all(Loop(scheduler, CostExecutor(cost_model)), requests)
+    trace = run_all(Loop(scheduler, CostExecutor(cost_model)), requests)
+    trace.guess = cost_model.guess
+    return trace
 
 
 def run_all(loop: Loop, requests: Iterable[Request]) -> Trace:

@@ -90,7 +90,8 @@ class Trace:
 
     iterations: all of them. lives: by request id, in order of their first iteration.
     finished, preempted, cancelled: (request id, time). In its next iteration, a preempted request
-    starts its prefill again.
+    starts its prefill again. guess: whose constants a cost model borrowed for these times; "" if
+    none.
     """
 
     iterations: list[Iteration] = field(default_factory=list)
@@ -98,6 +99,7 @@ class Trace:
     finished: list[tuple[int, float]] = field(default_factory=list)
     preempted: list[tuple[int, float]] = field(default_factory=list)
     cancelled: list[tuple[int, float]] = field(default_factory=list)
+    guess: str = ""
 
     def record(
         self,

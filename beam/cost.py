@@ -218,4 +218,6 @@ def simulate_beams(
     single = [Request(r.request_id, r.prompt, r.max_tokens) for r in requests]
     check_requests(single, cost_model.model.max_length, model)
     scheduler = make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)
-    return run_all(Loop(scheduler, CostExecutor(cost_model)), requests)
+    trace = run_all(Loop(scheduler, CostExecutor(cost_model)), requests)
+    trace.guess = cost_model.guess
+    return trace

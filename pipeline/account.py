@@ -81,6 +81,7 @@ class PipelineTrace:
     history: time (s), tokens in memory, and phase, at each batch (TD-Pipe alone has phases).
     steps, requests: None unless keep is set: a long simulation needs only the sums. requests is
         a `timeline.Trace`. Its iterations last from the first stage to the end of the last one.
+    guess: as that of a `timeline.Trace`.
     """
 
     def __init__(self, stages: int, micro_batches: int, keep: bool = False):
@@ -95,6 +96,7 @@ class PipelineTrace:
         self.history: list[tuple[float, int, str]] = []
         self.steps: list[Step] | None = [] if keep else None
         self.requests: Trace | None = Trace() if keep else None
+        self.guess = ""
         self._recent: deque[Step] = deque(maxlen=stages + micro_batches)  # newest last
         self._latest: dict[int, Step] = {}  # by micro-batch
 

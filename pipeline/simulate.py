@@ -125,4 +125,6 @@ def simulate_pipeline(
     for request in sorted(requests, key=lambda request: request.arrival):
         filled.add(request)
     way = Hop.over(lookup(LINKS, hop, "link"), cost_model) if hop is not None else None
-    return run_pipeline(filled, costs, PipelineTrace(stages, filled.count, keep), way)
+    trace = PipelineTrace(stages, filled.count, keep)
+    trace.guess = cost_model.guess
+    return run_pipeline(filled, costs, trace, way)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from batch import Request
+from beam.cost import simulate_beams
 from checks import UserError
 from cli import run_main
 from configs import GPUS, MODELS
@@ -15,7 +17,8 @@ from constants import BORROWED
 from costmodel import EFFICIENCY, SOFTWARE, CostModel, constants
 from experiments import fit_l20, td_allreduce
 from experiments.lib.common import Point, guesses, paper_numbers, read_csv
-from simulate import make_cost_model
+from pipeline import simulate_pipeline
+from simulate import make_cost_model, simulate
 
 
 @pytest.mark.parametrize("gpu, software", EFFICIENCY)
@@ -32,6 +35,13 @@ def test_a_gpu_without_constants_borrows_them_and_says_so() -> None:
     assert CostModel(MODELS["llama-13b"], GPUS["h100"]).guess == guess
     own = CostModel(MODELS["llama-13b"], GPUS["h100"], EFFICIENCY["a6000", "sarathi"])
     assert own.guess == "", "whoever gives constants vouches for them"
+
+
+@pytest.mark.parametrize("run", [simulate, simulate_pipeline, simulate_beams])
+def test_a_trace_says_whose_constants_it_borrowed(run) -> None:
+    hop = {"hop": "pcie4"} if run is simulate_pipeline else {}
+    for gpu, guess in (("a6000", ""), ("h100", constants("h100", "sarathi")[1])):
+        assert run([Request(0, [1] * 9, 3)], "llama-13b", gpu, **hop).guess == guess
 
 
 def test_an_unknown_software_is_refused() -> None:
