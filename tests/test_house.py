@@ -38,7 +38,7 @@ ORDER = [
     ["pipeline"],
     ["pictures", "serving"],  # pictures draw pipelines, too
     ["web"],  # the loop behind a server
-    ["generate", "distributed", "demo"],
+    ["generate", "distributed", "serve", "demo"],
     ["experiments"],
     ["plan"],  # a command that has the tables, colours and data sets of experiments/lib
     ["course"],
@@ -59,7 +59,10 @@ BY_THEMSELVES = ("notebooks", "tests")
 BEFORE_ALL = "fast.first"
 
 # Scripts that measure, and nothing else. All others of experiments/ predict.
-MEASURE = ("beam_peers", "bench", "bench_beams", "bench_peers", "busy", "calibrate", "kernels")
+MEASURE = (
+    "beam_peers", "bench", "bench_beams", "bench_peers", "busy", "calibrate", "kernels",
+    "serve_overhead",
+)  # fmt: skip
 SCRIPTS = sorted(path.stem for path in (ROOT / "experiments").glob("*.py"))
 
 WITHOUT_TORCH = [

@@ -19,12 +19,12 @@ from configs import GPUS, MODELS
 from costmodel import requests_that_fit
 from engine import LLM, SamplingParams
 from loading.prompts import make_requests
-from scheduler import POLICIES, SarathiServe, Scheduler
+from scheduler import POLICIES, SarathiServe, Scheduler, make_scheduler
 from simulate import simulate
 from web.priced import Clock, PricedEngine
 from web.real import MOST_LOGPROBS, RealEngine
 from web.recent import RecentTrace
-from web.runner import LATEST, SOONEST, Delta, Full, Runner, Stopping
+from web.runner import LATEST, SOONEST, Delta, Full, Runner, Stopping, hand_over
 
 NAMES = [*POLICIES, "dynamic:12,6", "vllm_v0:40"]
 PATIENCE = 60.0  # s until a test gives up
@@ -297,6 +297,26 @@ def test_policies_of_the_demo_model_change(seed: int) -> None:
     clients.finish()
     assert len(clients.told("switched")) == len(tour) - 1
     assert [clients.tokens(index) for index in range(len(requests))] == expected
+
+
+def test_half_prefilled_requests_wait_in_their_order_before_all_others() -> None:
+    """And the new policy takes over the decodes, the memory and the queue as they are."""
+    old, new = [make_scheduler("sarathi_serve", 4, size, 200) for size in (16, 64)]
+    requests = [Request(i, range(size), 9) for i, size in enumerate((4, 4, 40, 5, 6, 7))]
+    for request in requests:
+        old.add(request)
+    old.update(batch := old.schedule(0.0), [0] * len(batch.sampled))  # 0 and 1 whole, a part of 2
+    decoding, halved = requests[:2], requests[2:3]
+    assert hand_over(old, new) == halved
+    assert new.running == decoding and list(new.waiting) == requests[2:]
+    assert new.memory.taken == sum(request.context for request in decoding) == 8
+    assert new.memory.capacity == 200 and halved[0].preemptions == 1
+    batch = new.schedule(0.0)
+    assert batch.decodes == decoding and batch.chunks[0].request is halved[0]
+    old, new = new, make_scheduler("orca", 4, 64, 200)
+    new_chunks = [chunk.request for chunk in batch.chunks]
+    assert len(new_chunks) == 2 and hand_over(old, new) == []  # admitted, but nothing has run
+    assert list(new.waiting) == requests[2:] and new.memory.taken == 8
 
 
 @pytest.mark.parametrize(

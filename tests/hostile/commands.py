@@ -52,6 +52,7 @@ COMMANDS = (
     Command("plan.py", ("--requests-file", "200:20", "--requests", "64")),
     Command("serve.py", ("--port", "0")),
     Command("flags.py"),
+    Command("web/bundle.py"),
     Command("demo/train.py", ("--out", "out", "--minutes", "0.01"), ("--minutes",)),
     Command("notebooks/execute.py", ("nothing.py",)),
     Command("experiments/all.py"),
@@ -97,6 +98,7 @@ COMMANDS = (
     Command("experiments/serve_chunking.py"),
     Command("experiments/serve_latency.py"),
     Command("experiments/serve_linears.py"),
+    Command("experiments/serve_overhead.py", ("--repeats", "1"), ("--repeats",)),
     Command("experiments/serve_phases.py"),
     Command("experiments/serve_pipelines.py", ("--requests", "64")),
     Command("experiments/serve_stalls.py"),
@@ -127,7 +129,7 @@ COMMANDS = (
 NO_COMMANDS = (
     "experiments/beam_peers.py", "experiments/bench_peers.py", "tests/pipeline_worker.py",
     "tests/hostile/__main__.py", "fast/watched.py", "course/worker.py",
-    "web/chat.py",
+    "web/chat.py", "web/explorer.py",
 )  # fmt: skip
 
 
