@@ -138,12 +138,12 @@ def write(out: Path, pyodide: Path | None = None, force: bool = False) -> list[s
 
     Raises UserError if there is a folder with other things in it, unless `force`.
     """
-    files = {name: (STATIC / name).read_bytes() for name in PAGE}
+    text = json.dumps(manifest(beside=pyodide is not None), indent=1, ensure_ascii=False)
+    files = {MANIFEST: text.encode()}  # first: a folder that was not finished is still ours
+    files |= {name: (STATIC / name).read_bytes() for name in PAGE}
     files |= {f"{BOOK}/{path}": (ROOT / path).read_bytes() for path in needed()}
     if pyodide is not None:
         files |= {f"{BESIDE}/{name}": data for name, data in check_pyodide(pyodide).items()}
-    text = json.dumps(manifest(beside=pyodide is not None), indent=1, ensure_ascii=False)
-    files[MANIFEST] = text.encode()
     if out.exists() and not force and not is_ours(out):
         raise UserError(
             f"--out {out} is there, and this command did not write it: give another folder, or add"
