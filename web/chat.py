@@ -100,13 +100,13 @@ class Chat:
                 await process.stdin.drain()
                 answer = await process.stdout.readline()
         except TimeoutError:
-            self.kill()
+            await self.end()
             return {"error": f"the chat template has not ended in {SECONDS:g} s"}
-        except BaseException:  # a client that hangs up here would leave an answer for the next
-            self.kill()
+        except BaseException:  # a task that is cancelled here leaves no answer for the next
+            await self.end()
             raise
         if not answer:
-            self.kill()
+            await self.end()
             return {"error": "the chat template has taken too much memory"}
         return json.loads(answer)
 
@@ -121,12 +121,13 @@ class Chat:
             self.process.stdin.write(json.dumps(self.first).encode() + b"\n")
         return self.process
 
-    def kill(self) -> None:
+    async def end(self) -> None:
         """End the process, if it is there."""
-        if self.process is not None:
+        process, self.process = self.process, None
+        if process is not None:
             with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
-            self.process = None
+                process.kill()
+            await process.wait()
 
 
 # ---------------------------------------------------------------------------- what the process does

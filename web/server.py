@@ -161,6 +161,9 @@ class Gate:
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive
     ) -> bytes | None:
         """The whole body, if it is neither too long nor too slow. None: the client has gone."""
+        if b"content-length" in headers and b"transfer-encoding" in headers:  # which one is right?
+            raise Refused(400, "content-length and transfer-encoding exclude each other",
+                          headers={"Connection": "close"})  # fmt: skip
         most, parts, length = self.limits.body, [], 0
         declared = headers.get(b"content-length", b"0")
         long = Refused(413, f"the body is longer than {most} bytes", code="body_too_long",
@@ -242,7 +245,7 @@ def application(api: Api, limits: Limits, routers: Sequence) -> Gate:
         api.loop = asyncio.get_running_loop()
         yield
         if api.chat is not None:
-            api.chat.kill()
+            await api.chat.end()
 
     app = FastAPI(
         docs_url=None,

@@ -1,0 +1,867 @@
+"""The server: real clients get the tokens of `LLM.generate`; a mistake gets one clear sentence; and
+nothing that a client sends or leaves out stops the engine.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from served import Served, events, parse, raw, request, served, streamed
+from watch import wait_for
+
+from checks import UserError
+from engine import LLM, SamplingParams
+from loading.files import DEMO
+from sampling import HOTTEST, SMALLEST_P
+from web import chat as chats
+from web import schemas
+from web.chat import Chat, Unfit, read_template
+from web.priced import PricedEngine
+from web.real import RealEngine
+from web.server import hash_of, listen
+from web.text import Pieces, Stops, Words
+
+ROOT = Path(__file__).parent.parent
+PROMPTS = ["The with statement", "def open(", "Return True if", "The list type is " * 9, "class "]
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{% if message.role == 'tool' %}"
+    "{{ raise_exception('no tools, please') }}{% endif %}[{{ message.role }}] {{ message.content }}"
+    "\n{% endfor %}{% if add_generation_prompt %}[assistant]{{ mood }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    """In exact arithmetic: the same tokens, whatever else is in a batch."""
+    return LLM("demo", policy="sarathi_serve", chunk_size=64, max_batch_size=8, dtype="float64")
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The demo model with a chat template, in float64."""
+    folder = tmp_path_factory.mktemp("models") / "demo"
+    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.py", "*.txt", "__pycache__"))
+    config = {"chat_template": TEMPLATE, "bos_token": {"content": "<|endoftext|>"}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    llm = LLM(str(folder), policy="sarathi_serve", chunk_size=64, dtype="float64")
+    with served(RealEngine(llm), Chat(*read_template(folder)), queue=80) as running:
+        yield running
+
+
+@pytest.fixture
+def client(demo: Served) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0)
+
+
+def text_of(stream) -> tuple[str, str]:
+    """Text and reason of a stream of the openai package."""
+    choices = [each.choices[0] for each in stream if each.choices]
+    assert [each.finish_reason for each in choices[:-1]] == [None] * (len(choices) - 1)
+    return "".join(each.text for each in choices), choices[-1].finish_reason
+
+
+# -------------------------------------------------------------------------------- the same tokens
+
+
+def test_completions_are_those_of_generate(client: openai.OpenAI, llm: LLM) -> None:
+    """Greedy, all prompts in one request; then as token ids."""
+    outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=24))
+    ids = [output.prompt_token_ids for output in outputs]
+    for prompts in (PROMPTS, ids):
+        answer = client.completions.create(
+            model="demo", prompt=prompts, max_tokens=24, temperature=0
+        )
+        assert [choice.text for choice in answer.choices] == [each.text for each in outputs]
+        assert [c.finish_reason for c in answer.choices] == [o.finish_reason for o in outputs]
+        assert answer.usage.prompt_tokens == sum(map(len, ids))
+        assert answer.usage.completion_tokens == sum(len(each.token_ids) for each in outputs)
+
+
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.8}, {"top_k": 5, "temperature": 1.7}])
+def test_seeded_samples_are_those_of_generate(
+    client: openai.OpenAI, llm: LLM, options: dict
+) -> None:
+    """Choice k of n draws with the seed + k. Streamed or whole, the text is the same."""
+    params = [SamplingParams(20, **({"temperature": 1.0} | options), seed=7 + k) for k in range(3)]
+    expected = [each.text for each in llm.generate([PROMPTS[0]] * 3, params)]
+    assert len(set(expected)) == 3
+    own = {key: value for key, value in options.items() if key != "top_k"}
+    body = {"top_k": options["top_k"]} if "top_k" in options else None
+    ask = {"model": "demo", "prompt": PROMPTS[0], "max_tokens": 20, "seed": 7, **own}
+    answer = client.completions.create(**ask, n=3, extra_body=body)
+    assert [choice.text for choice in answer.choices] == expected
+    texts = ["", "", ""]
+    for event in client.completions.create(**ask, n=3, stream=True, extra_body=body):
+        for choice in event.choices:
+            texts[choice.index] += choice.text
+    assert texts == expected
+
+
+def test_without_a_seed_texts_differ(client: openai.OpenAI) -> None:
+    """OpenAI's temperature is 1 where none is given."""
+    answer = client.completions.create(model="demo", prompt="The", max_tokens=24, n=4)
+    assert len({choice.text for choice in answer.choices}) > 1
+
+
+def test_64_async_clients_at_once(demo: Served, llm: LLM) -> None:
+    """Eight run at once, the others wait. Each stream is that of `generate`."""
+    params = [SamplingParams(12, temperature=0.9, seed=k) for k in range(64)]
+    expected = llm.generate([PROMPTS[k % 5] for k in range(64)], params)
+
+    async def ask(client: openai.AsyncOpenAI, k: int) -> str:
+        stream = await client.completions.create(
+            model="demo", prompt=PROMPTS[k % 5], max_tokens=12, temperature=0.9, seed=k,
+            stream=True,
+        )  # fmt: skip
+        return "".join([event.choices[0].text async for event in stream])
+
+    async def ask_all() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="none") as client:
+            return await asyncio.gather(*[ask(client, k) for k in range(64)])
+
+    assert asyncio.run(ask_all()) == [output.text for output in expected]
+    wait_for(demo.idle)
+
+
+def test_streams_have_usage_where_it_is_asked_for(client: openai.OpenAI) -> None:
+    ask = {"model": "demo", "prompt": PROMPTS[1], "max_tokens": 9, "temperature": 0, "stream": True}
+    *_, last = client.completions.create(**ask, stream_options={"include_usage": True})
+    assert last.choices == [] and last.usage.completion_tokens == 9
+    assert last.usage.total_tokens == last.usage.prompt_tokens + 9
+    assert all(event.usage is None and event.choices for event in client.completions.create(**ask))
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = list(client.completions.create(**ask, stream_options=options))
+    counts = [event.usage.completion_tokens for event in events]
+    assert counts == sorted(counts) and counts[0] >= 1 and counts[-1] == 9
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_curl(demo: Served, llm: LLM) -> None:
+    body = {"prompt": PROMPTS[0], "max_tokens": 16, "temperature": 0, "stream": True}
+    done = subprocess.run(
+        ["curl", "-sN", f"{demo.url}/v1/completions", "-H", "Content-Type: application/json",
+         "-d", json.dumps(body)], capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    *lines, last = [line for line in done.stdout.split("\n\n") if line]
+    assert last == "data: [DONE]" and all(line.startswith("data: {") for line in lines)
+    text = "".join(json.loads(line[6:])["choices"][0]["text"] for line in lines)
+    assert text == llm.generate(PROMPTS[0], SamplingParams(max_tokens=16))[0].text
+
+
+def test_stop_strings(client: openai.OpenAI, llm: LLM) -> None:
+    """The text ends before the first of them; it lies across tokens, or inside of one."""
+    whole = llm.generate(PROMPTS[0], SamplingParams(max_tokens=40))[0].text
+    for stop in (whole[5:9], whole[9:12], whole[3], [whole[20:33], whole[7:15]]):
+        first = min(whole.find(each) for each in ([stop] if isinstance(stop, str) else stop))
+        ask = {"model": "demo", "prompt": PROMPTS[0], "max_tokens": 40, "temperature": 0}
+        choice = client.completions.create(**ask, stop=stop).choices[0]
+        assert (choice.text, choice.finish_reason) == (whole[:first], "stop")
+        stream = client.completions.create(**ask, stop=stop, stream=True)
+        assert text_of(stream) == (whole[:first], "stop")
+    choice = client.completions.create(**ask, stop="no such text").choices[0]
+    assert (choice.text, choice.finish_reason) == (whole, "length")
+
+
+def test_a_token_that_ends_a_text_is_not_shown(client: openai.OpenAI, llm: LLM) -> None:
+    output = llm.generate(PROMPTS[0], SamplingParams(max_tokens=40))[0]
+    stop_id = output.token_ids[6]
+    expected = llm.generate(PROMPTS[0], SamplingParams(max_tokens=40, stop_ids=(stop_id,)))[0]
+    answer = client.completions.create(
+        model="demo", prompt=PROMPTS[0], max_tokens=40, temperature=0,
+        extra_body={"stop_token_ids": [stop_id]},
+    )  # fmt: skip
+    assert answer.choices[0].text == expected.text and answer.choices[0].finish_reason == "stop"
+    assert answer.usage.completion_tokens == len(expected.token_ids) <= 7
+
+
+def test_logprobs(client: openai.OpenAI) -> None:
+    """Of greedy tokens: each is its own likeliest. Joined, the tokens are the text."""
+    ask = {"model": "demo", "prompt": PROMPTS[1], "max_tokens": 12, "temperature": 0}
+    choice = client.completions.create(**ask, logprobs=3).choices[0]
+    found = choice.logprobs
+    assert "".join(found.tokens) == choice.text and len(found.tokens) == 12
+    for token, logprob, top, offset in zip(
+        found.tokens, found.token_logprobs, found.top_logprobs, found.text_offset, strict=True
+    ):
+        assert logprob == max(top.values()) <= 0 and top[token] == logprob and len(top) == 3
+        assert choice.text[offset:].startswith(token)
+    streamed = [e.choices[0] for e in client.completions.create(**ask, logprobs=3, stream=True)]
+    joined = [lp for each in streamed if each.logprobs for lp in each.logprobs.token_logprobs]
+    assert joined == found.token_logprobs
+    assert client.completions.create(**ask).choices[0].logprobs is None
+
+
+# ------------------------------------------------------------------------------------------ chat
+
+
+def test_a_chat_is_a_completion_of_its_template(client: openai.OpenAI, llm: LLM) -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "What is"},
+                                     {"type": "text", "text": "a list?"}]},
+    ]  # fmt: skip
+    text = "[system] Be brief.\n[user] What is\na list?\n[assistant]"
+    ids = [llm.tokenizer.eos_id, *llm.tokenizer.encode(text)]
+    expected = llm.generate([ids], SamplingParams(max_tokens=15))[0]
+    ask = {"model": "demo", "messages": messages, "temperature": 0}
+    answer = client.chat.completions.create(**ask, max_tokens=15)
+    assert answer.choices[0].message.content == expected.text
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.usage.prompt_tokens == len(ids)
+    stream = client.chat.completions.create(
+        **ask, max_completion_tokens=15, stream=True, logprobs=True, top_logprobs=2
+    )
+    first, *rest = [event.choices[0] for event in stream]
+    assert first.delta.role == "assistant" and first.delta.content == ""
+    assert "".join(each.delta.content or "" for each in rest) == expected.text
+    tokens = [token for each in rest if each.logprobs for token in each.logprobs.content]
+    assert "".join(token.token for token in tokens) == expected.text
+    assert all(len(token.top_logprobs) == 2 for token in tokens)
+    assert bytes(tokens[0].bytes).decode() == tokens[0].token
+    loud = client.chat.completions.create(
+        **ask, max_tokens=1, extra_body={"chat_template_kwargs": {"mood": " (loudly)"}}
+    )
+    assert loud.usage.prompt_tokens > len(ids)
+
+
+def test_what_a_template_refuses_is_said(client: openai.OpenAI) -> None:
+    messages = [{"role": "tool", "content": "x", "tool_call_id": "1"}]
+    with pytest.raises(openai.BadRequestError, match=r"messages\[0\].tool_call_id is unknown"):
+        client.chat.completions.create(model="demo", messages=messages)
+    messages = [{"role": "tool", "content": "x"}]
+    with pytest.raises(openai.BadRequestError, match="refuses these messages: no tools, please"):
+        client.chat.completions.create(model="demo", messages=messages)
+
+
+HOSTILE = {
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}": "not ended",
+    "{% for a in range(999) %}{{ 'x' * 99999 }}{% endfor %}": "more than 8000000 letters",
+    "{{ 'x' * 9999999999 }}": "too much memory",
+    "{{ 9 ** (9 ** 9) }}": "not ended",
+    "{{ ''.__class__.__mro__ }}": "refuses these messages: access to attribute '__class__'",
+    "{{ messages.append(1) }}": "refuses these messages: ",
+    "{{ raise_exception('line\nline') }}": r"refuses these messages: line\nline",
+    "{% for %}": "the chat template is broken: ",
+    "{{ nothing.at.all }}": "refuses these messages: 'nothing' is undefined",
+    "{% include '/etc/passwd' %}": "refuses these messages: no loader",
+    "{% generation %}{{ messages[0].content }}{% endgeneration %}{{ 1 / 0 }}": "division by zero",
+}
+
+
+def test_no_template_stops_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is refused with its reason; the one after it works."""
+    monkeypatch.setattr(chats, "SECONDS", 2.0)
+
+    async def ask(template: str) -> str:
+        chat = Chat(template, {})
+        try:
+            return await chat.prompt([{"role": "user", "content": "é"}])
+        except Unfit as error:
+            return f"refused: {error}"
+        finally:
+            await chat.end()
+
+    async def ask_all() -> list[str]:
+        return await asyncio.gather(*map(ask, [*HOSTILE, TEMPLATE]))
+
+    *said, good = asyncio.run(ask_all())
+    for sentence, expected in zip(said, HOSTILE.values(), strict=True):
+        assert sentence.startswith("refused: ") and expected in sentence
+        assert "\n" not in sentence and len(sentence) < 900
+    assert good == "[user] é\n[assistant]"
+
+
+def test_where_a_template_is_found(tmp_path: Path) -> None:
+    assert read_template(DEMO) is None
+    several = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"chat_template": several, "eos_token": "E"}), encoding="utf-8")
+    assert read_template(tmp_path) == ("D", {"eos_token": "E"})
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "J"}', encoding="utf-8")
+    assert read_template(tmp_path)[0] == "J"
+    (tmp_path / "chat_template.jinja").write_text("I", encoding="utf-8")
+    assert read_template(tmp_path)[0] == "I"
+    (tmp_path / "chat_template.jinja").write_text("I" * 200_001, encoding="utf-8")
+    with pytest.raises(UserError, match=r"chat_template.jinja: chat_template must be a text of"):
+        read_template(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------ text
+
+
+def pieces_of(words: Words, tokens: list[int]) -> list[str]:
+    """As they would be sent, until a stop string is there."""
+    found = []
+    for token in tokens:
+        found.append(words.add(token))
+        if words.stopped:
+            return found
+    return [*found, words.end()]
+
+
+def test_pieces_are_the_text_of_all_tokens(llm: LLM) -> None:
+    """Any tokens, broken bytes among them. No token is decoded again and again."""
+    decoded = 0
+
+    def decode(tokens: list[int]) -> str:
+        nonlocal decoded
+        decoded += len(tokens)
+        return llm.tokenizer.decode(tokens)
+
+    draw = random.Random(0)
+    euro = [llm.tokenizer.encode("€")] * 40
+    for case in range(300):
+        if case % 3 == 0:  # single bytes: mostly broken
+            tokens = [draw.randrange(256) for _ in range(40)]
+        elif case % 3 == 1:
+            tokens = [draw.randrange(1023) for _ in range(40)]
+        else:  # a character of three bytes, with bytes that may cut it
+            tokens = [t for each in euro for t in (*each, *draw.sample(range(256), case % 2))]
+        decoded, words = 0, Words(decode)
+        assert "".join(pieces_of(words, tokens)) == llm.tokenizer.decode(tokens)
+        assert decoded < 40 * len(tokens)
+    pieces = Pieces(decode)
+    assert [pieces.add(token) for token in llm.tokenizer.encode("€")][-1] == "€"
+
+
+def test_stop_strings_are_found_however_the_text_comes() -> None:
+    """Cut at random places, the same text gives the same end, and nothing of a stop is shown."""
+    draw = random.Random(1)
+    for _ in range(2000):
+        text = "".join(draw.choices("ab", k=draw.randint(0, 25)))
+        stops = ["".join(draw.choices("ab", k=draw.randint(1, 5))) for _ in range(2)]
+        ends = [(text.find(s) + len(s), text.find(s)) for s in stops if s in text]
+        expected = text[: min(ends)[1]] if ends else text
+        looker, shown = Stops(stops), ""
+        while text and not looker.found:
+            size = draw.randint(1, 6)
+            shown += looker.add(text[:size])
+            text = text[size:]
+            assert expected.startswith(shown)
+        shown += "" if looker.found else looker.end()
+        assert shown == expected and looker.found == bool(ends)
+
+
+# ---------------------------------------------------------------------------------------- mistakes
+
+GOOD = {"prompt": "x", "max_tokens": 2}
+TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+WRONG = [  # path, body, status, what the sentence says, param
+    (TEXT, {}, 400, "prompt is missing", "prompt"),
+    (TEXT, GOOD | {"model": "gpt"}, 404, "no model 'gpt' is served here: use", "model"),
+    (TEXT, GOOD | {"n": True}, 400, "n is True; it must be a whole number from 1", "n"),
+    (TEXT, GOOD | {"n": 129}, 400, "n is 129; it must be a whole", "n"),
+    (TEXT, GOOD | {"temperature": "hot"}, 400, "temperature is 'hot'; it must be a num",
+     "temperature"),
+    (TEXT, GOOD | {"temperature": -1}, 400, "temperature is -1; ", "temperature"),
+    (TEXT, GOOD | {"top_p": 0}, 400, "top_p is 0; it must be", "top_p"),
+    (TEXT, GOOD | {"max_tokens": 0}, 400, "max_tokens is 0; it must be", "max_tokens"),
+    (TEXT, GOOD | {"max_tokens": 2000}, 400, "prompt 0 has 1 tokens and max_tokens is 2000; ",
+     "prompt"),
+    (TEXT, {"prompt": "x " * 2000}, 400, "prompt 0 has 2001 tokens; ", "prompt"),
+    (TEXT, {"prompt": "x" * 300_000}, 400, "the prompt has 300000 letters", "prompt"),
+    (TEXT, {"prompt": ""}, 400, "prompt 0 is empty", "prompt"),
+    (TEXT, {"prompt": [1, 1024]}, 400, "prompt 0: token id 1024 is not in 0 .. 1023",
+     "prompt"),
+    (TEXT, {"prompt": [[1], ["a"]]}, 400, "prompt is [[1], ['a']]; it must", "prompt"),
+    (TEXT, GOOD | {"n": 100}, 400, "100 requests at once; the server holds 88", None),
+    (TEXT, GOOD | {"stop": ""}, 400, "stop is ''; it must be a text", "stop"),
+    (TEXT, GOOD | {"seed": -1}, 400, "seed is -1; it must be", "seed"),
+    (TEXT, GOOD | {"logprobs": 21}, 400, "logprobs is 21; it must be", "logprobs"),
+    (TEXT, GOOD | {"presence_penalty": 0.5}, 400,
+     "presence_penalty is 0.5; this server does not support it: leave it", "presence_penalty"),
+    (TEXT, GOOD | {"max_token": 3}, 400,
+     "unknown parameter 'max_token'; did you mean 'max_tokens'?", "max_token"),
+    (TEXT, GOOD | {"stream_options": {}}, 400, "stream is not true", "stream_options"),
+    (CHAT, {"messages": []}, 400, "messages is []; it must", "messages"),
+    (CHAT, {"messages": [{"role": "king", "content": ""}]}, 400,
+     "messages[0].role is 'king'; it must be one of system,", "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+     400, "messages[0].content is [{'type': 'image_url'}]; it must be a text", "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": ""}], "tools": [{}]}, 400,
+     "tools is [{}]; this server does not support it", "tools"),
+    (CHAT, {"messages": [{"role": "user", "content": ""}],
+     "response_format": {"type": "json_object"}}, 400, "response_format is {'type'",
+     "response_format"),
+    (CHAT, {"messages": [{"role": "user", "content": ""}], "top_logprobs": 2},
+     400, "top_logprobs is given, but logprobs is not true", "top_logprobs"),
+    (TEXT, b"", 400, "the body is not JSON: ", None),
+    (TEXT, b"\xff{}", 400, "the body is not a text in UTF-8", None),
+    (TEXT, b'{"prompt": "\\ud800"}', 400, "the body is not a text in UTF-8", None),
+    (TEXT, b"[" * 100_000, 400, "the body is nested too deeply", None),
+    (TEXT, b"[]", 400, "the body is []; it must be a JSON object", None),
+    (TEXT, b'{"n": 1, "n": 2}', 400, "'n' is there twice", None),
+    (TEXT, b'{"n": NaN}', 400, "NaN is no JSON", None),
+    (TEXT, b'{"n": ' + b"9" * 5000 + b"}", 400, "a number has too many digits", None),
+    (TEXT, b'{"temperature": 1e999}', 400, "temperature is inf; it must", "temperature"),
+    (TEXT, b" " * 1_000_001, 413, "the body is longer than 1000000 bytes", None),
+    ("/v1/nothing", {}, 404, "there is no '/v1/nothing' here: see /v1/completions", None),
+    ("/v1/models", {}, 405, "'/v1/models' takes no POST", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "status", "sentence", "param"), WRONG)
+def test_a_mistake_is_one_sentence(
+    demo: Served, path: str, body: object, status: int, sentence: str, param: str | None
+) -> None:
+    got, headers, answer = parse(raw(demo.place, request(path, body)))
+    error = json.loads(answer)["error"]
+    assert got == status and sentence in error["message"], error
+    assert error.keys() == {"message", "type", "param", "code"} and error["param"] == param
+    assert "\n" not in error["message"] and len(error["message"]) < 500
+    assert headers["content-type"] == "application/json" and headers["x-request-id"]
+
+
+def test_what_asks_for_nothing_is_fine(demo: Served) -> None:
+    idle = {name: values[0] for name, values in schemas.IDLE.items() if values}
+    asked = GOOD | idle | dict.fromkeys(schemas.IDLE.keys() - idle.keys())
+    assert parse(raw(demo.place, request("/v1/completions", asked)))[0] == 200
+
+
+def test_bounds_are_those_of_sampling() -> None:
+    assert (schemas.HOTTEST, schemas.SMALLEST_P) == (HOTTEST, SMALLEST_P)
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "sentence"),
+    [
+        (b"GARBAGE\r\n\r\n", 400, "this is no HTTP request: illegal request line"),
+        (b"GET / HTTP/1.1\r\n\r\n", 400, "this is no HTTP request: Missing mandatory Host"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400, "Found multiple Host: headers"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 40_000, 431, "Receive buffer too long"),
+        (request("/v1/completions", GOOD, transfer_encoding="chunked"), 400,
+         "content-length and transfer-encoding exclude each other"),
+        (request("/v1/completions", GOOD, transfer_encoding="chunked").replace(
+            b"content-length: 32\r\n", b"") + b"\r\n", 400, "illegal chunk header"),
+        (request("/v1/completions", GOOD, content_length="x"), 400, "bad Content-Length"),
+        (request("/v1/completions", GOOD, content_type="text/plain"), 415,
+         "the content type is 'text/plain'; it must be application/json"),
+        (request("/v1/models", method="GET", host="evil.example"), 421,
+         "the host 'evil.example' is not served here: use 127.0.0.1"),
+        (request("/v1/completions", b"", expect="100-continue", content_length="99999999"), 413,
+         "the body is longer than"),
+        (request("/v1/completions", GOOD, method="DELETE"), 405, "takes no DELETE"),
+    ],
+)  # fmt: skip
+def test_what_is_no_request(demo: Served, data: bytes, status: int, sentence: str) -> None:
+    got, _, answer = parse(raw(demo.place, data))
+    assert got == status and sentence in json.loads(answer)["error"]["message"], answer
+
+
+# ------------------------------------------------------------------------------- 500 bad requests
+
+VALUES = [None, True, False, 0, -1, 1, 1.5, -0.0, 1e308, 10**30, -(10**30), "", "x", "\u0000", "💥",
+          [], [[]], [[[]]], [None], {}, {"a": {}}, [1, "a"], ["a"] * 3000, "y" * 5000, [2**63],
+          {"type": "text"}, [[1] * 2000]]  # fmt: skip
+FIELDS = ["prompt", "messages", "max_tokens", "n", "temperature", "top_p", "top_k", "seed", "stop",
+          "stream", "stream_options", "logprobs", "model", "stop_token_ids", "ignore_eos", "user",
+          "tools", "echo", "best_of", "logit_bias", "__class__", "model_fields"]  # fmt: skip
+
+
+def bad_request(draw: random.Random) -> bytes:
+    """A request that is wrong somewhere, or just odd."""
+    chat = draw.random() < 0.3
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    body = {"max_tokens": 2, "messages": [{"role": "user", "content": "x"}]} if chat else dict(GOOD)
+    kind = draw.randrange(8)
+    for _ in range(draw.randint(1, 3)):
+        body[draw.choice(FIELDS)] = draw.choice(VALUES)
+    data = json.dumps(body).encode()
+    if kind == 1:  # broken bytes
+        place = draw.randrange(len(data))
+        data = data[:place] + draw.randbytes(draw.randint(1, 4)) + data[place + 1 :]
+    elif kind == 2:
+        data = data[: draw.randrange(len(data))]
+    elif kind == 3:
+        wrong = ["/v1", "/v1/completions/", "/%00", "/..%2f", "/v1/models/é", "/" + "a" * 3000]
+        path = draw.choice(wrong).encode("latin-1", "replace").decode("ascii", "replace")
+        path = path.replace("\ufffd", "%ff")
+    elif kind == 4:
+        names = ["content-type", "accept", "authorization", "x-request-id", "cookie", "expect"]
+        odd = draw.choice(["", "\x7f", "a" * 5000, "application/json; charset=x", "Bearer"])
+        return request(path, data, **{draw.choice(names): odd})
+    elif kind == 5:  # chunks, right or wrong
+        parts = [b"%x\r\n%s\r\n" % (len(data), data), b"0\r\n\r\n"]
+        parts[draw.randrange(2)] = draw.choice([b"zz\r\n", b"-1\r\nx\r\n", b"", b"0\r\n\r\n"])
+        return request(path, b"", transfer_encoding="chunked").replace(
+            b"content-length: 0\r\n", b""
+        ) + b"".join(parts)
+    elif kind == 6:
+        twice = draw.choice([b"content-length: 3\r\n", b"host: x\r\n", b"content-type: a/b\r\n"])
+        return request(path, data).replace(b"connection: close\r\n", twice)
+    elif kind == 7:
+        method = draw.choice(["GET", "HEAD", "OPTIONS", "PATCH", "BREW", "POST" * 50])
+        return request(path, data, method=method)
+    return request(path, data)
+
+
+def test_500_bad_requests(demo: Served) -> None:
+    """Whatever comes, the answer is right or a 4xx with one sentence, and the engine lives on."""
+    draw = random.Random(0)
+    cases = [bad_request(draw) for _ in range(500)]
+
+    async def ask(data: bytes, turn: asyncio.Semaphore) -> bytes:
+        async with turn:
+            reader, writer = await asyncio.open_connection(*demo.place)
+            try:
+                if draw.random() < 0.1:  # in two parts, slowly
+                    writer.write(data[: len(data) // 2])
+                    await asyncio.sleep(0.05)
+                    data = data[len(data) // 2 :]
+                writer.write(data)
+                writer.write_eof()
+                return await asyncio.wait_for(reader.read(), 60)
+            except ConnectionError:
+                return b""
+            finally:
+                writer.close()
+
+    async def ask_all() -> list[bytes]:
+        turn = asyncio.Semaphore(16)
+        return await asyncio.gather(*[ask(case, turn) for case in cases])
+
+    statuses = []
+    for case, answer in zip(cases, asyncio.run(ask_all()), strict=True):
+        if not answer:  # it was never whole, and the client has gone
+            continue
+        status, _, body = parse(answer)
+        statuses.append(status)
+        assert status == 200 or 400 <= status < 500, (case[:300], answer[:500])
+        if status >= 400 and not case.startswith(b"HEAD"):
+            message = json.loads(body)["error"]["message"]
+            assert "\n" not in message and 10 < len(message) < 900, message
+    assert len(statuses) > 450 and statuses.count(200) < 250 and len(set(statuses)) >= 4
+    wait_for(demo.idle)
+    assert demo.runner.state()["failures"] == 0
+    assert parse(raw(demo.place, request("/v1/completions", GOOD)))[0] == 200
+
+
+# ----------------------------------------------------------------------- keys, limits, other sites
+
+
+@pytest.fixture(scope="module")
+def priced() -> PricedEngine:
+    return PricedEngine("llama-13b", "a6000", policy="sarathi_serve", max_batch_size=2)
+
+
+def test_a_key(priced: PricedEngine) -> None:
+    with served(priced, keys=(hash_of("secret"), hash_of("other"))) as running:
+        for key, status in (
+            ("Bearer secret", 200), ("bearer  other", 200), ("Bearer secre", 401), ("secret", 401),
+            ("Basic secret", 401), ("", 401), ("Bearer ", 401), ("Bearer \xff", 401),
+        ):  # fmt: skip
+            data = request("/v1/models", method="GET", authorization=key).decode().encode("latin-1")
+            got, headers, answer = parse(raw(running.place, data))
+            assert got == status, key
+            if status == 401:
+                assert headers["www-authenticate"] == "bearer"
+                assert json.loads(answer)["error"]["code"] == "invalid_api_key"
+        for path in ("/health", "/metrics"):
+            assert parse(raw(running.place, request(path, method="GET")))[0] == 200
+
+
+def test_other_sites_are_let_in_only_where_they_are_named(
+    priced: PricedEngine, demo: Served
+) -> None:
+    ask = {"origin": "https://a.example", "access_control_request_method": "POST"}
+    with served(priced, origins=("https://a.example",)) as running:
+        _, headers, _ = parse(
+            raw(running.place, request("/v1/completions", method="OPTIONS", **ask))
+        )
+        assert headers["access-control-allow-origin"] == "https://a.example"
+        ask["origin"] = "https://b.example"
+        status, headers, _ = parse(
+            raw(running.place, request("/v1/completions", method="OPTIONS", **ask))
+        )
+        assert status == 400 and "access-control-allow-origin" not in headers
+    _, headers, _ = parse(raw(demo.place, request("/v1/completions", method="OPTIONS", **ask)))
+    assert "access-control-allow-origin" not in headers
+
+
+def test_ids(demo: Served) -> None:
+    """A client's own id is kept if it is short and printable."""
+    for own in ("abc-1", "x" * 128):
+        data = request("/v1/completions", GOOD, x_request_id=own)
+        _, headers, body = parse(raw(demo.place, data))
+        assert headers["x-request-id"] == own and json.loads(body)["id"] == f"cmpl-{own}"
+    for odd in ("x" * 129, "a b", ""):
+        _, headers, _ = parse(
+            raw(demo.place, request("/v1/models", method="GET", x_request_id=odd))
+        )
+        assert len(headers["x-request-id"]) == 32
+
+
+def test_a_full_queue_and_a_client_that_hangs_up(priced: PricedEngine) -> None:
+    """Two run, one waits, the fourth is told when to come again. Slots come free at once."""
+    long = {"prompt": "x", "max_tokens": 1000, "stream": True}
+    with served(priced, queue=1) as running:
+        opened = []
+        for _ in range(3):
+            connection = socket.create_connection(running.place)
+            connection.sendall(request("/v1/completions", long))
+            opened.append(connection)
+        wait_for(lambda: running.runner.state()["running"] == 2)
+        wait_for(lambda: running.runner.state()["waiting"] == 1)
+        status, headers, answer = parse(raw(running.place, request("/v1/completions", GOOD)))
+        assert status == 429 and int(headers["retry-after"]) >= 1
+        assert json.loads(answer)["error"]["code"] == "queue_full"
+        opened.pop(0).close()
+        wait_for(lambda: running.runner.state()["waiting"] == 0)
+        assert parse(raw(running.place, request("/v1/completions", GOOD | {"n": 9})))[0] == 400
+        for connection in opened:
+            connection.close()
+        wait_for(running.idle)
+        status, _, _ = parse(raw(running.place, request("/v1/completions", GOOD)))
+        assert status == 200
+        ends = metrics_of(running)["vllm:request_success_total"]
+        assert ends[("abort",)] == 3 and ends[("length",)] == 1
+
+
+def metrics_of(running: Served) -> dict[str, dict[tuple, float]]:
+    """Name -> labels without the model's name -> value."""
+    _, _, body = parse(raw(running.place, request("/metrics", method="GET")))
+    found: dict[str, dict[tuple, float]] = {}
+    for family in text_string_to_metric_families(body.decode()):
+        for sample in family.samples:
+            labels = tuple(v for k, v in sample.labels.items() if k != "model_name")
+            found.setdefault(sample.name, {})[labels] = sample.value
+    return found
+
+
+def test_metrics(priced: PricedEngine) -> None:
+    with served(priced) as running:
+        for _ in range(3):
+            raw(running.place, request("/v1/completions", {"prompt": "a b c", "max_tokens": 5}))
+        found = metrics_of(running)
+        assert found["vllm:prompt_tokens_total"] == {(): 9}
+        assert found["vllm:generation_tokens_total"] == {(): 15}
+        assert found["vllm:request_success_total"][("length",)] == 3
+        assert found["vllm:time_to_first_token_seconds_count"] == {(): 3}
+        assert found["vllm:inter_token_latency_seconds_count"] == {(): 12}
+        assert found["vllm:e2e_request_latency_seconds_count"] == {(): 3}
+        steps = found["nano_sarathi:iterations_total"]
+        assert steps == {("prefill",): 3, ("decode",): 12, ("hybrid",): 0}
+        assert found["vllm:num_requests_running"] == {(): 0} == found["vllm:num_requests_waiting"]
+        assert found["nano_sarathi:http_requests_total"] == {("/v1/completions", "200"): 3}
+        assert found["vllm:kv_cache_usage_perc"] == {(): 0}
+
+
+def test_slow_clients_are_cut_off(priced: PricedEngine) -> None:
+    """Those that say nothing, those with half a head, and those with half a body."""
+    with served(priced, headers_in=0.3, body_in=0.3) as running:
+        whole = request("/v1/completions", GOOD)
+        for data in (b"", whole[:20], whole[:-5]):
+            status, _, answer = parse(raw(running.place, data))
+            assert status == 408 and "was not here after 0.3 s" in answer.decode()
+
+
+def test_who_reads_nothing_is_cut_off(priced: PricedEngine) -> None:
+    """Answers that are never read fill the buffers. Then the server ends the connection."""
+    with served(priced, nothing_read=0.3) as running, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        connection.connect(running.place)
+        connection.settimeout(0.1)
+        ask = request("/v1/models", method="GET", connection="keep-alive") * 100
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            while True:
+                connection.sendall(ask)
+        wait_for(lambda: not running.server.server_state.connections)  # and ours is open
+        wait_for(running.idle)
+
+
+def test_too_many_connections(priced: PricedEngine) -> None:
+    with served(priced, connections=3) as running:
+        opened = [socket.create_connection(running.place) for _ in range(3)]
+        wait_for(lambda: len(running.server.server_state.connections) == 3)
+        status, headers, answer = parse(raw(running.place, request("/health", method="GET")))
+        assert status == 503 and headers["retry-after"] == "5"
+        assert json.loads(answer)["error"]["message"] == "too many connections: try again later"
+        for connection in opened:
+            connection.close()
+        wait_for(lambda: not running.server.server_state.connections)
+        assert parse(raw(running.place, request("/health", method="GET")))[0] == 200
+
+
+def test_an_engine_that_fails_ends_its_streams(
+    demo: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an error that clients can read; the next request is served."""
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("a kernel failed")
+
+    async def failing() -> list[dict]:
+        body = {"prompt": "x", "max_tokens": 900, "ignore_eos": True}
+        found = []
+        async for event in events(demo.place, body):
+            if not found:
+                monkeypatch.setattr(demo.api.engine.llm.model, "forward", fail)
+            found.append(event)
+        return found
+
+    *_, last = asyncio.run(failing())
+    assert last["error"]["code"] == "engine_failed"
+    status, _, answer = parse(raw(demo.place, request("/v1/completions", GOOD)))
+    assert status == 500 and json.loads(answer)["error"]["type"] == "server_error"
+    monkeypatch.undo()
+    assert parse(raw(demo.place, request("/v1/completions", GOOD)))[0] == 200
+    _, _, health = parse(raw(demo.place, request("/health", method="GET")))
+    assert json.loads(health) == {
+        "status": "ok", "failures": 2, "last_error": "a kernel failed"
+    }  # fmt: skip
+
+
+def test_a_priced_engine_says_so(priced: PricedEngine) -> None:
+    with served(priced) as running:
+        _, _, body = parse(raw(running.place, request("/v1/models", method="GET")))
+        (model,) = json.loads(body)["data"]
+        assert model["priced"] and "predicted by the cost model" in model["description"]
+        text, reason, _ = asyncio.run(streamed(running.place, GOOD | {"prompt": "three words x"}))
+        assert (text, reason) == (" ·" * 2, "length")
+        status, _, answer = parse(
+            raw(running.place, request("/v1/completions", GOOD | {"logprobs": 1}))
+        )
+        assert status == 400 and b"logprobs: the cost model computes no tokens" in answer
+        messages = [{"role": "user", "content": "three words x"}]
+        ask = request("/v1/chat/completions", {"messages": messages, "max_tokens": 2})
+        usage = json.loads(parse(raw(running.place, ask))[2])["usage"]
+        assert usage == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+
+
+# ------------------------------------------------------------------------------------ the command
+
+
+@contextlib.contextmanager
+def start(*words: str, **environment: str) -> Iterator[subprocess.Popen]:
+    """serve.py with a priced engine, which needs no torch; the demo takes seconds to load."""
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "serve.py"), "--gpu", "a6000", "--port", "0", *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | environment,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def place_of(process: subprocess.Popen) -> tuple[str, int]:
+    """Where it listens, as it prints."""
+    for line in process.stdout:
+        if line.startswith("page"):
+            host, port = line.split("//")[1].rstrip("/\n").split(":")
+            return host, int(port)
+    raise AssertionError(process.stderr.read())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_accepted_streams_end(sign: signal.Signals) -> None:
+    with start(NANO_SARATHI_API_KEY="secret") as process:
+        place = place_of(process)
+        body = {"prompt": "x " * 50, "max_tokens": 40}
+
+        async def ask(first: asyncio.Event) -> str:
+            text = ""
+            async for event in events(place, body, authorization="Bearer secret"):
+                first.set()
+                text += event["choices"][0]["text"]
+            return text
+
+        async def ask_all() -> tuple[list[str], list[int]]:
+            begun = [asyncio.Event() for _ in range(5)]
+            tasks = [asyncio.create_task(ask(each)) for each in begun]
+            for each in begun:
+                await each.wait()
+            process.send_signal(sign)
+            statuses = []
+            for path in ("/health", "/v1/completions"):
+                method = "GET" if path == "/health" else "POST"
+                data = request(path, GOOD, method=method, authorization="Bearer secret")
+                while True:  # until it has taken notice
+                    status = parse(await asyncio.to_thread(raw, place, data))[0]
+                    if status != 200:
+                        break
+                statuses.append(status)
+            return await asyncio.gather(*tasks), statuses
+
+        texts, statuses = asyncio.run(ask_all())
+        assert texts == [" ·" * 40] * 5 and statuses == [503, 503]
+        assert process.wait(20) == 0
+        said = process.stderr.read()
+    assert "stopping: 5 requests run to their end" in said and "Traceback" not in said
+    assert said.count("POST /v1/completions 200") >= 5
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+def test_a_second_interrupt_ends_it_at_once() -> None:
+    with start("--drain", "1000") as process:
+        place = place_of(process)
+        with socket.create_connection(place) as connection:
+            connection.sendall(request("/v1/completions", {"prompt": "x", "max_tokens": 1900}))
+            wait_for(lambda: b"running{model_name=\"llama-13b\"} 1" in raw(
+                place, request("/metrics", method="GET")))  # fmt: skip
+            process.send_signal(signal.SIGINT)
+            wait_for(lambda: raw(place, request("/health", method="GET")).startswith(
+                b"HTTP/1.1 503"))  # fmt: skip
+            begin = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 130 and time.monotonic() - begin < 20
+        assert "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+def test_what_does_not_end_in_time_is_cut_and_told() -> None:
+    with start("--drain", "0.2") as process:
+        place = place_of(process)
+
+        async def ask() -> dict:
+            async for event in events(place, {"prompt": "x", "max_tokens": 1900}):
+                if process.poll() is None and "choices" in event:
+                    process.send_signal(signal.SIGTERM) if not sent else None
+                    sent.append(True)
+            return event
+
+        sent: list[bool] = []
+        last = asyncio.run(ask())
+        assert last["error"]["message"] == "the server is shutting down"
+        assert process.wait(20) == 1
+        assert process.stderr.read().splitlines()[-1].startswith("error: some requests had not")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--host", "no.such.host.invalid"), "error: --host 'no.such.host.invalid' is no address"),
+        (("--host", "192.0.2.1"), "error: cannot listen on 192.0.2.1, port 0: "),
+        (("--model", "gpt9"), "error: unknown model 'gpt9'"),
+        (("--dtype", "float64"), "error: --dtype is for a real model, and --gpu prices one"),
+        (("--policy", "best"), "error: unknown policy 'best'"),
+        (("--api-key", "\u00e9"), "error: an API key must be made of ASCII letters"),
+        (("--max-body", "0"), "error: argument --max-body: '0' is not a number from 0.001"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_line(words: tuple[str, ...], line: str) -> None:
+    with start(*words) as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and out == "" and err.startswith(line) and err.count("\n") == 1
+
+
+def test_a_port_that_is_taken() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1, port {port}: Address"):
+            listen("127.0.0.1", port)
