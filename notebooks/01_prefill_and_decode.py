@@ -367,7 +367,8 @@ print_table(
 # %% [markdown]
 # ## What if ...
 #
-# In Jupyter, the cell has sliders. Everywhere, you can change its first line and run it again.
+# In Jupyter, the cell has sliders. Everywhere, you can change the defaults of `what_if`, and run it
+# again.
 # - Another GPU: which one has the largest gap at batch size 1? Does it also have the largest ratio
 #   of peak to bandwidth?
 # - A shorter context: which part of the decode's cost shrinks?

@@ -341,7 +341,8 @@ plt.show()
 # %% [markdown]
 # ## What if ...
 #
-# In Jupyter, the cell has sliders. Everywhere, you can change its first line and run it again.
+# In Jupyter, the cell has sliders. Everywhere, you can change the defaults of `what_if`, and run it
+# again.
 # - Grouped-query attention: in Llama-2-70B and most newer models, several query heads share one key
 #   head. Take 8 key heads.
 # - Longer requests; 1 byte per number; another GPU.

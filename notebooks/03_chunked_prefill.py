@@ -387,7 +387,8 @@ print(f"attention of a chunk of 64: {cost.model.n_head} blocks; SMs: {GPUS['a600
 #
 # ## What if ...
 #
-# In Jupyter, the cell has sliders. Everywhere, you can change its first line and run it again.
+# In Jupyter, the cell has sliders. Everywhere, you can change the defaults of `what_if`, and run it
+# again.
 # - A shorter prompt: how much of the time is attention?
 # - A smaller chunk: is attention still cheaper than in one piece?
 

@@ -379,7 +379,8 @@ print(f"everything {paper['t4_13b_1k_total']} x (paper)")
 #
 # ## What if ...
 #
-# In Jupyter, the cell has sliders. Everywhere, you can change its first line and run it again.
+# In Jupyter, the cell has sliders. Everywhere, you can change the defaults of `what_if`, and run it
+# again.
 # - More riding decodes, or a single one: how does the speedup change, and why? (This is the paper's
 #   Fig 8. `experiments/fig8.py` takes chunks of a longer prompt, which need no logits.)
 # - A longer context? A smaller batch, of 128 rows?

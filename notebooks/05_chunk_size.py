@@ -372,7 +372,8 @@ for bound in (1.0, 0.2, 0.1):
 # %% [markdown]
 # ## What if ...
 #
-# In Jupyter, the cell has sliders. Everywhere, you can change its first line and run it again.
+# In Jupyter, the cell has sliders. Everywhere, you can change the defaults of `what_if`, and run it
+# again.
 # - Another workload: longer requests, `length=3072, B=6` (the third panel of the paper's Fig 9).
 # - A small batch, `B=4`: where does the balance go, and what does SARATHI still gain?
 

@@ -373,7 +373,8 @@ for policy, trace in real.items():
 #
 # ## What if ...
 #
-# In Jupyter, the next cell has sliders. Everywhere, you can change its first line and run it again.
+# In Jupyter, the next cell has sliders. Everywhere, you can change the defaults of `what_if`, and
+# run it again.
 # At which budget does `sarathi_serve` begin to stall? Which policies does the budget not change?
 
 

@@ -412,7 +412,8 @@ for number, policy in enumerate(("orca", "sarathi")):
 #
 # ## What if ...
 #
-# In Jupyter, the cell has sliders. Everywhere, you can change its first line and run it again.
+# In Jupyter, the cell has sliders. Everywhere, you can change the defaults of `what_if`, and run it
+# again.
 # - ... there were more micro-batches than stages? With three, one waits while two are computed, so
 #   there are fewer bubbles. Why does the total time grow? (See question 3.) And with only one, what
 #   does a stage wait for? (The program says *starved*: fewer micro-batches than stages.)

@@ -460,7 +460,8 @@ for name, machine in machines.items():
 #
 # ## What if ...
 #
-# In Jupyter, the cell has sliders. Everywhere, you can change its first line and run it again.
+# In Jupyter, the cell has sliders. Everywhere, you can change the defaults of `what_if`, and run it
+# again.
 # Write down what you expect first.
 #
 # - ... the model and the GPUs were larger? How fast are PP+HB and TP+HB there?

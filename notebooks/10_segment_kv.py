@@ -521,7 +521,8 @@ print(f"the next token with segments: BW = 4 takes {four / one:.2f} times BW = 1
 #
 # ## What if ...
 #
-# In Jupyter, the cell has sliders. Everywhere, you can change its first line and run it again.
+# In Jupyter, the cell has sliders. Everywhere, you can change the defaults of `what_if`, and run it
+# again.
 # Write down what you expect first.
 #
 # - ... there were eight beams, or sixteen? Which part of the segment cache grows?
