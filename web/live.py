@@ -7,8 +7,8 @@
                         {"kind": "chats", "count": 8}: requests of the page's own; chats go on
                         until a count of 0, or until nobody watches
 
-Each server-sent event is a list of the runner's events (`web/runner.py`), in JSON. Who may come in
-is checked before, in `web/server.py`.
+Each server-sent event is a list, in JSON, of the runner's events (`web/runner.py`) and of three more:
+"snapshot", "numbers" and "chats". `web/server.py` checks who may come in.
 """
 
 import asyncio
@@ -34,6 +34,7 @@ MOST_PAGES, MOST_MESSAGES = 64, 64  # open at once; behind, before a slow page s
 LONG_PROMPT, MOST_THROWN = 4000, 64  # tokens, where the engine allows it; requests at once
 BURST_PROMPT, OUTPUT = 64, 16  # tokens: of a prompt in a burst; of all outputs but a chat's
 MOST_CHAT_PROMPT, MOST_CHAT_OUTPUT = 128, 512  # tokens
+NUMBERS = ("waiting", "running", "held", "capacity", "budget")  # of the runner's state
 SENTENCE = "The with statement is used to wrap the execution of a block. "  # for a real model
 STATIC = Path(__file__).parent / "static"
 FILES = {
@@ -110,6 +111,8 @@ class Feed:
         if not events or not self.pages:
             return
         self.thrower.replace([event["id"] for event in events if event["type"] == "ended"])
+        state = self.runner.state()
+        events.append({"type": "numbers", **{name: state[name] for name in NUMBERS}})
         text = message(events)
         for page in self.pages:
             if page.full():

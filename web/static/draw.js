@@ -4,6 +4,7 @@
 import { seconds, whole } from "./schedule.js";
 
 const LEFT = 54, RIGHT = 10, BOTTOM = 22; // px: margins of a picture; BOTTOM: of the axis of time
+const TOP = 18; // px: above the lanes, for the names of policies
 const HEAD = 15; // px: of a lane, for the names of its requests, if the lane is high enough
 const FONT = "13px system-ui, sans-serif", BOLD = `600 ${FONT}`;
 const LEAST_LANES = 4, APART = 5; // px: from this width on, bars side by side stay apart
@@ -132,8 +133,8 @@ export class Pictures {
       && place.from <= this.to);
     const most = schedule.state.max_batch_size ?? LEAST_LANES;
     const lanes = Math.max(Math.min(LEAST_LANES, most), ...places.map((place) => place.lane + 1));
-    const high = this.bottom / lanes, head = high > 2 * HEAD ? HEAD : 0;
-    const top = (lane, share) => (lane + 1) * high - share * (high - head);
+    const high = (this.bottom - TOP) / lanes, head = high > 2 * HEAD ? HEAD : 0;
+    const top = (lane, share) => TOP + (lane + 1) * high - share * (high - head);
     const middle = (lane) => top(lane, 0.55);
     const put = (kind, lane, from, to) => {
       const { low, high: upper } = LOOKS[kind];
@@ -165,7 +166,7 @@ export class Pictures {
       put("stall", stall.lane, stall.from, stall.to);
       if (high > 17) this.drawStall(stall, top(stall.lane, 0.9), middle(stall.lane));
     }
-    if (head) for (const place of places) this.drawName(place, place.lane * high + head / 2 + 2);
+    if (head) for (const place of places) this.drawName(place, TOP + place.lane * high + head / 2 + 2);
     for (const mark of schedule.marks) {
       if (mark.t < this.from || mark.t > this.to) continue;
       if (mark.lane === null) this.drawSwitch(mark);
@@ -241,10 +242,10 @@ export class Pictures {
     this.line(x, 0, x, this.bottom);
     pen.setLineDash([]);
     pen.fillStyle = this.paper;
-    pen.fillRect(left, this.bottom - 19, wide, 18);
+    pen.fillRect(left, 0, wide, TOP);
     pen.fillStyle = this.ink;
     pen.textAlign = "left";
-    pen.fillText(text, left + 4, this.bottom - 10);
+    pen.fillText(text, left + 4, TOP / 2);
   }
 
   // A request was preempted, or failed.

@@ -4,10 +4,11 @@
 export const KEPT = 60; // s of history
 const MOST_ENTRIES = 100000; // chunks and decodes kept, however short an iteration is
 const TYPES = [
-  "snapshot", "chats", "queued", "started", "iteration", "ended", "preempted", "switched",
+  "snapshot", "numbers", "chats", "queued", "started", "iteration", "ended", "preempted", "switched",
 ];
 const ENOUGH = 100; // gaps, before their median sets the SLO
 const FACTOR = 5; // times the median: Sarathi-Serve's strict SLO (Sec 5.1)
+const LEAST = 0.05; // s: a shorter pause no reader sees, and a busy machine makes many
 const SAID = 6; // s for which the sentence tells of what is over
 
 export const seconds = (value) =>
@@ -46,7 +47,7 @@ export class Schedule {
   }
 
   get slo() {
-    return this.ownSLO ?? (this.median === null ? null : FACTOR * this.median);
+    return this.ownSLO ?? (this.median === null ? null : Math.max(FACTOR * this.median, LEAST));
   }
 
   setSLO(value) {
@@ -72,6 +73,10 @@ export class Schedule {
     this.state = event;
   }
 
+  numbers(event) {
+    Object.assign(this.state, event);
+  }
+
   chats(event) {
     this.state.chats = event.count;
   }
@@ -86,10 +91,6 @@ export class Schedule {
   }
 
   iteration(event) {
-    Object.assign(this.state, {
-      waiting: event.waiting, running: event.running, held: event.held, capacity: event.capacity,
-      budget: event.budget,
-    });
     this.current = null;
     event.end = event.t + event.seconds;
     event.c = this.state.chunk_size;
@@ -122,8 +123,7 @@ export class Schedule {
   }
 
   switched(event) {
-    Object.assign(this.state, { policy: event.policy, chunk_size: event.chunk_size,
-      budget: undefined }); // the next batch will tell
+    Object.assign(this.state, { policy: event.policy, chunk_size: event.chunk_size });
     this.marks.push({ t: event.t, lane: null, kind: "switched",
       text: `${event.policy}, C = ${event.chunk_size}` });
   }

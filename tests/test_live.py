@@ -1,0 +1,319 @@
+"""The live page's routes: what they send and take, without a browser."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from scheduler import POLICIES
+from web import live
+from web.priced import Clock, PricedEngine
+from web.runner import Runner
+from web.server import Limits, application
+
+PATIENCE = 30  # s until a test gives up
+LONG = 400  # tokens of a prompt
+
+
+class Quick(Clock):
+    """A hundred times as fast as real time, so that a test need not wait."""
+
+    def wait(self, seconds: float) -> None:
+        super().wait(seconds / 100)
+
+
+@pytest.fixture
+def runner() -> Iterator[Runner]:
+    engine = PricedEngine(policy="vllm_v0", max_batch_size=6, max_length=500, clock=Quick())
+    found = Runner(engine, queue=20, deliver=lambda news: None)
+    found.start()
+    yield found
+    found.close()
+
+
+@asynccontextmanager
+async def client_of(runner: Runner) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the live page alone, behind the server's gate."""
+    metrics = SimpleNamespace(http=SimpleNamespace(labels=lambda *of: SimpleNamespace(inc=int)))
+    app = application(SimpleNamespace(metrics=metrics), Limits(), [live.router(runner)])
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        yield client
+
+
+def ask(runner: Runner, method: str, path: str, **more: object) -> httpx.Response:
+    async def asked() -> httpx.Response:
+        async with client_of(runner) as client:
+            return await client.request(method, path, **more)
+
+    return asyncio.run(asked())
+
+
+def error(answer: httpx.Response) -> str:
+    return answer.json()["error"]["message"]
+
+
+class Page:
+    """An open page, without the HTTP around it. feed: the server's side of it."""
+
+    def __init__(self, feed: live.Feed):
+        self.feed, self.messages, self.events = feed, feed.messages(), []
+
+    async def read(self, kind: str, **fields: object) -> dict:
+        """Read on until an event of this kind with these fields has come."""
+        async with asyncio.timeout(PATIENCE):
+            async for text in self.messages:
+                assert text.startswith("data: ") and text.endswith("\n\n")
+                news = json.loads(text[6:])
+                self.events += news
+                for event in news:
+                    if event["type"] == kind and fields.items() <= event.items():
+                        return event
+        raise AssertionError(f"no {kind} event")
+
+    def told(self, kind: str) -> list[dict]:
+        return [event for event in self.events if event["type"] == kind]
+
+
+# ------------------------------------------------------------------------------------ files
+
+
+def test_the_page_holds_no_script_and_asks_nothing_from_elsewhere(runner: Runner) -> None:
+    page = ask(runner, "GET", "/")
+    assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+    allowed = page.headers["content-security-policy"]
+    assert "default-src 'none'" in allowed and "unsafe" not in allowed
+    assert "<script>" not in page.text and "style=" not in page.text
+    assert "onclick" not in page.text
+    for name, kind in live.FILES.items():
+        file = ask(runner, "GET", f"/static/{name}")
+        assert file.status_code == 200 and file.headers["content-type"].startswith(kind)
+        assert file.headers["x-content-type-options"] == "nosniff"
+        outside = file.text.replace("http://www.w3.org/2000/svg", "")  # a name, not an address
+        assert "http" not in outside and "innerHTML" not in outside and "eval(" not in outside
+
+
+@pytest.mark.parametrize(
+    "name", ["live.html", "nothing.js", "..%2flive.py", "%2e%2e%2fserver.py", "a%00", "live.js%2f"]
+)
+def test_no_other_file_is_served(runner: Runner, name: str) -> None:
+    assert ask(runner, "GET", f"/static/{name}").status_code == 404
+
+
+# ------------------------------------------------------------------------------------ events
+
+
+def test_a_page_hears_all_that_happens(runner: Runner) -> None:
+    """A snapshot first, then the queue, the batches and the ends, in their order."""
+
+    async def watched() -> Page:
+        page = Page(live.Feed(runner))
+        await page.read("snapshot")
+        page.feed.thrower.throw("burst", [(30, 5), (LONG, 3)])
+        await page.read("ended", id=0)
+        if not page.told("ended")[1:]:
+            await page.read("ended", id=1)
+        await page.messages.aclose()
+        assert not page.feed.pages
+        return page
+
+    page = asyncio.run(watched())
+    snapshot = page.events[0]
+    assert snapshot["type"] == "snapshot" and snapshot["policy"] == "vllm_v0"
+    assert snapshot["policies"] == list(POLICIES)
+    assert snapshot["priced"] and "predicted" in snapshot["description"]
+    assert snapshot["long"] == snapshot["longest"] == 500 - live.OUTPUT + 1
+    assert [event["prompt_tokens"] for event in page.told("queued")] == [30, LONG]
+    assert {event["label"] for event in page.told("queued")} == {"burst"}
+    batches = page.told("iteration")
+    assert sum(chunk[3] for batch in batches for chunk in batch["chunks"]) == 30 + LONG
+    assert sum(len(batch["decodes"]) for batch in batches) == (5 - 1) + (3 - 1)
+    assert {event["id"] for event in page.told("ended")} == {0, 1}
+    last = page.told("numbers")[-1]
+    assert (last["waiting"], last["running"], last["held"]) == (0, 0, 0)
+
+
+def test_nobody_is_told_when_no_page_is_open(runner: Runner) -> None:
+    feed, before = live.Feed(runner), len(runner.listeners)
+
+    async def opened() -> None:
+        first, second = Page(feed), Page(feed)
+        for page in (first, second):
+            await page.read("snapshot")
+        assert len(runner.listeners) == before + 1, "one for all pages"
+        await first.messages.aclose()
+        assert len(runner.listeners) == before + 1
+        await second.messages.aclose()
+
+    for _ in range(2):
+        asyncio.run(opened())
+        assert len(runner.listeners) == before and not feed.events
+
+
+def test_a_page_that_does_not_read_keeps_little(runner: Runner) -> None:
+    """It starts anew with a snapshot, and the others get everything."""
+
+    async def watched() -> None:
+        feed = live.Feed(runner)
+        slow, page = feed.join(), feed.join()
+        for number in range(3 * live.MOST_MESSAGES):
+            feed.events.append({"type": "iteration", "n": number})
+            feed.flush()
+            assert slow.qsize() <= live.MOST_MESSAGES
+            if number:
+                assert json.loads(page.get_nowait()[6:])[0]["n"] == number - 1
+            else:
+                page.get_nowait()  # the snapshot
+        first = json.loads(slow.get_nowait()[6:])
+        assert first[0]["type"] == "snapshot"
+        numbers = [json.loads(slow.get_nowait()[6:])[0]["n"] for _ in range(slow.qsize())]
+        assert numbers == list(range(numbers[0], 3 * live.MOST_MESSAGES)), "a tail without holes"
+        feed.leave(slow)
+        feed.leave(page)
+
+    asyncio.run(watched())
+
+
+def test_too_many_pages_are_refused(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MOST_PAGES", 0)
+    answer = ask(runner, "GET", "/live/events")
+    assert answer.status_code == 429 and "live pages are open already" in error(answer)
+
+
+# ------------------------------------------------------------------------------------ buttons
+
+
+def test_the_policy_changes_while_requests_run(runner: Runner) -> None:
+    async def switched() -> None:
+        async with client_of(runner) as client:
+            body = {"kind": "long", "tokens": LONG, "count": 3}
+            thrown = await client.post("/live/throw", json=body)
+            assert thrown.json() == {"ids": [0, 1, 2]}
+            body = {"policy": "dynamic:64,32", "chunk_size": 64}
+            assert (await client.post("/live/policy", json=body)).json() == body
+
+    asyncio.run(switched())
+    assert (runner.state()["policy"], runner.state()["chunk_size"]) == ("dynamic:64,32", 64)
+    assert runner.drain(PATIENCE), "all of them end"
+    assert runner.state()["done"] == 3
+
+
+def test_chats_go_on_until_they_are_stopped(runner: Runner) -> None:
+    """One that ends is replaced. All end when the count is 0, and when the last page closes."""
+
+    async def chatted(close: bool) -> None:
+        page = Page(live.Feed(runner))
+        thrower = page.feed.thrower
+        await page.read("snapshot")
+        first = thrower.chat(3)
+        assert len(first) == 3
+        for _ in range(5):
+            await page.read("ended", reason="length")
+            assert len(thrower.chats) == 3
+        assert not set(first) <= set(thrower.chats), "new ones"
+        if close:
+            await page.messages.aclose()
+        else:
+            assert thrower.chat(0) == []
+        assert thrower.wanted == 0 and not thrower.chats
+
+    for close in (False, True):
+        asyncio.run(chatted(close))
+    assert runner.drain(PATIENCE)
+    assert runner.state()["running"] == runner.state()["waiting"] == 0
+
+
+def test_a_full_queue_is_no_end_of_the_chats(runner: Runner) -> None:
+    async def chatted() -> None:
+        feed = live.Feed(runner)
+        page = feed.join()
+        feed.thrower.chat(2)
+        ended = list(feed.thrower.chats)
+        most, runner.most = runner.most, len(ended)
+        feed.events += [{"type": "ended", "id": own} for own in ended]
+        feed.flush()
+        assert feed.thrower.wanted == 2 and not feed.thrower.chats
+        with pytest.raises(live.Refused, match="queue is full"):
+            feed.thrower.chat(2)
+        feed.thrower.wanted, runner.most = 2, most
+        feed.events.append({"type": "iteration"})
+        feed.flush()
+        assert len(feed.thrower.chats) == 2
+        feed.leave(page)
+
+    asyncio.run(chatted())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("throw", {"kind": "flood"}, "kind is 'flood'; it must be 'long', 'burst' or 'chats'"),
+        ("throw", {"kind": ["long"]}, "must be 'long', 'burst' or 'chats'"),
+        ("throw", {"kind": "long", "tokens": 0}, "tokens is 0; it must be a whole number"),
+        ("throw", {"kind": "long", "tokens": 486}, "from 1 to 485"),
+        ("throw", {"kind": "long", "tokens": True}, "tokens is True"),
+        ("throw", {"kind": "burst", "count": 65}, "count is 65; .* from 1 to 64"),
+        ("throw", {"kind": "burst", "count": 0}, "count is 0"),
+        ("throw", {"kind": "burst", "count": 1e3}, "count is 1000.0"),
+        ("throw", {"kind": "chats", "count": 2}, "chats run while a live page is open"),
+        ("throw", {"tokens": 3}, "must be a JSON object with kind; it may have tokens and count"),
+        ("throw", {"kind": "long", "more": 1}, "must be a JSON object with kind"),
+        ("throw", [], "must be a JSON object"),
+        ("policy", {"policy": "vllm"}, "a JSON object with policy and chunk_size"),
+        ("policy", {"policy": "vllm", "chunk_size": 9}, "unknown policy 'vllm'.*vllm_v0"),
+        ("policy", {"policy": 7, "chunk_size": 9}, "unknown policy"),
+        ("policy", {"policy": "sarathi", "chunk_size": "9"}, "chunk_size is '9'"),
+        ("policy", {"policy": "sarathi", "chunk_size": 0}, "chunk_size is 0"),
+    ],
+)
+def test_a_mistake_is_answered_with_one_sentence(
+    runner: Runner, path: str, body: object, message: str
+) -> None:
+    answer = ask(runner, "POST", f"/live/{path}", json=body)
+    assert answer.status_code == 400
+    assert re.search(message, error(answer))
+    assert runner.state()["policy"] == "vllm_v0" and not runner.streams
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 50_000, b'{"kind": 1, "kind"'])
+def test_what_is_no_json_is_refused(runner: Runner, content: bytes) -> None:
+    headers = {"content-type": "application/json"}
+    answer = ask(runner, "POST", "/live/throw", content=content, headers=headers)
+    assert answer.status_code == 400 and "must be a JSON object" in error(answer)
+
+
+def test_a_form_of_another_site_presses_no_button(runner: Runner) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+        answer = ask(runner, "POST", "/live/throw", content=b'{"kind": "long"}',
+                     headers={"content-type": kind})  # fmt: skip
+        assert answer.status_code == 415
+    assert not runner.streams
+
+
+def test_a_full_queue_and_an_end_are_told(runner: Runner) -> None:
+    answer = ask(runner, "POST", "/live/throw", json={"kind": "long", "count": 26})
+    assert answer.status_code == 200
+    answer = ask(runner, "POST", "/live/throw", json={"kind": "burst", "count": 26})
+    assert answer.status_code == 429 and int(answer.headers["retry-after"]) >= 1
+    runner.close()
+    answer = ask(runner, "POST", "/live/throw", json={"kind": "burst"})
+    assert answer.status_code == 503 and "shutting down" in error(answer)
+    answer = ask(runner, "POST", "/live/policy", json={"policy": "orca", "chunk_size": 9})
+    assert answer.status_code == 503
+
+
+def test_prompts_of_a_real_model_are_words() -> None:
+    """They repeat a sentence, to the length that is asked for."""
+    tokenizer = SimpleNamespace(encode=lambda text: [len(word) for word in text.split()])
+    engine = SimpleNamespace(priced=False, tokenizer=tokenizer)
+    expected = [len(word) for word in live.SENTENCE.split()]
+    assert live.words(engine, 30) == (expected * 3)[:30]
+    engine.tokenizer = None
+    assert live.words(engine, 3) == [0, 0, 0]
+    engine.priced = True
+    assert live.words(engine, 7) == range(7)
