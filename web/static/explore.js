@@ -5,6 +5,7 @@
 
 import { drawGain, drawSchedule, stepAt } from "./explore_draw.js";
 
+const KEY = "nano-sarathi-key"; // as in live.js: given once, it opens both pages
 const LIMIT = 10000; // ms of one answer: then the worker is ended
 const OWN = `from batch import Batch
 from scheduler import SarathiServe
@@ -119,7 +120,7 @@ class ServerPython {
   end() {} // it has no worker
 
   async ask(question) {
-    const key = sessionStorage.getItem("key");
+    const key = sessionStorage.getItem(KEY);
     const headers = { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
     let response;
     try {
@@ -254,7 +255,7 @@ function draw() {
       says.replaceChildren(make("b", { textContent: side.error }));
       return;
     }
-    const [first, ...rest] = side.says;
+    const [first, ...rest] = side.says.map(together);
     const begins = side.stalls.length ? make("b", { textContent: first }) : first;
     says.replaceChildren(begins, ` ${rest.join(" ")}`);
     drawSchedule(canvas, side, view, steps[number]);
@@ -269,6 +270,7 @@ function draw() {
   });
 }
 
+const together = (text) => text.replace(/(\d) (m?s)\b/g, "$1\u00a0$2"); // no line ends before a unit
 const digits = (value) => (value >= 100 ? Math.round(value).toLocaleString("en") : value.toPrecision(3));
 
 // The iteration that the keyboard or the pointer has chosen, in words.
@@ -439,7 +441,7 @@ function addRest() {
   };
   get("key-form").onsubmit = (event) => {
     event.preventDefault();
-    sessionStorage.setItem("key", get("key").value);
+    sessionStorage.setItem(KEY, get("key").value);
     get("key-form").hidden = true;
     refresh();
   };

@@ -53,7 +53,7 @@ function hatch(context) {
 
 // Where things are: a place on the time axis, and lanes below the row of the queue.
 export function frame(width, height, slots, end) {
-  const left = 52, right = width - 8, top = 34, bottom = height - 34;
+  const left = 58, right = width - 8, top = 34, bottom = height - 34;
   const lane = (bottom - top) / slots;
   return {
     left, right, top, bottom, lane,
@@ -146,7 +146,7 @@ function drawTime(pen, place, end, height) {
 function drawLanes(pen, place, slots) {
   pen.fillStyle = SOFT;
   pen.textAlign = "right";
-  const every = Math.ceil(14 / place.lane);
+  const every = [1, 2, 5, 10, 20, 50].find((each) => each * place.lane >= 14);
   for (let slot = 0; slot < slots; slot += every) {
     pen.fillText(`slot ${slot}`, place.left - 5, place.top + (slot + 0.45) * place.lane);
   }
