@@ -523,9 +523,34 @@ def test_the_time_to_come_back_is_measured(seconds: float, waiting: int) -> None
 
     runner.submit([Request(0, range(9), 1) for _ in range(10)], range(10))
     clients.at[6].append(come)  # five have ended, and one ends now
+    runner.start()
+    clients.wait(range(10))
     clients.finish()
     likely = math.ceil((waiting + 5) * 6 * seconds / 5)
     assert found == [min(max(SOONEST, likely), LATEST)]
+
+
+def test_an_hour_without_work_does_not_count() -> None:
+    engine = PricedEngine(max_batch_size=1, clock=FastClock())
+    engine.cost_model.seconds = lambda batch: 2.0
+    clients = Clients(engine, queue=9)
+    runner, found = clients.runner, []
+
+    def come() -> None:
+        with pytest.raises(Full) as refused:
+            runner.submit([Request(0, range(9), 1) for _ in range(8)], range(90, 98))
+        found.append(refused.value.retry_after)
+
+    runner.start()
+    for round_, first in enumerate((0, 10)):
+        clients.at[10 * round_ + 5].append(come)  # four have ended, and one ends now
+        runner.submit([Request(0, range(9), 1) for _ in range(10)], range(first, first + 10))
+        clients.wait(range(first, first + 10))
+        while runner.ends:  # it has gone to sleep
+            threading.Event().wait(0.001)
+        engine.clock.moment += 3600
+    clients.finish()
+    assert found == [8 * 5 * 2.0 / 4] * 2
 
 
 def test_draining_runs_what_is_here_and_takes_nothing_new() -> None:
@@ -632,6 +657,8 @@ def test_an_engine_that_fails_ends_all_streams_and_serves_the_next(llm: LLM) -> 
     runner.submit([Request(0, [5, 6, 7], 9)], ["next"])
     clients.finish()
     assert clients.tokens("next") == expected
+    moments = [event["t"] for event in clients.events if event["type"] != "iteration"]
+    assert moments == sorted(moments), "the clock goes on"
 
 
 class Lazy(Scheduler):
@@ -703,6 +730,17 @@ def test_a_policy_that_fails_ends_all_streams_and_can_be_replaced(
     clients.finish()
     assert clients.tokens("next") == expected
     assert all(future.done() for future in futures)
+
+
+def test_a_policy_that_comes_later_can_ask_what_a_batch_costs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(POLICIES, "asks", Asks)
+    clients = Clients(PricedEngine(clock=FastClock()))
+    clients.runner.submit([Request(0, range(9), 9)], ["a"])
+    clients.at[3].append(lambda: clients.runner.switch("asks", 64))
+    clients.finish()
+    assert len(clients.tokens("a")) == 9 and clients.reason("a") == "length"
 
 
 def test_who_listens_badly_does_not_stop_the_engine() -> None:

@@ -323,8 +323,7 @@ class Runner:
         )  # fmt: skip
 
     def _cancel(self, request: Request) -> None:
-        known, _ = self.streams.get(request.request_id, (None, None))
-        if known is request and self.loop.cancel(request):
+        if self.loop.cancel(request):
             self.loop.trace.forget(request)
             self._send(request, Delta(None, "abort", self.loop.executor.now()))
 
