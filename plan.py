@@ -19,6 +19,7 @@ import gc
 import math
 import os
 import re
+import shlex
 import textwrap
 import time
 from argparse import Namespace
@@ -28,12 +29,13 @@ from functools import partial
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 
 from batch import Request
 from checks import UserError, did_you_mean, lookup
 from cli import ROOT, run_main
 from configs import GPU, GPUS, LINKS, MODELS, ModelConfig
-from costmodel import SOFTWARE, CostModel, constants, make_batch, tokens_that_fit
+from costmodel import SOFTWARE, TILE, CostModel, constants, make_batch, tokens_that_fit
 from experiments.lib.common import Record, print_table, run_jobs, three_digits
 from experiments.lib.figure import finish
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
@@ -43,14 +45,17 @@ from experiments.lib.papers import ARXIV, CHAT, LOOKS, looks_of
 from loading.config_json import load_config
 from scheduler import POLICIES
 from serving.calibration import BATCH_SIZE, LENGTH, RESULTS, CalibratedModel, Calibration
-from serving.capacity import CONTEXT, DECODES, STRICT, percentile, token_budget
+from serving.capacity import CONTEXT, DECODES, STRICT, percentile, steady_times, token_budget
 from serving.planner import (
+    BUDGETS,
     EXACT,
+    SMALL_BUDGETS,
     WHOLE,
     Found,
     Replica,
     Slo,
     Traffic,
+    beside,
     best_budget,
     budgets_of,
     engine_flags,
@@ -65,6 +70,7 @@ ROUGH = 1.05  # precision of what the answer is compared with
 DRAWS = 8  # samples of the traffic, for the interval
 LOADS = (0.5, 0.7, 0.9, 1.0)  # of the capacity, in the table of latencies
 TP, PP = (1, 2, 4, 8), (2, 4)
+PLACE = "MODEL"  # in a line for another engine, until it is wrapped: a folder's name has blanks
 DATASETS = {data.name: data for data in (CHAT, ARXIV)}
 PAIR = re.compile(r"([0-9]{1,7}):([0-9]{1,7})")
 FLAGS = {
@@ -234,13 +240,19 @@ class Question:
     replicas: Mapping[tuple[int, int], Replica]  # by (tp, pp)
     traffic: Traffic
     slo: Slo
-    budgets: Sequence[int]
+    sizes: Sequence[int]  # token budgets
+    step: int  # between token budgets, at least
+
+    def budgets(self, tp: int, pp: int) -> list[int]:
+        """Those that are tried with so many GPUs."""
+        return budgets_of(self.replicas[tp, pp], self.traffic, self.slo, self.sizes)
 
     def answer(self, job: Job, start: float = 0.0) -> Found:
         replica = self.replicas[job.tp, job.pp]
         shared = replica, self.traffic, self.slo, job.policy
         if job.what == "layout":
-            return best_budget(*shared, self.budgets, ROUGH, job.budget)
+            budgets = self.budgets(job.tp, job.pp)
+            return best_budget(*shared, budgets, ROUGH, min(job.budget, budgets[-1]))
         precision = ROUGH if job.what == "policy" else EXACT
         return find_capacity(*shared, job.budget, precision, job.seed, start)
 
@@ -260,7 +272,7 @@ class Plan:
 
 def first_answer(question: Question, here: tuple[int, int]) -> Found:
     """One search, in this process: seconds."""
-    replica, slo, budgets = question.replicas[here], question.slo, question.budgets
+    replica, slo, budgets = question.replicas[here], question.slo, question.budgets(*here)
     longest = int(question.traffic.prompts.max())
     try:
         safe = token_budget(replica.cost, slo.tbt, DECODES, CONTEXT, max(longest, budgets[-1]))
@@ -285,7 +297,7 @@ def search(
         perform = partial(question.answer, start=start)
         return run_jobs(perform, jobs, min(processes, len(jobs)), what, initializer=gc.disable)
 
-    budgets, curves = question.budgets, {}
+    budgets, curves = question.budgets(*here), {}
     own = {name: name.partition(":")[0] in WHOLE for name in policies}
     jobs = [
         Job("policy", name, budget, *here)
@@ -298,11 +310,12 @@ def search(
     if not rough.rate:
         raise UserError(too_strict(question, here))
     near = [size for size, each in curves[OURS].items() if each.rate * ROUGH >= rough.rate]
+    near += beside(budgets, rough.budget, question.step)
     jobs = [Job("exact", OURS, size, *here) for size in near]
     jobs += [Job("layout", OURS, rough.budget, *each) for each in question.replicas if each != here]
     found = run(jobs, "exact capacity, and other numbers of GPUs")
     exact = [found[job] for job in jobs if job.what == "exact"]
-    curves[OURS] |= {each.budget: each for each in exact}
+    curves[OURS] = dict(sorted((curves[OURS] | {each.budget: each for each in exact}).items()))
     best = max(exact, key=lambda each: (each.rate, -each.budget))
     draws = [Job("draw", OURS, best.budget, *here, seed) for seed in range(DRAWS)]
     others = [each.rate for each in run(draws, "other samples of the traffic", best.rate).values()]
@@ -314,11 +327,17 @@ def search(
 def too_strict(question: Question, here: tuple[int, int]) -> str:
     """Why there is no capacity."""
     cost, slo = question.replicas[here].cost, question.slo
-    least = 1e3 * cost.seconds(make_batch(decodes=1, context=int(question.traffic.prompts.mean())))
-    first = "" if slo.ttft == math.inf else f" and a P90 TTFT of {1e3 * slo.ttft:g} ms"
+    usual = int(np.median(question.traffic.prompts))
+    decode = 1e3 * cost.seconds(make_batch(decodes=1, context=usual))
+    prefill = 1e3 * cost.seconds(make_batch([(0, usual, usual)]))
+    first, whole = "", ""
+    if slo.ttft < math.inf:
+        first = f" and a P90 TTFT of {1e3 * slo.ttft:g} ms"
+        whole = f", and a prompt of {usual} tokens {prefill:.3g} ms"
+    more = "" if isinstance(cost, CalibratedModel) else ", or give more GPUs with --tp"
     return (
         f"no rate meets a P99 TBT of {1e3 * slo.tbt:.3g} ms{first}: a single decode alone takes"
-        f" {least:.3g} ms; allow more, or give more GPUs with --tp"
+        f" {decode:.3g} ms{whole}; allow more{more}"
     )
 
 
@@ -426,7 +445,7 @@ def print_tables(plan: Plan, loads: Sequence[Sequence[float]]) -> None:
 
 
 def latencies(plan: Plan) -> list[tuple[float, ...]]:
-    """At shares of the capacity, on the requests of a long run.
+    """At shares of the capacity, on the requests of a long run, without its start and its end.
 
     Each is: share, rate, P50 and P90 TTFT, P50 and P99 TBT (s), and the mean batch.
     """
@@ -435,7 +454,7 @@ def latencies(plan: Plan) -> list[tuple[float, ...]]:
         rate = share * plan.best.rate
         requests = at_rate(plan.question.traffic.sample(plan.best.requests), rate)
         trace = plan.replica.serve(requests, OURS, plan.best.budget)
-        firsts, gaps = trace.ttfts, trace.tbts
+        gaps, _, firsts = steady_times(trace)
         numbers = [percentile(firsts, 50), percentile(firsts, 90)]
         numbers += [percentile(gaps, 50), percentile(gaps, 99)]
         found.append((share, rate, *numbers, trace.mean_batch_size))
@@ -447,13 +466,14 @@ def print_engines(options: Namespace, plan: Plan) -> None:
     name = options.model if options.model not in MODELS else f"YOUR-{model.name}"
     longest = int((plan.question.traffic.prompts + plan.question.traffic.outputs).max())
     flags = engine_flags(
-        name, best.budget, plan.replica.max_batch_size, plan.replica.cost.tp, plan.replica.stages,
+        PLACE, best.budget, plan.replica.max_batch_size, plan.replica.cost.tp, plan.replica.stages,
         longest,
     )  # fmt: skip
     print("\nThe same in other engines:")
     for engine, line in flags.items():
         parts = textwrap.wrap(line, 88, break_on_hyphens=False, break_long_words=False)
-        print(f"\n{engine}:\n  " + " \\\n    ".join(parts))
+        named = [part.replace(PLACE, shlex.quote(name)) for part in parts]
+        print(f"\n{engine}:\n  " + " \\\n    ".join(named))
 
 
 def draw(plan: Plan, loads: Sequence[Sequence[float]]) -> plt.Figure:
@@ -471,8 +491,8 @@ def draw(plan: Plan, loads: Sequence[Sequence[float]]) -> plt.Figure:
     cliff.plot([best.budget], [best.rate], "*", color="white", markeredgecolor="black",
                markersize=20, zorder=5, label=f"chosen: C = {best.budget}")  # fmt: skip
     cliff.set_xscale("log", base=2)
-    cliff.set_xticks(plan.question.budgets, [str(size) for size in plan.question.budgets],
-                     rotation=60)  # fmt: skip
+    budgets = list(plan.curves[OURS])
+    cliff.set_xticks(budgets, list(map(str, budgets)), rotation=60)
     cliff.set(xlabel="token budget C", ylabel="requests per second", ylim=(0, 1.5 * best.rate),
               title="capacity over the token budget")  # fmt: skip
     cliff.legend(fontsize=10, ncols=2, loc="upper left")
@@ -572,8 +592,9 @@ def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:
         tbt = options.tbt_slo / 1e3
     if options.ttft_slo:
         ttft = options.ttft_slo / 1e3
-    budgets = budgets_of(traffic, options.gpu == HERE)[:: 3 if options.quick else 1]
-    return Question(replicas, traffic, Slo(tbt, ttft), budgets), refused
+    sizes, step = (SMALL_BUDGETS, SMALL_BUDGETS[0]) if options.gpu == HERE else (BUDGETS, TILE)
+    sizes = sizes[:: 3 if options.quick else 1]
+    return Question(replicas, traffic, Slo(tbt, ttft), sizes, step), refused
 
 
 def decode_iteration(replica: Replica) -> float:

@@ -192,6 +192,26 @@ def composition(trace: Trace, seconds: float) -> list[tuple[float, float, float]
     ]
 
 
+def steady_times(trace: Trace) -> tuple[np.ndarray, list[float], list[float]]:
+    """Times between tokens, scheduling delays and TTFTs, without the run's start and its end.
+
+    At the start, the engine fills up; after the last arrival, it runs empty. Both make a load look
+    light. So the delays are those of the requests after the first START_SHARE. The times between
+    tokens are those that lie between the first of these arrivals and the last arrival.
+    """
+    arrivals = sorted(life.arrival for life in trace.lives.values())
+    begin, end = arrivals[int(START_SHARE * len(arrivals))], arrivals[-1]
+    gaps, delays, firsts = [], [], []
+    for life in trace.lives.values():
+        moments = np.array(life.tokens)
+        inside = moments[(begin <= moments) & (moments <= end)]
+        gaps.append(np.diff(inside))
+        if life.arrival >= begin:
+            delays.append(life.scheduling_delay)
+            firsts.append(life.ttft)
+    return np.concatenate(gaps), delays, firsts
+
+
 # ----------------------------------------------------------------------------------------- capacity
 
 
@@ -210,24 +230,9 @@ class Load:
 
     @staticmethod
     def steady(trace: Trace) -> "Load":
-        """Of the run's steady part, without its start and its end.
-
-        At the start, the engine fills up; after the last arrival, it runs empty. Both make a load
-        look light. So the delays are those of the requests after the first START_SHARE. The times
-        between tokens are those that lie between the first of these arrivals and the last arrival.
-        """
-        arrivals = sorted(life.arrival for life in trace.lives.values())
-        begin, end = arrivals[int(START_SHARE * len(arrivals))], arrivals[-1]
-        gaps, delays, firsts = [], [], []
-        for life in trace.lives.values():
-            moments = np.array(life.tokens)
-            inside = moments[(begin <= moments) & (moments <= end)]
-            gaps.append(np.diff(inside))
-            if life.arrival >= begin:
-                delays.append(life.scheduling_delay)
-                firsts.append(life.ttft)
-        p99 = percentile(np.concatenate(gaps), 99)
-        return Load(p99, percentile(delays, 50), percentile(firsts, 90))
+        """Of the run's steady part: `steady_times`."""
+        gaps, delays, firsts = steady_times(trace)
+        return Load(percentile(gaps, 99), percentile(delays, 50), percentile(firsts, 90))
 
     def meets(self, slo: float, ttft_slo: float = math.inf) -> bool:
         """slo: of the P99 of all TBTs. ttft_slo: of the P90 of all TTFTs."""

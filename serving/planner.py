@@ -7,12 +7,14 @@ capacity    as in serving/capacity.py: the largest rate with a P99 TBT within th
             run do not count.
 search      short runs find about where the capacity is. Long runs decide. A long run lasts until a
             rate that is too high by the search's precision shows it: then the queue has grown
-            beyond 2 s.
+            beyond 2 s. Where requests are so short that this would take more than MOST of them, no
+            rate counts as served that exceeds the throughput with all requests waiting.
 
 All times are in seconds, rates in requests per second.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,16 +23,18 @@ import numpy as np
 from batch import LATEST, Request
 from checks import UserError, check_number, check_whole
 from configs import LINKS, Link
-from costmodel import TILE, CostModel
+from costmodel import CostModel
 from loop import Loop
 from pipeline import Hop, PipelineTrace, StageCosts, even_layers, make_micro_batches, run_pipeline
 from scheduler import make_scheduler
-from serving.capacity import MAX_DELAY, AlwaysServed, Load, largest_rate
+from serving.capacity import MAX_DELAY, AlwaysServed, Load, largest_rate, worst_iteration
 from serving.traffic import at_rate
 from simulate import CostExecutor, run_all
 from timeline import Trace
 
-BLOCK, NEAR = 64, 2  # neighbours that are drawn together; blocks
+# Neighbours that are drawn together, at most, and blocks of a short trace, at least: samples of few
+# blocks would hardly differ. NEAR: blocks, see `Traffic.sample`.
+BLOCK, BLOCKS, NEAR = 64, 16, 2
 MOST_DRAWN = 4096  # requests of the population that one run knows
 FEWEST, MOST = 384, 8192  # requests of a run
 COARSE, EXACT = 1.2, 1.025  # precision: of short runs, and of the answer
@@ -90,11 +94,12 @@ class Traffic:
         """
         check_whole("count", count)
         size = min(len(self.prompts), count, MOST_DRAWN)
-        starts, needed = np.arange(0, len(self.prompts), BLOCK), -(-size // BLOCK)
+        block = min(BLOCK, -(-len(self.prompts) // BLOCKS))
+        starts, needed = np.arange(0, len(self.prompts), block), -(-size // block)
         chosen = np.linspace(0, len(starts) - 1, needed).astype(int)
         if seed is not None:
             chosen += np.random.default_rng(seed).integers(-NEAR, NEAR + 1, needed)
-        blocks = starts[chosen.clip(0, len(starts) - 1)][:, None] + np.arange(BLOCK)
+        blocks = starts[chosen.clip(0, len(starts) - 1)][:, None] + np.arange(block)
         places = np.resize(blocks.flatten()[:size] % len(self.prompts), count)
         arrivals = np.cumsum(self.gaps[places]).tolist()
         prompts, outputs = self.prompts[places].tolist(), self.outputs[places].tolist()
@@ -182,17 +187,21 @@ def find_capacity(
     ) -> tuple[float, int, dict[float, Load]]:
         """From `start`: the rate, the requests of each run, and the loads by rate."""
         loads: dict[float, Load] = {}
-        count = enough(start, precision, traffic)
+        count, most = enough(start, precision, traffic), math.inf
+        if needed(start, precision) > count:
+            most = throughput(replica, traffic.sample(count, seed), policy, budget)
 
         def served(rate: float) -> bool:
+            if rate > most:
+                return False
             loads[rate] = load_at(rate, count)
             return slo.met(loads[rate])
 
         try:
             rate = largest_rate(served, precision, start, factor)
         except AlwaysServed:
-            rate = 4 * start
-        if enough(rate, precision, traffic) <= count:
+            return search(4 * start, precision, factor)
+        if most < math.inf or needed(rate, precision) <= count:
             return rate, count, loads
         return search(1.2 * rate, precision, precision**2)  # more than enough: it comes to an end
 
@@ -212,27 +221,52 @@ def throughput(replica: Replica, requests: Sequence[Request], policy: str, budge
     """Requests per second that end in the middle of a run, where all of them wait at its start."""
     trace = replica.serve(at_rate(requests, 1e6), policy, budget)
     ends = sorted(moment for _, moment in trace.finished)
-    first, last = len(ends) // 4, 3 * len(ends) // 4
-    return (last - first) / (ends[last] - ends[first])
+    begin, end = ends[len(ends) // 4], ends[3 * len(ends) // 4]
+    if begin == end:  # most of them end together
+        return len(ends) / trace.seconds
+    return (bisect_right(ends, end) - bisect_right(ends, begin)) / (end - begin)
+
+
+def needed(rate: float, precision: float) -> float:
+    """Requests until a rate that is too high by `precision` shows it.
+
+    The queue grows by precision - 1 seconds per second. Half of the requests must find it longer
+    than MAX_DELAY.
+    """
+    return rate * 2 * MAX_DELAY / (precision - 1)
 
 
 def enough(rate: float, precision: float, traffic: Traffic) -> int:
-    """Requests of a run: so many that a rate which is too high by `precision` shows it.
+    """Requests of a run: as many as are `needed`, but no more than MOST.
 
     An exact run has the whole traffic, as often as it takes: a part of it may be quieter.
     """
-    count = min(max(FEWEST, rate * 2 * MAX_DELAY / (precision - 1)), MOST)
+    count = min(max(FEWEST, needed(rate, precision)), MOST)
     size = min(len(traffic.prompts), MOST_DRAWN)
     if precision > EXACT and count < size:
         size = 1
     return size * math.ceil(count / size)
 
 
-def budgets_of(traffic: Traffic, small: bool) -> list[int]:
-    """The token budgets that are tried: up to the first that holds the longest prompt."""
-    sizes = SMALL_BUDGETS if small else BUDGETS
-    longest = int(traffic.prompts.max())
-    return [size for size in sizes if size < longest + TILE] or [sizes[0]]
+def budgets_of(replica: Replica, traffic: Traffic, slo: Slo, sizes: Sequence[int]) -> list[int]:
+    """The `sizes` that are tried as token budgets.
+
+    They end with the first whose iteration is longer than the SLO, even without a decode: still
+    larger ones serve no more. Its tokens are those of usual prompts.
+    """
+    usual = int(np.median(traffic.prompts))
+    over = [worst_iteration(replica.cost, size, 0, longest=usual) > slo.tbt for size in sizes]
+    return list(sizes[: over.index(True) + 1] if True in over else sizes)
+
+
+def beside(budgets: Sequence[int], best: int, step: int) -> list[int]:
+    """Budgets that were not tried: in the middle between the best and its neighbours.
+
+    They are multiples of `step`.
+    """
+    place = budgets.index(best)
+    middles = [(best + size) // 2 // step * step for size in budgets[max(0, place - 1) : place + 2]]
+    return [size for size in dict.fromkeys(middles) if size and size not in budgets]
 
 
 def best_budget(
@@ -253,9 +287,9 @@ def best_budget(
         here = place
         while 0 <= here + step < len(budgets):
             found = find(here := here + step)
-            if found.rate <= best.rate:
+            if found.rate < best.rate:
                 break
-            best = found
+            best = max(best, found, key=lambda each: each.rate)  # of equals, the first
         if best.budget != first:
             break
     return best

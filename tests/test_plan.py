@@ -7,6 +7,8 @@ import gc
 import json
 import math
 import random
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -26,18 +28,20 @@ from checks import UserError
 from configs import GPUS, MODELS
 from costmodel import CostModel, tokens_that_fit
 from experiments.lib.common import read_csv
-from serving.capacity import Load, capacity, largest_rate, settled_capacity
+from serving.capacity import Load, capacity, largest_rate, settled_capacity, worst_iteration
 from serving.planner import (
     Found,
     Replica,
     Slo,
     Traffic,
+    beside,
     best_budget,
     engine_flags,
     enough,
     find_capacity,
+    throughput,
 )
-from serving.traffic import at_rate, poisson, read_trace
+from serving.traffic import Fixed, at_rate, make_requests, poisson, read_trace
 from tests.hostile.mutations import spoil_bytes, spoil_csv, spoil_json
 
 ROOT = Path(__file__).parent.parent
@@ -205,6 +209,62 @@ def test_the_cliff(llama: Path) -> None:
         assert (best.budget, best.rate) == (512, rates[1])
 
 
+def test_short_prompts_may_share_a_large_budget() -> None:
+    """The best budget may hold several prompts, and lie between those of the list."""
+    options = plan.read_options(["--requests-file", "100:10", "--tbt-slo", "50"])
+    question, _ = plan.prepare(options)
+    of, traffic, budgets = question.replicas[1, 1], question.traffic, question.budgets(1, 1)
+    assert worst_iteration(of.cost, budgets[-1], 0, longest=100) > 0.05, "the last is too large"
+    assert worst_iteration(of.cost, budgets[-2], 0, longest=100) <= 0.05
+    best = best_budget(of, traffic, SLO, OURS, budgets, 1.2, 128)
+    small = find_capacity(of, traffic, SLO, OURS, 128, 1.2)
+    assert best.budget > 200 and best.rate > 1.3 * small.rate
+    assert beside([384, 512, 768], 512, 128) == [640]
+    assert beside([768, 1024, 1536], 1024, 128) == [896, 1280]
+    assert beside([16, 32], 16, 16) == [] == beside([128], 128, 128)
+
+
+def test_a_plateau_is_no_peak(llama: Path) -> None:
+    rates = {128: 1.0, 256: 1.0, 512: 2.0, 1024: 0.5}
+
+    def find(*asked: object) -> Found:
+        return Found(rates[asked[4]], asked[4])
+
+    with mock.patch("serving.planner.find_capacity", find):
+        for first in rates:
+            assert best_budget(*[None] * 4, list(rates), 1.05, first).budget == 512
+
+
+@pytest.mark.parametrize("policy", [OURS, "request_level"])
+@pytest.mark.parametrize("output", [1, 4])
+def test_no_capacity_is_above_the_throughput(policy: str, output: int) -> None:
+    """Requests so short that a second of them says nothing of a queue of 2 s."""
+    of = Replica(CostModel(MODELS["gpt2"], GPUS["h100"], software="vllm"), 1000, 10**8)
+    traffic = Traffic.of("short", make_requests(poisson(512, 1.0), Fixed(16), Fixed(output)))
+    most = throughput(of, traffic.sample(8192), policy, 512)
+    found = find_capacity(of, traffic, SLO, policy, 512, plan.EXACT)
+    assert 0.7 * most < found.rate <= most and found.load
+
+
+def test_the_samples_of_a_short_trace_differ() -> None:
+    """As much as samples of 50 requests do: else the interval would say that all is known."""
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(1, 1000, 50).tolist()
+    traffic = Traffic.of("short", [Request(i, range(n), 1, arrival=i) for i, n in enumerate(sizes)])
+    means = [np.mean([len(each.prompt) for each in traffic.sample(50, k)]) for k in range(40)]
+    assert 0.5 < np.std(means) / (np.std(sizes) / math.sqrt(50)) < 1.5
+
+
+def test_why_no_rate_meets_a_bound_of_the_first_token(llama: Path) -> None:
+    question = plan.Question(
+        {(1, 1): replica(llama)}, Traffic.of("trace", population()), Slo(0.05, 0.001), (128,), 128
+    )
+    said = plan.too_strict(question, (1, 1))
+    assert re.search(
+        r"P90 TTFT of 1 ms: .* takes [\d.]+ ms, and a prompt of 396 tokens [\d.]+ ms;", said
+    )
+
+
 def test_a_bound_that_nothing_meets(llama: Path) -> None:
     of, traffic = replica(llama), Traffic.of("trace", population())
     assert find_capacity(of, traffic, Slo(0.001), OURS, 128, 1.1) == Found(0.0, 128)
@@ -262,6 +322,20 @@ def test_engine_flags() -> None:
     for words in ("--chunked-prefill-size 512", "--max-running-requests 64", "--tp-size 2"):
         assert words in lines["SGLang"]
     assert "pipeline" not in lines["vLLM"] and "--pp-size" not in lines["SGLang"]
+
+
+def test_a_line_for_another_engine_can_be_typed(capsys: pytest.CaptureFixture) -> None:
+    """Where the model's folder has blanks in its name, too."""
+    name = "my models/Llama 3, the second try of them all, with a name of many words"
+    options = SimpleNamespace(model=name)
+    found = Found(1.0, 512)
+    asked = plan.Question({}, Traffic.of("trace", population()), SLO, (512,), 128)
+    of = Replica(CostModel(MODELS["mistral-7b"], GPUS["h100"]), 8, 10**6)
+    plan.print_engines(options, plan.Plan(asked, of, {}, found, [], {}, {}))
+    printed = capsys.readouterr().out.replace("\\\n", "")
+    lines = [shlex.split(line) for line in printed.splitlines() if name in line]
+    assert [line[:3] for line in lines] == [["vllm", "serve", name], ["python", "-m", lines[1][2]]]
+    assert name in lines[1] and "--chunked-prefill-size" in lines[1]
 
 
 def test_requests_that_are_too_long_are_counted(capsys: pytest.CaptureFixture, llama: Path) -> None:
