@@ -236,6 +236,7 @@ TABLE: dict[str, dict[str, Kind]] = {
         "measure": Kind("", "also run the real engine on this machine"),
         "quick": Kind("", "run a smaller case: a smoke test, not a result"),
         "slow": Kind("", "also run the scripts that take long"),
+        "page": Kind("", "write only the page of all figures, from the results that are there"),
         "repeats": Kind("N", "runs of each case", TIMES),
         "samples": Kind("N", "workloads that are drawn at random", TIMES),
         "seconds": Kind("S", "how long to measure, in s", Whole(1, 10**6)),

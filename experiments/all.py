@@ -5,15 +5,19 @@ captions.toml. All numbers in them come from the CSV files.
 
     python experiments/all.py           (or: make figures)
     python experiments/all.py --slow    also the scripts that take long (SLOW)
+    python experiments/all.py --page    only the page, from the results that are there
 
 Each script runs as a reader would run it, without --measure. Measured rows that results/ already
-holds stay, and are shown. So do the results of SLOW scripts.
+holds stay, and are shown. So do the results of SLOW scripts, and of those that only measure.
 """
 
 import enter  # noqa: F401
 
+import hashlib
 import html
 import os
+import statistics
+import struct
 import subprocess
 import sys
 import time
@@ -24,37 +28,59 @@ from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
+from PIL import Image, ImageColor
+from PIL.PngImagePlugin import PngInfo
+
 from checks import UserError
 from cli import MARK, run_main
 from experiments import fidelity, fig9
-from experiments.lib import common
+from experiments.lib import common, look
 from experiments.lib.common import ROOT, Point, curves, three_digits
 from experiments.lib.flags import Flag, start
 
 # They take minutes, or need a compiler and transformers: without --slow the gallery shows the
 # results that are there.
 SLOW = {"serve_pipelines", "td_throughput", "td_options", "segment_operators"}
+MEASURED = {"validate", "validate_pipeline", "bench_beams"}  # they only measure: minutes
 LONG = {"serve_capacity", "fig12"}  # these take most of the time, so they start first
 NEED_TORCH = {"fig6"}  # it draws the masks that attention uses
 # the paper's B, where the memory formula alone would take more
 FLAGS = {"choose_chunk": ["--max-batch-size", "18"]}
 
-KEPT = """<p><i>This takes long, so <code>make figures</code> shows the results kept in results/.
-<code>python experiments/all.py --slow</code> makes them anew.</i></p>"""
+# The page's groups, in order: the name in captions.toml -> heading, and what is in it.
+GROUPS = {
+    "first": ("Start here", "The idea in two figures."),
+    "sarathi": ("SARATHI", "Chunked prefills and decode-maximal batches on one GPU."),
+    "serve": ("Sarathi-Serve", "The same idea for requests that arrive over time: no stalls."),
+    "pipelines": ("Pipelines", "A model over several GPUs: bubbles, and TD-Pipe's phases."),
+    "neighbours": ("Neighbours", "Beam search over a segment KV cache."),
+    "measured": ("Measured", "Predictions beside real runs; engines side by side."),
+    "cost": ("The cost model", "The law that predicts, beside measured kernels."),
+}
+
+KEPT = (
+    "<p><i>{why}, so <code>make figures</code> shows the results kept in results/."
+    " <code>{command}</code> makes them anew.</i></p>"
+)
+THUMB = (288, 216)  # pixels: the largest a thumbnail may be
+SOURCES = ("paper", "predicted", "measured")
 
 
 @dataclass(frozen=True)
 class Caption:
     """The texts of one figure. The head of captions.toml says what they may hold."""
 
+    group: str
+    finding: str
+    alt: str
     where: str
     claim: str
     see: str
     differ: str = ""
 
     def __post_init__(self) -> None:
-        if not all(isinstance(text, str) for text in astuple(self)):
-            raise TypeError("each field is a text")
+        if not all(isinstance(text, str) for text in astuple(self)) or self.group not in GROUPS:
+            raise TypeError("each field is a text, and group is a key of GROUPS")
 
 
 @cache
@@ -66,8 +92,8 @@ def captions() -> dict[str, Caption]:
             found[name] = Caption(**texts)
         except TypeError:
             raise UserError(
-                f"experiments/captions.toml: [{name}] must have where, claim and see, and may have"
-                " differ: texts, and nothing else"
+                f"experiments/captions.toml: [{name}] must have group ({', '.join(GROUPS)}),"
+                " finding, alt, where, claim and see, and may have differ: texts, and nothing else"
             ) from None
     return found
 
@@ -84,16 +110,40 @@ def fill(name: str, text: str, points: list[Point]) -> str:
         return f"Not measured yet: python experiments/{name}.py --measure does it."
     predicted = curves(points, "predicted").items()
     holes["peak"] = {series: max(curve, key=lambda p: p.y) for series, curve in predicted}
+    holes["off"] = errors(points)
     return html.escape(fidelity.fill(text, holes, f"captions.toml, {name}"))
 
 
-def table(heading: str, rows: list[list[str]]) -> str:
-    """A table that unfolds below its heading; "" if there are no rows."""
+def errors(points: list[Point]) -> dict[str, float]:
+    """What a series says before its comma -> median error of the predictions in %.
+
+    It counts the predicted points that have a measured one of the same series and x beside them.
+    """
+    measured, found = common.values_at(points, "measured"), {}
+    for place, y in common.values_at(points).items():
+        if measured.get(place):
+            error = abs(100 * (y / measured[place] - 1))
+            found.setdefault(place[0].split(",")[0], []).append(error)
+    return {name: statistics.median(sizes) for name, sizes in found.items()}
+
+
+def table(heading: str, columns: list[str], rows: list[list[str]]) -> str:
+    """A table that unfolds below its heading; "" if there are no rows.
+
+    It scrolls by itself where it is wider than the screen. Arrow keys move it where it has focus.
+    """
     if not rows:
         return ""
-    lines = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<details><summary>{html.escape(heading)}</summary><table>{body}</table></details>"
+    heading = html.escape(heading)
+    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in columns)
+    lines = []
+    for first, *others in rows:
+        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in others)
+        lines.append(f'<tr><th scope="row">{html.escape(first)}</th>{cells}</tr>\n')
+    return f"""<details><summary>{heading}</summary>
+<div class="wide" tabindex="0" role="region" aria-label="{heading}"><table>
+<thead><tr>{head}</tr></thead>
+<tbody>{"".join(lines)}</tbody></table></div></details>"""
 
 
 def measured_table(points: list[Point]) -> str:
@@ -105,7 +155,7 @@ def measured_table(points: list[Point]) -> str:
     for p in newest:
         place = f"{p.x_unit} = {p.x:.4g}" if p.x_unit else ""
         rows.append([p.series, place, three_digits(p.y), p.y_unit])
-    return table(f"Measured: {where}", rows)
+    return table(f"Measured: {where}", ["what", "at", "measured", "unit"], rows)
 
 
 def published(points: list[Point]) -> list[list[str]]:
@@ -118,29 +168,140 @@ def published(points: list[Point]) -> list[list[str]]:
     return rows
 
 
+def size_of(picture: Path) -> tuple[int, int]:
+    """Width and height of a PNG, in pixels."""
+    with open(picture, "rb") as file:
+        return struct.unpack(">II", file.read(24)[16:])
+
+
+def write_thumbnails(out: Path) -> None:
+    """A small copy of each figure: OUT/thumbs/NAME.png.
+
+    It bears the hash of its figure, by which a test finds those of yesterday. What is up to date is
+    left as it is.
+    """
+    folder = out / "thumbs"
+    common.make_directory(folder, others=[f"{name}.png" for name in shown(out)])
+    for name in shown(out):
+        data = (out / f"{name}.png").read_bytes()
+        digest, small = hashlib.sha256(data).hexdigest(), folder / f"{name}.png"
+        if small.exists() and hash_in(small) == digest:
+            continue
+        with Image.open(out / f"{name}.png") as picture:
+            copy = picture.convert("RGB")
+        copy.thumbnail(THUMB, Image.Resampling.LANCZOS)
+        notes = PngInfo()
+        notes.add_text("Software", MARK)
+        notes.add_text("Source", digest)
+        copy.quantize(palette=few_colours(), dither=0).save(small, optimize=True, pnginfo=notes)
+
+
+@cache
+def few_colours() -> Image.Image:
+    """The colours of all thumbnails: those of all figures, in tints. So the files stay small."""
+    shades = [ImageColor.getrgb(colour) for colour in look.COLOURS.values()]
+    tints = [
+        [255 - (255 - part) * step // 4 for part in rgb] for rgb in shades for step in range(5)
+    ]
+    found = Image.new("P", (1, 1))
+    found.putpalette([part for rgb in tints for part in rgb])
+    return found
+
+
+def hash_in(small: Path) -> str:
+    """The hash of its figure that a thumbnail bears."""
+    with Image.open(small) as picture:
+        return picture.text.get("Source", "")
+
+
+def shown(out: Path) -> list[str]:
+    """The figures that are there, in the order of the page."""
+    order = list(GROUPS)
+    names = [name for name in captions() if (out / f"{name}.csv").exists()]
+    return sorted(names, key=lambda name: order.index(captions()[name].group))
+
+
+def title_of(name: str) -> str:
+    """Such as "Fig 9", for people."""
+    title = name.removeprefix("td_").removeprefix("segment_").removeprefix("serve_")
+    return title.replace("fig", "Fig ").replace("table", "Table ").replace("_", " ").capitalize()
+
+
+def sources_of(points: list[Point]) -> str:
+    """What the numbers of a figure are, and of which model and hardware, as a list."""
+    lines = []
+    for source in SOURCES:
+        found = [point for point in points if point.source == source]
+        if source == "measured":
+            found = common.newest_measured(found) if found else []
+        places = list(dict.fromkeys(f"{point.model} on {point.hardware}" for point in found))
+        if places:
+            more = f", and {len(places) - 2} more" if len(places) > 2 else ""
+            where = "" if source == "paper" else f": {html.escape('; '.join(places[:2]) + more)}"
+            lines.append(f'<li><span class="{source}">{source}</span>{where}</li>')
+    return f'<ul class="sources">{"".join(lines)}</ul>'
+
+
+def picture(out: Path, name: str, alt: str) -> str:
+    """A figure that leads to itself, in full size."""
+    width, height = size_of(out / f"{name}.png")
+    image = f'<img src="{name}.png" width="{width}" height="{height}" loading="lazy" alt="{alt}">'
+    return f'<a href="{name}.png">{image}</a>'
+
+
+def kept(name: str) -> str:
+    """Why the results of a script are older than the others; "" where they are not."""
+    if name in SLOW:
+        return KEPT.format(why="This takes long", command="python experiments/all.py --slow")
+    if name in MEASURED:
+        return KEPT.format(why="This is measured", command=f"python experiments/{name}.py")
+    return ""
+
+
 def section(name: str, out: Path, rows: list[fidelity.Row]) -> str:
     """One figure of the gallery. rows: its published numbers beside ours."""
     caption, points = captions()[name], common.read_csv(out / f"{name}.csv")
-    numbers = [fidelity.cells(row)[1:] for row in rows]
+    numbers, columns = [fidelity.cells(row)[1:] for row in rows], [*fidelity.HEADER[1:-1], "note"]
     if not numbers and caption.differ:
-        numbers = published(points)
+        numbers, columns = published(points), ["what", "paper", "predicted", "error"]
     explained = [row for row in rows if row.explanation]
     texts = [f"{row.quantity}: {fidelity.cells(row)[5]}. {row.explanation}" for row in explained]
     texts = [html.escape(text) for text in texts]
     texts += [fill(name, caption.differ, points)] if caption.differ else []
-    texts = texts or ["Nowhere." if numbers else "The paper states no number here."]
+    if not texts and any(point.source == "paper" for point in points):
+        texts = ["Nowhere." if numbers else "The paper states no number here."]
     differ = "".join(f"<dd>{text}</dd>" for text in texts)
-    title = name.removeprefix("td_").removeprefix("segment_")
-    title = title.replace("fig", "Fig ").replace("table", "Table ").replace("_", " ").capitalize()
-    title = f"{title} ({caption.where})"
-    second = f"{name}_measured.png"
-    measured = f'<img src="{second}" alt="{title}, measured">' if (out / second).exists() else ""
-    return f"""<section id="{name}"><h2>{title}</h2>
-<img src="{name}.png" alt="{title}">{measured}{KEPT if name in SLOW else ""}<dl>
-<dt>The paper claims</dt><dd>{fill(name, caption.claim, points)}</dd>
+    if differ:
+        differ = f"<dt>Where we differ by more than {fidelity.LIMIT:g} %</dt>{differ}"
+    alt = fill(name, caption.alt, points)
+    second = f"{name}_measured"
+    if (out / f"{second}.png").exists():
+        measured = picture(out, second, f"The same picture, from real runs. {alt}")
+    else:
+        measured = ""
+    claim = "We ask" if caption.group in ("measured", "cost") else "The paper claims"
+    return f"""<section id="{name}"><h3>{fill(name, caption.finding, points)}</h3>
+<p class="where">{title_of(name)} &middot; {html.escape(caption.where)} &middot;
+<code>experiments/{name}.py</code> &middot; <a href="{name}.csv">all numbers</a></p>
+<figure>{picture(out, name, alt)}{measured}<figcaption>{sources_of(points)}</figcaption></figure>
+{kept(name)}<dl>
+<dt>{claim}</dt><dd>{fill(name, caption.claim, points)}</dd>
 <dt>We see</dt><dd>{fill(name, caption.see, points)}</dd>
-<dt>Where we differ by more than {fidelity.LIMIT:g} %</dt>{differ}</dl>
-{table("Numbers: paper, predicted, error", numbers)}{measured_table(points)}</section>"""
+{differ}</dl>
+{table("Numbers: paper, predicted, error", columns, numbers)}{measured_table(points)}
+<p class="back"><a href="#contents">Contents</a></p></section>
+"""
+
+
+def card(name: str, out: Path) -> str:
+    """One line of the contents: a thumbnail, and what the figure shows."""
+    points = common.read_csv(out / f"{name}.csv")
+    width, height = size_of(out / "thumbs" / f"{name}.png")
+    image = f'<img src="thumbs/{name}.png" width="{width}" height="{height}" loading="lazy" alt="">'
+    finding = fill(name, captions()[name].finding, points)
+    return f"""<li><a href="#{name}"><span class="thumb">{image}</span>
+<span><b>{title_of(name)}</b> {finding}</span></a></li>
+"""
 
 
 def gallery(out: Path) -> str:
@@ -148,14 +309,34 @@ def gallery(out: Path) -> str:
     rows = fidelity.read(out / "fidelity.csv")
     ids = {figure.name: set(figure.paper) for figure in fidelity.FIGURES + fidelity.SERVING}
     ids["fig9"] = set(fig9.PUBLISHED)
-    sections = [
-        section(name, out, [row for row in rows if row.id in ids.get(name, ())])
-        for name in captions()
-        if (out / f"{name}.csv").exists()
-    ]
-    summary = "".join(f"<li>{html.escape(line)}</li>" for line in fidelity.summary(rows))
+    jumps, contents, sections = [], [], []
+    for group, (heading, about) in GROUPS.items():
+        names = [name for name in shown(out) if captions()[name].group == group]
+        if not names:
+            continue
+        cards = "".join(card(name, out) for name in names)
+        jumps.append(f'<a href="#{group}">{heading}</a>')
+        contents.append(f"<h3>{heading}</h3>\n<p>{about}</p>\n<ul>{cards}</ul>")
+        sections.append(f'<h2 id="{group}">{heading}</h2>\n<p>{about}</p>\n')
+        for name in names:
+            numbers = [row for row in rows if row.id in ids.get(name, ())]
+            sections.append(section(name, out, numbers))
+    summary = "".join(f"<li>{html.escape(line)}</li>\n" for line in fidelity.summary(rows))
     page = Template((ROOT / "experiments" / "gallery.html").read_text(encoding="utf-8"))
-    return page.substitute(mark=MARK, summary=summary, sections="".join(sections))
+    return page.substitute(
+        mark=MARK,
+        jumps=" &middot; ".join(jumps),
+        contents="\n".join(contents),
+        summary=summary,
+        sections="".join(sections),
+    )
+
+
+def write_page(out: Path) -> None:
+    """The thumbnails, then the page."""
+    write_thumbnails(out)
+    (out / "index.html").write_text(gallery(out), encoding="utf-8")
+    print(f"\nwrote {out / 'index.html'}")
 
 
 def run_script(
@@ -202,12 +383,16 @@ def run_all(
 
 def main() -> None:
     slow = Flag(f"also run {', '.join(sorted(SLOW))}")
-    options = start("", __doc__, others=["index.html"], slow=slow)
+    page = Flag("write only index.html and its thumbnails, from the results that are there")
+    options = start("", __doc__, others=["index.html"], slow=slow, page=page)
+    if options.page:
+        return write_page(options.out)
     flags = ["--out", str(options.out)]
     flags += [f"--{name}" for name in ("quick", "force") if getattr(options, name)]
     left_out = {}
     if find_spec("torch") is None:
         left_out |= dict.fromkeys(NEED_TORCH, "it needs torch: make install")
+    left_out |= dict.fromkeys(sorted(MEASURED), "it measures this machine: run it by itself")
     if not options.slow:
         left_out |= dict.fromkeys(sorted(SLOW), "its results are kept; --slow runs it")
     names = [name for name in captions() if name not in left_out]
@@ -225,8 +410,7 @@ def main() -> None:
     if failed:
         print("", *failed, sep="\n", file=sys.stderr)
         raise SystemExit(1)
-    (options.out / "index.html").write_text(gallery(options.out), encoding="utf-8")
-    print(f"\nwrote {options.out / 'index.html'}")
+    write_page(options.out)
 
 
 if __name__ == "__main__":
