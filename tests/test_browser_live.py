@@ -189,7 +189,7 @@ def test_a_long_prompt_freezes_all_decodes_under_vllm_v0_and_none_under_sarathi_
     assert reader.stalls("vllm_v0") == 5
 
     reader.press("chats")
-    page.wait_for_selector('#chats[aria-pressed="false"]')
+    page.wait_for_selector('#chats[data-on="false"]')
     reader.wait_for("idle")
     reader.close()
 
@@ -241,7 +241,7 @@ def test_the_picture_stands_still_and_moves(browser: "playwright.Browser", addre
     reader.wait_for("decode")
     reader.go_to("lanes")
     page.keyboard.press("Space")
-    page.wait_for_selector('#pause[aria-pressed="true"]')
+    page.wait_for_selector('#pause[data-on="true"]')
 
     def picture() -> str:
         page.evaluate("new Promise(done => setTimeout(done, 200))")
@@ -257,7 +257,7 @@ def test_the_picture_stands_still_and_moves(browser: "playwright.Browser", addre
     page.keyboard.press("ArrowLeft")
     assert picture() != still
     page.keyboard.press("Space")
-    page.wait_for_selector('#pause[aria-pressed="false"]')
+    page.wait_for_selector('#pause[data-on="false"]')
     reader.close()
 
 

@@ -7,8 +7,8 @@
                         {"kind": "chats", "count": 8}: requests of the page's own; chats go on
                         until a count of 0, or until nobody watches
 
-Each server-sent event is a list, in JSON, of the runner's events (`web/runner.py`) and of three more:
-"snapshot", "numbers" and "chats". `web/server.py` checks who may come in.
+Each server-sent event is a list, in JSON. It holds the runner's events (`web/runner.py`) and three
+more: "snapshot", "numbers" and "chats". `web/server.py` checks who may come in.
 """
 
 import asyncio

@@ -7,7 +7,7 @@ const LEFT = 54, RIGHT = 10, BOTTOM = 22; // px: margins of a picture; BOTTOM: o
 const TOP = 18; // px: above the lanes, for the names of policies
 const HEAD = 15; // px: of a lane, for the names of its requests, if the lane is high enough
 const FONT = "13px system-ui, sans-serif", BOLD = `600 ${FONT}`;
-const LEAST_LANES = 4, APART = 5; // px: from this width on, bars side by side stay apart
+const LEAST_LANES = 8, APART = 5; // px: from this width on, bars side by side stay apart
 export const LOOKS = {
   waiting: { meaning: "in its slot, and waits", colour: "#999999", low: 0.51, high: 0.59 },
   prefill: { meaning: "prefill: a prompt or a chunk, tokens", colour: "#F5C45E", low: 0.2,
@@ -62,6 +62,7 @@ export class Pictures {
     pen.lineWidth = 1;
     pen.textAlign = "center";
     for (let t = Math.ceil(this.from / step) * step; t <= this.to; t += step) {
+      if (t < 0) continue; // before the engine began
       const x = this.x(t);
       this.line(x, 0, x, this.bottom);
       if (low === BOTTOM && x > LEFT + 16 && x < width - 24) {
@@ -118,7 +119,7 @@ export class Pictures {
   // A text in a box, if it fits between left and right.
   label(text, left, right, middle) {
     const pen = this.pen, wide = pen.measureText(text).width;
-    if (right - left < wide + 8) return;
+    if (right - left < wide + 5) return;
     const at = (left + right) / 2;
     pen.fillStyle = "#FFFFFF";
     pen.fillRect(at - wide / 2 - 2, middle - 8, wide + 4, 16);
@@ -145,9 +146,8 @@ export class Pictures {
     for (let lane = 0; lane < lanes; lane += Math.ceil(16 / high)) {
       pen.fillText(`slot ${lane}`, LEFT - 6, middle(lane));
     }
-    for (const place of places) {
-      put("waiting", place.lane, place.from, place.to ?? this.to);
-    }
+    const known = now && !schedule.current ? schedule.newest : this.to; // after it, decodes may run
+    for (const place of places) put("waiting", place.lane, place.from, place.to ?? known);
     this.drawDecodes(seen, put);
     for (const each of [...seen, ...(now && schedule.current ? [schedule.current] : [])]) {
       for (const [, lane, , length] of each.chunks) {
@@ -292,7 +292,7 @@ export class Pictures {
   drawRows(seen) {
     this.begin("rows", 4);
     const budget = this.schedule.state.chunk_size ?? 0;
-    const most = 1.15 * Math.max(budget, ...seen.map((each) => each.rows), 8);
+    const most = 1.35 * Math.max(budget, ...seen.map((each) => each.rows), 8);
     const y = this.axis(most, (value) => whole(Math.round(value)));
     let last = -1;
     for (const each of columns(seen, 1.5 / this.perSecond)) {

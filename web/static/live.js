@@ -150,7 +150,7 @@ function showPolicy() {
 
 function showChats() {
   const run = schedule.state.chats > 0;
-  $("chats").setAttribute("aria-pressed", run);
+  $("chats").dataset.on = run;
   $("chats").textContent = run ? "Stop the chats" : "Start chats";
 }
 
@@ -182,7 +182,7 @@ function showNumbers() {
     : budget === null ? `${policy} takes whole prompts: no token budget` : "");
   const pace = schedule.pace();
   set("median", pace ? seconds(pace) : "none yet");
-  $("slo").placeholder = schedule.median === null ? "not yet"
+  $("slo").placeholder = schedule.median === null ? ""
     : `${Number((schedule.slo * 1000).toPrecision(3))}`;
   const rows = [...schedule.tallies.values()].map((tally) => [tally.policy, tally.c, tally.gaps,
     schedule.slo === null ? "no SLO yet" : tally.stalls, seconds(tally.longest)].map(String));
@@ -224,7 +224,7 @@ function frame() {
 
 function pause(yes) {
   pausedAt = yes ? schedule.time(clock()) : null;
-  $("pause").setAttribute("aria-pressed", yes);
+  $("pause").dataset.on = yes;
   $("pause").textContent = yes ? "Go on" : "Pause";
 }
 
