@@ -70,7 +70,6 @@ ROUGH = 1.05  # precision of what the answer is compared with
 DRAWS = 8  # samples of the traffic, for the interval
 LOADS = (0.5, 0.7, 0.9, 1.0)  # of the capacity, in the table of latencies
 TP, PP = (1, 2, 4, 8), (2, 4)
-PLACE = "MODEL"  # in a line for another engine, until it is wrapped: a folder's name has blanks
 DATASETS = {data.name: data for data in (CHAT, ARXIV)}
 PAIR = re.compile(r"([0-9]{1,7}):([0-9]{1,7})")
 FLAGS = {
@@ -465,14 +464,16 @@ def print_engines(options: Namespace, plan: Plan) -> None:
     model, best = plan.replica.cost.model, plan.best
     name = options.model if options.model not in MODELS else f"YOUR-{model.name}"
     longest = int((plan.question.traffic.prompts + plan.question.traffic.outputs).max())
+    quoted = shlex.quote(name)
+    place = len(quoted) * "M"  # until the line is wrapped: the name may have blanks
     flags = engine_flags(
-        PLACE, best.budget, plan.replica.max_batch_size, plan.replica.cost.tp, plan.replica.stages,
+        place, best.budget, plan.replica.max_batch_size, plan.replica.cost.tp, plan.replica.stages,
         longest,
     )  # fmt: skip
     print("\nThe same in other engines:")
     for engine, line in flags.items():
         parts = textwrap.wrap(line, 88, break_on_hyphens=False, break_long_words=False)
-        named = [part.replace(PLACE, shlex.quote(name)) for part in parts]
+        named = [part.replace(place, quoted) for part in parts]
         print(f"\n{engine}:\n  " + " \\\n    ".join(named))
 
 
