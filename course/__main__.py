@@ -27,7 +27,7 @@ from pathlib import Path
 from checks import UserError
 from cli import claim, run_main
 from course.exercises import EXERCISES, HINTS, MINE, STUBS, Exercise, find
-from course.predictions import HOW, predict
+from course.predictions import HOW, LESSONS, predict
 
 BASE = 1  # seed of the cases of `check`: the same each time, so that a failure stays
 HINTED, CHECKED = "hints.json", "checks.json"  # in mine/: the last hint, and whether it passed
@@ -150,7 +150,8 @@ def state() -> list[str]:
             groups["not passed yet"].append(exercise.name)
     told = [f"{name}: {' '.join(names)}" for name, names in groups.items() if names]
     answered = kept("predictions.json")
-    lessons = [str(n) for n in range(1, 11) if any(key.startswith(f"{n}.") for key in answered)]
+    numbers = range(1, len(LESSONS) + 1)
+    lessons = [str(n) for n in numbers if any(key.startswith(f"{n}.") for key in answered)]
     return [*told, f"predictions: lessons {', '.join(lessons) or 'none'}"]
 
 
@@ -169,7 +170,7 @@ def main() -> None:
         if name == "picture":
             sub.add_argument("--force", action="store_true", help="replace a file of your own")
     sub = commands.add_parser("predict", description=HOW)
-    sub.add_argument("lesson", type=int, help="1 to 10")
+    sub.add_argument("lesson", type=int, help=f"1 to {len(LESSONS)}")
     commands.add_parser("submit")
     sub = commands.add_parser("grade")
     sub.add_argument("folder", type=folder, help="a folder or .zip for each submission")
