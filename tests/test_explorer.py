@@ -573,11 +573,9 @@ def test_what_the_server_refuses(client: TestClient, body: bytes, kind: str, sta
 def test_an_answer_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     calculator = explore_routes.Calculator()
     assert json.loads(calculator.ask('{"call": "gain_points"}'))["points"]
-    process = calculator.process
     monkeypatch.setattr(explore_routes, "SECONDS", 0.01)
     slow = {"call": "gain_point", "x": 1, "state": {"B": 64, "P": 1000, "D": 1000}}
     assert calculator.ask(json.dumps(slow)) is None
-    assert process.wait(20)
     monkeypatch.setattr(explore_routes, "SECONDS", 20.0)
     assert json.loads(calculator.ask('{"call": "gain_points"}'))["points"], "a new process answers"
     calculator.process.stdin.close()

@@ -144,7 +144,11 @@ def write(out: Path, pyodide: Path | None = None, force: bool = False) -> list[s
     files |= {f"{BOOK}/{path}": (ROOT / path).read_bytes() for path in needed()}
     if pyodide is not None:
         files |= {f"{BESIDE}/{name}": data for name, data in check_pyodide(pyodide).items()}
-    if out.exists() and not force and not is_ours(out):
+    try:
+        foreign = out.exists() and not is_ours(out)
+    except OSError as error:
+        raise UserError(f"--out {out}: {error.strerror}") from None
+    if foreign and not force:
         raise UserError(
             f"--out {out} is there, and this command did not write it: give another folder, or add"
             " --force"

@@ -55,14 +55,19 @@ class Calculator:
             self.process = subprocess.Popen(command, cwd=ROOT, **pipes)  # it ends with its input
         timer = Timer(SECONDS, self.process.kill)
         timer.start()
+        answer = ""
         try:
             self.process.stdin.write(f"{question}\n")
             self.process.stdin.flush()
-            return self.process.stdout.readline() or None
+            answer = self.process.stdout.readline()
         except BrokenPipeError:
-            return None
-        finally:
-            timer.cancel()
+            pass
+        timer.cancel()
+        if answer:
+            return answer
+        self.process.kill()
+        self.process.wait()  # so that the next question finds a new one
+        return None
 
 
 def refused(status: int, message: str, **headers: str) -> JSONResponse:

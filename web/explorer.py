@@ -9,6 +9,7 @@ that is missing, or has a bad value, gets its default. Times are in seconds, len
 
 import json
 import math
+import os
 import random
 import statistics
 import sys
@@ -556,6 +557,8 @@ def answer(text: str, calls: dict[str, Callable[[dict], dict]] = CALLS) -> str:
 
 def main() -> None:
     """Answer each line of the input with a line. It ends with the input."""
+    if hasattr(os, "nice"):
+        os.nice(10)  # a server's engine goes first
     for line in sys.stdin:
         print(answer(line), flush=True)
 

@@ -119,7 +119,7 @@ export function drawSchedule(canvas, side, view, step = null) {
 function label(pen, text, x, y, wide, tall, colour = INK) {
   pen.font = `12px ${FONT}`;
   const size = pen.measureText(text).width;
-  if (size + 6 > wide || tall < 13) return;
+  if (size + 6 > wide || tall < 12) return;
   pen.fillStyle = "#FFFFFF";
   pen.fillRect(x + (wide - size) / 2 - 2, y + tall / 2 - 7, size + 4, 14);
   pen.fillStyle = colour;
