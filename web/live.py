@@ -30,7 +30,8 @@ from web.schemas import Refused
 
 PAUSE = 0.05  # s between two messages to a page
 SILENCE = 5.0  # s without an event, after which a page hears that the connection is alive
-MOST_PAGES, MOST_MESSAGES = 64, 64  # open at once; behind, before a slow page starts anew
+MOST_PAGES = 64  # open at once, and a few more if they come together
+MOST_MESSAGES = 64  # that a page may be behind, before it starts anew
 LONG_PROMPT, MOST_THROWN = 4000, 64  # tokens, where the engine allows it; requests at once
 BURST_PROMPT, OUTPUT = 64, 16  # tokens: of a prompt in a burst; of all outputs but a chat's
 MOST_CHAT_PROMPT, MOST_CHAT_OUTPUT = 128, 512  # tokens
