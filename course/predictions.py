@@ -11,16 +11,15 @@ from collections.abc import Callable
 from checks import UserError, check_whole
 from course.exercises import HERE, MINE
 
-LESSONS = HERE.parent / "notebooks"
+LESSONS = sorted((HERE.parent / "notebooks").glob("[0-9][0-9]_*.py"))  # 01_..., 02_..., no gap
 MARK = "**Predict first.**"
 HOW = "Read each step of the lesson up to **Predict first**, then answer."
 
 
 def questions(lesson: int) -> list[str]:
     """All that a lesson asks, in order. A UserError if there is no such lesson."""
-    check_whole("lesson", lesson, 1, 10)
-    [path] = LESSONS.glob(f"{lesson:02d}_*.py")
-    paragraphs = re.split(r"\n(?:#\n|(?!#))", path.read_text("utf-8"))
+    check_whole("lesson", lesson, 1, len(LESSONS))
+    paragraphs = re.split(r"\n(?:#\n|(?!#))", LESSONS[lesson - 1].read_text("utf-8"))
     texts = [
         " ".join(line.removeprefix("#").strip() for line in p.splitlines()) for p in paragraphs
     ]
