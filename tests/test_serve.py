@@ -19,11 +19,12 @@ from pathlib import Path
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from served import Served, events, parse, raw, request, served, streamed
+from served import Served, served
 from watch import wait_for
 
 from checks import UserError
 from engine import LLM, SamplingParams
+from experiments.lib.clients import events, parse, raw, request, streamed
 from loading.files import DEMO
 from sampling import HOTTEST, SMALLEST_P
 from web import chat as chats
@@ -729,8 +730,8 @@ def test_a_priced_engine_says_so(priced: PricedEngine) -> None:
         _, _, body = parse(raw(running.place, request("/v1/models", method="GET")))
         (model,) = json.loads(body)["data"]
         assert model["priced"] and "predicted by the cost model" in model["description"]
-        text, reason, _ = asyncio.run(streamed(running.place, GOOD | {"prompt": "three words x"}))
-        assert (text, reason) == (" ·" * 2, "length")
+        stream = asyncio.run(streamed(running.place, GOOD | {"prompt": "three words x"}))
+        assert (stream.text, stream.reason) == (" ·" * 2, "length")
         status, _, answer = parse(
             raw(running.place, request("/v1/completions", GOOD | {"logprobs": 1}))
         )

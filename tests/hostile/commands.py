@@ -98,6 +98,11 @@ COMMANDS = (
     Command("experiments/serve_chunking.py"),
     Command("experiments/serve_latency.py"),
     Command("experiments/serve_linears.py"),
+    Command(
+        "experiments/serve_load.py",
+        ("--seconds", "1", "--requests", "10"),
+        ("--seconds", "--requests"),
+    ),
     Command("experiments/serve_overhead.py", ("--repeats", "1"), ("--repeats",)),
     Command("experiments/serve_phases.py"),
     Command("experiments/serve_pipelines.py", ("--requests", "64")),
