@@ -35,7 +35,7 @@ test: .venv/dev.stamp
 slow: .venv/dev.stamp
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
-# The pages in a real browser. Without a Chromium, its tests are skipped.
+# The pages in a real browser. Without a Chromium, its tests are skipped; without npm, the explorer's.
 browser: .venv/browser.stamp
 	$(BIN)/python -m pytest -m browser
 
@@ -99,6 +99,8 @@ format: .venv/dev.stamp
 
 .venv/browser.stamp: requirements-browser.txt .venv/dev.stamp
 	$(PIP) -r requirements-browser.txt
+	-npm install --prefix build/npm --no-audit --no-fund --ignore-scripts \
+		pyodide@$$($(BIN)/python -c "from web.bundle import VERSION; print(VERSION)")
 	touch $@
 
 clean:
