@@ -273,8 +273,10 @@ def best_budget(
     replica: Replica, traffic: Traffic, slo: Slo, policy: str, budgets: Sequence[int],
     precision: float, first: int,
 ) -> Found:  # fmt: skip
-    """The budget with the largest capacity: from `first` upwards, or else downwards, as it grows.
+    """The budget with the largest capacity: from `first` upwards and downwards, until it falls.
 
+    Both ways, because `first` may lie beyond the best: there the capacity is low, and flat but for
+    the precision of the searches.
     budgets: in ascending order; first: one of them.
     """
 
@@ -287,11 +289,9 @@ def best_budget(
         here = place
         while 0 <= here + step < len(budgets):
             found = find(here := here + step)
-            if found.rate < best.rate:
+            if found.rate * precision < best.rate:
                 break
             best = max(best, found, key=lambda each: each.rate)  # of equals, the first
-        if best.budget != first:
-            break
     return best
 
 

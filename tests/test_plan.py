@@ -227,9 +227,14 @@ def test_short_prompts_may_share_a_large_budget() -> None:
     assert beside([16, 32], 16, 16) == [] == beside([128], 128, 128)
 
 
-def test_a_plateau_is_no_peak(llama: Path) -> None:
-    rates = {128: 1.0, 256: 1.0, 512: 2.0, 1024: 0.5}
-
+@pytest.mark.parametrize(
+    "rates",
+    [
+        {128: 1.0, 256: 1.0, 512: 2.0, 1024: 0.5},  # a plateau is no peak
+        {128: 1.0, 512: 2.0, 1024: 0.5, 2048: 0.52},  # nor is what grows beyond the cliff
+    ],
+)
+def test_the_climb_ends_at_the_best(rates: dict[int, float]) -> None:
     def find(*asked: object) -> Found:
         return Found(rates[asked[4]], asked[4])
 
