@@ -53,7 +53,7 @@ def predict(lesson: int, ask: Callable[[str], str] = input) -> int:
     """
     kept = recorded()
     asked = questions(lesson)
-    print(f"{HOW}\nEnter alone skips; an answer stays.\n")
+    print(f"{HOW}\nEnter skips a question. No answer is asked for twice.\n")
     for number, question in enumerate(asked, 1):
         name = f"{lesson}.{number}"
         if name in kept:

@@ -141,6 +141,7 @@ def test_submit_says_how_far_a_student_is(mine: Path, capsys: pytest.CaptureFixt
         ("while True: pass", ("Your code has run", "does a loop never end? (line 2 of e01.py)")),
         ("rows + 1", ("Your function returned None: is `return` missing?",)),
         ("return rows + 'a'", ("Your code raised an error.", "TypeError", "(line 2 of e01.py)")),
+        ("return rows + 'a'", ("rows = 1, cached = 0, model = llama-13b, gpu = a6000\n",)),
         ("return 0.0", ("F1 fails", "  1 row, 0 cached tokens")),
     ],
 )

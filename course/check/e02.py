@@ -13,6 +13,11 @@ PROPERTIES = {
     "S3": "write stores K and V at slots and positions, and nowhere else",
     "S4": "nothing is allocated: the tensors stay where they are",
 }
+HINTS = {
+    "NoneType": "None in `used` is a free slot. What does the docstring ask for there?",
+    "shape mismatch": "In k and v, rows come first: (T, n_kv_head, head_dim). In self.k[layer],"
+    " heads come first: (n_kv_head, slots, length, head_dim).",
+}
 MODEL = ModelConfig("tiny", 2, 4, 8, 8, 16, 64, n_kv_head=2)
 
 

@@ -54,7 +54,8 @@ def examine(exercise: Exercise, ask: Ask, seed: int) -> Verdict:
         try:
             answer = ask({name: each for name, each in case.items() if not name.startswith("_")})
         except AnswerError as error:
-            hints = [hint for words, hint in HINTS.items() if words in str(error)]
+            known = HINTS | getattr(check, "HINTS", {})
+            hints = [hint for words, hint in known.items() if words in str(error)]
             failure = unanswered(describe(case), error, "".join(hints))
         else:
             failure = judged(check.judge, case, answer)

@@ -11,8 +11,8 @@ from course.plants import plants
 from scheduler import Sarathi
 
 PROPERTIES = {
-    "H1": "the property holds for every run of the reference",
-    "H2": "it fails for at least half of the mistakes",
+    "H1": "your property accepts every run of SARATHI",
+    "H2": "your property finds at least half of the mistakes",
 }
 REFERENCE = "reference"
 
