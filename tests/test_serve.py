@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import openai
@@ -248,10 +248,8 @@ def test_what_a_template_refuses_is_said(client: openai.OpenAI) -> None:
 
 
 HOSTILE = {
-    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}": "not ended",
     "{% for a in range(999) %}{{ 'x' * 99999 }}{% endfor %}": "more than 8000000 letters",
     "{{ 'x' * 9999999999 }}": "too much memory",
-    "{{ 9 ** (9 ** 9) }}": "not ended",
     "{{ ''.__class__.__mro__ }}": "refuses these messages: access to attribute '__class__'",
     "{{ messages.append(1) }}": "refuses these messages: ",
     "{{ raise_exception('line\nline') }}": r"refuses these messages: line\nline",
@@ -260,11 +258,14 @@ HOSTILE = {
     "{% include '/etc/passwd' %}": "refuses these messages: no loader",
     "{% generation %}{{ messages[0].content }}{% endgeneration %}{{ 1 / 0 }}": "division by zero",
 }
+ENDLESS = [
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{{ 9 ** (9 ** 9) }}",
+]
 
 
-def test_no_template_stops_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is refused with its reason; the one after it works."""
-    monkeypatch.setattr(chats, "SECONDS", 2.0)
+def fill_in(templates: Iterable[str]) -> list[str]:
+    """What each makes of a message, or why it is refused; all at once."""
 
     async def ask(template: str) -> str:
         chat = Chat(template, {})
@@ -276,13 +277,37 @@ def test_no_template_stops_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
             await chat.end()
 
     async def ask_all() -> list[str]:
-        return await asyncio.gather(*map(ask, [*HOSTILE, TEMPLATE]))
+        return await asyncio.gather(*map(ask, templates))
 
-    *said, good = asyncio.run(ask_all())
-    for sentence, expected in zip(said, HOSTILE.values(), strict=True):
+    return asyncio.run(ask_all())
+
+
+def test_a_hostile_template_is_refused() -> None:
+    for sentence, expected in zip(fill_in(HOSTILE), HOSTILE.values(), strict=True):
         assert sentence.startswith("refused: ") and expected in sentence
         assert "\n" not in sentence and len(sentence) < 900
-    assert good == "[user] é\n[assistant]"
+
+
+def test_an_endless_template_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next chat has a new process."""
+    monkeypatch.setattr(chats, "SECONDS", 0.5)
+    assert fill_in(ENDLESS) == ["refused: the chat template has not ended in 0.5 s"] * 2
+    monkeypatch.undo()
+    assert fill_in([TEMPLATE]) == ["[user] é\n[assistant]"]
+    endless = "{% if messages[0].role == 'tool' %}" + ENDLESS[0] + "{% endif %}well"
+
+    async def ask_twice() -> str:
+        chat = Chat(endless, {})
+        monkeypatch.setattr(chats, "SECONDS", 0.5)
+        with pytest.raises(Unfit):
+            await chat.prompt([{"role": "tool", "content": ""}])
+        monkeypatch.undo()
+        try:
+            return await chat.prompt([{"role": "user", "content": ""}])
+        finally:
+            await chat.end()
+
+    assert asyncio.run(ask_twice()) == "well"
 
 
 def test_where_a_template_is_found(tmp_path: Path) -> None:
@@ -553,8 +578,9 @@ def test_500_bad_requests(demo: Served) -> None:
 # ----------------------------------------------------------------------- keys, limits, other sites
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def priced() -> PricedEngine:
+    """For one server: its clock ends with that."""
     return PricedEngine("llama-13b", "a6000", policy="sarathi_serve", max_batch_size=2)
 
 
@@ -628,7 +654,7 @@ def test_a_full_queue_and_a_client_that_hangs_up(priced: PricedEngine) -> None:
         status, _, _ = parse(raw(running.place, request("/v1/completions", GOOD)))
         assert status == 200
         ends = metrics_of(running)["vllm:request_success_total"]
-        assert ends[("abort",)] == 3 and ends[("length",)] == 1
+        assert ends == {("stop",): 0, ("length",): 1, ("abort",): 3, ("error",): 0}
 
 
 def metrics_of(running: Served) -> dict[str, dict[tuple, float]]:

@@ -14,7 +14,7 @@ import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -50,7 +50,7 @@ class Choice:
 
     def __init__(self, answer: "Answer", index: int, request: batch.Request, words: Words):
         self.answer, self.index, self.request, self.words = answer, index, request, words
-        self.watch = Stopwatch(answer.api.metrics, len(request.prompt))
+        self.watch = Stopwatch(answer.api.metrics)
         self.text, self.tokens, self.count = [], [], 0
         self.reason: str | None = None
 
@@ -207,8 +207,9 @@ class Events(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async for event in self.answer.stream(receive):
-            await send({"type": "http.response.body", "body": event, "more_body": True})
+        async with aclosing(self.answer.stream(receive)) as stream:
+            async for event in stream:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
 
@@ -314,6 +315,7 @@ class Api:
         reason = None
         try:
             self.runner.submit(requests, answer.choices, answer.body.wanted)
+            self.metrics.prompt.inc(sum(len(request.prompt) for request in requests))
         except Full as error:
             reason, wait = "full", str(max(1, math.ceil(error.retry_after)))
             raise Refused(

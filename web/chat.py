@@ -20,6 +20,7 @@ from loading.files import read_json, readable
 
 LONGEST_TEMPLATE, LONGEST_TEXT = 200_000, 8_000_000  # letters: of a template; of what it makes
 SECONDS = 10.0  # of one template; honest ones take under a millisecond
+START = 60.0  # s: for the process to be there
 MEMORY = 1 << 30  # bytes
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 RESERVED = ("messages", "add_generation_prompt", "tools", "documents", *SPECIAL)
@@ -94,8 +95,8 @@ class Chat:
         """One line to the process, and its answer. It is killed if it takes too long."""
         answer = b""
         try:
+            process = await self.alive()
             async with asyncio.timeout(SECONDS):
-                process = await self.alive()
                 process.stdin.write(line.encode() + b"\n")
                 await process.stdin.drain()
                 answer = await process.stdout.readline()
@@ -119,6 +120,8 @@ class Chat:
                 limit=8 * LONGEST_TEXT, process_group=0,  # Ctrl-C is for the server alone
             )  # fmt: skip
             self.process.stdin.write(json.dumps(self.first).encode() + b"\n")
+            async with asyncio.timeout(START):
+                await self.process.stdout.readline()
         return self.process
 
     async def end(self) -> None:
@@ -195,7 +198,7 @@ def limit_memory() -> None:
 
 
 def main() -> None:
-    """Read a template, then chats, one in each line. Write a line for each."""
+    """Read a template, then chats, one in each line. Write a line for each of them."""
     end_with(int(sys.argv[1]))
     limit_memory()
     first = json.loads(sys.stdin.readline())
@@ -204,6 +207,7 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 (a template that is no template)
         broken = {"error": f"the chat template is broken: {one_line(error)}"}
         fill = None
+    print("ready", flush=True)
     for line in sys.stdin:
         said = broken if fill is None else answer(fill, json.loads(line))
         print(json.dumps(said), flush=True)

@@ -98,9 +98,8 @@ class Metrics:
 class Stopwatch:
     """The times of one request."""
 
-    def __init__(self, metrics: Metrics, prompt_tokens: int):
+    def __init__(self, metrics: Metrics):
         self.metrics, self.begin, self.last = metrics, time.perf_counter(), None
-        metrics.prompt.inc(prompt_tokens)
 
     def token(self) -> None:
         """A token is here."""
