@@ -26,6 +26,7 @@
 
 # %%
 import asyncio
+import atexit
 import json
 import re
 import subprocess
@@ -51,6 +52,7 @@ def start(*flags):
     command = [sys.executable, str(ROOT / "serve.py"), "--port", "0", *flags]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     server = subprocess.Popen(command, **options)
+    atexit.register(server.terminate)  # with this notebook, if not before
     for line in server.stdout:
         if found := re.match(r"API +(http://[^/]+)/v1", line):
             return server, found[1]
