@@ -100,10 +100,11 @@ print(f"a gap without a server: {1e3 * np.median(alone):.2f} ms (median, measure
 print(f"machine: {this_machine()}")
 
 # %% [markdown]
-# **Explain.** A gap over HTTP is an iteration and a little more: the message must be packed, sent
-# and read. This model is small. With a large one, an iteration takes far longer, and a message
-# costs as much as here. Any client of OpenAI's API can talk to this server. Its own numbers stand
-# in `/metrics`, in the form of [Prometheus](https://prometheus.io).
+# **Explain.** A gap over HTTP is an iteration, and the time to pack, send and read a message. If
+# other programs run, each step of this way may wait for them. This model is small. With a large
+# one, an iteration takes far longer, and a message costs as much as here. Any client of OpenAI's
+# API can talk to this server. Its own numbers stand in `/metrics`, in the form of
+# [Prometheus](https://prometheus.io).
 #
 # ## Step 2: watch
 #
