@@ -86,7 +86,7 @@ def read_text(path: Path | str, most: int) -> str:
     return text
 
 
-def one_line(error: Exception | str) -> str:
+def one_line(error: BaseException | str) -> str:
     """What an error says, short and on one line, whatever a user's file or flag put into it."""
     text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(error))
     return text if len(text) <= LONGEST_LINE else f"{text[:HEAD]} ... {text[HEAD - LONGEST_LINE :]}"

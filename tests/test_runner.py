@@ -361,7 +361,7 @@ def test_a_client_that_goes_away_frees_its_slot_at_the_next_step(llm: LLM) -> No
     clients = Clients(RealEngine(llm))
     stays, goes, waits = [Request(0, [own], 20) for own in (1, 2, 3)]
     llm.max_batch_size = clients.runner.engine.max_batch_size = 2
-    clients.runner._new_loop(RecentTrace())  # with two slots
+    clients.runner._new_loop()  # with two slots
     clients.runner.submit([stays, goes, waits], ["stays", "goes", "waits"])
     clients.at[5].append(lambda: clients.runner.cancel(goes))
     clients.finish()
@@ -616,6 +616,29 @@ def test_closing_ends_a_long_batch_and_all_that_waits() -> None:
     runner.close()
 
 
+def test_what_comes_as_the_runner_closes_is_answered() -> None:
+    """A client hangs up, and another changes the policy, during the last step."""
+    clients = Clients(PricedEngine(clock=FastClock()))
+    runner, here, go_on = clients.runner, threading.Event(), threading.Event()
+    request = Request(0, range(9), 50)
+    runner.submit([request], ["a"])
+    clients.at[3].append(lambda: here.set() or go_on.wait(PATIENCE))
+    runner.start()
+    assert here.wait(PATIENCE)
+    runner.cancel(request)
+    change = runner.switch("orca", 64)
+    closing = threading.Thread(target=runner.close)
+    closing.start()
+    while not runner.closed:
+        closing.join(0.01)
+    go_on.set()
+    closing.join()
+    assert [event["reason"] for event in clients.told("ended")] == ["abort"]
+    with pytest.raises(Stopping):
+        change.result(PATIENCE)
+    assert runner.state()["policy"] == "sarathi" and not runner.inbox
+
+
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
@@ -700,10 +723,31 @@ class Asks(SarathiServe):
         return batch
 
 
+class Exits(SarathiServe):
+    """Would end its thread without a word."""
+
+    name = "exits"
+
+    def schedule(self, now: float) -> Batch | None:
+        raise SystemExit
+
+
+class Imagines(SarathiServe):
+    """Preempts a request that has never run."""
+
+    name = "imagines"
+
+    def schedule(self, now: float) -> Batch | None:
+        self._preempted.append(self.waiting[-1])
+        return super().schedule(now)
+
+
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
         (Lazy, "schedules nothing"),
+        (Exits, "SystemExit"),
+        (Imagines, "2"),
         (Twice, "in the batch twice"),
         (Holds, "mine"),
         (Asks, "asks what a batch costs"),

@@ -118,9 +118,10 @@ class Runner:
         self.ids = itertools.count()
         self.listeners: tuple[Callable[[dict], None], ...] = ()
         self.done, self.failures, self.error = 0, 0, None
+        self.iterations = self.preemptions = 0
         self.news: list[tuple[object, Delta]] = []  # to be delivered
         self.ended: list[int] = []  # their ids, to be forgotten
-        self._new_loop(RecentTrace())
+        self._new_loop()
         # s: when the last requests ended; before them, when the engine's work began
         self.ends = deque([self.loop.executor.now()], maxlen=ENDS)
         self.thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -190,8 +191,8 @@ class Runner:
             "max_batch_size": self.engine.max_batch_size, "max_length": self.engine.max_length,
             "waiting": max(0, len(self.streams) - running), "running": running,
             "held": scheduler.memory.taken, "capacity": scheduler.memory.capacity,
-            "done": self.done, "iterations": loop.trace.count,
-            "preemptions": loop.trace.preemptions, "failures": self.failures, "error": self.error,
+            "done": self.done, "iterations": self.iterations, "preemptions": self.preemptions,
+            "failures": self.failures, "error": self.error,
             "alive": self.thread.is_alive(), "draining": self.stopping, "t": loop.executor.now(),
         }  # fmt: skip
 
@@ -243,7 +244,7 @@ class Runner:
                         self._read_inbox()
                         if self.loop.busy:
                             self._step()
-                    except Exception as error:  # noqa: BLE001 (a policy of a user's own, a kernel)
+                    except BaseException as error:  # noqa: BLE001 (a kernel, a policy that exits)
                         self._fail(error)
                     self._flush()
         finally:  # nobody waits in vain, whatever has happened
@@ -270,6 +271,7 @@ class Runner:
         """One iteration of the loop, and what is to be told of it."""
         loop = self.loop
         iteration = loop.step()
+        self.iterations += 1
         end = iteration.start + iteration.seconds
         if self.listeners:
             self._tell("iteration", **self._shown(iteration))
@@ -279,7 +281,7 @@ class Runner:
             self._send(request, Delta(request.output[-1], request.finish_reason, end, *own))
 
     def _begin(self, batch: Batch) -> None:
-        """Give new requests a lane, and tell of a batch with chunks before it runs for long."""
+        """Give new requests a lane, and tell of a batch with chunks, which may run for long."""
         self._tell_preempted()
         for chunk in batch.chunks:
             if chunk.request.request_id not in self.lanes:
@@ -289,13 +291,14 @@ class Runner:
 
     def _tell_preempted(self) -> None:
         for own, moment in self.loop.trace.take_preempted():
+            self.preemptions += 1
             heapq.heappush(self.free, self.lanes.pop(own))
             self._tell("preempted", id=own, t=moment)
 
     def _shown(self, iteration: Iteration) -> dict:
         scheduler, batch = self.loop.scheduler, self.loop.batch
         return {
-            "n": self.loop.trace.count, "t": iteration.start, "seconds": iteration.seconds,
+            "n": self.iterations, "t": iteration.start, "seconds": iteration.seconds,
             "policy": self.policy, "budget": budget_of(scheduler), "rows": batch.num_tokens,
             **self._rows(batch),
             "waiting": len(scheduler.waiting), "running": len(scheduler.running),
@@ -323,12 +326,15 @@ class Runner:
         )  # fmt: skip
 
     def _cancel(self, request: Request) -> None:
-        if self.loop.cancel(request):
-            self.loop.trace.forget(request)
+        here, _ = self.streams.get(request.request_id, (None, None))
+        if here is request and self.loop.cancel(request):
             self._send(request, Delta(None, "abort", self.loop.executor.now()))
 
     def _switch(self, policy: str, chunk_size: int, future: Future) -> None:
         if not future.set_running_or_notify_cancel():
+            return
+        if self.closed:
+            future.set_exception(Stopping())
             return
         try:
             scheduler = self.engine.scheduler(policy, chunk_size)
@@ -364,6 +370,7 @@ class Runner:
         if delta.finish_reason:
             request.finish_reason = delta.finish_reason
             self.ended.append(own)
+            self.loop.trace.forget(request)
             if own in self.lanes:
                 heapq.heappush(self.free, self.lanes.pop(own))
             self._tell("ended", id=own, t=delta.moment, reason=delta.finish_reason)
@@ -394,15 +401,13 @@ class Runner:
                 log.exception("a listener failed, and is told no more")
                 self._unwatch(listener)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         """End all streams with "error", and go on with a new loop on an empty cache."""
         log.error("the engine failed, and begins anew", exc_info=error)
-        self.failures, self.error = self.failures + 1, one_line(error)
+        self.failures, self.error = self.failures + 1, one_line(error) or type(error).__name__
         self._tell("failed", t=self.loop.executor.now(), error=self.error)
-        self._tell_preempted()
         self._end_all("error")
-        self.loop.trace.lives.clear()
-        self._new_loop(self.loop.trace)
+        self._new_loop()
 
     def _end_all(self, reason: str) -> None:
         moment = self.loop.executor.now()
@@ -412,10 +417,10 @@ class Runner:
             if request.request_id not in self.ended:
                 self._send(request, Delta(None, reason, moment))
 
-    def _new_loop(self, trace: RecentTrace) -> None:
+    def _new_loop(self) -> None:
         scheduler = self.engine.scheduler(self.policy, self.chunk_size)
         self.loop = Loop(scheduler, self.engine.executor(self.wanted, self._begin))
-        self.loop.trace = trace
+        self.loop.trace = RecentTrace()
         self.lanes: dict[int, int] = {}  # request id -> its lane: the lowest that was free
         self.free = list(range(self.engine.max_batch_size))  # lanes: a heap
 
