@@ -43,7 +43,7 @@ def parse_args() -> argparse.Namespace:
     add("policy-file")
     add("chunk-size", default=256)
     add("max-batch-size", shown="8; with --gpu, what fits its memory")
-    add("max-length", shown="the model's")
+    add("max-length", shown="the model's; with --gpu, 8192 at most")
     add("gpu", f"priced: GPU of the cost model, one of {', '.join(GPUS)}")
     add("tp", "priced: GPUs that share each layer", 1)
     add("host", default="127.0.0.1")

@@ -49,15 +49,15 @@ total = metrics["request_totals"]
 def of(name, which="successful"):
     return metrics[name][which]
 first, gap = of("time_to_first_token_ms"), of("inter_token_latency_ms")
-print("%-34s %4d %4d  %8.1f %8.1f  %7.2f %7.2f  %8.0f" % (
+print("%-38s %4d %4d  %8.1f %8.1f  %7.2f %7.2f  %8.0f" % (
     sys.argv[1], total["successful"], total["errored"] + total["incomplete"],
     first["median"], first["percentiles"]["p95"], gap["median"], gap["percentiles"]["p95"],
     of("output_tokens_per_second")["mean"]))
 ' "$1" "$folder/out.json"
 }
 
-echo '                                        requests   TTFT, ms            ITL, ms           output'
-echo 'what is asked                        good  bad    median      P95   median     P95  tokens/s'
+echo '                                            requests   TTFT, ms            ITL, ms           output'
+echo 'what is asked                            good  bad    median      P95   median     P95  tokens/s'
 prompts 3 60 16 64
 start --policy sarathi_serve
 load 'demo, 1 at once' demo kind=synchronous 40

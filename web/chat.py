@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from importlib import import_module
 from pathlib import Path
 
 from checks import UserError
@@ -202,12 +203,13 @@ def main() -> None:
     end_with(int(sys.argv[1]))
     limit_memory()
     first = json.loads(sys.stdin.readline())
+    import_module("jinja2.sandbox")  # takes a while; to compile a template may take for ever
+    print("ready", flush=True)
     try:
         fill = compile_template(first["template"], first["tokens"])
     except Exception as error:  # noqa: BLE001 (a template that is no template)
         broken = {"error": f"the chat template is broken: {one_line(error)}"}
         fill = None
-    print("ready", flush=True)
     for line in sys.stdin:
         said = broken if fill is None else answer(fill, json.loads(line))
         print(json.dumps(said), flush=True)
