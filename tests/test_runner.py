@@ -887,12 +887,16 @@ def test_real_time_is_that_of_the_simulator(policy: str) -> None:
 
 
 def test_the_batch_size_is_what_the_memory_holds() -> None:
-    for model, gpu, length in (("llama-13b", "a6000", 1024), ("llama3.1-8b", "h100", None)):
+    for model, gpu, length in (
+        ("llama-13b", "a6000", 1024), ("llama-13b", "a6000", None), ("llama3.1-8b", "h100", None),
+    ):  # fmt: skip
         gpu = next(name for name in GPUS if name.startswith(gpu))
-        longest = length or MODELS[model].max_length
+        longest = length or min(MODELS[model].max_length, 8192)
         expected = min(requests_that_fit(MODELS[model], GPUS[gpu], longest), 256)
         assert expected > 1
         assert PricedEngine(model, gpu, max_length=length).max_batch_size == expected
+    long = PricedEngine("llama3.1-8b", max_length=MODELS["llama3.1-8b"].max_length)
+    assert long.max_batch_size == 1 < PricedEngine("llama3.1-8b").max_batch_size
     one, two = [PricedEngine(gpu="a100-80gb", tp=tp).max_batch_size for tp in (1, 2)]
     assert two > 2 * one, "the weights are there once"
     assert PricedEngine(max_batch_size=3).max_batch_size == 3
@@ -919,6 +923,21 @@ def test_mistakes_are_told_as_by_the_simulator(options: dict, message: str) -> N
     with pytest.raises(UserError) as found:
         PricedEngine(**options)
     assert str(found.value) == str(told.value)
+
+
+def test_what_it_costs_to_know_the_time_is_part_of_it() -> None:
+    """A batch of 2 s ends 2 s after its start, however slowly the cost model thinks."""
+    engine = PricedEngine(clock=FastClock())
+
+    def seconds(batch: Batch) -> float:
+        engine.clock.moment += 0.25
+        return 2.0
+
+    engine.cost_model.seconds = seconds
+    clients = Clients(engine)
+    clients.runner.submit([Request(0, range(9), 5)], ["a"])
+    clients.finish()
+    assert [event["t"] for event in clients.told("iteration")] == [0.0, 2.0, 4.0, 6.0, 8.0]
 
 
 def test_a_model_that_does_not_fit_is_refused() -> None:

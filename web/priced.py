@@ -14,6 +14,7 @@ from scheduler import Scheduler, make_scheduler
 from simulate import CostExecutor, check_requests, make_cost_model, refuse_beams
 
 MOST_SLOTS = 256  # B, where more requests would fit
+USUAL_LENGTH = 8192  # tokens of one request, where the model allows more
 
 
 class Clock:
@@ -46,9 +47,10 @@ class RealTimeExecutor(CostExecutor):
         self.real.wait(moment - self.now())
 
     def execute(self, batch: Batch) -> Result:
+        start = self.now()
         self.begin(batch)
         result = super().execute(batch)
-        self.real.wait(result.seconds)
+        self.wait_until(start + result.seconds)  # what the lines above took is part of it
         return result
 
 
@@ -68,8 +70,9 @@ class PricedEngine:
     """A named model on named GPUs: batches take as long as the cost model says. All tokens are 0.
 
     model, gpu, tp, link, software, policy, chunk_size, cache_tokens: as in `simulate`.
-    max_length: tokens of one request, prompt + output - 1; None: as many as the model allows.
-    max_batch_size: B; None: as many requests of that length as fit the GPUs' memory, 256 at most.
+    max_length: tokens of one request, prompt + output - 1; None: as many as the model allows, 8192
+    at most, because one request of 131072 tokens may fill a GPU. max_batch_size: B; None: as many
+    requests of that length as fit the GPUs' memory, 256 at most.
     Raises UserError for an unknown name, and for a model that does not fit.
     """
 
@@ -93,7 +96,8 @@ class PricedEngine:
     ):
         self.cost_model = make_cost_model(model, gpu, tp, link, software)
         config = self.cost_model.model
-        self.max_length = config.max_length if max_length is None else max_length
+        usual = min(config.max_length, USUAL_LENGTH)
+        self.max_length = usual if max_length is None else max_length
         check_whole("max_length", self.max_length, 1, config.max_length)
         where = f"{tp} x {gpu}" if tp > 1 else gpu
         if max_batch_size is None:
