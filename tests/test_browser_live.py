@@ -40,6 +40,12 @@ COUNT = """async ([events, slo]) => {
   for (const event of events) schedule.take(event, event.t);
   return schedule.stalls.map(({ id, from, to }) => [id, from, to - from]);
 }"""
+QUEUE = """async (events) => {
+  const { Schedule } = await import("/static/schedule.js");
+  const schedule = new Schedule();
+  for (const event of events) schedule.take(event, event.t);
+  return schedule.queue;
+}"""
 GROW = """async (count) => {
   const { Schedule } = await import("/static/schedule.js");
   const schedule = new Schedule(), sizes = [];
@@ -49,12 +55,13 @@ GROW = """async (count) => {
     if (n % 4 === 0) schedule.take({ type: "queued", id, t, prompt_tokens: 9, label: "x" }, t);
     const chunks = n % 4 === 0 ? [[id, 0, 0, 9, true]] : [];
     const decodes = n % 4 === 0 ? [] : [[id, 0]];
-    schedule.take({ type: "iteration", t, seconds: 0.1, policy: "orca", chunks, decodes }, t);
+    schedule.take({ type: "iteration", t, seconds: 0.1, policy: "orca", waiting: 0,
+      chunks, decodes }, t);
     if (n % 4 === 3) schedule.take({ type: "ended", id, t: t + 0.1, reason: "length" }, t);
     schedule.setSLO(n % 2 ? 0.01 : 1);
     schedule.prune();
     if (n === count / 2 - 1 || n === count - 1) {
-      sizes.push([schedule.iterations, schedule.places, schedule.stalls, schedule.marks]
+      sizes.push([schedule.iterations, schedule.places, schedule.stalls, schedule.queue]
         .map((list) => list.length).concat([schedule.requests.size, schedule.entries]));
     }
   }
@@ -363,6 +370,35 @@ def test_the_page_counts_the_stalls_of_the_book(
     expected = sorted(trace.stalls(bound))
     assert sorted(map(tuple, found)) == [pytest.approx(stall) for stall in expected]
     assert bool(found) == (policy in ("orca", "vllm_v0", "hybrid_only"))
+
+
+def test_the_queue_is_told_late_and_drawn_where_it_was(
+    browser: "playwright.Browser", address: str
+) -> None:
+    """Two requests come during a batch, which the page hears after it. One starts, one hangs up."""
+
+    def batch(kind: str, t: float, own: int, waiting: int) -> dict:
+        more = {"seconds": 1.0} if kind == "iteration" else {}
+        return {"type": kind, "t": t, "waiting": waiting, "chunks": [[own, 0, 0, 9, False]],
+                "decodes": [], **more}  # fmt: skip
+
+    def queued(own: int, t: float) -> dict:
+        return {"type": "queued", "id": own, "t": t, "prompt_tokens": 9, "label": ""}
+
+    events = [
+        {"type": "snapshot", "t": 0.0, "waiting": 0}, queued(0, 0.5), batch("started", 1.0, 0, 0),
+        batch("iteration", 1.0, 0, 0), queued(1, 1.2), queued(2, 1.7), batch("started", 2.0, 1, 1),
+        {"type": "ended", "id": 2, "t": 2.5, "reason": "abort"}, batch("iteration", 2.0, 1, 0),
+        {"type": "preempted", "id": 1, "t": 3.0},
+        {"type": "ended", "id": 1, "t": 4.0, "reason": "abort"},
+    ]  # fmt: skip
+    page = Reader(browser, address).page
+    found = page.evaluate(QUEUE, events)
+    page.close()
+    known = {moment: waiting for moment, waiting in found}
+    assert list(known) == sorted(known)
+    wanted = {0.0: 0, 0.5: 1, 1.0: 0, 1.2: 1, 1.7: 2, 2.0: 1, 2.5: 0, 3.0: 1, 4.0: 0}
+    assert known == wanted
 
 
 def test_the_page_does_not_grow(browser: "playwright.Browser", address: str) -> None:

@@ -224,7 +224,7 @@ def test_what_is_said_of_a_schedule_is_in_its_trace() -> None:
 
 
 def test_the_colours_are_those_of_the_other_pictures() -> None:
-    script = (bundle.STATIC / "explore_draw.js").read_text(encoding="utf-8")
+    script = (bundle.STATIC / "looks.js").read_text(encoding="utf-8")
     style = (bundle.STATIC / "explore.css").read_text(encoding="utf-8")
     for kind in ("waiting", "prefill", "decode", "stall"):
         look = LOOKS[kind]

@@ -249,6 +249,36 @@ def test_a_full_queue_is_no_end_of_the_chats(runner: Runner) -> None:
     asyncio.run(chatted())
 
 
+def test_chats_end_when_the_engine_fails(runner: Runner) -> None:
+    """Under a broken policy each new one would fail, too."""
+
+    async def chatted() -> None:
+        page = Page(live.Feed(runner))
+        await page.read("snapshot")
+        runner.loop.executor.execute = lambda batch: 1 / 0
+        page.feed.thrower.chat(3)
+        await page.read("chats", count=0)
+        assert len(page.told("failed")) == 1 and len(page.told("ended")) == 3
+        assert page.feed.thrower.wanted == 0 and not page.feed.thrower.chats
+        await page.messages.aclose()
+
+    asyncio.run(chatted())
+    assert runner.state()["failures"] == 1
+
+
+def test_the_last_page_may_leave_while_the_server_ends(runner: Runner) -> None:
+    async def left() -> None:
+        feed, before = live.Feed(runner), runner.listeners
+        page = feed.join()
+        feed.thrower.chat(2)
+        runner.stopping = True  # as in `drain`
+        feed.leave(page)
+        assert runner.listeners == before and not feed.thrower.chats
+
+    asyncio.run(left())
+    assert runner.drain(PATIENCE), "the chats were cancelled"
+
+
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [

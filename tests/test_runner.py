@@ -352,6 +352,15 @@ def test_the_budget_is_told_where_a_policy_has_one() -> None:
         clients.runner.switch(policy, 64).result(PATIENCE)
         assert clients.runner.state()["budget"] == budget
     clients.finish()
+    assert [event["budget"] for event in clients.told("switched")] == list(wanted.values())
+
+
+def test_who_waits_is_told_as_a_prompt_starts_and_after_each_batch() -> None:
+    clients = Clients(PricedEngine(max_batch_size=1, clock=FastClock()))
+    clients.runner.submit([Request(0, range(9), 2) for _ in range(3)], "abc")
+    clients.finish()
+    assert [event["waiting"] for event in clients.told("started")] == [2, 1, 0]
+    assert [event["waiting"] for event in clients.told("iteration")] == [2, 2, 1, 1, 0, 0]
 
 
 # ----------------------------------------------------------------------------- clients come and go

@@ -23,7 +23,8 @@ from flags import Parser
 from web import explorer
 
 STATIC = ROOT / "web" / "static"
-PAGE = ("explore.html", "explore.css", "explore.js", "explore_draw.js", "explore_worker.js")
+PAGE = ("explore.html", "explore.css", "explore.js", "explore_draw.js", "looks.js",
+        "explore_worker.js")  # fmt: skip
 MANIFEST, BOOK, BESIDE = "manifest.json", "book", "pyodide"  # names in the folder
 START = "web.explorer"  # the module that the browser imports
 # Pyodide as the npm package has it. jsDelivr gives the same files.

@@ -5,7 +5,7 @@
     POST /live/policy   {"policy": "vllm_v0", "chunk_size": 256}: switch, between two iterations
     POST /live/throw    {"kind": "long", "tokens": 4000}, {"kind": "burst", "count": 8} or
                         {"kind": "chats", "count": 8}: requests of the page's own; chats go on
-                        until a count of 0, or until nobody watches
+                        until a count of 0, until nobody watches, or until the engine fails
 
 Each server-sent event is a list, in JSON. It holds the runner's events (`web/runner.py`) and three
 more: "snapshot", "numbers" and "chats". `web/server.py` checks who may come in.
@@ -40,7 +40,7 @@ SENTENCE = "The with statement is used to wrap the execution of a block. "  # fo
 STATIC = Path(__file__).parent / "static"
 FILES = {
     "live.js": "text/javascript", "schedule.js": "text/javascript", "draw.js": "text/javascript",
-    "live.css": "text/css", "icon.svg": "image/svg+xml",
+    "looks.js": "text/javascript", "live.css": "text/css", "icon.svg": "image/svg+xml",
 }  # fmt: skip
 # Nothing from elsewhere, no script or style inside the page, and no page around this one.
 SAFE = {
@@ -111,6 +111,9 @@ class Feed:
             events.append(self.events.popleft())
         if not events or not self.pages:
             return
+        if any(event["type"] == "failed" for event in events):  # else they would fail for ever
+            self.thrower.chat(0)
+            events.append({"type": "chats", "count": 0})
         self.thrower.replace([event["id"] for event in events if event["type"] == "ended"])
         state = self.runner.state()
         events.append({"type": "numbers", **{name: state[name] for name in NUMBERS}})
@@ -171,7 +174,8 @@ class Thrower:
         while len(self.chats) > count:
             self.runner.cancel(self.chats.popitem()[1])
         self.wanted = len(self.chats)
-        new = self.throw("chat", [self.sizes() for _ in range(count - self.wanted)])
+        sizes = [self.sizes() for _ in range(count - self.wanted)]
+        new = self.throw("chat", sizes) if sizes else []  # a server that ends takes none
         self.wanted = count
         return new
 

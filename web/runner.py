@@ -287,7 +287,8 @@ class Runner:
             if chunk.request.request_id not in self.lanes:
                 self.lanes[chunk.request.request_id] = heapq.heappop(self.free)
         if batch.chunks and self.listeners:
-            self._tell("started", t=self.loop.executor.now(), **self._rows(batch))
+            moment, waiting = self.loop.executor.now(), len(self.loop.scheduler.waiting)
+            self._tell("started", t=moment, waiting=waiting, **self._rows(batch))
 
     def _tell_preempted(self) -> None:
         for own, moment in self.loop.trace.take_preempted():
@@ -347,8 +348,10 @@ class Runner:
             future.set_exception(error)
             raise
         self.policy, self.chunk_size = policy, chunk_size
-        moment = self.loop.executor.now()
-        self._tell("switched", t=moment, policy=policy, chunk_size=chunk_size, preempted=preempted)
+        self._tell(
+            "switched", t=self.loop.executor.now(), policy=policy, chunk_size=chunk_size,
+            budget=budget_of(scheduler), preempted=preempted,
+        )  # fmt: skip
         future.set_result(preempted)
 
     def _change_to(self, scheduler: Scheduler) -> list[int]:

@@ -1,27 +1,26 @@
-// Draws a Schedule on three canvases with one axis of time. Colours, heights and hatches are those
-// of pictures/gantt.py, so that a kind of bar looks the same in all pictures.
+// Draws a Schedule on three canvases with one axis of time.
 
+import { drawQueue, hatched, label, LOOKS } from "./looks.js";
 import { seconds, whole } from "./schedule.js";
 
 const LEFT = 54, RIGHT = 10, BOTTOM = 22; // px: margins of a picture; BOTTOM: of the axis of time
-const TOP = 18; // px: above the lanes, for the names of policies
+const NAMES = 18, QUEUE = 18, TOP = NAMES + QUEUE + 4; // px: names of policies, the queue, lanes
 const HEAD = 15; // px: of a lane, for the names of its requests, if the lane is high enough
 const FONT = "13px system-ui, sans-serif", BOLD = `600 ${FONT}`;
 const LEAST_LANES = 8, APART = 5; // px: from this width on, bars side by side stay apart
-export const LOOKS = {
-  waiting: { meaning: "in its slot, and waits", colour: "#999999", low: 0.51, high: 0.59 },
-  prefill: { meaning: "prefill: a prompt or a chunk, tokens", colour: "#F5C45E", low: 0.2,
-    high: 0.9, edge: "#8A6100" },
-  decode: { meaning: "decode: one token", colour: "#0072B2", low: 0.34, high: 0.76 },
-  stall: { meaning: "generation stall: TBT above the SLO", colour: "#D55E00", low: 0.02,
-    high: 0.17 },
+const MEANINGS = { // in the order of the legend
+  prefill: "prefill chunk, tokens",
+  decode: "decode",
+  waiting: "waits in its slot",
+  stall: "generation stall: TBT above the SLO",
+  queue: "requests in the queue",
+  bound: "budget C, and the SLO",
+  cross: "preempted",
 };
-const BUDGET = "token budget C, and the SLO";
 
 export class Pictures {
   constructor(lanes, rows, tbt) {
     this.canvases = { lanes, rows, tbt };
-    this.hatch = null;
   }
 
   // schedule; from, to: the engine's seconds at the left and right edge; now: is `to` now?
@@ -84,28 +83,9 @@ export class Pictures {
     this.pen.stroke();
   }
 
-  // The hatch of prefills, as a colour to fill with.
-  hatched() {
-    if (this.hatch) return this.hatch;
-    const tile = document.createElement("canvas"), look = LOOKS.prefill;
-    tile.width = tile.height = 8;
-    const pen = tile.getContext("2d");
-    pen.fillStyle = look.colour;
-    pen.fillRect(0, 0, 8, 8);
-    pen.strokeStyle = look.edge;
-    pen.lineWidth = 0.9;
-    for (const shift of [-8, 0, 8]) {
-      pen.beginPath();
-      pen.moveTo(shift - 1, 9);
-      pen.lineTo(shift + 9, -1);
-      pen.stroke();
-    }
-    return (this.hatch = pen.createPattern(tile, "repeat"));
-  }
-
   bar(kind, left, right, top, height) {
     const look = LOOKS[kind], pen = this.pen, wide = Math.max(right - left, 1);
-    pen.fillStyle = kind === "prefill" ? this.hatched() : look.colour;
+    pen.fillStyle = kind === "prefill" ? hatched() : look.colour;
     pen.fillRect(left, top, wide, height);
     if (wide < APART || kind === "stall" || kind === "waiting") return;
     pen.fillStyle = look.edge ?? this.paper;
@@ -118,14 +98,7 @@ export class Pictures {
 
   // A text in a box, if it fits between left and right.
   label(text, left, right, middle) {
-    const pen = this.pen, wide = pen.measureText(text).width;
-    if (right - left < wide + 5) return;
-    const at = (left + right) / 2;
-    pen.fillStyle = "#FFFFFF";
-    pen.fillRect(at - wide / 2 - 2, middle - 8, wide + 4, 16);
-    pen.fillStyle = "#000000";
-    pen.textAlign = "center";
-    pen.fillText(text, at, middle + 0.5);
+    label(this.pen, text, left, right - left, middle);
   }
 
   drawLanes(seen, now) {
@@ -141,6 +114,10 @@ export class Pictures {
       const { low, high: upper } = LOOKS[kind];
       this.bar(kind, this.x(from), this.x(to), top(lane, upper), (upper - low) * (high - head));
     };
+    pen.fillStyle = this.ink;
+    pen.textAlign = "right";
+    pen.fillText("queue", LEFT - 6, TOP - 4 - QUEUE / 2);
+    drawQueue(pen, schedule.queue, this.to, (t) => this.x(t), TOP - 4, QUEUE, this.ink);
     pen.fillStyle = this.ink;
     pen.textAlign = "right";
     for (let lane = 0; lane < lanes; lane += Math.ceil(16 / high)) {
@@ -242,10 +219,10 @@ export class Pictures {
     this.line(x, 0, x, this.bottom);
     pen.setLineDash([]);
     pen.fillStyle = this.paper;
-    pen.fillRect(left, 0, wide, TOP);
+    pen.fillRect(left, 0, wide, NAMES);
     pen.fillStyle = this.ink;
     pen.textAlign = "left";
-    pen.fillText(text, left + 4, TOP / 2);
+    pen.fillText(text, left + 4, NAMES / 2);
   }
 
   // A request was preempted, or failed.
@@ -291,7 +268,7 @@ export class Pictures {
 
   drawRows(seen) {
     this.begin("rows", 4);
-    const budget = this.schedule.state.chunk_size ?? 0;
+    const budget = this.schedule.state.budget ?? 0;
     const most = 1.35 * Math.max(budget, ...seen.map((each) => each.rows), 8);
     const y = this.axis(most, (value) => whole(Math.round(value)));
     let last = -1;
@@ -379,9 +356,8 @@ function round(value) {
 
 // The legend, drawn as the pictures are.
 export function legend(list) {
-  const pictures = new Pictures(), items = Object.entries(LOOKS);
-  const more = [["bound", { meaning: BUDGET }], ["cross", { meaning: "preempted" }]];
-  for (const [kind, look] of [...items, ...more]) {
+  const pictures = new Pictures();
+  for (const [kind, meaning] of Object.entries(MEANINGS)) {
     const item = document.createElement("li"), canvas = document.createElement("canvas");
     const scale = 2;
     canvas.width = 34 * scale;
@@ -398,11 +374,14 @@ export function legend(list) {
       pen.lineWidth = 2;
       pen.setLineDash([8, 4]);
       pictures.line(0, 11, 34, 11);
+    } else if (kind === "queue") {
+      drawQueue(pen, [[1, 3]], 33, (px) => px, 20, 17, pictures.ink);
     } else {
+      const look = LOOKS[kind];
       pictures.bar(kind, 1, 33, (1 - look.high) * 22, (look.high - look.low) * 22);
       if (kind === "stall") pictures.sign(17, 9, 8);
     }
-    item.append(canvas, look.meaning);
+    item.append(canvas, meaning);
     list.append(item);
   }
 }

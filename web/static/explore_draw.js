@@ -1,12 +1,7 @@
 // The explorer's pictures on canvas: schedules by slot over time, and the curve of the gain.
-// Colours and heights are those of pictures/gantt.py. Each kind also differs by height or hatch.
 
-export const LOOKS = { // low, high: bottom and top in a lane from 0 to 1
-  waiting: { colour: "#999999", low: 0.51, high: 0.59 },
-  prefill: { colour: "#F5C45E", low: 0.2, high: 0.9, edge: "#8A6100" },
-  decode: { colour: "#0072B2", low: 0.34, high: 0.76 },
-  stall: { colour: "#D55E00", low: 0.05, high: 0.16 },
-};
+import { drawQueue, hatched, label, LOOKS } from "./looks.js";
+
 const INK = "#222222", SOFT = "#555555", GRID = "#E3E3E3", FONT = "system-ui, sans-serif";
 
 // A canvas in CSS pixels, sharp on every screen: its context, width and height.
@@ -30,27 +25,6 @@ function ticks(end, most) {
   return found;
 }
 
-function hatch(context) {
-  const scale = window.devicePixelRatio || 1;
-  const tile = document.createElement("canvas");
-  tile.width = tile.height = Math.round(7 * scale);
-  const pen = tile.getContext("2d");
-  pen.scale(tile.width / 7, tile.height / 7);
-  pen.fillStyle = LOOKS.prefill.colour;
-  pen.fillRect(0, 0, 7, 7);
-  pen.strokeStyle = LOOKS.prefill.edge;
-  pen.lineWidth = 0.8;
-  pen.beginPath();
-  for (const shift of [-7, 0, 7]) {
-    pen.moveTo(shift, 7);
-    pen.lineTo(shift + 7, 0);
-  }
-  pen.stroke();
-  const pattern = context.createPattern(tile, "repeat");
-  pattern.setTransform(new DOMMatrix().scale(7 / tile.width));
-  return pattern;
-}
-
 // Where things are: a place on the time axis, and lanes below the row of the queue.
 export function frame(width, height, slots, end) {
   const left = 58, right = width - 8, top = 34, bottom = height - 34;
@@ -70,7 +44,7 @@ export function drawSchedule(canvas, side, view, step = null) {
   pen.textBaseline = "middle";
   drawTime(pen, place, view.end, height);
   drawLanes(pen, place, side.slots);
-  drawQueue(pen, place, side.queue, view);
+  drawWaiting(pen, place, side.queue, view);
   const bar = (kind, slot, start, end) => {
     const [y, tall] = place.bar(slot, LOOKS[kind]);
     const x = place.x(start);
@@ -78,7 +52,7 @@ export function drawSchedule(canvas, side, view, step = null) {
   };
   pen.fillStyle = LOOKS.waiting.colour;
   for (const [slot, start, end] of side.waits) pen.fillRect(...bar("waiting", slot, start, end));
-  const pattern = hatch(pen), labels = [];
+  const labels = [];
   for (const [start, seconds, chunks, decodes] of side.iterations) {
     pen.fillStyle = LOOKS.decode.colour;
     for (const slot of decodes) {
@@ -87,25 +61,25 @@ export function drawSchedule(canvas, side, view, step = null) {
     }
     for (const [slot, , , tokens] of chunks) {
       const box = bar("prefill", slot, start, start + seconds);
-      pen.fillStyle = pattern;
+      pen.fillStyle = hatched();
       pen.fillRect(...box);
       if (box[2] > 3 && box[3] > 3) {
         pen.strokeStyle = LOOKS.prefill.edge;
         pen.lineWidth = 0.8;
         pen.strokeRect(box[0] + 0.4, box[1] + 0.4, box[2] - 0.8, box[3] - 0.8);
       }
-      labels.push([String(tokens), ...box]);
+      if (box[3] >= 12) labels.push([String(tokens), box[0], box[2], box[1] + box[3] / 2]);
     }
   }
   pen.fillStyle = LOOKS.stall.colour;
   for (const [slot, start, end] of side.stalls) pen.fillRect(...bar("stall", slot, start, end));
-  for (const [text, x, y, wide, tall] of labels) label(pen, text, x, y, wide, tall);
+  for (const [text, left, wide, middle] of labels) label(pen, text, left, wide, middle);
   const longest = side.stalls.reduce((a, b) => (a && a[2] - a[1] >= b[2] - b[1] ? a : b), null);
-  if (longest) {
+  if (longest && place.lane >= 17) {
     const [slot, start, end] = longest;
-    const [y] = place.bar(slot, LOOKS.prefill);
+    const [y] = place.bar(slot, LOOKS.prefill), left = place.x(start);
     const text = `stall ${(end - start).toFixed(2)} s`;
-    label(pen, text, place.x(start), y, place.x(end) - place.x(start), 0.7 * place.lane, "#A34600");
+    label(pen, text, left, place.x(end) - left, y + 0.35 * place.lane, "#A34600");
   }
   if (step !== null) {
     const [start, seconds] = side.iterations[step];
@@ -114,17 +88,6 @@ export function drawSchedule(canvas, side, view, step = null) {
     const x = place.x(start);
     pen.strokeRect(x, place.top, Math.max(2, place.x(start + seconds) - x), place.bottom - place.top);
   }
-}
-
-function label(pen, text, x, y, wide, tall, colour = INK) {
-  pen.font = `12px ${FONT}`;
-  const size = pen.measureText(text).width;
-  if (size + 6 > wide || tall < 12) return;
-  pen.fillStyle = "#FFFFFF";
-  pen.fillRect(x + (wide - size) / 2 - 2, y + tall / 2 - 7, size + 4, 14);
-  pen.fillStyle = colour;
-  pen.textAlign = "center";
-  pen.fillText(text, x + wide / 2, y + tall / 2 + 0.5);
 }
 
 function drawTime(pen, place, end, height) {
@@ -153,29 +116,12 @@ function drawLanes(pen, place, slots) {
 }
 
 // How many requests wait, as steps above the lanes, and where the long prompt arrives.
-function drawQueue(pen, place, queue, { end, long }) {
+function drawWaiting(pen, place, queue, { end, long }) {
   const base = place.top - 4, tall = 18;
-  const most = Math.max(0, ...queue.map(([, waiting]) => waiting));
   pen.fillStyle = SOFT;
   pen.textAlign = "right";
   pen.fillText("queue", place.left - 5, base - tall / 2);
-  pen.fillStyle = "#D9D9D9";
-  pen.strokeStyle = SOFT;
-  pen.lineWidth = 1.5;
-  let peak = null;
-  queue.forEach(([moment, waiting], i) => {
-    const until = i + 1 < queue.length ? queue[i + 1][0] : end;
-    const high = most ? (tall * waiting) / most : 0;
-    const [x, wide] = [place.x(moment), place.x(until) - place.x(moment)];
-    if (!high || wide < 0.3) return;
-    pen.fillRect(x, base - high, wide, high);
-    pen.beginPath();
-    pen.moveTo(x, base - high);
-    pen.lineTo(x + wide, base - high);
-    pen.stroke();
-    if (waiting === most && (!peak || wide > peak[1])) peak = [x, wide];
-  });
-  if (peak) label(pen, `${most}`, peak[0], base - tall, Math.max(peak[1], 20), tall);
+  drawQueue(pen, queue, end, place.x, base, tall, SOFT);
   if (long !== null) {
     const x = place.x(long);
     pen.fillStyle = "#000000";

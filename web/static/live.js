@@ -184,8 +184,8 @@ function showNumbers() {
   set("median", pace ? seconds(pace) : "none yet");
   $("slo").placeholder = schedule.median === null ? ""
     : `${Number((schedule.slo * 1000).toPrecision(3))}`;
-  const rows = [...schedule.tallies.values()].map((tally) => [tally.policy, tally.c, tally.gaps,
-    schedule.slo === null ? "no SLO yet" : tally.stalls, seconds(tally.longest)].map(String));
+  const rows = [...schedule.tallies.values()].map((tally) => [tally.policy, tally.c ?? "none",
+    tally.gaps, schedule.slo === null ? "no SLO yet" : tally.stalls, seconds(tally.longest)].map(String));
   const text = JSON.stringify(rows);
   if ($("stalls").dataset.text === text) return;
   $("stalls").dataset.text = text;

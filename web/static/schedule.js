@@ -31,6 +31,7 @@ export class Schedule {
     this.places = []; // a request in its slot: id, lane, from, to (null: still there)
     this.stalls = []; // lane, id, from, to
     this.marks = []; // t, lane or null, kind, text
+    this.queue = []; // t, and how many requests wait from then on
     this.requests = new Map(); // by id, until they end: tokens, label, last, place
     this.current = null; // the batch that runs now, if it holds chunks
     this.first = []; // gaps, until their median sets the SLO
@@ -71,6 +72,8 @@ export class Schedule {
   snapshot(event) {
     this.clear();
     this.state = event;
+    this.budget = event.budget ?? null; // C, or null: the policy takes whole prompts
+    this.queue.push([event.t, event.waiting]);
   }
 
   numbers(event) {
@@ -82,18 +85,21 @@ export class Schedule {
   }
 
   queued(event) {
-    this.requests.set(event.id, { tokens: event.prompt_tokens, label: event.label, last: null });
+    this.requests.set(event.id, { tokens: event.prompt_tokens, label: event.label, last: null,
+      place: null });
+    this.wait(event.t, 1);
   }
 
   started(event) {
     this.current = event;
+    this.queue.push([event.t, event.waiting]);
     for (const [id, lane] of event.chunks) this.settle(id, lane, event.t);
   }
 
   iteration(event) {
     this.current = null;
     event.end = event.t + event.seconds;
-    event.c = this.state.chunk_size;
+    event.c = this.budget;
     event.gaps = []; // id, lane, from
     for (const [id, lane, start, length, isLast] of event.chunks) {
       const request = this.settle(id, lane, event.t);
@@ -106,12 +112,14 @@ export class Schedule {
       this.token(event, id, lane, this.settle(id, lane, event.t));
     }
     this.iterations.push(event);
+    if (event.waiting !== this.queue.at(-1)?.[1]) this.queue.push([event.end, event.waiting]);
     this.entries += event.chunks.length + event.decodes.length;
     this.count(event);
     for (const [id, , , , isLast] of event.chunks) if (isLast) this.tell(event, id);
   }
 
   ended(event) {
+    if (this.requests.get(event.id)?.place === null) this.wait(event.t, -1);
     this.leave(event.id, event.t, event.reason === "error" ? "ended by an error" : "");
     this.requests.delete(event.id);
   }
@@ -120,12 +128,22 @@ export class Schedule {
     this.leave(event.id, event.t, "preempted");
     const request = this.requests.get(event.id);
     if (request) Object.assign(request, { chunks: 0, from: undefined });
+    this.wait(event.t, 1);
   }
 
   switched(event) {
-    Object.assign(this.state, { policy: event.policy, chunk_size: event.chunk_size });
+    const { policy, chunk_size, budget } = event;
+    Object.assign(this.state, { policy, chunk_size });
+    this.budget = budget;
     this.marks.push({ t: event.t, lane: null, kind: "switched",
-      text: `${event.policy}, C = ${event.chunk_size}` });
+      text: budget === null ? policy : `${policy}, C = ${budget}` });
+  }
+
+  // From t on, `by` more requests wait. Of those that come during a batch we hear after it.
+  wait(t, by) {
+    let at = this.queue.length;
+    while (at > 0 && this.queue[at - 1][0] > t) this.queue[--at][1] += by;
+    this.queue.splice(at, 0, [t, (this.queue[at - 1]?.[1] ?? 0) + by]);
   }
 
   // The request, which holds this slot.
@@ -296,6 +314,7 @@ export class Schedule {
     this.places = this.places.filter((place) => place.to === null || place.to >= oldest);
     this.stalls = this.stalls.filter((stall) => stall.to >= oldest);
     this.marks = this.marks.filter((mark) => mark.t >= oldest);
+    while (this.queue[1]?.[0] <= oldest) this.queue.shift();
   }
 }
 
