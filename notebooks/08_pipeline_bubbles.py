@@ -400,8 +400,8 @@ for number, policy in enumerate(("orca", "sarathi")):
 # %% [markdown]
 # **Explain.** The causes are the same, now in real seconds. SARATHI's iterations are many and
 # short, and each reads all weights. So its stages work longer, but wait less. On this page, the two
-# nearly cancel out. Which policy ends first depends on the machine. Where small chunks are cheap, it
-# is SARATHI. *Link*, the way from stage to stage, takes very little time here. To see
+# nearly cancel out. Which policy ends first depends on the machine. Where small chunks are cheap,
+# it is SARATHI. *Link*, the way from stage to stage, takes very little time here. To see
 # every step, add `--perfetto run.json` to the command line and open the file at
 # [ui.perfetto.dev](https://ui.perfetto.dev). `experiments/validate_pipeline.py` compares the
 # simulator with such runs.
