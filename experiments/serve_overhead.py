@@ -35,7 +35,7 @@ from cli import ROOT, run_main
 from engine import LLM
 from experiments.bench import BATCH_SIZE, MAX_LENGTH, SHAPES, make_workload, run_ours
 from experiments.bench_peers import Work
-from experiments.lib.common import SPREAD, Record, print_table, progress, write_csv
+from experiments.lib.common import SPREAD, Record, print_table, progress, with_kept, write_csv
 from experiments.lib.flags import Flag, start
 from experiments.lib.measuring import measured_on
 from web.api import Api
@@ -199,7 +199,7 @@ def main() -> None:
     print()
     print_table(header, rows)
     path = options.out / f"{NAME}.csv"
-    write_csv(path, points)
+    write_csv(path, with_kept(path, points))
     print(f"\nwrote {path}")
 
 
