@@ -22,7 +22,7 @@ from batch import Request
 from checks import UserError
 from configs import MODELS
 from costmodel import make_batch
-from experiments.lib.steady import Workload, predicted_throughput
+from experiments.lib.steady import Workload, balance, predicted_throughput, split
 from pictures.gantt import LOOKS
 from policyfile import LOADED
 from scheduler import POLICIES
@@ -66,8 +66,9 @@ def sides(given: dict) -> Iterator[tuple[State, dict, Trace]]:
     """Each side of a state's schedule, beside a run of `simulate`."""
     found, (state, notes) = schedule(given), read_state(given)
     assert not notes and "error" not in found
-    for side in found["sides"]:
-        yield state, side, simulated(state, side["policy"])
+    for side, (own, policy) in zip(found["sides"], explorer.both(state), strict=True):
+        assert side["policy"] == policy
+        yield state, side, simulated(own, policy)
 
 
 # ----------------------------------------------------------------------------- the same numbers
@@ -123,6 +124,23 @@ def test_the_points_of_the_gain_hold_this_state_and_the_balance() -> None:
     assert 956 / 68 in points and points == sorted(set(points)) and 20 <= len(points) <= 26
     assert min(points) == 1 and 190 < max(points) < 210
     assert gain_points({"P": 1, "D": 1})["points"] == [1.0]
+
+
+def test_each_side_has_a_chunk_size_of_its_own() -> None:
+    """Without one of its own, the right has the left's: links of before mean what they meant."""
+    alike = {"left": "sarathi", "right": "sarathi", "C": 256, "B": 18, "P": 956, "D": 68, "long": 0}
+    one, other = schedule(alike)["sides"]
+    assert one == other and gain_point(alike, 14)["gain"] == 1
+    two = alike | {"C_right": 512}
+    left, right = schedule(two)["sides"]
+    assert left == one and right == schedule(alike | {"C": 512})["sides"][1] != one
+    assert schedule(two)["balance"] == pytest.approx(512 / 17)
+    prompt, decodes = split(1024, balance(512, 18))
+    assert prompt / decodes in gain_points(two)["points"]
+    point = gain_point(two, 14)
+    assert point["left"] == gain_point(alike, 14)["left"]
+    assert point["right"] == gain_point(alike | {"C": 512}, 14)["right"]
+    assert "C_right=512" in schedule(two)["link"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -584,7 +602,9 @@ def test_an_answer_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_long_prompt_arrives_at_the_same_moment_whatever_is_compared() -> None:
     moments = {
-        schedule({"left": left, "C": chunk})["long"] for left in POLICIES for chunk in (64, 300)
+        schedule({"left": left, "C": chunk, "C_right": 2 * chunk})["long"]
+        for left in POLICIES
+        for chunk in (64, 300)
     }
     trace = simulate(
         [Request(i, range(160), 49) for i in range(5)], policy="orca", max_batch_size=6

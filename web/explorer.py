@@ -48,6 +48,7 @@ class State:
     left: str = "vllm_v0"
     right: str = "sarathi_serve"
     C: int = 256
+    C_right: int = 0  # 0: C
     B: int = 6
     P: int = 160
     D: int = 48
@@ -90,6 +91,7 @@ class Range:
 
 RANGES = {
     "C": Range("chunk size C", "tokens of a batch", 1, 8192),
+    "C_right": Range("another C, right", "tokens; 0: the same", 0, 8192),
     "B": Range("batch size B", "requests at once", 1, 256),
     "P": Range("prompt P", "tokens", 1, 16384),
     "D": Range("decodes D", "of each request", 1, 2048),
@@ -97,7 +99,7 @@ RANGES = {
     "n": Range("requests", "besides the long one", 1, 500),
     "rate": Range("arrival rate", "per second; 0: all at once", 0, 64, whole=False),
     "long": Range("one long prompt", "tokens; 0: none", 0, 131072),
-    "seed": Range("draw", "of lengths and arrivals", 0, 99),
+    "seed": Range("seed", "of lengths and arrivals", 0, 99),
 }
 RATIOS = Range("P:D", "prompt tokens per decode", 0.25, 512, whole=False)  # keeps P + D
 CHOICES: dict[str, Callable[[], Iterable]] = {
@@ -137,7 +139,10 @@ EXAMPLES: dict[str, dict] = {
     "A batch that ends together": {
         "left": "request_level", "right": "orca", "B": 4, "spread": 80, "n": 12, "long": 0,
     },
-    "Only half of the idea": {"left": "hybrid_only", "right": "chunked_only", "C": 512},
+    "Hybrid batches or chunks, not both": {
+        "left": "hybrid_only", "right": "chunked_only", "C": 512,
+    },
+    "One policy, two chunk sizes": {"left": "sarathi_serve", "C": 128, "C_right": 1024},
 }  # fmt: skip
 
 
@@ -234,11 +239,17 @@ def draw_requests(state: State) -> list[Request]:
     return requests
 
 
+def both(state: State) -> list[tuple[State, str]]:
+    """The left side and the right one: its state, with its own C, and its policy."""
+    return [(state, state.left), (replace(state, C=state.C_right or state.C), state.right)]
+
+
 def make_requests(state: State) -> list[Request]:
     """The requests of a state. The long prompt is the last one, and has D decodes."""
     requests = draw_requests(state)
     if state.long:
-        alone = replace(state, left=State.left, right=State.right, C=State.C, long=0)
+        usual = {name: getattr(State, name) for name in ("left", "right", "C", "C_right")}
+        alone = replace(state, long=0, **usual)
         arrival = halfway(alone)  # the same for all policies and chunk sizes
         requests.append(Request(state.n, range(state.long), state.D + 1, arrival=arrival))
     return requests
@@ -283,7 +294,8 @@ def schedule(given: object, ratio: object = None) -> dict:
     """Both schedules of a state, ready to be drawn. ratio: another P:D, with the same P + D.
 
     error: why there is nothing to draw; then all below is missing. bound: a longer gap between two
-    tokens is a stall. long: when the long prompt arrives, or None. balance: C/(B-1), or None.
+    tokens is a stall. long: when the long prompt arrives, or None. balance: C/(B-1) of the right
+    side, or None.
     sides: the left and the right one, each {"policy", "error"} or what `side` says.
     """
     state, notes = read_state(given)
@@ -301,8 +313,8 @@ def schedule(given: object, ratio: object = None) -> dict:
         "notes": notes + doubts(state, requests),
         "bound": bound,
         "long": requests[-1].arrival if state.long else None,
-        "balance": balance(state.C, state.B) + 1 if state.B > 1 else None,
-        "sides": [one_side(state, policy, bound) for policy in (state.left, state.right)],
+        "balance": best_ratio(state) + 1 if state.B > 1 else None,
+        "sides": [one_side(own, policy, bound) for own, policy in both(state)],
     }
 
 
@@ -473,13 +485,18 @@ def spoken(seconds: float) -> str:
 # -------------------------------------------------------------------------------------- the gain
 
 
+def best_ratio(state: State) -> float:
+    """The P:D at which SARATHI gains most with the right side's C. It needs B > 1."""
+    return balance(state.C_right or state.C, state.B)
+
+
 def gain_points(given: object) -> dict:
     """The P:D of all points of the gain curve: 1 to 200 as in Fig 9, and those of the state."""
     state, _ = read_state(given)
     length = state.P + state.D
     wanted = [200 ** (i / (POINTS - 1)) for i in range(POINTS)] + [state.P / state.D]
     if state.B > 1:
-        wanted.append(max(1, balance(state.C, state.B)))
+        wanted.append(max(1, best_ratio(state)))
     pairs = {split(length, ratio) for ratio in wanted}
     return {"points": sorted(prompt / decodes for prompt, decodes in pairs)}
 
@@ -495,8 +512,8 @@ def gain_point(given: object, ratio: object) -> dict:
     work = Workload(state.P + state.D, state.B, ratio)
     check_requests(work.requests(1), cost_of(state).model.max_length, state.model)
     speeds = []
-    for policy in (state.left, state.right):
-        trace = run(state, policy, work.requests(5 * state.B), MOST_GAIN_WORK)
+    for own, policy in both(state):
+        trace = run(own, policy, work.requests(5 * state.B), MOST_GAIN_WORK)
         speeds.append(tokens_per_second(trace, work.length, 2 * state.B, 4 * state.B))
     prompt, decodes = split(work.length, work.ratio)
     return {

@@ -21,7 +21,7 @@ class ShortestFirst(SarathiServe):
         return super().schedule(now)
 `;
 const GROUPS = {
-  "Policies": ["left", "right", "C", "B"],
+  "Policies": ["left", "right", "C", "C_right", "B"],
   "Requests": ["long", "n", "P", "D", "ratio", "spread", "rate", "seed"],
   "Where": ["model", "gpu", "tp", "software"],
 };
@@ -240,6 +240,12 @@ async function about() {
     ` for ${state.model} on ${state.tp} × ${state.gpu}. ${where}${redraw ? `; drawn in ${Math.round(redraw)} ms` : ""}.`;
 }
 
+// A side's policy, with its C where the two have their own.
+function named({ left, right, C, C_right: other }, number) {
+  const policy = number ? right : left;
+  return other && other !== C ? `${policy}, C = ${number ? other : C}` : policy;
+}
+
 const ends = () => Math.max(...shown.sides.map((side) => {
   const last = side.iterations?.at(-1);
   return last ? last[0] + last[1] : 0;
@@ -249,7 +255,7 @@ function draw() {
   const view = { end: ends(), long: shown.long };
   shown.sides.forEach((side, number) => {
     const article = get(`side-${number}`), [heading, says, canvas, , numbers] = article.children;
-    heading.replaceChildren(number ? "right: " : "left: ", make("code", { textContent: side.policy }));
+    heading.replaceChildren(number ? "right: " : "left: ", make("code", { textContent: named(shown.state, number) }));
     canvas.hidden = numbers.hidden = Boolean(side.error);
     if (side.error) {
       says.replaceChildren(make("b", { textContent: side.error }));
@@ -303,12 +309,12 @@ function choose(number, step) {
 // One point after the other, until a newer schedule is shown.
 async function traceGain(mine) {
   const asked = { ...state }, { balance } = shown, now = state.P / state.D, points = [];
-  const title = `What ${asked.right} gains over ${asked.left}, by P:D`;
-  get("gain-title").textContent = title;
+  const [left, right] = [named(asked, 0), named(asked, 1)];
+  get("gain-title").textContent = `What ${right} gains over ${left}, by P:D`;
   get("gain-text").textContent = `Throughput of the right over the left in a steady state: always ${asked.B} requests` +
     ` at once, each of ${(asked.P + asked.D).toLocaleString("en")} tokens, as in SARATHI's Fig 9. Predicted.`;
-  get("gain-left").textContent = `${asked.left}, tokens/s`;
-  get("gain-right").textContent = `${asked.right}, tokens/s`;
+  get("gain-left").textContent = `${left}, tokens/s`;
+  get("gain-right").textContent = `${right}, tokens/s`;
   get("gain-rows").replaceChildren();
   get("gain-now").textContent = "";
   document.body.dataset.gain = "";
@@ -331,7 +337,7 @@ async function traceGain(mine) {
       get("gain-rows").append(make("tr", {}, ...[digits(point.x), point.P, point.D, digits(point.left), digits(point.right),
         point.gain.toFixed(3)].map((text) => make("td", { textContent: text }))));
     }
-    gainNow(points, now, asked);
+    gainNow(points, now, left, right);
     document.body.dataset.gain = points.length;
     get("gain-canvas").redraw = () => drawGain(get("gain-canvas"), points, all, now, balance);
   } catch (error) {
@@ -339,12 +345,12 @@ async function traceGain(mine) {
   }
 }
 
-function gainNow(points, now, asked) {
+function gainNow(points, now, left, right) {
   if (!points.length) return;
   const best = points.reduce((a, b) => (b.gain > a.gain ? b : a));
   const here = points.find((point) => Math.abs(point.x / now - 1) < 1e-9);
-  const said = here ? `At this P:D, ${digits(now)}, ${asked.right} does ${here.gain.toFixed(2)} times as much. ` : "";
-  get("gain-now").textContent = `${said}The best is ${best.gain.toFixed(2)}, at P:D = ${digits(best.x)}.`;
+  const said = here ? `At this P:D, ${digits(now)}, ${right} has ${here.gain.toFixed(2)} times the throughput of ${left}. ` : "";
+  get("gain-now").textContent = `${said}The highest gain is ${best.gain.toFixed(2)}, at P:D = ${digits(best.x)}.`;
 }
 
 // ----------------------------------------------------------------------------------------- controls
