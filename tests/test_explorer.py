@@ -11,11 +11,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import parse_qsl
 
 import numpy as np
 import pytest
-from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from batch import Request
@@ -30,6 +30,7 @@ from simulate import CostExecutor, make_cost_model, simulate
 from timeline import Trace
 from web import bundle, explore_routes, explorer
 from web.explorer import State, answer, gain_point, gain_points, read_state, schedule
+from web.server import Limits, application
 
 ROOT = Path(__file__).parent.parent
 VERSIONS = [f"python3.{minor}" for minor in (11, 12, 13, 14) if minor != sys.version_info.minor]
@@ -517,9 +518,11 @@ def test_another_pyodide_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    app = FastAPI()
-    app.include_router(explore_routes.router())
-    with TestClient(app) as client:
+    """A client of the explorer alone, behind the server's gate."""
+    metrics = SimpleNamespace(http=SimpleNamespace(labels=lambda *of: SimpleNamespace(inc=int)))
+    api = SimpleNamespace(metrics=metrics, chat=None)
+    app = application(api, Limits(), [explore_routes.router()])
+    with TestClient(app, base_url="http://127.0.0.1") as client:
         yield client
 
 
@@ -585,7 +588,16 @@ def test_the_server_runs_no_pasted_policy(client: TestClient, tmp_path: Path) ->
 )
 def test_what_the_server_refuses(client: TestClient, body: bytes, kind: str, status: int) -> None:
     found = client.post("/explore/run", content=body, headers={"content-type": kind})
-    assert found.status_code == status and found.json()["error"]["message"].endswith(".")
+    assert found.status_code == status and found.json()["error"]["message"]
+
+
+def test_too_many_questions_at_once_are_refused(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explore_routes, "MOST_WAITING", 0)
+    found = client.post("/explore/run", json={"call": "page"})
+    assert found.status_code == 429 and found.headers["retry-after"] == "1"
+    assert "ask again" in found.json()["error"]["message"]
 
 
 def test_an_answer_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

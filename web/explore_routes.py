@@ -5,6 +5,7 @@
 
 Processes of their own answer: the engine does not wait for them, and they can be ended. They never
 run a policy that somebody has pasted. The page runs that in the browser, with the book's files.
+`web/server.py` checks who may come in, and that a question is JSON.
 """
 
 import asyncio
@@ -16,10 +17,11 @@ from pathlib import Path
 from threading import Timer
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import FileResponse, JSONResponse, RedirectResponse
+from fastapi.responses import FileResponse, RedirectResponse
 
 from cli import ROOT
 from web import bundle
+from web.schemas import Refused
 
 MOST_BODY = 5000  # bytes of a question
 MOST_WAITING = 16  # questions that wait for an answer
@@ -70,12 +72,6 @@ class Calculator:
         return None
 
 
-def refused(status: int, message: str, **headers: str) -> JSONResponse:
-    """An error in OpenAI's shape."""
-    error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
-    return JSONResponse({"error": error}, status, headers)
-
-
 def router(pyodide: Path | None = None) -> APIRouter:
     """pyodide: a folder with Pyodide's files. None: browsers that need it load it from the net."""
     routes = APIRouter(prefix="/explore")
@@ -94,22 +90,18 @@ def router(pyodide: Path | None = None) -> APIRouter:
 
     @routes.post("/run", include_in_schema=False)
     async def run(request: Request) -> Response:
-        if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-            return refused(415, "The question must be JSON, with content type application/json.")
-        body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > MOST_BODY:
-                return refused(413, f"The question is longer than {MOST_BODY} bytes.")
+        body = await request.body()
+        if len(body) > MOST_BODY:
+            raise Refused(413, f"the question is longer than {MOST_BODY} bytes")
         try:
             question = json.loads(body)
             call = question.get("call")
         except (ValueError, RecursionError, AttributeError):
-            return refused(400, "The question must be a JSON object.")
+            raise Refused(400, "the question must be a JSON object") from None
         calculator = gains if call in ("gain_points", "gain_point") else schedules
         if calculator.waiting >= MOST_WAITING:
-            message = "Too many questions at once: ask again in a second."
-            return refused(429, message, **{"Retry-After": "1"})
+            message = "too many questions at once: ask again in a second"
+            raise Refused(429, message, kind="rate_limit_error", headers={"Retry-After": "1"})
         calculator.waiting += 1
         try:
             async with calculator.turn:
@@ -117,7 +109,8 @@ def router(pyodide: Path | None = None) -> APIRouter:
         finally:
             calculator.waiting -= 1
         if answer is None:
-            return refused(503, f"The answer took more than {SECONDS:g} s: choose fewer requests.")
+            message = f"the answer took more than {SECONDS:g} s: choose fewer requests"
+            raise Refused(503, message, kind="server_error")
         return Response(answer, media_type="application/json")
 
     @routes.get("/{path:path}", include_in_schema=False)
@@ -133,7 +126,7 @@ def router(pyodide: Path | None = None) -> APIRouter:
         elif folder == bundle.BESIDE and name in beside:
             found = beside[name]
         else:
-            return refused(404, "The explorer has no such file.")
+            raise Refused(404, "the explorer has no such file")
         return FileResponse(found, media_type=KINDS[found.suffix], headers=headers(path))
 
     return routes
@@ -141,7 +134,8 @@ def router(pyodide: Path | None = None) -> APIRouter:
 
 def headers(path: str) -> dict[str, str]:
     return {
-        "Content-Security-Policy": WORKER_POLICY if "worker" in path else PAGE_POLICY,
+        "Content-Security-Policy": f"{WORKER_POLICY if 'worker' in path else PAGE_POLICY};"
+        " frame-ancestors 'none'",  # no page of another site around this one
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "no-cache",

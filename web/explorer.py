@@ -139,10 +139,8 @@ EXAMPLES: dict[str, dict] = {
     "A batch that ends together": {
         "left": "request_level", "right": "orca", "B": 4, "spread": 80, "n": 12, "long": 0,
     },
-    "Hybrid batches or chunks, not both": {
-        "left": "hybrid_only", "right": "chunked_only", "C": 512,
-    },
-    "One policy, two chunk sizes": {"left": "sarathi_serve", "C": 128, "C_right": 1024},
+    "Hybrid batches, or chunks": {"left": "hybrid_only", "right": "chunked_only", "C": 512},
+    "Two chunk sizes": {"left": "sarathi_serve", "C": 128, "C_right": 1024},
 }  # fmt: skip
 
 
