@@ -39,7 +39,6 @@ from checks import UserError, check_whole
 from engine import LLM, RequestOutput, SamplingParams, StreamedToken
 from executor import ModelExecutor, synchronized_clock
 from loading.device import memory_of
-from model import Transformer
 from pipeline.account import PipelineTrace, Step
 from pipeline.costs import even_layers
 from pipeline.micro_batches import MicroBatches
@@ -110,9 +109,11 @@ class PipelineLLM(LLM):
         own = range(start, start + counts[self.stage])
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         memory = memory_of(torch.device("cpu"))
-        with torch.device("meta"):  # allocates nothing
-            stage = Transformer(self.config, own)
-        weights = sum(each.numel() for each in stage.parameters()) * self.dtype.itemsize
+        first, last = own.start == 0, own.stop == n_layer
+        tables = first + last - (first and last and self.config.tied)  # embedding and head
+        values = len(own) * self.config.layer_weights
+        values += tables * self.config.vocab_size * self.config.hidden
+        weights = values * self.dtype.itemsize  # norms and the like, under 1 %, are left out
         if self.device.type == "cpu" and memory is not None and processes * weights > memory:
             raise UserError(
                 f"each of {processes} processes on this machine needs {weights / 1e9:.1f} GB for"

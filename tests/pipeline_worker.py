@@ -29,39 +29,36 @@ CACHE_TOKENS = 75  # of a micro-batch: the longest request just fits, and others
 OPTIONS = {"chunk_size": 16, "max_length": 80, "dtype": "float64", "device": "cpu"}
 
 
-def main(out: Path) -> None:
+def main(out: Path, cache_tokens: int | None) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     if dist.get_rank() == 1:  # another node, whose clock began at another time
         clock = time.perf_counter
         time.perf_counter = lambda: clock() + 1000.0
     found = {}
-    for cache_tokens in (None, CACHE_TOKENS):
-        llm = PipelineLLM(
-            "demo", max_batch_size=2, micro_batches=3, cache_tokens=cache_tokens, **OPTIONS
-        )
-        for policy in (*POLICIES, *PIPELINE_POLICIES):
-            llm.policy = policy
-            outputs = llm.generate(PROMPTS, PARAMS)
-            if llm.stage == 0:
-                trace = llm.pipeline
-                found[f"{policy} {cache_tokens}"] = {
-                    "tokens": [output.token_ids for output in outputs],
-                    "preempted": len(trace.requests.preempted),
-                    "kinds": [step.kind for step in trace.steps],
-                    "phases": [phase for *_, phase in trace.history],
-                    "account": [
-                        sum(trace.busy) + sum(trace.idle.values()),
-                        len(trace.busy) * trace.seconds,
-                    ],
-                    "overlap": any(  # stage 0 works on a micro-batch while stage 1 works on another
-                        after.starts[0] < before.end
-                        for before, after in zip(trace.steps, trace.steps[1:], strict=False)
-                    ),
-                    "hops": [
-                        step.starts[1] - step.starts[0] - step.seconds[0] for step in trace.steps
-                    ],
-                }
+    llm = PipelineLLM(
+        "demo", max_batch_size=2, micro_batches=3, cache_tokens=cache_tokens, **OPTIONS
+    )
+    for policy in (*POLICIES, *PIPELINE_POLICIES):
+        llm.policy = policy
+        outputs = llm.generate(PROMPTS, PARAMS)
+        if llm.stage == 0:
+            trace = llm.pipeline
+            found[policy] = {
+                "tokens": [output.token_ids for output in outputs],
+                "preempted": len(trace.requests.preempted),
+                "kinds": [step.kind for step in trace.steps],
+                "phases": [phase for *_, phase in trace.history],
+                "account": [
+                    sum(trace.busy) + sum(trace.idle.values()),
+                    len(trace.busy) * trace.seconds,
+                ],
+                "overlap": any(  # stage 0 works on a micro-batch while stage 1 works on another
+                    after.starts[0] < before.end
+                    for before, after in zip(trace.steps, trace.steps[1:], strict=False)
+                ),
+                "hops": [step.starts[1] - step.starts[0] - step.seconds[0] for step in trace.steps],
+            }
     if dist.get_rank() == 0:
         out.write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
@@ -69,4 +66,4 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]) or None)

@@ -72,30 +72,31 @@ def start() -> Iterator[Start]:
                 process.communicate()
 
 
-def test_same_tokens_as_one_process_under_every_policy(tmp_path: Path, start: Start) -> None:
+@pytest.mark.parametrize("cache_tokens", [CACHE_TOKENS, pytest.param(0, marks=pytest.mark.slow)])
+def test_same_tokens_as_one_process_under_every_policy(
+    cache_tokens: int, tmp_path: Path, start: Start
+) -> None:
     """Under torchrun: stages of two, one and one layers, three micro-batches; sampled tokens,
-    preemptions and clocks that differ included.
+    preemptions and clocks that differ included. 0: all the tokens that the slots have room for.
     """
-    found = run_workers(start, tmp_path / "found.json")
+    found = run_workers(start, tmp_path / "found.json", cache_tokens)
     llm = LLM("demo", max_batch_size=1, **OPTIONS)
     alone = [output.token_ids for output in llm.generate(PROMPTS, PARAMS)]
-    policies = [*POLICIES, *PIPELINE_POLICIES]
-    assert found.keys() == {
-        f"{policy} {cache}" for policy in policies for cache in (None, CACHE_TOKENS)
-    }
+    assert found.keys() == {*POLICIES, *PIPELINE_POLICIES}
     for name, run in found.items():
         assert run["tokens"] == alone, name
         assert run["account"][0] == pytest.approx(run["account"][1]), name
         assert run["overlap"], name
         # s; stage 1's clock is 1000 s ahead
         assert -0.01 < min(run["hops"]) < max(run["hops"]) < 100, name
-    assert sum(run["preempted"] for run in found.values()) > 0
+    assert any(run["preempted"] for run in found.values()) == (cache_tokens > 0)
     check_phases(found)
 
 
-def run_workers(start: Start, out: Path) -> dict:
-    """What pipeline_worker.py finds, by policy and cache."""
-    process = start(*TORCHRUN[:-1], "3", "tests/pipeline_worker.py", str(out))
+def run_workers(start: Start, out: Path, cache_tokens: int) -> dict:
+    """What pipeline_worker.py finds, by policy."""
+    worker = ("tests/pipeline_worker.py", str(out), str(cache_tokens))
+    process = start(*TORCHRUN[:-1], "3", *worker)
     printed = process.communicate(timeout=120)
     assert process.returncode == 0, printed
     return json.loads(out.read_text(encoding="utf-8"))
@@ -104,7 +105,7 @@ def run_workers(start: Start, out: Path) -> dict:
 def check_phases(found: dict) -> None:
     """Only TD-Pipe has phases, and in each of them all batches are alike."""
     for name, run in found.items():
-        is_td_pipe = name.startswith("td_pipe")
+        is_td_pipe = name == "td_pipe"
         assert run["phases"] == (run["kinds"] if is_td_pipe else []), name
         assert not is_td_pipe or set(run["kinds"]) == {"prefill", "decode"}
 
@@ -127,7 +128,8 @@ def stages_of(process: subprocess.Popen) -> list[int]:
     [
         ("distributed.py", "as it starts", 0),
         ("distributed.py", "in the middle", 1),
-        ("torchrun", "in the middle", 1),  # how it starts is torchrun's own business
+        # how it starts is torchrun's own business
+        pytest.param("torchrun", "in the middle", 1, marks=pytest.mark.slow),
     ],
 )
 def test_a_stage_that_dies_ends_the_run(
@@ -138,7 +140,7 @@ def test_a_stage_that_dies_ends_the_run(
     children = stages_of(process)
     if when == "in the middle":  # connected, and then some time for the weights
         wait_for(lambda: connected(children))
-        time.sleep(1)
+        time.sleep(0.5)
     os.kill(children[victim], signal.SIGKILL)
     printed, errors = process.communicate(timeout=100)
     assert process.returncode != 0 and printed == ""
@@ -256,8 +258,12 @@ def join_store(start: Start, made: Path, keys: Sequence[str]) -> tuple[int, subp
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+@pytest.mark.slow
 def test_a_stranger_in_the_launchers_store_gets_nothing_run(start: Start, tmp_path: Path) -> None:
-    """He puts pickles in place of the stages' addresses. They meet before that, or end at once."""
+    """He puts pickles in place of the stages' addresses. They meet before that, or end at once.
+
+    In test_command_line, he writes at other places, and the run ends well.
+    """
     made, numbers = tmp_path / "made", tmp_path / "runs.json"
     port, stranger = join_store(start, made, [*ADDRESSES, *GUESSES])
     options = ("--port", str(port), "--json", str(numbers), "--dtype", "float32", "--device", "cpu")

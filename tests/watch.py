@@ -52,7 +52,7 @@ try:
         for key in sys.argv[3:]:
             store.set(key, pickle.dumps(Bomb()))
         written = True
-        time.sleep(0.001)
+        time.sleep(0.005)
 except dist.DistError:
     print("written" if written else "nothing")
 """
