@@ -1,7 +1,7 @@
 // The page: it reads /live/events into a Schedule, has it drawn, and sends what the buttons say.
 
 import { legend, Pictures } from "./draw.js";
-import { KEPT, Schedule, seconds, whole } from "./schedule.js";
+import { ENOUGH, FACTOR, KEPT, LEAST, Schedule, seconds, whole } from "./schedule.js";
 
 const $ = (id) => document.getElementById(id);
 const FRAME = 1 / 30, CALM = 1; // s between two drawings; for those who want no motion
@@ -177,15 +177,15 @@ function showNumbers() {
   set("waiting", whole(waiting ?? 0));
   set("running", `${whole(running ?? 0)} of ${slots ?? 0}`);
   set("held", whole(held ?? 0) + (capacity ? ` of ${whole(capacity)}` : ""));
-  const { policy, budget, chunk_size: size } = schedule.state;
-  set("budget", budget ? `token budget C = ${size}`
+  const { policy, budget } = schedule.state;
+  set("budget", budget ? `token budget C = ${budget}`
     : budget === null ? `${policy} takes whole prompts: no token budget` : "");
   const pace = schedule.pace();
   set("median", pace ? seconds(pace) : "none yet");
   $("slo").placeholder = schedule.median === null ? ""
     : `${Number((schedule.slo * 1000).toPrecision(3))}`;
-  const rows = [...schedule.tallies.values()].map((tally) => [tally.policy, tally.c ?? "none",
-    tally.gaps, schedule.slo === null ? "no SLO yet" : tally.stalls, seconds(tally.longest)].map(String));
+  const rows = [...schedule.tallies.values()].map(({ policy, c, gaps, stalls, longest }) => [policy,
+    c ?? "none", gaps, schedule.slo === null ? "no SLO yet" : stalls, seconds(longest)].map(String));
   const text = JSON.stringify(rows);
   if ($("stalls").dataset.text === text) return;
   $("stalls").dataset.text = text;
@@ -318,6 +318,8 @@ $("key-box").addEventListener("submit", (event) => {
   giveKey();
 });
 
+$("slo-note").textContent = "A stall is a gap between two tokens above the SLO. Without yours, " +
+  `the SLO is ${FACTOR} times the median of the first ${ENOUGH} gaps, ${seconds(LEAST)} at least.`;
 legend($("legend"));
 watch();
 requestAnimationFrame(frame);

@@ -6,9 +6,9 @@ const MOST_ENTRIES = 100000; // chunks and decodes kept, however short an iterat
 const TYPES = [
   "snapshot", "numbers", "chats", "queued", "started", "iteration", "ended", "preempted", "switched",
 ];
-const ENOUGH = 100; // gaps, before their median sets the SLO
-const FACTOR = 5; // times the median: Sarathi-Serve's strict SLO (Sec 5.1)
-const LEAST = 0.05; // s: a shorter pause no reader sees, and a busy machine makes many
+export const ENOUGH = 100; // gaps, before their median sets the SLO
+export const FACTOR = 5; // times the median; Sarathi-Serve's strict SLO is 5 decode iterations
+export const LEAST = 0.05; // s: a shorter pause no reader sees, and a busy machine makes many
 const SAID = 6; // s for which the sentence tells of what is over
 
 export const seconds = (value) =>
