@@ -288,7 +288,7 @@ def test_a_link_gives_its_state_back() -> None:
         ("right", "td_pipe", "decides for all stages of a pipeline"),
         ("right", 7, "unknown policy '7'"),
         ("right", [7], "unknown policy, right [7]"),
-        ("batch", 4, "The link has 'batch', which is no field."),
+        ("batch", 4, "The link has 'batch': there is no such field."),
         ("mode", "", "did you mean 'model'?"),
     ],
 )

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from scheduler import POLICIES
-from web import live
+from serving import capacity
+from web import explorer, live
 from web.priced import Clock, PricedEngine
 from web.runner import Runner
 from web.server import Limits, application
@@ -103,6 +104,18 @@ def test_the_page_holds_no_script_and_asks_nothing_from_elsewhere(runner: Runner
 )
 def test_no_other_file_is_served(runner: Runner, name: str) -> None:
     assert ask(runner, "GET", f"/static/{name}").status_code == 404
+
+
+def test_what_stands_in_two_languages_is_the_same() -> None:
+    """Python and the pages' scripts cannot import each other's numbers."""
+
+    def constant(file: str, name: str) -> str:
+        text = (live.STATIC / file).read_text(encoding="utf-8")
+        return re.search(rf"\b{name} = ([^,;]+)[,;]", text)[1]
+
+    assert constant("live.js", "KEY") == constant("explore.js", "KEY"), "one key opens both pages"
+    assert int(constant("schedule.js", "FACTOR")) == capacity.STRICT == explorer.STALL
+    assert float(constant("live.js", "SILENCE")) > 2 * live.SILENCE, "a page waits for two signs"
 
 
 # ------------------------------------------------------------------------------------ events

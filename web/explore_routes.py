@@ -62,7 +62,7 @@ class Calculator:
             self.process.stdin.write(f"{question}\n")
             self.process.stdin.flush()
             answer = self.process.stdout.readline()
-        except BrokenPipeError:
+        except OSError:  # it has ended
             pass
         timer.cancel()
         if answer:

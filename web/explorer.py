@@ -156,7 +156,7 @@ def read_state(given: object) -> tuple[State, list[str]]:
         names = [field.name for field in fields(State)]
         if name not in names:
             near = did_you_mean(name, names)
-            notes.append(f"The link has {shown(name)}, which is no field{near}.")
+            notes.append(f"The link has {shown(name)}: there is no such field{near}.")
             continue
         try:
             state = replace(state, **{name: read_value(name, value)})

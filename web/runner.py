@@ -432,6 +432,7 @@ def hand_over(old: Scheduler, new: Scheduler) -> list[Request]:
     """Give the requests and the memory of one scheduler to another. Returns those preempted.
 
     These are the ones in the middle of their prefill: they wait in their order, before all others.
+    The new one has not seen any of them in its `add`.
     """
     for request in reversed(old.started()):
         old.preempt(request)

@@ -144,7 +144,7 @@ function unreachable(why) {
   const remedy = manifest.server
     ? "connect to the network"
     : "connect to the network, or put it beside this page: python -m web.bundle --pyodide FOLDER";
-  return `The sliders need Pyodide ${version} (Python for browsers), which cannot be loaded from ${from}: ${remedy}. (${why})`;
+  return `The sliders need Pyodide ${version}, Python for browsers. It cannot be loaded from ${from}: ${remedy}. (${why})`;
 }
 
 function endless() {
