@@ -10,6 +10,7 @@ runs in the thread of asyncio.
 
 import asyncio
 import json
+import logging
 import math
 import secrets
 import time
@@ -36,6 +37,8 @@ LEAST_LOGPROB = -9999.0  # in place of minus infinity, which JSON lacks
 EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store",
           "X-Accel-Buffering": "no"}  # fmt: skip
 END = b"data: [DONE]\n\n"
+
+log = logging.getLogger("nano-sarathi")
 
 
 def dumps(value: object) -> bytes:
@@ -80,11 +83,11 @@ class Choice:
         self.reason = reason
         self.watch.end(reason)
 
-    def hang_up(self) -> None:
+    def hang_up(self, reason: str = "abort") -> None:
         """Nobody waits for it any more."""
         if self.reason is None:
             self.answer.api.runner.cancel(self.request)
-            self.end("abort")
+            self.end(reason)
             self.answer.wake(self)
 
 
@@ -300,6 +303,7 @@ class Api:
 
     async def answer(self, request: Request, body: Body, form: Form) -> Response:
         self.check_model(body.model)
+        self.check_number(body)
         log, request_id = request.scope.get("log", {}), request.scope.get("id", "none")
         answer = Answer(self, body, form, request_id, log)
         prompts = await self.prompts(body)
@@ -337,6 +341,13 @@ class Api:
             near = did_you_mean(name, [self.name])
             raise Refused(404, f"no model {shown(name)} is served here: use {self.name!r}{near}",
                           "model", "model_not_found")  # fmt: skip
+
+    def check_number(self, body: Body) -> None:
+        """Before any work: a short body may ask for 1024 x 128 choices."""
+        prompts = len(body.prompts) if isinstance(body, Completion) else 1
+        if (number := prompts * body.n) > self.runner.most:
+            self.metrics.refused.labels(self.name, "invalid").inc()
+            raise Refused(400, f"{number} requests at once; the server holds {self.runner.most}")
 
     def requests(self, body: Body, prompts: list[list[int]]) -> list[batch.Request]:
         """n requests for each prompt. Choice k of a prompt draws with the seed + k, as in vLLM."""
@@ -455,8 +466,12 @@ def shutting_down() -> Refused:
 
 def hand_out(news: list[tuple[Choice | None, Delta]]) -> None:
     for choice, delta in news:
-        if choice is not None:
-            choice.take(delta)
+        try:
+            if choice is not None:
+                choice.take(delta)
+        except Exception:  # of a checkpoint's tokenizer: all others get their tokens
+            log.exception("a token of request %d has no text", choice.request.request_id)
+            choice.hang_up("error")
 
 
 def router(api: Api) -> APIRouter:
