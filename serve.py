@@ -27,7 +27,7 @@ from web.api import router as api_routes
 from web.chat import Chat, read_template
 from web.priced import PricedEngine
 from web.runner import Engine, Runner
-from web.server import Limits, Server, hash_of, listen
+from web.server import Limits, Server, hash_of, listen, room_for
 
 KEY = "NANO_SARATHI_API_KEY"  # of the environment; a flag is seen by all who may list processes
 REAL = {"dtype": "auto", "device": "auto", "attention": "auto", "cuda_graphs": False,
@@ -102,7 +102,7 @@ def make_limits(args: argparse.Namespace, engine: Engine) -> Limits:
     told = engine.description.encode("ascii", "replace")
     return Limits(
         host=args.host, keys=read_keys(args), origins=tuple(args.cors_origin or ()),
-        body=int(1e6 * args.max_body), connections=args.connections, drain=args.drain,
+        body=int(1e6 * args.max_body), connections=room_for(args.connections), drain=args.drain,
         headers=[(b"x-engine", told)],
     )  # fmt: skip
 

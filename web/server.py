@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import ipaddress
 import logging
 import os
 import re
@@ -37,11 +38,11 @@ from web.schemas import Refused
 
 HEADERS_IN, BODY_IN = 10.0, 20.0  # s: for the head of a request; for its body
 NOTHING_READ = 60.0  # s: after which a client that takes nothing of its answer is cut off
+TOLD, OTHERS = 64, 192  # connections too many that are told so; open files besides connections
 LAST_WORDS = 5.0  # s: for clients to take what is written, when the server ends
 MOST_HEADERS = 32_768  # bytes
 LONGEST_ID = 128  # letters of a client's own x-request-id
 ID = re.compile(rf"[\x21-\x7e]{{1,{LONGEST_ID}}}")
-LOCAL = ("127.0.0.1", "localhost", "::1")
 GUARDED = ("/v1/", "/live/", "/explore/run")  # what asks for the key
 SAFE = [
     (b"x-content-type-options", b"nosniff"),
@@ -76,6 +77,14 @@ class Limits:
 def hash_of(key: str) -> bytes:
     """Of equal length for all keys: comparing two of them tells nothing of either."""
     return hashlib.sha256(key.encode()).digest()
+
+
+def loops_back(host: str) -> bool:
+    """Whether a host is this machine for itself alone."""
+    try:
+        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 # ------------------------------------------------------------------------------------ the gate
@@ -136,12 +145,12 @@ class Gate:
 
     def check_host(self, headers: dict[bytes, bytes]) -> None:
         """Against DNS rebinding: a web page elsewhere may name its own host, not ours."""
-        if self.limits.host not in LOCAL:
+        if not loops_back(self.limits.host):
             return
         host = headers.get(b"host", b"").decode("latin-1")
         name = host[1:].partition("]")[0] if host[:1] == "[" else host.partition(":")[0]
-        if name.lower() not in LOCAL:
-            raise Refused(421, f"the host {shown(host)} is not served here: use {LOCAL[0]}")
+        if not loops_back(name):
+            raise Refused(421, f"the host {shown(host)} is not served here: use 127.0.0.1")
 
     def check_key(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         asks = scope["path"].startswith(GUARDED) and scope["method"] != "OPTIONS"
@@ -215,8 +224,8 @@ class Gate:
         known = scope.get("route")  # of the table: a stranger's path would make a series of its own
         self.count(getattr(known, "path", "other"), str(status))
         log.info(
-            "%s %s %s %s %d %.0f ms, %sid %s", time.strftime("%H:%M:%S"), client, scope["method"],
-            path, status, 1e3 * seconds, tokens, scope["id"],
+            "%s %s %s %s %d %.0f ms, %sid %s", time.strftime("%H:%M:%S"), client,
+            scope["method"][:20], path, status, 1e3 * seconds, tokens, scope["id"],
         )  # fmt: skip
 
 
@@ -309,6 +318,9 @@ def protocol(limits: Limits) -> type[H11Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
+            if len(self.connections) > limits.connections + TOLD:
+                transport.abort()
+                return
             if len(self.connections) > limits.connections:
                 self.app = crowded
             self.late = self.loop.call_later(limits.headers_in, self.too_late)
@@ -382,7 +394,7 @@ class Server(uvicorn.Server):
         self.stopping, self.cut = False, False  # cut: some requests were not run to their end
         config = uvicorn.Config(
             self.gate, http=protocol(limits), ws="none", lifespan="on", log_config=None,
-            access_log=False, server_header=False, timeout_graceful_shutdown=1,
+            access_log=False, server_header=False, proxy_headers=False, timeout_graceful_shutdown=1,
             h11_max_incomplete_event_size=MOST_HEADERS, backlog=limits.connections,
         )  # fmt: skip
         super().__init__(config)
@@ -416,6 +428,29 @@ class Server(uvicorn.Server):
         for page in self.gate.pages:
             page.cancel()
         self.should_exit = True
+
+
+def room_for(connections: int) -> int:
+    """So many connections, or as many as the system lets this process have files open.
+
+    Usual is 1024. A process may raise its own limit up to another, which is often far higher. Twice
+    as many, because a burst is accepted before the first one too many can be ended.
+    """
+    try:
+        from resource import RLIM_INFINITY, RLIMIT_NOFILE, getrlimit, setrlimit
+    except ImportError:  # Windows has no such limit
+        return connections
+    wanted = 2 * connections + OTHERS
+    most, highest = getrlimit(RLIMIT_NOFILE)
+    if most == RLIM_INFINITY or most >= wanted:
+        return connections
+    if highest == RLIM_INFINITY or highest > most:
+        most = wanted if highest == RLIM_INFINITY else min(wanted, highest)
+        setrlimit(RLIMIT_NOFILE, (most, highest))
+    room = max(1, min(connections, (most - OTHERS) // 2))
+    if room < connections:
+        log.warning("%d connections at most: the system allows %d open files", room, most)
+    return room
 
 
 def listen(host: str, port: int) -> socket.socket:
