@@ -16,8 +16,8 @@ from importlib import import_module
 from pathlib import Path
 
 from checks import UserError
-from cli import ROOT, end_with, one_line
-from loading.files import read_json, readable
+from cli import ROOT, end_with, one_line, read_text
+from loading.files import read_json
 
 LONGEST_TEMPLATE, LONGEST_TEXT = 200_000, 8_000_000  # letters: of a template; of what it makes
 SECONDS = 10.0  # of one template; honest ones take under a millisecond
@@ -49,11 +49,12 @@ def read_template(directory: Path | None) -> tuple[str, dict[str, str]] | None:
     if (path_json := directory / "chat_template.json").is_file():
         path, template = path_json, read_json(path_json).get("chat_template")
     if (path_jinja := directory / "chat_template.jinja").is_file():
-        with readable(path_jinja, OSError, ValueError):
-            path, template = path_jinja, path_jinja.read_text(encoding="utf-8")
+        path, template = path_jinja, read_text(path_jinja, 4 * LONGEST_TEMPLATE)
     if isinstance(template, list):  # several, each with a name
-        named = {each.get("name"): each for each in template if isinstance(each, dict)}
-        template = named.get("default", {}).get("template")
+        named = [each for each in template if isinstance(each, dict)]
+        template = next(
+            (each.get("template") for each in named if each.get("name") == "default"), None
+        )
     if template is None:
         return None
     if not isinstance(template, str) or len(template) > LONGEST_TEMPLATE:
@@ -94,13 +95,14 @@ class Chat:
 
     async def ask(self, line: str) -> dict:
         """One line to the process, and its answer. It is killed if it takes too long."""
-        answer = b""
+        answer, used = b"", self.process is not None
         try:
             process = await self.alive()
             async with asyncio.timeout(SECONDS):
-                process.stdin.write(line.encode() + b"\n")
-                await process.stdin.drain()
-                answer = await process.stdout.readline()
+                with contextlib.suppress(ConnectionError):  # it has ended
+                    process.stdin.write(line.encode() + b"\n")
+                    await process.stdin.drain()
+                    answer = await process.stdout.readline()
         except TimeoutError:
             await self.end()
             return {"error": f"the chat template has not ended in {SECONDS:g} s"}
@@ -109,6 +111,8 @@ class Chat:
             raise
         if not answer:
             await self.end()
+            if used:  # the system may have killed it since the last chat
+                return await self.ask(line)
             return {"error": "the chat template has taken too much memory"}
         return json.loads(answer)
 
@@ -183,11 +187,15 @@ def answer(fill: Callable, ask: dict) -> dict:
             length += len(part)
             if length > LONGEST_TEXT:
                 return {"error": f"the chat template makes more than {LONGEST_TEXT} letters"}
+        text = "".join(parts)
+        text.encode()
     except MemoryError:
         return {"error": "the chat template has taken too much memory"}
+    except UnicodeEncodeError:
+        return {"error": "the chat template makes half of a letter: a surrogate, which is no text"}
     except Exception as error:  # noqa: BLE001 (whatever a template may raise)
         return {"error": f"the chat template refuses these messages: {one_line(error)}"}
-    return {"text": "".join(parts)}
+    return {"text": text}
 
 
 def limit_memory() -> None:
@@ -202,6 +210,7 @@ def main() -> None:
     """Read a template, then chats, one in each line. Write a line for each of them."""
     end_with(int(sys.argv[1]))
     limit_memory()
+    sys.stdout.reconfigure(encoding="utf-8")
     first = json.loads(sys.stdin.readline())
     import_module("jinja2.sandbox")  # takes a while; to compile a template may take for ever
     print("ready", flush=True)
@@ -212,7 +221,7 @@ def main() -> None:
         fill = None
     for line in sys.stdin:
         said = broken if fill is None else answer(fill, json.loads(line))
-        print(json.dumps(said), flush=True)
+        print(json.dumps(said, ensure_ascii=False), flush=True)  # a line that the server can hold
 
 
 if __name__ == "__main__":
