@@ -35,6 +35,7 @@ MOST_MESSAGES = 64  # that a page may be behind, before it starts anew
 LONG_PROMPT, MOST_THROWN = 4000, 64  # tokens, where the engine allows it; requests at once
 BURST_PROMPT, OUTPUT = 64, 16  # tokens: of a prompt in a burst; of all outputs but a chat's
 MOST_CHAT_PROMPT, MOST_CHAT_OUTPUT = 128, 512  # tokens
+LONGEST_NAME = 100  # letters of a policy with its option, such as dynamic:512,256
 NUMBERS = ("waiting", "running", "held", "capacity", "budget")  # of the runner's state
 SENTENCE = "The with statement is used to wrap the execution of a block. "  # for a real model
 STATIC = Path(__file__).parent / "static"
@@ -239,6 +240,8 @@ def router(runner: Runner) -> APIRouter:
     async def policy(request: Request) -> dict:
         fields = await fields_of(request, ("policy", "chunk_size"))
         check_whole("chunk_size", fields["chunk_size"])
+        if len(name := str(fields["policy"])) > LONGEST_NAME:  # it is in each event from then on
+            raise UserError(f"policy is {shown(name)}; it must have {LONGEST_NAME} letters at most")
         try:
             await asyncio.wrap_future(runner.switch(**fields))
         except Stopping as error:
@@ -256,7 +259,8 @@ def router(runner: Runner) -> APIRouter:
             if count and not feed.pages:
                 raise UserError("chats run while a live page is open, and none is")
             ids = thrower.chat(count)
-            feed.put({"type": "chats", "count": count})
+            if feed.pages:  # who else would read it?
+                feed.put({"type": "chats", "count": count})
             return {"ids": ids}
         if kind not in ("long", "burst"):
             raise UserError(f"kind is {shown(kind)}; it must be 'long', 'burst' or 'chats'")

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from batch import Batch, Request
 from checks import UserError, check_whole
+from cli import one_line
 from engine import LLM
 from executor import ModelExecutor
 from loop import Result
@@ -64,12 +65,13 @@ class RealEngine:
 
     def __init__(self, llm: LLM):
         self.llm, self.origin = llm, time.perf_counter()
-        self.name, self.vocab_size = llm.config.name, llm.config.vocab_size
+        self.name = one_line(llm.config.name).strip()  # of a folder, which may have line ends
+        self.vocab_size = llm.config.vocab_size
         self.policy, self.chunk_size = llm.policy, llm.chunk_size
         self.max_batch_size, self.max_length = llm.max_batch_size, llm.max_length
         self.tokenizer, self.stop_ids = llm.tokenizer, llm.stop_ids
         dtype = str(llm.dtype).removeprefix("torch.")
-        self.description = f"{llm.config.name} in {dtype} on {llm.device}, run for real"
+        self.description = f"{self.name} in {dtype} on {llm.device}, run for real"
 
     def scheduler(self, policy: str, chunk_size: int) -> Scheduler:
         return make_scheduler(policy, self.max_batch_size, chunk_size, self.llm.cache_tokens)
