@@ -1,0 +1,241 @@
+"""What strangers, broken clients and bad checkpoints do to a server: each has hurt one before."""
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from served import Served, served
+from watch import wait_for
+
+from checks import UserError
+from engine import LLM
+from experiments.lib.clients import parse, raw, request
+from loading.files import DEMO
+from web import live
+from web.chat import LONGEST_TEMPLATE, LONGEST_TEXT, Chat, Unfit, read_template
+from web.priced import PricedEngine
+from web.real import RealEngine
+from web.schemas import Refused, no_twins, read_json
+from web.server import TOLD
+
+ROOT = Path(__file__).parent.parent
+GOOD = {"prompt": "one two three", "max_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Served]:
+    with served(PricedEngine("llama-13b", "a6000", max_batch_size=4), queue=4) as found:
+        yield found
+
+
+def ask(running: Served, path: str, body: object = None, **words: str) -> tuple[int, dict]:
+    method = "GET" if body is None else "POST"
+    status, _, answer = parse(raw(running.place, request(path, body, method, **words)))
+    return status, json.loads(answer)
+
+
+# ---------------------------------------------------------------------- one body stops all others
+
+
+def test_a_name_that_is_there_twice_is_found_in_one_pass() -> None:
+    """A body of 1 MB took two minutes when each name was compared with all others."""
+    compared = []
+
+    class Name(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            compared.append(self)
+            return str.__eq__(self, other)
+
+    pairs = [(Name(name), 0) for name in [*range(1000), "x", "x"]]
+    with pytest.raises(ValueError, match="'x' is there twice"):
+        no_twins(pairs)
+    assert len(compared) < 2000
+    with pytest.raises(Refused, match="'x' is there twice"):
+        read_json(b'{"x": 1, "x": 1}')
+
+
+def test_too_many_choices_are_refused_before_they_are_made(
+    running: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """5 kB may ask for 131,072."""
+    monkeypatch.setattr(running.api, "requests", lambda body, prompts: pytest.fail("they are made"))
+    status, answer = ask(running, "/v1/completions", {"prompt": [[1]] * 1024, "n": 128})
+    sentence = "131072 requests at once; the server holds 8"
+    assert (status, answer["error"]["message"]) == (400, sentence)
+
+
+def test_the_name_of_a_policy_is_short() -> None:
+    """It is in each event, each snapshot, and /metrics."""
+    engine = PricedEngine("llama-13b", "a6000", max_batch_size=4)
+    long = {"policy": "dynamic:" + "1," * 50 + "1", "chunk_size": 1}
+    with served(engine) as running:
+        running.server.gate.app.include_router(live.router(running.runner))
+        status, answer = ask(running, "/live/policy", long)
+        assert status == 400 and "must have 100 letters at most" in answer["error"]["message"]
+        assert ask(running, "/live/policy", long | {"policy": "dynamic:3,2,1"})[0] == 200
+
+
+def test_events_that_nobody_reads_are_not_kept(
+    running: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = []
+    monkeypatch.setattr(live.Feed, "put", lambda feed, event: kept.append(event))
+    with served(running.api.engine) as own:
+        own.server.gate.app.include_router(live.router(own.runner))
+        assert ask(own, "/live/throw", {"kind": "chats", "count": 0}) == (200, {"ids": []})
+    assert not kept
+
+
+# -------------------------------------------------------------------------------- the log, the door
+
+
+def test_no_client_writes_the_log(running: Served, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither who it is, nor a method of many letters, nor what a terminal would obey."""
+    with caplog.at_level(logging.INFO, "nano-sarathi"):
+        raw(running.place, request("/a", None, "GET", x_forwarded_for="6.6.6.6, \x1a"))
+        raw(running.place, request("/b", None, "GET", x_forwarded_for="6.6.6.6"))
+        raw(running.place, request("/c", None, "M" * 9000))
+        wait_for(lambda: "/c" in caplog.text)
+    lines = [record.getMessage() for record in caplog.records if " /" in record.getMessage()]
+    assert all(line.split()[1] == "127.0.0.1" and len(line) < 200 for line in lines)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
+def test_a_loopback_address_is_guarded_against_other_names(host: str) -> None:
+    engine = PricedEngine("llama-13b", "a6000", max_batch_size=4)
+    with served(engine, host=host) as running:
+        for name, status in (("evil.example", 421), ("127.0.0.1", 200), ("LocalHost:80", 200)):
+            assert ask(running, "/health", host=name)[0] == status
+
+
+def test_silent_connections_too_many_are_ended_at_once() -> None:
+    """Else each would hold a file until the process can open no more."""
+    with served(
+        PricedEngine("llama-13b", "a6000", max_batch_size=4), connections=100, headers_in=300
+    ) as running:
+        opened = [socket.create_connection(running.place) for _ in range(100 + TOLD + 20)]
+        connections = running.server.server_state.connections
+        wait_for(lambda: len(connections) == 100 + TOLD)
+        ended = [each for each in opened if is_ended(each)]
+        assert len(ended) == 20
+        for each in opened:
+            each.close()
+        wait_for(lambda: not connections)
+        assert ask(running, "/health")[0] == 200
+
+
+def is_ended(connection: socket.socket) -> bool:
+    connection.settimeout(0.05)
+    try:
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a limit of open files")
+def test_few_open_files_are_room_for_few_connections() -> None:
+    """Where 256 files may be open, the log says how many connections that leaves."""
+    program = """
+import logging, resource, sys
+sys.path.insert(0, ".")
+from web.server import room_for
+logging.basicConfig(format="%(message)s")
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 600))
+print(room_for(100), resource.getrlimit(resource.RLIMIT_NOFILE), room_for(1000))
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, check=True, cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    assert done.stdout.split("\n")[0] == "100 (392, 600) 204"
+    assert done.stderr == "204 connections at most: the system allows 600 open files\n"
+
+
+# ------------------------------------------------------------------------------------- checkpoints
+
+
+def fill_in(template: str, tokens: dict[str, str], *, kill: bool = False) -> str:
+    async def ask() -> str:
+        chat = Chat(template, tokens)
+        try:
+            if kill:
+                await chat.prompt([{"role": "user", "content": "first"}])
+                chat.process.kill()  # as the system does where memory is short
+            return await chat.prompt([{"role": "user", "content": "hi"}])
+        finally:
+            await chat.end()
+
+    return asyncio.run(ask())
+
+
+def test_a_killed_process_is_replaced() -> None:
+    assert fill_in("{{ messages[0].content }}", {}, kill=True) == "hi"
+
+
+def test_a_template_may_make_many_letters_of_four_bytes() -> None:
+    text = fill_in("{% for i in range(800) %}{{ '\U0001f600' * 10000 }}{% endfor %}", {})
+    assert len(text) == LONGEST_TEXT and set(text) == {"\U0001f600"}
+
+
+@pytest.mark.parametrize("tokens", [{}, {"bos_token": "\udfff"}])
+def test_half_a_letter_is_refused(tokens: dict[str, str]) -> None:
+    """A tokenizer would fail."""
+    with pytest.raises(Unfit, match="a surrogate, which is no text"):
+        fill_in("{{ bos_token }}" if tokens else "{{ '\\ud800' }}", tokens)
+
+
+def test_odd_templates_are_mistakes(tmp_path: Path) -> None:
+    """A name that is a list; a file of many gigabytes, which is not read to its end."""
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text('{"chat_template": [{"name": ["a"], "template": "T"}]}', encoding="utf-8")
+    assert read_template(tmp_path) is None
+    with open(tmp_path / "chat_template.jinja", "wb") as file:
+        file.truncate(1 << 33)
+    with pytest.raises(UserError, match="more than 0.8 MB"):
+        read_template(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("a" * LONGEST_TEMPLATE, encoding="utf-8")
+    assert read_template(tmp_path)[0] == "a" * LONGEST_TEMPLATE
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs odd names of folders")
+def test_a_folder_with_an_odd_name(tmp_path: Path) -> None:
+    """Its name is in a header of each answer."""
+    folder = tmp_path / " a\nb\x1b[31m "
+    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.py", "*.txt", "__pycache__"))
+    engine = RealEngine(LLM(str(folder)))
+    assert engine.name == "a\\nb\\x1b[31m"
+    told = [(b"x-engine", engine.description.encode())]
+    with served(engine, headers=told) as running:
+        assert ask(running, "/v1/completions", GOOD)[0] == 200
+
+
+def test_a_token_without_a_text_ends_its_own_request_alone(
+    running: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tokenizer may fail. All other requests of the iteration get their tokens."""
+    broken = []
+
+    def decode(tokens: list[int]) -> str:
+        broken.append(tokens)
+        if len(broken) == 1:
+            raise RuntimeError("no such token")
+        return " x" * len(tokens)
+
+    monkeypatch.setattr(running.api, "decode", decode)
+    status, answer = ask(running, "/v1/completions", GOOD | {"prompt": ["a", "b"]})
+    assert (status, answer["error"]["code"]) == (500, "engine_failed")
+    assert "no text" in caplog.text
+    wait_for(running.idle)
+    assert ask(running, "/v1/completions", GOOD)[1]["choices"][0]["text"] == " x x"
