@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from checks import UserError
 from engine import LLM
 from experiments.lib.clients import parse, raw, request
 from loading.files import DEMO
-from web import live
+from web import explore_routes, live, server
 from web.chat import LONGEST_TEMPLATE, LONGEST_TEXT, Chat, Unfit, read_template
 from web.priced import PricedEngine
 from web.real import RealEngine
@@ -159,8 +160,8 @@ print(room_for(100), resource.getrlimit(resource.RLIMIT_NOFILE), room_for(1000))
     done = subprocess.run(
         command, check=True, cwd=ROOT, capture_output=True, text=True, timeout=100
     )
-    assert done.stdout.split("\n")[0] == "100 (392, 600) 204"
-    assert done.stderr == "204 connections at most: the system allows 600 open files\n"
+    assert done.stdout.split("\n")[0] == "100 (484, 600) 216"
+    assert done.stderr == "216 connections at most: the system allows 600 open files\n"
 
 
 # ------------------------------------------------------------------------------------- checkpoints
@@ -239,3 +240,45 @@ def test_a_token_without_a_text_ends_its_own_request_alone(
     assert "no text" in caplog.text
     wait_for(running.idle)
     assert ask(running, "/v1/completions", GOOD)[1]["choices"][0]["text"] == " x x"
+
+
+# ------------------------------------------------------------------------------------- the end
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+def test_the_end_does_not_wait_for_the_explorer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question may take 20 s; its client hears of the end, and so do those that wait for it."""
+    monkeypatch.setattr(server, "LAST_WORDS", 0.1)
+    questions = []
+    really_ask = explore_routes.Calculator.ask
+
+    def ask_endless(calculator: explore_routes.Calculator, question: str) -> str | None:
+        questions.append(calculator)
+        calculator.process = calculator.process or start_endless()
+        return really_ask(calculator, question)
+
+    monkeypatch.setattr(explore_routes.Calculator, "ask", ask_endless)
+    engine, found = PricedEngine("llama-13b", "a6000", max_batch_size=4), []
+    with served(engine, more=(explore_routes.router(),)) as running:
+        asked = [
+            threading.Thread(
+                target=lambda: found.append(ask(running, "/explore/run", {"call": "page"})[0])
+            )
+            for _ in range(3)
+        ]
+        for each in asked:
+            each.start()
+        wait_for(lambda: questions and running.server.gate.open == 3)
+        running.server.should_exit = True
+        for each in asked:
+            each.join(100)
+    assert found == [503] * 3 and len(questions) == 1
+    assert questions[0].process.poll() is not None
+
+
+def start_endless() -> subprocess.Popen:
+    """In place of an explorer that computes for long."""
+    command = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
+    )

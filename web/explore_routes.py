@@ -55,7 +55,7 @@ class Calculator:
             command = [sys.executable, "-m", "web.explorer"]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8"}
             self.process = subprocess.Popen(command, cwd=ROOT, **pipes)  # it ends with its input
-        timer = Timer(SECONDS, self.process.kill)
+        timer = Timer(SECONDS, self.end)
         timer.start()
         answer = ""
         try:
@@ -67,9 +67,14 @@ class Calculator:
         timer.cancel()
         if answer:
             return answer
-        self.process.kill()
+        self.end()
         self.process.wait()  # so that the next question finds a new one
         return None
+
+    def end(self) -> None:
+        """End the process, if it is there: who waits for an answer gets none."""
+        if self.process is not None:
+            self.process.kill()
 
 
 def router(pyodide: Path | None = None) -> APIRouter:
@@ -106,6 +111,9 @@ def router(pyodide: Path | None = None) -> APIRouter:
         try:
             async with calculator.turn:
                 answer = await asyncio.to_thread(calculator.ask, json.dumps(question))
+        except asyncio.CancelledError:  # the server ends, and waits for the thread
+            calculator.end()
+            raise
         finally:
             calculator.waiting -= 1
         if answer is None:

@@ -33,12 +33,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from checks import UserError, shown
 from cli import one_line
-from web.api import Api, dumps
+from web.api import Api, dumps, shutting_down
 from web.schemas import Refused
 
 HEADERS_IN, BODY_IN = 10.0, 20.0  # s: for the head of a request; for its body
 NOTHING_READ = 60.0  # s: after which a client that takes nothing of its answer is cut off
-TOLD, OTHERS = 64, 192  # connections too many that are told so; open files besides connections
+TOLD, AT_ONCE = 64, 64  # connections too many that are told so; connections taken in one turn
+OTHERS = TOLD + 4 * AT_ONCE + 64  # open files besides connections; a few turns are on their way
 LAST_WORDS = 5.0  # s: for clients to take what is written, when the server ends
 MOST_HEADERS = 32_768  # bytes
 LONGEST_ID = 128  # letters of a client's own x-request-id
@@ -112,9 +113,11 @@ class Gate:
         self.open += not endless
         try:
             await self.let_in(scope, headers, receive, self.sender(scope, send))
-        except asyncio.CancelledError:
-            if not endless:  # else the server ends, and takes its pages along
+        except asyncio.CancelledError:  # the server ends
+            if not endless and scope["log"]["status"] != GONE:  # it has begun to answer
                 raise
+            if not endless:
+                await refusal(shutting_down())(scope, receive, self.sender(scope, send))
         finally:
             self.open -= not endless
             self.pages.discard(task)
@@ -395,10 +398,15 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(
             self.gate, http=protocol(limits), ws="none", lifespan="on", log_config=None,
             access_log=False, server_header=False, proxy_headers=False, timeout_graceful_shutdown=1,
-            h11_max_incomplete_event_size=MOST_HEADERS, backlog=limits.connections,
+            h11_max_incomplete_event_size=MOST_HEADERS, backlog=AT_ONCE,
         )  # fmt: skip
         super().__init__(config)
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # the gate writes the log
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():  # the system keeps more than we take in one turn
+            listener.listen(self.limits.connections)
 
     def handle_exit(self, sig: int, frame: object) -> None:
         """The first signal starts a thread that waits; the second waits for nothing."""
@@ -433,21 +441,20 @@ class Server(uvicorn.Server):
 def room_for(connections: int) -> int:
     """So many connections, or as many as the system lets this process have files open.
 
-    Usual is 1024. A process may raise its own limit up to another, which is often far higher. Twice
-    as many, because a burst is accepted before the first one too many can be ended.
+    Usual is 1024. A process may raise its own limit up to another, which is often far higher.
     """
     try:
         from resource import RLIM_INFINITY, RLIMIT_NOFILE, getrlimit, setrlimit
     except ImportError:  # Windows has no such limit
         return connections
-    wanted = 2 * connections + OTHERS
+    wanted = connections + OTHERS
     most, highest = getrlimit(RLIMIT_NOFILE)
     if most == RLIM_INFINITY or most >= wanted:
         return connections
     if highest == RLIM_INFINITY or highest > most:
         most = wanted if highest == RLIM_INFINITY else min(wanted, highest)
         setrlimit(RLIMIT_NOFILE, (most, highest))
-    room = max(1, min(connections, (most - OTHERS) // 2))
+    room = max(1, min(connections, most - OTHERS))
     if room < connections:
         log.warning("%d connections at most: the system allows %d open files", room, most)
     return room
