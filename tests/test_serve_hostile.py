@@ -28,6 +28,7 @@ from web.schemas import Refused, no_twins, read_json
 from web.server import TOLD
 
 ROOT = Path(__file__).parent.parent
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 GOOD = {"prompt": "one two three", "max_tokens": 2}
 
 
@@ -73,6 +74,15 @@ def test_too_many_choices_are_refused_before_they_are_made(
     status, answer = ask(running, "/v1/completions", {"prompt": [[1]] * 1024, "n": 128})
     sentence = "131072 requests at once; the server holds 8"
     assert (status, answer["error"]["message"]) == (400, sentence)
+
+
+def test_the_longest_request_is_told_to_the_token(running: Served) -> None:
+    most = running.api.engine.max_length
+    fits = {"prompt": [1] * most, "max_tokens": 1}
+    status, answer = ask(running, "/v1/completions", fits)
+    assert status == 200 and answer["usage"]["total_tokens"] == most + 1
+    status, answer = ask(running, "/v1/completions", fits | {"max_tokens": 2})
+    assert status == 400 and f"may have {most + 1} together" in answer["error"]["message"]
 
 
 def test_the_name_of_a_policy_is_short() -> None:
@@ -183,6 +193,23 @@ def fill_in(template: str, tokens: dict[str, str], *, kill: bool = False) -> str
 
 def test_a_killed_process_is_replaced() -> None:
     assert fill_in("{{ messages[0].content }}", {}, kill=True) == "hi"
+
+
+def test_all_wait_for_the_end_of_the_process() -> None:
+    """Else the loop of a server that ends closes before the process has ended: a traceback."""
+
+    async def cancel_and_end() -> int | None:
+        chat = Chat(ENDLESS, {})
+        task = asyncio.create_task(chat.prompt([{"role": "user", "content": "hi"}]))
+        while chat.process is None:
+            await asyncio.sleep(0.01)
+        process = chat.process
+        task.cancel()
+        await asyncio.sleep(0)
+        await chat.end()
+        return process.returncode
+
+    assert asyncio.run(cancel_and_end()) is not None
 
 
 def test_a_template_may_make_many_letters_of_four_bytes() -> None:

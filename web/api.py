@@ -364,7 +364,7 @@ class Api:
                 what = f" and max_tokens is {body.max_tokens}" if body.max_tokens else ""
                 raise Refused(
                     400, f"prompt {number} has {len(prompt)} tokens{what}; prompt and output may"
-                    f" have {most} together", "prompt", "context_length_exceeded",
+                    f" have {most + 1} together", "prompt", "context_length_exceeded",
                 )  # fmt: skip
             for choice in range(body.n):
                 sampler = self.sampler(body, (seed + choice) % (MOST_SEED + 1))

@@ -130,12 +130,12 @@ class Chat:
         return self.process
 
     async def end(self) -> None:
-        """End the process, if it is there."""
-        process, self.process = self.process, None
-        if process is not None:
+        """End the process, if it is there. Whoever calls this meanwhile waits for its end, too."""
+        if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+                self.process.kill()
+            await self.process.wait()
+            self.process = None
 
 
 # ---------------------------------------------------------------------------- what the process does
