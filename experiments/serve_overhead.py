@@ -31,7 +31,7 @@ from contextlib import contextmanager
 from statistics import median
 
 from batch import Request
-from cli import ROOT, run_main
+from cli import ROOT, interrupts_held, run_main
 from engine import LLM
 from experiments.bench import BATCH_SIZE, MAX_LENGTH, SHAPES, make_workload, run_ours
 from experiments.bench_peers import Work
@@ -105,14 +105,18 @@ def served(llm: LLM) -> Iterator[Served]:
 
 
 @contextmanager
-def client() -> Iterator[Callable[[int, list[dict]], dict]]:
-    """Another process, which asks a server: port, bodies -> what lib/http_load.py says of it."""
+def client() -> Iterator[Callable[..., dict]]:
+    """Another process, which asks a server: port, bodies -> what lib/http_load.py says of it.
+
+    It also takes arrivals.
+    """
     command = [sys.executable, "-m", "experiments.lib.http_load"]
     pipe = subprocess.PIPE
-    process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
+    with interrupts_held():
+        process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
 
-    def ask(port: int, bodies: list[dict]) -> dict:
-        process.stdin.write(json.dumps({"port": port, "bodies": bodies}) + "\n")
+    def ask(port: int, bodies: list[dict], **arrivals: list[float]) -> dict:
+        process.stdin.write(json.dumps({"port": port, "bodies": bodies} | arrivals) + "\n")
         process.stdin.flush()
         line = process.stdout.readline()
         if not line:
@@ -122,8 +126,8 @@ def client() -> Iterator[Callable[[int, list[dict]], dict]]:
     try:
         yield ask
     finally:
-        process.stdin.close()
-        process.wait()
+        process.kill()  # after Ctrl-C, it may be in the midst of its work
+        process.communicate()
 
 
 def bodies_of(work: Work, stream: bool) -> list[dict]:

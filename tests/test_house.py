@@ -61,7 +61,7 @@ BEFORE_ALL = "fast.first"
 # Scripts that measure, and nothing else. All others of experiments/ predict.
 MEASURE = (
     "beam_peers", "bench", "bench_beams", "bench_peers", "busy", "calibrate", "kernels",
-    "serve_load", "serve_overhead",
+    "serve_load", "serve_overhead", "serve_peer",
 )  # fmt: skip
 SCRIPTS = sorted(path.stem for path in (ROOT / "experiments").glob("*.py"))
 

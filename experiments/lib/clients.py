@@ -91,13 +91,20 @@ async def events(
 
 @dataclass
 class Stream:
-    """What came of a stream of one choice. moments: s, when each event came; begin: of the ask."""
+    """What came of a stream of one choice. begin: s, of the ask.
+
+    pieces: the text of each event. moments: s, when each came.
+    """
 
     begin: float
-    text: str = ""
+    pieces: list[str] = field(default_factory=list)
     reason: str | None = None
     error: str = ""
     moments: list[float] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
 
 
 async def streamed(place: Place, body: dict, **options: object) -> Stream:
@@ -111,6 +118,7 @@ async def streamed(place: Place, body: dict, **options: object) -> Stream:
             if found.reason is not None:
                 raise Cut("a piece after the end")
             piece = choice["text"] if "text" in choice else choice["delta"].get("content", "")
-            found.text, found.reason = found.text + piece, choice["finish_reason"]
+            found.reason = choice["finish_reason"]
+            found.pieces.append(piece)
             found.moments.append(time.perf_counter())
     return found

