@@ -93,7 +93,7 @@ METRICS: dict[str, Callable[[list[Life]], list[float]]] = {  # in ms
 MIDDLES = {"median": median, "P99": lambda values: percentile(values, 99)}
 FLAGS = {
     "vllm_python": Flag(shown="a second server of ours instead"),
-    "seconds": Flag("how long requests arrive, all runs together, in s", 200, 2),
+    "seconds": Flag("how long requests arrive, all runs together, in s", 180, 2),
     "repeats": Flag("rounds", 3, quick=1),
     "seed": Flag("seed of arrivals, lengths and token ids", 0),
     "dtype": Flag("type of the numbers: auto (by the hardware), float32 or bfloat16", "auto"),

@@ -1,4 +1,4 @@
-"""serve.py under load: experiments/serve_load.py in its smaller case, with nothing lost or mixed."""
+"""serve.py under load: experiments/serve_load.py, its smaller case, with nothing lost or mixed."""
 
 from argparse import Namespace
 
