@@ -3,6 +3,7 @@ ways to run a loop or a back end of attention.
 """
 
 import dataclasses
+import gc
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -66,6 +67,14 @@ def tiny_model(name: str, dtype: torch.dtype = torch.float64, device: str = "cpu
             if parameter.dim() == 1:  # norms and biases: something else than ones and zeros
                 parameter.add_(0.1 * torch.arange(len(parameter), dtype=dtype, device=device).sin())
     return model
+
+
+def pytest_collection_finish() -> None:
+    """What is there now stays to the end. Looking for cycles in all of it, again and again, would
+    take a fifth of the tests' time: torch has many objects.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", params=TINY)
