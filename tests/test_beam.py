@@ -69,14 +69,18 @@ def same(a: BeamRequest, b: BeamRequest) -> bool:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_both_caches_find_the_same_beside_ordinary_requests(policy: str, tiny: Transformer) -> None:
-    """Over all policies and models 1,000 searches with either cache, in random company: a loop
-    runs segment and standard searches and ordinary requests at once, and preempts some.
+@pytest.mark.parametrize("count", [8, pytest.param(25, marks=pytest.mark.slow)])
+def test_both_caches_find_the_same_beside_ordinary_requests(
+    count: int, policy: str, tiny: Transformer
+) -> None:
+    """Over all policies and models 320 searches with either cache (`make slow`: 1,000), in random
+    company: a loop runs segment and standard searches and ordinary requests at once, and preempts
+    some.
     """
     generator = random.Random(f"{policy} {tiny.config.name}")
     # two of them begin together; when both need a second segment, one must go
     large = [([7 + i] * 20, BeamSearchParams(8, 34, stop_ids=(3,))) for i in range(2)]
-    cases = large + [drawn(generator, tiny) for _ in range(23)]
+    cases = large + [drawn(generator, tiny) for _ in range(count - 2)]
     requests: list[Request] = []
     for case in cases:
         for cache in ("segment", "standard"):
