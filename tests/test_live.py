@@ -198,6 +198,12 @@ def test_too_many_pages_are_refused(runner: Runner, monkeypatch: pytest.MonkeyPa
     assert answer.status_code == 429 and "live pages are open already" in error(answer)
 
 
+def test_a_page_of_another_site_opens_none(runner: Runner) -> None:
+    """A browser says how it asks. An image or a form of another site has no-cors."""
+    answer = ask(runner, "GET", "/live/events", headers={"Sec-Fetch-Mode": "no-cors"})
+    assert answer.status_code == 403 and "another site" in error(answer)
+
+
 # ------------------------------------------------------------------------------------ buttons
 
 

@@ -614,6 +614,12 @@ def test_other_sites_are_let_in_only_where_they_are_named(
             raw(running.place, request("/v1/completions", method="OPTIONS", **ask))
         )
         assert status == 400 and "access-control-allow-origin" not in headers
+        wrong = request("/v1/completions", b"{}", origin="https://a.example", content_type="x")
+        status, headers, _ = parse(raw(running.place, wrong))
+        assert status == 415 and headers["access-control-allow-origin"] == "https://a.example"
+        running.runner.close()
+        answer = parse(raw(running.place, request("/health", method="GET")))
+        assert answer[0] == 503 and json.loads(answer[2])["status"] == "the engine has ended"
     _, headers, _ = parse(raw(demo.place, request("/v1/completions", method="OPTIONS", **ask)))
     assert "access-control-allow-origin" not in headers
 

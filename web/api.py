@@ -499,7 +499,7 @@ def router(api: Api) -> APIRouter:
     async def health() -> Response:
         state = api.runner.state()
         well = state["alive"] and not state["draining"]
-        word = "ok" if well else "shutting down" if state["draining"] else "the engine has ended"
+        word = "ok" if well else "shutting down" if state["alive"] else "the engine has ended"
         told = {"status": word, "failures": state["failures"], "last_error": state["error"]}
         return JSONResponse(told, 200 if well else 503)
 

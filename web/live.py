@@ -230,7 +230,9 @@ def router(runner: Runner) -> APIRouter:
         return FileResponse(STATIC / name, media_type=FILES[name], headers=SAFE)
 
     @routes.get("/live/events")
-    async def events() -> StreamingResponse:
+    async def events(request: Request) -> StreamingResponse:
+        if request.headers.get("sec-fetch-mode") == "no-cors":  # it could not read them anyway
+            raise Refused(403, "a page of another site may not open the events of this one")
         if len(feed.pages) >= MOST_PAGES:
             raise Refused(429, f"{MOST_PAGES} live pages are open already: close one")
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}

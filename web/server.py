@@ -299,14 +299,18 @@ def application(api: Api, limits: Limits, routers: Sequence) -> Gate:
         (HTTPException, unknown),
     ):  # fmt: skip
         app.add_exception_handler(kind, handler)
-    inner: ASGIApp = app
-    if limits.origins:
-        inner = CORSMiddleware(
-            app, allow_origins=limits.origins, allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type", "x-request-id"],
-            expose_headers=["x-request-id", "retry-after"],
-        )  # fmt: skip
-    return Gate(inner, limits, lambda path, status: api.metrics.http.labels(path, status).inc())
+    return Gate(app, limits, lambda path, status: api.metrics.http.labels(path, status).inc())
+
+
+def for_pages_of(origins: Sequence[str], gate: Gate) -> ASGIApp:
+    """The gate, open to web pages of these origins (CORS). They may read its refusals, too."""
+    if not origins:
+        return gate
+    return CORSMiddleware(
+        gate, allow_origins=origins, allow_methods=["GET", "POST"],
+        allow_headers=["authorization", "content-type", "x-request-id"],
+        expose_headers=["x-request-id", "retry-after"],
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------ the server
@@ -396,9 +400,10 @@ class Server(uvicorn.Server):
         self.gate = application(api, limits, routers)
         self.stopping, self.cut = False, False  # cut: some requests were not run to their end
         config = uvicorn.Config(
-            self.gate, http=protocol(limits), ws="none", lifespan="on", log_config=None,
-            access_log=False, server_header=False, proxy_headers=False, timeout_graceful_shutdown=1,
-            h11_max_incomplete_event_size=MOST_HEADERS, backlog=AT_ONCE,
+            for_pages_of(limits.origins, self.gate), http=protocol(limits), ws="none",
+            lifespan="on", log_config=None, access_log=False, server_header=False,
+            proxy_headers=False, timeout_graceful_shutdown=1, backlog=AT_ONCE,
+            h11_max_incomplete_event_size=MOST_HEADERS,
         )  # fmt: skip
         super().__init__(config)
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # the gate writes the log
