@@ -211,7 +211,9 @@ def both(
             words, environment = our_command(directory, port, length, name), None
             if own == VLLM:
                 words = vllm_command(python, directory, port, length, name)
-                environment = vllm_environment(python) | {"HF_HUB_OFFLINE": "1"}
+                # it leaves files in the folder for temporary ones
+                offline = {"HF_HUB_OFFLINE": "1", "TMPDIR": directory}
+                environment = vllm_environment(python) | offline
             servers.append(stack.enter_context(served(own, port, words, environment)))
             print(f"{own} answers after {time.monotonic() - begin:.0f} s", flush=True)
         yield servers
