@@ -28,11 +28,14 @@ function answerOf(question) {
 async function boot({ book, pyodide }) {
   const from = new URL(pyodide.from, self.location.href).href;
   const plain = self.fetch.bind(self);
-  self.fetch = (resource, options) => { // Pyodide's own, too
+  self.fetch = async (resource, options) => { // Pyodide's own, too
     const url = String(resource.url || resource);
     const name = url.startsWith(from) ? url.slice(from.length) : "";
     if (!(name in pyodide.files)) throw new Error(`${url} is no file of the manifest`);
-    return plain(url, { ...options, integrity: pyodide.files[name] });
+    const response = await plain(url, { ...options, integrity: pyodide.files[name] });
+    if (!response.ok || !name.endsWith(".wasm")) return response;
+    // Some web servers do not know this type, and without it Pyodide waits for ever.
+    return new Response(response.body, { headers: { "Content-Type": "application/wasm" } });
   };
   const { loadPyodide } = await imported(`${from}pyodide.mjs`);
   const { default: createPyodideModule } = await imported(`${from}pyodide.asm.mjs`);
