@@ -78,8 +78,9 @@ class Quiet(SimpleHTTPRequestHandler):
     """A plain web server, and an old one: it does not know what a .wasm file is."""
 
     protocol_version = "HTTP/1.1"
-    unknown = {".wasm": "application/octet-stream", ".mjs": "application/octet-stream"}
-    extensions_map = SimpleHTTPRequestHandler.extensions_map | unknown
+    extensions_map = SimpleHTTPRequestHandler.extensions_map | dict.fromkeys(
+        (".wasm", ".mjs"), "application/octet-stream"
+    )
 
     def log_message(self, *words: object) -> None:
         pass
