@@ -205,6 +205,7 @@ TABLE: dict[str, dict[str, Kind]] = {
         "pp": Kind("N", "pipeline stages", FEW),
         "tbt-slo": Kind("MS", "longest time between two tokens that is allowed, in ms", ABOVE_ZERO),
         "ttft-slo": Kind("MS", "longest time to a first token that is allowed, in ms", ABOVE_ZERO),
+        "rate": Kind("R", "requests per second that you expect", ABOVE_ZERO),
         "pd": Kind("RATIO", "P:D, prompt tokens per output token", ABOVE_ZERO),
         "decodes": Kind("N", "requests that decode", ITEMS),
         "context": Kind("N", "tokens that a decoding request has", TOKENS),

@@ -61,11 +61,12 @@ from serving.planner import (
     engine_flags,
     find_capacity,
 )
-from serving.traffic import Fixed, at_rate, make_requests, poisson, read_trace
+from serving.traffic import Fixed, at_rate, busy_times, make_requests, poisson, read_trace
 
 NAME, HERE = "plan", "here"
 OURS = "sarathi_serve"  # what vLLM and SGLang do with chunks
 REQUESTS = 2048  # that are drawn, where no file has them
+FEW = 100  # requests of a trace; fewer give an interval that says little
 ROUGH = 1.05  # precision of what the answer is compared with
 DRAWS = 8  # samples of the traffic, for the interval
 LOADS = (0.5, 0.7, 0.9, 1.0)  # of the capacity, in the table of latencies
@@ -89,6 +90,7 @@ FLAGS = {
     "seed": Flag("seed of all that is drawn at random", 0),
     "tbt_slo": Flag("bound of the P99 time between tokens, in ms", shown="5 decode iterations"),
     "ttft_slo": Flag("bound of the P90 time to the first token, in ms"),
+    "rate": Flag("requests per second that you expect: how many replicas hold them?"),
     "max_batch_size": Flag("requests that run at once", shown="256; here, 8"),
     **POLICY_FLAGS,
     "out": Flag("", ROOT / "build" / NAME),
@@ -182,21 +184,24 @@ def replica_here(options: Namespace, model: ModelConfig) -> Replica:
     return Replica(CalibratedModel(calibration), options.max_batch_size or BATCH_SIZE, None)
 
 
-def requests_of(options: Namespace) -> tuple[str, list[Request]]:
-    """The traffic's name, and its requests. A file goes before a word of the same name."""
+def requests_of(options: Namespace) -> tuple[str, list[Request], bool]:
+    """The traffic's name, its requests, and whether they are of a file.
+
+    A file goes before a word of the same name.
+    """
     path = options.requests_file or Path(CHAT.name)
     word, count = str(path), options.requests
     if not path.exists() and word in DATASETS:
-        return word, DATASETS[word].requests(count, seed=options.seed)
+        return word, DATASETS[word].requests(count, seed=options.seed), False
     if not path.exists() and (pair := PAIR.fullmatch(word)):
         prompt, output = (Fixed(int(size)) for size in pair.groups())
-        return word, make_requests(poisson(count, 1.0, options.seed), prompt, output)
+        return word, make_requests(poisson(count, 1.0, options.seed), prompt, output), False
     if not path.exists() and not path.suffix:
         raise UserError(
             f"--requests-file {word!r} is no file: give a CSV file, {', '.join(DATASETS)}, or P:N"
             f" tokens, such as 1000:200{did_you_mean(word, DATASETS)}"
         )
-    return path.name, read_trace(path)
+    return path.name, read_trace(path), True
 
 
 def that_fit(requests: Sequence[Request], replica: Replica) -> list[Request]:
@@ -232,6 +237,16 @@ class Job:
     seed: int | None = None
 
 
+@dataclass(frozen=True)
+class Demand:
+    """A load, in requests per second: how many replicas hold it? busiest: minute, if known."""
+
+    who: str  # of whom: the trace's, or the user's own number
+    rate: float
+    busiest: float | None
+    gaps: str  # between arrivals, that the capacity was found with
+
+
 @dataclass(frozen=True, eq=False)
 class Question:
     """What is asked, for all jobs alike."""
@@ -241,6 +256,7 @@ class Question:
     slo: Slo
     sizes: Sequence[int]  # token budgets
     step: int  # between token budgets, at least
+    demands: Sequence[Demand] = ()
 
     def budgets(self, tp: int, pp: int) -> list[int]:
         """Those that are tried with so many GPUs."""
@@ -357,6 +373,9 @@ def describe(options: Namespace, replica: Replica, traffic: Traffic, slo: Slo) -
         f"           tokens of a prompt {describe_lengths(traffic.prompts)}, of an output"
         f" {describe_lengths(traffic.outputs)}"
     )
+    if (count := len(traffic.prompts)) < FEW:
+        say = f"Few: an interval from {count} requests says little; give {FEW} or more."
+        print(f"           {say}")
     first = "" if slo.ttft == math.inf else f", P90 TTFT at most {1e3 * slo.ttft:.4g} ms"
     print(f"SLO        P99 TBT at most {1e3 * slo.tbt:.4g} ms{first}")
     if replica.cache_tokens is None:
@@ -405,6 +424,39 @@ def print_answer(plan: Plan) -> None:
             f"there          P99 TBT {1e3 * load.p99_tbt:.1f} ms, P90 TTFT"
             f" {1e3 * load.p90_ttft:.0f} ms"
         )
+    for demand in plan.question.demands:
+        line = f"{demand.who:<14} {who_holds(plan, demand)}"
+        print(textwrap.fill(line, 88, subsequent_indent=15 * " "))
+    if plan.question.demands:
+        line = f"assumed        {plan.question.demands[0].gaps}; replicas share requests evenly"
+        print(textwrap.fill(line, 88, subsequent_indent=15 * " "))
+
+
+def who_holds(plan: Plan, demand: Demand) -> str:
+    """How many replicas a load takes, and how much of their capacity it is."""
+    capacity, low, busiest = plan.best.rate, min(plan.draws), demand.busiest
+
+    def load(rate: float) -> str:
+        percent = 100 * rate / (count * capacity)
+        return f"{percent:.0f} %" if percent >= 1 else "less than 1 %"
+
+    count = math.ceil(demand.rate / capacity)
+    kind = f"replica{'s' * (count > 1)} of {plan.replica.layout}"
+    if isinstance(plan.replica.cost, CalibratedModel):
+        kind = f"machine{'s' * (count > 1)} like this"
+    elif (gpus := count * plan.replica.gpus) > 1:
+        kind += f" ({gpus} GPUs)"
+    said = f"{rounded(demand.rate)} requests/s"
+    said += f" (busiest minute {rounded(busiest)}/s)" if busiest else ""
+    said += f": {count} {kind} hold{'s' * (count == 1)} this"
+    said += f" at {load(demand.rate)} load"
+    if busiest and busiest <= count * capacity:
+        said += f", the busiest minute at {load(busiest)}"
+    elif busiest:
+        said += f". The busiest minute takes {math.ceil(busiest / capacity)}"
+    if low and (more := math.ceil(demand.rate / low)) > count:
+        said += f". With the lowest capacity of the other samples: {more}"
+    return said
 
 
 def print_tables(plan: Plan, loads: Sequence[Sequence[float]]) -> None:
@@ -532,6 +584,10 @@ def points_of(plan: Plan) -> Record:
     record.add("SLO, P99 TBT", plan.question.slo.tbt, "s")
     record.add(f"capacity, {plan.replica.layout}", plan.best.rate, "requests/s", plan.best.budget,
                "C")  # fmt: skip
+    for demand in plan.question.demands:
+        record.add(f"{demand.who}, mean", demand.rate, "requests/s")
+        if demand.busiest:
+            record.add(f"{demand.who}, busiest minute", demand.busiest, "requests/s")
     for number, rate in enumerate(plan.draws):
         record.add("capacity, other samples", rate, "requests/s", number, "sample")
     for name, curve in plan.curves.items():
@@ -575,7 +631,7 @@ def read_options(arguments: Sequence[str] | None = None) -> Namespace:
 
 def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:
     """The question, and why some layouts are left out. All mistakes of the user's are said here."""
-    model, (name, requests) = model_of(options.model), requests_of(options)
+    model, (name, requests, from_file) = model_of(options.model), requests_of(options)
     place = options.tp, options.pp
     if options.gpu == HERE:
         replica = replica_here(options, model)
@@ -583,7 +639,8 @@ def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:
         raise UserError(f"--calibration needs --gpu {HERE}")
     else:
         replica = replica_of(options, model, *place)
-    traffic = Traffic.of(name, that_fit(requests, replica))
+    fitting = that_fit(requests, replica)
+    traffic, demands = Traffic.of(name, fitting), demands_of(options, fitting, from_file)
     longest = int((traffic.prompts + traffic.outputs).max()) - 1
     replicas, refused = {place: replica}, {}
     if options.gpu != HERE:
@@ -595,7 +652,19 @@ def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:
         ttft = options.ttft_slo / 1e3
     sizes, step = (SMALL_BUDGETS, SMALL_BUDGETS[0]) if options.gpu == HERE else (BUDGETS, TILE)
     sizes = sizes[:: 3 if options.quick else 1]
-    return Question(replicas, traffic, Slo(tbt, ttft), sizes, step), refused
+    return Question(replicas, traffic, Slo(tbt, ttft), sizes, step, demands), refused
+
+
+def demands_of(options: Namespace, requests: Sequence[Request], from_file: bool) -> list[Demand]:
+    """The rate of the user's own trace, if it has times; and that of --rate, if it is given."""
+    found, times = [], busy_times(requests) if from_file else None
+    gaps = "even gaps: the file has no times" if from_file else "Poisson arrivals"
+    if times:
+        gaps = "the gaps of your trace, all stretched or shrunk alike"
+        found.append(Demand("your trace", *times, gaps))
+    if options.rate:
+        found.append(Demand("you expect", options.rate, None, gaps))
+    return found
 
 
 def decode_iteration(replica: Replica) -> float:

@@ -23,7 +23,7 @@ import numpy as np
 from batch import LATEST, Request
 from checks import UserError, check_number, check_whole
 from configs import LINKS, Link
-from costmodel import CostModel
+from costmodel import CostModel, make_batch
 from loop import Loop
 from pipeline import Hop, PipelineTrace, StageCosts, even_layers, make_micro_batches, run_pipeline
 from scheduler import make_scheduler
@@ -37,6 +37,9 @@ from timeline import Trace
 BLOCK, BLOCKS, NEAR = 64, 16, 2
 MOST_DRAWN = 4096  # requests of the population that one run knows
 FEWEST, MOST = 384, 8192  # requests of a run
+# Iterations of a run that is not exact, at most and about: at a low rate, long outputs share few.
+# FEW: its requests, at least.
+ITERATIONS, FEW = 100_000, 48
 COARSE, EXACT = 1.2, 1.025  # precision: of short runs, and of the answer
 HOPELESS = 32  # if not even so small a part of the throughput is served, the capacity is 0
 WHOLE = ("request_level", "orca", "vllm_v0")  # policies that read no token budget
@@ -194,7 +197,8 @@ def find_capacity(
         def served(rate: float) -> bool:
             if rate > most:
                 return False
-            loads[rate] = load_at(rate, count)
+            few = affordable(rate, precision, replica, traffic)
+            loads[rate] = load_at(rate, min(count, few) if precision > EXACT else count)
             return slo.met(loads[rate])
 
         try:
@@ -246,6 +250,18 @@ def enough(rate: float, precision: float, traffic: Traffic) -> int:
     if precision > EXACT and count < size:
         size = 1
     return size * math.ceil(count / size)
+
+
+def affordable(rate: float, precision: float, replica: Replica, traffic: Traffic) -> int:
+    """Requests of a run of about ITERATIONS, or more where so many are `needed`.
+
+    A request has an iteration for each output token: that many, if no two requests share one. And
+    the run has no more iterations than fit into its time.
+    """
+    usual = int(np.median(traffic.prompts))
+    decode = replica.cost.seconds(make_batch(decodes=1, context=usual))
+    shared = max(1 / float(traffic.outputs.mean()), rate * decode)
+    return math.ceil(max(FEW, needed(rate, precision), ITERATIONS * shared))
 
 
 def budgets_of(replica: Replica, traffic: Traffic, slo: Slo, sizes: Sequence[int]) -> list[int]:

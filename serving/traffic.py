@@ -7,6 +7,8 @@
     make_requests(arrivals, prompts, outputs)    requests with drawn lengths: Fixed, Uniform, Zipf,
                                                  LogNormal
     read_trace("trace.csv")                  the requests of a recorded trace
+    busy_times(requests)                     how many come per second: on average, and in the
+                                             busiest minute
     at_rate(requests, 4.0)                   the same requests, all arrival times scaled to that
                                              mean rate
     repeat(requests, 8)                      the same requests, eight times one after the other
@@ -23,6 +25,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist
 from typing import Protocol
@@ -40,6 +43,7 @@ MOST_REQUESTS = 10**7
 MOST_TOKENS = 10**7  # of one prompt, or of one output
 FASTEST, MOST_CV = 1e9, 1e6
 MOST_BYTES = 10**9  # of a trace file
+MINUTE = 60.0  # s
 
 
 def stream(seed: int, which: int) -> np.random.Generator:
@@ -69,6 +73,21 @@ def gamma(count: int, rate: float, cv: float, seed: int = 0) -> list[float]:
 def poisson(count: int, rate: float, seed: int = 0) -> list[float]:
     """`count` arrival times of a Poisson process, `rate` requests/s (Sarathi-Serve, Sec 5)."""
     return gamma(count, rate, 1.0, seed)
+
+
+def busy_times(requests: Sequence[Request]) -> tuple[float, float | None] | None:
+    """Arrivals per second: their mean rate, and that of the busiest minute.
+
+    The busiest minute may begin at any arrival. It is None if all come within a minute. Returns
+    None if all come at once: then the times say nothing.
+    """
+    arrivals = np.sort([request.arrival for request in requests])
+    if not len(arrivals) or arrivals[0] == arrivals[-1]:
+        return None
+    span = arrivals[-1] - arrivals[0]
+    within = np.searchsorted(arrivals, arrivals + MINUTE) - np.arange(len(arrivals))
+    busiest = float(within.max()) / MINUTE if span > MINUTE else None
+    return float((len(arrivals) - 1) / span), busiest
 
 
 def at_rate(requests: Sequence[Request], rate: float) -> list[Request]:
@@ -259,6 +278,7 @@ HEADERS = {
 def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
     """The requests of a CSV file, in order of arrival. The first one arrives at 0 s.
 
+    It sorts the lines of a file that has another order, and says so in a line.
     count: read only so many, the first ones; None: all. The header names three columns, see
     HEADERS. All other columns are the request's tags: their names and texts, for a policy that
     reads them. Arrivals are seconds, or all of them are dates and times (ISO 8601). Lengths are
@@ -283,6 +303,9 @@ def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
         {header[place]: cells[place].strip() for place in places if place < len(cells)}
         for _, cells in lines
     ]
+    early = sum(after[0] < before[0] for before, after in pairwise(rows))
+    if early:
+        print(f"{path}: sorted by arrival; {early} of {len(rows)} lines came before the one above")
     order = sorted(range(len(rows)), key=lambda line: rows[line][0])[:count]
     first = rows[order[0]][0]
     return [

@@ -323,6 +323,19 @@ def test_every_script_enters_first() -> None:
 # ------------------------------------------------------------------------------------------- Ctrl-C
 
 
+def first_workers(process: subprocess.Popen) -> list[int]:
+    """Those that are there as soon as any is. Those of busy.py end again after each run."""
+    found: list[int] = []
+
+    def there() -> bool:
+        found[:] = children_of(process.pid)
+        return bool(found) or process.poll() is not None
+
+    wait_for(there)
+    assert found, "no worker"
+    return found
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize("seconds", [0.0, 0.5])
 @pytest.mark.parametrize(
@@ -340,9 +353,7 @@ def test_an_interrupt_ends_a_command_and_its_workers(
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        wait_for(lambda: children_of(process.pid) or process.poll() is not None)
-        workers = children_of(process.pid)
-        assert workers, "no worker"
+        workers = first_workers(process)
         time.sleep(seconds)
         workers = children_of(process.pid) or workers
         os.killpg(process.pid, signal.SIGINT)
@@ -358,9 +369,7 @@ def test_no_worker_outlives_a_command_that_is_killed(tmp_path: Path) -> None:
     script = ROOT / "experiments" / "serve_pipelines.py"
     command = [sys.executable, str(script), "--requests", "4000", "--out", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        wait_for(lambda: children_of(process.pid) or process.poll() is not None)
-        workers = children_of(process.pid)
-        assert workers, "no worker"
+        workers = first_workers(process)
         process.kill()
     wait_for(lambda: not any(alive(worker) for worker in workers))
 

@@ -34,6 +34,7 @@ from serving.planner import (
     Replica,
     Slo,
     Traffic,
+    affordable,
     beside,
     best_budget,
     engine_flags,
@@ -43,6 +44,7 @@ from serving.planner import (
 )
 from serving.traffic import Fixed, at_rate, make_requests, poisson, read_trace
 from tests.hostile.mutations import spoil_bytes, spoil_csv, spoil_json
+from timeline import Trace
 
 ROOT = Path(__file__).parent.parent
 TRACE = ROOT / "experiments" / "azure_conv_2023_sample.csv"
@@ -59,12 +61,10 @@ OURS, SLO = "sarathi_serve", Slo(0.05)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def no_garbage() -> Iterator[None]:
-    """Looking for cycles would take most of the time: torch has many objects."""
-    gc.freeze()
+def garbage_is_collected_again() -> Iterator[None]:
+    """plan.py turns it off."""
     yield
-    gc.unfreeze()
-    gc.enable()  # plan.py turns it off
+    gc.enable()
 
 
 @pytest.fixture(scope="module")
@@ -278,6 +278,28 @@ def test_a_bound_that_nothing_meets(llama: Path) -> None:
     assert find_capacity(of, traffic, Slo(0.001), OURS, 128, 1.1) == Found(0.0, 128)
 
 
+def test_long_outputs_at_a_low_rate_end(llama: Path) -> None:
+    """A rough run has some ITERATIONS at most; usual traffic has as many requests as ever."""
+    of, usual = replica(llama), Traffic.of("trace", population())
+    assert affordable(3.0, plan.ROUGH, of, usual) > enough(3.0, plan.ROUGH, usual) == 384
+    long = Traffic.of("long", make_requests(poisson(2, 1.0), Fixed(7000), Fixed(200)))
+    runs, serve = [], Replica.serve
+
+    def counted(*asked: object) -> Trace:
+        runs.append(serve(*asked))
+        return runs[-1]
+
+    with mock.patch("serving.planner.ITERATIONS", 20_000):
+        for rate in (0.01, 0.1):
+            few = affordable(rate, plan.ROUGH, of, long)
+            iterations = len(of.serve(at_rate(long.sample(few), rate), OURS, 512).iterations)
+            assert few < 384 and 10_000 < iterations < 25_000
+        with mock.patch.object(Replica, "serve", counted):
+            found = find_capacity(of, long, Slo(0.02), OURS, 512, 1.2)
+    counts = [len(run.lives) for run in runs]
+    assert found.rate > 0 and counts[:2] == [384, 64] and min(counts[2:]) < 384, counts
+
+
 def test_a_pipeline_is_a_replica(llama: Path) -> None:
     of, traffic = replica(llama, stages=2), Traffic.of("trace", population())
     assert of.layout == "TP1-PP2" and of.gpus == 2
@@ -286,6 +308,70 @@ def test_a_pipeline_is_a_replica(llama: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------- the command
+
+
+def demands(*flags: object) -> list[plan.Demand]:
+    words = ["--model", "mistral-7b", "--tbt-slo", "50", *map(str, flags)]
+    return plan.prepare(plan.read_options(words))[0].demands
+
+
+def trace_of(path: Path, arrivals: list[float]) -> Path:
+    lines = [f"{arrival},{100 + i},10" for i, arrival in enumerate(arrivals)]
+    path.write_text("\n".join(["arrival,prompt_tokens,output_tokens", *lines, ""]))
+    return path
+
+
+def test_whose_rate_is_judged(tmp_path: Path) -> None:
+    """The trace's own, if it has times; and that of --rate. Made-up traffic has none."""
+    arrivals = [10.0 * i for i in range(31)] + [300.5, 301.0, 359.0]
+    times = trace_of(tmp_path / "times.csv", arrivals)
+    (own,) = demands("--requests-file", times)
+    assert own.who == "your trace" and "gaps of your trace" in own.gaps
+    assert own.rate == pytest.approx(33 / 359)
+    assert own.busiest == pytest.approx(8 / 60), "from 250 s on"
+    own, expected = demands("--requests-file", times, "--rate", 4)
+    assert (expected.who, expected.rate, expected.busiest) == ("you expect", 4.0, None)
+    assert expected.gaps == own.gaps
+    (short,) = demands("--requests-file", trace_of(tmp_path / "short.csv", [0, 1, 3, 4]))
+    assert short.rate == 0.75 and short.busiest is None, "no whole minute"
+    once = trace_of(tmp_path / "once.csv", [0.0, 0.0, 0.0])
+    assert demands("--requests-file", once) == demands("--requests-file", "100:10") == []
+    (even,) = demands("--requests-file", once, "--rate", 2)
+    (drawn_ones,) = demands("--requests-file", "100:10", "--requests", 32, "--rate", 2)
+    assert even.gaps == "even gaps: the file has no times"
+    assert drawn_ones.gaps == "Poisson arrivals"
+
+
+@pytest.mark.parametrize(
+    ("rate", "busiest", "tp", "said"),
+    [
+        (4.0, 7.2, 1, ("4.00 requests/s (busiest minute 7.20/s): 1 replica of TP1 holds this at"
+                       " 25 % load, the busiest minute at 45 %")),
+        (17.0, 40.0, 1, ("17.0 requests/s (busiest minute 40.0/s): 2 replicas of TP1 (2 GPUs) hold"
+                         " this at 53 % load. The busiest minute takes 3")),
+        (15.5, None, 2, ("15.5 requests/s: 1 replica of TP2 (2 GPUs) holds this at 97 % load. With"
+                         " the lowest capacity of the other samples: 2")),
+        (1e-9, None, 1, "1.00e-09 requests/s: 1 replica of TP1 holds this at less than 1 % load"),
+    ],
+)  # fmt: skip
+def test_how_many_replicas_hold_a_rate(
+    rate: float, busiest: float | None, tp: int, said: str
+) -> None:
+    of = Replica(CostModel(MODELS["mistral-7b"], GPUS["h100"], tp=tp), 8, None)
+    asked = plan.Question({}, Traffic.of("trace", population()), SLO, (512,), 128)
+    found = plan.Plan(asked, of, {}, Found(16.0, 512), [15.0, 17.0], {}, {})
+    assert plan.who_holds(found, plan.Demand("your trace", rate, busiest, "")) == said
+
+
+@pytest.mark.parametrize(("count", "warned"), [(2, True), (99, True), (100, False)])
+def test_few_requests_are_said_to_be_few(
+    count: int, warned: bool, capsys: pytest.CaptureFixture
+) -> None:
+    options = plan.read_options(["--requests-file", "100:10", "--requests", str(count)])
+    question, _ = plan.prepare(options)
+    plan.describe(options, question.replicas[1, 1], question.traffic, question.slo)
+    said = f"Few: an interval from {count} requests says little; give 100 or more.\n"
+    assert (said in capsys.readouterr().out) == warned
 
 
 def test_a_config_of_one_s_own_needs_no_torch(llama: Path) -> None:
@@ -358,9 +444,10 @@ def test_requests_that_are_too_long_are_counted(capsys: pytest.CaptureFixture, l
 def test_a_small_plan(tmp_path: Path, llama: Path) -> None:
     """All that it says, prints and draws, with a policy of one's own, on few requests."""
     flags = ("--model", llama, "--requests-file", "2000:60", "--requests", 64, "--tbt-slo", 40)
-    policy = ("--policy-file", ROOT / "examples" / "priority.py")
+    policy = ("--policy-file", ROOT / "examples" / "priority.py", "--rate", 9)
     few = {"TP": (1, 2), "PP": (2,), "DRAWS": 2, "POLICIES": ("orca",), "LOADS": (0.9, 1.0)}
-    with mock.patch.multiple(plan, **few, EXACT=1.1, ROUGH=1.2):
+    here = mock.patch("os.cpu_count", lambda: 1)  # so small that more processes would only cost
+    with here, mock.patch.multiple(plan, **few, EXACT=1.2, ROUGH=1.5):
         done = call(plan, *flags, *policy, "--quick", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     said = done.stdout
@@ -377,6 +464,10 @@ def test_a_small_plan(tmp_path: Path, llama: Path) -> None:
     assert found["capacity, TP1"] > 0 and found["layout TP2"] > found["layout TP1"]
     assert {"priority, to 5 %", "sarathi_serve, to 5 %", "P99 TBT", "P90 TTFT"} <= set(found)
     assert (tmp_path / "plan.png").exists()
+    assert "Few: an interval from 64 requests" in said
+    assert re.search(r"you expect +9\.00 requests/s: \d+ replicas? of TP1", said)
+    assert "assumed        Poisson arrivals; replicas share requests evenly" in said
+    assert found["you expect, mean"] == 9
 
 
 @pytest.mark.slow
@@ -411,6 +502,8 @@ def test_the_plan_of_the_conversation_trace(tmp_path: Path, llama: Path, gpu: st
         ("--gpu-spec 80,x,3", "'80,x,3' is not 3 numbers"),
         ("--gpu-spec 8,312,2039", "14 GB of weights do not fit 90 % of 1 x 8 GB"),
         ("--tp 3", "tp is 3; it must divide the 32 heads"),
+        ("--rate 0", "'0' is not a number above 0"),
+        ("--rate four", "'four' is not a number above 0"),
         ("--tbt-slo 0", "'0' is not a number above 0"),
         ("--tbt-slo 1", "no rate meets a P99 TBT of 1 ms: a single decode alone takes"),
         ("--requests-file nothing", "'nothing' is no file: give a CSV file, chat, arxiv, or P:N"),
@@ -477,6 +570,9 @@ def test_the_document_has_the_results() -> None:
     assert f"token budget   C = {best.x:.0f}\n" in document
     assert f"At C = {best.x:.0f}, an iteration is just short enough" in document
     assert f"{plan.rounded(best.y)} requests/s a replica" in document
+    own = {point.series: plan.rounded(point.y) for point in points if "your trace" in point.series}
+    mean, busiest = own["your trace, mean"], own["your trace, busiest minute"]
+    assert f"your trace     {mean} requests/s (busiest minute {busiest}/s): 1 replica" in document
     draws = [point.y for point in points if point.series == "capacity, other samples"]
     low, high = plan.rounded(min(draws)), plan.rounded(max(draws))
     assert f"{len(draws)} other samples: {low} to {high}\n" in document

@@ -232,7 +232,10 @@ def test_a_trace_is_read_as_written_under_every_header(
         assert [request.request_id for request in found] == list(range(len(rows)))
 
 
-def test_columns_in_any_order_and_others_ignored(tmp_path: Path) -> None:
+def test_columns_in_any_order_and_others_ignored(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """And lines in any order, of which it speaks."""
     path = tmp_path / "trace.csv"
     path.write_bytes(
         b"\xef\xbb\xbfuser,output_tokens,"
@@ -242,7 +245,13 @@ def test_columns_in_any_order_and_others_ignored(tmp_path: Path) -> None:
         (0.0, 30, 4),
         (1.0, 20, 3),
     ]
+    said = "sorted by arrival; 1 of 2 lines came before the one above"
+    assert capsys.readouterr().out == f"{path}: {said}\n"
     assert len(read_trace(path, count=1)) == 1
+    capsys.readouterr()
+    path.write_text("arrival,prompt_tokens,output_tokens\n0,1,2\n0,3,4\n1,5,6\n", encoding="utf-8")
+    read_trace(path)
+    assert capsys.readouterr().out == ""
 
 
 def test_azures_own_stamps(tmp_path: Path) -> None:
