@@ -67,6 +67,8 @@ stop
 prompts 300 900 40 160
 for policy in vllm_v0 sarathi_serve; do
     start --gpu a6000 --model llama-13b --policy "$policy" --chunk-size 512
-    load "priced, $policy, 1.2 requests/s" llama-13b kind=poisson,rate=1.2 60
+    # Evenly spaced. Each worker of guidellm 0.8.1 draws the same "random" moments for kind=poisson, so
+    # requests come in bunches, and in other ones at each run: no two runs could be compared.
+    load "priced, $policy, 0.8 requests/s" llama-13b kind=constant,rate=0.8 60
     stop
 done

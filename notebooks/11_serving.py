@@ -209,8 +209,8 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# **Explain.** Under `vllm_v0`, the long prompts run whole, in one batch or one after the other. For
-# as long, the lines of both clients are flat. Under `sarathi_serve`, no batch has more than 512
+# **Explain.** Under `vllm_v0`, the long prompts run whole, in one batch or one after the other.
+# Meanwhile, the lines of both clients are flat. Under `sarathi_serve`, no batch has more than 512
 # rows. The lines only become less steep, and the long prompts take longer. This is lesson 6, seen
 # from outside.
 #
