@@ -239,24 +239,31 @@ async def beside_slow_ones(place: Place, asks: list) -> list[list]:
     ]  # fmt: skip
 
 
+async def held_by(place: Place) -> int:
+    """Requests that the server has accepted, and that have not ended."""
+    names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+    return int(sum([await asyncio.to_thread(gauge, place, name) for name in names]))
+
+
 async def an_end(place: Place, process: subprocess.Popen, asks: list, clients: int) -> list[list]:
     """SIGTERM while many of them stream or wait."""
     counts = Counter()
+    while await held_by(place):  # the slow readers of before, who have hung up
+        await asyncio.sleep(0.05)
     long = sorted(asks, key=lambda ask: ask[0]["max_tokens"])[-5:]
     tasks = [
         asyncio.create_task(compare(place, long[number % len(long)], counts))
         for number in range(clients)
     ]
-    names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
     held = 0
     while held < clients // 2 and not all(task.done() for task in tasks):
         await asyncio.sleep(0.01)
-        held = sum([await asyncio.to_thread(gauge, place, name) for name in names])
+        held = await held_by(place)
     process.send_signal(signal.SIGTERM)
     await asyncio.gather(*tasks)
     status = await asyncio.to_thread(process.wait)
     return [
-        ["streams asked for", clients], ["accepted, and not at their end at kill -TERM", int(held)],
+        ["streams asked for", clients], ["accepted, and not at their end at kill -TERM", held],
         ["right", counts["right"]], ["wrong", counts["wrong"]], ["cut", counts["cut"]],
         ["refused with 503", counts["refused 503"]], ["exit status", status],
     ]  # fmt: skip
