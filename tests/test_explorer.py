@@ -28,15 +28,16 @@ from policyfile import LOADED
 from scheduler import POLICIES
 from simulate import CostExecutor, make_cost_model, simulate
 from timeline import Trace
-from web import bundle, explore_routes, explorer
-from web.explorer import State, answer, gain_point, gain_points, read_state, schedule
+from web import bundle, explore_routes, explore_side, explore_state, explorer
+from web.explore_state import State, read_state
+from web.explorer import answer, gain_point, gain_points, schedule
 from web.server import Limits, application
 
 ROOT = Path(__file__).parent.parent
 VERSIONS = [f"python3.{minor}" for minor in (11, 12, 13, 14) if minor != sys.version_info.minor]
 # States of all kinds: each model's shape, tensor parallelism, arrivals, options, one slot.
 STATES: list[dict] = [
-    *explorer.EXAMPLES.values(),
+    *explore_state.EXAMPLES.values(),
     {"left": "sarathi", "right": "dynamic:512,256", "C": 300, "n": 20, "B": 7, "spread": 90},
     {"model": "yi-34b", "gpu": "a100-80gb", "tp": 2, "software": "vllm", "rate": 3, "n": 40},
     {"model": "llama3.1-70b", "gpu": "h100", "tp": 4, "long": 30000, "C": 2048, "n": 30, "B": 32},
@@ -113,7 +114,7 @@ def test_the_default_is_one_long_prompt_that_stalls_the_decodes() -> None:
 
 @pytest.mark.parametrize("ratio", [1, 5, 14, 40])
 def test_the_gain_is_that_of_fig_9(ratio: float) -> None:
-    given = explorer.EXAMPLES["SARATHI, Fig 9"]
+    given = explore_state.EXAMPLES["SARATHI, Fig 9"]
     point, work = gain_point(given, ratio), Workload(1024, 18, ratio)
     left, right = predicted_throughput(work, "baseline"), predicted_throughput(work, "sarathi", 256)
     assert (point["left"], point["right"], point["gain"]) == (left, right, right / left)
@@ -213,10 +214,10 @@ def test_a_preempted_request_loses_its_slot_and_waits_again() -> None:
     requests = [Request(i, range(60), 60) for i in range(3)]
     trace = simulate(requests, policy="vllm_v0", max_batch_size=3, cache_tokens=250)
     assert trace.preempted
-    _, _, slots = explorer.in_slots(trace)
+    _, _, slots = explore_side.in_slots(trace)
     for request, life in trace.lives.items():
         assert len(slots[request]) == 1 + life.preemptions
-    queue = explorer.queue(trace, slots)
+    queue = explore_side.queue(trace, slots)
     moment = trace.preempted[0][1]
     assert dict(map(tuple, queue))[moment] == 1 and queue[-1][1] == 0
 
@@ -227,15 +228,15 @@ def test_what_is_said_of_a_schedule_is_in_its_trace() -> None:
         for _, side, trace in sides(given):
             text = " ".join(side["says"])
             first = max(trace.ttfts)
-            assert f"wait for a first token is {explorer.spoken(first)}" in text
+            assert f"wait for a first token is {explore_side.spoken(first)}" in text
             if side["stalls"]:
                 stalled += 1
                 longest = max(end - start for _, start, end, _ in side["stalls"])
-                assert text.startswith(f"Longest stall {explorer.spoken(longest)}: ")
+                assert text.startswith(f"Longest stall {explore_side.spoken(longest)}: ")
                 count = len({request for *_, request in side["stalls"]})
                 assert f"{count} of {len(trace.lives)} requests stall." in text
             else:
-                longest = explorer.spoken(max(trace.tbts))
+                longest = explore_side.spoken(max(trace.tbts))
                 assert text.startswith(
                     f"No stall: the longest time between two tokens is {longest}."
                 )
@@ -264,9 +265,9 @@ def test_a_link_gives_its_state_back() -> None:
             left=drawn.choice(list(POLICIES)), right="dynamic:512,256", C=drawn.randint(1, 8192),
             rate=drawn.choice((0.0, 0.015625, 2.5, 64.0)), seed=drawn.randint(0, 99),
         )  # fmt: skip
-        assert read_state(dict(parse_qsl(explorer.link_of(state)))) == (state, [])
-    assert explorer.link_of(State()) == ""
-    assert explorer.link_of(State(C=512, rate=2.0)) == "C=512&rate=2"
+        assert read_state(dict(parse_qsl(explore_state.link_of(state)))) == (state, [])
+    assert explore_state.link_of(State()) == ""
+    assert explore_state.link_of(State(C=512, rate=2.0)) == "C=512&rate=2"
 
 
 @pytest.mark.parametrize(
@@ -308,12 +309,12 @@ def test_what_is_no_state(given: object) -> None:
 
 
 def test_every_stop_of_every_slider_is_allowed() -> None:
-    for control in explorer.page()["controls"]:
+    for control in explore_state.page()["controls"]:
         values = control.get("stops") or control["choices"]
         assert len(values) >= 2 and len(set(values)) == len(values)
         for value in values:
             assert read_state({control["name"]: value})[1] == []
-    assert {control["name"] for control in explorer.page()["controls"]} == set(asdict(State()))
+    assert {control["name"] for control in explore_state.page()["controls"]} == set(asdict(State()))
 
 
 def test_another_ratio_keeps_the_length() -> None:
@@ -436,9 +437,8 @@ def modules_of(body: Sequence[ast.stmt]) -> set[str]:
 
 def test_the_files_need_the_standard_library_alone() -> None:
     needed = bundle.needed()
-    assert {"scheduler.py", "loop.py", "costmodel.py", "web/explorer.py", "web/__init__.py"} <= {
-        *needed
-    }
+    assert {"scheduler.py", "loop.py", "costmodel.py", "web/__init__.py"} <= {*needed}
+    assert {"web/explorer.py", "web/explore_side.py", "web/explore_state.py"} <= {*needed}
     ours = {path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in needed}
     for path in needed:
         for module in modules_of(ast.parse((ROOT / path).read_text(encoding="utf-8")).body):

@@ -20,7 +20,7 @@ from pathlib import Path
 from checks import UserError
 from cli import MARK, ROOT, run_main
 from flags import Parser
-from web import explorer
+from web import explore_state, explorer
 
 STATIC = ROOT / "web" / "static"
 PAGE = ("explore.html", "explore.css", "explore.js", "explore_draw.js", "looks.js",
@@ -108,7 +108,7 @@ def manifest(beside: bool = False, server: bool = False) -> dict:
     return {
         "mark": MARK,
         "server": server,
-        "page": explorer.page(),
+        "page": explore_state.page(),
         "first": explorer.schedule({}),
         "book": {path: integrity((ROOT / path).read_bytes()) for path in needed()},
         "pyodide": {"version": VERSION, "from": f"{BESIDE}/" if beside else CDN, "files": PYODIDE},

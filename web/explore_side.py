@@ -1,0 +1,144 @@
+"""One schedule of the explorer as plain data: bars by slot, stalls, the queue, numbers, sentences.
+
+A run has given the `Trace`; this file only puts it in the form that the page draws. Who wants to
+know why a schedule is as it is may skip it. Times are in seconds, lengths in tokens. It needs the
+standard library alone.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from timeline import Trace
+from web.explore_state import State
+
+
+def side(state: State, policy: str, trace: Trace, bound: float) -> dict:
+    """One schedule.
+
+    iterations: [start, seconds, [[slot, request, first token, tokens] of each chunk], [slot of each
+    decode]]. waits: [slot, from, to], where a request holds a slot and is in no batch. stalls:
+    [slot, from, to, request]. queue: [moment, requests that wait from then on].
+    """
+    iterations, waits, slots = in_slots(trace)
+    stalls = trace.stalls(bound)
+    return {
+        "policy": policy,
+        "slots": 1 + max(slot for each in slots.values() for slot, _ in each),
+        "iterations": iterations,
+        "waits": waits,
+        "stalls": [
+            [slot_at(slots[request], start), start, start + seconds, request]
+            for request, start, seconds in stalls
+        ],
+        "queue": queue(trace, slots),
+        "numbers": numbers(trace, stalls),
+        "says": says(state, trace, stalls, bound),
+    }
+
+
+def in_slots(trace: Trace) -> tuple[list, list, dict[int, list[tuple[int, float]]]]:
+    """Iterations and waits by slot, and the slots of each request: (slot, from when).
+
+    A request takes the lowest free slot when its prefill starts. A preempted one loses it.
+    """
+    iterations, waits = [], []
+    slots: dict[int, list[tuple[int, float]]] = {}
+    held: dict[int, int] = {}  # request -> slot, now
+    until: dict[int, float] = {}  # request -> the end of its last bar
+    leaving = sorted([*trace.finished, *trace.preempted], key=lambda leave: leave[1])
+    left = 0
+    for iteration in trace.iterations:
+        start, end = iteration.start, iteration.start + iteration.seconds
+        while left < len(leaving) and leaving[left][1] <= start:
+            held.pop(leaving[left][0], None)
+            left += 1
+        chunks, decodes = [], []
+        for request, first, tokens in iteration.chunks:
+            if request not in held:
+                taken = set(held.values())
+                held[request] = next(slot for slot in range(len(taken) + 1) if slot not in taken)
+                slots.setdefault(request, []).append((held[request], start))
+                until[request] = start
+            chunks.append([held[request], request, first, tokens])
+        decodes = [held[request] for request in iteration.decodes]
+        for request in (*[chunk[1] for chunk in chunks], *iteration.decodes):
+            if until[request] < start:
+                waits.append([held[request], until[request], start])
+            until[request] = end
+        iterations.append([start, iteration.seconds, chunks, decodes])
+    return iterations, waits, slots
+
+
+def slot_at(slots: Sequence[tuple[int, float]], moment: float) -> int:
+    """The slot that a request has at a moment."""
+    return [slot for slot, since in slots if since <= moment][-1]
+
+
+def queue(trace: Trace, slots: dict[int, list[tuple[int, float]]]) -> list[list]:
+    """How many requests wait for a slot: [moment, how many from then on]."""
+    changes = [(life.arrival, 1) for life in trace.lives.values()]
+    changes += [(moment, 1) for _, moment in trace.preempted]
+    changes += [(since, -1) for each in slots.values() for _, since in each]
+    found: dict[float, int] = {}
+    waiting = 0
+    for moment, change in sorted(changes):
+        waiting += change
+        found[moment] = waiting
+    return [[moment, waiting] for moment, waiting in found.items()]
+
+
+def numbers(trace: Trace, stalls: Sequence[tuple[int, float, float]]) -> dict:
+    """What stands beside a schedule, by the names of NUMBERS."""
+    ttfts, tbts = trace.ttfts, trace.tbts
+    return {
+        "throughput": trace.throughput,
+        "ttft_median": statistics.median(ttfts),
+        "ttft_p99": percentile(ttfts, 0.99),
+        "tbt_p99": percentile(tbts, 0.99),
+        "longest_stall": max([seconds for _, _, seconds in stalls], default=None),
+        "mean_batch": trace.mean_batch_size,
+        "seconds": trace.seconds,
+    }
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` of them lie, interpolated as numpy does."""
+    values, place = sorted(values), share * (len(values) - 1)
+    below = values[math.floor(place)]
+    return below + (values[math.ceil(place)] - below) * (place - math.floor(place))
+
+
+def says(
+    state: State, trace: Trace, stalls: Sequence[tuple[int, float, float]], bound: float
+) -> list[str]:
+    """What is seen, in two or three short sentences."""
+    found = []
+    if stalls:
+        request, start, seconds = max(stalls, key=lambda stall: stall[2])
+        inside = [i for i in trace.iterations if start <= i.start < start + seconds]
+        tokens = sum([iteration.num_prefill_tokens for iteration in inside])
+        why = f"while {tokens:,} prompt tokens run" if tokens else "and no prompt runs"
+        stalled = len({request for request, _, _ in stalls})
+        found += [
+            f"Longest stall {spoken(seconds)}: {called(state, request)} gets no token {why}.",
+            f"{stalled} of {len(trace.lives)} requests stall.",
+        ]
+    else:
+        longest = spoken(max(trace.tbts))
+        found.append(f"No stall: the longest time between two tokens is {longest}.")
+    last = max(trace.lives.values(), key=lambda life: life.ttft)
+    found.append(
+        f"The longest wait for a first token is {spoken(last.ttft)}:"
+        f" {called(state, last.request_id)} ({last.prompt_tokens:,} prompt tokens)."
+    )
+    return found
+
+
+def called(state: State, request: int) -> str:
+    return "the long prompt" if state.long and request == state.n else f"request {request}"
+
+
+def spoken(seconds: float) -> str:
+    """1.24 s, or 87 ms."""
+    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{1000 * seconds:.0f} ms"
