@@ -92,6 +92,9 @@ def test_kernels_and_blocks_take_time_to_start() -> None:
     assert one(slow).decode_attention(27, 54) == pytest.approx(7e-3 + 2 * 2e-3, rel=1e-3)
     together = one(slow).prefill_attention([(0, 16)] * 3)
     assert together == pytest.approx(5e-3 + 24 / 108 * 1e-3, rel=1e-2), "one start for all"
+    for cost in (one(slow), CostModel(MODELS["llama3.1-8b"], GPUS["h100"], software="vllm")):
+        for chunk in ((0, 16), (0, 777), (512, 300)):
+            assert cost.prefill_attention([chunk], copies=3) == cost.prefill_attention([chunk] * 3)
 
 
 def test_bytes_that_fit_the_cache_are_faster() -> None:
@@ -305,11 +308,17 @@ def test_the_constants_are_what_the_script_finds(monkeypatch, capsys) -> None:
     assert capsys.readouterr().out.count('"vllm"): Efficiency(') == len(FOLDERS)
 
 
-@pytest.mark.slow
 def test_the_script_complains_of_other_constants(monkeypatch) -> None:
+    """Of a GPU's constants, and of the sharpness of the corner. Nothing is searched for here."""
     monkeypatch.setattr(sys, "argv", ["fit_vllm.py"])
     monkeypatch.setattr(fit_vllm, "fit_gpu", lambda *_: PLAIN)
+    monkeypatch.setattr(fit_vllm, "print_corners", lambda *_: ATTENTION_P)
     with pytest.raises(SystemExit, match="other constants"):
+        fit_vllm.main()
+    monkeypatch.setattr(fit_vllm, "fit_gpu", lambda gpu, _: EFFICIENCY[gpu, "vllm"])
+    fit_vllm.main()
+    monkeypatch.setattr(fit_vllm, "print_corners", lambda *_: 2.0)
+    with pytest.raises(SystemExit, match="another ATTENTION_P: 2 fits best"):
         fit_vllm.main()
 
 
