@@ -175,10 +175,12 @@ def find_capacity(
     precision: float,
     seed: int | None = None,
     start: float = 0.0,
+    least: float = 0.0,
 ) -> Found:
     """The largest rate that meets the SLO, within a factor of `precision`; 0 if none does.
 
-    seed: of the sample, see `Traffic.sample`. start: a rate that is near, if one is known.
+    seed: of the sample, see `Traffic.sample`. start: a rate that is near, if one is known. least:
+    a smaller capacity is of no use: then the rate found is only known to be smaller.
     """
 
     def load_at(rate: float, count: int) -> Load:
@@ -195,8 +197,8 @@ def find_capacity(
             most = throughput(replica, traffic.sample(count, seed), policy, budget)
 
         def served(rate: float) -> bool:
-            if rate > most:
-                return False
+            if rate > most or rate < least:
+                return rate < least
             few = affordable(rate, precision, replica, traffic)
             loads[rate] = load_at(rate, min(count, few) if precision > EXACT else count)
             return slo.met(loads[rate])
@@ -296,15 +298,24 @@ def best_budget(
     budgets: in ascending order; first: one of them.
     """
 
-    def find(place: int) -> Found:
-        return find_capacity(replica, traffic, slo, policy, budgets[place], precision)
+    def find(place: int, start: float = 0.0) -> Found:
+        return find_capacity(
+            replica,
+            traffic,
+            slo,
+            policy,
+            budgets[place],
+            precision,
+            start=start,
+            least=start / precision,
+        )
 
     place = budgets.index(first)
     best = find(place)
     for step in (1, -1):
         here = place
         while 0 <= here + step < len(budgets):
-            found = find(here := here + step)
+            found = find(here := here + step, best.rate)
             if found.rate * precision < best.rate:
                 break
             best = max(best, found, key=lambda each: each.rate)  # of equals, the first
