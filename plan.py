@@ -19,57 +19,51 @@ import gc
 import math
 import os
 import re
-import shlex
 import textwrap
 import time
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-
-import matplotlib.pyplot as plt
-import numpy as np
 
 from batch import Request
 from checks import UserError, did_you_mean, lookup
 from cli import ROOT, run_main
 from configs import GPU, GPUS, LINKS, MODELS, ModelConfig
 from costmodel import SOFTWARE, TILE, CostModel, constants, make_batch, tokens_that_fit
-from experiments.lib.common import Record, print_table, run_jobs, three_digits
+from experiments.lib.common import run_jobs
 from experiments.lib.figure import finish
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
 from experiments.lib.flags import Flag, make_directory, make_parser, parse
-from experiments.lib.look import COLOURS, labelled_bars, panels
-from experiments.lib.papers import ARXIV, CHAT, LOOKS, looks_of
-from loading.config_json import load_config
-from scheduler import POLICIES
-from serving.calibration import BATCH_SIZE, LENGTH, RESULTS, CalibratedModel, Calibration
-from serving.capacity import CONTEXT, DECODES, STRICT, percentile, steady_times, token_budget
-from serving.planner import (
-    BUDGETS,
-    EXACT,
-    SMALL_BUDGETS,
-    WHOLE,
-    Found,
-    Replica,
-    Slo,
-    Traffic,
-    beside,
-    best_budget,
-    budgets_of,
-    engine_flags,
-    find_capacity,
+from experiments.lib.papers import ARXIV, CHAT
+from experiments.lib.plan_report import (
+    NAME,
+    draw,
+    hardware_of,
+    points_of,
+    print_answer,
+    print_engines,
+    print_tables,
+    rounded,
 )
-from serving.traffic import Fixed, at_rate, busy_times, make_requests, poisson, read_trace
+from loading.config_json import load_config
+from serving.calibration import BATCH_SIZE, LENGTH, RESULTS, CalibratedModel, Calibration
+from serving.capacity import CONTEXT, DECODES, STRICT, percentile
+from serving.comparison import (
+    Demand,
+    Job,
+    Question,
+    first_answer,
+    latencies,
+    policies_of,
+    search,
+)
+from serving.planner import BUDGETS, SMALL_BUDGETS, Found, Replica, Slo, Traffic
+from serving.traffic import Fixed, busy_times, make_requests, poisson, read_trace
 
-NAME, HERE = "plan", "here"
-OURS = "sarathi_serve"  # what vLLM and SGLang do with chunks
+HERE = "here"  # --gpu: this machine
 REQUESTS = 2048  # that are drawn, where no file has them
 FEW = 100  # requests of a trace; fewer give an interval that says little
-ROUGH = 1.05  # precision of what the answer is compared with
-DRAWS = 8  # samples of the traffic, for the interval
-LOADS = (0.5, 0.7, 0.9, 1.0)  # of the capacity, in the table of latencies
 TP, PP = (1, 2, 4, 8), (2, 4)
 DATASETS = {data.name: data for data in (CHAT, ARXIV)}
 PAIR = re.compile(r"([0-9]{1,7}):([0-9]{1,7})")
@@ -222,147 +216,6 @@ def that_fit(requests: Sequence[Request], replica: Replica) -> list[Request]:
     return fitting
 
 
-# --------------------------------------------------------------------------------------- the search
-
-
-@dataclass(frozen=True)
-class Job:
-    """One search of another process. budget: the first that is tried, where all are tried."""
-
-    what: str  # policy: a policy's capacity at a budget; draw: of a sample; layout: at its best
-    policy: str
-    budget: int
-    tp: int
-    pp: int
-    seed: int | None = None
-
-
-@dataclass(frozen=True)
-class Demand:
-    """A load, in requests per second: how many replicas hold it? busiest: minute, if known."""
-
-    who: str  # of whom: the trace's, or the user's own number
-    rate: float
-    busiest: float | None
-    gaps: str  # between arrivals, that the capacity was found with
-
-
-@dataclass(frozen=True, eq=False)
-class Question:
-    """What is asked, for all jobs alike."""
-
-    replicas: Mapping[tuple[int, int], Replica]  # by (tp, pp)
-    traffic: Traffic
-    slo: Slo
-    sizes: Sequence[int]  # token budgets
-    step: int  # between token budgets, at least
-    demands: Sequence[Demand] = ()
-
-    def budgets(self, tp: int, pp: int) -> list[int]:
-        """Those that are tried with so many GPUs."""
-        return budgets_of(self.replicas[tp, pp], self.traffic, self.slo, self.sizes)
-
-    def answer(self, job: Job, start: float = 0.0) -> Found:
-        replica = self.replicas[job.tp, job.pp]
-        shared = replica, self.traffic, self.slo, job.policy
-        if job.what == "layout":
-            budgets = self.budgets(job.tp, job.pp)
-            return best_budget(*shared, budgets, ROUGH, min(job.budget, budgets[-1]))
-        precision = ROUGH if job.what == "policy" else EXACT
-        return find_capacity(*shared, job.budget, precision, job.seed, start)
-
-
-@dataclass(eq=False)
-class Plan:
-    """All that was found."""
-
-    question: Question
-    replica: Replica
-    curves: dict[str, dict[int, Found]]  # by policy and budget; 0: the policy reads no budget
-    best: Found
-    draws: list[float]  # capacities of other samples
-    layouts: dict[tuple[int, int], Found]
-    refused: dict[tuple[int, int], str]  # why a layout is none
-
-
-def first_answer(question: Question, here: tuple[int, int]) -> Found:
-    """One search, in this process: seconds."""
-    replica, slo, budgets = question.replicas[here], question.slo, question.budgets(*here)
-    longest = int(question.traffic.prompts.max())
-    try:
-        safe = token_budget(replica.cost, slo.tbt, DECODES, CONTEXT, max(longest, budgets[-1]))
-    except (UserError, IndexError):  # not even a decode of that context meets the SLO
-        safe = budgets[0]
-    budget = max([size for size in budgets if size <= safe] or budgets[:1])
-    return find_capacity(replica, question.traffic, slo, OURS, budget, ROUGH)
-
-
-def policies_of(more: Sequence[str] | None) -> list[str]:
-    """All of one engine; ours first."""
-    return list(dict.fromkeys([OURS, *POLICIES, *(more or ())]))
-
-
-def search(
-    question: Question, here: tuple[int, int], policies: Sequence[str], refused: dict
-) -> Plan:
-    """Phase by phase, on all cores: the policies' budgets; layouts; draws of the chosen budget."""
-    processes = os.cpu_count() or 1
-
-    def run(jobs: Sequence[Job], what: str, start: float = 0.0) -> dict[Job, Found]:
-        perform = partial(question.answer, start=start)
-        return run_jobs(perform, jobs, min(processes, len(jobs)), what, initializer=gc.disable)
-
-    budgets, curves = question.budgets(*here), {}
-    own = {name: name.partition(":")[0] in WHOLE for name in policies}
-    jobs = [
-        Job("policy", name, budget, *here)
-        for name in policies
-        for budget in (budgets[:1] if own[name] else budgets)
-    ]
-    for job, found in run(jobs, "policies and budgets").items():
-        curves.setdefault(job.policy, {})[0 if own[job.policy] else job.budget] = found
-    rough = max(curves[OURS].values(), key=lambda each: each.rate)
-    if not rough.rate:
-        raise UserError(too_strict(question, here))
-    near = [size for size, each in curves[OURS].items() if each.rate * ROUGH >= rough.rate]
-    near += beside(budgets, rough.budget, question.step)
-    jobs = [Job("exact", OURS, size, *here) for size in near]
-    jobs += [Job("layout", OURS, rough.budget, *each) for each in question.replicas if each != here]
-    found = run(jobs, "exact capacity, and other numbers of GPUs")
-    exact = [found[job] for job in jobs if job.what == "exact"]
-    curves[OURS] = dict(sorted((curves[OURS] | {each.budget: each for each in exact}).items()))
-    best = max(exact, key=lambda each: (each.rate, -each.budget))
-    draws = [Job("draw", OURS, best.budget, *here, seed) for seed in range(DRAWS)]
-    others = [each.rate for each in run(draws, "other samples of the traffic", best.rate).values()]
-    layouts = {(job.tp, job.pp): each for job, each in found.items() if job.what == "layout"}
-    return Plan(question, question.replicas[here], curves, best, others, layouts | {here: best},
-                refused)  # fmt: skip
-
-
-def too_strict(question: Question, here: tuple[int, int]) -> str:
-    """Why there is no capacity."""
-    cost, slo = question.replicas[here].cost, question.slo
-    usual = int(np.median(question.traffic.prompts))
-    decode = 1e3 * cost.seconds(make_batch(decodes=1, context=usual))
-    prefill = 1e3 * cost.seconds(make_batch([(0, usual, usual)]))
-    first, whole = "", ""
-    if slo.ttft < math.inf:
-        first = f" and a P90 TTFT of {1e3 * slo.ttft:g} ms"
-        whole = f", and a prompt of {usual} tokens {prefill:.3g} ms"
-    more = "" if isinstance(cost, CalibratedModel) else ", or give more GPUs with --tp"
-    return (
-        f"no rate meets a P99 TBT of {1e3 * slo.tbt:.3g} ms{first}: a single decode alone takes"
-        f" {decode:.3g} ms{whole}; allow more{more}"
-    )
-
-
-# ------------------------------------------------------------------------------------ what is shown
-
-
-def rounded(rate: float) -> str:
-    return three_digits(rate) if rate else "0"
-
-
 def describe(options: Namespace, replica: Replica, traffic: Traffic, slo: Slo) -> None:
     """The question, and what the answer stands on."""
     cost, model = replica.cost, replica.cost.model
@@ -400,206 +253,6 @@ def describe(options: Namespace, replica: Replica, traffic: Traffic, slo: Slo) -
 
 def describe_lengths(sizes: Sequence[int]) -> str:
     return f"{percentile(sizes, 50):.0f} (P90 {percentile(sizes, 90):.0f}, longest {max(sizes)})"
-
-
-def hardware_of(replica: Replica) -> str:
-    count = replica.gpus
-    return f"{count} x {replica.cost.gpu.name}" if count > 1 else replica.cost.gpu.name
-
-
-def print_answer(plan: Plan) -> None:
-    best, replica, traffic = plan.best, plan.replica, plan.question.traffic
-    low, high = min(plan.draws), max(plan.draws)
-    load = best.load
-    print(f"\ntoken budget   C = {best.budget}")
-    print(
-        f"capacity       {rounded(best.rate)} requests/s a replica ({replica.layout}),"
-        f" {rounded(best.rate / replica.gpus)} a GPU"
-    )
-    print(f"               {len(plan.draws)} other samples: {rounded(low)} to {rounded(high)}")
-    tokens = best.rate * float(traffic.outputs.mean())
-    print(f"               {tokens:.0f} output tokens/s")
-    if load:
-        print(
-            f"there          P99 TBT {1e3 * load.p99_tbt:.1f} ms, P90 TTFT"
-            f" {1e3 * load.p90_ttft:.0f} ms"
-        )
-    for demand in plan.question.demands:
-        line = f"{demand.who:<14} {who_holds(plan, demand)}"
-        print(textwrap.fill(line, 88, subsequent_indent=15 * " "))
-    if plan.question.demands:
-        line = f"assumed        {plan.question.demands[0].gaps}; replicas share requests evenly"
-        print(textwrap.fill(line, 88, subsequent_indent=15 * " "))
-
-
-def who_holds(plan: Plan, demand: Demand) -> str:
-    """How many replicas a load takes, and how much of their capacity it is."""
-    capacity, low, busiest = plan.best.rate, min(plan.draws), demand.busiest
-
-    def load(rate: float) -> str:
-        percent = 100 * rate / (count * capacity)
-        return f"{percent:.0f} %" if percent >= 1 else "less than 1 %"
-
-    count = math.ceil(demand.rate / capacity)
-    kind = f"replica{'s' * (count > 1)} of {plan.replica.layout}"
-    if isinstance(plan.replica.cost, CalibratedModel):
-        kind = f"machine{'s' * (count > 1)} like this"
-    elif (gpus := count * plan.replica.gpus) > 1:
-        kind += f" ({gpus} GPUs)"
-    said = f"{rounded(demand.rate)} requests/s"
-    said += f" (busiest minute {rounded(busiest)}/s)" if busiest else ""
-    said += f": {count} {kind} hold{'s' * (count == 1)} this"
-    said += f" at {load(demand.rate)} load"
-    if busiest and busiest <= count * capacity:
-        said += f", the busiest minute at {load(busiest)}"
-    elif busiest:
-        said += f". The busiest minute takes {math.ceil(busiest / capacity)}"
-    if low and (more := math.ceil(demand.rate / low)) > count:
-        said += f". With the lowest capacity of the other samples: {more}"
-    return said
-
-
-def print_tables(plan: Plan, loads: Sequence[Sequence[float]]) -> None:
-    chosen = plan.curves[OURS]
-    rows = []
-    for budget, found in chosen.items():
-        load = found.load
-        cells = [rounded(found.rate)]
-        cells += [f"{1e3 * load.p99_tbt:.1f}", f"{1e3 * load.p90_ttft:.0f}"] if load else ["-"] * 2
-        rows.append([budget, *cells, "chosen" if budget == plan.best.budget else ""])
-    header = ["C", "requests/s", "P99 TBT, ms", "P90 TTFT, ms", ""]
-    print_table(header, rows, f"capacity over the token budget, {OURS}, to 5 %")
-    rows = []
-    for name, curve in plan.curves.items():
-        best = max(curve.values(), key=lambda each: each.rate)
-        share = f"{100 * best.rate / max(each.rate for each in chosen.values()):.0f} %"
-        rows.append([name, "-" if 0 in curve else best.budget, rounded(best.rate), share])
-    header = ["policy", "C", "requests/s", f"of {OURS}"]
-    print_table(header, rows, "policies, each at its best budget, to 5 %")
-    rows = []
-    for place, replica in plan.question.replicas.items():
-        found = plan.layouts[place]
-        cells = [rounded(found.rate), rounded(found.rate / replica.gpus)]
-        cells.append(str(replica.cache_tokens or "-"))
-        rows.append([replica.layout, replica.gpus, found.budget, *cells])
-    rows += [[f"TP{tp}-PP{pp}" if pp > 1 else f"TP{tp}", tp * pp, "-", "-", "-", why]
-             for (tp, pp), why in plan.refused.items()]  # fmt: skip
-    header = ["layout", "GPUs", "C", "requests/s", "a GPU", "tokens of cache"]
-    print_table(header, rows, "other numbers of GPUs, each at its best budget, to 5 %")
-    header = ["load", "requests/s", "P50 TTFT", "P90 TTFT", "P50 TBT", "P99 TBT", "mean batch"]
-    rows = [
-        [f"{100 * share:.0f} %", rounded(rate), *[three_digits(1e3 * each) for each in seconds],
-         f"{batch:.0f}"]
-        for share, rate, *seconds, batch in loads
-    ]  # fmt: skip
-    print_table(header, rows, f"latency at C = {plan.best.budget}, in ms")
-
-
-def latencies(plan: Plan) -> list[tuple[float, ...]]:
-    """At shares of the capacity, on the requests of a long run, without its start and its end.
-
-    Each is: share, rate, P50 and P90 TTFT, P50 and P99 TBT (s), and the mean batch.
-    """
-    found = []
-    for share in LOADS:
-        rate = share * plan.best.rate
-        requests = at_rate(plan.question.traffic.sample(plan.best.requests), rate)
-        trace = plan.replica.serve(requests, OURS, plan.best.budget)
-        gaps, _, firsts = steady_times(trace)
-        numbers = [percentile(firsts, 50), percentile(firsts, 90)]
-        numbers += [percentile(gaps, 50), percentile(gaps, 99)]
-        found.append((share, rate, *numbers, trace.mean_batch_size))
-    return found
-
-
-def print_engines(options: Namespace, plan: Plan) -> None:
-    model, best = plan.replica.cost.model, plan.best
-    name = options.model if options.model not in MODELS else f"YOUR-{model.name}"
-    longest = int((plan.question.traffic.prompts + plan.question.traffic.outputs).max())
-    quoted = shlex.quote(name)
-    place = len(quoted) * "M"  # until the line is wrapped: the name may have blanks
-    flags = engine_flags(
-        place, best.budget, plan.replica.max_batch_size, plan.replica.cost.tp, plan.replica.stages,
-        longest,
-    )  # fmt: skip
-    print("\nThe same in other engines:")
-    for engine, line in flags.items():
-        parts = textwrap.wrap(line, 88, break_on_hyphens=False, break_long_words=False)
-        named = [part.replace(place, quoted) for part in parts]
-        print(f"\n{engine}:\n  " + " \\\n    ".join(named))
-
-
-def draw(plan: Plan, loads: Sequence[Sequence[float]]) -> plt.Figure:
-    figure, [[cliff, gpus, latency]] = panels(1, 3, 8, 6.5)
-    looks = looks_of(list(plan.curves))
-    for name, curve in plan.curves.items():
-        colour, marker = looks[name]
-        if 0 in curve:
-            style = {"color": colour, "linestyle": "--", "linewidth": 1.5}
-            cliff.axhline(curve[0].rate, label=f"{name} (no budget)", **style)
-        else:
-            rates = [each.rate for each in curve.values()]
-            cliff.plot(list(curve), rates, color=colour, marker=marker, label=name)
-    best = plan.best
-    cliff.plot([best.budget], [best.rate], "*", color="white", markeredgecolor="black",
-               markersize=20, zorder=5, label=f"chosen: C = {best.budget}")  # fmt: skip
-    cliff.set_xscale("log", base=2)
-    budgets = list(plan.curves[OURS])
-    cliff.set_xticks(budgets, list(map(str, budgets)), rotation=60)
-    cliff.set(xlabel="token budget C", ylabel="requests per second", ylim=(0, 1.5 * best.rate),
-              title="capacity over the token budget")  # fmt: skip
-    cliff.legend(fontsize=10, ncols=2, loc="upper left")
-    bars = {}
-    for number, (place, replica) in enumerate(plan.question.replicas.items()):
-        bars[number] = plan.layouts[place].rate / replica.gpus
-    labelled_bars(gpus, bars, 0.7, color=LOOKS[OURS][0])
-    names = [replica.layout for replica in plan.question.replicas.values()]
-    gpus.set_xticks(range(len(names)), names)
-    gpus.set(ylabel="requests per second and GPU", title="capacity per GPU, by layout")
-    slo, rates = plan.question.slo, [rate for _, rate, *_ in loads]
-    p90, p99 = ([1e3 * each[place] for each in loads] for place in (3, 5))
-    latency.plot(rates, p99, "o-", color=COLOURS["blue"], label="P99 TBT")
-    latency.plot(rates, p90, "s-", color=COLOURS["vermilion"], label="P90 TTFT")
-    latency.axhline(1e3 * slo.tbt, color=COLOURS["blue"], linestyle=":", label="SLO of the TBT")
-    if slo.ttft != math.inf:
-        style = {"color": COLOURS["vermilion"], "linestyle": ":"}
-        latency.axhline(1e3 * slo.ttft, label="SLO of the TTFT", **style)
-    style = {"color": "black", "linestyle": "--", "linewidth": 1.2}
-    latency.axvline(best.rate, label=f"capacity: {rounded(best.rate)}", **style)
-    latency.set_yscale("log")
-    latency.set(xlabel="requests per second", ylabel="ms", title="latency below the capacity")
-    latency.legend()
-    cost = plan.replica.cost
-    figure.suptitle(
-        f"{cost.model.name} on {hardware_of(plan.replica)}, {plan.question.traffic.name}: P99 TBT"
-        f" at most {1e3 * slo.tbt:.4g} ms (predicted)",
-        fontsize=18,
-    )
-    return figure
-
-
-def points_of(plan: Plan) -> Record:
-    """Rows of plan.csv."""
-    record = Record(NAME, plan.replica.cost.model.name, hardware_of(plan.replica))
-    record.add("SLO, P99 TBT", plan.question.slo.tbt, "s")
-    record.add(f"capacity, {plan.replica.layout}", plan.best.rate, "requests/s", plan.best.budget,
-               "C")  # fmt: skip
-    for demand in plan.question.demands:
-        record.add(f"{demand.who}, mean", demand.rate, "requests/s")
-        if demand.busiest:
-            record.add(f"{demand.who}, busiest minute", demand.busiest, "requests/s")
-    for number, rate in enumerate(plan.draws):
-        record.add("capacity, other samples", rate, "requests/s", number, "sample")
-    for name, curve in plan.curves.items():
-        for budget, found in curve.items():
-            record.add(f"{name}, to 5 %", found.rate, "requests/s", budget, "C")
-    for place, found in plan.layouts.items():
-        layout = plan.question.replicas[place].layout
-        record.add(f"layout {layout}", found.rate, "requests/s", found.budget, "C")
-    for rate, load in sorted(plan.best.loads.items()):
-        record.add("P99 TBT", load.p99_tbt, "s", rate, "requests/s")
-        record.add("P90 TTFT", load.p90_ttft, "s", rate, "requests/s")
-    return record
 
 
 # --------------------------------------------------------------------------------------------- main
@@ -674,6 +327,13 @@ def decode_iteration(replica: Replica) -> float:
     return replica.cost.seconds(make_batch(decodes=decodes, context=context))
 
 
+def on_all_cores(
+    answer: Callable[[Job], Found], jobs: Sequence[Job], what: str
+) -> dict[Job, Found]:
+    processes = min(os.cpu_count() or 1, len(jobs))
+    return run_jobs(answer, jobs, processes, what, initializer=gc.disable)
+
+
 def main() -> None:
     options, begin = read_options(), time.monotonic()
     gc.disable()  # a run leaves many small objects and no cycles
@@ -688,7 +348,7 @@ def main() -> None:
         f" ({time.monotonic() - begin:.0f} s)",
         flush=True,
     )
-    plan = search(question, place, policies_of(options.policy), refused)
+    plan = search(question, place, policies_of(options.policy), refused, on_all_cores)
     print_answer(plan)
     loads = latencies(plan)
     print_tables(plan, loads)

@@ -28,8 +28,12 @@ from checks import UserError
 from configs import GPUS, MODELS
 from costmodel import CostModel, tokens_that_fit
 from experiments.lib.common import read_csv
+from experiments.lib.plan_report import print_engines, rounded, who_holds
+from serving import comparison
 from serving.capacity import Load, capacity, largest_rate, settled_capacity, worst_iteration
+from serving.comparison import ROUGH, Demand, Plan, Question, too_strict
 from serving.planner import (
+    EXACT,
     Found,
     Replica,
     Slo,
@@ -101,7 +105,7 @@ def replica(llama: Path, gpu: str = "a100-80gb", tp: int = 1, stages: int = 1) -
 
 def load_at(of: Replica, traffic: Traffic, budget: int, rate: float, share: float = 1.0) -> Load:
     """In a run as the plan has it, at a share of the capacity `rate`."""
-    requests = at_rate(traffic.sample(enough(rate, plan.EXACT, traffic)), share * rate)
+    requests = at_rate(traffic.sample(enough(rate, EXACT, traffic)), share * rate)
     return Load.steady(of.serve(requests, OURS, budget))
 
 
@@ -172,10 +176,10 @@ def test_capacities_of_1000_and_of_10000_agree(llama: Path) -> None:
     """Within 5 %; and the interval of the 1,000 contains the capacity of the 10,000."""
     of = replica(llama)
     few, many = drawn(1000, seed=1), drawn(10_000, seed=2)
-    rates = [find_capacity(of, each, SLO, OURS, 512, plan.EXACT).rate for each in (few, many)]
+    rates = [find_capacity(of, each, SLO, OURS, 512, EXACT).rate for each in (few, many)]
     assert rates[0] == pytest.approx(rates[1], rel=0.05)
     others = [
-        find_capacity(of, few, SLO, OURS, 512, plan.EXACT, seed, rates[0]).rate for seed in range(6)
+        find_capacity(of, few, SLO, OURS, 512, EXACT, seed, rates[0]).rate for seed in range(6)
     ]
     assert min(others) <= rates[1] <= max(others)
     assert max(others) / min(others) < 1.3
@@ -193,7 +197,7 @@ def test_the_capacity_meets_the_slo_and_more_does_not(
     llama: Path, gpu: str, tp: int, slo: Slo
 ) -> None:
     of, traffic = replica(llama, gpu, tp), Traffic.of("trace", population())
-    found = find_capacity(of, traffic, slo, OURS, 512, plan.EXACT)
+    found = find_capacity(of, traffic, slo, OURS, 512, EXACT)
     assert found.load and slo.met(found.load)
     assert slo.met(load_at(of, traffic, 512, found.rate))
     assert not slo.met(load_at(of, traffic, 512, found.rate, 1.1))
@@ -202,14 +206,11 @@ def test_the_capacity_meets_the_slo_and_more_does_not(
 def test_the_cliff(llama: Path) -> None:
     """A budget whose iterations are longer than the SLO serves little."""
     of, traffic, budgets = replica(llama), drawn(400), (128, 512, 1024)
-    find = cache(find_capacity)  # the same searches again would take most of the time
-    rates = [find(of, traffic, SLO, OURS, size, 1.2).rate for size in budgets]
+    rates = [find_capacity(of, traffic, SLO, OURS, size, 1.2).rate for size in budgets]
     assert rates[1] > 1.2 * rates[0] and rates[1] > 3 * rates[2]
-    with mock.patch("serving.planner.find_capacity", find):
-        for first in (128, 1024):
-            best = best_budget(of, traffic, SLO, OURS, budgets, 1.2, first)
-            assert (best.budget, best.rate) == (512, rates[1])
-    assert find.cache_info().misses == 3
+    for first in (128, 1024):
+        best = best_budget(of, traffic, SLO, OURS, budgets, 1.2, first)
+        assert (best.budget, best.rate) == (512, rates[1])
 
 
 def test_short_prompts_may_share_a_large_budget() -> None:
@@ -235,7 +236,7 @@ def test_short_prompts_may_share_a_large_budget() -> None:
     ],
 )
 def test_the_climb_ends_at_the_best(rates: dict[int, float]) -> None:
-    def find(*asked: object) -> Found:
+    def find(*asked: object, **_: float) -> Found:
         return Found(rates[asked[4]], asked[4])
 
     with mock.patch("serving.planner.find_capacity", find):
@@ -250,7 +251,7 @@ def test_no_capacity_is_above_the_throughput(policy: str, output: int) -> None:
     of = Replica(CostModel(MODELS["gpt2"], GPUS["h100"], software="vllm"), 1000, 10**8)
     traffic = Traffic.of("short", make_requests(poisson(512, 1.0), Fixed(16), Fixed(output)))
     most = throughput(of, traffic.sample(8192), policy, 512)
-    found = find_capacity(of, traffic, SLO, policy, 512, plan.EXACT)
+    found = find_capacity(of, traffic, SLO, policy, 512, EXACT)
     assert 0.7 * most < found.rate <= most and found.load
 
 
@@ -264,10 +265,10 @@ def test_the_samples_of_a_short_trace_differ() -> None:
 
 
 def test_why_no_rate_meets_a_bound_of_the_first_token(llama: Path) -> None:
-    question = plan.Question(
+    question = Question(
         {(1, 1): replica(llama)}, Traffic.of("trace", population()), Slo(0.05, 0.001), (128,), 128
     )
-    said = plan.too_strict(question, (1, 1))
+    said = too_strict(question, (1, 1))
     assert re.search(
         r"P90 TTFT of 1 ms: .* takes [\d.]+ ms, and a prompt of 396 tokens [\d.]+ ms;", said
     )
@@ -281,7 +282,7 @@ def test_a_bound_that_nothing_meets(llama: Path) -> None:
 def test_long_outputs_at_a_low_rate_end(llama: Path) -> None:
     """A rough run has some ITERATIONS at most; usual traffic has as many requests as ever."""
     of, usual = replica(llama), Traffic.of("trace", population())
-    assert affordable(3.0, plan.ROUGH, of, usual) > enough(3.0, plan.ROUGH, usual) == 384
+    assert affordable(3.0, ROUGH, of, usual) > enough(3.0, ROUGH, usual) == 384
     long = Traffic.of("long", make_requests(poisson(2, 1.0), Fixed(7000), Fixed(200)))
     runs, serve = [], Replica.serve
 
@@ -291,7 +292,7 @@ def test_long_outputs_at_a_low_rate_end(llama: Path) -> None:
 
     with mock.patch("serving.planner.ITERATIONS", 20_000):
         for rate in (0.01, 0.1):
-            few = affordable(rate, plan.ROUGH, of, long)
+            few = affordable(rate, ROUGH, of, long)
             iterations = len(of.serve(at_rate(long.sample(few), rate), OURS, 512).iterations)
             assert few < 384 and 10_000 < iterations < 25_000
         with mock.patch.object(Replica, "serve", counted):
@@ -310,7 +311,7 @@ def test_a_pipeline_is_a_replica(llama: Path) -> None:
 # ------------------------------------------------------------------------------------- the command
 
 
-def demands(*flags: object) -> list[plan.Demand]:
+def demands(*flags: object) -> list[Demand]:
     words = ["--model", "mistral-7b", "--tbt-slo", "50", *map(str, flags)]
     return plan.prepare(plan.read_options(words))[0].demands
 
@@ -358,9 +359,9 @@ def test_how_many_replicas_hold_a_rate(
     rate: float, busiest: float | None, tp: int, said: str
 ) -> None:
     of = Replica(CostModel(MODELS["mistral-7b"], GPUS["h100"], tp=tp), 8, None)
-    asked = plan.Question({}, Traffic.of("trace", population()), SLO, (512,), 128)
-    found = plan.Plan(asked, of, {}, Found(16.0, 512), [15.0, 17.0], {}, {})
-    assert plan.who_holds(found, plan.Demand("your trace", rate, busiest, "")) == said
+    asked = Question({}, Traffic.of("trace", population()), SLO, (512,), 128)
+    found = Plan(asked, of, {}, Found(16.0, 512), [15.0, 17.0], {}, {})
+    assert who_holds(found, Demand("your trace", rate, busiest, "")) == said
 
 
 @pytest.mark.parametrize(("count", "warned"), [(2, True), (99, True), (100, False)])
@@ -423,9 +424,9 @@ def test_a_line_for_another_engine_can_be_typed(capsys: pytest.CaptureFixture) -
     name = "my models/Llama 3, the second try of them all, with a name of many words"
     options = SimpleNamespace(model=name)
     found = Found(1.0, 512)
-    asked = plan.Question({}, Traffic.of("trace", population()), SLO, (512,), 128)
+    asked = Question({}, Traffic.of("trace", population()), SLO, (512,), 128)
     of = Replica(CostModel(MODELS["mistral-7b"], GPUS["h100"]), 8, 10**6)
-    plan.print_engines(options, plan.Plan(asked, of, {}, found, [], {}, {}))
+    print_engines(options, Plan(asked, of, {}, found, [], {}, {}))
     printed = capsys.readouterr().out.replace("\\\n", "")
     lines = [shlex.split(line) for line in printed.splitlines() if name in line]
     assert [line[:3] for line in lines] == [["vllm", "serve", name], ["python", "-m", lines[1][2]]]
@@ -445,9 +446,10 @@ def test_a_small_plan(tmp_path: Path, llama: Path) -> None:
     """All that it says, prints and draws, with a policy of one's own, on few requests."""
     flags = ("--model", llama, "--requests-file", "2000:60", "--requests", 64, "--tbt-slo", 40)
     policy = ("--policy-file", ROOT / "examples" / "priority.py", "--rate", 9)
-    few = {"TP": (1, 2), "PP": (2,), "DRAWS": 2, "POLICIES": ("orca",), "LOADS": (0.9, 1.0)}
+    few = {"DRAWS": 2, "POLICIES": ("orca",), "LOADS": (0.9, 1.0), "EXACT": 1.2, "ROUGH": 1.5}
     here = mock.patch("os.cpu_count", lambda: 1)  # so small that more processes would only cost
-    with here, mock.patch.multiple(plan, **few, EXACT=1.2, ROUGH=1.5):
+    sizes = mock.patch.multiple(plan, TP=(1, 2), PP=(2,))
+    with here, sizes, mock.patch.multiple(comparison, **few):
         done = call(plan, *flags, *policy, "--quick", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     said = done.stdout
@@ -569,15 +571,15 @@ def test_the_document_has_the_results() -> None:
     (best,) = [point for point in points if point.series.startswith("capacity, TP")]
     assert f"token budget   C = {best.x:.0f}\n" in document
     assert f"At C = {best.x:.0f}, an iteration is just short enough" in document
-    assert f"{plan.rounded(best.y)} requests/s a replica" in document
-    own = {point.series: plan.rounded(point.y) for point in points if "your trace" in point.series}
+    assert f"{rounded(best.y)} requests/s a replica" in document
+    own = {point.series: rounded(point.y) for point in points if "your trace" in point.series}
     mean, busiest = own["your trace, mean"], own["your trace, busiest minute"]
     assert f"your trace     {mean} requests/s (busiest minute {busiest}/s): 1 replica" in document
     draws = [point.y for point in points if point.series == "capacity, other samples"]
-    low, high = plan.rounded(min(draws)), plan.rounded(max(draws))
+    low, high = rounded(min(draws)), rounded(max(draws))
     assert f"{len(draws)} other samples: {low} to {high}\n" in document
     for point in points:
         layout = point.series.removeprefix("layout ")
         if layout != point.series:
             line = next(line for line in document.splitlines() if line.startswith(f"{layout} "))
-            assert line.split()[2:4] == [f"{point.x:.0f}", plan.rounded(point.y)], line
+            assert line.split()[2:4] == [f"{point.x:.0f}", rounded(point.y)], line

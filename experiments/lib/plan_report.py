@@ -1,0 +1,206 @@
+"""How plan.py prints and draws its answer. Who wants to know how it is found may skip this file."""
+
+import math
+import shlex
+import textwrap
+from argparse import Namespace
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+
+from configs import MODELS
+from experiments.lib.common import Record, print_table, three_digits
+from experiments.lib.look import COLOURS, labelled_bars, panels
+from experiments.lib.papers import LOOKS, looks_of
+from serving.calibration import CalibratedModel
+from serving.comparison import OURS, Demand, Plan
+from serving.planner import Replica, engine_flags
+
+NAME = "plan"
+
+
+def rounded(rate: float) -> str:
+    return three_digits(rate) if rate else "0"
+
+
+def hardware_of(replica: Replica) -> str:
+    count = replica.gpus
+    return f"{count} x {replica.cost.gpu.name}" if count > 1 else replica.cost.gpu.name
+
+
+def print_answer(plan: Plan) -> None:
+    best, replica, traffic = plan.best, plan.replica, plan.question.traffic
+    low, high = min(plan.draws), max(plan.draws)
+    load = best.load
+    print(f"\ntoken budget   C = {best.budget}")
+    print(
+        f"capacity       {rounded(best.rate)} requests/s a replica ({replica.layout}),"
+        f" {rounded(best.rate / replica.gpus)} a GPU"
+    )
+    print(f"               {len(plan.draws)} other samples: {rounded(low)} to {rounded(high)}")
+    tokens = best.rate * float(traffic.outputs.mean())
+    print(f"               {tokens:.0f} output tokens/s")
+    if load:
+        print(
+            f"there          P99 TBT {1e3 * load.p99_tbt:.1f} ms, P90 TTFT"
+            f" {1e3 * load.p90_ttft:.0f} ms"
+        )
+    for demand in plan.question.demands:
+        line = f"{demand.who:<14} {who_holds(plan, demand)}"
+        print(textwrap.fill(line, 88, subsequent_indent=15 * " "))
+    if plan.question.demands:
+        line = f"assumed        {plan.question.demands[0].gaps}; replicas share requests evenly"
+        print(textwrap.fill(line, 88, subsequent_indent=15 * " "))
+
+
+def who_holds(plan: Plan, demand: Demand) -> str:
+    """How many replicas a load takes, and how much of their capacity it is."""
+    capacity, low, busiest = plan.best.rate, min(plan.draws), demand.busiest
+
+    def load(rate: float) -> str:
+        percent = 100 * rate / (count * capacity)
+        return f"{percent:.0f} %" if percent >= 1 else "less than 1 %"
+
+    count = math.ceil(demand.rate / capacity)
+    kind = f"replica{'s' * (count > 1)} of {plan.replica.layout}"
+    if isinstance(plan.replica.cost, CalibratedModel):
+        kind = f"machine{'s' * (count > 1)} like this"
+    elif (gpus := count * plan.replica.gpus) > 1:
+        kind += f" ({gpus} GPUs)"
+    said = f"{rounded(demand.rate)} requests/s"
+    said += f" (busiest minute {rounded(busiest)}/s)" if busiest else ""
+    said += f": {count} {kind} hold{'s' * (count == 1)} this"
+    said += f" at {load(demand.rate)} load"
+    if busiest and busiest <= count * capacity:
+        said += f", the busiest minute at {load(busiest)}"
+    elif busiest:
+        said += f". The busiest minute takes {math.ceil(busiest / capacity)}"
+    if low and (more := math.ceil(demand.rate / low)) > count:
+        said += f". With the lowest capacity of the other samples: {more}"
+    return said
+
+
+def print_tables(plan: Plan, loads: Sequence[Sequence[float]]) -> None:
+    chosen = plan.curves[OURS]
+    rows = []
+    for budget, found in chosen.items():
+        load = found.load
+        cells = [rounded(found.rate)]
+        cells += [f"{1e3 * load.p99_tbt:.1f}", f"{1e3 * load.p90_ttft:.0f}"] if load else ["-"] * 2
+        rows.append([budget, *cells, "chosen" if budget == plan.best.budget else ""])
+    header = ["C", "requests/s", "P99 TBT, ms", "P90 TTFT, ms", ""]
+    print_table(header, rows, f"capacity over the token budget, {OURS}, to 5 %")
+    rows = []
+    for name, curve in plan.curves.items():
+        best = max(curve.values(), key=lambda each: each.rate)
+        share = f"{100 * best.rate / max(each.rate for each in chosen.values()):.0f} %"
+        rows.append([name, "-" if 0 in curve else best.budget, rounded(best.rate), share])
+    header = ["policy", "C", "requests/s", f"of {OURS}"]
+    print_table(header, rows, "policies, each at its best budget, to 5 %")
+    rows = []
+    for place, replica in plan.question.replicas.items():
+        found = plan.layouts[place]
+        cells = [rounded(found.rate), rounded(found.rate / replica.gpus)]
+        cells.append(str(replica.cache_tokens or "-"))
+        rows.append([replica.layout, replica.gpus, found.budget, *cells])
+    rows += [[f"TP{tp}-PP{pp}" if pp > 1 else f"TP{tp}", tp * pp, "-", "-", "-", why]
+             for (tp, pp), why in plan.refused.items()]  # fmt: skip
+    header = ["layout", "GPUs", "C", "requests/s", "a GPU", "tokens of cache"]
+    print_table(header, rows, "other numbers of GPUs, each at its best budget, to 5 %")
+    header = ["load", "requests/s", "P50 TTFT", "P90 TTFT", "P50 TBT", "P99 TBT", "mean batch"]
+    rows = [
+        [f"{100 * share:.0f} %", rounded(rate), *[three_digits(1e3 * each) for each in seconds],
+         f"{batch:.0f}"]
+        for share, rate, *seconds, batch in loads
+    ]  # fmt: skip
+    print_table(header, rows, f"latency at C = {plan.best.budget}, in ms")
+
+
+def print_engines(options: Namespace, plan: Plan) -> None:
+    model, best = plan.replica.cost.model, plan.best
+    name = options.model if options.model not in MODELS else f"YOUR-{model.name}"
+    longest = int((plan.question.traffic.prompts + plan.question.traffic.outputs).max())
+    quoted = shlex.quote(name)
+    place = len(quoted) * "M"  # until the line is wrapped: the name may have blanks
+    flags = engine_flags(
+        place, best.budget, plan.replica.max_batch_size, plan.replica.cost.tp, plan.replica.stages,
+        longest,
+    )  # fmt: skip
+    print("\nThe same in other engines:")
+    for engine, line in flags.items():
+        parts = textwrap.wrap(line, 88, break_on_hyphens=False, break_long_words=False)
+        named = [part.replace(place, quoted) for part in parts]
+        print(f"\n{engine}:\n  " + " \\\n    ".join(named))
+
+
+def draw(plan: Plan, loads: Sequence[Sequence[float]]) -> plt.Figure:
+    figure, [[cliff, gpus, latency]] = panels(1, 3, 8, 6.5)
+    looks = looks_of(list(plan.curves))
+    for name, curve in plan.curves.items():
+        colour, marker = looks[name]
+        if 0 in curve:
+            style = {"color": colour, "linestyle": "--", "linewidth": 1.5}
+            cliff.axhline(curve[0].rate, label=f"{name} (no budget)", **style)
+        else:
+            rates = [each.rate for each in curve.values()]
+            cliff.plot(list(curve), rates, color=colour, marker=marker, label=name)
+    best = plan.best
+    cliff.plot([best.budget], [best.rate], "*", color="white", markeredgecolor="black",
+               markersize=20, zorder=5, label=f"chosen: C = {best.budget}")  # fmt: skip
+    cliff.set_xscale("log", base=2)
+    budgets = list(plan.curves[OURS])
+    cliff.set_xticks(budgets, list(map(str, budgets)), rotation=60)
+    cliff.set(xlabel="token budget C", ylabel="requests per second", ylim=(0, 1.5 * best.rate),
+              title="capacity over the token budget")  # fmt: skip
+    cliff.legend(fontsize=10, ncols=2, loc="upper left")
+    bars = {}
+    for number, (place, replica) in enumerate(plan.question.replicas.items()):
+        bars[number] = plan.layouts[place].rate / replica.gpus
+    labelled_bars(gpus, bars, 0.7, color=LOOKS[OURS][0])
+    names = [replica.layout for replica in plan.question.replicas.values()]
+    gpus.set_xticks(range(len(names)), names)
+    gpus.set(ylabel="requests per second and GPU", title="capacity per GPU, by layout")
+    slo, rates = plan.question.slo, [rate for _, rate, *_ in loads]
+    p90, p99 = ([1e3 * each[place] for each in loads] for place in (3, 5))
+    latency.plot(rates, p99, "o-", color=COLOURS["blue"], label="P99 TBT")
+    latency.plot(rates, p90, "s-", color=COLOURS["vermilion"], label="P90 TTFT")
+    latency.axhline(1e3 * slo.tbt, color=COLOURS["blue"], linestyle=":", label="SLO of the TBT")
+    if slo.ttft != math.inf:
+        style = {"color": COLOURS["vermilion"], "linestyle": ":"}
+        latency.axhline(1e3 * slo.ttft, label="SLO of the TTFT", **style)
+    style = {"color": "black", "linestyle": "--", "linewidth": 1.2}
+    latency.axvline(best.rate, label=f"capacity: {rounded(best.rate)}", **style)
+    latency.set_yscale("log")
+    latency.set(xlabel="requests per second", ylabel="ms", title="latency below the capacity")
+    latency.legend()
+    cost = plan.replica.cost
+    figure.suptitle(
+        f"{cost.model.name} on {hardware_of(plan.replica)}, {plan.question.traffic.name}: P99 TBT"
+        f" at most {1e3 * slo.tbt:.4g} ms (predicted)",
+        fontsize=18,
+    )
+    return figure
+
+
+def points_of(plan: Plan) -> Record:
+    """Rows of plan.csv."""
+    record = Record(NAME, plan.replica.cost.model.name, hardware_of(plan.replica))
+    record.add("SLO, P99 TBT", plan.question.slo.tbt, "s")
+    record.add(f"capacity, {plan.replica.layout}", plan.best.rate, "requests/s", plan.best.budget,
+               "C")  # fmt: skip
+    for demand in plan.question.demands:
+        record.add(f"{demand.who}, mean", demand.rate, "requests/s")
+        if demand.busiest:
+            record.add(f"{demand.who}, busiest minute", demand.busiest, "requests/s")
+    for number, rate in enumerate(plan.draws):
+        record.add("capacity, other samples", rate, "requests/s", number, "sample")
+    for name, curve in plan.curves.items():
+        for budget, found in curve.items():
+            record.add(f"{name}, to 5 %", found.rate, "requests/s", budget, "C")
+    for place, found in plan.layouts.items():
+        layout = plan.question.replicas[place].layout
+        record.add(f"layout {layout}", found.rate, "requests/s", found.budget, "C")
+    for rate, load in sorted(plan.best.loads.items()):
+        record.add("P99 TBT", load.p99_tbt, "s", rate, "requests/s")
+        record.add("P90 TTFT", load.p90_ttft, "s", rate, "requests/s")
+    return record
