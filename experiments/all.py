@@ -41,7 +41,8 @@ from experiments.lib.flags import Flag, start
 # They take minutes, or need a compiler and transformers: without --slow the gallery shows the
 # results that are there.
 SLOW = {"serve_pipelines", "td_throughput", "td_options", "segment_operators"}
-MEASURED = {"validate", "validate_pipeline", "bench_beams"}  # they only measure: minutes
+# they only measure: minutes
+MEASURED = {"validate", "validate_pipeline", "bench_beams", "serve_peer"}
 LONG = {"serve_capacity", "fig12"}  # these take most of the time, so they start first
 NEED_TORCH = {"fig6"}  # it draws the masks that attention uses
 # the paper's B, where the memory formula alone would take more
