@@ -14,7 +14,7 @@ from scheduler import POLICIES
 from serving import capacity
 from web import explorer, live
 from web.priced import Clock, PricedEngine
-from web.runner import Runner
+from web.runner import Full, Runner
 from web.server import Limits, application
 
 PATIENCE = 30  # s until a test gives up
@@ -257,7 +257,7 @@ def test_a_full_queue_is_no_end_of_the_chats(runner: Runner) -> None:
         feed.events += [{"type": "ended", "id": own} for own in ended]
         feed.flush()
         assert feed.thrower.wanted == 2 and not feed.thrower.chats
-        with pytest.raises(live.Refused, match="queue is full"):
+        with pytest.raises(Full, match="queue is full"):
             feed.thrower.chat(2)
         feed.thrower.wanted, runner.most = 2, most
         feed.events.append({"type": "iteration"})
@@ -352,6 +352,7 @@ def test_a_full_queue_and_an_end_are_told(runner: Runner) -> None:
     runner.close()
     answer = ask(runner, "POST", "/live/throw", json={"kind": "burst"})
     assert answer.status_code == 503 and "shutting down" in error(answer)
+    assert answer.headers["retry-after"] == "10", "as /v1 says"
     answer = ask(runner, "POST", "/live/policy", json={"policy": "orca", "chunk_size": 9})
     assert answer.status_code == 503
 

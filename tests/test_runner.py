@@ -785,6 +785,41 @@ def test_a_policy_that_fails_ends_all_streams_and_can_be_replaced(
     assert all(future.done() for future in futures)
 
 
+def test_a_policy_of_ones_own_that_fails_gives_way(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """First to the one before it, then to the first. Ours stay, whatever fails under them."""
+    for policy in (Lazy, Twice):
+        monkeypatch.setitem(POLICIES, policy.name, policy)
+    clients = Clients(PricedEngine(policy="orca", chunk_size=99, clock=FastClock()))
+    runner = clients.runner
+    runner.start()
+    for policy, chunk_size in (("vllm_v0", 64), ("lazy", 8), ("twice", 16)):
+        runner.switch(policy, chunk_size).result(PATIENCE)
+    for tag, policy, chunk_size, before in (
+        ("a", "lazy", 8, "twice"), ("b", "orca", 99, "lazy"), ("c", "orca", 99, None),
+    ):  # fmt: skip
+        if before is None:  # the executor's fault, under a policy of ours
+            runner.switch("vllm_v0", 64).result(PATIENCE)
+            runner.switch("orca", 99).result(PATIENCE)
+            runner.loop.executor.execute = lambda batch: 1 / 0
+        caplog.clear()
+        runner.submit([Request(0, range(9), 5)], [tag])
+        clients.wait([tag])
+        assert clients.reason(tag) == "error"
+        state, told = runner.state(), f"{before} gives way to {policy}, C = {chunk_size}"
+        assert (state["policy"], state["chunk_size"]) == (policy, chunk_size)
+        lines = [record.getMessage() for record in caplog.records]
+        assert lines == ["the engine failed, and begins anew", told][: 1 + bool(before)]
+        assert (told in clients.told("failed")[-1]["error"]) == bool(before)
+        if before:
+            last = clients.told("switched")[-1]
+            assert (last["policy"], last["chunk_size"]) == (policy, chunk_size)
+    runner.submit([Request(0, range(9), 5)], ["next"])
+    clients.finish()
+    assert len(clients.tokens("next")) == 5 and runner.state()["failures"] == 3
+
+
 def test_a_policy_that_comes_later_can_ask_what_a_batch_costs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

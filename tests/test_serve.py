@@ -20,6 +20,9 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from served import Served, served
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders
+from tokenizers.models import BPE
 from watch import wait_for
 
 from checks import UserError
@@ -363,6 +366,30 @@ def test_pieces_are_the_text_of_all_tokens(llm: LLM) -> None:
     assert [pieces.add(token) for token in llm.tokenizer.encode("€")][-1] == "€"
 
 
+def test_a_character_of_byte_tokens_comes_whole() -> None:
+    """LLaMA spells what its vocabulary lacks in tokens of a byte each."""
+    words = ["<unk>", "▁", "a", "▁a", *(f"<0x{byte:02X}>" for byte in range(256))]
+    library = Library(BPE({word: own for own, word in enumerate(words)}, [], byte_fallback=True))
+    library.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    text = " a é€好🤦🏽a 好"
+    tokens = [
+        own
+        for letter in text.replace(" ", "▁")
+        for own in (
+            [words.index(letter)]
+            if letter in words
+            else [words.index(f"<0x{byte:02X}>") for byte in letter.encode()]
+        )
+    ]
+    pieces = pieces_of(Words(library.decode), tokens)
+    assert "".join(pieces) == text == library.decode(tokens)
+    assert [piece for piece in pieces if piece] == list(text)
+    pieces = pieces_of(Words(library.decode), tokens[:-1])  # as max_tokens may cut it
+    assert "".join(pieces) == text[:-1] + "\ufffd" * 2
+
+
 def test_stop_strings_are_found_however_the_text_comes() -> None:
     """Cut at random places, the same text gives the same end, and nothing of a stop is shown."""
     draw = random.Random(1)
@@ -690,6 +717,24 @@ def test_metrics(priced: PricedEngine) -> None:
         assert found["vllm:num_requests_running"] == {(): 0} == found["vllm:num_requests_waiting"]
         assert found["nano_sarathi:http_requests_total"] == {("/v1/completions", "200"): 3}
         assert found["vllm:kv_cache_usage_perc"] == {(): 0}
+
+
+def test_metrics_cost_an_iteration_nothing(priced: PricedEngine) -> None:
+    """The runner counts. It describes an iteration only where a live page is open."""
+    with served(priced) as running:
+        assert running.runner.listeners == ()
+        changes = []
+
+        def switch(event: dict) -> None:
+            if event["type"] == "started" and not changes:  # in the middle of the prefill
+                changes.append(running.runner.switch("orca", 64))
+
+        running.runner.watch(switch)
+        raw(running.place, request("/v1/completions", {"prompt": [1] * 600, "max_tokens": 2}))
+        assert len(changes[0].result()) == 1
+        found = metrics_of(running)
+        assert found["vllm:num_preemptions_total"] == {(): 1}, "it is counted once"
+        assert sum(found["nano_sarathi:iterations_total"].values()) == 3
 
 
 def test_slow_clients_are_cut_off(priced: PricedEngine) -> None:

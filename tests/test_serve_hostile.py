@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import h11
 import pytest
 from served import Served, served
 from watch import wait_for
@@ -66,6 +67,35 @@ def test_a_name_that_is_there_twice_is_found_in_one_pass() -> None:
         read_json(b'{"x": 1, "x": 1}')
 
 
+def chunked(size: int, count: int) -> bytes:
+    """A request with a body of so many chunks: JSON, and blanks."""
+    head = request("/v1/completions", b"", transfer_encoding="chunked")
+    data = json.dumps(GOOD).encode().ljust(size * count)
+    parts = [data[at : at + size] for at in range(0, len(data), size)]
+    body = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts)
+    return head.replace(b"content-length: 0\r\n", b"") + body + b"0\r\n\r\n"
+
+
+def test_a_body_in_crumbs_is_refused_before_all_are_read(
+    running: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks of a byte kept all other clients waiting."""
+    read = []
+    really_next = h11.Connection.next_event
+    monkeypatch.setattr(
+        h11.Connection, "next_event", lambda own: read.append(really_next(own)) or read[-1]
+    )
+    status, headers, answer = parse(raw(running.place, chunked(1, 40_000)))
+    message = json.loads(answer)["error"]["message"]
+    assert (status, headers["connection"]) == (400, "close")
+    assert message.startswith("the body comes in more than 1000 chunks of fewer than 256 bytes")
+    assert len(read) < 1100
+    monkeypatch.undo()
+    for size, count in ((1, 1000), (256, 3000)):
+        assert parse(raw(running.place, chunked(size, count)))[0] == 200
+    wait_for(running.idle)
+
+
 def test_too_many_choices_are_refused_before_they_are_made(
     running: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +135,23 @@ def test_events_that_nobody_reads_are_not_kept(
         own.server.gate.app.include_router(live.router(own.runner))
         assert ask(own, "/live/throw", {"kind": "chats", "count": 0}) == (200, {"ids": []})
     assert not kept
+
+
+def test_a_wrong_range_of_a_file_is_told() -> None:
+    """In the form of all other errors."""
+    with served(PricedEngine("llama-13b", "a6000", max_batch_size=4)) as own:
+        own.server.gate.app.include_router(live.router(own.runner))
+        for given, status in (("bytes=99999999-", 416), ("bytes=9-1", 400), ("lines=1-2", 400)):
+            got, headers, answer = parse(
+                raw(own.place, request("/static/live.js", None, "GET", range=given))
+            )
+            error = json.loads(answer)["error"]
+            assert got == status and f"the Range '{given}' is no part of" in error["message"]
+            assert error["type"] == "invalid_request_error" and "content-range" in headers
+        status, _, answer = parse(
+            raw(own.place, request("/static/live.js", None, "GET", range="bytes=0-99"))
+        )
+        assert status == 206 and answer == (live.STATIC / "live.js").read_bytes()[:100]
 
 
 # -------------------------------------------------------------------------------- the log, the door

@@ -11,7 +11,6 @@ runs in the thread of asyncio.
 import asyncio
 import json
 import logging
-import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
@@ -146,7 +145,7 @@ class Answer:
             return Refused(500, "the engine failed, and began anew: send the request again",
                            kind="server_error", code="engine_failed")  # fmt: skip
         if "abort" in reasons:
-            return shutting_down()
+            return turned_away(Stopping())
         return None
 
     # ---- whole
@@ -292,7 +291,6 @@ class Api:
 
     def attach(self, runner: Runner) -> None:
         self.runner, self.metrics = runner, Metrics(self.name, runner.state)
-        runner.watch(self.metrics.watch)
 
     def deliver(self, news: list[tuple[Choice | None, Delta]]) -> None:
         """In the engine's thread: one call wakes asyncio for all streams."""
@@ -316,25 +314,13 @@ class Api:
         return Events(answer) if body.stream else await answer.whole(request.receive)
 
     def submit(self, answer: Answer, requests: list[batch.Request]) -> None:
-        reason = None
         try:
             self.runner.submit(requests, answer.choices, answer.body.wanted)
-            self.metrics.prompt.inc(sum(len(request.prompt) for request in requests))
-        except Full as error:
-            reason, wait = "full", str(max(1, math.ceil(error.retry_after)))
-            raise Refused(
-                429, f"the queue is full: try again in {wait} s", code="queue_full",
-                kind="rate_limit_error", headers={"Retry-After": wait},
-            ) from None  # fmt: skip
-        except Stopping:
-            reason = "stopping"
-            raise shutting_down() from None
-        except UserError as error:
-            reason = "invalid"
-            raise Refused(400, str(error)) from None
-        finally:
-            if reason:
-                self.metrics.refused.labels(self.name, reason).inc()
+        except (Full, Stopping, UserError) as error:
+            reason = {Full: "full", Stopping: "stopping"}.get(type(error), "invalid")
+            self.metrics.refused.labels(self.name, reason).inc()
+            raise
+        self.metrics.prompt.inc(sum(len(request.prompt) for request in requests))
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.name:
@@ -457,11 +443,13 @@ class Api:
         }  # fmt: skip
 
 
-def shutting_down() -> Refused:
-    return Refused(
-        503, "the server is shutting down", kind="server_error", code="shutting_down",
-        headers={"Retry-After": "10"},
-    )  # fmt: skip
+def turned_away(error: Full | Stopping) -> Refused:
+    """The answer to those who ask for too much, or too late."""
+    if isinstance(error, Full):
+        wait = {"Retry-After": f"{error.retry_after:.0f}"}
+        return Refused(429, str(error), code="queue_full", kind="rate_limit_error", headers=wait)
+    wait = {"Retry-After": "10"}
+    return Refused(503, str(error), code="shutting_down", kind="server_error", headers=wait)
 
 
 def hand_out(news: list[tuple[Choice | None, Delta]]) -> None:

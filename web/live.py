@@ -162,10 +162,7 @@ class Thrower:
             batch.Request(0, words(self.engine, prompt), output, tags={"label": label})
             for prompt, output in sizes
         ]
-        try:
-            self.runner.submit(requests, [None] * len(requests))
-        except (Full, Stopping) as error:
-            raise refused(error) from None
+        self.runner.submit(requests, [None] * len(requests))
         if label == "chat":
             self.chats |= {request.request_id: request for request in requests}
         return [request.request_id for request in requests]
@@ -188,7 +185,7 @@ class Thrower:
         if len(self.chats) < wanted:
             try:
                 self.chat(wanted)
-            except Refused:
+            except (Full, Stopping):
                 self.wanted = wanted  # the next call tries again
 
     def sizes(self) -> tuple[int, int]:
@@ -197,14 +194,6 @@ class Thrower:
         prompt, output = min(MOST_CHAT_PROMPT, most // 4), min(MOST_CHAT_OUTPUT, most // 2)
         draw = self.random.randint
         return draw(max(1, prompt // 4), max(1, prompt)), draw(max(1, output // 2), max(1, output))
-
-
-def refused(error: Full | Stopping) -> Refused:
-    """The answer to those who ask for too much, or too late."""
-    if isinstance(error, Full):
-        wait = {"Retry-After": f"{error.retry_after:.0f}"}
-        return Refused(429, str(error), code="queue_full", kind="rate_limit_error", headers=wait)
-    return Refused(503, str(error), code="shutting_down", kind="server_error")
 
 
 def words(engine: Engine, count: int) -> Sequence[int]:
@@ -244,10 +233,7 @@ def router(runner: Runner) -> APIRouter:
         check_whole("chunk_size", fields["chunk_size"])
         if len(name := str(fields["policy"])) > LONGEST_NAME:  # it is in each event from then on
             raise UserError(f"policy is {shown(name)}; it must have {LONGEST_NAME} letters at most")
-        try:
-            await asyncio.wrap_future(runner.switch(**fields))
-        except Stopping as error:
-            raise refused(error) from None
+        await asyncio.wrap_future(runner.switch(**fields))
         return fields
 
     @routes.post("/live/throw")

@@ -13,14 +13,14 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.metrics_core import Metric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # s: upper bounds
 FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 WHOLE = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
-KINDS = ("prefill", "decode", "hybrid")
 ENDS = ("stop", "length", "abort", "error")
 disable_created_metrics()  # when each series began: of no use here
 
@@ -38,16 +38,12 @@ class Metrics:
                             ["path", "status"], registry=self.registry)  # fmt: skip
         self.ends = self.count("vllm:request_success", "requests that ended", "finished_reason")
         self.refused = self.count("nano_sarathi:requests_refused", "refused requests", "reason")
-        self.steps = self.count("nano_sarathi:iterations", "iterations, by kind", "kind")
         self.prompt = self.count("vllm:prompt_tokens", "tokens of prompts").labels(model)
         self.output = self.count("vllm:generation_tokens", "output tokens").labels(model)
-        self.preempted = self.count("vllm:num_preemptions", "preemptions").labels(model)
         self.ttft = self.times("vllm:time_to_first_token_seconds", "TTFT in s", FIRST)
         self.tbt = self.times("vllm:inter_token_latency_seconds", "TBT in s", BETWEEN)
         self.latency = self.times("vllm:e2e_request_latency_seconds", "latency in s", WHOLE)
-        for kind in KINDS:  # a series that exists from the start can be compared with later
-            self.steps.labels(model, kind)
-        for end in ENDS:
+        for end in ENDS:  # a series that exists from the start can be compared with later
             self.ends.labels(model, end)
         self.registry.register(self)
 
@@ -58,9 +54,20 @@ class Metrics:
         histogram = Histogram(name, what, ["model_name"], buckets=buckets, registry=self.registry)
         return histogram.labels(self.model)
 
-    def collect(self) -> Iterator[GaugeMetricFamily | InfoMetricFamily]:
-        """How things stand now: what does not add up over time."""
+    def collect(self) -> Iterator[Metric]:
+        """How things stand now. The runner counts its iterations: we ask only when asked."""
         state = self.state()
+        steps = CounterMetricFamily(
+            "nano_sarathi:iterations", "iterations, by kind", labels=["model_name", "kind"]
+        )
+        for kind, count in state["kinds"].items():
+            steps.add_metric([self.model, kind], count)
+        yield steps
+        preempted = CounterMetricFamily(
+            "vllm:num_preemptions", "preemptions", labels=["model_name"]
+        )
+        preempted.add_metric([self.model], state["preemptions"])
+        yield preempted
         held, capacity = state["held"], state["capacity"] or self.slots(state)
         for name, what, value in (
             ("vllm:num_requests_running", "requests that run", state["running"]),
@@ -79,17 +86,6 @@ class Metrics:
     def slots(state: dict) -> int:
         """Tokens that the cache holds where no smaller number is set: B whole slots."""
         return state["max_batch_size"] * state["max_length"]
-
-    def watch(self, event: dict) -> None:
-        """A listener of the runner."""
-        if event["type"] == "iteration":
-            decodes = bool(event["decodes"])
-            kind = "hybrid" if decodes and event["chunks"] else "decode" if decodes else "prefill"
-            self.steps.labels(self.model, kind).inc()
-        elif event["type"] == "preempted":
-            self.preempted.inc()
-        elif event["type"] == "switched":
-            self.preempted.inc(len(event["preempted"]))
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

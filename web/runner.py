@@ -26,6 +26,7 @@ from batch import Batch, Request
 from checks import MOST, UserError, check_whole
 from cli import one_line
 from loop import Executor, Loop
+from policyfile import is_ours
 from scheduler import Orca, RequestLevel, Scheduler, VLLMv0
 from timeline import Iteration
 from web.recent import RecentTrace
@@ -109,7 +110,7 @@ class Runner:
         check_whole("queue", queue, 0)
         self.engine, self.deliver = engine, deliver
         self.most = engine.max_batch_size + queue  # requests at once
-        self.policy, self.chunk_size = engine.policy, engine.chunk_size
+        self.policy, self.chunk_size = self.before = engine.policy, engine.chunk_size
         self.changed = threading.Condition()  # guards the next four
         self.inbox: deque[Callable[[], None]] = deque()  # what the engine thread shall do
         self.streams: dict[int, tuple[Request, object]] = {}  # id -> a request that runs, its tag
@@ -119,6 +120,7 @@ class Runner:
         self.listeners: tuple[Callable[[dict], None], ...] = ()
         self.done, self.failures, self.error = 0, 0, None
         self.iterations = self.preemptions = 0
+        self.kinds = dict.fromkeys(("prefill", "decode", "hybrid"), 0)  # iterations of each
         self.news: list[tuple[object, Delta]] = []  # to be delivered
         self.ended: list[int] = []  # their ids, to be forgotten
         self._new_loop()
@@ -191,7 +193,8 @@ class Runner:
             "max_batch_size": self.engine.max_batch_size, "max_length": self.engine.max_length,
             "waiting": max(0, len(self.streams) - running), "running": running,
             "held": scheduler.memory.taken, "capacity": scheduler.memory.capacity,
-            "done": self.done, "iterations": self.iterations, "preemptions": self.preemptions,
+            "done": self.done, "iterations": self.iterations, "kinds": self.kinds.copy(),
+            "preemptions": self.preemptions,
             "failures": self.failures, "error": self.error,
             "alive": self.thread.is_alive(), "draining": self.stopping, "t": loop.executor.now(),
         }  # fmt: skip
@@ -272,6 +275,7 @@ class Runner:
         loop = self.loop
         iteration = loop.step()
         self.iterations += 1
+        self.kinds[iteration.kind] += 1
         end = iteration.start + iteration.seconds
         if self.listeners:
             self._tell("iteration", **self._shown(iteration))
@@ -347,12 +351,16 @@ class Runner:
         except Exception as error:
             future.set_exception(error)
             raise
+        self.before = self.policy, self.chunk_size
         self.policy, self.chunk_size = policy, chunk_size
-        self._tell(
-            "switched", t=self.loop.executor.now(), policy=policy, chunk_size=chunk_size,
-            budget=budget_of(scheduler), preempted=preempted,
-        )  # fmt: skip
+        self._tell_switched(preempted)
         future.set_result(preempted)
+
+    def _tell_switched(self, preempted: list[int]) -> None:
+        self._tell(
+            "switched", t=self.loop.executor.now(), policy=self.policy, chunk_size=self.chunk_size,
+            budget=budget_of(self.loop.scheduler), preempted=preempted,
+        )  # fmt: skip
 
     def _change_to(self, scheduler: Scheduler) -> list[int]:
         """Put another scheduler in the place of the loop's. Returns ids of those preempted."""
@@ -405,12 +413,25 @@ class Runner:
                 self._unwatch(listener)
 
     def _fail(self, error: BaseException) -> None:
-        """End all streams with "error", and go on with a new loop on an empty cache."""
+        """End all streams with "error", and go on with a new loop on an empty cache.
+
+        A policy of the user's own gives way to the one before it, and that one to the first.
+        """
         log.error("the engine failed, and begins anew", exc_info=error)
         self.failures, self.error = self.failures + 1, one_line(error) or type(error).__name__
+        now = self.policy, self.chunk_size
+        gives_way = not is_ours(type(self.loop.scheduler)) and now != self.before
+        if gives_way:
+            self.policy, self.chunk_size = self.before
+            self.before = self.engine.policy, self.engine.chunk_size
+            told = f"{now[0]} gives way to {self.policy}, C = {self.chunk_size}"
+            log.error(told)
+            self.error += f"; {told}"
         self._tell("failed", t=self.loop.executor.now(), error=self.error)
         self._end_all("error")
         self._new_loop()
+        if gives_way:
+            self._tell_switched([])
 
     def _end_all(self, reason: str) -> None:
         moment = self.loop.executor.now()

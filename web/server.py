@@ -33,7 +33,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from checks import UserError, shown
 from cli import one_line
-from web.api import Api, dumps, shutting_down
+from web.api import Api, dumps, turned_away
+from web.runner import Full, Stopping
 from web.schemas import Refused
 
 HEADERS_IN, BODY_IN = 10.0, 20.0  # s: for the head of a request; for its body
@@ -42,6 +43,7 @@ TOLD, AT_ONCE = 64, 64  # connections too many that are told so; connections tak
 OTHERS = TOLD + 4 * AT_ONCE + 64  # open files besides connections; a few turns are on their way
 LAST_WORDS = 5.0  # s: for clients to take what is written, when the server ends
 MOST_HEADERS = 32_768  # bytes
+MOST_CHUNKS, SMALL_CHUNK = 1000, 256  # chunks of a body: so many, and one more for so many bytes
 LONGEST_ID = 128  # letters of a client's own x-request-id
 ID = re.compile(rf"[\x21-\x7e]{{1,{LONGEST_ID}}}")
 GUARDED = ("/v1/", "/live/", "/explore/run")  # what asks for the key
@@ -117,7 +119,8 @@ class Gate:
             if not endless and scope["log"]["status"] != GONE:  # it has begun to answer
                 raise
             if not endless:
-                await refusal(shutting_down())(scope, receive, self.sender(scope, send))
+                end = refusal(turned_away(Stopping()))
+                await end(scope, receive, self.sender(scope, send))
         finally:
             self.open -= not endless
             self.pages.discard(task)
@@ -137,7 +140,8 @@ class Gate:
                 if kind != b"application/json":
                     what = shown(kind.decode("latin-1"))
                     raise Refused(415, f"the content type is {what}; it must be application/json")
-            await self.app(scope, replay(body, receive), send)
+            receive = replay(body, receive)
+            await self.app(scope, receive, with_range_told(scope, headers, receive, send))
         except Refused as refused:
             await refusal(refused)(scope, receive, send)
         except Exception:
@@ -242,6 +246,30 @@ def replay(body: bytes, receive: Receive) -> Receive:
     return receiving
 
 
+def with_range_told(
+    scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send
+) -> Send:
+    """A `send` for files. FileResponse refuses a Range in plain text, and here it gets our form."""
+    if b"range" not in headers:
+        return send
+    refused = False
+
+    async def sending(message: Message) -> None:
+        nonlocal refused
+        plain = (b"content-type", b"text/plain; charset=utf-8")
+        if message.get("status") in (400, 416) and plain in message["headers"]:
+            refused, given = True, shown(headers[b"range"].decode("latin-1"))
+            size = dict(message["headers"]).get(b"content-range", b"bytes */*").decode()
+            await refusal(Refused(
+                message["status"], f"the Range {given} is no part of the file: send bytes=0-99, for"
+                " its first 100 bytes, or no Range", headers={"Content-Range": size},
+            ))(scope, receive, send)  # fmt: skip
+        elif not refused:
+            await send(message)
+
+    return sending
+
+
 # ------------------------------------------------------------------------------ the application
 
 
@@ -276,6 +304,9 @@ def application(api: Api, limits: Limits, routers: Sequence) -> Gate:
     async def mistaken(request: Request, error: UserError) -> JSONResponse:
         return refusal(Refused(400, str(error)))
 
+    async def too_late(request: Request, error: Full | Stopping) -> JSONResponse:
+        return refusal(turned_away(error))
+
     async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
@@ -295,8 +326,8 @@ def application(api: Api, limits: Limits, routers: Sequence) -> Gate:
 
     for kind, handler in (
         (Exception, faulty), (Refused, refused), (UserError, mistaken),
-        (RequestValidationError, malformed),
-        (HTTPException, unknown),
+        (Full, too_late), (Stopping, too_late),
+        (RequestValidationError, malformed), (HTTPException, unknown),
     ):  # fmt: skip
         app.add_exception_handler(kind, handler)
     return Gate(app, limits, lambda path, status: api.metrics.http.labels(path, status).inc())
@@ -316,6 +347,33 @@ def for_pages_of(origins: Sequence[str], gate: Gate) -> ASGIApp:
 # ------------------------------------------------------------------------------------ the server
 
 
+class TooManyChunks(h11.RemoteProtocolError):
+    """Of a body. Each chunk costs time in which nobody else is served."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"the body comes in more than {MOST_CHUNKS} chunks of fewer than {SMALL_CHUNK} bytes:"
+            " send larger ones"
+        )
+
+
+class Connection(h11.Connection):
+    """h11's, which counts the chunks of a body as they are read."""
+
+    chunks = length = 0
+
+    def next_event(self) -> h11.Event | type:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self.chunks = self.length = 0
+        elif isinstance(event, h11.Data):
+            self.chunks += event.chunk_start
+            self.length += len(event.data)
+            if self.chunks > MOST_CHUNKS + self.length // SMALL_CHUNK:
+                raise TooManyChunks
+        return event
+
+
 def protocol(limits: Limits) -> type[H11Protocol]:
     """uvicorn's protocol with these limits. Its errors are OpenAI's."""
 
@@ -325,6 +383,7 @@ def protocol(limits: Limits) -> type[H11Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
+            self.conn = Connection(h11.SERVER, MOST_HEADERS)
             if len(self.connections) > limits.connections + TOLD:
                 transport.abort()
                 return
@@ -353,7 +412,9 @@ def protocol(limits: Limits) -> type[H11Protocol]:
             """For what is no HTTP. uvicorn calls it while it handles h11's error."""
             error = sys.exc_info()[1]
             status = getattr(error, "error_status_hint", 400)
-            self.refuse(status, f"this is no HTTP request: {one_line(error) if error else message}")
+            told = one_line(error) if error else message
+            what = "" if isinstance(error, TooManyChunks) else "this is no HTTP request: "
+            self.refuse(status, what + told)
 
         def refuse(self, status: int, sentence: str) -> None:
             if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -403,7 +464,6 @@ class Server(uvicorn.Server):
             for_pages_of(limits.origins, self.gate), http=protocol(limits), ws="none",
             lifespan="on", log_config=None, access_log=False, server_header=False,
             proxy_headers=False, timeout_graceful_shutdown=1, backlog=AT_ONCE,
-            h11_max_incomplete_event_size=MOST_HEADERS,
         )  # fmt: skip
         super().__init__(config)
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # the gate writes the log

@@ -13,7 +13,9 @@ LONGEST_PIECE = 4  # tokens of a character, which has four bytes at most
 class Pieces:
     """The text of tokens, as they come. Joined, the pieces are what `decode` gives for all of them.
 
-    A character may take several tokens: its bytes are held until the last one is there.
+    A character may take several tokens: its bytes are held until the last one is there. One case
+    differs: `decode` of LLaMA's byte tokens gives marks for a whole run of them that ends in half a
+    character. Here the whole characters before that half are out already.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]):
