@@ -8,6 +8,7 @@ Skipped where Playwright, Chromium or Pyodide is missing.
 
 import json
 import math
+import re
 import shutil
 import socket
 import statistics
@@ -37,6 +38,7 @@ pytestmark = [
 
 PATIENCE = 180_000  # ms until a test gives up
 SIZES = [(1280, 800), (390, 844)]
+SMALLEST = 14  # px of a letter
 BIG = "left=vllm_v0&right=sarathi_serve&C=512&B=32&P=512&D=64&spread=50&n=100&long=3000&tp=8"
 LINKS = [
     "",
@@ -198,6 +200,9 @@ def test_the_first_screen_shows_who_waits(sites: str, opened: Opened) -> None:
     for side in (0, 1):  # all of both pictures
         box = page.locator(f"#side-{side} canvas").bounding_box()
         assert box["y"] + box["height"] < SIZES[0][1] and box["height"] > 200
+    for control in ("#copy", "#c-software"):  # the first control and the last one
+        box = page.locator(control).bounding_box()
+        assert box["y"] + box["height"] < SIZES[0][1], control
     drawn(page)
     page.wait_for_selector("body[data-gain]:not([data-gain=''])")
     assert page.locator("#gain-rows tr").count() == int(number(page, "gain")) > 15
@@ -263,6 +268,24 @@ def test_a_keyboard_goes_through_the_iterations(server: str, opened: Opened) -> 
         ".filter((each) => !each.labels?.length && !each.ariaLabel).length"
     )
     assert names == 0, "each control has a label"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_words_can_be_read_on_a_projector(
+    server: str, opened: Opened, size: tuple[int, int]
+) -> None:
+    page = opened(server, size)
+    page.wait_for_selector("body[data-gain]:not([data-gain=''])")
+    for summary in page.locator("summary").all():
+        summary.click()
+    sizes = page.evaluate(
+        "() => [...document.querySelectorAll('body *')]"
+        ".filter((each) => each.innerText || each.value)"
+        ".map((each) => parseFloat(getComputedStyle(each).fontSize))"
+    )
+    assert len(sizes) > 100 and min(sizes) >= SMALLEST
+    script = (bundle.STATIC / "explore_draw.js").read_text(encoding="utf-8")
+    assert {int(each) for each in re.findall(r"(\d+)px", script)} == {SMALLEST}, "in the pictures"
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -2,7 +2,7 @@
 
 import { drawQueue, hatched, label, LOOKS } from "./looks.js";
 
-const INK = "#222222", SOFT = "#555555", GRID = "#E3E3E3", FONT = "system-ui, sans-serif";
+const INK = "#222222", SOFT = "#555555", GRID = "#E3E3E3", FONT = "14px system-ui, sans-serif";
 
 // A canvas in CSS pixels, sharp on every screen: its context, width and height.
 function prepare(canvas) {
@@ -27,7 +27,7 @@ function ticks(end, most) {
 
 // Where things are: a place on the time axis, and lanes below the row of the queue.
 export function frame(width, height, slots, end) {
-  const left = 58, right = width - 8, top = 34, bottom = height - 34;
+  const left = 58, right = width - 8, top = 34, bottom = height - 38;
   const lane = (bottom - top) / slots;
   return {
     left, right, top, bottom, lane,
@@ -40,7 +40,7 @@ export function frame(width, height, slots, end) {
 export function drawSchedule(canvas, side, view, step = null) {
   const { context: pen, width, height } = prepare(canvas);
   const place = frame(width, height, side.slots, view.end);
-  pen.font = `12px ${FONT}`;
+  pen.font = FONT;
   pen.textBaseline = "middle";
   drawTime(pen, place, view.end, height);
   drawLanes(pen, place, side.slots);
@@ -78,8 +78,9 @@ export function drawSchedule(canvas, side, view, step = null) {
   if (longest && place.lane >= 17) {
     const [slot, start, end] = longest;
     const [y] = place.bar(slot, LOOKS.prefill), left = place.x(start);
-    const text = `stall ${(end - start).toFixed(2)} s`;
-    label(pen, text, left, place.x(end) - left, y + 0.35 * place.lane, "#A34600");
+    const seconds = `${(end - start).toFixed(2)} s`, wide = place.x(end) - left;
+    const text = pen.measureText(`stall ${seconds}`).width + 6 > wide ? seconds : `stall ${seconds}`;
+    label(pen, text, left, wide, y + 0.35 * place.lane, "#A34600");
   }
   if (step !== null) {
     const [start, seconds] = side.iterations[step];
@@ -101,15 +102,15 @@ function drawTime(pen, place, end, height) {
     pen.moveTo(x, place.top);
     pen.lineTo(x, place.bottom + 4);
     pen.stroke();
-    pen.fillText(text, x, place.bottom + 12);
+    pen.fillText(text, x, place.bottom + 13);
   }
-  pen.fillText("time (s)", (place.left + place.right) / 2, height - 7);
+  pen.fillText("time (s)", (place.left + place.right) / 2, height - 9);
 }
 
 function drawLanes(pen, place, slots) {
   pen.fillStyle = SOFT;
   pen.textAlign = "right";
-  const every = [1, 2, 5, 10, 20, 50].find((each) => each * place.lane >= 14);
+  const every = [1, 2, 5, 10, 20, 50].find((each) => each * place.lane >= 15);
   for (let slot = 0; slot < slots; slot += every) {
     pen.fillText(`slot ${slot}`, place.left - 5, place.top + (slot + 0.45) * place.lane);
   }
@@ -152,7 +153,7 @@ export function drawGain(canvas, points, all, now, balance) {
   const most = Math.max(1.3, ...gains.map((gain) => gain + 0.05));
   const x = (ratio) => left + (Math.log(ratio / low) / Math.log(high / low)) * (right - left);
   const y = (gain) => bottom - ((gain - least) / (most - least)) * (bottom - top);
-  pen.font = `12px ${FONT}`;
+  pen.font = FONT;
   pen.textBaseline = "middle";
   pen.lineWidth = 1;
   for (let power = -2; power < 6; power++) {
@@ -162,10 +163,10 @@ export function drawGain(canvas, points, all, now, balance) {
       line(pen, GRID, [], x(ratio), top, x(ratio), bottom);
       pen.fillStyle = SOFT;
       pen.textAlign = "center";
-      pen.fillText(String(Number(ratio.toPrecision(1))), x(ratio), bottom + 11);
+      pen.fillText(String(Number(ratio.toPrecision(1))), x(ratio), bottom + 13);
     }
   }
-  pen.fillText("P:D (prompt tokens per decode), P + D as it is", (left + right) / 2, height - 12);
+  pen.fillText("P:D, prompt tokens per decode", (left + right) / 2, height - 12);
   const step = most - least > 1.5 ? 0.5 : most - least > 0.7 ? 0.2 : 0.1;
   for (let i = Math.ceil(least / step); i * step <= most; i++) {
     line(pen, GRID, [], left, y(i * step), right, y(i * step));
