@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -29,22 +30,21 @@ CACHE_TOKENS = 75  # of a micro-batch: the longest request just fits, and others
 OPTIONS = {"chunk_size": 16, "max_length": 80, "dtype": "float64", "device": "cpu"}
 
 
-def main(out: Path, cache_tokens: int | None) -> None:
+def main(out: Path) -> None:
+    """Every policy twice, in one start: with little memory, and with all that the slots have."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     if dist.get_rank() == 1:  # another node, whose clock began at another time
         clock = time.perf_counter
         time.perf_counter = lambda: clock() + 1000.0
     found = {}
-    llm = PipelineLLM(
-        "demo", max_batch_size=2, micro_batches=3, cache_tokens=cache_tokens, **OPTIONS
-    )
-    for policy in (*POLICIES, *PIPELINE_POLICIES):
-        llm.policy = policy
+    llm = PipelineLLM("demo", max_batch_size=2, micro_batches=3, **OPTIONS)
+    for limit, policy in product((CACHE_TOKENS, None), (*POLICIES, *PIPELINE_POLICIES)):
+        llm.policy, llm.cache_tokens = policy, limit
         outputs = llm.generate(PROMPTS, PARAMS)
         if llm.stage == 0:
             trace = llm.pipeline
-            found[policy] = {
+            found[f"{policy} {limit}"] = {
                 "tokens": [output.token_ids for output in outputs],
                 "preempted": len(trace.requests.preempted),
                 "kinds": [step.kind for step in trace.steps],
@@ -66,4 +66,4 @@ def main(out: Path, cache_tokens: int | None) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]) or None)
+    main(Path(sys.argv[1]))

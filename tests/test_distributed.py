@@ -72,31 +72,28 @@ def start() -> Iterator[Start]:
                 process.communicate()
 
 
-@pytest.mark.parametrize("cache_tokens", [CACHE_TOKENS, pytest.param(0, marks=pytest.mark.slow)])
-def test_same_tokens_as_one_process_under_every_policy(
-    cache_tokens: int, tmp_path: Path, start: Start
-) -> None:
+def test_same_tokens_as_one_process_under_every_policy(tmp_path: Path, start: Start) -> None:
     """Under torchrun: stages of two, one and one layers, three micro-batches; sampled tokens,
-    preemptions and clocks that differ included. 0: all the tokens that the slots have room for.
+    preemptions and clocks that differ included. With and without a limit of the memory.
     """
-    found = run_workers(start, tmp_path / "found.json", cache_tokens)
+    found = run_workers(start, tmp_path / "found.json")
     llm = LLM("demo", max_batch_size=1, **OPTIONS)
     alone = [output.token_ids for output in llm.generate(PROMPTS, PARAMS)]
-    assert found.keys() == {*POLICIES, *PIPELINE_POLICIES}
-    for name, run in found.items():
-        assert run["tokens"] == alone, name
-        assert run["account"][0] == pytest.approx(run["account"][1]), name
-        assert run["overlap"], name
-        # s; stage 1's clock is 1000 s ahead
-        assert -0.01 < min(run["hops"]) < max(run["hops"]) < 100, name
-    assert any(run["preempted"] for run in found.values()) == (cache_tokens > 0)
-    check_phases(found)
+    for limit in (CACHE_TOKENS, None):
+        runs = {name: found[f"{name} {limit}"] for name in (*POLICIES, *PIPELINE_POLICIES)}
+        for name, run in runs.items():
+            assert run["tokens"] == alone, name
+            assert run["account"][0] == pytest.approx(run["account"][1]), name
+            assert run["overlap"], name
+            # s; stage 1's clock is 1000 s ahead
+            assert -0.01 < min(run["hops"]) < max(run["hops"]) < 100, name
+        assert any(run["preempted"] for run in runs.values()) == (limit is not None)
+        check_phases(runs)
 
 
-def run_workers(start: Start, out: Path, cache_tokens: int) -> dict:
-    """What pipeline_worker.py finds, by policy."""
-    worker = ("tests/pipeline_worker.py", str(out), str(cache_tokens))
-    process = start(*TORCHRUN[:-1], "3", *worker)
+def run_workers(start: Start, out: Path) -> dict:
+    """What pipeline_worker.py finds, by policy and limit."""
+    process = start(*TORCHRUN[:-1], "3", "tests/pipeline_worker.py", str(out))
     printed = process.communicate(timeout=120)
     assert process.returncode == 0, printed
     return json.loads(out.read_text(encoding="utf-8"))
