@@ -1,4 +1,4 @@
-"""What a replica can serve under an SLO: the search behind plan.py. No torch.
+"""What a replica can serve under an SLO: one search, of which plan.py makes many. No torch.
 
 traffic     a population of requests. A run draws from it: blocks of neighbours, with their gaps, so
             that bursts stay bursts. A trace that is too short for a run is repeated.
