@@ -1,9 +1,6 @@
 """experiments/bench_beams.py, its engines in processes of their own, and its file."""
 
 import statistics
-from collections.abc import Iterator
-from contextlib import redirect_stdout
-from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -15,60 +12,7 @@ from configs import MODELS
 from experiments import bench_beams
 from experiments.lib.beam_cases import Case, points_of, rows_of, with_earlier
 from experiments.lib.beam_engines import Engines, Seen, largest_fit, started
-from experiments.lib.common import read_csv, write_csv
-
-QUICK = ("--quick", "--dtype", "float32", "--engines", "segment", "transformers")
-
-
-@pytest.fixture
-def printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """By two runs on the same engines. The second has another prompt."""
-    with started(MODELS["demo"], "float32", ["segment", "transformers"]) as engines:
-
-        class Running:
-            def __init__(self, *arguments: object):
-                self.arguments = arguments
-
-            def __enter__(self) -> Engines:
-                return engines
-
-            def __exit__(self, *error: object) -> None:
-                pass
-
-        monkeypatch.setattr(bench_beams, "started", Running)
-        flags = "--prompts", "30", "--max-batch-size", "2", "--stop-after", "transformers=3"
-        with redirect_stdout(StringIO()) as terminal:
-            call(bench_beams, *QUICK, "--out", str(tmp_path))
-            call(bench_beams, *QUICK, *flags, "--out", str(tmp_path))
-        yield terminal.getvalue()
-
-
-@pytest.mark.slow
-def test_a_second_run_keeps_the_rows_of_the_first(printed: str, tmp_path: Path) -> None:
-    lines = [line for line in printed.splitlines() if not line.startswith("wrote")]  # its path
-    assert all(len(line) <= 100 for line in lines)
-    assert printed.count("equal to segment's: transformers 1 of 1") == 1
-    assert printed.count("equal to segment's: transformers 2 of 2") == 1
-    assert "* transformers stopped after 3 of 6 tokens (P = 30, BS = 2)" in printed
-    points = read_csv(tmp_path / "bench_beams.csv")
-    rows = {(r.case.prompt, r.case.batch_size, r.engine, r.case.beam_width): r
-            for r in rows_of(points)}  # fmt: skip
-    cases = [(24, 1), (24, 2), (30, 2)]
-    wide = {(*case, engine, 4) for case in cases for engine in ("segment", "transformers")}
-    assert set(rows) == wide | {(24, 1, "segment", 1)}
-    for case in cases:
-        ours, theirs = (rows[*case, engine, 4] for engine in ("segment", "transformers"))
-        for what in ("first token", "next token"):  # one pair: its ratio is that of the medians
-            ratio = theirs.values[what] / ours.values[what]
-            assert theirs.values[f"{what} over segment's"] == pytest.approx(ratio, rel=1e-4)
-        seconds = ours.values["first token"] + 5 * ours.values["next token"] / 1e3
-        assert ours.values["tokens/s"] == pytest.approx(case[1] * 6 / seconds, rel=1e-4)
-    assert (tmp_path / "bench_beams.png").read_bytes().startswith(b"\x89PNG")
-    figure = bench_beams.draw(rows_of(points))
-    heights = {patch.get_height() for axes in figure.axes for patch in axes.patches}
-    shown = {row.values[what] for row in rows.values() if row.case.beam_width == 4
-             for what in ("first token", "next token")}  # fmt: skip
-    assert heights == shown
+from experiments.lib.common import write_csv
 
 
 def made(next_token: float, steps: int = 9) -> list:

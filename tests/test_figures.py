@@ -369,8 +369,8 @@ def test_all_runs_what_is_slow_only_if_asked(
 @pytest.mark.parametrize(
     "name",
     ["table2", "fig6", *[pytest.param(name, marks=pytest.mark.slow)
-                         for name in ("serve_stalls", "serve_latency", "fig8", "fig11", "fig13")]],
-)  # one of each way to measure  # fmt: skip
+                         for name in ("fig8", "fig13")]],
+)  # one of each way to measure; test_policy_file.py has those that take more policies  # fmt: skip
 def test_measured_rows_are_added_and_survive(name: str, tiny: str, tmp_path: Path) -> None:
     where = ["--quick", "--out", str(tmp_path)]
     call(name, "--measure", "--device", "cpu", "--dtype", "float32", "--model", tiny, *where)

@@ -12,10 +12,11 @@ from conftest import call
 import generate
 from batch import Request
 from checks import UserError
+from configs import GPUS
 from costmodel import make_batch
 from engine import LLM, SamplingParams
 from experiments import fig9, fig11, policies, serve_ablation, serve_latency, serve_stalls
-from experiments.lib.common import read_csv
+from experiments.lib.common import Point, read_csv
 from pipeline import simulate_pipeline
 from policyfile import load_policies
 from scheduler import POLICIES, make_scheduler
@@ -246,16 +247,22 @@ def test_both_are_compared_without_an_edit(tmp_path: Path) -> None:
     assert (tmp_path / "policies-target_tbt-80.png").exists()
 
 
+@pytest.fixture
+def few_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two points of each curve that fig9.py predicts: its other tests have them all."""
+    monkeypatch.setattr(fig9, "ratios", lambda *_: [7.0, 14.0])
+
+
 @pytest.mark.parametrize(
     ("script", "series"),
     [
-        pytest.param(fig9, "priority C=256 L=1024 B=18", marks=pytest.mark.slow),
+        (fig9, "priority C=256 L=1024 B=18"),
         (fig11, "priority C=256 (a)"),
         (serve_ablation, "P99 TBT, priority, chat"),
     ],
 )
 def test_the_papers_figures_take_more_policies(
-    script: ModuleType, series: str, tmp_path: Path
+    script: ModuleType, series: str, tmp_path: Path, few_ratios: None
 ) -> None:
     """At the chunk sizes of the figure's own policies, whose points stay as they are."""
     name, out = script.__name__.rpartition(".")[2], ("--quick", "--out", tmp_path)
@@ -306,14 +313,23 @@ def test_no_two_policies_look_alike() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", [fig9, fig11, serve_latency, serve_stalls])
-def test_they_are_measured_too(script: ModuleType, tmp_path: Path) -> None:
+def test_they_are_measured_too(script: ModuleType, tmp_path: Path, few_ratios: None) -> None:
+    """Beside the figure's own policies; and a later run keeps all that was measured."""
     name, out = script.__name__.rpartition(".")[2], ("--quick", "--out", tmp_path)
-    where = ("--measure", "--model", "demo", "--device", "cpu")
-    done = call(script, "--policy-file", PRIORITY, *where, *out)
-    assert done.returncode == 0, done.stderr
-    points = read_csv(tmp_path / f"{name}-priority.csv")
-    found = {point.series for point in points if point.source == "measured"}
-    assert any("priority" in series for series in found), found
+
+    def measured(*flags: object) -> list[Point]:
+        done = call(script, "--policy-file", PRIORITY, *flags, *out)
+        assert done.returncode == 0, done.stderr
+        points = read_csv(tmp_path / f"{name}-priority.csv")
+        return [point for point in points if point.source == "measured"]
+
+    found = measured("--measure", "--model", "demo", "--device", "cpu")
+    series = {point.series for point in found}
+    ours = {each for each in series if "priority" in each}
+    assert ours and series - ours
+    assert {point.model for point in found} == {"demo"}
+    assert {point.hardware for point in found}.isdisjoint(GPUS)
+    assert measured() == found
 
 
 @pytest.mark.parametrize("script", [fig9, fig11, serve_ablation, serve_latency])

@@ -1,6 +1,9 @@
-"""Segment KV's Fig 4, 7, 8 and 9: what the scripts write, and one property of each."""
+"""Segment KV's Fig 4, 7, 8 and 9: what the scripts write, and one property of each; and the real
+runs of bench_beams.py, on the same engines.
+"""
 
 import importlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from io import StringIO
@@ -11,10 +14,12 @@ import pytest
 from test_pipeline_figures import call
 
 from beam.cost import cache_bytes
-from configs import MODELS
+from configs import MODELS, ModelConfig
 from constants import constants
+from experiments import bench_beams
 from experiments.lib import segment
-from experiments.lib.beam_engines import started
+from experiments.lib.beam_cases import rows_of
+from experiments.lib.beam_engines import ENGINES, Engines, started
 from experiments.lib.common import Point, curves, guesses, paper_numbers, read_csv
 
 NAMES = ("segment_memory", "segment_prompts", "segment_widths", "segment_throughput")
@@ -156,18 +161,26 @@ SHOWN = {  # a series that the picture must have
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """As `said`, with --measure: the demo model. The engines start once for all scripts."""
-    path, texts = tmp_path_factory.mktemp("measured"), {}
-    flags = "--measure", "--model", "demo", "--device", "cpu", "--dtype", "float32"
-    with started(MODELS["demo"], "float32") as engines, pytest.MonkeyPatch.context() as patch:
+def running() -> Iterator[Callable]:
+    """In the place of `started`: all three engines start once, for all tests of this file."""
+    with started(MODELS["demo"], "float32") as engines:
 
         @contextmanager
-        def running(*arguments: object):
-            config, dtype = arguments
+        def chosen(config: ModelConfig, dtype: str, names: Sequence[str] = ENGINES):
             assert (config.name, dtype) == ("demo", "float32")
-            yield engines
+            yield Engines(config, dtype, {name: engines.peers[name] for name in names})
 
+        yield chosen
+
+
+@pytest.fixture(scope="module")
+def measured(
+    tmp_path_factory: pytest.TempPathFactory, running: Callable
+) -> tuple[Path, dict[str, str]]:
+    """As `said`, with --measure: the demo model."""
+    path, texts = tmp_path_factory.mktemp("measured"), {}
+    flags = "--measure", "--model", "demo", "--device", "cpu", "--dtype", "float32"
+    with pytest.MonkeyPatch.context() as patch:
         for name, module in SCRIPTS.items():
             if name != "segment_memory":
                 patch.setattr(module, "started", running)
@@ -265,3 +278,41 @@ def test_the_measured_largest_batch_fits_the_budget(measured: tuple) -> None:
         assert peaks[size] > 0.9 * held / 1e6, "the caches are counted"
     ours, theirs = (found[f"{way}: throughput", 0] for way in ("segment", "transformers"))
     assert found["gain", 0] == pytest.approx(ours / theirs, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_second_bench_of_beams_keeps_the_rows_of_the_first(
+    running: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the same engines. The second run has another prompt."""
+    monkeypatch.setattr(bench_beams, "started", running)
+    quick = "--quick", "--dtype", "float32", "--engines", "segment", "transformers"
+    flags = "--prompts", "30", "--max-batch-size", "2", "--stop-after", "transformers=3"
+    with redirect_stdout(StringIO()) as terminal:
+        call(bench_beams, *quick, "--out", str(tmp_path))
+        call(bench_beams, *quick, *flags, "--out", str(tmp_path))
+    text = terminal.getvalue()
+    lines = [line for line in text.splitlines() if not line.startswith("wrote")]  # its path
+    assert all(len(line) <= 100 for line in lines)
+    assert text.count("equal to segment's: transformers 1 of 1") == 1
+    assert text.count("equal to segment's: transformers 2 of 2") == 1
+    assert "* transformers stopped after 3 of 6 tokens (P = 30, BS = 2)" in text
+    points = read_csv(tmp_path / "bench_beams.csv")
+    rows = {(r.case.prompt, r.case.batch_size, r.engine, r.case.beam_width): r
+            for r in rows_of(points)}  # fmt: skip
+    cases = [(24, 1), (24, 2), (30, 2)]
+    wide = {(*case, engine, 4) for case in cases for engine in ("segment", "transformers")}
+    assert set(rows) == wide | {(24, 1, "segment", 1)}
+    for case in cases:
+        ours, theirs = (rows[*case, engine, 4] for engine in ("segment", "transformers"))
+        for what in ("first token", "next token"):  # one pair: its ratio is that of the medians
+            ratio = theirs.values[what] / ours.values[what]
+            assert theirs.values[f"{what} over segment's"] == pytest.approx(ratio, rel=1e-4)
+        seconds = ours.values["first token"] + 5 * ours.values["next token"] / 1e3
+        assert ours.values["tokens/s"] == pytest.approx(case[1] * 6 / seconds, rel=1e-4)
+    assert (tmp_path / "bench_beams.png").read_bytes().startswith(b"\x89PNG")
+    figure = bench_beams.draw(rows_of(points))
+    heights = {patch.get_height() for axes in figure.axes for patch in axes.patches}
+    shown = {row.values[what] for row in rows.values() if row.case.beam_width == 4
+             for what in ("first token", "next token")}  # fmt: skip
+    assert heights == shown
