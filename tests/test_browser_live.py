@@ -68,6 +68,49 @@ GROW = """async (count) => {
   return sizes;
 }"""
 
+# The dark edges that a picture of `count` chunks side by side shows, in a view of `view` seconds.
+EDGES = """async ([count, view]) => {
+  const { Schedule } = await import("/static/schedule.js");
+  const { Pictures } = await import("/static/draw.js");
+  const schedule = new Schedule(), canvases = ["lanes", "rows", "tbt"].map((id) => {
+    const old = document.getElementById(id), canvas = old.cloneNode();
+    old.replaceWith(canvas); // the page goes on drawing on the old one
+    return canvas;
+  });
+  schedule.take({ type: "snapshot", t: 0, max_batch_size: 8, waiting: 0 }, 0);
+  for (let n = 0; n < count; n++) {
+    schedule.take({ type: "iteration", t: 1 + 0.08 * n, seconds: 0.08, waiting: 0, rows: 256,
+      chunks: [[0, 0, 256 * n, 256, false]], decodes: [] }, 0);
+  }
+  new Pictures(...canvases).draw(schedule, 0, view, view);
+  const [, rows] = canvases, y = Math.floor(0.8 * rows.height);
+  const { data } = rows.getContext("2d").getImageData(0, y, rows.width, 5);
+  const brown = (x, line) => { // #8A6100, or near it
+    const at = 4 * (line * rows.width + x), [red, green, blue, alpha] = data.slice(at, at + 4);
+    return alpha > 200 && red > 100 && red < 180 && green < 140 && blue < 60;
+  };
+  let edges = 0, dark = false;
+  for (let x = 0; x < rows.width; x++) {
+    const is = [0, 2, 4].every((line) => brown(x, line)); // hatches are brown, too, but lean
+    edges += is && !dark;
+    dark = is;
+  }
+  return edges;
+}"""
+STILL = """async () => {
+  const { Schedule } = await import("/static/schedule.js");
+  const schedule = new Schedule();
+  const counts = (each) => [each.iterations.length, each.places.length, each.queue.length];
+  schedule.take({ type: "snapshot", t: 0, waiting: 0 }, 0);
+  schedule.take({ type: "iteration", t: 1, seconds: 1, waiting: 0, chunks: [[0, 0, 0, 9, true]],
+    decodes: [] }, 1);
+  const still = schedule.still();
+  schedule.take({ type: "ended", id: 0, t: 2 }, 2);
+  schedule.take({ type: "numbers", t: 100 }, 100);
+  schedule.prune();
+  return [counts(still), counts(schedule)];
+}"""
+
 
 class Served:
     """A server of its own process. port: 0 takes a free one."""
@@ -370,6 +413,53 @@ def test_the_page_counts_the_stalls_of_the_book(
     expected = sorted(trace.stalls(bound))
     assert sorted(map(tuple, found)) == [pytest.approx(stall) for stall in expected]
     assert bool(found) == (policy in ("orca", "vllm_v0", "hybrid_only"))
+
+
+def test_on_a_phone_chunks_stay_apart(browser: "playwright.Browser", address: str) -> None:
+    """Sixteen chunks of 80 ms: between each two of them, their dark edge is seen."""
+    page = Reader(browser, address, SIZES[1]).page
+    edges = page.evaluate(EDGES, [16, float(page.inner_text("#seconds").removesuffix(" s"))])
+    page.close()
+    assert 15 <= edges <= 17
+
+
+def test_a_pause_keeps_the_history(browser: "playwright.Browser", address: str) -> None:
+    """What stands still neither loses what is old, nor gets what is new."""
+    page = Reader(browser, address).page
+    kept, later = page.evaluate(STILL)
+    page.close()
+    assert kept == [1, 1, 1]
+    assert later == [0, 0, 1]  # after a minute: the queue's last step alone
+
+
+def test_a_click_stops_the_pictures_and_zooms(browser: "playwright.Browser", address: str) -> None:
+    reader = Reader(browser, address, SIZES[1], has_touch=True)
+    reader.connected()
+    assert reader.page.inner_text("#seconds") == "5 s"
+    reader.page.tap("#tbt")
+    reader.page.wait_for_selector('#pause[data-on="true"]')
+    assert reader.page.inner_text("#seconds") == "2 s"
+    reader.close()
+
+
+def test_chats_follow_their_number(browser: "playwright.Browser", address: str) -> None:
+    reader = Reader(browser, address)
+    reader.connected()
+    reader.press("chats")
+    reader.shows("running", "5 of 6")
+    reader.type("chat-count", "2")
+    reader.page.keyboard.press("Enter")
+    reader.shows("running", "2 of 6")
+    reader.press("chats")
+    reader.shows("running", "0 of 6")
+    thrown = len(reader.asked)
+    reader.go_to("long-tokens")
+    reader.page.keyboard.press("Control+A")
+    reader.page.keyboard.press("Delete")
+    reader.press("long")  # the browser asks for a number
+    assert reader.page.evaluate("!document.getElementById('long-tokens').validity.valid")
+    assert len(reader.asked) == thrown
+    reader.close()
 
 
 def test_the_queue_is_told_late_and_drawn_where_it_was(

@@ -8,6 +8,8 @@ const NAMES = 18, QUEUE = 18, TOP = NAMES + QUEUE + 4; // px: names of policies,
 const HEAD = 15; // px: of a lane, for the names of its requests, if the lane is high enough
 const FONT = "13px system-ui, sans-serif", BOLD = `600 ${FONT}`;
 const LEAST_LANES = 8, APART = 5; // px: from this width on, bars side by side stay apart
+const LEAST_CHUNK = 3; // px: a narrower chunk would not be seen ...
+const CROWDED = 20; // px for a second: ... but with less, chunks would hide the decodes
 const MEANINGS = { // in the order of the legend
   prefill: "prefill chunk, tokens",
   decode: "decode",
@@ -23,7 +25,7 @@ export class Pictures {
     this.canvases = { lanes, rows, tbt };
   }
 
-  // schedule; from, to: the engine's seconds at the left and right edge; now: is `to` now?
+  // schedule; from, to: the engine's seconds at both edges; now: the end of the history.
   draw(schedule, from, to, now) {
     // Move by whole pixels, so that bars keep their widths.
     const { width } = this.canvases.lanes.getBoundingClientRect();
@@ -34,11 +36,16 @@ export class Pictures {
     this.ink = style.getPropertyValue("--ink").trim();
     this.paper = style.getPropertyValue("--paper").trim();
     this.grid = style.getPropertyValue("--grid").trim();
-    Object.assign(this, { schedule, from, to });
+    Object.assign(this, { schedule, from, to, now });
     const seen = schedule.iterations.filter((each) => each.end >= from && each.t <= to);
-    this.drawLanes(seen, now);
+    this.drawLanes(seen);
     this.drawRows(seen);
-    this.drawTBT(seen, now);
+    this.drawTBT(seen);
+  }
+
+  // Where a place in the pictures lies: 0 at their left edge of time, 1 at their right edge.
+  share(px) {
+    return Math.min(Math.max((px - LEFT) / (this.width - LEFT - RIGHT), 0), 1);
   }
 
   // Clear a canvas, and draw its axis of time. low: px below it; seconds are written if they fit.
@@ -55,7 +62,7 @@ export class Pictures {
     pen.font = FONT;
     pen.textBaseline = "middle";
     Object.assign(this, { pen, width, bottom: height - low });
-    const step = round(80 / this.perSecond);
+    const step = round(80 / this.perSecond), digits = Math.max(0, -Math.floor(Math.log10(step)));
     pen.fillStyle = this.ink;
     pen.strokeStyle = this.grid;
     pen.lineWidth = 1;
@@ -65,7 +72,7 @@ export class Pictures {
       const x = this.x(t);
       this.line(x, 0, x, this.bottom);
       if (low === BOTTOM && x > LEFT + 16 && x < width - 24) {
-        pen.fillText(`${Number(t.toPrecision(6))} s`, x, height - BOTTOM / 2);
+        pen.fillText(`${t.toFixed(digits)} s`, x, height - BOTTOM / 2);
       }
     }
     return pen;
@@ -84,13 +91,14 @@ export class Pictures {
   }
 
   bar(kind, left, right, top, height) {
-    const look = LOOKS[kind], pen = this.pen, wide = Math.max(right - left, 1);
-    pen.fillStyle = kind === "prefill" ? hatched() : look.colour;
+    const look = LOOKS[kind], pen = this.pen, chunk = kind === "prefill";
+    const wide = Math.max(right - left, chunk && !(this.perSecond < CROWDED) ? LEAST_CHUNK : 1);
+    pen.fillStyle = chunk && wide >= APART ? hatched() : look.colour;
     pen.fillRect(left, top, wide, height);
-    if (wide < APART || kind === "stall" || kind === "waiting") return;
+    if (wide < (chunk ? LEAST_CHUNK : APART) || kind === "stall" || kind === "waiting") return;
     pen.fillStyle = look.edge ?? this.paper;
-    pen.fillRect(right - 1, top, 1, height);
-    if (!look.edge) return;
+    pen.fillRect(left + wide - 1, top, 1, height);
+    if (!look.edge || wide < APART) return;
     pen.strokeStyle = look.edge;
     pen.lineWidth = 1;
     pen.strokeRect(left + 0.5, top + 0.5, wide - 1, height - 1);
@@ -101,8 +109,8 @@ export class Pictures {
     label(this.pen, text, left, right - left, middle);
   }
 
-  drawLanes(seen, now) {
-    const { schedule } = this, pen = this.begin("lanes");
+  drawLanes(seen) {
+    const { schedule, now } = this, { current } = schedule, pen = this.begin("lanes");
     const places = schedule.places.filter((place) => (place.to ?? this.to) >= this.from
       && place.from <= this.to);
     const most = schedule.state.max_batch_size ?? LEAST_LANES;
@@ -123,32 +131,31 @@ export class Pictures {
     for (let lane = 0; lane < lanes; lane += Math.ceil(16 / high)) {
       pen.fillText(`slot ${lane}`, LEFT - 6, middle(lane));
     }
-    const known = now && !schedule.current ? schedule.newest : this.to; // after it, decodes may run
+    const known = current ? now : schedule.newest; // after it, decodes may run
     for (const place of places) put("waiting", place.lane, place.from, place.to ?? known);
     this.drawDecodes(seen, put);
-    for (const each of [...seen, ...(now && schedule.current ? [schedule.current] : [])]) {
+    for (const each of [...seen, ...(current && current.t <= this.to ? [current] : [])]) {
       for (const [, lane, , length] of each.chunks) {
-        const end = each.end ?? this.to;
+        const end = each.end ?? now;
         put("prefill", lane, each.t, end);
         if (high > 17) {
           this.label(whole(length), this.x(each.t), this.x(end), middle(lane));
         }
       }
     }
-    if (now && schedule.current) {
-      for (const [, lane] of schedule.current.decodes) put("decode", lane, schedule.current.t, this.to);
+    if (current && current.t <= this.to) {
+      for (const [, lane] of current.decodes) put("decode", lane, current.t, now);
     }
-    for (const stall of [...schedule.stalls, ...(now ? schedule.waits(this.to) : [])]) {
+    for (const stall of [...schedule.stalls, ...schedule.waits(now)]) {
       if (stall.to < this.from || stall.from > this.to) continue;
       put("stall", stall.lane, stall.from, stall.to);
       if (high > 17) this.drawStall(stall, top(stall.lane, 0.9), middle(stall.lane));
     }
     if (head) for (const place of places) this.drawName(place, TOP + place.lane * high + head / 2 + 2);
-    for (const mark of schedule.marks) {
-      if (mark.t < this.from || mark.t > this.to) continue;
-      if (mark.lane === null) this.drawSwitch(mark);
-      else this.drawCross(this.x(mark.t), middle(mark.lane));
-    }
+    const marks = schedule.marks.filter((mark) => mark.t >= this.from && mark.t <= this.to);
+    const switches = marks.filter((mark) => mark.lane === null);
+    switches.forEach((mark, i) => this.drawSwitch(mark, switches[i + 1]));
+    for (const { t, lane } of marks) if (lane !== null) this.drawCross(this.x(t), middle(lane));
   }
 
   // Decodes, lane by lane. Those that are too narrow to be told apart are drawn together.
@@ -209,8 +216,8 @@ export class Pictures {
     else if (fits(short)) pen.fillText(short, left + 1, y);
   }
 
-  // A dashed line, where the policy changed.
-  drawSwitch({ t, text }) {
+  // A dashed line, where the policy changed. Its name, if that fits before the next such line.
+  drawSwitch({ t, text }, next) {
     const pen = this.pen, x = this.x(t), wide = pen.measureText(text).width + 8;
     const left = x + wide > this.width ? x - wide - 3 : x + 3;
     pen.strokeStyle = this.ink;
@@ -218,6 +225,7 @@ export class Pictures {
     pen.setLineDash([6, 4]);
     this.line(x, 0, x, this.bottom);
     pen.setLineDash([]);
+    if (next && this.x(next.t) - x < wide) return;
     pen.fillStyle = this.paper;
     pen.fillRect(left, 0, wide, NAMES);
     pen.fillStyle = this.ink;
@@ -296,9 +304,9 @@ export class Pictures {
     }
   }
 
-  drawTBT(seen, now) {
-    const pen = this.begin("tbt"), slo = this.schedule.slo;
-    const waits = now ? this.schedule.waits(this.to) : [];
+  drawTBT(seen) {
+    const pen = this.begin("tbt"), { now } = this, slo = this.schedule.slo;
+    const waits = now < this.to + 1 / this.perSecond ? this.schedule.waits(now) : [];
     let most = slo === null ? 0.001 : 1.4 * slo;
     for (const each of seen) for (const [, , last] of each.gaps) most = Math.max(most, 1.15 * (each.end - last));
     for (const wait of waits) most = Math.max(most, 1.15 * (this.to - wait.from));

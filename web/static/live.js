@@ -5,7 +5,7 @@ import { ENOUGH, FACTOR, KEPT, LEAST, Schedule, seconds, whole } from "./schedul
 
 const $ = (id) => document.getElementById(id);
 const FRAME = 1 / 30, CALM = 1; // s between two drawings; for those who want no motion
-const WINDOWS = [0.5, 1, 2, 5, 10, 20, KEPT]; // s: what the pictures may show
+const WINDOWS = [0.2, 0.5, 1, 2, 5, 10, 20, KEPT]; // s: what the pictures may show
 const SPOKEN = 3; // s between two sentences that are read aloud
 const SILENCE = 15; // s after which a connection counts as dead
 const MOST_TEXT = 20000; // letters of an answer that are kept
@@ -14,8 +14,9 @@ const KEY = "nano-sarathi-key";
 const schedule = new Schedule();
 const pictures = new Pictures($("lanes"), $("rows"), $("tbt"));
 const calm = window.matchMedia("(prefers-reduced-motion: reduce)");
-let shown = 10; // s
-let pausedAt = null; // the right edge of a view that stands still
+const narrow = window.matchMedia("(max-width: 600px)");
+let shown = narrow.matches ? 5 : 10; // s; on a phone, chunks of 10 s would be too narrow
+let paused = null; // a view that stands still: its schedule, when it was made, and its right edge
 let asking = null; // the request of the prompt box, while it runs
 
 const clock = () => performance.now() / 1000;
@@ -185,7 +186,7 @@ function showNumbers() {
   $("slo").placeholder = schedule.median === null ? ""
     : `${Number((schedule.slo * 1000).toPrecision(3))}`;
   const rows = [...schedule.tallies.values()].map(({ policy, c, gaps, stalls, longest }) => [policy,
-    c ?? "none", gaps, schedule.slo === null ? "no SLO yet" : stalls, seconds(longest)].map(String));
+    c ?? "none", whole(gaps), schedule.slo === null ? "no SLO" : whole(stalls), seconds(longest)]);
   const text = JSON.stringify(rows);
   if ($("stalls").dataset.text === text) return;
   $("stalls").dataset.text = text;
@@ -212,8 +213,8 @@ function frame() {
   const now = clock();
   if (now - drawn >= (calm.matches ? CALM : FRAME)) {
     drawn = now;
-    const t = schedule.time(now), to = pausedAt ?? t;
-    pictures.draw(schedule, to - shown, to, pausedAt === null);
+    const t = schedule.time(now), { still, end, to } = paused ?? { still: schedule, end: t, to: t };
+    pictures.draw(still, to - shown, to, end);
     say(now, t);
     showNumbers();
   }
@@ -223,25 +224,28 @@ function frame() {
 // ------------------------------------------------------------------------------ the view
 
 function pause(yes) {
-  pausedAt = yes ? schedule.time(clock()) : null;
+  const t = schedule.time(clock());
+  paused = yes ? { still: schedule.still(), end: t, to: t } : null;
   $("pause").dataset.on = yes;
   $("pause").textContent = yes ? "Go on" : "Pause";
 }
 
 function move(share) {
-  const now = schedule.time(clock());
-  if (pausedAt === null) pause(true);
-  pausedAt = Math.max(Math.min(pausedAt + share * shown, now), now - KEPT);
+  if (!paused && share > 0) return; // nothing is later than now
+  if (!paused) pause(true);
+  paused.to = Math.max(Math.min(paused.to + share * shown, paused.end), paused.end - KEPT);
 }
 
-function zoom(step) {
-  const place = WINDOWS.indexOf(shown) + step;
-  shown = WINDOWS[Math.max(0, Math.min(place, WINDOWS.length - 1))];
+// Show less time, or more. What stands still keeps the moment at `place` (0: left, 1: right).
+function zoom(step, place = 0.5) {
+  const next = WINDOWS.indexOf(shown) + step, before = shown;
+  shown = WINDOWS[Math.max(0, Math.min(next, WINDOWS.length - 1))];
   $("seconds").textContent = `${shown} s`;
+  if (paused) paused.to = Math.min(paused.to - (1 - place) * (before - shown), paused.end);
 }
 
 const KEYS = {
-  " ": () => pause(pausedAt === null), ArrowLeft: () => move(-0.25), ArrowRight: () => move(0.25),
+  " ": () => pause(!paused), ArrowLeft: () => move(-0.25), ArrowRight: () => move(0.25),
   "+": () => zoom(-1), "=": () => zoom(-1), "-": () => zoom(1),
 };
 
@@ -250,6 +254,12 @@ $("lanes").addEventListener("keydown", (event) => {
   event.preventDefault();
   KEYS[event.key]();
 });
+for (const id of ["lanes", "rows", "tbt"]) {
+  $(id).addEventListener("click", (event) => {
+    if (!paused) pause(true);
+    zoom(-1, pictures.share(event.offsetX));
+  });
+}
 $("pause").addEventListener("click", KEYS[" "]);
 $("back").addEventListener("click", KEYS.ArrowLeft);
 $("forward").addEventListener("click", KEYS.ArrowRight);
@@ -257,8 +267,9 @@ $("zoom-in").addEventListener("click", KEYS["+"]);
 $("zoom-out").addEventListener("click", KEYS["-"]);
 $("anew").addEventListener("click", () => schedule.countAnew());
 $("slo").addEventListener("change", () => {
-  const given = $("slo").valueAsNumber;
-  schedule.setSLO(given > 0 ? given / 1000 : null);
+  if (!$("slo").reportValidity()) return;
+  const given = $("slo").valueAsNumber; // not a number: the page's own SLO
+  for (const each of [schedule, paused?.still]) each?.setSLO(given > 0 ? given / 1000 : null);
 });
 
 // ------------------------------------------------------------------------------ the buttons
@@ -268,12 +279,17 @@ const number = (id) => $(id).valueAsNumber;
 for (const id of ["chat-count", "long-tokens", "burst-count"]) {
   $(id).addEventListener("change", () => ($(id).dataset.own = "yes"));
 }
+// Throw in what the button says, and as much of it as its number says.
+function throwIn(kind, name, id) {
+  if ($(id).value || $(id).reportValidity()) send("/live/throw", { kind, [name]: number(id) });
+}
+
+const chat = () => throwIn("chats", "count", "chat-count");
 $("chats").addEventListener("click", () =>
-  send("/live/throw", { kind: "chats", count: schedule.state.chats ? 0 : number("chat-count") }));
-$("long").addEventListener("click", () =>
-  send("/live/throw", { kind: "long", tokens: number("long-tokens") }));
-$("burst").addEventListener("click", () =>
-  send("/live/throw", { kind: "burst", count: number("burst-count") }));
+  schedule.state.chats ? send("/live/throw", { kind: "chats", count: 0 }) : chat());
+$("chat-count").addEventListener("change", () => schedule.state.chats && chat());
+$("long").addEventListener("click", () => throwIn("long", "tokens", "long-tokens"));
+$("burst").addEventListener("click", () => throwIn("burst", "count", "burst-count"));
 $("switch").addEventListener("submit", (event) => {
   event.preventDefault();
   send("/live/policy", { policy: $("policy").value, chunk_size: number("chunk") });
@@ -298,10 +314,12 @@ $("ask").addEventListener("submit", async (event) => {
       $("text").textContent = ($("text").textContent + part.choices[0].text).slice(-MOST_TEXT);
       reason = part.choices[0].finish_reason ?? reason;
     }
+    if (!reason) throw new Error("The server ended before the text did.");
     $("asked").textContent = `First text after ${seconds(first ?? 0)}, the end ` +
       `("${reason}") after ${seconds(clock() - begin)}, as this page sees it.`;
   } catch (error) {
-    $("asked").textContent = asking.signal.aborted ? "Stopped." : error.message;
+    $("asked").textContent = asking.signal.aborted ? "Stopped."
+      : error instanceof TypeError ? "The server does not answer." : error.message; // no network
   }
   asking = null;
   $("send").disabled = !($("stop").disabled = true);
@@ -320,6 +338,7 @@ $("key-box").addEventListener("submit", (event) => {
 
 $("slo-note").textContent = "A stall is a gap between two tokens above the SLO. Without yours, " +
   `the SLO is ${FACTOR} times the median of the first ${ENOUGH} gaps, ${seconds(LEAST)} at least.`;
+zoom(0);
 legend($("legend"));
 watch();
 requestAnimationFrame(frame);

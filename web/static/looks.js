@@ -63,5 +63,7 @@ export function drawQueue(pen, queue, end, x, base, tall, edge) {
     pen.stroke();
     if (waiting === most && right - left > peak[1]) peak = [left, right - left];
   }
-  if (steps.length) label(pen, `${most}`, peak[0], Math.max(peak[1], 20), base - tall / 2);
+  if (!steps.length) return;
+  const place = Math.min(peak[0], x(end) - 20); // at the right edge, too, the number is seen
+  label(pen, `${most}`, place, Math.max(peak[1], 20), base - tall / 2);
 }

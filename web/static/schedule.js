@@ -42,6 +42,18 @@ export class Schedule {
     this.story = null; // a sentence about what is over: text, kind, until
   }
 
+  // A copy that stands still: what the engine does from now on is not in it.
+  still() {
+    const copy = Object.assign(new Schedule(), this);
+    for (const name of ["iterations", "stalls", "marks"]) copy[name] = [...this[name]];
+    copy.places = this.places.map((place) => ({ ...place }));
+    copy.queue = this.queue.map((step) => [...step]);
+    copy.requests = new Map([...this.requests].map(([id, request]) => [id, { ...request }]));
+    copy.tallies = new Map();
+    copy.state = { ...this.state };
+    return copy;
+  }
+
   // The engine's time at the page's time `now`.
   time(now) {
     return this.lateness === Infinity ? 0 : now - this.lateness;
@@ -70,7 +82,9 @@ export class Schedule {
   }
 
   snapshot(event) {
+    const { median, state } = this;
     this.clear();
+    if (event.description === state.description) this.median = median; // the same engine: its SLO
     this.state = event;
     this.budget = event.budget ?? null; // C, or null: the policy takes whole prompts
     this.queue.push([event.t, event.waiting]);
@@ -135,6 +149,7 @@ export class Schedule {
     const { policy, chunk_size, budget } = event;
     Object.assign(this.state, { policy, chunk_size });
     this.budget = budget;
+    this.story = null; // it was the other policy's
     this.marks.push({ t: event.t, lane: null, kind: "switched",
       text: budget === null ? policy : `${policy}, C = ${budget}` });
   }
@@ -218,7 +233,10 @@ export class Schedule {
 
   // In words, what a batch was busy with.
   why(batch, over) {
-    if (!batch.chunks.length) return "no prompt was in the way; the machine was busy";
+    if (!batch.chunks.length) {
+      return "no prompt was in the way; " + (batch.seconds > this.slo
+        ? `a batch of decodes took ${seconds(batch.seconds)}` : "the machine was busy");
+    }
     const [id, , start, length, isLast] = batch.chunks[0];
     const some = batch.chunks.length > 1;
     const tokens = batch.chunks.reduce((sum, chunk) => sum + chunk[3], 0);
