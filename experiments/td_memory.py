@@ -71,7 +71,8 @@ def rules(lengths: td.Lengths) -> dict[str, Rules]:
 
 def filling(run: td.Run) -> History:
     """At each batch."""
-    return [(s, 100 * tokens / NODE.cache_tokens, phase) for s, tokens, phase in run.trace.history]
+    room = NODE.cache_tokens
+    return [(s, 100 * tokens / room, phase) for s, tokens, phase in run.trace.history]
 
 
 def summary(run: td.Run) -> dict[str, tuple[float, str]]:
