@@ -319,9 +319,10 @@ server.terminate()
 #
 # The server and `simulate` run the same scheduler at the same prices, on the same requests. The
 # measured points lie above the curves by what HTTP, the client and other programs on this machine
-# take. Where a longest gap holds one prompt or two, these few milliseconds may decide: then a point
-# lies far above its curve. Three seconds of load are short: other random moments give another capacity. For a number to
-# rely on, load the server for minutes. `experiments/serve_capacity.py` does so in the simulation.
+# take. These few milliseconds may decide whether a gap holds one prompt or two. Then a point lies
+# far above its curve. Three seconds of load are short: other random moments give another capacity.
+# For a number to rely on, load the server for minutes. `experiments/serve_capacity.py` does so in
+# the simulation.
 #
 # ## What if ...
 #
