@@ -190,6 +190,8 @@ def test_capacities_of_1000_and_of_10000_agree(llama: Path) -> None:
     [
         ("a100-80gb", 1, Slo(0.05)),
         ("a100-80gb", 1, Slo(0.05, 0.5)),
+        pytest.param("a100-80gb", 2, Slo(0.05), marks=pytest.mark.slow),
+        pytest.param("h100", 1, Slo(0.05), marks=pytest.mark.slow),
         pytest.param("h100", 2, Slo(0.03), marks=pytest.mark.slow),
     ],
 )
@@ -473,11 +475,9 @@ def test_a_small_plan(tmp_path: Path, llama: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("gpu", "tp"), [("a100-80gb", 1), ("a100-80gb", 2), ("h100", 1), ("h100", 2)]
-)
-def test_the_plan_of_the_conversation_trace(tmp_path: Path, llama: Path, gpu: str, tp: int) -> None:
+def test_the_plan_of_the_conversation_trace(tmp_path: Path, llama: Path) -> None:
     """The whole command. Its times are printed, and not judged: machines are shared."""
+    gpu, tp = "a100-80gb", 2
     flags = ("--model", llama, "--gpu", gpu, "--tp", tp, "--requests-file", TRACE)
     begin = time.process_time()
     done = call(plan, *flags, "--tbt-slo", 50, "--out", tmp_path)
