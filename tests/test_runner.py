@@ -370,7 +370,7 @@ def test_a_client_that_goes_away_frees_its_slot_at_the_next_step(llm: LLM) -> No
     clients = Clients(RealEngine(llm))
     stays, goes, waits = [Request(0, [own], 20) for own in (1, 2, 3)]
     llm.max_batch_size = clients.runner.engine.max_batch_size = 2
-    clients.runner._new_loop()  # with two slots
+    clients.runner._new_loop(clients.runner.engine.scheduler("sarathi", 8))  # with two slots
     clients.runner.submit([stays, goes, waits], ["stays", "goes", "waits"])
     clients.at[5].append(lambda: clients.runner.cancel(goes))
     clients.finish()
@@ -818,6 +818,76 @@ def test_a_policy_of_ones_own_that_fails_gives_way(
     runner.submit([Request(0, range(9), 5)], ["next"])
     clients.finish()
     assert len(clients.tokens("next")) == 5 and runner.state()["failures"] == 3
+
+
+class Stumbles(SarathiServe):
+    """Fails between two steps: as it is asked whether there is work."""
+
+    name = "stumbles"
+
+    @property
+    def has_work(self) -> bool:
+        if not self.waiting:
+            raise KeyError("mine")
+        return True
+
+
+class Once(Lazy):
+    """Schedules nothing, and cannot be made a second time."""
+
+    name = "once"
+    made = 0
+
+    def __init__(self, *arguments: object):
+        super().__init__(*arguments)
+        Once.made += 1
+        if Once.made > 1:
+            raise ValueError("it is there already")
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "told"),
+    [
+        ("orca", ["stumbles"], "stumbles gives way to orca, C = 99"),
+        ("stumbles", [], None),  # no policy was before it
+        ("orca", ["once", "lazy"],
+         "lazy gives way to orca, C = 99; once cannot be made again: it is there already"),
+        ("once", [],
+         "once gives way to sarathi_serve, C = 99; once cannot be made again: it is there already"),
+    ],
+)  # fmt: skip
+def test_the_engine_outlives_a_policy_that_fails_between_steps_or_as_it_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    first: str,
+    later: list[str],
+    told: str | None,
+) -> None:
+    for policy in (Stumbles, Once, Lazy):
+        monkeypatch.setitem(POLICIES, policy.name, policy)
+    engine = PricedEngine(policy=first, chunk_size=99, clock=FastClock())
+    monkeypatch.setattr(Once, "made", 0)  # the engine has tried its policy
+    clients = Clients(engine)
+    runner = clients.runner
+    runner.start()
+    for policy in later:
+        runner.switch(policy, 8).result(PATIENCE)
+    for failures, tag in enumerate(("a", "b") if told is None else ("a",), 1):
+        caplog.clear()
+        runner.submit([Request(0, range(9), 5)], [tag])
+        clients.wait([tag])
+        assert clients.reason(tag) == "error" and runner.state()["failures"] == failures
+        lines = [record.getMessage() for record in caplog.records]
+        assert lines == ["the engine failed, and begins anew", *([told] if told else [])]
+    if told:
+        switched, words = clients.told("switched")[-1], told.replace(",", "").split()
+        assert switched["policy"] == runner.state()["policy"] == words[4]
+        assert (switched["chunk_size"], switched["preempted"]) == (99, [])
+    else:
+        runner.switch("orca", 99).result(PATIENCE)
+    runner.submit([Request(0, range(9), 5)], ["next"])
+    clients.finish()
+    assert len(clients.tokens("next")) == 5 and runner.state()["failures"] == failures
 
 
 def test_a_policy_that_comes_later_can_ask_what_a_batch_costs(

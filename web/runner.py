@@ -34,6 +34,7 @@ from web.recent import RecentTrace
 SOONEST, LATEST = 1.0, 60.0  # s: after a refusal, a client may try again
 ENDS = 32  # the last so many ends tell how fast requests end
 LONGEST_STEP = 30.0  # s: for a step that runs on while the server ends
+LAST_RESORT = "sarathi_serve"  # it is in force where no other policy can be made
 
 log = logging.getLogger("nano-sarathi")
 
@@ -123,7 +124,7 @@ class Runner:
         self.kinds = dict.fromkeys(("prefill", "decode", "hybrid"), 0)  # iterations of each
         self.news: list[tuple[object, Delta]] = []  # to be delivered
         self.ended: list[int] = []  # their ids, to be forgotten
-        self._new_loop()
+        self._new_loop(engine.scheduler(self.policy, self.chunk_size))
         # s: when the last requests ended; before them, when the engine's work began
         self.ends = deque([self.loop.executor.now()], maxlen=ENDS)
         self.thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -242,11 +243,12 @@ class Runner:
     def _run(self) -> None:
         try:
             with self.engine.surroundings():
-                while self._wait():
+                while not self.closed:
                     try:
-                        self._read_inbox()
-                        if self.loop.busy:
-                            self._step()
+                        if self._wait():
+                            self._read_inbox()
+                            if self._busy():
+                                self._step()
                     except BaseException as error:  # noqa: BLE001 (a kernel, a policy that exits)
                         self._fail(error)
                     self._flush()
@@ -260,11 +262,15 @@ class Runner:
     def _wait(self) -> bool:
         """Sleep while there is nothing to do. False: it is over."""
         with self.changed:
-            if not (self.inbox or self.loop.busy or self.closed):
+            if not (self.inbox or self._busy() or self.closed):
                 self.ends.clear()
                 self.changed.wait_for(lambda: self.inbox or self.closed)
                 self.ends.append(self.loop.executor.now())
             return not self.closed
+
+    def _busy(self) -> bool:
+        """Without requests, a policy of the user's own is not asked: its answer may be an error."""
+        return bool(self.streams) and self.loop.busy
 
     def _read_inbox(self) -> None:
         while self.inbox:
@@ -413,25 +419,42 @@ class Runner:
                 self._unwatch(listener)
 
     def _fail(self, error: BaseException) -> None:
-        """End all streams with "error", and go on with a new loop on an empty cache.
-
-        A policy of the user's own gives way to the one before it, and that one to the first.
-        """
+        """End all streams with "error", and go on with a new loop on an empty cache."""
         log.error("the engine failed, and begins anew", exc_info=error)
         self.failures, self.error = self.failures + 1, one_line(error) or type(error).__name__
-        now = self.policy, self.chunk_size
-        gives_way = not is_ours(type(self.loop.scheduler)) and now != self.before
-        if gives_way:
-            self.policy, self.chunk_size = self.before
-            self.before = self.engine.policy, self.engine.chunk_size
-            told = f"{now[0]} gives way to {self.policy}, C = {self.chunk_size}"
+        scheduler, told = self._next_scheduler()
+        if told:
             log.error(told)
             self.error += f"; {told}"
         self._tell("failed", t=self.loop.executor.now(), error=self.error)
         self._end_all("error")
-        self._new_loop()
-        if gives_way:
+        self._new_loop(scheduler)
+        if told:
             self._tell_switched([])
+
+    def _next_scheduler(self) -> tuple[Scheduler, str]:
+        """A scheduler after a failure, and a sentence if it is of another policy than before.
+
+        A policy of ours stays in force, and so does the first policy. Any other policy of the
+        user's own gives way to the one before it. If that cannot be made again, the first policy is
+        tried, and then LAST_RESORT.
+        """
+        now, first = (self.policy, self.chunk_size), (self.engine.policy, self.engine.chunk_size)
+        stays, broken = is_ours(type(self.loop.scheduler)) or now == self.before, ""
+        for policy, chunk_size in (now if stays else self.before, first):
+            try:
+                scheduler = self.engine.scheduler(policy, chunk_size)
+                break
+            except BaseException as error:  # noqa: BLE001 (a policy of a user's own)
+                why = one_line(error) or type(error).__name__
+                broken = broken or f"; {policy} cannot be made again: {why}"
+        else:
+            policy, chunk_size = LAST_RESORT, self.engine.chunk_size
+            scheduler = self.engine.scheduler(policy, chunk_size)
+        if (policy, chunk_size) == now:
+            return scheduler, ""
+        self.policy, self.chunk_size, self.before = policy, chunk_size, first
+        return scheduler, f"{now[0]} gives way to {policy}, C = {chunk_size}{broken}"
 
     def _end_all(self, reason: str) -> None:
         moment = self.loop.executor.now()
@@ -441,8 +464,7 @@ class Runner:
             if request.request_id not in self.ended:
                 self._send(request, Delta(None, reason, moment))
 
-    def _new_loop(self) -> None:
-        scheduler = self.engine.scheduler(self.policy, self.chunk_size)
+    def _new_loop(self, scheduler: Scheduler) -> None:
         self.loop = Loop(scheduler, self.engine.executor(self.wanted, self._begin))
         self.loop.trace = RecentTrace()
         self.lanes: dict[int, int] = {}  # request id -> its lane: the lowest that was free
