@@ -53,6 +53,8 @@ def load_policies(path: Path) -> list[str]:
         for name, function in list(vars(policy).items()):
             if isfunction(function):
                 setattr(policy, name, guarded(function, path))
+            elif isinstance(function, property):  # such as has_work
+                setattr(policy, name, function.getter(guarded(function.fget, path)))
         POLICIES[policy.name] = policy
     if not found:
         raise UserError(
@@ -86,7 +88,7 @@ def guarded(function: Callable, path: Path) -> Callable:
             return function(*args, **options)
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise broken(path, error) from error
 
     return call

@@ -105,6 +105,21 @@ def test_an_error_in_mid_run_is_one_line(tmp_path: Path) -> None:
         simulate([Request(0, range(9), 3)], policy="mine")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "    def schedule(self, now):\n        raise SystemExit(3)\n",
+        "    @property\n    def has_work(self):\n        raise SystemExit(3)\n",
+    ],
+)
+def test_a_method_or_a_property_cannot_end_the_program(tmp_path: Path, text: str) -> None:
+    head = "from scheduler import SarathiServe\nclass Mine(SarathiServe):\n    name = 'mine'\n"
+    load_policies(file_of(tmp_path, head + text))
+    line = (head + text).count("\n")
+    with pytest.raises(UserError, match=rf"mine.py, line {line}: SystemExit: 3"):
+        simulate([Request(0, range(9), 3)], policy="mine")
+
+
 # ------------------------------------------------------------------------------------------- tags
 
 
