@@ -234,6 +234,30 @@ def test_a_moved_slider_redraws_and_is_a_link(sites: str, opened: Opened) -> Non
     assert not page.wrong
 
 
+def test_copy_link_says_what_it_did(server: str, opened: Opened) -> None:
+    page = opened(f"{server}#C=512")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    drawn(page)
+    assert page.inner_text("#copied") == ""
+    page.click("#copy")
+    page.wait_for_function("() => copied.textContent === 'Copied'")
+    assert page.evaluate("() => navigator.clipboard.readText()") == page.url
+    page.wait_for_function("() => copied.textContent === ''")
+    for refuse in (
+        "navigator.clipboard.writeText = () => Promise.reject(new Error('not allowed'))",
+        "Object.defineProperty(navigator, 'clipboard', { value: undefined })",  # over plain HTTP
+    ):
+        page.evaluate(f"() => {{ {refuse}; }}")
+        page.click("#copy")
+        page.wait_for_function("() => copied.textContent.startsWith('Link selected: press Ctrl-C')")
+        selected = "() => link.value.slice(link.selectionStart, link.selectionEnd)"
+        assert page.evaluate(selected) == page.url
+        assert page.evaluate("() => document.activeElement.id") == "link", "Ctrl-C finds it"
+        page.locator("#c-C").focus()
+        assert page.inner_text("#copied") == ""
+    assert not page.wrong
+
+
 def test_bad_links_are_mended_in_one_sentence(server: str, opened: Opened) -> None:
     page = opened(f"{server}#C=abc&left=vllm&%E0%A4=1&C2")
     drawn(page)

@@ -7,6 +7,7 @@ import { drawGain, drawSchedule, stepAt } from "./explore_draw.js";
 
 const KEY = "nano-sarathi-key"; // as in live.js: given once, it opens both pages
 const LIMIT = 10000; // ms of one answer: then the worker is ended
+const COPIED = 3000; // ms for which "Copied" is shown
 const OWN = `from batch import Batch
 from scheduler import SarathiServe
 
@@ -41,6 +42,7 @@ let own = ""; // the policies that were pasted, and are loaded
 let busy = false, wanted = null; // one question at a time, and the newest of those that wait
 let turn = 0; // of the gain curve: a newer one ends it
 let steps = [null, null]; // the iteration that is chosen in each schedule
+let copied; // the timer that takes "Copied" away
 const fields = {}; // by name: how to show a value
 
 // ------------------------------------------------------------------------------------------ Python
@@ -441,10 +443,8 @@ function addRest() {
   get("examples").append("Try: ", ...manifest.page.examples.map(({ title, link }) => make("a", { href: `#${link}`, textContent: title })));
   get("code").value = sessionStorage.getItem("own") || OWN;
   get("run").onclick = runOwn;
-  get("copy").onclick = () => {
-    get("link").select();
-    navigator.clipboard?.writeText(get("link").value);
-  };
+  get("copy").onclick = copyLink;
+  get("link").onblur = () => sayCopied("");
   get("key-form").onsubmit = (event) => {
     event.preventDefault();
     sessionStorage.setItem(KEY, get("key").value);
@@ -457,6 +457,24 @@ function addRest() {
     if (shown) draw();
     get("gain-canvas").redraw?.();
   };
+}
+
+async function copyLink() {
+  const link = get("link");
+  try {
+    await navigator.clipboard.writeText(link.value); // there is no clipboard over plain HTTP
+    sayCopied("Copied");
+    copied = setTimeout(() => sayCopied(""), COPIED);
+  } catch {
+    link.focus();
+    link.select();
+    sayCopied("Link selected: press Ctrl-C or Cmd-C");
+  }
+}
+
+function sayCopied(text) {
+  clearTimeout(copied);
+  get("copied").textContent = text;
 }
 
 async function runOwn() {
