@@ -39,9 +39,9 @@ LOADS = (0.5, 0.7, 0.9, 1.0)  # of the capacity, in the table of latencies
 
 @dataclass(frozen=True)
 class Job:
-    """One search of another process. budget: the first that is tried, where all are tried."""
+    """One search, in a process of its own. budget: of a layout, the first that is tried."""
 
-    what: str  # policy: a policy's capacity at a budget; draw: of a sample; layout: at its best
+    what: str  # policy, exact: at this budget, to ROUGH or EXACT; draw: a sample; layout: at its best
     policy: str
     budget: int
     tp: int
@@ -123,7 +123,8 @@ def search(
 ) -> Plan:
     """Phase by phase: the policies' budgets; layouts; draws of the chosen budget.
 
-    perform(answer, jobs, what): what `answer` makes of each job. what: a name for the phase.
+    perform(answer, jobs, what): calls `answer` with each job, and returns the answers by job. what:
+    the phase, for the line that tells how far it is.
     """
 
     def run(jobs: Sequence[Job], what: str, start: float = 0.0) -> dict[Job, Found]:

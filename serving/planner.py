@@ -180,7 +180,8 @@ def find_capacity(
     """The largest rate that meets the SLO, within a factor of `precision`; 0 if none does.
 
     seed: of the sample, see `Traffic.sample`. start: a rate that is near, if one is known. least:
-    a smaller capacity is of no use: then the rate found is only known to be smaller.
+    a smaller capacity is of no use to the caller. It is not searched: the rate that is returned is
+    then below `least`, and says no more.
     """
 
     def load_at(rate: float, count: int) -> Load:
@@ -299,15 +300,9 @@ def best_budget(
     """
 
     def find(place: int, start: float = 0.0) -> Found:
+        shared = replica, traffic, slo, policy
         return find_capacity(
-            replica,
-            traffic,
-            slo,
-            policy,
-            budgets[place],
-            precision,
-            start=start,
-            least=start / precision,
+            *shared, budgets[place], precision, start=start, least=start / precision
         )
 
     place = budgets.index(first)

@@ -213,6 +213,9 @@ def test_the_cliff(llama: Path) -> None:
     for first in (128, 1024):
         best = best_budget(of, traffic, SLO, OURS, budgets, 1.2, first)
         assert (best.budget, best.rate) == (512, rates[1])
+    least = rates[1] / 1.2
+    lost = find_capacity(of, traffic, SLO, OURS, 1024, 1.2, start=rates[1], least=least)
+    assert rates[2] < lost.rate < least and not lost.load, "its capacity was not searched"
 
 
 def test_short_prompts_may_share_a_large_budget() -> None:
