@@ -1,5 +1,6 @@
 """What all commands share: a mistake gives one clear line, and no file of yours is lost."""
 
+import atexit
 import io
 import os
 import signal
@@ -137,6 +138,8 @@ def run_main(main: Callable[[], None]) -> None:
         except KeyboardInterrupt:
             raise SystemExit(130) from None
         finally:
+            # while Python takes itself down, an interrupt could only leave a stray line
+            atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
             sys.stdout.flush()  # here, where its errors can still be caught
     except BrokenPipeError:
         discard_output()

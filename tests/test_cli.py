@@ -1,5 +1,6 @@
 """What every command line does when its output has nowhere to go."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -143,3 +144,11 @@ def test_flags_that_name_outputs(
         assert exit.code == 2
         message = capsys.readouterr().err
     assert said in message
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+def test_an_interrupt_at_the_very_end_says_nothing() -> None:
+    """Python runs what was registered last first: so the interrupt comes after `run_main`'s."""
+    body = "import atexit, os, signal; atexit.register(os.kill, os.getpid(), signal.SIGINT)"
+    done = subprocess.run(script(body), capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == -signal.SIGINT and done.stderr == ""
