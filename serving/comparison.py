@@ -41,7 +41,9 @@ LOADS = (0.5, 0.7, 0.9, 1.0)  # of the capacity, in the table of latencies
 class Job:
     """One search, in a process of its own. budget: of a layout, the first that is tried."""
 
-    what: str  # policy, exact: at this budget, to ROUGH or EXACT; draw: a sample; layout: at its best
+    # policy: a capacity at this budget, to ROUGH; exact: the same, to EXACT; draw: with another
+    # sample; layout: at the best budget
+    what: str
     policy: str
     budget: int
     tp: int
