@@ -165,6 +165,7 @@ def test_a_launcher_that_is_killed_leaves_nobody_behind(start: Start) -> None:
     wait_until_gone(process, children)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
 def test_a_launcher_that_is_killed_early_leaves_nobody_behind(start: Start) -> None:
     """At once, and in the midst of its stages' imports: they cannot yet ask who their parent is."""

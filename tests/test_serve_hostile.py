@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import select
 import shutil
 import socket
 import subprocess
@@ -184,7 +185,8 @@ def test_silent_connections_too_many_are_ended_at_once() -> None:
         opened = [socket.create_connection(running.place) for _ in range(100 + TOLD + 20)]
         connections = running.server.server_state.connections
         wait_for(lambda: len(connections) == 100 + TOLD)
-        ended = [each for each in opened if is_ended(each)]
+        wait_for(lambda: len(select.select(opened, [], [], 0)[0]) >= 20)
+        ended = [each for each in select.select(opened, [], [], 0.5)[0] if is_ended(each)]
         assert len(ended) == 20
         for each in opened:
             each.close()

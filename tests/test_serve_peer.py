@@ -13,6 +13,7 @@ from experiments.serve_peer import Found, Run, Server, make_load, run_load
 from timeline import Life
 
 
+@pytest.mark.slow
 def test_each_server_is_measured_at_each_load(tmp_path: Path) -> None:
     done = call(serve_peer, "--quick", "--seconds", 1, "--out", tmp_path)
     assert done.returncode in (0, None), done.stderr

@@ -518,6 +518,7 @@ def test_a_workload_is_checked_before_it_is_made() -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_device_is_one_line_of_one_stage() -> None:
     done = run("distributed.py", "hello", "--max-tokens", "2", "--json", "/dev/full")
