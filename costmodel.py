@@ -229,10 +229,8 @@ class CostModel:
         kept = min(size, max(0.0, 2 * self.gpu.l2 - size))
         return size - kept * (1 - 1 / self.efficiency.cache)
 
-    def prefill_attention(self, chunks: Sequence[tuple[int, int]], copies: int = 1) -> float:
+    def prefill_attention(self, chunks: Sequence[tuple[int, int]]) -> float:
         """Seconds, over all layers, of the attention of chunks: (start, length) of each, in tokens.
-
-        copies: as many requests have such chunks.
 
         A chunk attends to itself and to the `start` tokens before it. It reads all earlier keys and
         values again (SARATHI, Sec 4.2). The layer has just written the chunk's own, which may lie
@@ -254,8 +252,6 @@ class CostModel:
             blocks, longest = blocks + tiles, max(longest, keys)
         if not blocks:
             return 0.0
-        if copies > 1:
-            work, blocks, new, old = (copies * each for each in (work, blocks, new, old))
         waves = blocks * self.heads / gpu.sms if gpu.sms else 0.0
         if own.skips_masks:  # short blocks fill gaps; at the end, SMs wait half a long block
             pairs = work * self.heads + gpu.sms * TILE * longest / 2

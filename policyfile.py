@@ -53,7 +53,7 @@ def load_policies(path: Path) -> list[str]:
         for name, function in list(vars(policy).items()):
             if isfunction(function):
                 setattr(policy, name, guarded(function, path))
-            elif isinstance(function, property):  # such as has_work
+            elif isinstance(function, property) and function.fget:  # such as has_work
                 setattr(policy, name, function.getter(guarded(function.fget, path)))
         POLICIES[policy.name] = policy
     if not found:

@@ -92,9 +92,6 @@ def test_kernels_and_blocks_take_time_to_start() -> None:
     assert one(slow).decode_attention(27, 54) == pytest.approx(7e-3 + 2 * 2e-3, rel=1e-3)
     together = one(slow).prefill_attention([(0, 16)] * 3)
     assert together == pytest.approx(5e-3 + 24 / 108 * 1e-3, rel=1e-2), "one start for all"
-    for cost in (one(slow), CostModel(MODELS["llama3.1-8b"], GPUS["h100"], software="vllm")):
-        for chunk in ((0, 16), (0, 777), (512, 300)):
-            assert cost.prefill_attention([chunk], copies=3) == cost.prefill_attention([chunk] * 3)
 
 
 def test_bytes_that_fit_the_cache_are_faster() -> None:

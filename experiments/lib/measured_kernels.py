@@ -63,7 +63,7 @@ def predicted(kernels: Iterable[Kernel], gpu: str, efficiency: Efficiency) -> li
             rows, outputs, inputs = shape
             seconds.append(cost.linear(rows, inputs, outputs))
         elif kernel.kind == "prefill":
-            seconds.append(cost.prefill_attention([(0, shape[1])], copies=shape[0]))
+            seconds.append(cost.prefill_attention([(0, shape[1])] * shape[0]))
         else:
             seconds.append(cost.decode_attention(shape[0], shape[0] * shape[1]))
     return seconds
