@@ -4,6 +4,7 @@ Variables that you have set yourself are kept.
 """
 
 import os
+import platform
 from importlib.util import find_spec
 
 if find_spec("torch") is None:
@@ -21,6 +22,20 @@ SPINS = "2000"
 # Each keeps up to 1024. If no two batches are alike, these take several times the demo's memory.
 # 64 are enough for about ten batch sizes. A size that comes back later is prepared again.
 KEPT = "64"
+
+# ATEN_CPU_CAPABILITY keeps PyTorch's own operators to the instructions of an older CPU. The others
+# must keep to them, too: oneDNN, MKL (on a CPU of Intel's), and the compiler of native.cpp. So one
+# variable shows what another CPU computes (`make cpus`). avx512 is one that lacks bfloat16.
+LEVELS = {
+    "default": ("SSE41", "SSE4_2", "x86-64-v2"),
+    "avx2": ("AVX2", "AVX2", "x86-64-v3"),
+    "avx512": ("AVX512_CORE", "AVX512", "x86-64-v4"),
+}
+LIMIT = os.environ.get("ATEN_CPU_CAPABILITY") if platform.machine() in ("x86_64", "AMD64") else None
+if LIMIT in LEVELS:
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", LEVELS[LIMIT][0])
+    os.environ.setdefault("MKL_ENABLE_INSTRUCTIONS", LEVELS[LIMIT][1])
+ARCHITECTURE = LEVELS[LIMIT][2] if LIMIT in LEVELS else "native"  # for a compiler
 
 # Ask Linux for large pages for large tensors. Then a CPU that reads the weights looks up one
 # address instead of 500.

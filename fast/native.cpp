@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstring>
 #include <numeric>
+#include <utility>
 #include <vector>
 #ifdef __AVX512BF16__
 #include <immintrin.h>
@@ -22,14 +23,21 @@
 
 namespace {
 
-constexpr int LANES = 16, MAX_HEAD_DIM = 256, MAX_GROUPS = 64;
-constexpr int KEYS = 64;  // of one step of a chunk: their scores stay in the nearest cache
-#ifdef __AVX512F__
-constexpr int WIDE = 4;
+// The vector registers of the CPU that we compile for: how many, and how many floats each holds.
+#if defined(__AVX512F__)
+constexpr int LANES = 16, REGISTERS = 32;
+#elif defined(__AVX__)
+constexpr int LANES = 8, REGISTERS = 16;
+#elif defined(__aarch64__)
+constexpr int LANES = 4, REGISTERS = 32;
 #else
-constexpr int WIDE = 1;
+constexpr int LANES = 4, REGISTERS = 16;
 #endif
-constexpr int TILE = 4;  // registers hold the sums of TILE keys (or channels) by WIDE * LANES rows
+constexpr int MAX_HEAD_DIM = 256, MAX_GROUPS = 64;
+constexpr int KEYS = 64;  // of one step of a chunk: their scores stay in the nearest cache
+// Registers hold the sums of TILE keys (or channels) by WIDE * LANES rows. Some are left for what is added: with 16, 4 x 3 sums leave 4.
+constexpr int TILE = 4, WIDE = REGISTERS == 32 ? 4 : 3;
+constexpr int SIDE = REGISTERS / 8;  // vectors of channels that TILE rows of beams sum at once
 constexpr float INFINITE = __builtin_inff();
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
@@ -41,7 +49,10 @@ typedef uint32_t bits __attribute__((vector_size(4 * LANES)));  // words: each l
 typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 typedef uint16_t bf16;
 typedef uint32_t word __attribute__((may_alias));  // one of its lanes
-constexpr ints ORDER = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+template <int... I> constexpr ints counted(std::integer_sequence<int, I...>) { return ints{I...}; }
+constexpr auto EACH_LANE = std::make_integer_sequence<int, LANES>{};
+constexpr ints ORDER = counted(EACH_LANE);  // 0, 1, 2, ...
 
 template <class T> constexpr int PER = 4 / sizeof(T);  // values in a word
 
@@ -101,11 +112,13 @@ template <> inline void weave<bf16>(bits a, bits b, bits* even, bits* odd) {
 
 inline float sum(vec x) { return std::accumulate((float*)&x, (float*)&x + LANES, 0.0f); }
 
+template <int... I> inline vec add_pairs(vec a, vec b, std::integer_sequence<int, I...>) {
+    return __builtin_shufflevector(a, b, (2 * I)...) + __builtin_shufflevector(a, b, (2 * I + 1)...);
+}
+
 // The sum of each of N vectors, where N is a power of two. Neighbours are added in pairs, so that all lanes work at once.
 template <int N> inline vec add_lanes(const vec* x) {
-    vec a = add_lanes<N / 2>(x), b = add_lanes<N / 2>(x + N / 2);
-    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
-           __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+    return add_pairs(add_lanes<N / 2>(x), add_lanes<N / 2>(x + N / 2), EACH_LANE);
 }
 template <> inline vec add_lanes<1>(const vec* x) { return x[0]; }
 
@@ -319,8 +332,8 @@ template <> inline void split<bf16>(bits words, vec* parts) {
     parts[1] = (vec)(words & 0xffff0000u);
 }
 
-// The products of ROWS rows and COUNT keys; their lanes are not added yet. Those of row r begin at `products + r * ACROSS`.
-template <class T, int ROWS, int COUNT, int ACROSS>
+// The products of ROWS rows and COUNT keys; their lanes are not added yet. Those of row r begin at `products + r * COUNT`.
+template <class T, int ROWS, int COUNT>
 inline void multiply(const float* const* q, const T* const* key, int head_dim, vec* products) {
     constexpr int P = PER<T>;
     vec sums[ROWS][COUNT] = {};
@@ -332,7 +345,7 @@ inline void multiply(const float* const* q, const T* const* key, int head_dim, v
                 for (int r = 0; r < ROWS; r++) sums[r][j] += parts[p] * load<vec>(q[r] + c + p * LANES);
         }
     for (int r = 0; r < ROWS; r++)
-        for (int j = 0; j < COUNT; j++) products[r * ACROSS + j] = sums[r][j];
+        for (int j = 0; j < COUNT; j++) products[r * COUNT + j] = sums[r][j];
 }
 
 // y = y shrink + weights values, for ROWS rows and VECTORS * LANES channels. The weights of ACROSS keys are side by side for each row.
@@ -358,7 +371,6 @@ inline void weigh(float* const* y, const float* shrink, const float* weights, co
 template <class T, int ROWS>
 void absorb(const Rows& all, int64_t first, int rows, const T* const* key, const T* const* value, int count, int head_dim, bool fetch) {
     constexpr int ACROSS = LANES / ROWS;
-    constexpr int AT_ONCE = WIDE > 1 ? ROWS : 1, BESIDE = WIDE > 1 ? ACROSS : TILE;  // as many sums as registers can hold
     const float* q[ROWS];
     float *y[ROWS], most[ROWS], shrink[ROWS], spread[LANES];
     int64_t own[ROWS];
@@ -372,9 +384,7 @@ void absorb(const Rows& all, int64_t first, int rows, const T* const* key, const
             for (int t = j + AHEAD; t < j + AHEAD + ACROSS; t++)
                 for (int c = 0; c < head_dim; c += PER<T> * LANES) __builtin_prefetch(key[t] + c), __builtin_prefetch(value[t] + c);
         vec products[LANES];
-        for (int r = 0; r < ROWS; r += AT_ONCE)
-            for (int t = 0; t < ACROSS; t += BESIDE)
-                multiply<T, AT_ONCE, BESIDE, ACROSS>(q + r, key + j + t, head_dim, products + r * ACROSS + t);
+        multiply<T, ROWS, ACROSS>(q, key + j, head_dim, products);
         const vec score = add_lanes<LANES>(products);
         scores[j / ACROSS] = ORDER % ACROSS < count - j ? score : vec{} - INFINITE;
         greatest = maximum(greatest, scores[j / ACROSS]);
@@ -395,12 +405,9 @@ void absorb(const Rows& all, int64_t first, int rows, const T* const* key, const
     for (int r = 0; r < ROWS; r++) all.most[own[r]] = most[r], all.total[own[r]] = spread[r];
 
     const float* weights = (const float*)scores;
-    for (int r = 0; r < rows; r += AT_ONCE) {
-        int c = 0;
-        for (; c + TILE * LANES <= head_dim; c += TILE * LANES)
-            weigh<T, AT_ONCE, TILE, ACROSS>(y + r, shrink + r, weights + r * ACROSS, value, count, c);
-        if (c < head_dim) weigh<T, AT_ONCE, 2, ACROSS>(y + r, shrink + r, weights + r * ACROSS, value, count, c);
-    }
+    int c = 0;
+    for (; c + SIDE * LANES <= head_dim; c += SIDE * LANES) weigh<T, ROWS, SIDE, ACROSS>(y, shrink, weights, value, count, c);
+    if (c < head_dim) weigh<T, ROWS, 2, ACROSS>(y, shrink, weights, value, count, c);
 }
 
 // One search. It has new rows in the batch, its prompt in a slot of the cache, and its response in segments of (N_step, beams, n_kv_head,

@@ -11,6 +11,8 @@ instructions. `~/.cache/nano-sarathi` keeps the result (fast/library.py). Withou
 fast/cpu.py and the plain operators do the same, more slowly.
 """
 
+from fast.first import ARCHITECTURE
+
 import ctypes
 import hashlib
 import os
@@ -34,7 +36,8 @@ from kvcache import KVCache
 SOURCE = Path(__file__).with_name("native.cpp")
 # -mtune=generic: GCC 12 thinks that recent AMD processors are older ones. Code for the older ones
 # loads values a second time, although they are in registers.
-FLAGS = ["-std=c++17", "-O3", "-march=native", "-mtune=generic", "-fopenmp", "-shared", "-fPIC"]
+FLAGS = ["-std=c++17", "-O3", f"-march={ARCHITECTURE}", "-mtune=generic"]
+FLAGS += ["-fopenmp", "-shared", "-fPIC"]
 POINTER, INTEGER = ctypes.c_void_p, ctypes.c_int64
 ARGUMENTS = {
     "attend": [POINTER] * 8,
@@ -45,7 +48,7 @@ ARGUMENTS = {
 }
 DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 OTHERWISE = ": choose auto, sdpa or math"  # at the end of each error message
-LANES, MAX_HEAD_DIM, MAX_GROUPS = 16, 256, 64  # as in native.cpp
+LANES, MAX_HEAD_DIM, MAX_GROUPS = 16, 256, 64  # as in native.cpp: the most that a CPU has
 
 
 class NoCompiler(UserError):
