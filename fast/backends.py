@@ -1,5 +1,6 @@
 """The back ends of attention by name, and which of them "auto" means on this machine."""
 
+import platform
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -12,7 +13,7 @@ from checks import UserError, lookup
 from configs import ModelConfig
 from executor import synchronized_clock
 from fast import cpu, cuda, native
-from fast.packed import pack_linears
+from fast.packed import X86, pack_linears
 from fast.process import keep_freed_memory, threads, threads_for
 from kvcache import KVCache
 from model import Transformer
@@ -45,8 +46,8 @@ def check_backend(name: str, device: torch.device) -> None:
 def choose_backend(name: str, device: torch.device, dtype: torch.dtype, config: ModelConfig) -> str:
     """The name of the back end for queries of this dtype.
 
-    "auto" is `native` on a CPU where it can run. Else it is sdpa, which runs everywhere. (On CUDA
-    `LLM` measures: see `fastest`.)
+    "auto" is `native` on a CPU where it can run. Else it is sdpa, which runs everywhere. (Where we
+    do not know which one is faster, `LLM` measures: see `unknown`.)
     """
     check_backend(name, device)
     shape = config.head_dim, config.n_head // config.n_kv_head
@@ -55,6 +56,14 @@ def choose_backend(name: str, device: torch.device, dtype: torch.dtype, config: 
     if name == "auto":
         return "native" if native.usable(device, dtype, *shape) else "sdpa"
     return name
+
+
+def unknown(device: torch.device) -> bool:
+    """Whether only a measurement tells which back end is the fastest.
+
+    On x86 CPUs with AVX2, with AVX-512, and without both, `native` is (docs/performance.md).
+    """
+    return device.type == "cuda" or platform.machine() not in X86
 
 
 def speed_up(
@@ -67,33 +76,37 @@ def speed_up(
     """
     device = model.device
     surroundings = partial(threads, threads_for(model.config, model.dtype, device))
-    pack_linears(model)
+    pack_linears(model, cache.bytes)
+    if measure:
+        with surroundings():
+            name, _ = fastest(model.config.n_head, cache, candidates(device, name))
     if name == "native":  # then the small operators are native, too
         native.install(model)
-    attend = BACKENDS[name]
-    if measure:
-        name, attend = fastest(model.config.n_head, cache)
     if device.type == "cpu":
         keep_freed_memory()  # not before: the weights' memory shall be freed with their LLM
-    return name, attend, surroundings
+    return name, BACKENDS[name], surroundings
 
 
-def candidates() -> list[str]:
-    """What "auto" can choose from on CUDA: the paper's back end too, where it is installed."""
-    return ["sdpa"] if find_spec("xformers") is None else ["sdpa", "xformers"]
+def candidates(device: torch.device, name: str = "sdpa") -> list[str]:
+    """What "auto" can choose from: sdpa, and on CUDA the paper's back end, where it is installed.
+
+    name: what `choose_backend` would take unmeasured.
+    """
+    installed = device.type == "cuda" and find_spec("xformers") is not None
+    return list(dict.fromkeys(["sdpa", *(["xformers"] if installed else []), name]))
 
 
 @torch.inference_mode()
 def fastest(
-    n_head: int, cache: KVCache, names: Sequence[str] | None = None, repeats: int = 5
+    n_head: int, cache: KVCache, names: Sequence[str], repeats: int = 5
 ) -> tuple[str, Attention]:
     """The name of the fastest back end, and the back end. Each one is timed in one layer.
 
-    It runs a decode of every slot, and a chunk. The contexts are half a slot. names: which to try;
-    None: `candidates`. A back end that cannot run here (another dtype, a GPU that it was not built
+    It runs a decode of every slot, and a chunk. The contexts are half a slot. names: which to try.
+    A back end that cannot run here (another dtype, a GPU that it was not built
     for) is left out. The first one must run.
     """
-    first, *others = candidates() if names is None else names
+    first, *others = names
     if not others:
         return first, BACKENDS[first]
     n_kv_head, slots, length, head_dim = cache.k.shape[1:]

@@ -5,16 +5,25 @@ row by row, and a core multiplies tiles. So `F.linear` sorts the weight into til
 `pack_linears` sorts it once, into the layout that oneDNN chooses for this machine, and drops the
 plain weight. Small batches gain most: sorting is most of their work (docs/performance.md).
 
+A CPU without instructions for bfloat16 emulates it, and products take 3 to 6 times as long as in
+float32. There, the packed copy of a bfloat16 weight is float32. It takes twice the memory. The
+result is the same: sums are float32 in any case, and are rounded once.
+
 oneDNN comes with PyTorch. `torch.compile` uses the two operators, too, but they are not part of a
 documented API. If they do not exist, or do not fit (CUDA, other dtypes, other machines), the plain
 operators stay.
 """
 
 import platform
+import sys
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+
+from loading.device import cpu_multiplies_bfloat16, memory_of
+
+X86 = "x86_64", "AMD64"  # platform.machine()
 
 
 class PackedLinear:
@@ -25,48 +34,70 @@ class PackedLinear:
     """
 
     def __init__(self, linear: nn.Linear):
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
-        self.bias = None if linear.bias is None else linear.bias.detach()
+        weight, self.dtype = linear.weight.detach(), linear.weight.dtype
+        inside = multiplied_in(self.dtype)
+        self.widened = inside != self.dtype
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(inside))
+        self.bias = None if linear.bias is None else linear.bias.detach().to(inside)
         self.multiply = torch.ops.mkldnn._linear_pointwise.default
         self.multiply_and = torch.ops.mkldnn._linear_pointwise.binary
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        if self.widened:
+            x, residual = x.float(), None if residual is None else residual.float()
         if residual is None:
-            return self.multiply(x, self.packed, self.bias, "none", [], "")
-        return self.multiply_and(x, residual, self.packed, self.bias, "add")
+            y = self.multiply(x, self.packed, self.bias, "none", [], "")
+        else:
+            y = self.multiply_and(x, residual, self.packed, self.bias, "add")
+        return y.to(self.dtype) if self.widened else y
+
+
+def multiplied_in(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the packed weight: float32 for a bfloat16 that this CPU emulates."""
+    if dtype != torch.bfloat16:
+        return dtype
+    native = cpu_multiplies_bfloat16() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.bfloat16 if native else torch.float32
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether this machine has packed linears in this dtype.
 
-    It needs an x86 CPU. The dtype is float32, or bfloat16 if the CPU multiplies it natively.
+    It needs an x86 CPU, and float32 or bfloat16.
     """
     operators = ("_reorder_linear_weight", "_linear_pointwise")
     if (
         device.type != "cpu"
-        or platform.machine() not in ("x86_64", "AMD64")
+        or platform.machine() not in X86
         or not torch.backends.mkldnn.is_available()
     ):
         return False
     if not all(hasattr(torch.ops.mkldnn, name) for name in operators):
         return False
-    return dtype == torch.float32 or (
-        dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
+    return dtype in (torch.float32, torch.bfloat16)
 
 
-def pack_linears(model: nn.Module) -> None:
-    """Replace each `nn.Linear` in a model by a packed one.
+def pack_linears(model: nn.Module, beside: int = 0) -> None:
+    """Replace each `nn.Linear` in a model by a packed one, if the machine has the memory for it.
 
-    It packs one at a time, so that at most one weight is in memory twice.
+    It packs one at a time, so that at most one weight is in memory twice. beside: bytes that the
+    process holds beside the model.
     """
-    replace(
-        model,
-        nn.Linear,
-        lambda linear: (
-            PackedLinear(linear) if can_pack(linear.weight.device, linear.weight.dtype) else linear
-        ),
-    )
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if not linears or not can_pack(linears[0].weight.device, linears[0].weight.dtype):
+        return
+    weight = linears[0].weight
+    copies = sum(linear.weight.numel() for linear in linears) * multiplied_in(weight.dtype).itemsize
+    memory = memory_of(weight.device)
+    if multiplied_in(weight.dtype) != weight.dtype and memory and copies + beside > memory:
+        print(
+            f"this CPU emulates bfloat16, and {memory / 1e9:.0f} GB of memory are too little for a"
+            f" copy of the weights in float32 ({copies / 1e9:.0f} GB): a prefill takes several"
+            " times as long as it could",
+            file=sys.stderr,
+        )
+        return
+    replace(model, nn.Linear, PackedLinear)
 
 
 def replace(model: nn.Module, kind: type[nn.Module], by: Callable[[nn.Module], Callable]) -> None:

@@ -1,5 +1,7 @@
 """The device, the dtype and the memory for a model."""
 
+from fast.first import LIMIT
+
 import os
 
 import torch
@@ -99,8 +101,10 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
             if torch.cuda.is_bf16_supported(including_emulation=False)
             else torch.float16
         )
-    has_bf16 = any(
-        getattr(torch.cpu, check, bool)()
-        for check in ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
-    )
-    return torch.bfloat16 if has_bf16 else torch.float32
+    return torch.bfloat16 if cpu_multiplies_bfloat16() else torch.float32
+
+
+def cpu_multiplies_bfloat16() -> bool:
+    """Whether this CPU has instructions for it, and may use them (fast/first.py)."""
+    checks = "_is_amx_tile_supported", "_is_avx512_bf16_supported"
+    return LIMIT is None and any(getattr(torch.cpu, check, bool)() for check in checks)

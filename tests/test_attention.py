@@ -9,8 +9,8 @@ from conftest import attend_spans
 from attention import PLAIN, AttendLayer, Attention, FlatBatch, chunk_mask
 from checks import UserError
 from configs import MODELS, ModelConfig
-from engine import LLM
-from fast import cpu
+from engine import LLM, SamplingParams
+from fast import backends, cpu, native
 from fast.backends import BACKENDS, candidates, check_backend, choose_backend, fastest
 from fast.cuda import gathered
 from kvcache import KVCache
@@ -197,7 +197,31 @@ def test_the_fastest_is_chosen_by_measurement(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_candidates() -> None:
-    assert candidates()[0] == "sdpa", "the first must run everywhere"
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert candidates(cpu, "native") == ["sdpa", "native"]
+    assert candidates(cpu) == ["sdpa"]
+    assert candidates(cuda)[0] == "sdpa", "the first must run everywhere"
+
+
+@pytest.mark.parametrize("winner", ["sdpa", "native"])
+def test_an_unknown_cpu_is_measured(winner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as an ARM one. What won runs, and its small operators with it."""
+    if not native.usable(torch.device("cpu"), torch.float32, 64, 1):
+        pytest.skip("needs a C++ compiler")
+    asked = []
+
+    def fastest(n_head: int, cache: KVCache, names: list[str]) -> tuple[str, Attention]:
+        asked.append(names)
+        return winner, BACKENDS[winner]
+
+    monkeypatch.setattr(backends, "fastest", fastest)
+    monkeypatch.setattr(backends.platform, "machine", lambda: "aarch64")
+    llm = LLM("demo", device="cpu", dtype="float32")
+    assert asked == [["sdpa", "native"]] and llm.attention == winner
+    assert isinstance(llm.model.norm, torch.nn.RMSNorm) == (winner == "sdpa")
+    asked = "def open(", SamplingParams(max_tokens=8)
+    plain = LLM("demo", fast=False, device="cpu", dtype="float32")
+    assert llm.generate(*asked)[0].text == plain.generate(*asked)[0].text
 
 
 @pytest.mark.cuda

@@ -9,6 +9,7 @@ import torch
 from conftest import tiny_model
 from torch import nn
 
+from fast import packed
 from fast.packed import PackedLinear, can_pack, pack_linears
 
 CPU = torch.device("cpu")
@@ -26,13 +27,13 @@ def test_packed_equals_plain(dtype: torch.dtype, shape: tuple[int, int], bias: b
         for parameter in plain.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
     plain = plain.to(dtype)
-    packed, exactly = PackedLinear(plain), copy.deepcopy(plain).double()
+    ours, exactly = PackedLinear(plain), copy.deepcopy(plain).double()
     for rows in (0, 1, 2, 3, 8, 33, 256):
         x = torch.randn(rows, shape[0], generator=generator).to(dtype)
         residual = torch.randn(rows, shape[1], generator=generator).to(dtype)
         before = residual.clone()
         with torch.inference_mode():
-            y, sum_, exact = packed(x), packed(x, residual), exactly(x.double())
+            y, sum_, exact = ours(x), ours(x, residual), exactly(x.double())
         assert (
             y.shape == sum_.shape == exact.shape
             and y.dtype == sum_.dtype == dtype
@@ -64,6 +65,32 @@ def test_a_packed_model(flavour: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(
         found, expected, rtol=0, atol=50 * torch.finfo(dtype).eps * expected.abs().max().item()
     )
+
+
+def test_bfloat16_that_is_emulated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """The copy is float32, and gives what the float32 product rounds to; without the memory for it,
+    a line says so and the plain operators stay.
+    """
+    if not can_pack(CPU, torch.float32):
+        pytest.skip("no packed linears on this machine")
+    monkeypatch.setattr(packed, "cpu_multiplies_bfloat16", lambda: False)
+    model = nn.Module()
+    model.linear = nn.Linear(48, 40, dtype=torch.bfloat16)
+    wide = copy.deepcopy(model).float()
+    pack_linears(wide)
+    x, residual = torch.randn(33, 48).bfloat16(), torch.randn(33, 40).bfloat16()
+    monkeypatch.setattr(packed, "memory_of", lambda device: 48 * 40 * 4 + 99)
+    pack_linears(model, 100)
+    assert isinstance(model.linear, nn.Linear)
+    assert "emulates bfloat16, and 0 GB of memory are too little" in capsys.readouterr().err
+    pack_linears(model, 99)
+    with torch.inference_mode():
+        assert torch.equal(model.linear(x), wide.linear(x.float()).bfloat16())
+        found, expected = model.linear(x, residual), wide.linear(x.float(), residual.float())
+        assert torch.equal(found, expected.bfloat16())
+    assert capsys.readouterr().err == ""
 
 
 def test_exact_models_stay_plain() -> None:
