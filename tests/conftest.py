@@ -4,6 +4,8 @@ ways to run a loop or a back end of attention.
 
 import dataclasses
 import gc
+import os
+import platform
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor
 
 import policyfile
-from attention import Attention, FlatBatch, Span
+from attention import Attention, FlatBatch, Span, reference
 from batch import Request
 from cli import run_main
 from configs import MODELS, ModelConfig
@@ -28,6 +30,7 @@ from loading.load import new_model, random_weights
 from loop import Executor, Loop
 from model import Transformer
 from scheduler import POLICIES, Scheduler
+from serving.calibration import this_machine
 from simulate import run_all
 
 # compiles, if it must, before a test looks at what a command says
@@ -67,6 +70,37 @@ def tiny_model(name: str, dtype: torch.dtype = torch.float64, device: str = "cpu
             if parameter.dim() == 1:  # norms and biases: something else than ones and zeros
                 parameter.add_(0.1 * torch.arange(len(parameter), dtype=dtype, device=device).sin())
     return model
+
+
+# What changes the order of sums, and so their last digits: a failure may be of one CPU alone.
+VECTORS = (
+    "sse4_2", "avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16",  # x86
+    "asimd", "asimddp", "sve", "bf16", "i8mm",  # ARM
+)  # fmt: skip
+SETTINGS = (
+    "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "CXX",
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "XDG_CACHE_HOME", "LC_ALL", "LANG", "TZ", "PYTHONUTF8",
+)  # fmt: skip
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Of a run that fails: the machine. `-q` hides what pytest itself says about it."""
+    if not any(terminalreporter.stats.get(kind) for kind in ("failed", "error")):
+        return
+    can = native.instructions().split()
+    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else "?"
+    terminalreporter.section("the machine")
+    for name, value in (
+        ("CPU", f"{this_machine()}, {mine} of them ours"),
+        ("instructions", " ".join(name for name in VECTORS if name in can) or "unknown"),
+        ("PyTorch's choice", torch.backends.cpu.get_cpu_capability()),
+        ("versions", f"Python {platform.python_version()}, PyTorch {torch.__version__}"),
+        ("system", platform.platform()),
+        ("settings", " ".join(f"{s}={os.environ[s]}" for s in SETTINGS if s in os.environ)),
+    ):
+        terminalreporter.write_line(f"{name:18}{value}")
 
 
 def pytest_collection_finish() -> None:
@@ -111,6 +145,57 @@ def call(script: ModuleType, *arguments: object) -> subprocess.CompletedProcess:
         except SystemExit as ended:
             status = ended.code
     return subprocess.CompletedProcess(command, status, out.getvalue(), err.getvalue())
+
+
+def unit(dtype: torch.dtype) -> float:
+    """The most that one rounding changes a number by, as a share of it."""
+    return torch.finfo(dtype).eps / 2
+
+
+def sum_bound(terms: int, size: Tensor, dtype: torch.dtype, *rounded: Tensor) -> Tensor:
+    """How far a sum may be from the exact one, on any CPU, in any order of its terms.
+
+    With unit roundoff u, a sum of n rounded products is off by at most n u / (1 - n u) of the sum
+    of their absolute values (Higham, Accuracy and Stability of Numerical Algorithms, Sec 3.1).
+    Sums are in float32 at least.
+
+    size     that sum of absolute values, in float64
+    rounded  the exact values of what is rounded to `dtype` on the way, the result last
+    """
+    u = unit(torch.promote_types(dtype, torch.float32))
+    off = terms * u / (1 - terms * u) * size
+    return off + sum(unit(dtype) * (each.abs() + off) for each in rounded)
+
+
+def attention_bound(
+    q: Tensor, most_key: Tensor, y: Tensor, y_of_sizes: Tensor, keys: int, dtype: torch.dtype
+) -> Tensor:
+    """How far attention may be from the exact y, on any CPU, in any order of its sums.
+
+    A score that is off by e moves y by e of (y_of_sizes + |y|), and so does a weight or a sum that
+    is off by a share of e. Two sums have as many terms as keys. 32 is for the exponential (4 u) and
+    for single roundings. Each weight may be rounded to dtype, and y is.
+
+    q           (..., head_dim), most_key (...): the norm of the longest key that a row may see
+    y           (..., head_dim), exact; y_of_sizes the same with the values' absolute values
+    """
+    u, head_dim = unit(torch.promote_types(dtype, torch.float32)), q.shape[-1]
+    largest = q.double().norm(dim=-1) * most_key / head_dim**0.5  # no score is beyond it
+    share = (head_dim + 8) * u * largest + (2 * keys + 32) * u + unit(dtype)
+    return share[..., None] * (y_of_sizes + y.abs()) + unit(dtype) * y.abs()
+
+
+def noise_bound(plain: Tensor, exact: Tensor) -> float:
+    """How far rounding may take a whole model's result: ten times as far as it takes a plain way on
+    this CPU. Its errors grow from layer to layer, and no formula is near them.
+    """
+    return 10 * (plain.double() - exact.double()).abs().max().item()
+
+
+def assert_within(found: Tensor, exact: Tensor, bound: Tensor | float) -> None:
+    """Each value is as near to the exact one as its bound says. A NaN is not."""
+    off = (found.double() - exact.double()).abs()
+    assert (off <= bound).all(), f"off by {(off / bound).max().item():.3g} of what rounding may do"
 
 
 def one_at_a_time(model: Transformer, prompt: list[int], count: int) -> list[int]:

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from conftest import tiny_model
+from conftest import assert_within, noise_bound, sum_bound, tiny_model
 from torch import nn
 
 from fast import packed
@@ -28,24 +28,26 @@ def test_packed_equals_plain(dtype: torch.dtype, shape: tuple[int, int], bias: b
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
     plain = plain.to(dtype)
     ours, exactly = PackedLinear(plain), copy.deepcopy(plain).double()
+    sizes = copy.deepcopy(exactly)
+    with torch.no_grad():
+        for parameter in sizes.parameters():
+            parameter.abs_()
     for rows in (0, 1, 2, 3, 8, 33, 256):
         x = torch.randn(rows, shape[0], generator=generator).to(dtype)
         residual = torch.randn(rows, shape[1], generator=generator).to(dtype)
         before = residual.clone()
         with torch.inference_mode():
             y, sum_, exact = ours(x), ours(x, residual), exactly(x.double())
+            terms = sizes(x.double().abs())  # of each sum, added without their signs
         assert (
             y.shape == sum_.shape == exact.shape
             and y.dtype == sum_.dtype == dtype
             and torch.equal(residual, before)
         )
-        scale = shape[0] ** 0.5  # of the exact values: sums of products of normal numbers
-        # of the result, and of the sums
-        rounding = 4 * torch.finfo(dtype).eps + 32 * torch.finfo(torch.float32).eps
-        torch.testing.assert_close(y.double() / scale, exact / scale, rtol=0, atol=rounding)
-        torch.testing.assert_close(
-            sum_.double() / scale, (exact + residual.double()) / scale, rtol=0, atol=rounding
-        )
+        n = shape[0] + 2  # with the bias and the residual
+        assert_within(y, exact, sum_bound(n, terms, dtype, exact))
+        both, terms = exact + residual.double(), terms + residual.double().abs()
+        assert_within(sum_, both, sum_bound(n, terms, dtype, exact, both))
 
 
 @pytest.mark.parametrize("flavour", ["llama-gqa", "gpt2"])
@@ -62,9 +64,8 @@ def test_a_packed_model(flavour: str, dtype: torch.dtype) -> None:
     tokens = torch.arange(40)[None] % 97
     with torch.inference_mode():
         expected, found = plain.forward_full(tokens), model.forward_full(tokens)
-    torch.testing.assert_close(
-        found, expected, rtol=0, atol=50 * torch.finfo(dtype).eps * expected.abs().max().item()
-    )
+        exact = plain.double().forward_full(tokens)
+    assert_within(found, exact, noise_bound(expected, exact))
 
 
 def test_bfloat16_that_is_emulated(
