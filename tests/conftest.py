@@ -168,21 +168,48 @@ def sum_bound(terms: int, size: Tensor, dtype: torch.dtype, *rounded: Tensor) ->
 
 
 def attention_bound(
-    q: Tensor, most_key: Tensor, y: Tensor, y_of_sizes: Tensor, keys: int, dtype: torch.dtype
+    q: Tensor,
+    longest: Tensor,
+    y: Tensor,
+    y_of_sizes: Tensor,
+    keys: int,
+    scores: torch.dtype | None = None,
 ) -> Tensor:
-    """How far attention may be from the exact y, on any CPU, in any order of its sums.
+    """How far attention in q's dtype may be from the exact y, on any CPU, in any order of its sums.
 
-    A score that is off by e moves y by e of (y_of_sizes + |y|), and so does a weight or a sum that
-    is off by a share of e. Two sums have as many terms as keys. 32 is for the exponential (4 u) and
-    for single roundings. Each weight may be rounded to dtype, and y is.
+    A score that is off by e moves y by at most e (y_of_sizes + |y|), and so does a weight that is
+    off by a share of e. The sum of the weights and that with the values have a term for each key.
+    32 is for the exponential (4 u) and for single roundings. A weight may be rounded to q's dtype.
 
-    q           (..., head_dim), most_key (...): the norm of the longest key that a row may see
-    y           (..., head_dim), exact; y_of_sizes the same with the values' absolute values
+    q           (..., head_dim)
+    longest     (...), or of any shape that fits: the norm of the longest key that a row may see
+    y           as q, exact; y_of_sizes: the same, of the values' absolute values
+    scores      the dtype that scores are rounded to; None: they are not
     """
-    u, head_dim = unit(torch.promote_types(dtype, torch.float32)), q.shape[-1]
-    largest = q.double().norm(dim=-1) * most_key / head_dim**0.5  # no score is beyond it
-    share = (head_dim + 8) * u * largest + (2 * keys + 32) * u + unit(dtype)
-    return share[..., None] * (y_of_sizes + y.abs()) + unit(dtype) * y.abs()
+    u, head_dim = unit(torch.promote_types(q.dtype, torch.float32)), q.shape[-1]
+    largest = q.double().norm(dim=-1) * longest / head_dim**0.5  # no score is larger
+    share = (head_dim + 8) * u * largest + (2 * keys + 32) * u + unit(q.dtype)
+    if scores:
+        share = share + unit(scores) * largest
+    return share[..., None] * (y_of_sizes + y.abs()) + unit(q.dtype) * y.abs()
+
+
+def spans_bound(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Sequence[int],
+    contexts: Sequence[int],
+    scores: torch.dtype | None = None,
+) -> Tensor:
+    """`attention_bound` for `attend_spans`."""
+    exact, sizes = (
+        reference(q.double(), keys.double(), part.double(), slots, contexts)
+        for part in (values, values.abs())
+    )
+    seen = [keys[:, slot, :context].double() for slot, context in zip(slots, contexts, strict=True)]
+    longest = torch.stack([each.norm(dim=-1).max() for each in seen])[:, None, None]
+    return attention_bound(q, longest, exact, sizes, max(contexts), scores)
 
 
 def noise_bound(plain: Tensor, exact: Tensor) -> float:
