@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import os
 import platform
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,6 +36,11 @@ from simulate import run_all
 
 # compiles, if it must, before a test looks at what a command says
 native.usable(torch.device("cpu"), torch.float32, 64, 1)
+# What runs in the background (nohup, a CI) may ignore these, and so would all that it starts. A
+# handler of Python's is not inherited.
+for sign in {"SIGINT", "SIGHUP"} & {each.name for each in signal.Signals}:
+    if signal.getsignal(signal.Signals[sign]) == signal.SIG_IGN:
+        signal.signal(signal.Signals[sign], lambda *_: None)
 torch.set_num_threads(1)  # tiny tensors: a second thread only waits for the first
 
 TINY = {
