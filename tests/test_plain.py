@@ -84,6 +84,12 @@ def test_greedy_tokens_agree_but_for_near_ties(dtype: str) -> None:
     assert all(tie < 4 * ROUNDING[dtype] for tie in ties), ties
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_the_text_is_the_same_on_every_cpu(dtype: str) -> None:
+    out = demo(dtype, True).generate(PROMPTS[0], SamplingParams(max_tokens=19))[0]
+    assert out.text == 's\nis available in the "except" clause.\n'
+
+
 def test_fast_ways_are_refused_by_name() -> None:
     with pytest.raises(UserError, match="attention is 'native'; choose auto, math, sdpa"):
         LLM("demo", fast=False, attention="native")

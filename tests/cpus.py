@@ -1,0 +1,118 @@
+"""What depends on the CPU's instructions, under each set of them that this CPU has.
+
+    make cpus
+
+Linear operators, attention, beams, the exactness of chunks, and the demo's text. Each way is a run
+of pytest in a process of its own, because PyTorch reads these settings as it is loaded. The last
+way needs no torch: native.cpp, compiled for ARM, beside plain loops in double, run by qemu.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from shutil import which
+
+from fast.native import instructions
+
+ROOT = Path(__file__).parent.parent
+TESTS = [
+    "tests/test_linear.py", "tests/test_attention.py", "tests/test_native.py",
+    "tests/test_beam_native.py", "tests/test_plain.py",
+    "tests/test_engine.py::test_chunked_prefill_is_the_full_prefill",
+]  # fmt: skip
+SECONDS = 600  # far more than a way needs, and an end to one that hangs
+
+
+@dataclass(frozen=True)
+class Way:
+    """needs: instructions, as Linux lists them. settings: environment variables; the first one
+    limits PyTorch, oneDNN, MKL and native.cpp alike (fast/first.py).
+    """
+
+    name: str
+    needs: str = ""
+    settings: dict[str, str] = field(default_factory=dict)
+    cores: int | None = None
+
+
+def limited(level: str) -> dict[str, str]:
+    return {"ATEN_CPU_CAPABILITY": level}
+
+
+CORES = os.cpu_count() or 1
+WAYS = [
+    Way("as the machine is"),
+    Way("x86 without AVX", "sse4_2 ssse3 cx16 popcnt", limited("default")),
+    Way("AVX2", "avx2 fma f16c bmi2 movbe", limited("avx2")),
+    Way("AVX-512 without bfloat16", "avx512f avx512bw avx512dq avx512vl", limited("avx512")),
+    Way("one core", cores=1),
+    Way(f"{2 * CORES + 1} threads", settings={"OMP_NUM_THREADS": str(2 * CORES + 1)}),
+]  # fmt: skip
+
+
+def run(way: Way) -> str:
+    """What a way came to: "ok ...", "skipped: ..." or "FAILED ..."."""
+    if missing := [each for each in way.needs.split() if each not in instructions().split()]:
+        return f"skipped: this CPU has no {' '.join(missing)}"
+    if way.cores and not hasattr(os, "sched_setaffinity"):
+        return "skipped: this system cannot bind a process to a core"
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *TESTS]
+    if way.cores:
+        own = set(sorted(os.sched_getaffinity(0))[: way.cores])
+        bind = (
+            f"import os, sys; os.sched_setaffinity(0, {own}); os.execv(sys.argv[1], sys.argv[1:])"
+        )
+        command = [sys.executable, "-c", bind, *command]
+    return judged(command, os.environ | way.settings)
+
+
+def judged(command: list[str], environment: dict[str, str] | None = None) -> str:
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, errors="replace", timeout=SECONDS, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"FAILED: not done after {SECONDS} s"
+    lines = done.stdout.strip().splitlines() or ["it said nothing"]
+    if done.returncode:
+        return "\n".join(["FAILED", *lines[-60:]])
+    return f"ok: {lines[-1].strip('= ')}"
+
+
+def run_arm() -> str:
+    """native_check.cpp, cross-compiled, in an emulator: right or wrong, never how fast."""
+    compiler = which("aarch64-linux-gnu-g++")
+    emulator = which("qemu-aarch64") or which("qemu-aarch64-static")
+    if not (compiler and emulator):
+        return "skipped: it needs Debian's packages g++-aarch64-linux-gnu and qemu-user"
+    with tempfile.TemporaryDirectory() as folder:
+        program = f"{folder}/check"
+        flags = ["-std=c++17", "-O3", "-static", "-fopenmp", "-w"]
+        made = judged([compiler, *flags, "tests/native_check.cpp", "-o", program, "-Wl,-w"])
+        return judged([emulator, program]) if Path(program).exists() else made
+
+
+def main() -> None:
+    work: dict[str, Callable[[], str]] = {way.name: partial(run, way) for way in WAYS}
+    work["ARM, emulated"] = run_arm
+    start, failed = time.monotonic(), 0
+    with ThreadPoolExecutor(CORES) as pool:
+        names = {pool.submit(one): name for name, one in work.items()}
+        for done in as_completed(names):
+            failed += done.result().startswith("FAILED")
+            print(f"{names[done]:26}{done.result()}", flush=True)
+    print(f"{len(work)} ways in {time.monotonic() - start:.0f} s")
+    print(f"{len(work) - failed} passed, {failed} failed")
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()
