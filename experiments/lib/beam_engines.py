@@ -186,7 +186,7 @@ def started(config: ModelConfig, dtype: str, names: Sequence[str] = ENGINES) -> 
         del model
         peers: dict[str, Peer] = {}
         for name in progress(names, "loading"):
-            peers[name] = Peer(name, sys.executable, directory, dtype, "beam_peers.py")
+            peers[name] = Peer(name, sys.executable, directory, dtype, script="beam_peers.py")
             stack.callback(peers[name].close)
         engines = Engines(config, dtype, peers)
         engines.compare(2, 16, 2, 3, 1)  # first kernels, compilers
