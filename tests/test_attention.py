@@ -1,7 +1,5 @@
 """The mask of a chunk, and the back ends against each other (native.cpp: test_native.py)."""
 
-import time
-
 import pytest
 import torch
 from conftest import assert_within, attend_spans, spans_bound
@@ -174,6 +172,7 @@ def test_xformers_layout(case: str, n_kv_head: int, monkeypatch: pytest.MonkeyPa
 
 def test_the_fastest_is_chosen_by_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
+    now = [0.0]
 
     def backend(name: str, seconds: float, fails: type[Exception] | None = None) -> Attention:
         def attention(batch: FlatBatch, cache: KVCache) -> AttendLayer:
@@ -181,7 +180,7 @@ def test_the_fastest_is_chosen_by_measurement(monkeypatch: pytest.MonkeyPatch) -
                 if fails:
                     raise fails("not on this GPU")
                 calls.append(name)
-                time.sleep(seconds)
+                now[0] += seconds
                 return qkv
 
             return attend_layer
@@ -193,10 +192,12 @@ def test_the_fastest_is_chosen_by_measurement(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(BACKENDS, "broken", backend("broken", 0.0, NotImplementedError))
     cache = KVCache(ModelConfig("tiny", 1, 4, 32, 48, 97, 64, n_kv_head=2), 3, 32)
     names = ["slow", "broken", "quick"]
-    assert fastest(4, cache, names, repeats=2) == ("quick", BACKENDS["quick"])
-    # decodes and a chunk, once to warm up
-    assert calls.count("slow") == calls.count("quick") == 2 * 3
-    assert fastest(4, cache, ["quick", "slow"], repeats=2)[0] == "quick"
+    with monkeypatch.context() as patch:
+        patch.setattr(backends, "synchronized_clock", lambda device: now[0])
+        assert fastest(4, cache, names, repeats=2) == ("quick", BACKENDS["quick"])
+        # decodes and a chunk, once to warm up
+        assert calls.count("slow") == calls.count("quick") == 2 * 3
+        assert fastest(4, cache, ["quick", "slow"], repeats=2)[0] == "quick"
     calls.clear()
     assert fastest(4, cache, ["slow"])[0] == "slow" and not calls, (
         "nothing to choose, nothing to measure"

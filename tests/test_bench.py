@@ -8,6 +8,7 @@ from configs import MODELS
 from engine import LLM
 from experiments import bench, kernels
 from experiments.bench import Demand, Machine, make_workload, measure_machine
+from fast import native
 from fast import packed as linear
 
 
@@ -82,3 +83,5 @@ def test_kernels_beside_each_other() -> None:
     done = call(kernels, "--quick", "--dtype", "float32")
     assert done.returncode == 0, done.stderr
     assert "attention, all layers" in done.stdout and "beams: 4" in done.stdout
+    here = native.usable(torch.device("cpu"), torch.float32, 32, 1)
+    assert ("native" in done.stdout) == here, "where there is a compiler"

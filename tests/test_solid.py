@@ -5,6 +5,7 @@ refused in one line, or simply works.
 import json
 import math
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -465,7 +466,7 @@ def test_letters_that_the_output_cannot_show(encoding: str) -> None:
 def test_closed_streams(closed: str) -> None:
     code = "from cli import run_main, UserError\ndef main():\n    print(5)\n    {}\nrun_main(main)"
     for body, status in (("pass", 0), ("raise UserError('no')", 2)):
-        command = f'{sys.executable} -c "$CODE" {closed}'
+        command = f'{shlex.quote(sys.executable)} -c "$CODE" {closed}'
         done = subprocess.run(
             ["sh", "-c", command], cwd=ROOT, env=os.environ | {"CODE": code.format(body)},
             capture_output=True, text=True, check=False, timeout=60,
@@ -528,24 +529,33 @@ def test_a_full_device_is_one_line_of_one_stage() -> None:
 MANY_SHAPES = """
 import pathlib, re
 from engine import LLM, SamplingParams
-llm = LLM("demo", device="cpu", chunk_size=512)
-for rows in range(1, 513, 2):
+llm = LLM("demo", device="cpu", dtype="float32", chunk_size=128)
+status = pathlib.Path("/proc/self/status")
+for rows in range(128, 0, -1):  # the largest first: later ones find its memory free
     llm.generate([[7] * rows], SamplingParams(max_tokens=1))
-status = pathlib.Path("/proc/self/status").read_text(encoding="utf-8")
-print(int(re.search(r"VmRSS:\\s+(\\d+) kB", status)[1]) // 1000)
+    if rows in (64, 1):
+        print(re.search(r"VmRSS:\\s+(\\d+) kB", status.read_text(encoding="utf-8"))[1])
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 def test_memory_does_not_grow_with_every_shape() -> None:
-    """After batches of 256 different sizes. The libraries' own caches would keep all of them."""
-    unset = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"}
-    environment = {name: value for name, value in os.environ.items() if name not in unset}
-    done = subprocess.run(
-        [sys.executable, "-c", MANY_SHAPES], cwd=ROOT, env=environment, capture_output=True,
-        text=True, check=True, timeout=300,
-    )  # fmt: skip
-    assert int(done.stdout) < 400  # MB
+    """Once fast/first.py's 64 shapes are kept, 64 more take little of what they would take if the
+    libraries kept all.
+    """
+    names = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"}
+    without = {name: value for name, value in os.environ.items() if name not in names}
+    grown = {}
+    for kept, environment in (("few", {}), ("all", dict.fromkeys(names, "1024"))):
+        done = subprocess.run(
+            [sys.executable, "-c", MANY_SHAPES], cwd=ROOT, env=without | environment,
+            capture_output=True, text=True, check=True, timeout=600,
+        )  # fmt: skip
+        before, after = map(int, done.stdout.split())
+        grown[kept] = (after - before) / before
+    if grown["all"] < 0.02:
+        pytest.skip("on this CPU, the libraries keep next to nothing of a shape")
+    assert grown["few"] < grown["all"] / 2
 
 
 def test_a_model_may_be_a_path() -> None:
