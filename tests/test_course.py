@@ -85,7 +85,7 @@ def test_mistakes_on_the_command_line_are_one_line() -> None:
         (("chek", "6"), "invalid choice: 'chek'"),
         (("grade", "no/such"), "'no/such' is no folder"),
         (("grade", ""), "argument folder: '' is no folder"),
-        (("hint", "6", "--level", "4"), "invalid choice: 4"),
+        (("hint", "6", "--level", "4"), "argument --level: invalid choice: "),
     ):
         done = run(*arguments)
         assert done.returncode == 2 and done.stderr.startswith("error: "), arguments

@@ -72,7 +72,7 @@ def test_a_python_without_vllm_is_named(tmp_path: Path) -> None:
 
 
 def test_a_server_that_ends_says_why() -> None:
-    command = [sys.executable, "-c", "print('first'); raise SystemExit('no room')"]
+    command = [sys.executable, "-c", "print('first', flush=True); raise SystemExit('no room')"]
     with (
         pytest.raises(serve_peer.UserError, match="it does not answer: no room"),
         serve_peer.served("it", serve_peer.free_port(), command),
