@@ -111,7 +111,8 @@ def model_of(name: str) -> ModelConfig:
 
 def on_disk(hub_id: str) -> Path | None:
     """Where the hub's client keeps the newest files of a model; None: nowhere."""
-    home = os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")
+    # os.path's: a user without a home has no such file, and is no error
+    home = os.environ.get("HF_HOME", os.path.expanduser("~/.cache/huggingface"))
     cache = Path(os.environ.get("HF_HUB_CACHE", Path(home) / "hub"))
     found = cache.glob(f"models--{hub_id.replace('/', '--')}/snapshots/*/config.json")
     newest = max(found, key=lambda path: path.stat().st_mtime, default=None)

@@ -221,7 +221,8 @@ class Peer:
         path = str(Path(__file__).with_name(script))
         command = [python, "-P", path, name, directory, dtype]
         command += [] if budget is None else [str(budget)]
-        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as the peer runs)
+        text = {"encoding": "utf-8", "errors": "replace"}
+        self.log = tempfile.TemporaryFile("w+", **text)  # noqa: SIM115 (open as long as the peer runs)
         try:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log}
             self.process = subprocess.Popen(command, text=True, env=environment, **pipes)

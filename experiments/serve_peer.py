@@ -173,7 +173,7 @@ def served(
     Raises UserError with the last line that it has said, if it ends, or does not answer in time.
     """
     # a session of its own: Ctrl-C does not reach it, and all its processes can be ended at once
-    with tempfile.TemporaryFile("w+") as log, subprocess.Popen(
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log, subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
         start_new_session=True,
     ) as process:  # fmt: skip

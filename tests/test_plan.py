@@ -6,6 +6,7 @@ LLAMA3 is the config.json of Llama-3-8B. The conversation trace is the committed
 import gc
 import json
 import math
+import os
 import random
 import re
 import shlex
@@ -401,6 +402,16 @@ def test_a_hub_id_that_is_on_disk(
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(LLAMA3))
     assert plan.model_of("meta/Llama-3").name == "Llama-3"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows finds a home otherwise")
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs under some number."""
+    for name in ("HOME", "HF_HOME", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", mock.Mock(side_effect=KeyError))
+    with pytest.raises(UserError, match="'meta/Llama-3' is no folder .* no hub id that is on this"):
+        plan.model_of("meta/Llama-3")
 
 
 def test_a_gpu_of_ones_own() -> None:

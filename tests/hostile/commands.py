@@ -251,6 +251,11 @@ def shell_line(command: Command, arguments: Sequence[str]) -> str:
 
 def tracked() -> list[str]:
     """The project's files, relative to its root."""
-    done = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True,
-                          capture_output=True, text=True)  # fmt: skip
-    return [line for line in done.stdout.splitlines() if (ROOT / line).is_file()]
+    command = ["git", "ls-files", "-coz", "--exclude-standard"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        raise SystemExit(
+            "error: the hostile test copies what git lists: it needs a clone"
+        ) from None
+    return [line for line in os.fsdecode(done.stdout).split("\0") if (ROOT / line).is_file()]
