@@ -33,7 +33,7 @@ OPTIONS = {"chunk_size": 16, "max_length": 80, "dtype": "float64", "device": "cp
 def main(out: Path) -> None:
     """Every policy twice, in one start: with little memory, and with all that the slots have."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
     if dist.get_rank() == 1:  # another node, whose clock began at another time
         clock = time.perf_counter
         time.perf_counter = lambda: clock() + 1000.0

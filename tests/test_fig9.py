@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import call
+from watch import PATIENCE
 
 import configs
 from engine import LLM
@@ -120,7 +121,7 @@ def read(path: Path) -> list[dict[str, str]]:
 def test_quick_run_writes_table_picture_and_csv(tmp_path):
     script = [sys.executable, ROOT / "experiments" / "fig9.py", "--quick", "--out"]
     result = subprocess.run(
-        [*script, tmp_path / "new"], check=False, capture_output=True, text=True, timeout=300
+        [*script, tmp_path / "new"], check=False, capture_output=True, text=True, timeout=PATIENCE
     )
     assert result.returncode == 0, result.stderr
     assert "peak gain" in result.stdout and "1.27" in result.stdout

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from watch import alive, children_of, descendants_of, wait_for
+from watch import PATIENCE, alive, children_of, descendants_of, wait_for
 
 import cli
 import flags
@@ -306,7 +306,7 @@ def test_outside_the_environment_one_line_says_how_to_enter(script: str, tmp_pat
     """-S: without installed packages, and without what leads Python to the project's root."""
     done = subprocess.run(
         [sys.executable, "-S", "-E", str(ROOT / script)],
-        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60,
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
     assert "run 'make install' once" in done.stderr
@@ -357,7 +357,7 @@ def test_an_interrupt_ends_a_command_and_its_workers(
         time.sleep(seconds)
         workers = children_of(process.pid) or workers
         os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=100)  # 2 s on a machine that is not busy
+        _, errors = process.communicate(timeout=PATIENCE)
     finally:
         os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
     assert process.returncode == 130 and errors == ""
@@ -396,7 +396,7 @@ def start_pool(*words: str) -> subprocess.Popen:
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_workers_know_who_they_work_for(method: str) -> None:
     """Their parent may be a server of multiprocessing, as it is on Linux since Python 3.14."""
-    said = start_pool(method, "abs", "(-3, 4)").communicate(timeout=100)
+    said = start_pool(method, "abs", "(-3, 4)").communicate(timeout=PATIENCE)
     assert said == ("{-3: 3, 4: 4}\n", "")
 
 
@@ -408,14 +408,14 @@ def test_workers_end_with_the_main_process(method: str) -> None:
         wait_for(lambda: len(descendants_of(process.pid)) == STARTED[method])
         workers = descendants_of(process.pid)
         process.kill()
-        process.communicate(timeout=100)  # the workers hold its pipes open
+        process.communicate(timeout=PATIENCE)  # the workers hold its pipes open
     wait_for(lambda: not any(alive(worker) for worker in workers))
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 def test_a_worker_that_is_killed_is_one_line() -> None:
     with start_pool("fork", "signal.raise_signal", "(signal.SIGTERM, signal.SIGKILL)") as process:
-        printed, errors = process.communicate(timeout=100)
+        printed, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1 and printed == "" and errors.count("\n") == 1
     assert errors.startswith("error: one of 2 worker processes was killed; the system does that")
 

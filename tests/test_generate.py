@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import call
 from safetensors.torch import load_file, save_file
+from watch import PATIENCE
 
 import generate
 from generate import read_prompts
@@ -22,7 +23,7 @@ def test_streams_text_and_ends_with_a_table() -> None:
     flags = ["--policy", "sarathi", "--chunk-size", "64", "--max-tokens", "24", "--ignore-eos"]
     command = [sys.executable, "generate.py", "The with statement", *flags]
     done = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False
+        command, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE, check=False
     )
     assert done.returncode == 0 and done.stderr == "", done.stderr
     text, table = done.stdout.split("\npolicy ")

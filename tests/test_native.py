@@ -32,7 +32,7 @@ from conftest import (
     unit,
 )
 from torch import Tensor
-from watch import alive, descendants_of, wait_for
+from watch import PATIENCE, alive, descendants_of, wait_for
 
 import model
 from attention import PLAIN, FlatBatch, Span, reference
@@ -474,7 +474,7 @@ def test_a_damaged_library_is_made_again(
         kept.symlink_to(tmp_path / "elsewhere.so")
     command = [sys.executable, "-c", LOAD, str(kept.parent), stem_of(kept)]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE
     )
     assert (done.returncode, done.stdout) == (0, "None\n"), done
     assert list(kept.parent.iterdir()) == []

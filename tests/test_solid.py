@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import call
+from watch import PATIENCE
 
 import cli
 import generate
@@ -443,12 +444,10 @@ def test_a_template_that_works(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------- the command line
 
 
-def run(
-    *arguments: str | bytes, seconds: float = 120, **environment: str
-) -> subprocess.CompletedProcess:
+def run(*arguments: str | bytes, **environment: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, *arguments], cwd=ROOT, env=os.environ | environment, text=True,
-        capture_output=True, timeout=seconds, check=False, errors="replace",
+        capture_output=True, timeout=PATIENCE, check=False, errors="replace",
     )  # fmt: skip
 
 
@@ -469,7 +468,7 @@ def test_closed_streams(closed: str) -> None:
         command = f'{shlex.quote(sys.executable)} -c "$CODE" {closed}'
         done = subprocess.run(
             ["sh", "-c", command], cwd=ROOT, env=os.environ | {"CODE": code.format(body)},
-            capture_output=True, text=True, check=False, timeout=60,
+            capture_output=True, text=True, check=False, timeout=PATIENCE,
         )  # fmt: skip
         assert done.returncode == status and "Traceback" not in done.stderr
 
@@ -514,7 +513,7 @@ def test_counts_of_25_digits(flag: str) -> None:
 
 def test_a_workload_is_checked_before_it_is_made() -> None:
     """A list of 10^18 prompt tokens would take all memory."""
-    done = run("distributed.py", "--lengths", f"{10**18}:1", seconds=60)
+    done = run("distributed.py", "--lengths", f"{10**18}:1")
     assert done.returncode == 2 and "tokens that max_length allows" in done.stderr
     assert done.stderr.count("\n") == 1
 
@@ -549,7 +548,7 @@ def test_memory_does_not_grow_with_every_shape() -> None:
     for kept, environment in (("few", {}), ("all", dict.fromkeys(names, "1024"))):
         done = subprocess.run(
             [sys.executable, "-c", MANY_SHAPES], cwd=ROOT, env=without | environment,
-            capture_output=True, text=True, check=True, timeout=600,
+            capture_output=True, text=True, check=True, timeout=PATIENCE,
         )  # fmt: skip
         before, after = map(int, done.stdout.split())
         grown[kept] = (after - before) / before

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+PATIENCE = 600.0  # s until a test gives up: far more than anything takes, also on a busy machine
+
 # He takes a stage's place, and sends stage 0 pickles that would make the file that he is given.
 STRANGER = """
 import datetime, pickle, sys
@@ -17,7 +19,7 @@ class Bomb:
     def __reduce__(self):
         return open, (sys.argv[1], "w")
 
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=15))
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=100))
 control = dist.new_group(backend="gloo")
 data = torch.frombuffer(bytearray(pickle.dumps(Bomb())), dtype=torch.uint8)
 for _ in range(6):
@@ -92,9 +94,9 @@ def alive(pid: int) -> bool:
     return state.rpartition(")")[2].split()[0] != "Z"
 
 
-def wait_for(what: Callable[[], object], seconds: float = 100.0) -> None:
-    """Wait until it is so. seconds: far more than it takes, also on a busy machine."""
-    deadline = time.monotonic() + seconds
+def wait_for(what: Callable[[], object]) -> None:
+    """Wait until it is so."""
+    deadline = time.monotonic() + PATIENCE
     while not what():
         assert time.monotonic() < deadline
         time.sleep(0.01)
