@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -521,9 +522,11 @@ def test_a_container_gets_the_fence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     """A stand-in for docker: it writes down its arguments, and runs what follows the image."""
-    log, engine = tmp_path / "log", tmp_path / "docker"
-    engine.write_text(
-        f"#!{sys.executable}\nimport os, sys, json\n"
+    log, engine, program = (tmp_path / name for name in ("log", "docker", "docker.py"))
+    words = shlex.join([sys.executable, str(program)])  # no first line of a script holds a space
+    engine.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+    program.write_text(
+        "import os, sys, json\n"
         f"open({str(log)!r}, 'a').write(json.dumps(sys.argv[1:]) + '\\n')\n"
         "if sys.argv[1] == 'run':\n"
         "    place = sys.argv.index('an-image') + 2\n"
