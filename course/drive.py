@@ -4,6 +4,7 @@
 within reach of the student's code. A case and an answer are what JSON can hold, and no more.
 """
 
+import json
 import zlib
 from collections.abc import Callable, Sequence
 from types import ModuleType, SimpleNamespace
@@ -135,7 +136,7 @@ def run(model: FakeModel, batch: Batch) -> list[int]:
 
 def e01(mine: ModuleType, case: dict) -> float:
     model, gpu = ModelConfig(**case["model"]), GPU(**case["gpu"])
-    return float(mine.iteration_floor(case["rows"], case["cached"], model, gpu))
+    return mine.iteration_floor(case["rows"], case["cached"], model, gpu)
 
 
 def e02(mine: ModuleType, case: dict) -> dict:
@@ -145,7 +146,7 @@ def e02(mine: ModuleType, case: dict) -> dict:
     from kvcache import CacheError
 
     cache = mine.Slots(ModelConfig(**case["model"]), case["slots"], case["length"], torch.float64)
-    before, said = (cache.k.data_ptr(), cache.v.data_ptr()), []
+    before, said = (cache.k, cache.v), []  # kept: a new tensor cannot get an old one's place
     for name, *arguments in case["operations"]:
         if name == "write":
             layer, slots, positions, k, v = arguments
@@ -158,14 +159,19 @@ def e02(mine: ModuleType, case: dict) -> dict:
             said.append(getattr(cache, name)(*arguments))
         except CacheError:
             said.append("CacheError")
-    same = before == (cache.k.data_ptr(), cache.v.data_ptr())
-    return {"said": said, "k": cache.k.tolist(), "v": cache.v.tolist(), "in place": same}
+    same = [each.data_ptr() for each in before] == [cache.k.data_ptr(), cache.v.data_ptr()]
+    stored = {"k": cache.k.tolist(), "v": cache.v.tolist(), "used": list(cache.used)}
+    return {"said": said, "in place": same, **stored}
 
 
 def e03(mine: ModuleType, case: dict) -> list[dict]:
+    import torch
+
     answers = []
     for start, length in case["chunks"]:
         mask = mine.chunk_mask(start, length)
+        if not isinstance(mask, torch.Tensor):
+            raise TypeError(f"a {type(mask).__name__}, and no tensor")
         rows = ["".join("1" if seen else "0" for seen in row) for row in mask.tolist()]
         answers.append({"type": str(mask.dtype), "shape": list(mask.shape), "rows": rows})
     return answers
@@ -176,8 +182,10 @@ def e04(mine: ModuleType, case: dict) -> dict:
 
     tensors = [torch.tensor(case[name], dtype=torch.float64) for name in ("q", "keys", "values")]
     before = str([each.tolist() for each in tensors])  # a text: NaN equals NaN
-    found = mine.attend(*tensors, case["slots"], case["contexts"]).tolist()
-    return {"found": found, "kept": before == str([each.tolist() for each in tensors])}
+    found = mine.attend(*tensors, case["slots"], case["contexts"])
+    kept = before == str([each.tolist() for each in tensors])
+    # an answer has no NaN: where it was is said beside it
+    return {"found": found.nan_to_num().tolist(), "nan": found.isnan().tolist(), "kept": kept}
 
 
 def e05(mine: ModuleType, case: dict) -> list[dict]:
@@ -190,7 +198,7 @@ def e05(mine: ModuleType, case: dict) -> list[dict]:
         pieces = [Chunk(requests[i], start, length) for i, start, length, _ in chunks]
         batch = Batch(pieces, [requests[i] for i in decodes])
         rows = mine.flatten(batch, slot_of, used)
-        lists = {name: [int(x) for x in getattr(rows, name)] for name in FIELDS}
+        lists = {name: list(getattr(rows, name)) for name in FIELDS}
         answers.append(lists | {"used": list(used), "slot_of": sorted(slot_of.items())})
         for chunk in pieces:
             chunk.request.prefilled = chunk.request.context = chunk.start + chunk.length
@@ -232,7 +240,7 @@ def e07(mine: ModuleType, case: dict) -> list[float]:
     if "rows" in case:
         return [mine.padded(rows) for rows in case["rows"]]
     return [
-        float(mine.seconds(batch_of(shape), ModelConfig(**shape["model"]), GPU(**shape["gpu"])))
+        mine.seconds(batch_of(shape), ModelConfig(**shape["model"]), GPU(**shape["gpu"]))
         for shape in case["batches"]
     ]
 
@@ -261,10 +269,10 @@ def e08(mine: ModuleType, case: dict) -> dict:
 def e09(mine: ModuleType, case: dict) -> dict:
     lives = [SimpleNamespace(**life) for life in case["lives"]]
     return {
-        "ttft": [float(mine.ttft(life)) for life in lives],
-        "tbts": [[float(gap) for gap in mine.tbts(life)] for life in lives],
+        "ttft": [mine.ttft(life) for life in lives],
+        "tbts": [list(mine.tbts(life)) for life in lives],
         "stalls": [[list(each) for each in mine.stalls(life, case["bound"])] for life in lives],
-        "p99": float(mine.p99(lives)),
+        "p99": mine.p99(lives),
     }
 
 
@@ -274,7 +282,7 @@ def e10(mine: ModuleType, case: dict) -> dict:
 
 
 def e11(mine: ModuleType, case: dict) -> list:
-    return [list(each) for each in mine.share_out(**case)]
+    return list(mine.share_out(**case))
 
 
 def e12(mine: ModuleType, case: dict) -> list:
@@ -299,3 +307,12 @@ DRIVERS: dict[str, Callable[[ModuleType, dict], object]] = {
     each.__name__: each
     for each in (e01, e02, e03, e04, e05, e06, e07, e08, e09, e10, e11, e12, hunt, final)
 }
+
+
+def answer_of(file: str, mine: ModuleType, case: dict) -> object:
+    """A student's answer to a case. ValueError if the code changes what it was given."""
+    before = json.dumps(case)
+    answer = DRIVERS[file](mine, case)
+    if json.dumps(case) != before:
+        raise ValueError("your function changes its arguments, and the caller still needs them")
+    return answer

@@ -27,7 +27,7 @@ from pathlib import Path
 from checks import UserError, check_whole
 from cli import claim
 from course.check.frame import examine
-from course.exercises import EXERCISES, AnswerError, Exercise
+from course.exercises import EXERCISES, AnswerError, Exercise, read_answer
 from course.sandbox import PROTECTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -111,10 +111,7 @@ class Worker:
                 line = box.get(timeout=min(left, GLANCE))
         if not line.endswith(b"\n"):
             raise AnswerError("the process ended" if not line else "an endless answer")
-        try:
-            answer = json.loads(line)
-        except (ValueError, RecursionError):
-            raise AnswerError("no JSON") from None
+        answer = read_answer(line)
         if not isinstance(answer, dict):
             raise AnswerError("no answer")
         return answer

@@ -21,10 +21,10 @@ from checks import UserError
 from course import __main__ as commands
 from course import grade, predictions, selftest
 from course.check import final
-from course.check.frame import examine, judged, lines
+from course.check.frame import ANSWER, examine, judged, lines, same
 from course.check.rounds import judge_record
 from course.drive import serve
-from course.exercises import EXERCISES, find, load
+from course.exercises import EXERCISES, AnswerError, find, load, read_answer
 from course.local import asker
 from course.plants import Plant, plants
 from course.sandbox import PROTECTIONS
@@ -290,7 +290,8 @@ def test_there_are_at_least_thirty_mistakes_and_every_exercise_has_some() -> Non
         f"{number:02d}" for number in range(1, 31)
     }
     for plant in found:
-        assert plant.caught_by in EXERCISES[plant.exercise].check.PROPERTIES, plant.path.name
+        known = {ANSWER, *EXERCISES[plant.exercise].check.PROPERTIES}
+        assert plant.caught_by in known, plant.path.name
 
 
 def test_a_mistake_that_is_caught_elsewhere_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,6 +342,22 @@ def test_an_answer_of_another_form_fails_and_raises_nothing(key: str) -> None:
     for answer in (None, [], {}, "x", 10**400, float("nan"), [[[]]], {"rows": [{}]}, True, -1):
         if judged(check.judge, case, answer) is None:
             assert key == "7" and answer is None, f"{key} takes {answer!r}"
+
+
+@pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999", '{"a": [1, NaN]}', "[" * 9999, "x"])
+def test_an_answer_has_no_number_that_is_none(text: str) -> None:
+    with pytest.raises(AnswerError):
+        read_answer(text)
+
+
+def test_answers_are_compared_part_by_part() -> None:
+    nan = float("nan")
+    assert same({"a": [1, 2.0, None]}, {"a": [1, 2.0 + 1e-12, None]}, 1e-9) and same(2.0, 2)
+    for wanted, got in (
+        (1.0, nan), (1.0, True), (1, True), (1, 1.0), (0, None), ([1, 2], [2, 1]), ([1], [1, 1]),
+        ([1], "1"), ({"a": 1}, {"a": 1, "b": 2}), (1.0, "1.0"), (1.0, 1.0 + 1e-6), ("1", 1),
+    ):  # fmt: skip
+        assert not same(wanted, got, 1e-9), (wanted, got)
 
 
 # ------------------------------------------------------------------------ submissions that attack
@@ -702,7 +719,7 @@ def test_tokens_alone_do_not_find_all_mistakes() -> None:
             cases = [case for case in drawn if "preempt" not in case]
             rules = ("K0", "K6", "K7", "K8", "K10")
             kept += not any(judge_record(case, serve(make, case), rules) for case in cases)
-    words = {8: "Eight", 9: "Nine", 10: "Ten", 11: "Eleven", 12: "Twelve"}
+    words = {10: "Ten", 11: "Eleven", 12: "Twelve", 13: "Thirteen", 14: "Fourteen"}
     assert f"{words[kept]} of the planted mistakes" in (COURSE / "README.md").read_text("utf-8")
 
 

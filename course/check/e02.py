@@ -4,7 +4,7 @@ import random
 from dataclasses import asdict
 
 from configs import ModelConfig
-from course.check.frame import Failure
+from course.check.frame import Failure, same
 
 PROPERTIES = {
     "S1": "allocate gives the lowest free slot, empty; none left is a CacheError",
@@ -88,7 +88,7 @@ def judge(case: dict, answer: dict) -> Failure | None:
         wanted = run(used, case["length"], operation)
         name = operation[0] if operation[0] in ("allocate", "write") else str(operation)
         done.append([name, wanted, got])
-        if wanted != got:
+        if not same(wanted, got):
             freed |= operation[0] == "free"
             prop = "S2" if operation[0] == "extend" else "K7" if freed else "S1"
             teaches = {
@@ -104,6 +104,12 @@ def judge(case: dict, answer: dict) -> Failure | None:
             "S4", where, "the same tensors as before", "new ones",
             "The cache is allocated once (4.5): `write` stores in place, self.k[...] = k.",
         )  # fmt: skip
+    if not same(used, answer["used"]):
+        return Failure(
+            "S2", where, f"used = {used}", f"used = {answer['used']}",
+            "self.used says how many tokens each slot holds: others read it, too.",
+            done[:1] + done[1:][-6:],
+        )  # fmt: skip
     return stored(case, answer, where)
 
 
@@ -117,7 +123,10 @@ def stored(case: dict, answer: dict, where: str) -> Failure | None:
         for write in writes:
             for row, (slot, place) in enumerate(zip(*write[1:3], strict=True)):
                 wanted[write[0], :, slot, place] = torch.tensor(write[number][row]).double()
-        got = torch.tensor(answer[name], dtype=torch.float64).reshape(shape)
+        got = torch.tensor(answer[name], dtype=torch.float64)
+        if got.shape != shape:
+            return Failure("S3", where, f"{name} of shape {shape}", f"{tuple(got.shape)}",
+                           "The stub allocates self.k and self.v: leave their shape.")  # fmt: skip
         for at in (got != wanted).nonzero().tolist()[:1]:
             layer, head, slot, place, _ = at
             shown = [write[:3] for write in writes[-3:]]

@@ -8,10 +8,12 @@ PROPERTIES = {"M1": "stacked, the masks of a prompt's chunks are the lower trian
 
 
 def cases(rng: random.Random) -> list[dict]:
-    """Every chunk (start, length) of every prompt of up to 64 tokens: so all ways to cut it."""
+    """Every chunk (start, length) of every prompt of up to 64 tokens: so all ways to cut it. And
+    some of longer ones, so that no table of all masks passes."""
+    longer = [[rng.randint(65, 400), rng.randint(1, 99)] for _ in range(5)]
     return [
         {"chunks": [[end - length, length] for length in range(1, end + 1)]} for end in range(1, 65)
-    ]
+    ] + [{"chunks": longer}]
 
 
 def judge(case: dict, answer: list) -> Failure | None:

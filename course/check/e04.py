@@ -21,7 +21,7 @@ def draw(rng: random.Random, stage: int) -> dict:
     look; 3: the same, and scores whose exp overflows."""
     kv_heads = 1 if stage == 0 else rng.randint(1, 2)
     heads = kv_heads * (1 if stage == 0 else rng.randint(2, 3))
-    slots, length, size = rng.randint(1, 4), rng.randint(3, 8), 4
+    slots, length, size = rng.randint(1, 4), rng.randint(3, 8), rng.choice((2, 4, 8))
     rows = rng.randint(1, 3)
     n = 1 if rows > 1 else rng.randint(1, slots)
     contexts = [rng.randint(rows, length) for _ in range(n)]
@@ -60,6 +60,7 @@ def judge(case: dict, answer: dict) -> Failure | None:
     )
     wanted = reference(q, keys, values, case["slots"], case["contexts"])
     got = torch.tensor(answer["found"], dtype=torch.float64)
+    got = got.masked_fill(torch.tensor(answer["nan"], dtype=torch.bool), float("nan"))
     n, rows, heads, _ = q.shape
     where = (
         f"{many(n, 'request')} with {many(rows, 'new row')}, slots {case['slots']}, contexts"

@@ -3,7 +3,7 @@
 import random
 from functools import cache
 
-from course.check.frame import Failure
+from course.check.frame import Failure, same
 from course.drive import FIELDS
 
 PROPERTIES = {
@@ -99,12 +99,23 @@ def judge(case: dict, answer: list) -> Failure | None:
             context[i] += 1
             made[i] += 1
         for name, prop in FIRST.items():
-            if wanted[name] != rows[name]:
-                same = sorted(wanted[name]) == sorted(rows[name])
-                teaches = ORDER if chunks and decodes and same else TEACHES[name]
+            if not same(wanted[name], rows[name]):
+                alike = sorted(wanted[name]) == sorted(rows[name])
+                teaches = ORDER if chunks and decodes and alike else TEACHES[name]
                 return Failure(
                     prop, where, f"{name} {wanted[name]}", f"{name} {rows[name]}", teaches
                 )
+        held: list[int | None] = [None] * case["slots"]
+        for i, slot in slot_of.items():
+            held[slot] = context[i]
+        told = dict(rows["slot_of"])
+        if not same(held, rows["used"]) or not same(slot_of, {i: told.get(i) for i in slot_of}):
+            return Failure(
+                "R1", where, f"then used {held}, slot_of {slot_of}",
+                f"used {rows['used']}, slot_of {told}",
+                "Update both: the slot of each request, and used[slot], which grows with each token"
+                " that is stored there. The next batch finds its places by them.",
+            )  # fmt: skip
         for i in ended + preempted:
             slot_of.pop(i)
     return logits(case, answer) if case["_model"] else None

@@ -3,10 +3,10 @@
 import random
 from dataclasses import asdict, replace
 
-from configs import GPUS, MODELS, ModelConfig
+from configs import GPU, GPUS, MODELS, ModelConfig
 from costmodel import padded as true_padded
 from course import drive
-from course.check.frame import Failure, many
+from course.check.frame import Failure, many, same
 from course.reference import seconds
 from course.stubs.e07 import ATTENTION, COMPUTE, MEMORY
 from experiments.lib.common import paper_numbers
@@ -28,10 +28,10 @@ WIDE = ModelConfig("wide", 1, 64, 32768, 131072, 16, 4096)
 BROAD = replace(LLAMA, name="with heads of 256 channels", head_dim=256)
 
 
-def shape(chunks=(), decodes=(), model=LLAMA) -> dict:
+def shape(chunks=(), decodes=(), model=LLAMA, gpu=A6000) -> dict:
     """chunks: (start, length, prompt); decodes: contexts."""
     return {"chunks": list(chunks), "decodes": list(decodes), "model": asdict(model),
-            "gpu": asdict(A6000)}  # fmt: skip
+            "gpu": asdict(gpu)}  # fmt: skip
 
 
 def cases(rng: random.Random) -> list[dict]:
@@ -70,11 +70,15 @@ def cases(rng: random.Random) -> list[dict]:
     small += [shape([(0, 64, 64), (4000, 8, 5000)]), shape([(0, 64, 64)], [9], BROAD)]
     for batch in small:
         found.append({"batches": [batch], "_": "Q9"})
-    for _ in range(30):
-        start, length = rng.randint(0, 900), rng.randint(1, 500)
-        prompt = start + length + rng.choice((0, 7))
-        decodes = [rng.randint(1, 2000) for _ in range(rng.randint(0, 20))]
-        found.append({"batches": [shape([(start, length, prompt)], decodes)], "_": "Q9"})
+    for number in range(60):
+        chunks = []
+        for _ in range(1 if number < 30 else rng.randint(0, 3)):
+            start, length = rng.randint(0, 900), rng.randint(1, 500)
+            chunks.append((start, length, start + length + rng.choice((0, 7))))
+        decodes = [rng.randint(1, 2000) for _ in range(rng.randint(not chunks, 20))]
+        others = [rng.choice(list(each.values())) for each in (MODELS, GPUS)]
+        batch = shape(chunks, decodes, *(others if number >= 30 else ()))
+        found.append({"batches": [batch], "_": "Q9"})
     return found
 
 
@@ -103,14 +107,15 @@ def told(batch: dict) -> str:
     decodes = batch["decodes"]
     cached = f"with {many(decodes[0], 'cached token')}" if decodes else ""
     riders = [f"{many(len(decodes), 'decode')} {cached}"] if decodes else []
-    return " and ".join(chunks + riders) + f" ({batch['model']['name']})"
+    where = f"{batch['model']['name']} on {batch['gpu']['name']}"
+    return f"{' and '.join(chunks + riders)} ({where})"
 
 
 def judge(case: dict, answer: list) -> Failure | None:
     prop = case["_"]
     if prop == "Q2":
         for rows, got in zip(case["rows"], answer, strict=True):
-            if got != true_padded(rows):
+            if not same(true_padded(rows), got):
                 return Failure(
                     "Q2", f"padded({rows})", str(true_padded(rows)), str(got),
                     "Tiles of 128 rows: 256 fills two tiles, 257 opens a third. Up to 64, 32 or 16"
@@ -150,12 +155,15 @@ def judge(case: dict, answer: list) -> Failure | None:
                            " `roofline`.")  # fmt: skip
     if prop == "Q9":
         [batch] = case["batches"]
-        wanted = seconds(drive.batch_of(batch), ModelConfig(**batch["model"]), A6000)
-        if not abs(first - wanted) <= 1e-6 * wanted:
-            return Failure("Q9", where, f"{1e3 * wanted:.4f} ms", f"{1e3 * first:.4f} ms",
-                           "Is the head there, for sampled rows alone? 4 FLOPs per pair of tokens"
-                           " and channel? A decode's own token, too? FLOPs of padded rows, and"
-                           " bytes of real ones? A roofline for each chunk?")  # fmt: skip
+        gpu = GPU(**batch["gpu"])
+        wanted = seconds(drive.batch_of(batch), ModelConfig(**batch["model"]), gpu)
+        if not same(wanted, first, 1e-6 * wanted):
+            return Failure(
+                "Q9", where, f"{1e3 * wanted:.4f} ms", f"{1e3 * first:.4f} ms",
+                "Of this model, on this GPU? Is the head there, for sampled rows alone? 4 FLOPs per"
+                " pair of tokens and channel? A decode's own token, too? FLOPs of padded rows, and"
+                " bytes of real ones? A roofline for each chunk?",
+            )  # fmt: skip
     if prop == "Q8":
         paper = paper_numbers()
         for rows, got in zip((128, 256, 257), answer, strict=True):

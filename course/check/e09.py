@@ -1,9 +1,10 @@
 """E9: the words of serving, as timeline.py defines them."""
 
 import random
+from itertools import pairwise
 from types import SimpleNamespace
 
-from course.check.frame import Failure
+from course.check.frame import Failure, same
 from course.reference import p99, stalls
 
 PROPERTIES = {
@@ -42,22 +43,27 @@ def judge(case: dict, answer: dict) -> Failure | None:
                 "T1", where, f"{len(tokens) - 1} gaps", f"{len(gaps)}",
                 "The time to the first token is no gap: n tokens have n - 1 gaps.",
             )  # fmt: skip
-        latency = tokens[-1] - arrival
-        if abs(first + sum(gaps) - latency) > 1e-9 or abs(first - (tokens[0] - arrival)) > 1e-9:
+        latency, true = tokens[-1] - arrival, [b - a for a, b in pairwise(tokens)]
+        if not same(tokens[0] - arrival, first, 1e-9):
             return Failure(
                 "T1", where, f"TTFT {tokens[0] - arrival}, latency {latency}",
                 f"TTFT {first}, TTFT + gaps {first + sum(gaps)}",
                 "TTFT counts from the arrival: the wait in the queue is part of it.",
             )  # fmt: skip
+        if not same(true, gaps, 1e-9):
+            return Failure(
+                "T1", where, f"gaps {true[:8]}", f"{gaps[:8]}",
+                "A gap is the time between one token and the next, in order.",
+            )  # fmt: skip
         wanted = [list(each) for each in stalls(SimpleNamespace(**life), case["bound"])]
-        if answer["stalls"][number] != wanted:
+        if not same(wanted, answer["stalls"][number], 1e-9):
             return Failure(
                 "T3", f"{where}, bound {case['bound']}", str(wanted),
                 str(answer["stalls"][number])[:90],
                 "A stall is (time of the token before the gap, seconds); longer than the bound.",
             )  # fmt: skip
     wanted = p99([SimpleNamespace(**life) for life in case["lives"]])
-    if not abs(answer["p99"] - wanted) <= 1e-9:
+    if not same(wanted, answer["p99"], 1e-9):
         return Failure(
             "T2", f"requests: {len(case['lives'])}", f"P99 {wanted:.4f}", f"{answer['p99']:.4f}",
             "Pool the n gaps of all requests, then take the percentile: a mean hides the stall."

@@ -2,7 +2,7 @@
 
 import random
 
-from course.check.frame import Failure
+from course.check.frame import Failure, same
 from course.reference import idle, starts
 
 PROPERTIES = {
@@ -28,7 +28,7 @@ def judge(case: dict, answer: dict) -> Failure | None:
     earliest = starts(seconds, count)
     where = f"{len(seconds[0])} stages, {count} micro-batches, seconds {seconds[:4]}"
     for number, (wanted, got) in enumerate(zip(earliest, answer["starts"], strict=True)):
-        if all(abs(x - y) <= 1e-9 for x, y in zip(wanted, got, strict=True)):
+        if same(wanted, got, 1e-9):
             continue
         back = number - count
         known = earliest[back][-1] + seconds[back][-1] if back >= 0 else 0.0
@@ -47,7 +47,7 @@ def judge(case: dict, answer: dict) -> Failure | None:
     end = given[-1][-1] + seconds[-1][-1]
     table = [["seconds", "expected", "got"]]
     table += [[name, round(wanted[name], 4), round(got[name], 4)] for name in wanted]
-    if any(abs(wanted[name] - got[name]) > 1e-9 for name in wanted):
+    if not same(wanted, {name: got[name] for name in wanted}, 1e-9):
         whole = f"{len(seconds[0])} x {end:g} = {busy:g} busy + {sum(wanted.values()):g} idle"
         return Failure(
             "B1", where, whole, f"{busy:g} + {sum(got.values()):g}",

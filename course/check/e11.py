@@ -2,7 +2,7 @@
 
 import random
 
-from course.check.frame import Failure
+from course.check.frame import Failure, same
 from course.reference import share_out
 
 PROPERTIES = {
@@ -46,7 +46,7 @@ def judge(case: dict, answer: list) -> Failure | None:
     elif len(takes) < len(wanted[0]):
         prop = "W3"
         teaches = "Round up: else some are withheld for ever. Take from the withheld what is free."
-    elif [takes, withholds] != [list(each) for each in wanted]:
+    elif not same(wanted, answer):
         prop = "W4"
         teaches = (
             "The withheld wait in a queue: the first comes along first; your surplus goes last."

@@ -2,7 +2,7 @@
 
 import random
 
-from course.check.frame import Failure
+from course.check.frame import Failure, same
 
 PROPERTIES = {
     "X1": "through its row, a beam reads its own history, all steps of it",
@@ -25,12 +25,12 @@ def judge(case: dict, answer: list) -> Failure | None:
         if step:
             histories = [list(histories[parent]) for parent in parents]
         histories = [[*history, step * width + beam] for beam, history in enumerate(histories)]
-        read = [[t * width + place for t, place in enumerate(row)] for row in table]
-        if read == histories:
+        wanted = [[written % width for written in history] for history in histories]
+        if same(wanted, table):
             continue
         where = f"{width} beams, parents {case['parents'][1 : step + 1]}, after step {step}"
         rows = [["beam", "its row should be", "got"]]
-        rows += [[b, [x % width for x in each], table[b]] for b, each in enumerate(histories)]
+        rows += [[b, each, table[b]] for b, each in enumerate(wanted)]
         longer = any(len(row) > step + 1 for row in table)
         prop = "X2" if longer else "X1"
         teaches = (
@@ -39,6 +39,5 @@ def judge(case: dict, answer: list) -> Failure | None:
             else "A beam takes over its parent's whole row, not its last step alone; then it writes"
             " to its own place."
         )
-        expected = f"the rows {[[x % width for x in each] for each in histories]}"
-        return Failure(prop, where, expected, str(table), teaches, rows)
+        return Failure(prop, where, f"the rows {wanted}", str(table), teaches, rows)
     return None

@@ -9,6 +9,7 @@ from course.exercises import NOTHING, AnswerError, Ask, Exercise
 
 ANSWER = "answer"  # the property that any code must have: it answers, and with what is asked for
 HINTS = {  # to errors of the project's own code
+    "JSON serializable": "Return what the stub's annotations say: plain numbers, lists, tuples.",
     "a request holds one slot": "A request in the queue must have nothing prefilled. `preempt` ends"
     " with restart(), and all preemption comes before you pick chunks.",
 }
@@ -88,6 +89,26 @@ def judged(judge, case: dict, answer: object) -> Failure | None:
         says = NOTHING if answer is None else "Your answer has another form."
         teaches = "Read the docstring of the stub again."
         return Failure(ANSWER, describe(case), "what the docstring says", got, teaches, says=says)
+
+
+def same(wanted: object, got: object, eps: float = 0.0) -> bool:
+    """Whether an answer has the form of what is wanted, and each of its numbers is within eps.
+
+    True is no 1, and 1.0 no 1: a place, a slot, a token is an int. NaN is near to nothing.
+    """
+    if isinstance(wanted, dict):
+        return isinstance(got, dict) and wanted.keys() == got.keys() and all(
+            same(each, got[name], eps) for name, each in wanted.items()
+        )  # fmt: skip
+    if isinstance(wanted, list | tuple):
+        return (
+            isinstance(got, list | tuple)
+            and len(wanted) == len(got)
+            and all(map(same, wanted, got, [eps] * len(wanted)))
+        )
+    if isinstance(wanted, float):
+        return type(got) in (float, int) and abs(wanted - got) <= eps
+    return type(wanted) is type(got) and wanted == got
 
 
 def many(count: int, what: str) -> str:

@@ -68,6 +68,12 @@ class Replay:
         state = self.state
         for step, row in enumerate(self.record["rows"]):
             self.step = step
+            chunks = row.get("chunks", ())
+            ids = [i for name in ("decodes", "preempted", "ended") for i in row.get(name, ())]
+            ids += [chunk[0] for chunk in chunks]
+            numbers = [number for chunk in chunks for number in chunk]
+            if not all(type(each) is int for each in ids + numbers) or min(ids, default=0) < 0:
+                raise TypeError("a request or a number of tokens that is no whole number")
             while self.arriving and self.arriving[0].arrival <= self.now:
                 state.waiting.append(self.arriving.popleft())
             self.preempt(row)
@@ -129,7 +135,12 @@ class Replay:
                     self.fail("K0", f"at most {many(self.case['B'], 'request')}", "one more",
                               "B requests hold all slots: call `admit`.", row)  # fmt: skip
                 state.running.append(request)
-                request.prefill_length = claimed
+                request.prefill_length = min(claimed, request.prefill_length)
+            if claimed != request.prefill_length:
+                whole = many(request.prefill_length, "token")
+                self.fail("K0", f"{whole} to prefill", str(claimed),
+                          "The prompt, and after a preemption the output so far: no more.",
+                          row)  # fmt: skip
             if start == 0 and request.context == 0:
                 if i in self.slots:
                     self.fail("K7", "its slot is given back first", f"request {i} takes a second",
@@ -159,6 +170,9 @@ class Replay:
                 "It has left `running`, and something of it was cached: `preempt` must append it to"
                 " self._preempted, so that the loop frees its slot.", row,
             )  # fmt: skip
+        if strays := [i for i in ids if i not in row["running"]]:
+            self.fail("K0", "requests of `running`", f"request {strays[0]} is not among them",
+                      "Take it in with `admit`.", row)  # fmt: skip
         self.twice_or_empty(row)
         self.admit(row)
         chunks = [Chunk(requests[i], start, length) for i, start, length, _ in row["chunks"]]
