@@ -3,6 +3,9 @@
 Each submission has a worker process of its own (worker.py). It gets cases and gives answers, as
 lines of JSON. The checks, their truth, the seed and the results are in this process alone. So a
 submission that exits, hangs, floods, or patches a checker in its own process earns nothing.
+
+Limits are seconds of the processor: a grade does not depend on what else the machine does. The
+clock ends what sleeps. Whatever ends this process, no worker outlives it (see worker.py).
 """
 
 import csv
@@ -19,22 +22,34 @@ import threading
 import time
 import zipfile
 import zlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import FrameType
 
 from checks import UserError, check_whole
 from cli import claim
 from course.check.frame import examine
 from course.exercises import EXERCISES, AnswerError, Exercise, read_answer
 from course.sandbox import PROTECTIONS
+from course.worker import LONGEST_ANSWER
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 ROOT = Path(__file__).resolve().parent.parent
-LONGEST_FILE, LONGEST_ZIP, LONGEST_ANSWER = 64 << 10, 1 << 20, 4 << 20  # bytes
+LONGEST_FILE, LONGEST_ZIP = 64 << 10, 1 << 20  # bytes
 MEMORY = 1 << 30  # bytes, beyond what Python, numpy and torch take
-START, CASE, EXERCISE, WHOLE = 60.0, 5.0, 15.0, 60.0  # s: until a worker is ready; of answers
+# s of the processor: until a worker is ready; of one answer, of an exercise's, of a submission's
+START, CASE, EXERCISE, WHOLE = 60.0, 5.0, 15.0, 60.0
+PATIENCE = 10  # s of the clock for each of these: only what sleeps takes so long
 GLANCE = 0.2  # s between two looks at whether grading was interrupted
+FOLDER = "nano-sarathi-grade-"  # what our folders for temporary files begin with
 IMAGE = "nano-sarathi-course"
 FENCE = [
     "--network=none", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges",
@@ -56,59 +71,74 @@ class Stopped(Exception):
 
 
 class Worker:
-    """A process with a student's code. Every answer has a deadline. stopped: waits for none."""
+    """A process with a student's code. Every answer has a deadline. stopped: waits for none.
 
-    def __init__(self, files: dict[str, str], container: list[str], stopped: threading.Event):
-        self.stopped = stopped
-        self.home = tempfile.mkdtemp(prefix="grade-")
-        self.name = f"grade-{os.getpid()}-{Path(self.home).name[6:]}"
+    spent: seconds of answers so far. Of the processor, or PATIENCE times as many of the clock.
+    """
+
+    def __init__(
+        self, files: dict[str, str], container: list[str], stopped: threading.Event, place: Path
+    ):
+        self.stopped, self.container, self.spent = stopped, container, 0.0
+        self.home = Path(tempfile.mkdtemp(dir=place))
+        self.name = f"grade-{os.getpid()}-{self.home.name}"
         command = [sys.executable, "-m", "course.worker"]
         if container:
             command = [container[0], "run", "--rm", "-i", f"--name={self.name}", *FENCE,
                        container[1], "python", "-m", "course.worker"]  # fmt: skip
         kept = ("PATH", "SYSTEMROOT", "LANG", "DOCKER_HOST", "XDG_RUNTIME_DIR")
         environment = {name: os.environ[name] for name in kept if name in os.environ}
-        environment |= {"HOME": self.home, "TMPDIR": self.home, "TEMP": self.home}
+        environment |= dict.fromkeys(("HOME", "TMPDIR", "TEMP"), str(self.home))
         environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        self.container = container
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, start_new_session=os.name == "posix",
-        )  # fmt: skip
+        with open(self.home / "said", "wb") as said:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=said, start_new_session=os.name == "posix",
+            )  # fmt: skip
         torch = any(each.torch and each.file in files for each in EXERCISES.values())
         setup = {"files": files, "torch": torch, "memory": MEMORY, "seconds": int(WHOLE)}
         try:
             self.held = self.exchange(setup, START).get("held", [])
-        except AnswerError as error:  # not the student's fault: none of their code was loaded
+            self.spent = 0.0  # to start is not the student's fault
+        except AnswerError as error:  # nor is this: none of their code was loaded
+            lines = (self.home / "said").read_text("utf-8", errors="replace").split("\n")
+            why = next((line for line in reversed(lines) if line.strip()), str(error))
             self.close()
-            raise UserError(f"a worker did not start ({error}): {' '.join(command)}") from None
+            raise UserError(f"a worker did not start: {why} ({' '.join(command)})") from None
         except Stopped:
             self.close()
             raise
 
     def exchange(self, message: dict, seconds: float) -> dict:
-        """Send a line, get a line. AnswerError if none comes, or if it is no answer."""
-        end = time.monotonic() + max(0.1, seconds)
+        """Send a line, get a line. AnswerError if none comes, or if it is no answer.
+
+        seconds: of the processor. The worker itself keeps to them.
+        """
+        seconds = max(0.1, seconds)
+        began = time.monotonic()
         box: queue.Queue[bytes] = queue.Queue()
 
         def talk() -> None:
             try:
-                self.process.stdin.write(json.dumps(message).encode() + b"\n")
+                self.process.stdin.write(f"{seconds:.3f} {json.dumps(message)}\n".encode())
                 self.process.stdin.flush()
-                box.put(self.process.stdout.readline(LONGEST_ANSWER + 1))
+                box.put(self.process.stdout.readline(LONGEST_ANSWER + 99))
             except (OSError, ValueError):  # it has gone, or was ended
                 box.put(b"")
 
         threading.Thread(target=talk, daemon=True).start()
-        line = None
-        while line is None:
-            left = end - time.monotonic()
+        said, took = None, 0.0
+        while said is None and took < PATIENCE * seconds:
             if self.stopped.is_set():
                 raise Stopped
-            if left <= 0:
-                raise AnswerError("no answer in time")
             with suppress(queue.Empty):
-                line = box.get(timeout=min(left, GLANCE))
+                said = box.get(timeout=min(PATIENCE * seconds - took, GLANCE))
+            took = time.monotonic() - began
+        head, _, line = (said or b"").partition(b" ")
+        spent = float(head or 0)
+        self.spent += max(spent, took / PATIENCE)
+        if said is None or spent > seconds:
+            raise AnswerError("no answer in time")
         if not line.endswith(b"\n"):
             raise AnswerError("the process ended" if not line else "an endless answer")
         answer = read_answer(line)
@@ -117,18 +147,77 @@ class Worker:
         return answer
 
     def close(self) -> None:
-        """End the process and all that it has started in its group."""
+        """End the process and all that it has started, and remove its folder."""
         if self.container:
             subprocess.run([self.container[0], "kill", self.name], capture_output=True, check=False)
+        self.process.terminate()  # then it ends the others
         try:
-            if os.name == "posix":
-                os.killpg(self.process.pid, signal.SIGKILL)
-            else:
-                self.process.kill()
-        except ProcessLookupError:
-            pass
-        self.process.wait()
+            self.process.wait(START)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
         shutil.rmtree(self.home, ignore_errors=True)
+
+
+@contextmanager
+def workplace() -> Iterator[Path]:
+    """A folder for the workers' folders. It is locked as long as we live.
+
+    Those that nobody holds any more are of graders that were killed: they are removed.
+    """
+    for old in Path(tempfile.gettempdir()).glob(f"{FOLDER}*") if fcntl else ():
+        if (lock := locked(old, fcntl.LOCK_NB)) is not None:
+            shutil.rmtree(old, ignore_errors=True)
+            os.close(lock)
+    place, lock = Path(tempfile.mkdtemp(prefix=FOLDER)), None
+    try:
+        # another grader may just have taken it for an old one
+        while fcntl and (lock := locked(place)) is None and not place.exists():
+            place = Path(tempfile.mkdtemp(prefix=FOLDER))
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def locked(folder: Path, how: int = 0) -> int | None:
+    """Lock a folder: a descriptor that holds the lock, or None if it cannot be had.
+
+    how: flock's LOCK_NB does not wait for whoever holds it.
+    """
+    with suppress(OSError):
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX | how)
+            if folder.exists():
+                return lock
+        os.close(lock)
+    return None
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGTERM, and SIGHUP of a terminal that closes, are an exit like Ctrl-C.
+
+    What is ignored when we start (under nohup) stays so.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        for each in before:  # once is enough
+            signal.signal(each, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    ours = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {each: signal.getsignal(each) for each in ours}
+    before = {each: old for each, old in before.items() if old == signal.SIG_DFL}
+    for each in before:
+        signal.signal(each, leave)
+    try:
+        yield
+    finally:
+        for each, old in before.items():
+            signal.signal(each, old)
 
 
 def container_of(image: str | None) -> list[str]:
@@ -202,13 +291,15 @@ class Grade:
     held: list[str]
 
 
-def graded(handed: Submission, seed: int, container: list[str], stopped: threading.Event) -> Grade:
+def graded(
+    handed: Submission, seed: int, container: list[str], stopped: threading.Event, place: Path
+) -> Grade:
     """All exercises of one submission. A worker that dies or hangs is replaced for the next one.
 
     Raises Stopped soon after `stopped` is set, and leaves no worker.
     """
     grade = Grade(handed.name, {}, {}, list(PROTECTIONS))
-    end, worker = time.monotonic() + WHOLE, None
+    left, worker = WHOLE, None
     try:
         for exercise in EXERCISES.values():
             if stopped.is_set():
@@ -217,36 +308,33 @@ def graded(handed: Submission, seed: int, container: list[str], stopped: threadi
                 refused = f"{exercise.file}.py" in handed.refused
                 grade.results[exercise.key] = "refused" if refused else "-"
                 continue
-            if time.monotonic() > end:
+            if left <= 0:
                 grade.results[exercise.key] = "time"
                 continue
-            try:
-                if worker is None:
-                    worker = Worker(handed.files, container, stopped)
-                    end += min(START, 10.0)  # to start is not its fault
-                    grade.held = [each for each in grade.held if each in worker.held]
-                if one(exercise, worker, seed, grade, end):
-                    continue
-            except AnswerError:
-                grade.results[exercise.key] = "answer"
-            if worker:
+            if worker is None:
+                worker = Worker(handed.files, container, stopped, place)
+                grade.held = [each for each in grade.held if each in worker.held]
+            before = worker.spent
+            alive = one(exercise, worker, seed, grade, min(EXERCISE, left))
+            left -= worker.spent - before
+            if not alive:
                 worker.close()
-            worker = None
+                worker = None
     finally:
         if worker:
             worker.close()
     return grade
 
 
-def one(exercise: Exercise, worker: Worker, seed: int, grade: Grade, end: float) -> bool:
-    """Grade an exercise. False if the worker cannot be used any more."""
-    until, alive = min(end, time.monotonic() + EXERCISE), True
+def one(exercise: Exercise, worker: Worker, seed: int, grade: Grade, seconds: float) -> bool:
+    """Grade an exercise within some seconds. False if the worker cannot be used any more."""
+    until, alive = worker.spent + seconds, True
 
     def ask(case: dict) -> object:
         nonlocal alive
         message = {"file": exercise.file, "case": case}
         try:
-            said = worker.exchange(message, min(CASE, until - time.monotonic()))
+            said = worker.exchange(message, min(CASE, until - worker.spent))
         except AnswerError:
             alive = False
             raise
@@ -287,9 +375,10 @@ def grade(
     if not handed:
         raise UserError(f"{str(folder)!r} has no submissions: a folder or a .zip for each")
     container, start, stopped = container_of(image), time.perf_counter(), threading.Event()
-    with ThreadPoolExecutor(workers) as pool:
+    with ended_by_signals(), workplace() as place, ThreadPoolExecutor(workers) as pool:
         try:
-            grades = list(pool.map(lambda each: graded(each, seed, container, stopped), handed))
+            one_of = partial(graded, seed=seed, container=container, stopped=stopped, place=place)
+            grades = list(pool.map(one_of, handed))
         finally:  # after Ctrl-C, nobody waits for the submissions under way
             stopped.set()
     first = protection(grades, container)

@@ -5,8 +5,11 @@
 
 import ctypes
 import os
+import signal
 import sys
 import sysconfig
+import time
+from contextlib import suppress
 from pathlib import Path
 
 try:
@@ -15,25 +18,57 @@ except ImportError:  # Windows
     resource = None
 
 PROTECTIONS = ("memory", "processes", "files", "network", "signals")
-NEW_USER, NEW_NETWORK, NEW_IPC = 0x10000000, 0x40000000, 0x08000000  # of unshare(2)
+# of unshare(2)
+NEW_USER, NEW_PIDS, NEW_NETWORK, NEW_IPC = 0x10000000, 0x20000000, 0x40000000, 0x08000000
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock's calls, on all architectures
-NO_NEW_PRIVILEGES = 38  # of prctl(2)
+PARENT_DEATH_SIGNAL, CHILD_SUBREAPER, NO_NEW_PRIVILEGES = 1, 36, 38  # of prctl(2)
 READ = 0b1100  # Landlock: read a file, list a folder
 NOBODY = 65534
 
 
-def isolate_network() -> bool:
-    """A network of its own, with nothing in it. Before any thread starts, so before torch."""
+def isolate() -> list[str]:
+    """A network with nothing in it. And the next process that it starts sees no others: it can
+    signal none, and all that it starts ends with it. Returns names of PROTECTIONS.
+
+    Before any thread starts, so before torch.
+    """
     if sys.platform != "linux":
-        return False
+        return []
     user = 0 if os.geteuid() == 0 else NEW_USER
-    return ctypes.CDLL(None).unshare(user | NEW_NETWORK | NEW_IPC) == 0
+    done = ctypes.CDLL(None).unshare(user | NEW_PIDS | NEW_NETWORK | NEW_IPC) == 0
+    return ["network", "signals"] if done else []
+
+
+def control(number: int, value: int) -> None:
+    """prctl(2)."""
+    ctypes.CDLL(None).prctl(number, *map(ctypes.c_ulong, (value, 0, 0, 0)))
+
+
+def adopt_orphans() -> None:
+    """Whatever the processes that we start leave behind becomes our child."""
+    if sys.platform == "linux":
+        control(CHILD_SUBREAPER, 1)
+
+
+def end(left: list[int]) -> None:
+    """Kill our children, and all that they have started."""
+    while left:
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in left:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        try:  # what they have left to us
+            left = [int(pid) for pid in Path("/proc/thread-self/children").read_text().split()]
+        except OSError:  # no Linux
+            left = []
 
 
 def fence(memory: int, seconds: int) -> list[str]:
     """Give up all that an answer does not need. Returns names of PROTECTIONS.
 
-    memory: bytes that the code may take on top. seconds: of the processor.
+    memory: bytes that the code may take on top. seconds: of the processor, from now on.
     """
     ruleset, abi = landlock() if sys.platform == "linux" else (-1, 0)
     held = limit(memory, seconds)
@@ -41,6 +76,8 @@ def fence(memory: int, seconds: int) -> list[str]:
         held.append("files")
         if abi >= 6:  # Linux 6.12: in a domain of its own, a process can signal no other
             held.append("signals")
+    if sys.platform == "linux":
+        control(PARENT_DEATH_SIGNAL, signal.SIGKILL)  # a process that changes its user loses it
     return held
 
 
@@ -48,6 +85,7 @@ def limit(memory: int, seconds: int) -> list[str]:
     if resource is None:
         return []
     held = []
+    seconds += int(time.process_time()) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
@@ -91,7 +129,7 @@ def landlock() -> tuple[int, int]:
 
 
 def restrict(ruleset: int) -> bool:
-    ctypes.CDLL(None).prctl(NO_NEW_PRIVILEGES, *map(ctypes.c_ulong, (1, 0, 0, 0)))
+    control(NO_NEW_PRIVILEGES, 1)
     done = system(RESTRICT_SELF, ruleset, ctypes.c_uint32(0)) == 0
     os.close(ruleset)
     return done

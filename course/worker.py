@@ -2,31 +2,106 @@
 
 The checker, the truth and the results stay in the other process. What this one says is believed
 only as an answer to a case. Nothing is unpickled on either side.
+
+On Linux and macOS these are two processes. The first (`watch`) passes lines on between the grader
+and the second one, which runs the student's code. It counts the seconds of the processor, and it
+outlives the student's code: when that has had its time, or when the grader is gone, even if killed,
+it ends all that the code has started.
+
+A line for it: the seconds of the processor that an answer may take, a space, a case in JSON. A line
+from it: the seconds that it took, a space, the answer in JSON.
 """
 
 import json
 import os
+import select
+import signal
 import sys
 import tempfile
+import time
 from importlib import import_module
+from typing import BinaryIO
 
-from course.sandbox import fence, isolate_network
+from course.sandbox import adopt_orphans, end, fence, isolate
 
 # What a student's file may import. Later, the project's files cannot be read; where root grades,
 # perhaps Python's neither.
 STANDARD = ("copy", "dataclasses", "enum", "heapq", "itertools", "random", "statistics", "typing")
 OPEN = ("batch", "configs", "costmodel", "gpus", "loop", "models", "scheduler", "simulate")
 WITH_TORCH = ("torch", "kvcache", "attention")
+LONGEST_ANSWER = 4 << 20  # bytes
+GLANCE = 0.1  # s between two looks at the processor's clock
 
 
 def main() -> None:
-    # Not stdin and stdout: a student's print must not be an answer.
-    cases, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    held = isolate()
+    if not hasattr(os, "fork"):  # Windows: the grader alone ends what takes too long
+        answer(os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb"), held, b"0 ")
+        return
+    cases, answers = os.pipe(), os.pipe()
+    adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.setsid()  # in a group of its own, it cannot signal ours
+        os.dup2(cases[0], 0)
+        os.dup2(answers[1], 1)
+        for each in (*cases, *answers):
+            os.close(each)
+        answer(os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb"), held)
+        return
+    try:
+        os.close(cases[0])
+        os.close(answers[1])
+        os.set_blocking(cases[1], False)
+        watch(pid, cases[1], answers[0])
+    except BrokenPipeError:  # the grader is gone
+        pass
+    finally:
+        end([pid])
+
+
+def watch(pid: int, to: int, of: int) -> None:
+    """Pass lines on until the grader is gone, or the process that answers is of no more use.
+
+    to, of: descriptors of pipes to that process and from it.
+    """
+    grader, said = os.fdopen(0, "rb", closefd=False), os.fdopen(1, "wb", closefd=False)
+    for line in grader:
+        began, limit, got = busy(pid), float(line.partition(b" ")[0]), bytearray()
+        while (spent := busy(pid) - began) <= limit:
+            ready, room, _ = select.select([0, of], [to] if line else [], [], GLANCE)
+            if 0 in ready:  # it says nothing before it has an answer: this is its end
+                return
+            try:
+                line = line[os.write(to, line) :] if room else line
+            except BrokenPipeError:
+                line = b""
+            if of in ready:
+                part = os.read(of, 1 << 16)
+                got += part
+                if not part or b"\n" in part or len(got) > LONGEST_ANSWER:
+                    break
+        said.write(b"%.3f " % spent + got)
+        said.flush()
+        if not got.endswith(b"\n"):
+            return
+
+
+def busy(pid: int) -> float:
+    """Seconds of the processor that a process has had. Where that cannot be read, of the clock."""
+    # the number is that of clock_getcpuclockid(3)
+    linux = sys.platform == "linux"
+    return time.clock_gettime(~pid << 3 | 2) if linux else time.monotonic()
+
+
+def answer(cases: BinaryIO, answers: BinaryIO, held: list[str], head: bytes = b"") -> None:
+    """Answer all cases, in a fence. head: what an answer's line begins with."""
     null = os.open(os.devnull, os.O_RDWR)
-    for number in range(3):
+    for number in range(2):  # stdin and stdout: a student's print must not be an answer
         os.dup2(null, number)
-    held = ["network"] if isolate_network() else []
-    setup = json.loads(cases.readline())
+    setup = json.loads(cases.readline().partition(b" ")[2])
     for name in ("numpy", *STANDARD, *OPEN, *(WITH_TORCH if setup["torch"] else ())):
         import_module(name)
     from course.drive import answer_of
@@ -35,21 +110,21 @@ def main() -> None:
 
     os.chdir(tempfile.gettempdir())
     held += fence(setup["memory"], setup["seconds"])
+    os.dup2(null, 2)  # until now, the grader could read why it did not start
 
     def say(answer: dict) -> None:
-        answers.write(json.dumps(answer).encode() + b"\n")
+        answers.write(head + json.dumps(answer).encode() + b"\n")
         answers.flush()
 
     say({"held": held})
     modules: dict = {}
     for line in cases:
-        asked = json.loads(line)
+        asked = json.loads(line.partition(b" ")[2])
         name = asked["file"]
         try:
             if name not in modules:
                 modules[name] = load(setup["files"][name], f"{name}.py")
-            answer = {"answer": answer_of(name, modules[name], asked["case"])}
-            say(answer)
+            say({"answer": answer_of(name, modules[name], asked["case"])})
         except BaseException as error:  # noqa: BLE001  (SystemExit, MemoryError: all is theirs)
             say({"error": told(error, f"{name}.py")})
 

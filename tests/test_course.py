@@ -11,11 +11,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
 from pathlib import Path
 
 import pytest
-from watch import alive, children_of, wait_for
+from watch import alive, children_of, descendants_of, wait_for
 
 from checks import UserError
 from course import __main__ as commands
@@ -371,6 +372,11 @@ BABBLES = """import os
     for number in range(30):
         try: os.write(number, b'[' * 9999 + bytes([10]))
         except OSError: pass"""
+FORGES = """import os
+    for number in range(30):
+        try: os.write(number, b'0 {"answer": 0.0}' + bytes([10]))
+        except OSError: pass
+    return 1.0"""
 FLOODS = """import os
     for number in range(3, 30):
         try:
@@ -397,6 +403,7 @@ ATTACKS: dict[str, tuple[str, str]] = {
     "patches": ("", PATCHES),
     "babbles": ("", BABBLES),
     "floods": ("", FLOODS),
+    "forges": ("", FORGES),
     "lies": ("", "return float('nan')"),
 }  # fmt: skip
 
@@ -416,6 +423,8 @@ def test_attacks_earn_nothing_and_harm_nothing(
     folder.mkdir()
     homes.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(homes))
+    monkeypatch.setattr(grade, "CASE", 1.0)  # who hangs or sleeps has no more
+    monkeypatch.setattr(grade, "PATIENCE", 5)
     trace = Path("/tmp") / f"left-{os.getpid()}-{tmp_path.name}"
     secret.write_text(attack("pass"))  # whoever gets hold of it passes
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -478,42 +487,180 @@ def test_attacks_earn_nothing_and_harm_nothing(
 
 def is_fenced(worker: int) -> bool:
     """Whether it has bounded its time, as it does just before it runs a student's code."""
-    limits = Path(f"/proc/{worker}/limits").read_text(encoding="utf-8")
+    try:
+        limits = Path(f"/proc/{worker}/limits").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
     return not re.search(r"Max cpu time +unlimited", limits)
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
-@pytest.mark.parametrize("loaded", [False, True])
-def test_an_interrupt_ends_grading_and_its_workers(tmp_path: Path, loaded: bool) -> None:
-    """While workers start, and while an endless submission has its time."""
-    folder, trace = tmp_path / "all", tmp_path / "homes"
-    trace.mkdir()
+LINUX = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+# It cannot be talked to, and nothing that runs in its process can end it. Where it may start
+# processes, it hides some: TRACE, if it can be written, says which.
+HIDES = """import ctypes, os, signal
+def iteration_floor(*_):
+    for number in range(1, 32):
+        try: signal.signal(number, signal.SIG_IGN)
+        except OSError: pass
+    ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)
+    for _ in range(2):
+        try:
+            if os.fork() == 0:
+                os.setsid()
+                if os.fork(): os._exit(0)
+                break
+        except OSError: pass
+    try:
+        with open(TRACE, 'a') as file: file.write(f'{os.getpid()} ')
+    except OSError: pass
+    ctypes.PyDLL(None).sleep(100000)
+"""
+
+
+@LINUX
+@pytest.mark.parametrize(
+    ("sign", "loaded"),
+    [
+        ("SIGINT", False),
+        pytest.param("SIGINT", True, marks=pytest.mark.slow),
+        ("SIGTERM", True),
+        pytest.param("SIGHUP", True, marks=pytest.mark.slow),
+        ("SIGKILL", True),
+    ],
+)
+def test_a_signal_ends_grading_and_its_workers(tmp_path: Path, sign: str, loaded: bool) -> None:
+    """While workers start, and while a submission has its time that hears of nothing."""
+    folder, homes = tmp_path / "all", tmp_path / "homes"
+    homes.mkdir()
     for name in ("anna", "ben", "cleo"):
         (folder / name).mkdir(parents=True)
-        (folder / name / "e01.py").write_text("while True:\n    pass\n")
+        (folder / name / "e01.py").write_text(f"TRACE = {str(tmp_path / name)!r}\n{HIDES}")
     process = subprocess.Popen(
         [sys.executable, "-m", "course", "grade", str(folder), "--out", str(tmp_path / "out.csv")],
-        cwd=ROOT, env=os.environ | {"TMPDIR": str(trace)}, start_new_session=True,
+        cwd=ROOT, env=os.environ | {"TMPDIR": str(homes)}, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
     def ready() -> bool:
-        workers = children_of(process.pid)
-        here = [not loaded or is_fenced(worker) for worker in workers]
-        return process.poll() is not None or here == [True, True]
+        workers = descendants_of(process.pid)
+        here = len(children_of(process.pid)) if not loaded else sum(map(is_fenced, workers))
+        return process.poll() is not None or here == 2
 
     try:
         wait_for(ready)
-        workers = children_of(process.pid)
-        assert len(workers) == 2, "two at a time"
-        os.killpg(process.pid, signal.SIGINT)
-        said = process.communicate(timeout=10)  # under 2 s on a machine that is not busy
+        workers = descendants_of(process.pid)
+        assert len(children_of(process.pid)) == 2, "two at a time"
+        os.killpg(process.pid, getattr(signal, sign))
+        said = process.communicate(timeout=100)
+        wait_for(lambda: not any(alive(worker) for worker in workers))
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 130 and said == ("", "")
-    assert not any(alive(worker) for worker in workers) and not list(trace.iterdir())
-    assert not (tmp_path / "out.csv").exists()
+    status = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129, "SIGKILL": -9}[sign]
+    assert process.returncode == status and said == ("", "")
+    left = list(homes.iterdir())
+    assert len(left) == (sign == "SIGKILL") and not (tmp_path / "out.csv").exists()
+
+
+def test_the_folder_of_a_grader_that_was_killed_is_removed_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = pytest.importorskip("fcntl").LOCK_NB
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead, living, other = (
+        tmp_path / name for name in (f"{grade.FOLDER}1", f"{grade.FOLDER}2", "x")
+    )
+    for folder in (dead, living, other):
+        (folder / "home").mkdir(parents=True)
+    lock = grade.locked(living)
+    assert lock is not None and grade.locked(living, now) is None
+    with grade.workplace() as place:
+        assert (
+            set(tmp_path.iterdir()) == {living, other, place} and grade.locked(place, now) is None
+        )
+    assert set(tmp_path.iterdir()) == {living, other}
+    os.close(lock)
+    (tmp_path / f"{grade.FOLDER}link").symlink_to(other)
+    with grade.workplace() as place:
+        assert not living.exists() and (other / "home").exists()
+
+
+@POSIX
+def test_signals_are_an_exit_unless_they_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """nohup ignores SIGHUP: then a terminal that closes does not end grading."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with pytest.raises(SystemExit) as caught, grade.ended_by_signals():
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGTERM)
+        assert caught.value.code == 143
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def ask_line(case: dict) -> bytes:
+    return b"9 " + json.dumps({"file": "e01", "case": case}).encode() + b"\n"
+
+
+def setup_line(source: str) -> bytes:
+    setup = {"files": {"e01": source}, "torch": False, "memory": 1 << 30, "seconds": 60}
+    return b"9 " + json.dumps(setup).encode() + b"\n"
+
+
+E1 = {key: each for key, each in find("1").check.cases(random.Random(1))[0].items() if key != "_"}
+
+
+@LINUX
+@pytest.mark.parametrize("asked", [False, True])
+def test_what_a_submission_hides_ends_with_its_worker(tmp_path: Path, asked: bool) -> None:
+    """Without any fence: it starts processes in sessions of their own, and they hear of nothing."""
+    code = "import course.worker as w\nw.isolate, w.fence = list, lambda *_: []\nw.main()\n"
+    worker = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, start_new_session=True)  # fmt: skip
+    trace = tmp_path / "trace"
+    worker.stdin.write(setup_line(f"TRACE = {str(trace)!r}\n{HIDES}") + ask_line(E1))
+    worker.stdin.flush()
+    wait_for(lambda: trace.exists() and len(trace.read_text().split()) == 3)
+    hidden = [int(pid) for pid in trace.read_text().split()]
+    assert all(map(alive, hidden))
+    worker.terminate() if asked else worker.stdin.close()
+    worker.wait(100)
+    assert not any(map(alive, hidden))
+    worker.stdout.close()
+
+
+@LINUX
+def test_a_machine_that_is_busy_changes_no_grade(tmp_path: Path) -> None:
+    """A submission that gets no processor for longer than its time keeps its time; one that uses
+    the processor does not."""
+    loops = "def iteration_floor(rows, *_):\n    while rows < 2: pass\n    return 1.0\n"
+    worker = grade.Worker({"e01": loops}, [], threading.Event(), tmp_path)
+    try:
+        [student] = children_of(worker.process.pid)
+        os.kill(student, signal.SIGSTOP)
+        timer = threading.Timer(0.5, os.kill, (student, signal.SIGCONT))
+        timer.start()
+        assert worker.exchange({"file": "e01", "case": E1 | {"rows": 2}}, 0.2) == {"answer": 1.0}
+        assert worker.spent < 0.2
+        with pytest.raises(AnswerError, match="no answer in time"):
+            worker.exchange({"file": "e01", "case": E1}, 0.2)
+    finally:
+        worker.close()
+    assert not alive(student) and not list(tmp_path.iterdir())
+
+
+@POSIX
+def test_a_worker_that_does_not_start_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho a traceback >&2\necho the reason >&2\necho >&2\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(UserError, match=r"^a worker did not start: the reason \(.*worker\)$"):
+        grade.Worker({}, [], threading.Event(), tmp_path)
 
 
 def test_the_first_line_says_what_is_not_protected() -> None:
