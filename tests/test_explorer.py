@@ -1,6 +1,7 @@
 """The explorer says what `simulate` says, in every version of Python, and runs without packages."""
 
 import ast
+import asyncio
 import json
 import math
 import random
@@ -31,6 +32,7 @@ from timeline import Trace
 from web import bundle, explore_routes, explore_side, explore_state, explorer
 from web.explore_state import State, read_state
 from web.explorer import answer, gain_point, gain_points, schedule
+from web.schemas import Refused
 from web.server import Limits, application
 
 ROOT = Path(__file__).parent.parent
@@ -601,15 +603,47 @@ def test_too_many_questions_at_once_are_refused(
 
 
 def test_an_answer_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    calculator = explore_routes.Calculator()
-    assert json.loads(calculator.ask('{"call": "gain_points"}'))["points"]
-    monkeypatch.setattr(explore_routes, "SECONDS", 0.01)
-    slow = {"call": "gain_point", "x": 1, "state": {"B": 64, "P": 1000, "D": 1000}}
-    assert calculator.ask(json.dumps(slow)) is None
-    monkeypatch.setattr(explore_routes, "SECONDS", 20.0)
-    assert json.loads(calculator.ask('{"call": "gain_points"}'))["points"], "a new process answers"
-    calculator.process.stdin.close()
-    assert calculator.process.wait(20) == 0, "it ends with its input"
+    """A new process answers the next question. It ends with its input."""
+
+    async def ask() -> int:
+        calculator = explore_routes.Calculator()
+        for _ in range(2):
+            monkeypatch.undo()
+            assert json.loads(await calculator.answer('{"call": "gain_points"}'))["points"]
+            monkeypatch.setattr(explore_routes, "SECONDS", 0.01)
+            slow = {"call": "gain_point", "x": 1, "state": {"B": 64, "P": 1000, "D": 1000}}
+            with pytest.raises(Refused, match=r"took more than 0.01 s: choose fewer requests"):
+                await calculator.answer(json.dumps(slow))
+            assert calculator.process is None and not calculator.waiting
+        monkeypatch.undo()
+        await calculator.answer("{}")
+        calculator.process.stdin.close()
+        return await calculator.process.wait()
+
+    assert asyncio.run(ask()) == 0
+
+
+def test_a_quick_process_says_what_is_too_much_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It tells so before it has done much of the work, whatever the question is."""
+    monkeypatch.setattr(explorer, "allowed", explorer.QUICK_WORK)
+    most = 0
+    really_step = explorer.Loop.step
+
+    def step(loop: explorer.Loop) -> object:
+        nonlocal most
+        most = max(most, len(loop.trace.iterations))
+        return really_step(loop)
+
+    monkeypatch.setattr(explorer.Loop, "step", step)
+    many = {"n": 500, "D": 2048, "B": 1}
+    for question in (
+        {"call": "schedule", "state": many | {"long": 0}},
+        {"call": "schedule", "state": many},  # even before the long prompt arrives
+        {"call": "gain_point", "state": {"B": 64, "C": 1}, "x": 9},
+    ):
+        assert answer(json.dumps(question)) == explorer.TOO_MUCH
+    assert 0 < most < explorer.QUICK_WORK
+    assert json.loads(answer('{"call": "schedule"}'))["sides"][1]["numbers"]
 
 
 def test_the_long_prompt_arrives_at_the_same_moment_whatever_is_compared() -> None:

@@ -22,7 +22,7 @@ from checks import UserError
 from engine import LLM
 from experiments.lib.clients import parse, raw, request
 from loading.files import DEMO
-from web import explore_routes, live, server
+from web import explore_routes, explorer, live, server
 from web.chat import LONGEST_TEMPLATE, LONGEST_TEXT, Chat, Unfit, read_template
 from web.priced import PricedEngine
 from web.real import RealEngine
@@ -321,40 +321,78 @@ def test_a_token_without_a_text_ends_its_own_request_alone(
 # ------------------------------------------------------------------------------------- the end
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs signals")
-def test_the_end_does_not_wait_for_the_explorer(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def calculators(monkeypatch: pytest.MonkeyPatch) -> list[explore_routes.Calculator]:
+    """The explorer's processes, the quick one and the slow one. The slow one never answers."""
+    made = []
+
+    class Kept(explore_routes.Calculator):
+        def __init__(self, *words: str):
+            super().__init__(*words)
+            self.usual = self.command
+            if not words:
+                self.command = sys.executable, "-c", "import time; time.sleep(1000)"
+            made.append(self)
+
+    monkeypatch.setattr(explore_routes, "Calculator", Kept)
+    return made
+
+
+LONG = {"call": "schedule", "state": {"n": 300, "long": 0}}
+
+
+def test_long_questions_hold_up_no_short_ones_and_end_with_their_clients(
+    monkeypatch: pytest.MonkeyPatch,
+    calculators: list[explore_routes.Calculator],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Sixteen of them held the explorer, even after their clients had gone."""
+    monkeypatch.setattr(explore_routes, "MOST_WAITING", 4)
+    engine, clients = PricedEngine("llama-13b", "a6000", max_batch_size=4), []
+    caplog.set_level(logging.INFO, "nano-sarathi")
+    with served(engine, more=(explore_routes.router(),)) as running:
+        slow = calculators[1]
+        for number in range(1, 5):
+            clients.append(socket.create_connection(running.place))
+            clients[-1].sendall(request("/explore/run", LONG))
+            wait_for(lambda: slow.waiting == number)  # noqa: B023 (it is called at once)
+        status, answer = ask(running, "/explore/run", {"call": "schedule"})
+        assert status == 200 and answer["sides"], "a short one is answered"
+        status, answer = ask(running, "/explore/run", LONG)
+        assert status == 429 and "too many questions at once" in answer["error"]["message"]
+        wait_for(lambda: slow.process)
+        process = slow.process
+        for client in clients[1:]:  # they wait
+            client.close()
+        wait_for(lambda: slow.waiting == 1)
+        assert slow.process is process and process.returncode is None
+        clients[0].close()  # it is computed
+        wait_for(lambda: slow.process is None and not slow.waiting)
+        assert process.returncode is not None
+        wait_for(lambda: caplog.text.count("POST /explore/run 499 ") == 4)
+        slow.command = slow.usual
+        status, answer = ask(running, "/explore/run", LONG)
+        assert (status, answer) == (200, json.loads(explorer.answer(json.dumps(LONG))))
+        wait_for(running.idle)
+
+
+def test_the_end_does_not_wait_for_the_explorer(
+    monkeypatch: pytest.MonkeyPatch, calculators: list[explore_routes.Calculator]
+) -> None:
     """A question may take 20 s; its client hears of the end, and so do those that wait for it."""
     monkeypatch.setattr(server, "LAST_WORDS", 0.1)
-    questions = []
-    really_ask = explore_routes.Calculator.ask
-
-    def ask_endless(calculator: explore_routes.Calculator, question: str) -> str | None:
-        questions.append(calculator)
-        calculator.process = calculator.process or start_endless()
-        return really_ask(calculator, question)
-
-    monkeypatch.setattr(explore_routes.Calculator, "ask", ask_endless)
     engine, found = PricedEngine("llama-13b", "a6000", max_batch_size=4), []
     with served(engine, more=(explore_routes.router(),)) as running:
         asked = [
-            threading.Thread(
-                target=lambda: found.append(ask(running, "/explore/run", {"call": "page"})[0])
-            )
+            threading.Thread(target=lambda: found.append(ask(running, "/explore/run", LONG)[0]))
             for _ in range(3)
         ]
         for each in asked:
             each.start()
-        wait_for(lambda: questions and running.server.gate.open == 3)
+        wait_for(lambda: calculators[1].waiting == 3 and calculators[1].process)
+        processes = [each.process for each in calculators]
         running.server.should_exit = True
         for each in asked:
             each.join(100)
-    assert found == [503] * 3 and len(questions) == 1
-    assert questions[0].process.poll() is not None
-
-
-def start_endless() -> subprocess.Popen:
-    """In place of an explorer that computes for long."""
-    command = [sys.executable, "-c", "import time; time.sleep(1000)"]
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
-    )
+    assert found == [503] * 3
+    assert all(each.returncode is not None for each in processes)

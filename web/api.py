@@ -28,6 +28,7 @@ from web.runner import Delta, Full, Runner, Stopping
 from web.schemas import Body, Completion, Refused, read
 from web.schemas import Chat as ChatBody
 from web.text import Token, Words
+from web.worker import until_gone
 
 DEFAULT_TOKENS = 16  # of a completion without max_tokens, as OpenAI has it; a chat may go on
 LETTERS = 256  # of a token, at most: a longer prompt is refused before it is cut into tokens
@@ -113,7 +114,7 @@ class Answer:
     @asynccontextmanager
     async def attended(self, receive: Receive) -> AsyncIterator[None]:
         """As long as the client is there. If it goes away, its requests end at the next step."""
-        watch = asyncio.create_task(self.until_gone(receive))
+        watch = asyncio.create_task(self.hang_up_with(receive))
         try:
             yield
         finally:
@@ -122,9 +123,8 @@ class Answer:
                 choice.hang_up()
             self.log["tokens"] = self.prompt_tokens, self.usage["completion_tokens"]
 
-    async def until_gone(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+    async def hang_up_with(self, receive: Receive) -> None:
+        await until_gone(receive)
         self.log["gone"] = True
         for choice in self.choices:
             choice.hang_up()

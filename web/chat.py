@@ -2,11 +2,10 @@
 
 A template is a program in Jinja's language, written by whoever made the checkpoint. So it runs in a
 sandbox, in a process of its own with little memory: one that never ends is killed, and the server
-goes on. `python -m web.chat` is that process; `Chat` starts it, and speaks to it in lines of JSON.
+goes on. `python -m web.chat` is that process; `Chat` speaks to it in lines of JSON.
 """
 
 import asyncio
-import contextlib
 import json
 import os
 import sys
@@ -16,12 +15,12 @@ from importlib import import_module
 from pathlib import Path
 
 from checks import UserError
-from cli import ROOT, end_with, one_line, read_text
+from cli import end_with, one_line, read_text
 from loading.files import read_json
+from web.worker import Worker
 
 LONGEST_TEMPLATE, LONGEST_TEXT = 200_000, 8_000_000  # letters: of a template; of what it makes
 SECONDS = 10.0  # of one template; honest ones take under a millisecond
-START = 60.0  # s: for the process to be there
 MEMORY = 1 << 30  # bytes
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 RESERVED = ("messages", "add_generation_prompt", "tools", "documents", *SPECIAL)
@@ -70,16 +69,13 @@ def read_template(directory: Path | None) -> tuple[str, dict[str, str]] | None:
     return template, tokens
 
 
-class Chat:
-    """Fills in a template, in a process of its own. One at a time.
-
-    The process starts with the first chat, and again after it was killed.
-    """
+class Chat(Worker):
+    """Fills in a template, in a process of its own. One at a time."""
 
     def __init__(self, template: str, tokens: dict[str, str]):
-        self.first = {"template": template, "tokens": tokens}
-        self.process: asyncio.subprocess.Process | None = None
-        self.turn = asyncio.Lock()
+        first = json.dumps({"template": template, "tokens": tokens})
+        most, nowhere = 8 * LONGEST_TEXT, asyncio.subprocess.DEVNULL
+        super().__init__("web.chat", str(os.getpid()), most=most, first=first, errors=nowhere)
 
     async def prompt(self, messages: list[dict], options: dict | None = None) -> str:
         """The text of the prompt. Raises Unfit."""
@@ -87,55 +83,15 @@ class Chat:
             if name in RESERVED or not name.isidentifier():
                 raise Unfit(f"chat_template_kwargs may not hold {name!r}")
         line = json.dumps({"messages": messages, "options": options or {}})
-        async with self.turn:
-            answer = await self.ask(line)
+        try:
+            answer = json.loads(await self.ask(line, SECONDS))
+        except TimeoutError:
+            raise Unfit(f"the chat template has not ended in {SECONDS:g} s") from None
+        except EOFError:
+            raise Unfit("the chat template has taken too much memory") from None
         if "error" in answer:
             raise Unfit(answer["error"])
         return answer["text"]
-
-    async def ask(self, line: str) -> dict:
-        """One line to the process, and its answer. It is killed if it takes too long."""
-        answer, used = b"", self.process is not None
-        try:
-            process = await self.alive()
-            async with asyncio.timeout(SECONDS):
-                with contextlib.suppress(ConnectionError):  # it has ended
-                    process.stdin.write(line.encode() + b"\n")
-                    await process.stdin.drain()
-                    answer = await process.stdout.readline()
-        except TimeoutError:
-            await self.end()
-            return {"error": f"the chat template has not ended in {SECONDS:g} s"}
-        except BaseException:  # a task that is cancelled here leaves no answer for the next
-            await self.end()
-            raise
-        if not answer:
-            await self.end()
-            if used:  # the system may have killed it since the last chat
-                return await self.ask(line)
-            return {"error": "the chat template has taken too much memory"}
-        return json.loads(answer)
-
-    async def alive(self) -> asyncio.subprocess.Process:
-        if self.process is None:
-            self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "web.chat", str(os.getpid()), cwd=ROOT,
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                limit=8 * LONGEST_TEXT, process_group=0,  # Ctrl-C is for the server alone
-            )  # fmt: skip
-            self.process.stdin.write(json.dumps(self.first).encode() + b"\n")
-            async with asyncio.timeout(START):
-                await self.process.stdout.readline()
-        return self.process
-
-    async def end(self) -> None:
-        """End the process, if it is there. Whoever calls this meanwhile waits for its end, too."""
-        if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
-            await self.process.wait()
-            self.process = None
 
 
 # ---------------------------------------------------------------------------- what the process does

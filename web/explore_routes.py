@@ -8,23 +8,24 @@ run a policy that somebody has pasted. The page runs that in the browser, with t
 `web/server.py` checks who may come in, and that a question is JSON.
 """
 
-import asyncio
+import contextlib
 import json
-import subprocess
-import sys
+from collections.abc import AsyncIterator
 from functools import cache
 from pathlib import Path
-from threading import Timer
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import FileResponse, RedirectResponse
 
 from cli import ROOT
 from web import bundle
+from web.explorer import TOO_MUCH
 from web.schemas import Refused
+from web.worker import Worker, attended
 
 MOST_BODY = 5000  # bytes of a question
-MOST_WAITING = 16  # questions that wait for an answer
+MOST_ANSWER = 100_000_000  # bytes
+MOST_WAITING = 16  # short questions that wait for an answer; as many long ones
 SECONDS = 20.0  # after which an answer is given up
 KINDS = {
     ".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".mjs": "text/javascript",
@@ -42,45 +43,46 @@ WORKER_POLICY = (
 )
 
 
-class Calculator:
+class Calculator(Worker):
     """A process that answers one question at a time: `python -m web.explorer`."""
 
-    def __init__(self) -> None:
-        self.process: subprocess.Popen | None = None
-        self.turn, self.waiting = asyncio.Lock(), 0
+    def __init__(self, *words: str):
+        super().__init__("web.explorer", *words, most=MOST_ANSWER)
+        self.waiting = 0
 
-    def ask(self, question: str) -> str | None:
-        """The answer, a line of JSON. None: it took too long, and the process was ended."""
-        if self.process is None or self.process.poll() is not None:
-            command = [sys.executable, "-m", "web.explorer"]
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8"}
-            self.process = subprocess.Popen(command, cwd=ROOT, **pipes)  # it ends with its input
-        timer = Timer(SECONDS, self.end)
-        timer.start()
-        answer = ""
+    async def answer(self, question: str) -> bytes:
+        """A line of JSON. Raises Refused if too many wait, or if it takes too long."""
+        if self.waiting >= MOST_WAITING:
+            message = "too many questions at once: ask again in a second"
+            raise Refused(429, message, kind="rate_limit_error", headers={"Retry-After": "1"})
+        self.waiting += 1
         try:
-            self.process.stdin.write(f"{question}\n")
-            self.process.stdin.flush()
-            answer = self.process.stdout.readline()
-        except OSError:  # it has ended
-            pass
-        timer.cancel()
-        if answer:
-            return answer
-        self.end()
-        self.process.wait()  # so that the next question finds a new one
-        return None
-
-    def end(self) -> None:
-        """End the process, if it is there: who waits for an answer gets none."""
-        if self.process is not None:
-            self.process.kill()
+            return await self.ask(question, SECONDS)
+        except TimeoutError:
+            message = f"the answer took more than {SECONDS:g} s: choose fewer requests"
+            raise Refused(503, message, kind="server_error") from None
+        except EOFError:
+            message = "the answer took too much memory: choose fewer requests"
+            raise Refused(503, message, kind="server_error") from None
+        finally:
+            self.waiting -= 1
 
 
 def router(pyodide: Path | None = None) -> APIRouter:
     """pyodide: a folder with Pyodide's files. None: browsers that need it load it from the net."""
-    routes = APIRouter(prefix="/explore")
-    schedules, gains = Calculator(), Calculator()  # a point of the curve delays no schedule
+    quick, slow = Calculator("--quick"), Calculator()  # a long question delays no short one
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        for calculator in (quick, slow):
+            await calculator.end()
+
+    async def answer(question: str) -> bytes:
+        found = await quick.answer(question)
+        return await slow.answer(question) if found.strip() == TOO_MUCH.encode() else found
+
+    routes = APIRouter(prefix="/explore", lifespan=lifespan)
     beside = {} if pyodide is None else {name: pyodide / name for name in bundle.PYODIDE}
     if pyodide is not None:
         bundle.check_pyodide(pyodide)
@@ -100,26 +102,14 @@ def router(pyodide: Path | None = None) -> APIRouter:
             raise Refused(413, f"the question is longer than {MOST_BODY} bytes")
         try:
             question = json.loads(body)
-            call = question.get("call")
-        except (ValueError, RecursionError, AttributeError):
-            raise Refused(400, "the question must be a JSON object") from None
-        calculator = gains if call in ("gain_points", "gain_point") else schedules
-        if calculator.waiting >= MOST_WAITING:
-            message = "too many questions at once: ask again in a second"
-            raise Refused(429, message, kind="rate_limit_error", headers={"Retry-After": "1"})
-        calculator.waiting += 1
-        try:
-            async with calculator.turn:
-                answer = await asyncio.to_thread(calculator.ask, json.dumps(question))
-        except asyncio.CancelledError:  # the server ends, and waits for the thread
-            calculator.end()
-            raise
-        finally:
-            calculator.waiting -= 1
-        if answer is None:
-            message = f"the answer took more than {SECONDS:g} s: choose fewer requests"
-            raise Refused(503, message, kind="server_error")
-        return Response(answer, media_type="application/json")
+        except (ValueError, RecursionError):
+            question = None
+        if not isinstance(question, dict):
+            raise Refused(400, "the question must be a JSON object")
+        found = await attended(answer(json.dumps(question)), request.receive)
+        if found is None:
+            request.scope["log"]["gone"] = True
+        return Response(found, media_type="application/json")
 
     @routes.get("/{path:path}", include_in_schema=False)
     def file(path: str) -> Response:

@@ -34,7 +34,15 @@ from web.explore_state import RATIOS, State, link_of, page, read_state
 STALL = 5  # decode-only iterations: a longer gap is a stall (Sarathi-Serve, Table 3, strict)
 MOST_WORK = 300_000  # iterations, chunks and decodes of one schedule
 MOST_GAIN_WORK = 1_000_000  # the same, of one point of the gain curve
+QUICK_WORK = 5_000  # the same, where other questions wait: the server asks again elsewhere
+TOO_MUCH = "null"  # the answer to a question of more work than that
 POINTS = 24  # of the gain curve
+
+allowed = math.inf  # work of one run in this process
+
+
+class TooMuch(Exception):
+    """A run takes more work than is allowed in this process."""
 
 
 # ------------------------------------------------------------------------------------- the requests
@@ -98,6 +106,8 @@ def run(state: State, policy: str, requests: Sequence[Request], most: int = MOST
     work = 0
     while iteration := loop.step():
         work += 1 + iteration.num_chunks + iteration.num_decodes
+        if work > allowed:
+            raise TooMuch
         if work > most:
             raise UserError(
                 f"policy {policy!r} has run {len(loop.trace.iterations)} iterations, and is not"
@@ -247,13 +257,15 @@ IN_BROWSER = CALLS | {"own": lambda question: {"names": load_own(question.get("c
 def answer(text: str, calls: dict[str, Callable[[dict], dict]] = CALLS) -> str:
     """A question and its answer as JSON: {"call": a name of CALLS, "state": ..., "x": ...}.
 
-    A user's mistake gives {"error": one sentence}.
+    A user's mistake gives {"error": one sentence}. TOO_MUCH: it takes more work than is allowed.
     """
     try:
         question = json.loads(text)
         if not isinstance(question, dict):
             raise UserError(f"{shown(question)} is no question; it must be an object")
         return json.dumps(lookup(calls, question.get("call"), "call")(question))
+    except TooMuch:
+        return TOO_MUCH
     except UserError as error:
         return json.dumps({"error": plain(error)})
     except (ValueError, RecursionError):
@@ -261,7 +273,12 @@ def answer(text: str, calls: dict[str, Callable[[dict], dict]] = CALLS) -> str:
 
 
 def main() -> None:
-    """Answer each line of the input with a line. It ends with the input."""
+    """Answer each line of the input with a line. It ends with the input.
+
+    --quick: with TOO_MUCH where a run takes more than QUICK_WORK.
+    """
+    global allowed
+    allowed = QUICK_WORK if "--quick" in sys.argv[1:] else math.inf
     if hasattr(os, "nice"):
         os.nice(10)  # a server's engine goes first
     for line in sys.stdin:
