@@ -102,14 +102,15 @@ def make_limits(args: argparse.Namespace, engine: Engine) -> Limits:
     told = engine.description.encode("ascii", "replace")
     return Limits(
         host=args.host, keys=read_keys(args), origins=tuple(args.cors_origin or ()),
-        body=int(1e6 * args.max_body), connections=room_for(args.connections), drain=args.drain,
+        body=int(1e6 * args.max_body), connections=args.connections, drain=args.drain,
         headers=[(b"x-engine", told)],
     )  # fmt: skip
 
 
 def serve(args: argparse.Namespace) -> bool:
     """Serve until a signal ends it. Returns whether all requests were run to their end."""
-    listener = listen(args.host, args.port)  # complains before the weights are loaded
+    args.connections = room_for(args.connections)  # complains before the weights are loaded
+    listener = listen(args.host, args.port)
     read_keys(args)
     engine = make_engine(args)
     name = args.model or engine.name

@@ -5,6 +5,7 @@ nothing that a client sends or leaves out stops the engine.
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import random
 import shutil
@@ -488,30 +489,44 @@ def test_bounds_are_those_of_sampling() -> None:
     assert (schemas.HOTTEST, schemas.SMALLEST_P) == (HOTTEST, SMALLEST_P)
 
 
-@pytest.mark.parametrize(
-    ("data", "status", "sentence"),
-    [
-        (b"GARBAGE\r\n\r\n", 400, "this is no HTTP request: illegal request line"),
-        (b"GET / HTTP/1.1\r\n\r\n", 400, "this is no HTTP request: Missing mandatory Host"),
-        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400, "Found multiple Host: headers"),
-        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 40_000, 431, "Receive buffer too long"),
-        (request("/v1/completions", GOOD, transfer_encoding="chunked"), 400,
-         "content-length and transfer-encoding exclude each other"),
-        (request("/v1/completions", GOOD, transfer_encoding="chunked").replace(
-            b"content-length: 32\r\n", b"") + b"\r\n", 400, "illegal chunk header"),
-        (request("/v1/completions", GOOD, content_length="x"), 400, "bad Content-Length"),
-        (request("/v1/completions", GOOD, content_type="text/plain"), 415,
-         "the content type is 'text/plain'; it must be application/json"),
-        (request("/v1/models", method="GET", host="evil.example"), 421,
-         "the host 'evil.example' is not served here: use 127.0.0.1"),
-        (request("/v1/completions", b"", expect="100-continue", content_length="99999999"), 413,
-         "the body is longer than"),
-        (request("/v1/completions", GOOD, method="DELETE"), 405, "takes no DELETE"),
-    ],
-)  # fmt: skip
-def test_what_is_no_request(demo: Served, data: bytes, status: int, sentence: str) -> None:
-    got, _, answer = parse(raw(demo.place, data))
-    assert got == status and sentence in json.loads(answer)["error"]["message"], answer
+NO_REQUESTS = [
+    (b"GARBAGE\r\n\r\n", 400, "this is no HTTP request: illegal request line"),
+    (b"GET / HTTP/1.1\r\n\r\n", 400, "this is no HTTP request: Missing mandatory Host"),
+    (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400, "Found multiple Host: headers"),
+    (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 40_000, 431, "Receive buffer too long"),
+    (request("/v1/completions", GOOD, transfer_encoding="chunked"), 400,
+     "content-length and transfer-encoding exclude each other"),
+    (request("/v1/completions", GOOD, transfer_encoding="chunked").replace(
+        b"content-length: 32\r\n", b"") + b"\r\n", 400, "illegal chunk header"),
+    (request("/v1/completions", b"", transfer_encoding="gzip").replace(
+        b"content-length: 0\r\n", b""), 501, "Only Transfer-Encoding: chunked is supported"),
+    (request("/v1/completions", GOOD, content_length="x"), 400, "bad Content-Length"),
+    (request("/v1/completions", GOOD, content_type="text/plain"), 415,
+     "the content type is 'text/plain'; it must be application/json"),
+    (request("/v1/models", method="GET", host="evil.example"), 421,
+     "the host 'evil.example' is not served here: use 127.0.0.1"),
+    (request("/v1/completions", b"", expect="100-continue", content_length="99999999"), 413,
+     "the body is longer than"),
+    (request("/v1/completions", GOOD, method="DELETE"), 405, "takes no DELETE"),
+]  # fmt: skip
+
+
+def test_what_is_no_request(priced: PricedEngine, caplog: pytest.LogCaptureFixture) -> None:
+    """It is answered, counted, and in the log, once each."""
+    caplog.set_level(logging.INFO, "nano-sarathi")
+    counts: dict[str, int] = {}
+    with served(priced) as running:
+        for data, status, sentence in NO_REQUESTS:
+            caplog.clear()
+            got, headers, answer = parse(raw(running.place, data))
+            assert got == status and sentence in json.loads(answer)["error"]["message"], answer
+            wait_for(lambda: caplog.records)
+            line = caplog.records[0].getMessage()
+            assert f" {status} " in line and line.endswith(headers["x-request-id"])
+            counts[str(status)] = counts.get(str(status), 0) + 1
+            assert statuses_of(running) == counts
+            counts["200"] = counts.get("200", 0) + 1  # of the metrics
+            wait_for(lambda: "/metrics" in caplog.text)
 
 
 # ------------------------------------------------------------------------------- 500 bad requests
@@ -701,6 +716,14 @@ def metrics_of(running: Served) -> dict[str, dict[tuple, float]]:
     return found
 
 
+def statuses_of(running: Served) -> dict[str, int]:
+    """How many answers had each status, by the metrics."""
+    found: dict[str, int] = {}
+    for (_, status), count in metrics_of(running)["nano_sarathi:http_requests_total"].items():
+        found[status] = found.get(status, 0) + int(count)
+    return found
+
+
 def test_metrics(priced: PricedEngine) -> None:
     with served(priced) as running:
         for _ in range(3):
@@ -737,13 +760,16 @@ def test_metrics_cost_an_iteration_nothing(priced: PricedEngine) -> None:
         assert sum(found["nano_sarathi:iterations_total"].values()) == 3
 
 
-def test_slow_clients_are_cut_off(priced: PricedEngine) -> None:
+def test_slow_clients_are_cut_off(priced: PricedEngine, caplog: pytest.LogCaptureFixture) -> None:
     """Those that say nothing, those with half a head, and those with half a body."""
+    caplog.set_level(logging.INFO, "nano-sarathi")
     with served(priced, headers_in=0.3, body_in=0.3) as running:
         whole = request("/v1/completions", GOOD)
         for data in (b"", whole[:20], whole[:-5]):
-            status, _, answer = parse(raw(running.place, data))
+            status, headers, answer = parse(raw(running.place, data))
             assert status == 408 and "was not here after 0.3 s" in answer.decode()
+            wait_for(lambda: headers["x-request-id"] in caplog.text)  # noqa: B023 (called at once)
+        assert statuses_of(running) == {"408": 3}
 
 
 def test_who_reads_nothing_is_cut_off(priced: PricedEngine) -> None:
@@ -765,12 +791,13 @@ def test_too_many_connections(priced: PricedEngine) -> None:
         opened = [socket.create_connection(running.place) for _ in range(3)]
         wait_for(lambda: len(running.server.server_state.connections) == 3)
         status, headers, answer = parse(raw(running.place, request("/health", method="GET")))
-        assert status == 503 and headers["retry-after"] == "5"
+        assert status == 503 and headers["retry-after"] == "5" and headers["x-request-id"]
         assert json.loads(answer)["error"]["message"] == "too many connections: try again later"
         for connection in opened:
             connection.close()
         wait_for(lambda: not running.server.server_state.connections)
         assert parse(raw(running.place, request("/health", method="GET")))[0] == 200
+        assert statuses_of(running) == {"503": 1, "200": 1}
 
 
 def test_an_engine_that_fails_ends_its_streams(
@@ -846,8 +873,8 @@ def place_of(process: subprocess.Popen) -> tuple[str, int]:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_accepted_streams_end(sign: signal.Signals) -> None:
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_a_signal_lets_accepted_streams_end(name: str) -> None:
     with start(NANO_SARATHI_API_KEY="secret") as process:
         place = place_of(process)
         body = {"prompt": "x " * 50, "max_tokens": 40}
@@ -864,7 +891,8 @@ def test_a_signal_lets_accepted_streams_end(sign: signal.Signals) -> None:
             tasks = [asyncio.create_task(ask(each)) for each in begun]
             for each in begun:
                 await each.wait()
-            process.send_signal(sign)
+            for _ in range(1 + (name == "SIGHUP")):  # a shell and its terminal may both send it
+                process.send_signal(getattr(signal, name))
             statuses = []
             for path in ("/health", "/v1/completions"):
                 method = "GET" if path == "/health" else "POST"
@@ -886,8 +914,13 @@ def test_a_signal_lets_accepted_streams_end(sign: signal.Signals) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 def test_a_second_interrupt_ends_it_at_once() -> None:
+    """A closed terminal does not end it under nohup."""
+    usual = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with start("--drain", "1000") as process:
+        signal.signal(signal.SIGHUP, usual)
         place = place_of(process)
+        process.send_signal(signal.SIGHUP)
+        assert parse(raw(place, request("/health", method="GET")))[0] == 200
         with socket.create_connection(place) as connection:
             connection.sendall(request("/v1/completions", {"prompt": "x", "max_tokens": 1900}))
             wait_for(lambda: b"running{model_name=\"llama-13b\"} 1" in raw(

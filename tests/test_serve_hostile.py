@@ -27,7 +27,7 @@ from web.chat import LONGEST_TEMPLATE, LONGEST_TEXT, Chat, Unfit, read_template
 from web.priced import PricedEngine
 from web.real import RealEngine
 from web.schemas import Refused, no_twins, read_json
-from web.server import TOLD
+from web.server import OTHERS, TOLD
 
 ROOT = Path(__file__).parent.parent
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -221,6 +221,24 @@ print(room_for(100), resource.getrlimit(resource.RLIMIT_NOFILE), room_for(1000))
     )
     assert done.stdout.split("\n")[0] == "100 (484, 600) 216"
     assert done.stderr == "216 connections at most: the system allows 600 open files\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a limit of open files")
+def test_too_few_open_files_are_told_before_the_engine_loads() -> None:
+    """In one line. With 32, silent connections made a traceback each."""
+    program = f"""
+import resource, runpy, sys
+sys.argv = ["serve.py", "--model", "/no/such/folder", "--port", "0"]
+resource.setrlimit(resource.RLIMIT_NOFILE, ({OTHERS}, {OTHERS}))
+runpy.run_path("serve.py", run_name="__main__")
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    line = f"error: the system allows {OTHERS} open files, and the server needs {OTHERS + 1}:"
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(line)
 
 
 # ------------------------------------------------------------------------------------- checkpoints

@@ -13,12 +13,13 @@ import ipaddress
 import logging
 import os
 import re
+import signal
 import socket
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import h11
@@ -105,10 +106,7 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
-        given = headers.get(b"x-request-id", b"").decode("latin-1")
-        scope["id"] = given if ID.fullmatch(given) else uuid.uuid4().hex
-        scope["log"] = {"status": GONE}
+        headers = dict(note(scope)["headers"])
         begin, endless = time.perf_counter(), scope["path"] == "/live/events"
         task = asyncio.current_task()
         self.pages.add(task) if endless else None
@@ -223,6 +221,15 @@ class Gate:
 
         return sending
 
+    async def crowded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What a connection too many is told."""
+        full = Refused(
+            503, "too many connections: try again later", kind="server_error", code="too_many",
+            headers={"Retry-After": "5", "Connection": "close"},
+        )  # fmt: skip
+        await refusal(full)(note(scope), receive, self.sender(scope, send))
+        self.write_log(scope, 0.0)
+
     def write_log(self, scope: Scope, seconds: float) -> None:
         told = scope["log"]
         status = GONE if told.get("gone") else told["status"]
@@ -234,6 +241,15 @@ class Gate:
             "%s %s %s %s %d %.0f ms, %sid %s", time.strftime("%H:%M:%S"), client,
             scope["method"][:20], path, status, 1e3 * seconds, tokens, scope["id"],
         )  # fmt: skip
+
+
+def note(scope: Scope) -> Scope:
+    """Give a request an id, and what the log will say of it."""
+    if "log" not in scope:
+        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+        scope["id"] = given if ID.fullmatch(given) else uuid.uuid4().hex
+        scope["log"] = {"status": GONE}
+    return scope
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
@@ -374,8 +390,8 @@ class Connection(h11.Connection):
         return event
 
 
-def protocol(limits: Limits) -> type[H11Protocol]:
-    """uvicorn's protocol with these limits. Its errors are OpenAI's."""
+def protocol(limits: Limits, gate: Gate) -> type[H11Protocol]:
+    """uvicorn's protocol with these limits. Its errors are OpenAI's, and are in the gate's log."""
 
     class Protocol(H11Protocol):
         late: asyncio.TimerHandle | None = None  # until the head of a request must be here
@@ -388,7 +404,7 @@ def protocol(limits: Limits) -> type[H11Protocol]:
                 transport.abort()
                 return
             if len(self.connections) > limits.connections:
-                self.app = crowded
+                self.app = gate.crowded
             self.late = self.loop.call_later(limits.headers_in, self.too_late)
 
         def connection_lost(self, error: Exception | None) -> None:
@@ -418,9 +434,16 @@ def protocol(limits: Limits) -> type[H11Protocol]:
 
         def refuse(self, status: int, sentence: str) -> None:
             if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                at_work = self.cycle and not self.cycle.response_complete
+                none = {"headers": [], "path": "-", "method": "-", "client": self.client}
+                scope = note(self.cycle.scope if at_work else none)
+                scope["log"]["status"] = status
+                if not at_work:  # else the gate writes it, as soon as it hears of the end
+                    gate.write_log(scope, 0.0)
                 body = dumps(Refused(status, sentence).json())
+                length, own = str(len(body)), scope["id"]
                 headers = [("content-type", "application/json"), ("connection", "close"),
-                           ("content-length", str(len(body)))]  # fmt: skip
+                           ("content-length", length), ("x-request-id", own)]  # fmt: skip
                 head = h11.Response(status_code=status, headers=headers)
                 for event in (head, h11.Data(data=body), h11.EndOfMessage()):
                     self.transport.write(self.conn.send(event))
@@ -442,15 +465,6 @@ def protocol(limits: Limits) -> type[H11Protocol]:
     return Protocol
 
 
-async def crowded(scope: Scope, receive: Receive, send: Send) -> None:
-    """What a connection too many is told."""
-    full = Refused(
-        503, "too many connections: try again later", kind="server_error", code="too_many",
-        headers={"Retry-After": "5", "Connection": "close"},
-    )  # fmt: skip
-    await refusal(full)(scope, receive, send)
-
-
 class Server(uvicorn.Server):
     """Ends in order: at the first signal it takes no more requests, and lets those that are here
     end. At the second it ends at once.
@@ -461,7 +475,7 @@ class Server(uvicorn.Server):
         self.gate = application(api, limits, routers)
         self.stopping, self.cut = False, False  # cut: some requests were not run to their end
         config = uvicorn.Config(
-            for_pages_of(limits.origins, self.gate), http=protocol(limits), ws="none",
+            for_pages_of(limits.origins, self.gate), http=protocol(limits, self.gate), ws="none",
             lifespan="on", log_config=None, access_log=False, server_header=False,
             proxy_headers=False, timeout_graceful_shutdown=1, backlog=AT_ONCE,
         )  # fmt: skip
@@ -473,8 +487,22 @@ class Server(uvicorn.Server):
         for listener in sockets or ():  # the system keeps more than we take in one turn
             listener.listen(self.limits.connections)
 
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """A terminal that closes ends the server in order, too, except under nohup."""
+        with super().capture_signals():
+            in_main = threading.current_thread() is threading.main_thread()
+            if os.name == "posix" and in_main and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+                signal.signal(signal.SIGHUP, self.handle_exit)
+            yield
+
     def handle_exit(self, sig: int, frame: object) -> None:
-        """The first signal starts a thread that waits; the second waits for nothing."""
+        """The first signal starts a thread that waits; the second waits for nothing.
+
+        A terminal that closes may send SIGHUP twice.
+        """
+        if self.stopping and os.name == "posix" and sig == signal.SIGHUP:
+            return
         if self.stopping:
             os._exit(130)
         self.stopping = True
@@ -507,6 +535,7 @@ def room_for(connections: int) -> int:
     """So many connections, or as many as the system lets this process have files open.
 
     Usual is 1024. A process may raise its own limit up to another, which is often far higher.
+    Raises UserError if there is no room for one.
     """
     try:
         from resource import RLIM_INFINITY, RLIMIT_NOFILE, getrlimit, setrlimit
@@ -519,7 +548,11 @@ def room_for(connections: int) -> int:
     if highest == RLIM_INFINITY or highest > most:
         most = wanted if highest == RLIM_INFINITY else min(wanted, highest)
         setrlimit(RLIMIT_NOFILE, (most, highest))
-    room = max(1, min(connections, most - OTHERS))
+    room = min(connections, most - OTHERS)
+    if room < 1:
+        raise UserError(
+            f"the system allows {most} open files, and the server needs {OTHERS + 1}: see ulimit -n"
+        )
     if room < connections:
         log.warning("%d connections at most: the system allows %d open files", room, most)
     return room
