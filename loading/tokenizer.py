@@ -5,7 +5,9 @@ They are `tokenizers`, and `tiktoken` for GPT-2 and the demo.
 
 import base64
 import binascii
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from loading.files import existing, first_line, read_json, readable
 EOS = "<|endoftext|>"
 # BPE never merges across these pieces
 GPT2_SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# Regular expressions that try every way to split a long run fail on one of these.
+RUNS = "".join(256 * letter for letter in "a 1!") + "\n"
 GPT2_VOCABULARY = 50257  # this size tells OpenAI's GPT-2 from other models of that shape
 
 
@@ -29,6 +33,9 @@ class Tokenizer:
     eos_id: the token that ends a text; None if the directory does not name one. `decode` gives text
     that follows other text. So a token for " world" always keeps its space. encode_chat: of a text
     that a chat template made. It spells out its special tokens, and gets no others.
+
+    All three raise UserError where the library gives up: some texts are too much for some
+    expressions.
     """
 
     encode: Callable[[str], list[int]]
@@ -50,8 +57,8 @@ def load_tokenizer(directory: str | Path) -> Tokenizer | None:
         return from_ranks(_read_ranks(path))
     if (path := directory / "tokenizer.json").is_file():
         _check_template(path, read_json(path))
-        with readable(path, Exception):  # the library raises nothing narrower
-            return _from_library(Library.from_file(str(path)), directory)
+        with readable(path, Exception), _silent():  # the library raises nothing narrower
+            return _tried(_from_library(_guarded(Library.from_file)(str(path)), directory))
     vocab, merges = directory / "vocab.json", directory / "merges.txt"
     if vocab.is_file() or merges.is_file():
         existing(directory, vocab.name), existing(directory, merges.name)
@@ -97,11 +104,57 @@ def _from_tiktoken(library: tiktoken.Encoding, eos_id: int) -> Tokenizer:
     """
     return Tokenizer(
         # encode_ordinary: a prompt that spells out <|endoftext|> is text, not a command
-        library.encode_ordinary,
-        lambda ids: library.decode([token for token in ids if token < library.n_vocab]),
+        _guarded(library.encode_ordinary),
+        _guarded(lambda ids: library.decode([token for token in ids if token < library.n_vocab])),
         eos_id,
-        lambda text: library.encode(text, allowed_special="all"),
+        _guarded(lambda text: library.encode(text, allowed_special="all")),
     )
+
+
+def _guarded(call: Callable) -> Callable:
+    """`call`, with a UserError where its library, in Rust, panics.
+
+    A panic is no Exception, and so it would end a thread that goes on after all others. Rust has
+    written it to file 2 by then. Nothing in Python can change that, and file 2 is not ours alone.
+    """
+
+    def calling(argument: object) -> object:
+        try:
+            return call(argument)
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # its module cannot be imported
+                raise
+            raise UserError(f"the tokenizer gives up: {first_line(error)}") from None
+
+    return calling
+
+
+def _tried(tokenizer: Tokenizer) -> Tokenizer:
+    """A tokenizer that has taken long runs of letters. A UserError where it gives up."""
+    try:
+        tokenizer.decode(tokenizer.encode(RUNS))
+    except Exception as error:  # it may lack a letter, and no way to say so
+        if isinstance(error, UserError):
+            raise
+    return tokenizer
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Drop what is written to file 2 meanwhile: here a panic of Rust, which becomes one line."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _check_template(path: Path, raw: dict) -> None:
@@ -165,13 +218,15 @@ def _from_library(library: Library, directory: Path) -> Tokenizer:
     eos_id = library.token_to_id(EOS) if eos_id is None else eos_id
     # LLaMA's decoder drops the space before the first word of a text. Our texts follow a prompt. So
     # we decode another word first, and cut it off.
-    anchor = library.encode("a", add_special_tokens=False).ids
-    skip = len(library.decode(anchor))
+    encode_chat = _guarded(lambda text: library.encode(text, add_special_tokens=False).ids)
+    decode = _guarded(library.decode)
+    anchor = encode_chat("a")
+    skip = len(decode(anchor))
     return Tokenizer(
-        lambda text: library.encode(text).ids,
-        lambda ids: library.decode([*anchor, *ids])[skip:],
+        _guarded(lambda text: library.encode(text).ids),
+        lambda ids: decode([*anchor, *ids])[skip:],
         eos_id,
-        lambda text: library.encode(text, add_special_tokens=False).ids,
+        encode_chat,
     )
 
 

@@ -16,13 +16,19 @@ from pathlib import Path
 import h11
 import pytest
 from served import Served, served
+from tokenizers import Regex
+from tokenizers import Tokenizer as Library
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
 from watch import wait_for
 
 from checks import UserError
 from engine import LLM
 from experiments.lib.clients import parse, raw, request
 from loading.files import DEMO
+from loading.tokenizer import load_tokenizer
 from web import explore_routes, explorer, live, server
+from web.api import AT_ONCE
 from web.chat import LONGEST_TEMPLATE, LONGEST_TEXT, Chat, Unfit, read_template
 from web.priced import PricedEngine
 from web.real import RealEngine
@@ -325,15 +331,35 @@ def test_a_token_without_a_text_ends_its_own_request_alone(
     def decode(tokens: list[int]) -> str:
         broken.append(tokens)
         if len(broken) == 1:
-            raise RuntimeError("no such token")
+            raise UserError("no such token")
         return " x" * len(tokens)
 
     monkeypatch.setattr(running.api, "decode", decode)
     status, answer = ask(running, "/v1/completions", GOOD | {"prompt": ["a", "b"]})
-    assert (status, answer["error"]["code"]) == (500, "engine_failed")
-    assert "no text" in caplog.text
+    error = answer["error"]
+    assert (status, error["code"]) == (500, "no_text")
+    assert error["message"] == "an output token has no text: no such token"
+    (line,) = [r.getMessage() for r in caplog.records if "has no text" in r.getMessage()]
+    assert line.endswith("has no text: no such token") and "Traceback" not in caplog.text
     wait_for(running.idle)
     assert ask(running, "/v1/completions", GOOD)[1]["choices"][0]["text"] == " x x"
+
+
+def test_a_tokenizer_that_gives_up_ends_its_own_request_alone(
+    running: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its panic is no Exception."""
+    library = Library(WordLevel({"z": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    library.pre_tokenizer = Split(Regex("(z+)+$|."), "isolated")
+    library.save(str(tmp_path / "tokenizer.json"))
+    monkeypatch.setattr(running.api, "tokenizer", load_tokenizer(tmp_path))
+    wrong = "the tokenizer gives up: Onig: Regex search error: retry-limit-in-match over"
+    for prompt in ("z" * 40 + "b", "z" * AT_ONCE + "b"):  # in this thread, and in one beside
+        status, answer = ask(running, "/v1/completions", GOOD | {"prompt": prompt})
+        assert (status, answer["error"]["message"]) == (400, wrong)
+        status, answer = ask(running, "/v1/completions", GOOD | {"prompt": "bbz"})
+        assert status == 200 and answer["usage"]["prompt_tokens"] == 3
+    wait_for(running.idle)
 
 
 # ------------------------------------------------------------------------------------- the end

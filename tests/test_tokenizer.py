@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import re
 
 import pytest
@@ -235,6 +236,41 @@ def test_damaged_merges_are_refused(tmp_path, change, expected):
     (tmp_path / "merges.tiktoken").write_text(change((DEMO / "merges.tiktoken").read_text()))
     with pytest.raises(UserError, match=expected):
         load_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_that_gives_up_on_runs_of_letters_is_refused(tmp_path, capfd):
+    """In one line, and without what Rust writes of its panic."""
+    library = library_bpe()
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("(a+)+$"), "isolated")
+    library.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match="cannot be read.*gives up: Onig: .* over") as caught:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(caught.value) and capfd.readouterr() == ("", "")
+    os.write(2, b"heard")
+    assert capfd.readouterr().err == "heard"
+
+
+def test_a_text_that_is_too_much_is_a_mistake(tmp_path):
+    """Where only some texts are too much, the others are read as before."""
+    library = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"z": 0, "b": 1, "?": 2}, unk_token="?")
+    )
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Split(
+        tokenizers.Regex("(z+)+$|."), "isolated"
+    )
+    replace = tokenizers.decoders.Replace(tokenizers.Regex("(z+)+$"), "y")
+    library.decoder = tokenizers.decoders.Sequence([tokenizers.decoders.Fuse(), replace])
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
+    for encode in (tokenizer.encode, tokenizer.encode_chat):
+        with pytest.raises(UserError, match="the tokenizer gives up: Onig"):
+            encode("z" * 40 + "b")
+        assert encode("bb") == [1, 1]
+    with pytest.raises(UserError, match="the tokenizer gives up: Onig"):
+        tokenizer.decode([0] * 40 + [1])
+    assert tokenizer.decode([1, 1]) == "bb"
+    with pytest.raises(UserError, match=r"the tokenizer gives up: .*StackOverflow"):
+        load_tokenizer(DEMO).encode("\u3000" * 1_000_000)
 
 
 def test_the_split_pattern_is_gpt2s():

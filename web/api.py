@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 import batch
 from checks import MOST_SEED, UserError, did_you_mean, shown
+from cli import one_line
 from web.chat import Chat, Unfit
 from web.metrics import CONTENT_TYPE, Metrics, Stopwatch
 from web.runner import Delta, Full, Runner, Stopping
@@ -56,6 +57,7 @@ class Choice:
         self.watch = Stopwatch(answer.api.metrics)
         self.text, self.tokens, self.count = [], [], 0
         self.reason: str | None = None
+        self.fault = ""  # why it has no text
 
     def take(self, delta: Delta) -> None:
         """What is new of the request."""
@@ -141,6 +143,9 @@ class Answer:
     def failure(self) -> Refused | None:
         """Why this answer is not whole, if it is not."""
         reasons = {choice.reason for choice in self.choices}
+        if fault := next((choice.fault for choice in self.choices if choice.fault), ""):
+            return Refused(500, f"an output token has no text: {fault}", kind="server_error",
+                           code="no_text")  # fmt: skip
         if "error" in reasons:
             return Refused(500, "the engine failed, and began anew: send the request again",
                            kind="server_error", code="engine_failed")  # fmt: skip
@@ -457,8 +462,11 @@ def hand_out(news: list[tuple[Choice | None, Delta]]) -> None:
         try:
             if choice is not None:
                 choice.take(delta)
-        except Exception:  # of a checkpoint's tokenizer: all others get their tokens
-            log.exception("a token of request %d has no text", choice.request.request_id)
+        except Exception as error:
+            choice.fault = one_line(error) or type(error).__name__
+            ours = None if isinstance(error, UserError) else error
+            log.error("a token of request %d has no text: %s", choice.request.request_id,
+                      choice.fault, exc_info=ours)  # fmt: skip
             choice.hang_up("error")
 
 
