@@ -64,7 +64,11 @@ class Loop:
 
     @property
     def busy(self) -> bool:
-        return bool(self.arriving or self.scheduler.has_work)
+        if self.arriving or self.scheduler.has_work:
+            return True
+        if self.scheduler.waiting or self.scheduler.running:
+            raise self.scheduler.broken("has_work is False, while requests wait or run")
+        return False
 
     def add(self, request: Request) -> None:
         """Let a request arrive at `request.arrival`, or now if that time has passed.
@@ -99,7 +103,7 @@ class Loop:
         """Run the next batch; if no request is here yet, wait for one. None: nothing is left."""
         scheduler, executor, arriving = self.scheduler, self.executor, self.arriving
         self._stepping, iteration = True, None
-        while iteration is None and (arriving or scheduler.has_work):
+        while iteration is None and self.busy:
             now = executor.now()
             while arriving and arriving[0].arrival <= now:
                 scheduler.add(arriving.popleft())

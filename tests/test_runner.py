@@ -702,6 +702,25 @@ class Lazy(Scheduler):
         return None
 
 
+class Idle(SarathiServe):
+    """Says that it has nothing to do."""
+
+    name = "idle"
+    has_work = False
+
+
+class Loses(SarathiServe):
+    """Forgets the requests."""
+
+    name = "loses"
+
+    def update(self, batch: Batch, tokens: list[int]) -> list[Request]:
+        ended = super().update(batch, tokens)
+        self.running.clear()
+        self.waiting.clear()
+        return ended
+
+
 class Twice(SarathiServe):
     """Breaks a rule: a request is in the batch twice."""
 
@@ -755,6 +774,8 @@ class Imagines(SarathiServe):
     ("policy", "message"),
     [
         (Lazy, "schedules nothing"),
+        (Idle, "policy 'idle' (Idle): has_work is False, while requests wait or run"),
+        (Loses, "a policy has lost 3 requests: they neither wait nor run"),
         (Exits, "SystemExit"),
         (Imagines, "2"),
         (Twice, "in the batch twice"),
@@ -783,6 +804,16 @@ def test_a_policy_that_fails_ends_all_streams_and_can_be_replaced(
     clients.finish()
     assert clients.tokens("next") == expected
     assert all(future.done() for future in futures)
+
+
+def test_a_policy_that_denies_its_work_is_told(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a server, too: `generate` would wait for ever."""
+    monkeypatch.setitem(POLICIES, "idle", Idle)
+    with pytest.raises(UserError, match="has_work is False, while requests wait or run"):
+        simulate([Request(0, range(9), 5)], policy="idle")
+    llm.policy = "idle"
+    with pytest.raises(UserError, match="has_work is False, while requests wait or run"):
+        llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2))
 
 
 def test_a_policy_of_ones_own_that_fails_gives_way(

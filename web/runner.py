@@ -263,6 +263,9 @@ class Runner:
         """Sleep while there is nothing to do. False: it is over."""
         with self.changed:
             if not (self.inbox or self._busy() or self.closed):
+                if self.streams:
+                    lost = len(self.streams)
+                    raise UserError(f"a policy has lost {lost} requests: they neither wait nor run")
                 self.ends.clear()
                 self.changed.wait_for(lambda: self.inbox or self.closed)
                 self.ends.append(self.loop.executor.now())
