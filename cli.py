@@ -4,11 +4,12 @@ import atexit
 import io
 import os
 import signal
+import stat
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent
 SCRIPTS = (ROOT, ROOT / "experiments", ROOT / "demo", ROOT / "notebooks")  # folders of commands
 HEAD, LONGEST_LINE = 600, 800  # letters of an error: its beginning, and all that is shown
+STREAMS = ("/dev/std", "/dev/fd/", "/proc/")  # names of what is open, even of a file
 MARK = "made by nano-sarathi"  # in the first bytes of every file that we write
 # How our JSON and Markdown files begin, and the headers of our tables. `is_ours` knows the others.
 BEGINNINGS = (
@@ -65,6 +67,38 @@ def is_ours(path: Path) -> bool:
     png = head.startswith(b"\x89PNG") and b"Software\0" + MARK.encode() in head
     html = head.startswith(b"<!doctype html>") and f'generator" content="{MARK}'.encode() in head
     return not head or png or html or head.startswith(BEGINNINGS)
+
+
+def write_file(path: Path | str, content: str | bytes | Callable[[Path], object]) -> None:
+    """Write a file beside its place, then let it take that place: nobody finds half a file.
+
+    content: a text, bytes, or what writes the file that it is given. Whatever stops us (an error,
+    Ctrl-C), the old file stays, and no other is left. Only a signal that ends us at once (SIGKILL)
+    may leave the new one, as .nano-sarathi-*. A device, a pipe, and a file in a folder that we may
+    not write cannot be replaced: they are written in place. Raises OSError, which names `path`.
+    """
+    path, data = Path(path), content.encode() if isinstance(content, str) else content
+    write = data if callable(data) else lambda place: place.write_bytes(data)
+    target = Path(os.path.realpath(path))  # a link stays a link
+    new = target.with_name(f".nano-sarathi-{os.urandom(8).hex()}")
+    special = str(path).startswith(STREAMS) or (path.exists() and not path.is_file())
+    try:
+        if special or not os.access(target.parent, os.W_OK):
+            write(path)
+            return
+        new.touch(exist_ok=False)
+        mode = new.stat().st_mode
+        if target.exists():
+            with open(target, "r+b") as old:  # raises where we may not write it
+                mode = os.fstat(old.fileno()).st_mode
+        write(new)
+        new.chmod(stat.S_IMODE(mode))
+        new.replace(target)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
+    finally:
+        with suppress(OSError):
+            new.unlink()
 
 
 def read_text(path: Path | str, most: int) -> str:

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from checks import UserError
-from cli import MARK, end_with, run_main
+from cli import MARK, end_with, run_main, write_file
 from configs import MODELS
 from engine import RequestOutput, SamplingParams
 from fast import native
@@ -164,7 +164,7 @@ def serve(args: argparse.Namespace) -> None:
             if number == args.repeats - 1:
                 report(llm, work.prompts, outputs)
     if llm.stage == 0 and args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_file(args.json, json.dumps(found, indent=1) + "\n")
     if llm.stage == 0 and args.perfetto:
         dtype = str(llm.dtype).removeprefix("torch.")
         where = f"{llm.stages} stages, {this_machine(str(llm.device))}, {dtype}"

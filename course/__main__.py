@@ -19,13 +19,13 @@ import argparse
 import json
 import re
 import secrets
-import shutil
 import sys
 import zipfile
+from io import BytesIO
 from pathlib import Path
 
 from checks import UserError
-from cli import claim, run_main
+from cli import claim, run_main, write_file
 from course.exercises import EXERCISES, HINTS, MINE, STUBS, Exercise, find
 from course.predictions import HOW, LESSONS, predict
 
@@ -67,7 +67,7 @@ def start() -> None:
         if path.exists():
             print(f"{path.name} is there: left as it is")
         else:
-            shutil.copyfile(STUBS / path.name, path)
+            write_file(path, (STUBS / path.name).read_bytes())
             print(f"{path.name}: {exercise.name}, lesson {exercise.lesson}, {exercise.title}")
 
 
@@ -93,7 +93,7 @@ def kept(name: str) -> dict:
 def keep(name: str, exercise: Exercise, value: int) -> None:
     if MINE.is_dir():
         text = json.dumps(kept(name) | {exercise.key: value})
-        (MINE / name).write_text(text + "\n", "utf-8")
+        write_file(MINE / name, text + "\n")
 
 
 def hint(exercise: Exercise, level: int | None) -> None:
@@ -127,9 +127,11 @@ def submit() -> None:
     if not any(path.suffix == ".py" for path in files):
         raise UserError(f"{MINE} has no exercises: run 'python -m course start' once")
     path = MINE / "submission.zip"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+    data = BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as packed:
         for each in files:
             packed.write(each, each.name)
+    write_file(path, data.getvalue())
     print(f"wrote {path}")
     print("\n".join(state()))
 
@@ -213,7 +215,7 @@ def main() -> None:
         from course.selftest import MAP, mended_map
 
         text, lost = mended_map()
-        MAP.write_text(text, "utf-8")
+        write_file(MAP, text)
         print("\n".join(lost) or f"wrote {MAP}")
         sys.exit(bool(lost))
     else:

@@ -27,11 +27,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from types import FrameType
 
 from checks import UserError, check_whole
-from cli import claim
+from cli import claim, write_file
 from course.check.frame import examine
 from course.exercises import EXERCISES, AnswerError, Exercise, read_answer
 from course.sandbox import PROTECTIONS
@@ -383,15 +384,15 @@ def grade(
             stopped.set()
     first = protection(grades, container)
     keys = list(EXERCISES)
-    with open(out, "w", newline="", encoding="utf-8") as file:
-        file.write(f"# {first}; seed {seed}\n")
-        table = csv.writer(file)
-        table.writerow(["submission", *keys, "passed", "scores"])
-        for each in grades:
-            passed = sum(result == "passed" for result in each.results.values())
-            scores = "; ".join(f"{key}: {text}" for key, text in each.scores.items())
-            results = [each.results[key] for key in keys]
-            table.writerow([harmless(each.name), *results, passed, scores])
+    text = StringIO()
+    table = csv.writer(text)
+    table.writerow(["submission", *keys, "passed", "scores"])
+    for each in grades:
+        passed = sum(result == "passed" for result in each.results.values())
+        scores = "; ".join(f"{key}: {told}" for key, told in each.scores.items())
+        results = [each.results[key] for key in keys]
+        table.writerow([harmless(each.name), *results, passed, scores])
+    write_file(out, f"# {first}; seed {seed}\n{text.getvalue()}")
     print(first)
     print(f"seed {seed}, {len(grades)} submissions, {time.perf_counter() - start:.0f} s")
     wide = max(len(harmless(each.name)) for each in grades)

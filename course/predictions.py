@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 
 from checks import UserError, check_whole
+from cli import write_file
 from course.exercises import HERE, MINE
 
 LESSONS = sorted((HERE.parent / "notebooks").glob("[0-9][0-9]_*.py"))  # 01_..., 02_..., no gap
@@ -43,7 +44,7 @@ def record(name: str, question: str, answer: str) -> None:
     kept = recorded()
     kept.setdefault(name, {"question": question, "answer": answer})
     text = json.dumps(kept, indent=1, ensure_ascii=False)
-    (MINE / "predictions.json").write_text(text + "\n", "utf-8")
+    write_file(MINE / "predictions.json", text + "\n")
 
 
 def predict(lesson: int, ask: Callable[[str], str] = input) -> int:

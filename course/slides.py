@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from checks import check_whole
-from cli import MARK
+from cli import MARK, write_file
 from course.drive import serve
 from course.exercises import PLANTED, find, load
 from course.local import asker
@@ -160,8 +160,7 @@ def slides(only: int | None, out: Path, force: bool) -> None:
     for slide, path in zip(chosen, paths, strict=True):
         figure = slide.draw()
         figure.set_size_inches(*SIZE)
-        figure.savefig(path, dpi=DPI, metadata={"Software": MARK})
-        plt.close(figure)
+        look.save_figure(figure, path, dpi=DPI, bbox=None)
         print(f"wrote {path}")
     told = [f"- `{slide.name}.png` ({slide.when}): {slide.caption}" for slide in SLIDES]
-    (out / "captions.md").write_text(f"<!-- {MARK} -->\n" + "\n".join(told) + "\n", "utf-8")
+    write_file(out / "captions.md", f"<!-- {MARK} -->\n" + "\n".join(told) + "\n")

@@ -24,7 +24,7 @@ import torch
 from torch.nn import functional as F
 
 from checks import UserError
-from cli import MARK, is_ours, progress, run_main
+from cli import MARK, is_ours, progress, run_main, write_file
 from configs import MODELS
 from demo.corpus import documents, split, train_tokenizer
 from flags import Parser
@@ -176,10 +176,9 @@ def main() -> None:
 
     save(model, args.out, eos_id=tokenizer.eos_id)
     lines = [base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items()]
-    (args.out / "merges.tiktoken").write_bytes(b"".join(lines))
-    (args.out / "held_out.txt").write_text(
-        "\n\n".join(text[:SAMPLE] for text in held_out_texts), encoding="utf-8"
-    )
+    write_file(args.out / "merges.tiktoken", b"".join(lines))
+    sample = "\n\n".join(text[:SAMPLE] for text in held_out_texts)
+    write_file(args.out / "held_out.txt", sample)
     load_weights(model, args.out)  # measure the saved weights, which are rounded to bfloat16
     loss = held_out_loss(model, held_out)
     metrics = {
@@ -203,7 +202,7 @@ def main() -> None:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
-    (args.out / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+    write_file(args.out / "metrics.json", json.dumps(metrics, indent=2) + "\n")
     print(json.dumps(metrics, indent=2))
 
 

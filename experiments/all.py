@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import astuple, dataclass
 from functools import cache
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from string import Template
 
@@ -32,7 +33,7 @@ from PIL import Image, ImageColor
 from PIL.PngImagePlugin import PngInfo
 
 from checks import UserError
-from cli import MARK, run_main
+from cli import MARK, run_main, write_file
 from experiments import fidelity, fig9
 from experiments.lib import common, look
 from experiments.lib.common import ROOT, Point, curves, three_digits
@@ -194,7 +195,9 @@ def write_thumbnails(out: Path) -> None:
         notes = PngInfo()
         notes.add_text("Software", MARK)
         notes.add_text("Source", digest)
-        copy.quantize(palette=few_colours(), dither=0).save(small, optimize=True, pnginfo=notes)
+        few, file = copy.quantize(palette=few_colours(), dither=0), BytesIO()
+        few.save(file, "PNG", optimize=True, pnginfo=notes)
+        write_file(small, file.getvalue())
 
 
 @cache
@@ -336,7 +339,7 @@ def gallery(out: Path) -> str:
 def write_page(out: Path) -> None:
     """The thumbnails, then the page."""
     write_thumbnails(out)
-    (out / "index.html").write_text(gallery(out), encoding="utf-8")
+    write_file(out / "index.html", gallery(out))
     print(f"\nwrote {out / 'index.html'}")
 
 

@@ -32,7 +32,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain, product
 
@@ -43,7 +43,7 @@ from checks import UserError
 from cli import run_main
 from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel, make_batch, tokens_that_fit
-from experiments.lib.common import ROOT, Point, Record, curves, print_table
+from experiments.lib.common import ROOT, Point, Record, curves, print_table, write_table
 from experiments.lib.figure import finish
 from experiments.lib.flags import Flag, start
 from experiments.lib.look import COLOURS, log_ticks, panels, plot_points, shade_spread
@@ -193,13 +193,9 @@ def collect() -> None:
     if not release.startswith("0.12."):
         raise UserError(f"--collect: aiconfigurator is {release}; it must be 0.12")
     rows = list(estimates())
-    with open(FILE, "w", newline="", encoding="utf-8") as file:
-        file.write(f"# ms by AIConfigurator {release} (PyPI; (c) NVIDIA; Apache 2.0), vllm, bf16\n")
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([field.name for field in fields(Row)])
-        for row in rows:
-            times = [f"{ms:.4g}" for ms in row.parts.values()]
-            writer.writerow([row.gpu, row.model, row.tp, row.kind, row.batch, row.length, *times])
+    head = f"# ms by AIConfigurator {release} (PyPI; (c) NVIDIA; Apache 2.0), vllm, bf16\n"
+    cells = [[f"{v:.4g}" if isinstance(v, float) else v for v in astuple(row)] for row in rows]
+    write_table(FILE, [field.name for field in fields(Row)], cells, head)
     print(f"wrote {FILE}: {len(rows)} iterations")
 
 

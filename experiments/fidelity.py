@@ -24,7 +24,7 @@ from pathlib import Path
 from string import Template
 
 from checks import UserError
-from cli import MARK, run_main
+from cli import MARK, run_main, write_file
 from configs import GPUS, MODELS
 from constants import EFFICIENCY
 from costmodel import requests_that_fit
@@ -307,13 +307,9 @@ def write(ours: list[Row], theirs: list[Row], out: Path) -> None:
         sarathi=markdown(ours, "and what has no prediction"),
         serving=markdown(theirs, "bounds, and what has no prediction"),
     )
-    (out / "fidelity.md").write_text(text, encoding="utf-8")
-    with open(out / "fidelity.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([field.name for field in fields(Row)])
-        for row in ours + theirs:
-            values = astuple(row)
-            writer.writerow([f"{v:.6g}" if isinstance(v, float) else v for v in values])
+    write_file(out / "fidelity.md", text)
+    columns = [field.name for field in fields(Row)]
+    common.write_table(out / "fidelity.csv", columns, map(astuple, ours + theirs))
 
 
 def read(path: Path) -> list[Row]:

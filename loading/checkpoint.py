@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from checks import UserError
+from cli import write_file
 from configs import ModelConfig
 from loading.config_json import ARCHITECTURE, FIELDS, LLAMA3, ONLY, load_config  # noqa: F401
 from loading.files import existing, read_json, readable
@@ -285,12 +286,10 @@ def save(
         )
     path = directory / "model.safetensors"
     try:
-        save_file(tensors, path, metadata={"format": "pt"})
+        write_file(path, lambda new: save_file(tensors, new, metadata={"format": "pt"}))
     except SafetensorError as error:  # a full disk, for example
         raise OSError(f"cannot write {str(path)!r}: {error}") from None
-    (directory / "config.json").write_text(
-        json.dumps(raw, indent=2, sort_keys=True) + "\n", encoding="utf-8"
-    )
+    write_file(directory / "config.json", json.dumps(raw, indent=2, sort_keys=True) + "\n")
 
 
 def _weight_files(directory: Path) -> list[Path]:

@@ -31,7 +31,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 from checks import UserError
-from cli import run_main
+from cli import run_main, write_file
 from fast import native
 from flags import Parser
 
@@ -178,7 +178,7 @@ def main() -> None:
         )
         failed |= bool(problems)
         if (options.refresh or options.text) and not problems:
-            nbformat.write(notebook, source.with_suffix(".ipynb"))
+            write_file(source.with_suffix(".ipynb"), nbformat.writes(notebook) + "\n")
     sys.exit(failed)
 
 

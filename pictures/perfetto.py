@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from cli import MARK
+from cli import MARK, write_file
 from pictures.lanes import request_lanes, stage_lanes
 from pipeline import PipelineTrace
 from timeline import Iteration, Trace
@@ -128,7 +128,7 @@ class Tracks:
         other = json.dumps({"mark": MARK, "runs": self.runs}, separators=(",", ":"))
         head = f'{{"otherData":{other},"displayTimeUnit":"ms"'
         text = f'{head},"traceEvents":[\n{lines}\n]}}\n'
-        Path(path).write_text(text, encoding="utf-8")
+        write_file(path, text)
 
 
 def microseconds(seconds: float) -> int:

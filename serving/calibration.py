@@ -11,7 +11,7 @@ from pathlib import Path
 
 from batch import Batch
 from checks import UserError
-from cli import MARK, ROOT, read_text
+from cli import MARK, ROOT, read_text, write_file
 from configs import GPU, ModelConfig
 from costmodel import CostModel
 
@@ -130,7 +130,7 @@ class Calibration:
 
     def save(self, path: Path) -> None:
         text = json.dumps({"mark": MARK} | asdict(self), indent=1)
-        path.write_text(text + "\n", encoding="utf-8")
+        write_file(path, text + "\n")
 
     def check_machine(self) -> None:
         """Raise a UserError where this is not the machine that was measured."""

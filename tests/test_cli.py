@@ -1,16 +1,25 @@
-"""What every command line does when its output has nowhere to go."""
+"""What every command line does when its output has nowhere to go, and how files are written."""
 
+import errno
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import pytest
+import torch
 
+import cli
 from checks import UserError
-from cli import MARK, claim, is_ours
+from cli import MARK, claim, is_ours, write_file
 from experiments.lib.common import make_directory, with_kept
 from flags import Parser
+from loading import checkpoint
+from tests.conftest import tiny_model
+from tests.hostile.kills import WRITERS
 
 ROOT = Path(__file__).parent.parent
 
@@ -152,3 +161,135 @@ def test_an_interrupt_at_the_very_end_says_nothing() -> None:
     body = "import atexit, os, signal; atexit.register(os.kill, os.getpid(), signal.SIGINT)"
     done = subprocess.run(script(body), capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == -signal.SIGINT and done.stderr == ""
+
+
+# ---------------------------------------------------------------------------------- writing a file
+
+
+def interrupted(step: int, act: Callable[[], None]) -> bool:
+    """Whether an interrupt at this step of cli.py's bytecode comes before `act` has ended."""
+    left = step
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable | None:
+        nonlocal left
+        if frame.f_code.co_filename != cli.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        left -= event == "opcode"
+        if left < 0:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.parametrize("old", [None, b"old"])
+def test_an_interrupt_anywhere_leaves_the_old_file_or_the_new_one(
+    old: bytes | None, tmp_path: Path
+) -> None:
+    path, found, step = tmp_path / "file", [], 0
+    while True:
+        path.unlink(missing_ok=True) if old is None else path.write_bytes(old)
+        if not interrupted(step, lambda: write_file(path, b"new")):
+            break
+        found.append(path.read_bytes() if path.exists() else None)
+        assert os.listdir(tmp_path) == ["file"] * path.exists(), f"step {step}"
+        step += 1
+    assert path.read_bytes() == b"new" and os.listdir(tmp_path) == ["file"]
+    first = found.index(b"new")  # the last steps come when it has its place
+    assert first > 20 and found == [old] * first + [b"new"] * (step - first)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "no space")])
+@pytest.mark.parametrize("kind", WRITERS)
+def test_what_stops_in_the_middle_loses_nothing(
+    kind: str, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stops when half is written."""
+    write_bytes = Path.write_bytes
+
+    def half(path: Path, data: bytes) -> None:
+        write_bytes(path, data[: len(data) // 2])
+        raise error
+
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"old")
+    with monkeypatch.context() as patch, pytest.raises(type(error)) as caught:
+        patch.setattr(Path, "write_bytes", half)
+        patch.setattr(checkpoint, "save_file", lambda tensors, new, metadata: half(new, b"1234"))
+        WRITERS[kind](path, 1)
+    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == [path.name]
+    if isinstance(error, OSError):
+        assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(path))
+    WRITERS[kind](path, 1)
+    assert path.read_bytes() != b"old"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes, and hardly links")
+def test_a_file_that_is_replaced_keeps_its_mode_and_its_links(tmp_path: Path) -> None:
+    new, old, link = tmp_path / "new", tmp_path / "old", tmp_path / "link"
+    old.touch()
+    old.chmod(0o640)
+    link.symlink_to("old")
+    (tmp_path / "usual").touch()
+    write_file(link, "\u00e9\n")
+    assert link.is_symlink() and old.read_bytes() == b"\xc3\xa9\n"
+    assert old.stat().st_mode & 0o777 == 0o640
+    checkpoint.save(tiny_model("gpt2", torch.float32), tmp_path)  # safetensors has its own mode
+    write_file(new, b"")
+    for path in (new, tmp_path / "model.safetensors"):
+        assert path.stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+def test_what_cannot_be_replaced_is_written_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    before = path.stat().st_ino
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda place, mode: place == path)
+        write_file(path, "new")  # a file of ours in a folder of somebody else's
+    assert path.read_text() == "new" and path.stat().st_ino == before
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's devices")
+@pytest.mark.parametrize("stdout", ["a pipe", "a file"])
+def test_a_device_is_written_and_named(stdout: str, tmp_path: Path) -> None:
+    """A file that a shell has opened as stdout must not be replaced: what is printed goes there."""
+    body = "write_file('/dev/stdout', 'a'); print('b', flush=True); write_file('/dev/full', 'c')"
+    with open(tmp_path / "out", "w") as out:
+        done = subprocess.run(
+            script(f"from cli import write_file; {body}"),
+            stdout=subprocess.PIPE if stdout == "a pipe" else out,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            check=False,
+        )
+    if stdout == "a pipe":
+        assert done.stdout == "ab\n"
+    else:
+        assert (tmp_path / "out").read_text() == "b\n", "over the a: the shell's own place is 0"
+    assert done.returncode == 1
+    assert done.stderr == "error: No space left on device: '/dev/full'\n"
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write any file"
+)
+def test_a_file_that_may_not_be_written_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    path.chmod(0o400)
+    with pytest.raises(PermissionError):
+        write_file(path, "new")
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["file"]

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from checks import UserError
-from cli import MARK, ROOT, run_main
+from cli import MARK, ROOT, run_main, write_file
 from flags import Parser
 from web import explore_state, explorer
 
@@ -158,7 +158,7 @@ def write(out: Path, pyodide: Path | None = None, force: bool = False) -> list[s
         path = out / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
+            write_file(path, data)
         except OSError as error:
             raise UserError(f"--out {out}: {name}: {error.strerror}") from None
     return list(files)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from batch import Request
 from checks import UserError, check_number, lookup, shown
-from cli import run_main
+from cli import run_main, write_file
 from costmodel import CostModel, make_batch, tokens_that_fit
 from loop import Loop
 from policyfile import LOADED, load_policies
@@ -233,7 +233,7 @@ def load_own(text: str) -> list[str]:
     path = OWN.resolve()  # of the browser's own files, which vanish with the page
     for name in LOADED.pop(path, []):
         POLICIES.pop(name, None)
-    path.write_text(text, encoding="utf-8")
+    write_file(path, text)
     return load_policies(path)
 
 

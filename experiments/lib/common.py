@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import astuple, dataclass, fields, replace
+from io import StringIO
 from pathlib import Path
 from typing import TypeVar
 
 from checks import UserError
-from cli import claim, interrupts_held, is_ours, progress
+from cli import claim, interrupts_held, is_ours, progress, write_file
 from configs import GPUS
 from costmodel import constants
 from policyfile import LOADED, load_policies
@@ -112,13 +113,19 @@ def write_csv(
     """
     for line in guesses(points, software or {}):
         print("\n" + textwrap.fill(f"A guess: {line}", 100))
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([field.name for field in fields(Point)])
-        for point in points:
-            writer.writerow(
-                [f"{value:.6g}" if isinstance(value, float) else value for value in astuple(point)]
-            )
+    write_table(path, [field.name for field in fields(Point)], map(astuple, points))
+
+
+def write_table(
+    path: Path, columns: Sequence[str], rows: Iterable[Sequence], head: str = ""
+) -> None:
+    """A CSV file, numbers rounded to 6 significant digits. head: lines above it."""
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in row])
+    write_file(path, head + text.getvalue())
 
 
 def read_csv(path: Path) -> list[Point]:

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 
 import matplotlib
 import matplotlib.pyplot as plt
 
-from cli import MARK
+from cli import MARK, write_file
 from experiments.lib.common import Point
 
 matplotlib.use("Agg")  # pictures go to files: no window, no display needed
@@ -65,8 +66,13 @@ def use_style() -> None:
     )
 
 
-def save_figure(figure: plt.Figure, path: Path) -> None:
-    figure.savefig(path, bbox_inches="tight", metadata={"Software": MARK})
+def save_figure(
+    figure: plt.Figure, path: Path, dpi: float | None = None, bbox: str | None = "tight"
+) -> None:
+    """Write a PNG, and close the figure. dpi, bbox: see matplotlib's `savefig`."""
+    data = BytesIO()
+    figure.savefig(data, format="png", dpi=dpi, bbox_inches=bbox, metadata={"Software": MARK})
+    write_file(path, data.getvalue())
     plt.close(figure)
 
 

@@ -17,7 +17,7 @@ from checks import UserError
 from configs import GPUS, ModelConfig
 from constants import AllReduce, Efficiency, reduce_seconds
 from costmodel import CostModel
-from experiments.lib.common import ROOT
+from experiments.lib.common import ROOT, write_table
 
 PATH = ROOT / "experiments" / "vllm_kernels.csv"
 # What a shape holds. All heads have 128 channels, all values 2 bytes.
@@ -178,13 +178,10 @@ KEPT = 600  # of each kind on each GPU, at most
 def thin(kernels: Sequence[Kernel]) -> None:
     """Write the committed copy: a seeded draw of each kind on each GPU."""
     draw = random.Random(0)
-    with open(PATH, "w", newline="", encoding="utf-8") as file:
-        file.write(HEAD)
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["gpu", "kind", "shape", "us"])
-        for gpu in FOLDERS.values():
-            for kind in SHAPES:
-                own = [each for each in kernels if (each.gpu, each.kind) == (gpu, kind)]
-                for kernel in sorted(draw.sample(own, min(KEPT, len(own)))):
-                    shape = "x".join(map(str, kernel.shape))
-                    writer.writerow([gpu, kind, shape, f"{1e6 * kernel.seconds:.6g}"])
+    rows = []
+    for gpu in FOLDERS.values():
+        for kind in SHAPES:
+            own = [each for each in kernels if (each.gpu, each.kind) == (gpu, kind)]
+            for kernel in sorted(draw.sample(own, min(KEPT, len(own)))):
+                rows.append([gpu, kind, "x".join(map(str, kernel.shape)), 1e6 * kernel.seconds])
+    write_table(PATH, ["gpu", "kind", "shape", "us"], rows, HEAD)
