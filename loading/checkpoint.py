@@ -245,9 +245,13 @@ def save(
 ) -> None:
     """Writes a Hugging Face directory: `config.json`, and `model.safetensors` in `dtype`.
 
-    Raises OSError where it cannot be written.
+    Raises OSError where it cannot be written, UserError where no family has this shape.
     """
     directory, config = Path(directory), model.config
+    if config.qk_norm and config.qkv_bias:
+        raise UserError(
+            f"{config.name} has qk_norm and qkv_bias: no family that can be read has both"
+        )
     directory.mkdir(parents=True, exist_ok=True)
     family = (
         "qwen3"
@@ -276,7 +280,9 @@ def save(
             }
             raw["rope_scaling"] = rope
         raw |= {"rope_theta": config.rope_theta, "rope_parameters": rope}
-        raw |= {"sliding_window": config.window or None, "use_sliding_window": False}
+        raw["sliding_window"] = config.window or None
+        raw["use_sliding_window"] = bool(config.window) and family != "mistral"
+        raw["max_window_layers"] = 0  # Qwen's: the first layer that has it
 
     state, tensors = model.state_dict(), {}
     for name, place in _plan(config).items():

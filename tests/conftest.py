@@ -65,11 +65,14 @@ TINY = {
 }
 
 
-def tiny_model(name: str, dtype: torch.dtype = torch.float64, device: str = "cpu") -> Transformer:
-    """Random weights, ten times the usual spread, so that attention is far from uniform and greedy
-    tokens vary.
+def tiny_model(
+    shape: str | ModelConfig, dtype: torch.dtype = torch.float64, device: str = "cpu"
+) -> Transformer:
+    """Random weights of a shape, or of one of TINY, ten times the usual spread, so that attention
+    is far from uniform and greedy tokens vary.
     """
-    model = random_weights(new_model(TINY[name], dtype, torch.device(device)), seed=1)
+    config = TINY[shape] if isinstance(shape, str) else shape
+    model = random_weights(new_model(config, dtype, torch.device(device)), seed=1)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(10 if parameter.dim() == 2 else 1)

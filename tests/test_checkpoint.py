@@ -2,6 +2,7 @@
 is refused. See test_families.py for the families against transformers.
 """
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ from loading.checkpoint import load_config, load_weights, save, weights_of
 from loading.load import new_model, random_weights
 from loading.tokenizer import load_tokenizer
 from model import Transformer
+from tests.conftest import TINY, tiny_model
 
 ROOT = Path(__file__).parent.parent
 
@@ -162,6 +164,28 @@ def test_loading_takes_the_memory_of_the_weights_and_of_one_tensor(tmp_path):
 
 
 # -------------------------------------------------------------------------------------- round trips
+
+
+@pytest.mark.parametrize("window", [0, 20])
+@pytest.mark.parametrize("parts", [(), ("qkv_bias",), ("qk_norm",), ("qkv_bias", "qk_norm")])
+def test_what_is_saved_is_what_is_loaded(parts, window, tmp_path):
+    """A window was lost where Qwen's parts are. With both parts, no weights could be loaded."""
+    config = dataclasses.replace(TINY["llama-gqa"], window=window, **dict.fromkeys(parts, True))
+    model = tiny_model(config, torch.float32)
+    if len(parts) == 2:
+        with pytest.raises(UserError, match="has qk_norm and qkv_bias"):
+            save(model, tmp_path / "made")
+        assert not (tmp_path / "made").exists()
+        return
+    save(model, tmp_path, torch.float32)
+    found = load_config(tmp_path, config.name)
+    assert dataclasses.replace(found, source="") == config
+    again = new_model(found, torch.float32, torch.device("cpu"))
+    load_weights(again, tmp_path)
+    for (name, expected), tensor in zip(
+        model.state_dict().items(), again.state_dict().values(), strict=True
+    ):
+        assert torch.equal(tensor, expected), name
 
 
 def test_save_rounds_to_bfloat16_unless_told_otherwise(saved, tmp_path):

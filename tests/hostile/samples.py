@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,7 +15,11 @@ from tests.conftest import TINY, tiny_model
 from tests.hostile.commands import ROOT
 
 Files = Mapping[str, bytes]  # of one folder, by name
-FAMILIES = ("llama-gqa", "qwen", "gpt2")
+FAMILIES = {
+    "llama-gqa": TINY["llama-gqa"],
+    "qwen": replace(TINY["qwen"], qkv_bias=False),  # with both, no family could load it
+    "gpt2": TINY["gpt2"],
+}
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 PROFILE = (
     "num_tokens", "num_tensor_parallel_workers", "n_embd", "n_expanded_embd", "n_head", "n_kv_head",
@@ -69,9 +74,9 @@ def model_folders() -> dict[str, Files]:
     """Tiny checkpoints of each family, one in shards; two have other tokenizers; and the demo."""
     found: dict[str, Files] = {}
     with TemporaryDirectory() as place:
-        for family in FAMILIES:
+        for family, config in FAMILIES.items():
             folder = Path(place) / family
-            save(tiny_model(family, torch.float32), folder, torch.float32, eos_id=1)
+            save(tiny_model(config, torch.float32), folder, torch.float32, eos_id=1)
             settings = {"eos_token_id": [1, 60], "temperature": 0.7}
             (folder / "generation_config.json").write_text(json.dumps(settings))
             if family == "gpt2":
@@ -83,7 +88,7 @@ def model_folders() -> dict[str, Files]:
                 (folder / "tokenizer_config.json").write_text(text)
             found[family] = read_folder(folder)
         shards = Path(place) / "shards"
-        shutil.copytree(Path(place) / FAMILIES[0], shards)
+        shutil.copytree(Path(place) / "llama-gqa", shards)
         whole = load_file(shards / "model.safetensors")
         (shards / "model.safetensors").unlink()
         names = sorted(whole)
