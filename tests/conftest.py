@@ -41,7 +41,10 @@ native.usable(torch.device("cpu"), torch.float32, 64, 1)
 for sign in {"SIGINT", "SIGHUP"} & {each.name for each in signal.Signals}:
     if signal.getsignal(signal.Signals[sign]) == signal.SIG_IGN:
         signal.signal(signal.Signals[sign], lambda *_: None)
-torch.set_num_threads(1)  # tiny tensors: a second thread only waits for the first
+# Tiny tensors: a second thread only waits for the first. `make cpus` asks for more of them.
+THREADS = int(os.environ.get("OMP_NUM_THREADS", "1"))
+SEVERAL = max(2, THREADS)
+torch.set_num_threads(THREADS)
 
 TINY = {
     "llama": ModelConfig("tiny-llama", 2, 4, 32, 48, 97, 64),

@@ -1,11 +1,8 @@
 """beam/native.py beside what it stands for: `two_segments`, written out in torch."""
 
-import platform
-from collections.abc import Iterator
-
 import pytest
 import torch
-from conftest import assert_within, attention_bound
+from conftest import SEVERAL, THREADS, assert_within, attention_bound
 from torch import Tensor
 
 from attention import reference, split_heads
@@ -20,22 +17,6 @@ from kvcache import KVCache
 DTYPES = [torch.float32, torch.bfloat16]
 NAN = float("nan")
 pytestmark = pytest.mark.skipif(not native.compiler(), reason="needs a C++ compiler")
-
-
-def forget() -> None:
-    native.outcome.cache_clear(), native.function.cache_clear()
-
-
-@pytest.fixture(params=["this CPU", "one without AVX-512"])
-def cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    if request.param != "this CPU":
-        if platform.machine() != "x86_64":
-            pytest.skip("needs an x86 CPU")
-        flags = ["-march=haswell" if flag == "-march=native" else flag for flag in native.FLAGS]
-        monkeypatch.setattr(native, "FLAGS", flags)
-    forget()
-    yield
-    forget()
 
 
 class Case:
@@ -134,11 +115,11 @@ def spans_of(memories: list) -> list[BeamSpan]:
 
 def attend(spans: list[BeamSpan], case: Case) -> Tensor:
     """With two threads, as in earnest; elsewhere the tests have one."""
-    torch.set_num_threads(2)
+    torch.set_num_threads(SEVERAL)
     try:
         return beam_native.attention(spans, case.cache)(1, case.qkv)
     finally:
-        torch.set_num_threads(1)
+        torch.set_num_threads(THREADS)
 
 
 def integer(low: int, high: int) -> int:
@@ -148,7 +129,7 @@ def integer(low: int, high: int) -> int:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
-def test_equals_two_segments(head_dim: int, groups: int, dtype: torch.dtype, cpu: None) -> None:
+def test_equals_two_segments(head_dim: int, groups: int, dtype: torch.dtype) -> None:
     """Several searches in one call, of all widths and lengths."""
     for seed in range(4):
         torch.manual_seed(100 + seed)
@@ -169,7 +150,7 @@ def test_equals_two_segments(head_dim: int, groups: int, dtype: torch.dtype, cpu
         ([(64, 33, 2)], 1, 64, 32),  # 4,096 rows
     ],
 )
-def test_unusual_sizes(sizes: tuple, dtype: torch.dtype, cpu: None) -> None:
+def test_unusual_sizes(sizes: tuple, dtype: torch.dtype) -> None:
     searches, n_kv_head, groups, head_dim = sizes
     case = Case(searches, dtype, n_kv_head, groups, head_dim)
     case.check(attend(case.spans, case))
@@ -189,7 +170,7 @@ def test_far_scores(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_writes_what_is_new_and_nothing_else(dtype: torch.dtype, cpu: None) -> None:
+def test_writes_what_is_new_and_nothing_else(dtype: torch.dtype) -> None:
     case = Case([(4, 50, 16), (3, 7, 1), (5, 20, 17)], dtype, groups=2)
     before = [part.clone() for part in (case.cache.k, case.cache.v)]
     segments = [(memory.keys.clone(), memory.values.clone()) for memory in case.memories]
@@ -246,7 +227,7 @@ def test_prompts_may_lie_in_any_order(order: tuple[int, ...], dtype: torch.dtype
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kinds", ["copies", "segment and copies", "copies and segment"])
-def test_standard_memory_equals_segments(kinds: str, dtype: torch.dtype, cpu: None) -> None:
+def test_standard_memory_equals_segments(kinds: str, dtype: torch.dtype) -> None:
     """The standard cache holds what the table finds. Batches may mix both."""
     case = Case([(4, 50, 18), (3, 70, 5)], dtype, groups=2)
     memories: list[SegmentMemory | StandardMemory] = list(case.memories)
