@@ -593,20 +593,19 @@ def test_what_the_server_refuses(client: TestClient, body: bytes, kind: str, sta
     assert found.status_code == status and found.json()["error"]["message"]
 
 
-def test_too_many_questions_at_once_are_refused(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(explore_routes, "MOST_WAITING", 0)
-    found = client.post("/explore/run", json={"call": "page"})
-    assert found.status_code == 429 and found.headers["retry-after"] == "1"
-    assert "ask again" in found.json()["error"]["message"]
+def test_too_many_questions_at_once_are_refused() -> None:
+    calculator = explore_routes.Calculator(0)
+    with pytest.raises(Refused, match="ask again in a second") as caught:
+        asyncio.run(calculator.answer('{"call": "page"}'))
+    assert caught.value.status == 429 and caught.value.headers == {"Retry-After": "1"}
+    assert calculator.process is None
 
 
 def test_an_answer_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new process answers the next question. It ends with its input."""
 
     async def ask() -> int:
-        calculator = explore_routes.Calculator()
+        calculator = explore_routes.Calculator(1)
         for _ in range(2):
             monkeypatch.undo()
             assert json.loads(await calculator.answer('{"call": "gain_points"}'))["points"]

@@ -371,8 +371,8 @@ def calculators(monkeypatch: pytest.MonkeyPatch) -> list[explore_routes.Calculat
     made = []
 
     class Kept(explore_routes.Calculator):
-        def __init__(self, *words: str):
-            super().__init__(*words)
+        def __init__(self, most_waiting: int, *words: str):
+            super().__init__(most_waiting, *words)
             self.usual = self.command
             if not words:
                 self.command = sys.executable, "-c", "import time; time.sleep(1000)"
@@ -391,7 +391,7 @@ def test_long_questions_hold_up_no_short_ones_and_end_with_their_clients(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Sixteen of them held the explorer, even after their clients had gone."""
-    monkeypatch.setattr(explore_routes, "MOST_WAITING", 4)
+    monkeypatch.setattr(explore_routes, "MOST_LONG", 4)
     engine, clients = PricedEngine("llama-13b", "a6000", max_batch_size=4), []
     caplog.set_level(logging.INFO, "nano-sarathi")
     with served(engine, more=(explore_routes.router(),)) as running:

@@ -25,7 +25,7 @@ from web.worker import Worker, attended
 
 MOST_BODY = 5000  # bytes of a question
 MOST_ANSWER = 100_000_000  # bytes
-MOST_WAITING = 16  # short questions that wait for an answer; as many long ones
+MOST_SHORT, MOST_LONG = 64, 16  # questions that wait for an answer; a long one begins as a short
 SECONDS = 20.0  # after which an answer is given up
 KINDS = {
     ".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".mjs": "text/javascript",
@@ -46,13 +46,13 @@ WORKER_POLICY = (
 class Calculator(Worker):
     """A process that answers one question at a time: `python -m web.explorer`."""
 
-    def __init__(self, *words: str):
+    def __init__(self, most_waiting: int, *words: str):
         super().__init__("web.explorer", *words, most=MOST_ANSWER)
-        self.waiting = 0
+        self.most_waiting, self.waiting = most_waiting, 0
 
     async def answer(self, question: str) -> bytes:
         """A line of JSON. Raises Refused if too many wait, or if it takes too long."""
-        if self.waiting >= MOST_WAITING:
+        if self.waiting >= self.most_waiting:
             message = "too many questions at once: ask again in a second"
             raise Refused(429, message, kind="rate_limit_error", headers={"Retry-After": "1"})
         self.waiting += 1
@@ -62,7 +62,7 @@ class Calculator(Worker):
             message = f"the answer took more than {SECONDS:g} s: choose fewer requests"
             raise Refused(503, message, kind="server_error") from None
         except EOFError:
-            message = "the answer took too much memory: choose fewer requests"
+            message = "the calculation ended without an answer: choose fewer requests"
             raise Refused(503, message, kind="server_error") from None
         finally:
             self.waiting -= 1
@@ -70,7 +70,8 @@ class Calculator(Worker):
 
 def router(pyodide: Path | None = None) -> APIRouter:
     """pyodide: a folder with Pyodide's files. None: browsers that need it load it from the net."""
-    quick, slow = Calculator("--quick"), Calculator()  # a long question delays no short one
+    # a long question delays no short one
+    quick, slow = Calculator(MOST_SHORT, "--quick"), Calculator(MOST_LONG)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
