@@ -9,6 +9,7 @@ import platform
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -34,6 +35,9 @@ from scheduler import POLICIES, Scheduler
 from serving.calibration import this_machine
 from simulate import run_all
 
+if not os.access(os.path.expanduser("~"), os.W_OK):  # none, or read-only: as in some containers
+    home = tempfile.TemporaryDirectory(prefix="nano-sarathi-home-")
+    os.environ["HOME"] = home.name
 # compiles, if it must, before a test looks at what a command says
 native.usable(torch.device("cpu"), torch.float32, 64, 1)
 # What runs in the background (nohup, a CI) may ignore these, and so would all that it starts. A
