@@ -116,18 +116,21 @@ def many(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 
+LONGEST = 210  # letters of a case that are shown: an item has at least three
+
+
 def named(value: object) -> object:
     """Without the shapes of models and GPUs, which fill a screen: their names are enough."""
     if isinstance(value, dict):
         return value.get("name") or {key: named(each) for key, each in value.items()}
-    return [named(each) for each in value] if isinstance(value, list) else value
+    return [named(each) for each in value[: LONGEST // 3]] if isinstance(value, list) else value
 
 
 def describe(case: dict) -> str:
     """A case in a line."""
     parts = [f"{name} = {named(each)}" for name, each in case.items() if not name.startswith("_")]
     text = ", ".join(parts)
-    return text if len(text) < 200 else text[:200] + " ..."
+    return text if len(text) < LONGEST else text[:LONGEST] + " ..."
 
 
 def lines(exercise: Exercise, verdict: Verdict, width: int = 78) -> list[str]:
