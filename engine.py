@@ -20,7 +20,7 @@ from beam.outputs import BeamSearchOutput, beam_requests, output_of
 from beam.request import BeamSearchParams
 from checks import MOST_SEED, UserError, check_flag, check_whole
 from executor import ModelExecutor
-from fast.backends import check_backend, choose_backend, speed_up, unknown
+from fast.backends import check_backend, choose_backend, must_measure, speed_up
 from fast.graphs import GraphExecutor, Graphs
 from kvcache import KVCache
 from loading.device import check_memory, choose_device, choose_dtype
@@ -75,8 +75,8 @@ class LLM:
     max_length: tokens of one request, prompt + output - 1 (of a beam search: the prompt). The cache
         is allocated at once, for B requests of that length.
     device: "auto" is cuda, else cpu. dtype: "auto" is bfloat16 if the hardware has it.
-    attention: "math", "sdpa", "native" or "xformers". "auto": on x86 with a compiler, native;
-        else the one that is measured to be fastest. `llm.attention` tells which it is.
+    attention: "math", "sdpa", "native" or "xformers". "auto": on an x86 CPU, native (without a
+        compiler, sdpa); elsewhere, what is measured to be fastest. `llm.attention` tells which.
     check_weights: look for NaN and infinity in a checkpoint.
     cuda_graphs: replay iterations of a shape that comes again (fast/graphs.py).
     layers: a function: number of layers -> those to load, for one stage of a pipeline.
@@ -141,7 +141,7 @@ class LLM:
         self.cache = KVCache(self.part, max_batch_size, self.max_length, self.dtype, self.device)
         self.cuda_graphs, self.graphs = cuda_graphs, Graphs(self.cache) if cuda_graphs else None
         if fast:
-            measure = attention == "auto" and unknown(self.device)
+            measure = attention == "auto" and must_measure(self.device)
             made = speed_up(self.model, self.cache, self.attention, measure)
             self.attention, self.attend, self.surroundings = made
         else:

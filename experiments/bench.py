@@ -28,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -174,21 +174,30 @@ def measure_machine(llm: LLM, repeats: int = 3) -> Machine:
 Run = Callable[[Work], tuple[float, list[list[int]]]]  # seconds, tokens of each request
 
 
-def run_ours(llm: LLM, work: Work, chunk_size: int | None = None) -> tuple[float, list[list[int]]]:
-    """chunk_size: the engine's from now on; None: as it is."""
-    llm.chunk_size = chunk_size or llm.chunk_size
+def run_ours(llm: LLM, work: Work) -> tuple[float, list[list[int]]]:
     params = [SamplingParams(max_tokens=outputs, ignore_eos=True) for _, outputs in work]
     start = time.perf_counter()
     outputs = llm.generate([prompt for prompt, _ in work], params)
     return time.perf_counter() - start, [output.token_ids for output in outputs]
 
 
-def fastest(name: str, runs: dict[int, Run], work: Work) -> int:
-    """The token budget with the fastest run, by one run each. Each engine chooses from the same."""
-    seconds = {budget: run(work)[0] for budget, run in runs.items()}
-    tried = ", ".join(f"{budget}: {value:.2f} s" for budget, value in seconds.items())
-    print(f"token budgets tried by {name}: {tried}", flush=True)
-    return min(seconds, key=seconds.get)
+@dataclass(frozen=True)
+class Ours:
+    """Our engine beside the peers. budget: tokens of a batch."""
+
+    llm: LLM
+    budget: int
+
+    @property
+    def version(self) -> str:
+        return f"nano-sarathi ({self.llm.attention})"
+
+    def __call__(self, work: Work) -> tuple[float, list[list[int]]]:
+        self.llm.chunk_size = self.budget
+        return run_ours(self.llm, work)
+
+    def close(self) -> None:
+        """Its model serves the next budget, too."""
 
 
 def vllm_environment(python: str) -> dict[str, str]:
@@ -258,6 +267,40 @@ class Peer:
         with suppress(BrokenPipeError):  # what it has not read
             self.process.stdin.close()
         self.process.wait(60)
+
+
+Engine = Ours | Peer
+
+
+def choose(start: Callable[[int | None], Engine], budgets: list[int | None], work: Work) -> Engine:
+    """An engine with the token budget that is fastest, by one run each; the others are closed.
+
+    start: makes the engine with a budget. All engines choose from the same budgets.
+    """
+    # first kernels, first pages, compilers: batches of any size, as they end one by one
+    warm_up = [(prompt, 3 + number) for number, (prompt, _) in enumerate(work[:BATCH_SIZE])]
+    best, seconds = None, {}
+    try:
+        for budget in budgets:
+            engine = start(budget)
+            loser = engine
+            try:
+                engine(warm_up)
+                if len(budgets) > 1:
+                    seconds[budget] = engine(work)[0]
+                if len(budgets) == 1 or seconds[budget] == min(seconds.values()):
+                    best, loser = engine, best
+            finally:
+                if loser is not None:
+                    loser.close()
+    except BaseException:  # Ctrl-C, too
+        if best is not None:
+            best.close()
+        raise
+    if seconds:
+        tried = ", ".join(f"{budget}: {value:.2f} s" for budget, value in seconds.items())
+        print(f"token budgets tried by {best.version}: {tried}", flush=True)
+    return best
 
 
 # ------------------------------------------------------------------------------------- one workload
@@ -445,7 +488,7 @@ FLAGS = {
 }
 
 
-def run_benchmark(options: argparse.Namespace, llm: LLM, peers: list[Peer]) -> None:
+def run_benchmark(options: argparse.Namespace, llm: LLM, directory: str) -> None:
     """All workloads that are asked for, on our engine and on the peers."""
     config, machine = llm.config, measure_machine(llm)
     print(
@@ -454,26 +497,23 @@ def run_benchmark(options: argparse.Namespace, llm: LLM, peers: list[Peer]) -> N
         f"this machine, on the model's linears: {machine.flops / 1e9:.0f} GFLOP/s,"
         f" {machine.bandwidth / 1e9:.1f} GB/s"
     )
-    # three of the peers are the one package transformers
-    names = {peer.name: peer.version.replace("transformers", peer.name) for peer in peers}
-    ours = f"nano-sarathi ({llm.attention})"
-    sizes = [options.chunk_size] if options.chunk_size else BUDGETS
-    choices: dict[str, dict[int | None, Run]] = {
-        ours: {size: partial(run_ours, llm, chunk_size=size) for size in sizes}
-    }
-    for peer in peers:
-        choices.setdefault(names[peer.name], {})[peer.budget] = peer
+    budgets = [options.chunk_size] if options.chunk_size else BUDGETS
+    dtype = str(llm.dtype).removeprefix("torch.")
     for workload in [options.workload] if options.workload else list(SHAPES):
         work = make_workload(workload, config.vocab_size, options.quick, options.seed)
-        # first kernels, first pages, compilers: batches of any size, as they end one by one
-        prompts = [prompt for prompt, _ in work[:BATCH_SIZE]]
-        engines = {}
-        for name, runs in choices.items():
-            for run in runs.values():
-                run([(prompt, 3 + number) for number, prompt in enumerate(prompts)])
-            budget = fastest(name, runs, work) if len(runs) > 1 else next(iter(runs))
-            engines[f"{name}, C = {budget}" if budget else name] = runs[budget]
-        compare(workload, work, llm, engines, machine, options.repeats)
+        with ExitStack() as stack:
+            engines: dict[str, Run] = {}
+            for peer in (None, *dict.fromkeys(options.peer or [])):
+                python = str(options.vllm_python) if peer == "vllm" else sys.executable
+                start = (
+                    partial(Peer, peer, python, directory, dtype) if peer else partial(Ours, llm)
+                )
+                own = choose(start, budgets if peer in (None, *BUDGETED) else [None], work)
+                stack.callback(own.close)
+                # three of the peers are the one package transformers
+                name = own.version.replace("transformers", peer or "")
+                engines[f"{name}, C = {own.budget}" if own.budget else name] = own
+            compare(workload, work, llm, engines, machine, options.repeats)
         if options.operators:
             print_operators(llm, work)
 
@@ -487,21 +527,11 @@ def main() -> None:
     name = str(dtype).removeprefix("torch.")
     config = MODELS["demo" if options.quick else "laptop"]
     settings = {"policy": options.policy, "attention": options.attention, "dtype": name}
-    peers: list[Peer] = []
     with tempfile.TemporaryDirectory() as directory:
         checkpoint.save(random_weights(new_model(config, dtype, CPU)), directory, dtype)
         length = min(MAX_LENGTH, config.max_length)
         llm = LLM(directory, max_batch_size=BATCH_SIZE, max_length=length, device="cpu", **settings)
-        try:
-            for peer in dict.fromkeys(options.peer or []):
-                python = options.vllm_python if peer == "vllm" else sys.executable
-                budgets = [options.chunk_size] if options.chunk_size else BUDGETS
-                for budget in budgets if peer in BUDGETED else [None]:
-                    peers.append(Peer(peer, python, directory, name, budget))
-            run_benchmark(options, llm, peers)
-        finally:
-            for peer in peers:
-                peer.close()
+        run_benchmark(options, llm, directory)
 
 
 if __name__ == "__main__":

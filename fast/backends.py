@@ -1,6 +1,7 @@
 """The back ends of attention by name, and which of them "auto" means on this machine."""
 
-import platform
+from fast.first import X86
+
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -13,7 +14,7 @@ from checks import UserError, lookup
 from configs import ModelConfig
 from executor import synchronized_clock
 from fast import cpu, cuda, native
-from fast.packed import X86, pack_linears
+from fast.packed import pack_linears
 from fast.process import keep_freed_memory, threads, threads_for
 from kvcache import KVCache
 from model import Transformer
@@ -47,7 +48,7 @@ def choose_backend(name: str, device: torch.device, dtype: torch.dtype, config: 
     """The name of the back end for queries of this dtype.
 
     "auto" is `native` on a CPU where it can run. Else it is sdpa, which runs everywhere. (Where we
-    do not know which one is faster, `LLM` measures: see `unknown`.)
+    do not know which one is faster, `LLM` measures: see `must_measure`.)
     """
     check_backend(name, device)
     shape = config.head_dim, config.n_head // config.n_kv_head
@@ -58,12 +59,12 @@ def choose_backend(name: str, device: torch.device, dtype: torch.dtype, config: 
     return name
 
 
-def unknown(device: torch.device) -> bool:
+def must_measure(device: torch.device) -> bool:
     """Whether only a measurement tells which back end is the fastest.
 
-    On x86 CPUs with AVX2, with AVX-512, and without both, `native` is (docs/performance.md).
+    On an x86 CPU, it is `native` where that can run (docs/performance.md, "Other CPUs").
     """
-    return device.type == "cuda" or platform.machine() not in X86
+    return device.type == "cuda" or not X86
 
 
 def speed_up(
@@ -76,7 +77,7 @@ def speed_up(
     """
     device = model.device
     surroundings = partial(threads, threads_for(model.config, model.dtype, device))
-    pack_linears(model, cache.bytes)
+    pack_linears(model)
     if measure:
         with surroundings():
             name, _ = fastest(model.config.n_head, cache, candidates(device, name))
@@ -87,13 +88,14 @@ def speed_up(
     return name, BACKENDS[name], surroundings
 
 
-def candidates(device: torch.device, name: str = "sdpa") -> list[str]:
-    """What "auto" can choose from: sdpa, and on CUDA the paper's back end, where it is installed.
+def candidates(device: torch.device, name: str) -> list[str]:
+    """What "auto" can choose from: sdpa, which runs everywhere, and what else is here.
 
-    name: what `choose_backend` would take unmeasured.
+    name: what `choose_backend` takes unmeasured: native, or sdpa where that cannot run.
     """
-    installed = device.type == "cuda" and find_spec("xformers") is not None
-    return list(dict.fromkeys(["sdpa", *(["xformers"] if installed else []), name]))
+    if device.type == "cuda":  # the paper's back end, where it is installed
+        return ["sdpa"] if find_spec("xformers") is None else ["sdpa", "xformers"]
+    return ["sdpa"] if name == "sdpa" else ["sdpa", name]
 
 
 @torch.inference_mode()

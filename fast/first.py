@@ -23,19 +23,23 @@ SPINS = "2000"
 # 64 are enough for about ten batch sizes. A size that comes back later is prepared again.
 KEPT = "64"
 
-# ATEN_CPU_CAPABILITY keeps PyTorch's own operators to the instructions of an older CPU. The others
-# must keep to them, too: oneDNN, MKL (on a CPU of Intel's), and the compiler of native.cpp. So one
-# variable shows what another CPU computes (`make cpus`). avx512 is one that lacks bfloat16.
+# ATEN_CPU_CAPABILITY keeps PyTorch's own operators to the instructions of an older CPU. oneDNN, MKL
+# (which obeys on Intel's CPUs only) and the compiler of native.cpp must keep to them, too. So one
+# variable shows what an older CPU computes (`make cpus`). With avx512, instructions for bfloat16 are
+# left out.
 LEVELS = {
     "default": ("SSE41", "SSE4_2", "x86-64-v2"),
     "avx2": ("AVX2", "AVX2", "x86-64-v3"),
     "avx512": ("AVX512_CORE", "AVX512", "x86-64-v4"),
 }
-LIMIT = os.environ.get("ATEN_CPU_CAPABILITY") if platform.machine() in ("x86_64", "AMD64") else None
-if LIMIT in LEVELS:
-    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", LEVELS[LIMIT][0])
-    os.environ.setdefault("MKL_ENABLE_INSTRUCTIONS", LEVELS[LIMIT][1])
-ARCHITECTURE = LEVELS[LIMIT][2] if LIMIT in LEVELS else "native"  # for a compiler
+X86 = platform.machine() in ("x86_64", "AMD64")
+LIMIT = os.environ.get("ATEN_CPU_CAPABILITY")
+LIMIT = LIMIT if X86 and LIMIT in LEVELS else None  # PyTorch ignores other values
+ARCHITECTURE = "native"  # for a compiler
+if LIMIT:
+    onednn, mkl, ARCHITECTURE = LEVELS[LIMIT]
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", onednn)
+    os.environ.setdefault("MKL_ENABLE_INSTRUCTIONS", mkl)
 
 # Ask Linux for large pages for large tensors. Then a CPU that reads the weights looks up one
 # address instead of 500.

@@ -36,7 +36,7 @@ constexpr int LANES = 4, REGISTERS = 16;
 constexpr int MAX_HEAD_DIM = 256, MAX_GROUPS = 64;
 constexpr int KEYS = 64;  // of one step of a chunk: their scores stay in the nearest cache
 // Registers hold the sums of TILE keys (or channels) by WIDE * LANES rows. Some are left for what is added: with 16, 4 x 3 sums leave 4.
-constexpr int TILE = 4, WIDE = REGISTERS == 32 ? 4 : 3;
+constexpr int TILE = 4, WIDE = REGISTERS == 32 ? 4 : 3, HALF = (WIDE + 1) / 2;
 constexpr int SIDE = REGISTERS / 8;  // vectors of channels that TILE rows of beams sum at once
 constexpr float INFINITE = __builtin_inff();
 
@@ -310,7 +310,7 @@ void attend(const T* q, const T* k, const T* v, T* keys, T* values, T* y, const 
                 continue;
             }
             const int rows = std::min<int64_t>(block, r.rows - first), start = r.context - r.rows + first;
-            auto run = rows > WIDE * LANES / 2 ? chunk<T, WIDE> : rows > LANES ? chunk<T, (WIDE + 1) / 2> : chunk<T, 1>;
+            auto run = rows > HALF * LANES ? chunk<T, WIDE> : rows > LANES ? chunk<T, HALF> : chunk<T, 1>;
             run(query, s.stride, keys + at, values + at, out, s.n_head * s.head_dim, start, rows, s.head_dim, scale);
         }
     }

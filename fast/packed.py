@@ -14,16 +14,15 @@ documented API. If they do not exist, or do not fit (CUDA, other dtypes, other m
 operators stay.
 """
 
-import platform
+from fast.first import X86
+
 import sys
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from loading.device import cpu_multiplies_bfloat16, memory_of
-
-X86 = "x86_64", "AMD64"  # platform.machine()
+from loading.device import cpu_multiplies_bfloat16, free_memory
 
 
 class PackedLinear:
@@ -66,38 +65,35 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     It needs an x86 CPU, and float32 or bfloat16.
     """
     operators = ("_reorder_linear_weight", "_linear_pointwise")
-    if (
-        device.type != "cpu"
-        or platform.machine() not in X86
-        or not torch.backends.mkldnn.is_available()
-    ):
+    if device.type != "cpu" or not X86 or not torch.backends.mkldnn.is_available():
         return False
     if not all(hasattr(torch.ops.mkldnn, name) for name in operators):
         return False
     return dtype in (torch.float32, torch.bfloat16)
 
 
-def pack_linears(model: nn.Module, beside: int = 0) -> None:
-    """Replace each `nn.Linear` in a model by a packed one, if the machine has the memory for it.
+def pack_linears(model: nn.Module) -> None:
+    """Replace each `nn.Linear` in a model by a packed one.
 
-    It packs one at a time, so that at most one weight is in memory twice. beside: bytes that the
-    process holds beside the model.
+    It packs one at a time, so that at most one weight is in memory twice. On a CPU that emulates
+    bfloat16, the packed weights need more memory (`multiplied_in`). If it is not there, or if
+    nothing can be packed, the plain ones stay, and a line says what that costs.
     """
-    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    if not linears or not can_pack(linears[0].weight.device, linears[0].weight.dtype):
-        return
-    weight = linears[0].weight
-    copies = sum(linear.weight.numel() for linear in linears) * multiplied_in(weight.dtype).itemsize
-    memory = memory_of(weight.device)
-    if multiplied_in(weight.dtype) != weight.dtype and memory and copies + beside > memory:
-        print(
-            f"this CPU emulates bfloat16, and {memory / 1e9:.0f} GB of memory are too little for a"
-            f" copy of the weights in float32 ({copies / 1e9:.0f} GB): a prefill takes several"
-            " times as long as it could",
-            file=sys.stderr,
-        )
-        return
-    replace(model, nn.Linear, PackedLinear)
+    weights = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+    device, dtype = model.device, model.dtype
+    possible = can_pack(device, dtype)
+    if device.type == "cpu" and multiplied_in(dtype) != dtype:
+        more = sum(weight.numel() for weight in weights) * (4 - dtype.itemsize)  # bytes
+        free = free_memory()
+        why = None if possible else "its weights cannot be packed in float32 here"
+        if possible and free is not None and more > free:
+            why = f"float32 weights need {more / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free"
+        if why:
+            slow = "a prefill may take several times as long as with dtype float32"
+            print(f"this CPU emulates bfloat16, and {why}: {slow}", file=sys.stderr)
+            return
+    if possible:
+        replace(model, nn.Linear, PackedLinear)
 
 
 def replace(model: nn.Module, kind: type[nn.Module], by: Callable[[nn.Module], Callable]) -> None:

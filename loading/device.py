@@ -3,6 +3,7 @@
 from fast.first import LIMIT
 
 import os
+from pathlib import Path
 
 import torch
 
@@ -49,6 +50,14 @@ def memory_of(device: torch.device) -> int | None:
     if hasattr(os, "sysconf"):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
+
+
+def free_memory() -> int | None:
+    """Bytes that can be taken before the machine swaps. None where there is no Linux to tell it."""
+    about = Path("/proc/meminfo")
+    lines = about.read_text(encoding="ascii").splitlines() if about.exists() else []
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0]) * 1024 if found else None
 
 
 def choose_device(name: str) -> torch.device:

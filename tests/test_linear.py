@@ -71,26 +71,36 @@ def test_a_packed_model(flavour: str, dtype: torch.dtype) -> None:
 def test_bfloat16_that_is_emulated(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """The copy is float32, and gives what the float32 product rounds to; without the memory for it,
-    a line says so and the plain operators stay.
+    """The copy is float32, and gives what the float32 product rounds to. Where there is no memory
+    for it, or no packing, a line says so, and the plain operators stay.
     """
     if not can_pack(CPU, torch.float32):
         pytest.skip("no packed linears on this machine")
     monkeypatch.setattr(packed, "cpu_multiplies_bfloat16", lambda: False)
-    model = nn.Module()
-    model.linear = nn.Linear(48, 40, dtype=torch.bfloat16)
+    model = tiny_model("llama", torch.bfloat16)
     wide = copy.deepcopy(model).float()
     pack_linears(wide)
-    x, residual = torch.randn(33, 48).bfloat16(), torch.randn(33, 40).bfloat16()
-    monkeypatch.setattr(packed, "memory_of", lambda device: 48 * 40 * 4 + 99)
-    pack_linears(model, 100)
-    assert isinstance(model.linear, nn.Linear)
-    assert "emulates bfloat16, and 0 GB of memory are too little" in capsys.readouterr().err
-    pack_linears(model, 99)
+    more = 2 * sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
+    for setting, value, why in (
+        (
+            "free_memory",
+            lambda: more - 1,
+            "emulates bfloat16, and float32 weights need 0.0 GB more",
+        ),
+        ("can_pack", lambda device, dtype: False, "emulates bfloat16, and its weights cannot be"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(packed, setting, value)
+            pack_linears(model)
+        assert isinstance(model.head, nn.Linear) and why in capsys.readouterr().err
+    monkeypatch.setattr(packed, "free_memory", lambda: more)
+    pack_linears(model)
+    x, residual = torch.randn(2, 33, 32).bfloat16()
+    ours, theirs = model.layers[0].postproj, wide.layers[0].postproj
     with torch.inference_mode():
-        assert torch.equal(model.linear(x), wide.linear(x.float()).bfloat16())
-        found, expected = model.linear(x, residual), wide.linear(x.float(), residual.float())
-        assert torch.equal(found, expected.bfloat16())
+        assert torch.equal(ours(x), theirs(x.float()).bfloat16())
+        expected = theirs(x.float(), residual.float()).bfloat16()
+        assert torch.equal(ours(x, residual), expected)
     assert capsys.readouterr().err == ""
 
 
