@@ -169,6 +169,7 @@ def test_a_launcher_that_is_killed_leaves_nobody_behind(start: Start) -> None:
     children = stages_of(process)
     wait_for(lambda: connected(children))
     for child in children:
+        wait_for(lambda child=child: listening([child]))
         assert {address for address, _ in listening([child])} == {"0100007F"}  # 127.0.0.1
     process.kill()
     wait_until_gone(process, children)

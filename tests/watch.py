@@ -5,6 +5,7 @@ two strangers who join a pipeline.
 import os
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 PATIENCE = 600.0  # s until a test gives up: far more than anything takes, also on a busy machine
@@ -106,10 +107,10 @@ def listening(pids: Iterable[int]) -> set[tuple[str, int]]:
     """(address, port) at which processes wait for TCP connections; addresses as Linux has them."""
     owned, found = set(), set()
     for pid in pids:
-        try:
-            owned |= {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
-        except OSError:  # it has ended, or closed one
-            continue
+        with suppress(OSError):  # it has ended
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                with suppress(OSError):  # it has closed this one
+                    owned.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text(encoding="utf-8").splitlines()[1:]:
             cells = line.split()
