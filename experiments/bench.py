@@ -505,9 +505,9 @@ def run_benchmark(options: argparse.Namespace, llm: LLM, directory: str) -> None
             engines: dict[str, Run] = {}
             for peer in (None, *dict.fromkeys(options.peer or [])):
                 python = str(options.vllm_python) if peer == "vllm" else sys.executable
-                start = (
-                    partial(Peer, peer, python, directory, dtype) if peer else partial(Ours, llm)
-                )
+                start = partial(Ours, llm)
+                if peer is not None:
+                    start = partial(Peer, peer, python, directory, dtype)
                 own = choose(start, budgets if peer in (None, *BUDGETED) else [None], work)
                 stack.callback(own.close)
                 # three of the peers are the one package transformers

@@ -25,8 +25,8 @@ KEPT = "64"
 
 # ATEN_CPU_CAPABILITY keeps PyTorch's own operators to the instructions of an older CPU. oneDNN, MKL
 # (which obeys on Intel's CPUs only) and the compiler of native.cpp must keep to them, too. So one
-# variable shows what an older CPU computes (`make cpus`). With avx512, instructions for bfloat16 are
-# left out.
+# variable shows what an older CPU computes (`make cpus`). avx512 leaves out the
+# instructions for bfloat16.
 LEVELS = {
     "default": ("SSE41", "SSE4_2", "x86-64-v2"),
     "avx2": ("AVX2", "AVX2", "x86-64-v3"),
