@@ -5,11 +5,13 @@ lines of JSON. The checks, their truth, the seed and the results are in this pro
 submission that exits, hangs, floods, or patches a checker in its own process earns nothing.
 
 Limits are seconds of the processor: a grade does not depend on what else the machine does. The
-clock ends what sleeps. Whatever ends this process, no worker outlives it (see worker.py).
+clock ends what sleeps. On Linux and macOS, whatever ends this process, no worker outlives it (see
+worker.py).
 """
 
 import csv
 import json
+import math
 import os
 import queue
 import shutil
@@ -48,7 +50,7 @@ LONGEST_FILE, LONGEST_ZIP = 64 << 10, 1 << 20  # bytes
 MEMORY = 1 << 30  # bytes, beyond what Python, numpy and torch take
 # s of the processor: until a worker is ready; of one answer, of an exercise's, of a submission's
 START, CASE, EXERCISE, WHOLE = 60.0, 5.0, 15.0, 60.0
-PATIENCE = 10  # s of the clock for each of these: only what sleeps takes so long
+PATIENCE = 10  # wall-clock seconds allowed for each second of the processor
 GLANCE = 0.2  # s between two looks at whether grading was interrupted
 FOLDER = "nano-sarathi-grade-"  # what our folders for temporary files begin with
 IMAGE = "nano-sarathi-course"
@@ -101,7 +103,7 @@ class Worker:
         try:
             self.held = self.exchange(setup, START).get("held", [])
             self.spent = 0.0  # to start is not the student's fault
-        except AnswerError as error:  # nor is this: none of their code was loaded
+        except AnswerError as error:  # the student's code was not loaded yet: no fault of theirs
             lines = (self.home / "said").read_text("utf-8", errors="replace").split("\n")
             why = next((line for line in reversed(lines) if line.strip()), str(error))
             self.close()
@@ -113,7 +115,8 @@ class Worker:
     def exchange(self, message: dict, seconds: float) -> dict:
         """Send a line, get a line. AnswerError if none comes, or if it is no answer.
 
-        seconds: of the processor. The worker itself keeps to them.
+        seconds: of the processor. The worker itself keeps to them. Where no other process watches
+        it (Windows), or where a student's code can reach that one, all of a line may be forged.
         """
         seconds = max(0.1, seconds)
         began = time.monotonic()
@@ -121,7 +124,7 @@ class Worker:
 
         def talk() -> None:
             try:
-                self.process.stdin.write(f"{seconds:.3f} {json.dumps(message)}\n".encode())
+                self.process.stdin.write(f"{seconds!r} {json.dumps(message)}\n".encode())
                 self.process.stdin.flush()
                 box.put(self.process.stdout.readline(LONGEST_ANSWER + 99))
             except (OSError, ValueError):  # it has gone, or was ended
@@ -135,9 +138,11 @@ class Worker:
             with suppress(queue.Empty):
                 said = box.get(timeout=min(PATIENCE * seconds - took, GLANCE))
             took = time.monotonic() - began
-        head, _, line = (said or b"").partition(b" ")
-        spent = float(head or 0)
-        self.spent += max(spent, took / PATIENCE)
+        head, _, line = (said or b"0 ").partition(b" ")
+        spent = seconds_in(head)
+        self.spent += max(spent or 0.0, took / PATIENCE)
+        if spent is None:
+            raise AnswerError("no answer")
         if said is None or spent > seconds:
             raise AnswerError("no answer in time")
         if not line.endswith(b"\n"):
@@ -158,6 +163,14 @@ class Worker:
             self.process.kill()
             self.process.wait()
         shutil.rmtree(self.home, ignore_errors=True)
+
+
+def seconds_in(head: bytes) -> float | None:
+    """What a line begins with. None if that is no time: no limit sees NaN."""
+    with suppress(ValueError):
+        if 0 <= (spent := float(head)) < math.inf:
+            return spent
+    return None
 
 
 @contextmanager

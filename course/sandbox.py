@@ -27,10 +27,11 @@ NOBODY = 65534
 
 
 def isolate() -> list[str]:
-    """A network with nothing in it. And the next process that it starts sees no others: it can
-    signal none, and all that it starts ends with it. Returns names of PROTECTIONS.
+    """Give this process a network with nothing in it. The process that it starts next sees no
+    other process: it can signal none, and all that it starts ends with it. Returns names of
+    PROTECTIONS.
 
-    Before any thread starts, so before torch.
+    Call it before any thread starts, so before torch is imported.
     """
     if sys.platform != "linux":
         return []
@@ -39,30 +40,30 @@ def isolate() -> list[str]:
     return ["network", "signals"] if done else []
 
 
-def control(number: int, value: int) -> None:
+def prctl(option: int, value: int) -> None:
     """prctl(2)."""
-    ctypes.CDLL(None).prctl(number, *map(ctypes.c_ulong, (value, 0, 0, 0)))
+    ctypes.CDLL(None).prctl(option, *map(ctypes.c_ulong, (value, 0, 0, 0)))
 
 
 def adopt_orphans() -> None:
     """Whatever the processes that we start leave behind becomes our child."""
     if sys.platform == "linux":
-        control(CHILD_SUBREAPER, 1)
+        prctl(CHILD_SUBREAPER, 1)
 
 
-def end(left: list[int]) -> None:
+def kill_all(children: list[int]) -> None:
     """Kill our children, and all that they have started."""
-    while left:
-        for pid in left:
+    while children:
+        for pid in children:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for pid in left:
+        for pid in children:
             with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
         try:  # what they have left to us
-            left = [int(pid) for pid in Path("/proc/thread-self/children").read_text().split()]
+            children = [int(pid) for pid in Path("/proc/thread-self/children").read_text().split()]
         except OSError:  # no Linux
-            left = []
+            children = []
 
 
 def fence(memory: int, seconds: int) -> list[str]:
@@ -77,7 +78,7 @@ def fence(memory: int, seconds: int) -> list[str]:
         if abi >= 6:  # Linux 6.12: in a domain of its own, a process can signal no other
             held.append("signals")
     if sys.platform == "linux":
-        control(PARENT_DEATH_SIGNAL, signal.SIGKILL)  # a process that changes its user loses it
+        prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)  # a process that changes its user loses it
     return held
 
 
@@ -129,7 +130,7 @@ def landlock() -> tuple[int, int]:
 
 
 def restrict(ruleset: int) -> bool:
-    control(NO_NEW_PRIVILEGES, 1)
+    prctl(NO_NEW_PRIVILEGES, 1)
     done = system(RESTRICT_SELF, ruleset, ctypes.c_uint32(0)) == 0
     os.close(ruleset)
     return done

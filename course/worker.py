@@ -9,7 +9,8 @@ outlives the student's code: when that has had its time, or when the grader is g
 it ends all that the code has started.
 
 A line for it: the seconds of the processor that an answer may take, a space, a case in JSON. A line
-from it: the seconds that it took, a space, the answer in JSON.
+from it: the seconds that it took, a space, the answer in JSON. The student's code can write to the
+pipe, too: if more than one line comes for a case, none is passed on, and the worker ends.
 """
 
 import json
@@ -19,10 +20,13 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from typing import BinaryIO
 
-from course.sandbox import adopt_orphans, end, fence, isolate
+from course.sandbox import adopt_orphans, fence, isolate, kill_all
 
 # What a student's file may import. Later, the project's files cannot be read; where root grades,
 # perhaps Python's neither.
@@ -40,10 +44,10 @@ def main() -> None:
         return
     cases, answers = os.pipe(), os.pipe()
     adopt_orphans()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until we know whom to kill
     pid = os.fork()
     if pid == 0:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         os.setsid()  # in a group of its own, it cannot signal ours
         os.dup2(cases[0], 0)
         os.dup2(answers[1], 1)
@@ -51,7 +55,14 @@ def main() -> None:
             os.close(each)
         answer(os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb"), held)
         return
+
+    def leave(*_: object) -> None:  # an exception could pass by what kills them
+        kill_all([pid])
+        os._exit(1)
+
     try:
+        signal.signal(signal.SIGTERM, leave)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         os.close(cases[0])
         os.close(answers[1])
         os.set_blocking(cases[1], False)
@@ -59,7 +70,7 @@ def main() -> None:
     except BrokenPipeError:  # the grader is gone
         pass
     finally:
-        end([pid])
+        kill_all([pid])
 
 
 def watch(pid: int, to: int, of: int) -> None:
@@ -68,9 +79,12 @@ def watch(pid: int, to: int, of: int) -> None:
     to, of: descriptors of pipes to that process and from it.
     """
     grader, said = os.fdopen(0, "rb", closefd=False), os.fdopen(1, "wb", closefd=False)
+    processor_seconds = processor_clock(pid)
     for line in grader:
-        began, limit, got = busy(pid), float(line.partition(b" ")[0]), bytearray()
-        while (spent := busy(pid) - began) <= limit:
+        if select.select([of], [], [], 0)[0]:  # it has ended, or says what nobody asked for
+            return
+        began, limit, got = processor_seconds(), float(line.partition(b" ")[0]), bytearray()
+        while processor_seconds() - began <= limit:
             ready, room, _ = select.select([0, of], [to] if line else [], [], GLANCE)
             if 0 in ready:  # it says nothing before it has an answer: this is its end
                 return
@@ -83,17 +97,25 @@ def watch(pid: int, to: int, of: int) -> None:
                 got += part
                 if not part or b"\n" in part or len(got) > LONGEST_ANSWER:
                     break
-        said.write(b"%.3f " % spent + got)
+        spent = processor_seconds() - began
+        one_line = got.find(b"\n") == len(got) - 1 and 0 < len(got) <= LONGEST_ANSWER
+        said.write(b"%r " % spent + (got if one_line else b""))
         said.flush()
-        if not got.endswith(b"\n"):
+        if not one_line:
             return
 
 
-def busy(pid: int) -> float:
-    """Seconds of the processor that a process has had. Where that cannot be read, of the clock."""
-    # the number is that of clock_getcpuclockid(3)
-    linux = sys.platform == "linux"
-    return time.clock_gettime(~pid << 3 | 2) if linux else time.monotonic()
+def processor_clock(pid: int) -> Callable[[], float]:
+    """A clock of the seconds of the processor that a process has had.
+
+    Where that cannot be read, it is the clock on the wall.
+    """
+    if sys.platform == "linux":
+        read = partial(time.clock_gettime, ~pid << 3 | 2)  # as clock_getcpuclockid(3) has it
+        with suppress(OSError):  # WSL 1 and gVisor may refuse
+            read()
+            return read
+    return time.monotonic
 
 
 def answer(cases: BinaryIO, answers: BinaryIO, held: list[str], head: bytes = b"") -> None:

@@ -1,6 +1,7 @@
 """The course: its commands, what its self-test finds, and submissions that attack the grader."""
 
 import ast
+import errno
 import json
 import os
 import random
@@ -12,7 +13,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,7 @@ from course.exercises import EXERCISES, AnswerError, find, load, read_answer
 from course.local import asker
 from course.plants import Plant, plants
 from course.sandbox import PROTECTIONS
+from course.worker import processor_clock
 from scheduler import Sarathi
 
 ROOT = Path(__file__).parent.parent
@@ -377,6 +381,12 @@ FORGES = """import os
         try: os.write(number, b'0 {"answer": 0.0}' + bytes([10]))
         except OSError: pass
     return 1.0"""
+# It says the right answer itself, and more.
+FRAMES = """import json, os
+    said = json.dumps({"answer": right(rows, cached, model, gpu)}).encode() + bytes([10])
+    for number in range(3, 40):
+        try: os.write(number, DATA)
+        except OSError: pass"""
 FLOODS = """import os
     for number in range(3, 30):
         try:
@@ -404,6 +414,12 @@ ATTACKS: dict[str, tuple[str, str]] = {
     "babbles": ("", BABBLES),
     "floods": ("", FLOODS),
     "forges": ("", FORGES),
+    "says more": ("", FRAMES.replace("DATA", "said + b'boom boom' + bytes([10])")),
+    "says no time": ("", FRAMES.replace("DATA", "said + b'nan ' + said")),
+    "says twice": ("", FRAMES.replace("DATA", "said")),
+    "says half": ("", FRAMES.replace("DATA", "said[:9]")),
+    "says late": ("", FRAMES.replace("DATA", "b'boom' + bytes([10]) + said")),
+    "says megabytes": ("", FRAMES.replace("DATA", "said + bytes(9 << 20)")),
     "lies": ("", "return float('nan')"),
 }  # fmt: skip
 
@@ -631,24 +647,127 @@ def test_what_a_submission_hides_ends_with_its_worker(tmp_path: Path, asked: boo
     worker.stdout.close()
 
 
+# SIGTERM comes the moment that a child is there, and the moment that it is to be killed. Both times
+# the child is one that hears of nothing.
+TERMINATED = """import os, signal, time
+import course.worker as w
+fork, kill_all, sent = os.fork, w.kill_all, []
+def terminate():
+    if not sent:
+        sent.append(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+def forked():
+    if (pid := fork()) == 0:
+        time.sleep(10**6)
+    print(pid, flush=True)
+    if WHEN == "forked":
+        terminate()
+    return pid
+def killed(children):
+    terminate()
+    kill_all(children)
+w.isolate, os.fork, w.kill_all = list, forked, killed
+w.main()
+"""
+
+
+@POSIX
+@pytest.mark.parametrize("when", ["forked", "killed"])
+def test_a_worker_that_is_terminated_at_any_moment_kills_what_it_started(when: str) -> None:
+    code = TERMINATED.replace("WHEN", repr(when))
+    worker = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, text=True)  # fmt: skip
+    child = int(worker.stdout.readline())
+    worker.stdin.close()
+    assert worker.wait(100) == 1
+    try:
+        with pytest.raises(ProcessLookupError):
+            os.kill(child, 0)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        worker.stdout.close()
+
+
+needs_processor_clock = pytest.mark.skipif(
+    processor_clock(os.getpid()) is time.monotonic, reason="another process's clock is not told"
+)
+
+
 @LINUX
-def test_a_machine_that_is_busy_changes_no_grade(tmp_path: Path) -> None:
+@needs_processor_clock
+def test_a_machine_that_is_busy_changes_no_grade(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A submission that gets no processor for longer than its time keeps its time; one that uses
     the processor does not."""
+    monkeypatch.setattr(grade, "PATIENCE", 1000)
     loops = "def iteration_floor(rows, *_):\n    while rows < 2: pass\n    return 1.0\n"
     worker = grade.Worker({"e01": loops}, [], threading.Event(), tmp_path)
+    answers = {"file": "e01", "case": E1 | {"rows": 2}}
     try:
         [student] = children_of(worker.process.pid)
+        assert worker.exchange(answers, grade.CASE) == {"answer": 1.0}
         os.kill(student, signal.SIGSTOP)
         timer = threading.Timer(0.5, os.kill, (student, signal.SIGCONT))
         timer.start()
-        assert worker.exchange({"file": "e01", "case": E1 | {"rows": 2}}, 0.2) == {"answer": 1.0}
-        assert worker.spent < 0.2
+        assert worker.exchange(answers, 0.2) == {"answer": 1.0}
         with pytest.raises(AnswerError, match="no answer in time"):
             worker.exchange({"file": "e01", "case": E1}, 0.2)
     finally:
         worker.close()
     assert not alive(student) and not list(tmp_path.iterdir())
+
+
+@LINUX
+@needs_processor_clock
+def test_all_seconds_of_the_processor_are_charged(tmp_path: Path) -> None:
+    """The student's code measures itself: no answer is too short to be counted."""
+    measures = (
+        "import time\ndef iteration_floor(*_):\n    began = time.process_time()\n"
+        "    while (took := time.process_time() - began) < 0.03: pass\n    return took\n"
+    )
+    worker = grade.Worker({"e01": measures}, [], threading.Event(), tmp_path)
+    try:
+        asked = [worker.exchange({"file": "e01", "case": E1}, grade.CASE) for _ in range(5)]
+    finally:
+        worker.close()
+    assert worker.spent >= sum(said["answer"] for said in asked) - 1e-6
+
+
+def test_where_the_processors_clock_is_refused_the_wall_clock_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(clock: int) -> float:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(time, "clock_gettime", refused, raising=False)
+    assert processor_clock(os.getpid()) is time.monotonic
+
+
+@POSIX
+def test_a_line_that_is_forged_is_no_answer_and_hides_no_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for a worker whose student's code can write to the grader's pipe itself."""
+    forged = ("nan", "inf", "-1", "boom", "", "-", "9" * 400, "\xff")
+    python = tmp_path / "python"
+    lines = "".join(f"echo '{head} {{\"answer\": 1.0}}'\n" for head in forged)
+    started, right = "echo '0 {\"held\": []}'", "echo '0.25 {\"answer\": 1.0}'"
+    python.write_text(f"#!/bin/sh\n{started}\n{lines}{right}\nexec cat >/dev/null\n", "utf-8")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    worker = grade.Worker({}, [], threading.Event(), tmp_path)
+    try:
+        for head in forged:
+            with pytest.raises(AnswerError, match="no answer"):
+                worker.exchange({}, 1.0)
+            assert 0 <= worker.spent < float("inf"), head
+        before = worker.spent
+        assert worker.exchange({}, 1.0) == {"answer": 1.0} and worker.spent >= before + 0.25
+    finally:
+        worker.close()
 
 
 @POSIX
