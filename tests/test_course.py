@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 import zipfile
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from watch import alive, children_of, descendants_of, wait_for
 from checks import UserError
 from course import __main__ as commands
 from course import grade, predictions, selftest
-from course.check import final
+from course.check import final, hunt
 from course.check.frame import ANSWER, examine, judged, lines, same
 from course.check.rounds import judge_record
 from course.drive import serve
@@ -347,6 +348,13 @@ def test_an_answer_of_another_form_fails_and_raises_nothing(key: str) -> None:
     for answer in (None, [], {}, "x", 10**400, float("nan"), [[[]]], {"rows": [{}]}, True, -1):
         if judged(check.judge, case, answer) is None:
             assert key == "7" and answer is None, f"{key} takes {answer!r}"
+
+
+def test_every_mistake_of_the_hunt_can_be_found() -> None:
+    """Whatever the seed is: 4 is one that once showed a mistake in fewer runs."""
+    tags = Counter(hunt.cases(random.Random(4))[0]["_tags"])
+    assert set(hunt.mistakes()) == tags.keys() - {hunt.REFERENCE}
+    assert min(tags.values()) >= hunt.FEWEST and tags[hunt.REFERENCE] > tags.total() / 2
 
 
 @pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999", '{"a": [1, NaN]}', "[" * 9999, "x"])

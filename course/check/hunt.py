@@ -1,6 +1,7 @@
 """The hunt: a student's property against runs of the reference and of planted mistakes."""
 
 import random
+from collections.abc import Iterator
 from functools import cache
 
 from course.check.frame import Failure
@@ -15,6 +16,7 @@ PROPERTIES = {
     "H2": "your property finds at least half of the mistakes",
 }
 REFERENCE = "reference"
+FEWEST = 10  # runs that show a mistake: luck alone must not decide what a property catches
 
 
 def recorded(make: type, case: dict) -> dict:
@@ -35,29 +37,39 @@ def cases(rng: random.Random) -> list[dict]:
 
 @cache
 def mistakes() -> dict[str, type]:
-    """The planted schedulers of E6, by what is wrong with them."""
-    found = [plant for plant in plants() if plant.exercise == "6"]
-    return {
-        plant.title: load(plant.path.read_text("utf-8"), plant.path.name).Sarathi for plant in found
+    """The planted schedulers of E6, by what is wrong with them.
+
+    Not those that a run cannot show: here the memory is enough, and the cache is not seen.
+    """
+    found = {
+        plant.title: load(plant.path.read_text("utf-8"), plant.path.name).Sarathi
+        for plant in plants()
+        if plant.exercise == "6"
     }
+    tried = drawn(random.Random(0))
+    shown = {title for title, make in found.items() if any(bad for _, bad in runs(make, tried))}
+    return {title: make for title, make in found.items() if title in shown}
 
 
 @cache  # the same for all submissions
 def runs_of(seed: float) -> dict:
     """Runs of the reference and of all mistakes; their tags stay with the checker.
 
-    No workload comes twice, the order is drawn, and over half of the runs are the reference's: so
-    neither memory nor luck tells them apart. The run alone decides.
+    At least FEWEST runs show each mistake. No workload comes twice, the order is drawn, and over
+    half of the runs are the reference's: so neither memory nor luck tells them apart. The run alone
+    decides.
     """
     rng, found = random.Random(seed), []
     for title, make in mistakes().items():
-        for case in drawn(rng):
-            run = recorded(make, case)
-            found.append((run, title if run != recorded(Sarathi, case) else REFERENCE))
-        found += [(recorded(Sarathi, case), REFERENCE) for case in drawn(rng)]
+        wrong = 0
+        while wrong < FEWEST:
+            for run, bad in runs(make, drawn(rng)):
+                found.append((run, title if bad else REFERENCE))
+                wrong += bad
+            found += [(recorded(Sarathi, case), REFERENCE) for case in drawn(rng)]
     rng.shuffle(found)
-    runs, tags = map(list, zip(*found, strict=True))
-    return {"runs": runs, "_tags": tags}
+    all_runs, tags = map(list, zip(*found, strict=True))
+    return {"runs": all_runs, "_tags": tags}
 
 
 def drawn(rng: random.Random) -> list[dict]:
@@ -68,10 +80,17 @@ def drawn(rng: random.Random) -> list[dict]:
     return cases
 
 
+def runs(make: type, tried: list[dict]) -> Iterator[tuple[dict, bool]]:
+    """Of each workload: a run, and whether it differs from the reference's."""
+    for case in tried:
+        run = recorded(make, case)
+        yield run, run != recorded(Sarathi, case)
+
+
 def caught(case: dict, answer: list) -> dict[str, bool]:
     """Which mistakes the property finds, by their titles."""
     tags = [tag for tag, bad in zip(case["_tags"], answer, strict=True) if bad]
-    return {title: title in tags for title in mistakes() if title in case["_tags"]}
+    return {title: title in tags for title in mistakes()}
 
 
 def judge(case: dict, answer: list) -> Failure | None:
