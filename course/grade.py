@@ -93,24 +93,28 @@ class Worker:
         environment = {name: os.environ[name] for name in kept if name in os.environ}
         environment |= dict.fromkeys(("HOME", "TMPDIR", "TEMP"), str(self.home))
         environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        with open(self.home / "said", "wb") as said:
+        torch = any(each.torch and each.file in files for each in EXERCISES.values())
+        setup = {"files": files, "torch": torch, "memory": MEMORY, "seconds": int(WHOLE)}
+        with tempfile.TemporaryFile(dir=self.home) as said:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 stderr=said, start_new_session=os.name == "posix",
             )  # fmt: skip
-        torch = any(each.torch and each.file in files for each in EXERCISES.values())
-        setup = {"files": files, "torch": torch, "memory": MEMORY, "seconds": int(WHOLE)}
-        try:
-            self.held = self.exchange(setup, START).get("held", [])
-            self.spent = 0.0  # to start is not the student's fault
-        except AnswerError as error:  # the student's code was not loaded yet: no fault of theirs
-            lines = (self.home / "said").read_text("utf-8", errors="replace").split("\n")
-            why = next((line for line in reversed(lines) if line.strip()), str(error))
-            self.close()
-            raise UserError(f"a worker did not start: {why} ({' '.join(command)})") from None
-        except Stopped:
-            self.close()
-            raise
+            try:
+                self.held = self.exchange(setup, START).get("held", [])
+                self.spent = 0.0  # to start is not the student's fault
+            except (
+                AnswerError
+            ) as error:  # the student's code was not loaded yet: no fault of theirs
+                self.close()
+                said.seek(0)
+                lines = said.read().decode("utf-8", errors="replace").split("\n")
+                why = next((line for line in reversed(lines) if line.strip()), str(error))
+                told = f"a worker did not start: {why} ({' '.join(command)})"
+                raise UserError(told) from None
+            except Stopped:
+                self.close()
+                raise
 
     def exchange(self, message: dict, seconds: float) -> dict:
         """Send a line, get a line. AnswerError if none comes, or if it is no answer.
