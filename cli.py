@@ -1,8 +1,10 @@
 """What all commands share: a mistake gives one clear line, and no file of yours is lost."""
 
 import atexit
+import errno
 import io
 import os
+import shutil
 import signal
 import stat
 import sys
@@ -23,6 +25,8 @@ ROOT = Path(__file__).resolve().parent
 SCRIPTS = (ROOT, ROOT / "experiments", ROOT / "demo", ROOT / "notebooks")  # folders of commands
 HEAD, LONGEST_LINE = 600, 800  # letters of an error: its beginning, and all that is shown
 STREAMS = ("/dev/std", "/dev/fd/", "/proc/")  # names of what is open, even of a file
+# Why `replace` fails: a mounted file; another owner; an owner whom a container does not know.
+IRREPLACEABLE = (errno.EBUSY, errno.EPERM, errno.EINVAL)
 MARK = "made by nano-sarathi"  # in the first bytes of every file that we write
 # How our JSON and Markdown files begin, and the headers of our tables. `is_ours` knows the others.
 BEGINNINGS = (
@@ -74,31 +78,51 @@ def write_file(path: Path | str, content: str | bytes | Callable[[Path], object]
 
     content: a text, bytes, or what writes the file that it is given. Whatever stops us (an error,
     Ctrl-C), the old file stays, and no other is left. Only a signal that ends us at once (SIGKILL)
-    may leave the new one, as .nano-sarathi-*. A device, a pipe, and a file in a folder that we may
-    not write cannot be replaced: they are written in place. Raises OSError, which names `path`.
+    may leave the new one, as .nano-sarathi-*. The new file keeps the old one's mode and owner. A
+    link to it stays one, but another name of it (a hard link) keeps the old content.
+
+    What cannot be replaced is written in place, and there an interrupt may leave half: a device, a
+    pipe, a file of another owner whom we cannot give the new one, a file in a folder that we may
+    not write or that is mounted by itself. Raises OSError, which names `path`.
     """
     path, data = Path(path), content.encode() if isinstance(content, str) else content
     write = data if callable(data) else lambda place: place.write_bytes(data)
-    target = Path(os.path.realpath(path))  # a link stays a link
-    new = target.with_name(f".nano-sarathi-{os.urandom(8).hex()}")
+    try:
+        target = Path(os.path.realpath(path))  # a link stays a link
+    except ValueError as error:  # no name of a file
+        raise OSError(errno.EINVAL, str(error), str(path)) from None
+    new = target.parent / f".nano-sarathi-{os.urandom(8).hex()}"
     special = str(path).startswith(STREAMS) or (path.exists() and not path.is_file())
     try:
         if special or not os.access(target.parent, os.W_OK):
             write(path)
             return
         new.touch(exist_ok=False)
-        mode = new.stat().st_mode
+        old = new.stat()
         if target.exists():
-            with open(target, "r+b") as old:  # raises where we may not write it
-                mode = os.fstat(old.fileno()).st_mode
+            with open(target, "r+b") as file:  # raises where we may not write it
+                old = os.fstat(file.fileno())
         write(new)
-        new.chmod(stat.S_IMODE(mode))
-        new.replace(target)
+        replace(target, new, old)
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from None
     finally:
         with suppress(OSError):
             new.unlink()
+
+
+def replace(target: Path, new: Path, old: os.stat_result) -> None:
+    """Give `new` the old file's mode, owner and place; copy it, where that cannot be."""
+    try:
+        now = new.stat()
+        if (old.st_uid, old.st_gid) != (now.st_uid, now.st_gid):
+            os.chown(new, old.st_uid, old.st_gid)
+        new.chmod(stat.S_IMODE(old.st_mode))
+        new.replace(target)
+    except OSError as error:
+        if error.errno not in IRREPLACEABLE:
+            raise
+        shutil.copyfile(new, target)
 
 
 def read_text(path: Path | str, most: int) -> str:

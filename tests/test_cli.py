@@ -240,7 +240,9 @@ def test_a_file_that_is_replaced_keeps_its_mode_and_its_links(tmp_path: Path) ->
     old.chmod(0o640)
     link.symlink_to("old")
     (tmp_path / "usual").touch()
+    (tmp_path / "other").hardlink_to(old)
     write_file(link, "\u00e9\n")
+    assert (tmp_path / "other").read_bytes() == b""
     assert link.is_symlink() and old.read_bytes() == b"\xc3\xa9\n"
     assert old.stat().st_mode & 0o777 == 0o640
     checkpoint.save(tiny_model("gpt2", torch.float32), tmp_path)  # safetensors has its own mode
@@ -259,6 +261,46 @@ def test_what_cannot_be_replaced_is_written_in_place(
         patch.setattr(os, "access", lambda place, mode: place == path)
         write_file(path, "new")  # a file of ours in a folder of somebody else's
     assert path.read_text() == "new" and path.stat().st_ino == before
+    for number in (errno.EBUSY, errno.EPERM):  # a mounted file; another's, in a sticky folder
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", failing(number))
+            write_file(path, f"{number}")
+        assert path.read_text() == f"{number}" and path.stat().st_ino == before
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output") as caught:
+        patch.setattr(os, "replace", failing(errno.EIO))
+        write_file(path, "never")
+    assert caught.value.filename == str(path) and path.read_text() == f"{errno.EPERM}"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def failing(number: int) -> Callable:
+    def fail(*arguments: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root")
+def test_root_leaves_a_file_to_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    os.chown(path, 1234, 4321)
+    for number, text in ((None, "new"), (errno.EPERM, "in place")):
+        with monkeypatch.context() as patch:
+            if number is not None:
+                patch.setattr(os, "chown", failing(number))
+            write_file(path, text)
+        assert path.read_text() == text
+        assert (path.stat().st_uid, path.stat().st_gid) == (1234, 4321)
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("path", ["/", "a\0b"])
+def test_what_is_no_name_of_a_file_is_an_error_of_the_system(path: str) -> None:
+    """`run_main` makes one line of it."""
+    with pytest.raises(OSError) as caught:
+        write_file(path, "new")
+    assert caught.value.filename == path
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's devices")
