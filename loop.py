@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from batch import Batch, Request
-from rules import check_batch
+from rules import check_batch, has_work
 from scheduler import NOTHING_SCHEDULED, Scheduler
 from timeline import Iteration, Trace
 
@@ -64,11 +64,7 @@ class Loop:
 
     @property
     def busy(self) -> bool:
-        if self.arriving or self.scheduler.has_work:
-            return True
-        if self.scheduler.waiting or self.scheduler.running:
-            raise self.scheduler.broken("has_work is False, while requests wait or run")
-        return False
+        return bool(self.arriving) or has_work(self.scheduler)
 
     def add(self, request: Request) -> None:
         """Let a request arrive at `request.arrival`, or now if that time has passed.

@@ -1,7 +1,16 @@
-"""What every policy must keep: a batch is checked before it runs."""
+"""What every policy must keep: no request is forgotten, and a batch is checked before it runs."""
 
 from batch import Batch
 from scheduler import Scheduler
+
+
+def has_work(scheduler: Scheduler) -> bool:
+    """What the policy says. Raise a UserError if it denies work while requests wait or run."""
+    if scheduler.has_work:
+        return True
+    if scheduler.waiting or scheduler.running:
+        raise scheduler.broken("has_work is False, while requests wait or run")
+    return False
 
 
 def check_batch(scheduler: Scheduler, batch: Batch) -> None:

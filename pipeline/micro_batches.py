@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from batch import Batch, Request
 from checks import UserError, check_whole, lookup
-from rules import check_batch
+from rules import check_batch, has_work
 from scheduler import NOTHING_SCHEDULED, Memory, Scheduler
 from simulate import refuse_beams
 
@@ -69,7 +69,7 @@ class MicroBatches:
 
     @property
     def busy(self) -> bool:
-        return bool(self.arriving or any(scheduler.has_work for scheduler in self.schedulers))
+        return bool(self.arriving) or any(map(has_work, self.schedulers))
 
     @property
     def next_arrival(self) -> float | None:

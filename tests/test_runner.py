@@ -19,6 +19,7 @@ from configs import GPUS, MODELS
 from costmodel import requests_that_fit
 from engine import LLM, SamplingParams
 from loading.prompts import make_requests
+from pipeline import simulate_pipeline
 from scheduler import POLICIES, SarathiServe, Scheduler, make_scheduler
 from simulate import simulate
 from web.priced import Clock, PricedEngine
@@ -807,10 +808,14 @@ def test_a_policy_that_fails_ends_all_streams_and_can_be_replaced(
 
 
 def test_a_policy_that_denies_its_work_is_told(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a server, too: `generate` would wait for ever."""
+    """Without a server, too: `generate` would wait for ever, and a pipeline would end early."""
     monkeypatch.setitem(POLICIES, "idle", Idle)
     with pytest.raises(UserError, match="has_work is False, while requests wait or run"):
         simulate([Request(0, range(9), 5)], policy="idle")
+    with monkeypatch.context() as patch:
+        patch.setattr(Idle, "schedule", lambda self, now: None)
+        with pytest.raises(UserError, match="has_work is False, while requests wait or run"):
+            simulate_pipeline([Request(0, range(9), 5)], policy="idle", stages=2)
     llm.policy = "idle"
     with pytest.raises(UserError, match="has_work is False, while requests wait or run"):
         llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2))
