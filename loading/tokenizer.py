@@ -7,7 +7,7 @@ import base64
 import binascii
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,8 +57,10 @@ def load_tokenizer(directory: str | Path) -> Tokenizer | None:
         return from_ranks(_read_ranks(path))
     if (path := directory / "tokenizer.json").is_file():
         _check_template(path, read_json(path))
-        with readable(path, Exception), _silent():  # the library raises nothing narrower
-            return _tried(_from_library(_guarded(Library.from_file)(str(path)), directory))
+        with readable(path, Exception):  # the library raises nothing narrower
+            with _silent():
+                library = _guarded(Library.from_file)(str(path))
+            return _tried(_from_library(library, directory))
     vocab, merges = directory / "vocab.json", directory / "merges.txt"
     if vocab.is_file() or merges.is_file():
         existing(directory, vocab.name), existing(directory, merges.name)
@@ -114,8 +116,8 @@ def _from_tiktoken(library: tiktoken.Encoding, eos_id: int) -> Tokenizer:
 def _guarded(call: Callable) -> Callable:
     """`call`, with a UserError where its library, in Rust, panics.
 
-    A panic is no Exception, and so it would end a thread that goes on after all others. Rust has
-    written it to file 2 by then. Nothing in Python can change that, and file 2 is not ours alone.
+    A panic of Rust is a BaseException: it would end the engine's thread. Rust has already printed
+    it on stderr.
     """
 
     def calling(argument: object) -> object:
@@ -132,7 +134,8 @@ def _guarded(call: Callable) -> Callable:
 def _tried(tokenizer: Tokenizer) -> Tokenizer:
     """A tokenizer that has taken long runs of letters. A UserError where it gives up."""
     try:
-        tokenizer.decode(tokenizer.encode(RUNS))
+        with _silent():
+            tokenizer.decode(tokenizer.encode(RUNS))
     except Exception as error:  # it may lack a letter, and no way to say so
         if isinstance(error, UserError):
             raise
@@ -141,20 +144,22 @@ def _tried(tokenizer: Tokenizer) -> Tokenizer:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Drop what is written to file 2 meanwhile: here a panic of Rust, which becomes one line."""
+    """Drop what Rust prints of a panic on stderr: the panic becomes one line.
+
+    Rust knows the process's file 2 alone. So all other threads are muted, too, for that moment.
+    """
+    files = []
     try:
-        kept = os.dup(2)
-    except OSError:  # it is closed
-        yield
-        return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
+        with suppress(OSError):  # file 2 is closed, or too many files are open: it is not muted
+            files.append(os.dup(2))
+            files.append(os.open(os.devnull, os.O_WRONLY))
+            os.dup2(files[1], 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+        if len(files) == 2:
+            os.dup2(files[0], 2)
+        for file in files:
+            os.close(file)
 
 
 def _check_template(path: Path, raw: dict) -> None:

@@ -1,6 +1,7 @@
 """tokenizer.py against the tokenizers library, which knows nothing of our code."""
 
 import base64
+import errno
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import loading.tokenizer
 from checks import UserError
 from configs import MODELS, ModelConfig
 from engine import LLM, SamplingParams
@@ -248,6 +250,32 @@ def test_a_tokenizer_that_gives_up_on_runs_of_letters_is_refused(tmp_path, capfd
     assert "\n" not in str(caught.value) and capfd.readouterr() == ("", "")
     os.write(2, b"heard")
     assert capfd.readouterr().err == "heard"
+
+
+def test_only_the_library_itself_is_muted(tmp_path, monkeypatch, capfd):
+    """Others may write to stderr meanwhile. Too many open files mute nothing, and none is left."""
+    library_bpe().save(str(tmp_path / "tokenizer.json"))
+    really, opened = loading.tokenizer._from_library, []
+
+    def say(*arguments):
+        os.write(2, b"heard")
+        return really(*arguments)
+
+    def full(*arguments):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(loading.tokenizer, "_from_library", say)
+    assert load_tokenizer(tmp_path) is not None
+    assert capfd.readouterr().err == "heard"
+    dup = os.dup
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "dup", lambda file: opened.append(dup(file)) or opened[-1])
+        patch.setattr(os, "open", full)
+        with loading.tokenizer._silent():
+            os.write(2, b"not muted")
+    assert capfd.readouterr().err == "not muted" and len(opened) == 1
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[0])
 
 
 def test_a_text_that_is_too_much_is_a_mistake(tmp_path):
