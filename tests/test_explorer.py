@@ -596,7 +596,7 @@ def test_what_the_server_refuses(client: TestClient, body: bytes, kind: str, sta
 def test_too_many_questions_at_once_are_refused() -> None:
     calculator = explore_routes.Calculator(0)
     with pytest.raises(Refused, match="ask again in a second") as caught:
-        asyncio.run(calculator.answer('{"call": "page"}'))
+        asyncio.run(calculator.calculate('{"call": "page"}'))
     assert caught.value.status == 429 and caught.value.headers == {"Retry-After": "1"}
     assert calculator.process is None
 
@@ -608,14 +608,14 @@ def test_an_answer_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch)
         calculator = explore_routes.Calculator(1)
         for _ in range(2):
             monkeypatch.undo()
-            assert json.loads(await calculator.answer('{"call": "gain_points"}'))["points"]
+            assert json.loads(await calculator.calculate('{"call": "gain_points"}'))["points"]
             monkeypatch.setattr(explore_routes, "SECONDS", 0.01)
             slow = {"call": "gain_point", "x": 1, "state": {"B": 64, "P": 1000, "D": 1000}}
             with pytest.raises(Refused, match=r"took more than 0.01 s: choose fewer requests"):
-                await calculator.answer(json.dumps(slow))
+                await calculator.calculate(json.dumps(slow))
             assert calculator.process is None and not calculator.waiting
         monkeypatch.undo()
-        await calculator.answer("{}")
+        await calculator.calculate("{}")
         calculator.process.stdin.close()
         return await calculator.process.wait()
 
@@ -624,7 +624,6 @@ def test_an_answer_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_quick_process_says_what_is_too_much_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """It tells so before it has done much of the work, whatever the question is."""
-    monkeypatch.setattr(explorer, "allowed", explorer.QUICK_WORK)
     most = 0
     really_step = explorer.Loop.step
 
@@ -640,9 +639,14 @@ def test_a_quick_process_says_what_is_too_much_for_it(monkeypatch: pytest.Monkey
         {"call": "schedule", "state": many},  # even before the long prompt arrives
         {"call": "gain_point", "state": {"B": 64, "C": 1}, "x": 9},
     ):
-        assert answer(json.dumps(question)) == explorer.TOO_MUCH
+        found = answer(json.dumps(question), allowed=explorer.QUICK_WORK)
+        assert explorer.is_too_much(found) and json.loads(found) == {
+            "too_much": explorer.QUICK_WORK
+        }
     assert 0 < most < explorer.QUICK_WORK
-    assert json.loads(answer('{"call": "schedule"}'))["sides"][1]["numbers"]
+    found = answer('{"call": "schedule"}', allowed=explorer.QUICK_WORK)
+    assert json.loads(found)["sides"][1]["numbers"] and not explorer.is_too_much(found)
+    assert not explorer.is_too_much(answer("7", allowed=explorer.QUICK_WORK))
 
 
 def test_the_long_prompt_arrives_at_the_same_moment_whatever_is_compared() -> None:

@@ -19,7 +19,7 @@ from fastapi.responses import FileResponse, RedirectResponse
 
 from cli import ROOT
 from web import bundle
-from web.explorer import TOO_MUCH
+from web.explorer import is_too_much
 from web.schemas import Refused
 from web.worker import Worker, attended
 
@@ -50,7 +50,7 @@ class Calculator(Worker):
         super().__init__("web.explorer", *words, most=MOST_ANSWER)
         self.most_waiting, self.waiting = most_waiting, 0
 
-    async def answer(self, question: str) -> bytes:
+    async def calculate(self, question: str) -> bytes:
         """A line of JSON. Raises Refused if too many wait, or if it takes too long."""
         if self.waiting >= self.most_waiting:
             message = "too many questions at once: ask again in a second"
@@ -79,9 +79,9 @@ def router(pyodide: Path | None = None) -> APIRouter:
         for calculator in (quick, slow):
             await calculator.end()
 
-    async def answer(question: str) -> bytes:
-        found = await quick.answer(question)
-        return await slow.answer(question) if found.strip() == TOO_MUCH.encode() else found
+    async def quick_or_slow(question: str) -> bytes:
+        found = await quick.calculate(question)
+        return await slow.calculate(question) if is_too_much(found) else found
 
     routes = APIRouter(prefix="/explore", lifespan=lifespan)
     beside = {} if pyodide is None else {name: pyodide / name for name in bundle.PYODIDE}
@@ -107,7 +107,7 @@ def router(pyodide: Path | None = None) -> APIRouter:
             question = None
         if not isinstance(question, dict):
             raise Refused(400, "the question must be a JSON object")
-        found = await attended(answer(json.dumps(question)), request.receive)
+        found = await attended(quick_or_slow(json.dumps(question)), request.receive)
         if found is None:
             request.scope["log"]["gone"] = True
         return Response(found, media_type="application/json")

@@ -34,15 +34,12 @@ from web.explore_state import RATIOS, State, link_of, page, read_state
 STALL = 5  # decode-only iterations: a longer gap is a stall (Sarathi-Serve, Table 3, strict)
 MOST_WORK = 300_000  # iterations, chunks and decodes of one schedule
 MOST_GAIN_WORK = 1_000_000  # the same, of one point of the gain curve
-QUICK_WORK = 5_000  # the same, where other questions wait: the server asks again elsewhere
-TOO_MUCH = "null"  # the answer to a question of more work than that
+QUICK_WORK = 5_000  # the same, in a server's quick process; its slow one takes longer questions
 POINTS = 24  # of the gain curve
-
-allowed = math.inf  # work of one run in this process
 
 
 class TooMuch(Exception):
-    """A run takes more work than is allowed in this process."""
+    """A run takes more work than is allowed."""
 
 
 # ------------------------------------------------------------------------------------- the requests
@@ -71,21 +68,24 @@ def both(state: State) -> list[tuple[State, str]]:
     return [(state, state.left), (replace(state, C=state.C_right or state.C), state.right)]
 
 
-def make_requests(state: State) -> list[Request]:
-    """The requests of a state. The long prompt is the last one, and has D decodes."""
+def make_requests(state: State, allowed: float = math.inf) -> list[Request]:
+    """The requests of a state. The long prompt is the last one, and has D decodes.
+
+    allowed: see `run`.
+    """
     requests = draw_requests(state)
     if state.long:
         usual = {name: getattr(State, name) for name in ("left", "right", "C", "C_right")}
         alone = replace(state, long=0, **usual)
-        arrival = halfway(alone)  # the same for all policies and chunk sizes
+        arrival = halfway(alone, allowed)  # the same for all policies and chunk sizes
         requests.append(Request(state.n, range(state.long), state.D + 1, arrival=arrival))
     return requests
 
 
 @lru_cache(maxsize=8)
-def halfway(state: State) -> float:
+def halfway(state: State, allowed: float) -> float:
     """When the long prompt arrives: halfway through the others, alone under orca."""
-    return run(state, "orca", draw_requests(state)).seconds / 2
+    return run(state, "orca", draw_requests(state), allowed).seconds / 2
 
 
 @lru_cache(maxsize=8)
@@ -98,8 +98,18 @@ def cost_of(state: State) -> CostModel:
     return cost_model(state.model, state.gpu, state.tp, state.software)
 
 
-def run(state: State, policy: str, requests: Sequence[Request], most: int = MOST_WORK) -> Trace:
-    """`simulate`, one step at a time: a UserError ends a run of too much work."""
+def run(
+    state: State,
+    policy: str,
+    requests: Sequence[Request],
+    allowed: float = math.inf,
+    most: int = MOST_WORK,
+) -> Trace:
+    """`simulate`, one step at a time.
+
+    More work than `most` raises a UserError. More than `allowed`: TooMuch, so that another process
+    can do it.
+    """
     loop = Loop(make_scheduler(policy, state.B, state.C), CostExecutor(cost_of(state)))
     for request in requests:
         loop.add(request)
@@ -119,8 +129,9 @@ def run(state: State, policy: str, requests: Sequence[Request], most: int = MOST
 # ------------------------------------------------------------------------------------- the schedule
 
 
-def schedule(given: object, ratio: object = None) -> dict:
+def schedule(given: object, ratio: object = None, allowed: float = math.inf) -> dict:
     """Both schedules of a state, ready to be drawn. ratio: another P:D, with the same P + D.
+    allowed: see `run`.
 
     error: why there is nothing to draw; then all below is missing. bound: a longer gap between two
     tokens is a stall. long: when the long prompt arrives, or None. balance: C/(B-1) of the right
@@ -134,7 +145,7 @@ def schedule(given: object, ratio: object = None) -> dict:
         state = replace(state, P=prompt, D=decodes)
     found = {"state": asdict(state), "link": link_of(state), "notes": notes}
     try:
-        requests, bound = make_requests(state), stall_bound(state)
+        requests, bound = make_requests(state, allowed), stall_bound(state)
         check_requests(requests, cost_of(state).model.max_length, state.model)
     except UserError as error:
         return found | {"error": plain(error)}
@@ -143,13 +154,14 @@ def schedule(given: object, ratio: object = None) -> dict:
         "bound": bound,
         "long": requests[-1].arrival if state.long else None,
         "balance": best_ratio(state) + 1 if state.B > 1 else None,
-        "sides": [one_side(own, policy, bound) for own, policy in both(state)],
+        "sides": [one_side(own, policy, bound, allowed) for own, policy in both(state)],
     }
 
 
-def one_side(state: State, policy: str, bound: float) -> dict:
+def one_side(state: State, policy: str, bound: float, allowed: float) -> dict:
     try:
-        return side(state, policy, run(state, policy, make_requests(state)), bound)
+        trace = run(state, policy, make_requests(state, allowed), allowed)
+        return side(state, policy, trace, bound)
     except UserError as error:
         return {"policy": policy, "error": plain(error)}
 
@@ -199,11 +211,11 @@ def gain_points(given: object) -> dict:
     return {"points": sorted(prompt / decodes for prompt, decodes in pairs)}
 
 
-def gain_point(given: object, ratio: object) -> dict:
+def gain_point(given: object, ratio: object, allowed: float = math.inf) -> dict:
     """Throughput of the right policy over the left one's in a steady state, at one P:D (Fig 9).
 
     All requests are alike, with P + D tokens, and there are always more: no arrivals, no spread,
-    no long prompt. left, right: tokens per second.
+    no long prompt. left, right: tokens per second. allowed: see `run`.
     """
     state, _ = read_state(given)
     check_number("P:D", ratio, 1e-4, 1e5)
@@ -211,7 +223,7 @@ def gain_point(given: object, ratio: object) -> dict:
     check_requests(work.requests(1), cost_of(state).model.max_length, state.model)
     speeds = []
     for own, policy in both(state):
-        trace = run(own, policy, work.requests(5 * state.B), MOST_GAIN_WORK)
+        trace = run(own, policy, work.requests(5 * state.B), allowed, MOST_GAIN_WORK)
         speeds.append(tokens_per_second(trace, work.length, 2 * state.B, 4 * state.B))
     prompt, decodes = split(work.length, work.ratio)
     return {
@@ -244,45 +256,56 @@ def plain(error: UserError) -> str:
 
 # --------------------------------------------------------------------------- questions and answers
 
-CALLS: dict[str, Callable[[dict], dict]] = {
-    "page": lambda question: page(),
-    "schedule": lambda question: schedule(question.get("state"), question.get("x")),
-    "gain_points": lambda question: gain_points(question.get("state")),
-    "gain_point": lambda question: gain_point(question.get("state"), question.get("x")),
+Call = Callable[[dict, float], dict]  # of a question, and of the work that is allowed
+
+CALLS: dict[str, Call] = {
+    "page": lambda question, allowed: page(),
+    "schedule": lambda question, allowed: schedule(
+        question.get("state"), question.get("x"), allowed
+    ),
+    "gain_points": lambda question, allowed: gain_points(question.get("state")),
+    "gain_point": lambda question, allowed: gain_point(
+        question.get("state"), question.get("x"), allowed
+    ),
 }
 # With "own": a text with policies. It is run, so a server must not have this call.
-IN_BROWSER = CALLS | {"own": lambda question: {"names": load_own(question.get("code"))}}
+IN_BROWSER = CALLS | {"own": lambda question, allowed: {"names": load_own(question.get("code"))}}
 
 
-def answer(text: str, calls: dict[str, Callable[[dict], dict]] = CALLS) -> str:
+def answer(text: str, calls: dict[str, Call] = CALLS, allowed: float = math.inf) -> str:
     """A question and its answer as JSON: {"call": a name of CALLS, "state": ..., "x": ...}.
 
-    A user's mistake gives {"error": one sentence}. TOO_MUCH: it takes more work than is allowed.
+    A user's mistake gives {"error": one sentence}. {"too_much": allowed}: see `is_too_much`.
     """
     try:
         question = json.loads(text)
         if not isinstance(question, dict):
             raise UserError(f"{shown(question)} is no question; it must be an object")
-        return json.dumps(lookup(calls, question.get("call"), "call")(question))
+        found = lookup(calls, question.get("call"), "call")(question, allowed)
     except TooMuch:
-        return TOO_MUCH
+        found = {"too_much": allowed}
     except UserError as error:
-        return json.dumps({"error": plain(error)})
+        found = {"error": plain(error)}
     except (ValueError, RecursionError):
-        return json.dumps({"error": "the question is no JSON"})
+        found = {"error": "the question is no JSON"}
+    return json.dumps(found)
+
+
+def is_too_much(answered: str | bytes) -> bool:
+    """Whether an answer says that the question takes more work than is allowed."""
+    return len(answered) < 100 and "too_much" in json.loads(answered)  # a schedule is longer
 
 
 def main() -> None:
     """Answer each line of the input with a line. It ends with the input.
 
-    --quick: with TOO_MUCH where a run takes more than QUICK_WORK.
+    --quick: no run of more work than QUICK_WORK.
     """
-    global allowed
     allowed = QUICK_WORK if "--quick" in sys.argv[1:] else math.inf
     if hasattr(os, "nice"):
         os.nice(10)  # a server's engine goes first
     for line in sys.stdin:
-        print(answer(line), flush=True)
+        print(answer(line, allowed=allowed), flush=True)
 
 
 if __name__ == "__main__":
