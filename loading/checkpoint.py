@@ -250,7 +250,8 @@ def save(
     directory, config = Path(directory), model.config
     if config.qk_norm and config.qkv_bias:
         raise UserError(
-            f"{config.name} has qk_norm and qkv_bias: no family that can be read has both"
+            f"{config.name} has qk_norm and qkv_bias: no family that can be read has both; leave"
+            " one of them out"
         )
     directory.mkdir(parents=True, exist_ok=True)
     family = (
