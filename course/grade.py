@@ -103,10 +103,8 @@ class Worker:
             try:
                 self.held = self.exchange(setup, START).get("held", [])
                 self.spent = 0.0  # to start is not the student's fault
-            except (
-                AnswerError
-            ) as error:  # the student's code was not loaded yet: no fault of theirs
-                self.close()
+            except AnswerError as error:
+                self.close()  # the student's code was not loaded yet: no fault of theirs
                 said.seek(0)
                 lines = said.read().decode("utf-8", errors="replace").split("\n")
                 why = next((line for line in reversed(lines) if line.strip()), str(error))

@@ -488,7 +488,9 @@ def test_attacks_earn_nothing_and_harm_nothing(
     held = grades["good"].held
     for name, (needs, _) in ATTACKS.items():
         if not needs or needs in held:
-            assert grades[name].results["1"] in ("answer", "F1", "time"), name
+            # an answer that is said twice may count for the next case, too: so any property
+            lost = ("answer", "time", *find("1").check.PROPERTIES)
+            assert grades[name].results["1"] in lost, name
     good = grades["good"].results
     assert good["1"] == "passed" and good["9"] == "answer" and good["10"] == "answer"
     assert good["6"] == "-"
