@@ -88,14 +88,17 @@ def test_same_tokens_as_one_process_under_every_policy(tmp_path: Path, start: St
     found = run_workers(start, tmp_path / "found.json")
     llm = LLM("demo", max_batch_size=1, **OPTIONS)
     alone = [output.token_ids for output in llm.generate(PROMPTS, PARAMS)]
+    # The quickest exchange tells the clocks' difference within half of its time. Of ten in a row,
+    # the last nine lie within the time that stage 1 took. No step arrives before it has left.
+    error, took = found["clock"]
+    assert abs(error) <= took / 9 / 2
     for limit in (CACHE_TOKENS, None):
         runs = {name: found[f"{name} {limit}"] for name in (*POLICIES, *PIPELINE_POLICIES)}
         for name, run in runs.items():
             assert run["tokens"] == alone, name
             assert run["account"][0] == pytest.approx(run["account"][1]), name
             assert run["overlap"], name
-            # s; stage 1's clock is 1000 s ahead
-            assert -500 < min(run["hops"]) < max(run["hops"]) < 500, name
+            assert -1e-6 < min(run["hops"]) + error < max(run["hops"]) + error < PATIENCE, name
         assert any(run["preempted"] for run in runs.values()) == (limit is not None)
         check_phases(runs)
 
