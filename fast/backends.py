@@ -62,9 +62,10 @@ def choose_backend(name: str, device: torch.device, dtype: torch.dtype, config: 
 def must_measure(device: torch.device) -> bool:
     """Whether only a measurement tells which back end is the fastest.
 
-    On an x86 CPU, it is `native` where that can run (docs/performance.md, "Other CPUs").
+    On an x86 CPU with AVX2, it is `native` where that can run (docs/performance.md, "Other CPUs").
     """
-    return device.type == "cuda" or not X86
+    known = X86 and torch.backends.cpu.get_cpu_capability() != "DEFAULT"
+    return device.type == "cuda" or not known
 
 
 def speed_up(

@@ -79,11 +79,12 @@ def pack_linears(model: nn.Module) -> None:
     bfloat16, the packed weights need more memory (`multiplied_in`). If it is not there, or if
     nothing can be packed, the plain ones stay, and a line says what that costs.
     """
-    weights = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+    linears = (module for module in model.modules() if isinstance(module, nn.Linear))
+    count = sum(linear.weight.numel() for linear in linears)  # no list: it would keep each one
     device, dtype = model.device, model.dtype
     possible = can_pack(device, dtype)
     if device.type == "cpu" and multiplied_in(dtype) != dtype:
-        more = sum(weight.numel() for weight in weights) * (4 - dtype.itemsize)  # bytes
+        more = count * (4 - dtype.itemsize)  # bytes
         free = free_memory()
         why = None if possible else "its weights cannot be packed in float32 here"
         if possible and free is not None and more > free:

@@ -522,7 +522,8 @@ def test_a_workload_is_checked_before_it_is_made() -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_device_is_one_line_of_one_stage() -> None:
     done = run("distributed.py", "hello", "--max-tokens", "2", "--json", "/dev/full")
-    assert done.returncode == 1 and done.stderr == "error: No space left on device\n"
+    said = "error: No space left on device: '/dev/full'\n"
+    assert done.returncode == 1 and done.stderr == said
 
 
 MANY_SHAPES = """
