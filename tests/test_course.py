@@ -229,6 +229,7 @@ def test_a_check_tells_a_file_that_does_not_load(mine: Path) -> None:
         commands.check(find("9"), 1)
 
 
+@pytest.mark.slow
 def test_no_torch_for_exercises_1_and_6_to_10() -> None:
     """In a fresh interpreter: references and checks of all that says it needs none."""
     code = (
@@ -439,6 +440,7 @@ def attack(body: str, **names: object) -> str:
     return head + RIGHT + function
 
 
+@pytest.mark.slow
 @POSIX
 def test_attacks_earn_nothing_and_harm_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
@@ -958,6 +960,7 @@ class Mine(SarathiServe):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parked", "size"),
     [("r.prefilled == 1 < len(r.prompt)", 1), ("len(r.output) == 1 and not r.in_prefill", 500)],
@@ -984,6 +987,7 @@ def test_a_score_needs_an_honest_schedule(monkeypatch: pytest.MonkeyPatch) -> No
     assert final.score(None, random.Random(1), {}, {}).startswith("none: ")
 
 
+@pytest.mark.slow
 def test_tokens_alone_do_not_find_all_mistakes() -> None:
     """The README counts those that keep all tokens, and every slot comes back."""
     kept = 0
