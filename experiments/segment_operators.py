@@ -38,7 +38,6 @@ from experiments.lib.segment import WIDTH, say
 
 NAME = "segment_operators"
 CONFIG = replace(MODELS["demo"], n_kv_head=4)  # as Llama2 13B, without grouped queries
-DTYPE = "bfloat16"
 PROMPT, TOKENS = 8, 5  # the step counted yields token 5: no segment grows there
 PAPER = "paper, fused"
 OURS = "ours: segment, C++"
@@ -66,6 +65,15 @@ NINE = [
 Operators = Counter[Operator]
 
 
+def dtype_here() -> str:
+    """What this CPU multiplies: one that emulates bfloat16 converts, and we would count that."""
+    import torch
+
+    from loading.device import choose_dtype
+
+    return str(choose_dtype("auto", torch.device("cpu"))).removeprefix("torch.")
+
+
 def our_search(checkpoint: Path, cache: str, fast: bool) -> Callable[[int], object]:
     """tokens -> a search that yields so many."""
     from torch.profiler import record_function
@@ -73,7 +81,7 @@ def our_search(checkpoint: Path, cache: str, fast: bool) -> Callable[[int], obje
     from engine import LLM, BeamSearchParams
 
     sizes = {"max_batch_size": 1, "max_length": PROMPT}
-    llm = LLM(str(checkpoint), dtype=DTYPE, device="cpu", fast=fast, **sizes)
+    llm = LLM(str(checkpoint), dtype=dtype_here(), device="cpu", fast=fast, **sizes)
     if fast and llm.attention != "native":
         raise UserError(f"the C++ operators are counted, and attention is {llm.attention!r} here")
     layer = llm.model.layers[-1]
@@ -87,7 +95,7 @@ def our_search(checkpoint: Path, cache: str, fast: bool) -> Callable[[int], obje
 
 
 def their_search(checkpoint: Path, **options: str) -> Callable[[int], object]:
-    run, _ = transformers_search(str(checkpoint), DTYPE, **options)
+    run, _ = transformers_search(str(checkpoint), dtype_here(), **options)
     return lambda tokens: run([list(range(PROMPT))], WIDTH, tokens)
 
 
@@ -98,7 +106,7 @@ def make_checkpoint(folder: Path, layers: int) -> Path:
     from loading import checkpoint
     from loading.load import new_model, random_weights
 
-    path, dtype = folder / f"{layers}", getattr(torch, DTYPE)
+    path, dtype = folder / f"{layers}", getattr(torch, dtype_here())
     path.mkdir()
     model = new_model(replace(CONFIG, n_layer=layers), dtype, torch.device("cpu"))
     checkpoint.save(random_weights(model), path, dtype)
@@ -144,7 +152,7 @@ def nested(operators: Operators) -> int:
 
 def points_of(found: Mapping[str, Operators]) -> list[Point]:
     software = [f"{name} {version(name)}" for name in ("torch", "transformers") if find_spec(name)]
-    hardware = f"{this_machine()}, {DTYPE}; {', '.join(software)}"
+    hardware = f"{this_machine()}, {dtype_here()}; {', '.join(software)}"
     paper = Record(NAME, "llama2", "max-1550-tile", "paper")
     paper.add(PAPER, common.paper_numbers()["sk_ops_per_layer"], "operators")
     here = Record(NAME, f"one layer of {CONFIG.name}'s shape", hardware, "measured")

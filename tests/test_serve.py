@@ -728,6 +728,8 @@ def test_metrics(priced: PricedEngine) -> None:
     with served(priced) as running:
         for _ in range(3):
             raw(running.place, request("/v1/completions", {"prompt": "a b c", "max_tokens": 5}))
+        # the last answer is out a moment before its request has left the engine
+        wait_for(running.idle)
         found = metrics_of(running)
         assert found["vllm:prompt_tokens_total"] == {(): 9}
         assert found["vllm:generation_tokens_total"] == {(): 15}
