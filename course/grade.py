@@ -130,6 +130,8 @@ class Worker:
                 self.process.stdin.flush()
                 box.put(self.process.stdout.readline(LONGEST_ANSWER + 99))
             except (OSError, ValueError):  # it has gone, or was ended
+                with suppress(OSError):
+                    self.process.stdin.close()  # else what it still holds is an error later
                 box.put(b"")
 
         threading.Thread(target=talk, daemon=True).start()
