@@ -3,6 +3,9 @@
 from fast.first import LIMIT
 
 import os
+import re
+import sys
+import warnings
 from pathlib import Path
 
 import torch
@@ -43,10 +46,12 @@ def check_memory(
 def memory_of(device: torch.device) -> int | None:
     """Bytes of memory: on a GPU, what is free; on a CPU, all that the machine has.
 
-    None on Windows, where one would need another package to ask.
+    What PyTorch keeps of freed memory, to use it again, counts as free. None on Windows, where one
+    would need another package to ask.
     """
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
     if hasattr(os, "sysconf"):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
@@ -61,16 +66,27 @@ def free_memory() -> int | None:
 
 
 def choose_device(name: str) -> torch.device:
-    """cuda where there is one, else cpu; or the named one. It may be a torch.device, too."""
+    """cuda where there is one, else cpu; or the named one. It may be a torch.device, too.
+
+    Where a GPU seems to be here, and PyTorch sees none, "auto" says why in one line.
+    """
     name = shown(name, str)
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.split(":")[0] not in ("cpu", "cuda"):
+    kind = name.split(":")[0]
+    if name != "auto" and kind not in ("cpu", "cuda"):
         raise UserError(f"unknown device {name!r}: choose from auto, cpu, cuda")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(
-            f"device {name!r} is not here: PyTorch sees no CUDA GPU; choose cpu or auto"
-        )
+    if kind != "cpu":
+        why = why_unseen()  # if PyTorch sees none
+        with warnings.catch_warnings():
+            if why:  # it is shorter than PyTorch's own warning
+                warnings.filterwarnings("ignore", ".*driver.* too old")
+            seen = torch.cuda.is_available()
+        if name == "auto":
+            name = "cuda" if seen else "cpu"
+            if why and not seen:
+                print(f"the device is the CPU: {why}", file=sys.stderr)
+        elif not seen:
+            why = why or "PyTorch sees no CUDA GPU"
+            raise UserError(f"device {name!r} is not here: {why}; choose cpu or auto")
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -83,6 +99,38 @@ def choose_device(name: str) -> torch.device:
             f" last is cuda:{torch.cuda.device_count() - 1}"
         )
     return device
+
+
+# Major version of CUDA: the oldest branch of NVIDIA's driver that runs it (on Linux). From
+# https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
+OLDEST_DRIVER = {"11": 450, "12": 525, "13": 580}
+
+
+def why_unseen(root: Path = Path("/")) -> str:
+    """If PyTorch sees no GPU: why, though one seems to be here. "" if none does, or it is hidden.
+
+    root: of the file system.
+    """
+    cuda = torch.version.cuda
+    about = root / "proc/driver/nvidia/version"
+    if cuda is None or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return ""
+    if not about.exists() and not list(root.glob("dev/nvidia[0-9]*")):
+        return ""
+    text = about.read_text(encoding="utf-8", errors="replace") if about.exists() else ""
+    found = re.search(r"NVRM version:.*?\s(\d+)(\.\d+)+", text)
+    driver = found[0].split()[-1] if found else "of an unknown version"
+    oldest = OLDEST_DRIVER.get(cuda.split(".")[0])
+    if found and oldest and int(found[1]) >= oldest:
+        return (
+            f"the NVIDIA driver {driver} is new enough, but PyTorch sees no GPU: a container, for"
+            " one, must be started with it"
+        )
+    needs = f"R{oldest} or newer" if oldest else f"for CUDA {cuda}"
+    return (
+        f"PyTorch {torch.__version__} is built with CUDA {cuda} and needs an NVIDIA driver {needs},"
+        f" and the driver here is {driver}"
+    )
 
 
 DTYPES = {

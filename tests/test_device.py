@@ -1,0 +1,124 @@
+"""The choice of a device, and its memory: what a GPU would answer, without one."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from checks import UserError
+from configs import MODELS
+from loading import device as devices
+from loading.device import check_memory, choose_device, why_unseen
+
+CUDA = torch.device("cuda")
+REPORTS = {
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n"
+    "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n": "535.104.05",
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n": (
+        "570.86.15"
+    ),
+    "": "of an unknown version",
+}
+
+
+def gpu_of(monkeypatch: pytest.MonkeyPatch, free: int, reserved: int, allocated: int) -> None:
+    for name, answer in {
+        "mem_get_info": (free, 2 * free), "memory_reserved": reserved, "memory_allocated": allocated
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, lambda device, answer=answer: answer)
+
+
+def test_what_pytorch_keeps_of_freed_memory_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After `del llm` its memory is PyTorch's, and the next LLM gets it."""
+    demo, dtype = MODELS["demo"], torch.float16
+    gpu_of(monkeypatch, 10**6, reserved=10**10, allocated=10**6)
+    check_memory(demo, 4, 256, dtype, CUDA)
+    gpu_of(monkeypatch, 10**6, reserved=10**10, allocated=10**10)
+    with pytest.raises(UserError, match="but cuda has 0.0 GB"):
+        check_memory(demo, 4, 256, dtype, CUDA)
+
+
+@pytest.fixture
+def unseen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str | None], Path]:
+    """A build for CUDA 13.0 that sees no GPU. Call it with what the driver says of itself."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def root(report: str | None) -> Path:
+        if report is not None:
+            about = tmp_path / "proc/driver/nvidia/version"
+            about.parent.mkdir(parents=True)
+            about.write_text(report, encoding="utf-8")
+        return tmp_path
+
+    monkeypatch.setattr(devices, "why_unseen", lambda: why_unseen(tmp_path))
+    return root
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_a_driver_that_is_too_old_is_said(
+    report: str, unseen: Callable, capsys: pytest.CaptureFixture
+) -> None:
+    unseen(report)
+    assert choose_device("auto") == torch.device("cpu")
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and said.startswith("the device is the CPU: PyTorch ")
+    needs = "is built with CUDA 13.0 and needs an NVIDIA driver R580 or newer, and the driver here"
+    assert f"{needs} is {REPORTS[report]}\n" in said
+    with pytest.raises(UserError, match=f"'cuda' is not here: PyTorch .* is {REPORTS[report]};"):
+        choose_device("cuda")
+    assert choose_device("cpu") == torch.device("cpu")
+    assert not capsys.readouterr().err
+
+
+def test_a_machine_without_a_gpu_is_not_bothered(
+    unseen: Callable, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = unseen(None)
+    assert choose_device("auto") == torch.device("cpu")
+    with pytest.raises(UserError, match="'cuda' is not here: PyTorch sees no CUDA GPU; choose cpu"):
+        choose_device("cuda")
+    (root / "dev").mkdir()
+    (root / "dev/nvidia-caps").mkdir()
+    assert why_unseen(root) == ""
+    (root / "dev/nvidia0").touch()
+    assert "R580" in why_unseen(root)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # the user hides it
+    assert why_unseen(root) == ""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(torch.version, "cuda", None)  # a build for CPUs: the user's choice, too
+    assert why_unseen(root) == ""
+    assert not capsys.readouterr().err
+
+
+def test_a_new_driver_is_not_blamed(unseen: Callable) -> None:
+    root = unseen("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27\n")
+    assert why_unseen(root).startswith("the NVIDIA driver 580.65.06 is new enough, but PyTorch")
+
+
+def test_pytorchs_own_warning_of_a_driver_is_not_shown(
+    unseen: Callable, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    old = "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040)"
+
+    def is_available() -> bool:
+        warnings.warn(old, stacklevel=1)
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
+    root = unseen(next(iter(REPORTS)))
+    choose_device("auto")
+    assert not recwarn.list
+    (root / "proc/driver/nvidia/version").unlink()  # Windows, for one: then it is all there is
+    choose_device("auto")
+    assert [str(each.message) for each in recwarn] == [old]
+
+
+@pytest.mark.parametrize("name", ["auto:1", "tpu", "cuda:x", "cudax"])
+def test_devices_that_nobody_knows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(UserError, match=f"unknown device '{name}': choose from auto, cpu, cuda"):
+        choose_device(name)
