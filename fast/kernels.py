@@ -1,0 +1,168 @@
+"""Which attention kernels a GPU runs, and why not the others.
+
+    python -m fast.kernels
+
+The places in PyTorch's source (aten/src/ATen/native/transformers/) are those of version 2.13.0. The
+library names them itself: as warnings, where it is asked (tests/which_kernel.py), and in errors.
+"""
+
+import fast.first  # noqa: F401
+
+import ctypes
+import logging
+import warnings
+from contextlib import suppress
+from importlib.util import find_spec
+from inspect import signature
+from pathlib import Path
+
+import torch
+
+from checks import UserError
+from cli import one_line, run_main
+from loading.device import choose_dtype, why_unseen
+
+BLOCK = 256  # tokens: varlen_attn reads a cache in blocks of a multiple of that
+HALF = (torch.float16, torch.bfloat16)
+NEWEST = (12, 1)  # compute capability that PyTorch's fused kernels know
+
+
+def load_cuda_12() -> None:
+    """Load the runtime that xformers' library is linked with, if its package is installed.
+
+    PyTorch brings CUDA 13's. It loads this one, too, where it finds both in one folder: its pattern
+    for the runtime names no version, and it takes the first match (torch/__init__.py:292 to 362).
+    It finds only its own where the package lies in another folder.
+    """
+    with suppress(ImportError, OSError):
+        spec = find_spec("nvidia.cuda_runtime")
+        for folder in spec.submodule_search_locations if spec else ():
+            ctypes.CDLL(str(Path(folder, "lib", "libcudart.so.12")))
+
+
+def why_not_xformers(device: torch.device) -> str | None:
+    """Why xformers' attention cannot run on this device, or None. It raises and prints nothing."""
+    if device.type != "cuda":
+        return f"it needs a CUDA device, and this is {device}"
+    if find_spec("xformers") is None:
+        return "the package xformers is not installed"
+    load_cuda_12()
+    logger = logging.getLogger("xformers")
+    was, logger.disabled = logger.disabled, True  # it warns at length where its library is missing
+    try:
+        from xformers import _cpp_lib as library
+
+        built, error = library._built_with_cuda, library._cpp_library_load_exception
+    except Exception as wrong:  # noqa: BLE001  a wheel for another Python, PyTorch or C library
+        built, error = False, wrong
+    finally:
+        logger.disabled = was
+    while error is not None and error.__cause__ is not None:
+        error = error.__cause__  # what the linker says
+    return None if built else f"its library did not load: {one_line(error or 'it has no CUDA')}"
+
+
+def why_not_varlen(
+    device: torch.device, dtype: torch.dtype, head_dim: int, length: int
+) -> str | None:
+    """Why PyTorch's `varlen_attn` cannot read a cache by a block table, or None.
+
+    length: of a slot of the cache, in tokens. Lines of cuda/flash_attn/flash_api.cpp.
+    """
+    if device.type != "cuda":
+        return f"it needs a CUDA device, and this is {device}"
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        varlen_attn = None
+    if varlen_attn is None or "block_table" not in signature(varlen_attn).parameters:
+        return f"PyTorch {torch.__version__} has no varlen_attn with a block table"
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 8:  # :599
+        return f"it needs compute capability 8.0, and {device} has {major}.{minor}"
+    if dtype not in HALF:  # :602
+        return f"it needs float16 or bfloat16, not {str(dtype).removeprefix('torch.')}"
+    if head_dim > 256 or head_dim % 8:  # :665, :667
+        return f"it needs a head_dim that is a multiple of 8, at most 256, not {head_dim}"
+    if length % BLOCK:  # :643
+        return f"it needs slots of a multiple of {BLOCK} tokens, not {length}"
+    return None
+
+
+def sdpa_kernel(
+    capability: tuple[int, int],
+    dtype: torch.dtype,
+    head_dim: int,
+    *,
+    mask: bool,
+    grouped: bool = False,
+    cudnn: bool = False,
+) -> str:
+    """What F.scaled_dot_product_attention runs: "flash", "efficient", "cudnn", or "math", unfused.
+
+    mask: an `attn_mask`; `is_causal` needs none, and is for as many rows as keys (cuda/
+    sdp_utils.cpp:558). grouped: `enable_gqa`. cudnn: it may be used; PyTorch then prefers it where
+    the major version is 9 or 10 (check_prefer_cudnn_attention there), and it plans for each shape.
+    """
+    major = capability[0]
+    ampere = (8, 0) <= capability <= NEWEST
+    half = dtype in HALF
+    if cudnn and major in (9, 10) and half and head_dim % 8 == 0 and head_dim <= 256:
+        return "cudnn"  # :653, :772; sdp_utils_cpp.h:91
+    if ampere and half and not mask and head_dim <= 256:
+        return "flash"  # :199, :443; sdp_utils_cpp.h:91, 262
+    # :285, minimum_gemm_alignment: 16 bytes for tensor cores, which take float32 from 8.0 on
+    aligned = 8 if half else 4 if major >= 8 else 1
+    known = dtype in ((torch.float32, *HALF) if major >= 8 else (torch.float32, torch.float16))
+    if known and capability <= NEWEST and head_dim % aligned == 0 and not grouped:
+        return "efficient"  # sdp_utils_cpp.h:91, 437
+    return "math"
+
+
+def why_no_gpu() -> str:
+    if torch.version.cuda is None:
+        return "this PyTorch is built for CPUs"
+    return why_unseen() or "none is here, or CUDA_VISIBLE_DEVICES hides it"
+
+
+def report() -> list[str]:
+    """What this machine can run, line by line."""
+    cuda = torch.version.cuda
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `why_no_gpu` is shorter
+        seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device = torch.device("cuda" if seen else "cpu")
+    fused, dtype = "yes", choose_dtype("auto", device)
+    lines = [f"PyTorch      {torch.__version__}, {f'CUDA {cuda}' if cuda else 'without CUDA'}"]
+    for number in range(seen):
+        about = torch.cuda.get_device_properties(number)
+        capability = f"compute capability {about.major}.{about.minor}"
+        memory = f"{about.total_memory / 1e9:.0f} GB"
+        lines.append(f"cuda:{number:<7} {about.name}, {capability}, {memory}")
+    if seen:
+        of = torch.cuda.get_device_capability(device), dtype, 128
+        plain, masked = sdpa_kernel(*of, mask=False), sdpa_kernel(*of, mask=True)
+        fused += f": {plain} for whole prompts, {masked} for chunks and decodes"
+    else:
+        lines.append(f"GPU          no: {why_no_gpu()}")
+    lines += [f"dtype        {str(dtype).removeprefix('torch.')}", f"sdpa         {fused}"]
+    nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
+    for name, why in {
+        "varlen": why_not_varlen(device, dtype, 128, BLOCK),
+        "xformers": why_not_xformers(device),
+        "CUDA graphs": None if seen else "they need a CUDA device",
+        "NCCL": None if nccl else "this PyTorch has none",
+    }.items():
+        lines.append(f"{name:12} {f'no: {why}' if why else 'yes'}")
+    return lines
+
+
+def main() -> None:
+    try:
+        print("\n".join(report()))
+    except RuntimeError as error:  # of a driver that answers, and then fails
+        raise UserError(f"the GPU does not answer: {one_line(error)}") from None
+
+
+if __name__ == "__main__":
+    run_main(main)
