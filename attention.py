@@ -35,14 +35,11 @@ SpanAttention = Callable[[Tensor, Tensor, Tensor, Sequence[int], Sequence[int]],
 
 @dataclass(slots=True)
 class Span:
-    """Rows that attend together: those of one chunk (n = 1), or one of each decode (Tq = 1).
-
-    For a CUDA graph, slots and contexts are tensors: each replay finds new numbers in them.
-    """
+    """Rows that attend together: those of one chunk (n = 1), or one of each decode (Tq = 1)."""
 
     rows: slice  # of the flat batch: n * Tq of them
-    slots: tuple[int, ...] | Tensor  # n
-    contexts: tuple[int, ...] | Tensor  # n: tokens in the cache once these rows are written
+    slots: tuple[int, ...]  # n
+    contexts: tuple[int, ...]  # n: tokens in the cache once these rows are written
 
 
 @dataclass(slots=True)
@@ -110,7 +107,7 @@ def sdpa(
         if rows == 1:  # a decode sees all of its context: grouped heads are rows of one product
             query = q[i].view(1, n_kv_head, groups, head_dim)
             y = F.scaled_dot_product_attention(query, key[None], value[None])
-            out[i] = y.view(1, n_head, head_dim)
+            out[i] = y.reshape(1, n_head, head_dim)
             continue
         query = q[i].unflatten(1, (n_kv_head, groups)).permute(1, 2, 0, 3)  # (kv, groups, Tq, d)
         shape = (n_kv_head, groups, context, head_dim)

@@ -21,7 +21,8 @@ from beam.request import BeamSearchParams
 from checks import MOST_SEED, UserError, check_flag, check_whole
 from executor import ModelExecutor
 from fast.backends import check_backend, choose_backend, must_measure, speed_up
-from fast.graphs import GraphExecutor, Graphs
+from fast.cuda import slot_length
+from fast.graphs import GraphExecutor, graphs_for
 from kvcache import KVCache
 from loading.device import check_memory, choose_device, choose_dtype
 from loading.load import choose_length, find_model, late_tokenizer, load_model
@@ -78,7 +79,8 @@ class LLM:
     attention: "math", "sdpa", "native" or "xformers". "auto": on x86 with AVX2, native (without a
         compiler, sdpa); elsewhere, what is measured to be fastest. `llm.attention` tells which.
     check_weights: look for NaN and infinity in a checkpoint.
-    cuda_graphs: replay iterations of a shape that comes again (fast/graphs.py).
+    cuda_graphs: replay iterations of a shape that comes again (fast/graphs.py). None: on CUDA, if
+        launching kernels takes longer than reading the weights.
     layers: a function: number of layers -> those to load, for one stage of a pipeline.
     cost: a function: batch -> seconds, for a policy that asks (`Scheduler.cost`).
     fast: False runs without the folder fast/. All modules are plain, and their hooks are called.
@@ -102,7 +104,7 @@ class LLM:
         seed: int = 0,
         time_operators: bool = False,
         check_weights: bool = False,
-        cuda_graphs: bool = False,
+        cuda_graphs: bool | None = None,
         layers: Callable[[int], range] | None = None,
         cost: Callable[[Batch], float] | None = None,
         fast: bool = True,
@@ -113,7 +115,9 @@ class LLM:
         self._scheduler()  # complains before the weights are loaded
         check_whole("seed", seed, 0, MOST_SEED)
         flags = {"time_operators": time_operators, "check_weights": check_weights, "fast": fast}
-        for name, flag in (flags | {"cuda_graphs": cuda_graphs}).items():
+        if cuda_graphs is not None:
+            flags["cuda_graphs"] = cuda_graphs
+        for name, flag in flags.items():
             check_flag(name, flag)
         self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.device)
@@ -138,12 +142,13 @@ class LLM:
         if self.directory is not None:
             self.tokenizer, self.weights = load_tokenizer(self.directory), str(self.directory)
             self.stop_ids = load_stop_ids(self.directory, self.tokenizer)
-        self.cache = KVCache(self.part, max_batch_size, self.max_length, self.dtype, self.device)
-        self.cuda_graphs, self.graphs = cuda_graphs, Graphs(self.cache) if cuda_graphs else None
+        self.cache, self.graphs = self._make_cache(), None
         if fast:
             measure = attention == "auto" and must_measure(self.device)
             made = speed_up(self.model, self.cache, self.attention, measure)
             self.attention, self.attend, self.surroundings = made
+            whole = layers is None  # a stage of a pipeline has iterations of its own
+            self.graphs = graphs_for(self.model, self.cache, cuda_graphs if whole else False)
         else:
             self.attend, self.surroundings = PLAIN[self.attention], nullcontext
         self.trace = Trace()
@@ -211,9 +216,8 @@ class LLM:
         requests = self._requests(
             prompts, params, None, BeamSearchParams, cache=cache, slots=self.cache
         )
-        if not self.cuda_graphs:  # graphs take no beams, and go on with the tables they recorded
-            ends = [len(request.prompt) + request.max_tokens for request in requests]
-            self.model.reach(max(ends, default=0))  # a slot does not limit the response
+        ends = [len(request.prompt) + request.max_tokens for request in requests]
+        self.model.reach(max(ends, default=0))  # a slot does not limit the response
         for _ in self._run(requests):
             enable_beams(self._loop, self.attention)
         return [output_of(request, self.trace, self._text) for request in requests]
@@ -225,11 +229,16 @@ class LLM:
         length = choose_length(self.config, self.max_length if max_length is None else max_length)
         held = self.part.parameters * self.dtype.itemsize + self.cache.bytes
         check_memory(self.part, max_batch_size, length, self.dtype, self.device, held)
+        wanted = self.graphs is not None
         self._loop = self.cache = self.graphs = None  # free the old cache first
         self.max_batch_size, self.max_length = max_batch_size, length
         self.model.make_rotary_tables(length)
-        self.cache = KVCache(self.part, max_batch_size, length, self.dtype, self.device)
-        self.graphs = Graphs(self.cache) if self.cuda_graphs else None
+        self.cache = self._make_cache()
+        self.graphs = graphs_for(self.model, self.cache, wanted)
+
+    def _make_cache(self) -> KVCache:
+        length = slot_length(self.max_length, self.device)
+        return KVCache(self.part, self.max_batch_size, length, self.dtype, self.device)
 
     # ---- the loop
 
@@ -287,7 +296,7 @@ class LLM:
 
     def make_executor(self) -> ModelExecutor:
         parts = (self.model, self.cache, self.attend, self.time_operators, self.cost)
-        return GraphExecutor(*parts, self.graphs) if self.cuda_graphs else ModelExecutor(*parts)
+        return GraphExecutor(*parts, self.graphs) if self.graphs else ModelExecutor(*parts)
 
     # ---- prompts and text
 

@@ -15,9 +15,7 @@ from beam.attention import plain, with_beams
 from beam.memory import MEMORIES, BeamSpan, SegmentMemory, StandardMemory
 from beam.request import ENDED, BeamRequest
 from beam.search import best_candidates
-from checks import UserError
 from executor import ModelExecutor
-from fast.graphs import GraphExecutor
 from loop import Loop
 from sampling import sample
 
@@ -116,11 +114,8 @@ def apart(requests: list[Request]) -> tuple[list[Request], list[BeamRequest]]:
 def enable_beams(loop: Loop, backend: str) -> None:
     """Let a loop run beam searches, beside the requests that it runs already.
 
-    backend: the name of the attention. Raises UserError if the loop replays CUDA graphs.
+    backend: the name of the attention. The loop replays no CUDA graphs from now on: the shapes of
+    a search grow.
     """
-    if isinstance(loop.executor, GraphExecutor):
-        raise UserError(
-            "cuda_graphs is True; a beam search needs cuda_graphs=False: its shapes grow"
-        )
     if not isinstance(loop.executor, BeamExecutor):
         loop.executor = BeamExecutor(loop.executor, backend)

@@ -3,17 +3,17 @@
 from fast.first import X86
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
-from importlib.util import find_spec
 
 import torch
 
-from attention import PLAIN, AttendLayer, Attention, FlatBatch, Span, span_by_span
+from attention import PLAIN, AttendLayer, Attention, FlatBatch, Span
 from checks import UserError, lookup
 from configs import ModelConfig
 from executor import synchronized_clock
 from fast import cpu, cuda, native
+from fast.kernels import BLOCK, why_not_varlen, why_not_xformers
 from fast.packed import pack_linears
 from fast.process import keep_freed_memory, threads, threads_for
 from kvcache import KVCache
@@ -22,26 +22,23 @@ from model import Transformer
 
 def sdpa(batch: FlatBatch, cache: KVCache) -> AttendLayer:
     """PyTorch's fused attention, in the way that is fastest on this device."""
-    on_device = span_by_span(cuda.attend) if cache.k.is_cuda else cpu.attention
-    return on_device(batch, cache)
+    return (cuda.padded if cache.k.is_cuda else cpu.attention)(batch, cache)
 
 
 BACKENDS: dict[str, Attention] = {
     "math": PLAIN["math"],
     "sdpa": sdpa,
     "native": native.attention,
-    "xformers": span_by_span(cuda.xformers),
+    "varlen": cuda.varlen,
+    "xformers": cuda.xformers,
 }
 
 
 def check_backend(name: str, device: torch.device) -> None:
     """Raise a UserError for an unknown name, or a back end that this device cannot run."""
     lookup(dict.fromkeys(("auto", *BACKENDS)), name, "attention")
-    if name == "xformers" and (device.type != "cuda" or find_spec("xformers") is None):
-        raise UserError(
-            "attention 'xformers' needs a CUDA device and the xformers package; this is"
-            f" {device}: choose auto, sdpa or math"
-        )
+    if name == "xformers" and (why := why_not_xformers(device)):
+        raise UserError(f"attention 'xformers' cannot run: {why}; choose auto, sdpa or math")
 
 
 def choose_backend(name: str, device: torch.device, dtype: torch.dtype, config: ModelConfig) -> str:
@@ -54,6 +51,8 @@ def choose_backend(name: str, device: torch.device, dtype: torch.dtype, config: 
     shape = config.head_dim, config.n_head // config.n_kv_head
     if name == "native":
         native.check(device, dtype, *shape)
+    if name == "varlen" and (why := why_not_varlen(device, dtype, config.head_dim, BLOCK)):
+        raise UserError(f"attention 'varlen' cannot run: {why}; choose auto, sdpa or math")
     if name == "auto":
         return "native" if native.usable(device, dtype, *shape) else "sdpa"
     return name
@@ -78,10 +77,12 @@ def speed_up(
     """
     device = model.device
     surroundings = partial(threads, threads_for(model.config, model.dtype, device))
+    if device.type == "cuda":  # cuDNN plans anew for each shape, and contexts grow with each token
+        torch.backends.cuda.enable_cudnn_sdp(False)
     pack_linears(model)
     if measure:
         with surroundings():
-            name, _ = fastest(model.config.n_head, cache, candidates(device, name))
+            name, _ = fastest(model.config.n_head, cache, candidates(cache, name))
     if name == "native":  # then the small operators are native, too
         native.install(model)
     if device.type == "cpu":
@@ -89,14 +90,19 @@ def speed_up(
     return name, BACKENDS[name], surroundings
 
 
-def candidates(device: torch.device, name: str) -> list[str]:
-    """What "auto" can choose from: sdpa, which runs everywhere, and what else is here.
+def candidates(cache: KVCache, name: str) -> list[str]:
+    """What "auto" can choose from: sdpa, which runs everywhere, and what else runs here.
 
     name: what `choose_backend` takes unmeasured: native, or sdpa where that cannot run.
     """
-    if device.type == "cuda":  # the paper's back end, where it is installed
-        return ["sdpa"] if find_spec("xformers") is None else ["sdpa", "xformers"]
-    return ["sdpa"] if name == "sdpa" else ["sdpa", name]
+    device, dtype, head_dim = cache.k.device, cache.k.dtype, cache.k.shape[-1]
+    if device.type != "cuda":
+        return ["sdpa"] if name == "sdpa" else ["sdpa", name]
+    why_not = {
+        "varlen": why_not_varlen(device, dtype, head_dim, cache.length),
+        "xformers": why_not_xformers(device),
+    }
+    return ["sdpa", *[each for each, why in why_not.items() if why is None]]
 
 
 @torch.inference_mode()
@@ -105,15 +111,15 @@ def fastest(
 ) -> tuple[str, Attention]:
     """The name of the fastest back end, and the back end. Each one is timed in one layer.
 
-    It runs a decode of every slot, and a chunk. The contexts are half a slot. names: which to try.
-    A back end that cannot run here (another dtype, a GPU that it was not built
-    for) is left out. The first one must run.
+    It runs a decode of every slot but one, and a chunk. The contexts are half a slot. names: which
+    to try. A back end that cannot run here is left out. The first one must run.
     """
     first, *others = names
     if not others:
         return first, BACKENDS[first]
     n_kv_head, slots, length, head_dim = cache.k.shape[1:]
     context = max(1, length // 2)
+    slots = max(1, slots - 1)  # an idle slot is what some kernels cannot bear
     decodes = tuple(range(slots)), (context,) * slots
     device, dtype = cache.k.device, cache.k.dtype
 
@@ -140,10 +146,9 @@ def fastest(
 
     best, least = first, seconds(first)
     for name in others:
-        try:
+        taken = float("inf")
+        with suppress(Exception):  # Triton and its compiler have kinds of their own
             taken = seconds(name)
-        except (RuntimeError, NotImplementedError, ImportError, ValueError):
-            continue
         if taken < least:
             best, least = name, taken
     return best, BACKENDS[best]

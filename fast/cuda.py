@@ -1,76 +1,234 @@
-"""Attention on a GPU: all decodes in one launch, and the paper's back end, xformers."""
+"""Attention on a GPU. What all layers share is made once for a batch. None waits for the GPU.
 
-from collections.abc import Sequence
+    padded      PyTorch's fused attention: a chunk reads the cache in place, decodes read a copy
+    varlen      PyTorch's FlashAttention over a cache in blocks: a whole batch in one launch
+    xformers    the paper's back end (SARATHI, Sec 4.5): the same, on older GPUs too
+
+`varlen` and `gathered`, which copies the keys of chunks, too, can be recorded in a CUDA graph
+(fast/graphs.py): all that differs between two batches of one shape is in a tensor of `numbers`.
+fast/kernels.py tells what runs where.
+"""
+
+from collections.abc import Callable
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attention import sdpa
+from attention import AttendLayer, FlatBatch, Span, span_by_span, split_heads
+from fast.kernels import BLOCK
+from kvcache import KVCache
+
+ALIGNED = 8  # elements: a fused kernel wants the rows of a mask to begin at multiples of that
+
+Plan = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(q, keys, values) -> y of one span, in any layer. The shapes are those of attention.py."""
+Recordable = Callable[[FlatBatch, KVCache, Tensor, int], AttendLayer]
+"""A back end that takes `numbers_of` a batch, on the GPU, and at least the largest context."""
 
 
-def attend(
-    q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int]
-) -> Tensor:
-    """`attention.sdpa` for one request. Many requests run in one kernel, on a padded copy.
+def slot_length(tokens: int, device: torch.device) -> int:
+    """Tokens that a slot of the cache has room for, so that it is a whole number of blocks."""
+    return -(-tokens // BLOCK) * BLOCK if device.type == "cuda" else tokens
+
+
+def rows_of(batch: FlatBatch) -> list[int]:
+    """How many rows each request of a batch has, in order."""
+    spans = [(len(s.slots), s.rows.stop - s.rows.start) for s in batch.spans]
+    return [rows // requests for requests, rows in spans for _ in range(requests)]
+
+
+def numbers_of(batch: FlatBatch) -> Tensor:
+    """What differs between two batches of one shape: int32 (3, n + 1), for n requests.
+
+    The first row of each and, last, the end; its slot; its context. On the CPU: one copy brings
+    all of them to the GPU.
+    """
+    slots = [slot for span in batch.spans for slot in span.slots]
+    contexts = [context for span in batch.spans for context in span.contexts]
+    starts = accumulate(rows_of(batch), initial=0)
+    return torch.tensor([[*starts], [*slots, 0], [*contexts, 0]], dtype=torch.int32)
+
+
+def longest_of(batch: FlatBatch) -> int:
+    return max(context for span in batch.spans for context in span.contexts)
+
+
+def planned(batch: FlatBatch, cache: KVCache, plans: list[Plan]) -> AttendLayer:
+    """Attend each span by its plan."""
+    plan_of = dict(zip([span.slots for span in batch.spans], plans, strict=True))
+    return span_by_span(lambda q, k, v, slots, _: plan_of[slots](q, k, v))(batch, cache)
+
+
+def padded(batch: FlatBatch, cache: KVCache) -> AttendLayer:
+    """A back end: a chunk reads the cache in place. Decodes share a launch, on a padded copy.
 
     On a GPU, launching many kernels costs more than that copy.
     """
-    if len(slots) == 1:
-        return sdpa(q, keys, values, slots, contexts)
-    numbers = [torch.tensor(each, device=q.device) for each in (slots, contexts)]
-    return gathered(q, keys, values, *numbers, max(contexts))
+    numbers = None
+    if any(len(span.slots) > 1 for span in batch.spans):
+        numbers = numbers_of(batch).to(cache.k.device)
+    return planned(batch, cache, plans_of(batch, cache, numbers, None))
 
 
-def gathered(
-    q: Tensor, keys: Tensor, values: Tensor, slots: Tensor, contexts: Tensor, longest: int
-) -> Tensor:
-    """Many requests in one kernel. slots, contexts (n,) int64; longest: the largest context.
+def gathered(batch: FlatBatch, cache: KVCache, numbers: Tensor, longest: int) -> AttendLayer:
+    """`padded`, for a CUDA graph: chunks read a copy, too, of `longest` keys."""
+    return planned(batch, cache, plans_of(batch, cache, numbers, longest))
 
-    All that differs between two batches of the same shape is in tensors. So a CUDA graph can replay
-    this (fast/graphs.py). Shorter requests are padded with their own last key. Later keys in
-    the cache may be NaN, and a mask does not keep a NaN out of a sum.
+
+def plans_of(
+    batch: FlatBatch, cache: KVCache, numbers: Tensor | None, longest: int | None
+) -> list[Plan]:
+    plans, first = [], 0
+    for span in batch.spans:
+        own = slice(first, first + len(span.slots))
+        first = own.stop
+        if longest is None and len(span.slots) == 1:
+            plans.append(in_place(span, cache))
+            continue
+        rows = (span.rows.stop - span.rows.start) // len(span.slots)
+        slots, contexts = numbers[1:, own].long()
+        plans.append(in_copy(cache, rows, slots, contexts, longest or max(span.contexts)))
+    return plans
+
+
+def added_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a key is seen, else -inf: (..., keys). Its rows are aligned, as fused kernels want.
+
+    From a Boolean mask, PyTorch makes such a mask anew in each layer.
     """
-    rows, column = q.shape[1], torch.arange(longest, device=q.device)
+    keys = seen.shape[-1]
+    room = -(-keys // ALIGNED) * ALIGNED
+    mask = torch.zeros(*seen.shape[:-1], room, dtype=dtype, device=seen.device)[..., :keys]
+    return mask.masked_fill_(~seen, float("-inf"))
+
+
+def in_place(span: Span, cache: KVCache) -> Plan:
+    """For one request: its slot's keys are read where they are, by all heads of a group."""
+    (slot,), (context,), device = span.slots, span.contexts, cache.k.device
+    rows = span.rows.stop - span.rows.start
+    whole = rows == context > 1  # a whole prompt: its lower triangle needs no mask in memory
+    mask = None
+    if 1 < rows < context:
+        row = torch.arange(context - rows, context, device=device)[:, None]  # (Tq, 1)
+        mask = added_mask(torch.arange(context, device=device) <= row, cache.k.dtype)
+
+    def plan(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        _, _, n_head, head_dim = q.shape
+        n_kv_head, groups = keys.shape[0], n_head // keys.shape[0]
+        key, value = keys[:, slot, :context], values[:, slot, :context]  # (n_kv_head, context, d)
+        if rows == 1:  # sees everything: grouped heads are rows of one product
+            query = q.view(1, n_kv_head, groups, head_dim)
+            y = F.scaled_dot_product_attention(query, key[None], value[None])
+            return y.reshape(1, 1, n_head, head_dim)
+        query = q[0].unflatten(1, (n_kv_head, groups)).permute(1, 2, 0, 3)  # (kv, groups, Tq, d)
+        shape = (n_kv_head, groups, context, head_dim)
+        key, value = key[:, None].expand(shape), value[:, None].expand(shape)
+        y = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=whole)
+        return y.permute(2, 0, 1, 3).flatten(1, 2)[None]  # (1, Tq, n_head, head_dim)
+
+    return plan
+
+
+def in_copy(cache: KVCache, rows: int, slots: Tensor, contexts: Tensor, longest: int) -> Plan:
+    """For many requests in one launch. slots, contexts (n,) int64; longest: at least the largest.
+
+    Shorter requests are padded with their own last key. Later keys in the cache may be NaN, and a
+    mask does not keep a NaN out of a sum. The heads of a group are rows of one product: with
+    `enable_gqa` and a mask, no fused kernel runs (fast/kernels.py).
+    """
+    column = torch.arange(longest, device=slots.device)
     place = slots[:, None], torch.minimum(column, contexts[:, None] - 1)  # (n, 1), (n, longest)
-    key = keys[:, *place].transpose(0, 1)  # (n, n_kv_head, longest, head_dim)
-    value = values[:, *place].transpose(0, 1)  # (n, n_kv_head, longest, head_dim)
-    last_seen = contexts[:, None] - rows + torch.arange(rows, device=q.device)  # (n, Tq)
-    mask = (column <= last_seen[:, :, None])[:, None]  # (n, 1, Tq, longest)
-    query = q.transpose(1, 2)  # (n, n_head, Tq, head_dim)
-    y = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
-    return y.transpose(1, 2)  # (n, Tq, n_head, head_dim)
+    last_seen = contexts[:, None] - rows + torch.arange(rows, device=slots.device)  # (n, Tq)
+    seen = column <= last_seen[:, None, :, None]  # (n, 1, Tq, longest)
+    masks: dict[int, Tensor] = {}  # one, made when the first layer knows how many heads share keys
+
+    def plan(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        groups = q.shape[2] // keys.shape[0]
+        if groups not in masks:
+            masks[groups] = added_mask(seen.repeat(1, 1, groups, 1), q.dtype)
+        key = keys[:, *place].transpose(0, 1)  # (n, n_kv_head, longest, head_dim)
+        value = values[:, *place].transpose(0, 1)  # (n, n_kv_head, longest, head_dim)
+        query = q.unflatten(2, (-1, groups)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+        # (n, n_kv_head, groups * Tq, head_dim)
+        y = F.scaled_dot_product_attention(query, key, value, attn_mask=masks[groups])
+        return y.unflatten(2, (groups, rows)).permute(0, 3, 1, 2, 4).flatten(2, 3)
+
+    return plan
 
 
-def xformers(
-    q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int]
-) -> Tensor:
-    """The paper's back end (SARATHI, Sec 4.5): xformers' memory-efficient attention, CUDA only.
+def varlen(
+    batch: FlatBatch, cache: KVCache, numbers: Tensor | None = None, longest: int | None = None
+) -> AttendLayer:
+    """A back end: FlashAttention reads the cache in place. A slot is a block, its number a table.
 
-    It reads the cache in place, as one long row of keys with `length` keys for each slot. The
-    padded-keys mask says how many keys of a slot are real. Slots that are not in the batch have no
-    queries. So nothing is copied.
+    longest: at least the largest context, in tokens. A launch reads no more than the contexts.
+    """
+    from torch.nn.attention.varlen import varlen_attn  # here: an older PyTorch has none
+
+    if numbers is None:
+        numbers = numbers_of(batch).to(cache.k.device)
+    n_kv_head, most = cache.k.shape[1], max(rows_of(batch))
+    starts, slots, contexts = numbers[0], numbers[1, :-1, None], numbers[2, :-1]
+    # One row each: nothing to hide. Without a window, the heads of a group share a tile.
+    window = (-1, -1) if most == 1 else (-1, 0)
+    limit = longest or longest_of(batch)
+
+    def attend_layer(layer: int, qkv: Tensor) -> Tensor:
+        q, k, v = split_heads(qkv, n_kv_head)  # (T, heads, head_dim) each
+        cache.write(layer, batch.slots, batch.positions, k, v)
+        # (slots, length, n_kv_head, head_dim) each
+        key, value = (part.permute(1, 2, 0, 3) for part in cache.layers[layer])
+        y = varlen_attn(
+            q, key, value, starts, starts, most, limit, window_size=window, enable_gqa=True,
+            seqused_k=contexts, block_table=slots,
+        )  # fmt: skip
+        return y.flatten(1)  # (T, n_head * head_dim)
+
+    return attend_layer
+
+
+def xformers(batch: FlatBatch, cache: KVCache) -> AttendLayer:
+    """A back end: the cache is one long row of keys, with `length` of them for each slot.
+
+    The mask says how many keys of a slot are real. It wants queries in the order of slots, and
+    FlashAttention wants one query of each sequence at least, where none has more and heads share
+    keys (github.com/Dao-AILab/flash-attention/issues/1619). So an idle slot has one, too: a copy of
+    row 0, which sees one key, and whose result nobody reads.
     """
     from xformers.ops import fmha  # here, because it only exists with CUDA
 
-    n, rows, n_head, head_dim = q.shape
-    n_kv_head, n_slots, length, _ = keys.shape
-    groups, total = n_head // n_kv_head, n_slots * length
-    order = sorted(range(n), key=lambda i: slots[i])  # the mask wants requests in order of slots
-    context_of = dict(zip(slots, contexts, strict=True))
+    _, n_kv_head, slots, length, head_dim = cache.k.shape
+    device, total = cache.k.device, slots * length
+    requests = [
+        each for span in batch.spans for each in zip(span.slots, span.contexts, strict=True)
+    ]
+    rows, place_of = rows_of(batch), {slot: i for i, (slot, _) in enumerate(requests)}
+    firsts = [*accumulate(rows, initial=0)]
+    order, counts, contexts = [], [], []  # rows as the mask wants them; of each slot
+    back = [0] * firsts[-1]
+    for slot in range(slots):
+        place = place_of.get(slot)
+        own = range(1) if place is None else range(firsts[place], firsts[place + 1])
+        if place is not None:
+            back[own.start : own.stop] = range(len(order), len(order) + len(own))
+        order += own
+        counts.append(len(own))
+        contexts.append(1 if place is None else requests[place][1])
+    there, home = (torch.tensor(each, device=device) for each in (order, back))
     bias = fmha.attn_bias.BlockDiagonalCausalWithOffsetPaddedKeysMask.from_seqlens(
-        q_seqlen=[rows if slot in context_of else 0 for slot in range(n_slots)],
-        kv_padding=length,
-        kv_seqlen=[context_of.get(slot, 1) for slot in range(n_slots)],
+        q_seqlen=counts, kv_padding=length, kv_seqlen=contexts, device=device
     )
-    query = q[order].view(1, n * rows, n_kv_head, groups, head_dim)
 
-    def in_one_row(cached: Tensor) -> Tensor:
-        row = cached.view(n_kv_head, total, head_dim).transpose(0, 1)[None, :, :, None]
-        return row.expand(1, total, n_kv_head, groups, head_dim)
+    def attend_layer(layer: int, qkv: Tensor) -> Tensor:
+        q, k, v = split_heads(qkv, n_kv_head)  # (T, heads, head_dim) each
+        cache.write(layer, batch.slots, batch.positions, k, v)
+        query = q[there].unflatten(1, (n_kv_head, -1))[None]  # (1, rows, n_kv_head, groups, d)
+        shape = 1, total, n_kv_head, query.shape[3], head_dim
+        row = (part.flatten(1, 2).transpose(0, 1)[None, :, :, None] for part in cache.layers[layer])
+        key, value = (part.expand(shape) for part in row)
+        y = fmha.memory_efficient_attention_forward(query, key, value, attn_bias=bias)
+        return y[0, home].flatten(1)  # (T, n_head * head_dim)
 
-    key, value = in_one_row(keys), in_one_row(values)
-    y = fmha.memory_efficient_attention_forward(query, key, value, attn_bias=bias)
-    out = torch.empty_like(q)
-    out[order] = y.view(n, rows, n_head, head_dim)
-    return out
+    return attend_layer

@@ -1,6 +1,6 @@
 """CUDA graphs: an iteration is recorded once, and replayed when its shape comes again.
 
-A decode-only iteration launches some forty kernels in each layer. Most of them work for a few
+A decode-only iteration launches some twenty kernels in each layer. Most of them work for a few
 microseconds, and the CPU takes longer to launch them: the GPU waits for Python. A graph launches
 all of them at once. It needs constant shapes, and SARATHI has them: a decode-maximal batch always
 has C tokens, which are B - 1 decodes and a chunk that fills the rest (Sec 4.4).
@@ -8,27 +8,32 @@ has C tokens, which are B - 1 decodes and a chunk that fills the rest (Sec 4.4).
 All that changes between two replays is in tensors, whose memory does not move: tokens, slots,
 positions, contexts. Attention reads keys up to a multiple of `STEP` tokens, and masks the rest. So
 a shape lasts for STEP decodes. Shapes that do not come again, such as a prompt's last chunk, run
-without a graph. Without CUDA, a recording is only these tensors, and its replay runs the model on
-them. So the tests can compare results on a CPU.
+without a graph.
 """
 
-from collections import Counter
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from attention import Attention, FlatBatch, Span, span_by_span
+from attention import Attention, FlatBatch
 from batch import Batch
-from executor import ModelExecutor
-from fast.cuda import gathered
+from executor import ModelExecutor, synchronized_clock
+from fast.cuda import Recordable, gathered, longest_of, numbers_of, varlen
+from fast.kernels import why_not_varlen
 from kvcache import KVCache
 from model import Transformer, untimed
 
 STEP = 256  # tokens: keys are read up to the next multiple
 SEEN = 2  # how often a shape must come before it is worth a recording
 MOST = 64  # recordings: each keeps the memory of its intermediate results
+OLD = 16 * MOST  # batches: a recording that none of so many had is given up for a new one
+LAUNCHES = (
+    21  # kernels that `varlen` launches in a layer of decodes: tests/test_cuda.py counts them
+)
+LAUNCH = 5e-6  # s that the host takes for each: a guess, until a GPU tells (docs/gpu.md)
 
 # (requests, rows of each) of each span; rows of logits; longest context, rounded up
 Shape = tuple[tuple[tuple[int, int], ...], int, int]
@@ -38,30 +43,107 @@ Shape = tuple[tuple[tuple[int, int], ...], int, int]
 class Recording:
     """A batch whose tensors never move, and the recording that reads them."""
 
-    flat: FlatBatch
+    kept: list[Tensor]  # see `tensors_of`
+    tables: list[Tensor]  # rotary: the model may get longer ones, and these must not be freed
     replay: Callable[[], None]
     # (S, vocab), of the last replay. Replaying another recording may overwrite them
     logits: Tensor
+    last: int = 0  # the batch that it was wanted for
 
 
 class Graphs:
-    """The recordings of one model and one cache, which outlive a call of `LLM.generate`."""
+    """The recordings of one model and one cache, which outlive a call of `LLM.generate`.
 
-    def __init__(self, cache: KVCache):
-        self.cache = cache
-        self.seen: Counter[Shape] = Counter()
-        self.recordings: dict[Shape, Recording] = {}
-        if cache.k.is_cuda:
-            # all recordings share one memory: they never run at the same time
-            self.pool = torch.cuda.graph_pool_handle()
-            # and one stream: cuBLAS keeps a work space for each stream
-            self.side = torch.cuda.Stream(cache.k.device)
+    Kept are MOST recordings, and how often each of the last OLD other shapes came.
+    """
+
+    def __init__(self, cache: KVCache, attend: Recordable):
+        self.cache, self.attend = cache, attend
+        self.batches = 0
+        self.seen: OrderedDict[Shape, int] = OrderedDict()
+        self.recordings: OrderedDict[Shape, Recording] = OrderedDict()  # the last used is last
+        # all recordings share one memory: they never run at the same time
+        self.pool = torch.cuda.graph_pool_handle()
+        # and one stream: cuBLAS keeps a work space for each stream
+        self.side = torch.cuda.Stream(cache.k.device)
+
+    def wanted(self, shape: Shape) -> bool:
+        """Whether a batch of this shape is to be replayed. It counts the batch."""
+        self.batches += 1
+        if shape in self.recordings:
+            self.recordings[shape].last = self.batches
+            self.recordings.move_to_end(shape)
+            return True
+        self.seen[shape] = self.seen.pop(shape, 0) + 1
+        if len(self.seen) > OLD:
+            self.seen.popitem(last=False)
+        if self.seen[shape] < SEEN:
+            return False
+        if len(self.recordings) >= MOST:
+            oldest = next(iter(self.recordings.values()))
+            if self.batches - oldest.last < OLD:
+                return False
+            self.recordings.popitem(last=False)
+        return True
+
+    @torch.inference_mode()
+    def record(
+        self, model: Transformer, flat: FlatBatch, numbers: Tensor, longest: int
+    ) -> Recording:
+        """Run once to warm up, then record.
+
+        cuBLAS sets itself up in a first call, which a graph must not record.
+        """
+        device = model.device
+        kept = [tensor.clone() for tensor in tensors_of(flat, numbers.to(device))]
+        tokens, slots, positions, logit_rows, numbers = kept
+        batch = FlatBatch(tokens, slots, positions, flat.spans, logit_rows)
+
+        def run() -> Tensor:
+            return model(batch, self.cache, lambda b, c: self.attend(b, c, numbers, longest))
+
+        self.side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(self.side):
+            run()
+        torch.cuda.current_stream(device).wait_stream(self.side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.side):
+            logits = run()
+        return Recording(kept, list(model.buffers()), graph.replay, logits, self.batches)
+
+
+def graphs_for(model: Transformer, cache: KVCache, wanted: bool | None) -> Graphs | None:
+    """None without CUDA graphs. wanted: None asks `launches_decide`."""
+    if wanted is False or not cache.k.is_cuda or not (wanted or launches_decide(model, cache)):
+        return None
+    shape = cache.k.device, cache.k.dtype, cache.k.shape[-1], cache.length
+    return Graphs(cache, gathered if why_not_varlen(*shape) else varlen)
+
+
+def launches_decide(model: Transformer, cache: KVCache) -> bool:
+    """Whether the host takes longer to launch an iteration of decodes than the GPU to read for it.
+
+    It reads all weights, and of the cache, we say, half.
+    """
+    weights = sum(each.numel() * each.element_size() for each in model.parameters())
+    read = (weights + cache.bytes / 2) / copy_rate(model.device)
+    return len(model.layers) * LAUNCHES * LAUNCH > read
+
+
+def copy_rate(device: torch.device, size: int = 2**26) -> float:
+    """Bytes/s that a copy of `size` bytes reads and writes."""
+    pair, seconds = torch.zeros(2, size, dtype=torch.uint8, device=device), []
+    for _ in range(5):
+        begin = synchronized_clock(device)
+        pair[0].copy_(pair[1])
+        seconds.append(synchronized_clock(device) - begin)
+    return 2 * size / min(seconds)
 
 
 class GraphExecutor(ModelExecutor):
     """A `ModelExecutor` that replays graphs where it can.
 
-    It gives the same tokens, up to rounding: attention runs another kernel.
+    It gives the same tokens, up to rounding: attention may run another kernel.
     """
 
     def __init__(
@@ -79,79 +161,28 @@ class GraphExecutor(ModelExecutor):
 
     @torch.inference_mode()
     def forward(self, flat: FlatBatch, call: Callable) -> Tensor:
-        shape, graphs = self.shape_of(flat), self.graphs
-        graphs.seen[shape] += 1
-        known = shape in graphs.recordings
-        wanted = known or (graphs.seen[shape] >= SEEN and len(graphs.recordings) < MOST)
-        if call is not untimed or not wanted:
+        shape, graphs = shape_of(flat, self.cache.length), self.graphs
+        if call is not untimed or not graphs.wanted(shape):
             return super().forward(flat, call)  # operators cannot be timed inside a graph
-        if not known:
-            graphs.recordings[shape] = self.record(flat, longest=shape[2])
+        numbers = numbers_of(flat)
+        if shape not in graphs.recordings:
+            graphs.recordings[shape] = graphs.record(self.model, flat, numbers, shape[2])
         recording = graphs.recordings[shape]
-        for kept, new in zip(tensors_of(recording.flat), tensors_of(flat), strict=True):
+        for kept, new in zip(recording.kept, tensors_of(flat, numbers), strict=True):
             kept.copy_(new)
         recording.replay()
         return recording.logits
 
-    def shape_of(self, flat: FlatBatch) -> Shape:
-        spans = tuple(
-            (len(span.slots), (span.rows.stop - span.rows.start) // len(span.slots))
-            for span in flat.spans
-        )
-        longest = max(context for span in flat.spans for context in span.contexts)
-        return spans, len(flat.logit_rows), min(-(-longest // STEP) * STEP, self.cache.length)
 
-    def record(self, flat: FlatBatch, longest: int) -> Recording:
-        """Run once to warm up, then record.
-
-        cuBLAS sets itself up in a first call, which a graph must not record.
-        """
-        kept = in_tensors(flat)
-
-        def attend(
-            q: Tensor, keys: Tensor, values: Tensor, slots: Tensor, contexts: Tensor
-        ) -> Tensor:
-            return gathered(q, keys, values, slots, contexts, longest)
-
-        def run() -> Tensor:
-            return self.model(kept, self.cache, span_by_span(attend))
-
-        if self.model.device.type != "cuda":
-            recording = Recording(kept, lambda: recording.logits.copy_(run()), run())
-            return recording
-        side, device = self.graphs.side, self.model.device
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
-            run()
-        torch.cuda.current_stream(device).wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.graphs.pool, stream=side):
-            logits = run()
-        return Recording(kept, graph.replay, logits)
-
-
-def in_tensors(flat: FlatBatch) -> FlatBatch:
-    """A copy with tensors of its own. The numbers of its spans are tensors, too."""
-    device = flat.tokens.device
-
-    def tensor(numbers: tuple[int, ...]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.long, device=device)
-
-    spans = [Span(span.rows, tensor(span.slots), tensor(span.contexts)) for span in flat.spans]
-    return FlatBatch(
-        flat.tokens.clone(),
-        flat.slots.clone(),
-        flat.positions.clone(),
-        spans,
-        flat.logit_rows.clone(),
-    )
-
-
-def tensors_of(flat: FlatBatch) -> list[Tensor]:
-    """Everything that differs between two batches of one shape, in a fixed order."""
-    of_spans = [
-        numbers if isinstance(numbers, Tensor) else torch.tensor(numbers)
+def shape_of(flat: FlatBatch, most: int) -> Shape:
+    """most: the tokens that a slot has room for."""
+    spans = tuple(
+        (len(span.slots), (span.rows.stop - span.rows.start) // len(span.slots))
         for span in flat.spans
-        for numbers in (span.slots, span.contexts)
-    ]
-    return [flat.tokens, flat.slots, flat.positions, flat.logit_rows, *of_spans]
+    )
+    return spans, len(flat.logit_rows), min(-(-longest_of(flat) // STEP) * STEP, most)
+
+
+def tensors_of(flat: FlatBatch, numbers: Tensor) -> list[Tensor]:
+    """Everything that differs between two batches of one shape, in a fixed order."""
+    return [flat.tokens, flat.slots, flat.positions, flat.logit_rows, numbers]

@@ -28,7 +28,12 @@ WAITS = {
     "_local_scalar_dense", "item", "tolist", "equal", "is_nonzero", "nonzero", "unique", "_unique2",
     "masked_select",
 }  # fmt: skip
-CREATES = ("empty", "new_empty", "lift_fresh")  # takes memory, and launches nothing
+IDLE = (
+    "empty",
+    "new_empty",
+    "lift_fresh",
+    "dropout",
+)  # launch nothing (dropout: when not training)
 
 
 def tensors(tree: object) -> list[Tensor]:
@@ -48,19 +53,18 @@ class Watch(TorchDispatchMode):
         self.crossings: list[str] = []
         self.names: list[str] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
         if func.namespace == "prim":
             return out
         given, made = tensors((args, kwargs or {})), tensors(out)
-        if {t.device.type for t in given + made if t.dim() or t.is_cuda} == {"cpu", "cuda"}:
-            self.crossings.append(name)
-        elif name in WAITS:
+        places = {t.device.type for t in given + made if t.dim() or t.is_cuda}
+        if places == {"cpu", "cuda"} or name in WAITS:
             self.crossings.append(name)
         known = {t.untyped_storage()._cdata for t in given}
         fresh = [t for t in made if t.untyped_storage()._cdata not in known]
         changed = made if func._schema.is_mutable else fresh  # a view does nothing on the device
-        if changed and not name.startswith(CREATES) and any(t.is_cuda for t in changed):
+        if changed and not name.startswith(IDLE) and any(t.is_cuda for t in changed):
             self.launches += 1
             self.names.append(name)
             what = args[2:3] if name == "index_put_" else changed  # it changes a part alone
@@ -94,14 +98,16 @@ def fused(
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """scaled_dot_product_attention as one launch, for what a fused kernel takes.
+    """scaled_dot_product_attention as one launch, and what PyTorch does to a mask before it.
 
     A build for CPUs cannot ask which kernel a GPU would run: see fast/kernels.py.
     """
     assert not enable_gqa, "with a mask, no fused kernel runs"
-    if attn_mask is not None:
-        assert attn_mask.dtype == query.dtype, "from a Boolean mask, each layer makes one"
-        assert all(stride % 8 == 0 for stride in attn_mask.stride()[:-1]), "copied, to align it"
+    if attn_mask is not None and attn_mask.dtype == torch.bool:  # convert_boolean_attn_mask
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -1)
+    if attn_mask is not None and any(stride % 8 for stride in attn_mask.stride()[:-1]):  # pad_bias
+        attn_mask = torch.nn.functional.pad(attn_mask, (0, -attn_mask.shape[-1] % 8))
+        attn_mask = attn_mask[..., : key.shape[-2]]
     operator = torch.ops.aten._scaled_dot_product_efficient_attention
     return operator(query, key, value, attn_mask, False, 0.0, is_causal, scale=scale)[0]
 
@@ -145,7 +151,7 @@ def fake_cuda(
         for name, answer in answers.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, answer))
         stack.enter_context(mock.patch.object(torch, "Generator", OnHost))
-        unpinned = lambda *a, pin_memory=False, **k: tensor(*a, **k)  # noqa: E731
+        unpinned = lambda *a, pin_memory=False, **k: tensor(*a, **k)
         stack.enter_context(mock.patch.object(torch, "tensor", unpinned))
         place = "torch.nn.functional.scaled_dot_product_attention"
         stack.enter_context(mock.patch(place, fused))
@@ -163,7 +169,7 @@ class Capture(TorchDispatchMode):
         super().__init__()
         self.calls, self.allocated, self.errors = [], {}, []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, func.overloadpacket.__name__
         if name in WAITS:
             self.errors.append(f"{name} waits for the device")

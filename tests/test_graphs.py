@@ -1,26 +1,41 @@
-"""Replayed iterations yield the tokens of ordinary ones. Without CUDA, a replay runs the model on
-the buffers of its recording: all but the capture.
+"""Replayed iterations yield the tokens of ordinary ones. Without a GPU, graphs are captured and
+replayed on the CPU (fake_cuda.py): Python does not run in a replay, and memory that the capture
+allocated holds NaN before it.
 """
+
+from collections.abc import Callable, Iterator
+from unittest import mock
 
 import pytest
 import torch
 from conftest import TINY, run_loop, tiny_model
+from fake_cuda import graphs_on_a_cpu
+from test_cuda import varlen_attn
 from test_engine import PROMPTS, generate, tiny_expected
 
 from attention import PLAIN
 from batch import Request
 from checks import UserError
-from engine import LLM
-from fast import graphs
-from fast.graphs import GraphExecutor, Graphs
+from engine import LLM, BeamSearchParams, SamplingParams
+from fast import cuda, graphs
+from fast.graphs import GraphExecutor, Graphs, Recording
 from kvcache import KVCache
 from model import Transformer
 from scheduler import POLICIES, make_scheduler
 
 COUNT, BATCH_SIZE, CHUNK_SIZE = 9, 3, 8
+ATTEND = {"gathered": cuda.gathered, "varlen": cuda.varlen}
+
+
+def recordings(model: Transformer, attend: Callable = cuda.gathered) -> Graphs:
+    made = Graphs(KVCache(model.config, BATCH_SIZE, 256, model.dtype, model.device), attend)
+    # keys beyond a context are read, and must not be seen
+    made.cache.k.fill_(3.0), made.cache.v.fill_(-5.0)
+    return made
 
 
 def generate_replaying(model: Transformer, recorded: Graphs, policy: str) -> dict[int, list[int]]:
+    recorded.cache.reset()
     executor = GraphExecutor(model, recorded.cache, PLAIN["sdpa"], False, None, recorded)
     requests = [Request(i, prompt, COUNT) for i, prompt in enumerate(PROMPTS)]
     run_loop(make_scheduler(policy, BATCH_SIZE, CHUNK_SIZE), executor, requests)
@@ -32,60 +47,152 @@ def small_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "STEP", 16)
 
 
-@pytest.mark.parametrize("name", TINY)
-def test_same_tokens_under_every_policy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twice each: the second run finds the recordings of the first, full of its numbers."""
-    model, replays = tiny_model(name), 0
-    record = GraphExecutor.record
+@pytest.fixture
+def replays() -> Iterator[Callable[[], int]]:
+    place = "torch.nn.attention.varlen.varlen_attn"
+    with graphs_on_a_cpu() as count, mock.patch(place, varlen_attn):
+        yield count
 
-    def counted(self, flat, longest):
-        recording = record(self, flat, longest)
-        replay = recording.replay
 
-        def count() -> None:
-            nonlocal replays
-            replays += 1
-            replay()
-
-        recording.replay = count
-        return recording
-
-    monkeypatch.setattr(GraphExecutor, "record", counted)
-    recorded = Graphs(KVCache(model.config, BATCH_SIZE, model.config.max_length, model.dtype))
-    # keys beyond a context are read, and must not be seen
-    recorded.cache.k.fill_(3.0), recorded.cache.v.fill_(-5.0)
+@pytest.mark.parametrize(
+    ("name", "attend"),
+    [(name, each) for name in TINY for each in ATTEND if (name, each) != ("qwen", "varlen")],
+)  # no kernel has heads of 10 elements
+def test_same_tokens_under_every_policy(name: str, attend: str, replays: Callable) -> None:
+    """Thrice each: later runs find the recordings of the first, full of its numbers."""
+    model = tiny_model(name)
+    recorded = recordings(model, ATTEND[attend])
     for policy in POLICIES:
-        for _ in range(2):
+        for _ in range(3):
             assert generate_replaying(model, recorded, policy) == tiny_expected(name, COUNT), policy
-    assert len(recorded.recordings) > 10 and replays > 5 * len(recorded.recordings)
+    hybrid = [spans for spans, *_ in recorded.recordings if len(spans) > 1]
+    assert len(recorded.recordings) > 10 and hybrid
+    assert replays() >= 500
 
 
-def test_shapes() -> None:
+def test_shapes(replays: Callable) -> None:
     """A recording serves all batches of its shape, and no others: requests, rows, and contexts up
     to the same multiple of STEP.
     """
     model = tiny_model("llama")
-    recorded = Graphs(KVCache(model.config, BATCH_SIZE, 64, model.dtype))
+    recorded = recordings(model)
     generate_replaying(model, recorded, "sarathi")
     for (spans, rows, longest), recording in recorded.recordings.items():
         tokens = sum(requests * each for requests, each in spans)
-        assert len(recording.flat.tokens) == tokens <= CHUNK_SIZE and recording.logits.shape == (
-            rows,
-            model.config.vocab_size,
-        )
+        assert len(recording.kept[0]) == tokens <= CHUNK_SIZE
+        assert recording.logits.shape == (rows, model.config.vocab_size)
         assert longest % 16 == 0 and longest <= 64
-    assert any(
-        sum(requests * each for requests, each in spans) == CHUNK_SIZE
-        for spans, *_ in recorded.recordings
-    ), "C rows, by construction"
+    sizes = [sum(requests * each for requests, each in spans) for spans, *_ in recorded.recordings]
+    assert CHUNK_SIZE in sizes, "C rows, by construction"
 
 
-def test_no_more_than_the_memory_is_meant_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_than_the_memory_is_meant_for(
+    monkeypatch: pytest.MonkeyPatch, replays: Callable
+) -> None:
+    """What has not come for long makes room."""
     monkeypatch.setattr(graphs, "MOST", 2)
     model = tiny_model("llama")
-    recorded = Graphs(KVCache(model.config, BATCH_SIZE, 64, model.dtype))
-    assert generate_replaying(model, recorded, "sarathi") == tiny_expected("llama", COUNT)
-    assert len(recorded.recordings) == 2
+    for old in (10**6, 5):
+        monkeypatch.setattr(graphs, "OLD", old)
+        recorded, kept = recordings(model), []
+        for policy in ("sarathi", "baseline", "sarathi"):
+            assert generate_replaying(model, recorded, policy) == tiny_expected("llama", COUNT)
+            kept.append(set(recorded.recordings))
+            assert len(kept[-1]) == 2 and len(recorded.seen) <= old
+        assert (kept[0] == kept[1]) == (old > 5)
+
+
+def engine() -> LLM:
+    llm = LLM("small", dtype="float64", max_batch_size=3, chunk_size=8, device="cpu", max_length=64)
+    llm.model = tiny_model("llama-gqa")
+    llm.model.make_rotary_tables(64)
+    return llm
+
+
+@pytest.mark.parametrize("attend", ATTEND)
+@pytest.mark.usefixtures("small")
+def test_an_engine(attend: str, replays: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds, preemption, a new cache; and beams, which get longer rotary tables."""
+    prompts = PROMPTS[:6]
+    params = [SamplingParams(12, temperature=0.9 * (i % 2), seed=i) for i in range(6)]
+    beams = [3, 1, 4, 1, 5], BeamSearchParams(beam_width=2, max_tokens=58)
+    plain = engine()
+    expected = [output.token_ids for output in plain.generate(prompts, params)]
+    best = plain.beam_search(*beams)[0].sequences[0].token_ids
+
+    def graphs_for(model: Transformer, cache: KVCache, wanted: bool) -> Graphs:
+        return Graphs(cache, ATTEND[attend])
+
+    monkeypatch.setattr("engine.graphs_for", graphs_for)
+    monkeypatch.setattr("engine.slot_length", lambda tokens, device: 256)
+    llm = engine()
+    llm.resize_cache(3, 48)
+    for policy in POLICIES:
+        for tokens in (None, 48):
+            llm.policy, llm.cache_tokens = policy, tokens
+            assert [o.token_ids for o in llm.generate(prompts, params)] == expected, policy
+        llm.cache_tokens = None
+        assert llm.beam_search(*beams)[0].sequences[0].token_ids == best
+    for slots, length in ((2, 48), (5, 64)):
+        llm.resize_cache(slots, length)
+        before = replays()
+        for _ in range(2):
+            assert [o.token_ids for o in llm.generate(prompts, params)] == expected
+        assert replays() > before
+
+
+# ---- mistakes that the tests above must see
+
+
+def stale(place: int) -> mock._patch:
+    """One of the tensors of a batch stays as it was recorded."""
+
+    def made(kept: list, *others: object) -> Recording:
+        return Recording([*kept[:place], kept[place].clone(), *kept[place + 1 :]], *others)
+
+    return mock.patch.object(graphs, "Recording", made)
+
+
+def attending(attend: Callable) -> mock._patch:
+    return mock.patch.dict(ATTEND, gathered=attend)
+
+
+def one_length_for_all() -> mock._patch:
+    shape_of = graphs.shape_of
+    return mock.patch.object(graphs, "shape_of", lambda *flat: (*shape_of(*flat)[:2], 16))
+
+
+MUTANTS = {
+    "old tokens": lambda: stale(0),
+    "old slots": lambda: stale(1),
+    "old positions": lambda: stale(2),
+    "old contexts": lambda: stale(4),
+    "the longest context is no part of a shape": one_length_for_all,
+    "what Python knew when it recorded": lambda: attending(lambda b, c, *_: cuda.padded(b, c)),
+    "numbers of Python in a capture": lambda: attending(
+        lambda b, c, numbers, n: cuda.gathered(b, c, numbers + torch.tensor([0]), n)
+    ),
+    "a number of the device in a capture": lambda: attending(
+        lambda b, c, numbers, _: cuda.gathered(b, c, numbers, int(numbers[2].max()))
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_mistake_is_seen(mutant: str, replays: Callable) -> None:
+    def right() -> bool:
+        model = tiny_model("llama-gqa")
+        recorded = recordings(model, ATTEND["gathered"])
+        runs = [generate_replaying(model, recorded, p) for p in ("sarathi", "baseline") * 2]
+        return all(found == tiny_expected("llama-gqa", COUNT) for found in runs)
+
+    assert right() and replays()
+    with MUTANTS[mutant]():
+        try:
+            seen = not right()
+        except AssertionError as error:
+            seen = "waits for the device" in str(error) or "a copy from the host" in str(error)
+    assert seen
 
 
 def test_needs_cuda(small: str) -> None:
@@ -100,16 +207,9 @@ def test_needs_cuda(small: str) -> None:
 @pytest.mark.parametrize("name", TINY)
 def test_same_tokens_from_cuda_graphs(name: str) -> None:
     model = tiny_model(name, device="cuda")
-    expected = generate(
-        model,
-        [Request(i, prompt, COUNT) for i, prompt in enumerate(PROMPTS)],
-        "sarathi",
-        CHUNK_SIZE,
-        BATCH_SIZE,
-    )
-    recorded = Graphs(
-        KVCache(model.config, BATCH_SIZE, model.config.max_length, model.dtype, model.device)
-    )
+    requests = [Request(i, prompt, COUNT) for i, prompt in enumerate(PROMPTS)]
+    expected = generate(model, requests, "sarathi", CHUNK_SIZE, BATCH_SIZE)
+    recorded = recordings(model)
     for policy in POLICIES:
         for _ in range(2):
             assert generate_replaying(model, recorded, policy) == expected, policy

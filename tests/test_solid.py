@@ -119,7 +119,7 @@ def test_wrong_arrival_times(llm: LLM, moment: object) -> None:
         ("fast", "no"),
         ("check_weights", 1),
         ("time_operators", None),
-        ("cuda_graphs", None),
+        ("cuda_graphs", 1),
         ("model", None),
         ("model", 5),
         ("model", []),

@@ -1,0 +1,382 @@
+"""The back ends for CUDA, without a GPU: what they compute, beside `math`; where their tensors are;
+what they launch, write and wait for. The kernels themselves are untried: each has a stand-in that
+computes by its documented contract, and refuses what the kernel refuses.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+import torch
+from conftest import TINY
+from fake_cuda import LINUX, Watch, fake_cuda
+from torch import Tensor
+
+import beam.executor
+import executor
+from attention import PLAIN, Attention, FlatBatch, Span
+from batch import Batch, Chunk, Request
+from beam.search import BeamSearch
+from checks import UserError
+from configs import MODELS, ModelConfig
+from engine import LLM, BeamSearchParams, SamplingParams
+from executor import ModelExecutor
+from fast import cuda, graphs
+from fast.backends import BACKENDS, candidates
+from fast.graphs import GraphExecutor, Graphs
+from kvcache import KVCache
+from loading.load import new_model
+from model import untimed
+
+GPU = torch.device("cuda")
+
+
+# ---- stand-ins for the kernels
+
+
+def grouped_attention(q: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
+    """q (T, n_head, d); key, value (T, keys, n_kv_head, d): each row's own; seen (T, keys)."""
+    query = q.unflatten(1, (key.shape[2], -1))  # (T, n_kv_head, groups, d)
+    scores = torch.einsum("tkgd,tckd->tkgc", query, key) / q.shape[-1] ** 0.5
+    weights = scores.masked_fill(~seen[:, None, None], float("-inf")).softmax(dim=-1)
+    clean = value.masked_fill(~seen[:, :, None, None], 0)
+    return torch.einsum("tkgc,tckd->tkgd", weights, clean).flatten(1, 2)
+
+
+def varlen_attn(
+    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int,
+    max_k: int, *, window_size: tuple[int, int], enable_gqa: bool, seqused_k: Tensor,
+    block_table: Tensor,
+) -> Tensor:  # fmt: skip
+    """PyTorch's, with a block for each slot. It takes numbers from tensors alone, as a graph does.
+
+    The refusals are those of mha_varlen_fwd (PyTorch's aten/src/ATen/native/transformers/cuda/
+    flash_attn/flash_api.cpp), but for the dtype.
+    """
+    requests, (_, page, n_kv_head, head_dim) = len(seqused_k), key.shape
+    for each in (cu_seq_q, cu_seq_k, seqused_k, block_table):
+        assert each.dtype == torch.int32
+    for each in (cu_seq_q, cu_seq_k, seqused_k):
+        assert each.is_contiguous()
+    assert cu_seq_q.shape == cu_seq_k.shape == (requests + 1,) and requests > 0
+    assert block_table.shape == (requests, 1) and block_table.stride(-1) == 1
+    assert page % 256 == 0 and head_dim <= 256 and head_dim % 8 == 0
+    assert query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
+    assert query.shape[1] % n_kv_head == 0 and (enable_gqa or query.shape[1] == n_kv_head)
+    if max_q == 1 and query.shape[1] > n_kv_head and window_size == (-1, -1):
+        assert len(query) == requests, "queries are reshaped to one for each request"
+    assert window_size == (-1, 0) or (window_size == (-1, -1) and max_q == 1)
+
+    row = torch.arange(len(query))
+    owner = torch.searchsorted(cu_seq_q[1:].contiguous(), row, right=True)
+    rows = cu_seq_q[owner + 1] - cu_seq_q[owner]
+    last_seen = seqused_k[owner] - rows + row - cu_seq_q[owner]  # (T,)
+    column = torch.arange(page)
+    slot = block_table[owner, 0].long()
+    seen = (column <= last_seen[:, None]) & (column < max_k)
+    return grouped_attention(query, key[slot].nan_to_num(), value[slot], seen)
+
+
+def memory_efficient_attention_forward(
+    query: Tensor, key: Tensor, value: Tensor, attn_bias: object
+) -> Tensor:
+    """xformers', for a mask of padded keys. Each sequence reads its own keys alone.
+
+    Where no sequence has two queries and heads share keys, FlashAttention reshapes the queries to
+    one for each sequence (Dao-AILab/flash-attention#1619).
+    """
+    queries, keys = attn_bias.q_seqinfo, attn_bias.k_seqinfo
+    _, rows, _, groups, _ = query.shape
+    assert query.shape[2:] == key.shape[2:] == value.shape[2:] and queries.seqstart_py[-1] == rows
+    if queries.max_seqlen == 1 and groups > 1:
+        assert rows == len(queries.seqstart_py) - 1, "one query for each sequence"
+    found = []
+    for i, context in enumerate(keys.seqlen.tolist()):
+        q = query[0, queries.seqstart_py[i] : queries.seqstart_py[i + 1]].flatten(1, 2)
+        own = slice(keys.seqstart_py[i], keys.seqstart_py[i] + context)
+        column, first = torch.arange(context), context - len(q)
+        seen = column <= torch.arange(first, context)[:, None]  # (rows, context)
+        parts = [part[0, own, :, 0].expand(len(q), -1, -1, -1) for part in (key, value)]
+        found.append(grouped_attention(q, *parts, seen))
+    return torch.cat(found).unflatten(1, query.shape[2:4])[None]
+
+
+@pytest.fixture
+def stand_ins() -> Iterator[None]:
+    place = "xformers.ops.fmha.memory_efficient_attention_forward"
+    with mock.patch("torch.nn.attention.varlen.varlen_attn", varlen_attn):
+        try:
+            with mock.patch(place, memory_efficient_attention_forward):
+                yield
+        except ImportError:
+            yield
+
+
+def as_recorded(attend: Callable) -> Attention:
+    """A back end for CUDA graphs, with a limit beyond the contexts."""
+    return lambda batch, cache: attend(batch, cache, cuda.numbers_of(batch), cache.length)
+
+
+def hybrid_batch(rng: random.Random) -> tuple[FlatBatch, KVCache, Tensor]:
+    """Chunks and decodes in some of the slots, in any order. The rest of the cache is NaN."""
+    heads, head_dim = rng.choice([(4, 4), (4, 2), (4, 1), (6, 3)]), 8
+    config = ModelConfig("any", 1, heads[0], heads[0] * head_dim, 16, 97, 256, n_kv_head=heads[1])
+    cache = KVCache(config, rng.randint(1, 7), 256, torch.float64)
+    cache.k.fill_(float("nan")), cache.v.fill_(float("nan"))
+    free, most = rng.sample(range(cache.slots), cache.slots), rng.choice([3, 40, 256])
+    spans, slots, positions = [], [], []
+
+    def add(own: list[int], contexts: list[int], rows: int) -> None:
+        first = len(slots)
+        spans.append(Span(slice(first, first + rows * len(own)), tuple(own), tuple(contexts)))
+        for slot, context in zip(own, contexts, strict=True):
+            slots.extend([slot] * rows)
+            positions.extend(range(context - rows, context))
+            for part in (cache.k, cache.v):
+                part[0, :, slot, :context].normal_()
+
+    for _ in range(rng.randint(0, min(2, cache.slots))):
+        context = rng.randint(1, most)
+        add([free.pop()], [context], rng.choice([1, context, rng.randint(1, context)]))
+    decodes = rng.randint(0 if spans else 1, max(len(free), 0 if spans else 1))
+    if decodes:
+        add(free[:decodes], [rng.randint(1, most) for _ in range(decodes)], 1)
+    numbers = [torch.tensor(each) for each in ([0] * len(slots), slots, positions)]
+    qkv = torch.randn(len(slots), heads[0] + 2 * heads[1], head_dim, dtype=torch.float64)
+    return FlatBatch(*numbers, spans, torch.tensor([0])), cache, qkv
+
+
+@pytest.mark.parametrize("name", ["padded", "gathered", "varlen", "varlen recorded", "xformers"])
+@pytest.mark.usefixtures("stand_ins")
+def test_500_hybrid_batches_equal_math(name: str) -> None:
+    if name == "xformers":
+        pytest.importorskip("xformers.ops")
+    attend = {
+        "padded": cuda.padded,
+        "gathered": as_recorded(cuda.gathered),
+        "varlen": cuda.varlen,
+        "varlen recorded": as_recorded(cuda.varlen),
+        "xformers": cuda.xformers,
+    }[name]
+    rng, kinds = random.Random(0), set()
+    torch.manual_seed(0)
+    for _ in range(500):
+        batch, cache, qkv = hybrid_batch(rng)
+        found, expected = (each(batch, cache)(0, qkv) for each in (attend, PLAIN["math"]))
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+        requests = sum(len(span.slots) for span in batch.spans)
+        kinds.add((len(batch.spans), requests < cache.slots, max(cuda.rows_of(batch)) == 1))
+    assert len(kinds) > 8, "chunks, decodes and both, with idle slots and without"
+
+
+# ---- on a device that has no numbers
+
+
+def running(number: int, context: int, length: int = 60) -> Request:
+    request = Request(number, [1] * length, 4)
+    request.prefilled = request.context = context
+    request.output = [1]
+    return request
+
+
+def prepared(model, requests: list[Request], backend: str, made: Callable = ModelExecutor):
+    """An executor with these requests in the cache, as if they had been prefilled."""
+    cache = KVCache(model.config, 6, 256, model.dtype, model.device)
+    runs = made(model, cache, PLAIN["sdpa"] if backend == "plain sdpa" else BACKENDS[backend])
+    for request in requests:
+        runs.slot_of[request.request_id] = slot = cache.allocate()
+        cache.extend(slot, request.context)
+    return runs
+
+
+def batches() -> Iterator[tuple[list[Request], Batch]]:
+    decodes, half = [running(i, 20 + i) for i in range(3)], running(9, 16)
+    yield [], Batch([Chunk(Request(5, [1] * 40, 4), 0, 40)], [])  # a whole prompt
+    yield [], Batch([Chunk(Request(5, [1] * 40, 4), 0, 16)], [])  # no logits
+    yield [half, *decodes], Batch([Chunk(half, 16, 13)], decodes)  # a hybrid batch
+    yield decodes, Batch([Chunk(Request(5, [1], 4), 0, 1)], decodes)  # a chunk of one token
+    yield decodes, Batch([], decodes)  # with a slot that nobody uses
+
+
+@pytest.fixture
+def validated() -> Iterator[None]:
+    """xformers looks at devices and shapes, and computes nothing."""
+    fmha = pytest.importorskip("xformers.ops").fmha
+
+    def forward(query: Tensor, key: Tensor, value: Tensor, attn_bias: object) -> Tensor:
+        fmha.Inputs(query, key, value, attn_bias).validate_inputs()
+        return torch.empty_like(query)
+
+    with mock.patch.object(fmha, "memory_efficient_attention_forward", forward):
+        yield
+
+
+SHAPES = {  # heads of 8 elements: FlashAttention takes no others
+    name: replace(shape, head_dim=8) if shape.head_dim % 8 else shape
+    for name, shape in TINY.items()
+}
+
+
+@LINUX
+@pytest.mark.parametrize("backend", ["math", "sdpa", "plain sdpa", "varlen", "xformers"])
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.usefixtures("validated")
+def test_devices_and_shapes(name: str, backend: str) -> None:
+    for device in (GPU, torch.device("cuda:1")):
+        with fake_cuda(count=2):
+            model = new_model(SHAPES[name], torch.bfloat16, device)
+            for before, batch in batches():
+                runs = prepared(model, before, backend)
+                logits = runs.forward(runs.flatten(batch), untimed)
+                assert logits.is_cuda and logits.shape == (len(batch.sampled), 97)
+
+
+def watched(config: ModelConfig, backend: str, contexts: list[int]) -> Watch:
+    """What an iteration of decodes does on a GPU: its batch laid out, its model, its tokens."""
+    decodes = [running(i, context, length=context) for i, context in enumerate(contexts)]
+    with fake_cuda():
+        model = new_model(config, torch.bfloat16, GPU)
+        cache = KVCache(config, len(contexts), config.max_length, torch.bfloat16, GPU)
+        runs = ModelExecutor(model, cache, BACKENDS[backend])
+        for request in decodes:
+            runs.slot_of[request.request_id] = slot = cache.allocate()
+            cache.extend(slot, request.context - 1)
+        with Watch() as watch:
+            logits = runs.forward(runs.flatten(Batch([], decodes)), untimed)
+            logits.argmax(dim=-1).to("cpu")  # its `tolist` waits once
+    return watch
+
+
+@LINUX
+@pytest.mark.parametrize("backend", ["sdpa", "varlen", "xformers"])
+@pytest.mark.usefixtures("validated")
+def test_waits_do_not_grow_with_the_layers(backend: str) -> None:
+    found = [
+        watched(replace(SHAPES["llama-gqa"], n_layer=layers), backend, [20, 30, 40]).crossings
+        for layers in (2, 8, 40)
+    ]
+    assert found[0] == found[1] == found[2] and len(found[0]) <= 12, found[0]
+
+
+@LINUX
+def test_launches_of_a_layer() -> None:
+    """`Graphs` counts on this number."""
+    two, three = (
+        watched(replace(SHAPES["llama-gqa"], n_layer=layers), "varlen", [20, 30]).launches
+        for layers in (2, 3)
+    )
+    assert three - two == graphs.LAUNCHES
+
+
+@LINUX
+def test_the_mask_of_a_chunk_is_made_once() -> None:
+    half, names = running(9, 16), []
+    for layers in (2, 3):
+        with fake_cuda():
+            config = replace(SHAPES["llama-gqa"], n_layer=layers)
+            runs = prepared(new_model(config, torch.bfloat16, GPU), [half], "sdpa")
+            flat = runs.flatten(Batch([Chunk(half, 16, 13)], []))
+            with Watch() as watch:
+                runs.forward(flat, untimed)
+            names.append(watch.names)
+    for name in ("masked_fill_", "constant_pad_nd", "arange"):
+        assert names[0].count(name) == names[1].count(name), name
+    assert "masked_fill_" in names[0]
+
+
+@LINUX
+@pytest.mark.parametrize(("backend", "times"), [("sdpa", 2.0), ("varlen", 0.1)])
+def test_bytes_written_for_decodes(backend: str, times: float) -> None:
+    """LLaMA-3.1-8B, 8 decodes of 4,096 tokens: beside the keys and values of all layers."""
+    config = replace(MODELS["llama3.1-8b"], max_length=4096)
+    contexts = [4096] * 8
+    written = watched(config, backend, contexts).written
+    assert written <= times * sum(contexts) * config.kv_bytes_per_token(2)
+
+
+@LINUX
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("attend", [cuda.gathered, cuda.varlen])
+def test_a_capture_copies_nothing_from_the_host(attend: Callable, name: str) -> None:
+    watch = Watch()
+    with fake_cuda(captures=watch):
+        model = new_model(SHAPES[name], torch.bfloat16, GPU)
+        for before, batch in batches():
+            made = lambda m, c, a: GraphExecutor(m, c, a, False, None, Graphs(c, attend))
+            runs = prepared(model, before, "sdpa", made)
+            flat = runs.flatten(batch)
+            for _ in range(3):
+                logits = runs.forward(flat, untimed)
+            assert len(runs.graphs.recordings) == 1 and logits.is_cuda
+    assert watch.launches and not watch.crossings
+
+
+@LINUX
+def test_the_watch_sees_a_copy() -> None:
+    def careless(batch: FlatBatch, cache: KVCache, numbers: Tensor, longest: int) -> Callable:
+        return cuda.gathered(batch, cache, numbers + torch.tensor([0], device=GPU), longest)
+
+    with pytest.raises(AssertionError):
+        test_a_capture_copies_nothing_from_the_host(careless, "llama")
+
+
+@LINUX
+def test_auto_tries_what_runs_here() -> None:
+    def found(capability: tuple[int, int], dtype: torch.dtype, length: int = 256) -> list[str]:
+        with fake_cuda(capability):
+            return candidates(KVCache(SHAPES["llama"], 2, length, dtype, GPU), "sdpa")
+
+    assert found((8, 0), torch.bfloat16)[:2] == ["sdpa", "varlen"]
+    for each in (
+        found((7, 5), torch.float16), found((8, 0), torch.float32),
+        found((8, 0), torch.float16, 100),
+    ):  # fmt: skip
+        assert each[0] == "sdpa" and "varlen" not in each
+
+
+@LINUX
+@pytest.mark.parametrize("cache", ["segment", "standard"])
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0)])
+def test_llm_and_beams(
+    small: str, cache: str, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole engine, with graphs and without, with beams that come while it has recordings."""
+
+    def best(searches: list[BeamSearch], logits: Tensor) -> list:
+        assert logits.is_cuda
+        rows = [[(-i, i % len(s.scores), i) for i in range(s.num_candidates)] for s in searches]
+        return [s.needed(row) for s, row in zip(searches, rows, strict=True)]
+
+    for module in (executor, beam.executor):
+        monkeypatch.setattr(module, "sample", lambda logits, samplers: [1] * len(logits))
+    monkeypatch.setattr(beam.executor, "best_candidates", best)
+    half = torch.float16 if capability == (7, 5) else torch.bfloat16
+    for recorded in (True, False):
+        with fake_cuda(capability):
+            llm = LLM(small, attention="sdpa", cuda_graphs=recorded)
+            assert llm.dtype == half and llm.device.type == "cuda"
+            for _ in range(2):
+                outputs = llm.generate([[1] * 30, [1]], SamplingParams(max_tokens=5))
+                assert [len(output.token_ids) for output in outputs] == [5, 5]
+            params = BeamSearchParams(beam_width=3, max_tokens=20)
+            assert len(llm.beam_search([[1] * 20], params, cache=cache)) == 1
+            assert bool(llm.graphs and llm.graphs.recordings) == recorded
+
+
+@LINUX
+def test_graphs_where_launches_take_longer_than_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "copy_rate", lambda device: 300e9)  # a T4's
+    with fake_cuda((7, 5)):
+        for name, expected in (("laptop", True), ("llama-13b", False)):
+            model = new_model(MODELS[name], torch.float16, GPU)
+            cache = KVCache(MODELS[name], 2, 256, torch.float16, GPU)
+            assert (graphs.graphs_for(model, cache, None) is not None) == expected
+            assert graphs.graphs_for(model, cache, False) is None
+
+
+def test_a_back_end_that_cannot_run_is_one_line(small: str) -> None:
+    for name in ("varlen", "xformers"):
+        with pytest.raises(UserError, match=f"attention '{name}' cannot run: "):
+            LLM(small, device="cpu", attention=name)
