@@ -21,9 +21,9 @@ from sampling import sample
 
 
 def synchronized_clock(device: torch.device) -> float:
-    """Wait until the device has done its work. Then return the wall clock, in seconds."""
+    """Wait until the device has done our work (not NCCL's). Then return the wall clock, in s."""
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        torch.cuda.current_stream(device).synchronize()
     return time.perf_counter()
 
 

@@ -3,12 +3,14 @@
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from checks import UserError
 from configs import MODELS
+from executor import synchronized_clock
 from loading import device as devices
 from loading.device import check_memory, choose_device, why_unseen
 
@@ -122,3 +124,16 @@ def test_devices_that_nobody_knows(name: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(UserError, match=f"unknown device '{name}': choose from auto, cpu, cuda"):
         choose_device(name)
+
+
+def test_the_clock_waits_for_our_stream_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipeline's sends have streams of their own, and wait for the next stage: that is no work."""
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: pytest.fail("waits for all streams"))
+    stream = SimpleNamespace(synchronize=lambda: waited.append("ours"))
+    monkeypatch.setattr(
+        torch.cuda, "current_stream", lambda device: waited.append(device) or stream
+    )
+    for device in (torch.device("cuda:1"), torch.device("cpu")):
+        assert synchronized_clock(device) <= synchronized_clock(torch.device("cpu"))
+    assert waited == [torch.device("cuda:1"), "ours"]
