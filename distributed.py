@@ -31,11 +31,10 @@ from fast import native
 from fast.backends import check_backend
 from flags import Parser
 from loading import checkpoint, files
-from loading.device import choose_device
 from loading.load import choose_length
 from pictures import perfetto
 from pipeline import BUBBLES, even_layers
-from pipeline.launch import NotMet, launch, meet, read_place, reason, take_cores
+from pipeline.launch import NotMet, launch, meet, read_place, reason, stage_device, take_cores
 from pipeline.policies import (
     PIPELINE_POLICIES,
     is_for_pipelines,
@@ -248,12 +247,12 @@ def main() -> None:
         even_layers(config.n_layer, args.stages)
         for text in args.lengths or []:
             check_sizes(text, choose_length(config, args.max_length))
-        device = choose_device(args.device)
+        device = stage_device(args.device, 0, args.stages)
         check_backend(args.attention, device)
         if device.type == "cpu" and args.attention in ("auto", "native"):
             # compiles here, if it must, and not in every stage
             native.usable(torch.device("cpu"), torch.float32, 64, 1)
-        launch(args.stages, args.port)
+        launch(args.stages, args.port, hide_gpus=device.type == "cpu")
         return
     place = read_place(os.environ)
     if place.launcher is not None:
@@ -261,13 +260,13 @@ def main() -> None:
     try:
         if place.stage == 0:
             check(args)
-        device = choose_device(args.device)
+        device = stage_device(args.device, place.local, place.local_stages)
+        args.device = str(device)
         if device.type == "cuda":
-            args.device = f"cuda:{place.local}"
-            torch.cuda.set_device(choose_device(args.device))
+            torch.cuda.set_device(device)
         else:
             take_cores(place.local, place.local_stages)
-        meet(place, "nccl" if device.type == "cuda" else "gloo")
+        meet(place, device)
         serve(args)
         dist.barrier()
         dist.destroy_process_group()

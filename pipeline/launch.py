@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from checks import UserError
 from cli import interrupts_held
+from loading.device import choose_device
 from loading.files import first_line
 
 LAUNCHED = "PIPELINE_LAUNCHED"  # an environment variable: the process id of `launch`
@@ -28,10 +29,10 @@ LOOPBACK = "127.0.0.1"
 PATIENCE = timedelta(minutes=10)  # how long stages wait for each other
 
 
-def launch(stages: int, port: int | None) -> None:
+def launch(stages: int, port: int | None, hide_gpus: bool = False) -> None:
     """Start a process for each stage on this machine, as torchrun does, and wait for all of them.
 
-    If one fails, all others are ended.
+    If one fails, all others are ended. hide_gpus: from the stages, which then need not look again.
     """
     with socket.socket() as probe:
         # as torch does: so a port that was just closed counts as free
@@ -53,6 +54,7 @@ def launch(stages: int, port: int | None) -> None:
         "MASTER_PORT": port,
         LAUNCHED: os.getpid(),
     }
+    group |= {"CUDA_VISIBLE_DEVICES": ""} if hide_gpus else {}
     # Where a stage has ended, PyTorch's warnings in the others hide the one line that says so.
     ours = loopback_interface() | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
     children: list[subprocess.Popen] = []
@@ -146,8 +148,39 @@ class NotMet(UserError):
     """This stage cannot meet the others. Unlike a mistake, the others do not find this."""
 
 
-def meet(place: Place, backend: str) -> None:
-    """Join the group of all stages. Raises NotMet if they cannot meet."""
+def stage_device(name: str, local: int, local_stages: int) -> torch.device:
+    """The device of a stage: of the stages of one machine, each takes a GPU of its own, in order.
+
+    name: as for `choose_device`. "auto" is the CPU where there are fewer GPUs than stages; the
+    first stage says so. Raises UserError if there are too few GPUs for "cuda", or if one is named
+    for several stages.
+    """
+    device = choose_device(name)
+    if device.type == "cpu":
+        return device
+    if local_stages == 1 and device.index is not None:
+        return device
+    many = f"{local_stages} stages on this machine take a GPU each"
+    if device.index is not None:
+        raise UserError(f"--device is {name}, but {many}, from cuda:0 on: give cuda, cpu or auto")
+    gpus = torch.cuda.device_count()
+    if gpus >= local_stages:
+        return torch.device("cuda", local)
+    if name == "auto":
+        if local == 0:
+            print(f"the device is the CPU: {many}, and PyTorch sees {gpus}", file=sys.stderr)
+        return torch.device("cpu")
+    raise UserError(
+        f"--device is {name}, but {many}, and PyTorch sees {gpus}: choose fewer stages, cpu or auto"
+    )
+
+
+def meet(place: Place, device: torch.device) -> None:
+    """Join the group of all stages, by NCCL between GPUs, else by gloo.
+
+    Raises NotMet if they cannot meet.
+    """
+    on_gpu = device.type == "cuda"
     try:
         if place.stage == 0:  # it listens there: PyTorch would look for the name for ten minutes
             socket.getaddrinfo(place.address, place.port)
@@ -155,8 +188,9 @@ def meet(place: Place, backend: str) -> None:
         ours = place.launcher is not None
         store = dist.PrefixStore("default_pg", make_store(place)) if ours else None
         dist.init_process_group(
-            backend, store=store, rank=place.stage, world_size=place.stages, timeout=PATIENCE
-        )
+            "nccl" if on_gpu else "gloo", store=store, rank=place.stage, world_size=place.stages,
+            timeout=PATIENCE, device_id=device if on_gpu else None,
+        )  # fmt: skip
     except (dist.DistError, OSError, UnicodeError) as error:
         raise NotMet(
             f"stage {place.stage} cannot meet the others at {place.address}:{place.port}"

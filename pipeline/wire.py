@@ -9,6 +9,7 @@ import json
 import math
 from collections import deque
 from collections.abc import Collection
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -31,8 +32,11 @@ class Wire:
     def __init__(self, hidden: int, dtype: torch.dtype, device: torch.device, most_rows: int):
         self.hidden, self.dtype, self.device = hidden, dtype, device
         self.most_rows = most_rows
-        # plans and tokens; activations take the default group, NCCL on GPUs
-        self.control = dist.new_group(backend="gloo")
+        self.control = dist.new_group(backend="gloo")  # plans and tokens
+        # Activations. What a group sends and receives by NCCL goes one after the other, and a send
+        # waits until the other stage receives. So two neighbours have a group of their own.
+        pairs = pairwise(range(dist.get_world_size())) if device.type == "cuda" else ()
+        self.ways = {pair: dist.new_group(list(pair)) for pair in pairs}
         # what must stay alive until it has left
         self.sending: deque[tuple[list, list[Tensor]]] = deque()
 
@@ -44,7 +48,7 @@ class Wire:
             dist.isend(data, to, group=self.control),
         ]
         if x is not None:
-            works.append(dist.isend(x.contiguous(), to))
+            works.append(dist.isend(x.contiguous(), to, group=self.way(dist.get_rank(), to)))
         self.sending.append((works, [header, data, x]))
         while self.sending and all(work.is_completed() for work in self.sending[0][0]):
             self.sending.popleft()
@@ -61,11 +65,15 @@ class Wire:
         x = None
         if rows:
             x = torch.empty(rows, self.hidden, dtype=self.dtype, device=self.device)
-            dist.recv(x, source)
+            dist.recv(x, source, group=self.way(source, dist.get_rank()))
         try:
             return json.loads(data.numpy().tobytes()), x
         except (ValueError, RecursionError):
             raise foreign(source, "it is not JSON") from None
+
+    def way(self, source: int, to: int) -> dist.ProcessGroup | None:
+        """The group that activations take; None: the default group, gloo on CPUs."""
+        return self.ways.get((source, to))
 
     def flush(self) -> None:
         """Wait until everything has left."""

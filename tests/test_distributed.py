@@ -42,13 +42,14 @@ from engine import LLM
 from kvcache import KVCache
 from pipeline import Step, stages
 from pipeline import launch as launching
-from pipeline.launch import NotMet, Place, launch, meet, read_place
+from pipeline.launch import NotMet, Place, launch, meet, read_place, stage_device
 from pipeline.policies import PIPELINE_POLICIES
 from pipeline.stages import PipelineLLM, measured_hop
-from pipeline.wire import plan_of, read_plan, read_seconds, read_times, read_tokens
+from pipeline.wire import Wire, plan_of, read_plan, read_seconds, read_times, read_tokens
 from scheduler import POLICIES
 
 ROOT = Path(__file__).parent.parent
+CPU = torch.device("cpu")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 ENDLESS = ("--lengths", "30:900", "--repeats", "10000", "--dtype", "float32", "--device", "cpu")
 Start = Callable[..., subprocess.Popen]
@@ -430,7 +431,7 @@ def test_a_port_taken_after_the_check(
             monkeypatch.setenv(name, value)
         said = rf"^stage 0 cannot meet the others at 127\.0\.0\.1:{port} \(.+\)$"
         with pytest.raises(NotMet, match=said):
-            meet(place, "gloo")
+            meet(place, CPU)
 
 
 def test_only_stages_of_ours_have_a_store_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,8 +440,8 @@ def test_only_stages_of_ours_have_a_store_of_ours(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(dist, "init_process_group", lambda *_, store, **__: stores.append(store))
     monkeypatch.setattr(launching, "make_store", lambda place: dist.HashStore())
     place = Place(0, 2, 0, 1, "127.0.0.1", 29500, None)
-    meet(place, "gloo")
-    meet(dataclasses.replace(place, launcher=1), "gloo")
+    meet(place, CPU)
+    meet(dataclasses.replace(place, launcher=1), CPU)
     assert stores[0] is None and isinstance(stores[1], dist.PrefixStore)
 
 
@@ -477,16 +478,120 @@ def test_counts_of_nothing_need_no_process(
     assert f"argument {flag}: '0' is not a whole number from 1" in capsys.readouterr().err
 
 
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Call it with the number of GPUs that PyTorch sees."""
+
+    def see(count: int) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr("loading.device.why_unseen", lambda: "")  # a GPU may be here
+
+    return see
+
+
+def test_each_stage_takes_a_gpu_of_its_own(
+    gpus: Callable[[int], None], capsys: pytest.CaptureFixture
+) -> None:
+    gpus(3)
+    for name in ("auto", "cuda"):
+        found = [stage_device(name, local, 3) for local in range(3)]
+        assert found == [torch.device("cuda", local) for local in range(3)]
+    assert stage_device("cpu", 1, 9) == CPU
+    assert stage_device("cuda:2", 0, 1) == torch.device("cuda:2")  # a node with one stage
+    assert capsys.readouterr().err == ""
+    # with fewer GPUs than stages, auto is the CPU, and one stage of the machine says so
+    assert [stage_device("auto", local, 4) for local in range(4)] == [CPU] * 4
+    said = "the device is the CPU: 4 stages on this machine take a GPU each, and PyTorch sees 3\n"
+    assert capsys.readouterr().err == said
+    gpus(0)
+    assert stage_device("auto", 0, 2) == CPU
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("count", "name", "message"),
+    [
+        (1, "cuda", "2 stages on this machine take a GPU each, and PyTorch sees 1: choose fewer"),
+        (2, "cuda:1", "2 stages on this machine take a GPU each, from cuda:0 on: give cuda, cpu"),
+        (1, "cuda:1", "device 'cuda:1' is not here: PyTorch sees 1 CUDA GPUs"),
+        (0, "cuda", "device 'cuda' is not here: PyTorch sees no CUDA GPU"),
+    ],
+)
+def test_gpus_that_are_not_there_need_no_process(
+    count: int,
+    name: str,
+    message: str,
+    gpus: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpus(count)
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(distributed, "launch", lambda *_, **__: pytest.fail("started processes"))
+    monkeypatch.setattr(sys, "argv", ["distributed.py", "--device", name, "hello"])
+    with pytest.raises(UserError, match=re.escape(message)):
+        distributed.main()
+
+
+def test_stages_on_cpus_see_no_gpus(
+    gpus: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Where auto is the CPU for the launcher, it is for all, and none says it again."""
+    gpus(1)
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(sys, "argv", ["distributed.py", "hello"])
+    seen = []
+
+    def started(command: list[str], env: dict[str, str]) -> SimpleNamespace:
+        seen.append(env["CUDA_VISIBLE_DEVICES"])
+        return SimpleNamespace(poll=lambda: 0, kill=lambda: None, wait=lambda: None)
+
+    monkeypatch.setattr(subprocess, "Popen", started)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        distributed.main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert seen == ["", ""]
+    assert capsys.readouterr().err.startswith("the device is the CPU: 2 stages on this machine")
+
+
+def test_gpus_meet_by_nccl_each_with_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    met = []
+    monkeypatch.setattr(dist, "init_process_group", lambda by, **kw: met.append((by, kw)))
+    place = Place(1, 2, 1, 2, "127.0.0.1", 29500, None)
+    for device in (CPU, torch.device("cuda:1")):
+        meet(place, device)
+    assert [by for by, _ in met] == ["gloo", "nccl"]
+    assert [kw["device_id"] for _, kw in met] == [None, torch.device("cuda:1")]
+
+
+def test_a_send_by_nccl_holds_up_no_receive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a group of NCCL does, it does in order: so each two neighbours have one of their own."""
+    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(dist, "new_group", lambda ranks=None, **_: ranks)
+    moved = []
+    done = SimpleNamespace(is_completed=lambda: True)
+    monkeypatch.setattr(dist, "isend", lambda x, to, group: moved.append((to, group)) or done)
+    wire = Wire(4, torch.float32, torch.device("cuda:1"), 8)
+    wire.send(2, [], torch.zeros(1, 4))
+    assert moved[-1] == (2, [1, 2])
+    assert wire.way(0, 1) == [0, 1]
+    assert Wire(4, torch.float32, CPU, 8).way(0, 1) is None  # gloo: the default group, as before
+
+
 def test_what_one_stage_alone_finds_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as a GPU that its node does not have: nobody else would say it."""
 
-    def no_gpu(_: str) -> None:
+    def no_gpu(*_: object) -> None:
         raise UserError("device 'cuda:1' is not here")
 
     for name, value in GROUP.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(distributed, "GRACE", 0.0)
-    monkeypatch.setattr(distributed, "choose_device", no_gpu)
+    monkeypatch.setattr(distributed, "stage_device", no_gpu)
     monkeypatch.setattr(sys, "argv", ["distributed.py", "hello"])
     with pytest.raises(UserError, match="stage 1: device 'cuda:1' is not here"):
         distributed.main()

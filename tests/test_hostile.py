@@ -305,7 +305,7 @@ def test_an_address_that_is_no_machine_is_refused_at_once(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: pytest.fail())
     place = Place(0, 2, 0, 1, "nowhere.invalid", 29500, launcher=None)
     with pytest.raises(NotMet, match="cannot meet the others at nowhere.invalid:29500"):
-        meet(place, "gloo")
+        meet(place, torch.device("cpu"))
 
 
 def test_several_prompts_leave_no_bar_where_stderr_is_no_terminal(
