@@ -27,7 +27,8 @@ class BeamExecutor(ModelExecutor):
     """
 
     def __init__(self, before: ModelExecutor, backend: str):
-        super().__init__(before.model, before.cache, before.attention, before.time_operators)
+        parts = before.model, before.cache, before.attention, before.time_operators
+        super().__init__(*parts, before.cost)
         self.slot_of, self.origin = before.slot_of, before.origin
         written_out = plain(reference if backend == "math" else sdpa)
         of_beams = native.attention if backend == "native" else written_out

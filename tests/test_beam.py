@@ -45,6 +45,12 @@ def beam_loop(
     return loop
 
 
+def test_beams_do_not_forget_what_a_batch_costs(tiny: Transformer) -> None:
+    cache = KVCache(tiny.config, 1, 64, tiny.dtype)
+    plain = ModelExecutor(tiny, cache, PLAIN["sdpa"], cost=lambda batch: 3.0)
+    assert BeamExecutor(plain, "sdpa").cost is plain.cost
+
+
 def found(request: BeamRequest) -> list[tuple[list[int], float]]:
     return [(each.token_ids, each.cum_logprob) for each in request.search.finished]
 
