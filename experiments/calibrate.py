@@ -417,7 +417,7 @@ def print_hybrids(cost: CostModel, batches: Sequence[Batch], results: Sequence[R
     print_table(["batch", "predicted", "measured", "error"], rows, title)
 
 
-FLAGS = {name: replace(flag, measure=False) for name, flag in MEASURE.items()} | {
+FLAGS = {name: replace(MEASURE[name], measure=False) for name in ("device", "dtype", "model")} | {
     "seconds": Flag("seconds that it takes at most, after loading the model", 120),
     "quick": Flag("measure fewer points: a smoke test, not a result"),
     "json": Flag("file of the calibration", shown="results/calibration-MODEL.json"),

@@ -127,7 +127,7 @@ def test_devices_that_nobody_knows(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_clock_waits_for_our_stream_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pipeline's sends have streams of their own, and wait for the next stage: that is no work."""
+    """The sends of a pipeline have streams of their own, and wait for the next stage."""
     waited = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: pytest.fail("waits for all streams"))
     stream = SimpleNamespace(synchronize=lambda: waited.append("ours"))

@@ -29,9 +29,11 @@ from experiments.lib.common import (
     with_kept,
     write_csv,
 )
+from experiments.lib.flags import MEASURE, make_parser, parse
 from experiments.lib.measuring import Run as MeasuredRun
-from experiments.lib.measuring import measured_gains, time_batches
+from experiments.lib.measuring import load_llm, measured_gains, time_batches
 from experiments.lib.steady import Workload, balance, predicted_gain
+from fast.graphs import GraphExecutor, Graphs
 from loading import checkpoint
 from loading.load import new_model, random_weights
 
@@ -419,6 +421,42 @@ def test_batches_of_a_chosen_shape_run_and_are_priced(tiny: str) -> None:
     )
     assert plain.seconds > 0 and plain.operators is None
     assert 0 < sum(timed.operators.values()) <= 2 * timed.seconds
+
+
+def test_a_gpu_is_measured_with_its_graphs(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is recorded in a first turn is not timed."""
+    llm = LLM(tiny, max_batch_size=4, max_length=65, dtype="float32", device="cpu")
+    llm.cuda_graphs, llm.graphs = True, Graphs(llm.cache)
+    turns, record = [], GraphExecutor.record
+    execute = GraphExecutor.execute
+    monkeypatch.setattr(
+        GraphExecutor, "execute", lambda self, batch: turns.append("") or execute(self, batch)
+    )
+
+    def noted(self: GraphExecutor, *arguments: object, **options: object) -> object:
+        turns[-1] = "recorded"
+        return record(self, *arguments, **options)
+
+    monkeypatch.setattr(GraphExecutor, "record", noted)
+    time_batches(llm, [make_batch(decodes=2, context=30)], 3)
+    assert turns == ["", "recorded", "", "", ""]
+
+
+@pytest.mark.parametrize("flags", [{"--measure"}, {"--measure", "--cuda-graphs"}])
+def test_graphs_are_asked_for_by_a_flag(flags: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def llm(model: str, **options: object) -> None:
+        asked.append(options["cuda_graphs"])
+        raise UserError("asked")
+
+    monkeypatch.setattr("engine.LLM", llm)
+    options = parse(make_parser("", MEASURE), MEASURE, sorted(flags))
+    with pytest.raises(UserError, match="asked"):
+        load_llm(options, 2, 64)
+    assert asked == ["--cuda-graphs" in flags]
+    with pytest.raises(UserError, match="--cuda-graphs needs --measure"):
+        parse(make_parser("", MEASURE), MEASURE, ["--cuda-graphs"])
 
 
 def test_measured_gains_alternate_with_the_baseline(tiny: str) -> None:

@@ -41,6 +41,7 @@ MEASURE = {
     "device": Flag(default="auto", measure=True),
     "dtype": Flag(default="auto", measure=True),
     "model": Flag(default="laptop", measure=True),
+    "cuda_graphs": Flag(default=False, measure=True),
 }  # of every figure that can be measured
 
 # Of every script that compares policies: those of `policy` are compared, too.
@@ -121,7 +122,8 @@ def parse(
     ):  # a smoke test must not replace results
         options.out = QUICK_RESULTS if options.quick else RESULTS
     for name, flag in flags.items():
-        if getattr(options, name) is None:
+        given = getattr(options, name)
+        if given is None or given is False:  # a flag without a value
             quick = flag.quick is not None and options.quick
             setattr(options, name, flag.quick if quick else flag.default)
         elif flag.measure and not options.measure:

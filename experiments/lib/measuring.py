@@ -33,7 +33,8 @@ def load_llm(options: argparse.Namespace, batch_size: int, length: int) -> "LLM"
     from engine import LLM
 
     sizes = {"max_batch_size": batch_size, "max_length": length + 1}
-    llm = LLM(options.model, dtype=options.dtype, device=options.device, **sizes)
+    where = {"device": options.device, "cuda_graphs": options.cuda_graphs}
+    llm = LLM(options.model, dtype=options.dtype, **where, **sizes)
     llm.cost = cost_here(llm.config.name, str(llm.device), str(llm.dtype))
     return llm
 
@@ -57,12 +58,11 @@ def batch_runner(llm: "LLM", operators: bool) -> Callable[[Batch], Result]:
     Nothing is sampled twice: each run starts from a cache that holds what the batch's requests had
     before.
     """
-    from executor import ModelExecutor
-
     # memory that was never written is all one page of zeros, and reads faster than a real cache
     llm.cache.k.fill_(0.01)
     llm.cache.v.fill_(0.01)
-    executor = ModelExecutor(llm.model, llm.cache, llm.attend, operators)
+    llm.time_operators = operators
+    executor = llm.make_executor()
 
     def run(batch: Batch) -> Result:
         llm.cache.reset()
@@ -92,10 +92,11 @@ def time_batches(
     """
     run = batch_runner(llm, operators)
     seen: list[list[Result]] = [[] for _ in batches]
-    for turn in progress(range(repeats + 1), "measuring"):
+    warm_ups = 2 if llm.cuda_graphs else 1  # the second records the graphs
+    for turn in progress(range(warm_ups + repeats), "measuring"):
         for batch, results in zip(batches, seen, strict=True):
             result = run(batch)
-            if turn > 0:  # the first turn warms up
+            if turn >= warm_ups:
                 results.append(result)
     return [
         Result(
