@@ -75,7 +75,7 @@ class LLM:
     max_batch_size (B): requests that run at once. You may lower it later.
     max_length: tokens of one request, prompt + output - 1 (of a beam search: the prompt). The cache
         is allocated at once, for B requests of that length.
-    device: "auto" is cuda, else cpu. dtype: "auto" is bfloat16 if the hardware has it.
+    device: "auto" is cuda, else cpu. dtype: "auto" is bfloat16; without it, float16 or float32.
     attention: "math", "sdpa", "native" or "xformers". "auto": on x86 with AVX2, native (without a
         compiler, sdpa); elsewhere, what is measured to be fastest. `llm.attention` tells which.
     check_weights: look for NaN and infinity in a checkpoint.
