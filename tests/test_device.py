@@ -8,11 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from attention import sdpa
 from checks import UserError
 from configs import MODELS
 from executor import synchronized_clock
 from loading import device as devices
 from loading.device import check_memory, choose_device, why_unseen
+from tests.fake_cuda import LINUX, fake_cuda
 
 CUDA = torch.device("cuda")
 REPORTS = {
@@ -137,3 +139,12 @@ def test_the_clock_waits_for_our_stream_alone(monkeypatch: pytest.MonkeyPatch) -
     for device in (torch.device("cuda:1"), torch.device("cpu")):
         assert synchronized_clock(device) <= synchronized_clock(torch.device("cpu"))
     assert waited == [torch.device("cuda:1"), "ours"]
+
+
+@LINUX
+def test_one_decode_with_grouped_heads_runs_on_a_gpu() -> None:
+    """Heads come before rows in a fused kernel's result, and lie behind them in memory."""
+    with fake_cuda():
+        q = torch.empty(1, 1, 4, 16, device="cuda")
+        keys = torch.empty(2, 3, 32, 16, device="cuda")
+        assert sdpa(q, keys, keys, (2,), (9,)).shape == q.shape
