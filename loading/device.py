@@ -24,7 +24,8 @@ def check_memory(
 ) -> None:
     """Raise a UserError if weights, rotary tables and cache need more than the device's memory.
 
-    held: bytes of them that are on the device already.
+    On a GPU, a batch and what PyTorch loads need room, too. held: bytes of weights, tables and
+    cache that are on the device already.
     """
     memory = memory_of(device)
     if memory is None:
@@ -35,12 +36,47 @@ def check_memory(
     if config.flavour == "llama":
         weights += length * config.head_dim * dtype.itemsize  # of the rotary tables
     cache = slots * length * config.kv_bytes_per_token(dtype.itemsize)
-    if weights + cache > memory:
+    room, also = 0, ""
+    if device.type == "cuda":
+        room = LOADED + batch_bytes(config, slots, length, dtype.itemsize)
+        also = f" and {room / 1e9:.1f} GB for a batch and PyTorch's kernels"
+    if weights + cache + room > memory:
         raise UserError(
             f"{config.name} needs {weights / 1e9:.1f} GB of weights and {cache / 1e9:.1f} GB of"
-            f" cache ({slots} slots of {length} tokens), but {device} has {memory / 1e9:.1f} GB:"
-            " choose a smaller model, max_batch_size or max_length"
+            f" cache ({slots} slots of {length} tokens){also}, but {device} has"
+            f" {memory / 1e9:.1f} GB: choose a smaller model, max_batch_size or max_length"
         )
+
+
+# Bytes on a GPU that come once it computes. Asking for its free memory makes the CUDA context, so
+# what is free is without it (426 MiB with PyTorch 2.10 on an RTX 6000 Ada: unsloth-zoo#1053). Then
+# kernels are loaded as they are called: 0.08 to 0.20 GiB in vLLM's logs ("non_torch_memory",
+# vllm#12126, #14447). cuBLAS and cuBLASLt keep 32 MiB each on Hopper (pytorch#120925). PyTorch
+# takes memory in blocks of 2 to 20 MiB, and uses a part of some: the rest is for that.
+LOADED = 500_000_000
+
+
+def batch_bytes(config: ModelConfig, slots: int, length: int, itemsize: int) -> int:
+    """Bytes of a batch's intermediate results at most, on a GPU with the back end sdpa.
+
+    The largest batch here is a whole prompt of `length` tokens, beside decodes in all other slots.
+    A policy that prefills several long prompts at once (request_level, orca) needs more. What a
+    layer made is free in the next one. Most is held in one of two places:
+
+    - the FFN: its first product, the activation, and gate * up; q, k, v and y are still there;
+    - attention: y three times, and a copy of the keys and values of all slots that decode.
+
+    tests/gpu_memory.py counts the same on the real model.
+    """
+    rows, y = length + slots - 1, config.n_head * config.head_dim
+    # the residual, its norm, cos and sin; q, k, v; y
+    kept = 2 * config.hidden + config.head_dim + config.linears["preproj"][1] + y
+    ffn = rows * (kept + config.hidden + 2 * config.linears["ffn_ln1"][1])
+    copied = slots * length * 2 * config.n_kv_head * config.head_dim
+    attention = rows * (kept + 2 * y) + copied
+    numbers = 24 * slots * length  # bytes: masks, and the places that are copied
+    logits = slots * config.vocab_size * (itemsize + 8)  # 8: drawn from in float64
+    return max(ffn, attention) * itemsize + numbers + logits
 
 
 def memory_of(device: torch.device) -> int | None:
