@@ -232,7 +232,7 @@ def constants(gpu: str, software: str, generation: str = "") -> tuple[Efficiency
     return EFFICIENCY[owner, software], guess
 
 
-GENERATIONS = ("ampere", "ada", "hopper", "blackwell")
+GENERATIONS = ("turing", "ampere", "ada", "hopper", "blackwell")
 
 
 def distance(one: str, other: str) -> int:

@@ -104,6 +104,7 @@ MAX_1550 = (
     " Argonne measured 1 TB/s (triad). The data sheet has 1638"
 )
 # Where the SMs and the L2 cache of a generation stand. Ada: 128 CUDA cores to an SM.
+TU104 = "65 TFLOPS mixed FP16/FP32. SMs, L2: NVIDIA Turing white paper"
 GA100 = "SMs, L2: NVIDIA A100 white paper"
 GA102 = "SMs, L2: NVIDIA GA102 white paper"
 ADA = "SMs, L2: NVIDIA Ada white paper"
@@ -137,6 +138,8 @@ GPUS: dict[str, GPU] = by_name(
         row("a100-80gb-pcie", 80, 312, 1935, 108, 40, "ampere", "pcie4", nvidia("A100", GA100)),
         row("a100-40gb", 40, 312, 1555, 108, 40, "ampere", "nvlink-a100", nvidia("A100", GA100)),
         row("a100-40gb-pcie", 40, 312, 1555, 108, 40, "ampere", "pcie4", nvidia("A100", GA100)),
+        # No bfloat16 there: float16. Of its 16 GiB, error correction takes one: 15 are 16.1 GB.
+        row("t4", 16, 65, 320, 40, 4, "turing", "pcie3", nvidia("T4", TU104)),
         row("l4", 24, 121, 300, 58, 48, "ada", "pcie4", nvidia("L4", ADA)),
         row("l20", 48, 119.5, 864, 92, 96, "ada", "pcie4", nvidia("L20", DRIVER)),
         row("l40s", 48, 362.05, 864, 142, 96, "ada", "pcie-l40s-node", nvidia("L40S", ADA)),
@@ -169,6 +172,7 @@ LINKS: dict[str, Link | Nodes] = by_name(
         Link("nvlink-h100", 450e9, 10e-6, source="H100 data sheet: 900 GB/s both ways"),
         Link("nvlink-b200", 900e9, 10e-6, source="DGX B200 data sheet: 1.8 TB/s both ways"),
         Link("fabric-mi300x", 448e9, 10e-6, source="MI300X data sheet: 7 links of 128 GB/s both"),
+        Link("pcie3", 16e9, 15e-6, source="PCIe 3.0 x16: 32 GB/s both ways"),
         PCIE4,
         Link("pcie5", 64e9, 15e-6, source="PCIe 5.0 x16: 128 GB/s both ways"),
         Link(

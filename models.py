@@ -12,6 +12,7 @@ def row(**fields: object) -> dict:
 
 LLAMA = "SARATHI Sec 4.5; FFN and vocabulary: LLaMA paper, Table 2"
 LLAMA31 = (8, 1, 4, 8192)  # of its rotary positions: factor, low, high, length
+LLAMA32 = (32, 1, 4, 8192)
 ROWS: list[dict] = [
     row(
         name="llama-13b", n_layer=40, n_head=40, hidden=5120, intermediate=13824,
@@ -50,6 +51,11 @@ ROWS: list[dict] = [
         vocab_size=32000, max_length=16384,
         source="Llama-2-70b, Hugging Face config; its 4096 positions are too few for the prompts"
         " that Sarathi-Serve gives it: 16384, as its longest requests have",
+    ),
+    row(
+        name="llama3.2-3b", n_layer=28, n_head=24, n_kv_head=8, hidden=3072, intermediate=8192,
+        vocab_size=128256, max_length=131072, rope_theta=5e5, rope_scaling=LLAMA32, tied=True,
+        source="Llama-3.2-3B, Hugging Face config: 3.21 B parameters on its model card",
     ),
     row(
         name="llama3.1-8b", n_layer=32, n_head=32, n_kv_head=8, hidden=4096, intermediate=14336,

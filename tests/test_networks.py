@@ -32,8 +32,11 @@ def test_every_row_is_a_model_with_a_source() -> None:
 
 @pytest.mark.parametrize(
     ("name", "billions"),
-    [("llama2-13b", 13.0), ("qwen2.5-32b", 32.8), ("llama2-70b", 69.0), ("falcon-180b", 179.5)],
-)
+    [
+        ("llama3.2-3b", 3.21), ("llama2-13b", 13.0), ("qwen2.5-32b", 32.8), ("llama2-70b", 69.0),
+        ("falcon-180b", 179.5),
+    ],
+)  # fmt: skip
 def test_models_are_as_large_as_published(name: str, billions: float) -> None:
     assert MODELS[name].parameters / 1e9 == pytest.approx(billions, abs=0.06)
 
