@@ -43,6 +43,7 @@ SCRIPTS = [
         "flags.py",
         "demo/train.py",
         "notebooks/execute.py",
+        "notebooks/install_missing.py",
     ),
     *sorted(
         f"experiments/{path.name}"

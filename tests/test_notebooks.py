@@ -14,6 +14,7 @@ execute = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(execute)
 
 LESSONS = execute.lessons()
+NOTEBOOKS = [*LESSONS, execute.COLAB]
 
 
 def test_numbered_without_a_gap() -> None:
@@ -22,7 +23,7 @@ def test_numbered_without_a_gap() -> None:
     ] and len(LESSONS) >= 9
 
 
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
+@pytest.mark.parametrize("lesson", NOTEBOOKS, ids=lambda lesson: lesson.stem)
 def test_ipynb_is_in_step_with_its_source(lesson: Path) -> None:
     source, notebook = (
         execute.convert(lesson),

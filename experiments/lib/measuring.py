@@ -24,6 +24,9 @@ from timeline import Trace
 if TYPE_CHECKING:  # see above
     from engine import LLM, RequestOutput
 
+FOR_CPUS = "laptop"  # the default of --model
+INSTEAD = "Give --model llama3.2-3b, or a larger one that fits"
+
 
 def load_llm(options: argparse.Namespace, batch_size: int, length: int) -> "LLM":
     """The model to measure, with room for B requests of L tokens and a last output token.
@@ -36,6 +39,8 @@ def load_llm(options: argparse.Namespace, batch_size: int, length: int) -> "LLM"
     where = {"device": options.device, "cuda_graphs": options.cuda_graphs}
     llm = LLM(options.model, dtype=options.dtype, **where, **sizes)
     llm.cost = cost_here(llm.config.name, str(llm.device), str(llm.dtype))
+    if llm.device.type == "cuda" and llm.config.name == FOR_CPUS:
+        print(f"{FOR_CPUS} is small: on a GPU, it measures how fast kernels start. {INSTEAD}")
     return llm
 
 
@@ -62,7 +67,7 @@ def batch_runner(llm: "LLM", operators: bool) -> Callable[[Batch], Result]:
     llm.cache.k.fill_(0.01)
     llm.cache.v.fill_(0.01)
     llm.time_operators = operators
-    executor = llm.make_executor()
+    executor = llm.make_executor()  # the one of `llm.generate`: with CUDA graphs, where it has them
 
     def run(batch: Batch) -> Result:
         llm.cache.reset()

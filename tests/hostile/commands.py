@@ -55,6 +55,7 @@ COMMANDS = (
     Command("web/bundle.py"),
     Command("demo/train.py", ("--out", "out", "--minutes", "0.01"), ("--minutes",)),
     Command("notebooks/execute.py", ("nothing.py",)),
+    Command("notebooks/install_missing.py"),
     Command("experiments/all.py"),
     Command("experiments/bench.py", ("--workload", "W", "--repeats", "1"), ("--repeats",)),
     Command("experiments/bench_beams.py", ("--repeats", "1"), ("--repeats",)),
