@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention import chunk_mask
 from batch import Batch
-from cli import run_main
 from configs import MODELS, ModelConfig
 from costmodel import make_batch
 from executor import ModelExecutor
@@ -124,4 +123,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_main(main)
+    main()
