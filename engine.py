@@ -18,11 +18,11 @@ from batch import Batch, Request
 from beam.executor import enable_beams
 from beam.outputs import BeamSearchOutput, beam_requests, output_of
 from beam.request import BeamSearchParams
-from checks import MOST_SEED, UserError, check_flag, check_whole
+from checks import MOST_SEED, UserError, check_flag, check_whole, lookup
 from executor import ModelExecutor
 from fast.backends import check_backend, choose_backend, must_measure, speed_up
 from fast.cuda import slot_length
-from fast.graphs import GraphExecutor, graphs_for
+from fast.graphs import WHEN, GraphExecutor, graphs_for
 from kvcache import KVCache
 from loading.device import check_memory, choose_device, choose_dtype
 from loading.load import choose_length, find_model, late_tokenizer, load_model
@@ -76,11 +76,12 @@ class LLM:
     max_length: tokens of one request, prompt + output - 1 (of a beam search: the prompt). The cache
         is allocated at once, for B requests of that length.
     device: "auto" is cuda, else cpu. dtype: "auto" is bfloat16; without it, float16 or float32.
-    attention: "math", "sdpa", "native" or "xformers". "auto": on x86 with AVX2, native (without a
-        compiler, sdpa); elsewhere, what is measured to be fastest. `llm.attention` tells which.
+    attention: "math", "sdpa", "native", "varlen" or "xformers". "auto": on x86 with AVX2, native
+        (without a compiler, sdpa); elsewhere, what is measured to be fastest. `llm.attention` tells
+        which.
     check_weights: look for NaN and infinity in a checkpoint.
-    cuda_graphs: replay iterations of a shape that comes again (fast/graphs.py). None: on CUDA, if
-        launching kernels takes longer than reading the weights.
+    cuda_graphs: replay iterations of a shape that comes again (fast/graphs.py): "on" or "off".
+        "auto": on CUDA, if launching kernels takes longer than reading the weights.
     layers: a function: number of layers -> those to load, for one stage of a pipeline.
     cost: a function: batch -> seconds, for a policy that asks (`Scheduler.cost`).
     fast: False runs without the folder fast/. All modules are plain, and their hooks are called.
@@ -104,7 +105,7 @@ class LLM:
         seed: int = 0,
         time_operators: bool = False,
         check_weights: bool = False,
-        cuda_graphs: bool | None = None,
+        cuda_graphs: str = "auto",
         layers: Callable[[int], range] | None = None,
         cost: Callable[[Batch], float] | None = None,
         fast: bool = True,
@@ -115,17 +116,16 @@ class LLM:
         self._scheduler()  # complains before the weights are loaded
         check_whole("seed", seed, 0, MOST_SEED)
         flags = {"time_operators": time_operators, "check_weights": check_weights, "fast": fast}
-        if cuda_graphs is not None:
-            flags["cuda_graphs"] = cuda_graphs
         for name, flag in flags.items():
             check_flag(name, flag)
+        lookup(dict.fromkeys(WHEN), cuda_graphs, "cuda_graphs")
         self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.device)
         if fast:
             check_backend(attention, self.device)
         elif not isinstance(attention, str) or attention not in ("auto", *PLAIN):
             raise UserError(f"attention is {attention!r}; choose auto, math, sdpa, or fast=True")
-        if cuda_graphs and not (fast and self.device.type == "cuda"):
+        if cuda_graphs == "on" and not (fast and self.device.type == "cuda"):
             raise UserError(f"cuda_graphs needs a CUDA device and fast=True; this is {self.device}")
         self.config, self.directory = find_model(model)
         self.max_length = choose_length(self.config, max_length)
@@ -148,7 +148,7 @@ class LLM:
             made = speed_up(self.model, self.cache, self.attention, measure)
             self.attention, self.attend, self.surroundings = made
             whole = layers is None  # a stage of a pipeline has iterations of its own
-            self.graphs = graphs_for(self.model, self.cache, cuda_graphs if whole else False)
+            self.graphs = graphs_for(self.model, self.cache, cuda_graphs if whole else "off")
         else:
             self.attend, self.surroundings = PLAIN[self.attention], nullcontext
         self.trace = Trace()
@@ -229,12 +229,12 @@ class LLM:
         length = choose_length(self.config, self.max_length if max_length is None else max_length)
         held = self.part.parameters * self.dtype.itemsize + self.cache.bytes
         check_memory(self.part, max_batch_size, length, self.dtype, self.device, held)
-        wanted = self.graphs is not None
+        graphs = "on" if self.graphs else "off"
         self._loop = self.cache = self.graphs = None  # free the old cache first
         self.max_batch_size, self.max_length = max_batch_size, length
         self.model.make_rotary_tables(length)
         self.cache = self._make_cache()
-        self.graphs = graphs_for(self.model, self.cache, wanted)
+        self.graphs = graphs_for(self.model, self.cache, graphs)
 
     def _make_cache(self) -> KVCache:
         length = slot_length(self.max_length, self.device)

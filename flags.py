@@ -126,7 +126,7 @@ class Kind:
         """What it takes, in words."""
         if not self.metavar:
             return "no value"
-        if isinstance(self.type, Whole | Number | Numbers):
+        if isinstance(self.type, Whole | Number | Numbers | OneOf):
             return str(self.type)
         return {Path: "a path", str: "a name"}.get(self.type, "see --help")
 
@@ -134,7 +134,8 @@ class Kind:
 # The code that needs torch has names and bounds of its own. tests/test_flags.py compares them.
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
-BACKENDS = ("auto", "native", "sdpa", "math", "xformers")
+BACKENDS = ("auto", "native", "sdpa", "math", "varlen", "xformers")
+GRAPHS = ("auto", "on", "off")
 CACHES = ("segment", "standard")
 SEED = Whole(0, MOST_SEED)
 TEMPERATURE, TOP_P, PENALTY = Number(0, 10**6), Number(1e-9, 1), Number(-10, 10)
@@ -161,7 +162,10 @@ TABLE: dict[str, dict[str, Kind]] = {
         "max-batch-size": Kind("B", "requests that run at once", ITEMS, several=True),
         "max-length": Kind("L", "most tokens of a request, prompt and output", TOKENS),
         "max-tokens": Kind("N", "output tokens of a request", TOKENS),
-        "cuda-graphs": Kind("", "replay iterations of a shape that comes again (needs a GPU)"),
+        "cuda-graphs": Kind(
+            "WHEN", f"on a GPU, replay iterations of a shape that comes again: {either(GRAPHS)}",
+            OneOf(GRAPHS),
+        ),  # fmt: skip
         "check": Kind("", "look for NaN and infinity in the weights"),
     },
     "Sampling and beam search": {

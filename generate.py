@@ -59,7 +59,7 @@ def parse_args() -> argparse.Namespace:
     add("dtype", default="auto")
     add("device", default="auto")
     add("attention", default="auto")
-    add("cuda-graphs")
+    add("cuda-graphs", default="auto")
     add("perfetto", "write the run, operator by operator, for https://ui.perfetto.dev (JSON)")
     add("check")
     args = parser.parse_args()

@@ -30,7 +30,7 @@ from web.runner import Engine, Runner
 from web.server import Limits, Server, hash_of, listen, room_for
 
 KEY = "NANO_SARATHI_API_KEY"  # of the environment; a flag is seen by all who may list processes
-REAL = {"dtype": "auto", "device": "auto", "attention": "auto", "cuda_graphs": False,
+REAL = {"dtype": "auto", "device": "auto", "attention": "auto", "cuda_graphs": "auto",
         "check": False}  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def parse_args() -> argparse.Namespace:
         shown="none: a browser loads it")  # fmt: skip
     for name in ("dtype", "device", "attention"):
         add(name, default="auto")
-    add("cuda-graphs")
+    add("cuda-graphs", default="auto")
     add("check")
     args = parser.parse_args()
     if args.policy_file:

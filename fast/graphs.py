@@ -26,6 +26,7 @@ from fast.kernels import why_not_varlen
 from kvcache import KVCache
 from model import Transformer, untimed
 
+WHEN = ("auto", "on", "off")
 STEP = 256  # tokens: keys are read up to the next multiple
 SEEN = 2  # how often a shape must come before it is worth a recording
 MOST = 64  # recordings: each keeps the memory of its intermediate results
@@ -112,9 +113,11 @@ class Graphs:
         return Recording(kept, list(model.buffers()), graph.replay, logits, self.batches)
 
 
-def graphs_for(model: Transformer, cache: KVCache, wanted: bool | None) -> Graphs | None:
-    """None without CUDA graphs. wanted: None asks `launches_decide`."""
-    if wanted is False or not cache.k.is_cuda or not (wanted or launches_decide(model, cache)):
+def graphs_for(model: Transformer, cache: KVCache, when: str) -> Graphs | None:
+    """None without CUDA graphs. when: "on", "off", or "auto", which asks `launches_decide`."""
+    if when == "off" or not cache.k.is_cuda:
+        return None
+    if when == "auto" and not launches_decide(model, cache):
         return None
     shape = cache.k.device, cache.k.dtype, cache.k.shape[-1], cache.length
     return Graphs(cache, gathered if why_not_varlen(*shape) else varlen)

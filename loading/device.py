@@ -50,7 +50,7 @@ def check_memory(
 
 # Bytes on a GPU that come once it computes. Asking for its free memory makes the CUDA context, so
 # what is free is without it (426 MiB with PyTorch 2.10 on an RTX 6000 Ada: unsloth-zoo#1053). Then
-# kernels are loaded as they are called: 0.08 to 0.20 GiB in vLLM's logs ("non_torch_memory",
+# kernels are loaded as they are called: 0.16 to 0.20 GiB in vLLM's logs ("non_torch_memory",
 # vllm#12126, #14447). cuBLAS and cuBLASLt keep 32 MiB each on Hopper (pytorch#120925). PyTorch
 # takes memory in blocks of 2 to 20 MiB, and uses a part of some: the rest is for that.
 LOADED = 500_000_000

@@ -353,16 +353,16 @@ def test_llm_and_beams(
         monkeypatch.setattr(module, "sample", lambda logits, samplers: [1] * len(logits))
     monkeypatch.setattr(beam.executor, "best_candidates", best)
     half = torch.float16 if capability == (7, 5) else torch.bfloat16
-    for recorded in (True, False):
+    for when in ("on", "off"):
         with fake_cuda(capability):
-            llm = LLM(small, attention="sdpa", cuda_graphs=recorded)
+            llm = LLM(small, attention="sdpa", cuda_graphs=when)
             assert llm.dtype == half and llm.device.type == "cuda"
             for _ in range(2):
                 outputs = llm.generate([[1] * 30, [1]], SamplingParams(max_tokens=5))
                 assert [len(output.token_ids) for output in outputs] == [5, 5]
             params = BeamSearchParams(beam_width=3, max_tokens=20)
             assert len(llm.beam_search([[1] * 20], params, cache=cache)) == 1
-            assert bool(llm.graphs and llm.graphs.recordings) == recorded
+            assert bool(llm.graphs and llm.graphs.recordings) == (when == "on")
 
 
 @LINUX
@@ -372,8 +372,8 @@ def test_graphs_where_launches_take_longer_than_bytes(monkeypatch: pytest.Monkey
         for name, expected in (("laptop", True), ("llama-13b", False)):
             model = new_model(MODELS[name], torch.float16, GPU)
             cache = KVCache(MODELS[name], 2, 256, torch.float16, GPU)
-            assert (graphs.graphs_for(model, cache, None) is not None) == expected
-            assert graphs.graphs_for(model, cache, False) is None
+            assert (graphs.graphs_for(model, cache, "auto") is not None) == expected
+            assert graphs.graphs_for(model, cache, "off") is None
 
 
 def test_a_back_end_that_cannot_run_is_one_line(small: str) -> None:

@@ -456,7 +456,7 @@ def test_the_book_alone(llm: LLM, small: str) -> None:
     with pytest.raises(UserError, match="attention is 'native'; choose auto, math, sdpa"):
         LLM(small, device="cpu", attention="native", fast=False)
     with pytest.raises(UserError, match="cuda_graphs needs a CUDA device and fast=True"):
-        LLM(small, device="cpu", cuda_graphs=True, fast=False)
+        LLM(small, device="cpu", cuda_graphs="on", fast=False)
 
 
 def test_a_stream_that_is_done_may_be_asked_again(llm: LLM) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fake_cuda import graphs_on_a_cpu
 
 import configs
 from attention import chunk_mask
@@ -33,7 +34,9 @@ from experiments.lib.flags import MEASURE, make_parser, parse
 from experiments.lib.measuring import Run as MeasuredRun
 from experiments.lib.measuring import load_llm, measured_gains, time_batches
 from experiments.lib.steady import Workload, balance, predicted_gain
+from fast.cuda import gathered
 from fast.graphs import GraphExecutor, Graphs
+from flags import GRAPHS
 from loading import checkpoint
 from loading.load import new_model, random_weights
 
@@ -426,7 +429,12 @@ def test_batches_of_a_chosen_shape_run_and_are_priced(tiny: str) -> None:
 def test_a_gpu_is_measured_with_its_graphs(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is recorded in a first turn is not timed."""
     llm = LLM(tiny, max_batch_size=4, max_length=65, dtype="float32", device="cpu")
-    llm.cuda_graphs, llm.graphs = True, Graphs(llm.cache)
+    with graphs_on_a_cpu():
+        turns_of_a_gpu(llm, monkeypatch)
+
+
+def turns_of_a_gpu(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm.graphs = Graphs(llm.cache, gathered)
     turns, record = [], GraphExecutor.record
     execute = GraphExecutor.execute
     monkeypatch.setattr(
@@ -442,8 +450,8 @@ def test_a_gpu_is_measured_with_its_graphs(tiny: str, monkeypatch: pytest.Monkey
     assert turns == ["", "recorded", "", "", ""]
 
 
-@pytest.mark.parametrize("flags", [{"--measure"}, {"--measure", "--cuda-graphs"}])
-def test_graphs_are_asked_for_by_a_flag(flags: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("when", GRAPHS)
+def test_graphs_are_asked_for_by_a_flag(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def llm(model: str, **options: object) -> None:
@@ -451,12 +459,13 @@ def test_graphs_are_asked_for_by_a_flag(flags: set[str], monkeypatch: pytest.Mon
         raise UserError("asked")
 
     monkeypatch.setattr("engine.LLM", llm)
-    options = parse(make_parser("", MEASURE), MEASURE, sorted(flags))
+    flags = [] if when == "auto" else ["--cuda-graphs", when]
+    options = parse(make_parser("", MEASURE), MEASURE, ["--measure", *flags])
     with pytest.raises(UserError, match="asked"):
         load_llm(options, 2, 64)
-    assert asked == ["--cuda-graphs" in flags]
+    assert asked == [when]
     with pytest.raises(UserError, match="--cuda-graphs needs --measure"):
-        parse(make_parser("", MEASURE), MEASURE, ["--cuda-graphs"])
+        parse(make_parser("", MEASURE), MEASURE, ["--cuda-graphs", "on"])
 
 
 def test_measured_gains_alternate_with_the_baseline(tiny: str) -> None:

@@ -25,6 +25,7 @@ from configs import GPUS
 from experiments.bench import SHAPES
 from experiments.lib import common
 from fast.backends import BACKENDS
+from fast.graphs import WHEN
 from flags import KINDS, RENAMED, Parser
 from loading.device import DTYPES, choose_device
 from pipeline import make_micro_batches
@@ -177,6 +178,7 @@ def test_bounds_are_those_of_the_code(name: str, check: Callable[[float], object
 def test_names_are_those_of_the_code() -> None:
     assert set(flags.DTYPES) == {"auto", *DTYPES}
     assert set(flags.BACKENDS) == {"auto", *BACKENDS}
+    assert flags.GRAPHS == WHEN
     assert flags.CACHES == CACHES
     assert KINDS["workload"].meaning.endswith(f": {flags.either(tuple(SHAPES))}")
     with pytest.raises(UserError, match=f": choose from {', '.join(flags.DEVICES)}$"):

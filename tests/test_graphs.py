@@ -120,7 +120,7 @@ def test_an_engine(attend: str, replays: Callable, monkeypatch: pytest.MonkeyPat
     expected = [output.token_ids for output in plain.generate(prompts, params)]
     best = plain.beam_search(*beams)[0].sequences[0].token_ids
 
-    def graphs_for(model: Transformer, cache: KVCache, wanted: bool) -> Graphs:
+    def graphs_for(model: Transformer, cache: KVCache, when: str) -> Graphs:
         return Graphs(cache, ATTEND[attend])
 
     monkeypatch.setattr("engine.graphs_for", graphs_for)
@@ -199,7 +199,7 @@ def test_needs_cuda(small: str) -> None:
     with pytest.raises(
         UserError, match="cuda_graphs needs a CUDA device and fast=True; this is cpu"
     ):
-        LLM(small, device="cpu", cuda_graphs=True)
+        LLM(small, device="cpu", cuda_graphs="on")
 
 
 @pytest.mark.cuda

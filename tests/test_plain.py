@@ -94,4 +94,4 @@ def test_fast_ways_are_refused_by_name() -> None:
     with pytest.raises(UserError, match="attention is 'native'; choose auto, math, sdpa"):
         LLM("demo", fast=False, attention="native")
     with pytest.raises(UserError, match="cuda_graphs needs a CUDA device and fast=True"):
-        LLM("demo", fast=False, cuda_graphs=True)
+        LLM("demo", fast=False, cuda_graphs="on")

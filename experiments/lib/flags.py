@@ -41,7 +41,7 @@ MEASURE = {
     "device": Flag(default="auto", measure=True),
     "dtype": Flag(default="auto", measure=True),
     "model": Flag(default="laptop", measure=True),
-    "cuda_graphs": Flag(default=False, measure=True),
+    "cuda_graphs": Flag(default="auto", measure=True),
 }  # of every figure that can be measured
 
 # Of every script that compares policies: those of `policy` are compared, too.

@@ -97,7 +97,7 @@ def time_batches(
     """
     run = batch_runner(llm, operators)
     seen: list[list[Result]] = [[] for _ in batches]
-    warm_ups = 2 if llm.cuda_graphs else 1  # the second records the graphs
+    warm_ups = 2 if llm.graphs else 1  # the second records the graphs
     for turn in progress(range(warm_ups + repeats), "measuring"):
         for batch, results in zip(batches, seen, strict=True):
             result = run(batch)

@@ -281,7 +281,7 @@ RECIPES = tuple(
         (llm_of, {"model": "'small'", "policy": "'sarathi'", "chunk_size": "4",
                   "max_batch_size": "2", "cache_tokens": "30", "max_length": "30",
                   "dtype": "'float64'", "device": "'cpu'", "attention": "'sdpa'", "seed": "1",
-                  "time_operators": "False", "check_weights": "False", "cuda_graphs": "False",
+                  "time_operators": "False", "check_weights": "False", "cuda_graphs": "'off'",
                   "fast": "True"}),
         (generate_with, {"prompts": "[[1, 2], [3]]", "sampling_params": "None",
                          "arrival_times": "[0.0, 0.01]"}),
