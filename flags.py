@@ -163,9 +163,8 @@ TABLE: dict[str, dict[str, Kind]] = {
         "max-length": Kind("L", "most tokens of a request, prompt and output", TOKENS),
         "max-tokens": Kind("N", "output tokens of a request", TOKENS),
         "cuda-graphs": Kind(
-            "WHEN", f"on a GPU, replay iterations of a shape that comes again: {either(GRAPHS)}",
-            OneOf(GRAPHS),
-        ),  # fmt: skip
+            "WHEN", f"replay an iteration whose shape comes again: {either(GRAPHS)}", OneOf(GRAPHS)
+        ),
         "check": Kind("", "look for NaN and infinity in the weights"),
     },
     "Sampling and beam search": {

@@ -435,17 +435,17 @@ def test_a_gpu_is_measured_with_its_graphs(tiny: str, monkeypatch: pytest.Monkey
 
 def turns_of_a_gpu(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     llm.graphs = Graphs(llm.cache, gathered)
-    turns, record = [], GraphExecutor.record
+    turns, record = [], Graphs.record
     execute = GraphExecutor.execute
     monkeypatch.setattr(
         GraphExecutor, "execute", lambda self, batch: turns.append("") or execute(self, batch)
     )
 
-    def noted(self: GraphExecutor, *arguments: object, **options: object) -> object:
+    def noted(self: Graphs, *arguments: object, **options: object) -> object:
         turns[-1] = "recorded"
         return record(self, *arguments, **options)
 
-    monkeypatch.setattr(GraphExecutor, "record", noted)
+    monkeypatch.setattr(Graphs, "record", noted)
     time_batches(llm, [make_batch(decodes=2, context=30)], 3)
     assert turns == ["", "recorded", "", "", ""]
 
