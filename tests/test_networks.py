@@ -6,7 +6,7 @@ import pytest
 
 from checks import UserError
 from configs import GPUS, LINKS, MODELS, Link, Nodes
-from costmodel import CostModel, make_batch
+from costmodel import CostModel, make_batch, tokens_that_fit
 from loading.load import find_model
 from models import ROWS
 from simulate import make_cost_model
@@ -39,6 +39,15 @@ def test_every_row_is_a_model_with_a_source() -> None:
 )  # fmt: skip
 def test_models_are_as_large_as_published(name: str, billions: float) -> None:
     assert MODELS[name].parameters / 1e9 == pytest.approx(billions, abs=0.06)
+
+
+def test_a_t4_has_room_for_its_model_and_waits_for_its_memory() -> None:
+    """In float16, with 8 requests of 4096 tokens. Most of a decode iteration is reading."""
+    model, gpu = MODELS["llama3.2-3b"], GPUS["t4"]
+    assert tokens_that_fit(model, gpu) > 8 * 4096
+    predicted = CostModel(model, gpu, software="vllm").seconds(make_batch(decodes=8, context=512))
+    read = 2 * model.parameters + 8 * 512 * model.kv_bytes_per_token()
+    assert 0.6 * predicted < read / gpu.bandwidth < predicted
 
 
 def test_falcon_has_one_all_reduce_per_layer() -> None:

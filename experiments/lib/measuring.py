@@ -66,8 +66,9 @@ def batch_runner(llm: "LLM", operators: bool) -> Callable[[Batch], Result]:
     # memory that was never written is all one page of zeros, and reads faster than a real cache
     llm.cache.k.fill_(0.01)
     llm.cache.v.fill_(0.01)
-    llm.time_operators = operators
+    kept, llm.time_operators = llm.time_operators, operators
     executor = llm.make_executor()  # the one of `llm.generate`: with CUDA graphs, where it has them
+    llm.time_operators = kept
 
     def run(batch: Batch) -> Result:
         llm.cache.reset()
