@@ -53,6 +53,15 @@ def test_the_life_of_a_request_prints_what_it_shows() -> None:
     assert not differences(document)
 
 
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "docs").glob("gpu*.md")), ids=lambda path: path.stem
+)
+def test_what_is_said_of_gpus_is_printed(path: Path) -> None:
+    document = read(path)
+    assert len(shown(document)) == document.count("```python")
+    assert not differences(document)
+
+
 def test_the_life_of_a_request_goes_through_the_book() -> None:
     document = read(LIFE)
     for step in (
