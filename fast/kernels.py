@@ -107,7 +107,8 @@ def sdpa_kernel(
     major = capability[0]
     ampere = (8, 0) <= capability <= NEWEST
     half = dtype in HALF
-    if cudnn and major in (9, 10) and half and head_dim % 8 == 0 and head_dim <= 256:
+    planned = {9: 256, 10: 128}.get(major, 0)  # the largest head_dim
+    if cudnn and half and head_dim % 8 == 0 and head_dim <= planned:
         return "cudnn"  # :653, :772; sdp_utils_cpp.h:91
     if ampere and half and not mask and head_dim <= 256:
         return "flash"  # :199, :443; sdp_utils_cpp.h:91, 262

@@ -1,0 +1,199 @@
+"""What a GPU can run: as the libraries say, and as we have read. No GPU is needed."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from checks import UserError
+from fast import kernels
+from fast.kernels import (
+    load_cuda_12,
+    main,
+    report,
+    sdpa_kernel,
+    why_not_varlen,
+    why_not_xformers,
+)  # fmt: skip
+from tests.fake_cuda import LINUX, fake_cuda
+from tests.which_kernel import BATCHES, GPUS, table
+
+ROOT = Path(__file__).parent.parent
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+HALF, FLOAT, DOUBLE = torch.float16, torch.float32, torch.float64
+
+
+@LINUX
+def test_the_table_of_kernels_is_the_documents() -> None:
+    """docs/gpu.md has what both libraries said. Without CUDA, PyTorch's part is `sdpa_kernel`."""
+    if kernels.find_spec("xformers") is None:
+        pytest.skip("needs xformers")
+    lines = table()
+    assert "\n".join(lines) in (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
+    assert not any(unfused in line for line in lines for unfused in ("math", "cudnn", "|  |"))
+    assert all(sum(gpu in line for line in lines) == len(BATCHES) for gpu in GPUS)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "head_dim", "options", "kernel"),
+    [
+        ((8, 0), HALF, 128, {"mask": True, "grouped": True}, "math"),
+        ((8, 0), HALF, 128, {"mask": False, "grouped": True}, "flash"),
+        ((7, 5), HALF, 128, {"mask": False, "grouped": True}, "math"),
+        ((7, 5), torch.bfloat16, 128, {"mask": False}, "math"),
+        ((8, 0), FLOAT, 128, {"mask": False}, "efficient"),
+        ((7, 5), FLOAT, 62, {"mask": False}, "efficient"),
+        ((9, 0), FLOAT, 62, {"mask": False}, "math"),
+        ((9, 0), DOUBLE, 128, {"mask": False}, "math"),
+        ((9, 0), HALF, 60, {"mask": False}, "flash"),
+        ((9, 0), HALF, 60, {"mask": True}, "math"),
+        ((9, 0), HALF, 264, {"mask": False}, "efficient"),
+        ((9, 0), HALF, 256, {"mask": True, "cudnn": True}, "cudnn"),
+        ((10, 0), HALF, 256, {"mask": False, "cudnn": True}, "flash"),
+        ((8, 9), HALF, 128, {"mask": True, "cudnn": True}, "efficient"),
+    ],
+)
+def test_what_pytorch_2_13_chose(
+    capability: tuple[int, int], dtype: torch.dtype, head_dim: int, options: dict, kernel: str
+) -> None:
+    """With CUDA, which_kernel.py asks its library the same, and much more."""
+    assert sdpa_kernel(capability, dtype, head_dim, **options) == kernel
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "head_dim", "length", "why"),
+    [
+        ((8, 0), HALF, 128, 512, None),
+        ((12, 0), torch.bfloat16, 256, 256, None),
+        ((7, 5), HALF, 128, 512, "needs compute capability 8.0, and cuda has 7.5"),
+        ((9, 0), FLOAT, 128, 512, "float16 or bfloat16, not float32"),
+        ((9, 0), HALF, 60, 512, "head_dim .* not 60"),
+        ((9, 0), HALF, 264, 512, "head_dim .* not 264"),
+        ((9, 0), HALF, 128, 384, "256 tokens, not 384"),
+    ],
+)
+def test_what_varlen_needs(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: torch.dtype,
+    head_dim: int, length: int, why: str | None,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    found = why_not_varlen(CUDA, dtype, head_dim, length)
+    assert found is why is None or re.search(why, found), found
+    assert "this is cpu" in why_not_varlen(CPU, dtype, head_dim, length)
+
+
+def test_an_older_pytorch_has_no_block_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "torch.nn.attention.varlen"
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(varlen_attn=lambda query, key: None))
+    assert "no varlen_attn with a block table" in why_not_varlen(CUDA, HALF, 128, 512)
+    monkeypatch.setitem(sys.modules, name, None)  # as if it were not there
+    assert "no varlen_attn with a block table" in why_not_varlen(CUDA, HALF, 128, 512)
+
+
+WARNS = r"""
+import logging
+logging.getLogger("xformers").warning("at length")
+_built_with_cuda, _cpp_library_load_exception = False, ValueError("wrapped")
+_cpp_library_load_exception.__cause__ = OSError("libcudart.so.12: no such file\nmore")
+"""
+
+
+def fake_xformers(folder: Path, monkeypatch: pytest.MonkeyPatch, library: str) -> None:
+    package = folder / "xformers"
+    package.mkdir()
+    (package / "__init__.py").write_text("", encoding="utf-8")
+    (package / "_cpp_lib.py").write_text(library, encoding="utf-8")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "xformers"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(folder)
+
+
+@pytest.mark.parametrize(
+    ("library", "why"),
+    [
+        ("_built_with_cuda, _cpp_library_load_exception = True, None", None),
+        (WARNS, r"its library did not load: libcudart.so.12: no such file\\nmore"),
+        ("_built_with_cuda, _cpp_library_load_exception = False, None", "did not load: it has no"),
+        ("raise RuntimeError('built for another Python')", "did not load: built for another"),
+        ("", "did not load: .*_built_with_cuda"),
+    ],
+)
+def test_why_xformers_cannot_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture,
+    caplog: pytest.LogCaptureFixture, library: str, why: str | None,
+) -> None:  # fmt: skip
+    """One line, whatever is wrong with the package, and nothing of its own warning."""
+    fake_xformers(tmp_path, monkeypatch, library)
+    found = why_not_xformers(CUDA)
+    assert found is why is None or re.search(why, found), found
+    assert "".join(capfd.readouterr()) == caplog.text == ""
+    assert "this is cpu" in why_not_xformers(CPU)
+    monkeypatch.setattr(kernels, "find_spec", lambda _: None)
+    assert why_not_xformers(CUDA) == "the package xformers is not installed"
+
+
+def test_the_runtime_of_cuda_12_is_loaded_from_where_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch looks in one folder alone."""
+    place = tmp_path / "nvidia" / "cuda_runtime" / "lib"
+    place.mkdir(parents=True)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "nvidia"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    load_cuda_12()  # no library there, or none that this system can load: no error
+    (place / "libcudart.so.12").write_text("no library", encoding="utf-8")
+    load_cuda_12()
+    loaded: list[str] = []
+    monkeypatch.setattr(kernels.ctypes, "CDLL", loaded.append)
+    load_cuda_12()
+    assert str(place / "libcudart.so.12") in loaded
+
+
+def test_the_report_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake_cuda((7, 5), count=2, memory=16e9):
+        monkeypatch.setattr(kernels, "why_not_xformers", lambda _: None)
+        old = report()
+        names = [line.split("  ")[0] for line in old]
+    assert names == [
+        "PyTorch", "cuda:0", "cuda:1", "dtype", "sdpa", "varlen", "xformers", "CUDA graphs", "NCCL"
+    ]  # fmt: skip
+    assert "compute capability 7.5, 16 GB" in old[2]
+    assert old[3].endswith(" float16")
+    assert "yes: efficient for whole prompts, efficient for chunks" in old[4]
+    assert "no: it needs compute capability 8.0" in old[5]
+    assert old[6].endswith(" yes")
+    with fake_cuda((9, 0)):
+        new = report()
+    assert "yes: flash for whole prompts, efficient for chunks" in new[3]
+    assert new[4].endswith(" yes")
+
+
+def test_the_report_says_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert report()[1].endswith("no: this PyTorch is built for CPUs")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(kernels, "why_unseen", lambda: "the driver is older than R580")
+    assert report()[1].endswith("no: the driver is older than R580")
+    monkeypatch.setattr(kernels, "why_unseen", lambda: "")
+    assert "none is here" in report()[1]
+
+    def fails() -> bool:
+        raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
+
+    monkeypatch.setattr(torch.cuda, "is_available", fails)
+    with pytest.raises(UserError, match="the GPU does not answer: CUDA error: out of memory"):
+        main()
+
+
+def test_the_command() -> None:
+    """On this machine, whatever it has."""
+    command = [sys.executable, "-m", "fast.kernels"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"PyTorch      {torch.__version__}, ")
