@@ -7,10 +7,8 @@ import importlib
 import re
 import subprocess
 import sys
-from argparse import Namespace
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,7 +21,6 @@ from cli import run_main
 from costmodel import make_batch
 from engine import LLM
 from experiments import fidelity, fig6, fig8, serve_latency, serve_stalls
-from experiments.lib import measuring
 from experiments.lib.common import (
     Point,
     curves,
