@@ -37,7 +37,9 @@ IDLE = (
 
 
 def tensors(tree: object) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    """Those that have memory to look at: a CPU's packed weights do not show theirs."""
+    leaves = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in leaves if not leaf.is_mkldnn]
 
 
 class Watch(TorchDispatchMode):

@@ -136,7 +136,7 @@ COMMANDS = (
 NO_COMMANDS = (
     "experiments/beam_peers.py", "experiments/bench_peers.py", "tests/pipeline_worker.py",
     "tests/cpus.py", "tests/gpu_memory.py", "tests/hostile/__main__.py",
-    "fast/watched.py", "fast/kernels.py",
+    "tests/which_kernel.py", "fast/watched.py", "fast/kernels.py",
     "course/worker.py",
     "web/chat.py", "web/explorer.py",
 )  # fmt: skip
