@@ -130,6 +130,10 @@ def test_a_bad_name_is_told_before_the_model_is_looked_for() -> None:
         LLM("no/such-model", attention="compiled")
 
 
+class OfTriton(Exception):
+    """Its compiler raises kinds of its own."""
+
+
 def test_the_fastest_is_chosen_by_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     now = [0.0]
@@ -149,7 +153,7 @@ def test_the_fastest_is_chosen_by_measurement(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setitem(BACKENDS, "slow", backend("slow", 0.02))
     monkeypatch.setitem(BACKENDS, "quick", backend("quick", 0.0))
-    monkeypatch.setitem(BACKENDS, "broken", backend("broken", 0.0, NotImplementedError))
+    monkeypatch.setitem(BACKENDS, "broken", backend("broken", 0.0, OfTriton))
     cache = KVCache(ModelConfig("tiny", 1, 4, 32, 48, 97, 64, n_kv_head=2), 3, 32)
     names = ["slow", "broken", "quick"]
     with monkeypatch.context() as patch:

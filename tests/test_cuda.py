@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import TINY
 from fake_cuda import LINUX, Watch, fake_cuda
+from gpu_launches import watched
 from torch import Tensor
 
 import beam.executor
@@ -21,6 +22,7 @@ from batch import Batch, Chunk, Request
 from beam.search import BeamSearch
 from checks import UserError
 from configs import MODELS, ModelConfig
+from costmodel import make_batch
 from engine import LLM, BeamSearchParams, SamplingParams
 from executor import ModelExecutor
 from fast import cuda, graphs
@@ -233,29 +235,13 @@ def test_devices_and_shapes(name: str, backend: str) -> None:
                 assert logits.is_cuda and logits.shape == (len(batch.sampled), 97)
 
 
-def watched(config: ModelConfig, backend: str, contexts: list[int]) -> Watch:
-    """What an iteration of decodes does on a GPU: its batch laid out, its model, its tokens."""
-    decodes = [running(i, context, length=context) for i, context in enumerate(contexts)]
-    with fake_cuda():
-        model = new_model(config, torch.bfloat16, GPU)
-        cache = KVCache(config, len(contexts), config.max_length, torch.bfloat16, GPU)
-        runs = ModelExecutor(model, cache, BACKENDS[backend])
-        for request in decodes:
-            runs.slot_of[request.request_id] = slot = cache.allocate()
-            cache.extend(slot, request.context - 1)
-        with Watch() as watch:
-            logits = runs.forward(runs.flatten(Batch([], decodes)), untimed)
-            logits.argmax(dim=-1).to("cpu")  # its `tolist` waits once
-    return watch
-
-
 @LINUX
 @pytest.mark.parametrize("backend", ["sdpa", "varlen", "xformers"])
 @pytest.mark.usefixtures("validated")
 def test_waits_do_not_grow_with_the_layers(backend: str) -> None:
+    decodes, shape = make_batch(decodes=3, context=40), replace(SHAPES["llama-gqa"], max_length=256)
     found = [
-        watched(replace(SHAPES["llama-gqa"], n_layer=layers), backend, [20, 30, 40]).crossings
-        for layers in (2, 8, 40)
+        watched(replace(shape, n_layer=layers), backend, decodes).crossings for layers in (2, 8, 40)
     ]
     assert found[0] == found[1] == found[2] and len(found[0]) <= 12, found[0]
 
@@ -263,9 +249,9 @@ def test_waits_do_not_grow_with_the_layers(backend: str) -> None:
 @LINUX
 def test_launches_of_a_layer() -> None:
     """`Graphs` counts on this number."""
+    decodes, shape = make_batch(decodes=2, context=40), replace(SHAPES["llama-gqa"], max_length=256)
     two, three = (
-        watched(replace(SHAPES["llama-gqa"], n_layer=layers), "varlen", [20, 30]).launches
-        for layers in (2, 3)
+        watched(replace(shape, n_layer=layers), "varlen", decodes).launches for layers in (2, 3)
     )
     assert three - two == graphs.LAUNCHES
 
@@ -291,9 +277,8 @@ def test_the_mask_of_a_chunk_is_made_once() -> None:
 def test_bytes_written_for_decodes(backend: str, times: float) -> None:
     """LLaMA-3.1-8B, 8 decodes of 4,096 tokens: beside the keys and values of all layers."""
     config = replace(MODELS["llama3.1-8b"], max_length=4096)
-    contexts = [4096] * 8
-    written = watched(config, backend, contexts).written
-    assert written <= times * sum(contexts) * config.kv_bytes_per_token(2)
+    written = watched(config, backend, make_batch(decodes=8, context=4096)).written
+    assert written <= times * 8 * 4096 * config.kv_bytes_per_token(2)
 
 
 @LINUX
@@ -363,6 +348,14 @@ def test_llm_and_beams(
             params = BeamSearchParams(beam_width=3, max_tokens=20)
             assert len(llm.beam_search([[1] * 20], params, cache=cache)) == 1
             assert bool(llm.graphs and llm.graphs.recordings) == (when == "on")
+
+
+@LINUX
+def test_cudnn_does_not_plan_for_each_shape(small: str) -> None:
+    with mock.patch("torch.backends.cuda.enable_cudnn_sdp") as enable:
+        with fake_cuda((9, 0)):
+            LLM(small, attention="sdpa")
+        enable.assert_called_once_with(False)
 
 
 @LINUX
