@@ -3,8 +3,12 @@
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -24,18 +28,42 @@ from tests.which_kernel import BATCHES, GPUS, table
 
 ROOT = Path(__file__).parent.parent
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+XFORMERS = pytest.mark.skipif(not find_spec("xformers"), reason="needs xformers")
 HALF, FLOAT, DOUBLE = torch.float16, torch.float32, torch.float64
 
 
+@pytest.fixture
+def no_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if xformers and nvidia's packages had not been imported, before and after."""
+    with mock.patch.dict(sys.modules):
+        for name in [name for name in sys.modules if re.match(r"(xformers|nvidia)\b", name)]:
+            del sys.modules[name]
+        yield
+
+
+def is_the_documents(lines: list[str]) -> None:
+    text = "\n".join(lines)
+    assert f"\n\n{text}\n\n" in (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
+    assert not re.search("math|cudnn", text), "none is unfused, none plans for each shape"
+    assert all(text.count(f"{gpu} (") == 1 for gpu in GPUS)
+    assert all(text.count(f"| {batch} |") >= 2 for batch in BATCHES), "Turing, and what is newer"
+
+
 @LINUX
+@XFORMERS
 def test_the_table_of_kernels_is_the_documents() -> None:
-    """docs/gpu.md has what both libraries said. Without CUDA, PyTorch's part is `sdpa_kernel`."""
-    if kernels.find_spec("xformers") is None:
-        pytest.skip("needs xformers")
-    lines = table()
-    assert "\n".join(lines) in (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
-    assert not any(unfused in line for line in lines for unfused in ("math", "cudnn", "|  |"))
-    assert all(sum(gpu in line for line in lines) == len(BATCHES) for gpu in GPUS)
+    """As xformers says, and for PyTorch as was read. The document has what was asked."""
+    is_the_documents(table(ask=False))
+
+
+@pytest.mark.slow
+@LINUX
+@XFORMERS
+@pytest.mark.skipif(
+    torch.version.cuda is None or not which("cc"), reason="needs CUDA's PyTorch, cc"
+)
+def test_pytorch_says_what_the_document_says() -> None:
+    is_the_documents(table(ask=True))
 
 
 @pytest.mark.parametrize(
@@ -102,16 +130,6 @@ _cpp_library_load_exception.__cause__ = OSError("libcudart.so.12: no such file\n
 """
 
 
-def fake_xformers(folder: Path, monkeypatch: pytest.MonkeyPatch, library: str) -> None:
-    package = folder / "xformers"
-    package.mkdir()
-    (package / "__init__.py").write_text("", encoding="utf-8")
-    (package / "_cpp_lib.py").write_text(library, encoding="utf-8")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "xformers"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.syspath_prepend(folder)
-
-
 @pytest.mark.parametrize(
     ("library", "why"),
     [
@@ -124,10 +142,14 @@ def fake_xformers(folder: Path, monkeypatch: pytest.MonkeyPatch, library: str) -
 )
 def test_why_xformers_cannot_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture,
-    caplog: pytest.LogCaptureFixture, library: str, why: str | None,
+    caplog: pytest.LogCaptureFixture, no_modules: None, library: str, why: str | None,
 ) -> None:  # fmt: skip
     """One line, whatever is wrong with the package, and nothing of its own warning."""
-    fake_xformers(tmp_path, monkeypatch, library)
+    package = tmp_path / "xformers"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "_cpp_lib.py").write_text(library, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
     found = why_not_xformers(CUDA)
     assert found is why is None or re.search(why, found), found
     assert "".join(capfd.readouterr()) == caplog.text == ""
@@ -137,13 +159,11 @@ def test_why_xformers_cannot_run(
 
 
 def test_the_runtime_of_cuda_12_is_loaded_from_where_it_lies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_modules: None
 ) -> None:
     """PyTorch looks in one folder alone."""
     place = tmp_path / "nvidia" / "cuda_runtime" / "lib"
     place.mkdir(parents=True)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "nvidia"]:
-        monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path)
     load_cuda_12()  # no library there, or none that this system can load: no error
     (place / "libcudart.so.12").write_text("no library", encoding="utf-8")
@@ -154,6 +174,7 @@ def test_the_runtime_of_cuda_12_is_loaded_from_where_it_lies(
     assert str(place / "libcudart.so.12") in loaded
 
 
+@LINUX
 def test_the_report_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     with fake_cuda((7, 5), count=2, memory=16e9):
         monkeypatch.setattr(kernels, "why_not_xformers", lambda _: None)

@@ -62,7 +62,7 @@ OPERATORS = {
 NAMES = {"fa2F": "flash", "cutlassF": "efficient"}  # xformers' for the same kernels of PyTorch
 SDPA = F.scaled_dot_product_attention  # fake_cuda replaces it
 
-# What PyTorch's choice asks of CUDA 13's runtime. Of the properties, the first ones up to the
+# What PyTorch's choice asks of CUDA's runtime. Of the properties, the first ones up to the
 # compute capability, as in driver_types.h.
 DRIVER = """
 #include <stddef.h>
@@ -76,6 +76,9 @@ int cudaGetDevice(int *n) { *n = 0; return 0; }
 int cudaSetDevice(int n) { return 0; }
 int cudaGetDeviceProperties(struct properties *p, int n) {
   p->major = atoi(getenv("MAJOR")); p->minor = atoi(getenv("MINOR")); return 0;
+}
+int cudaGetDeviceProperties_v2(struct properties *p, int n) {  // CUDA 12's
+  return cudaGetDeviceProperties(p, n);
 }
 int cuDevicePrimaryCtxGetState(int n, unsigned *flags, int *active) {
   *flags = 0; *active = 1; return 0;
@@ -159,19 +162,19 @@ def of_varlen(gpu: str) -> str:
     return "none" if why else "flash"
 
 
-def rows(gpu: str) -> list[list[str]]:
-    """Of each batch, in the order of `COLUMNS`."""
+def rows(gpu: str, ask: bool) -> list[list[str]]:
+    """Of each batch, in the order of `COLUMNS`. ask: PyTorch's library, under `DRIVER`."""
     found = []
     for batch in BATCHES:
         plain, grouped = (
             [
-                asked("sdpa", gpu, batch, heads) if torch.version.cuda else read(gpu, batch),
+                asked("sdpa", gpu, batch, heads) if ask else read(gpu, batch),
                 of_varlen(gpu),
                 asked("xformers", gpu, batch, heads),
             ]
             for heads in HEADS
         )
-        assert plain == grouped, f"{gpu}, {batch}: {plain} for plain heads, {grouped} for grouped"
+        assert all(plain) and plain == grouped, f"{gpu}, {batch}: {plain}; grouped: {grouped}"
         found.append([batch, *plain])
     return found
 
@@ -194,10 +197,10 @@ def differences(gpu: str) -> list[str]:
     return found
 
 
-def all_rows() -> Iterator[tuple[str, list[list[str]]]]:
-    """Of each GPU. A PyTorch that is built with CUDA gets a process for each, with a `DRIVER`."""
-    if torch.version.cuda is None:
-        yield from ((gpu, rows(gpu)) for gpu in GPUS)
+def all_rows(ask: bool) -> Iterator[tuple[str, list[list[str]]]]:
+    """Of each GPU, in a process of its own if PyTorch's library is asked."""
+    if not ask:
+        yield from ((gpu, rows(gpu, ask)) for gpu in GPUS)
         return
     with tempfile.TemporaryDirectory() as folder:
         library = str(Path(folder, "driver.so"))
@@ -212,26 +215,31 @@ def all_rows() -> Iterator[tuple[str, list[list[str]]]]:
             yield gpu, json.loads(done.stdout)
 
 
-def table() -> list[str]:
-    """In Markdown. GPUs that run the same kernels share their rows."""
+def table(ask: bool) -> list[str]:
+    """In Markdown. GPUs that run the same kernels share their rows; the first one names them.
+
+    ask: PyTorch's library, which must be built with CUDA. Else its part is what was read.
+    """
     alike: dict[str, list[str]] = {}
-    for gpu, found in all_rows():
+    for gpu, found in all_rows(ask):
         name = f"{gpu} ({GPUS[gpu][0]}.{GPUS[gpu][1]})"
         alike.setdefault(json.dumps(found), []).append(name)
     lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     for found, names in alike.items():
-        lines += [f"| {' | '.join([', '.join(names), *row])} |" for row in json.loads(found)]
+        firsts = [", ".join(names), *[""] * (len(BATCHES) - 1)]
+        both = zip(firsts, json.loads(found), strict=True)
+        lines += [f"| {' | '.join([first, *row])} |" for first, row in both]
     return lines
 
 
 def main() -> None:
     if len(sys.argv) == 1:
-        print("\n".join(table()))
+        print("\n".join(table(ask=torch.version.cuda is not None)))
     elif len(sys.argv) == 2 and sys.argv[1] in GPUS and "LD_PRELOAD" in os.environ:
         wrong = differences(sys.argv[1])
         assert not wrong, "\n".join(wrong)
         torch.backends.cuda.enable_cudnn_sdp(False)  # as the engine does
-        print(json.dumps(rows(sys.argv[1])))
+        print(json.dumps(rows(sys.argv[1], ask=True)))
     else:
         raise SystemExit("usage: python -m tests.which_kernel")
 
