@@ -34,9 +34,9 @@ def load_cuda_12() -> None:
     for the runtime names no version, and it takes the first match (torch/__init__.py:292 to 362).
     It finds only its own where the package lies in another folder.
     """
-    with suppress(ImportError, OSError):
+    with suppress(ImportError, OSError, ValueError):
         spec = find_spec("nvidia.cuda_runtime")
-        for folder in spec.submodule_search_locations if spec else ():
+        for folder in (spec and spec.submodule_search_locations) or ():
             ctypes.CDLL(str(Path(folder, "lib", "libcudart.so.12")))
 
 
