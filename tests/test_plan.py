@@ -206,6 +206,7 @@ def test_the_capacity_meets_the_slo_and_more_does_not(
     assert not slo.met(load_at(of, traffic, 512, found.rate, 1.1))
 
 
+@pytest.mark.slow
 def test_the_cliff(llama: Path) -> None:
     """A budget whose iterations are longer than the SLO serves little."""
     of, traffic, budgets = replica(llama), drawn(400), (128, 512, 1024)
@@ -219,6 +220,7 @@ def test_the_cliff(llama: Path) -> None:
     assert rates[2] < lost.rate < least and not lost.load, "its capacity was not searched"
 
 
+@pytest.mark.slow
 def test_short_prompts_may_share_a_large_budget() -> None:
     """The best budget may hold several prompts, and lie between those of the list."""
     options = plan.read_options(["--requests-file", "100:10", "--tbt-slo", "50"])
