@@ -284,7 +284,8 @@ def say_what_is_missing(
     script = Path(sys.modules["__main__"].__file__).resolve().relative_to(ROOT)
     print(
         f"error: this Python has no {package}: run 'make install' once, then .venv/bin/python"
-        f" {script}",
+        f" {script}; without make: python3 -m venv .venv, activate it, and 'pip install -r"
+        " requirements.txt'",
         file=sys.stderr,
     )
     raise SystemExit(2)

@@ -56,7 +56,9 @@ def needs_torch(exercise: Exercise) -> None:
         try:
             import torch  # noqa: F401  (only asked whether it is there)
         except ModuleNotFoundError:
-            raise UserError(f"{exercise.name} needs torch: run 'make install' once") from None
+            raise UserError(
+                f"{exercise.name} needs torch: make install, or pip install -r requirements.txt"
+            ) from None
 
 
 def start() -> None:

@@ -395,7 +395,9 @@ def main() -> None:
     flags += [f"--{name}" for name in ("quick", "force") if getattr(options, name)]
     left_out = {}
     if find_spec("torch") is None:
-        left_out |= dict.fromkeys(NEED_TORCH, "it needs torch: make install")
+        left_out |= dict.fromkeys(
+            NEED_TORCH, "it needs torch: make install, or pip install -r requirements.txt"
+        )
     left_out |= dict.fromkeys(sorted(MEASURED), "it measures this machine: run it by itself")
     if not options.slow:
         left_out |= dict.fromkeys(sorted(SLOW), "its results are kept; --slow runs it")

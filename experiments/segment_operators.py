@@ -246,7 +246,10 @@ def draw(points: Sequence[Point]) -> plt.Figure:
 def predict(quick: bool) -> list[Point]:
     """Counts. It takes seconds, so it needs no --measure."""
     if find_spec("torch") is None:
-        raise UserError("operators are counted as they run: this needs torch (make install)")
+        raise UserError(
+            "operators are counted as they run: this needs torch (make install, or pip install -r"
+            " requirements.txt)"
+        )
     theirs = find_spec("transformers") is not None and not quick
     found, ordered = count([way for way in WAYS if theirs or "cache" in WAYS[way]])
     nine = common.paper_numbers()["sk_ops_per_layer"]

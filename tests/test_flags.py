@@ -313,7 +313,8 @@ def test_outside_the_environment_one_line_says_how_to_enter(script: str, tmp_pat
     )  # fmt: skip
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
     assert "run 'make install' once" in done.stderr
-    assert done.stderr.endswith(f"then .venv/bin/python {script}\n")
+    assert f"then .venv/bin/python {script}; without make: " in done.stderr
+    assert done.stderr.endswith("'pip install -r requirements.txt'\n")
 
 
 def test_every_script_enters_first() -> None:
