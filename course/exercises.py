@@ -81,6 +81,7 @@ def load(source: str, name: str) -> ModuleType:
     return module
 
 
+UNWRITTEN = "not written yet (NotImplementedError)"
 NOTHING = "Your function returned None: is `return` missing?"
 
 

@@ -10,7 +10,7 @@ from types import ModuleType
 
 from checks import UserError
 from course.drive import answer_of
-from course.exercises import MINE, NOTHING, AnswerError, Ask, Exercise, load, read_answer
+from course.exercises import MINE, NOTHING, UNWRITTEN, AnswerError, Ask, Exercise, load, read_answer
 
 LONGEST = 10.0  # s of computing for one case. A wait at a debugger's prompt does not count.
 
@@ -25,7 +25,7 @@ def asker(exercise: Exercise, mine: ModuleType) -> Ask:
             answer = limited(lambda: answer_of(exercise.file, mine, case), name)
             return read_answer(json.dumps(answer))
         except NotImplementedError:
-            raise AnswerError("NotImplementedError") from None
+            raise AnswerError("NotImplementedError", UNWRITTEN) from None
         except (KeyboardInterrupt, AnswerError):
             raise
         except BaseException as error:  # noqa: BLE001  (whatever a student's code does, SystemExit too)

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from checks import UserError
 from course import drive
 from course.check import e02, e04, e05, e07, e09, e10, hunt
-from course.exercises import AnswerError, Ask, Exercise
+from course.exercises import UNWRITTEN, AnswerError, Ask, Exercise
 from course.local import asker
 from course.reference import solution
 from experiments.lib.look import COLOURS, panels, use_style
@@ -277,6 +277,8 @@ def picture(exercise: Exercise, mine: SimpleNamespace) -> plt.Figure:
                 answer["used"] = occupied(case, answer["said"])
             draw(axes, case, answer)
         except AnswerError as error:
+            if error.says == UNWRITTEN:
+                raise UserError(f"{exercise.name} {exercise.title}: {UNWRITTEN}") from None
             raise UserError(f"{exercise.name}: no picture. {error.says} Got: {error}") from None
         except (TypeError, ValueError, KeyError, IndexError) as error:
             raise UserError(f"{exercise.name}: this answer cannot be drawn: {error}") from None

@@ -265,6 +265,19 @@ def test_a_picture_shows_both(key: str, tmp_path: Path) -> None:
         picture(find("3"), broken)
 
 
+def test_a_stub_is_not_written_yet_in_a_check_and_in_a_picture(
+    mine: Path, capsys: pytest.CaptureFixture
+) -> None:
+    commands.start()
+    capsys.readouterr()
+    assert not commands.check(find("6"), 1)
+    said = capsys.readouterr().out.strip()
+    assert said == "E6 SARATHI's chunk: not written yet (NotImplementedError)"
+    with pytest.raises(UserError) as caught:
+        commands.draw(find("6"), force=False)
+    assert str(caught.value) == said
+
+
 def test_slides_have_a_projectors_size_and_a_caption_each(tmp_path: Path) -> None:
     from course.slides import SLIDES, slides
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from course.exercises import NOTHING, AnswerError, Ask, Exercise
+from course.exercises import NOTHING, UNWRITTEN, AnswerError, Ask, Exercise
 
 ANSWER = "answer"  # the property that any code must have: it answers, and with what is asked for
 HINTS = {  # to errors of the project's own code
@@ -141,8 +141,8 @@ def lines(exercise: Exercise, verdict: Verdict, width: int = 78) -> list[str]:
         names = ", ".join(properties)
         told = [f"{head} {exercise.title}: passed. {count}, {verdict.seconds:.1f} s. Held: {names}"]
         return told + ([f"score: {verdict.score}"] if verdict.score else [])
-    if "NotImplementedError" in failure.got:
-        return [f"{head} {exercise.title}: not written yet (NotImplementedError)"]
+    if failure.says == UNWRITTEN:
+        return [f"{head} {exercise.title}: {UNWRITTEN}"]
     what = failure.says or f"{failure.prop} fails: {properties[failure.prop]}."
     told = [f"{head} {exercise.title}: not yet. {what}"]
     told += ["", "the smallest case found:", f"  {failure.where}"]
