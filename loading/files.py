@@ -53,7 +53,7 @@ def find(model: str) -> Path | None:
         raise UserError(f"{model} is a file; give the directory that holds it and its config.json")
     if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", model):
         return _download(model)
-    if len(path.parts) > 1:
+    if len(path.parts) > 1 or "/" in model or model.startswith("."):  # a path, by its look
         raise UserError(f"{model}: no such directory; choose {FOR_TEXT}")
     random = ", ".join(name for name in MODELS if name != "demo")
     raise UserError(

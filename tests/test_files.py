@@ -41,9 +41,10 @@ def test_what_is_no_model(tmp_path: Path) -> None:
     assert "model.safetensors is a file; give the directory" in complaint(
         str(tmp_path / "model.safetensors")
     )
-    assert complaint("./no/such").startswith(
-        "./no/such: no such directory; choose demo, a Hugging Face directory"
-    )
+    for path in ("./no/such", "./nope", "nope/", ".nope", "~/no such model"):
+        assert complaint(path).startswith(
+            f"{path}: no such directory; choose demo, a Hugging Face directory"
+        )
     assert complaint("gpt5").startswith(
         "unknown model 'gpt5': choose demo, a Hugging Face directory, or a hub id such as"
     )
