@@ -106,10 +106,13 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
 
 def stream_one(llm: LLM, prompt: str, params: SamplingParams) -> None:
     tokens = llm.stream(prompt, params)  # complains before anything is printed
-    print(prompt, end="", flush=True)
-    for token in tokens:
-        print(token.text, end="", flush=True)
-    print("\n")
+    try:
+        print(prompt, end="", flush=True)
+        for token in tokens:
+            print(token.text, end="", flush=True)
+    finally:  # after Ctrl-C, too: what comes next has a line of its own
+        print()
+    print()
 
 
 def ended(tokens: Iterator[StreamedToken], pieces: list[str]) -> Iterator[int]:

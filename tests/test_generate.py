@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from watch import PATIENCE
 
 import generate
+from engine import LLM, StreamedToken
 from generate import read_prompts
 
 ROOT = Path(__file__).parent.parent
@@ -36,6 +38,18 @@ def test_streams_text_and_ends_with_a_table() -> None:
         "device, dtype cpu",
     ):
         assert line in table, table
+
+
+def test_an_interrupt_ends_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in mid-word: a shell's prompt comes on a line of its own."""
+
+    def interrupted(*arguments: object) -> Iterator[StreamedToken]:
+        yield StreamedToken(0, 1, " stat", None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LLM, "stream", interrupted)
+    done = call(generate, "The with")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "The with stat\n", "")
 
 
 def test_several_prompts_make_a_batch(tmp_path: Path) -> None:
