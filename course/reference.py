@@ -122,7 +122,7 @@ def extend(table: list[list[int]]) -> list[list[int]]:
 
 
 def bad(run: SimpleNamespace) -> bool:
-    """A run that breaks K1, K2 or K3. The project's rules are the checker's: this is an excerpt."""
+    """A run that breaks K1 to K5. The project's rules are the checker's: this is an excerpt."""
     left = [len(prompt) for prompt in run.prompts]
     outputs = [0] * len(left)
     for chunks, decodes in run.batches:
@@ -131,14 +131,14 @@ def bad(run: SimpleNamespace) -> bool:
         if set(ready) - set(decodes) or (chunks and rows > run.chunk_size) or len(chunks) > 1:
             return True
         started = [i for i, rest in enumerate(left) if 0 < rest < len(run.prompts[i])]
+        new = [i for i, rest in enumerate(left) if rest == len(run.prompts[i])]
         for i, start, length in chunks:
-            if started and i != started[0] or length < 1 or start != len(run.prompts[i]) - left[i]:
+            if i != [*started, *new, i][0] or length < 1 or start != len(run.prompts[i]) - left[i]:
                 return True
             left[i] -= length
             outputs[i] += left[i] == 0
             if left[i] and rows < run.chunk_size:
                 return True
-        new = [i for i, rest in enumerate(left) if rest == len(run.prompts[i])]
         free = len(ready) + len(started) < run.max_batch_size
         if not chunks and rows < run.chunk_size and (started or (free and new)):
             return True

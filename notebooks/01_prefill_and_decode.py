@@ -202,7 +202,9 @@ print(f"{peak * reading / work:5.1f} tokens are computed while the weights are r
 # %% [markdown]
 # **Explain.** Compare the first two lines: reading the weights takes a large part of an iteration
 # of 1 token. How large it is depends on the machine. The last line says how many tokens can be
-# computed in that time. Find this number in the picture: the curves bend around it.
+# computed in that time. Find this number in the picture: the curves bend around it. (The two last
+# lines give the same number wherever a weight has 2 bytes, because a token does 2 FLOPs with each
+# weight.)
 #
 # ## Step 3: arithmetic intensity
 #
@@ -279,14 +281,15 @@ plt.show()
 
 # %% [markdown]
 # **Explain.** The lines show the ratio of the A6000. An operator above a line is compute-bound; one
-# below it is memory-bound. There are two lines, because the paper gives 53 as the ratio.
-# `configs.py` takes the FLOP/s of the tensor cores from the data sheet, which gives 202. Prefill
-# lies above both lines. Decode at B = 18 lies below both. At B = 256, its linear operators lie
+# below it is memory-bound. There are two lines. The paper gives 53 as the ratio, and we do not know
+# how it was computed. The data sheet's FLOP/s of the tensor cores give 202. Prefill lies above both
+# lines. Decode at B = 18 lies below both. At B = 256, its linear operators lie
 # above both. But so many requests do not fit: the A6000's memory holds at most 18 (paper).
 #
 # Batching raises the intensity of the *linear* operators, because all requests share the weights.
-# It changes nothing for decode attention (the blue bar stays at 1): no two requests share keys and
-# values.
+# It changes nothing for decode attention: the blue bar stays at 1. In LLaMA-13B, without prefix
+# caching, no two requests share keys and values. (Other models have grouped heads: g query heads
+# share one KV head. Their decode attention has an intensity of g, at every batch size.)
 
 # %% [markdown]
 # ## Step 4: the paper's GPU

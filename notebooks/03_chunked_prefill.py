@@ -425,12 +425,11 @@ from lesson import sliders
 def what_if(prompt=4096, chunk_size=256, software="sarathi"):
     cost = CostModel(MODELS["llama-13b"], GPUS["a6000"], software=software)
     request = Request(0, range(prompt), max_tokens=1)
-    starts = range(0, prompt, chunk_size)
-    pieces = [Chunk(request, start, min(chunk_size, prompt - start)) for start in starts]
     _, axes = plt.subplots(figsize=(9, 2.8))
-    whole = [Chunk(request, 0, prompt)]
-    for name, chunks in (("one piece", whole), (f"{len(pieces)} chunks", pieces)):
-        batches = [Batch([chunk], []) for chunk in chunks]
+    for size in (prompt, chunk_size):
+        starts = range(0, prompt, size)
+        batches = [Batch([Chunk(request, at, min(size, prompt - at))], []) for at in starts]
+        name = f"{len(batches)} chunks" if len(batches) > 1 else "one piece"
         total, attn = (1e3 * sum(map(f, batches)) for f in (cost.seconds, cost.attention))
         axes.bar(name, total - attn, color=COLOURS["orange"])
         axes.bar(name, attn, bottom=total - attn, color=COLOURS["blue"])

@@ -429,8 +429,12 @@ sliders(what_if, rows=(128, 1024, 64), count=(1, 32), context=(256, 4096, 256))
 # <details><summary>Answer</summary>
 #
 # Attention has no matrix that all rows share: each row attends to the keys and values of its own
-# request. The linear operators multiply all rows by the same weights. So attention has nothing to
-# fuse.
+# request. The linear operators multiply all rows by the same weights. So attention has no weights
+# to read once for all.
+#
+# Still, one kernel can do both parts. vLLM V1 makes a single call for all requests of a mixed
+# batch, each with its own length. FlashInfer's POD attention goes further: it computes a chunk
+# while it reads the keys and values of the decodes.
 #
 # </details>
 #
@@ -449,8 +453,8 @@ sliders(what_if, rows=(128, 1024, 64), count=(1, 32), context=(256, 4096, 256))
 # ## Exercises
 #
 # E5 is `flatten`: a hybrid batch as rows. E6 is `Sarathi.prefills`: the chunk of the next batch.
-# Its check knows all rules from K0 on. In a terminal, in the project's folder
-# ([how](../course/README.md)):
+# Its check names the rule that a batch breaks: the [course](../course/README.md#properties) lists
+# them, K0 to K10. In a terminal, in the project's folder ([how](../course/README.md)):
 #
 #     python -m course start
 #     python -m course check 5

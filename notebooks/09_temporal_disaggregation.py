@@ -18,7 +18,7 @@
 # **You will see** the bubble again, on four stages; phases in a small example; the controller, one
 # call at a time, and its three rules; and, by a sweep, when phases are faster, and when chunks are.
 #
-# About 40 minutes; the machine needs half a minute. Every number says what it is: **paper**
+# More than an hour; the machine needs half a minute. Every number says what it is: **paper**
 # (published) or **predicted** (cost model, for a named GPU). "Sec" and "Fig" mean TD-Pipe. The goal
 # is throughput. All requests wait from the start, and the time between two tokens does not matter.
 
@@ -88,7 +88,9 @@ assert max(BUBBLES, key=separate.idle.get) == "PB2"
 # %% [markdown]
 # **Explain.** The largest is PB2. A prefill takes much longer than a decode step, and each
 # micro-batch changes between the two at its own time. So others wait behind a prefill, again and
-# again.
+# again. The other columns are those of lesson 8. *Uneven stages*: one stage takes longer for the
+# same micro-batch, here the last one, which also has the head. *Start-up* and *drain*: at the
+# beginning and at the end, there is not enough work for all stages.
 #
 # ## Step 2: phases on paper
 #
@@ -97,7 +99,7 @@ assert max(BUBBLES, key=separate.idle.get) == "PB2"
 #
 # There are two stages and twelve requests. A prefill takes one second on each stage for each token.
 # A decode step takes two seconds, with one request or with two, because it reads the weights in
-# either case.
+# either case. (In the code, `pack=1` says that each prefill batch holds one prompt.)
 #
 # **Predict first.** Stage 0 prefills A, B, C and so on. Which stage waits when the first decodes
 # begin? Which one waits when the next prefill phase begins?
@@ -132,9 +134,9 @@ assert phases.bubble < separate.bubble and sum(phases.busy) > sum(separate.busy)
 # %% [markdown]
 # **Explain.** PB2 is gone, and the *phase switch* has come. From prefill to decode, stage 0 waits:
 # stage 1 still runs prefills, so no decode comes back. From decode to prefill, both stages wait:
-# the last decode must end, and the first prompt must pass stage 0. Then only one request is left,
-# so the program names another cause: *starved*. A switch costs about the same after a short phase
-# and after a long one. So phases should be long.
+# the last decode must end, and the first prompt must pass stage 0. Then only one request is left.
+# It cannot be on two stages at once, so one of them is *starved*: it has nothing to run. A switch
+# costs about the same after a short phase and after a long one. So phases should be long.
 #
 # Fewer bubbles do not always mean less time: see *busy*. In a decode phase, no new request takes
 # the place of one that has ended. So later steps have fewer requests, at the same cost.
@@ -329,7 +331,7 @@ class Watched(Rules):
 
 
 seen = []
-print(run(node, "TD-Pipe", lengths, rules=Watched()).phases, "phases (predicted)")
+phases = run(node, "TD-Pipe", lengths, rules=Watched()).phases
 
 # %%
 spatial, temporal, pays = zip(*seen, strict=True)
@@ -339,13 +341,17 @@ axes.plot(spatial, color=COLOURS["orange"], label="spatial intensity (of more de
 axes.plot(temporal, color=COLOURS["blue"], label="temporal intensity (of a prefill phase)")
 axes.plot(switches, [0.04] * len(switches), "k|", markersize=14, label="switch to prefill")
 axes.set(xlabel="rounds of decode micro-batches", ylabel="intensity", ylim=(0, 1.04))
+axes.set_xlim(0, switches[-1] + 20)  # later, no prompt is left, and nothing is compared
 finish(figure, "LLaMA2-13B on 4 x L20 (predicted)")
+print(f"{phases} phases (predicted): {phases // 2} of prefills, {phases // 2} of decodes")
+print(f"{len(switches)} marks: the first prefill phase has none: no decodes ran before it")
+assert phases == 2 * (1 + len(switches))
 
 # %% [markdown]
 # **Explain.** Spatial intensity falls as requests end. Temporal intensity rises: more prompts fit,
 # so the switch is a smaller part of a longer prefill phase. The decode phase ends where the lines
-# cross. Where the blue line is missing, no prompt fits. After the last mark, no prompt is left, and
-# nothing is compared.
+# cross. Where the blue line is missing, no prompt fits. The picture ends soon after the last mark:
+# then no prompt is left.
 #
 # ## Step 7: phases or chunks?
 #
@@ -367,6 +373,7 @@ def fill(prompt, output):
 
 def compare(lengths):
     """Runs by the system's name; of PP+HB one for each C. All have one pool of memory."""
+    # all micro-batches take requests from one queue, and cache tokens from one pool
     pool = {"deal": "queue", "memory": "pool"}
     runs = {f"PP+HB, C = {C}": run(node, "PP+HB", lengths, budget=C, **pool) for C in budgets}
     return runs | {system: run(node, system, lengths) for system in ("TP+HB", "TD-Pipe")}

@@ -20,9 +20,9 @@
 # and a common mistake with it; one softmax over two segments; a search beside other requests; and
 # the gain, with its causes.
 #
-# About 40 minutes; the machine needs a minute. Every number says what it is: **paper** (published),
-# **predicted** (formula or cost model) or **measured** (this machine). "Sec" means Intel's paper.
-# BS is the number of searches, BW the *beam width*: the number of beams of each.
+# More than an hour; the machine needs a minute. Every number says what it is: **paper**
+# (published), **predicted** (formula or cost model) or **measured** (this machine). "Sec" means
+# Intel's paper. BS is the number of searches, BW the *beam width*: the number of beams of each.
 
 # %%
 import fast.first  # before torch  # noqa: F401
@@ -368,6 +368,7 @@ assert math.isclose(both[2] / both[1], whole[2] / whole[1])
 # The prompt of a third request is cut into chunks. How long is a chunk?
 
 # %%
+# the seventh question of this lesson; it belongs to step 6
 predict("10.7")
 
 # %%
@@ -567,7 +568,9 @@ sliders(what_if, beams=(2, 16), prompt=(1, 2048), most=(16, 1024, 16))
 # <details><summary>Answer</summary>
 #
 # Keys of beams that were dropped. The segment keeps them until the search ends. A paged cache, such
-# as vLLM's, frees blocks that no beam uses. Its price is a block table for the prompt, too.
+# as vLLM's, frees blocks that no beam uses. Its price is a block table for the prompt, too. (vLLM
+# has since moved beam search [out of its core](https://github.com/vllm-project/vllm/pull/9105).
+# Each step now asks for one token of each beam, and prefix caching keeps what the beams share.)
 #
 # </details>
 #

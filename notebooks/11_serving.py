@@ -21,8 +21,9 @@
 # 3. capacity by experiment, beside the prediction of `simulate`.
 #
 # About 25 minutes; the machine needs about a minute. Every number says what it is: **paper**
-# (published), **predicted** (cost model, for a named GPU) or **measured** (this machine's server
-# and clients). "Sec" means [Sarathi-Serve](https://arxiv.org/abs/2403.02310).
+# (published), **predicted** (cost model, for a named GPU), **measured** (this machine) or
+# **emulated** (predicted GPU, measured server: the server really waits for as long as the cost
+# model says). "Sec" means [Sarathi-Serve](https://arxiv.org/abs/2403.02310).
 
 # %%
 import asyncio
@@ -178,7 +179,7 @@ for policy, (moments, _) in runs.items():
     longest = max(np.diff(each).max() for each in moments[:2])
     firsts = [each[0] - arrival for each, (arrival, *_) in zip(moments, four, strict=True)]
     print(f"{policy}: longest gap of the first two {1e3 * longest:.0f} ms,", end=" ")
-    print(f"first tokens of the others after {1e3 * max(firsts):.0f} ms (measured)")
+    print(f"first tokens of the others after {1e3 * max(firsts):.0f} ms (emulated)")
 
 # %%
 figure, panels = plt.subplots(2, 1, figsize=(11, 6), sharex=True)
@@ -192,7 +193,7 @@ for axes, (policy, (_, events)) in zip(panels, runs.items(), strict=True):
         axes.bar(place, rows, each["seconds"], align="edge", color=colour, edgecolor="white")
     axes.set(title=policy, ylabel="rows of a batch", ylim=0)
 panels[1].set_xlabel("time (s)")
-figure.suptitle("Batches (measured). Orange: with prompts. Blue: decodes alone, drawn too high")
+figure.suptitle("Batches (emulated). Orange: with prompts. Blue: decodes alone, drawn too high")
 plt.show()
 
 # %%
@@ -204,7 +205,7 @@ for policy, (moments, _) in runs.items():
         count = range(1, len(each) + 1)
         axes.plot(each, count, color=colour, drawstyle="steps-post", label=label)
 axes.axvline(0.15, color="black", linestyle=":", label="the long prompts arrive")
-axes.set(xlabel="time (s)", ylabel="tokens so far", title="What two clients see (measured)")
+axes.set(xlabel="time (s)", ylabel="tokens so far", title="What two clients see (emulated)")
 axes.legend()
 plt.show()
 
@@ -284,10 +285,10 @@ for policy in ("vllm_v0", "sarathi_serve"):
     found[policy] = [capacity(simulated, policy), capacity(over_http, policy)]
     for rate, (tail, first) in sorted(found[policy][1][1].items()):
         print(f"{policy}, {rate:4.1f} requests/s: P99 TBT {1e3 * tail:4.0f} ms,", end=" ")
-        print(f"median TTFT {first:.2f} s (measured)")
+        print(f"median TTFT {first:.2f} s (emulated)")
     best = [rate for rate, _ in found[policy]]
     rows.append([policy, *(f"{rate:.1f}" if rate else f"below {LOWEST:.1f}" for rate in best)])
-print_table(["capacity, requests/s", "predicted", "measured"], rows)
+print_table(["capacity, requests/s", "predicted", "emulated"], rows)
 
 # %%
 rates = [2, 3, 4, 6, 8, 12, 16, 24, 32]
@@ -299,7 +300,7 @@ for policy, (_, (_, tried)) in found.items():
     for axes, place in ((left, 0), (right, 1)):
         axes.plot(rates, curve[:, place], color=colour, label=f"{policy} (predicted)")
         style = {"color": colour, "marker": marker, "markersize": 10, "linestyle": "none"}
-        axes.plot(points[:, 0], points[:, place + 1], label=f"{policy} (measured)", **style)
+        axes.plot(points[:, 0], points[:, place + 1], label=f"{policy} (emulated)", **style)
 for axes, bound, name in ((left, 0.06, "P99 TBT (s)"), (right, 0.2, "median TTFT (s)")):
     axes.axhline(bound, color="black", linestyle=":", label="SLO")
     axes.set(xscale="log", yscale="log", xlabel="requests per second", ylabel=name)
@@ -318,7 +319,7 @@ server.terminate()
 # prompts wait in the queue. So the capacity is at least twice as large.
 #
 # The server and `simulate` run the same scheduler at the same prices, on the same requests. The
-# measured points lie above the curves by what HTTP, the client and other programs on this machine
+# emulated points lie above the curves by what HTTP, the client and other programs on this machine
 # take. These few milliseconds may decide whether a gap holds one prompt or two. Then a point lies
 # far above its curve. Three seconds of load are short: other random moments give another capacity.
 # For a number to rely on, load the server for minutes. `experiments/serve_capacity.py` does so in

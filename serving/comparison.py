@@ -31,7 +31,7 @@ from serving.planner import (
 )
 from serving.traffic import at_rate
 
-OURS = "sarathi_serve"  # what vLLM and SGLang do with chunks
+OURS = "sarathi_serve"  # as vLLM; SGLang only with --enable-mixed-chunk
 ROUGH = 1.05  # precision of what the answer is compared with
 DRAWS = 8  # samples of the traffic, for the interval
 LOADS = (0.5, 0.7, 0.9, 1.0)  # of the capacity, in the table of latencies
