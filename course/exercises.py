@@ -82,7 +82,7 @@ def load(source: str, name: str) -> ModuleType:
 
 
 UNWRITTEN = "not written yet (NotImplementedError)"
-NOTHING = "Your function returned None: is `return` missing?"
+NOTHING = "Your function returned None: is `return` missing? Or does a list hold None?"
 
 
 class AnswerError(Exception):

@@ -403,13 +403,13 @@ def grade(
     keys = list(EXERCISES)
     text = StringIO()
     table = csv.writer(text)
-    table.writerow(["submission", *keys, "passed", "scores"])
+    table.writerow(["submission", *keys, "passed", "scores", "seed", "protection"])
     for each in grades:
         passed = sum(result == "passed" for result in each.results.values())
         scores = "; ".join(f"{key}: {told}" for key, told in each.scores.items())
         results = [each.results[key] for key in keys]
-        table.writerow([harmless(each.name), *results, passed, scores])
-    write_file(out, f"# {first}; seed {seed}\n{text.getvalue()}")
+        table.writerow([harmless(each.name), *results, passed, scores, seed, first])
+    write_file(out, text.getvalue())
     print(first)
     print(f"seed {seed}, {len(grades)} submissions, {time.perf_counter() - start:.0f} s")
     wide = max(len(harmless(each.name)) for each in grades)

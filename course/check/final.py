@@ -94,5 +94,10 @@ def score(ask: Ask, rng: random.Random, case: dict, answer: object) -> str:
         return "none: a workload meets the bounds at every rate, which no honest policy does"
     pairs = zip(found, BASELINE[key], strict=True)
     ratio = sum(min(mine / base, MOST) for mine, base in pairs) / 2
-    rates = " and ".join(f"{rate:.2f}" for rate in found)
-    return f"{ratio:.3f} (capacity {rates} requests/s; sarathi_serve with C = 512: 1)"
+    names = zip(("chats", "long texts"), found, BASELINE[key], strict=True)
+    rates = ", ".join(f"{name} {rate:.2f} ({base:.2f})" for name, rate, base in names)
+    return (
+        f"{ratio:.3f}. Capacity, requests/s (in brackets: sarathi_serve, which scores 1): {rates}."
+        f" Bounds: P99 of the gaps {SLO:g} s, longest gap {STALL:g} s, P90 of the first tokens"
+        f" {FIRST:g} s. Another seed draws other requests, and gives another score."
+    )

@@ -127,10 +127,23 @@ def named(value: object) -> object:
 
 
 def describe(case: dict) -> str:
-    """A case in a line."""
-    parts = [f"{name} = {named(each)}" for name, each in case.items() if not name.startswith("_")]
+    """A case in a line. Of requests it says their sizes: nobody reads the tokens."""
+    parts = [
+        f"requests (prompt + output tokens): {sizes(each)}" if name == "requests" else f"{name} = {named(each)}"
+        for name, each in case.items()
+        if not name.startswith("_")
+    ]
     text = ", ".join(parts)
     return text if len(text) < LONGEST else text[:LONGEST] + " ..."
+
+
+def sizes(requests: list[list]) -> str:
+    """[prompt, output tokens, stop ids, arrival] of each: 3 + 6, 10 + 2 at time 7."""
+    found = []
+    for prompt, most, _, arrival in requests:
+        length = prompt if isinstance(prompt, int) else len(prompt)
+        found.append(f"{length} + {most}" + (f" at time {arrival:g}" if arrival else ""))
+    return ", ".join(found)
 
 
 def lines(exercise: Exercise, verdict: Verdict, width: int = 78) -> list[str]:

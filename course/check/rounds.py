@@ -148,11 +148,13 @@ class Replay:
                 self.slots.add(i)
         if "K5" in self.rules and found != order[: len(found)]:
             wanted = order[: len(found)]
-            self.fail(
-                "K5", f"chunks of {wanted}", f"chunks of {found}",
-                "A prompt that has started holds a slot: end it first. Then the oldest that waits.",
-                row,
-            )  # fmt: skip
+            first = next(i for i, other in zip(wanted, found, strict=True) if i != other)
+            teaches = "A prompt that has started holds a slot: end it first. Then the oldest that"
+            teaches += " waits."
+            if first not in started and self.requests[first].preemptions:
+                teaches = f"Request {first} was preempted, so it is the next one: it belongs at the"
+                teaches += " left end of self.waiting."
+            self.fail("K5", f"chunks of {wanted}", f"chunks of {found}", teaches, row)
 
     def batch(self, row: dict) -> None:
         state, requests = self.state, self.requests
@@ -171,8 +173,11 @@ class Replay:
                 " self._preempted, so that the loop frees its slot.", row,
             )  # fmt: skip
         if strays := [i for i in ids if i not in row["running"]]:
+            teaches = "Take it in with `admit`."
+            if strays[0] in row["preempted"]:
+                teaches = "It has just been preempted. Does `preempt` return the request?"
             self.fail("K0", "requests of `running`", f"request {strays[0]} is not among them",
-                      "Take it in with `admit`.", row)  # fmt: skip
+                      teaches, row)  # fmt: skip
         self.twice_or_empty(row)
         self.admit(row)
         chunks = [Chunk(requests[i], start, length) for i, start, length, _ in row["chunks"]]
@@ -225,9 +230,14 @@ class Replay:
                     row,
                 )  # fmt: skip
             if length < 1:
+                teaches = "The last row yields the first token: a prefill runs all its tokens."
+                rows = len(row["decodes"]) + sum(n for _, _, n, _ in row["chunks"] if n > 0)
+                if rows >= self.case["C"]:
+                    teaches = "The batch is full. Without room, return the chunks that you have (or"
+                    teaches += " []), and admit nobody."
                 self.fail(
                     "K0", "a chunk of at least 1 token", f"{length}: {start} of {whole} ran",
-                    "The last row yields the first token: a prefill runs all its tokens.", row,
+                    teaches, row,
                 )  # fmt: skip
         for i in row["decodes"]:
             request = self.requests[i]

@@ -24,11 +24,10 @@ class SarathiServe(IterationLevel):
     def preempt(self, request: Request | None = None) -> Request:
         """Send a running request back to the head of the queue (None: the newest). Returns it.
 
-        self.running is in order of admission. self.memory.taken falls by held(request), asked
-        before restart(). If
-        something of the request was in the cache (request.prefilled), count it in
-        request.preemptions, and append it to self._preempted: so the loop frees its slot. Call
-        request.restart() last: it forgets what was cached, and keeps the output. Then the request
-        goes to the left end of self.waiting.
+        self.running is in order of admission. self.memory.taken falls by held(request). Ask for it
+        before restart(). If something of the request was in the cache (request.prefilled), count it
+        in request.preemptions, and append it to self._preempted, so that the loop frees its slot.
+        request.restart() forgets what was cached, and keeps the output. At the end, the request is
+        at the left end of self.waiting, a deque.
         """
         raise NotImplementedError
