@@ -21,7 +21,8 @@ class Request:
     max_tokens: output tokens after which the request ends with finish_reason "length".
     stop_ids: output tokens that end it at once, with finish_reason "stop".
     arrival: seconds on the engine's clock. No scheduler sees the request before that.
-    tags: what a policy of yours may read, such as {"priority": "1"}. Ours read none.
+    tags: free-form labels for your own policies, such as {"priority": "1"}. The built-in ones
+        ignore them.
     A request that is cancelled ends with finish_reason "abort", vLLM's word.
     """
 

@@ -7,8 +7,7 @@ What a GPU charges for a kernel (constants.py has the fitted constants, gpus.py 
 
 A share says how much of its data sheet a kernel reaches. With p -> infinity, this is the roofline,
 max(compute, memory). A finite p rounds off its corner: computing and reading overlap, though not
-perfectly. On an A6000, the corner lies near 128
-to 256 tokens, the usual size of SARATHI's batches.
+perfectly. On an A6000, the corner lies near 128 to 256 tokens, the usual size of SARATHI's batches.
 
 - Tiles: a product runs in blocks of 128 rows and columns (SARATHI, Fig 7), so 257 tokens compute as
   much as 384. Waves: each SM runs one block at a time, and the last wave leaves some SMs idle.

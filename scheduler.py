@@ -50,7 +50,7 @@ class Scheduler:
     A running request takes room for its whole prefill at once, then for a token per decode. When
     the decodes' next tokens do not fit, the newest request is preempted. It loses its cache, and
     waits at the head of the queue. Later it prefills its prompt and its output so far (vLLM's
-    recomputation). So no output token is lost. (A beam search begins anew.)
+    recomputation). So no output token is lost. (A beam search restarts.)
     """
 
     name, example = "?", ""  # example: of a name with an option

@@ -38,7 +38,7 @@ class CostExecutor:
 
 
 def make_cost_model(model: str, gpu: str, tp: int, link: str | None, software: str) -> CostModel:
-    """A cost model by names: of configs.MODELS, GPUS and LINKS, and of costmodel.SOFTWARE.
+    """Look up model, GPU, link and software by name, and price with them.
 
     link: None is the GPU's own.
 

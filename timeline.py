@@ -141,7 +141,7 @@ class Trace:
         self.preempted.append((request.request_id, moment))
         life = self.lives[request.request_id]
         life.preemptions = request.preemptions
-        del life.tokens[len(request.output) :]  # a beam search begins anew, without its tokens
+        del life.tokens[len(request.output) :]  # a beam search restarts, without its tokens
 
     @property
     def first_token(self) -> dict[int, float]:

@@ -79,7 +79,7 @@ class BeamRequest(Request):
     """A request whose decode runs `beam_width` rows, one for each beam.
 
     `output` has one token for each step. The sequences are known only at the end. If the request is
-    preempted, its search begins anew.
+    preempted, its search restarts.
     """
 
     beam_width: int = 4

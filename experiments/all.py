@@ -62,7 +62,7 @@ GROUPS = {
 
 KEPT = (
     "<p><i>{why}, so <code>make figures</code> shows the results kept in results/."
-    " <code>{command}</code> makes them anew.</i></p>"
+    " <code>{command}</code> regenerates them.</i></p>"
 )
 THUMB = (288, 216)  # pixels: the largest a thumbnail may be
 SOURCES = ("paper", "predicted", "measured")

@@ -19,7 +19,7 @@ The constant and the bytes are rules of AIConfigurator; all else is measured. Be
 were measured, it draws a line. It does not count the scheduler, Python, sampling, and gaps between
 kernels. We count rotary positions and the write of keys and values under "others".
 
-To make aiconfigurator.csv anew (x86 Linux, Python 3.11 to 3.13), in an environment of its own:
+To regenerate aiconfigurator.csv (x86 Linux, Python 3.11 to 3.13), in an environment of its own:
 
     python -m venv aic && aic/bin/pip install aiconfigurator==0.12.0
     aic/bin/python experiments/beside_aiconfigurator.py --collect

@@ -2,9 +2,9 @@
 
     python experiments/law_variants.py          (minutes)
 
-Each variant changes one thing, fits its constants anew, and is tested. Of today's vLLM: half of the
-kernels are fitted, and the median errors of the other half are shown (fit_vllm.py). Of SARATHI: the
-nine numbers of fit_a6000.py are fitted, and the errors of all others are shown (fidelity.py).
+Each variant changes one thing, fits its constants again, and is tested. Of today's vLLM: half of
+the kernels are fitted, and the median errors of the other half are shown (fit_vllm.py). Of SARATHI:
+the nine numbers of fit_a6000.py are fitted, and the errors of all others are shown (fidelity.py).
 
 We chose between variants with these errors in view. So they are not quite held out: the law has
 seen them once. No constant was fitted to them.

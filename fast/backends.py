@@ -77,7 +77,7 @@ def speed_up(
     """
     device = model.device
     surroundings = partial(threads, threads_for(model.config, model.dtype, device))
-    if device.type == "cuda":  # cuDNN plans anew for each shape, and contexts grow with each token
+    if device.type == "cuda":  # cuDNN plans again for each shape; contexts grow with each token
         torch.backends.cuda.enable_cudnn_sdp(False)
     pack_linears(model)
     if measure:

@@ -96,7 +96,7 @@ def plans_of(
 def added_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
     """0 where a key is seen, else -inf: (..., keys). Its rows are aligned, as fused kernels want.
 
-    From a Boolean mask, PyTorch makes such a mask anew in each layer.
+    From a Boolean mask, PyTorch makes such a mask again in each layer.
     """
     keys = seen.shape[-1]
     room = -(-keys // ALIGNED) * ALIGNED

@@ -54,7 +54,7 @@ class Wire:
             self.sending.popleft()
 
     def receive(self, source: int) -> tuple[object, Tensor | None]:
-        """The next message, and x (T, H) if there was one. A UserError if it is none of ours."""
+        """The next message, and x (T, H) if there was one. A UserError if it is not one of ours."""
         header = torch.empty(2, dtype=torch.long)
         dist.recv(header, source, group=self.control)
         size, rows = header.tolist()
@@ -83,10 +83,10 @@ class Wire:
 
 
 def foreign(source: int, why: str) -> UserError:
-    """What to raise where a message cannot be from a stage of ours."""
+    """The error for a message that none of our stages can have sent."""
     return UserError(
-        f"a message that came as stage {source}'s is none that a stage sends ({why}): somebody else"
-        " may have joined the group"
+        f"what came as stage {source}'s message is not a message of this pipeline ({why}): somebody"
+        " else may have joined the group"
     )
 
 

@@ -92,7 +92,7 @@ class Traffic:
     def sample(self, count: int, seed: int | None = None) -> list[Request]:
         """`count` requests at about 1 per second, in blocks that are spread evenly over the whole.
 
-        seed: draws each block anew, from its neighbours up to NEAR blocks away. So a day's busy
+        seed: draws each block again, from its neighbours up to NEAR blocks away. So a day's busy
         hours stay busy (the local block bootstrap). None takes each as it is.
         """
         check_whole("count", count)

@@ -254,7 +254,7 @@ def test_a_stranger_who_joins_gets_nothing_run(start: Start, tmp_path: Path) -> 
     _, errors = stage.communicate(timeout=PATIENCE)
     assert not made.exists(), "stage 0 ran what came over the wire"
     assert stage.returncode == 2 and errors.count("\n") == 1, errors
-    assert errors.startswith("error: a message that came as stage 1's is none that a stage sends")
+    assert errors.startswith("error: what came as stage 1's message is not a message of this")
 
 
 # Where gloo's processes leave their addresses, in the group of all and in `new_group`'s.

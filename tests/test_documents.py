@@ -69,7 +69,6 @@ def test_the_life_of_a_request_goes_through_the_book() -> None:
         "executor.choose(", "scheduler.update(", "tokenizer.decode(",
     ):  # fmt: skip
         assert any(step in code for code, _ in shown(document)), step
-    assert 120 <= len(document.splitlines()) <= 180
 
 
 def test_another_output_is_a_difference() -> None:
@@ -83,11 +82,11 @@ def test_another_output_is_a_difference() -> None:
 # ----------------------------------------------------------------------------- for a maintainer
 
 
-def test_contributing_is_a_page_and_names_what_exists() -> None:
+def test_contributing_names_what_exists() -> None:
     text = read(ROOT / "CONTRIBUTING.md")
-    lines = text.splitlines()
-    assert len(lines) <= 100
-    assert not [line for line in lines if len(line) > WIDTH and not line.startswith("|")]
+    assert not [
+        line for line in text.splitlines() if len(line) > WIDTH and not line.startswith("|")
+    ]
     code = "\n".join(re.findall(r"^```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
     code += "\n".join(re.findall(r"`([^`\n]+)`", text))
     paths = set(re.findall(r"[\w./-]+(?:\.(?:py|md|csv|cff|yml|toml|txt|ipynb)\b|/(?=\W|$))", code))

@@ -846,7 +846,7 @@ def test_a_policy_of_ones_own_that_fails_gives_way(
         state, told = runner.state(), f"{before} gives way to {policy}, C = {chunk_size}"
         assert (state["policy"], state["chunk_size"]) == (policy, chunk_size)
         lines = [record.getMessage() for record in caplog.records]
-        assert lines == ["the engine failed, and begins anew", told][: 1 + bool(before)]
+        assert lines == ["the engine failed and was restarted", told][: 1 + bool(before)]
         assert (told in clients.told("failed")[-1]["error"]) == bool(before)
         if before:
             last = clients.told("switched")[-1]
@@ -914,7 +914,7 @@ def test_the_engine_outlives_a_policy_that_fails_between_steps_or_as_it_is_made(
         clients.wait([tag])
         assert clients.reason(tag) == "error" and runner.state()["failures"] == failures
         lines = [record.getMessage() for record in caplog.records]
-        assert lines == ["the engine failed, and begins anew", *([told] if told else [])]
+        assert lines == ["the engine failed and was restarted", *([told] if told else [])]
     if told:
         switched, words = clients.told("switched")[-1], told.replace(",", "").split()
         assert switched["policy"] == runner.state()["policy"] == words[4]

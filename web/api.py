@@ -147,7 +147,7 @@ class Answer:
             return Refused(500, f"an output token has no text: {fault}", kind="server_error",
                            code="no_text")  # fmt: skip
         if "error" in reasons:
-            return Refused(500, "the engine failed, and began anew: send the request again",
+            return Refused(500, "the engine failed and was restarted: send the request again",
                            kind="server_error", code="engine_failed")  # fmt: skip
         if "abort" in reasons:
             return turned_away(Stopping())

@@ -31,7 +31,7 @@ from web.schemas import Refused
 PAUSE = 0.05  # s between two messages to a page
 SILENCE = 5.0  # s without an event, after which a page hears that the connection is alive
 MOST_PAGES = 64  # open at once, and a few more if they come together
-MOST_MESSAGES = 64  # that a page may be behind, before it starts anew
+MOST_MESSAGES = 64  # that a page may be behind, before it gets a new snapshot
 LONG_PROMPT, MOST_THROWN = 4000, 64  # tokens, where the engine allows it; requests at once
 BURST_PROMPT, OUTPUT = 64, 16  # tokens: of a prompt in a burst; of all outputs but a chat's
 MOST_CHAT_PROMPT, MOST_CHAT_OUTPUT = 128, 512  # tokens
@@ -106,7 +106,7 @@ class Feed:
             self.loop.call_soon_threadsafe(self.loop.call_later, PAUSE, self.flush)
 
     def flush(self) -> None:
-        """Send what has happened to all pages. A page that is far behind starts anew."""
+        """Send what has happened to all pages. A page that is far behind gets a new snapshot."""
         self.ringing, events = False, []
         while self.events:
             events.append(self.events.popleft())

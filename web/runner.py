@@ -32,9 +32,9 @@ from timeline import Iteration
 from web.recent import RecentTrace
 
 SOONEST, LATEST = 1.0, 60.0  # s: after a refusal, a client may try again
-ENDS = 32  # the last so many ends tell how fast requests end
+ENDS = 32  # recent completions, to estimate Retry-After
 LONGEST_STEP = 30.0  # s: for a step that runs on while the server ends
-LAST_RESORT = "sarathi_serve"  # it is in force where no other policy can be made
+LAST_RESORT = "sarathi_serve"  # the fallback, if no other policy can be made
 
 log = logging.getLogger("nano-sarathi")
 
@@ -423,7 +423,7 @@ class Runner:
 
     def _fail(self, error: BaseException) -> None:
         """End all streams with "error", and go on with a new loop on an empty cache."""
-        log.error("the engine failed, and begins anew", exc_info=error)
+        log.error("the engine failed and was restarted", exc_info=error)
         self.failures, self.error = self.failures + 1, one_line(error) or type(error).__name__
         scheduler, told = self._next_scheduler()
         if told:

@@ -74,7 +74,7 @@ def allowed(kind: type, words: str, test: Callable[[Any], bool]) -> Any:
 
 
 def whole(least: int, most: int) -> Any:
-    """A whole number. True is none, and 1.0 is none."""
+    """A whole number. Booleans and 1.0 are rejected."""
     words = f"a whole number from {least} to {most}"
     return allowed(int, words, lambda value: type(value) is int and least <= value <= most)
 

@@ -40,7 +40,7 @@ from web.schemas import Refused
 
 HEADERS_IN, BODY_IN = 10.0, 20.0  # s: for the head of a request; for its body
 NOTHING_READ = 60.0  # s: after which a client that takes nothing of its answer is cut off
-TOLD, AT_ONCE = 64, 64  # connections too many that are told so; connections taken in one turn
+TOLD, AT_ONCE = 64, 64  # excess connections that get a 503; accepted per turn of the event loop
 OTHERS = TOLD + 4 * AT_ONCE + 64  # open files besides connections; a few turns are on their way
 LAST_WORDS = 5.0  # s: for clients to take what is written, when the server ends
 MOST_HEADERS = 32_768  # bytes

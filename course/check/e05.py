@@ -79,8 +79,8 @@ def judge(case: dict, answer: list) -> Failure | None:
             return Failure(
                 "K7", where, f"slots {sorted(slot_of.values())} in use", f"slots {taken}",
                 "A request takes one slot with its first chunk, and keeps it until it ends: later"
-                " chunks and decodes find it in slot_of. A preempted one begins anew with start 0:"
-                " its entry in slot_of is old.",
+                " chunks and decodes find it in slot_of. A preempted request restarts with"
+                " start 0: its entry in slot_of is old.",
             )  # fmt: skip
         wanted: dict[str, list[int]] = {name: [] for name in FIELDS}
         for i, start, length, whole in chunks:
@@ -128,7 +128,7 @@ TEACHES = {
     "positions": "A row's position is its place in the request, not in the chunk: a later chunk"
     " begins at its start. Rotary embeddings turn by it.",
     "slots": "Every row of a request goes to the request's own slot. After a preemption slot_of may"
-    " name an old one: a chunk with start 0 takes a slot anew.",
+    " name an old one: a chunk with start 0 takes a new slot.",
     "logit_rows": "Only the last chunk of a prompt yields a token, from its last row; so does every"
     " decode. Other rows need no logits.",
     "tokens": "A chunk feeds request.tokens(start, end): of its prompt, and after a preemption its"

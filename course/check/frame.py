@@ -129,7 +129,9 @@ def named(value: object) -> object:
 def describe(case: dict) -> str:
     """A case in a line. Of requests it says their sizes: nobody reads the tokens."""
     parts = [
-        f"requests (prompt + output tokens): {sizes(each)}" if name == "requests" else f"{name} = {named(each)}"
+        f"requests (prompt + output tokens): {sizes(each)}"
+        if name == "requests"
+        else f"{name} = {named(each)}"
         for name, each in case.items()
         if not name.startswith("_")
     ]

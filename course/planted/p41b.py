@@ -6,7 +6,7 @@ from batch import Batch
 
 exercise = "5"
 caught_by = "K7"
-message = "begins anew with start 0"
+message = "its entry in slot_of is old"
 
 
 class Rows(NamedTuple):

@@ -152,7 +152,7 @@ def with_kept(path: Path, points: Sequence[Point]) -> list[Point]:
     """`points`, and the measured rows that `path` holds from earlier runs.
 
     A measurement takes minutes and a machine: a later run without --measure, or on another machine,
-    must not lose it. Rows of a model and hardware that this run measured anew are replaced. A file
+    must not lose it. Rows of a model and hardware that this run measured again are replaced. A file
     that is not ours is to be overwritten (--force), and holds nothing.
     """
     if foreign(path):

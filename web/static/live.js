@@ -56,7 +56,7 @@ async function* events(answer) {
   }
 }
 
-// Read what the engine does, for ever. A connection that breaks is made anew.
+// Read what the engine does, for ever. A connection that breaks is opened again.
 async function watch() {
   for (let wait = 0.5; ; wait = Math.min(2 * wait, 5)) {
     const hangUp = new AbortController();
@@ -84,7 +84,7 @@ function take(news) {
     if (event.type === "snapshot") introduce(event);
     if (event.type === "switched") showPolicy();
     if (event.type === "chats") showChats();
-    if (event.type === "failed") complain(`The engine failed, and began anew: ${event.error}`);
+    if (event.type === "failed") complain(`The engine failed and was restarted: ${event.error}`);
   }
   schedule.prune();
 }

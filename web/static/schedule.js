@@ -24,7 +24,7 @@ export class Schedule {
     this.clear();
   }
 
-  // Forget the history: the page starts to watch, or starts anew.
+  // Forget the history: the page starts to watch, or has a new snapshot.
   clear() {
     this.iterations = []; // the runner's, and in `gaps` the TBTs that end with it
     this.entries = 0; // chunks and decodes in them
