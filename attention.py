@@ -1,4 +1,4 @@
-"""The mask of a chunk, and attention of a hybrid batch over the KV cache: the plain ways.
+"""The mask of a chunk, and attention of a hybrid batch over the KV cache: the plain versions.
 
 A chunk, a whole prompt and a decode differ in two numbers only: how many new rows a request has,
 and how many of its tokens are in the cache. A *span* is rows that attend together: the rows of one
@@ -17,7 +17,7 @@ chunk, or one row of each decode. Two functions here attend a span, with these a
     sdpa        PyTorch's fused attention
 
 With grouped-query attention (n_kv_head < n_head) query head h reads key head
-h // (n_head / n_kv_head). Faster ways are in fast/; all give the same result.
+h // (n_head / n_kv_head). Faster versions are in fast/; all give the same result.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 """Runs batches on the model for real, and holds the cache and the slot of each request.
 
-A `loop.Executor`; simulate.py has the other one.
+It is one `loop.Executor`; the other one is in simulate.py.
 """
 
 import time

@@ -11,7 +11,7 @@ from configs import ModelConfig
 
 
 class CacheError(RuntimeError):
-    """A bug of the engine: it used a free or a full slot, or wanted a slot when none was left."""
+    """A bug in the engine: it used a free or a full slot, or wanted a slot when none was left."""
 
 
 class KVCache:

@@ -1,7 +1,7 @@
-"""The whole engine in one screen: schedule, execute, update.
+"""The whole engine on one screen: schedule, execute, update.
 
-`Loop.step` is the engine. All that generates text or simulates drives this loop, with one of two
-executors. The loop cannot tell them apart:
+`Loop.step` is the engine. Everything that generates text or simulates drives this loop, with one of
+two executors. The loop cannot tell them apart:
 
     ModelExecutor   executor.py: torch, the wall clock, real tokens
     CostExecutor    simulate.py: the cost model of a named GPU, a virtual clock, placeholder tokens

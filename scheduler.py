@@ -53,7 +53,7 @@ class Scheduler:
     recomputation). So no output token is lost. (A beam search restarts.)
     """
 
-    name, example = "?", ""  # example: of a name with an option
+    name, example = "?", ""  # example: a name with an option
 
     def __init__(self, max_batch_size: int, chunk_size: int = 256, cache_tokens: int | None = None):
         check_whole("max_batch_size", max_batch_size)
@@ -77,7 +77,7 @@ class Scheduler:
         raise UserError(f"policy {self.name!r} takes no option, and {option!r} is given")
 
     def cost(self, batch: Batch) -> float:
-        """Seconds that a batch would take. `Loop` puts the executor's function in this place."""
+        """Seconds that a batch would take. `Loop` replaces this by the executor's own function."""
         raise self.broken("it asks what a batch costs: give a --calibration of calibrate.py")
 
     # ---- requests come and go
@@ -127,7 +127,7 @@ class Scheduler:
             return False
         if not self.memory.taken or self.memory.capacity is None:
             return True  # an empty cache holds any request that `check` lets pass
-        newcomer = self.waiting[0]  # it needs room for all next tokens, or it is preempted
+        newcomer = self.waiting[0]  # without room for all next tokens, it would be preempted
         next_tokens = self.next_tokens((*self.running, newcomer))
         return self.memory.holds(newcomer.prefill_length + next_tokens)
 
@@ -198,7 +198,7 @@ class Scheduler:
         return preempted
 
     def update(self, batch: Batch, tokens: Sequence[int]) -> list[Request]:
-        """Account for a batch that ran. Returns the requests that have ended.
+        """Record a batch that ran. Returns the requests that have ended.
 
         tokens: one for each of `batch.sampled`.
         """
@@ -391,7 +391,7 @@ class Dynamic(SarathiServe):
 
 
 class ChunkedOnly(SarathiServe):
-    """Ablation (Sarathi-Serve, Sec 5.4): batches of chunks, in turn with batches of decodes."""
+    """Ablation (Sarathi-Serve, Sec 5.4): batches of chunks alternate with batches of decodes."""
 
     name = "chunked_only"
     prefill_last = False  # was the last batch one of chunks?

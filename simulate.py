@@ -108,7 +108,7 @@ def listed(requests: Iterable[Request]) -> list[Request]:
 
 
 def refuse_beams(requests: Iterable[Request], instead: str) -> None:
-    """A UserError if one is a beam search. instead: what to do with it."""
+    """Raise a UserError if one is a beam search. instead: what a user should do, in words."""
     for request in requests:
         if not request.single:
             raise UserError(f"request {request.request_id} is a beam search: {instead}")

@@ -1,6 +1,6 @@
-"""What happened in a run: one record per iteration, one per request, and the words of serving.
+"""What happened in a run: one record per iteration, one per request, and the terms of serving.
 
-Every run makes a trace, real or priced. So the same words describe both. All times are seconds on
+Every run makes a trace, real or priced. So the same terms describe both. All times are seconds on
 the engine's clock.
 
     TTFT                 time to first token: from a request's arrival to the end of the iteration

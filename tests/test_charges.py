@@ -24,7 +24,7 @@ def test_the_page_shows_what_is_printed() -> None:
         assert shown.splitlines() == printed[heading], heading
 
 
-def test_the_page_fits_a_screen_and_its_links_are_there() -> None:
+def test_its_lines_are_short_and_its_links_are_there() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert not [line for line in text.splitlines() if len(line) > 100]
     for link in re.findall(r"\]\((\S+?)\)", text):

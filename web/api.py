@@ -1,11 +1,11 @@
 """OpenAI's HTTP API over a runner: a body comes in, requests go to the engine, tokens come back.
 
-    POST /v1/completions, /v1/chat/completions    text; with "stream": true, as it comes
+    POST /v1/completions, /v1/chat/completions    text; with "stream": true, token by token
     GET  /v1/models, /v1/models/NAME              the model that is served
-    GET  /health, /metrics                        whether it lives; for Prometheus
+    GET  /health, /metrics                        whether it is alive; numbers for Prometheus
 
-The engine's thread hands over the tokens of an iteration at once, in `Api.deliver`. All else here
-runs in the thread of asyncio.
+The engine's thread hands over all tokens of an iteration together, in `Api.deliver`. Everything
+else here runs in asyncio's thread.
 """
 
 import asyncio
@@ -32,8 +32,8 @@ from web.text import Token, Words
 from web.worker import until_gone
 
 DEFAULT_TOKENS = 16  # of a completion without max_tokens, as OpenAI has it; a chat may go on
-LETTERS = 256  # of a token, at most: a longer prompt is refused before it is cut into tokens
-AT_ONCE = 2000  # letters that are cut into tokens at once; more, in a thread beside
+LETTERS = 256  # of a token, at most: a prompt that must be too long is not even tokenized
+AT_ONCE = 2000  # letters that are tokenized in asyncio's thread; longer texts get another one
 LEAST_LOGPROB = -9999.0  # in place of minus infinity, which JSON lacks
 EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store",
           "X-Accel-Buffering": "no"}  # fmt: skip
@@ -47,9 +47,9 @@ def dumps(value: object) -> bytes:
 
 
 class Choice:
-    """One request of the engine on its way to one choice of an answer.
+    """One choice of an answer, and the engine's request that makes it.
 
-    text, tokens: that are not sent yet. reason: why it has ended.
+    text, tokens: those not sent yet. reason: why it has ended.
     """
 
     def __init__(self, answer: "Answer", index: int, request: batch.Request, words: Words):
@@ -60,8 +60,8 @@ class Choice:
         self.fault = ""  # why it has no text
 
     def take(self, delta: Delta) -> None:
-        """What is new of the request."""
-        if self.reason is not None:  # a stop string has ended it; these are the engine's last words
+        """Add the request's next token, or its end."""
+        if self.reason is not None:  # a stop string has ended it; the engine did not know yet
             return
         reason, stop_id = delta.finish_reason, delta.finish_reason == "stop"
         if delta.token is not None:
@@ -69,7 +69,7 @@ class Choice:
             self.watch.token()
             if delta.logprob is not None:
                 self.tokens.append(self.answer.api.with_logprobs(delta, self.words.length))
-            if not stop_id:  # the token that ends a text is no part of it
+            if not stop_id:  # the token that ends a text does not belong to it
                 self.text.append(self.words.add(delta.token))
         if reason is not None and not self.words.stopped:
             self.text.append(self.words.end())
@@ -86,7 +86,7 @@ class Choice:
         self.watch.end(reason)
 
     def hang_up(self, reason: str = "abort") -> None:
-        """Nobody waits for it any more."""
+        """Cancel the request: nobody waits for it any more."""
         if self.reason is None:
             self.answer.api.runner.cancel(self.request)
             self.end(reason)
@@ -101,7 +101,7 @@ class Answer:
         self.id, self.created = f"{form.prefix}-{request_id}", int(time.time())
         self.choices: list[Choice] = []
         self.prompt_tokens = 0
-        self.fresh, self.news = asyncio.Event(), {}  # news: choices that have some, in order
+        self.fresh, self.news = asyncio.Event(), {}  # news: choices with something new, in order
 
     def wake(self, choice: Choice) -> None:
         self.news[choice] = None
@@ -115,7 +115,7 @@ class Answer:
 
     @asynccontextmanager
     async def attended(self, receive: Receive) -> AsyncIterator[None]:
-        """As long as the client is there. If it goes away, its requests end at the next step."""
+        """If the client goes away inside this block, its requests end at the next step."""
         watch = asyncio.create_task(self.hang_up_with(receive))
         try:
             yield
@@ -141,7 +141,7 @@ class Answer:
                 yield choice
 
     def failure(self) -> Refused | None:
-        """Why this answer is not whole, if it is not."""
+        """Why this answer is incomplete; None: it is complete."""
         reasons = {choice.reason for choice in self.choices}
         if fault := next((choice.fault for choice in self.choices if choice.fault), ""):
             return Refused(500, f"an output token has no text: {fault}", kind="server_error",
@@ -177,7 +177,7 @@ class Answer:
     # ---- as it comes
 
     async def stream(self, receive: Receive) -> AsyncIterator[bytes]:
-        """Server-sent events. What has come since the last one was taken goes into one."""
+        """Server-sent events. All tokens that wait to be sent go into one event."""
         async with self.attended(receive):
             for choice in self.choices:
                 if first := self.form.first():
@@ -206,7 +206,7 @@ class Answer:
 
 
 class Events(Response):
-    """An answer as it comes. The status is sent at once, the rest piece by piece."""
+    """A streamed answer: the status at once, the rest piece by piece."""
 
     def __init__(self, answer: Answer):
         self.answer, self.status_code, self.background = answer, 200, None
@@ -220,17 +220,17 @@ class Events(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
-# ------------------------------------------------------------------------------ two forms of answer
+# --------------------------------------------------------------------------- two formats of answers
 
 
 class Form:
-    """How a completion is written."""
+    """A completion as JSON."""
 
     prefix, whole, part = "cmpl", "text_completion", "text_completion"
 
     @staticmethod
     def first() -> dict | None:
-        """What a stream begins with."""
+        """What the first event of a stream says; None: there is no such event."""
         return None
 
     @staticmethod
@@ -250,7 +250,7 @@ class Form:
 
 
 class ChatForm(Form):
-    """How a chat completion is written."""
+    """A chat completion as JSON."""
 
     prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -281,9 +281,10 @@ class ChatForm(Form):
 
 
 class Api:
-    """What the endpoints share. name: of the model, as clients call it. chat: its template.
+    """What the endpoints share.
 
-    deliver: for the runner. loop: asyncio's; it is set before the first request.
+    name: of the model, as clients call it. chat: its template. loop: asyncio's; it is set before
+    the first request.
     """
 
     def __init__(self, engine, name: str, chat: Chat | None):
@@ -298,7 +299,7 @@ class Api:
         self.runner, self.metrics = runner, Metrics(self.name, runner.state)
 
     def deliver(self, news: list[tuple[Choice | None, Delta]]) -> None:
-        """In the engine's thread: one call wakes asyncio for all streams."""
+        """Called in the engine's thread: wakes asyncio once for all streams."""
         if self.loop is not None:
             self.loop.call_soon_threadsafe(hand_out, news)
 

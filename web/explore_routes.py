@@ -3,8 +3,8 @@
     GET  /explore/      the page. /explore/...: its script, its style, the book's files
     POST /explore/run   a question as JSON; the answer is the one that the browser would give
 
-Processes of their own answer: the engine does not wait for them, and they can be ended. They never
-run a policy that somebody has pasted. The page runs that in the browser, with the book's files.
+Separate processes answer: the engine does not wait for them, and they can be killed. They never run
+a policy that somebody has pasted. The page runs that in the browser, with the book's files.
 `web/server.py` checks who may come in, and that a question is JSON.
 """
 
@@ -25,8 +25,8 @@ from web.worker import Worker, attended
 
 MOST_BODY = 5000  # bytes of a question
 MOST_ANSWER = 100_000_000  # bytes
-MOST_SHORT, MOST_LONG = 64, 16  # questions that wait for an answer; a long one begins as a short
-SECONDS = 20.0  # after which an answer is given up
+MOST_SHORT, MOST_LONG = 64, 16  # questions that wait for an answer; a long one is first a short one
+SECONDS = 20.0  # the time limit of an answer
 KINDS = {
     ".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".mjs": "text/javascript",
     ".json": "application/json", ".py": "text/x-python", ".wasm": "application/wasm",
@@ -51,7 +51,7 @@ class Calculator(Worker):
         self.most_waiting, self.waiting = most_waiting, 0
 
     async def calculate(self, question: str) -> bytes:
-        """A line of JSON. Raises Refused if too many wait, or if it takes too long."""
+        """The answer, a line of JSON. Refused if too many questions wait, or if it takes too long."""
         if self.waiting >= self.most_waiting:
             message = "too many questions at once: ask again in a second"
             raise Refused(429, message, kind="rate_limit_error", headers={"Retry-After": "1"})
@@ -134,7 +134,7 @@ def router(pyodide: Path | None = None) -> APIRouter:
 def headers(path: str) -> dict[str, str]:
     return {
         "Content-Security-Policy": f"{WORKER_POLICY if 'worker' in path else PAGE_POLICY};"
-        " frame-ancestors 'none'",  # no page of another site around this one
+        " frame-ancestors 'none'",  # no other site may frame this page
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "no-cache",

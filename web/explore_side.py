@@ -1,7 +1,7 @@
 """One schedule of the explorer as plain data: bars by slot, stalls, the queue, numbers, sentences.
 
-A run has given the `Trace`; this file only puts it in the form that the page draws. Who wants to
-know why a schedule is as it is may skip it. Times are in seconds, lengths in tokens. It needs the
+A run has given the `Trace`; this file only puts it into the form that the page draws. To understand
+schedules, you may skip it. Times are in seconds, lengths in tokens. It needs the
 standard library alone.
 """
 

@@ -1,7 +1,7 @@
 """What a link of the explorer's page may say: the fields of a state, their bounds, their names.
 
 A state is a dict of the fields below, such as {"C": 512}. A field that is missing, or has a bad
-value, gets its default. Who wants to know how a schedule comes about may skip this file: it checks
+value, gets its default. To understand schedules, you may skip this file: it checks
 values, names them, and computes nothing. It needs the standard library alone.
 """
 

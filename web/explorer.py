@@ -2,8 +2,8 @@
 
 The page runs this file, and the files that it imports, in the browser. They need the standard
 library alone. `python -m web.explorer` answers the same questions, one line of JSON for each.
-web/explore_state.py says what may be asked for. web/explore_side.py gives a schedule the form that
-is drawn. Who does not use the page may skip all three: `simulate` gives the same numbers.
+web/explore_state.py says what may be asked for. web/explore_side.py turns a schedule into the form
+that is drawn. If you do not use the page, skip all three: `simulate` gives the same numbers.
 
 Times are in seconds, lengths in tokens.
 """
@@ -46,7 +46,7 @@ class TooMuch(Exception):
 
 
 def draw_requests(state: State) -> list[Request]:
-    """n requests, without the long one. Lengths are even between mean - spread and mean + spread.
+    """n requests, without the long one. Lengths are uniform from mean - spread to mean + spread.
 
     Arrivals are Poisson. `random()` gives the same numbers in every version of Python.
     """
@@ -84,7 +84,7 @@ def make_requests(state: State, allowed: float = math.inf) -> list[Request]:
 
 @lru_cache(maxsize=8)
 def halfway(state: State, allowed: float) -> float:
-    """When the long prompt arrives: halfway through the others, alone under orca."""
+    """When the long prompt arrives: in the middle of a run of the others, under orca."""
     return run(state, "orca", draw_requests(state), allowed).seconds / 2
 
 

@@ -30,7 +30,7 @@ from web.schemas import Refused
 
 PAUSE = 0.05  # s between two messages to a page
 SILENCE = 5.0  # s without an event, after which a page hears that the connection is alive
-MOST_PAGES = 64  # open at once, and a few more if they come together
+MOST_PAGES = 64  # open at once; a few more if several open together
 MOST_MESSAGES = 64  # that a page may be behind, before it gets a new snapshot
 LONG_PROMPT, MOST_THROWN = 4000, 64  # tokens, where the engine allows it; requests at once
 BURST_PROMPT, OUTPUT = 64, 16  # tokens: of a prompt in a burst; of all outputs but a chat's
@@ -43,7 +43,7 @@ FILES = {
     "live.js": "text/javascript", "schedule.js": "text/javascript", "draw.js": "text/javascript",
     "looks.js": "text/javascript", "live.css": "text/css", "icon.svg": "image/svg+xml",
 }  # fmt: skip
-# Nothing from elsewhere, no script or style inside the page, and no page around this one.
+# The page loads nothing from elsewhere, has no inline script or style, and cannot be framed.
 SAFE = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self';"
@@ -147,7 +147,7 @@ def message(events: list[dict]) -> str:
 
 
 class Thrower:
-    """Requests of the live page's own. Nobody reads their tokens."""
+    """Submits the live page's own requests. Nobody reads their tokens."""
 
     def __init__(self, runner: Runner):
         self.runner, self.engine = runner, runner.engine

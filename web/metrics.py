@@ -1,6 +1,6 @@
 """What /metrics tells Prometheus. A name that begins with vllm: means the same in vLLM.
 
-So a dashboard that was made for vLLM shows this server, too. The others begin with nano_sarathi:.
+So a dashboard for vLLM can show this server. Our own names begin with nano_sarathi:.
 """
 
 import time
@@ -28,8 +28,8 @@ disable_created_metrics()  # when each series began: of no use here
 class Metrics:
     """Counts requests and tokens of one server. state: `Runner.state`.
 
-    The methods may be called from any thread. Times are those of the server: a client's own begin
-    before, and end after.
+    The methods may be called from any thread. Times are measured in the server. For a client, a
+    request begins earlier and ends later.
     """
 
     def __init__(self, model: str, state: Callable[[], dict]):
@@ -55,7 +55,7 @@ class Metrics:
         return histogram.labels(self.model)
 
     def collect(self) -> Iterator[Metric]:
-        """How things stand now. The runner counts its iterations: we ask only when asked."""
+        """The current values. We ask the runner for them only when Prometheus asks us."""
         state = self.state()
         steps = CounterMetricFamily(
             "nano_sarathi:iterations", "iterations, by kind", labels=["model_name", "kind"]
@@ -98,7 +98,7 @@ class Stopwatch:
         self.metrics, self.begin, self.last = metrics, time.perf_counter(), None
 
     def token(self) -> None:
-        """A token is here."""
+        """Count a token that has come."""
         now, metrics = time.perf_counter(), self.metrics
         if self.last is None:
             metrics.ttft.observe(now - self.begin)

@@ -34,7 +34,7 @@ class Clock:
 
 
 class RealTimeExecutor(CostExecutor):
-    """A `CostExecutor` that lets the seconds of each batch pass. begin: hears of it before."""
+    """A `CostExecutor` that waits for the seconds of each batch. begin: called before each."""
 
     def __init__(self, cost_model: CostModel, clock: Clock, begin: Callable[[Batch], None]):
         super().__init__(cost_model)
@@ -119,7 +119,7 @@ class PricedEngine:
         return make_scheduler(policy, self.max_batch_size, chunk_size, self.cache_tokens)
 
     def executor(self, wanted: dict[int, int], begin: Callable[[Batch], None]) -> RealTimeExecutor:
-        """wanted: nothing, because `check` refuses log-probabilities."""
+        """wanted is ignored: `check` refuses log-probabilities."""
         return RealTimeExecutor(self.cost_model, self.clock, begin)
 
     def check(self, requests: Iterable[Request], logprobs: int | None) -> None:

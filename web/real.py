@@ -21,11 +21,11 @@ Logprobs = tuple[float, tuple[tuple[int, float], ...]]  # of a token; (token id,
 
 
 class LogprobExecutor(ModelExecutor):
-    """A `ModelExecutor` that also tells how likely the tokens were. It takes over from `before`.
+    """A `ModelExecutor` that also reports how likely the tokens were. It replaces `before`.
 
-    wanted: request id -> how many of the likeliest tokens to tell. found: by request id, of the
-    last batch. They are those of the logits as they are, whatever the temperature is. begin: hears
-    of each batch before it runs.
+    wanted: request id -> how many of the likeliest tokens to report. found: log-probabilities of
+    the last batch, by request id. The temperature does not change them. begin: called with each
+    batch before it runs.
     """
 
     def __init__(

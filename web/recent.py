@@ -1,4 +1,4 @@
-"""A trace that does not grow: for a server, whose run has no end."""
+"""A trace that does not grow, for a server that runs for ever."""
 
 from collections import deque
 
@@ -16,7 +16,7 @@ class RecentTrace(Trace):
         super().__init__(iterations, finished=finished, cancelled=cancelled)
 
     def forget(self, request: Request) -> None:
-        """A request has ended."""
+        """Drop the times of a request that has ended."""
         self.lives.pop(request.request_id, None)
 
     def take_preempted(self) -> list[tuple[int, float]]:

@@ -40,7 +40,7 @@ log = logging.getLogger("nano-sarathi")
 
 
 class Full(Exception):
-    """The queue is full. retry_after: seconds until there is room, as far as one can tell."""
+    """The queue is full. retry_after: estimated seconds until there is room."""
 
     def __init__(self, retry_after: float):
         super().__init__(f"the queue is full; try again in {retry_after:.0f} s")
@@ -56,7 +56,7 @@ class Stopping(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is new of a request: a token, or its end, or both.
+    """News of a request: a token, or its end, or both.
 
     token: None if it ended without one. finish_reason: "stop", "length", "abort" (cancelled) or
     "error"; None: it goes on. moment: s on the engine's clock. logprob, top: of this token, and
@@ -83,7 +83,7 @@ class Engine(Protocol):
     def scheduler(self, policy: str, chunk_size: int) -> Scheduler: ...
 
     def executor(self, wanted: dict[int, int], begin: Callable[[Batch], None]) -> Executor:
-        """A new one, on an empty cache. wanted: request id -> how many log-probabilities.
+        """A new executor on an empty cache. wanted: request id -> how many log-probabilities.
 
         begin: to be called with each batch before it runs.
         """
@@ -92,10 +92,10 @@ class Engine(Protocol):
         """A UserError for a request that can never run."""
 
     def surroundings(self) -> AbstractContextManager:
-        """Where the engine thread runs."""
+        """A context in which the engine thread runs."""
 
     def stop(self) -> None:
-        """End the step that runs, if it can be ended."""
+        """Interrupt the current step, if possible."""
 
 
 class Runner:
@@ -113,7 +113,7 @@ class Runner:
         self.most = engine.max_batch_size + queue  # requests at once
         self.policy, self.chunk_size = self.before = engine.policy, engine.chunk_size
         self.changed = threading.Condition()  # guards the next four
-        self.inbox: deque[Callable[[], None]] = deque()  # what the engine thread shall do
+        self.inbox: deque[Callable[[], None]] = deque()  # what the engine thread has to do
         self.streams: dict[int, tuple[Request, object]] = {}  # id -> a request that runs, its tag
         self.wanted: dict[int, int] = {}  # id -> how many log-probabilities
         self.stopping = self.closed = False
@@ -139,8 +139,8 @@ class Runner:
     ) -> None:
         """Queue all of these requests, or none. Each gets its id and its arrival here.
 
-        tags: come back with the tokens of each. logprobs: how many of the likeliest tokens to tell
-        of beside each token; None: nothing. Raises Full, Stopping, or UserError.
+        tags: come back with the tokens of each request. logprobs: how many of the likeliest tokens
+        to report with each token; None: no log-probabilities. Raises Full, Stopping, or UserError.
         """
         if len(requests) > self.most:
             raise UserError(f"{len(requests)} requests at once; the server holds {self.most}")
@@ -166,10 +166,10 @@ class Runner:
             self._post(self._cancel, request)
 
     def switch(self, policy: str, chunk_size: int) -> Future:
-        """Change the policy before the next step. The result: ids of the requests preempted.
+        """Change the policy before the next step. The future gives the ids of preempted requests.
 
         Requests in the middle of their prefill are preempted, because not every policy could go on
-        with them. Decodes go on. A UserError in the future: there is no such policy.
+        with them. Decodes go on. If there is no such policy, the future raises a UserError.
         """
         future: Future = Future()
         with self.changed:
@@ -179,13 +179,13 @@ class Runner:
         return future
 
     def watch(self, listener: Callable[[dict], None]) -> Callable[[], None]:
-        """Have all events told to `listener`, in the engine thread. Returns what ends that."""
+        """Call `listener` with each event, in the engine thread. Returns what unsubscribes it."""
         with self.changed:
             self.listeners = (*self.listeners, listener)
         return partial(self._unwatch, listener)
 
     def state(self) -> dict:
-        """How things stand, ready for JSON."""
+        """The current state, ready for JSON."""
         loop, scheduler = self.loop, self.loop.scheduler
         running = len(scheduler.running)
         return {
@@ -203,7 +203,7 @@ class Runner:
     def drain(self, seconds: float) -> bool:
         """Take no more requests, and run those that are here to their end.
 
-        Those that are left after so many seconds are aborted. Returns whether there were none.
+        After `seconds`, those that still run are aborted. Returns whether all ended in time.
         """
         with self.changed:
             self.stopping = True
@@ -214,7 +214,7 @@ class Runner:
         return in_time
 
     def close(self) -> None:
-        """End the engine thread after its step. Requests that are left are aborted."""
+        """End the engine thread after its current step. Remaining requests are aborted."""
         with self.changed:
             self.stopping = self.closed = True
             self.changed.notify_all()
@@ -223,13 +223,13 @@ class Runner:
             self.thread.join(LONGEST_STEP)
 
     def _post(self, do: Callable, *arguments: object) -> None:
-        """Into the inbox. `changed` must be held."""
+        """Put a call into the inbox. The caller holds `changed`."""
         self.inbox.append(partial(do, *arguments))
         self.changed.notify_all()
 
     def _retry_after(self, places: int) -> float:
-        """Seconds until so many requests will have ended, by the last ends."""
-        if not self.ends:  # it has not begun
+        """Estimated seconds until `places` requests have ended, from recent completions."""
+        if not self.ends:  # the engine's work has not begun
             return SOONEST
         each = (self.loop.executor.now() - self.ends[0]) / max(1, len(self.ends) - 1)
         return min(max(SOONEST, math.ceil(places * each)), LATEST)
@@ -252,7 +252,7 @@ class Runner:
                     except BaseException as error:  # noqa: BLE001 (a kernel, a policy that exits)
                         self._fail(error)
                     self._flush()
-        finally:  # nobody waits in vain, whatever has happened
+        finally:  # whatever has happened, no client must wait for ever
             with self.changed:
                 self.stopping = self.closed = True
             self._end_all("abort")
@@ -260,7 +260,7 @@ class Runner:
             self._read_inbox()
 
     def _wait(self) -> bool:
-        """Sleep while there is nothing to do. False: it is over."""
+        """Sleep while there is nothing to do. False: the thread should end."""
         with self.changed:
             if not (self.inbox or self._busy() or self.closed):
                 if self.streams:
@@ -272,7 +272,7 @@ class Runner:
             return not self.closed
 
     def _busy(self) -> bool:
-        """Without requests, a policy of the user's own is not asked: its answer may be an error."""
+        """Whether to step. Without requests, we do not ask a user's own policy: it might fail."""
         return bool(self.streams) and self.loop.busy
 
     def _read_inbox(self) -> None:
@@ -280,7 +280,7 @@ class Runner:
             self.inbox.popleft()()
 
     def _step(self) -> None:
-        """One iteration of the loop, and what is to be told of it."""
+        """Run one iteration of the loop, and report it."""
         loop = self.loop
         iteration = loop.step()
         self.iterations += 1
@@ -294,7 +294,7 @@ class Runner:
             self._send(request, Delta(request.output[-1], request.finish_reason, end, *own))
 
     def _begin(self, batch: Batch) -> None:
-        """Give new requests a lane, and tell of a batch with chunks, which may run for long."""
+        """Give new requests a lane, and announce a batch with chunks, which may run for long."""
         self._tell_preempted()
         for chunk in batch.chunks:
             if chunk.request.request_id not in self.lanes:
@@ -372,7 +372,7 @@ class Runner:
         )  # fmt: skip
 
     def _change_to(self, scheduler: Scheduler) -> list[int]:
-        """Put another scheduler in the place of the loop's. Returns ids of those preempted."""
+        """Replace the loop's scheduler. Returns the ids of preempted requests."""
         loop = self.loop
         preempted = hand_over(loop.scheduler, scheduler)
         scheduler.cost = loop.executor.cost or scheduler.cost
@@ -384,7 +384,7 @@ class Runner:
         return [request.request_id for request in preempted]
 
     def _send(self, request: Request, delta: Delta) -> None:
-        """A token, or an end, of a request that has not ended before."""
+        """Queue a token, or the end, of a request that has not ended before."""
         own = request.request_id
         self.news.append((self.streams[own][1], delta))
         if delta.finish_reason:
@@ -396,7 +396,7 @@ class Runner:
             self._tell("ended", id=own, t=delta.moment, reason=delta.finish_reason)
 
     def _flush(self) -> None:
-        """Deliver what is new. Only then is a request forgotten: `drain` waits for that."""
+        """Deliver the news. Then forget the requests that have ended: `drain` waits for that."""
         news, self.news = self.news, []
         try:
             if news:
@@ -417,7 +417,7 @@ class Runner:
         for listener in self.listeners:
             try:
                 listener({"type": kind, **event})
-            except Exception:  # who watches must not stop the engine
+            except Exception:  # a listener must not stop the engine
                 log.exception("a listener failed, and is told no more")
                 self._unwatch(listener)
 
@@ -436,11 +436,11 @@ class Runner:
             self._tell_switched([])
 
     def _next_scheduler(self) -> tuple[Scheduler, str]:
-        """A scheduler after a failure, and a sentence if it is of another policy than before.
+        """A scheduler after a failure, and a sentence if its policy is another one than before.
 
-        A policy of ours stays in force, and so does the first policy. Any other policy of the
-        user's own gives way to the one before it. If that cannot be made again, the first policy is
-        tried, and then LAST_RESORT.
+        A built-in policy stays in force, and so does the policy that the server started with. Any
+        other policy of the user's own is replaced by the one before it. If that one cannot be made
+        again, we try the first policy, and then LAST_RESORT.
         """
         now, first = (self.policy, self.chunk_size), (self.engine.policy, self.engine.chunk_size)
         stays, broken = is_ours(type(self.loop.scheduler)) or now == self.before, ""
@@ -477,7 +477,7 @@ class Runner:
 def hand_over(old: Scheduler, new: Scheduler) -> list[Request]:
     """Give the requests and the memory of one scheduler to another. Returns those preempted.
 
-    These are the ones in the middle of their prefill: they wait in their order, before all others.
+    These were in the middle of their prefill. They go to the head of the queue, in their order.
     The new one has not seen any of them in its `add`.
     """
     for request in reversed(old.started()):

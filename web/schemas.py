@@ -1,7 +1,7 @@
 """What a client may ask for: OpenAI's parameters that this server has, and some of vLLM's.
 
-All else is refused by name. A parameter that we lack is fine as long as it asks for nothing, such
-as presence_penalty 0. null stands for a parameter that is not given.
+Any other parameter is refused, and the error names it. One that we lack is accepted with a value
+that changes nothing, such as presence_penalty 0. null means that a parameter is not given.
 """
 
 import json
@@ -21,7 +21,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 # As in sampling.py, which needs torch. tests/test_serve.py compares them.
 HOTTEST, SMALLEST_P = 1e6, 1e-9
 
-# Parameters of OpenAI and vLLM that this server lacks, and the values that ask for nothing.
+# Parameters of OpenAI and vLLM that this server lacks, and the values that change nothing.
 IDLE: dict[str, tuple] = {
     "add_generation_prompt": (True,), "add_special_tokens": (True,), "allowed_token_ids": (),
     "audio": (), "bad_words": ([],),
@@ -63,7 +63,7 @@ class Refused(Exception):
 
 
 def allowed(kind: type, words: str, test: Callable[[Any], bool]) -> Any:
-    """A type of a parameter: what passes the test. words: what that is, for the error."""
+    """The type of a parameter: values that pass `test`. words: what is allowed, for the error."""
 
     def check(value: object) -> object:
         if not test(value):

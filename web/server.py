@@ -1,7 +1,7 @@
-"""What every answer needs, whatever it says: limits, keys, ids, a log, and an end without losses.
+"""What every answer needs, whatever it says: limits, keys, ids, a log, and a clean shutdown.
 
-Gate        around the endpoints: who may come in, with how much, how slowly
-Protocol    uvicorn's, with limits for what comes before and after a request
+Gate        around the endpoints: who may come in, and how large and slow a request may be
+Protocol    uvicorn's, with limits on what happens before and after a request
 Server      uvicorn's, which lets all accepted requests end before it does
 """
 
@@ -39,12 +39,12 @@ from web.runner import Full, Stopping
 from web.schemas import Refused
 
 HEADERS_IN, BODY_IN = 10.0, 20.0  # s: for the head of a request; for its body
-NOTHING_READ = 60.0  # s: after which a client that takes nothing of its answer is cut off
+NOTHING_READ = 60.0  # s: a client that reads nothing of its answer for so long is cut off
 TOLD, AT_ONCE = 64, 64  # excess connections that get a 503; accepted per turn of the event loop
-OTHERS = TOLD + 4 * AT_ONCE + 64  # open files besides connections; a few turns are on their way
+OTHERS = TOLD + 4 * AT_ONCE + 64  # open files besides connections, with room for a few turns
 LAST_WORDS = 5.0  # s: for clients to take what is written, when the server ends
 MOST_HEADERS = 32_768  # bytes
-MOST_CHUNKS, SMALL_CHUNK = 1000, 256  # chunks of a body: so many, and one more for so many bytes
+MOST_CHUNKS, SMALL_CHUNK = 1000, 256  # chunks of a body: 1000, and one more for each 256 bytes
 LONGEST_ID = 128  # letters of a client's own x-request-id
 ID = re.compile(rf"[\x21-\x7e]{{1,{LONGEST_ID}}}")
 GUARDED = ("/v1/", "/live/", "/explore/run")  # what asks for the key
@@ -53,17 +53,17 @@ SAFE = [
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 ]
 FAULT = "a fault of the server: its log says more"
-GONE = 499  # in the log: the client went away before its answer was whole
+GONE = 499  # in the log: the client went away before its answer was complete
 
 log = logging.getLogger("nano-sarathi")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the server takes, and from whom.
+    """What the server accepts, and from whom.
 
-    host: on which it listens. keys: hashes of those that open it; none: no key is needed. body:
-    bytes at most. connections: at once. drain: s for what runs, when the server ends.
+    host: it listens there. keys: hashes of the API keys; empty: no key is needed. body: bytes at
+    most. connections: at once. drain: s that running requests get when the server ends.
     """
 
     host: str = "127.0.0.1"
@@ -79,12 +79,12 @@ class Limits:
 
 
 def hash_of(key: str) -> bytes:
-    """Of equal length for all keys: comparing two of them tells nothing of either."""
+    """A hash has the same length for all keys, so comparing two of them reveals neither."""
     return hashlib.sha256(key.encode()).digest()
 
 
 def loops_back(host: str) -> bool:
-    """Whether a host is this machine for itself alone."""
+    """Whether a host can be reached from this machine only."""
     try:
         return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -95,12 +95,12 @@ def loops_back(host: str) -> bool:
 
 
 class Gate:
-    """Lets requests in, or refuses them in OpenAI's form. One line of the log for each."""
+    """Lets requests in, or refuses them in OpenAI's format. It logs one line for each."""
 
     def __init__(self, app: ASGIApp, limits: Limits, count):
         self.app, self.limits, self.count = app, limits, count
-        self.open = 0  # requests that are being answered, live pages apart
-        self.pages: set[asyncio.Task] = set()  # live pages, which have no end of their own
+        self.open = 0  # requests that are being answered, without live pages
+        self.pages: set[asyncio.Task] = set()  # live pages, which never end by themselves
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -149,7 +149,7 @@ class Gate:
             await refusal(Refused(500, FAULT, kind="server_error"))(scope, receive, send)
 
     def check_host(self, headers: dict[bytes, bytes]) -> None:
-        """Against DNS rebinding: a web page elsewhere may name its own host, not ours."""
+        """Against DNS rebinding: a web page from elsewhere sends its own host name, not ours."""
         if not loops_back(self.limits.host):
             return
         host = headers.get(b"host", b"").decode("latin-1")
@@ -174,7 +174,7 @@ class Gate:
     async def read_body(
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive
     ) -> bytes | None:
-        """The whole body, if it is neither too long nor too slow. None: the client has gone."""
+        """The whole body. Refused if it is too long or too slow. None: the client has gone."""
         if b"content-length" in headers and b"transfer-encoding" in headers:  # which one is right?
             raise Refused(400, "content-length and transfer-encoding exclude each other",
                           headers={"Connection": "close"})  # fmt: skip
@@ -193,7 +193,7 @@ class Gate:
                         return None
                     part, more = message.get("body", b""), message.get("more_body", False)
                     length += len(part)
-                    # too much is read on, and forgotten: else the client would not hear why
+                    # we read on and drop it: otherwise the client would not read our refusal
                     parts.append(part) if length <= most else parts.clear()
                     if length > 20 * most:
                         raise long
@@ -207,7 +207,7 @@ class Gate:
         return b"".join(parts)
 
     def sender(self, scope: Scope, send: Send) -> Send:
-        """Sends on, with the headers that all answers have."""
+        """A `send` that adds the headers of all answers."""
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -222,7 +222,7 @@ class Gate:
         return sending
 
     async def crowded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """What a connection too many is told."""
+        """The answer to an excess connection."""
         full = Refused(
             503, "too many connections: try again later", kind="server_error", code="too_many",
             headers={"Retry-After": "5", "Connection": "close"},
@@ -235,7 +235,7 @@ class Gate:
         status = GONE if told.get("gone") else told["status"]
         tokens = "{} + {} tokens, ".format(*told["tokens"]) if "tokens" in told else ""
         path, client = one_line(scope["path"])[:100], (scope.get("client") or ("-",))[0]
-        known = scope.get("route")  # of the table: a stranger's path would make a series of its own
+        known = scope.get("route")  # else "other": no new series for each path
         self.count(getattr(known, "path", "other"), str(status))
         log.info(
             "%s %s %s %s %d %.0f ms, %sid %s", time.strftime("%H:%M:%S"), client,
@@ -244,7 +244,7 @@ class Gate:
 
 
 def note(scope: Scope) -> Scope:
-    """Give a request an id, and what the log will say of it."""
+    """Give a request an id, and a place for what the log will say."""
     if "log" not in scope:
         given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
         scope["id"] = given if ID.fullmatch(given) else uuid.uuid4().hex
@@ -253,7 +253,7 @@ def note(scope: Scope) -> Scope:
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body once more, and then waits for the client to go away."""
+    """A `receive` that gives the body again, and then waits until the client goes away."""
     first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receiving() -> Message:
@@ -265,7 +265,7 @@ def replay(body: bytes, receive: Receive) -> Receive:
 def with_range_told(
     scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send
 ) -> Send:
-    """A `send` for files. FileResponse refuses a Range in plain text, and here it gets our form."""
+    """A `send` for files. FileResponse refuses a bad Range in plain text; we answer in JSON."""
     if b"range" not in headers:
         return send
     refused = False
@@ -329,7 +329,7 @@ def application(api: Api, limits: Limits, routers: Sequence) -> Gate:
         return refusal(Refused(400, f"{place}: {first['msg']}"))
 
     async def unknown(request: Request, error: HTTPException) -> JSONResponse:
-        """404 and 405, which the framework raises."""
+        """Errors that the framework raises: 404 and 405."""
         what = shown(request.scope["path"])
         sentence = {
             404: f"there is no {what} here: see /v1/completions, /v1/chat/completions, /v1/models",
@@ -364,7 +364,7 @@ def for_pages_of(origins: Sequence[str], gate: Gate) -> ASGIApp:
 
 
 class TooManyChunks(h11.RemoteProtocolError):
-    """Of a body. Each chunk costs time in which nobody else is served."""
+    """A body comes in too many chunks. Each costs time in which nobody else is served."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -391,7 +391,7 @@ class Connection(h11.Connection):
 
 
 def protocol(limits: Limits, gate: Gate) -> type[H11Protocol]:
-    """uvicorn's protocol with these limits. Its errors are OpenAI's, and are in the gate's log."""
+    """uvicorn's protocol with these limits. Its errors have OpenAI's format, and are logged."""
 
     class Protocol(H11Protocol):
         late: asyncio.TimerHandle | None = None  # until the head of a request must be here
@@ -425,7 +425,7 @@ def protocol(limits: Limits, gate: Gate) -> type[H11Protocol]:
             self.refuse(408, f"the request was not here after {limits.headers_in:g} s")
 
         def send_400_response(self, message: str) -> None:
-            """For what is no HTTP. uvicorn calls it while it handles h11's error."""
+            """The answer to what is not HTTP. uvicorn calls this while it handles h11's error."""
             error = sys.exc_info()[1]
             status = getattr(error, "error_status_hint", 400)
             told = one_line(error) if error else message
@@ -466,14 +466,14 @@ def protocol(limits: Limits, gate: Gate) -> type[H11Protocol]:
 
 
 class Server(uvicorn.Server):
-    """Ends in order: at the first signal it takes no more requests, and lets those that are here
-    end. At the second it ends at once.
+    """Shuts down cleanly: after the first signal, it takes no more requests, and finishes those
+    that it has. After the second signal, it ends at once.
     """
 
     def __init__(self, api: Api, limits: Limits, routers: Sequence):
         self.api, self.limits = api, limits
         self.gate = application(api, limits, routers)
-        self.stopping, self.cut = False, False  # cut: some requests were not run to their end
+        self.stopping, self.cut = False, False  # cut: some requests were aborted
         config = uvicorn.Config(
             for_pages_of(limits.origins, self.gate), http=protocol(limits, self.gate), ws="none",
             lifespan="on", log_config=None, access_log=False, server_header=False,
@@ -484,12 +484,12 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        for listener in sockets or ():  # the system keeps more than we take in one turn
+        for listener in sockets or ():  # the system queues more connections than we accept per turn
             listener.listen(self.limits.connections)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """A terminal that closes ends the server in order, too, except under nohup."""
+        """Closing the terminal also shuts the server down cleanly, except under nohup."""
         with super().capture_signals():
             in_main = threading.current_thread() is threading.main_thread()
             if os.name == "posix" and in_main and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
@@ -497,9 +497,9 @@ class Server(uvicorn.Server):
             yield
 
     def handle_exit(self, sig: int, frame: object) -> None:
-        """The first signal starts a thread that waits; the second waits for nothing.
+        """The first signal starts a thread that waits; the second does not wait.
 
-        A terminal that closes may send SIGHUP twice.
+        A terminal may send SIGHUP twice as it closes.
         """
         if self.stopping and os.name == "posix" and sig == signal.SIGHUP:
             return
@@ -522,7 +522,7 @@ class Server(uvicorn.Server):
         )
 
     async def end(self) -> None:
-        """When all tokens are there: let the clients take them, then end."""
+        """After the last token: give clients time to read, then end."""
         deadline = time.monotonic() + LAST_WORDS
         while self.gate.open and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
@@ -532,10 +532,10 @@ class Server(uvicorn.Server):
 
 
 def room_for(connections: int) -> int:
-    """So many connections, or as many as the system lets this process have files open.
+    """`connections`, or fewer if the system allows this process fewer open files.
 
-    Usual is 1024. A process may raise its own limit up to another, which is often far higher.
-    Raises UserError if there is no room for one.
+    The usual limit is 1024. A process may raise it, up to a hard limit that is often far higher.
+    Raises UserError if there is no room for a single connection.
     """
     try:
         from resource import RLIM_INFINITY, RLIMIT_NOFILE, getrlimit, setrlimit

@@ -1,26 +1,24 @@
-"""From tokens to the text that a client may see: each token is decoded once, and no stop string is
-ever sent in part.
-"""
+"""From tokens to the text that a client may see. No part of a stop string is ever sent."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-HALF = "\ufffd"  # what `decode` gives for bytes that are no character, or not yet
-PATIENCE = 8  # tokens without a whole character: then their bytes are broken, not incomplete
+HALF = "\ufffd"  # what `decode` gives for bytes that are not, or not yet, a character
+PATIENCE = 8  # tokens: if they still complete no character, their bytes are broken
 LONGEST_PIECE = 4  # tokens of a character, which has four bytes at most
 
 
 class Pieces:
     """The text of tokens, as they come. Joined, the pieces are what `decode` gives for all of them.
 
-    A character may take several tokens: its bytes are held until the last one is there. One case
-    differs: `decode` of LLaMA's byte tokens gives marks for a whole run of them that ends in half a
-    character. Here the whole characters before that half are out already.
+    A character may take several tokens. Its bytes are held until the last one has come. There is
+    one exception. If a run of LLaMA's byte tokens ends in half a character, `decode` replaces the
+    whole run by marks. Here, the complete characters of that run have been sent already.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]):
         self.decode = decode
-        self.held: list[int] = []  # tokens whose text is not out
+        self.held: list[int] = []  # tokens whose text was not returned yet
 
     def add(self, token: int) -> str:
         """The text that this token completes."""
@@ -50,8 +48,8 @@ class Pieces:
 class Stops:
     """Looks for stop strings in a text that comes in pieces.
 
-    What may be the beginning of one is held. found: one was there, and the text ends before it.
-    Where several fit, the one that is complete first counts: so the pieces do not matter.
+    A possible beginning of one is held back. found: one was there, and the text ends before it.
+    Of several, the one that is complete first counts. So it does not matter how the text is cut.
     """
 
     def __init__(self, stops: Sequence[str] = ()):

@@ -1,6 +1,6 @@
-"""A process of the server's own that answers lines with lines. It can be ended at any time.
+"""A helper process of the server: it answers each line with a line, and can be killed at any time.
 
-Who only wants to know how requests are served may skip this file.
+To understand how requests are served, you may skip this file.
 """
 
 import asyncio
@@ -12,14 +12,14 @@ from starlette.types import Receive
 
 from cli import ROOT
 
-START = 60.0  # s: for the process to be there
+START = 60.0  # s: for the process to start
 
 
 class Worker:
-    """`python -m MODULE WORDS`. It reads a question from each line, and writes one line for it.
+    """`python -m MODULE WORDS`: it reads a question from each line, and writes a line for it.
 
-    It starts with the first question, and again after it was ended. most: bytes of an answer.
-    first: a line that it is told as it starts, and answers. errors: its stderr, as for subprocess.
+    The first question starts it; so does the next one after it was ended. most: bytes of an answer.
+    first: a line that it gets, and answers, when it starts. errors: its stderr, as for subprocess.
     """
 
     def __init__(
@@ -31,10 +31,11 @@ class Worker:
         self.turn = asyncio.Lock()
 
     async def ask(self, question: str, seconds: float) -> bytes:
-        """The answer, a line. One question at a time; the others wait in their order.
+        """The answer, a line. One question at a time; the others wait in order.
 
-        Raises TimeoutError after so many seconds of its turn. Raises EOFError if the process ends
-        without an answer. A task that is cancelled ends the process.
+        Raises TimeoutError if this question takes longer than `seconds`, without the wait for its
+        turn. Raises EOFError if the process ends without an answer. Cancelling the task ends the
+        process.
         """
         async with self.turn:
             return await self._ask(question, seconds)

@@ -351,7 +351,7 @@ function gainNow(points, now, left, right) {
   if (!points.length) return;
   const best = points.reduce((a, b) => (b.gain > a.gain ? b : a));
   const here = points.find((point) => Math.abs(point.x / now - 1) < 1e-9);
-  const said = here ? `At this P:D, ${digits(now)}, ${right} has ${here.gain.toFixed(2)} times the throughput of ${left}. ` : "";
+  const said = here ? `With an endless queue of equal requests, at this P:D of ${digits(now)}, ${right} has ${here.gain.toFixed(2)} times the throughput of ${left}. ` : "";
   get("gain-now").textContent = `${said}The highest gain is ${best.gain.toFixed(2)}, at P:D = ${digits(best.x)}.`;
 }
 
