@@ -1,7 +1,8 @@
 """From a row of logits to a token: greedy, or drawn with a request's own seeded generator.
 
 Each drawn token takes exactly one random number from its own request's generator. So a draw does
-not depend on the other requests of a batch. Seeded sampling gives the same text under every policy.
+not depend on the other requests of a batch. Apart from rounding, a seed gives the same text under
+every policy.
 """
 
 from dataclasses import dataclass, field

@@ -51,7 +51,7 @@ class Calculator(Worker):
         self.most_waiting, self.waiting = most_waiting, 0
 
     async def calculate(self, question: str) -> bytes:
-        """The answer, a line of JSON. Refused if too many questions wait, or if it takes too long."""
+        """The answer, a line of JSON. Raises Refused: too many wait, or it takes too long."""
         if self.waiting >= self.most_waiting:
             message = "too many questions at once: ask again in a second"
             raise Refused(429, message, kind="rate_limit_error", headers={"Retry-After": "1"})
