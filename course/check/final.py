@@ -97,7 +97,7 @@ def score(ask: Ask, rng: random.Random, case: dict, answer: object) -> str:
     names = zip(("chats", "long texts"), found, BASELINE[key], strict=True)
     rates = ", ".join(f"{name} {rate:.2f} ({base:.2f})" for name, rate, base in names)
     return (
-        f"{ratio:.3f}. Capacity, requests/s (in brackets: sarathi_serve, which scores 1): {rates}."
+        f"{ratio:.3f} (sarathi_serve: 1). Requests/s, in brackets those of sarathi_serve: {rates}."
         f" Bounds: P99 of the gaps {SLO:g} s, longest gap {STALL:g} s, P90 of the first tokens"
         f" {FIRST:g} s. Another seed draws other requests, and gives another score."
     )
