@@ -167,6 +167,33 @@ def test_a_check_says_what_kind_of_failure_it_is(body: str, words: tuple[str, ..
     assert all(each in done.stdout for each in words), done.stdout
 
 
+@pytest.mark.parametrize(
+    ("key", "body", "words"),
+    [
+        ("6", "return [next_chunk(request, max(0, room))] if request else []",
+         ["The batch is full. Without room"]),
+        ("6", "return next_chunk(request, max(0, room)) if request else []",
+         ["TypeError", "which takes what your code has returned", "(prompt + output tokens): 1 + "]),
+        ("8", "self.waiting.rotate(-1)", ["left end of self.waiting"]),
+        ("8", "return None", ["Does `preempt` return the request?"]),
+    ],
+)  # fmt: skip
+def test_a_check_names_the_cause(key: str, body: str, words: list[str]) -> None:
+    name = {"6": "Sarathi", "8": "SarathiServe"}[key]
+    source = f"from scheduler import {name} as Right, next_chunk\n\n\nclass {name}(Right):\n"
+    if key == "6":
+        source += "    def prefills(self, rows):\n        room = self.chunk_size - rows\n"
+        source += f"        request = next(self.started_then_new(), None)\n        {body}\n"
+    else:
+        source += (
+            "    def preempt(self, request=None):\n        request = super().preempt(request)\n"
+        )
+        source += f"        {body}\n        return request\n"
+    file = f"{find(key).file}.py"
+    told = lines(find(key), examine(find(key), asker(find(key), load(source, file)), 1))
+    assert all(any(each in line for line in told) for each in words), told
+
+
 @POSIX
 def test_an_interrupt_ends_a_check_whatever_the_students_code_catches(tmp_path: Path) -> None:
     (tmp_path / "e09.py").write_text(
