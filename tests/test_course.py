@@ -173,7 +173,7 @@ def test_a_check_says_what_kind_of_failure_it_is(body: str, words: tuple[str, ..
         ("6", "return [next_chunk(request, max(0, room))] if request else []",
          ["The batch is full. Without room"]),
         ("6", "return next_chunk(request, max(0, room)) if request else []",
-         ["TypeError", "which takes what your code has returned", "(prompt + output tokens): 1 + "]),
+         ["TypeError", "which takes what your code has returned", "output tokens): 1 + "]),
         ("8", "self.waiting.rotate(-1)", ["left end of self.waiting"]),
         ("8", "return None", ["Does `preempt` return the request?"]),
     ],
