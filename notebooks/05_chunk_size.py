@@ -314,8 +314,9 @@ print_table(["C", "gain (predicted)", "longest TBT, ms (predicted)"], rows)
 
 # %% [markdown]
 # `experiments/choose_chunk.py` is this loop as a command. It also prints the flags that set the
-# same chunk size in vLLM and SGLang. In this file, `candidates` lists chunk sizes, `steady` runs
-# one of them, and `choose` takes the one with the largest throughput.
+# same chunk size in vLLM and SGLang. (By default, SGLang runs prompts or decodes, not both: it
+# needs one flag more.) In this file, `candidates` lists chunk sizes, `steady` runs one of them, and
+# `choose` takes the one with the largest throughput.
 #
 # **Predict first.** A chat service has P:D = 5, and a service that summarises texts has 60. Which
 # of them needs the larger chunks?

@@ -317,7 +317,8 @@ for prompt, one, other in zip(prompts, *outputs.values(), strict=True):
 
 # %% [markdown]
 # No, and it must not. A policy decides *when* a token is computed, never *which* token. (The tests
-# check this for every policy.)
+# check this for every policy, in float64. In bfloat16, rounding may swap two tokens that are about
+# equally likely.)
 #
 # Now the clock. The budget is 64, and the prompts are made up: 32 tokens for A and B, 160 for C and
 # D. C and D arrive between A's tokens 5 and 6.
