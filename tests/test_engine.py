@@ -423,7 +423,7 @@ def test_resize_cache(llm: LLM) -> None:
 
 
 def test_an_error_ends_the_streams_that_it_meets(llm: LLM) -> None:
-    """The loop may have stopped half way: who goes on is told, and the next call begins anew."""
+    """The loop may have stopped half way: others get an error, and the next call restarts it."""
     params = SamplingParams(max_tokens=5)
     expected = [out.token_ids for out in llm.generate(PROMPTS, params)]
     beside = llm.stream(PROMPTS[:2], params)

@@ -94,7 +94,7 @@ def judged(judge, case: dict, answer: object) -> Failure | None:
 def same(wanted: object, got: object, eps: float = 0.0) -> bool:
     """Whether an answer has the form of what is wanted, and each of its numbers is within eps.
 
-    True is no 1, and 1.0 no 1: a place, a slot, a token is an int. NaN is near to nothing.
+    True and 1.0 do not count as 1: a place, a slot, a token is an int. NaN is near nothing.
     """
     if isinstance(wanted, dict):
         return isinstance(got, dict) and wanted.keys() == got.keys() and all(
