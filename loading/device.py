@@ -139,7 +139,18 @@ def choose_device(name: str) -> torch.device:
 
 # Major version of CUDA: the oldest branch of NVIDIA's driver that runs it (on Linux). From
 # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
-OLDEST_DRIVER = {"11": 450, "12": 525, "13": 580}
+OLDEST_DRIVER = {"12": 525, "13": 580}
+
+
+def driver_version(root: Path = Path("/")) -> str | None:
+    """Of NVIDIA's driver, as Linux's kernel says; None: it does not say. root: of the file system.
+
+    580.65.06, for one.
+    """
+    about = root / "proc/driver/nvidia/version"
+    text = about.read_text(encoding="utf-8", errors="replace") if about.exists() else ""
+    found = re.search(r"NVRM version:.*?\s(\d+(\.\d+)+)", text)
+    return found[1] if found else None
 
 
 def why_unseen(root: Path = Path("/")) -> str:
@@ -153,19 +164,22 @@ def why_unseen(root: Path = Path("/")) -> str:
         return ""
     if not about.exists() and not list(root.glob("dev/nvidia[0-9]*")):
         return ""
-    text = about.read_text(encoding="utf-8", errors="replace") if about.exists() else ""
-    found = re.search(r"NVRM version:.*?\s(\d+)(\.\d+)+", text)
-    driver = found[0].split()[-1] if found else "of an unknown version"
+    version = driver_version(root)
+    driver, branch = version or "of an unknown version", version and int(version.split(".")[0])
     oldest = OLDEST_DRIVER.get(cuda.split(".")[0])
-    if found and oldest and int(found[1]) >= oldest:
+    if branch and oldest and branch >= oldest:
         return (
             f"the NVIDIA driver {driver} is new enough, but PyTorch sees no GPU: a container, for"
             " one, must be started with it"
         )
-    needs = f"R{oldest} or newer" if oldest else f"for CUDA {cuda}"
+    needs = f"{oldest} or newer" if oldest else f"for CUDA {cuda}"
+    least = min(OLDEST_DRIVER.values())
+    update = f"install driver {least} or newer"
+    if branch is None or branch >= least:
+        update = "update it, or run python notebooks/install_missing.py for an older PyTorch"
     return (
         f"PyTorch {torch.__version__} is built with CUDA {cuda} and needs an NVIDIA driver {needs},"
-        f" and the driver here is {driver}"
+        f" and the driver here is {driver}: {update}"
     )
 
 

@@ -1,18 +1,23 @@
-"""Install what this Python lacks, and keep what it has: for a machine such as Colab's.
+"""Install what this Python lacks, and the PyTorch that fits NVIDIA's driver. All else stays.
 
     python notebooks/install_missing.py
 
-requirements.txt pins every version, for an environment of our own. A machine that brings PyTorch
-for its own driver, and runs a notebook already, should keep both. So a package that is there stays,
-whatever its version. There is one exception: PyTorch older than 2.10 is replaced.
+It is for a machine that has packages of its own, such as Colab's, and for an older driver. A
+package that is here stays, whatever its version. PyTorch alone is replaced: if it is older than the
+oldest in requirements.txt, or if its CUDA needs a newer driver.
 
-PyTorch from PyPI is built for CUDA 13, which needs NVIDIA's driver 580 or newer. Below an older
-driver it sees no GPU. There, its build for CUDA 12.6 is taken from PyTorch's own index.
+    driver                   PyTorch
+    580 or newer, or none    the newest in requirements.txt, for CUDA 13
+    525 to 579               the oldest in requirements.txt, for CUDA 12
+    older                    none: one line says so
+
+pip gets one command, which names PyTorch's version. So no other package can replace it.
 """
 
 import enter  # noqa: F401
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -23,9 +28,7 @@ from checks import UserError
 from cli import ROOT, run_main
 from flags import Parser
 
-OLDEST_TORCH = (2, 10)
-CUDA_13 = 580  # the oldest driver for it
-OLDER = "https://download.pytorch.org/whl/cu126"  # builds for drivers from 525 on
+OLDEST_DRIVER = {"12": 525, "13": 580}  # by CUDA's major version, as in loading/device.py
 LEFT_OUT = ("jupyter",)  # a notebook runs already
 
 
@@ -53,19 +56,6 @@ def installed(package: str) -> str | None:
         return None
 
 
-def missing(lines: Sequence[str], here: Callable[[str], str | None]) -> list[str]:
-    """Those that are to be installed. here: package -> its version, or None."""
-    found = []
-    for line in lines:
-        package, own = package_of(line), here(package_of(line))
-        if package in LEFT_OUT:
-            continue
-        old = package == "torch" and own is not None and numbers(own) < OLDEST_TORCH
-        if own is None or old:
-            found.append(line)
-    return found
-
-
 def numbers(text: str) -> tuple[int, ...]:
     """2.10.0+cu128 -> (2, 10)."""
     return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
@@ -81,20 +71,54 @@ def driver() -> int | None:
     return int(first.group()) if first else None
 
 
-def commands(lines: Sequence[str], driver: int | None) -> list[list[str]]:
-    """What follows `pip install`, one call after the other. PyTorch first: others ask for it."""
-    torch = [line for line in lines if package_of(line) == "torch"]
-    rest = [line for line in lines if line not in torch]
-    index = ["--index-url", OLDER] if driver is not None and driver < CUDA_13 else []
-    return [each for each in ([*torch, *index] if torch else [], rest) if each]
+def cuda_of_torch() -> str:
+    """The major version of CUDA that the PyTorch here is built with; "": it has none."""
+    command = [sys.executable, "-c", "import torch; print(torch.version.cuda or '')"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip().partition(".")[0]
+
+
+def torch_for(line: str, own: str | None, cuda: str, driver: int | None) -> str:
+    """What pip is asked for: the version that is here, if it may stay. line: of requirements.txt.
+
+    own: the version that is here, or None. cuda: see `cuda_of_torch`.
+    """
+    oldest = re.search(r">=([\d.]+)", line)[1]
+    old_driver = driver is not None and driver < OLDEST_DRIVER["13"]
+    if driver is not None and driver < OLDEST_DRIVER["12"]:
+        raise UserError(
+            f"NVIDIA's driver is {driver}: it must be {OLDEST_DRIVER['12']} or newer for PyTorch"
+            f" {oldest}, the oldest that the project runs with"
+        )
+    fits = not old_driver or OLDEST_DRIVER.get(cuda, 0) <= driver
+    if own and numbers(own) >= numbers(oldest) and fits:
+        return f"torch=={own}"
+    return f"torch=={oldest}" if old_driver else line
+
+
+def wanted(lines: Sequence[str], here: Callable[[str], str | None], torch: str) -> list[str]:
+    """What follows `pip install`; nothing if all is here.
+
+    here: package -> its version, or None. torch: see `torch_for`.
+    """
+    packages = [package_of(line) for line in lines]
+    found = [
+        line
+        for line, package in zip(lines, packages, strict=True)
+        if package not in ("torch", *LEFT_OUT) and here(package) is None
+    ]
+    stays = torch == f"torch=={here('torch')}"
+    return [] if stays and not found else [torch, *found]
 
 
 def main() -> None:
     Parser(__doc__).parse_args()
-    lines, found = missing(requirements(), installed), driver()
-    print(f"NVIDIA's driver: {found or 'none'}; PyTorch: {installed('torch') or 'none'}")
-    for words in commands(lines, found):
-        print("pip install", *words, flush=True)
+    lines, found, own = requirements(), driver(), installed("torch")
+    print(f"NVIDIA's driver: {found or 'none'}; PyTorch: {own or 'none'}")
+    (line,) = [line for line in lines if package_of(line) == "torch"]
+    words = wanted(lines, installed, torch_for(line, own, cuda_of_torch() if own else "", found))
+    if words:
+        print("pip install", shlex.join(words), flush=True)
         pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
         if subprocess.run([*pip, *words], check=False).returncode:
             raise UserError(f"pip could not install {' '.join(words)}: its last lines say why")

@@ -10,10 +10,13 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from zipfile import ZipFile
 
-import nbformat
 import pytest
+import torch
 
 from checks import UserError
+from loading.device import OLDEST_DRIVER
+
+nbformat = pytest.importorskip("nbformat")
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
 
@@ -129,36 +132,65 @@ def test_a_zip_of_something_else_is_said(anywhere) -> None:
 # --------------------------------------------------------------------------- what it installs there
 
 
+LINES = ["numpy==2.4.6", "torch>=2.10.0,<=2.13.0", "tiktoken==0.14.0"]
+
+
+def words(here: dict[str, str], cuda: str, driver: int | None) -> list[str]:
+    """What follows `pip install`, where LINES are wanted."""
+    return install.wanted(
+        LINES, here.get, install.torch_for(LINES[1], here.get("torch"), cuda, driver)
+    )
+
+
 def test_every_package_that_is_pinned_is_looked_for() -> None:
     lines = install.requirements()
     packages = [install.package_of(line) for line in lines]
     assert {"numpy", "torch", "safetensors"} <= set(packages)
     assert len(set(packages)) == len(packages)
-    assert install.missing(lines, lambda package: None) == [
-        line for line in lines if not line.startswith("jupyter")
-    ]
-    assert install.missing(lines, install.installed) == [], "the tests run where all is"
+    assert sorted(install.wanted(lines, lambda package: None, "torch==2.10.0")) == sorted(
+        "torch==2.10.0" if line.startswith("torch>") else line
+        for line in lines
+        if not line.startswith("jupyter")
+    )
+    own = f"torch=={install.installed('torch')}"
+    assert install.wanted(lines, install.installed, own) == [], "the tests run where all is"
 
 
 @pytest.mark.parametrize(
-    ("own", "replaced"),
-    [("2.10.0+cu128", False), ("2.13.0", False), ("3.0", False), ("2.9.1+cu126", True)],
+    ("own", "cuda", "driver", "asked"),
+    [
+        (None, "", None, "torch>=2.10.0,<=2.13.0"),
+        (None, "", 580, "torch>=2.10.0,<=2.13.0"),
+        (None, "", 550, "torch==2.10.0"),
+        ("2.9.1+cu126", "12", 595, "torch>=2.10.0,<=2.13.0"),
+        ("2.9.1+cu126", "12", 550, "torch==2.10.0"),
+        ("2.13.0", "13", 550, "torch==2.10.0"),
+        ("2.13.0", "13", 580, None),
+        ("2.13.0+cpu", "", None, None),
+        ("2.13.0+cpu", "", 550, None),
+        ("2.11.0+cu128", "12", 550, None),
+        ("2.10.0", "12", 525, None),
+        ("3.0", "13", 600, None),
+    ],
 )
-def test_only_an_old_torch_is_replaced(own: str, replaced: bool) -> None:
-    here = {"torch": own, "numpy": "1.0"}
-    found = install.missing(["numpy==2.4.6", "torch==2.13.0", "tiktoken==0.14.0"], here.get)
-    assert found == ["torch==2.13.0"] * replaced + ["tiktoken==0.14.0"]
+def test_torch_fits_the_driver(
+    own: str | None, cuda: str, driver: int | None, asked: str | None
+) -> None:
+    """None: the one that is here stays, and pip is told its version."""
+    here = {"torch": own} if own else {}
+    assert words(here, cuda, driver) == [asked or f"torch=={own}", LINES[0], LINES[2]]
+    here |= {"numpy": "1.0", "tiktoken": "0.1"}
+    assert words(here, cuda, driver) == ([asked] if asked else [])
 
 
-@pytest.mark.parametrize(
-    ("driver", "index"),
-    [(None, []), (580, []), (595, []), (550, ["--index-url", install.OLDER])],
-)
-def test_an_older_driver_gets_a_build_for_it(driver: int | None, index: list[str]) -> None:
-    lines = ["numpy==2.4.6", "torch==2.13.0"]
-    assert install.commands(lines, driver) == [["torch==2.13.0", *index], ["numpy==2.4.6"]]
-    assert install.commands(lines[:1], driver) == [["numpy==2.4.6"]]
-    assert install.commands([], driver) == []
+def test_a_driver_that_no_torch_fits_is_one_line() -> None:
+    with pytest.raises(UserError, match="driver is 470: it must be 525 or newer for PyTorch 2.10"):
+        words({}, "", 470)
+    assert install.OLDEST_DRIVER == OLDEST_DRIVER, "written twice: one of the two needs torch"
+
+
+def test_the_cuda_of_the_torch_that_is_here() -> None:
+    assert install.cuda_of_torch() == (torch.version.cuda or "").partition(".")[0]
 
 
 @pytest.mark.parametrize(
@@ -175,9 +207,16 @@ def test_the_driver_is_read(printed: str, number: int | None, monkeypatch) -> No
 
 def test_where_pip_fails_it_says_so(monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["install_missing.py"])
-    monkeypatch.setattr(install, "missing", lambda *_: ["torch==2.13.0", "tiktoken==0.14.0"])
-    monkeypatch.setattr(install, "driver", lambda: None)
-    failed = subprocess.CompletedProcess([], 1)
-    monkeypatch.setattr(install.subprocess, "run", lambda *_, **__: failed)
-    with pytest.raises(UserError, match="pip could not install torch==2.13.0: "):
+    monkeypatch.setattr(install, "requirements", lambda: LINES)
+    monkeypatch.setattr(install, "installed", {"numpy": "1.0"}.get)
+    monkeypatch.setattr(install, "driver", lambda: 550)
+    asked = []
+
+    def run(command: list[str], check: bool) -> subprocess.CompletedProcess:
+        asked.append(command[-2:])
+        return subprocess.CompletedProcess([], 1)
+
+    monkeypatch.setattr(install.subprocess, "run", run)
+    with pytest.raises(UserError, match="pip could not install torch==2.10.0 tiktoken==0.14.0: "):
         install.main()
+    assert asked == [["torch==2.10.0", "tiktoken==0.14.0"]], "one command: none undoes another"

@@ -17,13 +17,17 @@ from loading.device import check_memory, choose_device, why_unseen
 from tests.fake_cuda import LINUX, fake_cuda
 
 CUDA = torch.device("cuda")
+ANOTHER = "update it, or run python notebooks/install_missing.py for an older PyTorch"
 REPORTS = {
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n"
-    "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n": "535.104.05",
+    "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n": f"535.104.05: {ANOTHER}",
     "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n": (
-        "570.86.15"
+        f"570.86.15: {ANOTHER}"
     ),
-    "": "of an unknown version",
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.256.02  Thu May  2 14:37:44 UTC 2024\n": (
+        "470.256.02: install driver 525 or newer"
+    ),
+    "": f"of an unknown version: {ANOTHER}",
 }
 
 
@@ -70,7 +74,7 @@ def test_a_driver_that_is_too_old_is_said(
     assert choose_device("auto") == torch.device("cpu")
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and said.startswith("the device is the CPU: PyTorch ")
-    needs = "is built with CUDA 13.0 and needs an NVIDIA driver R580 or newer, and the driver here"
+    needs = "is built with CUDA 13.0 and needs an NVIDIA driver 580 or newer, and the driver here"
     assert f"{needs} is {REPORTS[report]}\n" in said
     with pytest.raises(UserError, match=f"'cuda' is not here: PyTorch .* is {REPORTS[report]};"):
         choose_device("cuda")
@@ -89,7 +93,7 @@ def test_a_machine_without_a_gpu_is_not_bothered(
     (root / "dev/nvidia-caps").mkdir()
     assert why_unseen(root) == ""
     (root / "dev/nvidia0").touch()
-    assert "R580" in why_unseen(root)
+    assert "driver 580 or newer" in why_unseen(root)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # the user hides it
     assert why_unseen(root) == ""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")

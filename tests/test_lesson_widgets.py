@@ -5,11 +5,11 @@ import json
 import re
 from pathlib import Path
 
-import ipywidgets
 import pytest
 
 from course import predictions
 
+ipywidgets = pytest.importorskip("ipywidgets")
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
 spec = importlib.util.spec_from_file_location("lesson", FOLDER / "lesson.py")
 lesson = importlib.util.module_from_spec(spec)

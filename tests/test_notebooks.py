@@ -5,9 +5,9 @@
 import importlib.util
 from pathlib import Path
 
-import nbformat
 import pytest
 
+nbformat = pytest.importorskip("nbformat")
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
 spec = importlib.util.spec_from_file_location("execute", FOLDER / "execute.py")
 execute = importlib.util.module_from_spec(spec)
