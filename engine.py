@@ -126,7 +126,9 @@ class LLM:
         elif not isinstance(attention, str) or attention not in ("auto", *PLAIN):
             raise UserError(f"attention is {attention!r}; choose auto, math, sdpa, or fast=True")
         if cuda_graphs == "on" and not (fast and self.device.type == "cuda"):
-            raise UserError(f"cuda_graphs needs a CUDA device and fast=True; this is {self.device}")
+            what = "a CUDA device" if fast else "a CUDA device and fast=True"
+            here = f"needs {what}, and this is {self.device}"
+            raise UserError(f"cuda_graphs 'on' {here}; choose auto or off")
         self.config, self.directory = find_model(model)
         self.max_length = choose_length(self.config, max_length)
         self.attention = "sdpa" if attention == "auto" else attention

@@ -38,7 +38,15 @@ def check_backend(name: str, device: torch.device) -> None:
     """Raise a UserError for an unknown name, or a back end that this device cannot run."""
     lookup(dict.fromkeys(("auto", *BACKENDS)), name, "attention")
     if name == "xformers" and (why := why_not_xformers(device)):
-        raise UserError(f"attention 'xformers' cannot run: {why}; choose auto, sdpa or math")
+        raise UserError(f"attention 'xformers' cannot run: {why}; {instead(device)}")
+
+
+def instead(
+    device: torch.device, dtype: torch.dtype = torch.float32, head_dim: int = 64, groups: int = 1
+) -> str:
+    """What an error says of the back ends that run here. It compiles nothing."""
+    runs = native.compiler() and not native.misfit(device, dtype, head_dim, groups)
+    return f"choose auto, {'native, ' if runs else ''}sdpa or math"
 
 
 def choose_backend(name: str, device: torch.device, dtype: torch.dtype, config: ModelConfig) -> str:
@@ -52,7 +60,7 @@ def choose_backend(name: str, device: torch.device, dtype: torch.dtype, config: 
     if name == "native":
         native.check(device, dtype, *shape)
     if name == "varlen" and (why := why_not_varlen(device, dtype, config.head_dim, BLOCK)):
-        raise UserError(f"attention 'varlen' cannot run: {why}; choose auto, sdpa or math")
+        raise UserError(f"attention 'varlen' cannot run: {why}; {instead(device, dtype, *shape)}")
     if name == "auto":
         return "native" if native.usable(device, dtype, *shape) else "sdpa"
     return name

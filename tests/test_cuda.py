@@ -25,8 +25,8 @@ from configs import MODELS, ModelConfig
 from costmodel import make_batch
 from engine import LLM, BeamSearchParams, SamplingParams
 from executor import ModelExecutor
-from fast import cuda, graphs
-from fast.backends import BACKENDS, candidates
+from fast import backends, cuda, graphs
+from fast.backends import BACKENDS, candidates, choose_backend
 from fast.graphs import GraphExecutor, Graphs
 from kvcache import KVCache
 from loading.load import new_model
@@ -368,7 +368,17 @@ def test_graphs_where_launches_take_longer_than_bytes(monkeypatch: pytest.Monkey
             assert graphs.graphs_for(model, cache, "off") is None
 
 
-def test_a_back_end_that_cannot_run_is_one_line(small: str) -> None:
+def test_a_back_end_that_cannot_run_is_one_line(
+    small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It names what runs here instead."""
+    config = replace(MODELS["demo"], n_layer=1)
     for name in ("varlen", "xformers"):
-        with pytest.raises(UserError, match=f"attention '{name}' cannot run: "):
+        with pytest.raises(UserError, match=f"attention '{name}' cannot run: .*; choose auto, "):
             LLM(small, device="cpu", attention=name)
+        for program, others in ((None, "sdpa"), ("g++", "native, sdpa")):
+            monkeypatch.setattr(backends.native, "compiler", lambda program=program: program)
+            with pytest.raises(UserError, match=f"; choose auto, {others} or math$"):
+                choose_backend(name, torch.device("cpu"), torch.float32, config)
+    with pytest.raises(UserError, match="; choose auto, sdpa or math$"):
+        choose_backend("varlen", torch.device("cpu"), torch.float64, config)

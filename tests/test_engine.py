@@ -455,7 +455,7 @@ def test_the_book_alone(llm: LLM, small: str) -> None:
     ]
     with pytest.raises(UserError, match="attention is 'native'; choose auto, math, sdpa"):
         LLM(small, device="cpu", attention="native", fast=False)
-    with pytest.raises(UserError, match="cuda_graphs needs a CUDA device and fast=True"):
+    with pytest.raises(UserError, match="'on' needs a CUDA device and fast=True, and"):
         LLM(small, device="cpu", cuda_graphs="on", fast=False)
 
 

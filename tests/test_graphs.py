@@ -196,9 +196,8 @@ def test_a_mistake_is_seen(mutant: str, replays: Callable) -> None:
 
 
 def test_needs_cuda(small: str) -> None:
-    with pytest.raises(
-        UserError, match="cuda_graphs needs a CUDA device and fast=True; this is cpu"
-    ):
+    line = "cuda_graphs 'on' needs a CUDA device, and this is cpu; choose auto or off"
+    with pytest.raises(UserError, match=line):
         LLM(small, device="cpu", cuda_graphs="on")
 
 

@@ -93,5 +93,5 @@ def test_the_text_is_the_same_on_every_cpu(dtype: str) -> None:
 def test_fast_ways_are_refused_by_name() -> None:
     with pytest.raises(UserError, match="attention is 'native'; choose auto, math, sdpa"):
         LLM("demo", fast=False, attention="native")
-    with pytest.raises(UserError, match="cuda_graphs needs a CUDA device and fast=True"):
+    with pytest.raises(UserError, match="'on' needs a CUDA device and fast=True, and"):
         LLM("demo", fast=False, cuda_graphs="on")
