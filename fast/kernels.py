@@ -6,10 +6,11 @@ The places in PyTorch's source (aten/src/ATen/native/transformers/) are those of
 library names them itself: as warnings, where it is asked (tests/which_kernel.py), and in errors.
 """
 
-import fast.first  # noqa: F401
+from fast.first import X86
 
 import ctypes
 import logging
+import re
 import warnings
 from contextlib import suppress
 from importlib.util import find_spec
@@ -20,7 +21,8 @@ import torch
 
 from checks import UserError
 from cli import one_line, run_main
-from loading.device import choose_dtype, why_unseen
+from fast import native
+from loading.device import choose_dtype, driver_version, why_unseen
 
 BLOCK = 256  # tokens: varlen_attn reads a cache in blocks of a multiple of that
 HALF = (torch.float16, torch.bfloat16)
@@ -126,6 +128,16 @@ def why_no_gpu() -> str:
     return why_unseen() or "none is here, or CUDA_VISIBLE_DEVICES hides it"
 
 
+def why_not_native(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why attention in C++ cannot run with these, or None. The first time, it compiles."""
+    try:
+        native.check(device, dtype, 128, 1)
+    except UserError as error:
+        why = str(error).removesuffix(native.OTHERWISE)
+        return re.sub("^attention 'native':? ", "it " if "' needs" in why else "", why)
+    return None
+
+
 def report() -> list[str]:
     """What this machine can run, line by line."""
     cuda = torch.version.cuda
@@ -134,7 +146,10 @@ def report() -> list[str]:
         seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = torch.device("cuda" if seen else "cpu")
     fused, dtype = "yes", choose_dtype("auto", device)
-    lines = [f"PyTorch      {torch.__version__}, {f'CUDA {cuda}' if cuda else 'without CUDA'}"]
+    brings = f"brings CUDA {cuda}; no other CUDA toolkit is needed" if cuda else "without CUDA"
+    lines = [f"PyTorch      {torch.__version__}, {brings}"]
+    if driver := driver_version():
+        lines.append(f"driver       NVIDIA {driver}")
     for number in range(seen):
         about = torch.cuda.get_device_properties(number)
         capability = f"compute capability {about.major}.{about.minor}"
@@ -143,12 +158,20 @@ def report() -> list[str]:
     if seen:
         of = torch.cuda.get_device_capability(device), dtype, 128
         plain, masked = sdpa_kernel(*of, mask=False), sdpa_kernel(*of, mask=True)
-        fused += f": {plain} for whole prompts, {masked} for chunks and decodes"
+        fused += f": {plain}"
+        if masked != plain:
+            fused += f" for whole prompts and one decode, {masked} for chunks and several decodes"
     else:
         lines.append(f"GPU          no: {why_no_gpu()}")
-    lines += [f"dtype        {str(dtype).removeprefix('torch.')}", f"sdpa         {fused}"]
+    no_native = why_not_native(device, dtype)
+    known = X86 and torch.backends.cpu.get_cpu_capability() != "DEFAULT"  # backends.must_measure
+    measured = "measured when LLM starts: the fastest of those that run, without math"
+    takes = measured if seen or not known else "sdpa" if no_native else "native"
+    lines += [f"dtype        {str(dtype).removeprefix('torch.')}", f"auto         {takes}"]
+    lines += ["math         yes", f"sdpa         {fused}"]
     nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
     for name, why in {
+        "native": no_native,
         "varlen": why_not_varlen(device, dtype, 128, BLOCK),
         "xformers": why_not_xformers(device),
         "CUDA graphs": None if seen else "they need a CUDA device",

@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from checks import UserError
-from fast import kernels
+from configs import ModelConfig
+from fast import backends, kernels, native
+from fast.backends import choose_backend, must_measure
 from fast.kernels import (
     load_cuda_12,
     main,
@@ -23,6 +25,7 @@ from fast.kernels import (
     why_not_varlen,
     why_not_xformers,
 )  # fmt: skip
+from loading.device import choose_dtype
 from tests.fake_cuda import LINUX, fake_cuda
 from tests.which_kernel import BATCHES, GPUS, table
 
@@ -178,23 +181,48 @@ def test_the_runtime_of_cuda_12_is_loaded_from_where_it_lies(
 def test_the_report_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     with fake_cuda((7, 5), count=2, memory=16e9):
         monkeypatch.setattr(kernels, "why_not_xformers", lambda _: None)
+        monkeypatch.setattr(kernels, "driver_version", lambda: "550.54.15")
+        monkeypatch.setattr(torch.version, "cuda", "12.8")
         old = report()
         names = [line.split("  ")[0] for line in old]
     assert names == [
-        "PyTorch", "cuda:0", "cuda:1", "dtype", "sdpa", "varlen", "xformers", "CUDA graphs", "NCCL"
+        "PyTorch", "driver", "cuda:0", "cuda:1", "dtype", "auto", "math", "sdpa", "native",
+        "varlen", "xformers", "CUDA graphs", "NCCL",
     ]  # fmt: skip
-    assert "compute capability 7.5, 16 GB" in old[2]
-    assert old[3].endswith(" float16")
-    assert "yes: efficient for whole prompts, efficient for chunks" in old[4]
-    assert "no: it needs compute capability 8.0" in old[5]
-    assert old[6].endswith(" yes")
+    said = dict(zip(names, (line[13:] for line in old), strict=True))
+    assert "brings CUDA 12.8; no other" in said["PyTorch"] and said["driver"] == "NVIDIA 550.54.15"
+    assert "compute capability 7.5, 16 GB" in said["cuda:1"] and said["dtype"] == "float16"
+    assert said["auto"].startswith("measured when LLM starts")
+    assert said["sdpa"] == "yes: efficient"
+    assert said["native"] == "no: it needs a CPU, and bfloat16 or float32; this is cuda, float16"
+    assert "no: it needs compute capability 8.0" in said["varlen"] and said["xformers"] == "yes"
+    monkeypatch.setattr(kernels, "driver_version", lambda: None)
     with fake_cuda((9, 0)):
         new = report()
-    assert "yes: flash for whole prompts, efficient for chunks" in new[3]
-    assert new[4].endswith(" yes")
+    assert "yes: flash for whole prompts and one decode, efficient for chunks and" in new[5]
+    assert new[1].startswith("cuda:0 ") and new[7].endswith(" yes")
+
+
+@pytest.mark.parametrize("failed", [False, True])
+@pytest.mark.parametrize("x86", [False, True])
+def test_what_auto_takes_on_a_cpu(x86: bool, failed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As fast/backends.py decides, for the model that the report asks about."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    for module in (kernels, backends):
+        monkeypatch.setattr(module, "X86", x86)
+    failure = UserError("attention 'native': native.cpp cannot be kept: choose auto, sdpa or math")
+    if failed or not native.compiler():
+        monkeypatch.setattr(native, "outcome", lambda: failure)
+    said = {line[:13].strip(): line[13:] for line in report()}
+    shape = ModelConfig("any", 1, 4, 512, 512, 97, 64, head_dim=128)
+    takes = choose_backend("auto", CPU, choose_dtype("auto", CPU), shape)
+    assert said["auto"].split()[0] == ("measured" if must_measure(CPU) else takes)
+    assert said["native"] == ("yes" if takes == "native" else "no: native.cpp cannot be kept")
 
 
 def test_the_report_says_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "driver_version", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)
     assert report()[1].endswith("no: this PyTorch is built for CPUs")
