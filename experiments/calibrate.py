@@ -50,7 +50,7 @@ from costmodel import CostModel, make_batch
 from engine import LLM
 from experiments.lib.common import ROOT, make_directory, print_table, progress
 from experiments.lib.flags import MEASURE, Flag, bare_parser, parse
-from experiments.lib.measuring import batch_runner, hardware_of
+from experiments.lib.measuring import batch_runner, device_for, hardware_of
 from loop import Result
 from serving.calibration import (
     BATCH_SIZE,
@@ -152,7 +152,8 @@ class Plan:
 
 def load_llm(model: str, dtype: str, device: str) -> "LLM":
     """The model, with a cache of 8 slots as long as the plan needs."""
-    llm = LLM(model, max_batch_size=BATCH_SIZE, max_length=1, dtype=dtype, device=device)
+    where = device_for(model, dtype, device)
+    llm = LLM(model, max_batch_size=BATCH_SIZE, max_length=1, dtype=dtype, device=where)
     if llm.config.max_length < SHORTEST:
         raise UserError(
             f"{llm.config.name} allows {llm.config.max_length} tokens; a calibration needs"

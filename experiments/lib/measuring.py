@@ -9,6 +9,7 @@ and what they predict must run where torch is not installed.
 
 import argparse
 import statistics
+import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -22,8 +23,11 @@ from serving.calibration import cost_here, this_machine
 from timeline import Trace
 
 if TYPE_CHECKING:  # see above
+    import torch
+
     from engine import LLM, RequestOutput
 
+LARGE = 2e9  # bytes of weights: models for CPUs have less
 FOR_CPUS = "laptop"  # the default of --model
 INSTEAD = "Give --model llama3.2-3b, or a larger one that fits"
 
@@ -36,12 +40,34 @@ def load_llm(options: argparse.Namespace, batch_size: int, length: int) -> "LLM"
     from engine import LLM
 
     sizes = {"max_batch_size": batch_size, "max_length": length + 1}
-    where = {"device": options.device, "cuda_graphs": options.cuda_graphs}
+    device = device_for(options.model, options.dtype, options.device)
+    where = {"device": device, "cuda_graphs": options.cuda_graphs}
     llm = LLM(options.model, dtype=options.dtype, **where, **sizes)
     llm.cost = cost_here(llm.config.name, str(llm.device), str(llm.dtype))
     if llm.device.type == "cuda" and llm.config.name == FOR_CPUS:
         print(f"{FOR_CPUS} is small: on a GPU, it measures how fast kernels start. {INSTEAD}")
     return llm
+
+
+def device_for(model: str, dtype: str, device: str) -> "torch.device":
+    """Where a model is measured, as `loading.device.choose_device` says.
+
+    If that is a CPU, and the model is large, one line says so before the weights are made.
+    """
+    from loading.device import choose_device, choose_dtype
+    from loading.load import find_model
+
+    chosen, config = choose_device(device), find_model(model)[0]
+    size = config.parameters * choose_dtype(dtype, chosen).itemsize
+    if chosen.type == "cpu" and size > LARGE:
+        here = "" if device == "cpu" else " (--device cuda is not here)"
+        print(
+            f"{config.name} has {size / 1e9:.1f} GB of weights, and the device is a CPU{here}: this"
+            " may take hours",
+            file=sys.stderr,
+            flush=True,
+        )
+    return chosen
 
 
 def measured_on(llm: "LLM") -> tuple[str, str, str]:
