@@ -12,7 +12,7 @@
 # # A free GPU: nano-sarathi on Colab
 #
 # **Untried on Colab.** Nobody has run this notebook there yet. Its cells run on a CPU, with the
-# demo model, each time that the project is checked. On a GPU, expect something to mend.
+# demo model, each time that the project is checked. On a GPU, expect mistakes.
 #
 # We expect it to take under 15 minutes on a T4, the GPU that Colab lends for free. It needs no
 # Google Drive and no key. Before you start: *Runtime*, *Change runtime type*, *T4 GPU*. Then run
@@ -29,6 +29,9 @@
 # If the next cell asks you for a zip file, make it on your own machine, in the project's folder:
 #
 #     git archive --format=zip --output nano-sarathi.zip HEAD
+#
+# The zip file's name must begin with nano-sarathi. Its files may lie in an inner folder, such as
+# nano-sarathi-main.
 
 # %%
 import os
@@ -68,8 +71,8 @@ os.environ["PYTHONPATH"] = os.getcwd()
 print("the project is here:", os.listdir("experiments")[:3], "...")
 
 # %% [markdown]
-# Colab has a PyTorch of its own, which fits its driver. It stays, if it is 2.10 or newer. So do all
-# other packages that are there, whatever their versions. Only what is missing is installed.
+# All packages that are there stay, whatever their versions. What is missing is installed. PyTorch
+# is replaced if it is older than 2.10, or if its CUDA needs a newer driver.
 
 
 # %%
@@ -104,7 +107,7 @@ run("-m", "fast.kernels")
 run("generate.py", "The with statement", "--policy", "sarathi", "--max-tokens", "64")
 
 # %% [markdown]
-# ## 4. A decode alone, and a decode that rides (Lesson 4)
+# ## 4. A decode alone, and a decode beside a chunk (Lesson 4)
 #
 # The demo is so small that a GPU waits for Python to start its kernels. `llama3.2-3b` has the shape
 # of Llama-3.2-3B: 6.4 GB of weights in float16. Each decode iteration reads them all, and that
@@ -132,8 +135,8 @@ if not GPU:
 
 # %% [markdown]
 # Three batches: a chunk of 252 tokens; 4 decodes; and both together, which are 256 rows. Beside
-# each time stands what the cost model predicts for a T4. Its constants are borrowed: they were
-# fitted to other GPUs, and nothing was ever measured on a T4.
+# each time stands what the cost model predicts for a T4. Nobody measured a T4: we use the A100's
+# constants.
 
 # %%
 chunk = [(0, 252, 999)]  # start, length, and the whole prompt

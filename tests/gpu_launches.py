@@ -1,4 +1,4 @@
-"""What an iteration launches, writes and waits for on a GPU, counted on tensors without numbers.
+"""What an iteration launches, writes and waits for on a GPU, counted on fake tensors.
 
 python -m tests.gpu_launches     beside what the cost model says that it takes, for docs/gpu.md
 """
@@ -82,8 +82,12 @@ def waits() -> list[list]:
 
 def prices() -> list[list]:
     rows = []
-    for gpu, model, backend in (("a6000", "llama-13b", "varlen"), ("t4", "llama3.2-3b", "sdpa")):
-        config, cost = MODELS[model], CostModel(MODELS[model], GPUS[gpu])
+    for gpu, software, model, backend in (
+        ("a6000", "sarathi", "llama-13b", "varlen"),
+        ("t4", "vllm", "llama3.2-3b", "sdpa"),
+    ):
+        config = MODELS[model]
+        cost = CostModel(config, GPUS[gpu], software=software)
         few = [replace(config, n_layer=layers, max_length=1024) for layers in (1, 2)]
         for name, batch in batches(1024).items():
             one, two = (watched(each, backend, batch) for each in few)

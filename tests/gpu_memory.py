@@ -1,4 +1,4 @@
-"""What a batch allocates on a GPU at most, counted on tensors without numbers.
+"""What a batch allocates on a GPU at most, counted on fake tensors.
 
     python -m tests.gpu_memory     beside what `check_memory` allows for it, as docs/gpu.md has it
 
@@ -105,7 +105,7 @@ def counted(
                 cache.extend(slot, request.context)
             with Peak() as peak:
                 executor.forward(executor.flatten(batch), untimed)
-            chunk_mask.cache_clear()  # tensors without numbers must not stay
+            chunk_mask.cache_clear()  # fake tensors must not stay
             yield name, peak.most
 
 

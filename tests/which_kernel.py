@@ -3,7 +3,7 @@
     python -m tests.which_kernel
 
 xformers and PyTorch choose a kernel by the shapes, strides and dtypes of tensors and by the GPU's
-compute capability. So the back ends of the engine run on tensors without numbers (fake_cuda.py),
+compute capability. So the back ends of the engine run on fake tensors (fake_cuda.py),
 and the libraries are asked. PyTorch's is asked where it is built with CUDA: it then finds `DRIVER`
 in the place of CUDA's runtime. A PyTorch for CPUs has no choice, and so `sdpa_kernel` says what was
 read in its source. varlen_attn has one kernel.
