@@ -112,6 +112,8 @@ def test_what_varlen_needs(
     head_dim: int, length: int, why: str | None,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    newest = SimpleNamespace(varlen_attn=lambda query, block_table: None)
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", newest)
     found = why_not_varlen(CUDA, dtype, head_dim, length)
     assert found is why is None or re.search(why, found), found
     assert "this is cpu" in why_not_varlen(CPU, dtype, head_dim, length)
@@ -167,6 +169,7 @@ def test_the_runtime_of_cuda_12_is_loaded_from_where_it_lies(
     """PyTorch looks in one folder alone."""
     place = tmp_path / "nvidia" / "cuda_runtime" / "lib"
     place.mkdir(parents=True)
+    (tmp_path / "nvidia" / "__init__.py").touch()  # as other packages of CUDA 12 have it
     monkeypatch.syspath_prepend(tmp_path)
     load_cuda_12()  # no library there, or none that this system can load: no error
     (place / "libcudart.so.12").write_text("no library", encoding="utf-8")
