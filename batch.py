@@ -8,7 +8,7 @@ D + 1 output tokens, and at the end P + D tokens have their keys and values in t
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from checks import UserError, check_number, check_stop_ids, check_whole, shown
+from command.checks import UserError, check_number, check_stop_ids, check_whole, shown
 
 LATEST = 1e10  # s: later, a clock of 64 bits no longer tells two iterations apart
 

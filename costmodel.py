@@ -28,9 +28,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from batch import Batch, Chunk, Request
-from checks import UserError, check_number, check_whole, shown
+from command.checks import UserError, check_number, check_whole, shown
 from configs import GPU, LINKS, Link, ModelConfig
-from constants import (  # noqa: F401
+from configs.constants import (  # noqa: F401
     ALL_REDUCES,
     EFFICIENCY,
     SOFTWARE,

@@ -9,7 +9,7 @@ is a prompt of 512 tokens, with 16 output tokens. torchrun starts the processes 
 nodes too (docs/pipelines.md). pipeline/stages.py says what they do.
 """
 
-import enter  # noqa: F401
+import command.enter  # noqa: F401
 import fast.first  # before torch  # noqa: F401
 
 import argparse
@@ -23,15 +23,16 @@ from itertools import groupby
 import torch
 import torch.distributed as dist
 
-from checks import UserError
-from cli import MARK, end_with, run_main, write_file
+from command.checks import UserError
+from command.cli import MARK, end_with, run_main, write_file
+from command.flags import Parser
 from configs import MODELS
 from engine import RequestOutput, SamplingParams
 from fast import native
 from fast.backends import check_backend
-from flags import Parser
 from loading import checkpoint, files
 from loading.load import choose_length
+from loading.policyfile import load_policies
 from pictures import perfetto
 from pipeline import BUBBLES, even_layers
 from pipeline.launch import NotMet, launch, meet, read_place, reason, stage_device, take_cores
@@ -43,7 +44,6 @@ from pipeline.policies import (
     unmeasured,
 )
 from pipeline.stages import PipelineLLM
-from policyfile import load_policies
 from scheduler import make_scheduler
 from serving.calibration import cost_here, this_machine
 

@@ -18,7 +18,7 @@ from batch import Batch, Request
 from beam.executor import enable_beams
 from beam.outputs import BeamSearchOutput, beam_requests, output_of
 from beam.request import BeamSearchParams
-from checks import MOST_SEED, UserError, check_flag, check_whole, lookup
+from command.checks import MOST_SEED, UserError, check_flag, check_whole, lookup
 from executor import ModelExecutor
 from fast.backends import check_backend, choose_backend, must_measure, speed_up
 from fast.cuda import slot_length

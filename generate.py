@@ -8,20 +8,20 @@ One prompt is streamed. Several prompts, or a file with one prompt on each line,
 what the run did.
 """
 
-import enter  # noqa: F401
+import command.enter  # noqa: F401
 
 import argparse
 from collections.abc import Iterator
 
-from checks import UserError
-from cli import progress, read_text, run_main
+from command.checks import UserError
+from command.cli import progress, read_text, run_main
+from command.flags import CACHES, Parser, either
 from configs import MODELS
 from engine import LLM, BeamSearchParams, SamplingParams, StreamedToken
-from flags import CACHES, Parser, either
 from loading.files import FOR_TEXT
+from loading.policyfile import load_policies
 from pictures import perfetto
 from pipeline.policies import policy_names
-from policyfile import load_policies
 from scheduler import make_scheduler
 from serving.calibration import cost_here, this_machine
 from timeline import Trace

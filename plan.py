@@ -13,7 +13,7 @@ also takes the folder of a config.json, or a hub id that is on disk. serving/pla
 it searches; docs/planner.md what the answer is worth.
 """
 
-import enter  # noqa: F401
+import command.enter  # noqa: F401
 
 import gc
 import math
@@ -27,8 +27,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from batch import Request
-from checks import UserError, did_you_mean, lookup
-from cli import ROOT, run_main
+from command.checks import UserError, did_you_mean, lookup
+from command.cli import ROOT, run_main
 from configs import GPU, GPUS, LINKS, MODELS, ModelConfig
 from costmodel import SOFTWARE, TILE, CostModel, constants, make_batch, tokens_that_fit
 from experiments.lib.common import run_jobs

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from checks import MOST_SEED, check_flag, check_number, check_stop_ids, check_whole
+from command.checks import MOST_SEED, check_flag, check_number, check_stop_ids, check_whole
 
 HOTTEST = 1e6  # the highest temperature: all tokens are equally likely far below it
 SMALLEST_P = 1e-9  # the smallest top_p: the likeliest token alone reaches it

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from batch import Batch, Chunk, Request, rows_of
-from checks import UserError, by_name, check_whole, lookup, shown
+from command.checks import UserError, by_name, check_whole, lookup, shown
 
 SIZE = re.compile("[0-9]{1,9}")  # of a chunk, in tokens
 MOST_CACHED = 10**15  # tokens

@@ -8,19 +8,19 @@ Open the address in a browser, or point a client at ADDRESS/v1. Ctrl-C ends it i
 is run to its end. docs/serve.md says how to use it.
 """
 
-import enter  # noqa: F401
+import command.enter  # noqa: F401
 
 import argparse
 import logging
 import os
 
-from checks import UserError
-from cli import run_main
+from command.checks import UserError
+from command.cli import run_main
+from command.flags import Parser
 from configs import GPUS
-from flags import Parser
 from loading.files import find
+from loading.policyfile import load_policies
 from pipeline.policies import policy_names
-from policyfile import load_policies
 from web import explore_routes, live
 from web.api import Api
 from web.api import router as api_routes

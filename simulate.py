@@ -7,7 +7,7 @@ differs: it asks the cost model for the seconds of a batch, and moves a virtual 
 from collections.abc import Iterable, Sequence
 
 from batch import Batch, Request
-from checks import UserError, lookup, shown
+from command.checks import UserError, lookup, shown
 from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel
 from loop import Loop, Result

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from batch import Batch, Chunk, Request, rows_of
 from beam.request import CACHES, STEP, BeamRequest, cached_tokens
-from checks import check_whole, lookup
+from command.checks import check_whole, lookup
 from configs import GPU, GPUS, LINKS, MODELS, ModelConfig
 from costmodel import CostModel
 from loop import Loop

@@ -7,7 +7,7 @@ from functools import partial
 from batch import Request
 from beam.request import CACHES, ENDED, BeamRequest, BeamSearchParams
 from beam.search import BeamSearch
-from checks import UserError, shown
+from command.checks import UserError, shown
 from configs import ModelConfig
 from kvcache import KVCache
 from loading.device import memory_of

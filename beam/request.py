@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from batch import Request
-from checks import UserError, check_stop_ids, check_whole, shown
+from command.checks import UserError, check_stop_ids, check_whole, shown
 
 STEP = 16  # response tokens by which a segment grows (segment KV, Sec 3.2)
 CACHES = ("segment", "standard")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from beam.request import BeamSearchParams
-from checks import UserError
+from command.checks import UserError
 
 Node = tuple["Node", int] | None
 """A beam's tokens, the last one first: (what is before it, token). Beams share their past."""

@@ -24,8 +24,8 @@ import zipfile
 from io import BytesIO
 from pathlib import Path
 
-from checks import UserError
-from cli import claim, run_main, write_file
+from command.checks import UserError
+from command.cli import claim, run_main, write_file
 from course.exercises import EXERCISES, HINTS, MINE, STUBS, Exercise, find
 from course.predictions import HOW, LESSONS, predict
 

@@ -11,8 +11,8 @@ from types import ModuleType, SimpleNamespace
 
 from batch import Batch, Chunk, Request
 from configs import GPU, MODELS, ModelConfig
+from configs.gpus import GPUS
 from costmodel import CostModel
-from gpus import GPUS
 from scheduler import Scheduler
 
 VOCABULARY = 251  # tokens of the fake model: each fits a byte

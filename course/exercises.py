@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from checks import UserError, did_you_mean
+from command.checks import UserError, did_you_mean
 
 HERE = Path(__file__).resolve().parent
 STUBS, MINE, HINTS, PLANTED = (HERE / name for name in ("stubs", "mine", "hints", "planted"))

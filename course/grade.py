@@ -33,8 +33,8 @@ from io import StringIO
 from pathlib import Path
 from types import FrameType
 
-from checks import UserError, check_whole
-from cli import claim, write_file
+from command.checks import UserError, check_whole
+from command.cli import claim, write_file
 from course.check.frame import examine
 from course.exercises import EXERCISES, AnswerError, Exercise, read_answer
 from course.sandbox import PROTECTIONS

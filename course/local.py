@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-from checks import UserError
+from command.checks import UserError, moved
 from course.drive import answer_of
 from course.exercises import (
     HERE,
@@ -98,7 +98,7 @@ def told(error: BaseException, name: str) -> str:
     ours = [file.name for file in files if HERE.parent in file.parents and file not in WRAPPERS]
     if not places and ours:
         where = f" (in {ours[-1]}, which takes what your code has returned or stored)"
-    what = str(error.msg if isinstance(error, SyntaxError) else error)
+    what = str(error.msg if isinstance(error, SyntaxError) else error) + moved(error)
     return f"{type(error).__name__}: {what[:300]}{where}"
 
 

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 from matplotlib.colors import ListedColormap
 from matplotlib.ticker import MaxNLocator
 
-from checks import UserError
+from command.checks import UserError
 from course import drive
 from course.check import e02, e04, e05, e07, e09, e10, hunt
 from course.exercises import UNWRITTEN, AnswerError, Ask, Exercise

@@ -8,8 +8,8 @@ import re
 import sys
 from collections.abc import Callable
 
-from checks import UserError, check_whole
-from cli import write_file
+from command.checks import UserError, check_whole
+from command.cli import write_file
 from course.exercises import HERE, MINE
 
 LESSONS = sorted((HERE.parent / "notebooks").glob("[0-9][0-9]_*.py"))  # 01_..., 02_..., no gap

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from checks import check_whole
-from cli import MARK, write_file
+from command.checks import check_whole
+from command.cli import MARK, write_file
 from course.drive import serve
 from course.exercises import PLANTED, find, load
 from course.local import asker

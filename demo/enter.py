@@ -1,4 +1,4 @@
-"""Imported first by every script of this folder: see the root's enter.py.
+"""Imported first by every script of this folder: see command/enter.py.
 
 Outside the environment, Python looks for modules in this folder alone. So add the root.
 """
@@ -10,4 +10,4 @@ ROOT = str(Path(__file__).resolve().parent.parent)
 if ROOT not in sys.path:
     sys.path.append(ROOT)
 
-import cli  # noqa: F401
+import command.enter  # noqa: F401

@@ -23,11 +23,11 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-from checks import UserError
-from cli import MARK, is_ours, progress, run_main, write_file
+from command.checks import UserError
+from command.cli import MARK, is_ours, progress, run_main, write_file
+from command.flags import Parser
 from configs import MODELS
 from demo.corpus import documents, split, train_tokenizer
-from flags import Parser
 from loading.checkpoint import load_weights, save
 from loading.files import DEMO
 from loading.load import random_weights

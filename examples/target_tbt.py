@@ -8,7 +8,7 @@ a target of 50 ms. --chunk-size is the largest budget that it may take.
 from bisect import bisect_right
 
 from batch import Batch, Request
-from checks import UserError
+from command.checks import UserError
 from scheduler import SIZE, SarathiServe, next_chunk
 
 STEP = 32  # tokens between two budgets that are tried

@@ -32,8 +32,8 @@ from string import Template
 from PIL import Image, ImageColor
 from PIL.PngImagePlugin import PngInfo
 
-from checks import UserError
-from cli import MARK, run_main, write_file
+from command.checks import UserError
+from command.cli import MARK, run_main, write_file
 from experiments import fidelity, fig9
 from experiments.lib import common, look
 from experiments.lib.common import ROOT, Point, curves, three_digits

@@ -36,8 +36,8 @@ from pathlib import Path
 import torch
 
 from batch import Request
-from checks import UserError
-from cli import run_main
+from command.checks import UserError
+from command.cli import run_main
 from configs import MODELS, OPERATORS, ModelConfig
 from engine import LLM, SamplingParams
 from executor import ModelExecutor

@@ -32,8 +32,8 @@ from dataclasses import replace
 import matplotlib.pyplot as plt
 import torch
 
-from checks import UserError
-from cli import run_main
+from command.checks import UserError
+from command.cli import run_main
 from configs import MODELS, ModelConfig
 from experiments.lib import beam_engines, common, look, segment
 from experiments.lib.beam_cases import TOKENS, Case, Row, points_of, rows_of, with_earlier

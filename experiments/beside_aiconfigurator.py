@@ -39,8 +39,8 @@ from itertools import chain, product
 import matplotlib.pyplot as plt
 
 from batch import Batch
-from checks import UserError
-from cli import run_main
+from command.checks import UserError
+from command.cli import run_main
 from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel, make_batch, tokens_that_fit
 from experiments.lib.common import ROOT, Point, Record, curves, print_table, write_table

@@ -22,7 +22,7 @@ from statistics import median
 
 import torch
 
-from cli import run_main
+from command.cli import run_main
 from engine import LLM, SamplingParams
 from experiments.bench import MAX_LENGTH, SHAPES, make_workload, run_ours
 from experiments.lib.common import print_table, progress

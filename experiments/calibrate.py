@@ -43,8 +43,8 @@ import numpy as np
 import torch
 
 from batch import Batch
-from checks import UserError
-from cli import claim, run_main
+from command.checks import UserError
+from command.cli import claim, run_main
 from configs import GPU
 from costmodel import CostModel, make_batch
 from engine import LLM

@@ -11,9 +11,9 @@ import enter  # noqa: F401
 import statistics
 import textwrap
 
-from cli import run_main
+from command.cli import run_main
 from configs import GPUS, MODELS, lookup
-from constants import SOFTWARE
+from configs.constants import SOFTWARE
 from costmodel import KERNELS, CostModel, make_batch
 from experiments import law_kernels
 from experiments.lib.common import paper_numbers

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
 
-from checks import UserError, lookup
-from cli import run_main
+from command.checks import UserError, lookup
+from command.cli import run_main
 from configs import GPUS, MODELS
 from costmodel import SOFTWARE, TILE, CostModel, requests_that_fit
 from experiments.lib.common import Record, print_table, progress

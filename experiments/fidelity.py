@@ -23,10 +23,10 @@ from functools import cache
 from pathlib import Path
 from string import Template
 
-from checks import UserError
-from cli import MARK, run_main, write_file
+from command.checks import UserError
+from command.cli import MARK, run_main, write_file
 from configs import GPUS, MODELS
-from constants import EFFICIENCY
+from configs.constants import EFFICIENCY
 from costmodel import requests_that_fit
 from experiments import (
     fig3,

@@ -50,8 +50,9 @@ import numpy as np
 
 import pipeline
 from batch import Request
-from checks import UserError
-from cli import run_main
+from command.checks import UserError
+from command.cli import run_main
+from command.flags import KINDS
 from configs import GPUS, LINKS, MODELS, Link
 from costmodel import SOFTWARE, CostModel, constants, requests_that_fit, tokens_that_fit
 from experiments.lib import common
@@ -61,7 +62,6 @@ from experiments.lib.flags import Flag, start
 from experiments.lib.look import panels, star
 from experiments.lib.papers import LOOKS
 from experiments.lib.steady import split
-from flags import KINDS
 from pipeline.micro_batches import DEALS
 from serving.traffic import ZIPF_BY, Zipf
 

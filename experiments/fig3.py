@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 
 from batch import Batch
 from configs import GPUS, MODELS, OPERATORS
-from constants import constants
+from configs.constants import constants
 from costmodel import CostModel, make_batch
 from experiments.lib import look, measuring
 from experiments.lib.common import Point, Record, curves, series_options, three_digits

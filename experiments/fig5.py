@@ -14,7 +14,7 @@ import enter  # noqa: F401
 import matplotlib.pyplot as plt
 
 from batch import Request
-from cli import run_main
+from command.cli import run_main
 from experiments.lib.common import Record, print_table
 from experiments.lib.figure import finish
 from experiments.lib.flags import start

@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 
-from checks import UserError
-from cli import run_main
+from command.checks import UserError
+from command.cli import run_main
 from configs import GPUS, MODELS
 from costmodel import requests_that_fit
 from experiments.lib import common, look, measuring

@@ -1,4 +1,4 @@
-"""Prints the A6000's constants of constants.py: python experiments/fit_a6000.py.
+"""Prints the A6000's constants of configs/constants.py: python experiments/fit_a6000.py.
 
 Five constants are fitted to nine numbers of SARATHI (Table 2 and Fig 7, LLaMA-13B on an A6000). The
 fit is least squares on log ratios, so that 5 % of a short time weighs as much as 5 % of a long one.
@@ -11,7 +11,7 @@ import enter  # noqa: F401
 from collections.abc import Mapping
 from dataclasses import replace
 
-from cli import run_main
+from command.cli import run_main
 from configs import GPUS, MODELS
 from costmodel import CostModel, Efficiency, make_batch
 from experiments.lib.common import paper_numbers, print_table
@@ -62,7 +62,7 @@ def fit(numbers: Mapping[str, float]) -> Efficiency:
 def main() -> None:
     parse(bare_parser(__doc__), {})
     numbers = paper_numbers()
-    print("Fitted on SARATHI Table 2 and Fig 7; in constants.py:\n")
+    print("Fitted on SARATHI Table 2 and Fig 7; in configs/constants.py:\n")
     fitted = fit(numbers)
     print_constants("a6000", "sarathi", fitted)
     rows = []

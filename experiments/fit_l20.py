@@ -1,4 +1,4 @@
-"""Prints the L20's constants of constants.py: python experiments/fit_l20.py.
+"""Prints the L20's constants of configs/constants.py: python experiments/fit_l20.py.
 
 They are fitted to whole iterations of LLaMA-13B on an L20, each the prefill of so many rows through
 all layers and the head. The rows are a thinned copy of a measurement that comes with TD-Pipe's
@@ -24,9 +24,9 @@ from dataclasses import replace
 from functools import cache
 
 from batch import Batch
-from cli import run_main
+from command.cli import run_main
 from configs import GPUS, MODELS
-from constants import BORROWED, EFFICIENCY, VIDUR, Efficiency, constants
+from configs.constants import BORROWED, EFFICIENCY, VIDUR, Efficiency, constants
 from costmodel import CostModel, make_batch
 from experiments.lib.common import ROOT, print_table
 from experiments.lib.fitting import (
@@ -153,7 +153,7 @@ def print_borrowed(times: Mapping[int, float]) -> dict[str, float]:
 def main() -> None:
     parse(bare_parser(__doc__), {})
     times = measured()
-    print("Fitted on iterations of LLaMA-13B on an L20; in constants.py:\n")
+    print("Fitted on iterations of LLaMA-13B on an L20; in configs/constants.py:\n")
     fitted = fit(times)
     print_constants("l20", "td_pipe", fitted)
     print_errors(fitted, times)
@@ -164,7 +164,7 @@ def main() -> None:
     borrowed = print_borrowed(times)
     check_constants("l20", "td_pipe", fitted)
     if borrowed != BORROWED:
-        raise SystemExit(f"constants.py holds other errors: BORROWED = {borrowed}")
+        raise SystemExit(f"configs/constants.py holds other errors: BORROWED = {borrowed}")
 
 
 if __name__ == "__main__":

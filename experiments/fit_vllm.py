@@ -21,9 +21,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 import costmodel
-from cli import run_main
+from command.cli import run_main
 from configs import GPUS
-from constants import ALL_REDUCES, EFFICIENCY, NCCL, TWO_STEPS, AllReduce, Efficiency
+from configs.constants import ALL_REDUCES, EFFICIENCY, NCCL, TWO_STEPS, AllReduce, Efficiency
 from experiments.lib.common import print_table, progress
 from experiments.lib.fitting import check_constants, compass_search, print_constants, rounded
 from experiments.lib.flags import bare_parser, parse
@@ -181,7 +181,7 @@ def print_corners(halved: dict[str, list[Kernel]], found: dict[str, Efficiency])
 
 
 def source(medians: dict[str, str]) -> str:
-    """What constants.py says of the fit."""
+    """What configs/constants.py says of the fit."""
     each = ", ".join(f"{kind} {median}" for kind, median in medians.items())
     return (
         f"experiments/fit_vllm.py: kernels; median error on other shapes: {each}. Norms: Vidur's"
@@ -237,14 +237,14 @@ def main() -> None:
     print_table(header, rows, f"Errors; tested: {LEAST_TOKENS} tokens and more")
     print_by_size(tested_times)
     corner = print_corners(attention, {gpu: efficiency for gpu, (efficiency, _) in found.items()})
-    print("\nIn constants.py:\n")
+    print("\nIn configs/constants.py:\n")
     for gpu, (efficiency, ways) in found.items():
         print_constants(gpu, SOFTWARE, efficiency)
         print_reduces(LINK_OF[gpu], ways)
     for gpu, (efficiency, ways) in found.items():
         check_constants(gpu, SOFTWARE, efficiency)
         if ALL_REDUCES.get((LINK_OF[gpu], SOFTWARE)) != ways:
-            raise SystemExit("constants.py holds other all-reduces: paste the lines above")
+            raise SystemExit("configs/constants.py holds other all-reduces: paste the lines above")
     if corner != costmodel.ATTENTION_P:
         raise SystemExit(f"costmodel.py holds another ATTENTION_P: {corner:g} fits best")
 

@@ -21,8 +21,8 @@ from attention import FlatBatch, Span, sdpa
 from beam import native as beam_native
 from beam.attention import plain, with_beams
 from beam.memory import BeamSpan, SegmentMemory
-from checks import UserError
-from cli import run_main
+from command.checks import UserError
+from command.cli import run_main
 from configs import MODELS, ModelConfig
 from experiments.lib.common import print_table
 from experiments.lib.flags import Flag, bare_parser, parse

@@ -23,9 +23,9 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from cli import run_main
+from command.cli import run_main
 from configs import GPUS, LINKS, MODELS
-from constants import ALL_REDUCES, EFFICIENCY
+from configs.constants import ALL_REDUCES, EFFICIENCY
 from costmodel import CostModel, make_batch
 from experiments import fig7, fit_a6000, fit_l20
 from experiments.lib.common import Record, paper_numbers, print_table, write_csv

@@ -19,10 +19,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from unittest.mock import patch
 
-import constants
 import costmodel
-from cli import run_main
-from constants import Efficiency
+from command.cli import run_main
+from configs import constants
+from configs.constants import Efficiency
 from costmodel import TILE, CostModel, overlapped
 from experiments import fidelity, fit_a6000, fit_vllm
 from experiments.lib.common import (

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 from batch import Request
-from cli import run_main
+from command.cli import run_main
 from experiments import fig12
 from experiments.lib.common import print_table
 from experiments.lib.flags import Flag, bare_parser, parse

@@ -18,8 +18,8 @@ from itertools import product
 
 import matplotlib.pyplot as plt
 
-from checks import UserError
-from cli import run_main
+from command.checks import UserError
+from command.cli import run_main
 from experiments.lib import measuring
 from experiments.lib.common import Point, Record, print_table, progress, values, with_kept
 from experiments.lib.figure import finish

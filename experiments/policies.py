@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import matplotlib.pyplot as plt
 
 from batch import Request
-from cli import run_main
+from command.cli import run_main
 from experiments.lib import flags, look, measuring
 from experiments.lib.common import (
     Record,

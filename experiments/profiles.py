@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from checks import MOST, UserError
-from cli import run_main
+from command.checks import MOST, UserError
+from command.cli import run_main
 from configs import GPU, GPUS, ModelConfig
-from constants import Efficiency
+from configs.constants import Efficiency
 from costmodel import CostModel
 from experiments.lib.common import print_table, progress
 from experiments.lib.fitting import compass_search
@@ -198,7 +198,7 @@ def summary(errors: Sequence[float]) -> list[str]:
 
 
 def print_known(profiles: dict[str, dict[str, list[Row]]], directory: Path) -> None:
-    """The constants of constants.py on all profiles."""
+    """The constants of configs/constants.py on all profiles."""
     table, every = [], []
     for folder, models in profiles.items():
         gpu = gpu_of(folder, directory)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 
-from cli import run_main
+from command.cli import run_main
 from configs import MODELS, ModelConfig
 from experiments.lib import common, look, measuring
 from experiments.lib.common import SPREAD, Point, Record, curves

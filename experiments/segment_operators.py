@@ -25,7 +25,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from checks import UserError
+from command.checks import UserError
 from configs import MODELS
 from experiments.beam_peers import transformers_search
 from experiments.lib import common

@@ -22,8 +22,8 @@ from argparse import Namespace
 
 import matplotlib.pyplot as plt
 
-from checks import UserError
-from cli import run_main
+from command.checks import UserError
+from command.cli import run_main
 from costmodel import TILE
 from experiments.lib.common import Point, Record, curves, progress
 from experiments.lib.figure import Figure

@@ -36,7 +36,7 @@ import matplotlib.pyplot as plt
 
 import scheduler
 from batch import Request
-from cli import run_main
+from command.cli import run_main
 from experiments.lib import papers
 from experiments.lib.common import Point, Record, paper_numbers, print_table, run_jobs, values
 from experiments.lib.figure import Figure

@@ -27,8 +27,8 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
-from checks import UserError
-from cli import ROOT, run_main
+from command.checks import UserError
+from command.cli import ROOT, run_main
 from engine import LLM, SamplingParams
 from experiments.lib.clients import Cut, Place, Refused, Stream, events, raw, request, streamed
 from experiments.lib.common import print_table

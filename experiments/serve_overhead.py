@@ -31,7 +31,7 @@ from contextlib import contextmanager
 from statistics import median
 
 from batch import Request
-from cli import ROOT, interrupts_held, run_main
+from command.cli import ROOT, interrupts_held, run_main
 from engine import LLM
 from experiments.bench import BATCH_SIZE, MAX_LENGTH, SHAPES, make_workload, run_ours
 from experiments.bench_peers import Work

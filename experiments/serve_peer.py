@@ -41,8 +41,8 @@ import torch
 from matplotlib.ticker import LogLocator, NullLocator
 from tokenizers import Tokenizer, decoders, models
 
-from checks import UserError
-from cli import ROOT, run_main
+from command.checks import UserError
+from command.cli import ROOT, run_main
 from configs import MODELS, ModelConfig
 from experiments.bench import CPU, vllm_environment
 from experiments.bench_peers import BATCH_SIZE

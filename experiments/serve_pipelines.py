@@ -28,7 +28,7 @@ from itertools import product
 
 import matplotlib.pyplot as plt
 
-from cli import run_main
+from command.cli import run_main
 from costmodel import make_batch
 from experiments.lib import papers
 from experiments.lib.common import (

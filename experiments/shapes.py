@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from checks import UserError
-from cli import run_main
+from command.checks import UserError
+from command.cli import run_main
 from experiments.lib.common import SPREAD, Point, curves, print_table, read_csv, series_options
 from experiments.lib.flags import make_parser, parse
 

@@ -37,7 +37,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from batch import Request
-from cli import run_main
+from command.cli import run_main
 from experiments.lib import td
 from experiments.lib.common import (
     Point,

@@ -31,7 +31,7 @@ from itertools import product
 
 import matplotlib.pyplot as plt
 
-from cli import run_main
+from command.cli import run_main
 from experiments.lib import td
 from experiments.lib.common import Point, paper_numbers, print_table, progress
 from experiments.lib.figure import finish

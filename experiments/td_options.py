@@ -22,7 +22,7 @@ from itertools import product
 
 import matplotlib.pyplot as plt
 
-from cli import run_main
+from command.cli import run_main
 from experiments.lib import td
 from experiments.lib.common import Point, paper_points, print_table, run_jobs, values_at
 from experiments.lib.figure import finish

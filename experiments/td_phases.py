@@ -19,7 +19,7 @@ from itertools import pairwise
 import matplotlib.pyplot as plt
 import numpy as np
 
-from cli import run_main
+from command.cli import run_main
 from experiments.lib import td
 from experiments.lib.common import Point, print_table, progress
 from experiments.lib.figure import finish

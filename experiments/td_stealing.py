@@ -25,7 +25,7 @@ from itertools import product
 
 import matplotlib.pyplot as plt
 
-from cli import run_main
+from command.cli import run_main
 from experiments.lib import td
 from experiments.lib.common import Point, paper_points, print_table, progress, values
 from experiments.lib.figure import finish

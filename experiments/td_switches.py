@@ -21,7 +21,7 @@ from dataclasses import replace
 
 import matplotlib.pyplot as plt
 
-from cli import run_main
+from command.cli import run_main
 from experiments.lib import td
 from experiments.lib.common import Point, curves, print_table, progress
 from experiments.lib.figure import finish

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 import matplotlib.pyplot as plt
 
 from batch import Request
-from checks import UserError
-from cli import run_main
+from command.checks import UserError
+from command.cli import run_main
 from costmodel import CostModel, make_batch
 from experiments.lib.common import (
     ROOT,

@@ -37,8 +37,8 @@ import matplotlib.pyplot as plt
 
 import pipeline
 from batch import Request
-from checks import UserError
-from cli import run_main
+from command.checks import UserError
+from command.cli import run_main
 from experiments.lib.common import ROOT, Point, Record, make_directory, print_table, values_at
 from experiments.lib.figure import finish
 from experiments.lib.flags import Flag, make_parser, parse

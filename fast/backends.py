@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from attention import PLAIN, AttendLayer, Attention, FlatBatch, Span
-from checks import UserError, lookup
+from command.checks import UserError, lookup
 from configs import ModelConfig
 from executor import synchronized_clock
 from fast import cpu, cuda, native

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 
-from checks import UserError
-from cli import one_line, run_main
+from command.checks import UserError
+from command.cli import one_line, run_main
 from fast import native
 from loading.device import choose_dtype, driver_version, why_unseen
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from checks import UserError
+from command.checks import UserError
 
 COMPILE_SECONDS = 120  # far more than a compiler needs, and an end to one that hangs
 WATCHED = Path(__file__).with_name("watched.py")

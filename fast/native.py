@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from attention import AttendLayer, FlatBatch
-from checks import UserError
+from command.checks import UserError
 from fast.library import cache_folder, load_kept, make, run_compiler
 from fast.packed import replace
 from kvcache import KVCache

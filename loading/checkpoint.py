@@ -17,8 +17,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from checks import UserError
-from cli import write_file
+from command.checks import UserError
+from command.cli import write_file
 from configs import ModelConfig
 from loading.config_json import ARCHITECTURE, FIELDS, LLAMA3, ONLY, load_config  # noqa: F401
 from loading.files import existing, read_json, readable

@@ -6,7 +6,7 @@ do not support it, we refuse it by name. A wrong answer is worse than none.
 
 from pathlib import Path
 
-from checks import MOST, UserError
+from command.checks import MOST, UserError
 from configs import ModelConfig
 from loading.files import existing, read_json
 

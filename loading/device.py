@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from checks import UserError, did_you_mean, shown
+from command.checks import UserError, did_you_mean, shown
 from configs import ModelConfig
 
 

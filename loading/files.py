@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from checks import UserError, did_you_mean, shown
+from command.checks import UserError, did_you_mean, shown
 from configs import MODELS
 
 DEMO = Path(__file__).resolve().parents[1] / "demo"  # the model that ships with the project

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch.overrides import TorchFunctionMode
 
-from checks import UserError, shown
+from command.checks import UserError, shown
 from configs import MODELS, ModelConfig
 from loading import checkpoint, files
 from loading.device import check_memory

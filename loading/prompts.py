@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from operator import index as as_index
 
 from batch import Request
-from checks import MOST, UserError, shown
+from command.checks import MOST, UserError, shown
 from sampling import Sampler, SamplingParams
 
 LONGEST_WAIT = 1e9  # s, until a prompt arrives: a clock cannot wait much longer

@@ -15,7 +15,7 @@ import tiktoken
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers
 
-from checks import UserError
+from command.checks import UserError
 from loading.files import existing, first_line, read_json, readable
 
 EOS = "<|endoftext|>"

@@ -35,10 +35,10 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from checks import UserError
-from cli import ROOT, run_main, write_file
+from command.checks import UserError
+from command.cli import ROOT, run_main, write_file
+from command.flags import Parser
 from fast import native
-from flags import Parser
 
 HERE = Path(__file__).resolve().parent
 LIMIT = 600  # s, per cell: far above what any needs

@@ -24,9 +24,9 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from shutil import which
 
-from checks import UserError
-from cli import ROOT, run_main
-from flags import Parser
+from command.checks import UserError
+from command.cli import ROOT, run_main
+from command.flags import Parser
 
 OLDEST_DRIVER = {"12": 525, "13": 580}  # by CUDA's major version, as in loading/device.py
 LEFT_OUT = ("jupyter",)  # a notebook runs already

@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 from IPython import get_ipython
 from IPython.display import clear_output, display
 
-from checks import UserError
+from command.checks import UserError
 from course import predictions
 from experiments.lib.common import paper_numbers, print_table
 from experiments.lib.look import COLOURS, GREY, OPERATOR_LOOKS, SERIES, star, use_style

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from cli import MARK, write_file
+from command.cli import MARK, write_file
 from pictures.lanes import request_lanes, stage_lanes
 from pipeline import PipelineTrace
 from timeline import Iteration, Trace

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from batch import Batch
-from checks import UserError, shown
+from command.checks import UserError, shown
 from configs import Link
 from costmodel import CostModel, make_batch
 

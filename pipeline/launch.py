@@ -19,8 +19,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from checks import UserError
-from cli import interrupts_held
+from command.checks import UserError
+from command.cli import interrupts_held
 from loading.device import choose_device
 from loading.files import first_line
 

@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from batch import Batch, Request
-from checks import UserError, check_whole, lookup
-from rules import check_batch, has_work
+from command.checks import UserError, check_whole, lookup
+from loop import check_batch, has_work
 from scheduler import NOTHING_SCHEDULED, Memory, Scheduler
 from simulate import refuse_beams
 

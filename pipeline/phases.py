@@ -15,7 +15,7 @@ from itertools import islice
 from numbers import Real
 
 from batch import Request
-from checks import UserError, check_flag, check_whole, lookup, shown
+from command.checks import UserError, check_flag, check_whole, lookup, shown
 from pipeline.predictors import Predictor, oracle, predicted
 from scheduler import Memory, Scheduler
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from batch import Batch
-from checks import UserError, check_whole, lookup, shown
+from command.checks import UserError, check_whole, lookup, shown
 from pipeline.micro_batches import MEMORIES, MicroBatches
 from pipeline.phases import Rules
 from pipeline.predictors import named

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from numbers import Real
 
 from batch import Request
-from checks import MOST, UserError, check_number, check_whole, shown
+from command.checks import MOST, UserError, check_number, check_whole, shown
 
 Predictor = Callable[[Request], float]
 

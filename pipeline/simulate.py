@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 
 from batch import Batch, Request
-from checks import check_flag, lookup
+from command.checks import check_flag, lookup
 from configs import LINKS
 from pipeline.account import PipelineTrace, Step
 from pipeline.costs import Hop, StageCosts, even_layers, seconds_of_rows

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from attention import FlatBatch
 from batch import Batch, Request
-from checks import UserError, check_whole
+from command.checks import UserError, check_whole
 from engine import LLM, RequestOutput, SamplingParams, StreamedToken
 from executor import ModelExecutor, synchronized_clock
 from loading.device import memory_of

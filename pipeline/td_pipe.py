@@ -16,10 +16,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from batch import Batch, Request
-from checks import check_whole
+from command.checks import check_whole
+from loop import check_batch
 from pipeline.micro_batches import MicroBatches
 from pipeline.phases import Intensity, Rules, share_out
-from rules import check_batch
 from scheduler import Scheduler, whole_prefill
 
 AHEAD = 2  # batches in flight for each stage: a prefill does not wait for tokens to come back

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from attention import FlatBatch, Span
-from checks import UserError
+from command.checks import UserError
 from kvcache import KVCache
 
 MOST_BYTES = 2**28  # of a message: more than any plan or list of times takes

@@ -10,8 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from batch import Batch
-from checks import UserError
-from cli import MARK, ROOT, read_text, write_file
+from command.checks import UserError
+from command.cli import MARK, ROOT, read_text, write_file
 from configs import GPU, ModelConfig
 from costmodel import CostModel
 

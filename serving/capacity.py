@@ -30,7 +30,7 @@ from itertools import chain
 import numpy as np
 
 from batch import LATEST, Batch, Request
-from checks import UserError, check_number, check_whole, lookup
+from command.checks import UserError, check_number, check_whole, lookup
 from configs import GPUS, LINKS, MODELS
 from costmodel import TILE, CostModel, make_batch, tokens_that_fit
 from pipeline import Hop, simulate_pipeline

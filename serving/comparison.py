@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from checks import UserError
+from command.checks import UserError
 from costmodel import make_batch
 from scheduler import POLICIES
 from serving.calibration import CalibratedModel

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from batch import LATEST, Request
-from checks import UserError, check_number, check_whole
+from command.checks import UserError, check_number, check_whole
 from configs import LINKS, Link
 from costmodel import CostModel, make_batch
 from loop import Loop

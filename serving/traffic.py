@@ -33,8 +33,8 @@ from typing import Protocol
 import numpy as np
 
 from batch import LATEST, Request
-from checks import MOST_SEED, UserError, check_number, check_whole, shown
-from cli import read_text
+from command.checks import MOST_SEED, UserError, check_number, check_whole, shown
+from command.cli import read_text
 from simulate import listed
 
 ARRIVALS, PROMPTS, OUTPUTS = range(3)  # the streams of one seed

@@ -2,6 +2,8 @@
 ways to run a loop or a back end of attention.
 """
 
+import command.enter  # noqa: F401
+
 import dataclasses
 import gc
 import os
@@ -21,13 +23,13 @@ import pytest
 import torch
 from torch import Tensor
 
-import policyfile
 from attention import Attention, FlatBatch, Span, reference
 from batch import Request
-from cli import run_main
+from command.cli import run_main
 from configs import MODELS, ModelConfig
 from fast import native
 from kvcache import KVCache
+from loading import policyfile
 from loading.load import new_model, random_weights
 from loop import Executor, Loop
 from model import Transformer

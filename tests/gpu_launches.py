@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from batch import Batch
-from cli import run_main
+from command.cli import run_main
 from configs import GPUS, MODELS, ModelConfig
 from costmodel import CostModel, make_batch
 from executor import ModelExecutor

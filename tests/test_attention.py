@@ -5,7 +5,7 @@ import torch
 from conftest import assert_within, attend_spans, spans_bound
 
 from attention import PLAIN, AttendLayer, Attention, FlatBatch, chunk_mask
-from checks import UserError
+from command.checks import UserError
 from configs import MODELS, ModelConfig
 from engine import LLM, SamplingParams
 from fast import backends, cpu, native

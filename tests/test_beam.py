@@ -16,7 +16,7 @@ from beam.memory import SegmentMemory, StandardMemory
 from beam.outputs import beam_requests
 from beam.request import CACHES, BeamRequest, BeamSearchParams, cached_tokens
 from beam.search import BeamSearch, Candidate, best_candidates
-from checks import UserError
+from command.checks import UserError
 from engine import LLM, SamplingParams, simulate
 from executor import ModelExecutor
 from kvcache import KVCache

@@ -17,7 +17,7 @@ from beam.cost import (
     throughput,
 )
 from beam.request import CACHES, BeamRequest
-from checks import UserError
+from command.checks import UserError
 from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel, Efficiency, make_batch
 from loading.load import find_model

@@ -9,7 +9,7 @@ from attention import reference, split_heads
 from beam import native as beam_native
 from beam.attention import plain
 from beam.memory import BeamSpan, SegmentMemory, StandardMemory
-from checks import UserError
+from command.checks import UserError
 from configs import ModelConfig
 from fast import native
 from kvcache import KVCache

@@ -7,7 +7,7 @@ import pytest
 from test_pipeline_figures import call
 
 from beam.cost import cache_bytes
-from checks import UserError
+from command.checks import UserError
 from configs import MODELS
 from experiments import bench_beams
 from experiments.lib.beam_cases import Case, points_of, rows_of, with_earlier

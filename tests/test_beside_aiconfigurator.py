@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli import run_main
+from command.cli import run_main
 from configs import GPUS, MODELS
 from costmodel import CostModel
 from experiments import beside_aiconfigurator as beside

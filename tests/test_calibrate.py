@@ -13,8 +13,8 @@ import torch
 from conftest import run_loop
 
 from batch import Batch
-from checks import UserError
-from cli import run_main
+from command.checks import UserError
+from command.cli import run_main
 from configs import GPUS, MODELS, ModelConfig
 from costmodel import CostModel, Efficiency, make_batch
 from experiments import calibrate, profiles, validate

@@ -15,7 +15,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from test_families import GPT2, LLAMA3, ROTARY, assert_same_logits, oracle, ours
 
-from checks import UserError
+from command.checks import UserError
 from configs import ModelConfig
 from loading.checkpoint import load_config, load_weights, save, weights_of
 from loading.load import new_model, random_weights

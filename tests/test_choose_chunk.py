@@ -8,8 +8,8 @@ import sys
 import pytest
 from test_calibrate import MODEL, calibrated
 
-from checks import UserError
-from cli import run_main
+from command.checks import UserError
+from command.cli import run_main
 from configs import GPUS, MODELS
 from costmodel import CostModel
 from experiments import choose_chunk

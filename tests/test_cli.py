@@ -12,11 +12,11 @@ from types import FrameType
 import pytest
 import torch
 
-import cli
-from checks import UserError
-from cli import MARK, claim, is_ours, write_file
+from command import cli
+from command.checks import UserError
+from command.cli import MARK, claim, is_ours, write_file
+from command.flags import Parser
 from experiments.lib.common import make_directory, with_kept
-from flags import Parser
 from loading import checkpoint
 from tests.conftest import tiny_model
 from tests.hostile.kills import WRITERS
@@ -28,7 +28,7 @@ def script(body: str) -> list[str]:
     return [
         sys.executable,
         "-c",
-        f"from cli import run_main\ndef main():\n    {body}\nrun_main(main)",
+        f"from command.cli import run_main\ndef main():\n    {body}\nrun_main(main)",
     ]
 
 
@@ -310,7 +310,7 @@ def test_a_device_is_written_and_named(stdout: str, tmp_path: Path) -> None:
     body = "write_file('/dev/stdout', 'a'); print('b', flush=True); write_file('/dev/full', 'c')"
     with open(tmp_path / "out", "w") as out:
         done = subprocess.run(
-            script(f"from cli import write_file; {body}"),
+            script(f"from command.cli import write_file; {body}"),
             stdout=subprocess.PIPE if stdout == "a pipe" else out,
             stderr=subprocess.PIPE,
             text=True,

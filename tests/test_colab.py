@@ -13,7 +13,7 @@ from zipfile import ZipFile
 import pytest
 import torch
 
-from checks import UserError
+from command.checks import UserError
 from loading.device import OLDEST_DRIVER
 
 nbformat = pytest.importorskip("nbformat")

@@ -10,10 +10,10 @@ import pytest
 
 from batch import Request
 from beam.cost import simulate_beams
-from checks import UserError
-from cli import run_main
+from command.checks import UserError
+from command.cli import run_main
 from configs import GPUS, MODELS
-from constants import BORROWED
+from configs.constants import BORROWED
 from costmodel import EFFICIENCY, SOFTWARE, CostModel, constants
 from experiments import fit_l20, td_allreduce
 from experiments.lib.common import Point, guesses, paper_numbers, read_csv

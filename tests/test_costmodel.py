@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from batch import Batch, Chunk, Request
-from checks import UserError
+from command.checks import UserError
 from configs import GPUS, LINKS, MODELS
 from costmodel import EFFICIENCY, TILE, CostModel, Efficiency, padded, tokens_that_fit
 from experiments import fit_a6000

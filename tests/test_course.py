@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 from watch import alive, children_of, descendants_of, wait_for
 
-from checks import UserError
+from command.checks import UserError
 from course import __main__ as commands
 from course import grade, predictions, selftest
 from course.check import final, hunt

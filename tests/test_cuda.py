@@ -20,7 +20,7 @@ import executor
 from attention import PLAIN, Attention, FlatBatch, Span
 from batch import Batch, Chunk, Request
 from beam.search import BeamSearch
-from checks import UserError
+from command.checks import UserError
 from configs import MODELS, ModelConfig
 from costmodel import make_batch
 from engine import LLM, BeamSearchParams, SamplingParams

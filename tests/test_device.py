@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attention import sdpa
-from checks import UserError
+from command.checks import UserError
 from configs import MODELS
 from executor import synchronized_clock
 from loading import device as devices

@@ -36,7 +36,7 @@ from watch import (
 
 import distributed
 from attention import FlatBatch, Span
-from checks import UserError
+from command.checks import UserError
 from configs import MODELS
 from engine import LLM
 from kvcache import KVCache

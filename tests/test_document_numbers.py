@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from constants import BORROWED, EFFICIENCY
+from configs.constants import BORROWED, EFFICIENCY
 from experiments import fidelity, fig12, serve_pipelines, td_throughput, validate
 from experiments.lib import common
 from experiments.lib.common import Point, paper_numbers, read_csv, values, values_at

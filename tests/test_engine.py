@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from attention import PLAIN, FlatBatch, Span
 from batch import Batch, Request
-from checks import UserError
+from command.checks import UserError
 from configs import GPUS, MODELS, OPERATORS
 from costmodel import CostModel
 from engine import LLM, SamplingParams, StreamedToken

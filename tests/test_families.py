@@ -11,7 +11,7 @@ import torch
 import transformers
 from conftest import assert_within, noise_bound
 
-from checks import UserError
+from command.checks import UserError
 from engine import LLM, SamplingParams
 from loading.checkpoint import load_config, load_weights, save
 from model import Transformer

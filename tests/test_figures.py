@@ -17,8 +17,9 @@ from fake_cuda import graphs_on_a_cpu
 
 import configs
 from attention import chunk_mask
-from checks import UserError
-from cli import run_main
+from command.checks import UserError
+from command.cli import run_main
+from command.flags import GRAPHS
 from costmodel import make_batch
 from engine import LLM
 from experiments import fidelity, fig6, fig8, serve_latency, serve_stalls
@@ -37,7 +38,6 @@ from experiments.lib.measuring import load_llm, measured_gains, time_batches
 from experiments.lib.steady import Workload, balance, predicted_gain
 from fast.cuda import gathered
 from fast.graphs import GraphExecutor, Graphs
-from flags import GRAPHS
 from loading import checkpoint
 from loading.load import new_model, random_weights
 

@@ -7,7 +7,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants, errors, utils
 
-from checks import UserError
+from command.checks import UserError
 from engine import LLM
 from loading.files import DEMO, HUB_FILES, find
 

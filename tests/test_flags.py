@@ -17,16 +17,15 @@ from pathlib import Path
 import pytest
 from watch import PATIENCE, alive, children_of, descendants_of, wait_for
 
-import cli
-import flags
 from beam.request import CACHES, BeamSearchParams
-from checks import UserError, did_you_mean, lookup
+from command import cli, flags
+from command.checks import UserError, did_you_mean, lookup
+from command.flags import KINDS, RENAMED, Parser
 from configs import GPUS
 from experiments.bench import SHAPES
 from experiments.lib import common
 from fast.backends import BACKENDS
 from fast.graphs import WHEN
-from flags import KINDS, RENAMED, Parser
 from loading.device import DTYPES, choose_device
 from pipeline import make_micro_batches
 from sampling import SamplingParams
@@ -41,7 +40,7 @@ SCRIPTS = [
         "plan.py",
         "serve.py",
         "web/bundle.py",
-        "flags.py",
+        "command/flags.py",
         "demo/train.py",
         "notebooks/execute.py",
         "notebooks/install_missing.py",
@@ -200,7 +199,7 @@ def test_help_names_every_policy(script: str) -> None:
 
 def test_the_document_has_the_table() -> None:
     document = (ROOT / "docs" / "flags.md").read_text(encoding="utf-8")
-    assert flags.markdown() in document, "python flags.py prints it"
+    assert flags.markdown() in document, "python -m command.flags prints it"
 
 
 COMMAND = re.compile(r"(?:python3? |torchrun .*?)((?:experiments/|demo/|notebooks/)?\w+\.py)(.*)")
@@ -318,10 +317,10 @@ def test_outside_the_environment_one_line_says_how_to_enter(script: str, tmp_pat
 
 
 def test_every_script_enters_first() -> None:
-    for script in set(SCRIPTS) - {"flags.py", "web/bundle.py"}:  # they need no package
+    for script in set(SCRIPTS) - {"command/flags.py", "web/bundle.py"}:  # they need no package
         lines = (ROOT / script).read_text(encoding="utf-8").splitlines()
         imports = [line for line in lines if line.startswith(("import ", "from "))]
-        assert imports[0].startswith("import enter"), script
+        assert imports[0].startswith(("import enter", "import command.enter")), script
 
 
 # ------------------------------------------------------------------------------------------- Ctrl-C
@@ -387,7 +386,7 @@ def test_no_worker_outlives_a_command_that_is_killed(tmp_path: Path) -> None:
 # How the pool starts its processes; what is called, and with which values.
 POOL = """
 import multiprocessing, signal, sys, time
-from cli import run_main
+from command.cli import run_main
 from experiments.lib.common import run_jobs
 multiprocessing.set_start_method(sys.argv[1])
 run_main(lambda: print(run_jobs(eval(sys.argv[2]), eval(sys.argv[3]), 2)))

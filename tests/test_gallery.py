@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from checks import UserError
-from cli import is_ours, run_main
+from command.checks import UserError
+from command.cli import is_ours, run_main
 from experiments import fidelity
 from experiments.lib import common
 from experiments.lib.common import ROOT, curves, read_csv

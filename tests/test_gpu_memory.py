@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from checks import UserError
+from command.checks import UserError
 from configs import MODELS
 from loading import device
 from loading.device import LOADED, batch_bytes, check_memory

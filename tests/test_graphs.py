@@ -15,7 +15,7 @@ from test_engine import PROMPTS, generate, tiny_expected
 
 from attention import PLAIN
 from batch import Request
-from checks import UserError
+from command.checks import UserError
 from engine import LLM, BeamSearchParams, SamplingParams
 from fast import cuda, graphs
 from fast.graphs import GraphExecutor, Graphs, Recording

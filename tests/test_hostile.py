@@ -20,18 +20,18 @@ from test_house import tracked
 from batch import Request
 from beam.cost import make_beams
 from beam.request import BeamSearchParams
-from checks import UserError, check_whole
-from cli import write_file
+from command.checks import UserError, check_whole
+from command.cli import write_file
+from command.flags import KINDS
 from configs import GPUS, MODELS
+from configs.gpus import GPU, PCIE4, Link
 from costmodel import CostModel, Efficiency, make_batch, requests_that_fit, tokens_that_fit
 from course import __main__ as course
 from demo import train
 from experiments.lib.common import claim_result, make_directory
 from fast import library
 from fast.backends import check_backend
-from flags import KINDS
 from generate import run_batch
-from gpus import GPU, PCIE4, Link
 from loading.checkpoint import save
 from loading.device import choose_device
 from loading.load import choose_length, new_model
@@ -68,7 +68,7 @@ def test_it_attacks_every_command(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_its_table_gives_flags_that_exist() -> None:
-    """A flag that is renamed in flags.py has another name in its table, too."""
+    """A flag that is renamed in command/flags.py has another name in its table, too."""
     for command in commands.COMMANDS:
         for word in (*command.given, *command.lasting):
             assert not word.startswith("--") or word[2:] in KINDS, (command.path, word)
@@ -110,7 +110,7 @@ def test_a_command_that_fails_at_once_is_no_kill(
     from tests.hostile import kills
 
     monkeypatch.chdir(tmp_path)
-    kills.kill(("flags.py", "--no-such-flag"), signal.SIGKILL, child=True, delay=0.0)
+    kills.kill(("command/flags.py", "--no-such-flag"), signal.SIGKILL, child=True, delay=0.0)
     said = capsys.readouterr().err
     assert said.startswith("misjudged: it had no children") and said.count("\n") == 1
     assert "--no-such-flag" in said
@@ -342,4 +342,4 @@ def test_only_the_common_progress_draws_bars() -> None:
     """It draws them on terminals alone: a bar garbles a log."""
     importing = re.compile("^ *(import|from) tqdm", re.MULTILINE)
     texts = {str(path): (commands.ROOT / path).read_text(encoding="utf-8") for path in tracked()}
-    assert [name for name, text in texts.items() if importing.search(text)] == ["cli.py"]
+    assert [name for name, text in texts.items() if importing.search(text)] == ["command/cli.py"]

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 import torch
 
-from checks import UserError
+from command.checks import UserError
 from configs import ModelConfig
 from fast import backends, kernels, native
 from fast.backends import choose_backend, must_measure

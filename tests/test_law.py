@@ -8,9 +8,9 @@ from dataclasses import fields, replace
 import pytest
 
 from batch import Batch
-from checks import UserError
+from command.checks import UserError
 from configs import GPUS, LINKS, MODELS
-from constants import (
+from configs.constants import (
     ALL_REDUCES,
     EFFICIENCY,
     GENERATIONS,
@@ -304,7 +304,7 @@ def test_medians_on_other_shapes_are_within_their_targets(gpu: str, kernels) -> 
 @pytest.mark.slow
 def test_the_constants_are_what_the_script_finds(monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["fit_vllm.py"])
-    fit_vllm.main()  # exits with a complaint where constants.py holds others
+    fit_vllm.main()  # exits with a complaint where configs/constants.py holds others
     assert capsys.readouterr().out.count('"vllm"): Efficiency(') == len(FOLDERS)
 
 

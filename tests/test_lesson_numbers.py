@@ -31,7 +31,7 @@ EXCEPTIONS: dict[int, dict[str, str]] = {
         "768": "question 1 gives it: GB/s of the A6000",
     },
     2: {
-        "5120": "H of LLaMA-13B, in models.py",
+        "5120": "H of LLaMA-13B, in configs/models.py",
         "119": "question 1: 100 + 19",
         "121": "question 1: a wrong choice",
         "19": "question 1: 20 output tokens take 19 decodes",

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from watch import PATIENCE, alive, descendants_of, wait_for
 
-from checks import UserError
+from command.checks import UserError
 from engine import LLM
 from fast import library, native
 

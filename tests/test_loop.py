@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from attention import PLAIN
 from batch import Batch, Request
-from checks import UserError
+from command.checks import UserError
 from executor import ModelExecutor
 from kvcache import KVCache
 from loop import Loop, Result

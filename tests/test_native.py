@@ -25,7 +25,7 @@ from torch import Tensor
 
 import model
 from attention import PLAIN, FlatBatch, Span, reference
-from checks import UserError
+from command.checks import UserError
 from configs import MODELS
 from engine import LLM, SamplingParams
 from fast import native

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from checks import UserError
+from command.checks import UserError
 from configs import GPUS, LINKS, MODELS, Link, Nodes
+from configs.models import ROWS
 from costmodel import CostModel, make_batch, tokens_that_fit
 from loading.load import find_model
-from models import ROWS
 from simulate import make_cost_model
 
 SHARE = 0.8

@@ -12,7 +12,7 @@ import pytest
 
 import generate
 from batch import Request
-from cli import is_ours, run_main
+from command.cli import is_ours, run_main
 from engine import LLM, SamplingParams
 from experiments.lib.steady import simulate_operators
 from pictures import perfetto

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batch import Batch, Request
-from checks import UserError
+from command.checks import UserError
 from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel
 from pipeline import (

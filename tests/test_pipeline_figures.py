@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli import run_main
+from command.cli import run_main
 from costmodel import make_batch
 from experiments import fig5, fig12
 from experiments.lib.common import guesses, paper_numbers, read_csv

@@ -8,7 +8,7 @@ from torch import nn
 
 from attention import PLAIN
 from batch import Batch, Chunk, Request
-from checks import UserError
+from command.checks import UserError
 from engine import LLM, SamplingParams
 from executor import ModelExecutor
 from loading.checkpoint import load_config, weights_of

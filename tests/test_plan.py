@@ -25,7 +25,7 @@ from conftest import call
 
 import plan
 from batch import Request
-from checks import UserError
+from command.checks import UserError
 from configs import GPUS, MODELS
 from costmodel import CostModel, tokens_that_fit
 from experiments.lib.common import read_csv

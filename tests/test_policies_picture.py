@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 
-from cli import run_main
+from command.cli import run_main
 from experiments import policies
 from experiments.lib.common import read_csv
 from scheduler import POLICIES

@@ -11,14 +11,14 @@ from conftest import call
 
 import generate
 from batch import Request
-from checks import UserError
+from command.checks import UserError
 from configs import GPUS
 from costmodel import make_batch
 from engine import LLM, SamplingParams
 from experiments import fig9, fig11, policies, serve_ablation, serve_latency, serve_stalls
 from experiments.lib.common import Point, read_csv
+from loading.policyfile import load_policies
 from pipeline import simulate_pipeline
-from policyfile import load_policies
 from scheduler import POLICIES, make_scheduler
 from serving.calibration import cost_here
 from serving.capacity import p99_tbt
@@ -48,6 +48,12 @@ class Mine(SarathiServe):
 
 
 # --------------------------------------------------------------------------------------- the file
+
+
+def test_where_a_module_is_now(tmp_path: Path) -> None:
+    path = file_of(tmp_path, "from checks import UserError\n" + GOOD)
+    with pytest.raises(UserError, match="No module named 'checks'; checks is command.checks now$"):
+        load_policies(path)
 
 
 def test_its_classes_are_policies(tmp_path: Path) -> None:

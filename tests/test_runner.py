@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from batch import Batch, Request
-from checks import UserError
+from command.checks import UserError
 from configs import GPUS, MODELS
 from costmodel import requests_that_fit
 from engine import LLM, SamplingParams

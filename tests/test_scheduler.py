@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batch import Batch, Chunk, Request
-from checks import UserError
+from command.checks import UserError
+from loop import check_batch
 from pipeline import simulate_pipeline
-from rules import check_batch
 from scheduler import POLICIES, SarathiServe, Scheduler, make_scheduler, whole_prefill
 from simulate import simulate
 

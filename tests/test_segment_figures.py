@@ -15,7 +15,7 @@ from test_pipeline_figures import call
 
 from beam.cost import cache_bytes
 from configs import MODELS, ModelConfig
-from constants import constants
+from configs.constants import constants
 from experiments import bench_beams
 from experiments.lib import segment
 from experiments.lib.beam_cases import rows_of

@@ -26,7 +26,7 @@ from tokenizers import decoders
 from tokenizers.models import BPE
 from watch import wait_for
 
-from checks import UserError
+from command.checks import UserError
 from engine import LLM, SamplingParams
 from experiments.lib.clients import events, parse, raw, request, streamed
 from loading.files import DEMO

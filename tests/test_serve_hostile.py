@@ -22,7 +22,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from watch import wait_for
 
-from checks import UserError
+from command.checks import UserError
 from engine import LLM
 from experiments.lib.clients import parse, raw, request
 from loading.files import DEMO

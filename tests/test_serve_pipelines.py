@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cli import run_main
+from command.cli import run_main
 from configs import GPUS, MODELS
 from costmodel import make_batch, tokens_that_fit
 from experiments import serve_pipelines

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batch import Batch, Request
-from checks import UserError
-from cli import run_main
+from command.checks import UserError
+from command.cli import run_main
 from costmodel import TILE
 from experiments import serve_ablation, serve_capacity, serve_stalls
 from experiments.lib.common import Record, read_csv, values

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cli import run_main
+from command.cli import run_main
 from experiments import shapes
 from experiments.lib.common import Point, write_csv
 

@@ -20,10 +20,10 @@ import torch
 from conftest import call
 from watch import PATIENCE
 
-import cli
 import generate
 from batch import LATEST
-from checks import UserError
+from command import cli
+from command.checks import UserError
 from engine import LLM, SamplingParams
 from loading.files import DEMO, find
 from loading.tokenizer import load_tokenizer
@@ -454,7 +454,7 @@ def run(*arguments: str | bytes, **environment: str) -> subprocess.CompletedProc
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1:strict", "utf-8:strict"])
 def test_letters_that_the_output_cannot_show(encoding: str) -> None:
     body = "print(chr(0x4f60) + chr(0xdcff))"
-    code = f"from cli import run_main\ndef main():\n    {body}\nrun_main(main)"
+    code = f"from command.cli import run_main\ndef main():\n    {body}\nrun_main(main)"
     done = run("-c", code, PYTHONIOENCODING=encoding)
     assert done.returncode == 0 and done.stderr == ""
     assert done.stdout.endswith("\\udcff\n")
@@ -463,7 +463,7 @@ def test_letters_that_the_output_cannot_show(encoding: str) -> None:
 @pytest.mark.skipif(os.name != "posix", reason="needs a Unix shell")
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_closed_streams(closed: str) -> None:
-    code = "from cli import run_main, UserError\ndef main():\n    print(5)\n    {}\nrun_main(main)"
+    code = "from command.cli import run_main, UserError\ndef main():\n    print(5)\n    {}\nrun_main(main)"
     for body, status in (("pass", 0), ("raise UserError('no')", 2)):
         command = f'{shlex.quote(sys.executable)} -c "$CODE" {closed}'
         done = subprocess.run(

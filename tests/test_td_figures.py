@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli import run_main
+from command.cli import run_main
 from costmodel import make_batch
 from experiments import td_options, td_throughput
 from experiments.lib import td

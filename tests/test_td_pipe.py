@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import generate
 from batch import Batch, Request
-from checks import UserError
-from cli import run_main
+from command.checks import UserError
+from command.cli import run_main
 from pipeline import Hop, PipelineTrace, make_micro_batches, run_pipeline, simulate_pipeline
 from pipeline.phases import STEALING, Intensity, LookAhead, Rules, share_out
 from pipeline.policies import PIPELINE_POLICIES

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import loading.tokenizer
-from checks import UserError
+from command.checks import UserError
 from configs import MODELS, ModelConfig
 from engine import LLM, SamplingParams
 from loading.checkpoint import save

@@ -9,7 +9,7 @@ import pytest
 from test_calibrate import calibrated
 
 from batch import Request
-from cli import run_main
+from command.cli import run_main
 from experiments import validate_pipeline
 from experiments.lib.common import read_csv
 from experiments.lib.measuring import this_machine

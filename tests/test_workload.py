@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checks import UserError
+from command.checks import UserError
 from serving.traffic import (
     Fixed,
     LogNormal,

@@ -21,8 +21,8 @@ from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 import batch
-from checks import MOST_SEED, UserError, did_you_mean, shown
-from cli import one_line
+from command.checks import MOST_SEED, UserError, did_you_mean, shown
+from command.cli import one_line
 from web.chat import Chat, Unfit
 from web.metrics import CONTENT_TYPE, Metrics, Stopwatch
 from web.runner import Delta, Full, Runner, Stopping

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from checks import UserError
-from cli import MARK, ROOT, run_main, write_file
-from flags import Parser
+from command.checks import UserError
+from command.cli import MARK, ROOT, run_main, write_file
+from command.flags import Parser
 from web import explore_state, explorer
 
 STATIC = ROOT / "web" / "static"

@@ -14,8 +14,8 @@ from datetime import datetime
 from importlib import import_module
 from pathlib import Path
 
-from checks import UserError
-from cli import end_with, one_line, read_text
+from command.checks import UserError
+from command.cli import end_with, one_line, read_text
 from loading.files import read_json
 from web.worker import Worker
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import FileResponse, RedirectResponse
 
-from cli import ROOT
+from command.cli import ROOT
 from web import bundle
 from web.explorer import is_too_much
 from web.schemas import Refused

@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields, replace
 
-from checks import UserError, did_you_mean, lookup, shown
+from command.checks import UserError, did_you_mean, lookup, shown
 from configs import GPUS, MODELS
-from constants import SOFTWARE
+from configs.constants import SOFTWARE
 from scheduler import POLICIES, make_scheduler
 
 

@@ -19,11 +19,11 @@ from functools import lru_cache
 from pathlib import Path
 
 from batch import Request
-from checks import UserError, check_number, lookup, shown
-from cli import run_main, write_file
+from command.checks import UserError, check_number, lookup, shown
+from command.cli import run_main, write_file
 from costmodel import CostModel, make_batch, tokens_that_fit
+from loading.policyfile import LOADED, load_policies
 from loop import Loop
-from policyfile import LOADED, load_policies
 from scheduler import POLICIES, make_scheduler
 from serving.steady import Workload, balance, split, tokens_per_second
 from simulate import CostExecutor, check_requests, make_cost_model

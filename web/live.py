@@ -24,7 +24,7 @@ from fastapi.responses import FileResponse, StreamingResponse
 
 import batch
 import scheduler
-from checks import UserError, check_whole, shown
+from command.checks import UserError, check_whole, shown
 from web.runner import Engine, Full, Runner, Stopping
 from web.schemas import Refused
 

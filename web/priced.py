@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from batch import Batch, Request
-from checks import UserError, check_whole
+from command.checks import UserError, check_whole
 from costmodel import CostModel, requests_that_fit
 from loop import Result
 from scheduler import Scheduler, make_scheduler

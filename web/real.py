@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from torch import Tensor
 
 from batch import Batch, Request
-from checks import UserError, check_whole
-from cli import one_line
+from command.checks import UserError, check_whole
+from command.cli import one_line
 from engine import LLM
 from executor import ModelExecutor
 from loop import Result

@@ -23,10 +23,10 @@ from functools import partial
 from typing import Protocol
 
 from batch import Batch, Request
-from checks import MOST, UserError, check_whole
-from cli import one_line
+from command.checks import MOST, UserError, check_whole
+from command.cli import one_line
+from loading.policyfile import is_ours
 from loop import Executor, Loop
-from policyfile import is_ours
 from scheduler import Orca, RequestLevel, Scheduler, VLLMv0
 from timeline import Iteration
 from web.recent import RecentTrace

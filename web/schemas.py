@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_origin
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
 
-from checks import MOST, MOST_SEED, did_you_mean, shown
+from command.checks import MOST, MOST_SEED, did_you_mean, shown
 
 MOST_CHOICES, MOST_PROMPTS, MOST_MESSAGES = 128, 1024, 10_000
 MOST_STOPS, LONGEST_STOP = 16, 500  # strings; letters of one

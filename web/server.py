@@ -32,8 +32,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from checks import UserError, shown
-from cli import one_line
+from command.checks import UserError, shown
+from command.cli import one_line
 from web.api import Api, dumps, turned_away
 from web.runner import Full, Stopping
 from web.schemas import Refused

@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 
 from starlette.types import Receive
 
-from cli import ROOT
+from command.cli import ROOT
 
 START = 60.0  # s: for the process to start
 

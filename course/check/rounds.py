@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Collection
 
 from batch import Batch, Chunk, Request
-from checks import UserError
+from command.checks import UserError
 from course.check.frame import Broken, Failure, many
 from course.drive import FakeModel, alone, clock_of, make_requests
-from rules import check_batch
+from loop import check_batch
 from scheduler import Scheduler, held
 from timeline import Trace
 
@@ -199,7 +199,7 @@ class Replay:
             check_batch(state, batch)
         except UserError as error:
             rule = str(error).partition(": ")[2]
-            teaches = "See `check_batch` of rules.py."
+            teaches = "See `check_batch` of loop.py."
             if "overflows" in rule:
                 teaches += " Do you call `decodes` first, and is self.memory.taken right?"
             self.fail("K0", "a batch that can run", rule, teaches, row)

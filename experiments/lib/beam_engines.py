@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from beam.cost import cache_bytes, throughput
-from checks import UserError, lookup
+from command.checks import UserError, lookup
 from configs import ModelConfig
 from experiments.lib.common import Record, progress
 from experiments.lib.measuring import add_spread, median_ratio

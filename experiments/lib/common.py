@@ -22,11 +22,11 @@ from io import StringIO
 from pathlib import Path
 from typing import TypeVar
 
-from checks import UserError
-from cli import claim, interrupts_held, is_ours, progress, write_file
+from command.checks import UserError
+from command.cli import claim, interrupts_held, is_ours, progress, write_file
 from configs import GPUS
 from costmodel import constants
-from policyfile import LOADED, load_policies
+from loading.policyfile import LOADED, load_policies
 
 ROOT = Path(__file__).resolve().parents[2]
 Job, Outcome = TypeVar("Job"), TypeVar("Outcome")  # a script's own, see `run_jobs`

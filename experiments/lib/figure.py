@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import matplotlib.pyplot as plt
 
-from cli import run_main
+from command.cli import run_main
 from experiments.lib.common import (
     SPREAD,
     Point,

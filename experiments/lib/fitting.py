@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 
-from constants import EFFICIENCY, Efficiency
+from configs.constants import EFFICIENCY, Efficiency
 
 # of the data sheet, or of the time that SMs are idle
 SHARES = {name for name in vars(Efficiency(1, 1, 1, 1)) if name.endswith("memory")}
@@ -65,4 +65,6 @@ def check_constants(gpu: str, software: str, fitted: Efficiency) -> None:
     """Raise SystemExit where constants.py does not hold these constants, with this source."""
     held = EFFICIENCY.get((gpu, software))
     if fitted != held or fitted.source != held.source:
-        raise SystemExit("constants.py holds other constants: paste the line above into EFFICIENCY")
+        raise SystemExit(
+            "configs/constants.py holds other constants: paste the line above into EFFICIENCY"
+        )

@@ -9,11 +9,11 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from checks import MOST, UserError
+from command.checks import MOST, UserError
+from command.flags import Parser
 from experiments.lib import common
 from experiments.lib.common import ROOT, make_directory
-from flags import Parser
-from policyfile import load_policies
+from loading.policyfile import load_policies
 from scheduler import make_scheduler
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import matplotlib
 import matplotlib.pyplot as plt
 
-from cli import MARK, write_file
+from command.cli import MARK, write_file
 from experiments.lib.common import Point
 
 matplotlib.use("Agg")  # pictures go to files: no window, no display needed

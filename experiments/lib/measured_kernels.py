@@ -13,9 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from checks import UserError
+from command.checks import UserError
 from configs import GPUS, ModelConfig
-from constants import AllReduce, Efficiency, reduce_seconds
+from configs.constants import AllReduce, Efficiency, reduce_seconds
 from costmodel import CostModel
 from experiments.lib.common import ROOT, write_table
 

@@ -9,7 +9,7 @@ from itertools import cycle
 import matplotlib.pyplot as plt
 
 from batch import Request
-from checks import UserError
+from command.checks import UserError
 from experiments.lib.common import Point, paper_numbers
 from experiments.lib.look import COLOURS, SERIES, labelled_bars
 from serving.capacity import PRECISION, Deployment, Load, settled_capacity

@@ -9,9 +9,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from checks import UserError
-from cli import run_main
-from flags import Parser
+from command.checks import UserError
+from command.cli import run_main
+from command.flags import Parser
 from tests.hostile import commands
 
 PARTS = ("arguments", "streams", "files", "functions", "schedules", "kills", "compilers", "faults")

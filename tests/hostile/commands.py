@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cli import die_quietly
-from flags import Number, OneOf, Whole
+from command.cli import die_quietly
+from command.flags import Number, OneOf, Whole
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,7 +51,7 @@ COMMANDS = (
     Command("distributed.py", ("def f(", "--max-tokens", "2", "--stages", "1"), ("--repeats",)),
     Command("plan.py", ("--requests-file", "200:20", "--requests", "64")),
     Command("serve.py", ("--port", "0")),
-    Command("flags.py"),
+    Command("command/flags.py"),
     Command("web/bundle.py"),
     Command("demo/train.py", ("--out", "out", "--minutes", "0.01"), ("--minutes",)),
     Command("notebooks/execute.py", ("nothing.py",)),

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import plan
 from batch import Request
-from cli import ROOT, run_main
+from command.cli import ROOT, run_main
 from costmodel import make_batch
 from engine import LLM, SamplingParams
 from experiments.profiles import print_fitted, print_known, read_profiles
 from generate import read_prompts
-from policyfile import load_policies
+from loading.policyfile import load_policies
 from serving.calibration import CalibratedModel, Calibration
 from serving.traffic import at_rate, read_trace
 from simulate import simulate

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from checks import shown
-from cli import run_main
+from command.checks import shown
+from command.cli import run_main
 from loading.files import DEMO
 from pipeline.predictors import named
 from sampling import SamplingParams

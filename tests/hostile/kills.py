@@ -24,7 +24,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import torch
 
-from cli import run_main, write_file
+from command.cli import run_main, write_file
 from experiments.lib.common import write_table
 from experiments.lib.look import save_figure
 from loading import checkpoint

@@ -11,6 +11,7 @@ from batch import Request
 from beam.cost import cache_bytes, make_beams, simulate_beams
 from beam.request import BeamSearchParams
 from configs import GPUS, MODELS, ModelConfig
+from configs.gpus import GPU, Link
 from costmodel import (
     CostModel,
     Efficiency,
@@ -19,7 +20,6 @@ from costmodel import (
     tokens_that_fit,
 )
 from engine import LLM, SamplingParams
-from gpus import GPU, Link
 from loading.checkpoint import load_config
 from loading.device import choose_device, choose_dtype
 from loading.files import find

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from checks import check_flag, check_number, check_whole, lookup
+from command.checks import check_flag, check_number, check_whole, lookup
 from configs import GPUS
 
 # Of constants that cannot be left out

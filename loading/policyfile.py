@@ -13,8 +13,8 @@ from inspect import isfunction
 from pathlib import Path
 from types import ModuleType
 
-from checks import UserError
-from cli import one_line, read_text
+from command.checks import UserError, moved
+from command.cli import one_line, read_text
 from scheduler import ALIASES, FOR_PIPELINES, POLICIES, Scheduler
 
 MOST_BYTES = 10**7  # of a file of policies
@@ -103,4 +103,5 @@ def broken(path: Path, error: BaseException) -> UserError:
         step = step.tb_next
     where = f"{path}, line {line}" if line else f"{path}"
     what = getattr(error, "msg", None) or error  # a SyntaxError would name file and line again
-    return UserError(f"{where}: {type(error).__name__}: {one_line(str(what))}")
+    what = f"{what}{moved(error)}"
+    return UserError(f"{where}: {type(error).__name__}: {one_line(what)}")

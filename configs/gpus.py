@@ -5,7 +5,7 @@ Only the priced half uses them. Add an entry, and every script knows it.
 
 from dataclasses import dataclass
 
-from checks import by_name, check_number, check_whole
+from command.checks import by_name, check_number, check_whole
 
 LARGEST = 1e30  # bytes, FLOP/s, s: far more than there is
 LEAST_SHARE, MOST_SHARE = 1e-6, 1e6  # of what a data sheet states

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from checks import MOST, MOST_SEED, did_you_mean
-from cli import claim, one_line, run_main
+from command.checks import MOST, MOST_SEED, did_you_mean
+from command.cli import claim, one_line, run_main
 
 LONGEST_VALUE = 60  # letters of a value that an error repeats
 
@@ -197,7 +197,7 @@ TABLE: dict[str, dict[str, Kind]] = {
         "drain": Kind("S", "how long running requests may take at the end, in s", Number(0, 10**6)),
     },
     "What is predicted": {
-        "gpu": Kind("NAME", "GPU of gpus.py that the cost model prices"),
+        "gpu": Kind("NAME", "GPU of configs/gpus.py that the cost model prices"),
         "software": Kind("NAME", "software whose constants the cost model takes"),
         "calibration": Kind("FILE", "calibration of a machine, made by calibrate.py", Path),
         "gpu-spec": Kind(

@@ -22,6 +22,19 @@ def shown(value: object, as_text: Callable[[object], str] = repr) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
+# What a policy file or a student's file of an older version imports.
+MOVED = {
+    "checks": "command.checks", "constants": "configs.constants", "gpus": "configs.gpus",
+    "models": "configs.models", "rules": "loop",
+}  # fmt: skip
+
+
+def moved(error: BaseException) -> str:
+    """The end of an error: where a module is now that is not found. "" for all else."""
+    name = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+    return f"; {name} is {MOVED[name]} now" if name in MOVED else ""
+
+
 def by_name(entries: Iterable) -> dict:
     """A table of entries that have a `name`."""
     return {entry.name: entry for entry in entries}
