@@ -42,11 +42,12 @@ ORDER = [
     ["tests"],
 ]
 # The core of the book, in the order of the README's map. A limit holds for all its lines together.
+# configs/ is tables to look things up in.
 BOOK = (
     "batch", "scheduler", "loop", "kvcache", "attention", "model", "sampling", "executor",
-    "engine", "configs/__init__",
+    "engine",
 )  # fmt: skip
-MOST_LINES = 1800
+MOST_LINES = 1750
 # Folders whose files find each other without the folder's name.
 BY_THEMSELVES = ("notebooks", "tests")
 # `import fast.first` sets what PyTorch reads as it is loaded: it comes before all else, and imports

@@ -463,7 +463,8 @@ def test_letters_that_the_output_cannot_show(encoding: str) -> None:
 @pytest.mark.skipif(os.name != "posix", reason="needs a Unix shell")
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_closed_streams(closed: str) -> None:
-    code = "from command.cli import run_main, UserError\ndef main():\n    print(5)\n    {}\nrun_main(main)"
+    code = "from command.cli import UserError, run_main\n"
+    code += "def main():\n    print(5)\n    {}\nrun_main(main)"
     for body, status in (("pass", 0), ("raise UserError('no')", 2)):
         command = f'{shlex.quote(sys.executable)} -c "$CODE" {closed}'
         done = subprocess.run(
@@ -489,7 +490,7 @@ def test_an_interrupt_while_it_imports(seconds: float) -> None:
         lines = []
         for line in process.stderr:  # until enter, its first import, is there
             lines.append(line)
-            if line.rstrip().endswith("| enter"):
+            if line.rstrip().endswith(" command.enter"):
                 break
         time.sleep(seconds)
         process.send_signal(signal.SIGINT)
