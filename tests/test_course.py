@@ -900,8 +900,8 @@ def test_a_container_gets_the_fence(
 def test_the_images_recipe_has_all_that_a_worker_needs(tmp_path: Path) -> None:
     """The files that it copies are enough, without the project behind them."""
     text = (COURSE / "instructor" / "Dockerfile").read_text("utf-8")
-    (tmp_path / "course").mkdir()
     for sources, place in re.findall(r"^COPY (.*) (\S+)$", text, re.MULTILINE):
+        (tmp_path / place).mkdir(exist_ok=True)
         for name in sources.split():
             (tmp_path / place / Path(name).name).write_bytes((ROOT / name).read_bytes())
     code = (
