@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check
 # The course installs in a bare clone alone: in class, nobody waits for pip again.
 READY := $(if $(wildcard .venv/figures.stamp),,.venv/figures.stamp)
 
-.PHONY: fig9 figures install serve measure test cpus slow browser hostile hostile-quick notebooks notebooks-refresh format clean \
+.PHONY: fig9 figures install serve measure test cpus slow browser hostile hostile-quick notebooks notebooks-refresh format lines clean \
 	course-start check hint picture predict submit grade pictures-for-slides \
 	course-selftest
 
@@ -80,6 +80,10 @@ pictures-for-slides: .venv/run.stamp
 
 course-selftest: .venv/dev.stamp
 	$(BIN)/python -m course selftest
+
+# Lines of code of each folder, beside its budget.
+lines:
+	@$(PYTHON) tests/lines.py
 
 format: .venv/dev.stamp
 	$(BIN)/ruff check --fix .

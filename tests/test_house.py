@@ -12,6 +12,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from lines import BUDGET, counted, lines_of_code
 
 ROOT = Path(__file__).parent.parent
 
@@ -157,6 +158,21 @@ def test_the_book_is_short() -> None:
     texts = {name: (ROOT / f"{name}.py").read_text(encoding="utf-8") for name in BOOK}
     lines = {name: len(text.splitlines()) for name, text in texts.items()}
     assert sum(lines.values()) <= MOST_LINES, lines
+
+
+def test_each_folder_has_a_budget_of_code() -> None:
+    """`make lines` prints them. What stands in a comment or a docstring is free."""
+    assert lines_of_code('"""A word.\n\nMore."""\n\n# one\nx = (  # two\n    1,\n)\n"y"\n') == 3
+    tracked()  # skips where git knows nothing
+    found = counted()
+    over = {folder: lines for folder, lines in found.items() if lines > BUDGET.get(folder, 0)}
+    assert not over, "what can go instead? else raise its budget in tests/lines.py, and say why"
+    assert set(found) == set(BUDGET)
+
+
+def test_the_root_is_short() -> None:
+    names = [path.name for path in ROOT.glob("*.py")]
+    assert len(names) <= 16, "a newcomer needs each of these names"
 
 
 def test_the_arrows_are_found() -> None:
