@@ -150,7 +150,8 @@ class LLM:
             made = speed_up(self.model, self.cache, self.attention, measure)
             self.attention, self.attend, self.surroundings = made
             whole = layers is None  # a stage of a pipeline has iterations of its own
-            self.graphs = graphs_for(self.model, self.cache, cuda_graphs if whole else "off")
+            when = cuda_graphs if whole else "off"
+            self.graphs = graphs_for(self.model, self.cache, when, self.attention)
         else:
             self.attend, self.surroundings = PLAIN[self.attention], nullcontext
         self.trace = Trace()
@@ -236,7 +237,7 @@ class LLM:
         self.max_batch_size, self.max_length = max_batch_size, length
         self.model.make_rotary_tables(length)
         self.cache = self._make_cache()
-        self.graphs = graphs_for(self.model, self.cache, graphs)
+        self.graphs = graphs_for(self.model, self.cache, graphs, self.attention)
 
     def _make_cache(self) -> KVCache:
         length = slot_length(self.max_length, self.device)

@@ -108,19 +108,26 @@ class Graphs:
             run()
         torch.cuda.current_stream(device).wait_stream(self.side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.side):
+        # thread_local: what a server's other threads do meanwhile is none of the capture's business
+        alone = {"capture_error_mode": "thread_local"}
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.side, **alone):
             logits = run()
         return Recording(kept, list(model.buffers()), graph.replay, logits, self.batches)
 
 
-def graphs_for(model: Transformer, cache: KVCache, when: str) -> Graphs | None:
-    """None without CUDA graphs. when: "on", "off", or "auto", which asks `launches_decide`."""
+def graphs_for(model: Transformer, cache: KVCache, when: str, name: str) -> Graphs | None:
+    """None without CUDA graphs. when: "on", "off", or "auto", which asks `launches_decide`.
+
+    name: of the back end that runs without them. `varlen` is recorded where it is that one, or
+    xformers, which calls the same kernel; "auto" has then tried it.
+    """
     if when == "off" or not cache.k.is_cuda:
         return None
     if when == "auto" and not launches_decide(model, cache):
         return None
     shape = cache.k.device, cache.k.dtype, cache.k.shape[-1], cache.length
-    return Graphs(cache, gathered if why_not_varlen(*shape) else varlen)
+    in_place = name in ("varlen", "xformers") and why_not_varlen(*shape) is None
+    return Graphs(cache, varlen if in_place else gathered)
 
 
 def launches_decide(model: Transformer, cache: KVCache) -> bool:

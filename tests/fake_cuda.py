@@ -212,7 +212,7 @@ class Graph:
 
 
 @contextmanager
-def capturing(graph: Graph, pool: object = None, stream: object = None) -> Iterator[None]:
+def capturing(graph: Graph, **_: object) -> Iterator[None]:
     with graph.capture:
         yield
     assert not graph.capture.errors, graph.capture.errors

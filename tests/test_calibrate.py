@@ -388,6 +388,7 @@ def test_the_fit_recovers_the_constants(tmp_path):
     assert max(abs(row.error(CostModel(row.model, gpu, fitted))) for row in rows) < 0.01
 
 
+@pytest.mark.slow
 def test_profiles_are_summed_up(tmp_path, monkeypatch, capsys):
     for name in ("small", "grouped"):
         write(tmp_path / "a100" / "family" / name / "mlp.csv", profile(name))

@@ -275,7 +275,9 @@ def test_no_torch_for_exercises_1_and_6_to_10() -> None:
     assert done.stdout.split() == ["False", "10"], done.stderr
 
 
-@pytest.mark.parametrize("key", ["3", "5", "8", "10", "11", "12", "hunt"])
+@pytest.mark.parametrize(
+    "key", ["3", "5", "8", "10", "11", "12", pytest.param("hunt", marks=pytest.mark.slow)]
+)
 def test_a_picture_shows_both(key: str, tmp_path: Path) -> None:
     from course.picture import picture
 

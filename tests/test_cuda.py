@@ -364,8 +364,21 @@ def test_graphs_where_launches_take_longer_than_bytes(monkeypatch: pytest.Monkey
         for name, expected in (("laptop", True), ("llama-13b", False)):
             model = new_model(MODELS[name], torch.float16, GPU)
             cache = KVCache(MODELS[name], 2, 256, torch.float16, GPU)
-            assert (graphs.graphs_for(model, cache, "auto") is not None) == expected
-            assert graphs.graphs_for(model, cache, "off") is None
+            assert (graphs.graphs_for(model, cache, "auto", "sdpa") is not None) == expected
+            assert graphs.graphs_for(model, cache, "off", "sdpa") is None
+
+
+@LINUX
+def test_what_is_recorded_is_what_has_been_tried() -> None:
+    """A kernel that "auto" did not take is not recorded either, nor one that does not run here."""
+    for capability, name, expected in (
+        ((8, 0), "varlen", cuda.varlen), ((8, 0), "xformers", cuda.varlen),
+        ((8, 0), "sdpa", cuda.gathered), ((7, 5), "xformers", cuda.gathered),
+    ):  # fmt: skip
+        with fake_cuda(capability):
+            model = new_model(SHAPES["llama"], torch.float16, GPU)
+            cache = KVCache(SHAPES["llama"], 2, 256, torch.float16, GPU)
+            assert graphs.graphs_for(model, cache, "on", name).attend is expected
 
 
 def test_a_back_end_that_cannot_run_is_one_line(

@@ -120,7 +120,7 @@ def test_an_engine(attend: str, replays: Callable, monkeypatch: pytest.MonkeyPat
     expected = [output.token_ids for output in plain.generate(prompts, params)]
     best = plain.beam_search(*beams)[0].sequences[0].token_ids
 
-    def graphs_for(model: Transformer, cache: KVCache, when: str) -> Graphs:
+    def graphs_for(model: Transformer, cache: KVCache, *_: str) -> Graphs:
         return Graphs(cache, ATTEND[attend])
 
     monkeypatch.setattr("engine.graphs_for", graphs_for)

@@ -460,6 +460,7 @@ def test_requests_that_are_too_long_are_counted(capsys: pytest.CaptureFixture, l
         plan.that_fit(requests[1:], replica(llama))
 
 
+@pytest.mark.slow
 def test_a_small_plan(tmp_path: Path, llama: Path) -> None:
     """All that it says, prints and draws, with a policy of one's own, on few requests."""
     flags = ("--model", llama, "--requests-file", "2000:60", "--requests", 64, "--tbt-slo", 40)

@@ -540,6 +540,7 @@ for rows in range(128, 0, -1):  # the largest first: later ones find its memory 
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+@pytest.mark.slow
 def test_memory_does_not_grow_with_every_shape() -> None:
     """Once fast/first.py's 64 shapes are kept, 64 more take little of what they would take if the
     libraries kept all.
