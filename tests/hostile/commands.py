@@ -135,8 +135,8 @@ COMMANDS = (
 # They have a main, but other programs start them, and nobody types their names.
 NO_COMMANDS = (
     "experiments/beam_peers.py", "experiments/bench_peers.py", "tests/pipeline_worker.py",
-    "tests/cpus.py", "tests/lines.py", "tests/gpu_launches.py", "tests/gpu_memory.py", "tests/hostile/__main__.py",
-    "tests/which_kernel.py", "fast/watched.py", "fast/kernels.py",
+    "tests/cpus.py", "tests/lines.py", "tests/gpu_launches.py", "tests/gpu_memory.py",
+    "tests/hostile/__main__.py", "tests/which_kernel.py", "fast/watched.py", "fast/kernels.py",
     "course/worker.py",
     "web/chat.py", "web/explorer.py",
 )  # fmt: skip
