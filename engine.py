@@ -138,7 +138,8 @@ class LLM:
         self.part = replace(self.config, n_layer=len(own))  # the layers that are here
         self.model = load_model(
             self.config, self.directory, self.dtype, self.device, own=own, slots=max_batch_size,
-            length=self.max_length, seed=seed, check_weights=check_weights,
+            length=slot_length(self.max_length, self.device), seed=seed,
+            check_weights=check_weights,
         )  # fmt: skip
         self.tokenizer, self.stop_ids, self.weights = None, frozenset(), f"random (seed {seed})"
         if self.directory is not None:
@@ -231,11 +232,12 @@ class LLM:
         check_whole("max_batch_size", max_batch_size)
         length = choose_length(self.config, self.max_length if max_length is None else max_length)
         held = self.part.parameters * self.dtype.itemsize + self.cache.bytes
-        check_memory(self.part, max_batch_size, length, self.dtype, self.device, held)
+        room = slot_length(length, self.device)
+        check_memory(self.part, max_batch_size, room, self.dtype, self.device, held)
         graphs = "on" if self.graphs else "off"
         self._loop = self.cache = self.graphs = None  # free the old cache first
         self.max_batch_size, self.max_length = max_batch_size, length
-        self.model.make_rotary_tables(length)
+        self.model.make_rotary_tables(room)
         self.cache = self._make_cache()
         self.graphs = graphs_for(self.model, self.cache, graphs, self.attention)
 

@@ -120,7 +120,9 @@ def load_llm(calibration: Calibration) -> "LLM":
     from engine import LLM  # here, since predicting needs no torch
 
     sizes = {"max_batch_size": BATCH_SIZES[1], "max_length": most}
-    return LLM(calibration.load, dtype=calibration.dtype, device=calibration.device, **sizes)
+    # what was calibrated: operators are timed one by one, which no CUDA graph allows
+    where = {"dtype": calibration.dtype, "device": calibration.device, "cuda_graphs": "off"}
+    return LLM(calibration.load, **where, **sizes)
 
 
 def predict(cost: CostModel, work: Draw) -> Trace:

@@ -89,7 +89,9 @@ def plans_of(
             continue
         rows = (span.rows.stop - span.rows.start) // len(span.slots)
         slots, contexts = numbers[1:, own].long()
-        plans.append(in_copy(cache, rows, slots, contexts, longest or max(span.contexts)))
+        # rounded up: PyTorch keeps the memory of each size that it was asked for
+        most = longest or min(-(-max(span.contexts) // BLOCK) * BLOCK, cache.length)
+        plans.append(in_copy(cache, rows, slots, contexts, most))
     return plans
 
 
@@ -174,15 +176,19 @@ def varlen(
     # One row each: nothing to hide. Without a window, the heads of a group share a tile.
     window = (-1, -1) if most == 1 else (-1, 0)
     limit = longest or longest_of(batch)
+    # PyTorch 2.13 may split the keys among blocks, and then puts the parts of all requests together
+    # at the first one's place (github.com/pytorch/pytorch/issues/194167). 1: it never splits. Only
+    # where heads that share keys decode, it finds the places.
 
     def attend_layer(layer: int, qkv: Tensor) -> Tensor:
         q, k, v = split_heads(qkv, n_kv_head)  # (T, heads, head_dim) each
         cache.write(layer, batch.slots, batch.positions, k, v)
         # (slots, length, n_kv_head, head_dim) each
         key, value = (part.permute(1, 2, 0, 3) for part in cache.layers[layer])
+        splits = None if most == 1 and q.shape[1] > n_kv_head else 1
         y = varlen_attn(
             q, key, value, starts, starts, most, limit, window_size=window, enable_gqa=True,
-            seqused_k=contexts, block_table=slots,
+            seqused_k=contexts, block_table=slots, num_splits=splits,
         )  # fmt: skip
         return y.flatten(1)  # (T, n_head * head_dim)
 

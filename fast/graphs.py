@@ -20,20 +20,19 @@ from torch import Tensor
 
 from attention import Attention, FlatBatch
 from batch import Batch
+from command.checks import UserError
 from executor import ModelExecutor, synchronized_clock
 from fast.cuda import Recordable, gathered, longest_of, numbers_of, varlen
-from fast.kernels import why_not_varlen
 from kvcache import KVCache
 from model import Transformer, untimed
 
 WHEN = ("auto", "on", "off")
+RECORDED = {"sdpa": gathered, "varlen": varlen}
 STEP = 256  # tokens: keys are read up to the next multiple
 SEEN = 2  # how often a shape must come before it is worth a recording
 MOST = 64  # recordings: each keeps the memory of its intermediate results
 OLD = 16 * MOST  # batches: a recording that none of so many had is given up for a new one
-LAUNCHES = (
-    21  # kernels that `varlen` launches in a layer of decodes: tests/test_cuda.py counts them
-)
+LAUNCHES = 21  # kernels of a layer of decodes, with varlen: tests/test_cuda.py counts them
 LAUNCH = 5e-6  # s that the host takes for each: a guess, until a GPU tells (docs/gpu.md)
 
 # (requests, rows of each) of each span; rows of logits; longest context, rounded up
@@ -55,12 +54,12 @@ class Recording:
 class Graphs:
     """The recordings of one model and one cache, which outlive a call of `LLM.generate`.
 
-    Kept are MOST recordings, and how often each of the last OLD other shapes came.
+    Kept are at most `most` recordings, and how often each of the last OLD other shapes came.
     """
 
     def __init__(self, cache: KVCache, attend: Recordable):
         self.cache, self.attend = cache, attend
-        self.batches = 0
+        self.batches, self.most = 0, MOST
         self.seen: OrderedDict[Shape, int] = OrderedDict()
         self.recordings: OrderedDict[Shape, Recording] = OrderedDict()  # the last used is last
         # all recordings share one memory: they never run at the same time
@@ -80,9 +79,9 @@ class Graphs:
             self.seen.popitem(last=False)
         if self.seen[shape] < SEEN:
             return False
-        if len(self.recordings) >= MOST:
-            oldest = next(iter(self.recordings.values()))
-            if self.batches - oldest.last < OLD:
+        if len(self.recordings) >= self.most:
+            oldest = next(iter(self.recordings.values()), None)
+            if oldest is None or self.batches - oldest.last < OLD:
                 return False
             self.recordings.popitem(last=False)
         return True
@@ -118,16 +117,18 @@ class Graphs:
 def graphs_for(model: Transformer, cache: KVCache, when: str, name: str) -> Graphs | None:
     """None without CUDA graphs. when: "on", "off", or "auto", which asks `launches_decide`.
 
-    name: of the back end that runs without them. `varlen` is recorded where it is that one, or
-    xformers, which calls the same kernel; "auto" has then tried it.
+    name: of the back end of attention. A recording runs the same. UserError for "on" where it
+    cannot be recorded.
     """
     if when == "off" or not cache.k.is_cuda:
         return None
-    if when == "auto" and not launches_decide(model, cache):
+    if when == "on" and name not in RECORDED:
+        raise UserError(
+            f"cuda_graphs 'on' needs attention {' or '.join(RECORDED)}, and this is {name}"
+        )
+    if name not in RECORDED or (when == "auto" and not launches_decide(model, cache)):
         return None
-    shape = cache.k.device, cache.k.dtype, cache.k.shape[-1], cache.length
-    in_place = name in ("varlen", "xformers") and why_not_varlen(*shape) is None
-    return Graphs(cache, varlen if in_place else gathered)
+    return Graphs(cache, RECORDED[name])
 
 
 def launches_decide(model: Transformer, cache: KVCache) -> bool:
@@ -140,14 +141,15 @@ def launches_decide(model: Transformer, cache: KVCache) -> bool:
     return len(model.layers) * LAUNCHES * LAUNCH > read
 
 
-def copy_rate(device: torch.device, size: int = 2**26) -> float:
-    """Bytes/s that a copy of `size` bytes reads and writes."""
+def copy_rate(device: torch.device, size: int = 2**26, copies: int = 8) -> float:
+    """Bytes/s that copies of `size` bytes read and write. Several, so that starting is hidden."""
     pair, seconds = torch.zeros(2, size, dtype=torch.uint8, device=device), []
-    for _ in range(5):
+    for _ in range(4):
         begin = synchronized_clock(device)
-        pair[0].copy_(pair[1])
+        for _ in range(copies):
+            pair[0].copy_(pair[1])
         seconds.append(synchronized_clock(device) - begin)
-    return 2 * size / min(seconds)
+    return 2 * copies * size / min(seconds)
 
 
 class GraphExecutor(ModelExecutor):
@@ -176,7 +178,13 @@ class GraphExecutor(ModelExecutor):
             return super().forward(flat, call)  # operators cannot be timed inside a graph
         numbers = numbers_of(flat)
         if shape not in graphs.recordings:
-            graphs.recordings[shape] = graphs.record(self.model, flat, numbers, shape[2])
+            try:
+                with torch.cuda.device(self.model.device):
+                    made = graphs.record(self.model, flat, numbers, shape[2])
+            except torch.OutOfMemoryError:
+                graphs.most = len(graphs.recordings)  # those that are here go on
+                return super().forward(flat, call)
+            graphs.recordings[shape] = made
         recording = graphs.recordings[shape]
         for kept, new in zip(recording.kept, tensors_of(flat, numbers), strict=True):
             kept.copy_(new)

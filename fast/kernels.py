@@ -79,6 +79,9 @@ def why_not_varlen(
         varlen_attn = None
     if varlen_attn is None or "block_table" not in signature(varlen_attn).parameters:
         return f"PyTorch {torch.__version__} has no varlen_attn with a block table"
+    if not (2, 13) <= torch.__version__ < (2, 15):
+        # 2.12 splits keys where it must not, and cannot be told; 2.15 may take cuDNN
+        return f"it needs PyTorch 2.13 or 2.14, and this is {torch.__version__}"
     major, minor = torch.cuda.get_device_capability(device)
     if major < 8:  # :599
         return f"it needs compute capability 8.0, and {device} has {major}.{minor}"

@@ -86,8 +86,8 @@ def memory_of(device: torch.device) -> int | None:
     would need another package to ask.
     """
     if device.type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + kept
+        torch.cuda.empty_cache()  # what PyTorch keeps of freed memory, to use it again
+        return torch.cuda.mem_get_info(device)[0]
     if hasattr(os, "sysconf"):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None

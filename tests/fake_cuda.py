@@ -22,8 +22,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-LINUX = pytest.mark.skipif(  # an older PyTorch asks for a driver, with fake tensors, too
-    sys.platform != "linux" or torch.__version__ < (2, 13), reason="needs Linux, and PyTorch 2.13"
+# An older PyTorch asks for a driver, with fake tensors, too. A real GPU would be asked for cuda:1.
+LINUX = pytest.mark.skipif(
+    sys.platform != "linux" or torch.__version__ < (2, 13) or torch.cuda.is_available(),
+    reason="needs Linux, PyTorch 2.13, and no GPU",
 )
 # What makes the host wait for the device: it wants a number, or the size of a result.
 WAITS = {
@@ -84,6 +86,7 @@ class Stream:
 
 STREAMS = {
     "Stream": Stream, "current_stream": lambda _=None: Stream(), "stream": lambda _: nullcontext(),
+    "device": lambda _: nullcontext(),
     "graph_pool_handle": lambda: (0, 0),
 }  # fmt: skip
 
@@ -147,7 +150,6 @@ def fake_cuda(
         "get_device_properties": lambda _=None: properties,
         "get_device_name": lambda _=None: properties.name,
         "mem_get_info": lambda _=None: (int(memory),) * 2, "synchronize": lambda _=None: None,
-        "memory_reserved": lambda _=None: 0, "memory_allocated": lambda _=None: 0,
         "is_bf16_supported": lambda **_: capability >= (8, 0), "empty_cache": lambda: None,
         "CUDAGraph": mock.Mock, "graph": graph,
     }  # fmt: skip

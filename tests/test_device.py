@@ -31,19 +31,19 @@ REPORTS = {
 }
 
 
-def gpu_of(monkeypatch: pytest.MonkeyPatch, free: int, reserved: int, allocated: int) -> None:
-    for name, answer in {
-        "mem_get_info": (free, 2 * free), "memory_reserved": reserved, "memory_allocated": allocated
-    }.items():  # fmt: skip
-        monkeypatch.setattr(torch.cuda, name, lambda device, answer=answer: answer)
+def gpu_of(monkeypatch: pytest.MonkeyPatch, free: int, kept: int) -> None:
+    """kept: bytes that PyTorch gives back when it is asked."""
+    now = [free]
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: now.append(free + kept))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (now[-1], 10**11))
 
 
 def test_what_pytorch_keeps_of_freed_memory_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """After `del llm` its memory is PyTorch's, and the next LLM gets it."""
     demo, dtype = MODELS["demo"], torch.float16
-    gpu_of(monkeypatch, 10**6, reserved=10**10, allocated=10**6)
+    gpu_of(monkeypatch, 10**6, kept=10**10)
     check_memory(demo, 4, 256, dtype, CUDA)
-    gpu_of(monkeypatch, 10**6, reserved=10**10, allocated=10**10)
+    gpu_of(monkeypatch, 10**6, kept=0)
     with pytest.raises(UserError, match="but cuda has 0.0 GB"):
         check_memory(demo, 4, 256, dtype, CUDA)
 
