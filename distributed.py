@@ -53,7 +53,7 @@ GRACE = 5.0  # s. Most mistakes are found by all stages. Then the others wait: s
 
 
 def parse_args() -> argparse.Namespace:
-    parser = Parser(__doc__, renamed={"--trace": "--perfetto", "--workload": "--lengths"})
+    parser = Parser(__doc__)
     parser.add_argument("prompts", nargs="*", help="texts to complete, all at once")
     add = parser.add_flag
     add("stages", "processes to start, unless torchrun starts them", 2)

@@ -30,9 +30,7 @@ MOST_BYTES = 10**8  # of a file of prompts
 
 
 def parse_args() -> argparse.Namespace:
-    parser = Parser(
-        __doc__.splitlines()[0], renamed={"--trace": "--perfetto", "--profile": "--perfetto"}
-    )
+    parser = Parser(__doc__.splitlines()[0])
     parser.add_argument("prompts", nargs="*", help="one or more prompts")
     add = parser.add_flag
     add("file", "UTF-8 text file with one prompt on each line; empty lines are skipped")

@@ -9,7 +9,7 @@ its default; it cannot change what kind of value it is.
 import argparse
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -271,18 +271,6 @@ TABLE: dict[str, dict[str, Kind]] = {
 }  # fmt: skip
 KINDS = {name: kind for kinds in TABLE.values() for name, kind in kinds.items()}
 
-# Old names, and what they are called now, wherever they occurred. A command may have others.
-RENAMED = {
-    "--batch-size": "--max-batch-size",
-    "--batch-sizes": "--max-batch-size",
-    "--budget": "--memory",
-    "--chunk-sizes": "--chunk-size",
-    "--length": "--max-length",
-    "--longest": "--max-length",
-    "--rounds": "--repeats",
-    "--workloads": "--samples",
-}
-
 
 # --------------------------------------------------------------------------------------- the parser
 
@@ -291,17 +279,15 @@ class Parser(argparse.ArgumentParser):
     """argparse with the flags of the table. A mistake gives one short line, and status 2.
 
     A flag must be written in full. Files that are not ours are safe from being overwritten.
-
-    renamed: more old names of flags, and the new ones.
     """
 
-    def __init__(self, description: str, renamed: Mapping[str, str] | None = None) -> None:
+    def __init__(self, description: str) -> None:
         super().__init__(
             description=description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        self.renamed, self.outputs = RENAMED | dict(renamed or {}), []
+        self.outputs: list[str] = []
 
     def add_flag(
         self,
@@ -358,8 +344,6 @@ class Parser(argparse.ArgumentParser):
         flags = words[: words.index("--")] if "--" in words else words
         for word in flags:
             name, _, value = word.partition("=")
-            if name in self.renamed and name not in self._option_string_actions:
-                self.error(f"{name} is now {self.renamed[name]}")
             if value == "--" and name.startswith("--"):  # argparse 3.11 falls over it
                 self.error(f"argument {name}: '--' is no value")
         options, unknown = self.parse_known_args(words, namespace)
@@ -398,8 +382,6 @@ def markdown() -> str:
             allowed = kind.allowed + (", or several" if kind.several else "")
             allowed += ", may be repeated" if kind.repeated else ""
             lines.append(f"| `{flag}` | {kind.meaning} | {allowed} |")
-    lines += ["\n## Old names\n", "| before | now |", "|---|---|"]
-    lines += [f"| `{old}` | `{new}` |" for old, new in RENAMED.items()]
     return "\n".join(lines)
 
 

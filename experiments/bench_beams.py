@@ -170,11 +170,6 @@ FLAGS = {
         f"engines that run, of {', '.join(ENGINES)}", list(ENGINES), choices=ENGINES, several=True
     ),
 }
-RENAMED = {
-    "--beam-width": "--beams",
-    "--response": "--max-tokens",
-    "--response-of": "--stop-after",
-}
 
 
 def check(options: argparse.Namespace, config: ModelConfig) -> None:
@@ -206,7 +201,7 @@ def measure(options: argparse.Namespace, config: ModelConfig, dtype: str) -> Non
 
 
 def main() -> None:
-    options = start(NAME, __doc__, renamed=RENAMED, **FLAGS)
+    options = start(NAME, __doc__, **FLAGS)
     config = MODELS["demo" if options.quick else "laptop"]
     check(options, config)
     dtypes = [choose_dtype(name, torch.device("cpu")) for name in options.dtype]

@@ -426,7 +426,7 @@ FLAGS = {name: replace(MEASURE[name], measure=False) for name in ("device", "dty
 
 
 def main() -> None:
-    options = parse(bare_parser(__doc__, FLAGS, {"--out": "--json"}), FLAGS)
+    options = parse(bare_parser(__doc__, FLAGS), FLAGS)
 
     llm = load_llm(options.model, options.dtype, options.device)
     path = options.json or ROOT / "results" / f"calibration-{llm.config.name}.json"

@@ -130,7 +130,6 @@ CHOICES = {
 
 # Fields of `Setup` whose flags have other names
 FLAG_OF = {"batch_size": "max_batch_size", "lengths": "zipf", "overhead": "linear_overhead"}
-RENAMED = {"--lengths": "--zipf", "--overhead": "--linear-overhead"}
 
 
 def make_flags() -> dict[str, Flag]:
@@ -474,7 +473,7 @@ def draw(points: list[Point], whole: list[Outcome], table: Table, few: int) -> p
 
 
 def main() -> None:
-    options = start("fig12", __doc__, renamed=RENAMED, **make_flags())
+    options = start("fig12", __doc__, **make_flags())
     setup, few = setup_of(options), options.table_requests
     given = "our defaults" if setup == Setup() else "as given"
     step = replace(setup, refill_every=in_step(setup))

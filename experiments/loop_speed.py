@@ -95,7 +95,7 @@ FLAGS = {
 
 
 def main() -> None:
-    options = parse(bare_parser(__doc__, FLAGS, {"--pipeline": "--requests"}), FLAGS)
+    options = parse(bare_parser(__doc__, FLAGS), FLAGS)
     if options.requests:
         print_pipeline(options.requests)
         return

@@ -36,7 +36,6 @@ from serving.capacity import token_budget, worst_iteration
 
 NAME = "serve_budget"
 REQUESTS, RATE = 512, 2.5
-RENAMED = dict.fromkeys(("--max-length", "--longest", "--length"), "--longest-prompt")
 BUDGETS = (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 SLOS = {"strict": capacity.STRICT, "relaxed": capacity.RELAXED}
 FLAGS = {
@@ -138,7 +137,7 @@ def print_budget(options: Namespace) -> None:
 
 
 def main() -> None:
-    options = parse(make_parser(__doc__, FLAGS, RENAMED), FLAGS)
+    options = parse(make_parser(__doc__, FLAGS), FLAGS)
     if options.tbt_slo:
         print_budget(options)
     elif options.calibration:

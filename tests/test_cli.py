@@ -126,8 +126,6 @@ def test_a_foreign_table_is_overwritten_with_force_alone(tmp_path: Path) -> None
     ("arguments", "said"),
     [
         (["--json", "a.json", "--perfetto", "./a.json"], "is given twice"),
-        (["--old", "a.json"], "--old is now --json"),
-        (["--old=a.json"], "--old is now --json"),
         (["--json", "no/such/a.json"], "its directory does not exist"),
         (["--json", "table.csv"], "is a table or a picture"),
     ],
@@ -141,7 +139,7 @@ def test_flags_that_name_outputs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("table.csv").write_bytes(OURS[2])
-    parser = Parser("", renamed={"--old": "--json"})
+    parser = Parser("")
     parser.add_flag("json")
     parser.add_flag("perfetto")
     try:

@@ -20,7 +20,7 @@ from watch import PATIENCE, alive, children_of, descendants_of, wait_for
 from beam.request import CACHES, BeamSearchParams
 from command import cli, flags
 from command.checks import UserError, did_you_mean, lookup
-from command.flags import KINDS, RENAMED, Parser
+from command.flags import KINDS, Parser
 from configs import GPUS
 from experiments.bench import SHAPES
 from experiments.lib import common
@@ -124,7 +124,6 @@ def test_help_is_one_sentence_with_the_default(script: str) -> None:
 def test_no_flag_of_the_table_is_unused() -> None:
     used = {name for script in SCRIPTS for name in flags_of(script)}
     assert used == KINDS.keys()
-    assert not {old.removeprefix("--") for old in RENAMED} & KINDS.keys()
 
 
 # What draws at random, as a script calls it
@@ -229,9 +228,9 @@ def test_documented_commands_have_flags_that_exist() -> None:
 # ------------------------------------------------------------------------------------ what it says
 
 
-def said(arguments: list[str], capsys: pytest.CaptureFixture[str], **options: object) -> str:
+def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """The one line with which a small parser refuses these arguments."""
-    parser = Parser("", **options)
+    parser = Parser("")
     parser.add_argument("prompts", nargs="*")
     for name in ("max-batch-size", "chunk-size", "temperature", "seed", "gpu", "model"):
         parser.add_flag(name, choices=list(GPUS) if name == "gpu" else ())
@@ -245,9 +244,6 @@ def said(arguments: list[str], capsys: pytest.CaptureFixture[str], **options: ob
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--batch-size", "4"], "--batch-size is now --max-batch-size"),
-        (["--batch-size=4"], "--batch-size is now --max-batch-size"),
-        (["--chunk-sizes", "4"], "--chunk-sizes is now --chunk-size"),
         (["--max-batch", "4"], "unrecognized arguments: --max-batch; did you mean '--max-batch-"),
         (["--modle", "demo"], "unrecognized arguments: --modle; did you mean '--model'?"),
         (["--gpu", "a100"], "did you mean 'a100-80gb'?"),
@@ -270,17 +266,7 @@ def test_one_short_line(
     assert line in said(arguments, capsys)
 
 
-def test_the_longest_prompt_had_another_name(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for old in ("--max-length", "--longest", "--length"):
-        monkeypatch.setattr(sys, "argv", ["serve_budget.py", "--tbt-slo", "50", old, "512"])
-        with pytest.raises(SystemExit):
-            importlib.import_module("experiments.serve_budget").main()
-        assert f"error: {old} is now --longest-prompt" in capsys.readouterr().err
-
-
-def test_old_names_are_prompts_behind_two_dashes() -> None:
+def test_what_looks_like_a_flag_is_a_prompt_behind_two_dashes() -> None:
     parser = Parser("")
     parser.add_argument("prompts", nargs="*")
     assert parser.parse_args(["--", "--batch-size"]).prompts == ["--batch-size"]

@@ -68,7 +68,7 @@ def test_it_attacks_every_command(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_its_table_gives_flags_that_exist() -> None:
-    """A flag that is renamed in command/flags.py has another name in its table, too."""
+    """What it types is a flag of command/flags.py."""
     for command in commands.COMMANDS:
         for word in (*command.given, *command.lasting):
             assert not word.startswith("--") or word[2:] in KINDS, (command.path, word)

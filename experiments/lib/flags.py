@@ -56,14 +56,9 @@ POLICIES = {
 RESULTS, QUICK_RESULTS = ROOT / "results", ROOT / "build" / "quick"
 
 
-def bare_parser(
-    description: str,
-    flags: Mapping[str, Flag] | None = None,
-    renamed: Mapping[str, str] | None = None,
-) -> Parser:
+def bare_parser(description: str, flags: Mapping[str, Flag] | None = None) -> Parser:
     """The flags of a script that writes no results; description: the script's docstring."""
-    trace = {"--trace": "--perfetto (a file to write) or --requests-file (requests to read)"}
-    parser = Parser(description, trace | dict(renamed or {}))
+    parser = Parser(description)
     flags, group = flags or {}, None
     if any(flag.measure for flag in flags.values()):
         parser.add_flag("measure")
@@ -87,13 +82,9 @@ def bare_parser(
     return parser
 
 
-def make_parser(
-    description: str,
-    flags: Mapping[str, Flag] | None = None,
-    renamed: Mapping[str, str] | None = None,
-) -> Parser:
+def make_parser(description: str, flags: Mapping[str, Flag] | None = None) -> Parser:
     """The flags of a script that writes results: to --out."""
-    parser = bare_parser(description, flags, renamed)
+    parser = bare_parser(description, flags)
     if not parser.has("out"):
         parser.add_flag("out", shown="results/; build/quick/ with --quick")
     parser.add_flag("quick")
@@ -144,14 +135,13 @@ def start(
     name: str,
     description: str,
     others: Sequence[str] | None = None,
-    renamed: Mapping[str, str] | None = None,
     **flags: Flag,
 ) -> Namespace:
     """The flags of a script that writes NAME.csv and NAME.png, or `others`, to --out.
 
     All that is wrong with them is said before any work is done. Prints the script's title.
     """
-    options = parse(make_parser(description, flags, renamed), flags)
+    options = parse(make_parser(description, flags), flags)
     make_directory(options.out, file_name(name, options), others, options.force)
     print(description.splitlines()[0])
     return options
