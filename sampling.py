@@ -10,10 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from command.checks import MOST_SEED, check_flag, check_number, check_stop_ids, check_whole
-
-HOTTEST = 1e6  # the highest temperature: all tokens are equally likely far below it
-SMALLEST_P = 1e-9  # the smallest top_p: the likeliest token alone reaches it
+from command.checks import SEED, TEMPERATURE, TOP_P, check_flag, check_stop_ids, check_whole
 
 
 @dataclass(frozen=True)
@@ -37,11 +34,11 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         check_whole("max_tokens", self.max_tokens)
-        check_number("temperature", self.temperature, 0, HOTTEST)
+        TEMPERATURE.check("temperature", self.temperature)
         check_whole("top_k", self.top_k, 0)
-        check_number("top_p", self.top_p, SMALLEST_P, 1)
+        TOP_P.check("top_p", self.top_p)
         if self.seed is not None:
-            check_whole("seed", self.seed, 0, MOST_SEED)
+            check_whole("seed", self.seed, 0, SEED.most)
         check_stop_ids("stop_ids", self.stop_ids)
         check_flag("ignore_eos", self.ignore_eos)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from batch import Request
-from command.checks import UserError, check_stop_ids, check_whole, shown
+from command.checks import LENGTH_PENALTY, Range, UserError, check_stop_ids, check_whole, shown
 
 STEP = 16  # response tokens by which a segment grows (segment KV, Sec 3.2)
 CACHES = ("segment", "standard")
@@ -44,17 +44,13 @@ class BeamSearchParams:
         check_whole("max_tokens", self.max_tokens)
         if self.n is not None:
             check_whole("n", self.n, 1, self.beam_width)
-        check("length_penalty", lambda p: is_number(p) and abs(p) <= 10, "a number from -10 to 10")
+        LENGTH_PENALTY.check("length_penalty", self.length_penalty)
         fine = (True, False, "never")
         check("early_stopping", lambda e: type(e) in (bool, str) and e in fine, f"one of {fine}")
         check_stop_ids("stop_ids", self.stop_ids)
         check("ignore_eos", lambda e: isinstance(e, bool), "True or False")
-        check("temperature", lambda t: is_number(t) and t == 0, "0: a beam search draws nothing")
+        check("temperature", lambda t: t in Range(0, 0, False), "0: a beam search draws nothing")
         check("stop", lambda s: s is None, "None: a beam ends at tokens only, so give stop_ids")
-
-
-def is_number(x: object) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool) and -1e300 < x < 1e300
 
 
 def cached_tokens(cache: str, beam_width: int, prompt: int, response: int) -> int:

@@ -1,12 +1,16 @@
-"""What every file needs of a user's values: one error, tables by name, checks of numbers."""
+"""What every file needs of a user's values: one error, tables by name, ranges of numbers."""
 
 import difflib
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 MOST = 10**9  # of whole numbers: far more than any model has of anything
 MOST_SEED = 2**63 - 1
 LONGEST_SHOWN = 100  # letters of a value that an error repeats
+LONGEST_WORD = 60  # letters of a word of the command line that an error repeats
 
 
 class UserError(ValueError):
@@ -58,11 +62,64 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
+@dataclass(frozen=True)
+class Range:
+    """The numbers from `least` to `most`; its text says so. As a type of argparse, it reads them.
+
+    whole: whole numbers alone. above: `least` itself is too small. noun: what a number is called.
+    """
+
+    least: float
+    most: float
+    whole: bool = True
+    above: bool = False
+    noun: str = ""
+
+    def __str__(self) -> str:
+        noun = self.noun or ("whole number" if self.whole else "number")
+        least, most = (str(end) if self.whole else f"{end:g}" for end in (self.least, self.most))
+        return f"a {noun} {f'above {least}, at most' if self.above else f'from {least} to'} {most}"
+
+    def __contains__(self, value: object) -> bool:
+        """NaN and True do not count. 1.0 is not a whole number."""
+        known = type(value) is int or (isinstance(value, float) and not self.whole)
+        inside = known and self.least <= value <= self.most
+        return inside and not (self.above and value == self.least)
+
+    def check(self, name: str, value: float) -> None:
+        """A UserError unless `value` is in this range. name: what the error calls it."""
+        if value not in self:
+            raise UserError(f"{name} is {shown(value)}; it must be {self}")
+
+    def read(self, word: str) -> float | str:
+        """The number that a word says, or the word itself if it says none of this range."""
+        if self.whole and not word.isdecimal():  # int() also takes "1_000" and " 1"
+            return word
+        try:
+            value = int(word) if self.whole else float(word)
+        except ValueError:  # int() refuses 5,000 digits, too
+            return word
+        return value if value in self else word
+
+    def __call__(self, word: str) -> float:
+        """The number that a word of the command line says."""
+        if (value := self.read(word)) is word:
+            raise ArgumentTypeError(f"{word[:LONGEST_WORD]!r} is not {self}")
+        return value
+
+
+range_of = lru_cache(Range)  # checks that run often make none anew
+
+# What a user may ask of the sampling: of the engine, the command line and the server alike.
+SEED = Range(0, MOST_SEED)
+TEMPERATURE = Range(0, 1e6, whole=False)  # all tokens are equally likely far below the highest
+TOP_P = Range(1e-9, 1, whole=False)  # the likeliest token alone reaches the smallest
+LENGTH_PENALTY = Range(-10, 10, whole=False)
+
+
 def check_whole(name: str, value: int, least: int = 1, most: int = MOST) -> None:
     """A UserError unless `value` is a whole number from `least` to `most`. True is not one."""
-    if type(value) is not int or not least <= value <= most:
-        allowed = f"a whole number, from {least} to {most}"
-        raise UserError(f"{name} is {shown(value)}; it must be {allowed}")
+    range_of(least, most, noun="whole number,").check(name, value)
 
 
 def check_flag(name: str, value: bool) -> None:
@@ -76,9 +133,7 @@ def check_number(name: str, value: float, least: float, most: float, what: str =
 
     what: the noun of the message, such as "number of seconds".
     """
-    if type(value) is bool or not isinstance(value, int | float) or not least <= value <= most:
-        allowed = f"a {what} from {least:g} to {most:g}"
-        raise UserError(f"{name} is {shown(value)}; it must be {allowed}")
+    range_of(least, most, whole=False, noun=what).check(name, value)
 
 
 def check_stop_ids(name: str, stop_ids: Iterable[int]) -> None:

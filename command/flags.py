@@ -7,60 +7,24 @@ its default; it cannot change what kind of value it is.
 """
 
 import argparse
-import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from command.checks import MOST, MOST_SEED, did_you_mean
+from command.checks import (
+    LENGTH_PENALTY,
+    LONGEST_WORD,
+    MOST,
+    SEED,
+    TEMPERATURE,
+    TOP_P,
+    Range,
+    did_you_mean,
+)
 from command.cli import claim, one_line, run_main
 
-LONGEST_VALUE = 60  # letters of a value that an error repeats
-
-
 # ---------------------------------------------------------------------------------- kinds of values
-
-
-@dataclass(frozen=True)
-class Whole:
-    """A whole number from `least` to `most`."""
-
-    least: int
-    most: int
-
-    def __str__(self) -> str:
-        return f"a whole number from {self.least} to {self.most}"
-
-    def __call__(self, text: str) -> int:
-        # int() refuses 5,000 digits with a message of its own
-        value = int(text) if text.isdecimal() and len(text) <= LONGEST_VALUE else -1
-        if not self.least <= value <= self.most:
-            raise argparse.ArgumentTypeError(f"{text[:LONGEST_VALUE]!r} is not {self}")
-        return value
-
-
-@dataclass(frozen=True)
-class Number:
-    """A number from `least` to `most`. above: `least` itself is too small."""
-
-    least: float
-    most: float
-    above: bool = False
-
-    def __str__(self) -> str:
-        if self.above:
-            return f"a number above {self.least:g}, at most {self.most:g}"
-        return f"a number from {self.least:g} to {self.most:g}"
-
-    def __call__(self, text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not self.least <= value <= self.most or (self.above and value == self.least):
-            raise argparse.ArgumentTypeError(f"{text[:LONGEST_VALUE]!r} is not {self}")
-        return value
 
 
 @dataclass(frozen=True)
@@ -74,13 +38,13 @@ class Numbers:
         return f"{self.count} numbers with commas between them, each above 0, at most {self.most:g}"
 
     def __call__(self, text: str) -> tuple[float, ...]:
-        read = Number(0, self.most, above=True)
+        read = Range(0, self.most, whole=False, above=True)
         try:
             values = tuple(read(word) for word in text.split(","))
         except argparse.ArgumentTypeError:
             values = ()
         if len(values) != self.count:
-            raise argparse.ArgumentTypeError(f"{text[:LONGEST_VALUE]!r} is not {self}")
+            raise argparse.ArgumentTypeError(f"{text[:LONGEST_WORD]!r} is not {self}")
         return values
 
 
@@ -96,7 +60,7 @@ class OneOf:
     def __call__(self, text: str) -> str:
         if text not in self.names:
             near = did_you_mean(text, self.names)
-            raise argparse.ArgumentTypeError(f"{text[:LONGEST_VALUE]!r} is not {self}{near}")
+            raise argparse.ArgumentTypeError(f"{text[:LONGEST_WORD]!r} is not {self}{near}")
         return text
 
 
@@ -126,7 +90,7 @@ class Kind:
         """What it takes, in words."""
         if not self.metavar:
             return "no value"
-        if isinstance(self.type, Whole | Number | Numbers | OneOf):
+        if isinstance(self.type, Range | Numbers | OneOf):
             return str(self.type)
         return {Path: "a path", str: "a name"}.get(self.type, "see --help")
 
@@ -137,12 +101,11 @@ DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 BACKENDS = ("auto", "native", "sdpa", "math", "varlen", "xformers")
 GRAPHS = ("auto", "on", "off")
 CACHES = ("segment", "standard")
-SEED = Whole(0, MOST_SEED)
-TEMPERATURE, TOP_P, PENALTY = Number(0, 10**6), Number(1e-9, 1), Number(-10, 10)
 
-TOKENS, ITEMS, TIMES = Whole(1, MOST), Whole(1, 10**6), Whole(1, 10**5)
-FEW, MICRO_BATCHES = Whole(1, 1000), Whole(1, 4096)  # FEW: processes
-ABOVE_ZERO = Number(0, MOST, above=True)
+TOKENS, ITEMS, TIMES = Range(1, MOST), Range(1, 10**6), Range(1, 10**5)
+FEW, MICRO_BATCHES = Range(1, 1000), Range(1, 4096)  # FEW: processes
+ABOVE_ZERO = Range(0, MOST, whole=False, above=True)
+MEGABYTES, SECONDS = Range(0.001, 1000, whole=False), Range(0, 10**6, whole=False)
 
 
 def either(names: Sequence[str]) -> str:
@@ -169,15 +132,17 @@ TABLE: dict[str, dict[str, Kind]] = {
     },
     "Sampling and beam search": {
         "temperature": Kind("T", "temperature of the sampling; 0 is greedy", TEMPERATURE),
-        "top-k": Kind("K", "draw from the K likeliest tokens; 0 means all", Whole(0, MOST)),
+        "top-k": Kind("K", "draw from the K likeliest tokens; 0 means all", Range(0, MOST)),
         "top-p": Kind(
             "P", "draw from the fewest tokens whose probabilities reach P; 1 means all", TOP_P
         ),
         "ignore-eos": Kind("", "go on after the end-of-text token"),
-        "beams": Kind("BW", "beams of each prompt", Whole(1, 10**4)),
-        "n": Kind("N", "how many of the best beams are printed", Whole(1, 10**4)),
+        "beams": Kind("BW", "beams of each prompt", Range(1, 10**4)),
+        "n": Kind("N", "how many of the best beams are printed", Range(1, 10**4)),
         "cache": Kind("NAME", f"cache of a beam search: {either(CACHES)}"),
-        "length-penalty": Kind("X", "score of a beam: log-probability / length ** X", PENALTY),
+        "length-penalty": Kind(
+            "X", "score of a beam: log-probability / length ** X", LENGTH_PENALTY
+        ),
     },
     "Where it runs": {
         "device": Kind("NAME", f"device: {either(DEVICES)}"),
@@ -185,16 +150,16 @@ TABLE: dict[str, dict[str, Kind]] = {
         "attention": Kind("NAME", f"attention: {either(BACKENDS)}"),
         "stages": Kind("S", "processes, one for each pipeline stage", FEW),
         "micro-batches": Kind("M", "micro-batches in the pipeline at once", MICRO_BATCHES),
-        "port": Kind("PORT", "port on which it listens; 0 takes a free one", Whole(0, 65535)),
+        "port": Kind("PORT", "port on which it listens; 0 takes a free one", Range(0, 65535)),
     },
     "Who is served": {
         "host": Kind("ADDRESS", "address on which it listens; 0.0.0.0 is open to the network"),
         "api-key": Kind("KEY", "key that clients must send", repeated=True),
         "cors-origin": Kind("URL", "web page of another site that may ask", repeated=True),
-        "queue": Kind("N", "requests that may wait", Whole(0, 10**6)),
-        "connections": Kind("N", "connections at once", Whole(1, 10**5)),
-        "max-body": Kind("MB", "size of a request's body at most, in MB", Number(0.001, 1000)),
-        "drain": Kind("S", "how long running requests may take at the end, in s", Number(0, 10**6)),
+        "queue": Kind("N", "requests that may wait", Range(0, 10**6)),
+        "connections": Kind("N", "connections at once", Range(1, 10**5)),
+        "max-body": Kind("MB", "size of a request's body at most, in MB", MEGABYTES),
+        "drain": Kind("S", "how long running requests may take at the end, in s", SECONDS),
     },
     "What is predicted": {
         "gpu": Kind("NAME", "GPU of configs/gpus.py that the cost model prices"),
@@ -220,7 +185,7 @@ TABLE: dict[str, dict[str, Kind]] = {
         "tp-batch-size": Kind("B", "requests that run at once on a TP-only replica", ITEMS),
         "tp-policy": Kind("NAME", "policy of the TP-only replicas"),
         "zipf": Kind("NAME", "how Zipf's law draws lengths"),
-        "linear-overhead": Kind("US", "us more for each linear operator", Whole(0, 10**6)),
+        "linear-overhead": Kind("US", "us more for each linear operator", Range(0, 10**6)),
     },
     "Requests": {
         "requests": Kind("N", "number of requests", ITEMS, several=True),
@@ -243,7 +208,7 @@ TABLE: dict[str, dict[str, Kind]] = {
         "page": Kind("", "write only the page of all figures, from the results that are there"),
         "repeats": Kind("N", "runs of each case", TIMES),
         "samples": Kind("N", "workloads that are drawn at random", TIMES),
-        "seconds": Kind("S", "how long to measure, in s", Whole(1, 10**6)),
+        "seconds": Kind("S", "how long to measure, in s", Range(1, 10**6)),
         "minutes": Kind("MIN", "how long to train, in minutes", ABOVE_ZERO),
         "memory": Kind("GB", "memory that a batch may take, weights apart, in GB", ABOVE_ZERO),
         "collect": Kind("", "ask another tool for its estimates, and write them down"),

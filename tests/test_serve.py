@@ -30,7 +30,6 @@ from command.checks import UserError
 from engine import LLM, SamplingParams
 from experiments.lib.clients import events, parse, raw, request, streamed
 from loading.files import DEMO
-from sampling import HOTTEST, SMALLEST_P
 from web import chat as chats
 from web import schemas
 from web.chat import Chat, Unfit, read_template
@@ -483,10 +482,6 @@ def test_what_asks_for_nothing_is_fine(demo: Served) -> None:
     idle = {name: values[0] for name, values in schemas.IDLE.items() if values}
     asked = GOOD | idle | dict.fromkeys(schemas.IDLE.keys() - idle.keys())
     assert parse(raw(demo.place, request("/v1/completions", asked)))[0] == 200
-
-
-def test_bounds_are_those_of_sampling() -> None:
-    assert (schemas.HOTTEST, schemas.SMALLEST_P) == (HOTTEST, SMALLEST_P)
 
 
 NO_REQUESTS = [

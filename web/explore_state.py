@@ -5,11 +5,10 @@ value, gets its default. To understand schedules, you may skip this file: it che
 values, names them, and computes nothing. It needs the standard library alone.
 """
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields, replace
 
-from command.checks import UserError, did_you_mean, lookup, shown
+from command.checks import Range, UserError, did_you_mean, lookup, shown
 from configs import GPUS, MODELS
 from configs.constants import SOFTWARE
 from scheduler import POLICIES, make_scheduler
@@ -38,48 +37,34 @@ class State:
 
 
 @dataclass(frozen=True)
-class Range:
-    """A number from `least` to `most`. label, unit: words beside its slider."""
+class Slider:
+    """A number of a state. label, unit: words beside its slider."""
 
     label: str
     unit: str
-    least: float
-    most: float
-    whole: bool = True
-
-    def read(self, value: object) -> int | float:
-        """The number that a link or the page gives, or a ValueError."""
-        known = isinstance(value, str | int | float) and not isinstance(value, bool)
-        number = float(value) if known else math.nan
-        if not self.least <= number <= self.most or (self.whole and number != int(number)):
-            raise ValueError
-        return int(number) if self.whole else number
-
-    def __str__(self) -> str:
-        kind = "whole number" if self.whole else "number"
-        return f"a {kind} from {self.least:g} to {self.most:g}"
+    bounds: Range
 
     def stops(self) -> list[float]:
         """Where the slider stops: four values to each doubling."""
         steps = [2**power * quarters / 4 for power in range(-6, 15) for quarters in (4, 5, 6, 7)]
-        values = {round(step) if self.whole else step for step in steps}
-        values |= {self.least, self.most} | ({0} if self.least == 0 else set())
-        return sorted(value for value in values if self.least <= value <= self.most)
+        values = {round(step) if self.bounds.whole else step for step in steps}
+        values |= {self.bounds.least, self.bounds.most}
+        return sorted(value for value in values if value in self.bounds)
 
 
-RANGES = {
-    "C": Range("chunk size C", "tokens of a batch", 1, 8192),
-    "C_right": Range("another C, right", "tokens; 0: the same", 0, 8192),
-    "B": Range("batch size B", "requests at once", 1, 256),
-    "P": Range("prompt P", "tokens", 1, 16384),
-    "D": Range("decodes D", "of each request", 1, 2048),
-    "spread": Range("spread of lengths", "± %", 0, 90),
-    "n": Range("requests", "besides the long one", 1, 500),
-    "rate": Range("arrival rate", "per second; 0: all at once", 0, 64, whole=False),
-    "long": Range("one long prompt", "tokens; 0: none", 0, 131072),
-    "seed": Range("seed", "of lengths and arrivals", 0, 99),
+SLIDERS = {
+    "C": Slider("chunk size C", "tokens of a batch", Range(1, 8192)),
+    "C_right": Slider("another C, right", "tokens; 0: the same", Range(0, 8192)),
+    "B": Slider("batch size B", "requests at once", Range(1, 256)),
+    "P": Slider("prompt P", "tokens", Range(1, 16384)),
+    "D": Slider("decodes D", "of each request", Range(1, 2048)),
+    "spread": Slider("spread of lengths", "± %", Range(0, 90)),
+    "n": Slider("requests", "besides the long one", Range(1, 500)),
+    "rate": Slider("arrival rate", "per second; 0: all at once", Range(0, 64, whole=False)),
+    "long": Slider("one long prompt", "tokens; 0: none", Range(0, 131072)),
+    "seed": Slider("seed", "of lengths and arrivals", Range(0, 99)),
 }
-RATIOS = Range("P:D", "prompt tokens per decode", 0.25, 512, whole=False)  # keeps P + D
+RATIOS = Slider("P:D", "prompt tokens per decode", Range(0.25, 512, whole=False))  # keeps P + D
 CHOICES: dict[str, Callable[[], Iterable]] = {
     "model": lambda: MODELS,
     "gpu": lambda: GPUS,
@@ -142,12 +127,11 @@ def read_state(given: object) -> tuple[State, list[str]]:
 
 def read_value(name: str, value: object) -> str | int | float:
     """One value of a state, or a UserError."""
-    if name in RANGES:
-        try:
-            return RANGES[name].read(value)
-        except (ValueError, OverflowError):
-            message = f"{name} is {shown(value)}; it must be {RANGES[name]}"
-            raise UserError(message) from None
+    if name in SLIDERS:
+        allowed = SLIDERS[name].bounds
+        value = allowed.read(value) if isinstance(value, str) else value
+        allowed.check(name, value)
+        return value if allowed.whole else float(value)
     allowed = {str(choice): choice for choice in CHOICES[name]()}
     text = str(value) if type(value) is int else value
     if name in ("left", "right") and isinstance(text, str) and text not in allowed:
@@ -170,8 +154,7 @@ def page() -> dict:
         {"name": name, "label": LABELS[name], "choices": [str(choice) for choice in choices()]}
         for name, choices in CHOICES.items()
     ]
-    for name, range_ in RANGES.items():
-        controls.append(control(name, range_))
+    controls += [control(name, slider) for name, slider in SLIDERS.items()]
     return {
         "controls": controls,
         "ratio": control("ratio", RATIOS),
@@ -184,8 +167,9 @@ def page() -> dict:
     }
 
 
-def control(name: str, range_: Range) -> dict:
+def control(name: str, slider: Slider) -> dict:
+    bounds = slider.bounds
     return {
-        "name": name, "label": range_.label, "unit": range_.unit, "least": range_.least,
-        "most": range_.most, "whole": range_.whole, "stops": range_.stops(),
+        "name": name, "label": slider.label, "unit": slider.unit, "least": bounds.least,
+        "most": bounds.most, "whole": bounds.whole, "stops": slider.stops(),
     }  # fmt: skip

@@ -140,7 +140,7 @@ def schedule(given: object, ratio: object = None, allowed: float = math.inf) -> 
     """
     state, notes = read_state(given)
     if ratio is not None:
-        check_number("P:D", ratio, RATIOS.least, RATIOS.most)
+        RATIOS.bounds.check("P:D", ratio)
         prompt, decodes = split(state.P + state.D, ratio)
         state = replace(state, P=prompt, D=decodes)
     found = {"state": asdict(state), "link": link_of(state), "notes": notes}

@@ -12,14 +12,12 @@ from typing import Annotated, Any, get_origin
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
 
-from command.checks import MOST, MOST_SEED, did_you_mean, shown
+from command.checks import MOST, SEED, TEMPERATURE, TOP_P, Range, did_you_mean, shown
 
 MOST_CHOICES, MOST_PROMPTS, MOST_MESSAGES = 128, 1024, 10_000
 MOST_STOPS, LONGEST_STOP = 16, 500  # strings; letters of one
 MOST_LOGPROBS = 20
 ROLES = ("system", "developer", "user", "assistant", "tool")
-# As in sampling.py, which needs torch. tests/test_serve.py compares them.
-HOTTEST, SMALLEST_P = 1e6, 1e-9
 
 # Parameters of OpenAI and vLLM that this server lacks, and the values that change nothing.
 IDLE: dict[str, tuple] = {
@@ -73,15 +71,8 @@ def allowed(kind: type, words: str, test: Callable[[Any], bool]) -> Any:
     return Annotated[kind, BeforeValidator(check)]
 
 
-def whole(least: int, most: int) -> Any:
-    """A whole number. Booleans and 1.0 are rejected."""
-    words = f"a whole number from {least} to {most}"
-    return allowed(int, words, lambda value: type(value) is int and least <= value <= most)
-
-
-def number(least: float, most: float) -> Any:
-    words = f"a number from {least:g} to {most:g}"
-    return allowed(float, words, lambda v: type(v) in (int, float) and least <= v <= most)
+def within(bounds: Range) -> Any:
+    return allowed(int if bounds.whole else float, str(bounds), bounds.__contains__)
 
 
 def is_text(value: object, least: int = 0, most: int = 1000) -> bool:
@@ -180,12 +171,12 @@ class Body(Strict):
     """What both kinds of completion share. The defaults are OpenAI's and vLLM's."""
 
     model: Name = None
-    max_tokens: whole(1, MOST) = None
-    temperature: number(0, HOTTEST) = 1.0
-    top_p: number(SMALLEST_P, 1) = 1.0
-    top_k: whole(-1, MOST) = 0  # vLLM's; 0 and -1: all tokens
-    n: whole(1, MOST_CHOICES) = 1
-    seed: whole(0, MOST_SEED) = None
+    max_tokens: within(Range(1, MOST)) = None
+    temperature: within(TEMPERATURE) = 1.0
+    top_p: within(TOP_P) = 1.0
+    top_k: within(Range(-1, MOST)) = 0  # vLLM's; 0 and -1: all tokens
+    n: within(Range(1, MOST_CHOICES)) = 1
+    seed: within(SEED) = None
     stop: Stop = []
     stop_token_ids: TokenIds = []  # vLLM's
     ignore_eos: Flag = False  # vLLM's
@@ -208,7 +199,7 @@ class Body(Strict):
 
 class Completion(Body):
     prompt: Prompts
-    logprobs: whole(0, MOST_LOGPROBS) = None
+    logprobs: within(Range(0, MOST_LOGPROBS)) = None
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -224,9 +215,9 @@ class Completion(Body):
 
 class Chat(Body):
     messages: objects(list[Message], f"a list of 1 to {MOST_MESSAGES} objects")
-    max_completion_tokens: whole(1, MOST) = None
+    max_completion_tokens: within(Range(1, MOST)) = None
     logprobs: Flag = False
-    top_logprobs: whole(0, MOST_LOGPROBS) = None
+    top_logprobs: within(Range(0, MOST_LOGPROBS)) = None
     chat_template_kwargs: Options = {}  # vLLM's
 
     @property

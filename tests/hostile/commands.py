@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from command.checks import Range
 from command.cli import die_quietly
-from command.flags import Number, OneOf, Whole
+from command.flags import OneOf
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -142,9 +143,6 @@ NO_COMMANDS = (
 )  # fmt: skip
 
 
-TYPES = {Whole: "int", Number: "float", OneOf: "str"}
-
-
 @dataclass(frozen=True)
 class Flag:
     """An argument of a command, as its parser describes it. name: "" of a positional one."""
@@ -224,7 +222,7 @@ def catch(command: Command) -> list[Flag]:
     return [
         Flag(
             max(action.option_strings, key=len, default=""),
-            TYPES.get(type(action.type), getattr(action.type, "__name__", "")),
+            name_of(action.type),
             action.nargs != 0,
             getattr(action.type, "names", ()),
             action.dest in outputs,
@@ -232,6 +230,13 @@ def catch(command: Command) -> list[Flag]:
         for action in parser._actions
         if action.dest != "help"
     ]
+
+
+def name_of(type: object) -> str:
+    """Of the type that a flag's value has."""
+    if isinstance(type, Range):
+        return "int" if type.whole else "float"
+    return "str" if isinstance(type, OneOf) else getattr(type, "__name__", "")
 
 
 def short_run(command: Command, flags: Sequence[Flag]) -> list[str]:
