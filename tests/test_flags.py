@@ -243,6 +243,7 @@ def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--chunk-size", "9" * 5000], "is not a whole number from 1 to 1000000000"),
         (["--seed", "-1"], "argument --seed: '-1' is not a whole number from 0"),
         (["--seed", "١x"], "is not a whole number"),
+        (["--seed", "1_000"], "'1_000' is not a whole number"),
         (["--temperature", "nan"], "argument --temperature: 'nan' is not a number from 0"),
         (["--temperature", "9" * 5000], "is not a number from 0"),
         (["--gpu", "x" * 5000], "is not one of a6000"),
