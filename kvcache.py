@@ -31,7 +31,6 @@ class KVCache:
         self.v = torch.zeros(shape, dtype=dtype, device=device)
         self.layers = list(zip(self.k, self.v, strict=True))  # (n_kv_head, slots, length, head_dim)
         self.slots, self.length = slots, length
-        self.scratch: Tensor | None = None  # of fast/cpu.py
         self.reset()
 
     def reset(self) -> None:

@@ -8,6 +8,7 @@ The results are those of `attention.sdpa`, which runs in all other cases. Two th
 
 from collections.abc import Sequence
 from functools import lru_cache
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from attention import PLAIN, AttendLayer, FlatBatch, span_by_span
 from kvcache import KVCache
 
 PIECE = 256  # rows
+SCRATCH: WeakKeyDictionary[KVCache, Tensor] = WeakKeyDictionary()  # goes when its cache goes
 
 
 def attention(batch: FlatBatch, cache: KVCache) -> AttendLayer:
@@ -24,13 +26,14 @@ def attention(batch: FlatBatch, cache: KVCache) -> AttendLayer:
     if cache.k.is_cuda or cache.k.dtype != torch.bfloat16:
         return PLAIN["sdpa"](batch, cache)
 
-    if cache.scratch is None:
-        cache.scratch = make_scratch(cache)
+    scratch = SCRATCH.get(cache)
+    if scratch is None:
+        scratch = SCRATCH[cache] = make_scratch(cache)
 
     def attend(
         q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int]
     ) -> Tensor:
-        return attend_bfloat16(q, keys, values, slots, contexts, cache.scratch)
+        return attend_bfloat16(q, keys, values, slots, contexts, scratch)
 
     return span_by_span(attend)(batch, cache)
 

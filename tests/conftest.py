@@ -280,7 +280,7 @@ def attend_spans(
     """
     cache = KVCache.__new__(KVCache)
     cache.k, cache.v, cache.layers = keys[None], values[None], [(keys, values)]
-    cache.slots, cache.length, cache.scratch = *keys.shape[1:3], None
+    cache.slots, cache.length = keys.shape[1:3]
     n, rows = q.shape[:2]
     own = torch.tensor(slots, device=q.device).repeat_interleave(rows)  # (n * Tq,)
     places = [torch.arange(context - rows, context, device=q.device) for context in contexts]
