@@ -39,11 +39,9 @@ class Request:
     prefill_length: int = field(init=False)  # the prompt; after a preemption also the output so far
     preemptions: int = 0
     sampler: object = None  # the executor draws this request's tokens with it
-    rows: int = 1  # rows of a batch that one decode takes; a beam search takes more
     tags: dict[str, str] = field(default_factory=dict)
-    # These two belong to the class. A beam search has its own (beam/request.py).
-    next_tokens = 1  # tokens of cache that the next decode takes
-    single = True  # a decode is one row and one token
+    # Of the class: what `decode_size` asks for. None: one of each. beam/request.py has its own.
+    decode_size = None
 
     def __post_init__(self) -> None:
         check_whole("the id of a request", self.request_id, -(2**63), 2**63)
@@ -111,7 +109,7 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         """T: rows of every fused linear operator."""
-        return self.num_prefill_tokens + rows_of(self.decodes)
+        return self.num_prefill_tokens + decode_size(self.decodes)[0]
 
     @property
     def sampled(self) -> list[Request]:
@@ -119,5 +117,8 @@ class Batch:
         return [chunk.request for chunk in self.chunks if chunk.is_last] + self.decodes
 
 
-def rows_of(decodes: Sequence[Request]) -> int:
-    return sum([request.rows for request in decodes])
+def decode_size(decodes: Sequence[Request]) -> tuple[int, int]:
+    """Rows of a batch and tokens of cache that the next decodes of these requests take."""
+    beams = [request.decode_size for request in decodes if request.decode_size]
+    single = len(decodes) - len(beams)
+    return single + sum([rows for rows, _ in beams]), single + sum([tokens for _, tokens in beams])

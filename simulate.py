@@ -110,7 +110,7 @@ def listed(requests: Iterable[Request]) -> list[Request]:
 def refuse_beams(requests: Iterable[Request], instead: str) -> None:
     """Raise a UserError if one is a beam search. instead: what a user should do, in words."""
     for request in requests:
-        if not request.single:
+        if request.decode_size:
             raise UserError(f"request {request.request_id} is a beam search: {instead}")
 
 

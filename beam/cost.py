@@ -12,7 +12,7 @@ its prefill has BW times the rows, too. Here, both caches prefill a prompt once.
 
 from collections.abc import Iterable, Sequence
 
-from batch import Batch, Chunk, Request, rows_of
+from batch import Batch, Chunk, Request, decode_size
 from beam.request import CACHES, STEP, BeamRequest, cached_tokens
 from command.checks import check_whole, lookup
 from configs import GPU, GPUS, LINKS, MODELS, ModelConfig
@@ -106,7 +106,7 @@ class BeamCostModel(CostModel):
 
     def rows(self, batch: Batch) -> tuple[int, int]:
         """As `CostModel.rows`: BW of each decode of a search, and repeated prompts."""
-        decodes = rows_of(batch.decodes)
+        decodes, _ = decode_size(batch.decodes)
         chunks = [(chunk, self.copies(chunk)) for chunk in batch.chunks]
         return (
             sum([chunk.length * copies for chunk, copies in chunks]) + decodes,

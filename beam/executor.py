@@ -46,11 +46,11 @@ class BeamExecutor(ModelExecutor):
             first = len(flat.tokens) + len(tokens)
             slot = self.slot_of[request.request_id]
             place = memory.prompt + memory.steps - 1
-            span = BeamSpan(slice(first, first + request.rows), (slot,), (place + 1,), memory)
+            span = BeamSpan(slice(first, first + request.beam_width), (slot,), (place + 1,), memory)
             flat.spans.append(span)
             tokens += request.search.tokens
-            slots += [slot] * request.rows
-            positions += [place] * request.rows
+            slots += [slot] * request.beam_width
+            positions += [place] * request.beam_width
         if searches:
             rows = torch.tensor([tokens, slots, positions], device=self.model.device)  # (3, beams)
             first = len(flat.tokens)
@@ -95,7 +95,8 @@ class BeamExecutor(ModelExecutor):
             self.memories[own].reorder(search.parents)
         else:
             slot, prompt = self.slot_of[own], len(request.prompt)
-            self.memories[own] = MEMORIES[request.cache](self.cache, slot, prompt, request.rows)
+            memory = MEMORIES[request.cache]
+            self.memories[own] = memory(self.cache, slot, prompt, request.beam_width)
         return search.tokens[0]
 
     def release(self, request: Request) -> None:

@@ -91,7 +91,7 @@ def check_room(requests: Sequence[BeamRequest], slots: KVCache, vocab_size: int)
     one = slots.bytes // (slots.slots * slots.length)  # bytes of a token
     largest = sorted(requests, key=lambda r: r.most_cached, reverse=True)[: slots.slots]
     need = one * sum(r.most_cached - r.slot_tokens for r in largest)
-    need += 4 * 4 * vocab_size * sum(sorted(r.rows for r in requests)[-slots.slots :])
+    need += 4 * 4 * vocab_size * sum(sorted(r.beam_width for r in requests)[-slots.slots :])
     device, memory = slots.k.device, memory_of(slots.k.device)
     if memory is not None and device.type == "cpu":
         memory -= slots.bytes

@@ -80,20 +80,15 @@ class BeamRequest(Request):
 
     beam_width: int = 4
     cache: str = "segment"
-    single = False
     make_search: Callable[[], object] | None = None  # a BeamSearch, where the model really runs
     search: object = None  # the one that is running
 
-    def __post_init__(self) -> None:
-        Request.__post_init__(self)  # no super(): slots make a second class
-        self.rows = self.beam_width
-
     @property
-    def next_tokens(self) -> int:
-        """Tokens of cache that the next decode takes. The first one writes response token 1."""
+    def decode_size(self) -> tuple[int, int]:
+        """Its rows, and tokens of cache. The first decode writes response token 1."""
         after = max(1, len(self.output))
         held = max(self.context, self.prefill_length)
-        return self.tokens_at(after) - held
+        return self.beam_width, self.tokens_at(after) - held
 
     @property
     def most_cached(self) -> int:

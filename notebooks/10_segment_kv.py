@@ -34,7 +34,7 @@ from statistics import median
 import matplotlib.pyplot as plt
 import torch
 
-from batch import Request
+from batch import Request, decode_size
 from beam.executor import BeamExecutor
 from beam.outputs import beam_requests
 from beam.request import BeamSearchParams, cached_tokens
@@ -383,7 +383,8 @@ for request in (Request(0, tokens[:20], 26), search, Request(2, tokens[:50], 6))
 layout = []  # for each iteration: {(request id, kind): rows}
 while loop.step():
     chunks = {(each.request.request_id, "chunk"): each.length for each in loop.batch.chunks}
-    layout.append(chunks | {(each.request_id, "decode"): each.rows for each in loop.batch.decodes})
+    rows = {(each.request_id, "decode"): decode_size([each])[0] for each in loop.batch.decodes}
+    layout.append(chunks | rows)
 beside = [rows[2, "chunk"] for rows in layout if {(2, "chunk"), (1, "decode")} <= rows.keys()]
 print("chunks of B beside the search's decodes:", beside)
 [alone] = llm.beam_search([tokens[:40]], replace(params, max_tokens=14))

@@ -265,7 +265,7 @@ def test_rows_of_beams_count_against_the_token_budget(policy: str) -> None:
     rows, hybrid = [], 0
     while loop.step():
         rows.append(loop.batch.num_tokens)
-        beams = any(request.rows > 1 for request in loop.batch.decodes)
+        beams = any(request.decode_size for request in loop.batch.decodes)
         hybrid += beams and bool(loop.batch.chunks)
     assert max(rows) == 64 and hybrid > 3
     assert len(loop.trace.finished) == 8

@@ -483,7 +483,6 @@ def hand_over(old: Scheduler, new: Scheduler) -> list[Request]:
     for request in reversed(old.started()):
         old.preempt(request)
     new.waiting, new.running, new.memory = old.waiting, old.running, old.memory
-    new.single = old.single
     return old.take_preempted()
 
 
