@@ -27,11 +27,12 @@ from kvcache import KVCache
 from loading.device import check_memory, choose_device, choose_dtype
 from loading.load import choose_length, find_model, late_tokenizer, load_model
 from loading.prompts import make_requests
+from loading.requests import check_requests
 from loading.tokenizer import load_stop_ids, load_tokenizer
 from loop import Loop
 from sampling import SamplingParams
 from scheduler import Scheduler, make_scheduler
-from simulate import check_requests, simulate
+from simulate import simulate  # for users alone: the LLM never prices
 from timeline import Trace
 
 __all__ = [

@@ -4,12 +4,13 @@
 differs: it asks the cost model for the seconds of a batch, and moves a virtual clock by them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from batch import Batch, Request
-from command.checks import UserError, lookup, shown
+from command.checks import lookup
 from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel
+from loading.requests import check_requests, listed, refuse_beams
 from loop import Loop, Result
 from scheduler import make_scheduler
 from timeline import Trace
@@ -91,45 +92,3 @@ def run_all(loop: Loop, requests: Iterable[Request]) -> Trace:
     for request in sorted(requests, key=lambda request: request.arrival):
         loop.add(request)
     return loop.run()
-
-
-def listed(requests: Iterable[Request]) -> list[Request]:
-    """The requests as a list, or a UserError if something else is among them."""
-    try:
-        each = iter(requests)
-    except TypeError:  # a single request, for example
-        each = iter([requests])
-    found = []
-    for request in each:  # an error of the user's own generator is shown as it is
-        if not isinstance(request, Request):
-            raise UserError(f"a list of requests is needed, and {shown(request)} is no Request")
-        found.append(request)
-    return found
-
-
-def refuse_beams(requests: Iterable[Request], instead: str) -> None:
-    """Raise a UserError if one is a beam search. instead: what a user should do, in words."""
-    for request in requests:
-        if request.decode_size:
-            raise UserError(f"request {request.request_id} is a beam search: {instead}")
-
-
-def check_requests(
-    requests: Sequence[Request], most: int, whose: str, what: str = "request"
-) -> None:
-    """Raise a UserError if two requests share an id, or one is too long for its slot.
-
-    most: tokens of a slot. The last output token needs no place, because it is not fed back.
-    whose, what: words for the error: what sets the limit, and what a request is called.
-    """
-    ids: set[int] = set()
-    for request in requests:
-        name = f"{what} {request.request_id}"
-        if request.slot_tokens > most:
-            raise UserError(
-                f"{name}: {len(request.prompt)} prompt tokens + max_tokens {request.max_tokens} - 1"
-                f" exceed the {most} tokens that {whose} allows"
-            )
-        if request.request_id in ids:
-            raise UserError(f"two requests have the id {request.request_id}: give each its own")
-        ids.add(request.request_id)

@@ -17,9 +17,10 @@ from beam.request import CACHES, STEP, BeamRequest, cached_tokens
 from command.checks import check_whole, lookup
 from configs import GPU, GPUS, LINKS, MODELS, ModelConfig
 from costmodel import CostModel
+from loading.requests import check_requests, listed
 from loop import Loop
 from scheduler import make_scheduler
-from simulate import CostExecutor, check_requests, listed, run_all
+from simulate import CostExecutor, run_all
 from timeline import Trace
 
 

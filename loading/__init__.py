@@ -1,1 +1,4 @@
-"""From a model's name to weights in memory. Skip this folder: it knows nothing of scheduling."""
+"""From a model's name to weights in memory, and from what a user asks to requests.
+
+Skip this folder: it knows nothing of scheduling.
+"""

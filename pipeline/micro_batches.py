@@ -19,9 +19,9 @@ from collections.abc import Sequence
 
 from batch import Batch, Request
 from command.checks import UserError, check_whole, lookup
+from loading.requests import refuse_beams
 from loop import check_batch, has_work
 from scheduler import NOTHING_SCHEDULED, Memory, Scheduler
-from simulate import refuse_beams
 
 DEALS = ("queue", "turns")
 MEMORIES = ("split", "pool")

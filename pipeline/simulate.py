@@ -7,12 +7,13 @@ from heapq import heappop, heappush
 from batch import Batch, Request
 from command.checks import check_flag, lookup
 from configs import LINKS
+from loading.requests import check_requests, listed
 from pipeline.account import PipelineTrace, Step
 from pipeline.costs import Hop, StageCosts, even_layers, seconds_of_rows
 from pipeline.micro_batches import MicroBatches
 from pipeline.phases import Rules
 from pipeline.policies import make_micro_batches
-from simulate import check_requests, listed, make_cost_model
+from simulate import make_cost_model
 
 
 def run_pipeline(

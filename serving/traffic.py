@@ -35,7 +35,7 @@ import numpy as np
 from batch import LATEST, Request
 from command.checks import MOST_SEED, UserError, check_number, check_whole, shown
 from command.cli import read_text
-from simulate import listed
+from loading.requests import listed
 
 ARRIVALS, PROMPTS, OUTPUTS = range(3)  # the streams of one seed
 # Bounds of what may be asked for. Beyond them, numpy's 64-bit numbers or the memory run out.

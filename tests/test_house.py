@@ -27,8 +27,8 @@ ORDER = [
     ["attention", "loop"],
     ["model"],
     ["sampling"],
-    ["executor", "simulate"],
     ["loading"],
+    ["executor", "simulate"],
     ["fast"],
     ["beam"],  # `LLM.beam_search` needs it; the loop and the policies do not
     ["engine"],
@@ -64,7 +64,7 @@ SCRIPTS = sorted(path.stem for path in (ROOT / "experiments").glob("*.py"))
 
 WITHOUT_TORCH = [
     *(f"import experiments.{name}" for name in SCRIPTS if name not in (*MEASURE, "__init__")),
-    "import simulate, loading.policyfile, plan",
+    "import simulate, loading.policyfile, loading.requests, plan",
     "import pipeline",
     "import beam.request",
     "import web.runner, web.priced",

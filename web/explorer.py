@@ -23,10 +23,11 @@ from command.checks import UserError, check_number, lookup, shown
 from command.cli import run_main, write_file
 from costmodel import CostModel, make_batch, tokens_that_fit
 from loading.policyfile import LOADED, load_policies
+from loading.requests import check_requests
 from loop import Loop
 from scheduler import POLICIES, make_scheduler
 from serving.steady import Workload, balance, split, tokens_per_second
-from simulate import CostExecutor, check_requests, make_cost_model
+from simulate import CostExecutor, make_cost_model
 from timeline import Trace
 from web.explore_side import side
 from web.explore_state import RATIOS, State, link_of, page, read_state

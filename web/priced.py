@@ -9,9 +9,10 @@ from dataclasses import replace
 from batch import Batch, Request
 from command.checks import UserError, check_whole
 from costmodel import CostModel, requests_that_fit
+from loading.requests import check_requests, refuse_beams
 from loop import Result
 from scheduler import Scheduler, make_scheduler
-from simulate import CostExecutor, check_requests, make_cost_model, refuse_beams
+from simulate import CostExecutor, make_cost_model
 
 MOST_SLOTS = 256  # B, where more requests would fit
 USUAL_LENGTH = 8192  # tokens of one request, where the model allows more

@@ -11,9 +11,9 @@ from command.checks import UserError, check_whole
 from command.cli import one_line
 from engine import LLM
 from executor import ModelExecutor
+from loading.requests import check_requests, refuse_beams
 from loop import Result
 from scheduler import Scheduler, make_scheduler
-from simulate import check_requests, refuse_beams
 
 MOST_LOGPROBS = 20  # of one token, as in OpenAI's API
 
