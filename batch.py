@@ -119,6 +119,5 @@ class Batch:
 
 def decode_size(decodes: Sequence[Request]) -> tuple[int, int]:
     """Rows of a batch and tokens of cache that the next decodes of these requests take."""
-    beams = [request.decode_size for request in decodes if request.decode_size]
-    single = len(decodes) - len(beams)
-    return single + sum([rows for rows, _ in beams]), single + sum([tokens for _, tokens in beams])
+    sizes = [request.decode_size or (1, 1) for request in decodes]
+    return sum([rows for rows, _ in sizes]), sum([tokens for _, tokens in sizes])
