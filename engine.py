@@ -83,13 +83,14 @@ class LLM:
     check_weights: look for NaN and infinity in a checkpoint.
     cuda_graphs: replay iterations of a shape that comes again (fast/graphs.py): "on" or "off".
         "auto": on CUDA, if launching kernels takes longer than reading the weights.
-    layers: a function: number of layers -> those to load, for one stage of a pipeline.
     cost: a function: batch -> seconds, for a policy that asks (`Scheduler.cost`).
     fast: False runs without the folder fast/. All modules are plain, and their hooks are called.
 
     After a call, `trace` tells what its iterations did. Raises checks.UserError, one line that
     names the bad value.
     """
+
+    _own_layers = range  # number of layers -> those to load; a stage of a pipeline has some of them
 
     def __init__(
         self,
@@ -107,7 +108,6 @@ class LLM:
         time_operators: bool = False,
         check_weights: bool = False,
         cuda_graphs: str = "auto",
-        layers: Callable[[int], range] | None = None,
         cost: Callable[[Batch], float] | None = None,
         fast: bool = True,
     ):
@@ -135,7 +135,7 @@ class LLM:
         self.attention = "sdpa" if attention == "auto" else attention
         if fast:
             self.attention = choose_backend(attention, self.device, self.dtype, self.config)
-        own = range(self.config.n_layer) if layers is None else layers(self.config.n_layer)
+        own = self._own_layers(self.config.n_layer)
         self.part = replace(self.config, n_layer=len(own))  # the layers that are here
         self.model = load_model(
             self.config, self.directory, self.dtype, self.device, own=own, slots=max_batch_size,
@@ -151,7 +151,7 @@ class LLM:
             measure = attention == "auto" and must_measure(self.device)
             made = speed_up(self.model, self.cache, self.attention, measure)
             self.attention, self.attend, self.surroundings = made
-            whole = layers is None  # a stage of a pipeline has iterations of its own
+            whole = self._own_layers is range  # a stage of a pipeline has iterations of its own
             when = cuda_graphs if whole else "off"
             self.graphs = graphs_for(self.model, self.cache, when, self.attention)
         else:

@@ -97,13 +97,14 @@ class PipelineLLM(LLM):
         self.micro_batch_size, self.filling = max_batch_size, {"deal": deal, "memory": memory}
         self.seconds_of: Callable[[int], float] = unmeasured
         slots = max_batch_size * self.micro_batches
-        super().__init__(model, max_batch_size=slots, layers=self._own_layers, **options)
+        super().__init__(model, max_batch_size=slots, **options)
         most_rows = self.cache.slots * self.cache.length
         self.wire = Wire(self.config.hidden, self.dtype, self.device, most_rows)
         self.offset = self._clock_offset()
         self.pipeline: PipelineTrace | None = None
 
     def _own_layers(self, n_layer: int) -> range:
+        """Those of this stage. A UserError if all processes here need more memory than there is."""
         counts = even_layers(n_layer, self.stages)
         start = sum(counts[: self.stage])
         own = range(start, start + counts[self.stage])
