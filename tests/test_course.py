@@ -384,7 +384,9 @@ def test_a_student_reads_expected_got_and_a_sentence() -> None:
         assert words in told
 
 
-@pytest.mark.parametrize("key", EXERCISES)
+@pytest.mark.parametrize(
+    "key", [pytest.param(key, marks=pytest.mark.slow if key == "hunt" else ()) for key in EXERCISES]
+)
 def test_an_answer_of_another_form_fails_and_raises_nothing(key: str) -> None:
     """What a worker may say instead of an answer."""
     check = EXERCISES[key].check

@@ -750,6 +750,7 @@ def test_preemption_and_sampling_on_cuda(small: str) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux' /proc")
+@pytest.mark.slow
 def test_memory_does_not_grow(small: str) -> None:
     """2,000 iterations with requests coming and going: resident memory stays within 2 %."""
 

@@ -190,7 +190,7 @@ def test_capacities_of_1000_and_of_10000_agree(llama: Path) -> None:
     ("gpu", "tp", "slo"),
     [
         ("a100-80gb", 1, Slo(0.05)),
-        ("a100-80gb", 1, Slo(0.05, 0.5)),
+        pytest.param("a100-80gb", 1, Slo(0.05, 0.5), marks=pytest.mark.slow),
         pytest.param("a100-80gb", 2, Slo(0.05), marks=pytest.mark.slow),
         pytest.param("h100", 1, Slo(0.05), marks=pytest.mark.slow),
         pytest.param("h100", 2, Slo(0.03), marks=pytest.mark.slow),

@@ -63,12 +63,11 @@ except dist.DistError:
 
 def children_of(parent: int) -> list[int]:
     """Process ids, of all threads; none where the process has ended."""
-    found = []
-    for file in Path(f"/proc/{parent}/task").glob("*/children"):
-        try:
-            found += map(int, file.read_text(encoding="utf-8").split())
-        except (FileNotFoundError, ProcessLookupError):  # the thread has ended
-            continue
+    found, gone = [], (FileNotFoundError, ProcessLookupError)
+    with suppress(*gone):  # while it is looked at
+        for file in Path(f"/proc/{parent}/task").glob("*/children"):
+            with suppress(*gone):  # the thread has ended
+                found += map(int, file.read_text(encoding="utf-8").split())
     return found
 
 
