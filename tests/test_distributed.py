@@ -82,6 +82,7 @@ def start() -> Iterator[Start]:
                 process.communicate()
 
 
+@pytest.mark.slow
 def test_same_tokens_as_one_process_under_every_policy(tmp_path: Path, start: Start) -> None:
     """Under torchrun: stages of two, one and one layers, three micro-batches; sampled tokens,
     preemptions and clocks that differ included. With and without a limit of the memory.

@@ -283,7 +283,7 @@ def test_serving_has_a_section_of_its_own(every: Path) -> None:
     assert "Yi-34B" not in before and "Yi-34B" in after and "second hand" in after
     rows = [
         row
-        for row in fidelity.read(Path(configs.__file__).parent / "results" / "fidelity.csv")
+        for row in fidelity.read(Path(configs.__file__).parents[1] / "results" / "fidelity.csv")
         if row.id.startswith("ss_")
     ]
     assert len(rows) > 30 and not any(row.counts for row in rows)
