@@ -375,6 +375,7 @@ def test_a_width_of_one_is_greedy_search(llm: LLM) -> None:
     assert beams.sequences[0].token_ids == greedy.token_ids
 
 
+@pytest.mark.slow
 def test_100_searches_leave_nothing_behind(llm: LLM) -> None:
     """Of tensors, how many and how many bytes: a process also counts what the allocator keeps."""
 

@@ -145,6 +145,7 @@ print(peak() - before)
     not os.access("/proc/self/clear_refs", os.W_OK),
     reason="only Linux tells the peak of a process's memory",
 )
+@pytest.mark.slow
 def test_loading_takes_the_memory_of_the_weights_and_of_one_tensor(tmp_path):
     """Resident memory, which pages of a mapped file count to: a file that stayed mapped would add
     the weights once more, and so would plain weights that stay beside the packed ones.

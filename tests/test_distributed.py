@@ -137,7 +137,7 @@ def stages_of(process: subprocess.Popen) -> list[int]:
 @pytest.mark.parametrize(
     ("launcher", "when", "victim"),
     [
-        ("distributed.py", "as it starts", 0),
+        pytest.param("distributed.py", "as it starts", 0, marks=pytest.mark.slow),
         ("distributed.py", "in the middle", 1),
         # how it starts is torchrun's own business
         pytest.param("torchrun", "in the middle", 1, marks=pytest.mark.slow),
@@ -168,6 +168,7 @@ def test_a_stage_that_dies_ends_the_run(
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+@pytest.mark.slow
 def test_a_launcher_that_is_killed_leaves_nobody_behind(start: Start) -> None:
     """Nor do we find its stages listening anywhere but on the loopback."""
     process = start("distributed.py", *ENDLESS)

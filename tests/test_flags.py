@@ -323,7 +323,7 @@ def first_workers(process: subprocess.Popen) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
-@pytest.mark.parametrize("seconds", [0.0, 0.5])
+@pytest.mark.parametrize("seconds", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
 @pytest.mark.parametrize(
     "arguments",
     [["serve_pipelines.py", "--requests", "4000"], ["busy.py", "--repeats", "1000"]],

@@ -279,7 +279,7 @@ def few_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (fig9, "priority C=256 L=1024 B=18"),
         (fig11, "priority C=256 (a)"),
-        (serve_ablation, "P99 TBT, priority, chat"),
+        pytest.param(serve_ablation, "P99 TBT, priority, chat", marks=pytest.mark.slow),
     ],
 )
 def test_the_papers_figures_take_more_policies(
@@ -310,6 +310,7 @@ class Worse(SarathiServe):
 """
 
 
+@pytest.mark.slow
 def test_a_worse_policy_is_in_the_picture(tmp_path: Path) -> None:
     """Though it lies below all that the figures show without it."""
     load_policies(file_of(tmp_path, WORSE))

@@ -120,6 +120,7 @@ def test_without_a_seed_texts_differ(client: openai.OpenAI) -> None:
     assert len({choice.text for choice in answer.choices}) > 1
 
 
+@pytest.mark.slow
 def test_64_async_clients_at_once(demo: Served, llm: LLM) -> None:
     """Eight run at once, the others wait. Each stream is that of `generate`."""
     params = [SamplingParams(12, temperature=0.9, seed=k) for k in range(64)]
@@ -870,7 +871,9 @@ def place_of(process: subprocess.Popen) -> tuple[str, int]:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+@pytest.mark.parametrize(
+    "name", ["SIGTERM", *(pytest.param(n, marks=pytest.mark.slow) for n in ("SIGINT", "SIGHUP"))]
+)
 def test_a_signal_lets_accepted_streams_end(name: str) -> None:
     with start(NANO_SARATHI_API_KEY="secret") as process:
         place = place_of(process)
