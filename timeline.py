@@ -37,14 +37,26 @@ class Iteration:
     num_decodes: int
     num_chunks: int
     operators: dict[str, float] | None = None  # seconds per operator, where they were asked for
-    chunks: tuple[tuple[int, int, int], ...] = ()  # (request id, first token, tokens) of each
-    decodes: tuple[int, ...] = ()  # request ids
+    chunks: tuple[tuple[int, int, int, int], ...] = ()  # see `contents`
+    decodes: tuple[int, ...] = ()
 
     @property
     def kind(self) -> str:
         if self.num_chunks and self.num_decodes:
             return "hybrid"
         return "prefill" if self.num_chunks else "decode"
+
+
+def contents(batch: Batch) -> tuple[tuple, tuple]:
+    """What a batch holds, as numbers.
+
+    (request id, first token, tokens, tokens of the whole prefill) of each chunk, and the request
+    ids of the decodes.
+    """
+    chunks = [
+        (c.request.request_id, c.start, c.length, c.request.prefill_length) for c in batch.chunks
+    ]
+    return tuple(chunks), tuple([request.request_id for request in batch.decodes])
 
 
 @dataclass(slots=True)
@@ -114,21 +126,18 @@ class Trace:
         ended: the requests that ended with it.
         """
         lives, end = self.lives, start + seconds
-        chunks = tuple([(c.request.request_id, c.start, c.length) for c in batch.chunks])
-        decodes = tuple([request.request_id for request in batch.decodes])
-        tokens = sum([length for _, _, length in chunks])
+        chunks, decodes = contents(batch)
+        tokens = batch.num_prefill_tokens
         iteration = Iteration(
             start, seconds, tokens, len(decodes), len(chunks), operators, chunks, decodes
         )
         self.iterations.append(iteration)
         for chunk in batch.chunks:
-            request = chunk.request
-            life = lives.get(request.request_id)
-            if life is None:
-                life = Life(request.request_id, request.arrival, len(request.prompt), start)
-                lives[request.request_id] = life
+            request, own = chunk.request, chunk.request.request_id
+            if own not in lives:
+                lives[own] = Life(own, request.arrival, len(request.prompt), start)
             if chunk.is_last:
-                life.tokens.append(end)
+                lives[own].tokens.append(end)
         for request_id in decodes:
             lives[request_id].tokens.append(end)
         for request in ended:
@@ -153,11 +162,10 @@ class Trace:
     @property
     def seconds(self) -> float:
         """From the first iteration's start to the last one's end."""
-        return (
-            self.iterations[-1].start + self.iterations[-1].seconds - self.iterations[0].start
-            if self.iterations
-            else 0.0
-        )
+        if not self.iterations:
+            return 0.0
+        first, last = self.iterations[0], self.iterations[-1]
+        return last.start + last.seconds - first.start
 
     @property
     def num_prefill_tokens(self) -> int:
@@ -174,9 +182,8 @@ class Trace:
     @property
     def throughput(self) -> float:
         """Tokens processed per second, prefill and decode together."""
-        return (
-            (self.num_prefill_tokens + self.num_decodes) / self.seconds if self.iterations else 0.0
-        )
+        tokens = self.num_prefill_tokens + self.num_decodes
+        return tokens / self.seconds if self.iterations else 0.0
 
     @property
     def mean_batch_size(self) -> float:

@@ -14,6 +14,7 @@ from configs import GPU, MODELS, ModelConfig
 from configs.gpus import GPUS
 from costmodel import CostModel
 from scheduler import Scheduler
+from timeline import contents
 
 VOCABULARY = 251  # tokens of the fake model: each fits a byte
 
@@ -92,11 +93,7 @@ def serve(make: type[Scheduler], case: dict) -> dict:
                 break
             now = max(now, arriving[0].arrival)
             continue
-        row["chunks"] = [
-            [chunk.request.request_id, chunk.start, chunk.length, chunk.request.prefill_length]
-            for chunk in batch.chunks
-        ]
-        row["decodes"] = [request.request_id for request in batch.decodes]
+        row["chunks"], row["decodes"] = map(list, contents(batch))
         row["running"] = [request.request_id for request in scheduler.running]
         row["taken"] = scheduler.memory.taken
         seconds = seconds_of(batch)

@@ -58,7 +58,7 @@ def decode_phases(trace: PipelineTrace) -> list[list[Decode]]:
     contexts: dict[int, int] = {}  # by request
     phases, before = [], ""
     for step, iteration in zip(trace.steps, trace.requests.iterations, strict=True):
-        for request, _, tokens in iteration.chunks:
+        for request, _, tokens, _ in iteration.chunks:
             contexts[request] = tokens
         for request in iteration.decodes:
             contexts[request] += 1

@@ -169,7 +169,7 @@ def tokens_by_owner(trace):
     """Tokens of each iteration: {"A": [...], "B": [...], ..., "decodes": [...]}."""
     rows = {name: [0] * len(trace.iterations) for name in (*NAMES.values(), "decodes")}
     for number, iteration in enumerate(trace.iterations):
-        for request, _, tokens in iteration.chunks:
+        for request, _, tokens, _ in iteration.chunks:
             rows[NAMES[request]][number] += tokens
         rows["decodes"][number] = iteration.num_decodes
     return rows

@@ -41,7 +41,7 @@ def request_lanes(
     bars: dict[int, list[Bar]] = {life.request_id: [] for life in lives}
     for iteration in trace.iterations:
         start, end = iteration.start, iteration.start + iteration.seconds
-        for request_id, _, tokens in iteration.chunks:
+        for request_id, _, tokens, _ in iteration.chunks:
             bars[request_id].append(Bar(start, end, "prefill", str(tokens)))
         for request_id in iteration.decodes:
             bars[request_id].append(Bar(start, end, "decode"))
@@ -91,5 +91,5 @@ def step_label(iteration: Iteration, names: Mapping[int, str]) -> str:
     if iteration.num_chunks + iteration.num_decodes > MOST_NAMED:
         counts = {"prefill": iteration.num_chunks, "decode": iteration.num_decodes}
         return " + ".join(f"{n} {what}{'s' * (n > 1)}" for what, n in counts.items() if n)
-    chunks = [f"{names.get(request, request)}p" for request, _, _ in iteration.chunks]
+    chunks = [f"{names.get(request, request)}p" for request, *_ in iteration.chunks]
     return " ".join(chunks + [f"{names.get(request, request)}d" for request in iteration.decodes])

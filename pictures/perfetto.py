@@ -188,7 +188,7 @@ def details(iteration: Iteration, names: Mapping[int, str]) -> dict[str, object]
     """What a click on an iteration shows."""
     chunks = [
         f"{names.get(request, f'request {request}')}: {first} to {first + tokens - 1}"
-        for request, first, tokens in iteration.chunks
+        for request, first, tokens, _ in iteration.chunks
     ]
     return {
         "tokens": iteration.num_prefill_tokens + iteration.num_decodes,
@@ -205,7 +205,7 @@ def cached_tokens(trace: Trace) -> list[int]:
     for iteration in trace.iterations:
         while preempted and preempted[0][1] <= iteration.start:
             cached.pop(preempted.popleft()[0])
-        for request, first, tokens in iteration.chunks:
+        for request, first, tokens, _ in iteration.chunks:
             cached[request] = first + tokens
         for request in iteration.decodes:
             cached[request] += 1

@@ -18,6 +18,7 @@ import pytest
 from batch import Request
 from scheduler import POLICIES
 from simulate import simulate
+from web.lanes import Lanes
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -396,14 +397,11 @@ def test_the_page_counts_the_stalls_of_the_book(
     bound = 0.2  # s
     requests = [Request(i, range(50 + 30 * i), 40 + 5 * i, arrival=0.1 * i) for i in range(5)]
     requests += [Request(5 + i, range(2000 - 400 * i), 9, arrival=1.0 + i) for i in range(3)]
-    prompts = {request.request_id: len(request.prompt) for request in requests}
-    trace = simulate(requests, policy=policy, max_batch_size=7)
+    trace, lanes = simulate(requests, policy=policy, max_batch_size=7), Lanes()
     events = [
         {
             "type": "iteration", "t": each.start, "seconds": each.seconds, "policy": policy,
-            "chunks": [[own, own, start, length, start + length == prompts[own]]
-                       for own, start, length in each.chunks],
-            "decodes": [[own, own] for own in each.decodes],
+            **lanes.rows(each.chunks, each.decodes),
         }
         for each in trace.iterations
     ]  # fmt: skip

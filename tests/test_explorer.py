@@ -93,8 +93,8 @@ def test_the_numbers_are_those_of_simulate(given: dict) -> None:
             "mean_batch": trace.mean_batch_size,
             "seconds": trace.seconds,
         }
-        assert [each[:2] for each in side["iterations"]] == [
-            [iteration.start, iteration.seconds] for iteration in trace.iterations
+        assert [(each["t"], each["seconds"]) for each in side["iterations"]] == [
+            (iteration.start, iteration.seconds) for iteration in trace.iterations
         ]
         assert sorted(each[1:] for each in side["stalls"]) == sorted(
             [start, start + seconds, request] for request, start, seconds in stalls
@@ -174,17 +174,19 @@ def test_a_slot_holds_one_request_at_a_time(given: dict) -> None:
         owner: dict[int, tuple[int, float]] = {}  # slot -> request, until when
         slot_of: dict[int, int] = {}
         ends = {request: moment for request, moment in trace.finished}
-        for (start, _, chunks, decodes), iteration in zip(
-            side["iterations"], trace.iterations, strict=True
-        ):
-            assert [tuple(chunk[1:]) for chunk in chunks] == list(iteration.chunks)
-            for slot, request, _, _ in chunks:
+        for each, iteration in zip(side["iterations"], trace.iterations, strict=True):
+            start, chunks, decodes = each["t"], each["chunks"], each["decodes"]
+            assert [(own, *rest) for own, _, *rest in chunks] == [
+                (own, first, tokens, first + tokens == whole)
+                for own, first, tokens, whole in iteration.chunks
+            ]
+            for request, slot, *_ in chunks:
                 assert slot_of.setdefault(request, slot) == slot, "a request keeps its slot"
                 held, until = owner.get(slot, (request, 0.0))
                 assert held == request or until <= start
                 owner[slot] = request, ends[request]
-            assert decodes == [slot_of[request] for request in iteration.decodes]
-            taken = [chunk[0] for chunk in chunks] + decodes
+            assert decodes == [[request, slot_of[request]] for request in iteration.decodes]
+            taken = [slot for _, slot, *_ in chunks + decodes]
             assert len(set(taken)) == len(taken) and max(taken) < side["slots"] <= state.B
 
 

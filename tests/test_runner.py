@@ -95,12 +95,12 @@ class Clients:
 def check_empty(runner: Runner) -> None:
     loop = runner.loop
     for kept in (
-        runner.streams, runner.wanted, runner.lanes, runner.inbox, runner.news, runner.ended,
+        runner.streams, runner.wanted, runner.lanes.of, runner.inbox, runner.news, runner.ended,
         loop.arriving, loop.scheduler.waiting, loop.scheduler.running, loop.trace.lives,
         loop.trace.preempted, getattr(loop.executor, "slot_of", {}),
     ):  # fmt: skip
         assert len(kept) == 0
-    assert sorted(runner.free) == list(range(runner.engine.max_batch_size))
+    assert sorted(runner.lanes.free) == list(range(len(runner.lanes.free))), "each lane came back"
     assert loop.scheduler.memory.taken == 0
     if not runner.engine.priced:
         assert not any(used is not None for used in loop.executor.cache.used), "a slot leaks"
@@ -1028,7 +1028,9 @@ def test_real_time_is_that_of_the_simulator(policy: str) -> None:
     for event, iteration in zip(iterations, trace.iterations, strict=True):
         assert event["t"] == pytest.approx(iteration.start, abs=1e-9)
         assert event["seconds"] == iteration.seconds
-        assert tuple((i, start, n) for i, _, start, n, _ in event["chunks"]) == iteration.chunks
+        assert [(i, *rest) for i, _, *rest in event["chunks"]] == [
+            (i, start, n, start + n == whole) for i, start, n, whole in iteration.chunks
+        ]
         assert tuple(own for own, _ in event["decodes"]) == iteration.decodes
     for tag in range(20):
         moments = [delta.moment for delta in clients.deltas[tag]]

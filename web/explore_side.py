@@ -7,18 +7,20 @@ standard library alone.
 
 import math
 import statistics
+from collections import deque
 from collections.abc import Sequence
 
 from timeline import Trace
 from web.explore_state import State
+from web.lanes import Lanes
 
 
 def side(state: State, policy: str, trace: Trace, bound: float) -> dict:
     """One schedule.
 
-    iterations: [start, seconds, [[slot, request, first token, tokens] of each chunk], [slot of each
-    decode]]. waits: [slot, from, to], where a request holds a slot and is in no batch. stalls:
-    [slot, from, to, request]. queue: [moment, requests that wait from then on].
+    iterations: {"t": start, "seconds"} and `Lanes.rows`, as in the events of the live page; a
+    request's lane is its slot. waits: [slot, from, to], where a request holds a slot and is in no
+    batch. stalls: [slot, from, to, request]. queue: [moment, requests that wait from then on].
     """
     iterations, waits, slots = in_slots(trace)
     stalls = trace.stalls(bound)
@@ -40,33 +42,27 @@ def side(state: State, policy: str, trace: Trace, bound: float) -> dict:
 def in_slots(trace: Trace) -> tuple[list, list, dict[int, list[tuple[int, float]]]]:
     """Iterations and waits by slot, and the slots of each request: (slot, from when).
 
-    A request takes the lowest free slot when its prefill starts. A preempted one loses it.
+    See `Lanes`. A preempted request loses its slot.
     """
     iterations, waits = [], []
     slots: dict[int, list[tuple[int, float]]] = {}
-    held: dict[int, int] = {}  # request -> slot, now
-    until: dict[int, float] = {}  # request -> the end of its last bar
-    leaving = sorted([*trace.finished, *trace.preempted], key=lambda leave: leave[1])
-    left = 0
+    lanes = Lanes()
+    until: dict[int, float] = {}  # request that holds a slot -> the end of its last bar
+    leaving = deque(sorted([*trace.finished, *trace.preempted], key=lambda leave: leave[1]))
     for iteration in trace.iterations:
-        start, end = iteration.start, iteration.start + iteration.seconds
-        while left < len(leaving) and leaving[left][1] <= start:
-            held.pop(leaving[left][0], None)
-            left += 1
-        chunks, decodes = [], []
-        for request, first, tokens in iteration.chunks:
-            if request not in held:
-                taken = set(held.values())
-                held[request] = next(slot for slot in range(len(taken) + 1) if slot not in taken)
-                slots.setdefault(request, []).append((held[request], start))
-                until[request] = start
-            chunks.append([held[request], request, first, tokens])
-        decodes = [held[request] for request in iteration.decodes]
-        for request in (*[chunk[1] for chunk in chunks], *iteration.decodes):
-            if until[request] < start:
-                waits.append([held[request], until[request], start])
-            until[request] = end
-        iterations.append([start, iteration.seconds, chunks, decodes])
+        start, seconds = iteration.start, iteration.seconds
+        while leaving and leaving[0][1] <= start:
+            request, _ = leaving.popleft()
+            lanes.leave(request)
+            until.pop(request, None)
+        rows = lanes.rows(iteration.chunks, iteration.decodes)
+        for request, slot, *_ in rows["chunks"] + rows["decodes"]:
+            if request not in until:
+                slots.setdefault(request, []).append((slot, start))
+            elif until[request] < start:
+                waits.append([slot, until[request], start])
+            until[request] = start + seconds
+        iterations.append({"t": start, "seconds": seconds, **rows})
     return iterations, waits, slots
 
 

@@ -9,7 +9,6 @@ Requests come, go and change their policy only between two steps. So the loop an
 know nothing of threads, and each request gets the tokens that `LLM.generate` would give.
 """
 
-import heapq
 import itertools
 import logging
 import math
@@ -28,7 +27,8 @@ from command.cli import one_line
 from loading.policyfile import is_ours
 from loop import Executor, Loop
 from scheduler import Orca, RequestLevel, Scheduler, VLLMv0
-from timeline import Iteration
+from timeline import Iteration, contents
+from web.lanes import Lanes
 from web.recent import RecentTrace
 
 SOONEST, LATEST = 1.0, 60.0  # s: after a refusal, a client may try again
@@ -296,17 +296,15 @@ class Runner:
     def _begin(self, batch: Batch) -> None:
         """Give new requests a lane, and announce a batch with chunks, which may run for long."""
         self._tell_preempted()
-        for chunk in batch.chunks:
-            if chunk.request.request_id not in self.lanes:
-                self.lanes[chunk.request.request_id] = heapq.heappop(self.free)
-        if batch.chunks and self.listeners:
+        if batch.chunks:
             moment, waiting = self.loop.executor.now(), len(self.loop.scheduler.waiting)
-            self._tell("started", t=moment, waiting=waiting, **self._rows(batch))
+            rows = self.lanes.rows(*contents(batch))
+            self._tell("started", t=moment, waiting=waiting, **rows)
 
     def _tell_preempted(self) -> None:
         for own, moment in self.loop.trace.take_preempted():
             self.preemptions += 1
-            heapq.heappush(self.free, self.lanes.pop(own))
+            self.lanes.leave(own)
             self._tell("preempted", id=own, t=moment)
 
     def _shown(self, iteration: Iteration) -> dict:
@@ -314,21 +312,10 @@ class Runner:
         return {
             "n": self.iterations, "t": iteration.start, "seconds": iteration.seconds,
             "policy": self.policy, "budget": budget_of(scheduler), "rows": batch.num_tokens,
-            **self._rows(batch),
+            **self.lanes.rows(iteration.chunks, iteration.decodes),
             "waiting": len(scheduler.waiting), "running": len(scheduler.running),
             "held": scheduler.memory.taken, "capacity": scheduler.memory.capacity,
         }  # fmt: skip
-
-    def _rows(self, batch: Batch) -> dict:
-        """The chunks of a batch, and its decodes, each with its lane."""
-        lanes = self.lanes
-        return {
-            "chunks": [
-                [c.request.request_id, lanes[c.request.request_id], c.start, c.length, c.is_last]
-                for c in batch.chunks
-            ],
-            "decodes": [[r.request_id, lanes[r.request_id]] for r in batch.decodes],
-        }
 
     def _accept(self, request: Request) -> None:
         if request.request_id not in self.streams:  # it ended with the others, in `_fail`
@@ -391,8 +378,7 @@ class Runner:
             request.finish_reason = delta.finish_reason
             self.ended.append(own)
             self.loop.trace.forget(request)
-            if own in self.lanes:
-                heapq.heappush(self.free, self.lanes.pop(own))
+            self.lanes.leave(own)
             self._tell("ended", id=own, t=delta.moment, reason=delta.finish_reason)
 
     def _flush(self) -> None:
@@ -470,8 +456,7 @@ class Runner:
     def _new_loop(self, scheduler: Scheduler) -> None:
         self.loop = Loop(scheduler, self.engine.executor(self.wanted, self._begin))
         self.loop.trace = RecentTrace()
-        self.lanes: dict[int, int] = {}  # request id -> its lane: the lowest that was free
-        self.free = list(range(self.engine.max_batch_size))  # lanes: a heap
+        self.lanes = Lanes()
 
 
 def hand_over(old: Scheduler, new: Scheduler) -> list[Request]:

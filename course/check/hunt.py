@@ -27,7 +27,7 @@ def recorded(make: type, case: dict) -> dict:
         "chunk_size": case["C"],
         "prompts": [prompt for prompt, *_ in case["requests"]],
         "most": [most for _, most, _, _ in case["requests"]],
-        "batches": [[[chunk[:3] for chunk in row["chunks"]], row["decodes"]] for row in rows],
+        "batches": [[[list(chunk[:3]) for chunk in row["chunks"]], row["decodes"]] for row in rows],
     }
 
 

@@ -1,7 +1,7 @@
 // Draws a Schedule on three canvases with one axis of time.
 
-import { drawQueue, hatched, label, LOOKS } from "./looks.js";
-import { seconds, whole } from "./schedule.js";
+import { drawQueue, hatched, label, line, LOOKS, prepare, round } from "./looks.js";
+import { promptTokens, seconds, whole } from "./schedule.js";
 
 const LEFT = 54, RIGHT = 10, BOTTOM = 22; // px: margins of a picture; BOTTOM: of the axis of time
 const NAMES = 18, QUEUE = 18, TOP = NAMES + QUEUE + 4; // px: names of policies, the queue, lanes
@@ -50,17 +50,7 @@ export class Pictures {
 
   // Clear a canvas, and draw its axis of time. low: px below it; seconds are written if they fit.
   begin(name, low = BOTTOM) {
-    const canvas = this.canvases[name], scale = window.devicePixelRatio || 1;
-    const { width, height } = canvas.getBoundingClientRect();
-    if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
-      canvas.width = Math.round(width * scale);
-      canvas.height = Math.round(height * scale);
-    }
-    const pen = canvas.getContext("2d");
-    pen.setTransform(scale, 0, 0, scale, 0, 0);
-    pen.clearRect(0, 0, width, height);
-    pen.font = FONT;
-    pen.textBaseline = "middle";
+    const { pen, width, height } = prepare(this.canvases[name], FONT);
     Object.assign(this, { pen, width, bottom: height - low });
     const step = round(80 / this.perSecond), digits = Math.max(0, -Math.floor(Math.log10(step)));
     pen.fillStyle = this.ink;
@@ -83,11 +73,8 @@ export class Pictures {
     return LEFT + Math.round(seen * this.perSecond);
   }
 
-  line(x1, y1, x2, y2) {
-    this.pen.beginPath();
-    this.pen.moveTo(x1, y1);
-    this.pen.lineTo(x2, y2);
-    this.pen.stroke();
+  line(...ends) {
+    line(this.pen, ...ends);
   }
 
   bar(kind, left, right, top, height) {
@@ -282,7 +269,7 @@ export class Pictures {
     let last = -1;
     for (const each of columns(seen, 1.5 / this.perSecond)) {
       const left = Math.max(this.x(each.t), last), right = this.x(each.end);
-      const tokens = each.chunks.reduce((sum, chunk) => sum + chunk[3], 0);
+      const tokens = promptTokens(each);
       const decodes = each.rows - tokens;
       const foot = decodes ? Math.min(y(decodes), this.bottom - 3) : this.bottom;
       if (decodes) this.bar("decode", left, right, foot, this.bottom - foot);
@@ -354,12 +341,6 @@ function* columns(seen, thin) {
     open = each;
   }
   if (open) yield open;
-}
-
-// The smallest of 1, 2, 5, 10, ... that is at least `value`.
-function round(value) {
-  const power = 10 ** Math.floor(Math.log10(value));
-  return power * [1, 2, 5, 10].find((factor) => factor * power >= value * 0.9999);
 }
 
 // The legend, drawn as the pictures are.

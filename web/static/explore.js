@@ -250,7 +250,7 @@ function named({ left, right, C, C_right: other }, number) {
 
 const ends = () => Math.max(...shown.sides.map((side) => {
   const last = side.iterations?.at(-1);
-  return last ? last[0] + last[1] : 0;
+  return last ? last.t + last.seconds : 0;
 }), 1e-9);
 
 function draw() {
@@ -288,12 +288,12 @@ function tell(number) {
     output.textContent = "";
     return;
   }
-  const [start, seconds, chunks, decodes] = side.iterations[step];
-  const parts = chunks.slice(0, 4).map(([, request, first, tokens]) =>
+  const { t, seconds, chunks, decodes } = side.iterations[step];
+  const parts = chunks.slice(0, 4).map(([request, , first, tokens]) =>
     `${tokens} prompt tokens of ${called(request)} (from token ${first})`);
   if (chunks.length > 4) parts.push(`${chunks.length - 4} more chunks`);
   if (decodes.length) parts.push(`${decodes.length} decode${decodes.length > 1 ? "s" : ""}`);
-  output.textContent = `Iteration ${step} at ${start.toFixed(3)} s, ${(1000 * seconds).toFixed(1)} ms: ${parts.join(", ")}.`;
+  output.textContent = `Iteration ${step} at ${t.toFixed(3)} s, ${(1000 * seconds).toFixed(1)} ms: ${parts.join(", ")}.`;
 }
 
 const called = (request) => (state.long && request === state.n ? "the long prompt" : `request ${request}`);

@@ -1,25 +1,12 @@
 // The explorer's pictures on canvas: schedules by slot over time, and the curve of the gain.
 
-import { drawQueue, hatched, label, LOOKS } from "./looks.js";
+import { drawQueue, hatched, label, line, LOOKS, prepare, round } from "./looks.js";
 
 const INK = "#222222", SOFT = "#555555", GRID = "#E3E3E3", FONT = "14px system-ui, sans-serif";
 
-// A canvas in CSS pixels, sharp on every screen: its context, width and height.
-function prepare(canvas) {
-  const scale = window.devicePixelRatio || 1;
-  const { width, height } = canvas.getBoundingClientRect();
-  canvas.width = Math.round(width * scale);
-  canvas.height = Math.round(height * scale);
-  const context = canvas.getContext("2d");
-  context.setTransform(scale, 0, 0, scale, 0, 0);
-  return { context, width, height };
-}
-
 // Ticks at 1, 2 or 5 times a power of ten; at most `most` of them up to `end`.
 function ticks(end, most) {
-  const power = 10 ** Math.floor(Math.log10(end / most));
-  const step = [1, 2, 5, 10].map((factor) => factor * power).find((each) => end / each <= most);
-  const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+  const step = round(end / most), digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
   const found = [];
   for (let i = 0; i * step <= end * (1 + 1e-9); i++) found.push([i * step, (i * step).toFixed(digits)]);
   return found;
@@ -38,10 +25,8 @@ export function frame(width, height, slots, end) {
 
 // One schedule. view: {end, long}; step: the iteration that the keyboard or the pointer has chosen.
 export function drawSchedule(canvas, side, view, step = null) {
-  const { context: pen, width, height } = prepare(canvas);
+  const { pen, width, height } = prepare(canvas, FONT);
   const place = frame(width, height, side.slots, view.end);
-  pen.font = FONT;
-  pen.textBaseline = "middle";
   drawTime(pen, place, view.end, height);
   drawLanes(pen, place, side.slots);
   drawWaiting(pen, place, side.queue, view);
@@ -53,14 +38,14 @@ export function drawSchedule(canvas, side, view, step = null) {
   pen.fillStyle = LOOKS.waiting.colour;
   for (const [slot, start, end] of side.waits) pen.fillRect(...bar("waiting", slot, start, end));
   const labels = [];
-  for (const [start, seconds, chunks, decodes] of side.iterations) {
+  for (const { t, seconds, chunks, decodes } of side.iterations) {
     pen.fillStyle = LOOKS.decode.colour;
-    for (const slot of decodes) {
-      const [x, y, wide, tall] = bar("decode", slot, start, start + seconds);
+    for (const [, slot] of decodes) {
+      const [x, y, wide, tall] = bar("decode", slot, t, t + seconds);
       pen.fillRect(x, y, wide > 3 ? wide - 0.8 : wide, tall);
     }
-    for (const [slot, , , tokens] of chunks) {
-      const box = bar("prefill", slot, start, start + seconds);
+    for (const [, slot, , tokens] of chunks) {
+      const box = bar("prefill", slot, t, t + seconds);
       pen.fillStyle = hatched();
       pen.fillRect(...box);
       if (box[2] > 3 && box[3] > 3) {
@@ -83,11 +68,11 @@ export function drawSchedule(canvas, side, view, step = null) {
     label(pen, text, left, wide, y + 0.35 * place.lane, "#A34600");
   }
   if (step !== null) {
-    const [start, seconds] = side.iterations[step];
+    const { t, seconds } = side.iterations[step];
     pen.strokeStyle = "#000000";
     pen.lineWidth = 2;
-    const x = place.x(start);
-    pen.strokeRect(x, place.top, Math.max(2, place.x(start + seconds) - x), place.bottom - place.top);
+    const x = place.x(t);
+    pen.strokeRect(x, place.top, Math.max(2, place.x(t + seconds) - x), place.bottom - place.top);
   }
 }
 
@@ -98,10 +83,7 @@ function drawTime(pen, place, end, height) {
   pen.textAlign = "center";
   for (const [moment, text] of ticks(end, (place.right - place.left) / 60)) {
     const x = Math.round(place.x(moment)) + 0.5;
-    pen.beginPath();
-    pen.moveTo(x, place.top);
-    pen.lineTo(x, place.bottom + 4);
-    pen.stroke();
+    line(pen, x, place.top, x, place.bottom + 4);
     pen.fillText(text, x, place.bottom + 13);
   }
   pen.fillText("time (s)", (place.left + place.right) / 2, height - 9);
@@ -139,13 +121,13 @@ export function stepAt(canvas, side, view, x) {
   const { width, height } = canvas.getBoundingClientRect();
   const place = frame(width, height, side.slots, view.end);
   const moment = ((x - place.left) / (place.right - place.left)) * view.end;
-  const found = side.iterations.findIndex(([start, seconds]) => start <= moment && moment < start + seconds);
+  const found = side.iterations.findIndex(({ t, seconds }) => t <= moment && moment < t + seconds);
   return found < 0 ? null : found;
 }
 
 // The gain over P:D. now: this state's P:D; balance: C/(B-1), or null.
 export function drawGain(canvas, points, all, now, balance) {
-  const { context: pen, width, height } = prepare(canvas);
+  const { pen, width, height } = prepare(canvas, FONT);
   const left = 58, right = width - 14, top = 24, bottom = height - 42;
   const low = Math.min(all[0], now) / 1.1, high = Math.max(all.at(-1), now) * 1.1;
   const gains = points.map((point) => point.gain);
@@ -153,14 +135,12 @@ export function drawGain(canvas, points, all, now, balance) {
   const most = Math.max(1.3, ...gains.map((gain) => gain + 0.05));
   const x = (ratio) => left + (Math.log(ratio / low) / Math.log(high / low)) * (right - left);
   const y = (gain) => bottom - ((gain - least) / (most - least)) * (bottom - top);
-  pen.font = FONT;
-  pen.textBaseline = "middle";
   pen.lineWidth = 1;
   for (let power = -2; power < 6; power++) {
     for (const factor of [1, 2, 5]) {
       const ratio = factor * 10 ** power;
       if (ratio < low || ratio > high) continue;
-      line(pen, GRID, [], x(ratio), top, x(ratio), bottom);
+      rule(pen, GRID, [], x(ratio), top, x(ratio), bottom);
       pen.fillStyle = SOFT;
       pen.textAlign = "center";
       pen.fillText(String(Number(ratio.toPrecision(1))), x(ratio), bottom + 13);
@@ -169,7 +149,7 @@ export function drawGain(canvas, points, all, now, balance) {
   pen.fillText("P:D, prompt tokens per decode", (left + right) / 2, height - 12);
   const step = most - least > 1.5 ? 0.5 : most - least > 0.7 ? 0.2 : 0.1;
   for (let i = Math.ceil(least / step); i * step <= most; i++) {
-    line(pen, GRID, [], left, y(i * step), right, y(i * step));
+    rule(pen, GRID, [], left, y(i * step), right, y(i * step));
     pen.fillStyle = SOFT;
     pen.textAlign = "right";
     pen.fillText((i * step).toFixed(1), left - 6, y(i * step));
@@ -180,9 +160,9 @@ export function drawGain(canvas, points, all, now, balance) {
   pen.textAlign = "center";
   pen.fillText("throughput, right / left", 0, 0);
   pen.restore();
-  line(pen, INK, [], left, y(1), right, y(1));
+  rule(pen, INK, [], left, y(1), right, y(1));
   if (balance !== null && balance > low && balance < high) {
-    line(pen, INK, [2, 4], x(balance), top, x(balance), bottom);
+    rule(pen, INK, [2, 4], x(balance), top, x(balance), bottom);
     pen.fillStyle = INK;
     pen.textAlign = x(balance) > width / 2 ? "right" : "left";
     pen.fillText(`C/(B-1) = ${balance.toFixed(1)}`, x(balance) + (x(balance) > width / 2 ? -5 : 5), top - 10);
@@ -203,12 +183,9 @@ export function drawGain(canvas, points, all, now, balance) {
   }
 }
 
-function line(pen, colour, dash, x0, y0, x1, y1) {
+function rule(pen, colour, dash, ...ends) {
   pen.strokeStyle = colour;
   pen.setLineDash(dash);
   pen.lineWidth = dash.length ? 1.8 : 1;
-  pen.beginPath();
-  pen.moveTo(x0, y0);
-  pen.lineTo(x1, y1);
-  pen.stroke();
+  line(pen, ...ends);
 }

@@ -7,6 +7,36 @@ export const LOOKS = { // low, high: bottom and top in a lane from 0 to 1
   decode: { colour: "#0072B2", low: 0.34, high: 0.76 },
   stall: { colour: "#D55E00", low: 0.05, high: 0.16 },
 };
+
+// A canvas in CSS pixels, empty, and sharp on every screen: its pen, width and height.
+export function prepare(canvas, font) {
+  const scale = window.devicePixelRatio || 1;
+  const { width, height } = canvas.getBoundingClientRect();
+  if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
+    canvas.width = Math.round(width * scale);
+    canvas.height = Math.round(height * scale);
+  }
+  const pen = canvas.getContext("2d");
+  pen.setTransform(scale, 0, 0, scale, 0, 0);
+  pen.clearRect(0, 0, width, height);
+  pen.font = font;
+  pen.textBaseline = "middle";
+  return { pen, width, height };
+}
+
+export function line(pen, x0, y0, x1, y1) {
+  pen.beginPath();
+  pen.moveTo(x0, y0);
+  pen.lineTo(x1, y1);
+  pen.stroke();
+}
+
+// The smallest of 1, 2, 5, 10, ... that is at least `value`: a step between ticks.
+export function round(value) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return power * [1, 2, 5, 10].find((factor) => factor * power >= value * 0.9999);
+}
+
 const TILE = 7; // px: of the hatch
 let hatch = null; // the pattern, and the scale of the screen that it was made for
 
@@ -57,10 +87,7 @@ export function drawQueue(pen, queue, end, x, base, tall, edge) {
   for (const [left, right, waiting] of steps) {
     const high = (tall * waiting) / most;
     pen.fillRect(left, base - high, right - left, high);
-    pen.beginPath();
-    pen.moveTo(left, base - high);
-    pen.lineTo(right, base - high);
-    pen.stroke();
+    line(pen, left, base - high, right, base - high);
     if (waiting === most && right - left > peak[1]) peak = [left, right - left];
   }
   if (!steps.length) return;

@@ -14,6 +14,8 @@ const SAID = 6; // s for which the sentence tells of what is over
 export const seconds = (value) =>
   value < 0.9995 ? `${Number((value * 1000).toPrecision(value < 0.01 ? 2 : 3))} ms`
     : `${value.toPrecision(3)} s`;
+// Of an iteration. A chunk: request, lane, first token, tokens, whether it is its prefill's last.
+export const promptTokens = ({ chunks }) => chunks.reduce((sum, [, , , length]) => sum + length, 0);
 export const whole = (number) => number.toLocaleString("en");
 const many = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
 
@@ -239,7 +241,7 @@ export class Schedule {
     }
     const [id, , start, length, isLast] = batch.chunks[0];
     const some = batch.chunks.length > 1;
-    const tokens = batch.chunks.reduce((sum, chunk) => sum + chunk[3], 0);
+    const tokens = promptTokens(batch);
     const part = start === 0 && isLast ? "the prompt" : "a chunk of the prompt";
     const what = some ? `the prompts of ${batch.chunks.length} requests`
       : `${part} of request ${id}`;
@@ -294,7 +296,7 @@ export class Schedule {
     }
     const chunks = latest.chunks, decodes = latest.decodes.length;
     if (chunks.length && decodes) {
-      const tokens = chunks.reduce((sum, chunk) => sum + chunk[3], 0);
+      const tokens = promptTokens(latest);
       const whose = chunks.length === 1 ? `the prompt of request ${chunks[0][0]}`
         : `${chunks.length} prompts`;
       return { kind: "hybrid", text: `${many(tokens, "token")} of ${whose} ` +
