@@ -20,6 +20,7 @@ from fastapi.responses import FileResponse, RedirectResponse
 from command.cli import ROOT
 from web import bundle
 from web.explorer import is_too_much
+from web.live import KINDS, SAFE
 from web.schemas import Refused
 from web.worker import Worker, attended
 
@@ -27,11 +28,6 @@ MOST_BODY = 5000  # bytes of a question
 MOST_ANSWER = 100_000_000  # bytes
 MOST_SHORT, MOST_LONG = 64, 16  # questions that wait for an answer; a long one is first a short one
 SECONDS = 20.0  # the time limit of an answer
-KINDS = {
-    ".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".mjs": "text/javascript",
-    ".json": "application/json", ".py": "text/x-python", ".wasm": "application/wasm",
-    ".zip": "application/zip",
-}  # fmt: skip
 PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
     " connect-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'none'"
@@ -132,10 +128,6 @@ def router(pyodide: Path | None = None) -> APIRouter:
 
 
 def headers(path: str) -> dict[str, str]:
-    return {
-        "Content-Security-Policy": f"{WORKER_POLICY if 'worker' in path else PAGE_POLICY};"
-        " frame-ancestors 'none'",  # no other site may frame this page
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
-        "Cache-Control": "no-cache",
-    }
+    own = WORKER_POLICY if "worker" in path else PAGE_POLICY
+    # no other site may frame this page
+    return SAFE | {"Content-Security-Policy": f"{own}; frame-ancestors 'none'"}

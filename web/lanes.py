@@ -22,13 +22,9 @@ class Lanes:
         chunks: [request id, lane, first token, tokens, whether it is the last of its prefill] of
         each. decodes: [request id, lane] of each.
         """
+        of = self.of
         for own, *_ in chunks:
-            if own not in self.of:
-                self.of[own] = heapq.heappop(self.free) if self.free else len(self.of)
-        return {
-            "chunks": [
-                [own, self.of[own], start, length, start + length == whole]
-                for own, start, length, whole in chunks
-            ],
-            "decodes": [[own, self.of[own]] for own in decodes],
-        }
+            if own not in of:
+                of[own] = heapq.heappop(self.free) if self.free else len(of)
+        shown = [[own, of[own], first, n, first + n == whole] for own, first, n, whole in chunks]
+        return {"chunks": shown, "decodes": [[own, of[own]] for own in decodes]}

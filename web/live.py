@@ -16,7 +16,6 @@ import itertools
 import json
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 from random import Random
 
 from fastapi import APIRouter, Request
@@ -25,6 +24,7 @@ from fastapi.responses import FileResponse, StreamingResponse
 import batch
 import scheduler
 from command.checks import UserError, check_whole, shown
+from web.bundle import STATIC
 from web.runner import Engine, Full, Runner, Stopping
 from web.schemas import Refused
 
@@ -38,10 +38,11 @@ MOST_CHAT_PROMPT, MOST_CHAT_OUTPUT = 128, 512  # tokens
 LONGEST_NAME = 100  # letters of a policy with its option, such as dynamic:512,256
 NUMBERS = ("waiting", "running", "held", "capacity", "budget")  # of the runner's state
 SENTENCE = "The with statement is used to wrap the execution of a block. "  # for a real model
-STATIC = Path(__file__).parent / "static"
-FILES = {
-    "live.js": "text/javascript", "schedule.js": "text/javascript", "draw.js": "text/javascript",
-    "looks.js": "text/javascript", "live.css": "text/css", "icon.svg": "image/svg+xml",
+FILES = ("live.js", "schedule.js", "draw.js", "looks.js", "live.css", "icon.svg")
+KINDS = {
+    ".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".mjs": "text/javascript",
+    ".json": "application/json", ".py": "text/x-python", ".wasm": "application/wasm",
+    ".zip": "application/zip", ".svg": "image/svg+xml",
 }  # fmt: skip
 # The page loads nothing from elsewhere, has no inline script or style, and cannot be framed.
 SAFE = {
@@ -216,7 +217,8 @@ def router(runner: Runner) -> APIRouter:
     def static(name: str) -> FileResponse:
         if name not in FILES:
             raise Refused(404, f"there is no file {shown(name)}: there are {', '.join(FILES)}")
-        return FileResponse(STATIC / name, media_type=FILES[name], headers=SAFE)
+        found = STATIC / name
+        return FileResponse(found, media_type=KINDS[found.suffix], headers=SAFE)
 
     @routes.get("/live/events")
     async def events(request: Request) -> StreamingResponse:
