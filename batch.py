@@ -47,7 +47,7 @@ class Request:
         check_whole("the id of a request", self.request_id, -(2**63), 2**63)
         name = f"request {self.request_id}"
         if not isinstance(self.prompt, Sequence):
-            raise UserError(f"{name}: the prompt {shown(self.prompt)} is no list of token ids")
+            raise UserError(f"{name}: the prompt {shown(self.prompt)} is not a list of token ids")
         if len(self.prompt) == 0:
             raise UserError(f"{name}: the prompt is empty; it needs at least one token")
         check_whole(f"{name}: max_tokens", self.max_tokens)

@@ -119,7 +119,7 @@ LENGTH_PENALTY = Range(-10, 10, whole=False)
 
 def check_whole(name: str, value: int, least: int = 1, most: int = MOST) -> None:
     """A UserError unless `value` is a whole number from `least` to `most`. True is not one."""
-    range_of(least, most, noun="whole number,").check(name, value)
+    range_of(least, most).check(name, value)
 
 
 def check_flag(name: str, value: bool) -> None:

@@ -56,7 +56,8 @@ class ModelConfig:
         object.__setattr__(self, "head_dim", self.head_dim or self.hidden // self.n_head)
         if self.rope_scaling is not None:
             if not isinstance(self.rope_scaling, list | tuple):
-                raise UserError(f"{self.name}: rope_scaling {shown(self.rope_scaling)} is no list")
+                given = shown(self.rope_scaling)
+                raise UserError(f"{self.name}: rope_scaling {given} is not a list")
             object.__setattr__(self, "rope_scaling", tuple(self.rope_scaling))  # JSON gives a list
         if self.flavour == "llama" and self.head_dim % 2:
             raise UserError(f"{self.name}: head_dim is {self.head_dim}; it must be even (rotary)")

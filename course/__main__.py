@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self) -> argparse.Namespace:
         for word in sys.argv[1:]:
             if word.startswith("--") and word.endswith("=--"):  # argparse 3.11 makes it a list
-                self.error(f"argument {word[:-3]}: '--' is no value")
+                self.error(f"argument {word[:-3]}: '--' is not a value")
         return super().parse_args()
 
     def error(self, message: str):

@@ -19,7 +19,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from command.checks import UserError
+from command.checks import Range, UserError
 from command.cli import interrupts_held
 from loading.device import choose_device
 from loading.files import first_line
@@ -114,15 +114,15 @@ def read_place(environment: Mapping[str, str]) -> Place:
     """This process's place, or a UserError that names the variable that is wrong."""
 
     def whole(name: str, least: int, most: int, default: str | None = None) -> int:
-        text = environment.get(name, default)
-        fine = text is not None and len(text) <= 20 and text.isdecimal()
-        if not fine or not least <= int(text) <= most:
+        text, allowed = environment.get(name, default), Range(least, most)
+        value = allowed.read(text or "")
+        if value not in allowed:
             given = "missing" if text is None else repr(text[:40])
             raise UserError(
                 f"the environment variable {name} is {given}; where RANK is set, as torchrun does,"
-                f" it must be a whole number from {least} to {most}"
+                f" it must be {allowed}"
             )
-        return int(text)
+        return value
 
     many = 2**31 - 1
     stages = whole("WORLD_SIZE", 1, many)

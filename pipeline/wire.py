@@ -153,7 +153,7 @@ def is_list(values: object, below: float, count: int | None = None) -> bool:
 def read_tokens(message: object, count: int, vocabulary: int, source: int) -> list[int]:
     """`count` token ids below `vocabulary`, or a UserError."""
     if not is_list(message, vocabulary, count):
-        raise foreign(source, f"it is no list of {count} tokens")
+        raise foreign(source, f"it is not a list of {count} tokens")
     return message
 
 
@@ -172,7 +172,7 @@ def read_times(message: object, count: int, source: int) -> list[tuple[float, fl
         and all(isinstance(pair, list) and len(pair) == 2 for pair in message)
         and all(is_time(moment) for pair in message for moment in pair)
     ):
-        raise foreign(source, f"it is no list of {count} times")
+        raise foreign(source, f"it is not a list of {count} times")
     return [(start, end) for start, end in message]
 
 

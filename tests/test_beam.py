@@ -442,10 +442,10 @@ def test_an_interrupted_search_leaves_an_llm_that_works(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ({"beam_width": 0}, "beam_width is 0; it must be a whole number, from 1 to 1000000000"),
+        ({"beam_width": 0}, "beam_width is 0; it must be a whole number from 1 to 1000000000"),
         ({"beam_width": True}, "beam_width is True"),
         ({"max_tokens": 2.5}, "max_tokens is 2.5"),
-        ({"n": 9}, "n is 9; it must be a whole number, from 1 to 4"),
+        ({"n": 9}, "n is 9; it must be a whole number from 1 to 4"),
         ({"length_penalty": float("nan")}, "length_penalty is nan"),
         ({"length_penalty": 1e9}, "a number from -10 to 10"),
         ({"early_stopping": "soon"}, "early_stopping is 'soon'"),

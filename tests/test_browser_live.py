@@ -275,7 +275,7 @@ def test_what_the_server_refuses_is_said(browser: "playwright.Browser", address:
     reader.type("long-tokens", "99999")  # no form: the server checks it
     reader.press("long")
     problem = reader.page.wait_for_selector("#problem:not([hidden])").inner_text()
-    assert problem == "tokens is 99999; it must be a whole number, from 1 to 4081"
+    assert problem == "tokens is 99999; it must be a whole number from 1 to 4081"
     reader.type("long-tokens", "40")
     reader.press("long")
     reader.page.wait_for_selector("#problem", state="hidden")

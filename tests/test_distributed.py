@@ -369,11 +369,11 @@ def test_other_messages_that_no_stage_sends() -> None:
         read_plan(plan_of(flat, [7, 5, 6]), 6, cache, {5, 6, 7}, 0)
     assert read_tokens([3, 96], 2, 97, 1) == [3, 96]
     for tokens in ([3], [3, 97], [3, -1], [3, 1.5], None):
-        with pytest.raises(UserError, match="no list of 2 tokens"):
+        with pytest.raises(UserError, match="not a list of 2 tokens"):
             read_tokens(tokens, 2, 97, 1)
     assert read_times([[0.5, 1.0]], 1, 1) == [(0.5, 1.0)]
     for times in ([], [[0.5]], [[0.5, math.nan]], [[0.5, None]], None):
-        with pytest.raises(UserError, match="no list of 1 times"):
+        with pytest.raises(UserError, match="not a list of 1 times"):
             read_times(times, 1, 1)
     with pytest.raises(UserError, match="no time"):
         read_seconds(math.inf, 1)

@@ -618,7 +618,7 @@ BAD_OPTIONS = [
     ({"device": "cpu:x"}, "unknown device 'cpu:x'"),
     ({"device": "tpu"}, "unknown device 'tpu': choose from auto, cpu, cuda"),
     ({"attention": "flash"}, "unknown attention 'flash'"),
-    ({"seed": -1}, r"seed is -1; it must be a whole number, from 0 to 9223372036854775807"),
+    ({"seed": -1}, r"seed is -1; it must be a whole number from 0 to 9223372036854775807"),
     ({"seed": 2**63}, "seed is 9223372036854775808"),
     ({"seed": 0.5}, "seed is 0.5; it must be a whole number"),
     ({"chunk_size": 0}, "chunk_size is 0"),

@@ -327,10 +327,10 @@ def test_files_that_are_no_traces(tmp_path: Path) -> None:
     [
         (lambda: poisson(3, 0.0), "rate is 0.0"),
         (lambda: gamma(3, 1.0, -1.0), "cv is -1.0"),
-        (lambda: poisson(3, 1.0, seed=-1), "seed is -1; it must be a whole number, from 0 to 9"),
+        (lambda: poisson(3, 1.0, seed=-1), "seed is -1; it must be a whole number from 0 to 9"),
         (lambda: at_rate(make_requests([0.0], Fixed(1), Fixed(1)), -2.0), "rate is -2.0"),
         (lambda: Fixed(0), "tokens is 0"),
-        (lambda: Uniform(5, 4), "high is 4; it must be a whole number, from 5 to 10000000"),
+        (lambda: Uniform(5, 4), "high is 4; it must be a whole number from 5 to 10000000"),
         (lambda: Zipf(1, 9, -1.0), "exponent is -1.0"),
         (lambda: Zipf(1, 9, by="size"), "Zipf by 'size': choose from rank, value"),
         (lambda: LogNormal(100, 50), "median is 100 and p90 is 50"),
