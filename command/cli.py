@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from command.checks import UserError, shown
 
@@ -131,7 +131,7 @@ def read_text(path: Path | str, most: int) -> str:
     most: bytes that it may have; some devices never end. Raises UserError.
     """
     if not isinstance(path, Path | str):
-        raise UserError(f"{shown(path)} is no name of a file")
+        raise UserError(f"{shown(path)} is not the name of a file")
     try:
         with open(path, "rb") as file:
             data = file.read(most + 1)
@@ -209,56 +209,33 @@ def run_main(main: Callable[[], None]) -> None:
         raise SystemExit(1) from None
 
 
-SECONDS = 10.0  # between two lines of `Lines`
+SECONDS = 10  # between two lines of `progress`
 
 
-class Lines:
-    """Progress in plain lines, where no bar can move: "measuring: 12 of 40, 0:35".
-
-    The first comes after 10 s, then at most one in 10 s. It does what we need of tqdm.
-    """
-
-    def __init__(self, items: Iterable, what: str, total: int | None = None) -> None:
-        self.items, self.what, self.done = items, what, 0
-        self.total = len(items) if total is None and hasattr(items, "__len__") else total
-        self.start = self.shown = time.monotonic()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """A line that was printed stays."""
-
-    def __iter__(self) -> Iterator:
-        for item in self.items:
-            yield item
-            self.done += 1
-            self.show()
-
-    def set_description(self, what: str) -> None:
-        self.what = what
-
-    def show(self) -> None:
-        """Print a line if the last is old enough."""
-        now = time.monotonic()
-        if now - self.shown < SECONDS or sys.stderr is None:
-            return
-        self.shown, seconds = now, int(now - self.start)
-        of = "" if self.total is None else f" of {self.total}"
-        line = f"{self.what}: {self.done}{of}, {seconds // 60}:{seconds % 60:02}"
-        print(line, file=sys.stderr, flush=True)
-
-
-def progress(items: Iterable, what: str, total: int | None = None) -> "tqdm | Lines":
+def progress(items: Iterable, what: str, total: int | None = None) -> "tqdm":
     """A progress bar that vanishes when it is done; plain lines where stderr is no terminal.
 
+    Such as "measuring: 12 of 40, 00:35": the first after 10 s, then at most one in 10 s.
     total: how many items there are, where they cannot tell.
     """
-    if sys.stderr is None or not sys.stderr.isatty():
-        return Lines(items, what, total)
     from tqdm import tqdm  # not at the top: `begin` must come first, to say what is missing
 
-    return tqdm(items, desc=what, total=total, leave=False, dynamic_ncols=True)
+    class Lines(tqdm):
+        monitor_interval = 0  # no thread of its own
+
+        def display(self, msg: str | None = None, pos: int | None = None) -> None:
+            if msg is None:  # else it would clear a bar
+                print(str(self).replace(" of ?", ""), file=sys.stderr, flush=True)
+
+        def set_description(self, desc: str | None = None, refresh: bool = True) -> None:
+            self.desc = desc  # for the next line
+
+    if sys.stderr is not None and sys.stderr.isatty():
+        return tqdm(items, desc=what, total=total, leave=False, dynamic_ncols=True)
+    return Lines(
+        items, what, total, leave=False, delay=SECONDS, mininterval=SECONDS, miniters=1,
+        bar_format="{desc}: {n_fmt} of {total_fmt}, {elapsed}", disable=sys.stderr is None,
+    )  # fmt: skip
 
 
 def begin() -> None:

@@ -437,12 +437,19 @@ def test_progress_in_plain_lines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """stderr is no terminal here. At most one line in 10 s."""
-    clock = iter([0.0, *(4.0 * step for step in range(1, 41))])
-    monkeypatch.setattr(cli.time, "monotonic", lambda: next(clock))
-    assert list(cli.progress(range(40), "measuring")) == list(range(40))
+    clock = [0.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: clock[0])
+    bar = cli.progress(iter(range(40)), "reading", 40)
+    for step in bar:
+        bar.set_description("measuring")
+        clock[0] = 4.0 * (step + 1)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[:2] == ["measuring: 3 of 40, 0:12", "measuring: 6 of 40, 0:24"]
-    assert len(lines) == 13 and lines[-1] == "measuring: 39 of 40, 2:36"
+    assert lines[:2] == ["measuring: 3 of 40, 00:12", "measuring: 6 of 40, 00:24"]
+    assert len(lines) == 13 and lines[-1] == "measuring: 39 of 40, 02:36"
+    with monkeypatch.context() as patch:  # a program without streams
+        patch.setattr(sys, "stderr", None)
+        (bar := cli.progress(range(3), "measuring")).set_description("still")
+        assert list(bar) == [0, 1, 2]
 
 
 def test_columns_that_do_not_fit_go_below(capsys: pytest.CaptureFixture[str]) -> None:

@@ -276,7 +276,7 @@ def test_wrong_options_of_a_pipeline(option: str, value: object) -> None:
         (lambda: traffic.LogNormal(1, 2, 3.5), "longest is 3.5"),
         (lambda: traffic.make_requests(None, traffic.Fixed(1), traffic.Fixed(1)), "arrivals is"),
         (lambda: traffic.make_requests([0.0], 5, traffic.Fixed(1)), "prompts is 5"),
-        (lambda: traffic.read_trace(None), "None is no name of a file"),
+        (lambda: traffic.read_trace(None), "None is not the name of a file"),
         (lambda: traffic.read_trace("a\0b"), "a"),
         (lambda: traffic.read_trace(__file__, -1), "count is -1"),
         (lambda: percentile([1.0], 200), "percent is 200"),
