@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from command.checks import UserError
 from command.cli import MARK, end_with, run_main, write_file
-from command.flags import Parser
+from command.flags import Flag, Parser
 from configs import MODELS
 from engine import RequestOutput, SamplingParams
 from fast import native
@@ -52,32 +52,31 @@ __all__ = ["PipelineLLM"]
 GRACE = 5.0  # s. Most mistakes are found by all stages. Then the others wait: stage 0 prints first
 
 
+FLAGS = {
+    "stages": Flag("processes to start, unless torchrun starts them", 2),
+    "port": Flag("port at which the processes meet", shown="a free one"),
+    "model": Flag(f"model: demo, a Hugging Face directory, or one of {', '.join(MODELS)}", "demo"),
+    "policy": Flag(f"policy, one of {', '.join([policy_names(), *PIPELINE_POLICIES])}", "sarathi"),
+    "policy_file": Flag(),
+    "calibration": Flag("calibration of this machine, for policies that ask what a batch costs",
+                        shown="results/calibration-MODEL.json"),
+    "chunk_size": Flag(default=256),
+    "max_batch_size": Flag("requests in one micro-batch", 4),
+    "micro_batches": Flag(shown="one for each stage"),
+    "max_tokens": Flag("output tokens of each prompt", 32),
+    "max_length": Flag("most tokens of prompt and output", shown="the model's"),
+    "lengths": Flag(repeated=True),
+    "repeats": Flag("runs of each workload", 1),
+    **dict.fromkeys(("dtype", "device", "attention"), Flag(default="auto")),
+    "check": Flag(),
+    "perfetto": Flag("write the last run for https://ui.perfetto.dev (JSON)"),
+    "json": Flag("write every run's times"),
+}  # fmt: skip
+
+
 def parse_args() -> argparse.Namespace:
-    parser = Parser(__doc__)
+    parser = Parser(__doc__, FLAGS)
     parser.add_argument("prompts", nargs="*", help="texts to complete, all at once")
-    add = parser.add_flag
-    add("stages", "processes to start, unless torchrun starts them", 2)
-    add("port", "port at which the processes meet", shown="a free one")
-    names = ", ".join(MODELS)
-    add("model", f"model: demo, a Hugging Face directory, or one of {names}", "demo")
-    policies = ", ".join([policy_names(), *PIPELINE_POLICIES])
-    add("policy", f"policy, one of {policies}", "sarathi")
-    add("policy-file")
-    add("calibration", "calibration of this machine, for policies that ask what a batch costs",
-        shown="results/calibration-MODEL.json")  # fmt: skip
-    add("chunk-size", default=256)
-    add("max-batch-size", "requests in one micro-batch", 4)
-    add("micro-batches", shown="one for each stage")
-    add("max-tokens", "output tokens of each prompt", 32)
-    add("max-length", "most tokens of prompt and output", shown="the model's")
-    add("lengths", repeated=True)
-    add("repeats", "runs of each workload", 1)
-    add("dtype", default="auto")
-    add("device", default="auto")
-    add("attention", default="auto")
-    add("check")
-    add("perfetto", "write the last run for https://ui.perfetto.dev (JSON)")
-    add("json", "write every run's times")
     args = parser.parse_args()
     if args.policy_file:
         load_policies(args.policy_file)

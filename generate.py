@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from command.checks import UserError
 from command.cli import progress, read_text, run_main
-from command.flags import CACHES, Parser, either
+from command.flags import CACHES, Flag, Parser, either
 from configs import MODELS
 from engine import LLM, BeamSearchParams, SamplingParams, StreamedToken
 from loading.files import FOR_TEXT
@@ -29,37 +29,37 @@ from timeline import Trace
 MOST_BYTES = 10**8  # of a file of prompts
 
 
+FLAGS = {
+    "file": Flag("UTF-8 text file with one prompt on each line; empty lines are skipped"),
+    "model": Flag("model: demo, a Hugging Face directory, or a hub id", "demo"),
+    "policy": Flag(f"policy, one of {policy_names()}", "sarathi"),
+    "policy_file": Flag(),
+    "calibration": Flag("calibration of this machine, for policies that ask what a batch costs",
+                        shown="results/calibration-MODEL.json"),
+    "chunk_size": Flag(default=64),
+    "max_batch_size": Flag(default=8),
+    "max_length": Flag("most tokens of prompt and output; with --beams, of the prompt",
+                       shown="the model's"),
+    "max_tokens": Flag("output tokens at most", 64),
+    "temperature": Flag(default=0),
+    "top_k": Flag(default=0),
+    "top_p": Flag(default=1),
+    "beams": Flag("search with BW beams, instead of sampling; each takes a token of C"),
+    "n": Flag("with --beams: print the N best", shown="all"),
+    "cache": Flag(f"with --beams: cache, {either(CACHES)}", shown="segment"),
+    "length_penalty": Flag("with --beams: score = log-probability / length ** X, X from -10 to 10",
+                           shown="1"),
+    "seed": Flag("seed of the sampling", 0),
+    "ignore_eos": Flag(),
+    **dict.fromkeys(("dtype", "device", "attention", "cuda_graphs"), Flag(default="auto")),
+    "perfetto": Flag("write the run, operator by operator, for https://ui.perfetto.dev (JSON)"),
+    "check": Flag(),
+}  # fmt: skip
+
+
 def parse_args() -> argparse.Namespace:
-    parser = Parser(__doc__.splitlines()[0])
+    parser = Parser(__doc__.splitlines()[0], FLAGS)
     parser.add_argument("prompts", nargs="*", help="one or more prompts")
-    add = parser.add_flag
-    add("file", "UTF-8 text file with one prompt on each line; empty lines are skipped")
-    add("model", "model: demo, a Hugging Face directory, or a hub id", "demo")
-    add("policy", f"policy, one of {policy_names()}", "sarathi")
-    add("policy-file")
-    add("calibration", "calibration of this machine, for policies that ask what a batch costs",
-        shown="results/calibration-MODEL.json")  # fmt: skip
-    add("chunk-size", default=64)
-    add("max-batch-size", default=8)
-    longest = "most tokens of prompt and output; with --beams, of the prompt"
-    add("max-length", longest, shown="the model's")
-    add("max-tokens", "output tokens at most", 64)
-    add("temperature", default=0.0, shown="0")
-    add("top-k", default=0)
-    add("top-p", default=1.0, shown="1")
-    add("beams", "search with BW beams, instead of sampling; each takes a token of C")
-    add("n", "with --beams: print the N best", shown="all")
-    add("cache", f"with --beams: cache, {either(CACHES)}", shown="segment")
-    penalty = "with --beams: score = log-probability / length ** X, X from -10 to 10"
-    add("length-penalty", penalty, shown="1")
-    add("seed", "seed of the sampling", 0)
-    add("ignore-eos")
-    add("dtype", default="auto")
-    add("device", default="auto")
-    add("attention", default="auto")
-    add("cuda-graphs", default="auto")
-    add("perfetto", "write the run, operator by operator, for https://ui.perfetto.dev (JSON)")
-    add("check")
     args = parser.parse_args()
     if args.policy_file:
         load_policies(args.policy_file)
@@ -75,7 +75,7 @@ def beam_params(args: argparse.Namespace) -> BeamSearchParams | None:
                     f"--{name.replace('_', '-')} is for beam search only: give --beams too"
                 )
         return None
-    for name, usual in (("temperature", 0.0), ("top_k", 0), ("top_p", 1.0)):
+    for name, usual in (("temperature", 0), ("top_k", 0), ("top_p", 1)):
         if getattr(args, name) != usual:
             flag = f"--{name.replace('_', '-')}"
             raise UserError(

@@ -29,12 +29,13 @@ from pathlib import Path
 from batch import Request
 from command.checks import UserError, did_you_mean, lookup
 from command.cli import ROOT, run_main
+from command.flags import Flag
 from configs import GPU, GPUS, LINKS, MODELS, ModelConfig
 from costmodel import SOFTWARE, TILE, CostModel, constants, make_batch, tokens_that_fit
 from experiments.lib.common import run_jobs
 from experiments.lib.figure import finish
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
-from experiments.lib.flags import Flag, make_directory, make_parser, parse
+from experiments.lib.flags import WRITES, ScriptParser, make_directory
 from experiments.lib.papers import ARXIV, CHAT
 from experiments.lib.plan_report import (
     NAME,
@@ -87,6 +88,7 @@ FLAGS = {
     "rate": Flag("requests per second that you expect: how many replicas hold them?"),
     "max_batch_size": Flag("requests that run at once", shown="256; here, 8"),
     **POLICY_FLAGS,
+    **WRITES,
     "out": Flag("", ROOT / "build" / NAME),
 }  # fmt: skip
 
@@ -280,7 +282,7 @@ def replicas_of(
 
 
 def read_options(arguments: Sequence[str] | None = None) -> Namespace:
-    return parse(make_parser(__doc__, FLAGS), FLAGS, arguments)
+    return ScriptParser(__doc__, FLAGS).parse_args(arguments)
 
 
 def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:

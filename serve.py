@@ -16,7 +16,7 @@ import os
 
 from command.checks import UserError
 from command.cli import run_main
-from command.flags import Parser
+from command.flags import Flag, Parser
 from configs import GPUS
 from loading.files import find
 from loading.policyfile import load_policies
@@ -34,33 +34,33 @@ REAL = {"dtype": "auto", "device": "auto", "attention": "auto", "cuda_graphs": "
         "check": False}  # fmt: skip
 
 
+FLAGS = {
+    "model": Flag("model: demo, a Hugging Face directory, or a hub id; with --gpu, a name of"
+                  " configs.MODELS", shown="demo; with --gpu, llama-13b"),
+    "policy": Flag(f"policy, one of {policy_names()}", "sarathi_serve"),
+    "policy_file": Flag(),
+    "chunk_size": Flag(default=256),
+    "max_batch_size": Flag(shown="8; with --gpu, what fits its memory"),
+    "max_length": Flag(shown="the model's; with --gpu, 8192 at most"),
+    "gpu": Flag(f"priced: GPU of the cost model, one of {', '.join(GPUS)}"),
+    "tp": Flag("priced: GPUs that share each layer", 1),
+    "host": Flag(default="127.0.0.1"),
+    "port": Flag(default=8000),
+    "api_key": Flag("key that clients must send; may be repeated", shown=f"${KEY}, else none",
+                    repeated=True),
+    "cors_origin": Flag("web page of another site that may ask; may be repeated", repeated=True),
+    "queue": Flag("requests that may wait; one more is answered 429", 256),
+    "connections": Flag(default=1000),
+    "max_body": Flag(default=1),
+    "drain": Flag("how long running requests may take after Ctrl-C, in s", 30),
+    "pyodide": Flag("folder with the files of Pyodide, for browsers without a network",
+                    shown="none: a browser loads it"),
+    **{name: Flag(default=usual) for name, usual in REAL.items()},
+}  # fmt: skip
+
+
 def parse_args() -> argparse.Namespace:
-    parser = Parser(__doc__.splitlines()[0])
-    add = parser.add_flag
-    add("model", "model: demo, a Hugging Face directory, or a hub id; with --gpu, a name of"
-        " configs.MODELS", shown="demo; with --gpu, llama-13b")  # fmt: skip
-    add("policy", f"policy, one of {policy_names()}", "sarathi_serve")
-    add("policy-file")
-    add("chunk-size", default=256)
-    add("max-batch-size", shown="8; with --gpu, what fits its memory")
-    add("max-length", shown="the model's; with --gpu, 8192 at most")
-    add("gpu", f"priced: GPU of the cost model, one of {', '.join(GPUS)}")
-    add("tp", "priced: GPUs that share each layer", 1)
-    add("host", default="127.0.0.1")
-    add("port", default=8000)
-    add("api-key", "key that clients must send; may be repeated", shown=f"${KEY}, else none",
-        repeated=True)  # fmt: skip
-    add("cors-origin", "web page of another site that may ask; may be repeated", repeated=True)
-    add("queue", "requests that may wait; one more is answered 429", 256)
-    add("connections", default=1000)
-    add("max-body", default=1)
-    add("drain", "how long running requests may take after Ctrl-C, in s", 30)
-    add("pyodide", "folder with the files of Pyodide, for browsers without a network",
-        shown="none: a browser loads it")  # fmt: skip
-    for name in ("dtype", "device", "attention"):
-        add(name, default="auto")
-    add("cuda-graphs", default="auto")
-    add("check")
+    parser = Parser(__doc__.splitlines()[0], FLAGS)
     args = parser.parse_args()
     if args.policy_file:
         load_policies(args.policy_file)

@@ -2,13 +2,14 @@
 
     python flags.py         prints the table as docs/flags.md has it
 
-`Parser.add_flag` gives a command a flag of the table. A command says what the value does there, and
-its default; it cannot change what kind of value it is.
+A command declares a dict of `Flag`: what a value does there, and its default. It cannot change what
+kind of value it is. `Parser` reads them from the command line.
 """
 
 import argparse
+import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +21,10 @@ from command.checks import (
     TEMPERATURE,
     TOP_P,
     Range,
+    UserError,
     did_you_mean,
 )
-from command.cli import claim, one_line, run_main
+from command.cli import ROOT, claim, one_line, run_main
 
 # ---------------------------------------------------------------------------------- kinds of values
 
@@ -240,67 +242,72 @@ KINDS = {name: kind for kinds in TABLE.values() for name, kind in kinds.items()}
 # --------------------------------------------------------------------------------------- the parser
 
 
+@dataclass(frozen=True)
+class Flag:
+    """A flag of one command. It is declared under its name, with _ for -.
+
+    help: what it does here, one sentence; "": the table's. default: its value where it is not
+    given; shown: that in words, where it is not a value. quick: its default with --quick; None: the
+    same. measure: it is refused without --measure. choices: the names that it takes. type: reads a
+    value that has an inner form. several: takes one value or more. repeated: may be given several
+    times. Both give lists.
+    """
+
+    help: str = ""
+    default: object = None
+    quick: object = None
+    measure: bool = False
+    shown: str = ""
+    choices: Iterable[str] = ()
+    type: Callable[[str], object] | None = None
+    several: bool = False
+    repeated: bool = False
+
+    @property
+    def default_words(self) -> str:
+        """Its default as the help shows it: the same on every machine."""
+        values = self.default if isinstance(self.default, list | tuple) else [self.default]
+        words = "none" if self.default is None else " ".join(map(str, values))
+        return self.shown or words.replace(f"{ROOT}{os.sep}", "")
+
+
 class Parser(argparse.ArgumentParser):
-    """argparse with the flags of the table. A mistake gives one short line, and status 2.
+    """argparse with flags of the table. A mistake gives one short line, and status 2.
 
     A flag must be written in full. Files that are not ours are safe from being overwritten.
     """
 
-    def __init__(self, description: str) -> None:
+    def __init__(self, description: str, flags: Mapping[str, Flag] | None = None) -> None:
         super().__init__(
             description=description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        self.outputs: list[str] = []
+        flags = dict(flags or {})
+        if any(flag.measure for flag in flags.values()):
+            flags = {"measure": Flag(), **flags}
+        self.outputs = [name for name in flags if KINDS[name.replace("_", "-")].output]
+        if self.outputs:
+            flags.setdefault("force", Flag())
+        self.flags: dict[str, Flag] = {}
+        measured = self.add_argument_group("only with --measure")
+        for name, flag in flags.items():
+            self.add_flag(name, flag, measured if flag.measure else None)
 
-    def add_flag(
-        self,
-        name: str,
-        help: str = "",
-        default: object = None,
-        shown: str = "",
-        choices: Iterable[str] = (),
-        type: Callable[[str], object] | None = None,
-        several: bool = False,
-        repeated: bool = False,
-        group: argparse._ArgumentGroup | None = None,
-    ) -> None:
-        """Add a flag of the table.
-
-        name: without its dashes. help: what it does here, one sentence; "": the table's.
-        default: its value where it is not given. shown: that in words, where it is not a value.
-        choices: the names that it takes. type: reads a value that has an inner form.
-        several: takes one value or more. repeated: may be given several times. Both give lists,
-        and None where it is not given. group: of the help.
-        """
-        kind, where = KINDS[name], group or self
-        help = (help or kind.meaning).replace("%", "%%")
+    def add_flag(self, name: str, flag: Flag, group: argparse._ArgumentGroup | None = None) -> None:
+        """Add one flag. group: of the help."""
+        self.flags[name] = flag
+        written = name.replace("_", "-")
+        kind, help, options = KINDS[written], flag.help or KINDS[written].meaning, {}
         if not kind.metavar:
-            where.add_argument(f"--{name}", action="store_true", help=help)
-            return
-        words = " ".join(map(str, default)) if isinstance(default, list | tuple) else str(default)
-        words = shown or ("none" if default is None else words)
-        options = {"type": type or (OneOf(tuple(choices)) if choices else kind.type)}
-        if several or repeated:
-            # a default of argparse would stay before the values that are given
-            options |= {"action": "extend", "nargs": "+"} if several else {"action": "append"}
+            options["action"] = "store_true"
         else:
-            options["default"] = default
-        action = where.add_argument(
-            f"--{name}",
-            metavar=kind.metavar,
-            help=f"{help} (default: {words.replace('%', '%%')})",
-            **options,
-        )
-        if kind.output:
-            self.outputs.append(action.dest)
-            if not self.has("force"):
-                self.add_flag("force")
-
-    def has(self, name: str) -> bool:
-        """Whether it has this flag of the table."""
-        return f"--{name}" in self._option_string_actions
+            help += f" (default: {flag.default_words})"
+            names = OneOf(tuple(flag.choices)) if flag.choices else None
+            options = {"metavar": kind.metavar, "type": flag.type or names or kind.type}
+        if flag.several or flag.repeated:
+            options |= {"action": "extend", "nargs": "+"} if flag.several else {"action": "append"}
+        (group or self).add_argument(f"--{written}", help=help.replace("%", "%%"), **options)
 
     def parse_args(
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -310,14 +317,31 @@ class Parser(argparse.ArgumentParser):
         for word in flags:
             name, _, value = word.partition("=")
             if value == "--" and name.startswith("--"):  # argparse 3.11 falls over it
-                self.error(f"argument {name}: '--' is no value")
+                self.error(f"argument {name}: '--' is not a value")
         options, unknown = self.parse_known_args(words, namespace)
         if unknown:
             name = unknown[0].partition("=")[0]
             near = did_you_mean(name, self._option_string_actions) if name[:2] == "--" else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
+        self.set_defaults_of(options)
         self.check_outputs(options)
         return options
+
+    def set_defaults_of(self, options: argparse.Namespace) -> None:
+        """Give the flags that are not given their defaults: --quick has others.
+
+        A default of argparse would stay before the values of a list that are given. Raises
+        UserError where a flag is given that needs --measure, without it.
+        """
+        for name, flag in self.flags.items():
+            if getattr(options, name) is None:
+                quick = flag.quick is not None and options.quick
+                setattr(options, name, flag.quick if quick else flag.default)
+            elif flag.measure and not options.measure:
+                raise UserError(
+                    f"--{name.replace('_', '-')} needs --measure: what is predicted are always the"
+                    " paper's models and GPUs"
+                )
 
     def check_outputs(self, options: argparse.Namespace) -> None:
         """Refuse to write over what is not ours, or over one output with another."""

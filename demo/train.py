@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from command.checks import UserError
 from command.cli import MARK, is_ours, progress, run_main, write_file
-from command.flags import Parser
+from command.flags import Flag, Parser
 from configs import MODELS
 from demo.corpus import documents, split, train_tokenizer
 from loading.checkpoint import load_weights, save
@@ -105,13 +105,16 @@ def check_folder(folder: Path, force: bool) -> None:
         )
 
 
+FLAGS = {
+    "minutes": Flag(default=25),
+    "seed": Flag(default=0),
+    "out": Flag("folder of the model", DEMO, shown="demo/"),
+    "force": Flag(),
+}
+
+
 def main() -> None:
-    parser = Parser("Train the demo model on Python's own documentation.")
-    parser.add_flag("minutes", default=25.0, shown="25")
-    parser.add_flag("seed", default=0)
-    parser.add_flag("out", "folder of the model", DEMO, shown="demo/")
-    parser.add_flag("force")
-    args = parser.parse_args()
+    args = Parser("Train the demo model on Python's own documentation.", FLAGS).parse_args()
     check_folder(args.out, args.force)
     torch.manual_seed(args.seed)
     config = MODELS["demo"]

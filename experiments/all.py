@@ -34,10 +34,11 @@ from PIL.PngImagePlugin import PngInfo
 
 from command.checks import UserError
 from command.cli import MARK, run_main, write_file
+from command.flags import Flag
 from experiments import fidelity, fig9
 from experiments.lib import common, look
 from experiments.lib.common import ROOT, Point, curves, three_digits
-from experiments.lib.flags import Flag, start
+from experiments.lib.flags import start
 
 # They take minutes, or need a compiler and transformers: without --slow the gallery shows the
 # results that are there.

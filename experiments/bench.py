@@ -38,12 +38,13 @@ import torch
 from batch import Request
 from command.checks import UserError
 from command.cli import run_main
+from command.flags import Flag
 from configs import MODELS, OPERATORS, ModelConfig
 from engine import LLM, SamplingParams
 from executor import ModelExecutor
 from experiments.bench_peers import BATCH_SIZE, BUDGETED, ENGINES, Work
 from experiments.lib.common import print_table, progress
-from experiments.lib.flags import Flag, bare_parser, parse
+from experiments.lib.flags import ScriptParser
 from experiments.lib.measuring import hardware_of
 from fast import native
 from loading import checkpoint
@@ -519,7 +520,7 @@ def run_benchmark(options: argparse.Namespace, llm: LLM, directory: str) -> None
 
 
 def main() -> None:
-    options = parse(bare_parser(__doc__, FLAGS), FLAGS)
+    options = ScriptParser(__doc__, FLAGS).parse_args()
     if options.overhead:
         print_overhead(options.attention, rounds=1 if options.quick else 6)
         return

@@ -32,14 +32,15 @@ from dataclasses import replace
 import matplotlib.pyplot as plt
 import torch
 
-from command.checks import UserError
+from command.checks import MOST, Range, UserError
 from command.cli import run_main
+from command.flags import Flag
 from configs import MODELS, ModelConfig
 from experiments.lib import beam_engines, common, look, segment
 from experiments.lib.beam_cases import TOKENS, Case, Row, points_of, rows_of, with_earlier
 from experiments.lib.beam_engines import ENGINES, Engines, Search, Seen, started
 from experiments.lib.common import SPREAD, Point, three_digits
-from experiments.lib.flags import Flag, start
+from experiments.lib.flags import start
 from experiments.lib.measuring import this_machine
 from experiments.lib.segment import OURS
 from loading.device import choose_dtype
@@ -149,13 +150,14 @@ def draw(rows: Sequence[Row]) -> plt.Figure:
 
 def steps_of(text: str) -> tuple[str, int]:
     """--stop-after ENGINE=N."""
-    engine, _, steps = text.partition("=")
-    if engine not in ENGINES or not steps.isdecimal() or int(steps) < 2:
+    engine, _, word = text.partition("=")
+    steps = Range(2, MOST).read(word)
+    if engine not in ENGINES or steps is word:
         allowed = ", ".join(ENGINES)
         raise argparse.ArgumentTypeError(
             f"{text!r} is not ENGINE=N: an engine of {allowed}, and at least 2 output tokens"
         )
-    return engine, int(steps)
+    return engine, steps
 
 
 FLAGS = {

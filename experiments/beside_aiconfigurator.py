@@ -41,11 +41,12 @@ import matplotlib.pyplot as plt
 from batch import Batch
 from command.checks import UserError
 from command.cli import run_main
+from command.flags import Flag
 from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel, make_batch, tokens_that_fit
 from experiments.lib.common import ROOT, Point, Record, curves, print_table, write_table
 from experiments.lib.figure import finish
-from experiments.lib.flags import Flag, start
+from experiments.lib.flags import start
 from experiments.lib.look import COLOURS, log_ticks, panels, plot_points, shade_spread
 from experiments.lib.validation import error_summary, quantile
 

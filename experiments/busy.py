@@ -23,10 +23,11 @@ from statistics import median
 import torch
 
 from command.cli import run_main
+from command.flags import Flag
 from engine import LLM, SamplingParams
 from experiments.bench import MAX_LENGTH, SHAPES, make_workload, run_ours
 from experiments.lib.common import print_table, progress
-from experiments.lib.flags import Flag, bare_parser, parse
+from experiments.lib.flags import ScriptParser
 from experiments.lib.measuring import this_machine
 
 PROMPT = "The with statement"
@@ -74,7 +75,7 @@ FLAGS = {
 
 
 def main() -> None:
-    options = parse(bare_parser(__doc__, FLAGS), FLAGS)
+    options = ScriptParser(__doc__, FLAGS).parse_args()
     programs = options.programs or (2 if options.workload == "demo" else 1)
     run, quiet, beside = make_run(options.workload), [], []
     for _ in progress(range(options.repeats), "measuring"):

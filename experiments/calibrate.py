@@ -45,11 +45,12 @@ import torch
 from batch import Batch
 from command.checks import UserError
 from command.cli import claim, run_main
+from command.flags import Flag
 from configs import GPU
 from costmodel import CostModel, make_batch
 from engine import LLM
 from experiments.lib.common import ROOT, make_directory, print_table, progress
-from experiments.lib.flags import MEASURE, Flag, bare_parser, parse
+from experiments.lib.flags import MEASURE, ScriptParser
 from experiments.lib.measuring import batch_runner, device_for, hardware_of
 from loop import Result
 from serving.calibration import (
@@ -426,7 +427,7 @@ FLAGS = {name: replace(MEASURE[name], measure=False) for name in ("device", "dty
 
 
 def main() -> None:
-    options = parse(bare_parser(__doc__, FLAGS), FLAGS)
+    options = ScriptParser(__doc__, FLAGS).parse_args()
 
     llm = load_llm(options.model, options.dtype, options.device)
     path = options.json or ROOT / "results" / f"calibration-{llm.config.name}.json"

@@ -12,12 +12,13 @@ import statistics
 import textwrap
 
 from command.cli import run_main
+from command.flags import Flag
 from configs import GPUS, MODELS, lookup
 from configs.constants import SOFTWARE
 from costmodel import KERNELS, CostModel, make_batch
 from experiments import law_kernels
 from experiments.lib.common import paper_numbers
-from experiments.lib.flags import Flag, bare_parser, parse
+from experiments.lib.flags import ScriptParser
 from experiments.lib.measured_kernels import by_size, read_kernels
 from experiments.serve_phases import NODE, saturating_tokens
 
@@ -215,7 +216,7 @@ def sections(cost: CostModel, software: str) -> dict[str, list[str]]:
 
 
 def main() -> None:
-    options = parse(bare_parser(__doc__, FLAGS), FLAGS)
+    options = ScriptParser(__doc__, FLAGS).parse_args()
     model, gpu = lookup(MODELS, options.model, "model"), lookup(GPUS, options.gpu, "GPU")
     cost = CostModel(model, gpu, software=options.software)
     print(f"{model.name} on {gpu.name}, software {options.software}")

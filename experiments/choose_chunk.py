@@ -29,11 +29,12 @@ import matplotlib.pyplot as plt
 
 from command.checks import UserError, lookup
 from command.cli import run_main
+from command.flags import Flag
 from configs import GPUS, MODELS
 from costmodel import SOFTWARE, TILE, CostModel, requests_that_fit
 from experiments.lib.common import Record, print_table, progress
 from experiments.lib.figure import finish
-from experiments.lib.flags import Flag, start
+from experiments.lib.flags import start
 from experiments.lib.look import COLOURS, panels
 from experiments.lib.steady import Workload, run_priced, split, tokens_per_second
 from serving.calibration import BATCH_SIZE, CalibratedModel, Calibration

@@ -52,13 +52,13 @@ import pipeline
 from batch import Request
 from command.checks import UserError
 from command.cli import run_main
-from command.flags import KINDS
+from command.flags import KINDS, Flag
 from configs import GPUS, LINKS, MODELS, Link
 from costmodel import SOFTWARE, CostModel, constants, requests_that_fit, tokens_that_fit
 from experiments.lib import common
 from experiments.lib.common import Point, Record, print_table
 from experiments.lib.figure import finish
-from experiments.lib.flags import Flag, start
+from experiments.lib.flags import start
 from experiments.lib.look import panels, star
 from experiments.lib.papers import LOOKS
 from experiments.lib.steady import split

@@ -32,12 +32,13 @@ import matplotlib.pyplot as plt
 
 from command.checks import UserError
 from command.cli import run_main
+from command.flags import Flag
 from configs import GPUS, MODELS
 from costmodel import requests_that_fit
 from experiments.lib import common, look, measuring
 from experiments.lib.common import Point, Record, print_table
 from experiments.lib.figure import finish
-from experiments.lib.flags import MEASURE, POLICIES, Flag, file_name, make_parser, parse
+from experiments.lib.flags import MEASURE, POLICIES, WRITES, ScriptParser, file_name
 from experiments.lib.papers import SPARE_LOOKS
 from experiments.lib.steady import BATCH_SIZES, Workload, balance, predicted_throughput, split
 
@@ -334,7 +335,7 @@ def draw(points: list[Point]) -> plt.Figure:
 
 
 def main() -> None:
-    options = parse(make_parser(__doc__, FLAGS), FLAGS)
+    options = ScriptParser(__doc__, FLAGS | WRITES).parse_args()
     llm = load(options) if options.measure else None
     name, more = file_name("fig9", options), more_policies(options)
     common.make_directory(options.out, name, force=options.force)

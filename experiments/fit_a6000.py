@@ -22,7 +22,7 @@ from experiments.lib.fitting import (
     print_constants,
     rounded,
 )
-from experiments.lib.flags import bare_parser, parse
+from experiments.lib.flags import ScriptParser
 
 FITTED = ("compute", "memory", "attention", "p", "hybrid")
 START = Efficiency(compute=0.7, memory=0.7, attention=0.5, p=3.0, hybrid=20e-6)
@@ -60,7 +60,7 @@ def fit(numbers: Mapping[str, float]) -> Efficiency:
 
 
 def main() -> None:
-    parse(bare_parser(__doc__), {})
+    ScriptParser(__doc__).parse_args()
     numbers = paper_numbers()
     print("Fitted on SARATHI Table 2 and Fig 7; in configs/constants.py:\n")
     fitted = fit(numbers)

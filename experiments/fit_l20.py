@@ -36,7 +36,7 @@ from experiments.lib.fitting import (
     print_constants,
     rounded,
 )
-from experiments.lib.flags import bare_parser, parse
+from experiments.lib.flags import ScriptParser
 
 A6000, L20 = EFFICIENCY["a6000", "sarathi"], EFFICIENCY["l20", "td_pipe"]
 FITTED = ("compute", "memory", "p", "overhead")
@@ -151,7 +151,7 @@ def print_borrowed(times: Mapping[int, float]) -> dict[str, float]:
 
 
 def main() -> None:
-    parse(bare_parser(__doc__), {})
+    ScriptParser(__doc__).parse_args()
     times = measured()
     print("Fitted on iterations of LLaMA-13B on an L20; in configs/constants.py:\n")
     fitted = fit(times)

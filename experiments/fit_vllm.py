@@ -26,7 +26,7 @@ from configs import GPUS
 from configs.constants import ALL_REDUCES, EFFICIENCY, NCCL, TWO_STEPS, AllReduce, Efficiency
 from experiments.lib.common import print_table, progress
 from experiments.lib.fitting import check_constants, compass_search, print_constants, rounded
-from experiments.lib.flags import bare_parser, parse
+from experiments.lib.flags import ScriptParser
 from experiments.lib.measured_kernels import (
     FOLDERS,
     SHAPES,
@@ -202,10 +202,10 @@ def print_reduces(link: str, ways: dict[int, tuple[AllReduce, ...]]) -> None:
 
 
 def main() -> None:
-    parser = bare_parser(__doc__)
+    parser = ScriptParser(__doc__)
     help = "folder of the full tables: GPU/gemm.csv and so on"
     parser.add_argument("directory", type=Path, metavar="DIR", nargs="?", help=help)
-    options = parse(parser, {})
+    options = parser.parse_args()
     tables = read_tables(options.directory) if options.directory else []
     kernels, rows, found = read_kernels(), [], {}
     attention, tested_times = {}, []

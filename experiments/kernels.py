@@ -23,9 +23,10 @@ from beam.attention import plain, with_beams
 from beam.memory import BeamSpan, SegmentMemory
 from command.checks import UserError
 from command.cli import run_main
+from command.flags import Flag
 from configs import MODELS, ModelConfig
 from experiments.lib.common import print_table
-from experiments.lib.flags import Flag, bare_parser, parse
+from experiments.lib.flags import ScriptParser
 from experiments.lib.measuring import this_machine
 from fast import native
 from fast.backends import BACKENDS, choose_backend
@@ -160,7 +161,7 @@ FLAGS = {
 
 @torch.inference_mode()
 def main() -> None:
-    options = parse(bare_parser(__doc__, FLAGS), FLAGS)
+    options = ScriptParser(__doc__, FLAGS).parse_args()
     dtype, repeats = choose_dtype(options.dtype, CPU), options.repeats
     if not can_pack(CPU, dtype):
         raise UserError(f"--dtype {options.dtype}: packed linears need an x86 CPU")

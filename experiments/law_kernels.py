@@ -24,12 +24,13 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from command.cli import run_main
+from command.flags import Flag
 from configs import GPUS, LINKS, MODELS
 from configs.constants import ALL_REDUCES, EFFICIENCY
 from costmodel import CostModel, make_batch
 from experiments import fig7, fit_a6000, fit_l20
 from experiments.lib.common import Record, paper_numbers, print_table, write_csv
-from experiments.lib.flags import Flag, start
+from experiments.lib.flags import start
 from experiments.lib.look import COLOURS, STAR, log_ticks, panels, save_figure, use_style
 from experiments.lib.measured_kernels import (
     SHAPES,

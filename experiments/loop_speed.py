@@ -17,9 +17,10 @@ from collections.abc import Callable
 
 from batch import Request
 from command.cli import run_main
+from command.flags import Flag
 from experiments import fig12
 from experiments.lib.common import print_table
-from experiments.lib.flags import Flag, bare_parser, parse
+from experiments.lib.flags import ScriptParser
 from experiments.lib.papers import MISTRAL
 from scheduler import POLICIES
 from serving.traffic import LogNormal, make_requests, poisson
@@ -95,7 +96,7 @@ FLAGS = {
 
 
 def main() -> None:
-    options = parse(bare_parser(__doc__, FLAGS), FLAGS)
+    options = ScriptParser(__doc__, FLAGS).parse_args()
     if options.requests:
         print_pipeline(options.requests)
         return

@@ -20,10 +20,11 @@ import matplotlib.pyplot as plt
 
 from command.checks import UserError
 from command.cli import run_main
+from command.flags import Flag
 from experiments.lib import measuring
 from experiments.lib.common import Point, Record, print_table, progress, values, with_kept
 from experiments.lib.figure import finish
-from experiments.lib.flags import MEASURE, Flag, start
+from experiments.lib.flags import MEASURE, start
 from experiments.lib.look import COLOURS, panels
 from serving.calibration import BATCH_SIZE, RESULTS, CalibratedModel, Calibration
 from serving.capacity import MAX_DELAY, Load

@@ -22,6 +22,7 @@ import matplotlib.pyplot as plt
 
 from batch import Request
 from command.cli import run_main
+from command.flags import Flag
 from experiments.lib import flags, look, measuring
 from experiments.lib.common import (
     Record,
@@ -32,7 +33,7 @@ from experiments.lib.common import (
     with_kept,
 )
 from experiments.lib.figure import finish
-from experiments.lib.flags import MEASURE, Flag, file_name, start
+from experiments.lib.flags import MEASURE, file_name, start
 from experiments.lib.steady import simulate_operators
 from pictures import perfetto
 from pictures.gantt import draw_lanes, legend_handles
@@ -114,16 +115,16 @@ def compare(
     where: tuple[str, str, str],
     chunk_size: int = CHUNK_SIZE,
     repeats: int = 1,
-    more: Sequence[str] | None = None,
+    policies: Sequence[str] | None = None,
 ) -> Comparison:
-    """`run` the requests under all policies in turns, `repeats` times. more: policies with options.
+    """`run` the requests under all policies in turns, `repeats` times. policies: those to add.
 
     A run of A and B alone says when C and D arrive, and what a stall is. The fastest run of each
     policy is kept, since whatever else a machine does only ever adds time.
     """
     alone = [run("sarathi_serve", workload(chunk_size)[:2]) for _ in range(repeats)]
     arrival, bound = arrival_and_bound(min(alone, key=lambda trace: trace.seconds))
-    runs: dict[str, list[Trace]] = {policy: [] for policy in (*POLICIES, *(more or ()))}
+    runs: dict[str, list[Trace]] = {policy: [] for policy in (*POLICIES, *(policies or ()))}
     for policy in progress(repeats * list(runs), "running"):
         runs[policy].append(run(policy, workload(chunk_size, arrival)))
     fastest = {
@@ -132,22 +133,22 @@ def compare(
     return Comparison(fastest, chunk_size, arrival, bound, where)
 
 
-def predict(more: Sequence[str] | None = None) -> Comparison:
+def predict(policies: Sequence[str] | None = None) -> Comparison:
     def run(policy: str, requests: list[Request]) -> Trace:
         return simulate_operators(requests, policy, CHUNK_SIZE, len(NAMES), MODEL, GPU)
 
-    return compare(run, (MODEL, GPU, "predicted"), more=more)
+    return compare(run, (MODEL, GPU, "predicted"), policies=policies)
 
 
 def measure(
-    llm: "measuring.LLM", chunk_size: int, repeats: int, more: Sequence[str] | None = None
+    llm: "measuring.LLM", chunk_size: int, repeats: int, policies: Sequence[str] | None = None
 ) -> Comparison:
     def run(policy: str, requests: list[Request]) -> Trace:
         measuring.generate(llm, requests, policy, chunk_size)
         return llm.trace
 
     measuring.warm_up(llm)
-    return compare(run, measuring.measured_on(llm), chunk_size, repeats, more)
+    return compare(run, measuring.measured_on(llm), chunk_size, repeats, policies)
 
 
 def figures_of(trace: Trace) -> dict[str, float]:

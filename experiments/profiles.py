@@ -22,14 +22,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from command.checks import MOST, UserError
+from command.checks import MOST, Range, UserError
 from command.cli import run_main
 from configs import GPU, GPUS, ModelConfig
 from configs.constants import Efficiency
 from costmodel import CostModel
 from experiments.lib.common import print_table, progress
 from experiments.lib.fitting import compass_search
-from experiments.lib.flags import bare_parser, parse
+from experiments.lib.flags import ScriptParser
 from experiments.lib.validation import error_summary
 
 OPERATORS = {
@@ -89,15 +89,10 @@ class Row:
 
 def read_cell(where: str, row: dict[str, str], column: str, kind: type) -> float:
     """A number above 0. Raises UserError that names file and line (`where`) and column."""
-    try:
-        value = kind(row[column])
-    except (TypeError, ValueError):
-        value = -1
-    if not 0 < value < MOST:
-        what = "a number above 0" if kind is float else "a whole number above 0"
-        raise UserError(
-            f"{where}, column {column}: {row[column]!r} is not {what} and below {MOST:g}"
-        )
+    allowed = Range(0, MOST, whole=kind is int, above=True)
+    value = allowed.read(row[column] or "")
+    if value not in allowed:
+        raise UserError(f"{where}, column {column}: {row[column]!r} is not {allowed}")
     return value
 
 
@@ -269,10 +264,10 @@ def print_others(profiles: dict[str, dict[str, list[Row]]], directory: Path) -> 
 
 
 def main() -> None:
-    parser = bare_parser(__doc__)
+    parser = ScriptParser(__doc__)
     help = "folder that holds GPU/MODEL/mlp.csv files"
     parser.add_argument("directory", type=Path, metavar="DIR", help=help)
-    directory = parse(parser, {}).directory
+    directory = parser.parse_args().directory
     profiles = read_profiles(directory)
     print_known(profiles, directory)
     print_fitted(profiles, directory)

@@ -28,11 +28,12 @@ from typing import TYPE_CHECKING
 import matplotlib.pyplot as plt
 
 from command.cli import run_main
+from command.flags import Flag
 from configs import MODELS, ModelConfig
 from experiments.lib import common, look, measuring
 from experiments.lib.common import SPREAD, Point, Record, curves
 from experiments.lib.figure import finish
-from experiments.lib.flags import Flag, start
+from experiments.lib.flags import start
 from experiments.lib.look import COLOURS
 from experiments.lib.segment import TILE, WIDTH, say
 

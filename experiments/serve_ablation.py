@@ -18,10 +18,10 @@ from itertools import product
 
 import matplotlib.pyplot as plt
 
+from command.flags import Flag
 from experiments.lib.common import Point, Record, values
 from experiments.lib.figure import Figure
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
-from experiments.lib.flags import Flag
 from experiments.lib.look import COLOURS, labelled_bars, panels
 from experiments.lib.papers import ARXIV, CHAT, YI, looks_of
 from serving.capacity import median_ttft, p99_tbt

@@ -24,10 +24,11 @@ import matplotlib.pyplot as plt
 
 from command.checks import UserError
 from command.cli import run_main
+from command.flags import Flag
 from costmodel import TILE
 from experiments.lib.common import Point, Record, curves, progress
 from experiments.lib.figure import Figure
-from experiments.lib.flags import Flag, make_parser, parse
+from experiments.lib.flags import WRITES, ScriptParser
 from experiments.lib.look import SERIES, log_ticks, panels, plot_points
 from experiments.lib.papers import CHAT, MISTRAL, YI
 from serving import capacity
@@ -137,7 +138,7 @@ def print_budget(options: Namespace) -> None:
 
 
 def main() -> None:
-    options = parse(make_parser(__doc__, FLAGS), FLAGS)
+    options = ScriptParser(__doc__, FLAGS | WRITES).parse_args()
     if options.tbt_slo:
         print_budget(options)
     elif options.calibration:

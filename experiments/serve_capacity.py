@@ -37,11 +37,12 @@ import matplotlib.pyplot as plt
 import scheduler
 from batch import Request
 from command.cli import run_main
+from command.flags import Flag
 from experiments.lib import papers
 from experiments.lib.common import Point, Record, paper_numbers, print_table, run_jobs, values
 from experiments.lib.figure import Figure
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
-from experiments.lib.flags import Flag, make_parser, parse
+from experiments.lib.flags import WRITES, ScriptParser
 from experiments.lib.look import COLOURS, labelled_bars, panels
 from experiments.lib.papers import (
     ARXIV,
@@ -294,7 +295,7 @@ FIGURE = Figure(
 
 
 def main() -> None:
-    options = parse(make_parser(__doc__, FIGURE.flags), FIGURE.flags)
+    options = ScriptParser(__doc__, FIGURE.flags | WRITES).parse_args()
     more_policies(options.policy)  # refuses unknown names before any work
     own = options.requests_file or options.policy
     (replace(FIGURE, name=name_of(options.requests_file), paper={}) if own else FIGURE).run()

@@ -18,10 +18,11 @@ from itertools import product
 
 import matplotlib.pyplot as plt
 
+from command.flags import Flag
 from experiments.lib import measuring
 from experiments.lib.common import Point, Record, curves, progress
 from experiments.lib.figure import Figure, Scale
-from experiments.lib.flags import POLICIES, Flag
+from experiments.lib.flags import POLICIES
 from experiments.lib.look import COLOURS, panels, plot_points, source_title, sources
 from experiments.lib.papers import CHAT, OURS, RIVALS, YI, looks_of
 from serving.capacity import STRICT, median_ttft, p99_tbt

@@ -29,10 +29,11 @@ from statistics import median
 
 from command.checks import UserError
 from command.cli import ROOT, run_main
+from command.flags import Flag
 from engine import LLM, SamplingParams
 from experiments.lib.clients import Cut, Place, Refused, Stream, events, raw, request, streamed
 from experiments.lib.common import print_table
-from experiments.lib.flags import Flag, bare_parser, parse
+from experiments.lib.flags import ScriptParser
 from experiments.lib.measuring import this_machine
 from serving.capacity import percentile
 
@@ -43,6 +44,7 @@ FLAGS = {
     "seconds": Flag("how long the many streams run, in s", 60, 5),
     "requests": Flag("requests, of which a third hang up early", 10_000, 300),
     "seed": Flag("seed of all that is drawn at random", 0),
+    "quick": Flag(),
 }
 STREAMS, QUICK_STREAMS = 500, 60  # at once
 AT_ONCE = 100  # of the requests of which some hang up
@@ -290,9 +292,7 @@ def measure(options: Namespace) -> Iterator[tuple[str, list[list]]]:
 
 
 def main() -> None:
-    parser = bare_parser(__doc__, FLAGS)
-    parser.add_flag("quick")
-    options = parse(parser, FLAGS)
+    options = ScriptParser(__doc__, FLAGS).parse_args()
     print(f"measured on {this_machine()}: demo in float64, B = {SLOTS}\n")
     for name, rows in measure(options):
         print_table([name, "measured"], rows)

@@ -32,11 +32,12 @@ from statistics import median
 
 from batch import Request
 from command.cli import ROOT, interrupts_held, run_main
+from command.flags import Flag
 from engine import LLM
 from experiments.bench import BATCH_SIZE, MAX_LENGTH, SHAPES, make_workload, run_ours
 from experiments.bench_peers import Work
 from experiments.lib.common import SPREAD, Record, print_table, progress, with_kept, write_csv
-from experiments.lib.flags import Flag, start
+from experiments.lib.flags import start
 from experiments.lib.measuring import measured_on
 from web.api import Api
 from web.api import router as api_routes

@@ -43,6 +43,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from command.checks import UserError
 from command.cli import ROOT, run_main
+from command.flags import Flag
 from configs import MODELS, ModelConfig
 from experiments.bench import CPU, vllm_environment
 from experiments.bench_peers import BATCH_SIZE
@@ -57,7 +58,7 @@ from experiments.lib.common import (
     with_kept,
 )
 from experiments.lib.figure import finish
-from experiments.lib.flags import Flag, start
+from experiments.lib.flags import start
 from experiments.lib.look import (
     COLOURS,
     measured_title,

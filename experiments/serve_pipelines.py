@@ -29,6 +29,7 @@ from itertools import product
 import matplotlib.pyplot as plt
 
 from command.cli import run_main
+from command.flags import Flag
 from costmodel import make_batch
 from experiments.lib import papers
 from experiments.lib.common import (
@@ -42,7 +43,7 @@ from experiments.lib.common import (
 )
 from experiments.lib.figure import finish
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
-from experiments.lib.flags import Flag, file_name, start
+from experiments.lib.flags import file_name, start
 from experiments.lib.look import COLOURS, labelled_bars, panels
 from experiments.lib.papers import (
     ARXIV,

@@ -23,11 +23,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from batch import Request
+from command.flags import Flag
 from experiments.lib import measuring
 from experiments.lib.common import Point, Record, curves, progress
 from experiments.lib.figure import Figure, Scale
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
-from experiments.lib.flags import Flag
 from experiments.lib.look import panels, plot_points, source_title, sources
 from experiments.lib.papers import ARXIV, POLICIES, YI, looks_of
 from pictures.perfetto import About

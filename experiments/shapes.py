@@ -21,7 +21,7 @@ from pathlib import Path
 from command.checks import UserError
 from command.cli import run_main
 from experiments.lib.common import SPREAD, Point, curves, print_table, read_csv, series_options
-from experiments.lib.flags import make_parser, parse
+from experiments.lib.flags import WRITES, ScriptParser
 
 FLAT = 1.1  # the largest value over the smallest
 
@@ -157,7 +157,7 @@ def print_findings(where: str, found: dict[str, list[Finding]]) -> None:
 
 
 def main() -> None:
-    options = parse(make_parser(__doc__), {})
+    options = ScriptParser(__doc__, WRITES).parse_args()
     found = find_shapes(options.out)
     if not found:
         names = ", ".join(dict.fromkeys(f"{figure}.csv" for figure, _ in SHAPES.values()))

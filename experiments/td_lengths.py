@@ -38,6 +38,7 @@ import numpy as np
 
 from batch import Request
 from command.cli import run_main
+from command.flags import Flag
 from experiments.lib import td
 from experiments.lib.common import (
     Point,
@@ -49,7 +50,7 @@ from experiments.lib.common import (
     values_at,
 )
 from experiments.lib.figure import finish
-from experiments.lib.flags import Flag, start
+from experiments.lib.flags import start
 from experiments.lib.look import SERIES, log_ticks
 from pipeline.phases import Rules
 from pipeline.predictors import Classes, Constant, Predictor, PromptLength, oracle

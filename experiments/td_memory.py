@@ -32,10 +32,11 @@ from itertools import product
 import matplotlib.pyplot as plt
 
 from command.cli import run_main
+from command.flags import Flag
 from experiments.lib import td
 from experiments.lib.common import Point, paper_numbers, print_table, progress
 from experiments.lib.figure import finish
-from experiments.lib.flags import Flag, start
+from experiments.lib.flags import start
 from experiments.lib.look import COLOURS
 from pipeline.phases import POINTS, LookAhead, Rules
 from pipeline.predictors import Classes

@@ -23,10 +23,11 @@ from itertools import product
 import matplotlib.pyplot as plt
 
 from command.cli import run_main
+from command.flags import Flag
 from experiments.lib import td
 from experiments.lib.common import Point, paper_points, print_table, run_jobs, values_at
 from experiments.lib.figure import finish
-from experiments.lib.flags import Flag, start
+from experiments.lib.flags import start
 from experiments.lib.look import log_ticks, panels
 from experiments.lib.td import BASELINES, NODES, OURS, SYSTEMS
 from pipeline.phases import Rules

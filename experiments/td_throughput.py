@@ -26,10 +26,10 @@ from itertools import product
 
 import matplotlib.pyplot as plt
 
+from command.flags import Flag
 from experiments.lib import td
 from experiments.lib.common import Point, print_table, run_jobs, values, values_at
 from experiments.lib.figure import Figure
-from experiments.lib.flags import Flag
 from experiments.lib.look import COLOURS, log_ticks, panels, star
 from experiments.lib.td import BASELINES, NODES, OURS, SYSTEMS
 from pipeline import BUBBLES, seconds_of_rows

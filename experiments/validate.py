@@ -26,6 +26,7 @@ import matplotlib.pyplot as plt
 from batch import Request
 from command.checks import UserError
 from command.cli import run_main
+from command.flags import Flag
 from costmodel import CostModel, make_batch
 from experiments.lib.common import (
     ROOT,
@@ -37,7 +38,7 @@ from experiments.lib.common import (
     values_at,
 )
 from experiments.lib.figure import finish
-from experiments.lib.flags import Flag, make_parser, parse
+from experiments.lib.flags import WRITES, ScriptParser
 from experiments.lib.look import panels
 from experiments.lib.measuring import generate, time_batches, warm_up
 from experiments.lib.steady import run_priced
@@ -213,7 +214,7 @@ def draw(points: Sequence[Point]) -> plt.Figure:
 
 
 def main() -> None:
-    options = parse(make_parser(__doc__, FLAGS), FLAGS)
+    options = ScriptParser(__doc__, FLAGS | WRITES).parse_args()
     calibration = Calibration.read(options.calibration)
     make_directory(options.out, "validate", force=options.force)
     llm, cost = load_llm(calibration), CalibratedModel(calibration)

@@ -39,9 +39,10 @@ import pipeline
 from batch import Request
 from command.checks import UserError
 from command.cli import run_main
+from command.flags import Flag
 from experiments.lib.common import ROOT, Point, Record, make_directory, print_table, values_at
 from experiments.lib.figure import finish
-from experiments.lib.flags import Flag, make_parser, parse
+from experiments.lib.flags import WRITES, ScriptParser
 from experiments.lib.look import panels
 from experiments.lib.validation import draw_agreement, draw_lengths
 from scheduler import POLICIES
@@ -253,7 +254,7 @@ def read_calibration(path: Path) -> Calibration:
 
 
 def main() -> None:
-    options = parse(make_parser(__doc__, FLAGS), FLAGS)
+    options = ScriptParser(__doc__, FLAGS | WRITES).parse_args()
     calibration = read_calibration(options.calibration)
     name = "validate_td_pipe" if options.td_pipe else "validate_pipeline"
     make_directory(options.out, name, force=options.force)

@@ -37,7 +37,7 @@ from nbclient.exceptions import CellExecutionError
 
 from command.checks import UserError
 from command.cli import ROOT, run_main, write_file
-from command.flags import Parser
+from command.flags import Flag, Parser
 from fast import native
 
 HERE = Path(__file__).resolve().parent
@@ -160,8 +160,8 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("lessons", nargs="*", type=Path, help="only these sources (default: all)")
     written = parser.add_mutually_exclusive_group()
-    parser.add_flag("refresh", group=written)
-    parser.add_flag("text", group=written)
+    parser.add_flag("refresh", Flag(), written)
+    parser.add_flag("text", Flag(), written)
     options = parser.parse_args()
     for source in options.lessons:
         if source.suffix != ".py" or not source.is_file():

@@ -15,7 +15,7 @@ import torch
 from command import cli
 from command.checks import UserError
 from command.cli import MARK, claim, is_ours, write_file
-from command.flags import Parser
+from command.flags import Flag, Parser
 from experiments.lib.common import make_directory, with_kept
 from loading import checkpoint
 from tests.conftest import tiny_model
@@ -139,9 +139,7 @@ def test_flags_that_name_outputs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("table.csv").write_bytes(OURS[2])
-    parser = Parser("")
-    parser.add_flag("json")
-    parser.add_flag("perfetto")
+    parser = Parser("", {"json": Flag(), "perfetto": Flag()})
     try:
         parser.parse_args(arguments)
         message = ""

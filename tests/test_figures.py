@@ -32,7 +32,7 @@ from experiments.lib.common import (
     with_kept,
     write_csv,
 )
-from experiments.lib.flags import MEASURE, make_parser, parse
+from experiments.lib.flags import MEASURE, ScriptParser
 from experiments.lib.measuring import Run as MeasuredRun
 from experiments.lib.measuring import load_llm, measured_gains, time_batches
 from experiments.lib.steady import Workload, balance, predicted_gain
@@ -461,12 +461,12 @@ def test_graphs_are_asked_for_by_a_flag(when: str, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("engine.LLM", llm)
     flags = [] if when == "auto" else ["--cuda-graphs", when]
-    options = parse(make_parser("", MEASURE), MEASURE, ["--measure", *flags])
+    options = ScriptParser("", MEASURE).parse_args(["--measure", *flags])
     with pytest.raises(UserError, match="asked"):
         load_llm(options, 2, 64)
     assert asked == [when]
     with pytest.raises(UserError, match="--cuda-graphs needs --measure"):
-        parse(make_parser("", MEASURE), MEASURE, ["--cuda-graphs", "on"])
+        ScriptParser("", MEASURE).parse_args(["--cuda-graphs", "on"])
 
 
 @pytest.mark.parametrize(
@@ -486,7 +486,7 @@ def test_a_large_model_on_a_cpu_is_said_before_it_is_loaded(
     monkeypatch.setattr("engine.LLM", mock.Mock(side_effect=UserError("not yet loaded")))
     flags = ["--measure", "--dtype", "float32", "--model", model, "--device", device]
     with pytest.raises(UserError, match="not yet loaded"):
-        load_llm(parse(make_parser("", MEASURE), MEASURE, flags), 2, 64)
+        load_llm(ScriptParser("", MEASURE).parse_args(flags), 2, 64)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == (said is not None) and (not said or lines[0].startswith(said))
 

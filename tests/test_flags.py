@@ -20,10 +20,11 @@ from watch import PATIENCE, alive, children_of, descendants_of, wait_for
 from beam.request import CACHES
 from command import cli, flags
 from command.checks import UserError, did_you_mean, lookup
-from command.flags import KINDS, Parser
+from command.flags import KINDS, Flag, Parser
 from configs import GPUS
 from experiments.bench import SHAPES
 from experiments.lib import common
+from experiments.lib.flags import ScriptParser
 from fast.backends import BACKENDS
 from fast.graphs import WHEN
 from loading.device import DTYPES, choose_device
@@ -220,10 +221,9 @@ def test_documented_commands_have_flags_that_exist() -> None:
 
 def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """The one line with which a small parser refuses these arguments."""
-    parser = Parser("")
+    names = ("max_batch_size", "chunk_size", "temperature", "seed", "model")
+    parser = Parser("", {"gpu": Flag(choices=GPUS), **dict.fromkeys(names, Flag())})
     parser.add_argument("prompts", nargs="*")
-    for name in ("max-batch-size", "chunk-size", "temperature", "seed", "gpu", "model"):
-        parser.add_flag(name, choices=list(GPUS) if name == "gpu" else ())
     with pytest.raises(SystemExit) as ended:
         parser.parse_args(arguments)
     line = capsys.readouterr().err
@@ -237,7 +237,7 @@ def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--max-batch", "4"], "unrecognized arguments: --max-batch; did you mean '--max-batch-"),
         (["--modle", "demo"], "unrecognized arguments: --modle; did you mean '--model'?"),
         (["--gpu", "a100"], "did you mean 'a100-80gb'?"),
-        (["--max-batch-size=--"], "argument --max-batch-size: '--' is no value"),
+        (["--max-batch-size=--"], "argument --max-batch-size: '--' is not a value"),
         (["--max-batch-size", "0"], "argument --max-batch-size: '0' is not a whole number from 1"),
         (["--max-batch-size", "1" * 25], "is not a whole number from 1 to 1000000"),
         (["--chunk-size", "9" * 5000], "is not a whole number from 1 to 1000000000"),
@@ -261,6 +261,14 @@ def test_what_looks_like_a_flag_is_a_prompt_behind_two_dashes() -> None:
     parser = Parser("")
     parser.add_argument("prompts", nargs="*")
     assert parser.parse_args(["--", "--batch-size"]).prompts == ["--batch-size"]
+
+
+def test_one_policy_or_several_are_checked() -> None:
+    for flag, given in ((Flag(default="sarathi"), "orca"), (Flag(repeated=True), ["orca"])):
+        parser = ScriptParser("", {"policy": flag})
+        assert parser.parse_args(["--policy", "orca"]).policy == given
+        with pytest.raises(UserError, match="unknown policy 'orcs'"):
+            parser.parse_args(["--policy", "orcs"])
 
 
 def test_did_you_mean() -> None:

@@ -328,7 +328,7 @@ def test_the_course_takes_no_dashes_for_a_value(
 ) -> None:
     """Python 3.11 read an empty list from them."""
     monkeypatch.setattr(sys, "argv", ["course", *words])
-    with pytest.raises(UserError, match="'--' is no value"):
+    with pytest.raises(UserError, match="'--' is not a value"):
         course.main()
 
 

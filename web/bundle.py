@@ -19,7 +19,7 @@ from pathlib import Path
 
 from command.checks import UserError
 from command.cli import MARK, ROOT, run_main, write_file
-from command.flags import Parser
+from command.flags import Flag, Parser
 from web import explore_state, explorer
 
 STATIC = ROOT / "web" / "static"
@@ -176,13 +176,15 @@ def is_ours(folder: Path) -> bool:
         return False
 
 
+FLAGS = {
+    "out": Flag("folder that is written", ROOT / "build" / "explorer"),
+    "pyodide": Flag(),
+    "force": Flag("write into a folder that has other files"),
+}
+
+
 def main() -> None:
-    parser = Parser(__doc__)
-    parser.add_flag("out", "folder that is written", ROOT / "build" / "explorer",
-                    shown="build/explorer")  # fmt: skip
-    parser.add_flag("pyodide")
-    parser.add_flag("force", "write into a folder that has other files")
-    options = parser.parse_args()
+    options = Parser(__doc__, FLAGS).parse_args()
     names = write(options.out, options.pyodide, options.force)
     print(
         f"{len(names)} files in {options.out}\n"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import matplotlib.pyplot as plt
 
 from command.cli import run_main
+from command.flags import Flag
 from experiments.lib.common import (
     SPREAD,
     Point,
@@ -21,7 +22,7 @@ from experiments.lib.common import (
     with_kept,
     write_csv,
 )
-from experiments.lib.flags import MEASURE, Flag, file_name, start
+from experiments.lib.flags import MEASURE, file_name, start
 from experiments.lib.look import save_figure, use_style
 from experiments.lib.measuring import load_llm
 from pictures import perfetto
