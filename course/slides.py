@@ -18,7 +18,8 @@ from course.picture import answers, batches, occupied, picture
 from course.reference import solution
 from experiments import fig3, fig4, fig5, fig6, fig7, fig9, policies, serve_stalls
 from experiments.lib import look
-from experiments.lib.common import curves, make_directory
+from experiments.lib.common import curves
+from experiments.lib.rows import make_directory
 from pictures.gantt import draw_lanes, legend_handles
 from pictures.lanes import request_lanes
 
@@ -27,13 +28,12 @@ PAPER = [(40, 4), (90, 3), (20, 6), (30, 2)]  # instructor/lecture90.md: prompt 
 
 
 def cost_of_a_token() -> plt.Figure:
-    points = fig3.FIGURE.published_and_predicted()
-    found = {name.partition(" L=")[0]: curve for name, curve in curves(points, "predicted").items()}
+    rows = fig3.STUDY.predict().where("B", phase="decode")
+    decodes, paper = rows.where("total", source="predicted"), rows.where(source="paper")
     figure, [[bars, ratio]] = look.panels(1, 2, 6, 6.75)
-    fig3.draw_phase(bars, found, "decode", "")
+    fig3.draw_phase(bars, decodes)
     bars.legend(reverse=True)
-    paper = curves(points, "paper")[f"decode over prefill L={fig3.LENGTH}"]
-    fig3.draw_ratio(ratio, found["decode over prefill"], paper, "")
+    fig3.draw_ratio(ratio, decodes, paper)
     figure.suptitle(f"{fig3.MODEL} on {fig3.GPU}, L = {fig3.LENGTH}, predicted")
     return figure
 
@@ -137,7 +137,7 @@ SLIDES = (
     Slide("07_four_requests", "minute 42", "Decodes ride on the chunks of others.", four_requests),
     Slide("08_gain", "minute 57", "The gain is largest where chunks and decodes match.", gain),
     Slide("09_tiles", "minute 57", "One row more opens a tile.",
-          lambda: fig7.draw(fig7.FIGURE.published_and_predicted())),
+          lambda: fig7.STUDY.picture(fig7.STUDY.predict())),
     Slide("10_extremes", "minute 70", "C and D wait, or A and B stall.",
           who_waits("request_level", "vllm_v0")),
     Slide("11_chunks", "minute 70", "A whole prompt delays all decodes, a chunk only a little.",

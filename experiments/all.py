@@ -16,6 +16,7 @@ import enter  # noqa: F401
 import hashlib
 import html
 import os
+import re
 import statistics
 import struct
 import subprocess
@@ -24,6 +25,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import astuple, dataclass
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
@@ -39,6 +41,8 @@ from experiments import fidelity, fig9
 from experiments.lib import common, look
 from experiments.lib.common import ROOT, Point, curves, three_digits
 from experiments.lib.flags import start
+from experiments.lib.rows import SOURCES, Numbers, make_directory, read_results
+from experiments.lib.study import Study
 
 # They take minutes, or need a compiler and transformers: without --slow the gallery shows the
 # results that are there.
@@ -66,7 +70,14 @@ KEPT = (
     " <code>{command}</code> regenerates them.</i></p>"
 )
 THUMB = (288, 216)  # pixels: the largest a thumbnail may be
-SOURCES = ("paper", "predicted", "measured")
+
+
+def studies() -> dict[str, Study]:
+    """Every study of this folder by its name: the scripts that have a STUDY."""
+    scripts = sorted(Path(__file__).parent.glob("*.py"))
+    begins = re.compile(r"^STUDY = Study\(", re.MULTILINE)
+    names = [script.stem for script in scripts if begins.search(script.read_text("utf-8"))]
+    return {name: import_module(f"experiments.{name}").STUDY for name in names}
 
 
 @dataclass(frozen=True)
@@ -108,7 +119,7 @@ def by_place(points: list[Point], source: str) -> dict[str, float]:
 
 def fill(name: str, text: str, points: list[Point]) -> str:
     """A caption's text with its holes filled, as HTML."""
-    holes = {source: by_place(points, source) for source in ("paper", "predicted", "measured")}
+    holes = {source: Numbers(by_place(points, source)) for source in SOURCES}
     if "{measured[" in text and not holes["measured"]:
         return f"Not measured yet: python experiments/{name}.py --measure does it."
     predicted = curves(points, "predicted").items()
@@ -184,7 +195,7 @@ def write_thumbnails(out: Path) -> None:
     left as it is.
     """
     folder = out / "thumbs"
-    common.make_directory(folder, others=[f"{name}.png" for name in shown(out)])
+    make_directory(folder, others=[f"{name}.png" for name in shown(out)])
     for name in shown(out):
         data = (out / f"{name}.png").read_bytes()
         digest, small = hashlib.sha256(data).hexdigest(), folder / f"{name}.png"
@@ -265,7 +276,7 @@ def kept(name: str) -> str:
 
 def section(name: str, out: Path, rows: list[fidelity.Row]) -> str:
     """One figure of the gallery. rows: its published numbers beside ours."""
-    caption, points = captions()[name], common.read_csv(out / f"{name}.csv")
+    caption, points = captions()[name], read_results(out / f"{name}.csv")
     numbers, columns = [fidelity.cells(row)[1:] for row in rows], [*fidelity.HEADER[1:-1], "note"]
     if not numbers and caption.differ:
         numbers, columns = published(points), ["what", "paper", "predicted", "error"]
@@ -300,7 +311,7 @@ def section(name: str, out: Path, rows: list[fidelity.Row]) -> str:
 
 def card(name: str, out: Path) -> str:
     """One line of the contents: a thumbnail, and what the figure shows."""
-    points = common.read_csv(out / f"{name}.csv")
+    points = read_results(out / f"{name}.csv")
     width, height = size_of(out / "thumbs" / f"{name}.png")
     image = f'<img src="thumbs/{name}.png" width="{width}" height="{height}" loading="lazy" alt="">'
     finding = fill(name, captions()[name].finding, points)

@@ -49,9 +49,10 @@ from command.flags import Flag
 from configs import GPU
 from costmodel import CostModel, make_batch
 from engine import LLM
-from experiments.lib.common import ROOT, make_directory, print_table, progress
+from experiments.lib.common import ROOT, print_table, progress
 from experiments.lib.flags import MEASURE, ScriptParser
 from experiments.lib.measuring import batch_runner, device_for, hardware_of
+from experiments.lib.rows import make_directory
 from loop import Result
 from serving.calibration import (
     BATCH_SIZE,

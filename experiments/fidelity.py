@@ -50,10 +50,12 @@ from experiments import (
 from experiments.lib import common
 from experiments.lib.common import Point
 from experiments.lib.flags import start
+from experiments.lib.study import Study
 from experiments.lib.validation import quantile
 
 FIGURES = [
-    module.FIGURE for module in (table2, fig3, fig4, fig7, fig8, table4, fig10, fig11, fig13)
+    getattr(module, "STUDY", None) or module.FIGURE
+    for module in (table2, fig3, fig4, fig7, fig8, table4, fig10, fig11, fig13)
 ]
 # of Sarathi-Serve
 SERVING = [
@@ -188,6 +190,9 @@ def predictions(quick: bool) -> dict[str, float]:
     """Our number for each id, from the scripts of the figures. quick: from coarser sweeps."""
     numbers = {}
     for figure in common.progress(FIGURES, "predicting"):
+        if isinstance(figure, Study):
+            numbers |= figure.numbers(figure.predict(quick))
+            continue
         places = common.values_at(figure.predict(quick))
         numbers |= {name: places[place] for name, place in figure.paper.items()}
     numbers |= fig9.predicted_numbers(fig9.predict(8 if quick else 41))

@@ -40,6 +40,7 @@ from experiments.lib.common import Point, Record, print_table
 from experiments.lib.figure import finish
 from experiments.lib.flags import MEASURE, POLICIES, WRITES, ScriptParser, file_name
 from experiments.lib.papers import SPARE_LOOKS
+from experiments.lib.rows import make_directory
 from experiments.lib.steady import BATCH_SIZES, Workload, balance, predicted_throughput, split
 
 if TYPE_CHECKING:  # predicting needs no torch
@@ -338,7 +339,7 @@ def main() -> None:
     options = ScriptParser(__doc__, FLAGS | WRITES).parse_args()
     llm = load(options) if options.measure else None
     name, more = file_name("fig9", options), more_policies(options)
-    common.make_directory(options.out, name, force=options.force)
+    make_directory(options.out, name, force=options.force)
     print(__doc__.splitlines()[0])
     points = paper_points() + predict(8 if options.quick else 41, more)
     print_prediction(points, more)

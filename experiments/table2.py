@@ -15,126 +15,110 @@ import enter  # noqa: F401
 
 import matplotlib.pyplot as plt
 
-from batch import Batch
-from configs import GPUS, MODELS
-from costmodel import CostModel, make_batch
-from experiments.fit_a6000 import BATCHES
-from experiments.lib import look, measuring
-from experiments.lib.common import Point, Record, curves
-from experiments.lib.figure import Figure, Scale
+from costmodel import make_batch
+from experiments.lib import look
+from experiments.lib.engines import Engine, Priced, Sweep, cases
+from experiments.lib.rows import Row, Rows
+from experiments.lib.study import Study, title_of
 
-MODEL, GPU = "llama-13b", "a6000"
 LINEAR = ("preproj", "postproj", "ffn_ln1", "ffn_ln2")
 NAMES = {"prefill-only": "t2_prefill", "decode-only": "t2_decode", "decode-maximal": "t2_hybrid"}
 LOOK = {"linear": (look.COLOURS["sky"], ""), "attention": (look.COLOURS["vermilion"], "//")}
-PER_TOKEN = dict.fromkeys(NAMES, "per decode") | {"prefill-only": "per prefill token"}
 
 
-def table(batches: dict[str, Batch], operators: dict[str, dict[str, float]]) -> dict[str, float]:
-    """The cells of the table in ms.
+def table(engine: Engine, L: int, B: int) -> list[Row]:
+    """ms of a prompt of L; of B decodes; of a chunk of L - (B-1) with B - 1 decodes.
 
-    batches, operators: by the rows' names; operators are in seconds. Like the paper's, totals are
-    linear + attention: 'others' (norms, logits) are left out.
+    Like the paper's, totals are linear + attention: 'others' (norms, logits) are left out.
     """
-    cells, totals = {}, {}
-    for row, seconds in operators.items():
-        linear, attention = 1e3 * sum(seconds[name] for name in LINEAR), 1e3 * seconds["attn"]
-        totals[row] = linear + attention
-        cells |= {f"{row}, linear": linear, f"{row}, attention": attention}
-        cells[f"{row}, total"] = totals[row]
-    totals["decode-maximal"] -= totals["prefill-only"]  # what its decodes add
-    for row, cell in PER_TOKEN.items():
-        tokens = len(batches[row].decodes) or batches[row].num_prefill_tokens
-        cells[f"{row}, {cell}"] = totals[row] / tokens
-    return cells
-
-
-def predict(quick: bool) -> list[Point]:
-    record, cost = Record("table2", MODEL, GPU), CostModel(MODELS[MODEL], GPUS[GPU])
-    batches = {row: BATCHES[name] for row, name in NAMES.items()}
-    operators = {row: cost.operators(batch) for row, batch in batches.items()}
-    for cell, ms in table(batches, operators).items():
-        record.add(cell, ms, "ms")
-    return record
-
-
-def measure(llm: "measuring.LLM", scale: Scale) -> list[Point]:
-    """The paper's shapes: a prompt of L; B decodes; a chunk of L - (B-1) with B - 1 decodes."""
-    record = Record("table2", *measuring.measured_on(llm))
-    (length,), (size,) = scale.lengths, scale.batch_sizes
-    chunk = length - (size - 1)
+    chunk = L - (B - 1)
     batches = {
-        "prefill-only": make_batch([(0, length, length)]),
-        "decode-only": make_batch(decodes=size, context=length),
-        "decode-maximal": make_batch([(0, chunk, chunk)], decodes=size - 1, context=length),
+        "prefill-only": make_batch([(0, L, L)]),
+        "decode-only": make_batch(decodes=B, context=L),
+        "decode-maximal": make_batch([(0, chunk, chunk)], decodes=B - 1, context=L),
     }
-    operators = measuring.time_operators(llm, batches, scale.repeats)
-    for cell, ms in table(batches, operators).items():
-        record.add(f"{cell} L={length} B={size}", ms, "ms")
-    return record
+    rows, totals = [], {}
+    for name, batch in batches.items():
+        seconds = engine.operators(batch)
+        linear, attention = 1e3 * sum(seconds[each] for each in LINEAR), 1e3 * seconds["attn"]
+        totals[name] = total = linear + attention
+        if name == "decode-maximal":
+            total -= totals["prefill-only"]  # what its decodes add
+        token = total / (len(batch.decodes) or batch.num_prefill_tokens)
+        cells = {"linear": linear, "attention": attention, "total": totals[name]}
+        rows.append({"batch": name, **cells, "per token": token})
+    return rows
 
 
-def draw_panel(axes: plt.Axes, bars: dict[str, dict[str, float]], title: str) -> None:
-    """A stacked bar for each of `bars`: label -> the cells of its row of the table."""
-    parts = {part: [cells[part] for cells in bars.values()] for part in LOOK}
-    tops = look.stacked_bars(axes, range(len(bars)), parts, LOOK, 0.7)
+def draw_panel(axes: plt.Axes, rows: Rows, labels: list[str], title: str) -> None:
+    """A stacked bar for each row, and its time per token above."""
+    tops = look.stacked_bars(
+        axes, range(len(rows)), {part: rows.column(part) for part in LOOK}, LOOK, 0.7
+    )
     style = {"ha": "center", "va": "bottom", "fontsize": 12}
-    for place, cells in enumerate(bars.values()):
-        (unit,) = set(cells) & set(PER_TOKEN.values())
-        # narrow: bars stand side by side
-        label = f"{cells[unit]:.3g} ms\n" + unit.replace("prefill token", "prefill\ntoken")
-        axes.text(place, tops[place] + 0.015 * max(tops), label, **style)
-    axes.set_xticks(range(len(bars)), bars, fontsize=12)
+    for place, row in enumerate(rows):
+        token = "prefill\ntoken" if row["batch"] == "prefill-only" else "decode"
+        text = f"{row['per token']:.3g} ms\nper {token}"
+        axes.text(place, tops[place] + 0.015 * max(tops), text, **style)
+    axes.set_xticks(range(len(rows)), labels, fontsize=12)
     axes.set_ylim(0, 1.3 * max(tops))
     axes.set(ylabel="ms", title=title)
     axes.legend(loc="upper center", ncols=2)
 
 
-def draw(points: list[Point]) -> plt.Figure:
-    bars: dict[str, dict[str, dict[str, float]]] = {"both": {}, "measured": {}}
-    for row in NAMES:
-        for source, word in (("paper", "\npaper"), ("predicted", "\nfitted"), ("measured", "")):
-            cells = {
-                series.split(" L=")[0].removeprefix(f"{row}, "): point.y
-                for series, (point,) in curves(points, source).items()
-                if series.startswith(f"{row}, ")
-            }
-            panel = "measured" if source == "measured" else "both"
-            if cells:
-                bars[panel][row.replace("-", "-\n") + word] = cells
-    count = 2 if bars["measured"] else 1
-    figure, [grid] = look.panels(1, count, 12 if count == 1 else 9.5, 6.5)
-    draw_panel(grid[0], bars["both"], f"paper, and fitted: {MODEL} on {GPU}")
-    if bars["measured"]:
-        draw_panel(grid[1], bars["measured"], look.measured_title(points))
-    figure.suptitle(
-        "SARATHI Table 2: a decode alone, and one that rides on a prefill: in the paper, it costs a"
-        " tenth",
+def draw(rows: Rows) -> plt.Figure:
+    """Paper and fit side by side; what was measured beside them."""
+    both, measured = (
+        rows.where(source=("paper", "predicted")),
+        rows.newest().where(source="measured"),
     )
+    both.sort(key=lambda row: (list(NAMES).index(row["batch"]), row["source"]))
+    figure, [grid] = look.panels(1, 1 + bool(measured), 9.5 if measured else 12, 6.5)
+    words = {"paper": "paper", "predicted": "fitted"}
+    labels = [row["batch"].replace("-", "-\n") + "\n" + words[row["source"]] for row in both]
+    draw_panel(
+        grid[0], both, labels, f"paper, and {title_of(both.where(source='predicted'), 'fitted')}"
+    )
+    if measured:
+        labels = [name.replace("-", "-\n") for name in measured.column("batch")]
+        draw_panel(grid[1], measured, labels, title_of(measured))
+    figure.suptitle(STUDY.title)
     return figure
 
 
-FIGURE = Figure(
-    name="table2",
-    description=__doc__,
+STUDY = Study(
+    "table2",
+    __doc__,
+    [
+        Sweep(
+            table,
+            [Priced("llama-13b", "a6000")],
+            cases(L=1024, B=4),
+            measured=cases(L=512, B=4),
+            quick_measured=cases(L=64, B=3),
+        )
+    ],
+    units=dict.fromkeys(("linear", "attention", "total", "per token"), "ms"),
+    title=(
+        "SARATHI Table 2: a decode alone, and one that rides on a prefill: in the paper, it costs a"
+        " tenth"
+    ),
+    draw=draw,
     paper={
-        f"{name}_{short}": (f"{row}, {cell}", 0)
-        for row, name in NAMES.items()
-        for short, cell in (("linear", "linear"), ("attn", "attention"), ("total", "total"))
+        f"{name}_{short}": (quantity, {"batch": batch})
+        for batch, name in NAMES.items()
+        for short, quantity in (("linear", "linear"), ("attn", "attention"), ("total", "total"))
     }
     | {
-        "t2_prefill_per_token": ("prefill-only, per prefill token", 0),
-        "t2_decode_per_token": ("decode-only, per decode", 0),
-        "t2_hybrid_decode_per_token": ("decode-maximal, per decode", 0),
+        "t2_prefill_per_token": ("per token", {"batch": "prefill-only"}),
+        "t2_decode_per_token": ("per token", {"batch": "decode-only"}),
+        "t2_hybrid_decode_per_token": ("per token", {"batch": "decode-maximal"}),
     },
-    predict=predict,
-    measure=measure,
-    draw=draw,
-    scale=Scale(lengths=(512,), batch_sizes=(4,), repeats=25),
-    quick_scale=Scale(lengths=(64,), batch_sizes=(3,), repeats=3),
+    predicted="fitted",
+    measure=True,
+    repeats=25,
+    quick_repeats=3,
 )
 
-main = FIGURE.main
-
 if __name__ == "__main__":
-    main()
+    STUDY.main()

@@ -18,25 +18,26 @@ import enter  # noqa: F401
 import matplotlib.pyplot as plt
 
 from configs import GPUS
-from experiments.fig8 import batches, predicted_speedup, speedup
-from experiments.lib import look, measuring
-from experiments.lib.common import Point, Record, newest_measured
-from experiments.lib.figure import Figure, Scale
-from experiments.lib.steady import Workload, balance, predicted_gain
+from experiments.fig8 import speedup
+from experiments.lib import look
+from experiments.lib.engines import Engine, Priced, Sweep, cases
+from experiments.lib.rows import Row, Rows
+from experiments.lib.steady import Workload, balance
+from experiments.lib.study import Study
 
-CHUNK_SIZE = 256
-ROWS = [  # id of the paper's numbers, model, GPU, L, B, P:D
-    ("t4_13b_1k", "llama-13b", "a6000", 1024, 6, 50),
-    ("t4_13b_2k", "llama-13b", "a6000", 2048, 6, 50),
-    ("t4_13b_3k", "llama-13b", "a6000", 3072, 6, 50),
-    ("t4_33b_1k", "llama-33b", "a100-80gb", 1024, 10, 28),
-    ("t4_33b_2k", "llama-33b", "a100-80gb", 2048, 5, 63),
-    ("t4_33b_3k", "llama-33b", "a100-80gb", 3072, 3, 127),
-]
-# quantity: its unit, its axis, and where its bars begin
+SMALL, LARGE = Priced("llama-13b", "a6000"), Priced("llama-33b", "a100-80gb")
+PLACES = {  # id of the paper's numbers: engine, L, B, P:D
+    "t4_13b_1k": (SMALL, 1024, 6, 50),
+    "t4_13b_2k": (SMALL, 2048, 6, 50),
+    "t4_13b_3k": (SMALL, 3072, 6, 50),
+    "t4_33b_1k": (LARGE, 1024, 10, 28),
+    "t4_33b_2k": (LARGE, 2048, 5, 63),
+    "t4_33b_3k": (LARGE, 3072, 3, 127),
+}
+# quantity: its axis, and where its bars begin
 QUANTITIES = {
-    "decode speedup": ("x", "baseline's time / sarathi's", 0),
-    "throughput gain": ("throughput over baseline", "throughput / baseline's", 1),
+    "decode speedup": ("baseline's time / sarathi's", 0),
+    "throughput gain": ("throughput / baseline's", 1),
 }
 LOOK = {  # colour, hatch, place beside the tick
     "paper": (look.COLOURS["sky"], "//", -0.2),
@@ -45,113 +46,106 @@ LOOK = {  # colour, hatch, place beside the tick
 }
 
 
-def name(quantity: str, model: str, batch_size: int, ratio: float) -> str:
-    return f"{quantity}, {model} B={batch_size} P:D={ratio:.3g}"
+def gains(engine: Engine, L: int, B: int, PD: float, C: int) -> dict[str, float]:
+    """Of fig8.py and of fig9.py."""
+    work = Workload(L, B, PD)
+    sarathi, baseline = engine.steady(work, "sarathi", C), engine.steady(work, "baseline", 1)
+    gain = sarathi.throughput / baseline.throughput
+    return {"decode speedup": speedup(engine, L, B, C)["speedup"], "throughput gain": gain}
 
 
-def predict(quick: bool) -> list[Point]:
-    points = []
-    for _, model, gpu, length, batch_size, ratio in ROWS:
-        record, work = Record("table4", model, gpu), Workload(length, batch_size, ratio)
-        numbers = (
-            predicted_speedup(model, gpu, length, batch_size, CHUNK_SIZE),
-            predicted_gain(work, "sarathi", CHUNK_SIZE, model, gpu),
-        )
-        for (quantity, (unit, *_)), y in zip(QUANTITIES.items(), numbers, strict=True):
-            record.add(name(quantity, model, batch_size, ratio), y, unit, length, "L")
-        points += record
-    # why chunks of 256 suffer more on an A100 (Sec 5.1.2)
-    for model, gpu in (("llama-13b", "a6000"), ("llama-33b", "a100-80gb")):
-        record, ratio = Record("table4", model, gpu), GPUS[gpu].peak / GPUS[gpu].bandwidth
-        record.add(f"FLOP to bandwidth ratio, {gpu}", ratio, "FLOP/B")
-        points += record
-    return points
+def data_sheet(engine: Priced) -> dict[str, float]:
+    """Why chunks of 256 suffer more on an A100 (Sec 5.1.2)."""
+    gpu = GPUS[engine.hardware]
+    return {"FLOP to bandwidth ratio": gpu.peak / gpu.bandwidth}
 
 
-def measure(llm: "measuring.LLM", scale: Scale) -> list[Point]:
-    """At the balance of C and B, where the gain is largest."""
-    record = Record("table4", *measuring.measured_on(llm))
-    (batch_size,), (chunk_size,) = scale.batch_sizes, scale.chunk_sizes
-    ratio = balance(chunk_size, batch_size)
-    for length in scale.lengths:
-        shapes = batches(length, batch_size, chunk_size)
-        times = measuring.time_batches(llm, shapes, 3 * scale.repeats)
-        run = measuring.Run(Workload(length, batch_size, ratio), "sarathi", chunk_size)
-        gain, _, _ = measuring.measured_gains(llm, [run], scale.repeats)[run]
-        numbers = (speedup([result.seconds for result in times], batch_size), gain)
-        for (quantity, (unit, *_)), y in zip(QUANTITIES.items(), numbers, strict=True):
-            series = f"{name(quantity, llm.config.name, batch_size, ratio)} C={chunk_size}"
-            record.add(series, y, unit, length, "L")
-    return record
+def group(row: Row) -> str:
+    """What stands below the bars of a row: paper and predicted stand side by side."""
+    hardware = "measured" if row["source"] == "measured" else row["hardware"]
+    return f"L = {row['L']}\n{row['model']}\n{hardware}"
 
 
-def group(point: Point) -> str:
-    """What stands below the bars of a point: paper and predicted stand side by side."""
-    hardware = "measured" if point.source == "measured" else point.hardware
-    return f"L = {point.x:g}\n{point.model}\n{hardware}"
-
-
-def draw_panel(axes: plt.Axes, points: list[Point], quantity: str) -> None:
-    _, label, base = QUANTITIES[quantity]
-    points = [point for point in points if point.series.startswith(quantity)]
-    groups = list(dict.fromkeys(group(point) for point in points))
-    for source in ("paper", *look.sources(points)):
+def draw_panel(axes: plt.Axes, rows: Rows, quantity: str) -> None:
+    label, base = QUANTITIES[quantity]
+    groups = list(dict.fromkeys(map(group, rows)))
+    for source in dict.fromkeys(("paper", *rows.sources())):
         colour, hatch, shift = LOOK[source]
-        bars = [point for point in points if point.source == source]
-        places = [groups.index(group(point)) + shift for point in bars]
+        own = rows.where(quantity, source=source)
+        places, heights = [groups.index(group(row)) + shift for row in own], own.column(quantity)
         style = {"color": colour, "hatch": hatch, "edgecolor": "black", "label": source}
-        drawn = axes.bar(places, [point.y - base for point in bars], 0.36, base, **style)
-        axes.bar_label(drawn, [f"{point.y:.2f}" for point in bars], fontsize=12, padding=2)
+        drawn = axes.bar(places, [y - base for y in heights], 0.36, base, **style)
+        axes.bar_label(drawn, [f"{y:.2f}" for y in heights], fontsize=12, padding=2)
     axes.set_xticks(range(len(groups)), groups, fontsize=11)
     axes.set(title=quantity, ylabel=label)
     axes.grid(axis="x", visible=False)
 
 
-def draw(points: list[Point]) -> plt.Figure:
+def draw(rows: Rows) -> plt.Figure:
     """Decode speedup on the left, throughput gain on the right."""
-    measured = newest_measured(points)
-    points = [point for point in points if point.source != "measured"] + measured
+    rows = rows.newest().where("L")
+    measured = rows.where(source="measured")
     figure, [grid] = look.panels(1, 2, 9 if measured else 7.5, 6.5)
     for axes, quantity in zip(grid, QUANTITIES, strict=True):
-        draw_panel(axes, points, quantity)
-    gains = [point.y for point in points if point.series.startswith("throughput")]
+        draw_panel(axes, rows, quantity)
+    found = rows.column("throughput gain")
     grid[1].axhline(1, color="black", linewidth=1)
     # bars grow from 1, the baseline
-    grid[1].set_ylim(min(1, min(gains) - 0.04), max(gains) + 0.04)
+    grid[1].set_ylim(min(1, min(found) - 0.04), max(found) + 0.04)
     grid[0].set_ylim(top=1.2 * grid[0].dataLim.ymax)
     grid[0].legend(loc="upper center", ncols=3)
-    heading = (
-        "SARATHI Table 4: decode speedup and throughput gain; paper and predicted: C = 256, at L, B"
-        " and P:D of the paper"
-    )
+    heading = STUDY.title
     if measured:
-        # of "decode speedup, MODEL B=8 P:D=35.6 C=256"
-        shape = measured[0].series.split(" B=")[1]
-        heading += "\n" + look.measured_title(points).replace("\n", " on ") + f", B={shape}"
+        row = measured[0]
+        heading += f"\nmeasured: {row['model']} on {row['hardware']}, B={row['B']}"
+        heading += f" P:D={row['PD']:.3g} C={row['C']}"
     figure.suptitle(heading)
     return figure
 
 
-FIGURE = Figure(
-    name="table4",
-    description=__doc__,
+def at_balance(L: tuple[int, ...], B: int, C: int) -> list[dict[str, object]]:
+    """Where the gain of C and B is largest."""
+    return cases(L=L, B=B, PD=balance(C, B), C=C)
+
+
+STUDY = Study(
+    "table4",
+    __doc__,
+    [
+        *[
+            Sweep(
+                gains,
+                [engine],
+                [
+                    {"L": L, "B": B, "PD": ratio, "C": 256}
+                    for where, L, B, ratio in PLACES.values()
+                    if where is engine
+                ],
+                measured=at_balance((512,), 8, 256) if engine is SMALL else (),
+                quick_measured=at_balance((64,), 3, 16) if engine is SMALL else (),
+            )
+            for engine in (SMALL, LARGE)
+        ],
+        Sweep(data_sheet, [SMALL, LARGE], [{}]),
+    ],
+    units={"decode speedup": "x", "throughput gain": "x", "FLOP to bandwidth ratio": "FLOP/B"},
+    title=(
+        "SARATHI Table 4: decode speedup and throughput gain; paper and predicted: C = 256, at L, B"
+        " and P:D of the paper"
+    ),
+    draw=draw,
     paper={
-        f"{row}_{short}": (name(quantity, model, batch_size, ratio), length)
-        for row, model, _, length, batch_size, ratio in ROWS
+        f"{place}_{short}": (quantity, {"model": engine.model, "L": L})
+        for place, (engine, L, _, _) in PLACES.items()
         for short, quantity in (("decode", "decode speedup"), ("total", "throughput gain"))
     }
     | {
-        "s511_ratio_a6000": ("FLOP to bandwidth ratio, a6000", 0),
-        "s511_ratio_a100": ("FLOP to bandwidth ratio, a100-80gb", 0),
+        "s511_ratio_a6000": ("FLOP to bandwidth ratio", {"hardware": SMALL.hardware}),
+        "s511_ratio_a100": ("FLOP to bandwidth ratio", {"hardware": LARGE.hardware}),
     },
-    predict=predict,
-    measure=measure,
-    draw=draw,
-    scale=Scale(lengths=(512,), batch_sizes=(8,), chunk_sizes=(256,), repeats=5),
-    quick_scale=Scale(lengths=(64,), batch_sizes=(3,), chunk_sizes=(16,), repeats=1),
+    measure=True,
+    repeats=5,
 )
 
-main = FIGURE.main
-
 if __name__ == "__main__":
-    main()
+    STUDY.main()

@@ -28,19 +28,12 @@ from command.checks import UserError
 from command.cli import run_main
 from command.flags import Flag
 from costmodel import CostModel, make_batch
-from experiments.lib.common import (
-    ROOT,
-    Point,
-    Record,
-    make_directory,
-    print_table,
-    progress,
-    values_at,
-)
+from experiments.lib.common import ROOT, Point, Record, print_table, progress, values_at
 from experiments.lib.figure import finish
 from experiments.lib.flags import WRITES, ScriptParser
 from experiments.lib.look import panels
 from experiments.lib.measuring import generate, time_batches, warm_up
+from experiments.lib.rows import make_directory
 from experiments.lib.steady import run_priced
 from experiments.lib.validation import draw_agreement, draw_lengths, error_summary
 from scheduler import POLICIES

@@ -40,10 +40,11 @@ from batch import Request
 from command.checks import UserError
 from command.cli import run_main
 from command.flags import Flag
-from experiments.lib.common import ROOT, Point, Record, make_directory, print_table, values_at
+from experiments.lib.common import ROOT, Point, Record, print_table, values_at
 from experiments.lib.figure import finish
 from experiments.lib.flags import WRITES, ScriptParser
 from experiments.lib.look import panels
+from experiments.lib.rows import make_directory
 from experiments.lib.validation import draw_agreement, draw_lengths
 from scheduler import POLICIES
 from serving.calibration import CalibratedModel, Calibration

@@ -16,7 +16,8 @@ from command import cli
 from command.checks import UserError
 from command.cli import MARK, claim, is_ours, write_file
 from command.flags import Flag, Parser
-from experiments.lib.common import make_directory, with_kept
+from experiments.lib.common import with_kept
+from experiments.lib.rows import make_directory
 from loading import checkpoint
 from tests.conftest import tiny_model
 from tests.hostile.kills import WRITERS

@@ -17,7 +17,8 @@ import pytest
 from configs.constants import BORROWED, EFFICIENCY
 from experiments import fidelity, fig12, serve_pipelines, td_throughput, validate
 from experiments.lib import common
-from experiments.lib.common import Point, paper_numbers, read_csv, values, values_at
+from experiments.lib.common import Point, paper_numbers, values, values_at
+from experiments.lib.rows import Numbers, read_results
 from experiments.lib.validation import error_summary
 
 ROOT = Path(__file__).parent.parent
@@ -30,7 +31,7 @@ def text_of(document: str) -> str:
 
 
 def results(name: str) -> list[Point]:
-    return read_csv(ROOT / "results" / f"{name}.csv")
+    return read_results(ROOT / "results" / f"{name}.csv")
 
 
 # ----------------------------------------------------------------------------------------- tables
@@ -125,7 +126,7 @@ def holes(name: str) -> dict[str, Mapping]:
     paper, predicted = found["paper"], found["predicted"]
     both = paper.keys() & predicted.keys()
     error = {name: 100 * (predicted[name] / paper[name] - 1) for name in both}
-    return found | {
+    return {source: Numbers(numbers) for source, numbers in found.items()} | {
         "error": error,
         "least": Ranges(predicted, min),
         "most": Ranges(predicted, max),

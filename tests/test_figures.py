@@ -20,21 +20,14 @@ from attention import chunk_mask
 from command.checks import UserError
 from command.cli import run_main
 from command.flags import GRAPHS
-from costmodel import make_batch
+from costmodel import CostModel, make_batch
 from engine import LLM
-from experiments import fidelity, fig6, fig8, serve_latency, serve_stalls
-from experiments.lib.common import (
-    Point,
-    curves,
-    make_directory,
-    paper_numbers,
-    read_csv,
-    with_kept,
-    write_csv,
-)
+from experiments import fidelity, fig6, serve_latency, serve_stalls
+from experiments.lib.common import Point, curves, paper_numbers, with_kept, write_csv
 from experiments.lib.flags import MEASURE, ScriptParser
 from experiments.lib.measuring import Run as MeasuredRun
 from experiments.lib.measuring import load_llm, measured_gains, time_batches
+from experiments.lib.rows import make_directory, read_results, read_rows
 from experiments.lib.steady import Workload, balance, predicted_gain
 from fast.cuda import gathered
 from fast.graphs import GraphExecutor, Graphs
@@ -42,7 +35,8 @@ from loading import checkpoint
 from loading.load import new_model, random_weights
 
 gallery = importlib.import_module("experiments.all")
-FIGURES = {
+STUDIES = gallery.studies()
+FIGURES = STUDIES | {
     figure.name: figure
     for figure in (
         *fidelity.FIGURES,
@@ -63,7 +57,7 @@ def call(script: str, *flags: str) -> None:
     module = importlib.import_module(f"experiments.{script}")
     arguments, sys.argv = sys.argv, [f"{script}.py", *flags]
     try:
-        run_main(module.main)
+        run_main(module.STUDY.run if script in STUDIES else module.main)
     finally:
         sys.argv = arguments
 
@@ -112,8 +106,12 @@ def check_files(out: Path, name: str) -> None:
     with open(out / f"{name}.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     columns = ["figure", "series", "x", "x_unit", "y", "y_unit", "source", "model", "hardware"]
-    assert list(rows[0]) == columns
-    assert {row["figure"] for row in rows} == {name}
+    if name in STUDIES:
+        assert list(rows[0])[:3] == columns[6:]
+        assert set(read_rows(out / f"{name}.csv").units) <= STUDIES[name].units.keys()
+    else:
+        assert list(rows[0]) == columns
+        assert {row["figure"] for row in rows} == {name}
     assert {row["source"] for row in rows} == (
         {"predicted"} if name in ("serve_stalls", "serve_latency") else {"paper", "predicted"}
     )
@@ -135,9 +133,18 @@ def test_published_numbers_of_serving_are_the_papers(every: Path, name: str) -> 
 
 
 def check_published(out: Path, name: str) -> None:
+    if name in STUDIES:
+        rows, study = read_rows(out / f"{name}.csv"), STUDIES[name]
+        stated = {
+            number: rows.one(study.paper[number][0], source="paper", **study.paper[number][1])
+            for number in study.places(rows)
+        }
+        assert stated or not study.paper
+        assert stated == {number: paper_numbers()[number] for number in stated}
+        return
     points = {
         (point.series, point.x): point.y
-        for point in read_csv(out / f"{name}.csv")
+        for point in read_results(out / f"{name}.csv")
         if point.source == "paper"
     }
     assert all(
@@ -145,17 +152,17 @@ def check_published(out: Path, name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", [name for name in STUDIES if STUDIES[name].claims])
+def test_predictions_keep_the_claims(out: Path, name: str) -> None:
+    rows = read_rows(out / f"{name}.csv").where(source="predicted")
+    for claim in STUDIES[name].claims:
+        found = claim.found(rows)
+        assert found, f"{name}: nothing says whether {claim.says}"
+        assert all(all(each.comparisons) for each in found), (claim.says, found)
+
+
 def predicted(out: Path, name: str) -> dict[str, list[Point]]:
-    return curves(read_csv(out / f"{name}.csv"), "predicted")
-
-
-def test_prefill_is_flat_and_decode_falls(out: Path) -> None:
-    found = predicted(out, "fig3")
-    prefill, decode = (
-        [point.y for point in found[f"{phase}, total L=1024"]] for phase in ("prefill", "decode")
-    )
-    assert max(prefill) < 1.05 * min(prefill)
-    assert decode == sorted(decode, reverse=True) and decode[0] > 10 * decode[-1]
+    return curves(read_results(out / f"{name}.csv"), "predicted")
 
 
 def test_prefill_is_bound_by_compute_and_decode_by_memory(out: Path) -> None:
@@ -179,15 +186,6 @@ def test_fig6_is_the_mask(out: Path) -> None:
     )
     assert rows == [(row, row + 1) for row in range(12)]
     assert [y for _, y in rows] == chunk_mask(0, 12).sum(dim=1).tolist()
-
-
-def test_decode_speedup_falls_with_batch_size_and_length() -> None:
-    table = [
-        [fig8.predicted_speedup("llama-13b", "a6000", length, size) for size in (2, 4, 6)]
-        for length in (1024, 2048, 3072)
-    ]
-    assert all(row == sorted(row, reverse=True) for row in table)
-    assert all(list(column) == sorted(column, reverse=True) for column in zip(*table, strict=True))
 
 
 def test_orca_lies_between_baseline_and_sarathi(out: Path) -> None:
@@ -380,13 +378,12 @@ def test_all_runs_what_is_slow_only_if_asked(
 def test_measured_rows_are_added_and_survive(name: str, tiny: str, tmp_path: Path) -> None:
     where = ["--quick", "--out", str(tmp_path)]
     call(name, "--measure", "--device", "cpu", "--dtype", "float32", "--model", tiny, *where)
-    measured = [point for point in read_csv(tmp_path / f"{name}.csv") if point.source == "measured"]
+    path = tmp_path / f"{name}.csv"
+    measured = [point for point in read_results(path) if point.source == "measured"]
     assert measured and {point.model for point in measured} == {"tiny"}
     assert {point.hardware for point in measured}.isdisjoint(configs.GPUS)
     call(name, *where)
-    assert [
-        point for point in read_csv(tmp_path / f"{name}.csv") if point.source == "measured"
-    ] == measured
+    assert [point for point in read_results(path) if point.source == "measured"] == measured
 
 
 def test_chunking_does_not_change_tokens(tiny: str) -> None:
@@ -417,7 +414,7 @@ def test_a_new_measurement_replaces_only_its_own(tmp_path: Path) -> None:
 def test_batches_of_a_chosen_shape_run_and_are_priced(tiny: str) -> None:
     batch = make_batch([(8, 16, 40), (0, 5, 5)], decodes=2, context=30)
     assert (batch.num_prefill_tokens, batch.num_tokens, len(batch.sampled)) == (21, 23, 3)
-    assert fig8.CostModel(configs.MODELS["llama-13b"], configs.GPUS["a6000"]).seconds(batch) > 0
+    assert CostModel(configs.MODELS["llama-13b"], configs.GPUS["a6000"]).seconds(batch) > 0
     llm = LLM(tiny, max_batch_size=4, max_length=65, dtype="float32", device="cpu")
     plain, timed = (
         time_batches(llm, [batch], 2)[0],
@@ -522,6 +519,8 @@ def test_bad_flags_are_one_line(
     [
         "a,b\n1,2\n",
         ",".join(field.name for field in fields(Point)) + "\nfig3,s,1,B,much,x,measured,m,h\n",
+        "source,model,hardware,B,much (x)\nmeasured,m,h,1,many\n",
+        "source,model,hardware,B\nguessed,m,h,1\n",
     ],
 )
 def test_a_file_in_the_way_is_one_line(

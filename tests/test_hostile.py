@@ -28,7 +28,8 @@ from configs.gpus import GPU, PCIE4, Link
 from costmodel import CostModel, Efficiency, make_batch, requests_that_fit, tokens_that_fit
 from course import __main__ as course
 from demo import train
-from experiments.lib.common import claim_result, make_directory
+from experiments.lib.common import claim_result
+from experiments.lib.rows import make_directory
 from fast import library
 from fast.backends import check_backend
 from generate import run_batch

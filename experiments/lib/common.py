@@ -395,30 +395,6 @@ def run_jobs(
 # -------------------------------------------------------------------------------------------- files
 
 
-def make_directory(
-    path: Path, name: str = "", others: Sequence[str] | None = None, force: bool = False
-) -> None:
-    """Create the place for the results. Whatever is wrong with it is said before any work is done.
-
-    name: of a figure. NAME.csv may hold earlier measurements; they are kept, so it must be
-    readable. others: files that will be written, too; None: NAME.png. Files that are there and are
-    not ours are refused, or removed with force.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise UserError(f"--out {path} is a file; it must be a directory") from None
-    except OSError as error:
-        raise UserError(f"--out {path}: {error.strerror}") from None
-    if not os.access(path, os.W_OK):
-        raise UserError(f"--out {path}: no permission to write there")
-    own = [f"{name}.csv"] if name else []
-    for file in [*own, *([f"{name}.png"] if name and others is None else others or [])]:
-        claim_result(path / file, force)
-    if name and not (force and foreign(path / f"{name}.csv")):
-        read_csv(path / f"{name}.csv")
-
-
 def claim_result(path: Path, force: bool = False) -> Path:
     """`cli.claim` for a file whose name a script chooses. Raises UserError.
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from command.checks import MOST
 from command.flags import Flag, Parser
 from experiments.lib import common
-from experiments.lib.common import ROOT, make_directory
+from experiments.lib.common import ROOT
+from experiments.lib.rows import make_directory
 from loading.policyfile import load_policies
 from scheduler import make_scheduler
 

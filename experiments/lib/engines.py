@@ -1,0 +1,267 @@
+"""The engine that a study asks: priced by the cost model, or the real one on this machine.
+
+Both have the same methods, and a study's function cannot tell them apart.
+
+    engine.seconds(batch)                        of one iteration
+    engine.operators(batch)                      the same, by operator
+    engine.trace(requests, policy, C, B)         a run; with `operators`, their times are in it
+    engine.steady(work, policy, C)               a run of a workload in its steady state
+"""
+
+import os
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+
+from batch import Batch, Request
+from configs import GPUS, MODELS, ModelConfig
+from costmodel import CostModel
+from experiments.lib import measuring, steady
+from experiments.lib.common import SPREAD, progress, run_jobs
+from experiments.lib.rows import Row
+from experiments.lib.steady import Workload
+from simulate import CostExecutor
+from timeline import Trace
+
+if TYPE_CHECKING:  # predicting needs no torch
+    from engine import LLM
+
+
+@dataclass(frozen=True)
+class Steady:
+    """A run of a workload, and its window: from the end of request `first` to that of `last`."""
+
+    trace: Trace
+    length: int  # L: tokens of each request
+    first: int
+    last: int
+
+    @property
+    def throughput(self) -> float:
+        """Tokens per second, prompts and decodes together."""
+        return steady.tokens_per_second(self.trace, self.length, self.first, self.last)
+
+    @property
+    def operators(self) -> dict[str, float]:
+        """Seconds of each operator, per request."""
+        seconds = steady.steady_operators(self.trace, self.first, self.last)
+        return {name: value / (self.last - self.first) for name, value in seconds.items()}
+
+
+class Priced:
+    """The cost model of a model, or its name, on a GPU. options: those of `CostModel`."""
+
+    source = "predicted"
+
+    def __init__(self, model: str | ModelConfig, gpu: str, **options: object) -> None:
+        config = MODELS[model] if isinstance(model, str) else model
+        self.model, self.hardware = config.name, gpu
+        self.cost_model = CostModel(config, GPUS[gpu], **options)
+        self.seconds, self.operators = self.cost_model.seconds, self.cost_model.operators
+
+    def trace(
+        self,
+        requests: Iterable[Request],
+        policy: str,
+        chunk_size: int,
+        batch_size: int,
+        operators: bool = False,
+    ) -> Trace:
+        kind = steady.OperatorCostExecutor if operators else CostExecutor
+        return steady.run_priced(kind(self.cost_model), requests, policy, chunk_size, batch_size)
+
+    def steady(
+        self, work: Workload, policy: str, chunk_size: int, operators: bool = False
+    ) -> Steady:
+        requests, size = work.requests(5 * work.batch_size), work.batch_size
+        trace = self.trace(requests, policy, chunk_size, size, operators)
+        return Steady(trace, work.length, 2 * size, 4 * size)
+
+
+class Real:
+    """An LLM on this machine. What is compared runs in alternation: a machine drifts.
+
+    `rows` runs a study's function `repeats` times for each case, all cases in turn, and keeps what
+    it was answered. Then it asks the function again: `seconds` and `operators` are now medians over
+    all turns, and a run is that of one turn after the other. So what is a ratio of two runs is the
+    ratio of two neighbours.
+    """
+
+    source = "measured"
+
+    def __init__(self, llm: "LLM", repeats: int) -> None:
+        self.llm, self.repeats = llm, repeats
+        self.model, self.hardware, _ = measuring.measured_on(llm)
+        self.run: dict[bool, Callable] = {}  # of one batch, with and without operators
+        self.answers: dict[tuple, list] = {}  # by case and number of the question; one for a turn
+        self.runs: dict[tuple, Steady] = {}  # of this turn
+        self.case, self.asked = 0, 0
+        self.turn: int | None = None  # that is told again; None: it runs
+
+    def rows(
+        self, function: Callable[..., object], cases: Sequence[Mapping[str, object]]
+    ) -> list[list[Row]]:
+        """What the function says of each case: medians, and where turns differ, their range."""
+        measuring.warm_up(self.llm)
+        found, numbered = [], list(enumerate(cases))
+        for number, case in progress(numbered * self.repeats, "measuring"):
+            if number == 0:
+                self.runs.clear()
+            self.begin(number)
+            function(self, **case)
+        for number, case in numbered:
+            turns = []
+            for turn in range(self.repeats):
+                self.turn = turn
+                self.begin(number)
+                turns.append(as_rows(function(self, **case)))
+            found.append([middle(rows) for rows in zip(*turns, strict=True)])
+        self.turn, self.answers = None, {}
+        return found
+
+    def begin(self, case: int) -> None:
+        self.case, self.asked = case, 0
+
+    def ask(self, measure: Callable[[], object]) -> list:
+        """The answers of all turns to this question; the newest comes now, unless all are known."""
+        self.asked += 1
+        answers = self.answers.setdefault((self.case, self.asked), [])
+        if self.turn is None:
+            answers.append(measure())
+        return answers
+
+    def batch(self, batch: Batch, operators: bool) -> object:
+        """Run one batch; before its first turn, also for nothing, as its shape is new."""
+        if operators not in self.run:
+            self.run[operators] = measuring.batch_runner(self.llm, operators)
+        run, new = self.run[operators], (self.case, self.asked) not in self.answers
+        for _ in range((2 if self.llm.graphs else 1) * new):  # the second records the graphs
+            run(batch)
+        return run(batch)
+
+    def seconds(self, batch: Batch) -> float:
+        answers = self.ask(lambda: self.batch(batch, operators=False))
+        return statistics.median(answer.seconds for answer in answers)
+
+    def operators(self, batch: Batch) -> dict[str, float]:
+        answers = self.ask(lambda: self.batch(batch, operators=True))
+        names = answers[0].operators
+        return {name: statistics.median(each.operators[name] for each in answers) for name in names}
+
+    def trace(
+        self,
+        requests: Sequence[Request],
+        policy: str,
+        chunk_size: int,
+        batch_size: int,
+        operators: bool = False,
+    ) -> Trace:
+        def measure() -> Trace:
+            self.llm.max_batch_size = batch_size
+            measuring.generate(self.llm, requests, policy, chunk_size, operators)
+            return self.llm.trace
+
+        answers = self.ask(measure)
+        return answers[-1 if self.turn is None else self.turn]
+
+    def steady(
+        self, work: Workload, policy: str, chunk_size: int, operators: bool = False
+    ) -> Steady:
+        key = work, policy, chunk_size, operators
+
+        def measure() -> Steady:
+            if key not in self.runs:  # one baseline serves all chunk sizes of a turn
+                self.llm.max_batch_size = work.batch_size
+                trace = measuring.measured_trace(self.llm, work, policy, chunk_size, operators)
+                self.runs[key] = Steady(trace, work.length, *steady.first_period(work, policy))
+            return self.runs[key]
+
+        answers = self.ask(measure)
+        return answers[-1 if self.turn is None else self.turn]
+
+
+Engine = Priced | Real
+
+
+def as_rows(answer: Row | Sequence[Row]) -> list[Row]:
+    """A function of a study says one row, or several."""
+    return [answer] if isinstance(answer, Mapping) else list(answer)
+
+
+def middle(turns: Sequence[Row]) -> Row:
+    """One row of several turns: medians, and the range of what differs."""
+    found: Row = {}
+    for name, value in turns[0].items():
+        values = [row[name] for row in turns]
+        numbers = isinstance(value, int | float)
+        found[name] = statistics.median(values) if numbers else value
+        if numbers and min(values) < max(values):
+            found |= {name + SPREAD[0]: min(values), name + SPREAD[1]: max(values)}
+    return found
+
+
+Cases = Sequence[Mapping[str, object]]
+
+
+def cases(**keys: object) -> list[dict[str, object]]:
+    """Every combination of the values of these keys. A text or a number is one value."""
+    several = [
+        each if isinstance(each, Sequence) and not isinstance(each, str) else [each]
+        for each in keys.values()
+    ]
+    return [dict(zip(keys, values, strict=True)) for values in product(*several)]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A function, and the cases that it is asked for.
+
+    run(engine, **case) -> the quantities of a case as a row, or several rows that may have more
+    keys. on: engines; each has the names `model` and `hardware` (`Priced`, a deployment, a node).
+    measured: cases for the real engine; none: it is not measured. quick, quick_measured: with
+    --quick; None: the same. processes: it runs on all cores.
+    """
+
+    run: Callable[..., Row | Sequence[Row]]
+    on: Sequence[object]
+    cases: Cases
+    quick: Cases | None = None
+    measured: Cases = ()
+    quick_measured: Cases | None = None
+    processes: bool = False
+
+    def predict(self, quick: bool) -> list[Row]:
+        """The rows of all engines and cases."""
+        cases = self.cases if not quick or self.quick is None else self.quick
+        jobs = [(engine, case) for engine in self.on for case in cases]
+        if self.processes and not quick:
+            numbered = run_jobs(
+                self.perform, range(len(jobs)), min(os.cpu_count() or 1, len(jobs)), "predicting"
+            )
+            answers = list(numbered.values())
+        else:
+            answers = [self.run(engine, **case) for engine, case in progress(jobs, "predicting")]
+        return rows_of("predicted", jobs, answers)
+
+    def measure(self, real: Real, quick: bool) -> list[Row]:
+        cases = self.measured_cases(quick)
+        return rows_of("measured", [(real, case) for case in cases], real.rows(self.run, cases))
+
+    def measured_cases(self, quick: bool) -> Cases:
+        return self.measured if not quick or self.quick_measured is None else self.quick_measured
+
+    def perform(self, number: int) -> Row | Sequence[Row]:
+        """In another process: the answer to job `number`."""
+        engine, case = [(engine, case) for engine in self.on for case in self.cases][number]
+        return self.run(engine, **case)
+
+
+def rows_of(source: str, jobs: Iterable[tuple], answers: Iterable) -> list[Row]:
+    """A row of a study for each row of the answers."""
+    return [
+        {"source": source, "model": engine.model, "hardware": engine.hardware, **case, **row}
+        for (engine, case), answer in zip(jobs, answers, strict=True)
+        for row in as_rows(answer)
+    ]

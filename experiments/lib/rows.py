@@ -1,0 +1,298 @@
+"""Results with named columns: a row for each case, a column for each key of it and each quantity.
+
+    source,model,hardware,L,B,C,speedup (x),throughput (tokens/s)
+
+A column with a unit is a quantity; one without is a key of the case. What a row lacks stays empty.
+The range of a measured quantity has columns of its own, such as "speedup lowest (x)".
+"""
+
+import csv
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from command.checks import UserError
+from experiments.lib import common
+from experiments.lib.common import (
+    SPREAD,
+    Point,
+    claim_result,
+    foreign,
+    print_table,
+    three_digits,
+)
+
+SOURCES = ("paper", "predicted", "measured")
+WHERE = ("source", "model", "hardware")  # the first columns of every file
+Row = dict[str, object]
+
+
+class Rows(list[Row]):
+    """Rows of one study. units: of its quantities, by their names."""
+
+    def __init__(self, rows: Iterable[Row] = (), units: Mapping[str, str] | None = None) -> None:
+        super().__init__(rows)
+        self.units = dict(units or {})
+
+    def where(self, *columns: str, **wanted: object) -> "Rows":
+        """Those that have these columns and these values. A tuple as a value: one of it."""
+        return Rows(
+            (
+                row
+                for row in self
+                if all(column in row for column in columns)
+                and all(
+                    row.get(key) in value if isinstance(value, tuple) else row.get(key) == value
+                    for key, value in wanted.items()
+                )
+            ),
+            self.units,
+        )
+
+    def by(self, *columns: str) -> "dict[object, Rows]":
+        """Groups by the value of a column (of several: by tuples), in order of appearance."""
+        found: dict[object, Rows] = {}
+        for row in self:
+            if all(column in row for column in columns):
+                key = tuple(row[column] for column in columns)
+                group = found.setdefault(key if len(columns) > 1 else key[0], Rows((), self.units))
+                group.append(row)
+        return found
+
+    def column(self, name: str) -> list:
+        """The values of the rows that have one."""
+        return [row[name] for row in self if name in row]
+
+    def one(self, column: str, **wanted: object) -> float:
+        """The value of the only row that fits. Raises LookupError where it is not the only one."""
+        found = self.where(column, **wanted)
+        if len(found) != 1:
+            raise LookupError(f"{len(found)} rows have {column} and {wanted}")
+        return found[0][column]
+
+    def newest(self) -> "Rows":
+        """Without what was measured earlier, of another model or on another machine."""
+        measured = self.where(source="measured")
+        last = {key: measured[-1][key] for key in WHERE} if measured else {}
+        others = [row for row in self if row["source"] != "measured"]
+        return Rows([*others, *measured.where(**last)], self.units)
+
+    def add(self, like: Row | None = None, **columns: object) -> None:
+        """A row more: what many cases say together. like: of the same engine; None: the first's."""
+        self.append({name: (like or self[0])[name] for name in WHERE} | columns)
+
+    def sources(self) -> list[str]:
+        """Which of predicted and measured are there."""
+        return [source for source in SOURCES[1:] if self.where(source=source)]
+
+    def case(self, row: Row) -> Row:
+        """The keys of a row."""
+        return {
+            column: value
+            for column, value in row.items()
+            if column not in WHERE and base(column) not in self.units
+        }
+
+    def points(self) -> list[Point]:
+        """A point for each number: its series is the `name_of` it, and its x is 0.
+
+        Where predicted rows differ in model or hardware, names end with these.
+        """
+        places = [row for row in self if row["source"] == "predicted"]
+        ends = [name for name in WHERE[1:] if len({row[name] for row in places}) > 1]
+        return [
+            Point(
+                "",
+                name_of(column, self.case(row) | {end: row[end] for end in ends}),
+                0,
+                "",
+                row[column],
+                unit,
+                *where(row),
+            )
+            for row in self
+            for quantity, unit in self.units.items()
+            for column in (quantity, *(quantity + end for end in SPREAD))
+            if column in row
+        ]
+
+    def write(self, path: Path) -> None:
+        """A CSV file: where it was run, keys, quantities with their ranges."""
+        every = dict.fromkeys(column for row in self for column in row)
+        keys = [name for name in every if name not in WHERE and base(name) not in self.units]
+        ends = {name + end: unit for name, unit in self.units.items() for end in ("", *SPREAD)}
+        heads = {name: name for name in (*WHERE, *keys)}
+        heads |= {name: f"{name} ({unit})" for name, unit in ends.items() if name in every}
+        cells = [[cell(row[name]) if name in row else "" for name in heads] for row in self]
+        common.write_table(path, list(heads.values()), cells)
+
+
+def where(row: Row) -> tuple[str, str, str]:
+    """Source, model and hardware."""
+    return tuple(row[name] for name in WHERE)
+
+
+def base(column: str) -> str:
+    """The quantity that a column is of: itself, or a range's."""
+    for end in SPREAD:
+        column = column.removesuffix(end)
+    return column
+
+
+def name_of(column: str, case: Mapping[str, object]) -> str:
+    """What captions, documents and tables call a number: "speedup, L=1024 B=18 sarathi".
+
+    A text stands without its key.
+    """
+    texts = {key: value if isinstance(value, str) else cell(value) for key, value in case.items()}
+    words = [text if text is case[key] else f"{key}={text}" for key, text in texts.items()]
+    return ", ".join([column, " ".join(words)] if words else [column])
+
+
+def cell(value: object) -> str:
+    """As it stands in a file: numbers with 6 significant digits."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def value_of(text: str) -> object:
+    """A cell of a file: a number where it looks like one."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+def read_rows(path: Path) -> Rows:
+    """The rows of a file; none where there is no such file. Raises UserError for another file."""
+    if not path.exists():
+        return Rows()
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            heads = {head: split_head(head) for head in reader.fieldnames or ()}
+            assert tuple(heads)[:3] == WHERE
+            units = {base(name): unit for name, unit in heads.values() if unit}
+            rows = [
+                {
+                    name: text if name in WHERE else float(text) if unit else value_of(text)
+                    for head, (name, unit) in heads.items()
+                    if (text := row[head])
+                }
+                for row in reader
+            ]
+            assert all(set(WHERE) <= row.keys() and row["source"] in SOURCES for row in rows)
+    except (AssertionError, KeyError, TypeError, ValueError, csv.Error):
+        raise UserError(
+            f"{path} is there and holds no results: its columns should begin with"
+            f" {', '.join(WHERE)}; move it away"
+        ) from None
+    return Rows(rows, units)
+
+
+def read_results(path: Path) -> list[Point]:
+    """The numbers of a results file as points, whichever form it has."""
+    try:
+        with open(path, "rb") as file:
+            old = file.readline().startswith(b"figure,")
+    except OSError:
+        return []
+    return common.read_csv(path) if old else read_rows(path).points()
+
+
+def make_directory(
+    path: Path, name: str = "", others: Sequence[str] | None = None, force: bool = False
+) -> None:
+    """Create the place for the results. Whatever is wrong with it is said before any work is done.
+
+    name: of a figure. NAME.csv may hold earlier measurements; they are kept, so it must be
+    readable. others: files that will be written, too; None: NAME.png. Files that are there and are
+    not ours are refused, or removed with force.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise UserError(f"--out {path} is a file; it must be a directory") from None
+    except OSError as error:
+        raise UserError(f"--out {path}: {error.strerror}") from None
+    if not os.access(path, os.W_OK):
+        raise UserError(f"--out {path}: no permission to write there")
+    own = [f"{name}.csv"] if name else []
+    for file in [*own, *([f"{name}.png"] if name and others is None else others or [])]:
+        claim_result(path / file, force)
+    if name and not (force and foreign(path / f"{name}.csv")):
+        read_results(path / f"{name}.csv")
+
+
+def split_head(head: str) -> tuple[str, str]:
+    """Column and unit of "throughput (tokens/s)"; the unit of a key is ""."""
+    name, _, unit = head.rpartition(" (")
+    return (name, unit[:-1]) if name and unit.endswith(")") else (head, "")
+
+
+def with_kept(path: Path, rows: Rows) -> Rows:
+    """`rows`, and the measured rows that `path` holds from earlier runs.
+
+    A measurement takes minutes and a machine: a later run without --measure, or on another machine,
+    must not lose it. Rows of a model and hardware that this run measured again are replaced. A file
+    that is not ours is to be overwritten (--force), and holds nothing.
+    """
+    if foreign(path):
+        return rows
+    measured = rows.where(source="measured")
+    again = {where(row) for row in measured}
+    kept = [r for r in read_rows(path) if r["source"] == "measured" and where(r) not in again]
+    others = [row for row in rows if row["source"] != "measured"]
+    return Rows([*others, *kept, *measured], rows.units)
+
+
+class Numbers(dict[str, float]):
+    """Numbers by their `name_of`.
+
+    A name may leave out words of the case, as long as one number alone has all that are left:
+    "speedup, B=18" or "total, decode-maximal". The full name of a number is always its own.
+    """
+
+    def __missing__(self, name: str) -> float:
+        quantity, _, words = name.rpartition(", ")
+        words = set(words.split())
+        found = [
+            full
+            for full in self
+            if full.rpartition(", ")[0] == quantity
+            and words <= set(full.rpartition(", ")[2].split())
+        ]
+        if len(found) != 1:
+            raise KeyError(f"{name}: {len(found)} numbers have such a name")
+        return self[found[0]]
+
+
+def print_comparison(rows: Rows, shown: Callable[[Row, str], bool]) -> None:
+    """A line for each quantity of each case; the error is that of predicted against paper."""
+    places: dict[str, dict[tuple[str, str], dict[str, float]]] = {}
+    rows = rows.newest()
+    keys = dict.fromkeys(key for row in rows for key in rows.case(row))
+    same = {  # what most have, and all alike: no line need repeat it
+        key
+        for key in keys
+        if len(set(found := rows.column(key))) == 1 and len(found) > len(rows) / 2
+    }
+    for row in rows:
+        where, case = f"{row['model']} on {row['hardware']}", rows.case(row)
+        case = {key: value for key, value in case.items() if key not in same}
+        for quantity, unit in rows.units.items():
+            if quantity in row and shown(row, quantity):
+                lines = places.setdefault(where, {})
+                line = lines.setdefault((name_of(quantity, case), unit), {})
+                line[row["source"]] = row[quantity]
+    for where, lines in places.items():
+        table = []
+        for (what, unit), values in lines.items():
+            every = [values.get(source) for source in ("paper", "predicted", "measured")]
+            cells = ["-" if value is None else three_digits(value) for value in every]
+            both = "paper" in values and "predicted" in values
+            error = f"{100 * (values['predicted'] / values['paper'] - 1):+.1f} %" if both else "-"
+            table.append([what, *cells, error, unit])
+        header = ["what", "paper", "predicted", "measured", "error", "unit"]
+        print_table(header, table, where)

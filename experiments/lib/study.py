@@ -1,0 +1,245 @@
+"""A study: a function over an engine, a table of cases, and what of its rows is printed and drawn.
+
+    def speedup(engine, L, B, C) -> dict[str, float]: ...          quantities of one case
+    STUDY = Study("fig8", __doc__, Sweep(speedup, [Priced("llama-13b", "a6000")], cases), ...)
+
+The engine is priced, or real with --measure (lib/engines.py): the function cannot tell. A row of
+results/NAME.csv has a column for each key of its case and for each quantity (lib/rows.py).
+"""
+
+import textwrap
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import matplotlib.pyplot as plt
+
+from command.cli import run_main
+from experiments.lib import look, measuring
+from experiments.lib.claims import Claim
+from experiments.lib.common import paper_numbers
+from experiments.lib.engines import Real, Sweep
+from experiments.lib.flags import MEASURE, Flag, file_name, start
+from experiments.lib.papers import looks_of
+from experiments.lib.rows import SPREAD, Row, Rows, print_comparison, with_kept
+
+AXES = {"B": "batch size B", "C": "chunk size C", "L": "length L (tokens)"}  # key: its label
+MANY = 40  # points of a line that has no markers
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A picture of y over x: a line for each value of the key `line`; "": one line.
+
+    show: of `axes.set`. rule: a horizontal line. A policy has its colour; a published number of
+    the same columns is a star. bars: bars side by side instead of lines.
+    """
+
+    x: str
+    y: str
+    line: str = ""
+    rule: float | None = None
+    bars: bool = False
+    label: str = "{line} = {value}"
+    where: Mapping[str, object] = field(default_factory=dict)
+    show: Mapping[str, object] = field(default_factory=dict)
+
+    def draw(self, axes: plt.Axes, rows: Rows, stars: Rows, word: str) -> None:
+        """rows: of one source; stars: published ones. word: for a line without a key."""
+        rows = rows.where(self.x, self.y, **self.where)
+        groups = rows.by(self.line) if self.line else {word: rows}
+        places = sorted(rows.by(self.x))
+        policies = looks_of(list(groups)) if self.line == "policy" else {}
+        for number, (value, group) in enumerate(groups.items()):
+            colour, marker = policies.get(value) or look.SERIES[number % len(look.SERIES)]
+            label = self.label.format(line=self.line, value=value) if self.line else value
+            if self.bars:
+                width = 0.8 / len(groups)
+                shift = width * (number - (len(groups) - 1) / 2)
+                heights = {places.index(row[self.x]) + shift: row[self.y] for row in group}
+                look.labelled_bars(axes, heights, width, color=colour, label=label)
+                continue
+            group = sorted(group, key=lambda row: row[self.x])
+            at = [row[self.x] for row in group]
+            style = {"color": colour, "marker": marker if len(at) < MANY else "", "label": label}
+            axes.plot(at, [row[self.y] for row in group], **style)
+            low, high = ([row.get(self.y + end, row[self.y]) for row in group] for end in SPREAD)
+            axes.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
+        if self.bars:
+            axes.set_xticks(range(len(places)), places)
+        self.draw_published(axes, stars.where(self.y))
+        if self.rule is not None:
+            axes.axhline(self.rule, color="black", linewidth=1)
+        unit = rows.units[self.y]
+        axes.set(**{"xlabel": AXES.get(self.x, self.x), "ylabel": f"{self.y} ({unit})"} | self.show)
+        axes.legend()
+
+    def draw_published(self, axes: plt.Axes, rows: Rows) -> None:
+        """Stars; what belongs to no one x is a horizontal line."""
+        stars = rows.where(self.x, **self.where)
+        if stars and not self.bars:
+            axes.plot(stars.column(self.x), stars.column(self.y), **look.STAR, label="paper")
+        levels = [row for row in rows if self.x not in row]
+        for row, style in zip(levels, ("--", ":", "-."), strict=False):
+            words = " ".join(map(str, rows.case(row).values()))
+            label = f"paper: {words} {row[self.y]:g}"
+            axes.axhline(row[self.y], color="black", linestyle=style, label=label)
+
+
+@dataclass(frozen=True)
+class Study:
+    """An experiment: `main` does the flags, the table, results/NAME.csv and results/NAME.png.
+
+    sweeps: a list, or a function of `quick` and the study's own flags that gives one.
+    units: of all quantities; the columns' order.
+    paper: id of a published number -> quantity and keys of the predicted row that it stands beside.
+    derive: adds columns and rows to those of one source.
+    shown(row, quantity): what the terminal's table lists; None: no table. report: prints more.
+    panels, or draw(rows): the picture. claims: what a test holds it to.
+    repeats, quick_repeats: turns of a measurement. measure: whether it has any.
+    slow: it takes minutes; torch: even its predictions need torch.
+    """
+
+    name: str
+    description: str  # the script's docstring
+    sweeps: Sequence[Sweep] | Callable[..., Sequence[Sweep]]
+    units: Mapping[str, str]
+    title: str
+    panels: Sequence[Panel] = ()
+    draw: Callable[[Rows], plt.Figure] | None = None
+    paper: Mapping[str, tuple[str, Mapping[str, object]]] = field(default_factory=dict)
+    derive: Callable[[Rows], None] = lambda rows: None
+    predicted: str = "predicted"  # or "fitted": what the picture calls it
+    shown: Callable[[Row, str], bool] | None = lambda row, quantity: True
+    report: Callable[[Rows], None] = lambda rows: None
+    claims: Sequence[Claim] = ()
+    flags: Mapping[str, Flag] = field(default_factory=dict)
+    measure: bool = False
+    repeats: int = 5
+    quick_repeats: int = 1
+    dtype: str = "auto"
+    slow: bool = False
+    torch: bool = False
+
+    def swept(self, quick: bool = False, **flags: object) -> Sequence[Sweep]:
+        return self.sweeps(quick, **flags) if callable(self.sweeps) else self.sweeps
+
+    def predict(self, quick: bool = False, **flags: object) -> Rows:
+        """Predicted rows, and published ones beside them. flags: the study's own."""
+        sweeps = self.swept(quick, **flags)
+        rows = Rows([row for sweep in sweeps for row in sweep.predict(quick)], self.units)
+        self.derive(rows)
+        return Rows([*rows, *self.published(rows)], self.units)
+
+    def places(self, rows: Rows) -> dict[str, Row]:
+        """The predicted row beside each published number whose case is there, by its id."""
+        predicted = rows.where(source="predicted")
+        found = {}
+        for number, (quantity, case) in self.paper.items():
+            beside = predicted.where(quantity, **case)
+            assert len(beside) < 2, (number, beside)
+            if beside:
+                found[number] = beside[0]
+        return found
+
+    def numbers(self, rows: Rows) -> dict[str, float]:
+        """Our number for each published one, by its id."""
+        return {each: row[self.paper[each][0]] for each, row in self.places(rows).items()}
+
+    def published(self, rows: Rows) -> list[Row]:
+        """Rows with the published numbers: those of one case together."""
+        found: dict[int, Row] = {}
+        for number, row in self.places(rows).items():
+            case = {"source": "paper", "model": row["model"], "hardware": row["hardware"]}
+            stated = found.setdefault(id(row), case | rows.case(row))
+            stated[self.paper[number][0]] = paper_numbers()[number]
+        return list(found.values())
+
+    def main(self) -> None:
+        """The script's main program."""
+        run_main(self.run)
+
+    def run(self) -> Rows:
+        """Flags, prediction, measurement if asked for, table, CSV, picture. Returns all rows."""
+        options = start(self.name, self.description, **self.all_flags())
+        given, quick = {name: getattr(options, name) for name in self.flags}, options.quick
+        real = self.load(options, given) if self.measure and options.measure else None
+        rows = self.predict(quick, **given)
+        if real is not None:
+            begin = time.perf_counter()
+            rows = Rows([*rows, *self.measured(real, quick, given)], self.units)
+            seconds = time.perf_counter() - begin
+            print(f"\nmeasured on this machine in {seconds:.0f} s, {real.repeats} times each")
+        path = options.out / f"{file_name(self.name, options)}.csv"
+        rows = with_kept(path, rows)
+        if self.shown:
+            print_comparison(rows, self.shown)
+        self.report(rows)
+        for guess in guesses(self.swept(quick, **given)):
+            print("\n" + textwrap.fill(f"A guess: {guess}", 100))
+        rows.write(path)
+        look.use_style()
+        look.save_figure(self.picture(rows), path.with_suffix(".png"))
+        print(f"\nwrote {path.with_suffix('.png')} and .csv")
+        return rows
+
+    def load(self, options: Namespace, given: Mapping[str, object]) -> Real:
+        """The real engine, with room for the largest case."""
+        cases = [
+            case
+            for sweep in self.swept(options.quick, **given)
+            for case in sweep.measured_cases(options.quick)
+        ]
+        size, length = (max(int(case.get(key, 1)) for case in cases) for key in ("B", "L"))
+        return Real(measuring.load_llm(options, size, length), options.repeats)
+
+    def measured(self, real: Real, quick: bool, given: Mapping[str, object]) -> Rows:
+        sweeps = [s for s in self.swept(quick, **given) if s.measured_cases(quick)]
+        rows = Rows([row for sweep in sweeps for row in sweep.measure(real, quick)], self.units)
+        self.derive(rows)
+        return rows
+
+    def all_flags(self) -> dict[str, Flag]:
+        """Its own, and where it can be measured, those of measuring."""
+        if not self.measure:
+            return dict(self.flags)
+        dtype = replace(MEASURE["dtype"], default=self.dtype)
+        runs = "runs of each case, whose median is taken"
+        repeats = Flag(runs, self.repeats, self.quick_repeats, measure=True)
+        return dict(self.flags) | MEASURE | {"dtype": dtype, "repeats": repeats}
+
+    def picture(self, rows: Rows) -> plt.Figure:
+        """A row of panels for each source; of one panel, the sources side by side."""
+        if self.draw:
+            return self.draw(rows)
+        rows, sources, count = rows.newest(), rows.sources(), len(self.panels)
+        shape = (1, len(sources)) if count == 1 else (len(sources), count)
+        figure, grid = look.panels(*shape, 8, 6)
+        places = iter([axes for line in grid for axes in line])
+        for source in sources:
+            own = rows.where(source=source)
+            stars = rows.where(source="paper") if source == "predicted" else Rows()
+            for panel in self.panels:
+                axes = next(places)
+                axes.set_title(title_of(own, self.predicted))
+                panel.draw(axes, own, stars, self.predicted if stars else source)
+        figure.suptitle(self.title)
+        return figure
+
+
+def title_of(rows: Rows, predicted: str = "predicted") -> str:
+    """Source, model and hardware of rows of one source, on two lines where they were measured.
+
+    predicted: the word for such rows.
+    """
+    first = rows[0]
+    if first["source"] == "measured":
+        return f"measured: {first['model']}\n{first['hardware']}"
+    return f"{predicted}: {first['model']} on {first['hardware']}"
+
+
+def guesses(sweeps: Iterable[Sweep]) -> list[str]:
+    """The lines that say which engines borrow another GPU's constants."""
+    models = [getattr(engine, "cost_model", None) for sweep in sweeps for engine in sweep.on]
+    return [line for line in dict.fromkeys(getattr(each, "guess", "") for each in models) if line]
