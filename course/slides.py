@@ -18,8 +18,7 @@ from course.picture import answers, batches, occupied, picture
 from course.reference import solution
 from experiments import fig3, fig4, fig5, fig6, fig7, fig9, policies, serve_stalls
 from experiments.lib import look
-from experiments.lib.common import curves
-from experiments.lib.rows import make_directory
+from experiments.lib.rows import Rows, make_directory
 from pictures.gantt import draw_lanes, legend_handles
 from pictures.lanes import request_lanes
 
@@ -39,10 +38,10 @@ def cost_of_a_token() -> plt.Figure:
 
 
 def intensity() -> plt.Figure:
-    found = curves(fig4.predict(False), "predicted")
+    rows = fig4.STUDY.predict()
     figure, [row] = look.panels(1, 2, 6, 6.75, sharey=True)
     for axes, phase in zip(row, ("prefill", "decode"), strict=True):
-        fig4.draw_intensity(axes, found, phase)
+        fig4.draw_intensity(axes, rows.where(source="predicted"), phase)
     row[1].set_ylabel("")
     row[0].legend(loc="lower right")
     return figure
@@ -76,14 +75,13 @@ def four_requests() -> plt.Figure:
 
 def gain() -> plt.Figure:
     length, size = next(iter(fig9.BATCH_SIZES.items()))
-    found, numbers = curves(fig9.predict(60), "predicted"), fig9.common.paper_numbers()
+    rows = fig9.STUDY.predict().where(L=length)
     figure, [[axes]] = look.panels(1, 1, *SIZE)
-    names = {count: fig9.series(length, size, count) for count in fig9.CHUNK_SIZES}
-    fig9.draw_panel(axes, {name: found[name] for name in names.values()}, markevery=4)
-    for (other, count), (name, ratio) in fig9.PAPER.items():
-        if other == length:
-            look.star(axes, ratio, numbers[name], fig9.STYLE[count][0], f"paper, C = {count}")
-    axes.set_xticks([1, 2, 5, 10, 20, 50, 100, 200])
+    fig9.draw_panel(axes, rows.where(source="predicted"), markevery=4)
+    for row in rows.where(source="paper"):
+        label = f"paper, C = {row['C']}"
+        look.star(axes, row["at P:D"], row["gain"], fig9.STYLE[row["C"]][0], label)
+    axes.set_xticks(fig9.TICKS)
     axes.set(ylabel="throughput / baseline's", title=f"predicted: L = {length}, B = {size}")
     axes.plot([], [], ":", color="black", label="P:D = C/(B-1)")
     axes.legend(loc="lower left")
@@ -129,7 +127,7 @@ SLIDES = (
           cost_of_a_token),
     Slide("02_intensity", "minute 8", "Batching helps all operators but attention.", intensity),
     Slide("03_slots", "minute 20", "A slot is taken, filled in place, and given back.", slots),
-    Slide("04_masks", "minute 28", "Each chunk sees all earlier keys.", lambda: fig6.draw([])),
+    Slide("04_masks", "minute 28", "Each chunk sees all earlier keys.", lambda: fig6.draw(Rows())),
     Slide("05_mistake_12", "minute 28", "A prompt of one chunk hides this mistake.",
           lambda: mistake("3", "p12")),
     Slide("06_mistake_14", "minute 28", "Chunks of one token hide this mistake.",

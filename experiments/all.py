@@ -37,7 +37,7 @@ from PIL.PngImagePlugin import PngInfo
 from command.checks import UserError
 from command.cli import MARK, run_main, write_file
 from command.flags import Flag
-from experiments import fidelity, fig9
+from experiments import fidelity
 from experiments.lib import common, look
 from experiments.lib.common import ROOT, Point, curves, three_digits
 from experiments.lib.flags import start
@@ -324,7 +324,6 @@ def gallery(out: Path) -> str:
     """results/index.html: gallery.html with a section for each figure that is there."""
     rows = fidelity.read(out / "fidelity.csv")
     ids = {figure.name: set(figure.paper) for figure in fidelity.FIGURES + fidelity.SERVING}
-    ids["fig9"] = set(fig9.PUBLISHED)
     jumps, contents, sections = [], [], []
     for group, (heading, about) in GROUPS.items():
         names = [name for name in shown(out) if captions()[name].group == group]

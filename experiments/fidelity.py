@@ -50,12 +50,10 @@ from experiments import (
 from experiments.lib import common
 from experiments.lib.common import Point
 from experiments.lib.flags import start
-from experiments.lib.study import Study
 from experiments.lib.validation import quantile
 
 FIGURES = [
-    getattr(module, "STUDY", None) or module.FIGURE
-    for module in (table2, fig3, fig4, fig7, fig8, table4, fig10, fig11, fig13)
+    module.STUDY for module in (table2, fig3, fig4, fig7, fig8, table4, fig10, fig11, fig13, fig9)
 ]
 # of Sarathi-Serve
 SERVING = [
@@ -190,12 +188,8 @@ def predictions(quick: bool) -> dict[str, float]:
     """Our number for each id, from the scripts of the figures. quick: from coarser sweeps."""
     numbers = {}
     for figure in common.progress(FIGURES, "predicting"):
-        if isinstance(figure, Study):
-            numbers |= figure.numbers(figure.predict(quick))
-            continue
-        places = common.values_at(figure.predict(quick))
-        numbers |= {name: places[place] for name, place in figure.paper.items()}
-    numbers |= fig9.predicted_numbers(fig9.predict(8 if quick else 41))
+        found = figure.numbers(figure.predict(quick))
+        numbers |= {name: y for name, y in found.items() if name not in numbers}
     largest = requests_that_fit(MODELS["llama-13b"], GPUS["a6000"], 1024)
     return numbers | {"s31_max_batch_1k": largest}
 

@@ -15,101 +15,107 @@ from matplotlib.colors import ListedColormap
 
 from batch import Request
 from experiments.lib import measuring
-from experiments.lib.common import Point, Record, newest_measured
-from experiments.lib.figure import Figure, Scale
+from experiments.lib.claims import Claim, bounded
+from experiments.lib.engines import ANY, Real, Sweep, cases
 from experiments.lib.look import COLOURS, panels
+from experiments.lib.rows import Row, Rows
+from experiments.lib.study import Study
 
-CHUNK_SIZE, CHUNKS = 4, 3
+C, CHUNKS = 4, 3
 
 
-def predict(quick: bool) -> list[Point]:
-    """Keys that each query sees, counted in our masks; and the paper's rule: i + 1 (Sec 4.2)."""
+def seen(_: object, chunk: int) -> list[Row]:
+    """Keys that each query of a chunk sees, counted in our masks."""
     from attention import chunk_mask  # here, since nothing else of the figure needs torch
 
-    points = []
-    for number in range(CHUNKS):
-        start = number * CHUNK_SIZE
-        for row, seen in enumerate(chunk_mask(start, CHUNK_SIZE).sum(dim=1).tolist()):
-            for source, y in (("predicted", seen), ("paper", start + row + 1)):
-                what = (f"chunk {number + 1}", start + row, "query", y, "keys seen")
-                points.append(Point("fig6", *what, source, "any model", "any hardware"))
-    return points
+    start = (chunk - 1) * C
+    counts = chunk_mask(start, C).sum(dim=1).tolist()
+    return [{"query": start + row, "keys seen": count} for row, count in enumerate(counts)]
 
 
-def measure(llm: "measuring.LLM", scale: Scale) -> list[Point]:
-    """Share of greedy tokens that stay the same when prompts are chunked, by chunk size."""
-    record = Record("fig6", *measuring.measured_on(llm))
-    (length,), (batch_size,) = scale.lengths, scale.batch_sizes
+def rule(rows: Rows) -> None:
+    """The paper draws the masks and states a rule: query i sees i + 1 keys (Sec 4.2)."""
+    for row in rows.where("query"):
+        rows.append(row | {"source": "paper", "keys seen": row["query"] + 1})
+
+
+def same_tokens(real: Real, L: int, B: int, C: int) -> dict[str, float]:
+    """% of the greedy tokens that stay the same when prompts of about L/2 tokens are chunked."""
 
     def outputs(policy: str, chunk_size: int) -> list[int]:
-        requests = [Request(i, range(length // 2 + i), 16) for i in range(batch_size)]
-        done = measuring.generate(llm, requests, policy, chunk_size)
+        requests = [Request(i, range(L // 2 + i), 16) for i in range(B)]
+        done = measuring.generate(real.llm, requests, policy, chunk_size)
         return [token for output in done for token in output.token_ids]
 
-    whole = outputs("baseline", 1)
-    for chunk_size in scale.chunk_sizes:
-        chunked = outputs("sarathi", chunk_size)
-        same = sum(one == other for one, other in zip(chunked, whole, strict=True)) / len(whole)
-        series = "output tokens equal to the whole prefill's"
-        record.add(series, 100 * same, "%", chunk_size, "C")
-    return record
+    whole, chunked = outputs("baseline", 1), outputs("sarathi", C)
+    same = sum(one == other for one, other in zip(chunked, whole, strict=True))
+    return {"tokens equal to the whole prefill's": 100 * same / len(whole)}
 
 
 def draw_mask(axes: plt.Axes, number: int) -> None:
     """One iteration: the Boolean matrix itself, cell by cell."""
-    from attention import chunk_mask  # see `predict`
+    from attention import chunk_mask  # see `seen`
 
-    start, end = number * CHUNK_SIZE, (number + 1) * CHUNK_SIZE
-    mask = chunk_mask(start, CHUNK_SIZE).tolist()  # (4, end)
+    start, end = number * C, (number + 1) * C
+    mask = chunk_mask(start, C).tolist()  # (4, end)
     axes.imshow(mask, cmap=ListedColormap(["white", COLOURS["sky"]]), vmin=0, vmax=1)
     for row, cells in enumerate(mask):
-        for column, seen in enumerate(cells):
-            style = {"ha": "center", "va": "center", "color": "black" if seen else "grey"}
-            axes.text(column, row, "1" if seen else "0", **style)
+        for column, one in enumerate(cells):
+            style = {"ha": "center", "va": "center", "color": "black" if one else "grey"}
+            axes.text(column, row, "1" if one else "0", **style)
     axes.axvline(start - 0.5, color=COLOURS["vermilion"], linewidth=4)
     axes.set_xticks(range(end), [f"k{i}" for i in range(end)])
-    axes.set_yticks(range(CHUNK_SIZE), [f"q{i}" for i in range(start, end)])
+    axes.set_yticks(range(C), [f"q{i}" for i in range(start, end)])
     axes.set_xticks([i - 0.5 for i in range(end)], minor=True)
-    axes.set_yticks([i - 0.5 for i in range(CHUNK_SIZE)], minor=True)
+    axes.set_yticks([i - 0.5 for i in range(C)], minor=True)
     axes.grid(False)
     axes.grid(which="minor", color="black", alpha=0.4)
     axes.tick_params(which="both", length=0)
-    axes.set_title(f"iteration {number + 1}\nchunk_mask({start}, {CHUNK_SIZE})")
+    axes.set_title(f"iteration {number + 1}\nchunk_mask({start}, {C})")
 
 
-def draw(points: list[Point]) -> plt.Figure:
+def draw(rows: Rows) -> plt.Figure:
     figure, [grid] = panels(1, CHUNKS, 17 / CHUNKS, 4.4, width_ratios=[1, 2, 3])
     for number, axes in enumerate(grid):
         draw_mask(axes, number)
     note = "1, blue: seen. 0, white: masked"
-    if measured := newest_measured(points):
-        where = f"{measured[0].model}, {measured[0].hardware}"
-        shares = "".join(f"; C = {point.x:g}: {point.y:.4g} %" for point in measured)
+    if measured := rows.newest().where(source="measured"):
+        where = f"{measured[0]['model']}, {measured[0]['hardware']}"
+        shares = "".join(f"; C = {row['C']}: {row[SAME]:.4g} %" for row in measured)
         note += f"\nmeasured, {where}: greedy tokens equal to whole prefills'{shares}"
     figure.supxlabel(note, fontsize=13)
-    figure.suptitle(
-        "SARATHI Fig 6: what the queries (q) of each chunk see of the keys (k); left of the red"
-        " line: the cache",
-        fontsize=17,
-    )
+    figure.suptitle(STUDY.title, fontsize=17)
     return figure
 
 
-FIGURE = Figure(
-    name="fig6",
-    description=__doc__,
-    # the paper draws the masks and states no number: `predict` gives its rule as the paper's points
-    paper={},
-    predict=predict,
-    measure=measure,
+SAME = "tokens equal to the whole prefill's"
+
+STUDY = Study(
+    "fig6",
+    __doc__,
+    [
+        Sweep(seen, [ANY], cases(chunk=range(1, CHUNKS + 1))),
+        Sweep(
+            same_tokens,
+            [],
+            [],
+            measured=cases(L=512, B=4, C=(16, 64, 128)),
+            quick_measured=cases(L=64, B=2, C=8),
+        ),
+    ],
+    units={"keys seen": "keys", SAME: "%"},
+    title=(
+        "SARATHI Fig 6: what the queries (q) of each chunk see of the keys (k); left of the red"
+        " line: the cache"
+    ),
     draw=draw,
-    scale=Scale(lengths=(512,), batch_sizes=(4,), chunk_sizes=(16, 64, 128), repeats=1),
-    quick_scale=Scale(lengths=(64,), batch_sizes=(2,), chunk_sizes=(8,), repeats=1),
-    # bfloat16 rounds differently in each shape, and near-ties may fall the other way
-    dtype="float32",
+    derive=rule,
+    claims=[Claim("chunks change no token", bounded(SAME, 100, 100), measured=True)],
+    measure=True,
+    repeats=1,
+    dtype="float32",  # bfloat16 rounds differently in each shape, and near-ties may fall otherwise
+    torch=True,
 )
 
-main = FIGURE.main
-
 if __name__ == "__main__":
-    main()
+    STUDY.main()

@@ -11,8 +11,10 @@ Both have the same methods, and a study's function cannot tell them apart.
 import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from batch import Batch, Request
@@ -57,9 +59,10 @@ class Priced:
 
     def __init__(self, model: str | ModelConfig, gpu: str, **options: object) -> None:
         config = MODELS[model] if isinstance(model, str) else model
-        self.model, self.hardware = config.name, gpu
+        self.model, self.hardware, self.layers = config.name, gpu, config.n_layer
         self.cost_model = CostModel(config, GPUS[gpu], **options)
         self.seconds, self.operators = self.cost_model.seconds, self.cost_model.operators
+        self.steady = lru_cache(4)(self.run_steady)  # one baseline serves all chunk sizes
 
     def trace(
         self,
@@ -72,7 +75,7 @@ class Priced:
         kind = steady.OperatorCostExecutor if operators else CostExecutor
         return steady.run_priced(kind(self.cost_model), requests, policy, chunk_size, batch_size)
 
-    def steady(
+    def run_steady(
         self, work: Workload, policy: str, chunk_size: int, operators: bool = False
     ) -> Steady:
         requests, size = work.requests(5 * work.batch_size), work.batch_size
@@ -94,6 +97,7 @@ class Real:
     def __init__(self, llm: "LLM", repeats: int) -> None:
         self.llm, self.repeats = llm, repeats
         self.model, self.hardware, _ = measuring.measured_on(llm)
+        self.layers = llm.config.n_layer
         self.run: dict[bool, Callable] = {}  # of one batch, with and without operators
         self.answers: dict[tuple, list] = {}  # by case and number of the question; one for a turn
         self.runs: dict[tuple, Steady] = {}  # of this turn
@@ -183,6 +187,14 @@ class Real:
 
 
 Engine = Priced | Real
+# what needs no model and no hardware
+ANY = SimpleNamespace(model="any model", hardware="any hardware")
+
+
+def gain(engine: Engine, work: Workload, policy: str, chunk_size: int) -> float:
+    """Throughput over the baseline's on requests of the same lengths, in a steady state."""
+    baseline = engine.steady(replace(work, staggered=False), "baseline", 1).throughput
+    return engine.steady(work, policy, chunk_size).throughput / baseline
 
 
 def as_rows(answer: Row | Sequence[Row]) -> list[Row]:
@@ -220,15 +232,15 @@ class Sweep:
 
     run(engine, **case) -> the quantities of a case as a row, or several rows that may have more
     keys. on: engines; each has the names `model` and `hardware` (`Priced`, a deployment, a node).
-    measured: cases for the real engine; none: it is not measured. quick, quick_measured: with
-    --quick; None: the same. processes: it runs on all cores.
+    measured: cases for the real engine, or what finds them; none: it is not measured. quick,
+    quick_measured: with --quick; None: the same. processes: it runs on all cores.
     """
 
     run: Callable[..., Row | Sequence[Row]]
     on: Sequence[object]
     cases: Cases
     quick: Cases | None = None
-    measured: Cases = ()
+    measured: Cases | Callable[[Real], Cases] = ()
     quick_measured: Cases | None = None
     processes: bool = False
 
@@ -247,9 +259,10 @@ class Sweep:
 
     def measure(self, real: Real, quick: bool) -> list[Row]:
         cases = self.measured_cases(quick)
+        cases = cases(real) if callable(cases) else cases
         return rows_of("measured", [(real, case) for case in cases], real.rows(self.run, cases))
 
-    def measured_cases(self, quick: bool) -> Cases:
+    def measured_cases(self, quick: bool) -> Cases | Callable[[Real], Cases]:
         return self.measured if not quick or self.quick_measured is None else self.quick_measured
 
     def perform(self, number: int) -> Row | Sequence[Row]:

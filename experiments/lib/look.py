@@ -9,7 +9,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 
 from command.cli import MARK, write_file
-from experiments.lib.common import Point
+from experiments.lib.common import SPREAD, Point
 
 matplotlib.use("Agg")  # pictures go to files: no window, no display needed
 
@@ -131,6 +131,14 @@ def shade_spread(
         )
 
 
+def shade_rows(
+    axes: plt.Axes, rows: Sequence[Mapping], x: str, y: str, colour: str, alpha: float = 0.15
+) -> None:
+    """The range of a measured quantity of some rows, where it has one."""
+    low, high = ([row.get(y + end, row[y]) for row in rows] for end in SPREAD)
+    axes.fill_between([row[x] for row in rows], low, high, color=colour, alpha=alpha, linewidth=0)
+
+
 # A number that the paper states, as a style of `plot`.
 STAR = {
     "marker": "*",
@@ -196,12 +204,12 @@ def labelled_bars(
     axes.grid(axis="x", visible=False)
 
 
-def limits(points: Iterable[Point], low: float, high: float) -> tuple[float, float]:
-    """Of a y axis: from `low` to `high`; where points lie outside, as far as they go.
+def limits(heights: Iterable[float], low: float, high: float) -> tuple[float, float]:
+    """Of a y axis: from `low` to `high`; where heights lie outside, as far as they go.
 
     If it begins lower, it also ends higher: a legend at its top keeps its room.
     """
-    heights = [point.y for point in points]
+    heights = list(heights)
     lowest = min([low, *(math.floor(10 * y) / 10 for y in heights)])
     return lowest, max([high + (low - lowest) / 3, *heights])
 

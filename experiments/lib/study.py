@@ -16,13 +16,14 @@ from dataclasses import dataclass, field, replace
 import matplotlib.pyplot as plt
 
 from command.cli import run_main
+from command.flags import Flag
 from experiments.lib import look, measuring
 from experiments.lib.claims import Claim
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Real, Sweep
-from experiments.lib.flags import MEASURE, Flag, file_name, start
+from experiments.lib.flags import MEASURE, file_name, start
 from experiments.lib.papers import looks_of
-from experiments.lib.rows import SPREAD, Row, Rows, print_comparison, with_kept
+from experiments.lib.rows import Row, Rows, print_comparison, with_kept
 
 AXES = {"B": "batch size B", "C": "chunk size C", "L": "length L (tokens)"}  # key: its label
 MANY = 40  # points of a line that has no markers
@@ -64,8 +65,7 @@ class Panel:
             at = [row[self.x] for row in group]
             style = {"color": colour, "marker": marker if len(at) < MANY else "", "label": label}
             axes.plot(at, [row[self.y] for row in group], **style)
-            low, high = ([row.get(self.y + end, row[self.y]) for row in group] for end in SPREAD)
-            axes.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
+            look.shade_rows(axes, group, self.x, self.y, colour)
         if self.bars:
             axes.set_xticks(range(len(places)), places)
         self.draw_published(axes, stars.where(self.y))
@@ -93,7 +93,8 @@ class Study:
 
     sweeps: a list, or a function of `quick` and the study's own flags that gives one.
     units: of all quantities; the columns' order.
-    paper: id of a published number -> quantity and keys of the predicted row that it stands beside.
+    paper: id of a published number -> quantity and keys of the predicted row that it stands beside;
+    and, where the paper has other values of some keys, these.
     derive: adds columns and rows to those of one source.
     shown(row, quantity): what the terminal's table lists; None: no table. report: prints more.
     panels, or draw(rows): the picture. claims: what a test holds it to.
@@ -108,7 +109,7 @@ class Study:
     title: str
     panels: Sequence[Panel] = ()
     draw: Callable[[Rows], plt.Figure] | None = None
-    paper: Mapping[str, tuple[str, Mapping[str, object]]] = field(default_factory=dict)
+    paper: Mapping[str, tuple] = field(default_factory=dict)
     derive: Callable[[Rows], None] = lambda rows: None
     predicted: str = "predicted"  # or "fitted": what the picture calls it
     shown: Callable[[Row, str], bool] | None = lambda row, quantity: True
@@ -136,7 +137,7 @@ class Study:
         """The predicted row beside each published number whose case is there, by its id."""
         predicted = rows.where(source="predicted")
         found = {}
-        for number, (quantity, case) in self.paper.items():
+        for number, (quantity, case, *_) in self.paper.items():
             beside = predicted.where(quantity, **case)
             assert len(beside) < 2, (number, beside)
             if beside:
@@ -153,7 +154,8 @@ class Study:
         for number, row in self.places(rows).items():
             case = {"source": "paper", "model": row["model"], "hardware": row["hardware"]}
             stated = found.setdefault(id(row), case | rows.case(row))
-            stated[self.paper[number][0]] = paper_numbers()[number]
+            quantity, _, *other = self.paper[number]
+            stated |= {quantity: paper_numbers()[number]} | dict(*other)
         return list(found.values())
 
     def main(self) -> None:
@@ -185,14 +187,14 @@ class Study:
         return rows
 
     def load(self, options: Namespace, given: Mapping[str, object]) -> Real:
-        """The real engine, with room for the largest case."""
-        cases = [
-            case
-            for sweep in self.swept(options.quick, **given)
-            for case in sweep.measured_cases(options.quick)
+        """The real engine, with room for the largest case, or for what flags say."""
+        found = [each.measured_cases(options.quick) for each in self.swept(options.quick, **given)]
+        cases = [case for several in found if not callable(several) for case in several]
+        room = [
+            given.get(flag) or max(int(case.get(key, 1)) for case in cases)
+            for flag, key in (("max_batch_size", "B"), ("max_length", "L"))
         ]
-        size, length = (max(int(case.get(key, 1)) for case in cases) for key in ("B", "L"))
-        return Real(measuring.load_llm(options, size, length), options.repeats)
+        return Real(measuring.load_llm(options, *room), options.repeats)
 
     def measured(self, real: Real, quick: bool, given: Mapping[str, object]) -> Rows:
         sweeps = [s for s in self.swept(quick, **given) if s.measured_cases(quick)]
