@@ -16,7 +16,6 @@ import enter  # noqa: F401
 import hashlib
 import html
 import os
-import re
 import statistics
 import struct
 import subprocess
@@ -25,7 +24,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import astuple, dataclass
 from functools import cache
-from importlib import import_module
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
@@ -42,7 +40,6 @@ from experiments.lib import common, look
 from experiments.lib.common import ROOT, Point, curves, three_digits
 from experiments.lib.flags import start
 from experiments.lib.rows import SOURCES, Numbers, make_directory, read_results
-from experiments.lib.study import Study
 
 # They take minutes, or need a compiler and transformers: without --slow the gallery shows the
 # results that are there.
@@ -70,14 +67,6 @@ KEPT = (
     " <code>{command}</code> regenerates them.</i></p>"
 )
 THUMB = (288, 216)  # pixels: the largest a thumbnail may be
-
-
-def studies() -> dict[str, Study]:
-    """Every study of this folder by its name: the scripts that have a STUDY."""
-    scripts = sorted(Path(__file__).parent.glob("*.py"))
-    begins = re.compile(r"^STUDY = Study\(", re.MULTILINE)
-    names = [script.stem for script in scripts if begins.search(script.read_text("utf-8"))]
-    return {name: import_module(f"experiments.{name}").STUDY for name in names}
 
 
 @dataclass(frozen=True)

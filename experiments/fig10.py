@@ -14,6 +14,7 @@ import enter  # noqa: F401
 import matplotlib.pyplot as plt
 
 from experiments.lib import look
+from experiments.lib.claims import Claim, bounded
 from experiments.lib.engines import Engine, Priced, Sweep, cases
 from experiments.lib.rows import Row, Rows
 from experiments.lib.steady import BATCH_SIZES, balanced
@@ -120,6 +121,9 @@ STUDY = Study(
         )
     },
     derive=extremes,
+    claims=[
+        Claim("decodes share the weights of every linear operator", bounded("reduction", 1.05, 5))
+    ],
     shown=lambda row, quantity: quantity == "reduction",
     measure=True,
     repeats=3,

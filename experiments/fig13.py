@@ -20,7 +20,7 @@ import matplotlib.pyplot as plt
 
 from batch import Request
 from experiments.lib import look
-from experiments.lib.claims import Claim, falls
+from experiments.lib.claims import Claim, Finding, falls
 from experiments.lib.engines import Engine, Priced, Sweep, cases, gain
 from experiments.lib.rows import Rows
 from experiments.lib.steady import BATCH_SIZES, balanced
@@ -85,6 +85,18 @@ def draw(rows: Rows) -> plt.Figure:
     return figure
 
 
+def tiles_matter(rows: Rows) -> list[Finding]:
+    findings = []
+    for length, own in rows.where("L", C=(256, 320, 512)).by("L").items():
+        gains = [own.one("end to end", C=size) for size in (256, 320, 512)]
+        findings.append(
+            Finding(
+                f"L={length}", ", ".join(f"{gain:.3g}" for gain in gains), [gains[1] == min(gains)]
+            )
+        )
+    return findings
+
+
 STUDY = Study(
     "fig13",
     __doc__,
@@ -114,7 +126,10 @@ STUDY = Study(
     },
     derive=largest,
     claims=[
-        Claim("small chunks make a prefill dearer", falls("prefill", "C", C=(64, 128, 256)), True)
+        Claim(
+            "small chunks make a prefill dearer", falls("prefill", "C", C=(64, 128, 256, 512)), True
+        ),
+        Claim("a chunk that is no multiple of the tile gains less", tiles_matter),
     ],
     measure=True,
     repeats=3,

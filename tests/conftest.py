@@ -159,7 +159,7 @@ def call(script: ModuleType, *arguments: object) -> subprocess.CompletedProcess:
         patch.setattr(sys, "argv", command)
         status = 0
         try:
-            run_main(script.main)
+            run_main(script.STUDY.run if hasattr(script, "STUDY") else script.main)
         except SystemExit as ended:
             status = ended.code
     return subprocess.CompletedProcess(command, status, out.getvalue(), err.getvalue())

@@ -1,9 +1,7 @@
 """Figure 9: predicted peaks near the paper's, the CSV's form, flags that complain in one line."""
 
-import csv
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,13 +11,14 @@ from watch import PATIENCE
 import configs
 from engine import LLM
 from experiments import fig9
-from experiments.lib.common import ROOT, Point, Record, paper_numbers
+from experiments.lib.common import ROOT, paper_numbers
+from experiments.lib.engines import Priced
 from experiments.lib.measuring import ChunkProfile, best_and_neighbour, profile_chunk_sizes
+from experiments.lib.rows import read_rows
 from experiments.lib.steady import (
     Workload,
     balance,
     first_period,
-    predicted_throughput,
     split,
     steady_window,
     tokens_per_second,
@@ -29,32 +28,23 @@ from loading.load import new_model, random_weights
 from simulate import simulate
 from timeline import Iteration, Trace
 
-
-@pytest.fixture(scope="module")
-def gains_1k():
-    """The curves of the first panel around their peaks."""
-    record = Record("fig9", fig9.MODEL, fig9.GPU)
-    for ratio in (6, 10, 14, 15, 20, 28, 29.12, 40):
-        work = Workload(1024, 18, ratio)
-        baseline = predicted_throughput(work, "baseline")
-        for chunk_size in fig9.CHUNK_SIZES:
-            gain = predicted_throughput(work, "sarathi", chunk_size) / baseline
-            record.add(fig9.series(1024, 18, chunk_size), gain, fig9.UNIT, ratio, "P:D")
-    return record
+ENGINE = Priced("llama-13b", "a6000")
 
 
-@pytest.mark.parametrize(
-    "chunk_size, published, ratio", [(256, "f9_c256", 14), (512, "f9_c512", 28)]
-)
-def test_predicted_peak_is_the_papers(gains_1k, chunk_size, published, ratio):
-    best = fig9.peak(gains_1k, 1024, chunk_size)
-    assert best.y == pytest.approx(paper_numbers()[published], rel=0.05)
-    assert ratio / 1.2 < best.x < ratio * 1.2
+@pytest.mark.parametrize("number", ["f9_c256", "f9_c512"])
+def test_predicted_peak_is_the_papers(number):
+    length, size, ratio = fig9.PAPER[number]
+    places = [6, 10, 14, 15, 20, 28, 29.12, 40]
+    found = {place: fig9.gain_of(ENGINE, length, 18, place, size)["gain"] for place in places}
+    best = max(found, key=found.get)
+    assert found[best] == pytest.approx(paper_numbers()[number], rel=0.05)
+    assert ratio / 1.2 < best < ratio * 1.2
 
 
-def test_small_chunks_gain_less(gains_1k):
-    peaks = [fig9.peak(gains_1k, 1024, chunk_size).y for chunk_size in (128, 512, 256)]
-    # SARATHI Sec 5.1.3: 128 gains much less than 256 and 512, 256 the most
+def test_small_chunks_gain_less():
+    """SARATHI Sec 5.1.3: 128 gains much less than 256 and 512, 256 the most."""
+    sizes = (128, 512, 256)
+    peaks = [fig9.gain_of(ENGINE, 1024, 18, balance(size, 18), size)["gain"] for size in sizes]
     assert peaks == sorted(peaks)
 
 
@@ -108,16 +98,6 @@ def test_split_keeps_the_length(length, ratio):
     assert prompt + decodes == length and prompt >= 1 and decodes >= 1
 
 
-def test_points_name_their_source():
-    with pytest.raises(AssertionError):
-        Point("fig9", "s", 1.0, "P:D", 1.0, "x", "guessed", "llama-13b", "a6000")
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def test_quick_run_writes_table_picture_and_csv(tmp_path):
     script = [sys.executable, ROOT / "experiments" / "fig9.py", "--quick", "--out"]
     result = subprocess.run(
@@ -126,14 +106,12 @@ def test_quick_run_writes_table_picture_and_csv(tmp_path):
     assert result.returncode == 0, result.stderr
     assert "peak gain" in result.stdout and "1.27" in result.stdout
     assert (tmp_path / "new" / "fig9.png").read_bytes().startswith(b"\x89PNG")
-    rows = read(tmp_path / "new" / "fig9.csv")
-    columns = ["figure", "series", "x", "x_unit", "y", "y_unit", "source", "model", "hardware"]
-    assert list(rows[0]) == columns
+    rows = read_rows(tmp_path / "new" / "fig9.csv")
     assert {row["source"] for row in rows} == {"paper", "predicted"}
     assert {row["model"] for row in rows} <= configs.MODELS.keys()
     assert {row["hardware"] for row in rows} <= configs.GPUS.keys()
-    published = {(row["x"], row["y"]) for row in rows if row["source"] == "paper"}
-    assert published >= {("14", "1.27"), ("28", "1.23")}
+    published = {(row["at P:D"], row["gain"]) for row in rows.where("at P:D", source="paper")}
+    assert published >= {(14, 1.27), (28, 1.23)}
 
 
 @pytest.mark.slow
@@ -147,18 +125,14 @@ def test_quick_measurement_adds_measured_rows(tmp_path, monkeypatch):
     sizes = ["--max-length", "64", "--max-batch-size", "3"]
     result = call(fig9, "--measure", "--quick", *where, *sizes, "--chunk-size", "16")
     assert result.returncode == 0 and "Profile" not in result.stdout, result.stderr
-    measured = [row for row in read(tmp_path / "fig9.csv") if row["source"] == "measured"]
-    assert {row["model"] for row in measured} == {"tiny"}
-    assert {row["hardware"] for row in measured}.isdisjoint(configs.GPUS)
-    by_series = {row["series"]: float(row["y"]) for row in measured}
-    middle, low, high = (by_series[f"C=16 L=64 B=3{name}"] for name in ("", " lowest", " highest"))
-    assert 0 < low <= middle <= high
+    (row,) = read_rows(tmp_path / "fig9.csv").where(source="measured")
+    assert row["model"] == "tiny" and row["hardware"] not in configs.GPUS
+    assert row["gain"] > 0 and (row["L"], row["B"], row["C"]) == (64, 3, 16)
     # 24 .. 32: C = 32 is the only choice
     result = call(fig9, "--measure", "--quick", *where, *sizes)
     assert "Profile of single iterations" in result.stdout
     assert "measured below: C = 32, which looks best\n" in result.stdout
-    measured = [row for row in read(tmp_path / "fig9.csv") if row["source"] == "measured"]
-    assert "C=32 L=64 B=3" in {row["series"] for row in measured}
+    assert read_rows(tmp_path / "fig9.csv").where(source="measured", C=32, L=64, B=3)
 
 
 def test_the_profile_names_the_best_and_the_better_neighbour():

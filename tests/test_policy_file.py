@@ -16,7 +16,8 @@ from configs import GPUS
 from costmodel import make_batch
 from engine import LLM, SamplingParams
 from experiments import fig9, fig11, policies, serve_ablation, serve_latency, serve_stalls
-from experiments.lib.common import Point, read_csv
+from experiments.lib.common import Point
+from experiments.lib.rows import Rows, read_results
 from loading.policyfile import load_policies
 from pipeline import simulate_pipeline
 from scheduler import POLICIES, make_scheduler
@@ -259,7 +260,7 @@ def test_both_are_compared_without_an_edit(tmp_path: Path) -> None:
     out = ("--out", tmp_path, "--quick")
     done = call(serve_latency, "--policy-file", PRIORITY, *out)
     assert done.returncode == 0 and "P99 TBT, priority" in done.stdout, done.stderr
-    series = {point.series for point in read_csv(tmp_path / "serve_latency-priority.csv")}
+    series = {point.series for point in read_results(tmp_path / "serve_latency-priority.csv")}
     assert {"P99 TBT, priority C=512", "median TTFT, priority C=512"} <= series
     assert (tmp_path / "serve_latency-priority.png").exists()
     assert not (tmp_path / "serve_latency.png").exists()
@@ -277,8 +278,8 @@ def few_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("script", "series"),
     [
-        (fig9, "priority C=256 L=1024 B=18"),
-        (fig11, "priority C=256 (a)"),
+        (fig9, "gain, L=1024 B=18 C=256 priority peak"),
+        (fig11, "gain, a L=1024 B=18 PD=14.0588 priority C=256"),
         pytest.param(serve_ablation, "P99 TBT, priority, chat", marks=pytest.mark.slow),
     ],
 )
@@ -289,13 +290,13 @@ def test_the_papers_figures_take_more_policies(
     name, out = script.__name__.rpartition(".")[2], ("--quick", "--out", tmp_path)
     done = call(script, "--policy-file", PRIORITY, *out)
     assert done.returncode == 0 and "priority" in done.stdout, done.stderr
-    with_more = read_csv(tmp_path / f"{name}-priority.csv")
+    with_more = read_results(tmp_path / f"{name}-priority.csv")
     own = [point for point in with_more if "priority" in point.series]
     assert series in {point.series for point in own} and all(point.y > 0 for point in own)
     assert (tmp_path / f"{name}-priority.png").exists()
     assert not (tmp_path / f"{name}.csv").exists() and not (tmp_path / f"{name}.png").exists()
     assert call(script, *out).returncode == 0
-    usual = read_csv(tmp_path / f"{name}.csv")
+    usual = read_results(tmp_path / f"{name}.csv")
     assert usual == [point for point in with_more if "priority" not in point.series]
 
 
@@ -314,23 +315,24 @@ class Worse(SarathiServe):
 def test_a_worse_policy_is_in_the_picture(tmp_path: Path) -> None:
     """Though it lies below all that the figures show without it."""
     load_policies(file_of(tmp_path, WORSE))
-    for points, draw, low in (
-        (fig9.predict(3, ["worse"]), fig9.draw, 0.5),
-        (fig11.predict(True, ["worse"]), fig11.draw, 0.8),
-    ):
-        worst = min(point.y for point in points if point.series.startswith("worse"))
-        figure = draw(points)
+    for study, low in ((fig9.STUDY, 0.5), (fig11.STUDY, 0.8)):
+        rows = study.predict(quick=True, policy=["worse"])
+        worst = min(rows.where("gain", policy="worse").column("gain"))
+        figure = study.draw(rows)
         bottoms = [axes.get_ylim()[0] for axes in figure.axes]
         assert min(bottoms) <= worst < low and max(bottoms) < low
         plt.close(figure)
 
 
 def test_no_two_policies_look_alike() -> None:
-    styles = fig11.styles_of(["sarathi C=256 (b)", "one C=256 (b)", "one C=512 (b)", "two C=256"])
+    rows = [{"policy": name, "C": size} for name, size in (
+        ("sarathi", 256), ("one", 256), ("one", 512), ("two", 256)
+    )]  # fmt: skip
+    styles = fig11.styles_of(fig11.curves(Rows(rows)))
     assert len(set(styles.values())) == 4
     colours = {name: colour for name, (colour, *_) in styles.items()}
-    assert colours["one C=256"] == colours["one C=512"] != colours["two C=256"]
-    assert colours["sarathi C=256"] not in (colours["one C=256"], colours["two C=256"])
+    assert colours["one, C = 256"] == colours["one, C = 512"] != colours["two, C = 256"]
+    assert colours["sarathi, C = 256"] not in (colours["one, C = 256"], colours["two, C = 256"])
 
 
 @pytest.mark.slow
@@ -342,7 +344,7 @@ def test_they_are_measured_too(script: ModuleType, tmp_path: Path, few_ratios: N
     def measured(*flags: object) -> list[Point]:
         done = call(script, "--policy-file", PRIORITY, *flags, *out)
         assert done.returncode == 0, done.stderr
-        points = read_csv(tmp_path / f"{name}-priority.csv")
+        points = read_results(tmp_path / f"{name}-priority.csv")
         return [point for point in points if point.source == "measured"]
 
     found = measured("--measure", "--model", "demo", "--device", "cpu")

@@ -2,7 +2,6 @@
 print today. And their lines are short.
 """
 
-import csv
 import json
 import re
 from contextlib import redirect_stdout
@@ -17,6 +16,7 @@ from conftest import call
 from experiments import bench_beams, fidelity, fig9, segment_memory, serve_capacity, shapes
 from experiments.lib import beam_cases, common
 from experiments.lib.common import read_csv
+from experiments.lib.rows import read_rows
 from scheduler import POLICIES
 
 ROOT = Path(__file__).parent.parent
@@ -190,14 +190,14 @@ def test_fig9_prints_what_the_docs_show(tmp_path: Path) -> None:
         if re.match(r" *\d+ .*\d", line):
             assert line.rstrip() in RESULTS, line
 
-    def predicted(path: Path) -> list[dict]:
-        with open(path, newline="", encoding="utf-8") as file:
-            return [row for row in csv.DictReader(file) if row["source"] == "predicted"]
-
-    fresh, committed = predicted(tmp_path / "fig9.csv"), predicted(ROOT / "results" / "fig9.csv")
-    assert [row["x"] for row in fresh] == [row["x"] for row in committed]
+    fresh, committed = (
+        read_rows(folder / "fig9.csv").where(source="predicted")
+        for folder in (tmp_path, ROOT / "results")
+    )
     for new, old in zip(fresh, committed, strict=True):
-        assert abs(float(new["y"]) / float(old["y"]) - 1) < 1e-4, new
+        assert fresh.case(new) == committed.case(old)
+        for quantity in fresh.units:
+            assert new.get(quantity) == pytest.approx(old.get(quantity), rel=1e-4), new
 
 
 @pytest.fixture

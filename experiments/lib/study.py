@@ -21,9 +21,9 @@ from experiments.lib import look, measuring
 from experiments.lib.claims import Claim
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Real, Sweep
-from experiments.lib.flags import MEASURE, file_name, start
+from experiments.lib.flags import MEASURE, WRITES, ScriptParser, file_name
 from experiments.lib.papers import looks_of
-from experiments.lib.rows import Row, Rows, print_comparison, with_kept
+from experiments.lib.rows import Row, Rows, make_directory, print_comparison, with_kept
 
 AXES = {"B": "batch size B", "C": "chunk size C", "L": "length L (tokens)"}  # key: its label
 MANY = 40  # points of a line that has no markers
@@ -164,16 +164,19 @@ class Study:
 
     def run(self) -> Rows:
         """Flags, prediction, measurement if asked for, table, CSV, picture. Returns all rows."""
-        options = start(self.name, self.description, **self.all_flags())
+        options = ScriptParser(self.description, self.all_flags() | WRITES).parse_args()
+        path = options.out / f"{file_name(self.name, options)}.csv"
+        make_directory(options.out, path.stem, None, options.force)
         given, quick = {name: getattr(options, name) for name in self.flags}, options.quick
+        self.swept(quick, **given)  # refuses flags before any work
         real = self.load(options, given) if self.measure and options.measure else None
+        print(self.description.splitlines()[0])
         rows = self.predict(quick, **given)
         if real is not None:
             begin = time.perf_counter()
             rows = Rows([*rows, *self.measured(real, quick, given)], self.units)
             seconds = time.perf_counter() - begin
             print(f"\nmeasured on this machine in {seconds:.0f} s, {real.repeats} times each")
-        path = options.out / f"{file_name(self.name, options)}.csv"
         rows = with_kept(path, rows)
         if self.shown:
             print_comparison(rows, self.shown)
