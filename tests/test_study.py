@@ -1,0 +1,159 @@
+"""What studies share: rows with columns, names of numbers, the real engine's turns, claims."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from batch import Batch
+from command.checks import UserError
+from costmodel import make_batch
+from experiments.lib.claims import falls, flat, rises
+from experiments.lib.engines import Priced, Real, Sweep, cases, middle
+from experiments.lib.rows import Numbers, Rows, read_rows, with_kept
+from experiments.lib.study import Study
+from loop import Result
+
+PREDICTED = {"source": "predicted", "model": "m", "hardware": "h"}
+MEASURED = {"source": "measured", "model": "tiny", "hardware": "one, two"}
+UNITS = {"speedup": "x", "rate": "tokens/s"}
+
+
+def test_rows_come_back_from_their_file(tmp_path: Path) -> None:
+    rows = Rows(
+        [
+            PREDICTED | {"L": 1024, "B": 2, "policy": "orca", "speedup": 1.5},
+            PREDICTED | {"which": "largest", "rate": 123456.7},
+            MEASURED | {"L": 8, "speedup": 2.0, "speedup lowest": 1.0, "speedup highest": 3.0},
+        ],
+        UNITS,
+    )
+    path = tmp_path / "a.csv"
+    rows.write(path)
+    head = path.read_text(encoding="utf-8").splitlines()[0]
+    assert head == (
+        "source,model,hardware,L,B,policy,which,speedup (x),speedup lowest (x),"
+        "speedup highest (x),rate (tokens/s)"
+    )
+    back = read_rows(path)
+    assert back.units == UNITS and back[0] == rows[0] and back[2] == rows[2]
+    assert back[1]["rate"] == 123457, "six digits"
+    assert back.case(back[2]) == {"L": 8}, "a range is no key"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a,b\n1,2\n",
+        "source,model,hardware,B,much (x)\nmeasured,m,h,1,many\n",
+        "source,model,hardware,B\nguessed,m,h,1\n",
+        "source,model,hardware,B\nmeasured,m\n",
+    ],
+)
+def test_what_is_no_result_is_one_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match="is there and holds no results"):
+        read_rows(tmp_path / "a.csv")
+
+
+def test_a_measurement_replaces_only_its_own(tmp_path: Path) -> None:
+    other = MEASURED | {"hardware": "another"}
+    path = tmp_path / "a.csv"
+    Rows([PREDICTED | {"rate": 1.0}, MEASURED | {"rate": 2.0}, other | {"rate": 3.0}], UNITS).write(
+        path
+    )
+    new = Rows([PREDICTED | {"rate": 4.0}, MEASURED | {"rate": 5.0}], UNITS)
+    found = [(row["hardware"], row["rate"]) for row in with_kept(path, new)]
+    assert found == [("h", 4.0), ("another", 3.0), ("one, two", 5.0)]
+    assert with_kept(path, Rows(new[:1], UNITS)).newest().column("rate") == [4.0, 3.0]
+
+
+def test_a_number_has_as_many_words_as_it_takes() -> None:
+    rows = Rows(
+        [
+            PREDICTED | {"L": L, "policy": p, "speedup": L + len(p)}
+            for L in (1, 2)
+            for p in ("a", "bb")
+        ],
+        UNITS,
+    )
+    numbers = Numbers({point.series: point.y for point in rows.points()})
+    assert numbers["speedup, L=1 bb"] == numbers["speedup, bb L=1"] == 3
+    assert numbers["speedup, L=2 a"] == 3
+    for name in ("speedup, L=1", "speedup", "speedup, L=3 a", "rate, L=1 a"):
+        with pytest.raises(KeyError, match="numbers have such a name"):
+            numbers[name]
+
+
+def test_a_model_is_named_where_several_are() -> None:
+    rows = Rows([PREDICTED | {"model": model, "rate": 1.0} for model in ("small", "large")], UNITS)
+    assert [point.series for point in rows.points()] == ["rate, small", "rate, large"]
+
+
+class Machine(Real):
+    """A real engine whose clock is a list: seconds of one batch after the other."""
+
+    def __init__(self, seconds: list[float], repeats: int) -> None:
+        self.llm, self.repeats = SimpleNamespace(graphs=None), repeats
+        self.model, self.hardware, self.layers = "tiny", "an abacus", 1
+        self.clock, self.ran = iter(seconds), []
+        self.answers, self.runs, self.case, self.asked, self.turn = {}, {}, 0, 0, None
+
+    def batch(self, batch: Batch, operators: bool) -> Result:
+        self.ran.append(len(batch.decodes))
+        return Result([], next(self.clock))
+
+
+def test_cases_alternate_and_batches_have_medians(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("experiments.lib.measuring.warm_up", lambda llm: None)
+
+    def ratio(engine: Real, B: int) -> dict[str, float]:
+        one = engine.seconds(make_batch(decodes=B))
+        return {"ratio": engine.seconds(make_batch(decodes=2 * B)) / one}
+
+    # turns of B = 1 (batches of 1, 2) and of B = 3 (batches of 3, 6)
+    real = Machine([1, 2, 3, 6, 10, 20, 30, 90, 2, 6, 4, 8], repeats=3)
+    found = real.rows(ratio, cases(B=(1, 3)))
+    assert real.ran == [1, 2, 3, 6] * 3
+    assert found == [[{"ratio": 6 / 2}], [{"ratio": 8 / 4}]], "of medians: 1, 10, 2 and 2, 20, 6"
+
+
+def test_runs_have_a_range() -> None:
+    turns = [{"gain": gain, "who": "a"} for gain in (3.0, 1.0, 2.0)]
+    spread = {"gain lowest": 1.0, "gain highest": 3.0}
+    assert middle(turns) == {"gain": 2.0, "who": "a"} | spread
+    assert middle([{"gain": 2.0}, {"gain": 2.0}]) == {"gain": 2.0}
+
+
+def test_one_function_is_priced_and_real() -> None:
+    """And the published number stands beside its own case."""
+
+    def seconds(engine: Priced, B: int) -> dict[str, float]:
+        return {"time": 1e3 * engine.seconds(make_batch(decodes=B, context=1024))}
+
+    engine = Priced("llama-13b", "a6000")
+    study = Study(
+        "mine",
+        "A study.",
+        [Sweep(seconds, [engine], cases(B=(2, 4)), quick=cases(B=2))],
+        units={"time": "ms"},
+        title="",
+        paper={"t2_decode_total": ("time", {"B": 4})},
+    )
+    rows = study.predict()
+    assert [row["source"] for row in rows] == ["predicted", "predicted", "paper"]
+    assert rows[2]["B"] == 4 and rows[2]["time"] == pytest.approx(49.96)
+    assert study.numbers(rows) == {"t2_decode_total": rows[1]["time"]}
+    assert study.numbers(study.predict(quick=True)) == {}
+
+
+def test_claims_compare_what_differs_in_one_key() -> None:
+    rows = Rows(
+        [PREDICTED | {"L": L, "B": B, "speedup": y} for (L, B), y in {
+            (1, 2): 5.0, (1, 4): 3.0, (2, 2): 4.0, (2, 4): 4.0,
+        }.items()], UNITS,
+    )  # fmt: skip
+    assert [each.comparisons for each in falls("speedup", "B")(rows)] == [[True], [False]]
+    assert [each.comparisons for each in rises("speedup", "L")(rows)] == [[False], [True]]
+    assert [each.comparisons for each in flat("speedup", "B")(rows)] == [[False], [True]]
+    assert [each.where for each in falls("speedup", "B")(rows)] == ["L=1", "L=2"]
