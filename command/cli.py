@@ -56,8 +56,8 @@ def claim(path: Path, force: bool = False) -> Path:
         raise UserError(f"cannot write {str(path)!r}: no permission")
     if not force and path.is_file() and not is_ours(path):  # /dev/stdout, for example, is no file
         raise UserError(
-            f"{str(path)!r} is there, and this project did not write it: give another name, move"
-            " the file away, or add --force"
+            f"{str(path)!r} is there, without a mark of this project: give another name, move the"
+            " file away, or add --force"
         )
     return path
 

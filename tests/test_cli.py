@@ -100,7 +100,7 @@ def test_what_is_ours(tmp_path: Path) -> None:
         if ours:
             claim(path)
         else:
-            with pytest.raises(UserError, match="this project did not write it"):
+            with pytest.raises(UserError, match="without a mark of this project"):
                 claim(path)
             assert claim(path, force=True) == path and path.read_bytes() == content
 

@@ -486,7 +486,7 @@ def test_a_file_in_the_way_is_one_line(
     assert ended.value.code == 2 and said.out == ""
     assert len(said.err.splitlines()) == 1
     known = f"{path} is there and holds no results"  # it looks like a table of ours
-    foreign = f"{str(path)!r} is there, and this project did not write it"
+    foreign = f"{str(path)!r} is there, and without a mark of this project"
     assert known in said.err or (foreign in said.err and text.startswith("a,b"))
     assert list(tmp_path.iterdir()) == [path] and path.read_text(encoding="utf-8") == text
 
