@@ -1,4 +1,6 @@
-"""THE table of commands that the hostile test attacks: a new command gets a line here.
+"""THE table of commands that the hostile test attacks.
+
+A new command gets a line here. A script of experiments/ that needs no arguments is found by itself.
 
 Nothing is said of flags: they are read from each command's own parser, so that a new flag is
 attacked without a change here.
@@ -47,7 +49,7 @@ class Command:
 
 
 COURSE = "course/__main__.py"
-COMMANDS = (
+SPECIAL = (  # all others of experiments/ need no arguments
     Command("generate.py", ("def f(", "--max-tokens", "2")),
     Command("distributed.py", ("def f(", "--max-tokens", "2", "--stages", "1"), ("--repeats",)),
     Command("plan.py", ("--requests-file", "200:20", "--requests", "64")),
@@ -57,49 +59,15 @@ COMMANDS = (
     Command("demo/train.py", ("--out", "out", "--minutes", "0.01"), ("--minutes",)),
     Command("notebooks/execute.py", ("nothing.py",)),
     Command("notebooks/install_missing.py"),
-    Command("experiments/all.py"),
     Command("experiments/bench.py", ("--workload", "W", "--repeats", "1"), ("--repeats",)),
     Command("experiments/bench_beams.py", ("--repeats", "1"), ("--repeats",)),
-    Command("experiments/beside_aiconfigurator.py"),
     Command("experiments/busy.py", ("--repeats", "1"), ("--repeats",)),
     Command("experiments/calibrate.py", ("--json", "out.json", "--seconds", "1"), ("--seconds",)),
-    Command("experiments/charges.py"),
-    Command("experiments/choose_chunk.py"),
-    Command("experiments/fidelity.py"),
-    Command("experiments/fig3.py"),
-    Command("experiments/fig4.py"),
-    Command("experiments/fig5.py"),
-    Command("experiments/fig6.py"),
-    Command("experiments/fig7.py"),
-    Command("experiments/fig8.py"),
-    Command("experiments/fig9.py"),
-    Command("experiments/fig10.py"),
-    Command("experiments/fig11.py"),
     Command("experiments/fig12.py", ("--requests", "20", "--table-requests", "20")),
-    Command("experiments/fig13.py"),
-    Command("experiments/fit_a6000.py"),
-    Command("experiments/fit_l20.py"),
     Command("experiments/fit_vllm.py", ("nowhere",)),
     Command("experiments/kernels.py", ("--repeats", "1"), ("--repeats",)),
-    Command("experiments/law_kernels.py"),
-    Command("experiments/law_variants.py"),
-    Command("experiments/loop_speed.py"),
-    Command("experiments/padding.py"),
-    Command("experiments/plan_here.py"),
-    Command("experiments/policies.py"),
     Command("experiments/profiles.py", ("nowhere",)),
-    Command("experiments/segment_attention.py"),
-    Command("experiments/segment_memory.py"),
-    Command("experiments/segment_operators.py"),
-    Command("experiments/segment_prompts.py"),
-    Command("experiments/segment_throughput.py"),
-    Command("experiments/segment_widths.py"),
-    Command("experiments/serve_ablation.py"),
-    Command("experiments/serve_budget.py"),
     Command("experiments/serve_capacity.py", ("--requests", "64")),
-    Command("experiments/serve_chunking.py"),
-    Command("experiments/serve_latency.py"),
-    Command("experiments/serve_linears.py"),
     Command(
         "experiments/serve_load.py",
         ("--seconds", "1", "--requests", "10"),
@@ -107,19 +75,8 @@ COMMANDS = (
     ),
     Command("experiments/serve_overhead.py", ("--repeats", "1"), ("--repeats",)),
     Command("experiments/serve_peer.py", ("--seconds", "1"), ("--seconds", "--repeats")),
-    Command("experiments/serve_phases.py"),
     Command("experiments/serve_pipelines.py", ("--requests", "64")),
-    Command("experiments/serve_stalls.py"),
-    Command("experiments/shapes.py"),
-    Command("experiments/table2.py"),
-    Command("experiments/table4.py"),
-    Command("experiments/td_allreduce.py"),
-    Command("experiments/td_lengths.py"),
-    Command("experiments/td_memory.py"),
     Command("experiments/td_options.py", ("--requests", "50")),
-    Command("experiments/td_phases.py"),
-    Command("experiments/td_stealing.py"),
-    Command("experiments/td_switches.py"),
     Command("experiments/td_throughput.py", ("--requests", "50")),
     Command("experiments/validate.py", ("--samples", "1")),
     Command("experiments/validate_pipeline.py", ("--samples", "1", "--repeats", "1")),
@@ -141,6 +98,15 @@ NO_COMMANDS = (
     "course/worker.py",
     "web/chat.py", "web/explorer.py",
 )  # fmt: skip
+COMMANDS = (
+    *SPECIAL,
+    *(
+        Command(f"experiments/{path.name}")
+        for path in sorted((ROOT / "experiments").glob("*.py"))
+        if "if __name__ ==" in path.read_text(encoding="utf-8")
+        and f"experiments/{path.name}" not in {*NO_COMMANDS, *(each.path for each in SPECIAL)}
+    ),
+)
 
 
 @dataclass(frozen=True)
