@@ -13,7 +13,6 @@ holds stay, and are shown. So do the results of SLOW scripts, and of those that 
 
 import enter  # noqa: F401
 
-import hashlib
 import html
 import os
 import statistics
@@ -25,21 +24,17 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import astuple, dataclass
 from functools import cache
 from importlib.util import find_spec
-from io import BytesIO
 from pathlib import Path
 from string import Template
-
-from PIL import Image, ImageColor
-from PIL.PngImagePlugin import PngInfo
 
 from command.checks import UserError
 from command.cli import MARK, run_main, write_file
 from command.flags import Flag
-from experiments import fidelity
+from experiments import fidelity, studies
 from experiments.lib import common, look
 from experiments.lib.common import ROOT, Point, curves, three_digits
 from experiments.lib.flags import start
-from experiments.lib.rows import SOURCES, Numbers, make_directory, read_results
+from experiments.lib.rows import SOURCES, Numbers, read_results, read_rows
 
 # They take minutes, or need a compiler and transformers: without --slow the gallery shows the
 # results that are there.
@@ -66,7 +61,7 @@ KEPT = (
     "<p><i>{why}, so <code>make figures</code> shows the results kept in results/."
     " <code>{command}</code> regenerates them.</i></p>"
 )
-THUMB = (288, 216)  # pixels: the largest a thumbnail may be
+THUMB = (288, 216)  # pixels of a picture in the contents, at most
 
 
 @dataclass(frozen=True)
@@ -177,53 +172,21 @@ def size_of(picture: Path) -> tuple[int, int]:
         return struct.unpack(">II", file.read(24)[16:])
 
 
-def write_thumbnails(out: Path) -> None:
-    """A small copy of each figure: OUT/thumbs/NAME.png.
-
-    It bears the hash of its figure, by which a test finds those of yesterday. What is up to date is
-    left as it is.
-    """
-    folder = out / "thumbs"
-    make_directory(folder, others=[f"{name}.png" for name in shown(out)])
-    for name in shown(out):
-        data = (out / f"{name}.png").read_bytes()
-        digest, small = hashlib.sha256(data).hexdigest(), folder / f"{name}.png"
-        if small.exists() and hash_in(small) == digest:
-            continue
-        with Image.open(out / f"{name}.png") as picture:
-            copy = picture.convert("RGB")
-        copy.thumbnail(THUMB, Image.Resampling.LANCZOS)
-        notes = PngInfo()
-        notes.add_text("Software", MARK)
-        notes.add_text("Source", digest)
-        few, file = copy.quantize(palette=few_colours(), dither=0), BytesIO()
-        few.save(file, "PNG", optimize=True, pnginfo=notes)
-        write_file(small, file.getvalue())
-
-
-@cache
-def few_colours() -> Image.Image:
-    """The colours of all thumbnails: those of all figures, in tints. So the files stay small."""
-    shades = [ImageColor.getrgb(colour) for colour in look.COLOURS.values()]
-    tints = [
-        [255 - (255 - part) * step // 4 for part in rgb] for rgb in shades for step in range(5)
-    ]
-    found = Image.new("P", (1, 1))
-    found.putpalette([part for rgb in tints for part in rgb])
-    return found
-
-
-def hash_in(small: Path) -> str:
-    """The hash of its figure that a thumbnail bears."""
-    with Image.open(small) as picture:
-        return picture.text.get("Source", "")
-
-
 def shown(out: Path) -> list[str]:
     """The figures that are there, in the order of the page."""
     order = list(GROUPS)
-    names = [name for name in captions() if (out / f"{name}.csv").exists()]
+    files = {file.name for file in out.iterdir()}
+    names = [name for name in captions() if {f"{name}.csv", f"{name}.png"} <= files]
     return sorted(names, key=lambda name: order.index(captions()[name].group))
+
+
+def draw_kept(out: Path) -> None:
+    """Draw the results that are there without a picture: those of a script that did not run."""
+    look.use_style()
+    for name, study in studies().items():
+        path = out / f"{name}.png"
+        if name in captions() and path.with_suffix(".csv").exists() and not path.exists():
+            look.save_figure(study.picture(read_rows(path.with_suffix(".csv"))), path)
 
 
 def title_of(name: str) -> str:
@@ -301,8 +264,10 @@ def section(name: str, out: Path, rows: list[fidelity.Row]) -> str:
 def card(name: str, out: Path) -> str:
     """One line of the contents: a thumbnail, and what the figure shows."""
     points = read_results(out / f"{name}.csv")
-    width, height = size_of(out / "thumbs" / f"{name}.png")
-    image = f'<img src="thumbs/{name}.png" width="{width}" height="{height}" loading="lazy" alt="">'
+    width, height = size_of(out / f"{name}.png")
+    scale = min(THUMB[0] / width, THUMB[1] / height)
+    size = f'width="{scale * width:.0f}" height="{scale * height:.0f}"'
+    image = f'<img src="{name}.png" {size} loading="lazy" alt="">'
     finding = fill(name, captions()[name].finding, points)
     return f"""<li><a href="#{name}"><span class="thumb">{image}</span>
 <span><b>{title_of(name)}</b> {finding}</span></a></li>
@@ -337,8 +302,8 @@ def gallery(out: Path) -> str:
 
 
 def write_page(out: Path) -> None:
-    """The thumbnails, then the page."""
-    write_thumbnails(out)
+    """Pictures that are missing, then the page."""
+    draw_kept(out)
     write_file(out / "index.html", gallery(out))
     print(f"\nwrote {out / 'index.html'}")
 
@@ -387,7 +352,7 @@ def run_all(
 
 def main() -> None:
     slow = Flag(f"also run {', '.join(sorted(SLOW))}")
-    page = Flag("write only index.html and its thumbnails, from the results that are there")
+    page = Flag("write only index.html, from the results that are there")
     options = start("", __doc__, others=["index.html"], slow=slow, page=page)
     if options.page:
         return write_page(options.out)

@@ -6,8 +6,10 @@ import command.enter  # noqa: F401
 
 import dataclasses
 import gc
+import importlib
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +23,7 @@ from unittest import mock
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from attention import Attention, FlatBatch, Span, reference
@@ -296,3 +299,15 @@ def attend_spans(
     qkv = torch.cat((q.flatten(0, 1), *written), dim=1)  # (n * Tq, heads, head_dim)
     batch = FlatBatch(positions, own, positions, spans, positions[:0])
     return backend(batch, cache)(0, qkv).view_as(q)
+
+
+@pytest.fixture(scope="session")
+def built_gallery(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of all figures, from the committed results. Its pictures are of one colour."""
+    gallery = importlib.import_module("experiments.all")
+    out = tmp_path_factory.mktemp("gallery")
+    for file in (Path(__file__).parent.parent / "results").glob("*.[cm][sd]*"):
+        shutil.copy(file, out)
+        Image.new("P", (1600, 900)).save(out / f"{file.stem}.png")
+    gallery.write_page(out)
+    return out

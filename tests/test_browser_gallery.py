@@ -1,4 +1,4 @@
-"""results/index.html in Chromium, at the sizes of a laptop and of a phone."""
+"""The gallery of `make figures` in Chromium, at the sizes of a laptop and of a phone."""
 
 import shutil
 from collections.abc import Iterator
@@ -13,7 +13,6 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium"),
 ]
 
-PAGE = (Path(__file__).parent.parent / "results" / "index.html").as_uri()
 SIZES = [(1280, 800), (390, 844)]
 # all pictures, once each has been asked for: they are loaded when they come near the screen
 LOADED = """async () => {
@@ -39,7 +38,9 @@ def browser() -> Iterator["playwright.Browser"]:
 
 
 @pytest.fixture(params=SIZES, ids=str)
-def page(request: pytest.FixtureRequest, browser: "playwright.Browser") -> Iterator:
+def page(
+    request: pytest.FixtureRequest, browser: "playwright.Browser", built_gallery: Path
+) -> Iterator:
     """The page at one size. Whatever it complains about fails the test."""
     width, height = request.param
     said: list[str] = []
@@ -47,7 +48,7 @@ def page(request: pytest.FixtureRequest, browser: "playwright.Browser") -> Itera
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("requestfailed", lambda failed: said.append(failed.url))
-    page.goto(PAGE)
+    page.goto((built_gallery / "index.html").as_uri())
     yield page
     page.close()
     assert said == []

@@ -2,7 +2,6 @@
 that are committed, and a wrong text is one clear line.
 """
 
-import hashlib
 import importlib
 import itertools
 import re
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from command.checks import UserError
-from command.cli import is_ours, run_main
+from command.cli import run_main
 from experiments import fidelity
 from experiments.lib import common
 from experiments.lib.common import ROOT, curves
@@ -67,10 +66,10 @@ CLAIMS: dict[str, Callable[[Curve], bool]] = {
 class Page(HTMLParser):
     """What the tests ask of index.html: its elements with their attributes, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, out: Path) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.feed((RESULTS / "index.html").read_text(encoding="utf-8"))
+        self.feed((out / "index.html").read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attributes)))
@@ -79,15 +78,10 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
 
-def test_the_page_shows_the_captions_and_results_of_today() -> None:
-    """No hole is left open, and no text has changed since `python experiments/all.py` ran."""
-    assert gallery.gallery(RESULTS) == (RESULTS / "index.html").read_text(encoding="utf-8")
-
-
 def test_each_caption_has_a_script_and_results() -> None:
     for name in gallery.captions():
         assert (ROOT / "experiments" / f"{name}.py").exists(), name
-        assert {(RESULTS / f"{name}.{kind}").exists() for kind in ("csv", "png")} == {True}, name
+        assert (RESULTS / f"{name}.csv").exists(), name
 
 
 @pytest.mark.parametrize("name", CLAIMS)
@@ -108,52 +102,45 @@ def test_a_heading_of_no_assumption() -> None:
         assert any(found[option + end] < paper["no option" + end] for end in ends), option
 
 
-def test_the_page_begins_with_the_policies_and_fig_9() -> None:
-    page = Page()
+def test_the_page_begins_with_the_policies_and_fig_9(built_gallery: Path) -> None:
+    """And no hole of a caption is left open."""
+    page = Page(built_gallery)
     assert [section["id"] for section in page.of("section")][:2] == ["policies", "fig9"]
     assert {section["id"] for section in page.of("section")} == gallery.captions().keys()
 
 
-def test_the_page_can_be_read_without_its_pictures_and_on_a_phone() -> None:
-    page = Page()
+def test_the_page_can_be_read_without_its_pictures_and_on_a_phone(built_gallery: Path) -> None:
+    page = Page(built_gallery)
     assert page.elements[0] == ("html", {"lang": "en"})
     assert any(meta.get("name") == "viewport" for meta in page.of("meta"))
     assert not page.of("script")
     for image in page.of("img"):
-        assert (RESULTS / image["src"]).is_file() and image["loading"] == "lazy"
-        size = gallery.size_of(RESULTS / image["src"])
-        assert (image["width"], image["height"]) == tuple(map(str, size))
-        small = image["src"].startswith("thumbs/")  # what it shows stands beside it
-        assert (image["alt"] == "") if small else (len(image["alt"]) > 60), image["src"]
+        assert (built_gallery / image["src"]).is_file() and image["loading"] == "lazy"
+        size = gallery.size_of(built_gallery / image["src"])
+        small = image["alt"] == ""  # in the contents: what it shows stands beside it
+        assert small or (image["width"], image["height"]) == tuple(map(str, size))
+        assert small or len(image["alt"]) > 60, image["src"]
     heads = page.of("th")
     assert heads and {head["scope"] for head in heads} == {"col", "row"}
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     for link in page.of("a"):
         place = link["href"]
-        assert place[1:] in ids if place.startswith("#") else (RESULTS / place).is_file(), place
-
-
-def test_thumbnails_are_small_and_of_today() -> None:
-    """`python experiments/all.py --page` makes them anew."""
-    files = sorted((RESULTS / "thumbs").iterdir())
-    assert {file.stem for file in files} == gallery.captions().keys()
-    for file in files:
-        figure = (RESULTS / file.name).read_bytes()
-        assert gallery.hash_in(file) == hashlib.sha256(figure).hexdigest(), file.name
-        assert is_ours(file) and file.stat().st_size < 15_000
+        assert place[1:] in ids if place.startswith("#") else (built_gallery / place).is_file(), (
+            place
+        )
 
 
 def test_the_page_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """--page runs no script, and leaves out what has no results."""
-    for name in ("fig9.csv", "fig9.png", "fidelity.csv"):
+    """--page runs no script, draws what has no picture, and leaves out what has no results."""
+    for name in ("fig7.csv", "fidelity.csv"):
         shutil.copy(RESULTS / name, tmp_path)
     monkeypatch.setattr(sys, "argv", ["all.py", "--page", "--out", str(tmp_path)])
     monkeypatch.setattr(gallery, "run_script", None)
     run_main(gallery.main)
     page = (tmp_path / "index.html").read_text(encoding="utf-8")
-    assert page.count("<section") == 1 and 'id="fig9"' in page
-    assert [file.name for file in (tmp_path / "thumbs").iterdir()] == ["fig9.png"]
+    assert page.count("<section") == 1 and 'id="fig7"' in page
+    assert (tmp_path / "fig7.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_each_explanation_is_shown() -> None:
