@@ -262,7 +262,7 @@ def section(name: str, out: Path, rows: list[fidelity.Row]) -> str:
 
 
 def card(name: str, out: Path) -> str:
-    """One line of the contents: a thumbnail, and what the figure shows."""
+    """One line of the contents: a small picture, and what the figure shows."""
     points = read_results(out / f"{name}.csv")
     width, height = size_of(out / f"{name}.png")
     scale = min(THUMB[0] / width, THUMB[1] / height)

@@ -260,7 +260,6 @@ def test_every_published_number_has_one_prediction(every: Path) -> None:
 
 @pytest.mark.slow
 def test_gallery_shows_every_figure(every: Path) -> None:
-    gallery.write_thumbnails(every)
     page = gallery.gallery(every)
     fig12 = page[page.index('<section id="fig12">') :]
     fig12 = fig12[: fig12.index("</section>")]
