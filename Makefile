@@ -81,7 +81,7 @@ pictures-for-slides: .venv/run.stamp
 course-selftest: .venv/dev.stamp
 	$(BIN)/python -m course selftest
 
-# Lines of code of each folder, beside its budget.
+# Lines of code of each folder, and of the book, beside their budgets.
 lines:
 	@$(PYTHON) tests/lines.py
 

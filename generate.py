@@ -11,7 +11,8 @@ what the run did.
 import command.enter  # noqa: F401
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from command.checks import UserError
 from command.cli import progress, read_text, run_main
@@ -87,13 +88,14 @@ def beam_params(args: argparse.Namespace) -> BeamSearchParams | None:
     )  # fmt: skip
 
 
-def read_prompts(args: argparse.Namespace) -> list[str]:
-    prompts = list(args.prompts)
-    if args.file:
+def read_prompts(prompts: Sequence[str], file: Path | None) -> list[str]:
+    """The prompts of the command line, then those of a file. Raises UserError if there is none."""
+    prompts = list(prompts)
+    if file:
         try:
-            text = read_text(args.file, MOST_BYTES)
+            text = read_text(file, MOST_BYTES)
         except UserError as error:
-            raise UserError(f"cannot read prompts from {str(args.file)!r}: {error}") from None
+            raise UserError(f"cannot read prompts from {str(file)!r}: {error}") from None
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         # splitlines() would also split at odd characters
         prompts += [line for line in text.split("\n") if line.strip()]
@@ -177,7 +179,7 @@ def main() -> None:
         raise UserError(
             f"model {args.model!r} has random weights and no tokenizer: for text choose {FOR_TEXT}"
         )
-    prompts = read_prompts(args)
+    prompts = read_prompts(args.prompts, args.file)
     params = SamplingParams(
         args.max_tokens, args.temperature, args.top_k, args.top_p, ignore_eos=args.ignore_eos
     )

@@ -1,6 +1,6 @@
 """The flags of all commands: one table, so that a name means the same wherever it occurs.
 
-    python flags.py         prints the table as docs/flags.md has it
+    python -m command.flags     prints the tables of docs/flags.md
 
 A command declares a dict of `Flag`: what a value does there, and its default. It cannot change what
 kind of value it is. `Parser` reads them from the command line.

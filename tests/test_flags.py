@@ -74,7 +74,8 @@ def parser_of(script: str) -> Parser:
                 runpy.run_path(str(ROOT / script))["main"]()
             else:
                 name = script.removesuffix(".py").replace("/", ".")
-                importlib.import_module(name).main()
+                module = importlib.import_module(name)
+                module.STUDY.run() if hasattr(module, "STUDY") else module.main()
         except Found as found:
             return found.args[0]
     raise AssertionError(f"{script} parses nothing")

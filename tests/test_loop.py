@@ -18,7 +18,15 @@ from executor import ModelExecutor
 from kvcache import KVCache
 from loop import Loop, Result
 from pipeline import MicroBatches, simulate_pipeline
-from scheduler import POLICIES, make_scheduler
+from scheduler import (
+    POLICIES,
+    ChunkedOnly,
+    Dynamic,
+    RequestLevel,
+    Sarathi,
+    SarathiServe,
+    make_scheduler,
+)
 
 EVERY_POLICY = [*POLICIES, "dynamic:12,5,2"]
 
@@ -311,11 +319,11 @@ def guaranteed(policy: str, batch_size: int, chunk_size: int) -> float:
     """g: tokens that the first prefill which has started gets at least in a batch with chunks."""
     room = chunk_size - (batch_size - 1)  # beside decodes in all other slots
     scheduler = make_scheduler(policy, batch_size, chunk_size)
-    if scheduler.name == "dynamic":
+    if isinstance(scheduler, Dynamic):
         return min(max(1, scheduler.sizes[-1] // 4), room)
-    if scheduler.name == "chunked_only":
+    if isinstance(scheduler, ChunkedOnly):
         return chunk_size  # no decodes beside it
-    return room if scheduler.name in ("sarathi", "sarathi_serve") else math.inf  # whole prompts
+    return room if isinstance(scheduler, Sarathi | SarathiServe) else math.inf  # whole prompts
 
 
 @settings(max_examples=250, deadline=None)
@@ -375,7 +383,7 @@ def test_an_admitted_prefill_ends_within_a_bound(
     scheduler.admit = admit_and_promise
     # Request-level scheduling admits nobody beside requests that never end: who is not admitted has
     # no bound.
-    stuck = scheduler.name == "request_level" and endless > 0
+    stuck = isinstance(scheduler, RequestLevel) and endless > 0
     for _ in range(100 if stuck else 10_000):
         loop.step()
         for request in requests:

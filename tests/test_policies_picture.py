@@ -15,8 +15,6 @@ from experiments import policies
 from experiments.lib.common import read_csv
 from scheduler import POLICIES
 
-POLICY_WITHOUT_STALLS = ("request_level", "sarathi", "sarathi_serve", "dynamic", "chunked_only")
-
 
 def call(*flags: str) -> None:
     arguments, sys.argv = sys.argv, ["policies.py", *flags]
@@ -35,7 +33,13 @@ def test_who_waits_and_who_stalls(predicted: policies.Comparison) -> None:
     found = {policy: policies.figures_of(trace) for policy, trace in predicted.traces.items()}
     assert list(found) == list(POLICIES)
     for policy, trace in predicted.traces.items():
-        assert bool(trace.stalls(predicted.bound)) == (policy not in POLICY_WITHOUT_STALLS), policy
+        end = max(trace.lives[i].tokens[-1] for i in range(2))  # of A and B
+        beside = [each for each in trace.iterations if each.start < end]
+        longest = max(each.num_prefill_tokens + each.num_decodes for each in beside)
+        assert bool(trace.stalls(predicted.bound)) == (longest > policies.CHUNK_SIZE), (
+            f"{policy}: A and B stall where an iteration beside them exceeds the budget, and only"
+            f" there; the longest has {longest} tokens of {policies.CHUNK_SIZE}"
+        )
     longest = {policy: numbers["longest gap of A and B"] for policy, numbers in found.items()}
     assert (
         min(longest["orca"], longest["vllm_v0"])

@@ -6,7 +6,6 @@ generate. A trace or a calibration that is accepted must be simulated.
 
 import json
 import random
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -81,7 +80,7 @@ def try_policies() -> None:
 
 
 def try_prompts() -> None:
-    prompts = read_prompts(Namespace(prompts=[], file=Path("prompts.txt")))
+    prompts = read_prompts([], Path("prompts.txt"))
     LLM("demo", max_length=64).generate(prompts, SamplingParams(max_tokens=2))
 
 
