@@ -13,14 +13,14 @@
 #
 # Lessons 4 and 5 asked how many tokens per second a GPU can process. Users ask something else: when
 # does my answer begin, and does it flow? Now requests arrive while others are decoding, and the
-# *policy* decides which of them wait. `scheduler.py` has eight policies. Here they run the same
-# four requests.
+# *policy* decides which of them wait. `scheduler.py` has the policies. Here all of them run
+# the same four requests.
 #
 # **You will see**
 # 1. two extremes: decodes first, prompts first (the paper's Fig 7);
 # 2. what a generation stall looks like to a reader;
 # 3. a token budget at work, batch by batch;
-# 4. all eight policies on one map: late first tokens against long gaps;
+# 4. all policies on one map: late first tokens against long gaps;
 # 5. a policy of your own, in the cost model and in the engine.
 #
 # About 40 minutes; the machine needs under half a minute. Every number says what it is: **paper**
@@ -446,8 +446,8 @@ gantts({"mine": mine}, BOUND, NAMES, title)
 #
 # Long prompts pay. While short ones keep coming, a long one may wait for ever (it *starves*). To
 # limit this, let waiting time count: sort by `prefill_length - rate * (now - arrival)`. Then every
-# request comes first after some time. All eight policies take the requests in the order of arrival,
-# so they need no such rule.
+# request comes first after some time. The policies of `scheduler.py` take the requests in the
+# order of arrival, so they need no such rule.
 #
 # </details>
 

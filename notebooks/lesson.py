@@ -20,9 +20,10 @@ from course import predictions
 from experiments.lib.common import paper_numbers, print_table
 from experiments.lib.look import COLOURS, GREY, OPERATOR_LOOKS, SERIES, star, use_style
 from experiments.lib.measuring import this_machine
-from experiments.lib.papers import LOOKS
+from experiments.lib.papers import LOOKS, looks_of
 from pictures.gantt import draw_lanes, legend_handles
 from pictures.lanes import request_lanes
+from scheduler import POLICIES
 from timeline import Trace
 
 if shell := get_ipython():
@@ -44,8 +45,8 @@ matplotlib.rcParams.update(
 )
 
 paper = paper_numbers()  # every published number by its id, in experiments/paper_numbers.csv
-# A policy has one colour and one marker in all lessons: those of the figures of serving, and more.
-POLICY_LOOKS = LOOKS | {"request_level": SERIES[7], "sarathi": SERIES[5], "dynamic": SERIES[6]}
+# A policy has one colour and one marker in all lessons: those of the figures.
+POLICY_LOOKS = LOOKS | looks_of(list(POLICIES))
 OPERATOR_COLOURS = {name: colour for name, (colour, _) in OPERATOR_LOOKS.items()}
 
 
