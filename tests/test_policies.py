@@ -3,19 +3,17 @@ them.
 """
 
 from functools import cache
-from types import FunctionType
 
 import pytest
 import torch
 from conftest import one_at_a_time, run_loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_scheduler import drive, requests_of, shapes
+from test_scheduler import drive, keeps_the_queue, requests_of, shapes
 
 from attention import PLAIN
 from batch import Batch, Request
 from configs import ModelConfig
-from examples.priority import Priority
 from executor import ModelExecutor
 from kvcache import KVCache
 from loading.load import new_model, random_weights
@@ -202,18 +200,6 @@ def smallest() -> Transformer:
 def alone(prompt: tuple[int, ...]) -> list[int]:
     """Eight greedy tokens of a prompt, one request at a time, without a cache."""
     return one_at_a_time(smallest(), list(prompt), 8)
-
-
-def keeps_the_queue(policy: type[Scheduler]) -> bool:
-    """Whether it leaves `waiting` to the base: no method of its own names the queue."""
-    own = [vars(cls) for cls in policy.__mro__ if cls not in Scheduler.__mro__]
-    methods = [each for names in own for each in names.values() if isinstance(each, FunctionType)]
-    return not any("waiting" in method.__code__.co_names for method in methods)
-
-
-def test_who_keeps_the_queue() -> None:
-    assert keeps_the_queue(SarathiServe) and keeps_the_queue(ChunkedOnly)
-    assert not keeps_the_queue(Priority)
 
 
 class Checker(ModelExecutor):

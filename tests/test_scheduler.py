@@ -3,6 +3,7 @@ rule is told.
 """
 
 from collections.abc import Callable
+from types import FunctionType
 
 import pytest
 from hypothesis import given, settings
@@ -10,9 +11,22 @@ from hypothesis import strategies as st
 
 from batch import Batch, Chunk, Request
 from command.checks import UserError
+from examples.priority import Priority
 from loop import check_batch
 from pipeline import simulate_pipeline
-from scheduler import POLICIES, SarathiServe, Scheduler, make_scheduler, whole_prefill
+from scheduler import (
+    POLICIES,
+    ChunkedOnly,
+    HybridOnly,
+    Orca,
+    RequestLevel,
+    Sarathi,
+    SarathiServe,
+    Scheduler,
+    VLLMv0,
+    make_scheduler,
+    whole_prefill,
+)
 from simulate import simulate
 
 
@@ -60,6 +74,18 @@ def requests_of(*shapes: tuple[int, int]) -> list[Request]:
 
 def shapes(batches: list[Batch]) -> list[tuple[list[int], int]]:
     return [([chunk.length for chunk in batch.chunks], len(batch.decodes)) for batch in batches]
+
+
+def keeps_the_queue(policy: type[Scheduler]) -> bool:
+    """Whether it leaves `waiting` to the base: no method of its own names the queue."""
+    own = [vars(cls) for cls in policy.__mro__ if cls not in Scheduler.__mro__]
+    methods = [each for names in own for each in names.values() if isinstance(each, FunctionType)]
+    return not any("waiting" in method.__code__.co_names for method in methods)
+
+
+def test_who_keeps_the_queue() -> None:
+    assert keeps_the_queue(SarathiServe) and keeps_the_queue(ChunkedOnly)
+    assert not keeps_the_queue(Priority)
 
 
 def test_baseline_never_mixes_and_admits_whole_batches() -> None:
@@ -166,7 +192,7 @@ def test_invariants(
     policy: str, batch_size: int, chunk_size: int, work: list[tuple[int, int, int]]
 ) -> None:
     """Every prompt token runs once and in order, every request ends with all its tokens, first come
-    is first served.
+    is first served (unless the policy orders the queue by itself).
     """
     requests = [Request(i, range(prompt), output) for i, (prompt, output, _) in enumerate(work)]
     arrive_at = [arrival for _, _, arrival in work]
@@ -183,14 +209,15 @@ def test_invariants(
     first_chunks = [
         chunk.request for batch in batches for chunk in batch.chunks if chunk.start == 0
     ]
-    assert [arrive_at[request.request_id] for request in first_chunks] == sorted(arrive_at)
-    if policy == "sarathi":
+    if keeps_the_queue(type(scheduler)):
+        assert [arrive_at[request.request_id] for request in first_chunks] == sorted(arrive_at)
+    if isinstance(scheduler, Sarathi):
         assert all(len(batch.chunks) <= 1 for batch in batches)
-    if policy in ("sarathi", "sarathi_serve", "dynamic", "chunked_only"):
+    if isinstance(scheduler, Sarathi | SarathiServe):
         assert all(batch.num_tokens <= chunk_size for batch in batches if batch.chunks)
-    if policy in ("request_level", "vllm_v0", "chunked_only"):
+    if isinstance(scheduler, RequestLevel | VLLMv0 | ChunkedOnly):
         assert not any(batch.chunks and batch.decodes for batch in batches)
-    if policy in ("request_level", "orca", "vllm_v0", "hybrid_only"):
+    if isinstance(scheduler, RequestLevel | Orca | VLLMv0 | HybridOnly):
         assert all(
             chunk.length == len(chunk.request.prompt) for batch in batches for chunk in batch.chunks
         )
