@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import yaml  # comes with jupytext
 
-from experiments.lib.common import paper_numbers, read_csv
+from experiments.lib.common import paper_numbers
+from experiments.lib.rows import read_rows
 
 ROOT = Path(__file__).parent.parent
 LIFE = ROOT / "docs" / "life-of-a-request.md"
@@ -128,13 +129,16 @@ def test_the_figure_in_contributing_is_whole(
     exec(compile(code, "NAME.py", "exec"), names)  # noqa: S102
     flags = "--quick --measure --model demo --dtype float32 --device cpu --out"
     monkeypatch.setattr(sys, "argv", ["NAME.py", *flags.split(), str(tmp_path)])
-    names["main"]()
-    points = read_csv(tmp_path / "NAME.csv")
-    assert {point.source for point in points} == {"paper", "predicted", "measured"}
-    (published,) = [point for point in points if point.source == "paper"]
-    (beside,) = [p for p in points if p.source == "predicted" and p.x == published.x]
-    assert published.y == paper_numbers()["t2_decode_total"]
-    assert beside.y == pytest.approx(published.y, rel=0.05), "the model was fitted to this number"
+    study = names["STUDY"]
+    study.run()
+    rows = read_rows(tmp_path / "NAME.csv")
+    assert {row["source"] for row in rows} == {"paper", "predicted", "measured"}
+    (published,) = rows.where(source="paper")
+    beside = rows.one("iteration", source="predicted", B=published["B"])
+    assert published["iteration"] == paper_numbers()["t2_decode_total"]
+    assert beside == pytest.approx(published["iteration"], rel=0.05), "it was fitted to this number"
+    (claimed,) = study.claims[0].found(rows.where(source="predicted"))
+    assert all(claimed.comparisons)
     assert (tmp_path / "NAME.png").read_bytes().startswith(b"\x89PNG")
     assert "measured on this machine" in capsys.readouterr().out
 
