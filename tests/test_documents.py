@@ -7,6 +7,8 @@ import io
 import re
 import sys
 import tomllib
+from dataclasses import astuple
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ import yaml  # comes with jupytext
 from experiments.lib.common import paper_numbers
 from experiments.lib.rows import read_rows
 
+gallery = import_module("experiments.all")
 ROOT = Path(__file__).parent.parent
 LIFE = ROOT / "docs" / "life-of-a-request.md"
 WORKFLOW = ROOT / ".github" / "workflows" / "test.yml"
@@ -120,7 +123,9 @@ def test_contributing_names_targets_that_exist() -> None:
 def test_the_figure_in_contributing_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """Copied into a file, it draws paper, predicted and measured points."""
+    """Copied into a file, it draws paper, predicted and measured points. The head of captions.toml
+    has a caption for it.
+    """
     (code,) = re.findall(
         r"^```python\n(.*?)^```$", read(ROOT / "CONTRIBUTING.md"), re.DOTALL | re.MULTILINE
     )
@@ -141,6 +146,13 @@ def test_the_figure_in_contributing_is_whole(
     assert all(claimed.comparisons)
     assert (tmp_path / "NAME.png").read_bytes().startswith(b"\x89PNG")
     assert "measured on this machine" in capsys.readouterr().out
+    captions = read(ROOT / "experiments" / "captions.toml")
+    (entry,) = re.findall(r"^# A complete entry.*\n#\n((?:#   .*\n)+)", captions, re.MULTILINE)
+    entry = tomllib.loads(re.sub("^#   ", "", entry, flags=re.MULTILINE))["NAME"]
+    texts = [
+        gallery.fill("NAME", text, rows.points()) for text in astuple(gallery.Caption(**entry))
+    ]
+    assert f"Four decodes take {paper_numbers()['t2_decode_total']:g} ms." in texts[4]
 
 
 def makefile_targets() -> set[str]:

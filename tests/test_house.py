@@ -17,7 +17,7 @@ from lines import BUDGET, MOST_LINES, book, counted, lines_of_code
 ROOT = Path(__file__).parent.parent
 
 # From the bottom to the top. A room is a file at the root, or a folder. Each may import from the
-# rows below its own, and a folder from itself.
+# rows that are listed before its own, and a folder from itself.
 ORDER = [
     ["command"],  # what all commands share; it knows nothing of the engine
     ["configs"],  # models, GPUs and constants by name

@@ -251,12 +251,13 @@ class Numbers(dict[str, float]):
     """Numbers by their `name_of`.
 
     A name may leave out words of the case, as long as one number alone has all that are left:
-    "speedup, B=18" or "total, decode-maximal". The full name of a number is always its own.
+    "speedup, B=18", "total, decode-maximal", or "total" alone. The full name of a number is always
+    its own.
     """
 
     def __missing__(self, name: str) -> float:
-        quantity, _, words = name.rpartition(", ")
-        words = set(words.split())
+        quantity, comma, words = name.rpartition(", ")
+        quantity, words = (quantity, set(words.split())) if comma else (name, set())
         found = [
             full
             for full in self
