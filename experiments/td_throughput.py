@@ -98,7 +98,7 @@ def costs(
     budget, alone. a decode alone: GPU-ms in a batch of decodes. prefills: their work over that
     of such chunks.
     """
-    rate = seconds_of_rows(node.cost_model())(td.BUDGET) / td.BUDGET
+    rate = seconds_of_rows(node.cost_model)(td.BUDGET) / td.BUDGET
     chunks = sum(prompt for prompt, _ in lengths) * rate / node.gpus
     found = {}
     if decodes["hybrid"]:

@@ -155,7 +155,7 @@ def test_prompts_are_packed_as_td_pipe_packs_them(monkeypatch: pytest.MonkeyPatc
 
 def test_the_ceiling_where_memory_and_batch_size_do_not_bind() -> None:
     """Each prompt alone, then decodes in batches of the cheapest size: by hand."""
-    lengths, cost, stages = [(256, 2)] * 8, NODE.cost_model(), NODE.gpus
+    lengths, cost, stages = [(256, 2)] * 8, NODE.cost_model, NODE.gpus
     prefill = 8 * cost.seconds(make_batch([(0, 256, 256)])) / stages
     each = min(cost.seconds(make_batch(decodes=n, context=257)) / n / stages for n in range(1, 257))
     assert ceiling(NODE, lengths) == pytest.approx(16 / (prefill + 8 * each), rel=1e-6)

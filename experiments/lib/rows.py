@@ -81,6 +81,16 @@ class Rows(list[Row]):
         """A row more: what many cases say together. like: of the same engine; None: the first's."""
         self.append({name: (like or self[0])[name] for name in WHERE} | columns)
 
+    def across(self, key: str, quantity: str) -> "Rows":
+        """Side by side what differs in `key` alone: a column of the quantity for each value."""
+        found: dict[tuple, Row] = {}
+        for row in self.where(key, quantity):
+            case = {name: value for name, value in self.case(row).items() if name != key}
+            place = where(row), *case.items()
+            found.setdefault(place, dict(zip(WHERE, where(row), strict=True)) | case)
+            found[place][row[key]] = row[quantity]
+        return Rows(found.values())
+
     def sources(self) -> list[str]:
         """Which of predicted and measured are there."""
         return [source for source in SOURCES[1:] if self.where(source=source)]
@@ -267,6 +277,20 @@ class Numbers(dict[str, float]):
         if len(found) != 1:
             raise KeyError(f"{name}: {len(found)} numbers have such a name")
         return self[found[0]]
+
+
+def print_rows(rows: Rows, columns: Sequence[object], title: str = "", digits: int = 3) -> None:
+    """A line for each row. Of quantities the head has the unit."""
+
+    def text(value: object) -> str:
+        if not isinstance(value, float):
+            return "-" if value is None else str(value)
+        whole = abs(value) >= 10 ** (digits - 1)
+        return f"{value:.0f}" if whole else f"{value:#.{digits}g}"
+
+    units = {name: f"{name} ({unit})" for name, unit in rows.units.items()}
+    header = [units.get(column, column) for column in columns]
+    print_table(header, [[text(row.get(column)) for column in columns] for row in rows], title)
 
 
 def print_comparison(rows: Rows, shown: Callable[[Row, str], bool]) -> None:

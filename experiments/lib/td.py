@@ -103,7 +103,13 @@ class Node:
     gpus: int = 4
     memory: float = 1.0
 
-    def cost_model(self, tp: int = 1) -> CostModel:
+    @property
+    def cost_model(self) -> CostModel:
+        """Of one GPU."""
+        return self.sharded(1)
+
+    def sharded(self, tp: int) -> CostModel:
+        """Of `tp` GPUs that share each layer."""
         return make_cost_model(self.model, self.gpu, tp, self.link, self.software)
 
     @property
@@ -227,7 +233,7 @@ def run_tp(
     """
     requests = make(lengths)
     scheduler = make_scheduler(policy, batch_size, budget, node.cache_tokens)
-    trace = run_all(Loop(scheduler, CostExecutor(node.cost_model(node.gpus))), requests)
+    trace = run_all(Loop(scheduler, CostExecutor(node.sharded(node.gpus))), requests)
     seconds = sum(with_host(each.seconds, overhead, overlapped) for each in trace.iterations)
     return Run(seconds, *totals(requests), requests=requests)
 
@@ -252,7 +258,7 @@ def run_pp(
     overhead: seconds of the host's work for each iteration. Stage 0 waits for it; if overlapped,
         the host works while stage 0 runs the iteration before.
     """
-    stages, cost_model, requests = node.gpus, node.cost_model(), make(lengths)
+    stages, cost_model, requests = node.gpus, node.cost_model, make(lengths)
     cache_tokens = node.cache_tokens // (stages if memory == "split" else 1)
     filling = make_micro_batches(
         policy, stages, stages, batch_size, budget, cache_tokens,
@@ -311,7 +317,7 @@ def ceiling(node: Node, lengths: Lengths, pack: int = Rules.pack) -> float:
     b is at most memory / (S * c), and at most B. Single batches may be larger, and others smaller.
     So the cheapest mix of two sizes counts.
     """
-    cost, stages = node.cost_model(), node.gpus
+    cost, stages = node.cost_model, node.gpus
     prefill = sum(
         cost.seconds(make_batch([(0, prompt, prompt) for prompt in batch]))
         for batch in packed([prompt for prompt, _ in lengths], pack)
