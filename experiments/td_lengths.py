@@ -8,7 +8,7 @@ Below: TD-Pipe's throughput with each predictor, and how often the memory ran ou
 look-aheads (pipeline/phases.py): ours counts all steps, the paper's only every 32nd.
 
     oracle            the true length
-    classes, 0.52     the true class of five with this probability, else another one, drawn by
+    classes 0.52      the true class of five with this probability, else another one, drawn by
                       frequency; the prediction is the class's mean. The paper trains BERT on the
                       texts and reaches 0.52 to 0.58. We have neither: this one knows the answer,
                       and errs as often
@@ -31,48 +31,33 @@ at most 0.16 % of the time).
 import enter  # noqa: F401
 
 import random
+from functools import cache
 from itertools import product
 
 import matplotlib.pyplot as plt
 import numpy as np
 
 from batch import Request
-from command.cli import run_main
 from command.flags import Flag
 from experiments.lib import td
-from experiments.lib.common import (
-    Point,
-    Record,
-    paper_numbers,
-    paper_points,
-    print_table,
-    progress,
-    values_at,
-)
-from experiments.lib.figure import finish
-from experiments.lib.flags import start
+from experiments.lib.common import progress
+from experiments.lib.engines import Sweep, cases
 from experiments.lib.look import SERIES, log_ticks
+from experiments.lib.rows import Row, Rows, print_rows
+from experiments.lib.study import Study
 from pipeline.phases import Rules
 from pipeline.predictors import Classes, Constant, Predictor, PromptLength, oracle
 
-NAME = "td_lengths"
-COUNT = 1500  # requests of a run
 TRAINED = 0.6  # share of the requests that train
 ACCURACIES = (0.52, 0.55, 0.58)
-NUMBERS = tuple(2**i for i in range(11))  # requests whose total is predicted
+SIZES = tuple(2**i for i in range(11))  # requests whose total is predicted
 BESIDE = 256  # as published
-SPLITS, GROUPS = 20, 100  # groups: random ones for each number, of each split
+GROUPS = 100  # random ones of each size, of each split
 LOOK_AHEADS = {"all steps": True, "paper's points": False}  # `between` of `Rules`
-NODES = ("A100 + 70B", "L20 + 13B")
+NODES = (td.NODES["A100 + 70B"], td.NODES["L20 + 13B"])
 ORACLE, NONE = "oracle", "one token"
-TRIED = (*(f"classes, {accuracy:g}" for accuracy in ACCURACIES), "prompt length", "mean")
+TRIED = (*(f"classes {accuracy:g}" for accuracy in ACCURACIES), "prompt length", "mean")
 LOOKS = dict(zip((ORACLE, *TRIED, NONE), [SERIES[6], *SERIES[:5], SERIES[7]], strict=True))
-PAPER = {
-    "td_pred_acc_low": ("classes, 0.52: class accuracy", 0),
-    "td_pred_acc_high": ("classes, 0.58: class accuracy", 0),
-    "td_pred_err256_high": ("classes, 0.52: error", BESIDE),
-    "td_pred_err256_low": ("classes, 0.58: error", BESIDE),
-}
 
 
 def split(lengths: td.Lengths, seed: int = 0) -> tuple[td.Lengths, td.Lengths]:
@@ -84,12 +69,12 @@ def split(lengths: td.Lengths, seed: int = 0) -> tuple[td.Lengths, td.Lengths]:
 
 
 def predictors(train: td.Lengths, seed: int = 0) -> dict[str, Predictor]:
-    """The oracle, and all of TRIED."""
+    """Of all LOOKS."""
     outputs = [output for _, output in train]
     classes = [Classes(outputs, accuracy, seed) for accuracy in ACCURACIES]
     mean = Constant(sum(outputs) / len(outputs))
-    tried = zip(TRIED, (*classes, PromptLength(train), mean), strict=True)
-    return {ORACLE: oracle, **dict(tried)}
+    every = (oracle, *classes, PromptLength(train), mean, Constant(1))
+    return dict(zip(LOOKS, every, strict=True))
 
 
 def ask(predict: Predictor, requests: list[Request]) -> np.ndarray:
@@ -104,127 +89,119 @@ def accuracy(predict: Predictor, requests: list[Request], classes: Classes) -> f
     return sum(right) / len(right)
 
 
-def predict_errors(lengths: td.Lengths, seeds: range) -> list[Point]:
-    """Class accuracy of all of TRIED, and errors: % by which a total of a random group is off."""
+def errors(node: td.Node, seed: int, splits: int) -> list[Row]:
+    """Class accuracies of all TRIED, and % by which the total of a random group is off."""
     right: dict[str, list[float]] = {name: [] for name in TRIED}
-    off: dict[tuple[str, int], list[float]] = {each: [] for each in product(TRIED, NUMBERS)}
-    for seed in progress(seeds, "splits"):
-        train, test = split(lengths, seed)
+    off: dict[tuple[str, int], list[float]] = {each: [] for each in product(TRIED, SIZES)}
+    for each in progress(range(seed, seed + splits), "splits"):
+        train, test = split(td.azure(), each)
         requests, truth = td.make(test), np.array([output for _, output in test])
-        classes, known = Classes([output for _, output in train], 1), predictors(train, seed)
+        classes, known = Classes([output for _, output in train], 1), predictors(train, each)
         for name in TRIED:
             right[name].append(accuracy(known[name], requests, classes))
             guesses = ask(known[name], requests)
-            for number in NUMBERS:
-                draw = np.random.default_rng([seed, number])
-                groups = draw.integers(len(truth), size=(GROUPS, number))
+            for size in SIZES:
+                draw = np.random.default_rng([each, size])
+                groups = draw.integers(len(truth), size=(GROUPS, size))
                 totals = truth[groups].sum(axis=1)
-                errors = 100 * np.abs(guesses[groups].sum(axis=1) - totals) / totals
-                off[name, number].extend(errors)
-    record = Record(NAME, "any model", "any hardware")
-    for name, shares in right.items():
-        record.add(f"{name}: class accuracy", float(np.mean(shares)), "fraction")
-    for (name, number), found in off.items():
-        record.add(f"{name}: error", float(np.median(found)), "%", number, "requests")
-    return record
+                missed = 100 * np.abs(guesses[groups].sum(axis=1) - totals) / totals
+                off[name, size].extend(missed)
+    where = {"model": "any model", "hardware": "any hardware"}
+    found = [
+        where | {"predictor": name, "class accuracy": float(np.mean(shares))}
+        for name, shares in right.items()
+    ]
+    return found + [
+        where | {"predictor": name, "group": size, "error": float(np.median(missed))}
+        for (name, size), missed in off.items()
+    ]
 
 
-def predict_runs(lengths: td.Lengths, count: int, names: list[str], seed: int) -> list[Point]:
-    """TD-Pipe on requests of the first split's test set."""
-    train, test = split(lengths, seed)
-    served, points = random.Random(seed + 1).choices(test, k=count), []
-    requests = td.make(served)
-    known = predictors(train, seed) | {NONE: Constant(1)}
-    for name, predict in progress(known.items(), "runs"):
-        guesses = ask(predict, requests).tolist()  # once, and not at every look ahead
-
-        def remembered(request: Request, guesses: list[float] = guesses) -> float:
-            return guesses[request.request_id]
-
-        for node, (ahead, between) in product(names, LOOK_AHEADS.items()):
-            node = td.NODES[node]
-            run = td.run(node, "TD-Pipe", served, rules=Rules(remembered, between=between))
-            most = 100 * max(tokens for _, tokens, _ in run.trace.history) / node.cache_tokens
-            series, record = f"{node.name}, {ahead}, {name}", node.record(NAME)
-            again = 1000 * run.recomputed / count
-            record.add(f"{series}: throughput", run.throughput, "tokens/s")
-            record.add(f"{series}: recomputations", again, "per 1000 requests")
-            record.add(f"{series}: most of the memory", most, "%")
-            points += record
-    return points
+@cache
+def served(requests: int, seed: int) -> tuple[td.Lengths, dict[str, list[float]]]:
+    """Requests of the first split's test set, and what each predictor says of them."""
+    train, test = split(td.azure(), seed)
+    lengths = random.Random(seed + 1).choices(test, k=requests)
+    made = td.make(lengths)
+    return lengths, {
+        name: ask(each, made).tolist() for name, each in predictors(train, seed).items()
+    }
 
 
-def print_tables(points: list[Point], names: list[str], splits: int) -> None:
-    found, numbers = values_at(points), paper_numbers()
-    rows, shown = [], (1, 16, BESIDE, NUMBERS[-1])
-    for name in TRIED:
-        share = f"{found[f'{name}: class accuracy', 0]:.2f}"
-        rows.append([name, share, *[f"{found[f'{name}: error', n]:.2f} %" for n in shown]])
-    share = f"{numbers['td_pred_acc_low']:g} to {numbers['td_pred_acc_high']:g}"
-    error = f"{numbers['td_pred_err256_low']:g} to {numbers['td_pred_err256_high']:g} %"
-    rows.append(["paper: BERT", share, "-", "-", error, "-"])
-    header = ["predictor", "class accuracy", *[f"{n} requests" for n in shown]]
-    title = f"error of the total, median of {splits * GROUPS} random groups of {splits} splits"
-    print_table(header, rows, title)
-    rows = []
-    for node, ahead, name in product(names, LOOK_AHEADS, LOOKS):
-        speed, again, most = (
-            found[f"{node}, {ahead}, {name}: {what}", 0]
-            for what in ("throughput", "recomputations", "most of the memory")
-        )
-        change = 100 * (speed / found[f"{node}, {ahead}, {ORACLE}: throughput", 0] - 1)
-        cells = [f"{speed:.0f}", f"{change:+.1f} %", f"{again:.1f}", f"{most:.1f} %"]
-        rows.append([node, ahead, name, *cells])
-    header = ["node", "look-ahead", "predictor", "tokens/s", "over oracle", "recomputed of 1000"]
-    print_table([*header, "most of the memory"], rows, "runs with each predictor")
+def run(node: td.Node, requests: int, seed: int, look_ahead: str, predictor: str) -> Row:
+    lengths, guesses = served(requests, seed)
+
+    def remembered(request: Request) -> float:
+        return guesses[predictor][request.request_id]
+
+    rules = Rules(remembered, between=LOOK_AHEADS[look_ahead])
+    done = td.run(node, td.OURS, lengths, rules=rules)
+    most = max(tokens for _, tokens, _ in done.trace.history) / node.cache_tokens
+    found = {"throughput": done.throughput, "recomputed": 1000 * done.recomputed / requests}
+    return {"node": node.name} | found | {"most of the memory": 100 * most}
 
 
-def draw(points: list[Point], names: list[str], splits: int) -> plt.Figure:
-    found = values_at(points)
+def beside_oracle(rows: Rows) -> None:
+    for group in rows.where("throughput").by("node", "look_ahead").values():
+        true = group.one("throughput", predictor=ORACLE)
+        for row in group:
+            row["over oracle"] = 100 * (row["throughput"] / true - 1)
+
+
+def report(rows: Rows) -> None:
+    shown = (1, 16, BESIDE, SIZES[-1])
+    title = f"% by which the total of so many requests is off, median of {groups_of(rows)}"
+    errors = rows.where("error", source="predicted").across("group", "error")
+    print_rows(errors, ("predictor", *shown), title)
+    columns = ("node", "look_ahead", "predictor", "throughput", "over oracle", "recomputed")
+    print_rows(rows.where("throughput"), (*columns, "most of the memory"), "runs")
+
+
+def groups_of(rows: Rows) -> str:
+    [splits] = set(rows.column("splits"))
+    return f"{splits * GROUPS} random groups of {splits} splits"
+
+
+def draw(rows: Rows) -> plt.Figure:
+    nodes = rows.by("node")
     figure = plt.figure(figsize=(17, 14), layout="constrained")
     top, bottom = figure.subfigures(2, 1)
     axes = top.subplots()
-    draw_errors(axes, found)
-    title = f"(a) error of the total: median of {splits * GROUPS} random groups of {splits} splits"
-    axes.set_title(title, loc="left")
-    panels = bottom.subplots(1, len(names), squeeze=False)[0]
-    for letter, axes, node in zip("bc", panels, names, strict=False):
-        draw_runs(axes, found, node)
+    draw_errors(axes, rows)
+    axes.set_title(f"(a) error of the total: median of {groups_of(rows)}", loc="left")
+    panels = bottom.subplots(1, len(nodes), squeeze=False)[0]
+    for letter, axes, (node, own) in zip("bc", panels, nodes.items(), strict=False):
+        draw_runs(axes, own)
         axes.set_title(f"({letter}) {node}: output tokens/s; recomputed of 1000", loc="left")
     bottom.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    figure.suptitle(
-        "TD-Pipe Fig 14: errors of predicted lengths, and what they cost (predicted)", fontsize=20
-    )
+    figure.suptitle(STUDY.title, fontsize=20)
     return figure
 
 
-def draw_errors(axes: plt.Axes, found: td.Values) -> None:
-    numbers = paper_numbers()
+def draw_errors(axes: plt.Axes, rows: Rows) -> None:
     for name in TRIED:
+        own = rows.where(source="predicted", predictor=name)
         colour, marker = LOOKS[name]
-        label = f"{name} (class accuracy {found[f'{name}: class accuracy', 0]:.2f})"
-        errors = [found[f"{name}: error", number] for number in NUMBERS]
-        axes.plot(NUMBERS, errors, color=colour, marker=marker, label=label)
-    low, high = numbers["td_pred_err256_low"], numbers["td_pred_err256_high"]
+        label = f"{name} (class accuracy {own.one('class accuracy'):.2f})"
+        axes.plot(SIZES, own.column("error"), color=colour, marker=marker, label=label)
+    low, high = sorted(rows.where(source="paper").column("error"))
     style = {"color": "black", "alpha": 0.25, "label": f"paper at {BESIDE}: {low:g} to {high:g} %"}
     axes.fill_between([BESIDE / 1.2, BESIDE * 1.2], low, high, **style)
-    log_ticks(axes, NUMBERS)
+    log_ticks(axes, SIZES)
     axes.set(xlabel="requests whose total is predicted", ylabel="error (%)", yscale="log")
     axes.set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
     axes.legend()
 
 
-def draw_runs(axes: plt.Axes, found: td.Values, node: str) -> None:
+def draw_runs(axes: plt.Axes, rows: Rows) -> None:
     """A bar for each predictor and look-ahead."""
     colours = [colour for colour, _ in LOOKS.values()]
-    for number, (ahead, between) in enumerate(LOOK_AHEADS.items()):
+    for number, (ahead, own) in enumerate(rows.by("look_ahead").items()):
         places = [place + 0.4 * number - 0.2 for place in range(len(LOOKS))]
-        speeds = [found[f"{node}, {ahead}, {name}: throughput", 0] for name in LOOKS]
-        again = [found[f"{node}, {ahead}, {name}: recomputations", 0] for name in LOOKS]
-        style = {"edgecolor": "black", "hatch": "" if between else "//"}
-        alpha = 1 if between else 0.5
+        style = {"edgecolor": "black", "hatch": "//" if number else ""}
+        speeds, alpha = own.column("throughput"), 0.5 if number else 1
         drawn = axes.barh(places, speeds, 0.38, color=colours, alpha=alpha, **style)
-        labels = [f"{speed:.0f}; {n:.1f}" for speed, n in zip(speeds, again, strict=True)]
+        labels = [f"{row['throughput']:.0f}; {row['recomputed']:.1f}" for row in own]
         axes.bar_label(drawn, labels, padding=4)
         axes.barh([0], [0], color="white", label=ahead, **style)
     axes.set_yticks(range(len(LOOKS)), list(LOOKS))
@@ -233,18 +210,41 @@ def draw_runs(axes: plt.Axes, found: td.Values, node: str) -> None:
     axes.grid(visible=False, axis="y")
 
 
-def main() -> None:
-    options = start(NAME, __doc__, seed=Flag("seed of the first split", 0))
-    count, splits = (400, 1) if options.quick else (COUNT, SPLITS)
-    names, lengths = list(NODES[:1] if options.quick else NODES), td.azure()
-    train, test = split(lengths, options.seed)
-    print(f"\n{len(train)} requests train, {len(test)} test; {count} run")
-    points = predict_errors(lengths, range(options.seed, options.seed + splits))
-    points += predict_runs(lengths, count, names, options.seed)
-    points += paper_points(PAPER, points)
-    print_tables(points, names, splits)
-    finish(options, NAME, points, lambda: draw(points, names, splits), td.SOFTWARE)
+def sweeps(quick: bool, seed: int = 0) -> list[Sweep]:
+    """Runs are of the first split."""
+    nodes, requests = (NODES[:1], 400) if quick else (NODES, 1500)
+    runs = cases(requests=requests, seed=seed, look_ahead=list(LOOK_AHEADS), predictor=list(LOOKS))
+    return [
+        Sweep(errors, NODES[:1], cases(seed=seed, splits=1 if quick else 20)),
+        Sweep(run, nodes, runs),
+    ]
 
+
+STUDY = Study(
+    "td_lengths",
+    __doc__,
+    sweeps,
+    units={
+        "class accuracy": "fraction",
+        "error": "%",
+        "throughput": "tokens/s",
+        "over oracle": "%",
+        "recomputed": "per 1000 requests",
+        "most of the memory": "%",
+    },
+    title="TD-Pipe Fig 14: errors of predicted lengths, and what they cost (predicted)",
+    draw=draw,
+    paper={
+        "td_pred_acc_low": ("class accuracy", {"predictor": TRIED[0]}),
+        "td_pred_acc_high": ("class accuracy", {"predictor": TRIED[2]}),
+        "td_pred_err256_high": ("error", {"predictor": TRIED[0], "group": BESIDE}),
+        "td_pred_err256_low": ("error", {"predictor": TRIED[2], "group": BESIDE}),
+    },
+    derive=beside_oracle,
+    shown=lambda row, quantity: quantity == "class accuracy" or row.get("group") == BESIDE,
+    report=report,
+    flags={"seed": Flag("seed of the first split", 0)},
+)
 
 if __name__ == "__main__":
-    run_main(main)
+    STUDY.main()

@@ -7,49 +7,38 @@ unequal, and stages wait for the largest. Stealing evens them out (pipeline/phas
 the paper's way, `pool` its artefact's, `off` leaves each micro-batch its own requests. The paper
 gains 1.14x on L20 + 32B and 1.07x on A100 + 70B.
 
-We see less, and the second table says why. Sizes do drift apart without stealing. But a decode step
-reads the weights, however many requests it has: so the seconds drift apart far less than the sizes.
-What stealing can gain is about the largest step of a round over the mean one, in seconds. New
-requests even out the sizes, too, at every prefill phase. So the gain is also shown with long decode
-phases, each until 90 % of its requests have finished.
+We see less, and the columns of spreads say why. Sizes do drift apart without stealing. But a decode
+step reads the weights, however many requests it has: so the seconds drift apart far less than the
+sizes. What stealing can gain is about the largest step of a round over the mean one, in seconds.
+New requests even out the sizes, too, at every prefill phase. So the gain is also shown with long
+decode phases, each until 90 % of its requests have finished.
 
 The pool deals out requests in the order in which they came back. Old requests, with long contexts,
-then share a micro-batch, and new ones another (the table's spread of context). Where attention is a
-large part of a step (13B: no grouped queries), the pool is slower than no stealing.
+then share a micro-batch, and new ones another (the spread of context). Where attention is a large
+part of a step (13B: no grouped queries), the pool is slower than no stealing.
 """
 
 import enter  # noqa: F401
 
-import statistics
-from itertools import product
+from statistics import fmean
 
 import matplotlib.pyplot as plt
 
-from command.cli import run_main
 from experiments.lib import td
-from experiments.lib.common import Point, paper_points, print_table, progress, values
-from experiments.lib.figure import finish
-from experiments.lib.flags import start
+from experiments.lib.engines import Sweep, cases
 from experiments.lib.look import COLOURS, SERIES, STAR, panels
+from experiments.lib.rows import Row, Rows, print_rows
+from experiments.lib.study import Study
 from pipeline import PipelineTrace, Step
 from pipeline.phases import STEALING, Rules
 
-NAME = "td_stealing"
-COUNT = 1200  # requests
-LONG = 0.9  # share of the requests that have finished when a long decode phase ends
-DRAWN = "L20 + 32B"  # the node whose micro-batches are drawn
-QUICK = ("L20 + 32B", "A100 + 70B")  # of which there are published numbers
-PAPER = {
-    "td_steal_l20_32b": ("L20 + 32B, 4 stages: window over off", 0),
-    "td_steal_a100_70b": ("A100 + 70B, 4 stages: window over off", 0),
-}
-# stages, `finished` of `Rules`
-CASES = {"4 stages": (4, None), "2 stages": (2, None), "4 stages, long phases": (4, LONG)}
-SPREADS = ("requests", "context", "seconds")
+FINISHED = {"short": None, "long": 0.9}  # `finished` of `Rules`, by length of the decode phases
 LEAST = 50_000  # tokens: a node with less KV memory is left out, for it switches all the time
-MARKERS = dict(zip(CASES, "o^D", strict=True))
+DRAWN = td.NODES["L20 + 32B"]  # whose micro-batches are drawn
+QUICK = (DRAWN, td.NODES["A100 + 70B"])  # of which there are published numbers
+PUBLISHED = {"stages": 4, "phases": "short", "stealing": "window"}
+MARKERS = {(4, "short"): "o", (2, "short"): "^", (4, "long"): "D"}  # by stages and phases
 LOOKS = {"window": COLOURS["green"], "pool": COLOURS["sky"], "off": COLOURS["vermilion"]}
-WAYS = STEALING[:-1]  # but "off"
 Decode = tuple[Step, int]  # a step, and the context tokens of all its requests
 
 
@@ -58,8 +47,7 @@ def decode_phases(trace: PipelineTrace) -> list[list[Decode]]:
     contexts: dict[int, int] = {}  # by request
     phases, before = [], ""
     for step, iteration in zip(trace.steps, trace.requests.iterations, strict=True):
-        for request, _, tokens, _ in iteration.chunks:
-            contexts[request] = tokens
+        contexts |= {request: tokens for request, _, tokens, _ in iteration.chunks}
         for request in iteration.decodes:
             contexts[request] += 1
         if step.kind == "decode":
@@ -75,147 +63,153 @@ def spreads(trace: PipelineTrace) -> dict[str, float]:
 
     A round has one step of each decode micro-batch. It counts by the seconds that it takes.
     """
-    sums, whole = dict.fromkeys(SPREADS, 0.0), 0.0
-    for steps in decode_phases(trace):
-        for first in range(0, len(steps) - trace.stages + 1, trace.stages):
-            turn = steps[first : first + trace.stages]
-            rows = [(step.num_tokens, context, step.seconds[0]) for step, context in turn]
-            values = dict(zip(SPREADS, zip(*rows, strict=True), strict=True))
-            seconds = sum(values["seconds"])
-            whole += seconds
-            for name, each in values.items():
-                sums[name] += seconds * max(each) / statistics.fmean(each)
-    return {name: value / whole for name, value in sums.items()}
-
-
-def longest_phase(trace: PipelineTrace) -> list[Step]:
-    """The longest decode phase but the last, at whose end nobody waits."""
-    phases = decode_phases(trace)
-    return [step for step, _ in max(phases[:-1] or phases, key=len)]
-
-
-def predict(count: int, quick: bool) -> tuple[list[Point], dict[str, list[Step]]]:
-    """All points; and the steps of one long decode phase with and without stealing."""
-    points, drawn = [], {}
-    names, lengths = QUICK if quick else list(td.NODES), td.azure(count)
-    cases = [
-        (f"{name}, {kind}", td.NODES[name].on(stages), finished)
-        for name, (kind, (stages, finished)) in product(names, CASES.items())
-        if not (quick and stages == 2) and td.NODES[name].on(stages).cache_tokens >= LEAST
+    rounds = [
+        steps[i : i + trace.stages]
+        for steps in decode_phases(trace)
+        for i in range(0, len(steps) - trace.stages + 1, trace.stages)
     ]
-    for case, node, finished in progress(cases, "cases"):
-        record, speeds = node.record(NAME), {}
-        for way in STEALING:
-            rules = Rules(stealing=way, finished=finished)
-            run = td.run(node, "TD-Pipe", lengths, rules=rules, keep=True)
-            speeds[way] = run.throughput
-            waits = 100 * run.trace.idle["PB3"] / (run.trace.stages * run.trace.seconds)
-            record.add(f"{case}, {way}: throughput", run.throughput, "tokens/s")
-            for name, spread in spreads(run.trace).items():
-                record.add(f"{case}, {way}: spread of {name}", spread, "x")
-            record.add(f"{case}, {way}: PB3", waits, "%")
-            record.add(f"{case}, {way}: phases", run.phases, "")
-            if case.startswith(DRAWN) and finished and way in ("window", "off"):
-                drawn[way] = longest_phase(run.trace)
-        for way in WAYS:
-            record.add(f"{case}: {way} over off", speeds[way] / speeds["off"], "x")
-        points += record
-    return points, drawn
+    seconds = [[step.seconds[0] for step, _ in each] for each in rounds]
+    found = {
+        "requests": [[step.num_tokens for step, _ in each] for each in rounds],
+        "context": [[context for _, context in each] for each in rounds],
+        "seconds": seconds,
+    }
+    weights = [sum(each) for each in seconds]
+    return {
+        f"spread of {name}": fmean([max(each) / fmean(each) for each in values], weights)
+        for name, values in found.items()
+    }
 
 
-def cases_of(points: list[Point]) -> list[str]:
-    series, ending = values(points), ": window over off"
-    return [name.removesuffix(ending) for name in series if name.endswith(ending)]
+def run(node: td.Node, requests: int, phases: str, stealing: str) -> td.Run:
+    rules = Rules(stealing=stealing, finished=FINISHED[phases])
+    return td.run(node, td.OURS, td.azure(requests), rules=rules, keep=True)
 
 
-def print_tables(points: list[Point]) -> None:
-    found, papers = values(points), values(points, "paper")
-    gains, why = [], []
-    for case in cases_of(points):
-        cells = [f"{found[f'{case}, {way}: throughput']:.0f}" for way in STEALING]
-        cells += [f"{found[f'{case}: {way} over off']:.3f}" for way in WAYS]
-        paper = papers.get(f"{case}: window over off")
-        gains.append([case, *cells, f"{paper:.2f}" if paper else "-"])
-        for way in STEALING:
-            cells = [f"{found[f'{case}, {way}: spread of {name}']:.3f}" for name in SPREADS]
-            waits, count = (found[f"{case}, {way}: {what}"] for what in ("PB3", "phases"))
-            why.append([case, way, *cells, f"{waits:.2f} %", f"{count:.0f}"])
-    header = ["case", *STEALING, "window/off", "pool/off", "paper"]
-    print_table(header, gains, "output tokens/s, and ratios")
-    header = ["case", "stealing", *[f"in {name}" for name in SPREADS], "PB3", "phases"]
-    title = "the largest decode micro-batch of a round over the mean one; bubbles; phases"
-    print_table(header, why, title)
+def steal(node: td.Node, **case: object) -> Row:
+    done = run(node, **case)
+    waits = 100 * done.trace.idle["PB3"] / (done.trace.stages * done.trace.seconds)
+    found = {"throughput": done.throughput, "PB3": waits, "number of phases": done.phases}
+    return {"node": node.name, "stages": node.gpus} | found | spreads(done.trace)
 
 
-def draw(points: list[Point], drawn: dict[str, list[Step]]) -> plt.Figure:
-    figure, [[gains, sizes], phases] = panels(2, 2, 9, 6)
-    draw_gains(gains, points)
-    draw_spreads(sizes, points)
-    top = max(step.num_tokens for steps in drawn.values() for step in steps)
-    for letter, axes, (stealing, steps) in zip("cd", phases, drawn.items(), strict=True):
-        for group in range(4):
-            own = steps[group::4]
-            x = [step.starts[0] - steps[0].starts[0] for step in own]
-            style = {"color": SERIES[group][0], "label": f"micro-batch {group}"}
-            axes.plot(x, [step.num_tokens for step in own], **style)
-        axes.set(xlabel="time since the phase began (s)", ylabel="requests", ylim=(0, 1.05 * top))
-        title = f"({letter}) {DRAWN}: one long decode phase; stealing: {stealing}"
+def gains(rows: Rows) -> None:
+    """Throughput over that without stealing; node after node."""
+    rows.sort(key=lambda row: list(td.NODES).index(row["node"]))
+    for row in rows:
+        case = rows.case(row) | {"stealing": "off"}
+        if row["stealing"] != "off":
+            row["gain"] = row["throughput"] / rows.one("throughput", **case)
+
+
+def report(rows: Rows) -> None:
+    spread = [name for name in rows.units if name.startswith("spread")]
+    columns = ("node", "stages", "phases", "stealing", "gain", *spread)
+    title = "spread: the largest decode micro-batch of a round over the mean one"
+    print_rows(rows.where(source="predicted"), columns, title, digits=4)
+
+
+def kind(stages: int, phases: str) -> str:
+    return f"{stages} stages" + (", long phases" if phases == "long" else "")
+
+
+def draw(rows: Rows) -> plt.Figure:
+    figure, [[left, right], below] = panels(2, 2, 9, 6)
+    draw_gains(left, rows)
+    draw_spreads(right, rows.where(source="predicted"))
+    for letter, axes, stealing in zip("cd", below, ("window", "off"), strict=True):
+        draw_phase(axes, run(DRAWN, rows[0]["requests"], "long", stealing).trace)
+        title = f"({letter}) {DRAWN.name}: one long decode phase; stealing: {stealing}"
         axes.set_title(title, loc="left")
-    phases[0].legend(loc="lower left")
-    figure.suptitle("TD-Pipe Fig 15: work stealing between decode micro-batches", fontsize=20)
+    below[0].legend(loc="lower left")
+    figure.suptitle(STUDY.title, fontsize=20)
     return figure
 
 
-def draw_gains(axes: plt.Axes, points: list[Point]) -> None:
-    """Throughput over that without stealing."""
-    found, papers, cases = values(points), values(points, "paper"), cases_of(points)
-    for number, way in enumerate(WAYS):
-        places = [place + 0.4 * number - 0.2 for place in range(len(cases))]
-        gains = [found[f"{case}: {way} over off"] - 1 for case in cases]
+def draw_gains(axes: plt.Axes, rows: Rows) -> None:
+    cases = rows.by("node", "stages", "phases")
+    for shift, way in ((-0.2, "window"), (0.2, "pool")):
+        own = rows.where("gain", source="predicted", stealing=way).column("gain")
+        places = [place + shift for place in range(len(own))]
         style = {"color": LOOKS[way], "edgecolor": "black", "label": f"{way} (predicted)"}
-        axes.barh(places, gains, 0.38, left=1, **style)
+        axes.barh(places, [gain - 1 for gain in own], 0.38, left=1, **style)
     stars = {
-        place - 0.2: papers[f"{case}: window over off"]
-        for place, case in enumerate(cases)
-        if f"{case}: window over off" in papers
+        row["gain"]: place - 0.2
+        for place, each in enumerate(cases.values())
+        for row in each.where(source="paper")
     }
-    axes.plot(list(stars.values()), list(stars), **STAR | {"label": "window (paper)"})
+    axes.plot(list(stars), list(stars.values()), **STAR, label="window (paper)")
     axes.axvline(1, color="black", linewidth=1.5)
-    axes.set_yticks(range(len(cases)), cases)
+    axes.set_yticks(range(len(cases)), [f"{node}, {kind(*case)}" for node, *case in cases])
     axes.invert_yaxis()
     axes.set_xlabel("throughput over that without stealing")
     axes.set_title("(a) the gain of stealing", loc="left")
     axes.legend(loc="upper right")
 
 
-def draw_spreads(axes: plt.Axes, points: list[Point]) -> None:
+def draw_spreads(axes: plt.Axes, rows: Rows) -> None:
     """How uneven micro-batches are, in requests and in seconds."""
-    found = values(points)
-    for case, way in product(cases_of(points), STEALING):
-        x, y = (found[f"{case}, {way}: spread of {what}"] for what in ("requests", "seconds"))
-        marker = next(marker for kind, marker in MARKERS.items() if case.endswith(kind))
-        style = {"color": LOOKS[way], "markeredgecolor": "black", "markersize": 11}
-        axes.plot([x], [y], marker, **style)
+    style = {"markeredgecolor": "black", "markersize": 11}
+    for row in rows:
+        x, y = row["spread of requests"], row["spread of seconds"]
+        marker = MARKERS[row["stages"], row["phases"]]
+        axes.plot([x], [y], marker, color=LOOKS[row["stealing"]], **style)
     end = axes.get_xlim()[1]
     axes.plot([1, end], [1, end], color="black", linestyle=":")
     for way, colour in LOOKS.items():
         axes.plot([], [], "s", color=colour, label=way, markersize=11)
-    for kind, marker in MARKERS.items():
-        axes.plot([], [], marker, color="white", markeredgecolor="black", label=kind)
+    for case, marker in MARKERS.items():
+        axes.plot([], [], marker, color="white", label=kind(*case), **style)
     axes.set(xlabel="largest over mean, in requests", ylabel="largest over mean, in seconds")
     axes.set_title("(b) sizes drift apart, times much less (dotted: alike)", loc="left")
     axes.legend(loc="upper left", ncols=2)
 
 
-def main() -> None:
-    options = start(NAME, __doc__)
-    count = 300 if options.quick else COUNT
-    print(f"\n{count} requests, predicted")
-    points, drawn = predict(count, options.quick)
-    points += paper_points(PAPER, points)
-    print_tables(points)
-    finish(options, NAME, points, lambda: draw(points, drawn), td.SOFTWARE)
+def draw_phase(axes: plt.Axes, trace: PipelineTrace) -> None:
+    """The sizes of all micro-batches over the longest decode phase.
 
+    The last phase does not count: at its end nobody waits.
+    """
+    phases = decode_phases(trace)
+    steps = [step for step, _ in max(phases[:-1] or phases, key=len)]
+    for number in range(trace.stages):
+        own = steps[number :: trace.stages]
+        x, y = [step.starts[0] - steps[0].starts[0] for step in own], [s.num_tokens for s in own]
+        axes.plot(x, y, color=SERIES[number][0], label=f"micro-batch {number}")
+    axes.set(xlabel="time since the phase began (s)", ylabel="requests")
+    axes.set_ylim(0, 1.05 * steps[0].num_tokens)
+
+
+def sweeps(quick: bool) -> list[Sweep]:
+    nodes = QUICK if quick else td.NODES.values()
+    return [
+        Sweep(
+            steal,
+            [node.on(stages) for node in nodes if node.on(stages).cache_tokens >= LEAST],
+            cases(requests=300 if quick else 1200, phases=phases, stealing=STEALING),
+        )
+        for stages, phases in MARKERS
+        if not (quick and stages == 2)
+    ]
+
+
+STUDY = Study(
+    "td_stealing",
+    __doc__,
+    sweeps,
+    units={"throughput": "tokens/s", "gain": "x"}
+    | {f"spread of {name}": "x" for name in ("requests", "context", "seconds")}
+    | {"PB3": "%", "number of phases": "both kinds"},
+    title="TD-Pipe Fig 15: work stealing between decode micro-batches",
+    draw=draw,
+    paper={
+        f"td_steal_{short}": ("gain", {"node": node} | PUBLISHED)
+        for node, short in (("L20 + 32B", "l20_32b"), ("A100 + 70B", "a100_70b"))
+    },
+    derive=gains,
+    shown=lambda row, quantity: quantity == "gain" and PUBLISHED.items() <= row.items(),
+    report=report,
+)
 
 if __name__ == "__main__":
-    run_main(main)
+    STUDY.main()

@@ -156,19 +156,6 @@ def test_sentences_quote_the_constants() -> None:
     assert f"make its measured iterations {BORROWED['vllm']:.0f} % too slow" in charges
 
 
-def test_guessed_lengths_change_the_throughput_as_the_page_says() -> None:
-    found, ranges = values(results("td_lengths")), []
-    for rule in ("all steps", "paper's points"):
-        changes = []
-        for series, y in found.items():
-            node, at, predictor = series.partition(f", {rule}, ")
-            if at and predictor.startswith("classes") and predictor.endswith(": throughput"):
-                changes.append(100 * (y / found[f"{node}, {rule}, oracle: throughput"] - 1))
-        ranges += [min(changes), max(changes)]
-    said = "by {:+.1f} to {:+.1f} % with `between`, and by {:+.1f} to {:+.1f} % with the paper's"
-    assert said.format(*ranges) in text_of("docs/pipelines.md")
-
-
 def test_latencies_with_the_artefact_s_budget_are_as_near_as_the_page_says() -> None:
     """Table 4 of Sarathi-Serve: two policies that have a budget, two latencies of each."""
     found, numbers, errors = values(results("serve_ablation")), paper_numbers(), []

@@ -17,7 +17,7 @@ FEW = ("--requests", "200", "--table-requests", "100")
 def call(module, *flags: str) -> None:
     arguments, sys.argv = sys.argv, [f"{module.__name__}.py", *flags]
     try:
-        run_main(module.main)
+        run_main(module.STUDY.run if hasattr(module, "STUDY") else module.main)
     finally:
         sys.argv = arguments
 

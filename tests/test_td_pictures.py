@@ -9,7 +9,8 @@ from test_pipeline_figures import call
 
 from experiments import td_lengths, td_memory, td_phases, td_stealing, td_switches
 from experiments.lib import td
-from experiments.lib.common import curves, paper_numbers, read_csv
+from experiments.lib.common import curves, read_csv
+from experiments.lib.rows import Rows, read_rows
 from pictures.gantt import STAGE_LOOKS
 from pictures.lanes import MOST_NAMED, stage_lanes
 from pipeline import IDLE
@@ -36,6 +37,10 @@ def run() -> td.Run:
 def values(out: Path, name: str, source: str = "predicted") -> dict[str, float]:
     points = read_csv(out / f"{name}.csv")
     return {point.series: point.y for point in points if point.source == source}
+
+
+def predicted(out: Path, name: str) -> Rows:
+    return read_rows(out / f"{name}.csv").where(source="predicted")
 
 
 @pytest.mark.slow
@@ -119,13 +124,9 @@ def test_the_rule_is_near_the_best_threshold(out: Path) -> None:
 
 @pytest.mark.slow
 def test_errors_fall_with_the_number_of_requests(out: Path) -> None:
-    found = curves(read_csv(out / "td_lengths.csv"), "predicted")
-    for name in ("classes, 0.52", "classes, 0.58", "prompt length", "mean"):
-        errors = {point.x: point.y for point in found[f"{name}: error"]}
+    for rows in predicted(out, "td_lengths").where("error").by("predictor").values():
+        errors = {row["group"]: row["error"] for row in rows}
         assert errors[1] > errors[16] > errors[256] > 0
-    numbers = paper_numbers()
-    paper = curves(read_csv(out / "td_lengths.csv"), "paper")
-    assert paper["classes, 0.58: error"][0].y == numbers["td_pred_err256_low"]
 
 
 def test_training_and_test_sets_are_apart() -> None:
@@ -142,31 +143,29 @@ def test_accuracy_is_that_of_the_classes() -> None:
     judge = td_lengths.Classes([output for _, output in train], 1)
     assert td_lengths.accuracy(judge, requests, judge) > 0.99
     for accuracy in td_lengths.ACCURACIES:
-        share = td_lengths.accuracy(known[f"classes, {accuracy:g}"], requests, judge)
+        share = td_lengths.accuracy(known[f"classes {accuracy:g}"], requests, judge)
         assert share == pytest.approx(accuracy, abs=0.06)
     assert td_lengths.ask(known["oracle"], requests).tolist() == [r.max_tokens for r in requests]
 
 
 @pytest.mark.slow
 def test_stealing_evens_out_sizes_and_times_differ_less(out: Path) -> None:
-    found = values(out, "td_stealing")
-    case = "L20 + 32B, 4 stages, long phases"
-    window, off = (
-        {what: found[f"{case}, {way}: spread of {what}"] for what in td_stealing.SPREADS}
-        for way in ("window", "off")
+    long = predicted(out, "td_stealing").where(node="L20 + 32B", stages=4, phases="long")
+    ways = long.by("stealing")
+    sizes, seconds = (
+        [ways[way].one(f"spread of {what}") for way in ("window", "off")]
+        for what in ("requests", "seconds")
     )
-    assert 1 <= window["requests"] < off["requests"] and window["seconds"] < off["seconds"]
-    assert off["seconds"] - 1 < 0.5 * (off["requests"] - 1)
-    paper = values(out, "td_stealing", "paper")
-    numbers = paper_numbers()
-    assert list(paper.values()) == [numbers[name] for name in td_stealing.PAPER]
+    assert 1 <= sizes[0] < sizes[1] and seconds[0] < seconds[1]
+    assert seconds[1] - 1 < 0.5 * (sizes[1] - 1)
 
 
 def test_spreads_of_equal_micro_batches() -> None:
     """Four requests alike, one for each micro-batch: nothing differs but a token of context."""
     done = td.run(td.NODES["L20 + 13B"], "TD-Pipe", [(100, 30)] * 4, keep=True)
     spreads = td_stealing.spreads(done.trace)
-    assert spreads["requests"] == 1 and spreads["context"] < 1.02 and spreads["seconds"] < 1.01
+    assert spreads["spread of requests"] == 1
+    assert spreads["spread of context"] < 1.02 and spreads["spread of seconds"] < 1.01
     steps = [each for phase in td_stealing.decode_phases(done.trace) for each in phase]
     last = {context for _, context in steps[-4:]}
     assert last == {100 + 29}, "the last decode attends to its own token, too"
