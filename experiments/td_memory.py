@@ -27,47 +27,47 @@ import enter  # noqa: F401
 
 import random
 import statistics
+from functools import cache
 from itertools import product
 
 import matplotlib.pyplot as plt
 
-from command.cli import run_main
 from command.flags import Flag
 from experiments.lib import td
-from experiments.lib.common import Point, paper_numbers, print_table, progress
-from experiments.lib.figure import finish
-from experiments.lib.flags import start
+from experiments.lib.engines import Sweep, cases
 from experiments.lib.look import COLOURS
+from experiments.lib.rows import Row, Rows, print_rows
+from experiments.lib.study import Study
 from pipeline.phases import POINTS, LookAhead, Rules
 from pipeline.predictors import Classes
 
-NAME = "td_memory"
 NODE = td.NODES["A100 + 70B"]
 ACCURACY = 0.55
-GROUPS = 100  # random sets of requests whose peak is compared
-SIZE = 700  # requests of each: about as many as the memory holds
+SIZE = 700  # requests of a random group whose peak is compared: about as many as the memory holds
+RUNS = ("all steps", f"classes {ACCURACY:g}", "paper's points", "artefact's points 0.9")
 AHEAD = {  # points, and whether the steps between them count
     "all steps": ("paper", True),
     "paper's points": ("paper", False),
     "artefact's points": ("artefact", False),
 }
-FULL = (95, 99)  # %
 EVERY = 10  # one in so many rows of the history is kept, that the file stays small
 FRESH, MIDST = "fresh", "midst"
 STATES = {FRESH: COLOURS["sky"], MIDST: COLOURS["vermilion"]}
 MEANS = {"the points alone": "o", "and what is in use now": "D"}
 History = list[tuple[float, float, str]]  # s, % of the memory in use, phase
-Misses = dict[tuple[str, str, str], list[float]]  # look-ahead, state, means: of each group
 
 
-def rules(lengths: td.Lengths) -> dict[str, Rules]:
+@cache
+def run(requests: int, look_ahead: str) -> td.Run:
+    lengths = td.azure(requests)
     classes = Classes([output for _, output in lengths], ACCURACY)
-    return {
-        "all steps": Rules(),
-        f"classes, accuracy {ACCURACY:g}": Rules(predict=classes),
-        "paper's points": Rules(between=False),
-        "artefact's points, 0.9": Rules(points="artefact", between=False, limit=0.9),
-    }
+    rules = (
+        Rules(),
+        Rules(predict=classes),
+        Rules(between=False),
+        Rules(points="artefact", between=False, limit=0.9),
+    )
+    return td.run(NODE, td.OURS, lengths, rules=dict(zip(RUNS, rules, strict=True))[look_ahead])
 
 
 def filling(run: td.Run) -> History:
@@ -76,25 +76,30 @@ def filling(run: td.Run) -> History:
     return [(s, 100 * tokens / room, phase) for s, tokens, phase in run.trace.history]
 
 
-def summary(run: td.Run) -> dict[str, tuple[float, str]]:
-    history, end = filling(run), run.trace.end
+def memory(node: td.Node, requests: int, look_ahead: str) -> list[Row]:
+    """What a run comes to, and how full the memory is over time (s)."""
+    done = run(requests, look_ahead)
+    history, end = filling(done), done.trace.end
     ends = [s for s, _, _ in history[1:]] + [end]
-    found = {}
-    for least in FULL:
-        rows = zip(history, ends, strict=True)
-        above = sum(until - s for (s, used, _), until in rows if used > least)
-        found[f"time above {least} %"] = (100 * above / end, "%")
-    return found | {
-        "most in use": (max(used for _, used, _ in history), "%"),
-        "phases": (run.phases, ""),
-        "preemptions": (run.recomputed, ""),
-        "throughput": (run.throughput, "tokens/s"),
+    spent = {
+        f"time above {least} %": 100
+        / end
+        * sum(until - s for (s, used, _), until in zip(history, ends, strict=True) if used > least)
+        for least in (95, 99)
     }
+    whole = {
+        "most in use": max(used for _, used, _ in history),
+        "phases": done.phases,
+        "preemptions": done.recomputed,
+        "throughput": done.throughput,
+    }
+    kept = history[::EVERY]
+    return [spent | whole] + [{"time": s, "phase": phase, "in use": y} for s, y, phase in kept]
 
 
-def misses(lengths: td.Lengths, groups: int, seed: int = 0) -> Misses:
-    """% of the true peak that each look-ahead misses."""
-    draw, found = random.Random(seed), {}
+def misses(node: td.Node, groups: int, seed: int) -> list[Row]:
+    """% of the true peak that each look-ahead misses: median of the groups, and range."""
+    draw, found, lengths = random.Random(seed), {}, td.azure()
     every = range(1, max(output for _, output in lengths) + 1)
     for state, _ in product(STATES, range(groups)):
         kinds = {name: LookAhead(POINTS[points], b) for name, (points, b) in AHEAD.items()}
@@ -106,46 +111,46 @@ def misses(lengths: td.Lengths, groups: int, seed: int = 0) -> Misses:
                 each.add(prompt + done - 1, output - done)
         peak = max(now, true.peak())
         for name, each in kinds.items():
-            for means, seen in zip(MEANS, (each.peak(), max(now, each.peak())), strict=True):
-                found.setdefault((name, state, means), []).append(100 * (1 - seen / peak))
-    return found
+            for counted, seen in zip(MEANS, (each.peak(), max(now, each.peak())), strict=True):
+                found.setdefault((name, state, counted), []).append(100 * (1 - seen / peak))
+    return [
+        dict(zip(("look_ahead", "state", "counted"), case, strict=True))
+        | {"miss": statistics.median(y), "miss lowest": min(y), "miss highest": max(y)}
+        for case, y in found.items()
+    ]
 
 
-def points_of(runs: dict[str, td.Run], missed: Misses) -> list[Point]:
-    record = NODE.record(NAME)
-    for name, run in runs.items():
-        for what, (value, unit) in summary(run).items():
-            record.add(f"{name}: {what}", value, unit)
-        for s, used, phase in filling(run)[::EVERY]:
-            record.add(f"{name}: in use, {phase}", used, "%", s, "s")
-    for key, values in missed.items():
-        for what, value in (("median", statistics.median(values)), ("largest", max(values))):
-            record.add(f"miss of {', '.join(key)}: {what}", value, "%")
-    return record
+def report(rows: Rows) -> None:
+    runs = ("time above 95 %", "time above 99 %", "most in use")
+    runs += ("phases", "preemptions", "throughput")
+    print_rows(rows.where("throughput"), ("look_ahead", *runs), "runs")
+    missed = rows.where("miss")
+    title = f"% of the true peak that is missed, {missed[0]['groups']} groups of {SIZE} requests"
+    missed.sort(key=lambda row: (row["look_ahead"], row["state"]))
+    print_rows(
+        missed, ("look_ahead", "state", "counted", "miss", "miss lowest", "miss highest"), title
+    )
 
 
-def draw(runs: dict[str, td.Run], missed: Misses, count: int) -> plt.Figure:
+def draw(rows: Rows) -> plt.Figure:
     figure = plt.figure(figsize=(19, 17), layout="constrained")
     top, bottom = figure.subfigures(2, 1, height_ratios=[4, 1.3])
+    runs = rows.where("throughput")
     panels = top.subplots(len(runs), 1, sharex=True, sharey=True)
-    for letter, axes, (name, run) in zip("abcd", panels, runs.items(), strict=True):
-        draw_history(axes, run)
-        values = {what: value for what, (value, _) in summary(run).items()}
+    for letter, axes, row in zip("abcd", panels, runs, strict=True):
+        draw_history(axes, run(row["requests"], row["look_ahead"]))
         axes.set_title(
-            f"({letter}) {name}: above 95 % for {values['time above 95 %']:.0f} % of the time,"
-            f" {values['phases']:.0f} phases, {values['preemptions']:.0f} preemptions,"
-            f" {values['throughput']:.0f} tokens/s",
+            f"({letter}) {row['look_ahead']}: above 95 % for {row['time above 95 %']:.0f} % of the"
+            f" time, {row['phases']:.0f} phases, {row['preemptions']:.0f} preemptions,"
+            f" {row['throughput']:.0f} tokens/s",
             loc="left",
         )
         axes.set(ylabel="in use (%)", ylim=(0, 112))
     panels[-1].set_xlabel("time (s)")
     panels[0].legend(loc="lower right", ncols=3, framealpha=1)
-    draw_misses(bottom.subplots(), missed)
-    figure.suptitle(
-        f"TD-Pipe Fig 12: KV memory in use, {NODE.model} on {NODE.hardware}, {count} requests"
-        " (predicted)",
-        fontsize=20,
-    )
+    draw_misses(bottom.subplots(), rows.where("miss"))
+    title = f"{STUDY.title}, {NODE.model} on {NODE.hardware}, {runs[0]['requests']} requests"
+    figure.suptitle(f"{title} (predicted)", fontsize=20)
     return figure
 
 
@@ -159,53 +164,54 @@ def draw_history(axes: plt.Axes, run: td.Run) -> None:
     axes.axhline(100, color="black", linewidth=1.5, label="capacity")
 
 
-def draw_misses(axes: plt.Axes, missed: Misses) -> None:
+def draw_misses(axes: plt.Axes, rows: Rows) -> None:
     """A mark at the median, a line over all groups."""
-    for (name, state, means), values in missed.items():
-        row = list(AHEAD).index(name) + 0.15 * (1 if state == MIDST else -1)
-        row += 0.07 * (list(MEANS).index(means) * 2 - 1)
-        style = {"color": STATES[state], "marker": MEANS[means], "markeredgecolor": "black"}
-        label = f"{state}: {means}" if name == "all steps" else None
-        axes.plot([min(values), max(values)], [row, row], color=STATES[state], linewidth=4)
-        style |= {"linestyle": "none", "markersize": 10, "label": label}
-        axes.plot([statistics.median(values)], [row], **style)
+    for row in rows:
+        name, state, counted = row["look_ahead"], row["state"], row["counted"]
+        place = list(AHEAD).index(name) + 0.15 * (1 if state == MIDST else -1)
+        place += 0.07 * (list(MEANS).index(counted) * 2 - 1)
+        ends = row["miss lowest"], row["miss highest"]
+        axes.plot(ends, [place, place], color=STATES[state], linewidth=4)
+        style = {"color": STATES[state], "markeredgecolor": "black", "markersize": 10}
+        style["label"] = f"{state}: {counted}" if name == "all steps" else None
+        axes.plot([row["miss"]], [place], MEANS[counted], **style)
     axes.axvline(0, color="black", linewidth=1.5)
     axes.set_yticks(range(len(AHEAD)), list(AHEAD))
     axes.invert_yaxis()
     axes.set_xlabel("part of the true peak that is missed (%): median and range")
-    groups = len(next(iter(missed.values())))
-    title = f"(e) peaks at the points beside true peaks: {groups} groups of {SIZE} requests each"
-    axes.set_title(title, loc="left")
+    title = f"{rows[0]['groups']} groups of {SIZE} requests each"
+    axes.set_title(f"(e) peaks at the points beside true peaks: {title}", loc="left")
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
 
 
-def print_tables(runs: dict[str, td.Run], missed: Misses, groups: int) -> None:
-    rows = {name: [f"{y:.4g}" for y, _ in summary(run).values()] for name, run in runs.items()}
-    header = ["look-ahead", *summary(runs["all steps"])]
-    print_table(header, [[name, *cells] for name, cells in rows.items()])
-    rows = [
-        [*key, *[f"{y:.2f}" for y in (statistics.median(values), max(values), min(values))]]
-        for key, values in missed.items()
+def sweeps(quick: bool, seed: int = 0) -> list[Sweep]:
+    requests, groups = (1200, 3) if quick else (td.COUNT, 100)
+    return [
+        Sweep(memory, [NODE], cases(requests=requests, look_ahead=RUNS)),
+        Sweep(misses, [NODE], cases(groups=groups, seed=seed)),
     ]
-    title = f"% of the true peak that is missed, {groups} groups of {SIZE} requests each"
-    header = ["look-ahead", "requests", "counted", "median", "most", "least"]
-    print_table(header, sorted(rows), title)
 
 
-def main() -> None:
-    options = start(NAME, __doc__, seed=Flag("seed of the groups of requests", 0))
-    numbers = paper_numbers()
-    assert numbers["td_pred_acc_low"] < ACCURACY < numbers["td_pred_acc_high"]
-    count, groups = (1200, 3) if options.quick else (td.COUNT, GROUPS)
-    print(f"\n{count} requests; {NODE.cache_tokens} tokens fit\n")
-    lengths = td.azure(count)
-    kinds = progress(rules(lengths).items(), "runs")
-    runs = {name: td.run(NODE, "TD-Pipe", lengths, rules=each) for name, each in kinds}
-    missed = misses(lengths, groups, options.seed)
-    print_tables(runs, missed, groups)
-    points = points_of(runs, missed)
-    finish(options, NAME, points, lambda: draw(runs, missed, count), td.SOFTWARE)
-
+STUDY = Study(
+    "td_memory",
+    __doc__,
+    sweeps,
+    units={
+        "time above 95 %": "%",
+        "time above 99 %": "%",
+        "most in use": "%",
+        "phases": "both kinds",
+        "preemptions": "times",
+        "throughput": "tokens/s",
+        "in use": "%",
+        "miss": "%",
+    },
+    title="TD-Pipe Fig 12: KV memory in use",
+    draw=draw,
+    shown=None,
+    report=report,
+    flags={"seed": Flag("seed of the groups of requests", 0)},
+)
 
 if __name__ == "__main__":
-    run_main(main)
+    STUDY.main()

@@ -14,37 +14,48 @@ The paper draws both figures and states no number for them.
 
 import enter  # noqa: F401
 
+from functools import cache
 from itertools import pairwise
 
 import matplotlib.pyplot as plt
 import numpy as np
 
-from command.cli import run_main
 from experiments.lib import td
-from experiments.lib.common import Point, print_table, progress
-from experiments.lib.figure import finish
-from experiments.lib.flags import start
+from experiments.lib.engines import Sweep, cases
 from experiments.lib.look import stacked_bars
+from experiments.lib.rows import Row, Rows, print_rows
+from experiments.lib.study import Study
 from pictures.gantt import STAGE_LOOKS, draw_stages, legend_handles
 from pictures.lanes import stage_lanes
 from pipeline import BUBBLES, IDLE, PipelineTrace
 
-NAME = "td_phases"
-DRAWN = "L20 + 13B"  # the node of the windows
-SYSTEMS = ("PP+SB", "PP+HB", "TD-Pipe")
+DRAWN = td.NODES["L20 + 13B"]  # the node of the windows
+SYSTEMS = ("PP+SB", "PP+HB", td.OURS)
 WINDOW = 1.8  # s
 BINS = 80  # of the utilisation over time
 CAUSES = {"busy": ("#FFFFFF", "")} | {  # colour and hatch of the account; busy first
     cause: (STAGE_LOOKS[cause].colour, STAGE_LOOKS[cause].hatch) for cause in IDLE
 }
-Runs = dict[str, dict[str, td.Run]]  # by node and system
 
 
-def shares(trace: PipelineTrace) -> dict[str, float]:
-    """% of all stages' time from the first step to the last, by CAUSES."""
+@cache
+def run(node: td.Node, system: str, requests: int) -> td.Run:
+    return td.run(node, system, td.azure(requests), keep=node == DRAWN)
+
+
+def account(node: td.Node, system: str, requests: int) -> list[Row]:
+    """% of all stages' time, by CAUSES; of the node that is drawn, also the work over time (s)."""
+    done = run(node, system, requests)
+    trace, name = done.trace, {"node": node.name}
     whole = trace.stages * trace.seconds
-    values = {"busy": sum(trace.busy)} | {name: trace.idle[name] for name in IDLE}
-    return {name: 100 * values[name] / whole for name in CAUSES}
+    shares = {"busy": 100 * sum(trace.busy) / whole}
+    shares |= {cause: 100 * trace.idle[cause] / whole for cause in IDLE}
+    found = {"throughput": done.throughput, "preemptions": done.recomputed}
+    curve = utilisation(trace) if node == DRAWN else []
+    return [
+        name | shares | {"bubbles": 100 * trace.bubble_share} | found,
+        *(name | {"time": x, "utilisation": y} for x, y in curve),
+    ]
 
 
 def utilisation(trace: PipelineTrace) -> list[tuple[float, float]]:
@@ -71,94 +82,78 @@ def switch(trace: PipelineTrace) -> float:
     )
 
 
-def points_of(runs: Runs) -> list[Point]:
-    points = []
-    for node, systems in runs.items():
-        record = td.NODES[node].record(NAME)
-        for system, run in systems.items():
-            name = f"{system}, {node}"
-            for cause, share in shares(run.trace).items():
-                record.add(f"{name}, {cause}", share, "%")
-            record.add(f"{name}, bubbles", 100 * run.trace.bubble_share, "%")
-            record.add(f"{name}, throughput", run.throughput, "tokens/s")
-            if run.trace.steps is not None:
-                for x, y in utilisation(run.trace):
-                    record.add(f"{name}, utilisation", y, "%", x, "s")
-        points += record
-    return points
-
-
-def print_shares(runs: Runs, count: int) -> None:
-    rows = []
-    for node, systems in runs.items():
-        for system, run in systems.items():
-            numbers = [*shares(run.trace).values(), 100 * run.trace.bubble_share]
-            cells = [f"{share:.1f}" for share in numbers]
-            rows.append([node, system, *cells, f"{run.throughput:.0f}", run.recomputed])
-    header = ["node", "system", *CAUSES, "bubbles", "output tokens/s", "preemptions"]
-    print_table(header, rows, f"% of all stages' time, {count} requests, predicted")
+def report(rows: Rows) -> None:
+    seen = [cause for cause in CAUSES if any(rows.column(cause))]
+    columns = ("node", "system", *seen, "bubbles", "throughput", "preemptions")
+    title = f"% of all stages' time, {rows[0]['requests']} requests, predicted"
+    print_rows(rows.where("busy"), columns, title)
     print(f"\nbubbles: {', '.join(BUBBLES)}")
 
 
-def draw(runs: Runs, count: int) -> plt.Figure:
+def draw(rows: Rows) -> plt.Figure:
     """Three windows; below them utilisation over time, and the account of every run."""
     figure = plt.figure(figsize=(19, 19), layout="constrained")
     top, bottom = figure.subfigures(2, 1, height_ratios=[3, 2])
     panels = top.subplots(3, 1)
     curves, accounts = bottom.subplots(1, 2, width_ratios=[2, 3])
     figure.draw_without_rendering()  # now panels are as wide as they will be: labels fit or not
-    drawn = {system: run.trace for system, run in runs[DRAWN].items()}
-    for letter, axes, (system, trace) in zip("abc", panels, drawn.items(), strict=True):
-        start = (switch(trace) if system == "TD-Pipe" else trace.end / 2) - 0.1 * WINDOW
+    drawn, lanes, count = rows.where(node=DRAWN.name).by("system"), [], rows[0]["requests"]
+    for letter, axes, (system, own) in zip("abc", panels, drawn.items(), strict=True):
+        trace, [busy] = run(DRAWN, system, count).trace, own.column("busy")
+        start = (switch(trace) if system == td.OURS else trace.end / 2) - 0.1 * WINDOW
         with plt.rc_context({"font.size": 12}):  # labels that fit the bars
             draw_stages(trace, axes, start=start, end=start + WINDOW, legend=False)
-        busy = shares(trace)["busy"]
         title = f"({letter}) {system}: {WINDOW:g} s of the run. Stages work {busy:.0f} % of it all"
         axes.set_title(title, loc="left")
-        x, y = zip(*utilisation(trace), strict=True)
-        curves.plot(x, y, color=td.LOOKS[system], label=f"{system}: {busy:.0f} % in all")
-    handles = legend_handles([stage_lanes(trace) for trace in drawn.values()], STAGE_LOOKS)
-    top.legend(handles=handles, loc="outside lower center", ncols=4)
+        label = f"{system}: {busy:.0f} % in all"
+        x, y = own.column("time"), own.column("utilisation")
+        curves.plot(x, y, color=td.LOOKS[system], label=label)
+        lanes.append(stage_lanes(trace))
+    top.legend(handles=legend_handles(lanes, STAGE_LOOKS), loc="outside lower center", ncols=4)
     curves.set(xlabel="time (s)", ylabel="stages' time that is work (%)", ylim=(0, 103))
-    curves.set_title(f"(d) utilisation over time, {DRAWN}", loc="left")
+    curves.set_title(f"(d) utilisation over time, {DRAWN.name}", loc="left")
     curves.legend(loc="lower left")
-    draw_accounts(accounts, runs)
+    draw_accounts(accounts, rows.where("busy"))
     figure.suptitle(
-        f"TD-Pipe Fig 1 and 2: {count} requests on four stages, predicted; (a) to (d): {DRAWN}",
+        f"{STUDY.title}: {count} requests on four stages, predicted; (a) to (d): {DRAWN.name}",
         fontsize=20,
     )
     return figure
 
 
-def draw_accounts(axes: plt.Axes, runs: Runs) -> None:
+def draw_accounts(axes: plt.Axes, rows: Rows) -> None:
     """Stacked bars, from 50 % on: below that all is work."""
-    bars = {}  # by place
-    for number, (node, systems) in enumerate(runs.items()):
-        first = number * (len(SYSTEMS) + 1)
-        bars |= {first + offset: shares(systems[name].trace) for offset, name in enumerate(SYSTEMS)}
-        axes.text(first + 1, 101, node, ha="center")
-    parts = {cause: [bar[cause] for bar in bars.values()] for cause in CAUSES}
-    seen = {cause: heights for cause, heights in parts.items() if max(heights) > 0.05}
-    stacked_bars(axes, list(bars), seen, CAUSES, 0.85, linewidth=0.6)
-    for place, bar in bars.items():
-        axes.text(place, 53, f"{bar['busy']:.0f}", ha="center", fontsize=12)
-    axes.set_xticks(list(bars), SYSTEMS * len(runs), rotation=60)
+    nodes = list(rows.by("node"))
+    group = len(SYSTEMS) + 1  # and a gap
+    places = [group * nodes.index(row["node"]) + SYSTEMS.index(row["system"]) for row in rows]
+    parts = {cause: rows.column(cause) for cause in CAUSES if max(rows.column(cause)) > 0.05}
+    stacked_bars(axes, places, parts, CAUSES, 0.85, linewidth=0.6)
+    for place, busy in zip(places, rows.column("busy"), strict=True):
+        axes.text(place, 53, f"{busy:.0f}", ha="center", fontsize=12)
+    for number, node in enumerate(nodes):
+        axes.text(group * number + 1, 101, node, ha="center")
+    axes.set_xticks(places, rows.column("system"), rotation=60)
     axes.set(ylim=(50, 105), ylabel="stages' time (%), from 50 % on")
     axes.set_title("(e) the account of all four nodes", loc="left")
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), reverse=True)
 
 
-def main() -> None:
-    options = start(NAME, __doc__)
-    count, names = (700, [DRAWN]) if options.quick else (td.COUNT, list(td.NODES))
-    lengths = td.azure(count)
-    runs: Runs = {}
-    for name in progress(names, "nodes"):
-        node, keep = td.NODES[name], name == DRAWN
-        runs[name] = {system: td.run(node, system, lengths, keep=keep) for system in SYSTEMS}
-    print_shares(runs, count)
-    finish(options, NAME, points_of(runs), lambda: draw(runs, count), td.SOFTWARE)
+def sweeps(quick: bool) -> list[Sweep]:
+    nodes, requests = ([DRAWN], 700) if quick else (list(td.NODES.values()), td.COUNT)
+    return [Sweep(account, nodes, cases(system=SYSTEMS, requests=requests))]
 
+
+STUDY = Study(
+    "td_phases",
+    __doc__,
+    sweeps,
+    units=dict.fromkeys((*CAUSES, "bubbles"), "%")
+    | {"throughput": "tokens/s", "preemptions": "times", "utilisation": "%"},
+    title="TD-Pipe Fig 1 and 2",
+    draw=draw,
+    shown=None,
+    report=report,
+)
 
 if __name__ == "__main__":
-    run_main(main)
+    STUDY.main()

@@ -35,7 +35,6 @@ def rises(values: list[float]) -> bool:
 # of a measured one where nothing is predicted.
 Curve = Callable[[str], list[float]]
 WHOLE, CHUNKS = ("orca", "vllm_v0", "hybrid_only"), ("sarathi", "sarathi_serve", "dynamic")
-NODES = ("L20 + 13B", "L20 + 32B", "A100 + 32B", "A100 + 70B")
 CLAIMS: dict[str, Callable[[Curve], bool]] = {
     "policies": lambda y: (
         all(y(f"{policy}, stalls")[0] for policy in WHOLE)
@@ -53,12 +52,6 @@ CLAIMS: dict[str, Callable[[Curve], bool]] = {
     "choose_chunk": lambda y: rises(y("longest TBT L=1024 B=18 P=956 D=68")),
     "segment_attention": lambda y: (
         min(y("head first")) > max(y("batch first") + y("sequence first"))
-    ),
-    "td_switches": lambda y: all(
-        y(f"{node}, rule: throughput")[0]
-        > 0.98 * max(y(f"{node}, fixed {what}: throughput"))
-        for node in NODES
-        for what in ("occupancy", "finish ratio")
     ),
 }  # fmt: skip
 

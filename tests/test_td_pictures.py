@@ -9,7 +9,6 @@ from test_pipeline_figures import call
 
 from experiments import td_lengths, td_memory, td_phases, td_stealing, td_switches
 from experiments.lib import td
-from experiments.lib.common import curves, read_csv
 from experiments.lib.rows import Rows, read_rows
 from pictures.gantt import STAGE_LOOKS
 from pictures.lanes import MOST_NAMED, stage_lanes
@@ -34,11 +33,6 @@ def run() -> td.Run:
     return td.run(td_memory.NODE, "TD-Pipe", td.azure(1000), keep=True)
 
 
-def values(out: Path, name: str, source: str = "predicted") -> dict[str, float]:
-    points = read_csv(out / f"{name}.csv")
-    return {point.series: point.y for point in points if point.source == source}
-
-
 def predicted(out: Path, name: str) -> Rows:
     return read_rows(out / f"{name}.csv").where(source="predicted")
 
@@ -53,12 +47,12 @@ def test_a_picture_and_its_caption(out: Path, name: str) -> None:
 
 @pytest.mark.slow
 def test_shares_of_the_stages_time_add_up(out: Path) -> None:
-    found = values(out, "td_phases")
-    for system in td_phases.SYSTEMS:
-        parts = [found[f"{system}, {td_phases.DRAWN}, {cause}"] for cause in td_phases.CAUSES]
+    rows = predicted(out, "td_phases").where("busy")
+    for row in rows:
+        parts = [row[cause] for cause in td_phases.CAUSES]
         assert sum(parts) == pytest.approx(100, abs=0.01) and min(parts) >= 0
     assert set(td_phases.CAUSES) == {"busy", *IDLE}
-    busy = [found[f"{system}, {td_phases.DRAWN}, busy"] for system in td_phases.SYSTEMS]
+    busy = rows.column("busy")
     assert busy == sorted(busy), "hybrid batches fill the stages better, and phases best"
 
 
@@ -92,34 +86,32 @@ def test_phases_alternate_and_memory_is_never_overfull(run: td.Run) -> None:
 
 def test_what_the_points_miss() -> None:
     """All steps: nothing. Few points: more of it, but for what is in use now."""
-    missed = td_memory.misses(td.azure(), 3)
-    assert all(max(missed["all steps", *key]) <= 0 for key in states())
+    rows = Rows(td_memory.misses(td_memory.NODE, groups=3, seed=0))
+    assert max(rows.where(look_ahead="all steps").column("miss highest")) <= 0
+    paper, artefact = (
+        rows.where(look_ahead=f"{whose} points", state=td_memory.MIDST).by("counted")
+        for whose in ("paper's", "artefact's")
+    )
     alone, now = td_memory.MEANS
-    points = missed["paper's points", td_memory.MIDST, alone]
-    assert min(points) > max(missed["artefact's points", td_memory.MIDST, alone]) > 0
-    assert max(missed["paper's points", td_memory.MIDST, now]) < min(points)
-
-
-def states() -> list[tuple[str, str]]:
-    return [(state, means) for state in td_memory.STATES for means in td_memory.MEANS]
+    least = paper[alone].one("miss lowest")
+    assert least > artefact[alone].one("miss highest") > 0
+    assert paper[now].one("miss highest") < least
 
 
 @pytest.mark.slow
 def test_our_look_ahead_preempts_nobody_and_the_papers_does(out: Path) -> None:
-    found = values(out, "td_memory")
-    assert found["all steps: preemptions"] == 0 < found["paper's points: preemptions"]
+    runs = predicted(out, "td_memory").by("look_ahead")
+    ours, paper = (
+        runs[name].one("preemptions", time=None) for name in ("all steps", "paper's points")
+    )
+    assert ours == 0 < paper
 
 
 @pytest.mark.slow
-def test_the_rule_is_near_the_best_threshold(out: Path) -> None:
-    found = curves(read_csv(out / "td_switches.csv"), "predicted")
-    (rule,) = found["L20 + 13B, rule: throughput"]
-    for _, name, _ in td_switches.THRESHOLDS.values():
-        best = max(point.y for point in found[f"L20 + 13B, fixed {name}: throughput"])
-        assert rule.y > 0.98 * best
-    (fixed,) = found[f"L20 + 13B, {td_switches.ARTEFACT}: phases"]
-    (ours,) = found["L20 + 13B, rule: phases"]
-    assert fixed.y > 5 * ours.y, "a peak that no batch reaches"
+def test_the_artefacts_peak_switches_too_often(out: Path) -> None:
+    ways = predicted(out, "td_switches").by("switch")
+    fixed, ours = (ways[name].one("phases") for name in (td_switches.ARTEFACT, td_switches.RULE))
+    assert fixed > 5 * ours, "a peak that no batch reaches"
 
 
 @pytest.mark.slow
