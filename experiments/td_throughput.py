@@ -20,67 +20,53 @@ What else could explain the paper's ratios, and TD-Pipe's latency: td_options.py
 import enter  # noqa: F401
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
 from itertools import product
 
 import matplotlib.pyplot as plt
 
 from command.flags import Flag
 from experiments.lib import td
-from experiments.lib.common import Point, print_table, run_jobs, values, values_at
-from experiments.lib.figure import Figure
-from experiments.lib.look import COLOURS, log_ticks, panels, star
+from experiments.lib.engines import Sweep, cases
+from experiments.lib.look import COLOURS, log_ticks, panels, stacked_bars, star
+from experiments.lib.rows import Row, Rows, print_rows
+from experiments.lib.study import Study
 from experiments.lib.td import BASELINES, NODES, OURS, SYSTEMS
 from pipeline import BUBBLES, seconds_of_rows
 
-NAME = "td_throughput"
-COUNT, QUICK = 5000, 12  # requests: the paper's (Sec 4.1), and with --quick
+CEILING = "ceiling"
 COUNTS = (1, 2, 4)  # GPUs
 MOST = COUNTS[-1]
-PIPELINES = ("PP+SB", "PP+HB", OURS)
 LOOKED_INTO = ("PP+HB", OURS)  # whose steps are kept
-TOKENS, PREEMPTIONS, BUBBLE_SHARE = "output tokens/s", "preemptions", "bubble share"
-SCALED = "L20 + 32B"  # whose growth from 2 to 4 GPUs is published
-SHOWN = ("largest", f"2 to 4 GPUs, {SCALED}")
-PARTS = {  # where a stage's time goes
-    "prefill": td.PHASES["prefill"],
-    "hybrid": COLOURS["purple"],
-    "decode": td.PHASES["decode"],
-    "bubbles": COLOURS["black"],
-    "start and end": "#BBBBBB",
+PARTS = {  # where a stage's time goes: colour and hatch
+    "prefill": (td.PHASES["prefill"], ""),
+    "hybrid": (COLOURS["purple"], ""),
+    "decode": (td.PHASES["decode"], ""),
+    "bubbles": (COLOURS["black"], ""),
+    "start and end": ("#BBBBBB", ""),
 }
-COSTS = {"a decode aboard": "ms of a GPU", "a decode alone": "ms of a GPU", "prefills": "x"}
+COSTS = {"cost of a decode aboard": "ms", "cost of a decode alone": "ms", "cost of prefills": "x"}
 
 
-@dataclass(frozen=True)
-class Job:
-    """One run of `count` requests."""
+def perform(node: td.Node, system: str, requests: int, seed: int) -> Row:
+    """Output tokens/s; of a pipeline also bubbles, and of systems LOOKED_INTO PARTS and COSTS.
 
-    system: str
-    node: str
-    gpus: int
-    count: int
-
-
-def perform(job: Job, seed: int = 0) -> dict[str, float]:
-    """Output tokens/s and preemptions; of a pipeline also bubbles in % of its stages' time.
-
-    Of systems LOOKED_INTO also PARTS and COSTS.
+    system: "SB" and "HB" are those of one GPU, which is no TP and no PP.
     """
-    node, lengths = NODES[job.node].on(job.gpus), td.azure(job.count, seed)
-    keep = job.gpus == MOST and job.system in LOOKED_INTO
-    done = td.run(node, job.system, lengths, **{"keep": True} if keep else {})
-    found, trace = {TOKENS: done.throughput, PREEMPTIONS: done.recomputed}, done.trace
-    if trace is None:
+    lengths, found = td.azure(requests, seed), {"node": node.name, "GPUs": node.gpus}
+    if system == CEILING:
+        return found | {"throughput": td.ceiling(node, lengths)}
+    keep = {"keep": True} if node.gpus == MOST and system in LOOKED_INTO else {}
+    done = td.run(node, f"TP+{system}" if system in ("SB", "HB") else system, lengths, **keep)
+    found |= {"throughput": done.throughput, "preemptions": done.recomputed}
+    if done.trace is None:
         return found
-    bubbles = sum(trace.idle[cause] for cause in BUBBLES) / trace.stages
-    found[BUBBLE_SHARE] = 100 * bubbles / done.seconds
+    bubbles = sum(done.trace.idle[cause] for cause in BUBBLES) / node.gpus
+    found["bubble share"] = 100 * bubbles / done.seconds
     if not keep:
         return found
     work, decodes = (dict.fromkeys(("prefill", "hybrid", "decode"), 0) for _ in range(2))
-    for step in trace.steps:
-        work[step.kind] += sum(step.seconds) / trace.stages
+    for step in done.trace.steps:
+        work[step.kind] += sum(step.seconds) / node.gpus
         decodes[step.kind] += step.num_tokens - step.num_prefill_tokens
     rest = done.seconds - sum(work.values()) - bubbles
     parts = {**work, "bubbles": bubbles, "start and end": rest}
@@ -103,241 +89,175 @@ def costs(
     found = {}
     if decodes["hybrid"]:
         aboard = 1000 * node.gpus * (work["prefill"] + work["hybrid"] - chunks)
-        found["a decode aboard"] = aboard / decodes["hybrid"]
+        found["cost of a decode aboard"] = aboard / decodes["hybrid"]
     else:
-        found["prefills"] = work["prefill"] / chunks
+        found["cost of prefills"] = work["prefill"] / chunks
     if decodes["decode"]:
-        found["a decode alone"] = 1000 * node.gpus * work["decode"] / decodes["decode"]
+        found["cost of a decode alone"] = 1000 * node.gpus * work["decode"] / decodes["decode"]
     return found
 
 
-def jobs_of(count: int) -> list[Job]:
-    """All that fit the memory and differ: on one GPU, TP stands for PP, too."""
-    return [
-        Job(system, name, gpus, count)
-        for (name, node), gpus in product(NODES.items(), COUNTS)
-        if node.on(gpus).cache_tokens
-        for system in (SYSTEMS if gpus > 1 else ("TP+SB", "TP+HB", OURS))
-    ]
+def compare(rows: Rows) -> None:
+    """A row for TD-Pipe and the ceiling over each baseline, on each node, and the largest."""
+    rows.sort(key=lambda row: list(NODES).index(row["node"]))
+    for node, own in rows.by("node").items():
+        runs = {row["system"]: row for row in own.where(GPUs=MOST)}
+        speeds = {system: row["throughput"] for system, row in runs.items()}
+        runs[OURS]["share of the ceiling"] = 100 * speeds[OURS] / speeds[CEILING]
+        for two in own.where("throughput", system=OURS, GPUs=2):
+            runs[OURS]["over 2 GPUs"] = speeds[OURS] / two["throughput"]
+        for system, baseline in product((OURS, CEILING), BASELINES):
+            case = {"node": node, "system": system, "baseline": baseline}
+            rows.add(runs[OURS], **case, lead=speeds[system] / speeds[baseline])
+    td.add_largest(rows, "lead", "system", "baseline")
 
 
-# ---------------------------------------------------------------------------------------- points
-
-
-def predict(quick: bool, requests: int, seed: int = 0) -> list[Point]:
-    print(f"{requests} requests")
-    rows, lengths = td.Rows(NAME), td.azure(requests, seed)
-    found = run_jobs(partial(perform, seed=seed), jobs_of(requests), 1 if quick else td.PROCESSES)
-    for name, node in NODES.items():
-        own = {(job.system, job.gpus): done for job, done in found.items() if job.node == name}
-        add_node(rows, node, own, lengths)
-    leads = values(rows)
-    for baseline, one in product(BASELINES, (OURS, "ceiling")):
-        series = f"{one} over {baseline}"
-        rows.add(series, max(leads[f"{series}, {name}"] for name in NODES), "x", None)
-    return rows
-
-
-def add_node(
-    rows: td.Rows,
-    node: td.Node,
-    found: Mapping[tuple[str, int], Mapping[str, float]],
-    lengths: td.Lengths,
-) -> None:
-    """found: what came of the runs on this node (`perform`), by system and number of GPUs."""
-    for gpus in COUNTS:
-        few, place = node.on(gpus), (gpus, "GPUs")
-        for system in [system for system in SYSTEMS if (system, gpus) in found]:
-            rows.add(label(system, gpus), found[system, gpus][TOKENS], TOKENS, few, *place)
-        if few.cache_tokens:
-            ceiling = td.ceiling(few, lengths)
-            rows.add("ceiling", ceiling, TOKENS, few, *place)
-    runs = {system: found[system, MOST] for system in SYSTEMS}
-    ours = runs[OURS][TOKENS]
-    for system, run in runs.items():
-        rows.add(f"recomputations of {system}", run[PREEMPTIONS], PREEMPTIONS, node)
-    for system in PIPELINES:
-        rows.add(f"bubbles of {system}", runs[system][BUBBLE_SHARE], "%", node)
-    for baseline in BASELINES:
-        rows.add(f"{OURS} over {baseline}", ours / runs[baseline][TOKENS], "x", node)
-        rows.add(f"ceiling over {baseline}", ceiling / runs[baseline][TOKENS], "x", node)
-    rows.add(f"{OURS}'s share of the ceiling", 100 * ours / ceiling, "%", node)
-    for system in LOOKED_INTO:
-        for part in PARTS:
-            rows.add(f"{part} of {system}", runs[system][part], "s of a stage", node)
-        for cost in [cost for cost in COSTS if cost in runs[system]]:
-            rows.add(f"cost of {cost}, {system}", runs[system][cost], COSTS[cost], node)
-    if (OURS, 2) in found:
-        rows.add(f"{OURS}, 2 to 4 GPUs", ours / found[OURS, 2][TOKENS], "x", node)
-
-
-def label(system: str, gpus: int) -> str:
-    """One GPU is no TP and no PP."""
-    return system[3:] if gpus == 1 and system in BASELINES else system
-
-
-# ---------------------------------------------------------------------------------------- tables
-
-
-def print_tables(points: list[Point]) -> None:
-    found = values_at(points)
-    print_throughput(found)
-    print_leads(found)
-    print_shares(points)
-    print_reasons(found)
-
-
-def print_throughput(found: td.Values) -> None:
-    rows, missing = [], []
-    for name, gpus in product(NODES, COUNTS):
-        if (f"ceiling, {name}", gpus) not in found:
-            missing.append(f"{name} on {gpus} GPU" + "s" * (gpus > 1))
-            continue
-        series = [*(label(system, gpus) for system in SYSTEMS), "ceiling"]
-        cells = [f"{found[f'{each}, {name}', gpus]:.0f}" for each in series]
-        rows.append([name, gpus, *cells])
-    print_table(["", "GPUs", *SYSTEMS, "ceiling"], rows, f"{TOKENS}; on 1 GPU, TP is PP")
+def report(rows: Rows) -> None:
+    own = rows.where(source="predicted")
+    speeds = own.across("system", "throughput")
+    title = "output tokens/s; on 1 GPU, SB and HB are neither TP nor PP"
+    print_rows(speeds, ("node", "GPUs", "SB", "HB", *SYSTEMS, CEILING), title)
+    fit = rows.by("node", "GPUs")
+    missing = [f"{node} on {n} GPU" for node, n in product(NODES, COUNTS) if (node, n) not in fit]
     print(f"\nDoes not fit the memory: {', '.join(missing)}.")
+    print_leads(rows)
+    runs = own.where("preemptions", GPUs=MOST)
+    columns = ("node", "system", "preemptions", "bubble share", "share of the ceiling")
+    print_rows(runs, columns, f"{MOST} GPUs")
+    title = (
+        "A stage's time. A decode: GPU-milliseconds in a hybrid batch beyond what the prompts cost"
+        f"\nin chunks of {td.BUDGET} tokens, and in a batch of decodes. Prefills: their work over"
+        " that of such\nchunks."
+    )
+    print_rows(runs.where("prefill"), ("node", "system", *PARTS, *COSTS), title)
 
 
-def print_leads(found: td.Values) -> None:
+def print_leads(rows: Rows) -> None:
     """TD-Pipe over each baseline on all GPUs, and what the published numbers ask for."""
-    leads = {
-        node: [found[f"{OURS} over {each}, {node}", 0] for each in BASELINES] for node in NODES
-    }
-    most = [found[f"ceiling over {baseline}, largest", 0] for baseline in BASELINES]
-    leads |= {"ceiling, largest": most, "paper, largest": td.LARGEST.values()}
-    rows = [[name, *[f"{y:.2f}" for y in ratios]] for name, ratios in leads.items()]
-    print_table(["", *BASELINES], rows, f"{OURS} over each baseline, {MOST} GPUs")
-    print()
-    for (baseline, paper), ceiling in zip(td.LARGEST.items(), most, strict=True):
-        if paper > ceiling:
-            print(f"The paper's {paper:g} over {baseline} is above the ceiling, {ceiling:.2f}.")
+    leads = rows.where("lead", source="predicted")
+    largest = rows.where("lead", which="largest")
+    chosen = [*leads.where(system=OURS, which=None)]
+    chosen += [*largest.where(source="predicted", system=CEILING), *largest.where(source="paper")]
+    table = Rows(chosen, rows.units).across("baseline", "lead")
+    for row in table[-2:]:
+        row["node"] = f"{CEILING if row['source'] == 'predicted' else 'paper'}, largest"
+    print_rows(table, ("node", *BASELINES), f"{OURS} over each baseline, {MOST} GPUs")
 
 
-def print_shares(points: list[Point]) -> None:
-    """How near TD-Pipe is to the ceiling; bubbles; recomputations."""
-    rows, found = [], values(points)
-    percent = values(point for point in points if point.y_unit == "%")  # bubbles are also in s
-    for name in NODES:
-        share = percent[f"{OURS}'s share of the ceiling, {name}"]
-        bubbles = [f"{percent[f'bubbles of {system}, {name}']:.1f}" for system in PIPELINES]
-        again = [found[f"recomputations of {system}, {name}"] for system in SYSTEMS]
-        rows.append([name, f"{share:.0f}", *bubbles, *again])
-    print(
-        f"\n{OURS}'s share of the ceiling (%); bubbles in all stages' time (%) of"
-        f" {', '.join(PIPELINES)};\nrecomputations (preemptions) of all systems. {MOST} GPUs\n"
-    )
-    print_table(["", "share", *[f"in {each}" for each in PIPELINES], *SYSTEMS], rows)
-
-
-def print_reasons(found: td.Values) -> None:
-    """Where a stage's time goes under PP+HB and TD-Pipe, and what a decode costs."""
-    rows = []
-    for name, system in product(NODES, LOOKED_INTO):
-        seconds = [found[f"{part} of {system}, {name}", 0] for part in PARTS]
-        costs = [found.get((f"cost of {cost}, {system}, {name}", 0)) for cost in COSTS]
-        cells = [f"{y:.0f}" for y in (*seconds, sum(seconds))]
-        rows.append([name, system, *cells, *["-" if y is None else f"{y:.2f}" for y in costs]])
-    print(
-        "\nSeconds of a stage. A decode: GPU-milliseconds in a hybrid batch beyond what the prompts"
-        f"\ncost in chunks of {td.BUDGET} tokens, and in a batch of decodes. Prefills: their work"
-        " over that\nof such chunks.\n"
-    )
-    header = ["", "", "prefill", "hybrid", "decode", "bubbles", "ends", "all"]
-    print_table([*header, "aboard", "alone", "prefills"], rows)
-
-
-# --------------------------------------------------------------------------------------- picture
-
-
-def draw(points: list[Point]) -> plt.Figure:
-    found = values_at(points)
+def draw(rows: Rows) -> plt.Figure:
     figure, grid = panels(2, 3, 20 / 3, 6)
-    for axes, name in zip((*grid[0][:2], *grid[1][:2]), NODES, strict=True):
-        draw_throughput(axes, name, found)
-    draw_leads(grid[0][2], found)
-    draw_parts(grid[1][2], found)
-    figure.suptitle(
-        "TD-Pipe Fig 11: throughput of four configurations (predicted); right, what decides it on"
-        f" {MOST} GPUs",
-        fontsize=20,
-    )
+    for axes, (name, own) in zip(
+        (*grid[0][:2], *grid[1][:2]), rows.by("node").items(), strict=True
+    ):
+        draw_throughput(axes, own.where("throughput"))
+        axes.set_title(name)
+    grid[0][0].legend(loc="upper left")
+    draw_leads(grid[0][2], rows.where("lead"))
+    draw_parts(grid[1][2], rows.where("prefill"))
+    figure.suptitle(STUDY.title, fontsize=20)
     return figure
 
 
-def draw_throughput(axes: plt.Axes, name: str, found: td.Values) -> None:
+def draw_throughput(axes: plt.Axes, rows: Rows) -> None:
     """Lines over the GPUs. TP and PP begin at the same points."""
-    fits = [gpus for gpus in COUNTS if (f"ceiling, {name}", gpus) in found]
-    for system, marker in zip(SYSTEMS, "^s^so", strict=True):
-        heights = [found[f"{label(system, gpus)}, {name}", gpus] for gpus in fits]
-        style = {"linewidth": 3.5, "zorder": 3} if system == OURS else {}
-        axes.plot(fits, heights, color=td.LOOKS[system], marker=marker, label=system, **style)
-    heights = [found[f"ceiling, {name}", gpus] for gpus in fits]
-    axes.plot(fits, heights, color="black", linestyle=":", label="ceiling of phases")
+    for system, marker in zip((*SYSTEMS, CEILING), "^s^so ", strict=True):
+        own = rows.where(system=(system, system[3:]))
+        style = {"color": td.LOOKS.get(system, "black"), "marker": marker, "label": system}
+        style |= {"linewidth": 3.5, "zorder": 3} if system == OURS else {}
+        style |= {"linestyle": ":", "label": "ceiling of phases"} if system == CEILING else {}
+        axes.plot(own.column("GPUs"), own.column("throughput"), **style)
     style = {"rotation": 90, "ha": "center", "va": "bottom"}
-    for gpus in [gpus for gpus in COUNTS if gpus not in fits]:
+    for gpus in set(COUNTS) - set(rows.column("GPUs")):
         axes.text(gpus, 0.03, "does not fit", transform=axes.get_xaxis_transform(), **style)
     log_ticks(axes, COUNTS)
-    axes.set(xlim=(0.85, 4.7), ylim=0, xlabel="GPUs", ylabel=TOKENS, title=name)
-    if name == next(iter(NODES)):
-        axes.legend(loc="upper left")
+    axes.set(xlim=(0.85, 4.7), ylim=0, xlabel="GPUs", ylabel="output tokens/s")
 
 
-def draw_leads(axes: plt.Axes, found: td.Values) -> None:
+def draw_leads(axes: plt.Axes, rows: Rows) -> None:
     """Dots: TD-Pipe over each baseline. A star is published, a line the ceiling."""
-    for place, (baseline, published) in enumerate(td.LARGEST.items()):
+    for place, (baseline, own) in enumerate(rows.by("baseline").items()):
         first = place == 0  # named in the legend
         for number, (name, (colour, marker)) in enumerate(td.MARKS.items()):
-            x, y = place + 0.16 * (number - 1.5), found[f"{OURS} over {baseline}, {name}", 0]
+            x, leads = place + 0.16 * (number - 1.5), own.where(node=name)
             style = {"linestyle": "none", "markersize": 10, "label": name if first else None}
-            axes.plot([x], [y], marker, color=colour, **style)
-            y = found[f"ceiling over {baseline}, {name}", 0]
-            text = "ceiling" if first and number == 0 else None
-            axes.hlines(y, x - 0.07, x + 0.07, color="black", linewidth=2, label=text)
-        star(axes, place - 0.4, published, label="paper, largest" if first else None)
+            axes.plot([x], [leads.one("lead", system=OURS)], marker, color=colour, **style)
+            y, text = leads.one("lead", system=CEILING), "ceiling" if number == 0 else None
+            style = {"color": "black", "linewidth": 2, "label": text if first else None}
+            axes.hlines(y, x - 0.07, x + 0.07, **style)
+        star(axes, place - 0.4, td.LARGEST[baseline], label="paper, largest" if first else None)
     axes.axhline(1, color="black", linewidth=1)
     axes.set_xticks(range(len(BASELINES)), BASELINES)
     axes.set(ylim=(0, 3.9), ylabel=f"{OURS} / baseline", title="TD-Pipe over each baseline")
     axes.legend(loc="upper left", ncol=2)
 
 
-def draw_parts(axes: plt.Axes, found: td.Values) -> None:
+def draw_parts(axes: plt.Axes, rows: Rows) -> None:
     """Stacked bars: where a stage's time goes; PP+HB's time is 1."""
-    for place, name in enumerate(NODES):
-        whole = sum(found[f"{part} of {LOOKED_INTO[0]}, {name}", 0] for part in PARTS)
-        for number, system in enumerate(LOOKED_INTO):
-            x, bottom = place + 0.42 * (number - 0.5), 0.0
-            for part, colour in PARTS.items():
-                height = found[f"{part} of {system}, {name}", 0] / whole
-                style = {"edgecolor": "white", "label": part if place == number == 0 else None}
-                axes.bar(x, height, 0.36, bottom, color=colour, **style)
-                bottom += height
+    whole = {
+        row["node"]: sum(row[part] for part in PARTS) for row in rows.where(system=LOOKED_INTO[0])
+    }
+    places = [
+        list(NODES).index(row["node"]) + 0.42 * (LOOKED_INTO.index(row["system"]) - 0.5)
+        for row in rows
+    ]
+    parts = {part: [row[part] / whole[row["node"]] for row in rows] for part in PARTS}
+    stacked_bars(axes, places, parts, PARTS, 0.36, edgecolor="white")
     td.name_nodes(axes)
-    axes.grid(axis="x", visible=False)
     axes.set(ylim=(0, 1.75), ylabel="time of a stage (PP+HB = 1)")
     axes.set_title("where the time goes: left PP+HB, right TD-Pipe")
     axes.legend(loc="upper left", ncol=2)
 
 
-FIGURE = Figure(
-    name=NAME,
-    description=__doc__,
-    paper={number: (f"{OURS} over {each}, largest", 0) for each, number in td.PUBLISHED.items()}
-    | {"td_scaling_l20_32b": (f"{OURS}, 2 to 4 GPUs, {SCALED}", 0)},
-    predict=predict,
-    measure=None,
+def sweeps(quick: bool, requests: int, seed: int = 0) -> list[Sweep]:
+    """All that fit the memory and differ."""
+    one, *more = (
+        [node.on(gpus) for node in NODES.values() if node.on(gpus).cache_tokens] for gpus in COUNTS
+    )
+    sizes = {"requests": requests, "seed": seed}
+    return [
+        Sweep(perform, nodes, cases(system=(*systems, CEILING), **sizes), processes=True)
+        for nodes, systems in ((one, ("SB", "HB", OURS)), ([*more[0], *more[1]], SYSTEMS))
+    ]
+
+
+STUDY = Study(
+    "td_throughput",
+    __doc__,
+    sweeps,
+    units={
+        "throughput": "output tokens/s",
+        "lead": "x",
+        "over 2 GPUs": "x",
+        "share of the ceiling": "%",
+        "preemptions": "times",
+        "bubble share": "%",
+    }
+    | dict.fromkeys(PARTS, "s")
+    | COSTS,
+    title=(
+        "TD-Pipe Fig 11: throughput of four configurations (predicted); right, what decides it on"
+        f" {MOST} GPUs"
+    ),
     draw=draw,
-    shown=lambda point: point.series.startswith(OURS) and point.series.endswith(SHOWN),
-    report=print_tables,
+    paper={
+        number: ("lead", {"which": "largest", "system": OURS, "baseline": baseline})
+        for baseline, number in td.PUBLISHED.items()
+    }
+    | {
+        "td_scaling_l20_32b": (
+            "over 2 GPUs",
+            {"node": "L20 + 32B", "GPUs": MOST, "system": OURS},
+        )
+    },
+    derive=compare,
+    shown=lambda row, quantity: "which" in row or quantity == "over 2 GPUs",
+    report=report,
     flags={
-        "requests": Flag("requests of each run", COUNT, QUICK),
+        "requests": Flag("requests of each run", 5000, 12),
         "seed": Flag("seed of the lengths beyond Azure's 2,000", 0),
     },
-    software=td.SOFTWARE,
+    slow=True,
 )
 
-main = FIGURE.main
-
 if __name__ == "__main__":
-    main()
+    STUDY.main()

@@ -47,6 +47,7 @@ FIGURES = STUDIES | {
 LONG = [figure.name for figure in fidelity.SERVING]
 LONG += ["fig5", "fig12", "choose_chunk", "policies", "fidelity"]
 LONG += ["td_lengths", "td_memory", "td_phases", "td_stealing", "td_switches"]
+LONG += ["td_options", "td_throughput"]
 SHORT = [name for name in FIGURES if name not in LONG]
 SCRIPTS = SHORT + LONG
 

@@ -84,17 +84,6 @@ def test_the_words_of_a_heading_are_true(name: str) -> None:
     assert CLAIMS[name](lambda series: [point.y for point in found[series]])
 
 
-def test_a_heading_of_no_assumption() -> None:
-    """td_options: under no assumption does TD-Pipe lead both pipelines as in the paper."""
-    points = read_results(RESULTS / "td_options.csv")
-    paper, found = (gallery.by_place(points, source) for source in ("paper", "predicted"))
-    ends = [f": TD-Pipe over {which}, largest" for which in ("PP+SB", "PP+HB")]
-    options = [name.removesuffix(ends[0]) for name in found if name.endswith(ends[0])]
-    assert len(options) > 5
-    for option in options:
-        assert any(found[option + end] < paper["no option" + end] for end in ends), option
-
-
 def test_the_page_begins_with_the_policies_and_fig_9(built_gallery: Path) -> None:
     """And no hole of a caption is left open."""
     page = Page(built_gallery)

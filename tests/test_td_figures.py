@@ -3,43 +3,20 @@ two scripts print.
 """
 
 import re
-import sys
-from pathlib import Path
 
 import pytest
 
-from command.cli import run_main
 from costmodel import make_batch
 from experiments import td_options, td_throughput
 from experiments.lib import td
-from experiments.lib.common import Point, paper_numbers, read_csv, run_jobs
+from experiments.lib.common import run_jobs
 from experiments.lib.td import BASELINES, ceiling
-from experiments.td_options import NONE, OPTIONS, Job, job_of, jobs_of, perform
+from experiments.td_options import NONE, OPTIONS, perform
 from pipeline import MicroBatches
 from pipeline.phases import Rules
 
 NODE = td.NODES["L20 + 32B"]
 SHORT = [(100 + i % 50, 1 + i % 30) for i in range(120)]  # prompt and output tokens
-
-
-@pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]]:
-    """By script: where a quick run left its results, and what it printed."""
-    found = {}
-    for script in (td_throughput, td_options):
-        name = script.__name__.split(".")[-1]
-        out = tmp_path_factory.mktemp(name)
-        with pytest.MonkeyPatch.context() as patch, open(out / "printed", "w") as file:
-            patch.setattr(sys, "argv", [name, "--quick", "--out", str(out)])
-            patch.setattr(sys, "stdout", file)
-            run_main(script.main)
-        found[name] = out, (out / "printed").read_text()
-    return found
-
-
-@pytest.fixture(scope="module")
-def points(quick: dict[str, tuple[Path, str]]) -> list[Point]:
-    return read_csv(quick["td_throughput"][0] / "td_throughput.csv")
 
 
 # -------------------------------------------------------------------------------------- the systems
@@ -104,10 +81,12 @@ def throughput_of(system: str) -> float:
 
 
 def test_runs_are_those_that_fit_and_differ() -> None:
-    jobs = td_throughput.jobs_of(100)
-    assert len(jobs) == len(set(jobs))
-    assert not [job for job in jobs if job.gpus == 1 and job.node == NODE.name]
-    assert {job.system for job in jobs if job.gpus == 1} == {"TP+SB", "TP+HB", "TD-Pipe"}
+    sweeps = td_throughput.sweeps(quick=False, requests=100)
+    runs = [(node, case["system"]) for sweep in sweeps for node in sweep.on for case in sweep.cases]
+    assert len(runs) == len(set(runs))
+    assert all(node.cache_tokens for node, _ in runs)
+    assert {system for node, system in runs if node.gpus == 1} == {"SB", "HB", "TD-Pipe", "ceiling"}
+    assert {node.name for node, _ in runs if node.gpus == 1} == {"L20 + 13B", "A100 + 32B"}
 
 
 # -------------------------------------------------------------------------------------- the options
@@ -120,16 +99,15 @@ def test_runs_are_those_that_fit_and_differ() -> None:
 def test_an_option_changes_what_it_names(name: str) -> None:
     system = [*OPTIONS[name].systems][-1]
     plain, changed = (
-        perform(Job(system, NODE.name, 300, option))["output tokens/s"] for option in (NONE, name)
+        perform(NODE, system, option, 300, 0)["throughput"] for option in (NONE, name)
     )
     assert plain != changed
 
 
 def test_an_option_leaves_other_systems_as_they_are() -> None:
-    jobs = jobs_of(100, OPTIONS, td_options.OUTPUTS)
-    assert len(jobs) == len(set(jobs))
-    assert job_of("PP+HB", NODE.name, 100, "no cap") == Job("PP+HB", NODE.name, 100, NONE)
-    assert job_of("PP+SB", NODE.name, 100, "no cap").option == "no cap"
+    runs = [tuple(run.values()) for run in td_options.runs_of(OPTIONS, td_options.OUTPUTS)]
+    assert len(runs) == len(set(runs))
+    assert ("PP+SB", "no cap") in runs and ("PP+HB", "no cap") not in runs
     assert td_options.untouched("no cap", "PP+HB") and not td_options.untouched("no cap", "PP+SB")
     assert not td_options.untouched("pack 1024", "PP+HB")  # it changes TD-Pipe
     assert not td_options.untouched(NONE, "PP+HB")
@@ -180,71 +158,26 @@ def test_outputs_are_stretched_to_a_mean() -> None:
     assert min(output for _, output in lengths) >= 1
 
 
-# -------------------------------------------------------------------------------------- the script
+# -------------------------------------------------------------------------------------- the scripts
 
 
 @pytest.mark.slow
-def test_the_quick_runs_leave_their_files(quick: dict[str, tuple[Path, str]]) -> None:
-    for name, (out, printed) in quick.items():
-        assert {path.name for path in out.iterdir()} == {f"{name}.png", f"{name}.csv", "printed"}
-        assert (out / f"{name}.png").stat().st_size > 10_000
-        assert "A guess: constants of the a100-80gb" in printed
-        assert max(map(len, printed.splitlines())) <= 100
+def test_leads_are_ratios_of_throughputs_and_the_largest_is_of_all_nodes() -> None:
+    rows = td_throughput.STUDY.predict(quick=True, requests=12)
+    nodes = rows.where(GPUs=4).by("node")
+    for baseline in BASELINES:
+        leads = rows.where("lead", system="TD-Pipe", baseline=baseline, source="predicted")
+        for name, own in nodes.items():
+            ours, theirs = (own.one("throughput", system=each) for each in ("TD-Pipe", baseline))
+            assert leads.one("lead", node=name) == ours / theirs
+        assert leads.one("lead", which="largest") == max(leads.where(which=None).column("lead"))
 
 
 @pytest.mark.slow
-def test_throughput_prints_its_tables(quick: dict[str, tuple[Path, str]]) -> None:
-    _, printed = quick["td_throughput"]
-    assert re.search(r"GPUs +TP\+SB +TP\+HB +PP\+SB +PP\+HB +TD-Pipe +ceiling", printed)
-    for words in (
-        "output tokens/s",
-        "Does not fit the memory: L20 + 32B on 1 GPU, A100 + 70B on 1 GPU.",
-        "recomputations (preemptions)",
-        "share of the ceiling",
-    ):
-        assert words in printed
+def test_the_scripts_tables(capsys: pytest.CaptureFixture) -> None:
+    for study in (td_throughput.STUDY, td_options.STUDY):
+        study.report(study.predict(quick=True, requests=12))
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 100
+    assert "Does not fit the memory: L20 + 32B on 1 GPU, A100 + 70B on 1 GPU." in printed
     assert re.search(r"paper, largest +1.91 +1.90 +2.73 +2.21", printed)
-
-
-@pytest.mark.slow
-def test_options_print_their_tables(quick: dict[str, tuple[Path, str]]) -> None:
-    out, printed = quick["td_options"]
-    for words in ("we do not know", "by mean output tokens", "P99 TBT", "phases: 2, 2, 2, 2"):
-        assert words in printed
-    rows = {(p.series, p.source): p.y for p in read_csv(out / "td_options.csv")}
-    for baseline, number in td.PUBLISHED.items():
-        series = f"{NONE}: TD-Pipe over {baseline}"
-        assert rows[f"{series}, largest", "paper"] == paper_numbers()[number]
-        leads = [rows[f"{series}, {name}", "predicted"] for name in td.NODES]
-        assert rows[f"{series}, largest", "predicted"] == max(leads)
-
-
-@pytest.mark.slow
-def test_the_quick_runs_rows(points: list[Point]) -> None:
-    found = {(point.series, point.x, point.source): point for point in points}
-    numbers = paper_numbers()
-    for baseline, number in td.PUBLISHED.items():
-        series = f"TD-Pipe over {baseline}, largest"
-        assert found[series, 0, "paper"].y == numbers[number]
-        leads = []
-        for name in td.NODES:
-            ours, theirs = (
-                found[f"{each}, {name}", 4, "predicted"] for each in ("TD-Pipe", baseline)
-            )
-            lead = found[f"TD-Pipe over {baseline}, {name}", 0, "predicted"].y
-            assert lead == pytest.approx(ours.y / theirs.y, rel=1e-4)
-            assert ours.hardware == td.NODES[name].hardware and ours.model == td.NODES[name].model
-            leads.append(lead)
-        assert found[series, 0, "predicted"].y == max(leads)
-    assert {point.source for point in points} == {"paper", "predicted"}
-    assert len([point for point in points if point.source == "paper"]) == 5
-
-
-@pytest.mark.slow
-def test_what_does_not_fit_has_no_row(points: list[Point]) -> None:
-    alone = {point.series for point in points if point.x_unit == "GPUs" and point.x == 1}
-    assert alone == {
-        f"{system}, {name}"
-        for system in ("SB", "HB", "TD-Pipe", "ceiling")
-        for name in ("L20 + 13B", "A100 + 32B")
-    }

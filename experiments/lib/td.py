@@ -20,7 +20,7 @@ Sarathi-Serve publishes of ShareGPT (its Table 2).
 """
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -29,9 +29,10 @@ import matplotlib.pyplot as plt
 from batch import Request
 from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel, make_batch, tokens_that_fit
-from experiments.lib.common import ROOT, Point, Record, paper_numbers
+from experiments.lib.common import ROOT, paper_numbers
 from experiments.lib.look import COLOURS
 from experiments.lib.papers import CHAT
+from experiments.lib.rows import Rows
 from loop import Loop
 from pipeline import (
     Hop,
@@ -49,7 +50,6 @@ from serving.traffic import read_trace
 from simulate import CostExecutor, make_cost_model, run_all
 
 Lengths = Sequence[tuple[int, int]]  # prompt and output tokens of each request
-Values = Mapping[tuple[str, float], float]  # y by series and x
 
 SAMPLE = ROOT / "experiments" / "azure_conv_2023_sample.csv"
 LONGEST = 1024  # prompt tokens (TD-Pipe, Sec 4.1)
@@ -81,7 +81,6 @@ PUBLISHED = {
     "PP+HB": "td_vs_pp_hb",
 }
 LARGEST = {baseline: paper_numbers()[number] for baseline, number in PUBLISHED.items()}
-PROCESSES = 2  # at a time, of a script with many runs
 
 
 @dataclass(frozen=True)
@@ -124,27 +123,6 @@ class Node:
     def on(self, gpus: int) -> "Node":
         return replace(self, gpus=gpus)
 
-    def record(self, figure: str) -> Record:
-        """Points of a figure that are predicted for this node."""
-        return Record(figure, self.model, self.hardware)
-
-
-class Rows(list[Point]):
-    """Predicted points of one figure, each of a node or of all four together."""
-
-    def __init__(self, figure: str) -> None:
-        super().__init__()
-        self.figure = figure
-
-    def add(
-        self, series: str, y: float, unit: str, node: Node | None, x: float = 0, x_unit: str = ""
-    ) -> None:
-        """node: None where y is the largest of all nodes. The series is named after either."""
-        name = node.name if node else "largest"
-        where = (node.model, node.hardware) if node else ("four models", "4 GPUs of a node")
-        point = Point(self.figure, f"{series}, {name}", x, x_unit, y, unit, "predicted", *where)
-        self.append(point)
-
 
 L20, A100 = (
     ("l20", "td_pipe", "pcie-l20-node"),
@@ -159,7 +137,6 @@ NODES = {
         Node("A100 + 70B", "llama2-70b", *A100, 4096),
     )
 }
-SOFTWARE = {node.gpu: node.software for node in NODES.values()}  # whose constants
 # How a node looks where colours do not tell systems apart: its GPU's colour, its model's marker.
 MARKS = {
     "L20 + 13B": (COLOURS["purple"], "o"),
@@ -189,6 +166,14 @@ class Run:
     def phases(self) -> int:
         """Of TD-Pipe, of both kinds together."""
         return sum(1 for _ in groupby(self.trace.history, key=lambda row: row[2]))
+
+
+def add_largest(rows: Rows, quantity: str, *keys: str) -> None:
+    """A row with the largest of all nodes for each value of the keys."""
+    for values, group in rows.where(quantity).by(*keys).items():
+        case = dict(zip(keys, values, strict=True)) | {"which": "largest"}
+        where = {"model": "any model", "hardware": "any hardware"}
+        rows.add(**where | case, **{quantity: max(group.column(quantity))})
 
 
 def name_nodes(axes: plt.Axes) -> None:
