@@ -12,6 +12,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 
@@ -98,6 +99,7 @@ class Study:
     derive: adds columns and rows to those of one source.
     shown(row, quantity): what the terminal's table lists; None: no table. report: prints more.
     panels, or draw(rows): the picture. claims: what a test holds it to.
+    more: files beside results/NAME.csv and .png: how they end -> what writes one.
     repeats, quick_repeats: turns of a measurement. measure: whether it has any.
     slow: it takes minutes; torch: even its predictions need torch.
     """
@@ -116,6 +118,7 @@ class Study:
     report: Callable[[Rows], None] = lambda rows: None
     claims: Sequence[Claim] = ()
     flags: Mapping[str, Flag] = field(default_factory=dict)
+    more: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)
     measure: bool = False
     repeats: int = 5
     quick_repeats: int = 1
@@ -166,7 +169,8 @@ class Study:
         """Flags, prediction, measurement if asked for, table, CSV, picture. Returns all rows."""
         options = ScriptParser(self.description, self.all_flags() | WRITES).parse_args()
         path = options.out / f"{file_name(self.name, options)}.csv"
-        make_directory(options.out, path.stem, None, options.force)
+        others = [path.stem + end for end in (".png", *self.more)]
+        make_directory(options.out, path.stem, others, options.force)
         given, quick = {name: getattr(options, name) for name in self.flags}, options.quick
         self.swept(quick, **given)  # refuses flags before any work
         real = self.load(options, given) if self.measure and options.measure else None
@@ -187,6 +191,8 @@ class Study:
         look.use_style()
         look.save_figure(self.picture(rows), path.with_suffix(".png"))
         print(f"\nwrote {path.with_suffix('.png')} and .csv")
+        for end, write in self.more.items():
+            write(path.with_suffix(end))
         return rows
 
     def load(self, options: Namespace, given: Mapping[str, object]) -> Real:
