@@ -107,7 +107,7 @@ def who_waits(*names: str) -> Callable[[], plt.Figure]:
 
 
 def bubbles() -> plt.Figure:
-    figure = fig5.draw({name: fig5.run(name) for name in ("orca", "sarathi")})
+    figure = fig5.STUDY.picture(fig5.STUDY.predict())
     figure.suptitle(f"{fig5.MODEL} on {fig5.STAGES} x {fig5.GPU}, predicted")
     return figure
 

@@ -31,8 +31,9 @@ defaults, and why:
                             fits what the paper measured on its A6000
 
 Our predictions come in the paper's order, but not at its ratios. Tables show what each option
-changes alone ("in step": prompts enter all micro-batches in the same round); docs/pipelines.md
-discusses them.
+changes alone; docs/pipelines.md discusses them. "In step": prompts enter all micro-batches in the
+same round, after as many iterations as a micro-batch needs to lose one request. "Unshrunk": the
+chunk itself is as long as `chunk-size`, even beside all decodes.
 
 A request's bubble time is what stages waited for its micro-batch, over all its iterations and all
 stages, start-up and drain apart (Sec 5.3).
@@ -41,7 +42,6 @@ stages, start-up and drain apart (Sec 5.3).
 import enter  # noqa: F401
 
 import statistics
-from argparse import Namespace
 from dataclasses import dataclass, fields, replace
 from functools import cache
 
@@ -51,46 +51,37 @@ import numpy as np
 import pipeline
 from batch import Request
 from command.checks import UserError
-from command.cli import run_main
 from command.flags import KINDS, Flag
 from configs import GPUS, LINKS, MODELS, Link
 from costmodel import SOFTWARE, CostModel, constants, requests_that_fit, tokens_that_fit
-from experiments.lib import common
-from experiments.lib.common import Point, Record, print_table
-from experiments.lib.figure import finish
-from experiments.lib.flags import start
+from experiments.lib.common import print_table
+from experiments.lib.engines import Sweep, cases
 from experiments.lib.look import panels, star
 from experiments.lib.papers import LOOKS
+from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.steady import split
+from experiments.lib.study import Study
 from pipeline.micro_batches import DEALS
 from serving.traffic import ZIPF_BY, Zipf
 
 MODEL, GPU, TP, STAGES = "gpt3-175b", "a100-80gb", 8, 8
 SHORTEST, LONGEST, EXPONENT, RATIO = 1024, 4096, 0.4, 10  # L in tokens, theta, P:D (Sec 5.3)
 PAPER_REQUESTS = 10000
-PAPER = {
-    "f12_bubble": ("median bubble reduction", 0),
-    "f12_sarathi_vs_orca": ("sarathi over orca", 0),
-    "f12_sarathi_vs_tp": ("sarathi over tp-only", 0),
-    "f12_tp_vs_orca": ("tp-only over orca", 0),
-    "f12_batch_ratio": ("batch size, tp-pp over tp-only", 0),
-}
-*RATIOS, BATCH_RATIO = [series for series, _ in PAPER.values()]
-SHARES = ("orca's bubbles, %", "sarathi's bubbles, %")
-# set-ups that all requests run under, beside the given one: in fig12.csv, and in the table
-WAYS = {
-    "in step": "Orca: in step",
-    "in step, unshrunk": "in step, and the chunk itself",
-    "150 us": "150 us more per linear operator",
-}
-ORCA, IN_STEP, SARATHI = "Orca, TP8 PP8", "Orca, TP8 PP8, in step", "SARATHI, TP8 PP8"
-REPLICAS = "TP8, 8 replicas"
-STAGED = {ORCA: "orca", IN_STEP: "orca in step", SARATHI: "sarathi"}  # in fig12.csv
-LINES = {
-    ORCA: (LOOKS["orca"][0], "--"),
-    IN_STEP: (LOOKS["orca"][0], ":"),
-    REPLICAS: ("black", "-."),
-    SARATHI: (LOOKS["sarathi"][0], "-"),
+RATIOS = (
+    "median bubble reduction",
+    "sarathi over orca",
+    "sarathi over tp-only",
+    "tp-only over orca",
+)
+BATCH_RATIO = "batch size over tp-only"
+SHARES = ("orca's bubbles", "sarathi's bubbles")
+NONE, IN_STEP = "no option", "Orca in step"
+WAYS = (NONE, IN_STEP, "in step and unshrunk", "150 us more per linear operator")
+LINES = {  # by system: name and look
+    "orca": ("Orca, TP8 PP8", LOOKS["orca"][0], "--"),
+    "orca in step": ("Orca, TP8 PP8, in step", LOOKS["orca"][0], ":"),
+    "tp-only": ("TP8, 8 replicas", "black", "-."),
+    "sarathi": ("SARATHI, TP8 PP8", LOOKS["sarathi"][0], "-"),
 }
 
 
@@ -112,6 +103,18 @@ class Setup:
     software: str = "sarathi"
     overhead: int = 0  # us more for each linear operator
     seed: int = 0  # of the lengths
+
+    model = MODEL
+    hardware = GPU
+
+    @property
+    def cost_model(self) -> CostModel:
+        """Of one stage's eight GPUs, with the setup's fixed cost of a linear operator on top."""
+        found, guess = constants(GPU, self.software)
+        efficiency = replace(found, overhead=found.overhead + 1e-6 * self.overhead)
+        cost = CostModel(MODELS[MODEL], GPUS[GPU], efficiency, tp=TP, link=LINKS[self.link])
+        cost.guess = guess
+        return cost
 
 
 CHOICES = {
@@ -146,9 +149,11 @@ def make_flags() -> dict[str, Flag]:
     return flags
 
 
-def setup_of(options: Namespace) -> Setup:
-    names = {field.name: FLAG_OF.get(field.name, field.name) for field in fields(Setup)}
-    setup = Setup(**{field: getattr(options, name) for field, name in names.items()})
+def setup_of(options: dict[str, object]) -> Setup:
+    """options: the flags by their names."""
+    setup = Setup(
+        **{field.name: options[FLAG_OF.get(field.name, field.name)] for field in fields(Setup)}
+    )
     if setup.chunk_size < 2:
         raise UserError(
             f"--chunk-size {setup.chunk_size}: it must hold a decode and a prompt token, at least 2"
@@ -204,7 +209,7 @@ def simulate(
         refill_every = setup.refill_every if stages > 1 else 1
         if setup.prefills == "one":
             policy, chunk_size = "sarathi", LONGEST + batch_size
-    cost_model = make_cost_model(setup)
+    cost_model = setup.cost_model
     rules = {"deal": setup.deal, "refill_every": refill_every}
     filled = pipeline.make_micro_batches(
         policy, micro_batches, stages, batch_size, chunk_size, **rules
@@ -214,13 +219,6 @@ def simulate(
     costs = pipeline.StageCosts(cost_model, pipeline.even_layers(cost_model.model.n_layer, stages))
     hop = None if setup.hop == "none" else pipeline.Hop.over(LINKS[setup.hop], cost_model)
     return pipeline.run_pipeline(filled, costs, pipeline.PipelineTrace(stages, micro_batches), hop)
-
-
-def make_cost_model(setup: Setup) -> CostModel:
-    """Of one stage's eight GPUs, with the setup's fixed cost of a linear operator on top."""
-    found, _ = constants(GPU, setup.software)
-    efficiency = replace(found, overhead=found.overhead + 1e-6 * setup.overhead)
-    return CostModel(MODELS[MODEL], GPUS[GPU], efficiency, tp=TP, link=LINKS[setup.link])
 
 
 @dataclass(frozen=True)
@@ -258,7 +256,7 @@ def implied_shares(ratios: dict[str, float]) -> dict[str, float]:
     return dict(zip(SHARES, (100 * reduction * share / times, 100 * share), strict=True))
 
 
-def run(setup: Setup, count: int) -> Outcome:
+def outcome_of(setup: Setup, count: int) -> Outcome:
     """The three deployments.
 
     Runs are kept by what they depend on: an option that leaves a deployment alone costs nothing.
@@ -286,22 +284,19 @@ def in_step(setup: Setup) -> int:
     return max(1, round(statistics.mean(decodes for _, decodes in drawn) / setup.batch_size))
 
 
-def unshrunk_chunk(setup: Setup) -> int:
-    """C for a chunk of `chunk_size` tokens even beside all decodes: a batch then has more rows."""
-    return setup.chunk_size + setup.batch_size - 1
-
-
 def variations(setup: Setup) -> dict[str, Setup]:
     """One option changed at a time, and one pair."""
-    every = in_step(setup)
-    unshrunk = unshrunk_chunk(setup)
+    step = {"refill_every": in_step(setup)}
+    # a chunk of `chunk_size` tokens even beside all decodes: a batch then has more rows
+    unshrunk = {"chunk_size": setup.chunk_size + setup.batch_size - 1}
     by = next(by for by in ZIPF_BY if by != setup.lengths)
     changes: dict[str, dict] = {
-        f"lengths: Zipf by {by}": {"lengths": by},
+        NONE: {},
+        f"Zipf by {by}": {"lengths": by},
         "Orca: any number of prompts at once": {"prefills": "any"},
-        f"Orca: all refill in step, every {every} iterations": {"refill_every": every},
-        f"SARATHI: the chunk itself is {setup.chunk_size}": {"chunk_size": unshrunk},
-        "both of the last two": {"refill_every": every, "chunk_size": unshrunk},
+        IN_STEP: step,
+        "SARATHI unshrunk": unshrunk,
+        "in step and unshrunk": step | unshrunk,
         "requests dealt out in turn": {"deal": "turns"},
         "16 micro-batches of 13": {"micro_batches": 2 * STAGES, "batch_size": 13},
         "100 us more per linear operator": {"overhead": setup.overhead + 100},
@@ -309,7 +304,7 @@ def variations(setup: Setup) -> dict[str, Setup]:
         "stages linked at no cost": {"hop": "none"},
         "stages linked by 100 Gb Ethernet": {"hop": "ethernet-100g"},
         "software: vLLM's kernels": {"software": "sarathi_serve"},
-        "TP-only runs SARATHI, too": {"tp_policy": "sarathi"},
+        "TP-only runs SARATHI too": {"tp_policy": "sarathi"},
     }
     return {name: replace(setup, **change) for name, change in changes.items()}
 
@@ -332,167 +327,146 @@ def batch_sizes() -> list[list[object]]:
 
 # ---------------------------------------------------------------------------------- rows and tables
 
-Table = dict[str, dict[str, float]]  # option -> `Outcome.row`
+
+def ratios(setup: Setup, option: str, run: str, requests: int) -> Row:
+    """run: with "all" requests, or "few" of them for the table of all options."""
+    row = outcome_of(variations(setup)[option], requests).row
+    return row | {BATCH_RATIO: setup.batch_size / setup.tp_batch_size}
 
 
-def make_points(whole: list[Outcome], table: Table, setup: Setup) -> list[Point]:
-    """whole: with all requests, under this setup, and then each of WAYS."""
-    outcome, best, *_ = whole
-    record = Record("fig12", MODEL, GPU)
-    for name, y in outcome.row.items():
-        record.add(name, y, unit_of(name))
-    record.add(BATCH_RATIO, setup.batch_size / setup.tp_batch_size, "x")
-    record += common.paper_points(PAPER, record)
-    for way, other in zip(WAYS, whole[1:], strict=True):
-        for name, y in other.row.items():
-            record.add(f"{way}: {name}", y, unit_of(name))
-    runs = shown_runs(outcome, best)
-    for line, name in STAGED.items():
-        [trace] = runs[line]
-        for percent in (5, 25, 50, 75, 95):
-            seconds = float(np.percentile([*trace.bubble_of.values()], percent))
-            record.add(f"bubble time, {name}", seconds, "s", percent, "percentile")
-        for cause in pipeline.BUBBLES:
-            share = 100 * trace.idle[cause] / STAGES / trace.seconds
-            record.add(f"share, {name} {cause}", share, "%")
-    for name, traces in runs.items():
-        times = completions(traces)
-        for tenth in range(1, 11):
-            done = len(times) * tenth // 10
-            record.add(f"completion, {name}", times[done - 1], "s", done, "requests")
-    for option, found in table.items():
-        for name, y in found.items():
-            record.add(f"option, {option}: {name}", y, unit_of(name))
-    return record
+def waits(setup: Setup, system: str, requests: int) -> list[Row]:
+    """When requests are done (s); with stages, bubble times (s), and % of the stages' time."""
+    option = IN_STEP if system == "orca in step" else NONE
+    outcome = outcome_of(variations(setup)[option], requests)
+    traces = {"sarathi": [outcome.sarathi], "tp-only": outcome.replicas}
+    traces = traces.get(system, [outcome.orca])
+    times = sorted(time for trace in traces for _, time in trace.finished)
+    tops = [len(times) * part // 50 for part in range(1, 51)]
+    rows = [{"done": done, "completion": times[done - 1]} for done in tops]
+    if system == "tp-only":
+        return rows
+    [trace] = traces
+    bubbles = np.percentile([*trace.bubble_of.values()], range(101)).tolist()
+    rows += [{"percentile": p, "bubble time": seconds} for p, seconds in enumerate(bubbles)]
+    seconds = {"busy": sum(trace.busy), **trace.idle}
+    shares = {name: 100 * y / STAGES / trace.seconds for name, y in seconds.items()}
+    return [*rows, shares | {"makespan": trace.seconds}]
 
 
-def unit_of(name: str) -> str:
-    """Of a column of `Outcome.row`."""
-    return "x" if name in RATIOS else "%"
-
-
-def shown_runs(outcome: Outcome, best: Outcome) -> dict[str, list[pipeline.PipelineTrace]]:
-    """The runs behind each line of the picture."""
-    lines = {ORCA: [outcome.orca], SARATHI: [outcome.sarathi]}
-    return lines | {REPLICAS: outcome.replicas, IN_STEP: [best.orca]}
-
-
-def completions(traces: list[pipeline.PipelineTrace]) -> list[float]:
-    """When the first, second, ... request was done."""
-    return sorted(time for trace in traces for _, time in trace.finished)
-
-
-def print_rows(title: str, rows: Table) -> None:
-    names = (*RATIOS, *SHARES)
-    cells = [[option, *[f"{row[name]:.2f}" for name in names]] for option, row in rows.items()]
-    print_table(["option", *names], cells, title)
-
-
-def print_stages(outcome: Outcome, best: Outcome, count: int) -> None:
-    rows = []
-    for line, name in STAGED.items():
-        [trace] = shown_runs(outcome, best)[line]
-        seconds = (sum(trace.busy), *trace.idle.values())
-        shares = [f"{100 * y / STAGES / trace.seconds:.1f}" for y in seconds]
-        rows.append([name, f"{trace.seconds:.0f} s", *shares])
-    title = f"What the stages' time is spent on, % ({count} requests)"
-    print_table(["TP8 PP8", "makespan", "busy", *outcome.orca.idle], rows, title)
-
-
-def report(points: list[Point], whole: dict[str, Outcome], table: Table, few: int) -> None:
-    outcome, best = list(whole.values())[:2]
-    count = len(outcome.orca.finished)
-    common.print_comparison([point for point in points if point.series in (*RATIOS, BATCH_RATIO)])
+def report(rows: Rows) -> None:
     print()
     for by in ZIPF_BY:
         mean = statistics.mean(sum(both) for both in draw_lengths(PAPER_REQUESTS, by))
         print(f"mean length, Zipf by {by}: {mean:.0f} tokens")
     title = "Largest batches that fit, requests of 4K tokens"
     print_table(["deployment", "all memory", "90 % of it", "paper"], batch_sizes(), title)
-    print_stages(outcome, best, count)
-    paper = common.values(points, "paper")
-    first = {"paper": paper | implied_shares(paper)}
-    title = (
-        f"What each option changes alone, {few} requests. The ratios to Orca grow with the number"
-        "\nof requests: compare these rows with each other, and the next table with the paper."
-    )
-    print_rows(title, first | table)
-    rows = {name: each.row for name, each in whole.items()}
-    print_rows(f"Some of them with all requests ({count})", first | rows)
+    title = "What the stages' time is spent on, % (all requests)"
+    print_rows(rows.where("busy"), ("system", "makespan", "busy", *pipeline.IDLE), title)
+    print_options(rows)
     print("\nbubbles that the ratios of bubbles and of times imply, at equal useful work:")
-    for whose, ratios in {"paper": paper, "ours": outcome.row}.items():
-        orca, sarathi = implied_shares(ratios).values()
-        print(f"  {whose}: Orca {orca:.1f} %, SARATHI {sarathi:.1f} %, {orca / sarathi:.1f}x apart")
+    for row in reversed(rows.where(RATIOS[0], option=NONE, run="all")):  # the paper's first
+        orca, sarathi = implied_shares(row).values()
+        apart = f"{orca / sarathi:.1f}x apart"
+        print(f"  {row['source']}: Orca {orca:.1f} %, SARATHI {sarathi:.1f} %, {apart}")
+
+
+def print_options(rows: Rows) -> None:
+    [paper] = rows.where(RATIOS[0], source="paper")
+    first = paper | {"option": "paper"} | implied_shares(paper)
+    title = (
+        "What each option changes alone, with few requests. The ratios to Orca grow with their"
+        "\nnumber: compare these rows with each other, and the next table with the paper."
+    )
+    for run, heading in (("few", title), ("all", "Some of them with all requests")):
+        own = rows.where(RATIOS[0], run=run, source="predicted")
+        print_rows(Rows([first, *own], rows.units), ("option", *RATIOS, *SHARES), heading)
 
 
 # ------------------------------------------------------------------------------------------ picture
 
 
-def draw(points: list[Point], whole: list[Outcome], table: Table, few: int) -> plt.Figure:
-    outcome, best = whole[:2]
+def draw(rows: Rows) -> plt.Figure:
     figure, [(left, middle, right)] = panels(1, 3, 22 / 3, 7)
-    runs = shown_runs(outcome, best)
-    for name in STAGED:
-        times, (colour, line) = sorted(runs[name][0].bubble_of.values()), LINES[name]
-        median = statistics.median(times)
-        shares, label = np.arange(1, len(times) + 1) / len(times), f"{name}: median {median:.3g} s"
-        left.plot(times, shares, line, color=colour, label=label)
-        left.plot([median], [0.5], "o", color=colour, markersize=9)
+    for system, (name, colour, line) in LINES.items():
+        own = rows.where(system=system)
+        times = own.column("completion")
+        style = {"linestyle": line, "color": colour}
+        middle.plot(times, own.column("done"), **style, label=f"{name}: {times[-1]:.0f} s")
+        if bubbles := own.column("bubble time"):
+            label = f"{name}: median {bubbles[50]:.3g} s"
+            left.plot(bubbles, np.arange(101) / 100, **style, label=label)
+            left.plot([bubbles[50]], [0.5], "o", color=colour, markersize=9)
     labels = {"xlabel": "bubble time of a request (s)", "ylabel": "share of requests"}
     left.set(xscale="log", title="(a) bubble time per request, all stages", **labels)
     left.set(ylim=(-0.03, 1.3), yticks=[0, 0.25, 0.5, 0.75, 1])
     left.legend(loc="upper left")
-
-    for name, (colour, line) in LINES.items():
-        times = completions(runs[name])
-        label, done = f"{name}: {times[-1]:.0f} s", np.arange(1, len(times) + 1)
-        middle.plot(times, done, line, color=colour, label=label)
     middle.set(xlabel="time (s)", ylabel="requests done", title="(b) completion")
     middle.set(ylim=(0, None), xlim=(0, None))
     middle.legend(loc="lower right")
-
-    paper, places = common.values(points, "paper"), range(len(RATIOS))
-    tick = {"color": "grey", "markersize": 16, "markeredgewidth": 2}
-    for place, name in enumerate(RATIOS):
-        others = [row[name] for row in table.values()]
-        right.plot(others, [place] * len(others), "|", **tick)
-        right.plot(best.row[name], place, "D", color=LOOKS["orca"][0], markersize=11)
-        right.plot(outcome.row[name], place, "o", color="black", markersize=12)
-        star(right, paper[name], place)
-    names = (f"each option, {few} requests", "Orca's refills in step", "predicted, our defaults")
-    right.legend(right.lines[:4], [*names, "paper"], loc="upper right")
-    right.set_yticks(places, RATIOS)
-    title = "(c) the ratios, and what each option does to them"
-    right.set(xscale="log", xlabel="ratio (x)", title=title, ylim=(3.5, -1.7))
-    ticks = [1, 1.5, 2, 3, 5, 10, 20, 50, 100]
-    right.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    right.set_xticks([], minor=True)
-    where = f"{MODEL} on {TP * STAGES} {GPU}, {len(outcome.orca.finished)} requests"
-    figure.suptitle(f"SARATHI Fig 12: {where}, predicted", fontsize=18)
+    draw_ratios(right, rows.where(RATIOS[0]))
+    figure.suptitle(
+        f"{STUDY.title}, {max(rows.column('requests'))} requests, predicted", fontsize=18
+    )
     return figure
 
 
-def main() -> None:
-    options = start("fig12", __doc__, **make_flags())
-    setup, few = setup_of(options), options.table_requests
-    given = "our defaults" if setup == Setup() else "as given"
-    step = replace(setup, refill_every=in_step(setup))
-    setups = {
-        given: setup,
-        WAYS["in step"]: step,
-        WAYS["in step, unshrunk"]: replace(step, chunk_size=unshrunk_chunk(setup)),
-        WAYS["150 us"]: replace(setup, overhead=setup.overhead + 150),
-    }
-    named = common.progress([*setups.items()], "requests")
-    whole = {name: run(each, options.requests) for name, each in named}
-    named = common.progress([(given, setup), *variations(setup).items()], "options")
-    table = {name: run(each, few).row for name, each in named}
-    outcomes = list(whole.values())
-    points = make_points(outcomes, table, setup)
-    report(points, whole, table, few)
-    software = {GPU: setup.software}
-    finish(options, "fig12", points, lambda: draw(points, outcomes, table, few), software)
+def draw_ratios(axes: plt.Axes, rows: Rows) -> None:
+    few, every = rows.where(run="few"), rows.where(run="all")
+    tick = {"color": "grey", "markersize": 16, "markeredgewidth": 2}
+    for place, name in enumerate(RATIOS):
+        others = few.column(name)
+        axes.plot(others, [place] * len(others), "|", **tick)
+        in_step = every.one(name, option=IN_STEP)
+        axes.plot(in_step, place, "D", color=LOOKS["orca"][0], markersize=11)
+        ours = every.one(name, source="predicted", option=NONE)
+        axes.plot(ours, place, "o", color="black", markersize=12)
+        star(axes, every.one(name, source="paper"), place)
+    names = (f"each option, {few[0]['requests']} requests", "Orca's refills in step")
+    axes.legend(axes.lines[:4], [*names, "predicted", "paper"], loc="upper right")
+    axes.set_yticks(range(len(RATIOS)), RATIOS)
+    title = "(c) the ratios, and what each option does to them"
+    axes.set(xscale="log", xlabel="ratio (x)", title=title, ylim=(3.5, -1.7))
+    ticks = [1, 1.5, 2, 3, 5, 10, 20, 50, 100]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_xticks([], minor=True)
 
+
+def sweeps(quick: bool, requests: int, table_requests: int, **options: object) -> list[Sweep]:
+    setup = setup_of(options)
+    every = cases(option=WAYS, run="all", requests=requests)
+    few = cases(option=list(variations(setup)), run="few", requests=table_requests)
+    return [
+        Sweep(ratios, [setup], every + few),
+        Sweep(waits, [setup], cases(system=list(LINES), requests=requests)),
+    ]
+
+
+STUDY = Study(
+    "fig12",
+    __doc__,
+    sweeps,
+    units=dict.fromkeys((*RATIOS, BATCH_RATIO), "x")
+    | dict.fromkeys(SHARES, "%")
+    | {"bubble time": "s", "completion": "s", "makespan": "s"}
+    | dict.fromkeys(("busy", *pipeline.IDLE), "%"),
+    title=f"SARATHI Fig 12: {MODEL} on {TP * STAGES} {GPU}",
+    draw=draw,
+    paper={
+        number: (quantity, {"option": NONE, "run": "all"})
+        for number, quantity in (
+            ("f12_bubble", RATIOS[0]),
+            ("f12_sarathi_vs_orca", RATIOS[1]),
+            ("f12_sarathi_vs_tp", RATIOS[2]),
+            ("f12_tp_vs_orca", RATIOS[3]),
+            ("f12_batch_ratio", BATCH_RATIO),
+        )
+    },
+    shown=lambda row, quantity: (
+        row.get("option") == NONE and row["run"] == "all" and quantity in (*RATIOS, BATCH_RATIO)
+    ),
+    report=report,
+    flags=make_flags(),
+)
 
 if __name__ == "__main__":
-    run_main(main)
+    STUDY.main()

@@ -11,25 +11,29 @@ https://ui.perfetto.dev, where single steps can be clicked.
 
 import enter  # noqa: F401
 
+from functools import cache
+from pathlib import Path
+
 import matplotlib.pyplot as plt
 
 from batch import Request
-from command.cli import run_main
-from experiments.lib.common import Record, print_table
-from experiments.lib.figure import finish
-from experiments.lib.flags import start
+from experiments.lib.engines import Priced, Sweep, cases
 from experiments.lib.look import panels
+from experiments.lib.rows import Row, Rows, print_rows
+from experiments.lib.study import Study
 from pictures import perfetto
 from pictures.gantt import STAGE_LOOKS, draw_stages, legend_handles
 from pictures.lanes import stage_lanes
 from pipeline import BUBBLES, IDLE, PipelineTrace, simulate_pipeline
 
 MODEL, GPU, STAGES, BATCH_SIZE, CHUNK_SIZE = "llama-13b", "a6000", 2, 2, 256
+POLICIES = ("orca", "sarathi")
 # tokens: prompts that differ, and 8 decodes each
 PROMPTS, OUTPUT = {"A": 1024, "B": 512, "C": 3072, "D": 2048}, 9
 NAMES = dict(enumerate(PROMPTS))
 
 
+@cache
 def run(policy: str) -> PipelineTrace:
     """The four requests, all there from the start.
 
@@ -40,24 +44,26 @@ def run(policy: str) -> PipelineTrace:
     return simulate_pipeline(requests, MODEL, GPU, policy=policy, hop=None, keep=True, **sizes)
 
 
-def print_runs(runs: dict[str, PipelineTrace]) -> None:
-    names = [name for name in IDLE if any(trace.idle[name] > 0 for trace in runs.values())]
-    rows = []
-    for policy, trace in runs.items():
-        seconds = [trace.seconds, sum(trace.busy), *[trace.idle[name] for name in names]]
-        cells = [f"{1e3 * value:.0f}" for value in seconds]
-        rows.append([policy, *cells, f"{100 * trace.bubble_share:.1f} %"])
-    title = f"ms of both stages together, predicted for {MODEL} on {STAGES} x {GPU}"
-    print_table(["policy", "makespan", "busy", *names, "bubbles"], rows, title)
-    print(f"\nbubbles: {', '.join(name for name in names if name in BUBBLES)}")
+def account(engine: Priced, policy: str) -> Row:
+    """Seconds of both stages together; bubbles in % of their time."""
+    trace = run(policy)
+    found = {"makespan": trace.seconds, "busy": sum(trace.busy), **trace.idle}
+    return found | {"bubble share": 100 * trace.bubble_share}
 
 
-def draw(runs: dict[str, PipelineTrace]) -> plt.Figure:
+def report(rows: Rows) -> None:
+    seen = [cause for cause in IDLE if any(rows.column(cause))]
+    columns = ("policy", "makespan", "busy", *seen, "bubble share")
+    print_rows(rows, columns, f"both stages together, predicted for {MODEL} on {STAGES} x {GPU}")
+    print(f"\nbubbles: {', '.join(name for name in seen if name in BUBBLES)}")
+
+
+def draw(rows: Rows) -> plt.Figure:
     """Both schedules on one time axis, and Orca's decodes again, larger."""
     figure, grid = panels(3, 1, 18, 11 / 3)
     (first,), (middle,), (last,) = grid
-    orca, sarathi = runs["orca"], runs["sarathi"]
-    end = max(orca.seconds, sarathi.seconds)
+    orca, sarathi = map(run, POLICIES)
+    end = max(rows.column("makespan"))
     for axes, trace, name in (
         (first, orca, "(a) Orca: whole prompts"),
         (last, sarathi, f"(c) SARATHI, C = {CHUNK_SIZE}"),
@@ -70,32 +76,34 @@ def draw(runs: dict[str, PipelineTrace]) -> plt.Figure:
     part = {"start": begins[0], "end": begins[-1]}
     draw_stages(orca, middle, names=NAMES, legend=False, **part)
     middle.set_title("(b) a part of (a), larger: decodes alone", loc="left")
-    handles = legend_handles([stage_lanes(trace) for trace in runs.values()], STAGE_LOOKS)
+    handles = legend_handles([stage_lanes(trace) for trace in (orca, sarathi)], STAGE_LOOKS)
     figure.legend(handles=handles, loc="outside lower center", ncols=4)
-    prompts = ", ".join(f"{name} {tokens}" for name, tokens in PROMPTS.items())
-    figure.suptitle(
-        f"SARATHI Fig 1 and 5: {MODEL} on {STAGES} x {GPU}, predicted. Prompts: {prompts} tokens;"
-        f" {OUTPUT - 1} decodes each"
-    )
+    figure.suptitle(STUDY.title)
     return figure
 
 
-def main() -> None:
-    options = start("fig5", __doc__, ["fig5.png", "fig5.json"])
-    runs = {policy: run(policy) for policy in ("orca", "sarathi")}
-    print_runs(runs)
-    record = Record("fig5", MODEL, GPU)  # seconds of both stages together
-    for policy, trace in runs.items():
-        for name, seconds in {"busy": sum(trace.busy), **trace.idle}.items():
-            record.add(f"{policy}, {name}", seconds, "s")
-        record.add(f"{policy}, makespan", trace.seconds, "s")
-        record.add(f"{policy}, bubble share", 100 * trace.bubble_share, "%")
-    finish(options, "fig5", record, lambda: draw(runs))
+def save_runs(path: Path) -> None:
     where = ("predicted", MODEL, f"{STAGES} x {GPU}")
-    about = {policy: perfetto.About(*where, policy, CHUNK_SIZE) for policy in runs}
-    perfetto.save_stages(options.out / "fig5.json", runs, NAMES, about)
-    print(f"wrote {options.out / 'fig5.json'}: open it on https://ui.perfetto.dev")
+    about = {policy: perfetto.About(*where, policy, CHUNK_SIZE) for policy in POLICIES}
+    perfetto.save_stages(path, {policy: run(policy) for policy in POLICIES}, NAMES, about)
+    print(f"wrote {path}: open it on https://ui.perfetto.dev")
 
+
+STUDY = Study(
+    "fig5",
+    __doc__,
+    [Sweep(account, [Priced(MODEL, GPU)], cases(policy=POLICIES))],
+    units=dict.fromkeys(("makespan", "busy", *IDLE), "s") | {"bubble share": "%"},
+    title=(
+        f"SARATHI Fig 1 and 5: {MODEL} on {STAGES} x {GPU}, predicted. Prompts:"
+        f" {', '.join(f'{name} {tokens}' for name, tokens in PROMPTS.items())} tokens;"
+        f" {OUTPUT - 1} decodes each"
+    ),
+    draw=draw,
+    shown=None,
+    report=report,
+    more={".json": save_runs},
+)
 
 if __name__ == "__main__":
-    run_main(main)
+    STUDY.main()

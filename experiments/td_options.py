@@ -118,7 +118,8 @@ def compare(rows: Rows) -> None:
     """TD-Pipe over the baselines, under each option and for each length of the outputs."""
     runs = rows.where("throughput")
     plain = runs.where(outputs=None)
-    options, lengths = list(plain.by("option")), list(runs.by("outputs"))
+    options = [option for option in OPTIONS if plain.where(option=option)]
+    lengths = list(runs.by("outputs"))
     speeds = {
         case: own[0]["throughput"] for case, own in plain.by("node", "system", "option").items()
     }

@@ -221,7 +221,7 @@ bubble_table(traces)
 
 # %%
 from configs import LINKS
-from experiments.fig12 import LONGEST, Setup, in_step, make_cost_model, make_requests, simulate
+from experiments.fig12 import LONGEST, Setup, in_step, make_requests, simulate
 from pipeline import Hop, StageCosts, even_layers
 
 setup = Setup()
@@ -246,7 +246,7 @@ def gpt3(policy, stages):
     filled = make_micro_batches("sarathi", stages, stages, setup.batch_size, chunk_size)
     for request in make_requests(100 * stages, setup.lengths):  # 1K to 4K tokens, P:D = 10
         filled.add(request)
-    cost = make_cost_model(setup)  # of eight A100s
+    cost = setup.cost_model  # of eight A100s
     costs = StageCosts(cost, even_layers(cost.model.n_layer, stages))
     hop = Hop.over(LINKS[setup.hop], cost)
     return run_pipeline(filled, costs, PipelineTrace(stages, stages), hop)

@@ -18,7 +18,7 @@ from configs.constants import BORROWED, EFFICIENCY
 from experiments import fidelity, fig12, serve_pipelines, td_throughput, validate
 from experiments.lib import common
 from experiments.lib.common import Point, paper_numbers, values, values_at
-from experiments.lib.rows import Numbers, read_results, read_rows
+from experiments.lib.rows import Numbers, print_comparison, read_results, read_rows
 from experiments.lib.validation import error_summary
 
 ROOT = Path(__file__).parent.parent
@@ -39,23 +39,9 @@ def results(name: str) -> list[Point]:
 
 def fig12_tables() -> None:
     """Both tables of options, and the ratios beside the paper's."""
-    points = results("fig12")
-    ratios = (*fig12.RATIOS, fig12.BATCH_RATIO)
-    common.print_comparison([point for point in points if point.series in ratios])
-    paper, predicted = values(points, "paper"), values(points)
-    end = f": {fig12.RATIOS[0]}"
-    options = [name.removesuffix(end) for name in predicted if name.endswith(end)]
-
-    def rows(named: Mapping[str, str]) -> dict[str, dict[str, float]]:
-        """Row of the table -> its numbers. named: row -> what its series begin with."""
-        columns = (*fig12.RATIOS, *fig12.SHARES)
-        found = {name: {c: predicted[start + c] for c in columns} for name, start in named.items()}
-        return {"paper": paper | fig12.implied_shares(paper)} | found
-
-    few = [option for option in options if option.startswith("option, ")]
-    fig12.print_rows("", rows({name.removeprefix("option, "): f"{name}: " for name in few}))
-    ways = {name: f"{way}: " for way, name in fig12.WAYS.items()}
-    fig12.print_rows("", rows({"our defaults": ""} | ways))
+    rows = read_rows(ROOT / "results" / "fig12.csv")
+    print_comparison(rows, fig12.STUDY.shown)
+    fig12.print_options(rows)
 
 
 def throughput_table() -> None:

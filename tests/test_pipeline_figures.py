@@ -9,7 +9,8 @@ import pytest
 from command.cli import run_main
 from costmodel import make_batch
 from experiments import fig5, fig12
-from experiments.lib.common import guesses, paper_numbers, read_csv
+from experiments.lib.common import paper_numbers
+from experiments.lib.rows import read_rows
 
 FEW = ("--requests", "200", "--table-requests", "100")
 
@@ -17,7 +18,7 @@ FEW = ("--requests", "200", "--table-requests", "100")
 def call(module, *flags: str) -> None:
     arguments, sys.argv = sys.argv, [f"{module.__name__}.py", *flags]
     try:
-        run_main(module.STUDY.run if hasattr(module, "STUDY") else module.main)
+        run_main(module.STUDY.run)
     finally:
         sys.argv = arguments
 
@@ -26,18 +27,15 @@ def call(module, *flags: str) -> None:
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("results")
     call(fig5, "--out", str(path))
-    call(fig12, *FEW, "--out", str(path))
     return path
 
 
 def test_fig5_has_every_kind_of_bubble_and_sarathi_fewer(out: Path) -> None:
-    found = {point.series: point.y for point in read_csv(out / "fig5.csv")}
-    assert all(found[f"orca, {cause}"] > 0 for cause in ("PB1", "PB2", "PB3"))
-    assert sum(found[f"sarathi, {cause}"] for cause in ("PB1", "PB2", "PB3")) < 0.2 * sum(
-        found[f"orca, {c}"] for c in ("PB1", "PB2", "PB3")
-    )
-    assert found["sarathi, makespan"] < found["orca, makespan"]
-    assert (out / "fig5.png").read_bytes().startswith(b"\x89PNG")
+    orca, sarathi = read_rows(out / "fig5.csv")
+    causes = ("PB1", "PB2", "PB3")
+    assert all(orca[cause] > 0 for cause in causes)
+    assert sum(sarathi[cause] for cause in causes) < 0.2 * sum(orca[cause] for cause in causes)
+    assert sarathi["makespan"] < orca["makespan"]
 
 
 def test_fig5_for_perfetto(out: Path) -> None:
@@ -60,31 +58,24 @@ def test_fig5_for_perfetto(out: Path) -> None:
         ends[lane] = event["ts"] + event["dur"]
 
 
-def test_fig12_has_the_papers_numbers_beside_ours(out: Path) -> None:
-    points = read_csv(out / "fig12.csv")
-    paper = {point.series: point.y for point in points if point.source == "paper"}
-    assert paper == {series: paper_numbers()[name] for name, (series, _) in fig12.PAPER.items()}
-    assert (out / "fig12.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_fig12_says_which_constants_are_guesses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """SARATHI's kernels are known from the A6000 alone, vLLM's from an A100."""
     call(fig12, *FEW, "--out", str(tmp_path), "--software", "sarathi_serve")
     assert "A guess" not in capsys.readouterr().out
-    assert len(guesses(read_csv(tmp_path / "fig12.csv"), {fig12.GPU: "sarathi"})) == 1
+    assert fig12.Setup().cost_model.guess
 
 
 def test_fig12_in_order() -> None:
     """SARATHI over stages first, replicas without stages second, Orca over stages last, far behind
     in bubbles; in step, Orca comes nearer.
     """
-    ratios = fig12.run(fig12.Setup(), 600).row
+    ratios = fig12.outcome_of(fig12.Setup(), 600).row
     assert ratios["sarathi over tp-only"] > 1.2 and ratios["tp-only over orca"] > 1.2
     assert ratios["median bubble reduction"] > 5
     every = fig12.in_step(fig12.Setup())
-    in_step = fig12.run(fig12.Setup(refill_every=every), 600).row
+    in_step = fig12.outcome_of(fig12.Setup(refill_every=every), 600).row
     assert 1 < in_step["tp-only over orca"] < ratios["tp-only over orca"]
 
 
@@ -93,18 +84,17 @@ def test_a_fixed_cost_per_operator_moves_the_times_and_not_the_bubbles() -> None
 
     SARATHI's bubbles become a smaller share: the reduction is no nearer to the paper's.
     """
-    plain, slow = (fig12.run(fig12.Setup(overhead=overhead), 600) for overhead in (0, 150))
+    plain, slow = (fig12.outcome_of(fig12.Setup(overhead=overhead), 600) for overhead in (0, 150))
     for name in ("sarathi over orca", "tp-only over orca"):
         assert slow.row[name] < 0.85 * plain.row[name]
     for name in fig12.SHARES:
         assert slow.row[name] < plain.row[name]
-    paper = {series: paper_numbers()[name] for name, (series, _) in fig12.PAPER.items()}
-    assert slow.row[fig12.RATIOS[0]] > 3 * paper[fig12.RATIOS[0]]
+    assert slow.row[fig12.RATIOS[0]] > 3 * paper_numbers()["f12_bubble"]
 
 
 def test_overhead_is_of_each_linear_operator() -> None:
     """100 us for four of them in each layer, and for the head."""
-    plain, slow = (fig12.make_cost_model(fig12.Setup(overhead=us)) for us in (0, 100))
+    plain, slow = (fig12.Setup(overhead=us).cost_model for us in (0, 100))
     batch = make_batch([(0, 512, 512)], decodes=4)
     more = (4 * plain.model.n_layer + 1) * 100e-6
     assert slow.seconds(batch) - plain.seconds(batch) == pytest.approx(more)
