@@ -341,8 +341,8 @@ def waits(setup: Setup, system: str, requests: int) -> list[Row]:
     traces = {"sarathi": [outcome.sarathi], "tp-only": outcome.replicas}
     traces = traces.get(system, [outcome.orca])
     times = sorted(time for trace in traces for _, time in trace.finished)
-    tops = [len(times) * part // 50 for part in range(1, 51)]
-    rows = [{"done": done, "completion": times[done - 1]} for done in tops]
+    tops = {len(times) * part // 50 for part in range(1, 51)} - {0}
+    rows = [{"done": done, "completion": times[done - 1]} for done in sorted(tops)]
     if system == "tp-only":
         return rows
     [trace] = traces

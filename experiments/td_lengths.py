@@ -32,7 +32,7 @@ import enter  # noqa: F401
 
 import random
 from functools import cache
-from itertools import product
+from statistics import fmean
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -40,7 +40,6 @@ import numpy as np
 from batch import Request
 from command.flags import Flag
 from experiments.lib import td
-from experiments.lib.common import progress
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.look import SERIES, log_ticks
 from experiments.lib.rows import Row, Rows, print_rows
@@ -83,37 +82,33 @@ def ask(predict: Predictor, requests: list[Request]) -> np.ndarray:
 
 def accuracy(predict: Predictor, requests: list[Request], classes: Classes) -> float:
     """Share of the requests that it puts into their true class of length."""
-    right = [
-        classes.true_class(int(predict(r))) == classes.true_class(r.max_tokens) for r in requests
-    ]
-    return sum(right) / len(right)
+    kind = classes.true_class
+    return fmean(kind(int(predict(request))) == kind(request.max_tokens) for request in requests)
 
 
-def errors(node: td.Node, seed: int, splits: int) -> list[Row]:
-    """Class accuracies of all TRIED, and % by which the total of a random group is off."""
-    right: dict[str, list[float]] = {name: [] for name in TRIED}
-    off: dict[tuple[str, int], list[float]] = {each: [] for each in product(TRIED, SIZES)}
-    for each in progress(range(seed, seed + splits), "splits"):
-        train, test = split(td.azure(), each)
+@cache
+def trained(seed: int) -> tuple[td.Lengths, dict[str, Predictor], Classes]:
+    """Of a split: what is tested, all predictors, and the classes of length."""
+    train, test = split(td.azure(), seed)
+    return test, predictors(train, seed), Classes([output for _, output in train], 1)
+
+
+def errors(node: td.Node, predictor: str, seed: int, splits: int) -> list[Row]:
+    """Class accuracy, and % by which the total of a random group is off."""
+    right, off = [], {size: [] for size in SIZES}
+    for each in range(seed, seed + splits):
+        test, known, classes = trained(each)
         requests, truth = td.make(test), np.array([output for _, output in test])
-        classes, known = Classes([output for _, output in train], 1), predictors(train, each)
-        for name in TRIED:
-            right[name].append(accuracy(known[name], requests, classes))
-            guesses = ask(known[name], requests)
-            for size in SIZES:
-                draw = np.random.default_rng([each, size])
-                groups = draw.integers(len(truth), size=(GROUPS, size))
-                totals = truth[groups].sum(axis=1)
-                missed = 100 * np.abs(guesses[groups].sum(axis=1) - totals) / totals
-                off[name, size].extend(missed)
+        right.append(accuracy(known[predictor], requests, classes))
+        guesses = ask(known[predictor], requests)
+        for size, missed in off.items():
+            draw = np.random.default_rng([each, size])
+            groups = draw.integers(len(truth), size=(GROUPS, size))
+            totals = truth[groups].sum(axis=1)
+            missed.extend(100 * np.abs(guesses[groups].sum(axis=1) - totals) / totals)
     where = {"model": "any model", "hardware": "any hardware"}
-    found = [
-        where | {"predictor": name, "class accuracy": float(np.mean(shares))}
-        for name, shares in right.items()
-    ]
-    return found + [
-        where | {"predictor": name, "group": size, "error": float(np.median(missed))}
-        for (name, size), missed in off.items()
+    return [where | {"class accuracy": float(np.mean(right))}] + [
+        where | {"group": size, "error": float(np.median(missed))} for size, missed in off.items()
     ]
 
 
@@ -122,10 +117,8 @@ def served(requests: int, seed: int) -> tuple[td.Lengths, dict[str, list[float]]
     """Requests of the first split's test set, and what each predictor says of them."""
     train, test = split(td.azure(), seed)
     lengths = random.Random(seed + 1).choices(test, k=requests)
-    made = td.make(lengths)
-    return lengths, {
-        name: ask(each, made).tolist() for name, each in predictors(train, seed).items()
-    }
+    made, known = td.make(lengths), predictors(train, seed)
+    return lengths, {name: ask(each, made).tolist() for name, each in known.items()}
 
 
 def run(node: td.Node, requests: int, seed: int, look_ahead: str, predictor: str) -> Row:
@@ -215,7 +208,7 @@ def sweeps(quick: bool, seed: int = 0) -> list[Sweep]:
     nodes, requests = (NODES[:1], 400) if quick else (NODES, 1500)
     runs = cases(requests=requests, seed=seed, look_ahead=list(LOOK_AHEADS), predictor=list(LOOKS))
     return [
-        Sweep(errors, NODES[:1], cases(seed=seed, splits=1 if quick else 20)),
+        Sweep(errors, NODES[:1], cases(predictor=TRIED, seed=seed, splits=1 if quick else 20)),
         Sweep(run, nodes, runs),
     ]
 

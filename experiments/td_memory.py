@@ -81,20 +81,16 @@ def memory(node: td.Node, requests: int, look_ahead: str) -> list[Row]:
     done = run(requests, look_ahead)
     history, end = filling(done), done.trace.end
     ends = [s for s, _, _ in history[1:]] + [end]
-    spent = {
-        f"time above {least} %": 100
-        / end
-        * sum(until - s for (s, used, _), until in zip(history, ends, strict=True) if used > least)
-        for least in (95, 99)
-    }
-    whole = {
-        "most in use": max(used for _, used, _ in history),
-        "phases": done.phases,
-        "preemptions": done.recomputed,
-        "throughput": done.throughput,
-    }
+    found: Row = {}
+    for least in (95, 99):
+        above = [
+            until - s for (s, used, _), until in zip(history, ends, strict=True) if used > least
+        ]
+        found[f"time above {least} %"] = 100 * sum(above) / end
+    found["most in use"] = max(used for _, used, _ in history)
+    found |= {"phases": done.phases, "preemptions": done.recomputed, "throughput": done.throughput}
     kept = history[::EVERY]
-    return [spent | whole] + [{"time": s, "phase": phase, "in use": y} for s, y, phase in kept]
+    return [found, *({"time": s, "phase": phase, "in use": y} for s, y, phase in kept)]
 
 
 def misses(node: td.Node, groups: int, seed: int) -> list[Row]:
@@ -121,15 +117,11 @@ def misses(node: td.Node, groups: int, seed: int) -> list[Row]:
 
 
 def report(rows: Rows) -> None:
-    runs = ("time above 95 %", "time above 99 %", "most in use")
-    runs += ("phases", "preemptions", "throughput")
-    print_rows(rows.where("throughput"), ("look_ahead", *runs), "runs")
-    missed = rows.where("miss")
+    runs, missed = rows.where("throughput"), rows.where("miss")
+    print_rows(runs, ("look_ahead", *list(rows.units)[:6]), "runs")
     title = f"% of the true peak that is missed, {missed[0]['groups']} groups of {SIZE} requests"
-    missed.sort(key=lambda row: (row["look_ahead"], row["state"]))
-    print_rows(
-        missed, ("look_ahead", "state", "counted", "miss", "miss lowest", "miss highest"), title
-    )
+    columns = ("look_ahead", "state", "counted", "miss", "miss lowest", "miss highest")
+    print_rows(missed, columns, title)
 
 
 def draw(rows: Rows) -> plt.Figure:
