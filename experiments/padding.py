@@ -13,25 +13,20 @@ of these figures is the paper's.
 
 import enter  # noqa: F401
 
-import matplotlib.pyplot as plt
-
 from batch import Batch, Request
-from configs import GPUS, MODELS
 from costmodel import CostModel, make_batch
 from experiments.lib import steady
-from experiments.lib.common import Point, Record, curves, progress
-from experiments.lib.figure import Figure
-from experiments.lib.look import panels, plot_points
-from experiments.lib.papers import LOOKS
+from experiments.lib.claims import Claim, rises
+from experiments.lib.engines import Priced, Sweep, cases
+from experiments.lib.rows import Row
+from experiments.lib.study import Panel, Study
 from loop import Result
 from simulate import CostExecutor
 
-NAME, MODEL, GPU = "padding", "llama-13b", "a6000"
 LONGEST, BATCH_SIZE, CHUNK_SIZE = 1024, 18, 256
 RATIO = steady.balance(CHUNK_SIZE, BATCH_SIZE)  # P:D
 BATCHES = 5
 SHORTEST = (1024, 896, 768, 640, 512, 384, 256, 128, 64)
-PADDED = "request_level, padded"
 
 
 class PaddedExecutor(CostExecutor):
@@ -66,42 +61,57 @@ def make_requests(shortest: int) -> list[Request]:
     return [Request(i, range(prompt), decodes + 1) for i, (prompt, decodes) in enumerate(sizes)]
 
 
-def throughput(executor: CostExecutor, requests: list[Request], policy: str) -> float:
+EXECUTORS = {
+    "padded_request_level": PaddedExecutor,
+    "request_level": CostExecutor,
+    "sarathi": CostExecutor,
+}
+
+
+def throughput(engine: Priced, shortest: int) -> list[Row]:
     """Tokens per second, prompts and decodes, from the first request to the last."""
+    requests, rows = make_requests(shortest), []
     tokens = sum(len(request.prompt) + request.max_tokens - 1 for request in requests)
-    trace = steady.run_priced(executor, requests, policy, CHUNK_SIZE, BATCH_SIZE)
-    return tokens / trace.seconds
+    for name, executor in EXECUTORS.items():
+        work = executor(engine.cost_model), make_requests(shortest), name.removeprefix("padded_")
+        trace = steady.run_priced(*work, CHUNK_SIZE, BATCH_SIZE)
+        rows.append({"policy": name, "throughput": tokens / trace.seconds})
+    return rows
 
 
-def predict(quick: bool) -> list[Point]:
-    record, cost = Record(NAME, MODEL, GPU), CostModel(MODELS[MODEL], GPUS[GPU])
-    for shortest in progress(SHORTEST[::4] if quick else SHORTEST, "lengths"):
-        for series, policy, executor in (
-            (PADDED, "request_level", PaddedExecutor(cost)),
-            ("request_level", "request_level", CostExecutor(cost)),
-            ("sarathi", "sarathi", CostExecutor(cost)),
-        ):
-            rate = throughput(executor, make_requests(shortest), policy)
-            record.add(series, rate, "tokens/s", shortest, "shortest")
-    return record
-
-
-def draw(points: list[Point]) -> plt.Figure:
-    figure, [[axes]] = panels(1, 1, 9, 6)
-    for series, curve in curves(points, "predicted").items():
-        colour, marker = LOOKS[series.split(",")[0]]
-        dashed = {"linestyle": "--", "markerfacecolor": "white"} if series == PADDED else {}
-        plot_points(axes, curve, color=colour, marker=marker, label=series, **dashed)
-    axes.set(xlabel=f"shortest request, tokens (the longest: {LONGEST})", ylabel="tokens/s", ylim=0)
-    axes.invert_xaxis()
-    axes.set_title(f"{MODEL} on {GPU}, B = {BATCH_SIZE}, C = {CHUNK_SIZE} (predicted)")
-    axes.legend(loc="lower left")
-    figure.suptitle("Padding: request-level scheduling of requests that differ in length")
-    return figure
-
-
-FIGURE = Figure(NAME, __doc__, {}, predict, None, draw)
-main = FIGURE.main
+STUDY = Study(
+    "padding",
+    __doc__,
+    [
+        Sweep(
+            throughput,
+            [Priced("llama-13b", "a6000")],
+            cases(shortest=SHORTEST),
+            quick=cases(shortest=SHORTEST[::4]),
+        )
+    ],
+    units={"throughput": "tokens/s"},
+    title=f"Padding, where requests differ in length: B = {BATCH_SIZE}, C = {CHUNK_SIZE}",
+    panels=[
+        Panel(
+            "shortest",
+            "throughput",
+            "policy",
+            label="{value}",
+            show={
+                "xlabel": f"shortest request, tokens (the longest: {LONGEST})",
+                "xlim": (1.05 * LONGEST, 0),
+                "ylim": (0, None),
+            },
+        )
+    ],
+    claims=[
+        Claim(
+            "the more lengths differ, the more padding costs",
+            rises("throughput", "shortest", policy="padded_request_level"),
+        )
+    ],
+)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main()

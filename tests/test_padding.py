@@ -6,7 +6,6 @@ from batch import Request
 from configs import GPUS, MODELS
 from costmodel import CostModel, make_batch
 from experiments import padding
-from experiments.lib.common import curves
 from experiments.lib.steady import run_priced
 
 
@@ -28,7 +27,10 @@ def test_requests_have_each_length_once() -> None:
 
 
 def test_padding_costs_nothing_for_requests_that_are_alike() -> None:
-    found = curves(padding.predict(quick=True), "predicted")
-    padded, plain = ([p.y for p in found[name]] for name in (padding.PADDED, "request_level"))
-    assert padded[-1] == pytest.approx(plain[-1])  # 1024 to 1024
-    assert padded[0] < 0.8 * plain[0]
+    rows = padding.STUDY.predict(quick=True)
+    padded, plain = (
+        [rows.one("throughput", shortest=shortest, policy=policy) for shortest in (1024, 64)]
+        for policy in ("padded_request_level", "request_level")
+    )
+    assert padded[0] == pytest.approx(plain[0])
+    assert padded[1] < 0.8 * plain[1]
