@@ -108,7 +108,7 @@ class Real:
         self, function: Callable[..., object], cases: Sequence[Mapping[str, object]]
     ) -> list[list[Row]]:
         """What the function says of each case: medians, and where turns differ, their range."""
-        measuring.warm_up(self.llm)
+        self.warm_up()
         found, numbered = [], list(enumerate(cases))
         for number, case in progress(numbered * self.repeats, "measuring"):
             if number == 0:
@@ -125,6 +125,9 @@ class Real:
         self.turn, self.answers = None, {}
         return found
 
+    def warm_up(self) -> None:
+        measuring.warm_up(self.llm)
+
     def begin(self, case: int) -> None:
         self.case, self.asked = case, 0
 
@@ -135,6 +138,10 @@ class Real:
         if self.turn is None:
             answers.append(measure())
         return answers
+
+    def in_turn(self, measure: Callable[[], object]) -> object:
+        """The answer of this turn: what is a ratio of two runs is the ratio of two neighbours."""
+        return self.ask(measure)[-1 if self.turn is None else self.turn]
 
     def batch(self, batch: Batch, operators: bool) -> object:
         """Run one batch; before its first turn, also for nothing, as its shape is new."""
@@ -167,8 +174,7 @@ class Real:
             measuring.generate(self.llm, requests, policy, chunk_size, operators)
             return self.llm.trace
 
-        answers = self.ask(measure)
-        return answers[-1 if self.turn is None else self.turn]
+        return self.in_turn(measure)
 
     def steady(
         self, work: Workload, policy: str, chunk_size: int, operators: bool = False
@@ -182,8 +188,7 @@ class Real:
                 self.runs[key] = Steady(trace, work.length, *steady.first_period(work, policy))
             return self.runs[key]
 
-        answers = self.ask(measure)
-        return answers[-1 if self.turn is None else self.turn]
+        return self.in_turn(measure)
 
 
 Engine = Priced | Real

@@ -10,9 +10,11 @@ results/NAME.csv has a column for each key of its case and for each quantity (li
 import textwrap
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 
@@ -25,6 +27,9 @@ from experiments.lib.engines import Real, Sweep
 from experiments.lib.flags import MEASURE, WRITES, ScriptParser, file_name
 from experiments.lib.papers import looks_of
 from experiments.lib.rows import Row, Rows, make_directory, print_comparison, with_kept
+
+if TYPE_CHECKING:  # predicting needs no torch
+    from engine import LLM
 
 AXES = {"B": "batch size B", "C": "chunk size C", "L": "length L (tokens)"}  # key: its label
 MANY = 40  # points of a line that has no markers
@@ -88,6 +93,10 @@ class Panel:
             axes.axhline(row[self.y], color="black", linestyle=style, label=label)
 
 
+def one_engine(llm: "LLM", repeats: int) -> Generator[Real]:
+    yield Real(llm, repeats)
+
+
 @dataclass(frozen=True)
 class Study:
     """An experiment: `main` does the flags, the table, results/NAME.csv and results/NAME.png.
@@ -100,7 +109,8 @@ class Study:
     shown(row, quantity): what the terminal's table lists; None: no table. report: prints more.
     panels, or draw(rows): the picture. claims: what a test holds it to.
     more: files beside results/NAME.csv and .png: how they end -> what writes one.
-    repeats, quick_repeats: turns of a measurement. measure: whether it has any.
+    repeats, quick_repeats: turns of a measurement. measure: whether it has any. real: the real
+    engines, one after the other, from the model that --model loads and the turns.
     slow: it takes minutes; torch: even its predictions need torch.
     """
 
@@ -120,6 +130,7 @@ class Study:
     flags: Mapping[str, Flag] = field(default_factory=dict)
     more: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)
     measure: bool = False
+    real: Callable[["LLM", int], Generator[Real]] = one_engine
     repeats: int = 5
     quick_repeats: int = 1
     dtype: str = "auto"
@@ -173,14 +184,14 @@ class Study:
         make_directory(options.out, path.stem, others, options.force)
         given, quick = {name: getattr(options, name) for name in self.flags}, options.quick
         self.swept(quick, **given)  # refuses flags before any work
-        real = self.load(options, given) if self.measure and options.measure else None
+        llm = self.load(options, given) if self.measure and options.measure else None
         print(self.description.splitlines()[0])
         rows = self.predict(quick, **given)
-        if real is not None:
-            begin = time.perf_counter()
-            rows = Rows([*rows, *self.measured(real, quick, given)], self.units)
+        if llm is not None:
+            begin, repeats = time.perf_counter(), options.repeats
+            rows = Rows([*rows, *self.measured(llm, repeats, quick, given)], self.units)
             seconds = time.perf_counter() - begin
-            print(f"\nmeasured on this machine in {seconds:.0f} s, {real.repeats} times each")
+            print(f"\nmeasured on this machine in {seconds:.0f} s, {repeats} times each")
         rows = with_kept(path, rows)
         if self.shown:
             print_comparison(rows, self.shown)
@@ -195,19 +206,22 @@ class Study:
             write(path.with_suffix(end))
         return rows
 
-    def load(self, options: Namespace, given: Mapping[str, object]) -> Real:
-        """The real engine, with room for the largest case, or for what flags say."""
+    def load(self, options: Namespace, given: Mapping[str, object]) -> "LLM":
+        """The model, with room for the largest case, or for what flags say."""
         found = [each.measured_cases(options.quick) for each in self.swept(options.quick, **given)]
         cases = [case for several in found if not callable(several) for case in several]
         room = [
             given.get(flag) or max(int(case.get(key, 1)) for case in cases)
             for flag, key in (("max_batch_size", "B"), ("max_length", "L"))
         ]
-        return Real(measuring.load_llm(options, *room), options.repeats)
+        return measuring.load_llm(options, *room)
 
-    def measured(self, real: Real, quick: bool, given: Mapping[str, object]) -> Rows:
+    def measured(self, llm: "LLM", repeats: int, quick: bool, given: Mapping[str, object]) -> Rows:
         sweeps = [s for s in self.swept(quick, **given) if s.measured_cases(quick)]
-        rows = Rows([row for sweep in sweeps for row in sweep.measure(real, quick)], self.units)
+        rows = Rows((), self.units)
+        with closing(self.real(llm, repeats)) as engines:  # they end, whatever happens
+            for real in engines:
+                rows += [row for sweep in sweeps for row in sweep.measure(real, quick)]
         self.derive(rows)
         return rows
 
