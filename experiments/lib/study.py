@@ -196,12 +196,7 @@ class Study:
         if self.shown:
             print_comparison(rows, self.shown)
         self.report(rows)
-        for guess in guesses(self.swept(quick, **given)):
-            print("\n" + textwrap.fill(f"A guess: {guess}", 100))
-        rows.write(path)
-        look.use_style()
-        look.save_figure(self.picture(rows), path.with_suffix(".png"))
-        print(f"\nwrote {path.with_suffix('.png')} and .csv")
+        finish(path, rows, self.picture, guesses(self.swept(quick, **given)))
         for end, write in self.more.items():
             write(path.with_suffix(end))
         return rows
@@ -251,6 +246,18 @@ class Study:
                 panel.draw(axes, own, stars, self.predicted if stars else source)
         figure.suptitle(self.title)
         return figure
+
+
+def finish(
+    path: Path, rows: Rows, draw: Callable[[Rows], plt.Figure], guesses: Iterable[str] = ()
+) -> None:
+    """Write NAME.csv and NAME.png, and say what was guessed: the end of every script."""
+    for guess in guesses:
+        print("\n" + textwrap.fill(f"A guess: {guess}", 100))
+    rows.write(path)
+    look.use_style()
+    look.save_figure(draw(rows), path.with_suffix(".png"))
+    print(f"\nwrote {path.with_suffix('.png')} and .csv")
 
 
 def title_of(rows: Rows, predicted: str = "predicted") -> str:
