@@ -142,6 +142,12 @@ def where(row: Row) -> tuple[str, str, str]:
     return tuple(row[name] for name in WHERE)
 
 
+def spread(row: Row, quantity: str) -> tuple[float, float]:
+    """The lowest and the highest value of a quantity; where it has no range, itself."""
+    low, high = (row.get(quantity + end, row[quantity]) for end in SPREAD)
+    return low, high
+
+
 def base(column: str) -> str:
     """The quantity that a column is of: itself, or a range's."""
     for end in SPREAD:
