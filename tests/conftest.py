@@ -152,7 +152,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def call(script: ModuleType, *arguments: object) -> subprocess.CompletedProcess:
-    """Run a script's main in this process: its exit status, and what it printed.
+    """Run a script's main, or its study, in this process: its exit status, and what it printed.
 
     A process of its own would first import torch, for seconds.
     """
@@ -162,7 +162,7 @@ def call(script: ModuleType, *arguments: object) -> subprocess.CompletedProcess:
         patch.setattr(sys, "argv", command)
         status = 0
         try:
-            run_main(script.STUDY.run if hasattr(script, "STUDY") else script.main)
+            run_main(script.main if hasattr(script, "main") else script.STUDY.run)
         except SystemExit as ended:
             status = ended.code
     return subprocess.CompletedProcess(command, status, out.getvalue(), err.getvalue())

@@ -75,7 +75,7 @@ def parser_of(script: str) -> Parser:
             else:
                 name = script.removesuffix(".py").replace("/", ".")
                 module = importlib.import_module(name)
-                module.STUDY.run() if hasattr(module, "STUDY") else module.main()
+                (module.main if hasattr(module, "main") else module.STUDY.run)()
         except Found as found:
             return found.args[0]
     raise AssertionError(f"{script} parses nothing")
