@@ -21,7 +21,7 @@ import enter  # noqa: F401
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -31,11 +31,11 @@ from command.cli import run_main
 from command.flags import Flag
 from configs import MODELS, ModelConfig
 from experiments.lib import common, look, measuring
-from experiments.lib.common import SPREAD, Point, Record, curves
-from experiments.lib.figure import finish
+from experiments.lib.engines import middle
 from experiments.lib.flags import start
-from experiments.lib.look import COLOURS
+from experiments.lib.rows import Row, Rows, spread, with_kept
 from experiments.lib.segment import TILE, WIDTH, say
+from experiments.lib.study import Panel, finish, title_of
 
 if TYPE_CHECKING:  # what stands in the CSV needs no torch
     from torch import Tensor
@@ -44,17 +44,14 @@ NAME = "segment_attention"
 DTYPE = "bfloat16"
 CORES = 64  # of a tile (Sec 4)
 HEAD, BATCH, SEQUENCE, READ = "head first", "batch first", "sequence first", "plain read"
-LAYOUTS = {  # axes in memory, before head_dim; and the look
-    HEAD: ("hbn", COLOURS["blue"], "o"),
-    BATCH: ("bnh", COLOURS["orange"], "^"),
-    SEQUENCE: ("nbh", COLOURS["vermilion"], "D"),
-}
+LAYOUTS = {HEAD: "hbn", BATCH: "bnh", SEQUENCE: "nbh"}  # axes in memory, before head_dim
 ONE_LAYER = replace(MODELS["llama2-13b"], n_layer=1)
 PAPER = {
-    "sk_kernel_bs1": (BATCH, 1),
-    "sk_kernel_bs16": (BATCH, 16),
-    "sk_kernel_layouts_bs1": (SEQUENCE, 1),
+    "sk_kernel_bs1": {"layout": BATCH, "BS": 1},
+    "sk_kernel_bs16": {"layout": BATCH, "BS": 16},
+    "sk_kernel_layouts_bs1": {"layout": SEQUENCE, "BS": 1},
 }
+UNITS = {"bandwidth": "GB/s"}
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ QUICK = Shape(replace(MODELS["demo"], n_layer=1), 32, 8, (1, 2), 2)
 def prompts_of(flat: "Tensor", layout: str, shape: Shape, batch_size: int) -> "Tensor":
     """All prompts as (regions, n_kv_head, BS, N, head_dim): views of what lies flat in memory."""
     sizes = {"b": batch_size, "n": shape.prompt, "h": shape.model.n_kv_head}
-    axes = LAYOUTS[layout][0]
+    axes = LAYOUTS[layout]
     lying = flat.view(-1, *(sizes[axis] for axis in axes), shape.model.head_dim)
     return lying.permute(0, *(1 + axes.index(axis) for axis in "hbn"), 4)
 
@@ -106,7 +103,7 @@ def responses(shape: Shape) -> list:
 
 
 def calls_of(shape: Shape) -> dict[tuple[str, int], tuple[int, Callable[[int], object]]]:
-    """(series, batch size) -> bytes that it reads, and what is timed.
+    """(layout, batch size) -> bytes that it reads, and what is timed.
 
     That is: turn -> one call of the kernel, or a plain read (batch size 0).
     """
@@ -142,13 +139,13 @@ def calls_of(shape: Shape) -> dict[tuple[str, int], tuple[int, Callable[[int], o
     return calls
 
 
-def measure(shape: Shape) -> list[Point]:
+def measure(shape: Shape) -> list[Row]:
     import fast.first  # noqa: F401 - before torch
 
     import torch
 
     hardware = f"{measuring.this_machine()}, {DTYPE}, {torch.get_num_threads()} threads"
-    record = Record(NAME, f"{shape.model.name}, one layer", hardware, "measured")
+    where = {"source": "measured", "model": f"{shape.model.name}, one layer", "hardware": hardware}
     calls, turn = calls_of(shape), 0
     seen: dict[tuple[str, int], list[float]] = {key: [] for key in calls}
     for number in common.progress(range(shape.repeats + 1), "measuring"):
@@ -159,25 +156,32 @@ def measure(shape: Shape) -> list[Point]:
             rate = size / (time.perf_counter() - begin) / 1e9
             if number > 0:  # the first turn warms up
                 seen[key].append(rate)
-    for (series, batch_size), rates in seen.items():
-        spread = statistics.median(rates), min(rates), max(rates)
-        unit = "BS" if batch_size else ""
-        measuring.add_spread(record, series, spread, "GB/s", batch_size, unit)
-    return record
+    rows = []
+    for (layout, batch_size), rates in seen.items():
+        case = {"layout": layout} | ({"BS": batch_size} if batch_size else {})
+        rows.append(where | case | middle([{"bandwidth": rate} for rate in rates]))
+    return rows
 
 
-def published() -> list[Point]:
-    record, numbers = Record(NAME, "llama2-13b", TILE.name, "paper"), common.paper_numbers()
-    for name, (layout, batch_size) in PAPER.items():
-        record.add(layout, numbers[name], "GB/s", batch_size, "BS")
-    return record
+def published() -> list[Row]:
+    where = {"source": "paper", "model": "llama2-13b", "hardware": TILE.name}
+    numbers = common.paper_numbers()
+    return [where | case | {"bandwidth": numbers[name]} for name, case in PAPER.items()]
 
 
-def print_paper(points: Sequence[Point]) -> None:
+def print_paper() -> None:
     peak, heads = TILE.bandwidth / 1e9, MODELS["llama2-13b"].n_kv_head
-    rows = [[p.series, f"{p.x:g}", f"{p.y:g}", f"{100 * p.y / peak:.0f} %"] for p in points]
+    table = [
+        [
+            row["layout"],
+            row["BS"],
+            f"{row['bandwidth']:g}",
+            f"{100 * row['bandwidth'] / peak:.0f} %",
+        ]
+        for row in published()
+    ]
     title = f"paper: {TILE.name}, llama2-13b, BW = {WIDTH}"
-    common.print_table(["prompts", "BS", "GB/s", f"of {peak:.0f}"], rows, title)
+    common.print_table(["prompts", "BS", "GB/s", f"of {peak:.0f}"], table, title)
     say(
         f"The paper's reasons. At BS = 1 there are {heads} work groups, one for each head, and",
         f"{CORES} cores: some have no work. At BS = 16 there are {16 * heads}. Above 16 its",
@@ -187,24 +191,26 @@ def print_paper(points: Sequence[Point]) -> None:
     )
 
 
-def print_measured(points: Sequence[Point]) -> None:
-    rates = {series: [p.y for p in curve] for series, curve in curves(points, "measured").items()}
-    if not rates:
+def print_measured(rows: Rows) -> None:
+    measured = rows.newest().where(source="measured")
+    if not measured:
         say("Nothing is measured yet: --measure does it, on this machine.")
         return
-    newest = common.newest_measured(points)
-    (read,), (read_low,), (read_high,) = (rates[READ + end] for end in ("", *SPREAD))
-    sizes, rows, spreads = [p.x for p in newest if p.series == HEAD], [], []
-    for size, *each in zip(sizes, *(rates[layout] for layout in LAYOUTS), strict=True):
+    (plain,), layouts = measured.where(layout=READ), measured.where("BS")
+    read, (low, high) = plain["bandwidth"], spread(plain, "bandwidth")
+    rates = {layout: layouts.where(layout=layout).column("bandwidth") for layout in LAYOUTS}
+    table = []
+    for size, *each in zip(layouts.by("BS"), *rates.values(), strict=True):
         shares = [f"{100 * rate / read:.0f} %" for rate in each]
-        rows.append([f"{size:g}", *[f"{rate:.1f}" for rate in each], *shares])
-    title = f"measured, GB/s: {newest[0].model}, {newest[0].hardware}"
-    common.print_table(["BS", *LAYOUTS, "of a plain read", "", ""], rows, title)
-    for layout in LAYOUTS:
-        turns = zip(*(rates[layout + end] for end in ("", *SPREAD)), strict=True)
-        spreads += [100 * (high - low) / middle for middle, low, high in turns]
+        table.append([size, *[f"{rate:.1f}" for rate in each], *shares])
+    title = f"measured, GB/s: {plain['model']}, {plain['hardware']}"
+    common.print_table(["BS", *LAYOUTS, "of a plain read", "", ""], table, title)
+    spreads = []
+    for row in layouts:
+        slowest, fastest = spread(row, "bandwidth")
+        spreads.append(100 * (fastest - slowest) / row["bandwidth"])
     say(
-        f"A plain read gives {read:.1f} GB/s ({read_low:.1f} to {read_high:.1f}). From the slowest",
+        f"A plain read gives {read:.1f} GB/s ({low:.1f} to {high:.1f}). From the slowest",
         f"turn to the fastest, rates differ by {statistics.median(spreads):.0f} % of their median",
         f"(of all layouts and BS), and by {max(spreads):.0f} % at worst.",
     )
@@ -226,26 +232,28 @@ def print_measured(points: Sequence[Point]) -> None:
     )
 
 
-def draw(points: Sequence[Point]) -> plt.Figure:
+def draw(rows: Rows) -> plt.Figure:
+    rows = rows.newest()
     figure, [(left, right)] = look.panels(1, 2, 8, 6.5)
-    for series, curve in curves(points, "paper").items():
-        for number, point in enumerate(curve):
-            label = "" if number else f"paper, {series}"
-            look.star(left, point.x, point.y, LAYOUTS[series][1], label)
-            place = (14, 6 if (series, point.x) == (BATCH, 1) else -16)
-            left.annotate(f"{point.y:g}", (point.x, point.y), place, textcoords="offset points")
+    colours = {layout: colour for layout, (colour, _) in zip(LAYOUTS, look.SERIES, strict=False)}
+    for layout, stated in rows.where(source="paper").by("layout").items():
+        for number, row in enumerate(stated):
+            label = "" if number else f"paper, {layout}"
+            x, y = row["BS"], row["bandwidth"]
+            look.star(left, x, y, colours[layout], label)
+            place = (14, 6 if (layout, x) == (BATCH, 1) else -16)
+            left.annotate(f"{y:g}", (x, y), place, textcoords="offset points")
     left.axhline(TILE.bandwidth / 1e9, color="black", linestyle="--", label="the tile's memory")
     left.set(title=f"paper: llama2-13b\n{TILE.name}", ylim=(0, 1150))
-    found, sizes = curves(points, "measured"), Shape.batch_sizes
+    measured, sizes = rows.where(source="measured"), Shape.batch_sizes
     right.set_title("nothing measured yet (--measure)")
-    if found:
-        for series, (_, colour, marker) in LAYOUTS.items():
-            look.plot_points(right, found[series], color=colour, marker=marker, label=series)
-            look.shade_spread(right, found, series, colour)
-        right.axhline(found[READ][0].y, color="black", linestyle="--", label=READ)
-        right.set_title(look.measured_title(points))
-        right.set_ylim(0, 1.25 * max(point.y for curve in found.values() for point in curve))
-        sizes = [point.x for point in found[HEAD]]
+    if measured:
+        sizes = list(measured.by("BS"))
+        Panel("BS", "bandwidth", "layout", label="{value}").draw(right, measured, Rows(), "")
+        read = measured.one("bandwidth", layout=READ)
+        right.axhline(read, color="black", linestyle="--", label=READ)
+        right.set_title(title_of(measured))
+        right.set_ylim(0, 1.25 * max(spread(row, "bandwidth")[1] for row in measured))
     for axes, places in ((left, Shape.batch_sizes), (right, sizes)):
         look.log_ticks(axes, places)
         axes.set(xlabel="batch size BS", ylabel="GB/s")
@@ -261,12 +269,12 @@ def main() -> None:
     )
     options = start(NAME, __doc__, repeats=repeats)
     shape = replace(QUICK if options.quick else Shape(), repeats=options.repeats)
-    paper = published()
-    points = [*paper, *(measure(shape) if options.measure else [])]
-    points = common.with_kept(options.out / f"{NAME}.csv", points)
-    print_paper(paper)
-    print_measured(points)
-    finish(options, NAME, points, lambda: draw(points))
+    path = options.out / f"{NAME}.csv"
+    measured = measure(shape) if options.measure else []
+    rows = with_kept(path, Rows([*published(), *measured], UNITS))
+    print_paper()
+    print_measured(rows)
+    finish(path, rows, draw)
 
 
 if __name__ == "__main__":

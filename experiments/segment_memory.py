@@ -14,7 +14,9 @@ prompts lie in, and the responses. Standard: the copies of all beams.
 
 import enter  # noqa: F401
 
+from collections.abc import Generator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 
@@ -22,38 +24,74 @@ from batch import Batch, Request
 from beam.cost import cache_bytes
 from beam.request import CACHES, BeamSearchParams
 from configs import MODELS
-from experiments.lib import common, look, measuring
-from experiments.lib.common import Point, Record, curves
-from experiments.lib.figure import Figure, Scale
+from experiments.lib import look
+from experiments.lib.claims import Claim, bounded
+from experiments.lib.engines import Real, Sweep, cases
+from experiments.lib.rows import Row, Rows
 from experiments.lib.segment import TILE, TILES, WAYS, WIDTH, say
+from experiments.lib.study import Study, title_of
 from loop import Result
 from scheduler import make_scheduler
 
+if TYPE_CHECKING:  # predicting needs no torch
+    from engine import LLM
+
 LENGTH = 1024  # tokens of the prompt, and of the response
 STATED = "gptj-6b", 32  # the paper states numbers of this model at this BS
-SHARE = "segment of standard"
-MISS = "more than the formula"
 BARS = {"standard": -0.2, "segment": 0.2}  # cache: place of its bar beside the tick
 
 
-def gigabytes(model: str, cache: str, batch_size: int) -> float:
-    return cache_bytes(MODELS[model], cache, batch_size, WIDTH, LENGTH, LENGTH) / 1e9
+class Formula:
+    """Bytes by formulas (2) and (3)."""
+
+    hardware, bytes_per_value = "any hardware", 2
+
+    def __init__(self, model: str) -> None:
+        self.model, self.config = model, MODELS[model]
+
+    def formula(self, cache: str, batch_size: int, length: int) -> int:
+        """Of all K and V, when they are most. length: tokens of prompt, and of response."""
+        shape = cache, batch_size, WIDTH, length, length
+        return cache_bytes(self.config, *shape, self.bytes_per_value)
+
+    held = formula
 
 
-def predict(quick: bool) -> list[Point]:
-    points: list[Point] = []
-    for model in TILES:
-        record = Record("segment_memory", model, "any hardware")
-        for cache in CACHES:
-            for size in (1, 32) if quick else (1, 2, 4, 8, 16, 32, 64):
-                record.add(f"{model}, {cache}", gigabytes(model, cache, size), "GB", size, "BS")
-        share = 100 * gigabytes(model, "segment", 1) / gigabytes(model, "standard", 1)
-        record.add(f"{model}, {SHARE}", share, "%")
-        points += record
-    return points
+class RealCaches(Real):
+    """Beside the formulas, the bytes of the tensors of real searches."""
+
+    formula = Formula.formula
+
+    def __init__(self, llm: "LLM", repeats: int) -> None:
+        super().__init__(llm, repeats)
+        self.config, self.bytes_per_value = llm.config, llm.dtype.itemsize
+
+    def warm_up(self) -> None:
+        """Bytes need none."""
+
+    def held(self, cache: str, batch_size: int, length: int) -> int:
+        return self.in_turn(lambda: largest_bytes(self.llm, cache, batch_size, length))
 
 
-def largest_bytes(llm: "measuring.LLM", cache: str, batch_size: int, length: int) -> int:
+def real_caches(llm: "LLM", repeats: int) -> Generator[RealCaches]:
+    yield RealCaches(llm, repeats)
+
+
+def memory(engine: Formula | RealCaches, L: int, BS: int) -> list[Row]:
+    """GB of both caches, and % more than the formula; segment's share of standard, in %."""
+    found = {cache: engine.held(cache, BS, L) for cache in CACHES}
+    rows = [
+        {
+            "cache": cache,
+            "memory": held / 1e9,
+            "more than the formula": 100 * (held / engine.formula(cache, BS, L) - 1),
+        }
+        for cache, held in found.items()
+    ]
+    return [*rows, {"segment of standard": 100 * found["segment"] / found["standard"]}]
+
+
+def largest_bytes(llm: "LLM", cache: str, batch_size: int, length: int) -> int:
     """Bytes of all K and V, when they are most. length: tokens of prompt, and of response."""
     import torch  # predicting needs none of these
 
@@ -86,108 +124,68 @@ def largest_bytes(llm: "measuring.LLM", cache: str, batch_size: int, length: int
     return max(held)
 
 
-def measure(llm: "measuring.LLM", scale: Scale) -> list[Point]:
-    record, (length,) = Record("segment_memory", *measuring.measured_on(llm)), scale.lengths
-    name, bytes_per_value = llm.config.name, llm.dtype.itemsize
-    for size in common.progress(scale.batch_sizes, "batch sizes"):
-        found = {cache: largest_bytes(llm, cache, size, length) for cache in CACHES}
-        for cache, held in found.items():
-            formula = cache_bytes(llm.config, cache, size, WIDTH, length, length, bytes_per_value)
-            record.add(f"{name}, {cache}", held / 1e6, "MB", size, "BS")
-            record.add(f"{name}, {cache}, {MISS}", 100 * (held / formula - 1), "%", size, "BS")
-    record.add(f"{name}, {SHARE}", 100 * found["segment"] / found["standard"], "%")
-    record.add("prompt, and response", length, "tokens")
-    return record
+def formula(row: Row) -> float:
+    """GB that the formula says, beside a measured row."""
+    return row["memory"] / (1 + row["more than the formula"] / 100)
 
 
-def formulas(found: dict[str, list[Point]], model: str) -> dict[tuple[str, float], float]:
-    """MB by the formula, of what was measured, by series and batch size."""
-    every = {}
-    for series in (f"{model}, {cache}" for cache in CACHES):
-        for held, miss in zip(found[series], found[f"{series}, {MISS}"], strict=True):
-            every[series, held.x] = held.y / (1 + miss.y / 100)
-    return every
-
-
-def draw_caches(
-    axes: plt.Axes,
-    found: dict[str, list[Point]],
-    model: str,
-    marks: dict[tuple[str, float], float],
-    **style: object,
-) -> None:
+def draw_caches(axes: plt.Axes, rows: Rows, unit: float, marks: Rows, **style: object) -> None:
     """Bars of both caches at each batch size, some of them marked.
 
-    found: points by series. marks: heights by series and batch size. style: of the marks.
+    unit: GB. marks: rows with the heights of marks. style: of the marks.
     """
+    sizes = list(rows.by("BS"))
     for cache, shift in BARS.items():
-        series = f"{model}, {cache}"
-        bars = {point.x: place + shift for place, point in enumerate(found[series])}
-        heights = [point.y for point in found[series]]
-        axes.bar(bars.values(), heights, 0.4, color=WAYS[cache].colour, label=cache)
-        axes.set_xticks(range(len(bars)), [f"{size:g}" for size in bars])
-        marked = [size for size in bars if (series, size) in marks]
+        own, marked = rows.where(cache=cache), marks.where(cache=cache)
+        places = [sizes.index(size) + shift for size in own.column("BS")]
+        heights = [each / unit for each in own.column("memory")]
+        axes.bar(places, heights, 0.4, color=WAYS[cache].colour, label=cache)
         if marked:
-            tops = [marks[series, size] for size in marked]
-            axes.plot([bars[size] for size in marked], tops, **style)
+            places = [sizes.index(size) + shift for size in marked.column("BS")]
+            axes.plot(places, [each / unit for each in marked.column("memory")], **style)
             style["label"] = None  # one line of the legend is enough
+    axes.set_xticks(range(len(sizes)), sizes)
     axes.grid(axis="x", visible=False)
     axes.set_xlabel("batch size BS")
     axes.legend(loc="upper left")
 
 
-def draw(points: list[Point]) -> plt.Figure:
-    found, measured = curves(points, "predicted"), curves(points, "measured")
-    paper = common.values_at(points, "paper")
+def draw(rows: Rows) -> plt.Figure:
+    rows = rows.newest().where("memory")
+    predicted, measured = rows.where(source="predicted"), rows.where(source="measured")
     figure, [grid] = look.panels(1, len(TILES) + bool(measured), 5, 6.5)
     for axes, (model, tiles) in zip(grid, TILES.items(), strict=False):
         for count in sorted({1, tiles}):
             memory, line = count * TILE.memory / 1e9, ":" if count > 1 else "--"
             label = f"memory of {count} tile{'s' if count > 1 else ''}: {memory:g} GB"
             axes.axhline(memory, color="black", linestyle=line, label=label)
-        draw_caches(axes, found, model, paper, **look.STAR, label="paper")
+        paper = rows.where(source="paper", model=model)
+        draw_caches(axes, predicted.where(model=model), 1, paper, **look.STAR, label="paper")
         axes.set_title(model)
     grid[0].set_ylabel("KV cache (GB)")
     if measured:
-        (length,), axes = measured["prompt, and response"], grid[-1]
         mark = look.STAR | {"marker": "_", "color": "black", "markersize": 16, "zorder": 2}
-        draw_caches(
-            axes, measured, length.model, formulas(measured, length.model), **mark, label="formula"
-        )
-        machine = length.hardware.replace(" (", "\n(")
-        title = f"measured: {length.model}, {length.y:g} + {length.y:g} tokens\n{machine}"
-        axes.set_title(title, fontsize=13)
-        axes.set_ylabel("KV cache (MB)")
-    formula = f"predicted by formula for {LENGTH} + {LENGTH} tokens, fp16"
-    title = f"Segment KV Fig 4: cache of a beam search, BW = {WIDTH}; {formula}"
-    figure.suptitle(title, fontsize=18)
+        marks = Rows([row | {"memory": formula(row)} for row in measured])
+        draw_caches(grid[-1], measured, 1e-3, marks, **mark, label="formula")
+        length, title = measured[0]["L"], title_of(measured).replace(" (", "\n(")
+        title = title.replace("\n", f", {length} + {length} tokens\n", 1)
+        grid[-1].set_title(title, fontsize=13)
+        grid[-1].set_ylabel("KV cache (MB)")
+    figure.suptitle(STUDY.title, fontsize=18)
     return figure
 
 
-def print_measured(found: dict[str, list[Point]]) -> None:
-    """Beside the formulas, which are the prediction here; the paper does not have these models."""
-    (length,), rows = found["prompt, and response"], []
-    for (series, size), formula in formulas(found, length.model).items():
-        held = next(point.y for point in found[series] if point.x == size)
-        cells = [f"{formula:.2f}", f"{held:.2f}", f"{100 * (held / formula - 1):+.2f} %"]
-        rows.append([series.removeprefix(f"{length.model}, "), f"{size:g}", "-", *cells])
-    title = f"{length.model} on {length.hardware}; {length.y:g} + {length.y:g} tokens, MB"
-    header = ["cache", "BS", "paper", "predicted", "measured", "difference"]
-    common.print_table(header, rows, title)
-    say(
-        "The last output token is never an input: its K and V are never written. Standard lacks",
-        f"them: 1 token of {2 * length.y:g}. Segment has a place for them, unless a segment would",
-        "begin with it. Our standard cache also leaves each prompt in its slot, which is not",
-        f"counted: {100 / (2 * WIDTH):g} % more at these lengths.",
-    )
-
-
-def report(points: list[Point]) -> None:
-    measured, (model, size) = curves(points, "measured"), STATED
-    if measured:
-        print_measured(measured)
-    config = MODELS[model]
-    real = replace(config, name="real", n_layer=28, n_head=16, n_kv_head=16, head_dim=256)
+def report(rows: Rows) -> None:
+    if measured := rows.newest().where("memory", source="measured"):
+        length = measured[0]["L"]
+        say(
+            "The last output token is never an input: its K and V are never written. Standard",
+            f"lacks them: 1 token of {2 * length}. Segment has a place for them, unless a segment",
+            "would begin with it. Our standard cache also leaves each prompt in its slot, which is",
+            f"not counted: {100 / (2 * WIDTH):g} % more at these lengths.",
+        )
+    model, size = STATED
+    real = replace(MODELS[model], n_layer=28, n_head=16, n_kv_head=16, head_dim=256)
     sizes = []
     for cache in BARS:
         held = cache_bytes(real, cache, size, WIDTH, LENGTH, LENGTH)
@@ -198,21 +196,40 @@ def report(points: list[Point]) -> None:
     )
 
 
-FIGURE = Figure(
-    name="segment_memory",
-    description=__doc__,
-    paper={f"sk_kv_{cache}": (f"{STATED[0]}, {cache}", STATED[1]) for cache in BARS},
-    predict=predict,
-    measure=measure,
+STUDY = Study(
+    "segment_memory",
+    __doc__,
+    [
+        Sweep(
+            memory,
+            [Formula(model) for model in TILES],
+            cases(L=LENGTH, BS=(1, 2, 4, 8, 16, 32, 64)),
+            quick=cases(L=LENGTH, BS=(1, 32)),
+            measured=cases(L=128, BS=(1, 2, 4, 8)),
+            quick_measured=cases(L=34, BS=(1, 2)),
+        )
+    ],
+    units={"memory": "GB", "more than the formula": "%", "segment of standard": "%"},
+    title=(
+        f"Segment KV Fig 4: cache of a beam search, BW = {WIDTH}; predicted by formula for"
+        f" {LENGTH} + {LENGTH} tokens, fp16"
+    ),
     draw=draw,
-    scale=Scale(lengths=(128,), batch_sizes=(1, 2, 4, 8), repeats=1),
-    quick_scale=Scale(lengths=(34,), batch_sizes=(1, 2), repeats=1),
-    shown=lambda point: point.series.endswith(SHARE) or point.x == STATED[1],
+    paper={
+        f"sk_kv_{cache}": ("memory", {"model": STATED[0], "BS": STATED[1], "cache": cache})
+        for cache in BARS
+    },
+    claims=[Claim("one copy of the prompt takes less", bounded("segment of standard", 50, 75))],
+    shown=lambda row, quantity: (
+        row["source"] == "measured"
+        or (quantity == "memory" and (row["model"], row["BS"]) == STATED)
+        or (quantity == "segment of standard" and row["BS"] == STATED[1])
+    ),
     report=report,
+    measure=True,
+    repeats=1,
+    real=real_caches,
 )
 
-
-main = FIGURE.main
-
 if __name__ == "__main__":
-    main()
+    STUDY.main()

@@ -16,152 +16,111 @@ What is measured: prompts of 512, a response of 32, three engines, --model (lapt
 
 import enter  # noqa: F401
 
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
 import matplotlib.pyplot as plt
 
 from configs import MODELS
-from experiments.lib import common, look, measuring, segment
-from experiments.lib.beam_engines import Search, add_latencies, check_cpu, ratio, started
-from experiments.lib.common import Point, Record
-from experiments.lib.figure import Figure, Scale
-from experiments.lib.segment import OURS, THEIRS, TILE, TILES, TOKENS, WAYS, say
+from experiments.lib import look, segment
+from experiments.lib.beam_engines import RealBeams, real_beams
+from experiments.lib.claims import Claim, bounded, flat
+from experiments.lib.common import paper_numbers
+from experiments.lib.engines import Sweep, cases
+from experiments.lib.rows import Rows
+from experiments.lib.segment import OURS, THEIRS, TILE, TILES, TOKENS, say
+from experiments.lib.study import Study
+
+if TYPE_CHECKING:  # predicting needs no torch
+    from engine import LLM
 
 PROMPT, RESPONSE = 1024, 128  # predicted
 WIDTHS = (1, 4)
 SECOND = "gpt2"  # 124 M parameters; measured beside --model
-MODEL = "llama2-13b"  # whose unfused operators are counted: see `scores_seconds`
-# number's id -> our series, and what it is: of which width and tokens, the smallest or the largest
+ENGINE = segment.PricedBeams("llama2-13b")  # whose unfused operators are counted: `scores_seconds`
+# what the paper states of its models: of which width and tokens, the smallest or the largest gain
 STATED = {
-    "sk_latency_bw1_low": ("BW = 1, both tokens: smallest gain", 1, TOKENS, min),
-    "sk_latency_bw1_high": ("BW = 1, both tokens: largest gain", 1, TOKENS, max),
-    "sk_first_bw4_low": ("BW = 4, first token: smallest gain", 4, TOKENS[:1], min),
-    "sk_first_bw4_high": ("BW = 4, first token: largest gain", 4, TOKENS[:1], max),
-    "sk_latency": ("BW = 4, next token: largest gain", 4, TOKENS[1:], max),
+    "sk_latency_bw1_low": (1, "both tokens", "smallest"),
+    "sk_latency_bw1_high": (1, "both tokens", "largest"),
+    "sk_first_bw4_low": (4, "first token", "smallest"),
+    "sk_first_bw4_high": (4, "first token", "largest"),
+    "sk_latency": (4, "next token", "largest"),
 }
 
 
-def milliseconds(model: str, way: str, width: int) -> dict[str, float]:
-    return segment.latencies(model, way, width, PROMPT, RESPONSE)
-
-
-def summary(points: list[Point], models: list[str], *where: str) -> list[Point]:
-    """What the paper states, of these models. where: model, hardware and source of a `Record`."""
-    record = Record("segment_widths", *where)
-    gains = common.values_at(points, points[0].source)
-    for series, width, tokens, extreme in STATED.values():
-        found = [gains[f"{model}, {what}, gain", width] for model in models for what in tokens]
-        record.add(series, extreme(found), "x")
-    return record
-
-
-def predict(quick: bool) -> list[Point]:
-    points: list[Point] = []
-    for model in TILES:
-        record = Record("segment_widths", model, segment.hardware(model))
-        for width in WIDTHS:
-            times = {way: milliseconds(model, way, width) for way in WAYS}
-            for way in WAYS:
-                for what, ms in times[way].items():
-                    record.add(f"{model}, {what}, {way}", ms, "ms", width, "BW")
-            for what in TOKENS:
-                gain = times[THEIRS][what] / times[OURS][what]
-                record.add(f"{model}, {what}, gain", gain, "x", width, "BW")
-        points += record
-    return points + summary(points, list(TILES), "four models", TILE.name)
-
-
-def measure(llm: "measuring.LLM", scale: Scale) -> list[Point]:
+def two_models(llm: "LLM", repeats: int) -> Generator[RealBeams]:
     """One model after the other; its six searches in alternation."""
-    (prompt,), quick = scale.lengths, scale.repeats == 1
-    one = quick or llm.config.name == SECOND
-    configs = [llm.config] if one else [llm.config, MODELS[SECOND]]
-    points: list[Point] = []
-    _, *where = measuring.measured_on(llm)
-    for config in configs:
-        record, response = Record("segment_widths", config.name, *where), 3 if quick else 32
-        pairs = [(way, width) for width in WIDTHS for way in WAYS]
-        searches = {(way, width): Search(way, 1, prompt, width, response) for way, width in pairs}
-        with started(config, check_cpu(llm)) as engines:
-            seen = engines.ask(searches, scale.repeats)
-        for way, width in pairs:
-            add_latencies(record, seen[way, width], way, width, "BW", prefix=f"{config.name}, ")
-        for width in WIDTHS:
-            for what in TOKENS:
-                gain = ratio(seen[OURS, width], seen[THEIRS, width], what)
-                measuring.add_spread(record, f"{config.name}, {what}, gain", gain, "x", width, "BW")
-        points += record
-    names = [config.name for config in configs]
-    return points + summary(points, names, " and ".join(names), *where)
+    yield from real_beams(llm, repeats)
+    if repeats > 1 and llm.config.name != SECOND:
+        yield from real_beams(llm, repeats, MODELS[SECOND])
 
 
-def newest_run(points: list[Point]) -> tuple[list[str], list[Point]]:
-    """The models that were measured last, and their points: the last row names them all."""
-    measured = [point for point in points if point.source == "measured"]
+def summary(rows: Rows) -> None:
+    """What the paper states, of these models together."""
+    models, like = list(rows.by("model")), rows[0]
+    every = {"model": "four models", "hardware": TILE.name}
+    if like["source"] == "measured":
+        every = {"model": " and ".join(models), "hardware": like["hardware"]}
+    for width, token, which in STATED.values():
+        tokens = TOKENS if token == "both tokens" else (token,)
+        found = rows.where("gain", model=tuple(models), BW=width, token=tokens).column("gain")
+        gain = min(found) if which == "smallest" else max(found)
+        rows.add(like | every, BW=width, token=token, which=which, gain=gain)
+
+
+def newest_run(rows: Rows) -> Rows:
+    """Of the models that were measured last: the last row names them all."""
+    measured = rows.where(source="measured")
     if not measured:
-        return [], []
-    last = measured[-1]
-    models = last.model.split(" and ")
-    own = [p for p in measured if p.hardware == last.hardware and p.model in (*models, last.model)]
-    return models, own
+        return measured
+    models = tuple(measured[-1]["model"].split(" and "))
+    return measured.where("latency", model=models, hardware=measured[-1]["hardware"])
 
 
-def draw_panel(
-    axes: plt.Axes, points: list[Point], source: str, what: str, groups: dict[tuple[str, int], str]
-) -> None:
-    """Bars of the three ways. groups: model and width -> what stands below their bars."""
-    times = common.values_at(points, source)
+def draw_panel(axes: plt.Axes, rows: Rows, tiles: bool) -> None:
+    """Bars of the three ways. rows: of one token. tiles: whether to say on how many."""
     heights = {
-        ((model, width), way): times[f"{model}, {what}, {way}", width]
-        for model, width in groups
-        for way in WAYS
+        ((row["model"], row["BW"]), row["way"]): row["latency"] for row in rows.where("latency")
     }
     labels = {key: f"{ms:.0f}" if ms >= 10 else f"{ms:.1f}" for key, ms in heights.items()}
-    segment.draw_ways(axes, groups, heights, labels)
+    names = {}
+    for model, width in dict.fromkeys(group for group, _ in heights):
+        count = TILES.get(model)
+        where = f", {count} tile{'s' if count > 1 else ''}" if tiles else ""
+        names[model, width] = f"{model}\nBW = {width}{where}"
+    segment.draw_ways(axes, names, heights, labels)
     axes.set_ylabel("latency (ms)")
     axes.margins(y=0.2)  # room for the legend
 
 
-def draw(points: list[Point]) -> plt.Figure:
+def draw(rows: Rows) -> plt.Figure:
     """Bars: each model at both widths, one bar for each way."""
-    models, newest = newest_run(points)
+    predicted, newest = rows.where(source="predicted"), newest_run(rows)
     ratios = [4, 2.5] if newest else [1]
     figure, grid = look.panels(2, len(ratios), 13 if newest else 16, 5.5, width_ratios=ratios)
-    tiles = {model: f"{count} tile{'s' if count > 1 else ''}" for model, count in TILES.items()}
-    predicted = {(m, w): f"{m}\nBW = {w}, {tiles[m]}" for m in TILES for w in WIDTHS}
-    measured = {(m, w): f"{m}\nBW = {w}" for m in models for w in WIDTHS}
-    for what, letters, (left, *right) in zip(TOKENS, ("ac", "bd"), grid, strict=True):
-        draw_panel(left, points, "predicted", what, predicted)
-        left.set_title(f"({letters[0]}) {what}, predicted: prompt {PROMPT}, response {RESPONSE}")
+    for token, letters, (left, *right) in zip(TOKENS, ("ac", "bd"), grid, strict=True):
+        draw_panel(left, predicted.where(token=token), tiles=True)
+        left.set_title(f"({letters[0]}) {token}, predicted: prompt {PROMPT}, response {RESPONSE}")
         for axes in right:
-            draw_panel(axes, newest, "measured", what, measured)
-            title = f"({letters[1]}) {what}, measured\n{newest[-1].hardware}"
+            draw_panel(axes, newest.where(token=token), tiles=False)
+            title = f"({letters[1]}) {token}, measured\n{newest[0]['hardware']}"
             axes.set_title(title, fontsize=14)
     where = f"{TILE.name}, and this machine" if newest else f"{TILE.name} (predicted)"
-    figure.suptitle(f"Segment KV Fig 8: BS = 1, {where}", fontsize=18)
+    figure.suptitle(f"{STUDY.title}, {where}", fontsize=18)
     return figure
-
-
-def print_latencies(points: list[Point], source: str, models: list[str], title: str) -> None:
-    times = common.values_at(points, source)
-    rows = [
-        [model, width, *segment.latency_cells(times, width, prefix=f"{model}, ")]
-        for model in models
-        for width in WIDTHS
-    ]
-    common.print_table(["model", "BW", *segment.LATENCIES], rows, title)
 
 
 def print_misses() -> None:
     """Why the paper's gains are larger than what bytes and FLOPs say."""
-    one, four = (milliseconds(MODEL, OURS, width) for width in WIDTHS)
-    theirs, stated = milliseconds(MODEL, THEIRS, WIDTHS[-1]), common.paper_numbers()["sk_latency"]
-    wider = four["next token"] / one["next token"]
-    scores = 1e3 * segment.scores_seconds(MODEL, 1, WIDTHS[-1], PROMPT)
-    unfused = (theirs["first token"] + scores) / four["first token"]
-    bytes_alone = theirs["next token"] / four["next token"]
-    wait = stated * four["next token"] - theirs["next token"]
+    one, four = (ENGINE.search(OURS, 1, width, PROMPT, RESPONSE) for width in WIDTHS)
+    theirs = ENGINE.search(THEIRS, 1, WIDTHS[-1], PROMPT, RESPONSE)
+    scores = segment.scores_seconds(ENGINE.model, 1, WIDTHS[-1], PROMPT)
+    unfused = (theirs.first + scores) / four.first
+    stated = paper_numbers()["sk_latency"]
+    wait = 1e3 * (stated * four.next - theirs.next)
     say(
         "The paper: BW = 4 costs almost the same as BW = 1. Predicted with segments, for the next",
-        f"token of {MODEL}: {wider:.2f}x.",
+        f"token of {ENGINE.model}: {four.next / one.next:.2f}x.",
     )
     say(
         "BW = 1: nothing is shared. Only the copies of the cache are left to gain. The paper's",
@@ -169,31 +128,27 @@ def print_misses() -> None:
     )
     say(
         f"BW = 4, first token: we price the rows, {WIDTHS[-1]} times as many. transformers also",
-        f"writes and reads the scores. With them, the gain is {unfused:.1f}x for {MODEL}.",
+        f"writes and reads the scores. With them, the gain is {unfused:.1f}x for {ENGINE.model}.",
     )
     say(
-        f"BW = 4, next token: bytes explain {bytes_alone:.1f}x for {MODEL}. If {stated:g}x was its",
-        f"gain, its baseline takes {wait:.0f} ms more than that, or",
-        f"{wait / MODELS[MODEL].n_layer:.1f} ms in each layer. The paper says that a layer has",
+        f"BW = 4, next token: bytes explain {theirs.next / four.next:.1f}x for {ENGINE.model}. If",
+        f"{stated:g}x was its gain, its baseline takes {wait:.0f} ms more than that, or",
+        f"{wait / ENGINE.config.n_layer:.1f} ms in each layer. The paper says that a layer has",
         "hundreds of operators there, and that most of them move little. We do not know what one",
         "takes, and price none.",
     )
 
 
-def report(points: list[Point]) -> None:
-    models, newest = newest_run(points)
-    segment.print_beside(points, [series for series, *_ in STATED.values()])
-    title = "ms of the first token | of the next; gain: transformers over segment"
-    print_latencies(points, "predicted", list(TILES), title)
+def report(rows: Rows) -> None:
+    segment.print_latencies(rows.where(source="predicted"), "model", "BW")
     print_misses()
+    newest = newest_run(rows)
     if not newest:
         return
-    title = f"measured: {newest[-1].hardware}; ms as above"
-    print_latencies(newest, "measured", models, title)
-    times = common.values_at(newest, "measured")
+    segment.print_latencies(newest, "model", "BW")
     wider = []
-    for model in models:
-        one, four = (times[f"{model}, next token, {OURS}", width] for width in WIDTHS)
+    for model, own in newest.where(way=OURS, token="next token").by("model").items():
+        one, four = (own.one("latency", BW=width) for width in WIDTHS)
         wider.append(f"{four / one:.2f}x for {model}")
     say(
         f"Measured, BW = 4 over BW = 1, next token with segments: {', '.join(wider)}.",
@@ -202,20 +157,43 @@ def report(points: list[Point]) -> None:
     )
 
 
-FIGURE = Figure(
-    name="segment_widths",
-    description=__doc__,
-    paper={name: (series, 0) for name, (series, *_) in STATED.items()},
-    predict=predict,
-    measure=measure,
+STUDY = Study(
+    "segment_widths",
+    __doc__,
+    [
+        Sweep(
+            segment.latencies,
+            [segment.PricedBeams(model) for model in TILES],
+            cases(P=PROMPT, R=RESPONSE, BW=WIDTHS),
+            measured=cases(P=512, R=32, BW=WIDTHS),
+            quick_measured=cases(P=24, R=3, BW=WIDTHS),
+        )
+    ],
+    units={"latency": "ms", "gain": "x"},
+    title="Segment KV Fig 8: BS = 1",
     draw=draw,
-    scale=Scale(lengths=(512,), batch_sizes=(1,), repeats=3),
-    quick_scale=Scale(lengths=(24,), batch_sizes=(1,), repeats=1),
-    shown=None,
+    paper={
+        name: ("gain", {"BW": width, "token": token, "which": which})
+        for name, (width, token, which) in STATED.items()
+    },
+    derive=summary,
+    claims=[
+        Claim(
+            "four beams gain as many times as rows run",
+            bounded("gain", 3.5, 4.0, token="first token", BW=4),
+        ),
+        Claim("one beam gains little", bounded("gain", 0.999, 1.2, BW=1)),
+        Claim(
+            "four beams take about as long as one",
+            flat("latency", "BW", way=OURS, token="next token"),
+        ),
+    ],
+    shown=lambda row, quantity: "which" in row,
     report=report,
+    measure=True,
+    repeats=3,
+    real=two_models,
 )
 
-main = FIGURE.main
-
 if __name__ == "__main__":
-    main()
+    STUDY.main()

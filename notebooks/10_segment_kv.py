@@ -442,14 +442,14 @@ print(f"4 layers of 'laptop', {small.dtype}, attention {small.attention}, {this_
 # writes the whole cache.
 
 # %%
-from experiments.segment_prompts import PROMPTS, milliseconds
+from experiments.segment_prompts import ENGINE, PROMPTS, RESPONSE
 
 figure, panels = plt.subplots(1, 2, figsize=(13, 5))
 looks = (GREY, "s"), SERIES[1], SERIES[0]
 for (way, ms), (colour, marker) in zip(measured.items(), looks, strict=True):
     panels[0].plot(lengths, ms, color=colour, marker=marker, label=way)
 for way, (colour, marker) in zip(("segment", "standard"), looks[1:], strict=True):
-    ms = [milliseconds(way, length)["next token"] for length in PROMPTS]
+    ms = [1e3 * ENGINE.search(way, 1, WIDTH, length, RESPONSE).next for length in PROMPTS]
     panels[1].plot(PROMPTS, ms, color=colour, marker=marker, label=f"{way}, BW = 4")
 titles = "4 layers of laptop, this machine (measured)", "Llama2-13B, a tile (predicted)"
 for axes, title, places in zip(panels, titles, (lengths, PROMPTS), strict=True):
@@ -474,36 +474,39 @@ plt.show()
 
 # %%
 from experiments import segment_prompts, segment_throughput, segment_widths
-from experiments.lib.segment import scores_seconds
+from experiments.lib.rows import name_of
+from experiments.lib.segment import PricedBeams, scores_seconds
 
 rows = []
-for experiment in (segment_widths.FIGURE, segment_throughput.FIGURE, segment_prompts.FIGURE):
-    ours = {point.series: point.y for point in experiment.predict(False)}
-    for name, (series, _) in experiment.paper.items():
-        what = f"throughput: {series}" if experiment is segment_throughput.FIGURE else series
-        places, unit = (0, " tokens") if "knee" in series else (2, "x")
-        rows.append([what, f"{ours[series]:.{places}f}{unit}", f"{paper[name]:g}{unit}"])
+for study in (segment_widths.STUDY, segment_throughput.STUDY, segment_prompts.STUDY):
+    ours = study.numbers(study.predict())
+    for name, (quantity, case) in study.paper.items():
+        what = f"{'throughput ' if study is segment_throughput.STUDY else ''}{quantity}"
+        places, unit = (0, " tokens") if quantity == "knee" else (2, "x")
+        numbers = f"{ours[name]:.{places}f}{unit}", f"{paper[name]:g}{unit}"
+        rows.append([name_of(what, case), *numbers])
 rows.append(["operators of a layer, segment", "-", f"{paper['sk_ops_per_layer']:g}"])
 print("Gains over transformers: the smallest and the largest of the paper's four models")
 print_table(["what", "predicted", "paper"], rows)
 
 # %%
-model, ways = "llama2-13b", ("segment", "standard", "transformers")
-first = [segment_widths.milliseconds(model, way, 4)["first token"] for way in ways]
-first.append(first[-1] + 1e3 * scores_seconds(model, 1, 4, 1024))
-print(f"{model}, all predicted. Gains by cause, of the first token:")
+engine, ways = PricedBeams("llama2-13b"), ("segment", "standard", "transformers")
+first = [engine.first_token(way, 1, 4, 1024) for way in ways]
+first.append(first[-1] + scores_seconds(engine.model, 1, 4, 1024))
+print(f"{engine.model}, all predicted. Gains by cause, of the first token:")
 causes = "the cache", "prompts repeated", "and scores written to memory"
-for cause, ms in zip(causes, first[1:], strict=True):
-    print(f"  {cause}: {ms / first[0]:.2f}")
-best = {way: segment_throughput.run(model, way) for way in ways}
-alike = segment_throughput.run(model, "segment", best["transformers"].batch_size)
-gain = alike.throughput / best["transformers"].throughput
-more = best["segment"].throughput / alike.throughput
-print(f"throughput: {gain:.1f} times at the same batch, {alike.batch_size} searches;", end=" ")
-print(f"{more:.1f} times more at {best['segment'].batch_size}")
-from_cache = best["segment"].throughput / best["standard"].throughput
+for cause, seconds in zip(causes, first[1:], strict=True):
+    print(f"  {cause}: {seconds / first[0]:.2f}")
+sizes = {way: segment_throughput.largest(engine, way) for way in ways}
+rates = {way: segment_throughput.rate(engine, way, size) for way, size in sizes.items()}
+fewer = sizes["transformers"]
+alike = segment_throughput.rate(engine, "segment", fewer)
+gain, more = alike / rates["transformers"], rates["segment"] / alike
+print(f"throughput: {gain:.1f} times at the same batch, {fewer} searches;", end=" ")
+print(f"{more:.1f} times more at {sizes['segment']}")
+from_cache = rates["segment"] / rates["standard"]
 print(f"throughput over our standard cache, each at its largest batch: {from_cache:.1f} times")
-one, four = (segment_widths.milliseconds(model, "segment", w)["next token"] for w in (1, 4))
+one, four = (engine.search("segment", 1, width, 1024, 128).next for width in (1, 4))
 print(f"the next token with segments: BW = 4 takes {four / one:.2f} times BW = 1")
 
 # %% [markdown]

@@ -50,9 +50,6 @@ CLAIMS: dict[str, Callable[[Curve], bool]] = {
     ),
     "serve_phases": lambda y: max(y("prefill throughput")) < 1.05 * min(y("prefill throughput")),
     "choose_chunk": lambda y: rises(y("longest TBT L=1024 B=18 P=956 D=68")),
-    "segment_attention": lambda y: (
-        min(y("head first")) > max(y("batch first") + y("sequence first"))
-    ),
 }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ print today. And their lines are short.
 
 import json
 import re
+import shutil
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -229,6 +230,7 @@ def test_the_beams_document_shows_what_results_hold(
     assert run(code).count("'") >= 8
     results = ROOT / "results"
     bench_beams.print_rows(beam_cases.rows_of(read_csv(results / "bench_beams.csv")))
+    shutil.copy(results / "segment_memory.csv", tmp_path)  # with its measured rows
     printed = capsys.readouterr().out + printed_by(segment_memory, "--wide", "--out", tmp_path)
     lines = {" ".join(line.split()) for line in printed.splitlines()}
     shown = [line for block in blocks(document, "text") for line in block.splitlines()]
@@ -236,17 +238,17 @@ def test_the_beams_document_shows_what_results_hold(
     for line in shown:
         assert " ".join(line.split()) in lines, line
 
-    def found(name: str, source: str) -> dict[str, float]:
-        points = [p for p in read_csv(results / f"{name}.csv") if p.source == source]
-        return {p.series + (f"@{p.x:g}" if p.x_unit else ""): p.y for p in points}
-
-    measured = found("segment_widths", "measured")
+    widths = read_rows(results / "segment_widths.csv").where(source="measured")
     for model in ("laptop", "gpt2"):
-        assert f"{measured[f'{model}, first token, gain@4']:.1f}x (`{model}`)" in document
-        wider = [measured[f"{model}, next token, segment@{width}"] for width in (4, 1)]
-        assert f"{wider[0] / wider[1]:.2f}x (`{model}`)" in document
-    assert f"{found('segment_throughput', 'measured')['gain']:.1f}x with 1 GB" in document
-    attention = found("segment_attention", "measured")
+        own = widths.where(model=model, way="segment")
+        gain = own.one("gain", token="first token", BW=4)
+        assert f"{gain:.1f}x (`{model}`)" in document
+        four, one = (own.one("latency", token="next token", BW=width) for width in (4, 1))
+        assert f"{four / one:.2f}x (`{model}`)" in document
+    (gain,) = read_rows(results / "segment_throughput.csv").where("gain", source="measured")
+    assert f"{gain['gain']:.1f}x with 1 GB" in document
+    attention = read_rows(results / "segment_attention.csv").where(source="measured")
+    read = attention.one("bandwidth", layout="plain read")
     for layout in ("head first", "batch first", "sequence first"):
-        best = max(y for name, y in attention.items() if re.fullmatch(rf"{layout}@\d+", name))
-        assert f"{100 * best / attention['plain read']:.0f} %" in document, layout
+        best = max(attention.where(layout=layout).column("bandwidth"))
+        assert f"{100 * best / read:.0f} %" in document, layout

@@ -9,7 +9,8 @@ import torch
 from test_pipeline_figures import call
 
 from experiments import segment_attention as script
-from experiments.lib.common import SPREAD, paper_numbers, read_csv
+from experiments.lib.common import paper_numbers
+from experiments.lib.rows import read_rows, spread
 from fast import native
 
 SHAPE = script.QUICK
@@ -28,22 +29,16 @@ def run(out: Path, *flags: str) -> str:
 def test_a_row_for_each_layout_and_a_later_run_keeps_them(tmp_path: Path) -> None:
     run(tmp_path, "--measure")
     printed = run(tmp_path)
-    points = read_csv(tmp_path / "segment_attention.csv")
-    measured = {(p.series, p.x): p.y for p in points if p.source == "measured"}
-    layouts = {
-        (layout + end, size)
-        for layout in script.LAYOUTS
-        for end in ("", *SPREAD)
-        for size in SHAPE.batch_sizes
-    }
-    assert measured.keys() == layouts | {(script.READ + end, 0) for end in ("", *SPREAD)}
-    for (series, size), rate in measured.items():
-        if not series.endswith(SPREAD):
-            low, high = (measured[series + end, size] for end in SPREAD)
-            assert 0 < low <= rate <= high
-    paper = {(p.series, p.x): p.y for p in points if p.source == "paper"}
+    rows = read_rows(tmp_path / "segment_attention.csv")
+    measured, paper = rows.where(source="measured"), rows.where(source="paper")
+    layouts = {(layout, size) for layout in script.LAYOUTS for size in SHAPE.batch_sizes}
+    assert {(row["layout"], row.get("BS")) for row in measured} == layouts | {(script.READ, None)}
+    for row in measured:
+        low, high = spread(row, "bandwidth")
+        assert 0 < low <= row["bandwidth"] <= high
     numbers = paper_numbers()
-    assert paper == {place: numbers[name] for name, place in script.PAPER.items()}
+    stated = {name: paper.one("bandwidth", **case) for name, case in script.PAPER.items()}
+    assert stated == {name: numbers[name] for name in script.PAPER}
     assert all(layout in printed for layout in script.LAYOUTS)
     assert "measured, GB/s" in printed
     assert (tmp_path / "segment_attention.png").read_bytes().startswith(b"\x89PNG")
@@ -53,7 +48,7 @@ def test_a_row_for_each_layout_and_a_later_run_keeps_them(tmp_path: Path) -> Non
 
 def test_without_a_measurement(tmp_path: Path) -> None:
     assert "--measure" in run(tmp_path)
-    assert {p.source for p in read_csv(tmp_path / "segment_attention.csv")} == {"paper"}
+    assert set(read_rows(tmp_path / "segment_attention.csv").column("source")) == {"paper"}
 
 
 def test_a_flag_that_needs_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

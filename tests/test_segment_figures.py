@@ -3,11 +3,14 @@ runs of bench_beams.py, on the same engines.
 """
 
 import importlib
+import operator
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import replace
 from io import StringIO
+from math import isclose
 from pathlib import Path
+from unittest import mock
 
 import matplotlib.pyplot as plt
 import pytest
@@ -15,108 +18,66 @@ from test_pipeline_figures import call
 
 from beam.cost import cache_bytes
 from configs import MODELS, ModelConfig
-from configs.constants import constants
-from experiments import bench_beams
-from experiments.lib import segment
+from experiments import bench_beams, segment_prompts, segment_throughput, segment_widths
+from experiments.lib import beam_engines, segment
 from experiments.lib.beam_cases import rows_of
 from experiments.lib.beam_engines import ENGINES, Engines, started
-from experiments.lib.common import Point, curves, guesses, paper_numbers, read_csv
+from experiments.lib.common import read_csv
+from experiments.lib.rows import Rows, read_rows
 
 NAMES = ("segment_memory", "segment_prompts", "segment_widths", "segment_throughput")
-SCRIPTS = {name: importlib.import_module(f"experiments.{name}") for name in NAMES}
+STUDIES = {name: importlib.import_module(f"experiments.{name}").STUDY for name in NAMES}
+ENGINES_OF = {model: segment.PricedBeams(model) for model in segment.TILES}
 
 
 def printed(name: str, path: Path, *flags: str) -> str:
     """What a script says; it writes to the folder."""
-    with redirect_stdout(StringIO()) as terminal:
-        call(SCRIPTS[name], "--quick", *flags, "--out", str(path))
+    arguments = [f"{name}.py", "--quick", *flags, "--out", str(path)]
+    with redirect_stdout(StringIO()) as terminal, mock.patch.object(sys, "argv", arguments):
+        STUDIES[name].run()
     return terminal.getvalue()
 
 
-@pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """The folder of the results, and what each script printed."""
-    path = tmp_path_factory.mktemp("results")
-    return path, {name: printed(name, path) for name in NAMES}
+def test_memory_is_the_formula() -> None:
+    rows = STUDIES["segment_memory"].predict(quick=True)
+    held = {
+        cache: rows.one("memory", source="predicted", model="gptj-6b", BS=32, cache=cache)
+        for cache in ("standard", "segment")
+    }
+    assert held == pytest.approx({"standard": 137.439, "segment": 85.899}, abs=0.001)
+    assert set(rows.column("segment of standard")) == {62.5}
 
 
-@pytest.fixture(scope="module")
-def out(said: tuple[Path, dict[str, str]]) -> Path:
-    return said[0]
-
-
-def values(out: Path, name: str, source: str = "predicted") -> dict[tuple[str, float], float]:
-    points = read_csv(out / f"{name}.csv")
-    return {(point.series, point.x): point.y for point in points if point.source == source}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_picture_a_table_and_every_number_of_the_paper(
-    said: tuple[Path, dict[str, str]], name: str
-) -> None:
-    out, texts = said
-    assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    stated, numbers = values(out, name, "paper"), paper_numbers()
-    paper = SCRIPTS[name].FIGURE.paper
-    assert stated == {place: numbers[each] for each, place in paper.items()}
-    lines = texts[name].splitlines()
-    assert all(len(line) <= 100 for line in lines if not line.startswith("wrote"))
-    points = read_csv(out / f"{name}.csv")
-    borrowed = [] if name == "segment_memory" else [constants(segment.TILE.name, "sarathi")[1]]
-    assert guesses(points, {}) == borrowed
-    assert all(line in texts[name] for line in borrowed)
-
-
-def test_memory_is_the_formula(out: Path) -> None:
-    found, numbers = values(out, "segment_memory"), paper_numbers()
-    assert found["gptj-6b, standard", 32] == pytest.approx(137.439, abs=0.001)
-    assert found["gptj-6b, segment", 32] == pytest.approx(85.899, abs=0.001)
-    for cache in ("standard", "segment"):
-        stated = numbers[f"sk_kv_{cache}"]
-        assert found[f"gptj-6b, {cache}", 32] == pytest.approx(stated, abs=0.5), "as rounded"
-    shares = [y for (series, _), y in found.items() if series.endswith("segment of standard")]
-    assert shares == [62.5] * 4
-
-
-def test_the_knee_moves_with_the_rows(out: Path) -> None:
-    found = curves(read_csv(out / "segment_prompts.csv"), "predicted")
-    theirs, ours = (found[f"knee, {way}"][0].y for way in ("transformers", "segment"))
-    assert 3.5 < ours / theirs < 4.5
-    script = SCRIPTS["segment_prompts"]
-    shortest = segment.first_token(script.MODEL, "segment", 1, 4, script.PROMPTS[0])
-    before, at = (
-        segment.first_token(script.MODEL, "segment", 1, 4, int(n)) for n in (ours - 1, ours)
+def test_the_knee_is_where_the_first_token_has_doubled() -> None:
+    script = segment_prompts
+    knee = script.knee(script.ENGINE, "segment")["knee"]
+    shortest, before, at = (
+        script.ENGINE.first_token("segment", 1, 4, n) for n in (script.PROMPTS[0], knee - 1, knee)
     )
     assert before < 2 * shortest <= at
-    for way in segment.WAYS:
-        for what in segment.TOKENS:
-            times = [point.y for point in found[f"{what}, {way}"]]
-            assert times == sorted(times)
-
-
-def test_gains_of_widths(out: Path) -> None:
-    found = values(out, "segment_widths")
-    for model in segment.TILES:
-        assert found[f"{model}, first token, gain", 1] == pytest.approx(1)
-        assert 1 < found[f"{model}, next token, gain", 1] < found[f"{model}, next token, gain", 4]
-        assert 3.5 < found[f"{model}, first token, gain", 4] <= 4.0, "the rows, and no more"
-        one, four = (found[f"{model}, next token, segment", width] for width in (1, 4))
-        assert one < four < 1.03 * one, "the paper: almost the same"
+    measured = {"source": "measured", "model": "m", "hardware": "h", "token": "first token"}
+    rows = Rows(
+        measured | {"P": length, "way": way, "latency": ms}
+        for way, times in (("segment", (10, 19, 20, 90)), ("standard", (10, 19)))
+        for length, ms in zip((32, 64, 128, 256), times, strict=False)
+    )
+    script.measured_knees(rows)
+    assert [(row["way"], row["knee"]) for row in rows.where("knee")] == [("segment", 128)]
 
 
 def test_the_largest_batch_fits_and_one_more_does_not() -> None:
     shape = 4, 1024, 128  # BW, prompt, response
-    for name, tiles in segment.TILES.items():
+    for name, engine in ENGINES_OF.items():
         model = MODELS[name]
         for way, each in segment.WAYS.items():
-            size = segment.largest_batch(name, way, *shape)
+            size, _ = engine.largest_batch(way, *shape)
             used = [
                 2 * model.parameters
                 + cache_bytes(model, each.cache, count, *shape)
                 + segment.temporary_bytes(model, way, count, *shape)
                 for count in (size, size + 1)
             ]
-            assert used[0] <= tiles * 64e9 < used[1]
+            assert used[0] <= engine.tiles * 64e9 < used[1]
 
 
 def test_what_is_in_memory_twice() -> None:
@@ -132,31 +93,27 @@ def test_what_is_in_memory_twice() -> None:
     assert twice["segment"] == [keys] * 2
 
 
-def test_throughput_gains_by_batch_and_by_bytes(out: Path) -> None:
-    script, found = SCRIPTS["segment_throughput"], values(out, "segment_throughput")
-    gains = {model: found[f"{model}, gain", 0] for model in segment.TILES}
-    assert found["smallest gain", 0] == min(gains.values())
-    assert found["largest gain", 0] == max(gains.values())
-    for model, gain in gains.items():
-        ours, theirs = (script.run(model, way) for way in ("segment", "transformers"))
-        assert ours.batch_size > 4 * theirs.batch_size and gain > 4
-        seconds = theirs.first + 127 * theirs.next
-        assert theirs.throughput == pytest.approx(theirs.batch_size * 128 / seconds)
-    large = "bloom-176b"
-    faster = script.without_all_reduces(large, "segment")
-    assert faster > script.run(large, "segment").throughput
-    assert script.without_all_reduces("gptj-6b", "segment") == pytest.approx(
-        script.run("gptj-6b", "segment").throughput
-    )
+def test_throughput_gains_by_batch_and_by_bytes() -> None:
+    script = segment_throughput
+    for engine in ENGINES_OF.values():
+        ours, theirs = (script.largest(engine, way) for way in ("segment", "transformers"))
+        assert ours > 4 * theirs
+        first, following = engine.search("transformers", theirs, 4, 1024, 128)
+        rate = script.rate(engine, "transformers", theirs)
+        assert rate == pytest.approx(theirs * 128 / (first + 127 * following))
+    for model, compare in (("bloom-176b", operator.gt), ("gptj-6b", isclose)):
+        engine = ENGINES_OF[model]
+        own = script.rate(engine, "segment", script.largest(engine, "segment"))
+        assert compare(script.without_all_reduces(engine, "segment"), own)
 
 
 # ----------------------------------------------------------------------------- the measured halves
 
-SHOWN = {  # a series that the picture must have
-    "segment_memory": "demo, segment",
-    "segment_prompts": "next token, segment",
-    "segment_widths": "demo, next token, segment",
-    "segment_throughput": "segment: throughput",
+SHOWN = {  # a row that the picture must have
+    "segment_memory": ("memory", {"cache": "segment"}),
+    "segment_prompts": ("latency", {"way": "segment"}),
+    "segment_widths": ("latency", {"way": "segment"}),
+    "segment_throughput": ("throughput", {"way": "segment"}),
 }
 
 
@@ -181,9 +138,8 @@ def measured(
     path, texts = tmp_path_factory.mktemp("measured"), {}
     flags = "--measure", "--model", "demo", "--device", "cpu", "--dtype", "float32"
     with pytest.MonkeyPatch.context() as patch:
-        for name, module in SCRIPTS.items():
-            if name != "segment_memory":
-                patch.setattr(module, "started", running)
+        patch.setattr(beam_engines, "started", running)
+        for name in NAMES:
             texts[name] = printed(name, path, *flags)
     return path, texts
 
@@ -197,14 +153,17 @@ def test_a_later_run_shows_what_was_measured(
     path, texts = measured
     lines = texts[name].splitlines()
     assert all(len(line) <= 100 for line in lines if not line.startswith("wrote"))
-    before = [point for point in read_csv(path / f"{name}.csv") if point.source == "measured"]
+    before = measured_rows(measured, name)
     said_later = printed(name, path)
-    points = read_csv(path / f"{name}.csv")
-    assert before == [point for point in points if point.source == "measured"]
-    old = next(p for p in points if p.source == "measured" and p.series == SHOWN[name])
-    for y in (old.y, 3 * old.y):
-        figure = SCRIPTS[name].FIGURE.draw([replace(p, y=y) if p is old else p for p in points])
-        assert y in drawn(figure)
+    assert before == measured_rows(measured, name)
+    rows, (quantity, case) = read_rows(path / f"{name}.csv"), SHOWN[name]
+    old = rows.where(quantity, source="measured", **case)[0]
+    for y in (old[quantity], 3 * old[quantity]):
+        old[quantity] = y
+        figure = STUDIES[name].picture(rows)
+        assert any(
+            y * unit == pytest.approx(height) for height in drawn(figure) for unit in (1, 1e3)
+        )
         plt.close(figure)
     assert "demo on " in said_later or "measured: " in said_later
 
@@ -215,69 +174,53 @@ def drawn(figure: object) -> set[float]:
     return found.union(*[line.get_ydata() for axes in figure.axes for line in axes.lines])
 
 
-def measured_values(measured: tuple, name: str) -> dict[tuple[str, float], float]:
-    return values(measured[0], name, "measured")
+def measured_rows(measured: tuple, name: str) -> Rows:
+    return read_rows(measured[0] / f"{name}.csv").where(source="measured")
 
 
 @pytest.mark.slow
 def test_bytes_of_the_caches_are_the_formulas(measured: tuple) -> None:
     """A prompt and a response of 34: K and V of 33 tokens of the response are written."""
-    found = measured_values(measured, "segment_memory")
+    rows = measured_rows(measured, "segment_memory")
     for size in (1, 2):
-        for cache, written in (("segment", 34), ("standard", 33)):
+        for cache, written, miss in (("segment", 34, 0), ("standard", 33, -100 / 68)):
             shape = MODELS["demo"], cache, size, 4, 34, written, 4
-            assert found[f"demo, {cache}", size] == pytest.approx(
-                cache_bytes(*shape) / 1e6, rel=1e-5
-            )
-        assert found["demo, segment, more than the formula", size] == 0
-        miss = found["demo, standard, more than the formula", size]
-        assert miss == pytest.approx(-100 / 68, rel=1e-4)
-    assert found["demo, segment of standard", 0] == pytest.approx(100 * (34 + 4 * 48) / (4 * 67))
-
-
-@pytest.mark.slow
-def test_a_measured_knee_is_where_the_first_token_has_doubled(measured: tuple) -> None:
-    script = SCRIPTS["segment_prompts"]
-    place = "segment_prompts", "x"
-    points = [Point(*place, x, "tokens", y, "ms", "measured", "m", "h")
-              for x, y in ((32, 10), (64, 19), (128, 20), (256, 90))]  # fmt: skip
-    assert script.measured_knee(points) == 128
-    assert script.measured_knee(points[:2]) is None
-    found = curves(read_csv(measured[0] / "segment_prompts.csv"), "measured")
-    for way in segment.WAYS:
-        knee = script.measured_knee(found[f"first token, {way}"])
-        assert [point.y for point in found.get(f"knee, {way}", [])] == ([knee] if knee else [])
-        for what in segment.TOKENS:
-            assert [point.x for point in found[f"{what}, {way}"]] == [8, 64]
+            (row,) = rows.where(cache=cache, BS=size)
+            assert row["memory"] == pytest.approx(cache_bytes(*shape) / 1e9, rel=1e-5)
+            assert row["more than the formula"] == pytest.approx(miss, rel=1e-4)
+        share = rows.one("segment of standard", BS=size)
+        assert share == pytest.approx(100 * (34 + 4 * 48) / (4 * 67))
 
 
 @pytest.mark.slow
 def test_measured_gains_are_those_of_the_times(measured: tuple) -> None:
-    found, gains = measured_values(measured, "segment_widths"), {}
-    for width in (1, 4):
-        for what in ("first token", "next token"):
-            theirs, ours = (found[f"demo, {what}, {way}", width]
-                            for way in ("transformers", "segment"))  # fmt: skip
-            gains[what, width] = found[f"demo, {what}, gain", width]
-            assert gains[what, width] == pytest.approx(theirs / ours, rel=1e-4), "one pair"
-    for series, width, tokens, extreme in SCRIPTS["segment_widths"].STATED.values():
-        assert found[series, 0] == pytest.approx(extreme(gains[what, width] for what in tokens))
+    rows = measured_rows(measured, "segment_widths")
+    gains = {}
+    for row in rows.where("gain", way="segment"):
+        place = {"BW": row["BW"], "token": row["token"]}
+        gains[row["BW"], row["token"]] = row["gain"]
+        theirs = rows.one("latency", way="transformers", **place)
+        assert row["gain"] == pytest.approx(theirs / row["latency"], rel=1e-4), "one pair"
+    for width, token, which in segment_widths.STATED.values():
+        tokens = segment.TOKENS if token == "both tokens" else (token,)
+        extreme = {"smallest": min, "largest": max}[which]
+        stated = rows.one("gain", BW=width, token=token, which=which)
+        assert stated == pytest.approx(extreme(gains[width, each] for each in tokens))
 
 
 @pytest.mark.slow
 def test_the_measured_largest_batch_fits_the_budget(measured: tuple) -> None:
-    found = measured_values(measured, "segment_throughput")
-    budget = 1e3 * found["budget", 0]  # MB
+    rows = measured_rows(measured, "segment_throughput")
+    budget, prompt, response = (rows[0][key] for key in ("GB", "P", "R"))
     for way in segment.WAYS:
-        peaks = {x: y for (series, x), y in found.items() if series == f"{way}: peak"}
-        size = found[f"{way}: largest batch", 0]
-        assert size == max(x for x, peak in peaks.items() if peak <= budget) >= 1
+        peaks = {row["BS"]: row["peak"] for row in rows.where("peak", way=way)}
+        size = rows.one("largest batch", way=way)
+        assert size == max(n for n, peak in peaks.items() if peak <= 1e3 * budget) >= 1
         cache = segment.WAYS[way].cache
-        prompt, response = (int(found[name, 0]) for name in ("prompt", "response"))
         held = cache_bytes(MODELS["demo"], cache, int(size), 4, prompt, response - 1, 4)
         assert peaks[size] > 0.9 * held / 1e6, "the caches are counted"
-    ours, theirs = (found[f"{way}: throughput", 0] for way in ("segment", "transformers"))
-    assert found["gain", 0] == pytest.approx(ours / theirs, rel=1e-4)
+    ours, theirs = (rows.one("throughput", way=way) for way in ("segment", "transformers"))
+    assert rows.where("gain")[0]["gain"] == pytest.approx(ours / theirs, rel=1e-4)
 
 
 @pytest.mark.slow

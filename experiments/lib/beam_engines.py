@@ -12,7 +12,7 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING
 from beam.cost import cache_bytes, throughput
 from command.checks import UserError, lookup
 from configs import ModelConfig
-from experiments.lib.common import Record, progress
-from experiments.lib.measuring import add_spread, median_ratio
-from experiments.lib.segment import OURS, TOKENS, WAYS
+from experiments.lib.common import progress
+from experiments.lib.engines import Real
+from experiments.lib.measuring import median_ratio
+from experiments.lib.segment import OURS, WAYS, Latency
 
 if TYPE_CHECKING:  # predicting needs no torch
     from engine import LLM
@@ -79,15 +80,6 @@ def ratio(ours: Seen, other: Seen, what: str) -> Spread:
     return median_ratio(list(zip(other.times(what), ours.times(what), strict=True)))
 
 
-def add_latencies(
-    record: Record, seen: Seen, way: str, x: float, x_unit: str, prefix: str = ""
-) -> None:
-    """Add the ms of the first and of the next token, with ranges: "PREFIXfirst token, WAY"."""
-    for what in TOKENS:
-        times = spread([1e3 * seconds for seconds in seen.times(what)])
-        add_spread(record, f"{prefix}{what}, {way}", times, "ms", x, x_unit)
-
-
 def make_prompts(config: ModelConfig, batch_size: int, length: int) -> list[list[int]]:
     """Token ids, the same on every machine."""
     generator = random.Random(0)
@@ -102,6 +94,12 @@ class Engines:
     def __init__(self, config: ModelConfig, dtype: str, peers: Mapping[str, "Peer"]):
         self.config, self.dtype, self.peers = config, dtype, peers
 
+    def run(self, search: Search) -> dict:
+        """What beam_peers.py answers: first, next (s), peak (bytes; None: not known), tokens."""
+        question = {"beam_width": search.beam_width, "response": search.response}
+        question["prompts"] = make_prompts(self.config, search.batch_size, search.prompt)
+        return self.peers[search.engine].ask(question)
+
     def ask(self, searches: Mapping[Hashable, Search], repeats: int) -> dict[Hashable, Seen]:
         """Run each search `repeats` times, in alternation. searches: by a label of your choice."""
         seen = {label: Seen() for label in searches}
@@ -113,9 +111,7 @@ class Engines:
                 each, found = searches[label], seen[label]
                 shape = f"{each.batch_size} x {each.prompt} + {each.response} tokens"
                 bar.set_description(f"{each.engine}, {shape}, BW {each.beam_width}")
-                question = {"beam_width": each.beam_width, "response": each.response}
-                question["prompts"] = make_prompts(self.config, each.batch_size, each.prompt)
-                answer = self.peers[each.engine].ask(question)
+                answer = self.run(each)
                 for name in ("first", "next", "peak"):
                     if answer[name] is not None:
                         getattr(found, name).append(answer[name])
@@ -131,10 +127,10 @@ class Engines:
 
     def peak(self, name: str, batch_size: int, prompt: int, width: int, response: int) -> float:
         """Bytes: of one run."""
-        found = self.ask({name: Search(name, batch_size, prompt, width, response)}, 1)[name]
-        if not found.peak:
+        peak = self.run(Search(name, batch_size, prompt, width, response))["peak"]
+        if peak is None:
             raise UserError("the peak of a process is known on Linux alone: see proc(5)")
-        return found.peak[0]
+        return peak
 
     def largest_batch(
         self, name: str, prompt: int, width: int, response: int, budget: float
@@ -191,6 +187,41 @@ def started(config: ModelConfig, dtype: str, names: Sequence[str] = ENGINES) -> 
         engines = Engines(config, dtype, peers)
         engines.compare(2, 16, 2, 3, 1)  # first kernels, compilers
         yield engines
+
+
+class RealBeams(Real):
+    """The same questions as to `PricedBeams`, answered by engines that run."""
+
+    def __init__(self, llm: "LLM", engines: Engines, repeats: int) -> None:
+        super().__init__(llm, repeats)
+        self.engines, self.config, self.model = engines, engines.config, engines.config.name
+        self.found: dict[tuple, tuple[int, dict[int, float]]] = {}  # by `largest_batch`
+
+    def warm_up(self) -> None:
+        """The engines have started warm."""
+
+    def search(self, way: str, batch_size: int, width: int, prompt: int, response: int) -> Latency:
+        def measure() -> Latency:
+            answer = self.engines.run(Search(way, batch_size, prompt, width, response))
+            return Latency(answer["first"], answer["next"])
+
+        return self.in_turn(measure)
+
+    def largest_batch(
+        self, way: str, width: int, prompt: int, response: int, memory: float
+    ) -> tuple[int, dict[int, float]]:
+        """Of those that ran within `memory` GB; 0: none. And the peaks in bytes of all tried."""
+        key = way, width, prompt, response, memory
+        if key not in self.found:
+            tried = self.engines.largest_batch(way, prompt, width, response, 1e9 * memory)
+            self.found[key] = largest_fit(tried, 1e9 * memory), tried
+        return self.found[key]
+
+
+def real_beams(llm: "LLM", repeats: int, config: ModelConfig | None = None) -> Generator[RealBeams]:
+    """What a `Study` measures: the model of --model, or that of `config`."""
+    with started(config or llm.config, check_cpu(llm)) as engines:
+        yield RealBeams(llm, engines, repeats)
 
 
 def check_cpu(llm: "LLM") -> str:

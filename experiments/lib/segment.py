@@ -13,7 +13,8 @@ measured rate: nothing is taken off.
 
 import textwrap
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 
@@ -21,8 +22,9 @@ from batch import Batch, Chunk
 from beam.cost import BeamCostModel, cache_bytes, make_beams
 from beam.request import STEP, segment_length
 from configs import GPUS, LINKS, MODELS, ModelConfig
-from experiments.lib.common import Point, newest_measured, print_comparison
+from experiments.lib.common import print_table
 from experiments.lib.look import COLOURS
+from experiments.lib.rows import Row, Rows
 
 TILE = GPUS["max-1550-tile"]
 TILES = {"gptj-6b": 1, "llama2-13b": 1, "opt-30b": 2, "bloom-176b": 8}  # Sec 4; tensor parallel
@@ -50,36 +52,68 @@ OURS, THEIRS = "segment", "transformers"
 # ---------------------------------------------------------------------------------------- predicted
 
 
-def cost_model(model: str, way: str) -> BeamCostModel:
-    tiles, expanded = TILES[model], WAYS[way].expanded
-    return BeamCostModel(MODELS[model], TILE, tp=tiles, link=LINKS[LINK[tiles]], expanded=expanded)
+class Latency(NamedTuple):
+    """Seconds of a token of all requests of a batch; next: the mean from the second to the last."""
+
+    first: float
+    next: float
 
 
-def hardware(model: str) -> str:
-    return TILE.name if TILES[model] == 1 else f"{TILES[model]} x {TILE.name}"
+class PricedBeams:
+    """Beam searches of a model, priced for the tiles that the paper gives it.
+
+    `RealBeams` of lib/beam_engines.py has the same methods, but for `first_token`.
+    """
+
+    def __init__(self, model: str) -> None:
+        self.model, self.config, self.tiles = model, MODELS[model], TILES[model]
+        self.hardware = TILE.name if self.tiles == 1 else f"{self.tiles} x {TILE.name}"
+        options = {"tp": self.tiles, "link": LINKS[LINK[self.tiles]]}
+        self.costs = {
+            way: BeamCostModel(self.config, TILE, expanded=each.expanded, **options)
+            for way, each in WAYS.items()
+        }
+        self.cost_model = self.costs[OURS]
+
+    def first_token(self, way: str, batch_size: int, width: int, prompt: int) -> float:
+        """Seconds of the prefill, whole, of all requests together."""
+        beams = make_beams(WAYS[way].cache, batch_size, width, prompt, 0)
+        return self.costs[way].seconds(Batch([Chunk(beam, 0, prompt) for beam in beams], []))
+
+    def search(self, way: str, batch_size: int, width: int, prompt: int, response: int) -> Latency:
+        steps, cost = range(1, response), self.costs[way]
+        decodes = [make_beams(WAYS[way].cache, batch_size, width, prompt, n) for n in steps]
+        following = sum(cost.seconds(Batch([], beams)) for beams in decodes) / len(steps)
+        return Latency(self.first_token(way, batch_size, width, prompt), following)
+
+    def largest_batch(
+        self, way: str, width: int, prompt: int, response: int, memory: float | None = None
+    ) -> tuple[int, dict[int, float]]:
+        """BS_max: prompts whose searches fit the tiles, beside the weights; copies are counted.
+
+        Nothing is left for activations. Real systems fit fewer. memory: GB that a real engine may
+        take. Also returns what was tried, as `RealBeams` does: here, nothing.
+        """
+        free = self.tiles * TILE.memory - 2 * self.config.parameters
+        each = cache_bytes(self.config, WAYS[way].cache, 1, width, prompt, response)
+        twice = temporary_bytes(self.config, way, 1, width, prompt, response)
+        return int(free // (each + twice) if way == THEIRS else (free - twice) // each), {}
 
 
-def first_token(model: str, way: str, batch_size: int, width: int, prompt: int) -> float:
-    """Seconds of the prefill, whole, of all requests together."""
-    beams = make_beams(WAYS[way].cache, batch_size, width, prompt, 0)
-    batch = Batch([Chunk(request, 0, prompt) for request in beams], [])
-    return cost_model(model, way).seconds(batch)
-
-
-def next_token(
-    model: str, way: str, batch_size: int, width: int, prompt: int, response: int
-) -> float:
-    """Seconds of a decode of all requests together: the mean from the second token to the last."""
-    cost, cache, steps = cost_model(model, way), WAYS[way].cache, range(1, response)
-    decodes = [make_beams(cache, batch_size, width, prompt, step) for step in steps]
-    return sum(cost.seconds(Batch([], beams)) for beams in decodes) / len(steps)
-
-
-def latencies(model: str, way: str, width: int, prompt: int, response: int) -> dict[str, float]:
-    """ms of the first and of the next token (TOKENS), for one prompt."""
-    first = first_token(model, way, 1, width, prompt)
-    following = next_token(model, way, 1, width, prompt, response)
-    return dict(zip(TOKENS, (1e3 * first, 1e3 * following), strict=True))
+def latencies(
+    engine: PricedBeams, P: int, R: int, BW: int, ways: Sequence[str] = tuple(WAYS)
+) -> list[Row]:
+    """ms of both tokens of one search in each way. gain: THEIRS over OURS. engine: or real."""
+    seen = {way: engine.search(way, 1, BW, P, R) for way in ways}
+    rows: list[Row] = [
+        {"way": way, "token": token, "latency": 1e3 * seconds}
+        for way, latency in seen.items()
+        for token, seconds in zip(TOKENS, latency, strict=True)
+    ]
+    if THEIRS in seen:
+        for row, ours, theirs in zip(rows, seen[OURS], seen[THEIRS], strict=False):
+            row["gain"] = theirs / ours
+    return rows
 
 
 def temporary_bytes(
@@ -99,18 +133,6 @@ def temporary_bytes(
         return cache_bytes(model, cache, 1, width, prompt, response) // (2 * model.n_layer)
     old = width * (segment_length(response) - STEP)
     return old * model.kv_bytes_per_token() // 2
-
-
-def largest_batch(model: str, way: str, width: int, prompt: int, response: int) -> int:
-    """BS_max: prompts whose searches fit the tiles, beside the weights; copies are counted.
-
-    Nothing is left for activations. Real systems fit fewer.
-    """
-    config = MODELS[model]
-    free = TILES[model] * TILE.memory - 2 * config.parameters
-    each = cache_bytes(config, WAYS[way].cache, 1, width, prompt, response)
-    twice = temporary_bytes(config, way, 1, width, prompt, response)
-    return int(free // (each + twice) if way == THEIRS else (free - twice) // each)
 
 
 def scores_seconds(model: str, batch_size: int, width: int, prompt: int) -> float:
@@ -137,39 +159,26 @@ def prefill_peak(config: ModelConfig, width: int, prompt: int) -> int:
 
 # ------------------------------------------------------------------------------ tables and pictures
 
-# The columns that `latency_cells` fills: the first token, then the next.
-LATENCIES = (*WAYS, "gain", *WAYS, "gain")
 
+def print_latencies(rows: Rows, *keys: str) -> None:
+    """A table for each token: a line for each value of these keys, a column for each way.
 
-def latency_cells(
-    times: Mapping[tuple[str, float], float], x: float, prefix: str = ""
-) -> list[str]:
-    """A table's cells: ms of each way, and transformers over segment.
-
-    times: y by series and x (`values_at`). The series are "PREFIXfirst token, WAY", and so on.
-    "PREFIXfirst token, gain", if it is there, is the gain: the median of measured pairs. A way that
-    was not run has "-".
+    rows: of one source. Where no gain was measured, it is that of the medians.
     """
-    cells = []
-    for what in TOKENS:
-        found = {way: times.get((f"{prefix}{what}, {way}", x)) for way in WAYS}
-        cells += ["-" if ms is None else f"{ms:.1f}" for ms in found.values()]
-        ratio = found[THEIRS] / found[OURS] if found[THEIRS] else None
-        gain = times.get((f"{prefix}{what}, gain", x), ratio)
-        cells.append(f"{gain:.2f}x" if gain else "-")
-    return cells
-
-
-def print_beside(points: Sequence[Point], series: Sequence[str]) -> None:
-    """Paper, predicted and newest measured numbers of these series, side by side in one table.
-
-    `print_comparison` would give them a table for each model and machine.
-    """
-    newest, others = newest_measured(points), [p for p in points if p.source != "measured"]
-    chosen = [point for point in others + newest if point.series in series]
-    measured = f"; measured: {newest[-1].model} on this machine" if newest else ""
-    where = {"model": chosen[0].model, "hardware": f"{TILE.name}{measured}"}
-    print_comparison([replace(point, **where) for point in chosen])
+    rows = rows.where("latency")
+    print(f"\n{rows[0]['source']}: {rows[0]['hardware']}, response {rows[0]['R']}")
+    for token in TOKENS:
+        table = []
+        for place, own in rows.where(token=token).by(*keys).items():
+            found = {row["way"]: row for row in own}
+            cells = [f"{found[way]['latency']:.1f}" if way in found else "-" for way in WAYS]
+            gain = "-"
+            if THEIRS in found:
+                ratio = found[THEIRS]["latency"] / found[OURS]["latency"]
+                gain = f"{found[OURS].get('gain', ratio):.2f}x"
+            table.append([*(place if len(keys) > 1 else [place]), *cells, gain])
+        title = f"{token}, ms; gain: {THEIRS} over {OURS}"
+        print_table([*keys, *WAYS, "gain"], table, title)
 
 
 def draw_ways(
