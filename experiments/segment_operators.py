@@ -26,15 +26,17 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from command.checks import UserError
+from command.cli import run_main
 from configs import MODELS
 from experiments.beam_peers import transformers_search
 from experiments.lib import common
-from experiments.lib.common import Point, Record, values
-from experiments.lib.figure import Figure
+from experiments.lib.flags import start
 from experiments.lib.look import COLOURS, panels
 from experiments.lib.measuring import this_machine
 from experiments.lib.operators import KINDS, LAYER, Operator, short, watch
+from experiments.lib.rows import Rows, with_kept
 from experiments.lib.segment import WIDTH, say
+from experiments.lib.study import finish
 
 NAME = "segment_operators"
 CONFIG = replace(MODELS["demo"], n_kv_head=4)  # as Llama2 13B, without grouped queries
@@ -150,18 +152,20 @@ def nested(operators: Operators) -> int:
     return sum(number * operator.calls for operator, number in operators.items())
 
 
-def points_of(found: Mapping[str, Operators]) -> list[Point]:
+def rows_of(found: Mapping[str, Operators]) -> Rows:
+    """A row for each way: how many operators, in all, by kind, and called by others (nested)."""
     software = [f"{name} {version(name)}" for name in ("torch", "transformers") if find_spec(name)]
     hardware = f"{this_machine()}, {dtype_here()}; {', '.join(software)}"
-    paper = Record(NAME, "llama2", "max-1550-tile", "paper")
-    paper.add(PAPER, common.paper_numbers()["sk_ops_per_layer"], "operators")
-    here = Record(NAME, f"one layer of {CONFIG.name}'s shape", hardware, "measured")
+    where = {
+        "source": "measured", "model": f"one layer of {CONFIG.name}'s shape", "hardware": hardware,
+    }  # fmt: skip
+    paper = {"source": "paper", "model": "llama2", "hardware": "max-1550-tile", "way": PAPER}
+    rows = [paper | {"all": common.paper_numbers()["sk_ops_per_layer"]}]
     for way, operators in found.items():
-        here.add(way, total(operators), "operators")
-        here.add(f"{way}: nested", nested(operators), "operators")
-        for kind in KINDS:
-            here.add(f"{way}: {kind}", total(operators, [kind]), "operators")
-    return paper + here
+        kinds = {kind: total(operators, [kind]) for kind in KINDS}
+        counts = {"all": total(operators), "nested": nested(operators), **kinds}
+        rows.append(where | {"way": way} | counts)
+    return Rows(rows, dict.fromkeys(("all", "nested", *KINDS), "operators"))
 
 
 def listed(operators: Operators, kind: str) -> str:
@@ -216,21 +220,21 @@ def print_counts(found: Mapping[str, Operators], nine: float) -> None:
         say("transformers is left out: it is not installed, or --quick is given.")
 
 
-def draw(points: Sequence[Point]) -> plt.Figure:
-    newest = common.newest_measured(points)
-    found, nine = values(newest, "measured"), values(points, "paper")[PAPER]
+def draw(rows: Rows) -> plt.Figure:
+    measured, nine = rows.newest().where(source="measured"), rows.one("all", source="paper")
+    found = {row["way"]: row for row in measured}
     ways = [way for way in WAYS if way in found]
     figure, [[axes]] = panels(1, 1, 16, 6.5)
     axes.barh([0], [nine], 0.62, color=COLOURS["purple"], label="kinds not stated")
     left = [nine, *[0.0] * len(ways)]
     for kind, colour in COLOUR.items():
-        widths = [0.0, *[found[f"{way}: {kind}"] for way in ways]]
+        widths = [0.0, *[found[way][kind] for way in ways]]
         style = {"hatch": "//", "edgecolor": "white"} if kind == "views" else {}
         label = "views, allocations: not in the sum" if kind == "views" else kind
         axes.barh(range(len(left)), widths, 0.62, left, color=colour, label=label, **style)
         left = [before + width for before, width in zip(left, widths, strict=True)]
     style = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
-    numbers = [nine, *[found[way] for way in ways]]
+    numbers = [nine, *[found[way]["all"] for way in ways]]
     for place, (end, number) in enumerate(zip(left, numbers, strict=True)):
         axes.annotate(f"{number:.0f}", (end, place), **style)
     axes.set_yticks(range(len(left)), [PAPER, *ways])
@@ -238,29 +242,26 @@ def draw(points: Sequence[Point]) -> plt.Figure:
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(f"operators of one layer in one decode step, BS = 1, BW = {WIDTH}")
     axes.legend(loc="upper right")
-    where = f"{newest[0].model}\n{newest[0].hardware}"
+    where = f"{measured[0]['model']}\n{measured[0]['hardware']}"
     axes.set_title(f"Segment KV Sec 3.1; counted: {where}", fontsize=14)
     return figure
 
 
-def predict(quick: bool) -> list[Point]:
-    """Counts. It takes seconds, so it needs no --measure."""
+def main() -> None:
+    options = start(NAME, __doc__)
     if find_spec("torch") is None:
         raise UserError(
             "operators are counted as they run: this needs torch (make install, or pip install -r"
             " requirements.txt)"
         )
-    theirs = find_spec("transformers") is not None and not quick
+    theirs = find_spec("transformers") is not None and not options.quick
     found, ordered = count([way for way in WAYS if theirs or "cache" in WAYS[way]])
     nine = common.paper_numbers()["sk_ops_per_layer"]
     print_order(ordered, nine)
     print_counts(found, nine)
-    return points_of(found)
+    path = options.out / f"{NAME}.csv"
+    finish(path, with_kept(path, rows_of(found)), draw)
 
-
-FIGURE = Figure(NAME, __doc__, {}, predict, None, draw, shown=None)
-
-main = FIGURE.main
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -10,7 +10,8 @@ import torch
 from test_pipeline_figures import call
 
 from experiments import segment_operators as script
-from experiments.lib.common import paper_numbers, read_csv
+from experiments.lib.common import paper_numbers
+from experiments.lib.rows import read_rows
 from fast import native
 
 STANDARD, PLAIN = "ours: standard, C++", "ours: segment, plain"
@@ -30,16 +31,15 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 @needs_compiler
 def test_fewer_operators_and_fewer_copies(said: tuple[Path, str]) -> None:
     out, printed = said
-    points = read_csv(out / "segment_operators.csv")
-    found = {point.series: point.y for point in points}
-    assert found[script.PAPER] == paper_numbers()["sk_ops_per_layer"]
-    assert [point.source for point in points if point.series == script.PAPER] == ["paper"]
-    assert found[script.OURS] < found[STANDARD] < found[PLAIN]
-    assert found[f"{script.OURS}: copies"] == 0, "nothing moves"
-    assert found[f"{STANDARD}: copies"] >= 4, "K and V concatenated, K and V reordered"
-    for way in (script.OURS, STANDARD, PLAIN):
-        assert found[f"{way}: products"] == 4, "preproj, postproj, ffn_ln1, ffn_ln2"
-        assert found[way] == sum(found[f"{way}: {kind}"] for kind in script.COUNTED)
+    rows = read_rows(out / "segment_operators.csv")
+    assert rows.one("all", source="paper", way=script.PAPER) == paper_numbers()["sk_ops_per_layer"]
+    found = {row["way"]: row for row in rows.where(source="measured")}
+    assert found[script.OURS]["all"] < found[STANDARD]["all"] < found[PLAIN]["all"]
+    assert found[script.OURS]["copies"] == 0, "nothing moves"
+    assert found[STANDARD]["copies"] >= 4, "K and V concatenated, K and V reordered"
+    for row in found.values():
+        assert row["products"] == 4, "preproj, postproj, ffn_ln1, ffn_ln2"
+        assert row["all"] == sum(row[kind] for kind in script.COUNTED)
     assert (out / "segment_operators.png").read_bytes().startswith(b"\x89PNG")
     lines = printed.splitlines()
     assert all(len(line) <= 100 for line in lines if not line.startswith("wrote"))
@@ -51,8 +51,8 @@ def test_our_list_is_printed_in_order(said: tuple[Path, str]) -> None:
     small = [row for row in rows if row.startswith("native::")]
     names = ["normalize", "rotate", "attend_beams", "normalize", "gate"]
     assert small == [f"native::{name}" for name in names]
-    found = {point.series: point.y for point in read_csv(said[0] / "segment_operators.csv")}
-    assert len(rows) == found[script.OURS]
+    counted = read_rows(said[0] / "segment_operators.csv")
+    assert len(rows) == counted.one("all", source="measured", way=script.OURS)
 
 
 def test_what_an_operator_is() -> None:
