@@ -32,11 +32,12 @@ from command.cli import run_main
 from command.flags import Flag
 from configs import GPUS, MODELS
 from costmodel import SOFTWARE, TILE, CostModel, requests_that_fit
-from experiments.lib.common import Record, print_table, progress
-from experiments.lib.figure import finish
+from experiments.lib.common import print_table, progress
 from experiments.lib.flags import start
 from experiments.lib.look import COLOURS, panels
+from experiments.lib.rows import Rows
 from experiments.lib.steady import Workload, run_priced, split, tokens_per_second
+from experiments.lib.study import finish
 from serving.calibration import BATCH_SIZE, CalibratedModel, Calibration
 from serving.planner import engine_flags
 from simulate import CostExecutor
@@ -45,6 +46,8 @@ MOST_REQUESTS = 256  # B above which the sweep would take longer than anybody wa
 # prompt tokens that a chunk must have room for beside B - 1 decodes: fewer are never worth their
 # iteration
 LEAST_ROOM = 32
+
+UNITS = {"throughput": "tokens/s", "gain": "x", "longest TBT": "ms", "chunk size": "tokens"}
 
 KERNELS = (
     "sarathi (its A6000), sarathi_serve (the kernels of vLLM, on an A100), or td_pipe (an L20)"
@@ -193,16 +196,23 @@ def draw(sweep: Sweep, title: str) -> plt.Figure:
     return figure
 
 
-def points(sweep: Sweep, model: str, hardware: str) -> Record:
-    record, work = Record("choose_chunk", model, hardware), sweep.work
+def rows_of(sweep: Sweep, model: str, hardware: str) -> Rows:
+    """A row for each chunk size, and one that says which is the best."""
+    work, where = sweep.work, {"source": "predicted", "model": model, "hardware": hardware}
     prompt, decodes = split(work.length, work.ratio)
-    shape = f"L={work.length} B={work.batch_size} P={prompt} D={decodes}"
-    for choice in sweep.choices:
-        where = (choice.chunk_size, "C")
-        record.add(f"throughput {shape}", choice.throughput, "tokens/s", *where)
-        record.add(f"gain {shape}", sweep.gain(choice), "throughput over baseline", *where)
-        record.add(f"longest TBT {shape}", 1e3 * choice.longest_tbt, "ms", *where)
-    return record
+    shape = {"L": work.length, "B": work.batch_size, "P": prompt, "D": decodes}
+    found = [
+        {
+            "C": each.chunk_size,
+            "throughput": each.throughput,
+            "gain": sweep.gain(each),
+            "longest TBT": 1e3 * each.longest_tbt,
+        }
+        for each in sweep.choices
+    ]
+    best = dict(found[sweep.choices.index(sweep.best)])
+    found.append({"which": "best", "chunk size": best.pop("C"), **best})
+    return Rows([where | shape | row for row in found], UNITS)
 
 
 # -------------------------------------------------------------------------------------------- flags
@@ -283,8 +293,9 @@ def main() -> None:
     constants = "this machine's calibration" if options.calibration else f"constants of {software}"
     print(f"\n{model} on {gpu}, {shape}: predicted by the cost model with {constants}\n")
     print_choice(sweep)
-    title, rows = f"{model} on {gpu}\n{shape}: predicted", points(sweep, model, gpu)
-    finish(options, "choose_chunk", rows, lambda: draw(sweep, title), {gpu: software})
+    title, rows = f"{model} on {gpu}\n{shape}: predicted", rows_of(sweep, model, gpu)
+    guess = [cost.guess] if cost.guess else []
+    finish(options.out / "choose_chunk.csv", rows, lambda rows: draw(sweep, title), guess)
 
 
 if __name__ == "__main__":

@@ -24,17 +24,11 @@ from batch import Request
 from command.cli import run_main
 from command.flags import Flag
 from experiments.lib import flags, look, measuring
-from experiments.lib.common import (
-    Record,
-    claim_result,
-    print_table,
-    progress,
-    three_digits,
-    with_kept,
-)
-from experiments.lib.figure import finish
+from experiments.lib.common import claim_result, print_table, progress, three_digits
 from experiments.lib.flags import MEASURE, file_name, start
+from experiments.lib.rows import Row, Rows, with_kept
 from experiments.lib.steady import simulate_operators
+from experiments.lib.study import finish
 from pictures import perfetto
 from pictures.gantt import draw_lanes, legend_handles
 from pictures.lanes import request_lanes
@@ -46,6 +40,15 @@ NAMES = dict(enumerate("ABCD"))
 # the left column: policies that never cut a prompt
 WHOLE = ("request_level", "vllm_v0", "orca", "hybrid_only")
 STALL = 5  # decode-only iterations
+SECONDS = (
+    "TTFT of C",
+    "TTFT of D",
+    "longest gap of A and B",
+    "total",
+    "C and D arrive",
+    "stall bound",
+)
+UNITS = dict.fromkeys(SECONDS, "s") | {"stalls": "gaps"}
 FLAGS = (
     MEASURE
     | flags.POLICIES
@@ -161,17 +164,15 @@ def figures_of(trace: Trace) -> dict[str, float]:
     }
 
 
-def points(found: Comparison) -> Record:
-    """Rows of policies.csv: x is the token budget."""
-    record, budget = Record("policies", *found.where), (found.chunk_size, "C")
-    for policy, trace in found.traces.items():
-        for name, seconds in figures_of(trace).items():
-            record.add(f"{policy}, {name}", seconds, "s", *budget)
-    for policy, trace in found.traces.items():
-        record.add(f"{policy}, stalls", len(trace.stalls(found.bound)), "gaps", *budget)
-    record.add("C and D arrive", found.arrival, "s", *budget)
-    record.add("stall bound", found.bound, "s", *budget)
-    return record
+def rows_of(found: Comparison) -> list[Row]:
+    """A row for each policy, and one for what all share. C: the token budget."""
+    model, hardware, source = found.where
+    run = {"source": source, "model": model, "hardware": hardware, "C": found.chunk_size}
+    rows = [
+        {**run, "policy": policy, **figures_of(trace), "stalls": len(trace.stalls(found.bound))}
+        for policy, trace in found.traces.items()
+    ]
+    return [*rows, {**run, "C and D arrive": found.arrival, "stall bound": found.bound}]
 
 
 def print_comparison(found: Comparison) -> None:
@@ -228,19 +229,19 @@ def main() -> None:
         llm = measuring.load_llm(options, len(NAMES), 5 * options.chunk_size // 2 + 20)
     predicted = predict(options.policy)
     print_comparison(predicted)
-    rows, runs, about = points(predicted), dict(predicted.traces), predicted.about()
+    rows, runs, about = rows_of(predicted), dict(predicted.traces), predicted.about()
     if llm is not None:
         measured = measure(llm, options.chunk_size, options.repeats, options.policy)
         print_comparison(measured)
         print(f"\nRuns of each policy: {options.repeats}. The fastest is shown.")
-        rows += points(measured)
+        rows += rows_of(measured)
         runs |= {f"measured {policy}": trace for policy, trace in measured.traces.items()}
         about |= {f"measured {policy}": run for policy, run in measured.about().items()}
         look.use_style()
         look.save_figure(draw(measured), picture)
         print(f"\nwrote {picture}")
-    rows = with_kept(options.out / f"{name}.csv", rows)
-    finish(options, name, rows, lambda: draw(predicted))
+    path = options.out / f"{name}.csv"
+    finish(path, with_kept(path, Rows(rows, UNITS)), lambda rows: draw(predicted))
     if options.perfetto:
         perfetto.save(options.perfetto, runs, NAMES, about=about)
         print(f"wrote {options.perfetto}: open it on https://ui.perfetto.dev")

@@ -2,7 +2,6 @@
 mistakes are one line.
 """
 
-import csv
 import sys
 
 import pytest
@@ -14,6 +13,7 @@ from configs import GPUS, MODELS
 from costmodel import CostModel
 from experiments import choose_chunk
 from experiments.choose_chunk import candidates, choose, steady
+from experiments.lib.rows import read_rows
 from experiments.lib.steady import Workload
 from scheduler import make_scheduler
 
@@ -105,13 +105,12 @@ def test_flags_for_other_engines_and_files(tmp_path, monkeypatch, capsys):
     assert "--max-num-batched-tokens 256 --max-num-seqs 18 --enable-chunked-prefill" in said
     assert "--chunked-prefill-size 256" in said and "Best: C = 256, +2" in said
     assert (tmp_path / "choose_chunk.png").read_bytes().startswith(b"\x89PNG")
-    rows = list(csv.DictReader((tmp_path / "choose_chunk.csv").open()))
-    assert {row["series"] for row in rows} == {
-        f"{name} L=1024 B=18 P=956 D=68" for name in ("throughput", "gain", "longest TBT")
-    }
-    assert {row["source"] for row in rows} == {"predicted"} and {
-        row["hardware"] for row in rows
-    } == {"a6000"}
+    rows = read_rows(tmp_path / "choose_chunk.csv")
+    sizes = rows.where("C")
+    assert {tuple(row[key] for key in "LBPD") for row in sizes} == {(1024, 18, 956, 68)}
+    assert rows.one("chunk size", which="best") == 256
+    assert rows.one("gain", which="best") == max(sizes.column("gain"))
+    assert {(row["source"], row["hardware"]) for row in rows} == {("predicted", "a6000")}
 
 
 def test_software_brings_its_own_efficiency(tmp_path, monkeypatch, capsys):
@@ -123,8 +122,7 @@ def test_software_brings_its_own_efficiency(tmp_path, monkeypatch, capsys):
         assert f"constants of {software}\n" in printed
         # the A6000 has none for sarathi_serve, and the tool says so
         assert ("A guess: constants of the a100-80gb" in printed) == (software != "sarathi")
-        with open(tmp_path / "choose_chunk.csv", newline="", encoding="utf-8") as file:
-            gains[software] = [row["y"] for row in csv.DictReader(file)]
+        gains[software] = read_rows(tmp_path / "choose_chunk.csv").column("gain")
     assert gains["sarathi"] != gains["sarathi_serve"]
 
 

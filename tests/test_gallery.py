@@ -18,7 +18,7 @@ from command.cli import run_main
 from experiments import fidelity
 from experiments.lib import common
 from experiments.lib.common import ROOT, curves
-from experiments.lib.rows import read_results
+from experiments.lib.rows import Rows, read_results, read_rows
 
 gallery = importlib.import_module("experiments.all")
 RESULTS = ROOT / "results"
@@ -34,13 +34,7 @@ def rises(values: list[float]) -> bool:
 # What a heading claims beyond the numbers that it prints: y of a predicted series, by its x;
 # of a measured one where nothing is predicted.
 Curve = Callable[[str], list[float]]
-WHOLE, CHUNKS = ("orca", "vllm_v0", "hybrid_only"), ("sarathi", "sarathi_serve", "dynamic")
 CLAIMS: dict[str, Callable[[Curve], bool]] = {
-    "policies": lambda y: (
-        all(y(f"{policy}, stalls")[0] for policy in WHOLE)
-        and not any(y(f"{policy}, stalls")[0] for policy in (*CHUNKS, "chunked_only"))
-        and y("request_level, TTFT of C") > y("orca, TTFT of C")
-    ),
     "serve_budget": lambda y: (
         rises(y("P99 TBT")) and y("median TTFT")[4] < 1.5 * y("median TTFT")[-1]
     ),
@@ -49,8 +43,28 @@ CLAIMS: dict[str, Callable[[Curve], bool]] = {
         and y("P99 TBT, hybrid_only, chat") > y("P99 TBT, sarathi_serve, chat")
     ),
     "serve_phases": lambda y: max(y("prefill throughput")) < 1.05 * min(y("prefill throughput")),
-    "choose_chunk": lambda y: rises(y("longest TBT L=1024 B=18 P=956 D=68")),
 }  # fmt: skip
+
+
+WHOLE, CHUNKS = (
+    ("orca", "vllm_v0", "hybrid_only"),
+    ("sarathi", "sarathi_serve", "dynamic", "chunked_only"),
+)
+OTHERS = ("batch first", "sequence first")
+# The same of scripts that are no studies, whose claims would hold.
+OF_ROWS: dict[str, Callable[[Rows], bool]] = {
+    "policies": lambda rows: (
+        all(rows.one("stalls", policy=policy, source="predicted") for policy in WHOLE)
+        and not any(rows.where(source="predicted", policy=CHUNKS).column("stalls"))
+        and rows.one("TTFT of C", policy="request_level", source="predicted")
+        > rows.one("TTFT of C", policy="orca", source="predicted")
+    ),
+    "choose_chunk": lambda rows: rises(rows.where("C").column("longest TBT")),
+    "segment_attention": lambda rows: (
+        min(rows.where(source="measured", layout="head first").column("bandwidth"))
+        > max(rows.where(source="measured", layout=OTHERS).column("bandwidth"))
+    ),
+}
 
 
 class Page(HTMLParser):
@@ -72,6 +86,11 @@ def test_each_caption_has_a_script_and_results() -> None:
     for name in gallery.captions():
         assert (ROOT / "experiments" / f"{name}.py").exists(), name
         assert (RESULTS / f"{name}.csv").exists(), name
+
+
+@pytest.mark.parametrize("name", OF_ROWS)
+def test_the_words_above_rows_are_true(name: str) -> None:
+    assert OF_ROWS[name](read_rows(RESULTS / f"{name}.csv"))
 
 
 @pytest.mark.parametrize("name", CLAIMS)
