@@ -44,10 +44,11 @@ from command.cli import run_main
 from command.flags import Flag
 from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel, make_batch, tokens_that_fit
-from experiments.lib.common import ROOT, Point, Record, curves, print_table, write_table
-from experiments.lib.figure import finish
+from experiments.lib.common import ROOT, print_table, write_table
 from experiments.lib.flags import start
-from experiments.lib.look import COLOURS, log_ticks, panels, plot_points, shade_spread
+from experiments.lib.look import COLOURS, log_ticks, panels
+from experiments.lib.rows import SPREAD, Rows, spread
+from experiments.lib.study import finish
 from experiments.lib.validation import error_summary, quantile
 
 NAME = "beside_aiconfigurator"
@@ -67,6 +68,9 @@ LENGTHS = tuple(2**n for n in range(7, 16))  # tokens of a prompt, or of a decod
 BATCHES = {"prefill": (1, 2, 4, 8), "decode": (1, 2, 4, 8, 16, 32, 64, 128)}
 MOST_TOKENS = 32768  # of the prompts of one iteration
 DRAWN = 10  # shapes drawn at random for each GPU, model, TP and kind: powers of two may flatter us
+UNITS = {"compared": "iterations"} | dict.fromkeys(
+    ("median error", "90th percentile", "added (mean)", "error", "added"), "%"
+)
 PARTS = ("products", "attention", "others", "all-reduces")
 OURS = {
     "preproj": "products", "postproj": "products", "ffn_ln1": "products", "ffn_ln2": "products",
@@ -254,48 +258,50 @@ def groups(
     return {name: by_key[name] for name in sorted(by_key)}
 
 
-def predict(found: Sequence[Comparison], drawn: Sequence[Comparison]) -> list[Point]:
+def rows_of(found: Sequence[Comparison], drawn: Sequence[Comparison]) -> Rows:
     """The errors in %: of all, of a GPU, and by the tokens of an iteration.
 
     found: of the grid. drawn: of the shapes drawn at random, which count only in a median.
 
-    By tokens: the signed median; its spread, the 10th and 90th percentile; what each part adds.
+    By tokens: the signed median; its range, the 10th and 90th percentile; what each part adds.
     """
     model = " ".join(dict.fromkeys(each.row.model for each in found))
-    record = Record(NAME, model, " ".join(SYSTEMS))
-    for which, some in (("", found), (", random shapes", drawn)):
+    where = {"source": "predicted", "model": model}
+
+    def sizes(some: Sequence[Comparison]) -> dict[str, float]:
         errors = [abs(each.error) for each in some]
-        record.add(f"compared{which}", len(some), "iterations")
-        record.add(f"median error{which}", 100 * statistics.median(errors), "%")
-        record.add(f"90th percentile{which}", 100 * quantile(errors, 0.9), "%")
-    points = list(record)
+        median, p90 = statistics.median(errors), quantile(errors, 0.9)
+        return {"median error": 100 * median, "90th percentile": 100 * p90}
+
+    def added(some: Sequence[Comparison], part: str) -> float:
+        return 100 * statistics.mean(each.share(part) for each in some)
+
+    every = where | {"hardware": " ".join(SYSTEMS)}
+    rows = [
+        {**every, "shapes": shapes, "compared": len(some), **sizes(some)}
+        for shapes, some in (("grid", found), ("random", drawn))
+    ]
     for (gpu, kind), some in groups(found, lambda row: (row.gpu, row.kind)).items():
-        record = Record(NAME, model, gpu)
-        errors = [abs(each.error) for each in some]
-        record.add(f"{kind}, {gpu}, median error", 100 * statistics.median(errors), "%")
-        record.add(f"{kind}, {gpu}, 90th percentile", 100 * quantile(errors, 0.9), "%")
-        for part in PARTS:
-            added = statistics.mean(each.share(part) for each in some)
-            record.add(f"{kind}, {gpu}, {part} adds", 100 * added, "%")
+        case = where | {"hardware": gpu, "kind": kind}
+        rows.append(case | sizes(some))
+        rows += [case | {"part": part, "added (mean)": added(some, part)} for part in PARTS]
         for tokens, equal in groups(some, lambda row: row.tokens).items():
-            errors = [each.error for each in equal]
-            lines = {
-                "": statistics.median(errors),
-                " lowest": quantile(errors, 0.1),
-                " highest": quantile(errors, 0.9),
-            }
-            for part in PARTS:
-                lines[f", {part}"] = statistics.mean(each.share(part) for each in equal)
-            for line, error in lines.items():
-                record.add(f"{kind}, {gpu}{line}", 100 * error, "%", tokens, "tokens")
-        points += record
-    return points
+            errors = [100 * each.error for each in equal]
+            row = case | {"tokens": tokens, "error": statistics.median(errors)}
+            for end, share in zip(SPREAD, (0.1, 0.9), strict=True):
+                row["error" + end] = quantile(errors, share)
+            rows.append(row)
+            rows += [
+                case | {"tokens": tokens, "part": part, "added": added(equal, part)}
+                for part in PARTS
+            ]
+    return Rows(rows, UNITS)
 
 
 def print_errors(found: Sequence[Comparison], drawn: Sequence[Comparison]) -> None:
     """Median and 90th percentile of the error, and the signed median, by what an iteration is.
 
-    found, drawn: as in `predict`.
+    found, drawn: as in `rows_of`.
     """
     keys: dict[str, Callable[[Row], object]] = {
         "GPU": lambda row: row.gpu,
@@ -347,18 +353,23 @@ LOOKS = {
 TICKS = {"prefill": LENGTHS, "decode": tuple(2**n for n in range(7, 20, 3))}
 
 
-def draw(points: list[Point]) -> plt.Figure:
+def draw(rows: Rows) -> plt.Figure:
     """A row of panels for each kind of iteration, a column for each GPU."""
-    found = curves(points, "predicted")
     figure, grid = panels(len(BATCHES), len(SYSTEMS), 8, 5.5, sharey=True)
     for (kind, gpu), axes in zip(product(BATCHES, SYSTEMS), chain(*grid), strict=True):
-        whole = f"{kind}, {gpu}"
+        own = rows.where("tokens", kind=kind, hardware=gpu)
         for part, (colour, marker) in LOOKS.items():
             style = {"color": colour, "marker": marker, "linewidth": 1.4}
-            plot_points(axes, found[f"{whole}, {part}"], label=f"added by {part}", **style)
-        shade_spread(axes, found, whole, COLOURS["black"])
-        style = {"color": COLOURS["black"], "marker": "o", "linewidth": 3}
-        plot_points(axes, found[whole], label="iteration: median, 10th to 90th percentile", **style)
+            line = own.where(part=part)
+            at = line.column("tokens"), line.column("added")
+            axes.plot(*at, label=f"added by {part}", **style)
+        whole = own.where("error")
+        low, high = zip(*(spread(row, "error") for row in whole), strict=True)
+        tokens, style = whole.column("tokens"), {"color": COLOURS["black"]}
+        axes.fill_between(tokens, low, high, alpha=0.15, linewidth=0, **style)
+        style |= {"marker": "o", "linewidth": 3}
+        label = "iteration: median, 10th to 90th percentile"
+        axes.plot(tokens, whole.column("error"), label=label, **style)
         axes.axhline(0, color="grey", linewidth=1)
         log_ticks(axes, TICKS[kind])
         what = "prompts" if kind == "prefill" else "contexts"
@@ -366,7 +377,7 @@ def draw(points: list[Point]) -> plt.Figure:
     for row in grid:
         row[0].set_ylabel("ours over AIConfigurator's (%)")
     figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    names = ", ".join(dict.fromkeys(points[0].model.split()))
+    names = ", ".join(rows[0]["model"].split())
     figure.suptitle(f"Where our cost model and AIConfigurator part: {names}, TP 1 to 8")
     return figure
 
@@ -382,8 +393,7 @@ def main() -> None:
     drawn = compare(row for row in rows if not row.on_grid)
     print_errors(found, drawn)
     print_parts(found)
-    points = predict(found, drawn)
-    finish(options, NAME, points, lambda: draw(points), dict.fromkeys(SYSTEMS, SOFTWARE))
+    finish(options.out / f"{NAME}.csv", rows_of(found, drawn), draw)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from configs import GPUS, LINKS, MODELS
 from configs.constants import ALL_REDUCES, EFFICIENCY
 from costmodel import CostModel, make_batch
 from experiments import fig7, fit_a6000, fit_l20
-from experiments.lib.common import Record, paper_numbers, print_table, write_csv
+from experiments.lib.common import paper_numbers, print_table
 from experiments.lib.flags import start
 from experiments.lib.look import COLOURS, STAR, log_ticks, panels, save_figure, use_style
 from experiments.lib.measured_kernels import (
@@ -41,17 +41,19 @@ from experiments.lib.measured_kernels import (
     predicted_reduces,
     read_kernels,
 )
+from experiments.lib.rows import Row, Rows
 from experiments.lib.validation import quantile
 
 NAME = "law_kernels"
 TODAY = ("a100-80gb", "h100", "l40s")
 OWNERS = (*TODAY, "a6000", "l20")
-SOFTWARE = dict.fromkeys(TODAY, "vllm") | {"a6000": "sarathi", "l20": "td_pipe"}
 ENOUGH = 64  # tokens: kernels of fewer take little of any iteration
 TITLES = {
     "product": "products", "prefill": "attention of prompts", "decode": "attention of decodes",
     "all-reduce": "all-reduces",
 }  # fmt: skip
+PERCENTILES = {"10th percentile": 0.1, "50th percentile": 0.5, "90th percentile": 0.9}
+UNITS = dict.fromkeys(("median error", *PERCENTILES), "%") | {"held out": "kernels"}
 LAW, MEASURED = COLOURS["vermilion"], COLOURS["blue"]
 
 
@@ -114,19 +116,26 @@ def median_error(rows: Sequence[Priced]) -> float:
     return statistics.median(abs(row.error) for row in rows if row.held_out and row.counts)
 
 
-def add_errors(record: Record, gpu: str, kinds: dict[str, list[Priced]]) -> list[list[str]]:
-    """Add medians and ranges of each kind, and return the rows of a table."""
-    table = []
+def errors_of(gpu: str, kinds: dict[str, list[Priced]]) -> list[Row]:
+    """Medians and percentiles of each kind, in %."""
+    found, where = [], {"source": "predicted", "model": "single kernels", "hardware": gpu}
     for kind, rows in kinds.items():
         held_out = [row.error for row in rows if row.held_out and row.counts]
-        low, middle, high = (quantile(held_out, share) for share in (0.1, 0.5, 0.9))
-        error = median_error(rows)
-        record.add(f"{kind}, median error, {gpu}", error, "%")
-        for name, value in (("10th", low), ("50th", middle), ("90th", high)):
-            record.add(f"{kind}, {name} percentile, {gpu}", value, "%")
-        spread = [f"{value:+.1f} %" for value in (low, middle, high)]
-        table.append([gpu, TITLES[kind], len(held_out), f"{error:.1f} %", *spread])
-    return table
+        row = {**where, "kernels": kind, "median error": median_error(rows)}
+        for name, share in PERCENTILES.items():
+            row[name] = quantile(held_out, share)
+        found.append(row | {"held out": len(held_out)})
+    return found
+
+
+def print_errors(rows: Sequence[Row]) -> None:
+    table = []
+    for row in rows:
+        spread = [f"{row[name]:+.1f} %" for name in PERCENTILES]
+        cells = [TITLES[row["kernels"]], row["held out"], f"{row['median error']:.1f} %", *spread]
+        table.append([row["hardware"], *cells])
+    header = ["GPU", "kernels", "held out", "median error", *PERCENTILES]
+    print_table(header, table, f"law over measured, of {ENOUGH} tokens and more")
 
 
 # ----------------------------------------------------------------------------------------- pictures
@@ -263,14 +272,9 @@ def main() -> None:
     use_style()
     chosen = [options.gpu] if options.gpu else OWNERS
     found = {gpu: priced(gpu) for gpu in chosen if gpu in TODAY}
-    table, points = [], []
-    for gpu, kinds in found.items():
-        record = Record(NAME, "single kernels", gpu)
-        table += add_errors(record, gpu, kinds)
-        points += record
-    if table:
-        header = ["GPU", "kernels", "held out", "median error", "10th", "50th", "90th percentile"]
-        print_table(header, table, f"law over measured, of {ENOUGH} tokens and more")
+    rows = [row for gpu, kinds in found.items() for row in errors_of(gpu, kinds)]
+    if rows:
+        print_errors(rows)
     print()
     for gpu in chosen:
         if gpu in found:
@@ -280,7 +284,7 @@ def main() -> None:
         save(options.out / file_name(gpu), figure)
     if len(found) == len(TODAY):
         save(options.out / f"{NAME}.png", draw_all(found))
-        write_csv(options.out / f"{NAME}.csv", points, SOFTWARE)
+        Rows(rows, UNITS).write(options.out / f"{NAME}.csv")
         print(f"wrote {options.out / NAME}.csv")
 
 

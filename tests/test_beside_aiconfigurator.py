@@ -11,7 +11,7 @@ from command.cli import run_main
 from configs import GPUS, MODELS
 from costmodel import CostModel
 from experiments import beside_aiconfigurator as beside
-from experiments.lib.common import read_csv, values
+from experiments.lib.rows import read_rows
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +66,8 @@ def test_the_script_prints_and_writes_the_median(
     assert median < 4
     said = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("grid"))
     assert said.split()[1:3] == [str(len(found)), f"{median:.1f}"]
-    written = values(read_csv(tmp_path / f"{beside.NAME}.csv"))
-    assert written["median error"] == pytest.approx(median, rel=1e-4)
+    written = read_rows(tmp_path / f"{beside.NAME}.csv")
+    assert written.one("median error", shapes="grid") == pytest.approx(median, rel=1e-4)
     assert (tmp_path / f"{beside.NAME}.png").read_bytes().startswith(b"\x89PNG")
 
 
