@@ -22,6 +22,7 @@ from configs.constants import (
 from costmodel import ATTENTION_P, DIAGONAL, ENDS, KERNELS, CostModel, make_batch
 from experiments import fit_vllm, law_variants
 from experiments.lib import measured_kernels
+from experiments.lib.engines import Priced
 from experiments.lib.measured_kernels import (
     FOLDERS,
     PATH,
@@ -391,3 +392,13 @@ def test_every_variant_changes_something() -> None:
     every = (*law_variants.PRODUCTS, *law_variants.ATTENTION, *law_variants.SARATHI)
     assert all(set(variant.fixed or ()) <= names for variant in every)
     assert ATTENTION_P == 1.25, "variants leave nothing changed behind"
+
+
+def test_what_was_made_before_is_priced_with_the_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Studies make their engines when they are imported."""
+    engine, batch = Priced("llama-13b", "a6000"), make_batch([(0, 256, 256)])
+    usual, own = engine.seconds(batch), EFFICIENCY["a6000", "sarathi"]
+    with monkeypatch.context() as patch:
+        patch.setitem(EFFICIENCY, ("a6000", "sarathi"), replace(own, compute=own.compute / 2))
+        assert engine.seconds(batch) > 1.5 * usual
+    assert engine.seconds(batch) == usual

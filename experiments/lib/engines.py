@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from batch import Batch, Request
 from configs import GPUS, MODELS, ModelConfig
+from configs.constants import EFFICIENCY
 from costmodel import CostModel
 from experiments.lib import measuring, steady
 from experiments.lib.common import SPREAD, progress, run_jobs
@@ -53,16 +54,37 @@ class Steady:
 
 
 class Priced:
-    """The cost model of a model, or its name, on a GPU. options: those of `CostModel`."""
+    """The cost model of a model, or its name, on a GPU.
+
+    options: those of `CostModel`, or functions that give them. Constants are those of the moment
+    when it is asked, not of its making: law_variants.py tries others.
+    """
 
     source = "predicted"
 
     def __init__(self, model: str | ModelConfig, gpu: str, **options: object) -> None:
-        config = MODELS[model] if isinstance(model, str) else model
-        self.model, self.hardware, self.layers = config.name, gpu, config.n_layer
-        self.cost_model = CostModel(config, GPUS[gpu], **options)
-        self.seconds, self.operators = self.cost_model.seconds, self.cost_model.operators
-        self.steady = lru_cache(4)(self.run_steady)  # one baseline serves all chunk sizes
+        self.config = MODELS[model] if isinstance(model, str) else model
+        self.model, self.hardware, self.options = self.config.name, gpu, options
+        self.layers, self.constants = self.config.n_layer, []
+        self.steady_runs = lru_cache(4)(self.run_steady)  # one baseline serves all chunk sizes
+
+    @property
+    def cost_model(self) -> CostModel:
+        """With the constants of the moment: law_variants.py tries others."""
+        now = list(EFFICIENCY.values())
+        if self.constants != now:
+            options = {
+                name: each() if callable(each) else each for name, each in self.options.items()
+            }
+            self.made = CostModel(self.config, GPUS[self.hardware], **options)
+            self.constants = now
+        return self.made
+
+    def seconds(self, batch: Batch) -> float:
+        return self.cost_model.seconds(batch)
+
+    def operators(self, batch: Batch) -> dict[str, float]:
+        return self.cost_model.operators(batch)
 
     def trace(
         self,
@@ -75,9 +97,15 @@ class Priced:
         kind = steady.OperatorCostExecutor if operators else CostExecutor
         return steady.run_priced(kind(self.cost_model), requests, policy, chunk_size, batch_size)
 
-    def run_steady(
+    def steady(
         self, work: Workload, policy: str, chunk_size: int, operators: bool = False
     ) -> Steady:
+        return self.steady_runs(self.cost_model, work, policy, chunk_size, operators)
+
+    def run_steady(
+        self, cost: CostModel, work: Workload, policy: str, chunk_size: int, operators: bool
+    ) -> Steady:
+        """cost: of the moment. With another one, it is another run."""
         requests, size = work.requests(5 * work.batch_size), work.batch_size
         trace = self.trace(requests, policy, chunk_size, size, operators)
         return Steady(trace, work.length, 2 * size, 4 * size)
