@@ -18,7 +18,6 @@ from costmodel import CostModel, make_batch
 from experiments.lib import steady
 from experiments.lib.claims import Claim, rises
 from experiments.lib.engines import Priced, Sweep, cases
-from experiments.lib.rows import Row
 from experiments.lib.study import Panel, Study
 from loop import Result
 from simulate import CostExecutor
@@ -27,6 +26,8 @@ LONGEST, BATCH_SIZE, CHUNK_SIZE = 1024, 18, 256
 RATIO = steady.balance(CHUNK_SIZE, BATCH_SIZE)  # P:D
 BATCHES = 5
 SHORTEST = (1024, 896, 768, 640, 512, 384, 256, 128, 64)
+PADDED = "padded_request_level"
+POLICIES = (PADDED, "request_level", "sarathi")
 
 
 class PaddedExecutor(CostExecutor):
@@ -61,22 +62,14 @@ def make_requests(shortest: int) -> list[Request]:
     return [Request(i, range(prompt), decodes + 1) for i, (prompt, decodes) in enumerate(sizes)]
 
 
-EXECUTORS = {
-    "padded_request_level": PaddedExecutor,
-    "request_level": CostExecutor,
-    "sarathi": CostExecutor,
-}
-
-
-def throughput(engine: Priced, shortest: int) -> list[Row]:
+def throughput(engine: Priced, shortest: int, policy: str) -> dict[str, float]:
     """Tokens per second, prompts and decodes, from the first request to the last."""
-    requests, rows = make_requests(shortest), []
+    requests = make_requests(shortest)
     tokens = sum(len(request.prompt) + request.max_tokens - 1 for request in requests)
-    for name, executor in EXECUTORS.items():
-        work = executor(engine.cost_model), make_requests(shortest), name.removeprefix("padded_")
-        trace = steady.run_priced(*work, CHUNK_SIZE, BATCH_SIZE)
-        rows.append({"policy": name, "throughput": tokens / trace.seconds})
-    return rows
+    executor = (PaddedExecutor if policy == PADDED else CostExecutor)(engine.cost_model)
+    policy = "request_level" if policy == PADDED else policy
+    trace = steady.run_priced(executor, requests, policy, CHUNK_SIZE, BATCH_SIZE)
+    return {"throughput": tokens / trace.seconds}
 
 
 STUDY = Study(
@@ -86,8 +79,8 @@ STUDY = Study(
         Sweep(
             throughput,
             [Priced("llama-13b", "a6000")],
-            cases(shortest=SHORTEST),
-            quick=cases(shortest=SHORTEST[::4]),
+            cases(shortest=SHORTEST, policy=POLICIES),
+            quick=cases(shortest=SHORTEST[::4], policy=POLICIES),
         )
     ],
     units={"throughput": "tokens/s"},
@@ -108,7 +101,7 @@ STUDY = Study(
     claims=[
         Claim(
             "the more lengths differ, the more padding costs",
-            rises("throughput", "shortest", policy="padded_request_level"),
+            rises("throughput", "shortest", policy=PADDED),
         )
     ],
 )

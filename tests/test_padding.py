@@ -30,7 +30,7 @@ def test_padding_costs_nothing_for_requests_that_are_alike() -> None:
     rows = padding.STUDY.predict(quick=True)
     padded, plain = (
         [rows.one("throughput", shortest=shortest, policy=policy) for shortest in (1024, 64)]
-        for policy in ("padded_request_level", "request_level")
+        for policy in (padding.PADDED, "request_level")
     )
     assert padded[0] == pytest.approx(plain[0])
     assert padded[1] < 0.8 * plain[1]

@@ -65,11 +65,6 @@ class Seen:
         seconds = statistics.median(self.first) + (response - 1) * next_token
         return throughput(batch_size, response, seconds)
 
-    def rates(self, batch_size: int, response: int) -> list[float]:
-        """Formula (4), tokens/s, of each repetition."""
-        latencies = [f + (response - 1) * n for f, n in zip(self.first, self.next, strict=True)]
-        return [throughput(batch_size, response, seconds) for seconds in latencies]
-
 
 def spread(values: Sequence[float]) -> Spread:
     return statistics.median(values), min(values), max(values)
