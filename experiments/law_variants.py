@@ -25,17 +25,11 @@ from configs import constants
 from configs.constants import Efficiency
 from costmodel import TILE, CostModel, overlapped
 from experiments import fidelity, fit_a6000, fit_vllm
-from experiments.lib.common import (
-    Point,
-    Record,
-    paper_numbers,
-    print_table,
-    progress,
-    write_csv,
-)
+from experiments.lib.common import paper_numbers, print_table, progress
 from experiments.lib.fitting import compass_search, log_loss
 from experiments.lib.flags import start
 from experiments.lib.measured_kernels import FOLDERS, halves, predicted, read_kernels
+from experiments.lib.rows import Row, Rows
 from experiments.lib.validation import quantile
 
 NAME = "law_variants"
@@ -169,7 +163,7 @@ def fitted(
     return compass_search(loss, replace(begin, **fixed), moving, fit_vllm.LEAST_STEP)
 
 
-def of_vllm(kinds: Sequence[str], variants: Sequence[Variant], names: Sequence[str]) -> list[Point]:
+def of_vllm(kinds: Sequence[str], variants: Sequence[Variant], names: Sequence[str]) -> list[Row]:
     """Median errors of each kind on each GPU, on the half that is not fitted."""
     kernels, rows = read_kernels(), []
     plan = [(variant, gpu) for variant in variants for gpu in FOLDERS.values()]
@@ -186,11 +180,11 @@ def of_vllm(kinds: Sequence[str], variants: Sequence[Variant], names: Sequence[s
             for kind, (_, tested) in pairs.items():
                 shown = [each for each in tested if each.tokens >= fit_vllm.LEAST_TOKENS]
                 errors = fit_vllm.errors(predicted(shown, gpu, found), shown)
-                rows += points(f"vllm, {kind}", variant.what, errors, gpu)
+                rows.append(row_of(f"vllm, {kind}", variant.what, errors, gpu))
     return rows
 
 
-def of_sarathi(variants: Sequence[Variant], quick: bool) -> list[Point]:
+def of_sarathi(variants: Sequence[Variant], quick: bool) -> list[Row]:
     """Errors of the published numbers of SARATHI that no constant was fitted to."""
     numbers, rows = paper_numbers(), []
     for variant in progress(variants, "fitting sarathi"):
@@ -203,16 +197,15 @@ def of_sarathi(variants: Sequence[Variant], quick: bool) -> list[Point]:
                 published = fidelity.sarathi(quick)
         for gpu in ("A6000", "A100"):
             errors = [each.error for each in published if each.counts and gpu in each.conditions]
-            rows += points("sarathi, all numbers", variant.what, errors, gpu)
+            rows.append(row_of("sarathi, all numbers", variant.what, errors, gpu))
     return rows
 
 
-def points(of: str, variant: str, errors: Sequence[float], gpu: str) -> list[Point]:
+def row_of(of: str, variant: str, errors: Sequence[float], gpu: str) -> Row:
     """Median and 90th percentile of the absolute error, in %."""
-    record, sizes = Record(NAME, of, gpu), [abs(error) for error in errors]
-    for what, y in (("median", statistics.median(sizes)), ("p90", quantile(sizes, 0.9))):
-        record.add(f"{variant}; {what}", y, "%")
-    return list(record)
+    sizes = [abs(error) for error in errors]
+    where = {"source": "predicted", "model": of, "hardware": gpu, "variant": variant}
+    return where | {"median": statistics.median(sizes), "p90": quantile(sizes, 0.9)}
 
 
 def main() -> None:
@@ -221,17 +214,17 @@ def main() -> None:
     rows = of_vllm(["product"], PRODUCTS[some], fit_vllm.FITTED["product"])
     rows += of_vllm(["prefill", "decode"], ATTENTION[some], fit_vllm.FITTED["attention"])
     rows += of_sarathi([*SARATHI, SARATHI_BEFORE][some], options.quick)
-    for of in dict.fromkeys(point.model for point in rows):
-        own = {(p.series, p.hardware): f"{p.y:.1f} %" for p in rows if p.model == of}
-        gpus = list(dict.fromkeys(gpu for _, gpu in own))
+    found = Rows(rows, {"median": "%", "p90": "%"})
+    for of, own in found.by("model").items():
         table = [
-            [name, *(own[f"{name}; {what}", gpu] for gpu in gpus for what in ("median", "p90"))]
-            for name in dict.fromkeys(series.partition("; ")[0] for series, _ in own)
+            [name, *(f"{row[what]:.1f} %" for row in each for what in found.units)]
+            for name, each in own.by("variant").items()
         ]
-        header = [of, *(name for gpu in gpus for name in (f"{gpu}: median", "p90"))]
-        print_table(header, table)
+        print_table(
+            [of, *(name for gpu in own.by("hardware") for name in (f"{gpu}: median", "p90"))], table
+        )
         print()
-    write_csv(options.out / f"{NAME}.csv", rows, dict.fromkeys(FOLDERS.values(), "vllm"))
+    found.write(options.out / f"{NAME}.csv")
     print(f"wrote {options.out / NAME}.csv")
 
 
