@@ -48,8 +48,9 @@ from experiments import (
     table4,
 )
 from experiments.lib import common
-from experiments.lib.common import Point
 from experiments.lib.flags import start
+from experiments.lib.rows import Numbers, read_rows
+from experiments.lib.study import Study
 from experiments.lib.validation import quantile
 
 FIGURES = [
@@ -57,7 +58,7 @@ FIGURES = [
 ]
 # of Sarathi-Serve
 SERVING = [
-    module.FIGURE
+    getattr(module, "STUDY", None) or module.FIGURE
     for module in (
         serve_phases, serve_linears, serve_chunking, serve_capacity, serve_budget, serve_ablation,
     )
@@ -215,28 +216,25 @@ def derived(predicted: Mapping[str, float]) -> dict[str, float]:
 
 def serving(out: Path, quick: bool = False) -> list[Row]:
     """Sarathi-Serve's rows. None of them counts."""
-    points = serving_points(out, quick)
-    found, places = common.values_at(points), {}
-    for paper in [figure.paper for figure in SERVING] + [
-        serve_pipelines.ITERATIONS, serve_pipelines.IN_ITERATIONS,
-    ]:  # fmt: skip
-        places |= paper
-    alone = common.values(point for point in points if not point.x_unit)
-    holes = {"paper": common.paper_numbers(), "predicted": alone}
-    rows = published_rows("sarathi-serve")
-    judged = [judge(row, found.get(places.get(row["id"])), holes) for row in rows]
-    return sorted(judged, key=lambda row: (SERVING_KINDS.index(row.kind), abs(row.error or 0)))
-
-
-def serving_points(out: Path, quick: bool) -> list[Point]:
-    """The predictions of all scripts of Sarathi-Serve."""
-    # serve_pipelines.py takes minutes, so its committed results are read
+    predicted, named = {}, Numbers()
     points = common.read_csv(common.ROOT / "results" / "serve_pipelines.csv")
+    places = serve_pipelines.ITERATIONS | serve_pipelines.IN_ITERATIONS
     for figure in SERVING:
+        if isinstance(figure, Study):
+            rows = read_rows(out / f"{figure.name}.csv") or figure.predict(quick)
+            predicted |= figure.numbers(rows)
+            named |= common.values(rows.points())
+            continue
         kept = common.read_csv(out / f"{figure.name}.csv")
-        found = [point for point in kept if point.source == "predicted"]
-        points += found or figure.predict(quick)
-    return points
+        points += [point for point in kept if point.source == "predicted"] or figure.predict(quick)
+        places |= figure.paper
+    found = common.values_at(points)
+    predicted |= {number: found[place] for number, place in places.items() if place in found}
+    named |= common.values(point for point in points if not point.x_unit)
+    holes = {"paper": common.paper_numbers(), "predicted": named}
+    rows = published_rows("sarathi-serve")
+    judged = [judge(row, predicted.get(row["id"]), holes) for row in rows]
+    return sorted(judged, key=lambda row: (SERVING_KINDS.index(row.kind), abs(row.error or 0)))
 
 
 def summary(rows: list[Row]) -> list[str]:

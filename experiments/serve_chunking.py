@@ -18,18 +18,20 @@ from itertools import pairwise
 import matplotlib.pyplot as plt
 
 from costmodel import CostModel, make_batch
-from experiments.lib.common import Point, Record, curves
-from experiments.lib.figure import Figure
-from experiments.lib.look import COLOURS, SERIES, log_ticks, panels, plot_points, stars
+from experiments.lib import look
+from experiments.lib.claims import Claim, falls, rises
+from experiments.lib.engines import Sweep, cases
+from experiments.lib.look import SERIES
 from experiments.lib.papers import MISTRAL
+from experiments.lib.rows import Rows
+from experiments.lib.study import Panel, Study
 from experiments.serve_phases import NODE
+from serving.capacity import Deployment
 
-NAME = "serve_chunking"
 CHUNKS, PROMPTS = (512, 1024, 2048), (2048, 4096, 8192, 16384)
 # Fig 9
 PROMPT, DECODES, CONTEXT = 4096, (1, 2, 4, 8, 16, 32, 64, 128), 1024
 STATED = 8  # decodes, where its largest growth stands
-WHOLE = f"whole prompt of {PROMPT}"
 
 
 def prefill_seconds(cost: CostModel, prompt: int, chunk: int) -> float:
@@ -38,91 +40,78 @@ def prefill_seconds(cost: CostModel, prompt: int, chunk: int) -> float:
     return sum(cost.seconds(make_batch([(a, b - a, prompt)])) for a, b in pairwise(ends))
 
 
-def growth(cost: CostModel, chunk: int, decodes: int) -> float:
-    """An iteration of decodes with the last chunk of a prompt, over one without."""
-    decoding = cost.seconds(make_batch(decodes=decodes, context=CONTEXT))
-    last = (PROMPT - chunk, chunk, PROMPT)
-    return cost.seconds(make_batch([last], decodes, CONTEXT)) / decoding
+def overhead(engine: Deployment, L: int, C: int) -> dict[str, float]:
+    """Time of a prompt of L tokens in chunks of C over that of a whole one."""
+    cost, tokens = engine.cost_model, L - 1  # in the artefact, the last one is the first decode's
+    return {"time": prefill_seconds(cost, tokens, C) / prefill_seconds(cost, tokens, tokens)}
 
 
-def predict(quick: bool) -> list[Point]:
-    record, cost = Record(NAME, NODE.model, NODE.hardware), NODE.cost_model
-    for prompt in PROMPTS:
-        tokens = prompt - 1  # as in the artefact, where the last token is the first decode's
-        whole = prefill_seconds(cost, tokens, tokens)
-        for chunk in CHUNKS:
-            times = prefill_seconds(cost, tokens, chunk) / whole
-            record.add(f"chunks of {chunk}", times, "x", prompt, "prompt tokens")
-    largest = max(point.y for point in record if point.series == f"chunks of {CHUNKS[0]}")
-    record.add(f"largest overhead of chunk {CHUNKS[0]}", 100 * (largest - 1), "%")
-    joining, cost = Record(NAME, MISTRAL.model, MISTRAL.hardware), MISTRAL.cost_model
-    for size in (1, STATED, 128) if quick else DECODES:
-        for chunk in (*CHUNKS, PROMPT):
-            series = WHOLE if chunk == PROMPT else f"last chunk of {chunk}"
-            joining.add(series, growth(cost, chunk, size), "x", size, "decodes")
-    return record + joining
+def growth(engine: Deployment, C: int, B: int) -> dict[str, float]:
+    """Of an iteration of B decodes that the last C tokens of a prompt join."""
+    seconds, last = engine.cost_model.seconds, (PROMPT - C, C, PROMPT)
+    decoding = seconds(make_batch(decodes=B, context=CONTEXT))
+    return {"growth": seconds(make_batch([last], B, CONTEXT)) / decoding}
 
 
-def draw_overhead(axes: plt.Axes, points: list[Point]) -> None:
-    found, paper = curves(points, "predicted"), curves(points, "paper")
-    for chunk, (colour, marker) in zip(CHUNKS, SERIES, strict=False):
-        name = f"chunks of {chunk}"
-        plot_points(axes, found[name], color=colour, marker=marker, label=name)
-        stars(axes, paper[name], color=colour, label=f"{name}, the artefact's")
-    axes.axhline(1, color="black", linestyle=":", linewidth=1.2)
-    log_ticks(axes, PROMPTS)
-    axes.set(xlabel="prompt tokens", ylabel="time over that of the whole prompt")
-    axes.set_title(f"(Fig 14) a prompt in chunks\n{NODE.model} on {NODE.hardware}")
-    axes.set_ylim(top=1.45)
-    axes.legend(ncols=2, loc="upper right", fontsize=12)
+def largest(rows: Rows) -> None:
+    """What the paper states of its smallest chunk, in %."""
+    times = rows.where("time", C=CHUNKS[0])
+    rows.add(times[0], which="largest", C=CHUNKS[0], overhead=100 * (max(times.column("time")) - 1))
 
 
-def draw_growth(axes: plt.Axes, points: list[Point]) -> None:
-    found, paper = curves(points, "predicted"), curves(points, "paper")
-    looks = [*SERIES[: len(CHUNKS)], (COLOURS["black"], "X")]
-    names = [*[f"last chunk of {chunk}" for chunk in CHUNKS], WHOLE]
-    for name, (colour, marker) in zip(names, looks, strict=True):
-        plot_points(axes, found[name], color=colour, marker=marker, label=name)
-    stars(axes, paper[WHOLE], label="paper: the largest")
-    log_ticks(axes, DECODES)
-    axes.set_yscale("log")
-    axes.set_yticks((1, 2, 5, 10, 20, 40), ("1x", "2x", "5x", "10x", "20x", "40x"))
-    axes.set_yticks([], minor=True)
-    axes.set(
-        xlabel=f"decodes in the batch, {CONTEXT} tokens each", ylabel="growth of the iteration"
-    )
-    axes.set_title(f"(Fig 9) decodes that a prompt joins\n{MISTRAL.model} on {MISTRAL.hardware}")
-    axes.legend()
-
-
-def draw(points: list[Point]) -> plt.Figure:
-    figure, [[left, right]] = panels(1, 2, 7.6, 6.2)
-    draw_overhead(left, points)
-    draw_growth(right, points)
-    figure.suptitle(
-        "Sarathi-Serve Fig 14 and 9: the price of chunks, and of whole prompts (predicted)"
-    )
+def draw(rows: Rows) -> plt.Figure:
+    figure, [[left, right]] = look.panels(1, 2, 7.6, 6.2)
+    own, paper = rows.where(source="predicted"), rows.where(source="paper")
+    title = f"(Fig 14) a prompt in chunks\n{NODE.model} on {NODE.hardware}"
+    show = {
+        "title": title,
+        "xlabel": "prompt tokens",
+        "ylabel": "time over that of the whole prompt",
+    }
+    panel = Panel("L", "time", "C", label="chunks of {value}", show=show)
+    panel.draw(left, own, Rows(), "")
+    for (chunk, stars), (colour, _) in zip(paper.where("L").by("C").items(), SERIES, strict=False):
+        style = look.STAR | {"color": colour, "label": f"chunks of {chunk}, the artefact's"}
+        left.plot(stars.column("L"), stars.column("time"), **style)
+    left.axhline(1, color="black", linestyle=":", linewidth=1.2)
+    left.set_ylim(top=1.45)
+    left.legend(ncols=2, loc="upper right", fontsize=12)
+    title = f"(Fig 9) decodes that the end of a prompt of {PROMPT} joins"
+    title += f"\n{MISTRAL.model} on {MISTRAL.hardware}"
+    where = f"decodes in the batch, {CONTEXT} tokens each"
+    show = {"title": title, "xlabel": where, "ylabel": "growth of the iteration", "yscale": "log"}
+    panel = Panel("B", "growth", "C", label="last chunk of {value}", show=show)
+    panel.draw(right, own, paper, "")
+    right.set_yticks((1, 2, 5, 10, 20, 40), ("1x", "2x", "5x", "10x", "20x", "40x"))
+    right.set_yticks([], minor=True)
+    look.log_ticks(left, PROMPTS)
+    look.log_ticks(right, DECODES)
+    figure.suptitle(STUDY.title)
     return figure
 
 
-FIGURE = Figure(
-    name=NAME,
-    description=__doc__,
-    paper={
-        "ss_fig14_overhead": (f"largest overhead of chunk {CHUNKS[0]}", 0),
-        "ss_fig9_full": (WHOLE, STATED),
-        **{
-            f"ss_fig14_{prompt}_{chunk}": (f"chunks of {chunk}", prompt)
-            for prompt in PROMPTS
-            for chunk in CHUNKS
-        },
-    },
-    predict=predict,
-    measure=None,
+STUDY = Study(
+    "serve_chunking",
+    __doc__,
+    [
+        Sweep(overhead, [NODE], cases(L=PROMPTS, C=CHUNKS)),
+        Sweep(growth, [MISTRAL], cases(B=DECODES, C=(*CHUNKS, PROMPT))),
+    ],
+    units={"time": "x", "overhead": "%", "growth": "x"},
+    title="Sarathi-Serve Fig 14 and 9: the price of chunks, and of whole prompts (predicted)",
     draw=draw,
-    software={where.gpu: "sarathi_serve" for where in (MISTRAL, NODE)},
+    paper={
+        "ss_fig14_overhead": ("overhead", {"which": "largest"}),
+        "ss_fig9_full": ("growth", {"C": PROMPT, "B": STATED}),
+        **{f"ss_fig14_{L}_{C}": ("time", {"L": L, "C": C}) for L in PROMPTS for C in CHUNKS},
+    },
+    derive=largest,
+    claims=[
+        Claim("the longer the chunk, the longer the decodes wait", rises("growth", "C")),
+        Claim("more decodes take longer by themselves", falls("growth", "B")),
+        Claim("longer chunks shorten a prefill", falls("time", "C")),
+    ],
 )
-main = FIGURE.main
 
 if __name__ == "__main__":
-    main()
+    STUDY.main()

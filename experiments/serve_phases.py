@@ -19,37 +19,38 @@ import matplotlib.pyplot as plt
 
 from batch import Batch
 from costmodel import CostModel, make_batch
-from experiments.lib.common import Point, Record, curves
-from experiments.lib.figure import Figure
-from experiments.lib.look import (
-    COLOURS,
-    log_ticks,
-    panels,
-    plot_points,
-    stacked_bars,
-    stars,
-)
+from experiments.lib import look
+from experiments.lib.claims import Claim, flat, rises
+from experiments.lib.engines import Sweep, cases
+from experiments.lib.look import COLOURS
 from experiments.lib.papers import MISTRAL
+from experiments.lib.rows import Rows
+from experiments.lib.study import AXES, Panel, Study
 from serving.capacity import Deployment
 
 # the artefact's machine
 NODE = Deployment("yi-34b", tp=2, gpu="a100-80gb-pcie")
-NAME, LENGTH = "serve_phases", 1024  # tokens of a prompt in Fig 3, and of a decode's context
-PHASES, LARGE_SHARE = ("prefill", "decode"), 80  # %: what the paper states
+LENGTH = 1024  # tokens of a prompt in Fig 3, and of a decode's context
+LARGE_SHARE = 80  # %: what the paper states
 # of the artefact's runs (osdi-experiments/figure-2)
 PROMPTS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-PARTS = {
-    "linear": (COLOURS["blue"], ""),
-    "attention": (COLOURS["vermilion"], "//"),
-    "others": (COLOURS["orange"], "xx"),
-}
+SHAPES = cases(phase="prefill", L=PROMPTS, B=1) + cases(phase="decode", L=LENGTH, B=BATCH_SIZES)
+MANY_PROMPTS = cases(phase="prefill", L=LENGTH, B=BATCH_SIZES[1:])
 # those whose times we take; its 256 tokens were the first batch of a run, and took longer than 512
-MEASURED = {"prefill": (128, 512, 1024, 2048, 4096, 8192, 16384), "decode": (1, 8, 32, 128)}
+MEASURED = {
+    **{f"ss_yi_prefill_{L}": {"phase": "prefill", "L": L} for L in PROMPTS if L != 256},
+    **{f"ss_yi_decode_{B}": {"phase": "decode", "B": B} for B in (1, 8, 32, 128)},
+}
 TABLE_2 = {  # the artefact's osdi-experiments/table-2: chunk, decodes
     "prefill": make_batch([(0, 1024, 1024)]),
     "hybrid": make_batch([(0, 1021, 1024)], decodes=3),
     "decode": make_batch(decodes=4),
+}
+PARTS = {
+    "linear": (COLOURS["blue"], ""),
+    "attention": (COLOURS["vermilion"], "//"),
+    "others": (COLOURS["orange"], "xx"),
 }
 
 
@@ -70,129 +71,124 @@ def saturating_tokens(cost: CostModel) -> float:
     return low / ((many - high) / 4096)
 
 
-def add_phases(record: Record, where: Deployment, quick: bool) -> None:
-    """Whole iterations of prompts of each length, and of each number of decodes."""
-    cost = where.cost_model
-    step = 2 if quick else 1
-    shapes = {("prefill", tokens): make_batch([(0, tokens, tokens)]) for tokens in PROMPTS[::step]}
-    shapes |= {
-        ("decode", size): make_batch(decodes=size, context=LENGTH) for size in BATCH_SIZES[::step]
+def iteration(engine: Deployment, phase: str, L: int, B: int) -> dict[str, float]:
+    """ms of B whole prompts of L tokens, or of B decodes that attend to L tokens.
+
+    The parts are in ms per token.
+    """
+    batch = make_batch([(0, L, L)] * B if phase == "prefill" else (), B * (phase == "decode"), L)
+    seconds = parts(engine.cost_model, batch)
+    whole, tokens = sum(seconds.values()), batch.num_tokens
+    return {
+        "iteration": 1e3 * whole,
+        "throughput": tokens / whole,
+        **{name: 1e3 * value / tokens for name, value in seconds.items()},
+        "share of linear": 100 * seconds["linear"] / whole,
     }
-    for (phase, x), batch in shapes.items():
-        unit = "tokens" if phase == "prefill" else "B"
-        seconds = parts(cost, batch)
-        whole = sum(seconds.values())
-        record.add(f"{phase} iteration, {where.model}", 1e3 * whole, "ms", x, unit)
-        for name, value in seconds.items():
-            record.add(f"{phase}, {name} per token", 1e3 * value / batch.num_tokens, "ms", x, unit)
-        record.add(f"{phase}, share of linear", 100 * seconds["linear"] / whole, "%", x, unit)
 
 
-def predict(quick: bool) -> list[Point]:
-    mistral, yi = (Record(NAME, where.model, where.hardware) for where in (MISTRAL, NODE))
-    cost = MISTRAL.cost_model
-    for size in (1, 2, 4, 8) if quick else BATCH_SIZES:
-        prompts, decodes = make_batch([(0, LENGTH, LENGTH)] * size), make_batch(decodes=size)
-        for phase, batch in (("prefill", prompts), ("decode", decodes)):
-            rate = batch.num_tokens / cost.seconds(batch)
-            mistral.add(f"{phase} throughput", rate, "tokens/s", size, "B")
-    add_phases(mistral, MISTRAL, quick)
-    add_phases(yi, NODE, quick=False)
-    found = curves(mistral, "predicted")
-    shares = [point for phase in PHASES for point in found[f"{phase}, share of linear"]]
-    mistral.add("smallest share of the linear operators", min(p.y for p in shares), "%")
-    for phase, unit in (("prefill", "tokens"), ("decode", "requests")):
-        large = [p.x for p in found[f"{phase}, share of linear"] if p.y >= LARGE_SHARE]
-        mistral.add(f"largest {phase} with a share of {LARGE_SHARE} %", max(large), unit)
-    mistral.add("prefill tokens as dear as one decode", saturating_tokens(cost), "tokens")
-    for name, batch in TABLE_2.items():
-        yi.add(f"{name} batch, linear", 1e3 * parts(NODE.cost_model, batch)["linear"], "ms")
-    return mistral + yi
+def linear_operators(engine: Deployment, batch: str) -> dict[str, float]:
+    """ms of those of a batch of the artefact's table."""
+    return {"linear operators": 1e3 * parts(engine.cost_model, TABLE_2[batch])["linear"]}
 
 
-def draw_throughput(axes: plt.Axes, found: dict[str, list[Point]], phase: str) -> None:
-    curve = found[f"{phase} throughput"]
-    plot_points(axes, curve, color=COLOURS["blue"], marker="o", label="predicted")
-    log_ticks(axes, [point.x for point in curve])
-    axes.set_ylim(0, 1.2 * max(point.y for point in curve))
-    axes.set(xlabel="batch size B", ylabel="tokens/s")
-    axes.set_title(f"(Fig 3) {phase} throughput\n{MISTRAL.model}, {LENGTH} tokens each")
+def one_decode(engine: Deployment) -> dict[str, float]:
+    return {"prefill tokens as dear as one decode": saturating_tokens(engine.cost_model)}
 
 
-def draw_parts(axes: plt.Axes, found: dict[str, list[Point]], phase: str) -> None:
+def extremes(rows: Rows) -> None:
+    """What the paper states of the shares."""
+    own = rows.where("share of linear", model=MISTRAL.model)
+    large = Rows(row for row in own if row["share of linear"] >= LARGE_SHARE)
+    rows.add(which="smallest", **{"share of linear": min(own.column("share of linear"))})
+    longest = max(large.where(phase="prefill", B=1).column("L"))
+    rows.add(**{f"largest prefill with a share of {LARGE_SHARE} %": longest})
+    largest = max(large.where(phase="decode").column("B"))
+    rows.add(**{f"largest decode with a share of {LARGE_SHARE} %": largest})
+
+
+def draw_parts(axes: plt.Axes, rows: Rows, key: str) -> None:
     """A bar for each iteration, stacked by operator; the linear operators' share above it."""
-    heights = {name: [p.y for p in found[f"{phase}, {name} per token"]] for name in PARTS}
-    places = range(len(heights["linear"]))
-    stacked_bars(axes, places, heights, PARTS, 0.7, linewidth=0.8)
-    shares = found[f"{phase}, share of linear"]
-    labels = [f"{point.y:.0f} %" for point in shares]
+    places, heights = range(len(rows)), {name: rows.column(name) for name in PARTS}
+    look.stacked_bars(axes, places, heights, PARTS, 0.7, linewidth=0.8)
+    labels = [f"{share:.0f} %" for share in rows.column("share of linear")]
     axes.bar_label(axes.containers[-1], labels, fontsize=12, padding=2)
-    axes.set_xticks(places, [f"{point.x:g}" for point in shares])
-    axes.set(xlabel="prompt tokens" if phase == "prefill" else "batch size B")
-    axes.set(ylabel="ms per token")
+    axes.set_xticks(places, rows.column(key))
+    title = f"(Fig 4) {rows[0]['phase']}, {MISTRAL.model}\nabove: share of the linear operators"
+    axes.set(xlabel=AXES[key], ylabel="ms per token", title=title)
     axes.margins(y=0.12)
-    axes.set_title(f"(Fig 4) {phase}, {MISTRAL.model}\nabove: share of the linear operators")
     axes.legend(reverse=True)
 
 
-def draw_iterations(
-    axes: plt.Axes, found: dict[str, list[Point]], paper: dict[str, list[Point]], phase: str
-) -> None:
-    series = f"{phase} iteration, {NODE.model}"
-    curve = found[series]
-    plot_points(axes, curve, color=COLOURS["blue"], marker="o", label="predicted: the GPU's work")
-    stars(axes, paper.get(series, []), label="the artefact: whole iterations")
-    log_ticks(axes, [point.x for point in curve])
-    axes.set_yscale("log")
-    ticks = (20, 50, 100, 200, 500, 1000, 2000, 4000) if phase == "prefill" else (20, 50, 100, 200)
-    axes.set_yticks(ticks, [str(tick) for tick in ticks])
-    axes.set_yticks([], minor=True)
-    axes.set(xlabel="prompt tokens" if phase == "prefill" else "batch size B", ylabel="ms")
-    axes.set_title(f"{phase} iteration\n{NODE.model} on {NODE.hardware}")
-    axes.legend()
-
-
-def draw(points: list[Point]) -> plt.Figure:
-    figure, grid = panels(2, 3, 6.6, 5.4)
-    mistral, yi = (
-        curves([p for p in points if p.model == where.model], "predicted")
-        for where in (MISTRAL, NODE)
-    )
-    paper = curves(points, "paper")
-    for row, phase in zip(grid, PHASES, strict=True):
-        draw_throughput(row[0], mistral, phase)
-        draw_parts(row[1], mistral, phase)
-        draw_iterations(row[2], yi, paper, phase)
-    grid[0][0].legend()
+def draw(rows: Rows) -> plt.Figure:
+    figure, grid = look.panels(2, 3, 6.6, 5.4)
+    predicted, paper = rows.where(source="predicted"), rows.where(source="paper", model=NODE.model)
+    mistral, yi = (predicted.where(model=where.model) for where in (MISTRAL, NODE))
+    for (left, middle, right), which, key, ticks in (
+        (grid[0], {"phase": "prefill", "B": 1}, "L", (20, 50, 100, 200, 500, 1000, 2000, 4000)),
+        (grid[1], {"phase": "decode"}, "B", (20, 50, 100, 200)),
+    ):
+        phase = which["phase"]
+        title = f"(Fig 3) {phase} throughput\n{MISTRAL.model}, {LENGTH} tokens each"
+        panel = Panel("B", "throughput", where={"phase": phase, "L": LENGTH}, show={"title": title})
+        panel.draw(left, mistral, Rows(), "predicted")
+        left.set_ylim(0, 1.2 * left.dataLim.ymax)
+        look.log_ticks(left, BATCH_SIZES)
+        draw_parts(middle, mistral.where(**which), key)
+        title = f"{phase} iteration\n{NODE.model} on {NODE.hardware}"
+        panel = Panel(key, "iteration", where=which, show={"title": title, "yscale": "log"})
+        panel.draw(right, yi, paper, "predicted: the GPU's work")
+        look.log_ticks(right, PROMPTS if key == "L" else BATCH_SIZES)
+        right.set_yticks(ticks, ticks)
+        right.set_yticks([], minor=True)
     figure.suptitle(
-        f"Sarathi-Serve Fig 3 and 4: {MISTRAL.model} on {MISTRAL.hardware} (predicted); right:"
-        f" {NODE.model}, beside the artefact's times"
+        f"{STUDY.title}: {MISTRAL.model} on {MISTRAL.hardware} (predicted); right:"
+        f" {NODE.model}, beside the artefact's times of whole iterations"
     )
     return figure
 
 
-FIGURE = Figure(
-    name=NAME,
-    description=__doc__,
-    paper={
-        "ss_linear_share": ("smallest share of the linear operators", 0),
-        "ss_decode_eq_prefill": ("prefill tokens as dear as one decode", 0),
-        **{
-            f"ss_yi_{phase}_{x:g}": (f"{phase} iteration, {NODE.model}", x)
-            for phase, places in MEASURED.items()
-            for x in places
-        },
-        **{f"ss_yi_linear_{name}": (f"{name} batch, linear", 0) for name in TABLE_2},
+STUDY = Study(
+    "serve_phases",
+    __doc__,
+    [
+        Sweep(iteration, [MISTRAL], [*SHAPES, *MANY_PROMPTS]),
+        Sweep(iteration, [NODE], SHAPES),
+        Sweep(linear_operators, [NODE], cases(batch=list(TABLE_2))),
+        Sweep(one_decode, [MISTRAL], [{}]),
+    ],
+    units={
+        "iteration": "ms",
+        "throughput": "tokens/s",
+        **dict.fromkeys(PARTS, "ms per token"),
+        "share of linear": "%",
+        "linear operators": "ms",
+        "prefill tokens as dear as one decode": "tokens",
+        f"largest prefill with a share of {LARGE_SHARE} %": "tokens",
+        f"largest decode with a share of {LARGE_SHARE} %": "requests",
     },
-    predict=predict,
-    measure=None,
+    title="Sarathi-Serve Fig 3 and 4",
     draw=draw,
-    shown=lambda point: (
-        point.x_unit == "" or "throughput" in point.series or "iteration" in point.series
+    paper={
+        "ss_linear_share": ("share of linear", {"which": "smallest"}),
+        "ss_decode_eq_prefill": ("prefill tokens as dear as one decode", {}),
+        **{
+            number: ("iteration", {"model": NODE.model, **case})
+            for number, case in MEASURED.items()
+        },
+        **{f"ss_yi_linear_{name}": ("linear operators", {"batch": name}) for name in TABLE_2},
+    },
+    derive=extremes,
+    claims=[
+        Claim("one prompt fills the GPU", flat("throughput", "B", phase="prefill", L=LENGTH)),
+        Claim("decodes need a large batch", rises("throughput", "B", phase="decode")),
+    ],
+    shown=lambda row, quantity: (
+        quantity in ("throughput", "iteration", "linear operators")
+        or "which" in row
+        or "L" not in row
     ),
-    software={where.gpu: "sarathi_serve" for where in (MISTRAL, NODE)},
 )
-main = FIGURE.main
 
 if __name__ == "__main__":
-    main()
+    STUDY.main()

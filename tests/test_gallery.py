@@ -42,7 +42,6 @@ CLAIMS: dict[str, Callable[[Curve], bool]] = {
         y("P50 TTFT, chunked_only, chat") > y("P50 TTFT, sarathi_serve, chat")
         and y("P99 TBT, hybrid_only, chat") > y("P99 TBT, sarathi_serve, chat")
     ),
-    "serve_phases": lambda y: max(y("prefill throughput")) < 1.05 * min(y("prefill throughput")),
 }  # fmt: skip
 
 

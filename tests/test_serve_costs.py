@@ -8,7 +8,7 @@ import pytest
 from configs import GPUS, MODELS
 from costmodel import CostModel, make_batch
 from experiments import fidelity, serve_chunking, serve_linears, serve_phases
-from experiments.lib.common import ROOT, curves, paper_numbers, values
+from experiments.lib.common import ROOT
 from experiments.lib.papers import MISTRAL
 
 
@@ -26,13 +26,6 @@ def test_a_decode_costs_the_linear_operators_as_much_as_tokens_up_to_the_knee() 
     assert 64 < knee < 512
 
 
-def test_prefill_is_flat_and_decode_grows() -> None:
-    found = curves(serve_phases.predict(quick=True), "predicted")
-    prefill, decode = ([p.y for p in found[f"{phase} throughput"]] for phase in serve_phases.PHASES)
-    assert max(prefill) < 1.2 * min(prefill)
-    assert decode == sorted(decode) and decode[-1] > 5 * decode[0]
-
-
 def test_intensity_grows_with_the_tokens_and_falls_with_the_degree() -> None:
     one, four = (
         CostModel(MODELS["llama2-70b"], GPUS["a100-80gb"], tp=tp, software="sarathi_serve")
@@ -40,8 +33,7 @@ def test_intensity_grows_with_the_tokens_and_falls_with_the_degree() -> None:
     )
     assert serve_linears.intensity(one, 1) == pytest.approx(1, rel=0.01)  # 2 FLOPs for 2 bytes
     assert serve_linears.intensity(four, 512) < serve_linears.intensity(one, 512)
-    found = values(serve_linears.predict(quick=True))
-    knees = [found[f"knee, TP{tp}"] for tp in serve_linears.DEGREES]
+    knees = serve_linears.STUDY.predict().where(source="predicted").column("knee")
     assert knees == sorted(knees)
 
 
@@ -53,24 +45,6 @@ def test_a_prompt_in_one_chunk_is_the_whole_prompt() -> None:
         make_batch([(2048, 952, 3000)])
     )
     assert serve_chunking.prefill_seconds(cost, 3000, 2048) == pytest.approx(halves)
-
-
-def test_the_longer_the_chunk_the_longer_the_decodes_wait() -> None:
-    found = curves(serve_chunking.predict(quick=True), "predicted")
-    growths = [found[f"last chunk of {chunk}"] for chunk in serve_chunking.CHUNKS]
-    for points in zip(*growths, found[serve_chunking.WHOLE], strict=True):
-        assert [p.y for p in points] == sorted(p.y for p in points) and points[0].y > 1
-    for curve in growths:  # more decodes take longer by themselves
-        assert [p.y for p in curve] == sorted((p.y for p in curve), reverse=True)
-
-
-@pytest.mark.parametrize("module", [serve_phases, serve_linears, serve_chunking])
-def test_each_published_number_has_a_predicted_point(module: object) -> None:
-    figure = module.FIGURE
-    points = figure.published_and_predicted(quick=True)
-    paper = [point for point in points if point.source == "paper"]
-    assert len(paper) == len(figure.paper)
-    assert {point.y for point in paper} == {paper_numbers()[name] for name in figure.paper}
 
 
 @pytest.mark.parametrize(
