@@ -19,6 +19,7 @@ request. The curves check it on 512 chat requests at 2.5 per second, under sarat
 import enter  # noqa: F401
 
 from argparse import Namespace
+from functools import partial
 
 import matplotlib.pyplot as plt
 
@@ -26,16 +27,17 @@ from command.checks import UserError
 from command.cli import run_main
 from command.flags import Flag
 from costmodel import TILE
-from experiments.lib.common import Point, Record, curves, progress
-from experiments.lib.figure import Figure
-from experiments.lib.flags import WRITES, ScriptParser
-from experiments.lib.look import SERIES, log_ticks, panels, plot_points
+from experiments.lib import look
+from experiments.lib.claims import Claim, Finding, bounded, rises
+from experiments.lib.engines import Sweep, cases
+from experiments.lib.flags import ScriptParser
 from experiments.lib.papers import CHAT, MISTRAL, YI
+from experiments.lib.rows import Rows
+from experiments.lib.study import Study
 from serving import capacity
 from serving.calibration import CalibratedModel, Calibration
-from serving.capacity import token_budget, worst_iteration
+from serving.capacity import Deployment, token_budget, worst_iteration
 
-NAME = "serve_budget"
 REQUESTS, RATE = 512, 2.5
 BUDGETS = (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 SLOS = {"strict": capacity.STRICT, "relaxed": capacity.RELAXED}
@@ -49,71 +51,87 @@ FLAGS = {
 }
 
 
-def predict(quick: bool, seed: int = 0, **_: object) -> list[Point]:
+def latencies(engine: Deployment, C: int, count: int, seed: int) -> dict[str, float]:
+    """Seconds, of `count` requests under a token budget of C."""
+    trace = engine.serve(CHAT.requests(count, RATE, seed), "sarathi_serve", C)
+    return {
+        "P99 TBT": capacity.p99_tbt(trace),
+        "longest TBT": max(trace.tbts),
+        "worst iteration": worst_iteration(engine.cost_model, C),
+        "median TTFT": capacity.median_ttft(trace),
+        "P90 TTFT": capacity.percentile(trace.ttfts, 90),
+    }
+
+
+def budget_of(engine: Deployment, slo: str) -> dict[str, float]:
+    """An SLO in seconds, and the tokens that it allows."""
+    seconds = SLOS[slo] * engine.decode_iteration
+    return {"SLO": seconds, "token budget": token_budget(engine.cost_model, seconds)}
+
+
+def sweeps(quick: bool, seed: int = 0, **_: object) -> list[Sweep]:
     """The other flags are those of `print_budget`."""
-    records = {where: Record(NAME, where.model, where.hardware) for where in (MISTRAL, YI)}
-    count = 64 if quick else REQUESTS
-    for budget in progress(BUDGETS[1::4] if quick else BUDGETS, "budgets"):
-        trace = MISTRAL.serve(CHAT.requests(count, RATE, seed), "sarathi_serve", budget)
-        numbers = {
-            "P99 TBT": capacity.p99_tbt(trace),
-            "longest TBT": max(trace.tbts),
-            "worst iteration": worst_iteration(MISTRAL.cost_model, budget),
-            "median TTFT": capacity.median_ttft(trace),
-            "P90 TTFT": capacity.percentile(trace.ttfts, 90),
-        }
-        for series, seconds in numbers.items():
-            records[MISTRAL].add(series, seconds, "s", budget, "C")
-    for deployment, record in records.items():
-        for name, iterations in SLOS.items():
-            slo = iterations * deployment.decode_iteration
-            budget = token_budget(deployment.cost_model, slo)
-            record.add(f"{name} SLO, {deployment.model}", slo, "s")
-            record.add(f"token budget for the {name} SLO, {deployment.model}", budget, "tokens")
-    return records[MISTRAL] + records[YI]
+    served = partial(latencies, count=64 if quick else REQUESTS, seed=seed)
+    return [
+        Sweep(served, [MISTRAL], cases(C=BUDGETS), quick=cases(C=BUDGETS[1::4])),
+        Sweep(budget_of, [MISTRAL, YI], cases(slo=list(SLOS))),
+    ]
 
 
-def draw(points: list[Point]) -> plt.Figure:
-    found = curves(points, "predicted")
-    figure, [[gaps, firsts]] = panels(1, 2, 8.5, 6.5)
-    (slo,) = found[f"strict SLO, {MISTRAL.model}"]
-    (budget,) = found[f"token budget for the strict SLO, {MISTRAL.model}"]
+def hardly_shortens(rows: Rows) -> list[Finding]:
+    last = rows.one("median TTFT", C=BUDGETS[-1])
+    return bounded("median TTFT", last, 1.5 * last, C=BUDGETS[4:])(rows)
+
+
+def draw(rows: Rows) -> plt.Figure:
+    figure, [grid] = look.panels(1, 2, 8.5, 6.5)
+    own = rows.where(source="predicted", model=MISTRAL.model)
     for axes, title, names in (
-        (gaps, "time between tokens", ("worst iteration", "longest TBT", "P99 TBT")),
-        (firsts, "time to first token", ("P90 TTFT", "median TTFT")),
+        (grid[0], "time between tokens", ("worst iteration", "longest TBT", "P99 TBT")),
+        (grid[1], "time to first token", ("P90 TTFT", "median TTFT")),
     ):
-        for name, (colour, marker) in zip(names, SERIES, strict=False):
-            plot_points(axes, found[name], color=colour, marker=marker, label=name)
-        log_ticks(axes, [budget for budget in BUDGETS if budget not in (384, 768, 1536, 3072)])
+        for name, (colour, marker) in zip(names, look.SERIES, strict=False):
+            style = {"color": colour, "marker": marker, "label": name}
+            axes.plot(own.column("C"), own.column(name), **style)
+        look.log_ticks(axes, [C for C in BUDGETS if C not in (384, 768, 1536, 3072)])
         axes.set(xlabel="token budget C", ylabel="s", ylim=0, title=title)
-    gaps.axhline(slo.y, color="black", linestyle=":", label=f"strict SLO: {1000 * slo.y:.0f} ms")
+    slo, budget = (own.one(name, slo="strict") for name in ("SLO", "token budget"))
+    grid[0].axhline(slo, color="black", linestyle=":", label=f"strict SLO: {1000 * slo:.0f} ms")
     style = {"color": "black", "linestyle": "--", "linewidth": 1.2}
-    gaps.axvline(budget.y, label=f"budget that it allows: {budget.y:.0f}", **style)
-    gaps.legend()
-    firsts.legend()
-    figure.suptitle(
-        f"The token budget: {MISTRAL.model} on {MISTRAL.hardware}, chat lengths, {RATE:g}"
-        " requests/s (predicted)",
-        fontsize=18,
-    )
+    grid[0].axvline(budget, label=f"budget that it allows: {budget:.0f}", **style)
+    grid[0].legend()
+    grid[1].legend()
+    figure.suptitle(STUDY.title, fontsize=18)
     return figure
 
 
-FIGURE = Figure(
-    name=NAME,
-    description=__doc__,
-    paper={
-        "ss_slo_strict_mistral": (f"strict SLO, {MISTRAL.model}", 0),
-        "ss_slo_relaxed_mistral": (f"relaxed SLO, {MISTRAL.model}", 0),
-        "ss_slo_relaxed_yi": (f"relaxed SLO, {YI.model}", 0),
-        "ss_budget_strict": (f"token budget for the strict SLO, {MISTRAL.model}", 0),
-        "ss_budget_relaxed": (f"token budget for the relaxed SLO, {MISTRAL.model}", 0),
+STUDY = Study(
+    "serve_budget",
+    __doc__,
+    sweeps,
+    units={
+        **dict.fromkeys(("P99 TBT", "longest TBT", "worst iteration", "SLO"), "s"),
+        **dict.fromkeys(("median TTFT", "P90 TTFT"), "s"),
+        "token budget": "tokens",
     },
-    software={YI.gpu: "sarathi_serve"},
-    predict=predict,
-    measure=None,
+    title=(
+        f"The token budget: {MISTRAL.model} on {MISTRAL.hardware}, chat lengths, {RATE:g}"
+        " requests/s (predicted)"
+    ),
     draw=draw,
-    shown=lambda point: not point.series.startswith(("longest", "P90")),
+    paper={
+        "ss_slo_relaxed_yi": ("SLO", {"slo": "relaxed", "model": YI.model}),
+        **{f"ss_slo_{slo}_mistral": ("SLO", {"slo": slo, "model": MISTRAL.model}) for slo in SLOS},
+        **{
+            f"ss_budget_{slo}": ("token budget", {"slo": slo, "model": MISTRAL.model})
+            for slo in SLOS
+        },
+    },
+    claims=[
+        Claim("a larger token budget lengthens the gaps", rises("P99 TBT", "C")),
+        Claim("a large one hardly shortens the time to first token", hardly_shortens),
+    ],
+    shown=lambda row, quantity: not quantity.startswith(("longest", "P90")),
     flags=FLAGS,
 )
 
@@ -144,7 +162,7 @@ def main() -> None:
     elif options.calibration:
         raise UserError("--calibration needs --tbt-slo, the time between tokens to be kept")
     else:
-        FIGURE.run()
+        STUDY.run()
 
 
 if __name__ == "__main__":

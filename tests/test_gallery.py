@@ -35,9 +35,6 @@ def rises(values: list[float]) -> bool:
 # of a measured one where nothing is predicted.
 Curve = Callable[[str], list[float]]
 CLAIMS: dict[str, Callable[[Curve], bool]] = {
-    "serve_budget": lambda y: (
-        rises(y("P99 TBT")) and y("median TTFT")[4] < 1.5 * y("median TTFT")[-1]
-    ),
     "serve_ablation": lambda y: (
         y("P50 TTFT, chunked_only, chat") > y("P50 TTFT, sarathi_serve, chat")
         and y("P99 TBT, hybrid_only, chat") > y("P99 TBT, sarathi_serve, chat")
