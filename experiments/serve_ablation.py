@@ -13,102 +13,107 @@ no prompt. For the arxiv rows we have no published numbers.
 
 import enter  # noqa: F401
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from itertools import product
 
 import matplotlib.pyplot as plt
 
 from command.flags import Flag
-from experiments.lib.common import Point, Record, values
-from experiments.lib.figure import Figure
+from experiments.lib import look
+from experiments.lib.claims import Claim, Finding
+from experiments.lib.engines import Sweep
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
-from experiments.lib.look import COLOURS, labelled_bars, panels
 from experiments.lib.papers import ARXIV, CHAT, YI, looks_of
-from serving.capacity import median_ttft, p99_tbt
+from experiments.lib.rows import Row, Rows
+from experiments.lib.study import Study
+from serving.capacity import Deployment, median_ttft, p99_tbt
 
-NAME = "serve_ablation"
 REQUESTS, BUDGET = 1024, 1024
-RATES = ((CHAT, 1.0), (ARXIV, 0.5))  # requests/s
+DATASETS = {"chat": (CHAT, 1.0), "arxiv": (ARXIV, 0.5)}  # and requests/s
 # and the ids of the paper's numbers
 POLICIES = {"hybrid_only": "hybrid", "chunked_only": "chunked", "sarathi_serve": "both"}
 # that of the artefact's script; 1024 is what we have of the paper's table, second hand
 OTHER_BUDGET = 512
-RUNS = [
-    ("hybrid_only", None),
-    ("chunked_only", BUDGET),
-    ("sarathi_serve", BUDGET),
-    ("chunked_only", OTHER_BUDGET),
-    ("sarathi_serve", OTHER_BUDGET),
-]
 METRICS = {"P50 TTFT": median_ttft, "P99 TBT": p99_tbt}
 
 
-def predict(
+def latencies(
+    engine: Deployment, data: str, policy: str, count: int, seed: int, C: int | None = None
+) -> dict[str, float]:
+    """Seconds, of `count` requests. C: None: no prompt is cut."""
+    lengths, rate = DATASETS[data]
+    trace = engine.serve(lengths.requests(count, rate, seed), policy, C or lengths.max_length)
+    return {metric: value(trace) for metric, value in METRICS.items()}
+
+
+def sweeps(
     quick: bool, seed: int = 0, policy: Sequence[str] | None = None, **_: object
-) -> list[Point]:
+) -> list[Sweep]:
     """policy: more of them, with both token budgets."""
-    record, count = Record(NAME, YI.model, YI.hardware), 128 if quick else REQUESTS
     others = [name for name in dict.fromkeys(policy or ()) if name not in POLICIES]
-    runs = [*RUNS, *product(others, (BUDGET, OTHER_BUDGET))]
-    for (data, rate), (name, budget) in product(RATES, runs):
-        trace = YI.serve(data.requests(count, rate, seed), name, budget or data.max_length)
-        size = f" C={budget}" if budget == OTHER_BUDGET else ""
-        for metric, value in METRICS.items():
-            record.add(f"{metric}, {name}{size}, {data.name}", value(trace), "s")
-    return record
+    runs: list[Row] = [{"policy": "hybrid_only"}]
+    for C, names in product((BUDGET, OTHER_BUDGET), (("chunked_only", "sarathi_serve"), others)):
+        runs += [{"policy": name, "C": C} for name in names]
+    run = partial(latencies, count=128 if quick else REQUESTS, seed=seed)
+    return [Sweep(run, [YI], [{"data": data} | each for data in DATASETS for each in runs])]
 
 
-def policies_of(series: Iterable[str]) -> list[str]:
-    """Those with the budget of the table, in their order."""
-    names = [each.split(", ")[1] for each in series]
-    return [name for name in dict.fromkeys(names) if " C=" not in name]
+def both_halves(rows: Rows) -> list[Finding]:
+    """One half alone delays first tokens, the other one stalls; both are in between, or better."""
+    rows, found = rows.where(data="chat", C=(None, BUDGET)), []
+    for metric, order in (
+        ("P50 TTFT", ("hybrid_only", "sarathi_serve", "chunked_only")),
+        ("P99 TBT", ("sarathi_serve", "chunked_only", "hybrid_only")),
+    ):
+        values = [rows.one(metric, policy=policy) for policy in order]
+        found.append(Finding(metric, f"{order}: {values}", [values == sorted(values)]))
+    return found
 
 
-def draw(points: list[Point]) -> plt.Figure:
+def draw(rows: Rows) -> plt.Figure:
     """One panel for each metric and data set; the paper's bars, hatched, beside the predicted."""
-    paper, predicted = values(points, "paper"), values(points)
-    policies = policies_of(predicted)
-    figure, [grid] = panels(1, 4, 4.75 * len(policies) / len(POLICIES), 6)
-    colours = [look[0] for look in looks_of(policies).values()]
-    for axes, ((data, _), metric) in zip(grid, product(RATES, METRICS), strict=True):
-        series = [f"{metric}, {policy}, {data.name}" for policy in policies]
-        shift = 0.2 if series[0] in paper else 0.0
-        if shift:
-            draw_bars(axes, paper, series, -shift, color=COLOURS["sky"], hatch="//")
-        draw_bars(axes, predicted, series, shift, color=colours)
+    rows = rows.where(C=(None, BUDGET))
+    policies = list(rows.by("policy"))
+    colours = [colour for colour, _ in looks_of(policies).values()]
+    styles = {
+        "paper": {"color": look.COLOURS["sky"], "hatch": "//"},
+        "predicted": {"color": colours},
+    }
+    figure, [grid] = look.panels(1, 4, 4.75 * len(policies) / len(POLICIES), 6)
+    for axes, (data, metric) in zip(grid, product(DATASETS, METRICS), strict=True):
+        own = rows.where(metric, data=data).by("source")
+        for number, (source, bars) in enumerate(sorted(own.items())):
+            shift = 0.4 * number - 0.2 if len(own) > 1 else 0
+            heights = {policies.index(row["policy"]) + shift: row[metric] for row in bars}
+            look.labelled_bars(axes, heights, 0.38, fontsize=12, label=source, **styles[source])
         axes.set_xticks(range(len(policies)), [policy.replace("_", "\n") for policy in policies])
-        axes.set(title=f"{metric}, {data.name}", ylabel="s")
-    grid[0].legend(["paper", "predicted"], loc="upper left")
+        axes.set(title=f"{metric}, {data}", ylabel="s")
+    grid[0].legend(loc="upper left")
     grid[0].set_ylim(top=1.3 * grid[0].get_ylim()[1])
-    figure.suptitle(
-        f"Sarathi-Serve Table 4: what each half of sarathi_serve does, {YI.model} on {YI.hardware}",
-        fontsize=18,
-    )
+    figure.suptitle(STUDY.title, fontsize=18)
     return figure
 
 
-def draw_bars(
-    axes: plt.Axes, heights: Mapping[str, float], series: list[str], shift: float, **style: object
-) -> None:
-    places = {place + shift: heights[name] for place, name in enumerate(series) if name in heights}
-    labelled_bars(axes, places, 0.38, fontsize=12, **style)
-
-
-FIGURE = Figure(
-    name=NAME,
-    description=__doc__,
+STUDY = Study(
+    "serve_ablation",
+    __doc__,
+    sweeps,
+    units=dict.fromkeys(METRICS, "s"),
+    title=(
+        f"Sarathi-Serve Table 4: what each half of sarathi_serve does, {YI.model} on {YI.hardware}"
+    ),
+    draw=draw,
     paper={
-        f"ss_t4_{short}_{metric.split()[1].lower()}": (f"{metric}, {policy}, chat", 0)
+        f"ss_t4_{short}_{metric.split()[1].lower()}": (
+            metric,
+            {"data": "chat", "policy": policy, "C": (None, BUDGET)},
+        )
         for (policy, short), metric in product(POLICIES.items(), METRICS)
     },
-    software={YI.gpu: "sarathi_serve"},
-    predict=predict,
-    measure=None,
-    draw=draw,
+    claims=[Claim("it takes both halves", both_halves)],
     flags={"seed": Flag("seed of arrivals and lengths", 0)} | POLICY_FLAGS,
 )
 
-main = FIGURE.main
-
 if __name__ == "__main__":
-    main()
+    STUDY.main()

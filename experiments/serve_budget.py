@@ -30,7 +30,7 @@ from costmodel import TILE
 from experiments.lib import look
 from experiments.lib.claims import Claim, Finding, bounded, rises
 from experiments.lib.engines import Sweep, cases
-from experiments.lib.flags import ScriptParser
+from experiments.lib.flags import WRITES, ScriptParser
 from experiments.lib.papers import CHAT, MISTRAL, YI
 from experiments.lib.rows import Rows
 from experiments.lib.study import Study

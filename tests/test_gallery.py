@@ -35,10 +35,6 @@ def rises(values: list[float]) -> bool:
 # of a measured one where nothing is predicted.
 Curve = Callable[[str], list[float]]
 CLAIMS: dict[str, Callable[[Curve], bool]] = {
-    "serve_ablation": lambda y: (
-        y("P50 TTFT, chunked_only, chat") > y("P50 TTFT, sarathi_serve, chat")
-        and y("P99 TBT, hybrid_only, chat") > y("P99 TBT, sarathi_serve, chat")
-    ),
 }  # fmt: skip
 
 

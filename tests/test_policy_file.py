@@ -280,7 +280,7 @@ def few_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (fig9, "gain, L=1024 B=18 C=256 priority peak"),
         (fig11, "gain, a L=1024 B=18 PD=14.0588 priority C=256"),
-        pytest.param(serve_ablation, "P99 TBT, priority, chat", marks=pytest.mark.slow),
+        pytest.param(serve_ablation, "P99 TBT, chat priority C=1024", marks=pytest.mark.slow),
     ],
 )
 def test_the_papers_figures_take_more_policies(
