@@ -13,130 +13,147 @@ take turns, with a small model, short prompts, B = 8 and a token budget of 64.
 
 import enter  # noqa: F401
 
+import math
 from collections.abc import Sequence
-from itertools import product
+from functools import lru_cache, partial
 
 import matplotlib.pyplot as plt
 
+from batch import Request
 from command.flags import Flag
-from experiments.lib import measuring
-from experiments.lib.common import Point, Record, curves, progress
-from experiments.lib.figure import Figure, Scale
+from experiments.lib import look, measuring
+from experiments.lib.claims import Claim, Finding, bounded
+from experiments.lib.engines import Real, Sweep, cases
 from experiments.lib.flags import POLICIES
-from experiments.lib.look import COLOURS, panels, plot_points, source_title, sources
 from experiments.lib.papers import CHAT, OURS, RIVALS, YI, looks_of
-from serving.capacity import STRICT, median_ttft, p99_tbt
+from experiments.lib.rows import Row, Rows
+from experiments.lib.study import Study, title_of
+from serving.capacity import STRICT, Deployment, median_ttft, p99_tbt
 from serving.traffic import LogNormal, make_requests, poisson
 from timeline import Trace
 
-NAME = "serve_latency"
 REQUESTS = 512
 # requests/s; the paper's artefact has 0.55, 0.7 and 1.0
 RATES = (0.3, 0.4, 0.55, 0.7, 0.85, 1.0, 1.15, 1.3, 1.45)
 QUICK_RATES = (0.3, 1.0, 1.45)  # those of the caption
-SMALL = f"{OURS} C=512"
-RUNS = {rival: (rival, 1) for rival in RIVALS} | {
-    SMALL: (OURS, 512),
-    f"{OURS} C=1536": (OURS, 1536),
-}
-SLO = "strict SLO"
+SHARES = {"a third": 1 / 3, "two thirds": 2 / 3}  # of what this machine can serve
+SMALL, LARGE = 512, 1536  # token budgets; the rivals read none
 
 
-def add_metrics(record: Record, trace: Trace, series: str, rate: float) -> None:
+def metrics(trace: Trace) -> Row:
     tokens = sum(len(life.tokens) for life in trace.lives.values())
-    for name, y, unit in (
-        ("P99 TBT", p99_tbt(trace), "s"),
-        ("median TTFT", median_ttft(trace), "s"),
-        ("output tokens/s", tokens / trace.seconds, "tokens/s"),
-    ):
-        record.add(f"{name}, {series}", y, unit, rate, "requests/s")
+    return {
+        "P99 TBT": p99_tbt(trace),
+        "median TTFT": median_ttft(trace),
+        "output tokens": tokens / trace.seconds,
+    }
 
 
-def predict(
+def strict_slo(engine: Deployment) -> Row:
+    """Seconds."""
+    return {"strict SLO": STRICT * engine.decode_iteration}
+
+
+def at_rate(engine: Deployment, rate: float, policy: str, count: int, seed: int, C: int = 1) -> Row:
+    """Of `count` chat requests, at `rate` per second, under a token budget of C."""
+    return metrics(engine.serve(CHAT.requests(count, rate, seed), policy, C))
+
+
+def short_requests(arrivals: Sequence[float], L: int) -> list[Request]:
+    """With log-normal lengths, none longer than L tokens."""
+    prompts = LogNormal(L / 4, L / 2, 3 * L // 4)
+    return make_requests(arrivals, prompts, LogNormal(L / 16, L / 8, L // 4))
+
+
+@lru_cache(1)  # a model is large
+def served_rate(engine: Real, count: int, L: int, budget: int) -> float:
+    """Requests per second of this machine, if they all wait from the start."""
+    measuring.generate(engine.llm, short_requests([0.0] * count, L), OURS, budget)
+    return count / engine.llm.trace.seconds
+
+
+def at_share(
+    engine: Real, share: str, policy: str, L: int, B: int, budget: int, count: int, C: int = 1
+) -> Row:
+    """At a part of what this machine can serve under `budget`, with requests of up to L tokens."""
+    rate = round(SHARES[share] * served_rate(engine, count, L, budget), 3)
+    trace = engine.serve(short_requests(poisson(count, rate), L), policy, C)
+    return {"rate": rate} | metrics(trace)
+
+
+def runs(budgets: Sequence[int], others: Sequence[str] | None) -> list[Row]:
+    """Each policy with its budgets. others: more policies, with the first budget."""
+    more = [name for name in dict.fromkeys(others or ()) if name != OURS]
+    return cases(policy=RIVALS) + cases(policy=OURS, C=budgets) + cases(policy=more, C=budgets[0])
+
+
+def sweeps(
     quick: bool, seed: int = 0, policy: Sequence[str] | None = None, **_: object
-) -> list[Point]:
+) -> list[Sweep]:
     """policy: more of them, with the token budget of the strict SLO."""
-    runs = RUNS | {f"{name} C=512": (name, 512) for name in policy or ()}
-    record = Record(NAME, YI.model, YI.hardware)
-    record.add(SLO, STRICT * YI.decode_iteration, "s")
-    count = 64 if quick else REQUESTS
-    for rate in progress(QUICK_RATES if quick else RATES, "rates"):
-        for series, (name, budget) in runs.items():
-            trace = YI.serve(CHAT.requests(count, rate, seed), name, budget)
-            add_metrics(record, trace, series, rate)
-    return record
+    served = partial(at_rate, count=64 if quick else REQUESTS, seed=seed)
+    rates = cases(rate=QUICK_RATES if quick else RATES)
+    (L, B, C), count = ((64, 3, 16), 6) if quick else ((512, 8, 64), 24)
+    here = [s | each for s in cases(share=list(SHARES), L=L, B=B) for each in runs((C,), policy)]
+    return [
+        Sweep(strict_slo, [YI], [{}]),
+        Sweep(served, [YI], [r | each for r in rates for each in runs((SMALL, LARGE), policy)]),
+        Sweep(partial(at_share, budget=C, count=count), [], [], measured=here),
+    ]
 
 
-def measure(llm: "measuring.LLM", scale: Scale, policy: Sequence[str] | None = None) -> list[Point]:
-    """At a third and at two thirds of what this machine can serve. policy: more of them.
-
-    Each number is the median over the turns of all policies.
-    """
-    (length,), (budget,), count = scale.lengths, scale.chunk_sizes, scale.requests
-    prompts = LogNormal(length / 4, length / 2, 3 * length // 4)
-    outputs = LogNormal(length / 16, length / 8, length // 4)
-    runs = {rival: (rival, 1) for rival in RIVALS}
-    runs |= {f"{name} C={budget}": (name, budget) for name in (OURS, *(policy or ()))}
-    measuring.warm_up(llm)
-    together = make_requests([0.0] * count, prompts, outputs)
-    measuring.generate(llm, together, OURS, budget)
-    most = count / llm.trace.seconds  # requests/s
-    turns = []
-    for _ in progress(range(scale.repeats), "measuring"):
-        turn = Record(NAME, *measuring.measured_on(llm))
-        for rate, (series, run) in product((most / 3, 2 * most / 3), runs.items()):
-            rate = round(rate, 3)
-            requests = make_requests(poisson(count, rate), prompts, outputs)
-            measuring.generate(llm, requests, *run)
-            add_metrics(turn, llm.trace, series, rate)
-        turns.append(turn)
-    return measuring.median_points(turns)
+def who_keeps_the_slo(rows: Rows) -> list[Finding]:
+    """vLLM misses it under a high load; a small token budget never does."""
+    slo = rows.one("strict SLO")
+    stalls = bounded("P99 TBT", slo, math.inf, policy="vllm_v0", rate=(1.0, 1.45))
+    return stalls(rows) + bounded("P99 TBT", 0, slo, policy=OURS, C=SMALL)(rows)
 
 
-def draw(points: list[Point]) -> plt.Figure:
-    rows = sources(points)
-    figure, grid = panels(len(rows), 2, 8, 6)
-    for row, source in zip(grid, rows, strict=True):
-        found = curves(points, source)
-        for axes, name in zip(row, ("P99 TBT", "median TTFT"), strict=True):
-            shown = [series for series in found if series.startswith(name)]
-            looks = looks_of([series.removeprefix(f"{name}, ").split()[0] for series in shown])
-            for series in shown:
-                policy = series.removeprefix(f"{name}, ")
-                colour, marker = looks[policy.split()[0]]
-                if policy == SMALL and source == "predicted":
-                    colour, marker = COLOURS["sky"], "P"
-                plot_points(axes, found[series], color=colour, marker=marker, label=policy)
-            axes.set(xlabel="requests per second", ylabel=f"{name} (s)")
+def draw(rows: Rows) -> plt.Figure:
+    rows = rows.newest()
+    figure, grid = look.panels(len(rows.sources()), 2, 8, 6)
+    for line, source in zip(grid, rows.sources(), strict=True):
+        own, lines = rows.where(source=source), {}
+        for row in own.where("rate"):
+            name = f"{row['policy']} C={row['C']}" if "C" in row else row["policy"]
+            lines.setdefault(name, Rows()).append(row)
+        looks = looks_of([name.split()[0] for name in lines])
+        for axes, quantity in zip(line, ("P99 TBT", "median TTFT"), strict=True):
+            for name, curve in lines.items():
+                colour, marker = looks[curve[0]["policy"]]
+                if name == f"{OURS} C={SMALL}":
+                    colour, marker = look.COLOURS["sky"], "P"
+                style = {"color": colour, "marker": marker, "label": name}
+                axes.plot(curve.column("rate"), curve.column(quantity), **style)
+            axes.set(xlabel="requests per second", ylabel=f"{quantity} (s)")
             if source == "predicted":
                 axes.set_yscale("log")
             else:  # two rates, and values of one size
                 axes.set_ylim(bottom=0)
-        for slo in found.get(SLO, []):
-            label = f"strict SLO: {slo.y:.2f} s"
-            row[0].axhline(slo.y, color="black", linestyle=":", label=label)
-        row[0].legend()
-        place = f"{YI.model} on {YI.hardware}, chat lengths"
-        row[0].set_title(source_title(points, source, place))
-    figure.suptitle("Sarathi-Serve Fig 1b: latency against load", fontsize=18)
+        for slo in own.column("strict SLO"):
+            line[0].axhline(slo, color="black", linestyle=":", label=f"strict SLO: {slo:.2f} s")
+        line[0].legend()
+        where = ", chat lengths" if source == "predicted" else ""
+        line[0].set_title(title_of(own) + where)
+    figure.suptitle(STUDY.title, fontsize=18)
     return figure
 
 
-FIGURE = Figure(
-    name=NAME,
-    description=__doc__,
-    paper={},
-    software={YI.gpu: "sarathi_serve"},
-    predict=predict,
-    measure=measure,
+STUDY = Study(
+    "serve_latency",
+    __doc__,
+    sweeps,
+    units={"strict SLO": "s", "P99 TBT": "s", "median TTFT": "s", "output tokens": "tokens/s"},
+    title="Sarathi-Serve Fig 1b: latency against load",
     draw=draw,
+    claims=[Claim("a token budget keeps the SLO, and vLLM does not", who_keeps_the_slo)],
     flags={"seed": Flag("seed of the predicted requests", 0)} | POLICIES,
-    scale=Scale(lengths=(512,), batch_sizes=(8,), chunk_sizes=(64,), repeats=1, requests=24),
-    quick_scale=Scale(lengths=(64,), batch_sizes=(3,), chunk_sizes=(16,), repeats=1, requests=6),
-    shown=lambda point: point.source == "measured" or point.series.startswith(("P99", SLO)),
+    measure=True,
+    repeats=1,
+    shown=lambda row, quantity: (
+        row["source"] == "measured" or quantity in ("P99 TBT", "strict SLO")
+    ),
 )
 
-main = FIGURE.main
-
 if __name__ == "__main__":
-    main()
+    STUDY.main()
