@@ -142,7 +142,7 @@ SLIDES = (
           who_waits("orca", "sarathi_serve")),
     Slide("12_mistake_1", "minute 82", "C counts the decodes, too.", lambda: mistake("6", "p01")),
     Slide("13_stalls", "lesson 7", "A flat piece is a stall: no request gets a token.",
-          lambda: serve_stalls.draw(serve_stalls.predict(quick=False))),
+          lambda: serve_stalls.STUDY.picture(serve_stalls.STUDY.predict())),
     Slide("14_bubbles", "lesson 8", "Batches of equal work leave few bubbles.", bubbles),
 )  # fmt: skip
 

@@ -20,6 +20,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import astuple, dataclass
 from functools import cache
@@ -61,6 +62,7 @@ KEPT = (
     "<p><i>{why}, so <code>make figures</code> shows the results kept in results/."
     " <code>{command}</code> regenerates them.</i></p>"
 )
+MANY = 200  # numbers that a table of the page does not list
 THUMB = (288, 216)  # pixels of a picture in the contents, at most
 
 
@@ -145,9 +147,10 @@ def table(heading: str, columns: list[str], rows: list[list[str]]) -> str:
 
 
 def measured_table(points: list[Point]) -> str:
-    """What was measured last, without long curves."""
-    found = curves(points, "measured").values()
-    newest = [point for curve in found if len(curve) < 50 for point in curve]
+    """What was measured last, without long curves: quantities of very many cases."""
+    found = [point for curve in curves(points, "measured").values() for point in curve]
+    cases = Counter(point.series.rpartition(", ")[0] for point in found)
+    newest = [point for point in found if cases[point.series.rpartition(", ")[0]] < MANY]
     where = f"{newest[0].model} on {newest[0].hardware}" if newest else ""
     rows = []
     for p in newest:

@@ -17,123 +17,138 @@ prompts and a budget that a laptop's model runs three times in two minutes.
 
 import enter  # noqa: F401
 
+import math
 from collections.abc import Sequence
+from functools import partial
 
 import matplotlib.pyplot as plt
 import numpy as np
 
 from batch import Request
+from command.cli import run_main
 from command.flags import Flag
-from experiments.lib import measuring
-from experiments.lib.common import Point, Record, curves, progress
-from experiments.lib.figure import Figure, Scale
+from experiments.lib import look
+from experiments.lib.claims import Claim, bounded
+from experiments.lib.engines import Real, Sweep, cases
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
-from experiments.lib.look import panels, plot_points, source_title, sources
-from experiments.lib.papers import ARXIV, POLICIES, YI, looks_of
-from pictures.perfetto import About
-from serving.capacity import p99_tbt, token_times
+from experiments.lib.papers import ARXIV, OURS, POLICIES, YI, looks_of
+from experiments.lib.rows import Row, Rows
+from experiments.lib.study import Study, title_of
+from pictures import perfetto
+from serving.capacity import Deployment, p99_tbt, token_times
 from serving.traffic import Uniform, make_requests
 from timeline import Trace
 
-NAME = "serve_stalls"
 REQUESTS, BUDGET = 128, 1536  # of the paper's artefact (osdi-experiments/figure-1)
 STALL = 1.0  # s: gaps longer than this are counted
 STEPS = 250  # points of each curve
-TRACES: dict[str, Trace] = {}  # the runs, for --perfetto
-ABOUT: dict[str, About] = {}  # what they are
+RUNS: dict[str, tuple[Trace, perfetto.About]] = {}  # for --perfetto, by their names
 
 
-def waiting(requests: list[Request]) -> list[Request]:
+def waiting(requests: Sequence[Request]) -> list[Request]:
     """The same requests, all there from the start."""
     return [Request(request.request_id, request.prompt, request.max_tokens) for request in requests]
 
 
-def add_run(record: Record, trace: Trace, policy: str) -> None:
-    """The curve of one run, and what its gaps are like."""
-    moments, start = np.linspace(0, trace.seconds, STEPS), trace.iterations[0].start
-    tokens = np.searchsorted(np.array(token_times(trace)) - start, moments, side="right")
-    tokens[-1] = len(token_times(trace))  # all, whatever the difference was rounded to
-    for x, y in zip(moments, tokens, strict=True):
-        record.add(f"output tokens, {policy}", int(y), "tokens", float(x), "s")
-    record.add(f"longest gap, {policy}", max(trace.tbts), "s")
-    record.add(f"gaps above {STALL:g} s, {policy}", len(trace.stalls(STALL)), "gaps")
-    record.add(f"P99 TBT, {policy}", p99_tbt(trace), "s")
-    record.add(f"all requests done, {policy}", trace.seconds, "s")
+def output(engine: Deployment | Real, requests: Sequence[Request], policy: str, C: int) -> Trace:
+    """A run, which is kept for --perfetto."""
+    trace = engine.serve(requests, policy, C)
+    source, before = ("measured", "measured ") if isinstance(engine, Real) else ("predicted", "")
+    about = perfetto.About(source, engine.model, engine.hardware, policy, C)
+    RUNS[before + policy] = trace, about
+    return trace
 
 
-def predict(
+def over_time(trace: Trace) -> list[Row]:
+    """What the gaps of a run are like, in seconds; and its output tokens after equal steps."""
+    times = token_times(trace)
+    moments = np.linspace(0, trace.seconds, STEPS)
+    tokens = np.searchsorted(np.array(times) - trace.iterations[0].start, moments, side="right")
+    tokens[-1] = len(times)  # all, whatever the difference was rounded to
+    gaps = {
+        "longest gap": max(trace.tbts),
+        f"gaps above {STALL:g} s": len(trace.stalls(STALL)),
+        "P99 TBT": p99_tbt(trace),
+        "all requests done": trace.seconds,
+    }
+    curve = enumerate(zip(moments.tolist(), tokens.tolist(), strict=True))
+    return [gaps, *({"step": i, "time": x, "output tokens": y} for i, (x, y) in curve)]
+
+
+def on_gpus(engine: Deployment, policy: str, C: int, count: int, seed: int) -> list[Row]:
+    return over_time(output(engine, waiting(ARXIV.requests(count, seed=seed)), policy, C))
+
+
+def on_this_machine(engine: Real, policy: str, C: int, L: int, B: int, count: int) -> list[Row]:
+    """L: tokens of the longest request. B: its batch size."""
+    lengths = Uniform(L // 4, 3 * L // 4), Uniform(L // 16, L // 4)
+    return over_time(output(engine, make_requests([0.0] * count, *lengths), policy, C))
+
+
+def sweeps(
     quick: bool, seed: int = 0, policy: Sequence[str] | None = None, **_: object
-) -> list[Point]:
+) -> list[Sweep]:
     """policy: more of them, with the same token budget."""
-    record = Record(NAME, YI.model, YI.hardware)
-    for name in (*POLICIES, *(policy or ())):
-        requests = waiting(ARXIV.requests(40 if quick else REQUESTS, seed=seed))
-        TRACES[name] = YI.serve(requests, name, BUDGET)
-        ABOUT[name] = About("predicted", YI.model, YI.hardware, name, BUDGET)
-        add_run(record, TRACES[name], name)
-    return record
-
-
-def measure(llm: "measuring.LLM", scale: Scale, policy: Sequence[str] | None = None) -> list[Point]:
-    """The median of the numbers over `repeats` turns of all policies. policy: more of them.
-
-    The curves are those of the last turn.
-    """
-    (length,), (budget,) = scale.lengths, scale.chunk_sizes
-    prompts, outputs = Uniform(length // 4, 3 * length // 4), Uniform(length // 16, length // 4)
-    measuring.warm_up(llm)
-    turns = []
-    for _ in progress(range(scale.repeats), "measuring"):
-        turn = Record(NAME, *measuring.measured_on(llm))
-        for name in (*POLICIES, *(policy or ())):
-            requests = make_requests([0.0] * scale.requests, prompts, outputs)
-            measuring.generate(llm, requests, name, budget)
-            TRACES[f"measured {name}"] = llm.trace
-            model, hardware, source = measuring.measured_on(llm)
-            ABOUT[f"measured {name}"] = About(source, model, hardware, name, budget)
-            add_run(turn, llm.trace, name)
-        turns.append(turn)
-    medians = measuring.median_points(turns)
+    policies = tuple(dict.fromkeys((*POLICIES, *(policy or ()))))
+    (L, B, C), count = ((64, 3, 16), 6) if quick else ((512, 8, 64), 24)
+    run = partial(on_gpus, count=64 if quick else REQUESTS, seed=seed)
+    here = cases(policy=policies, C=C, L=L, B=B)
     return [
-        point if point.x_unit else median for point, median in zip(turns[-1], medians, strict=True)
+        Sweep(run, [YI], cases(policy=policies, C=BUDGET)),
+        Sweep(partial(on_this_machine, count=count), [], [], measured=here),
     ]
 
 
-def draw(points: list[Point]) -> plt.Figure:
-    rows = sources(points)
-    figure, [grid] = panels(1, len(rows), 10, 6.5)
-    place = f"{YI.model} on {YI.hardware}\narxiv lengths, token budget {BUDGET}"
-    for axes, source in zip(grid, rows, strict=True):
-        found = curves(points, source)
-        names = [name.split(", ")[1] for name in found if name.startswith("output tokens")]
-        for policy, (colour, _) in looks_of(names).items():
-            curve, (gap,) = found[f"output tokens, {policy}"], found[f"longest gap, {policy}"]
+def draw(rows: Rows) -> plt.Figure:
+    rows = rows.newest()
+    figure, [grid] = look.panels(1, len(rows.sources()), 10, 6.5)
+    for axes, source in zip(grid, rows.sources(), strict=True):
+        own = rows.where(source=source)
+        runs = own.by("policy")
+        for policy, (colour, _) in looks_of(list(runs)).items():
+            curve, gap = runs[policy].where("step"), runs[policy].one("longest gap")
             style = {"color": colour, "drawstyle": "steps-post"}
-            plot_points(axes, curve, label=f"{policy}: longest gap {gap.y:.2f} s", **style)
-        title = source_title(points, source, place)
+            label = f"{policy}: longest gap {gap:.2f} s"
+            axes.plot(curve.column("time"), curve.column("output tokens"), label=label, **style)
+        where = f"\narxiv lengths, token budget {BUDGET}" if source == "predicted" else ""
+        title = title_of(own) + where
         axes.set(xlabel="seconds", ylabel="output tokens of all requests", title=title)
         axes.legend()
-    figure.suptitle("Sarathi-Serve Fig 1a: output tokens over time", fontsize=18)
+    figure.suptitle(STUDY.title, fontsize=18)
     return figure
 
 
-FIGURE = Figure(
-    name=NAME,
-    description=__doc__,
-    paper={},
-    software={YI.gpu: "sarathi_serve"},
-    predict=predict,
-    measure=measure,
+STUDY = Study(
+    "serve_stalls",
+    __doc__,
+    sweeps,
+    units={"longest gap": "s", f"gaps above {STALL:g} s": "gaps", "P99 TBT": "s"}
+    | {"all requests done": "s", "time": "s", "output tokens": "tokens"},
+    title="Sarathi-Serve Fig 1a: output tokens over time",
     draw=draw,
-    flags={"seed": Flag("seed of the predicted requests", 0)} | POLICY_FLAGS,
-    scale=Scale(lengths=(512,), batch_sizes=(8,), chunk_sizes=(64,), repeats=3, requests=24),
-    quick_scale=Scale(lengths=(64,), batch_sizes=(3,), chunk_sizes=(16,), repeats=1, requests=6),
-    shown=lambda point: not point.x_unit,
-    traces=TRACES,
-    about=ABOUT,
+    claims=[
+        Claim("vLLM stalls for seconds", bounded("longest gap", 2, math.inf, policy="vllm_v0")),
+        Claim("... and Sarathi-Serve never does", bounded("longest gap", 0, 0.5, policy=OURS)),
+    ],
+    flags={
+        "seed": Flag("seed of the predicted requests", 0),
+        "perfetto": Flag("write the runs for https://ui.perfetto.dev (JSON)"),
+    }
+    | POLICY_FLAGS,
+    measure=True,
+    repeats=3,
+    shown=lambda row, _: "step" not in row,
 )
 
-main = FIGURE.main
+
+def main() -> None:
+    options = ScriptParser(__doc__, STUDY.all_flags() | WRITES).parse_args()
+    STUDY.run()
+    if options.perfetto:
+        traces, about = ({name: run[i] for name, run in RUNS.items()} for i in (0, 1))
+        perfetto.save(options.perfetto, traces, about=about)
+        print(f"wrote {options.perfetto}: open it on https://ui.perfetto.dev")
+
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -21,7 +21,7 @@ from command.cli import run_main
 from command.flags import GRAPHS
 from costmodel import CostModel, make_batch
 from engine import LLM
-from experiments import fidelity, fig6, serve_stalls, studies
+from experiments import fidelity, fig6, studies
 from experiments.lib.common import Point, curves, paper_numbers, with_kept, write_csv
 from experiments.lib.engines import Real
 from experiments.lib.flags import MEASURE, ScriptParser
@@ -40,7 +40,6 @@ FIGURES = STUDIES | {
     figure.name: figure
     for figure in (
         *fidelity.SERVING,
-        serve_stalls.FIGURE,
     )
 }
 LONG = [figure.name for figure in fidelity.SERVING]

@@ -19,9 +19,8 @@ from command.checks import UserError
 from command.cli import run_main
 from costmodel import TILE
 from experiments import serve_capacity, serve_stalls
-from experiments.lib.common import Record, read_csv, values
+from experiments.lib.common import read_csv, values
 from experiments.lib.papers import (
-    ARXIV,
     CHAT,
     LOOKS,
     MISTRAL,
@@ -286,15 +285,6 @@ def test_no_iteration_is_longer_than_the_worst() -> None:
     assert 0.8 * worst < max(iteration.seconds for iteration in trace.iterations) < 1.02 * worst
 
 
-# -------------------------------------------------------------- what the paper says of its policies
-
-
-def test_stalls_of_seconds_and_none() -> None:
-    for policy, stalls in (("vllm_v0", True), ("sarathi_serve", False)):
-        trace = YI.serve(serve_stalls.waiting(ARXIV.requests(60)), policy, serve_stalls.BUDGET)
-        assert bool(trace.stalls(2.0)) == stalls and bool(trace.stalls(0.5)) == stalls, policy
-
-
 # ------------------------------------------------------------------------------------------ flags
 
 
@@ -302,7 +292,7 @@ def call(script: str, *flags: str) -> None:
     module = importlib.import_module(f"experiments.{script}")
     arguments, sys.argv = sys.argv, [f"{script}.py", *flags]
     try:
-        run_main(module.main)
+        run_main(module.main if hasattr(module, "main") else module.STUDY.run)
     finally:
         sys.argv = arguments
 
@@ -397,9 +387,8 @@ def test_stalls_of_priced_and_real_runs_as_a_trace_file(tmp_path: Path) -> None:
 def test_the_curve_of_stalls_ends_with_all_tokens() -> None:
     """Where the first iteration starts late, as in every measured run, too."""
     requests = [Request(i, range(3000), 20, arrival=7.0) for i in range(3)]
-    record = Record("serve_stalls", "", "")
-    serve_stalls.add_run(record, YI.serve(requests, "vllm_v0", 512), "vllm_v0")
-    curve = [(point.x, point.y) for point in record if point.x_unit]
+    _, *steps = serve_stalls.over_time(YI.serve(requests, "vllm_v0", 512))
+    curve = [(step["time"], step["output tokens"]) for step in steps]
     assert curve[0] == (0, 0) and curve[-1][1] == 60 and curve[-1][0] < 7
 
 
