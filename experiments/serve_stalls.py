@@ -31,6 +31,7 @@ from experiments.lib import look
 from experiments.lib.claims import Claim, bounded
 from experiments.lib.engines import Real, Sweep, cases
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
+from experiments.lib.flags import WRITES, ScriptParser
 from experiments.lib.papers import ARXIV, OURS, POLICIES, YI, looks_of
 from experiments.lib.rows import Row, Rows
 from experiments.lib.study import Study, title_of

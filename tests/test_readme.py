@@ -177,7 +177,7 @@ def test_how_well_the_cost_model_does_is_what_fidelity_says() -> None:
 
 
 def test_capacities_are_those_in_results() -> None:
-    _, rows = serve_capacity.table(read_csv(ROOT / "results" / "serve_capacity.csv"))
+    _, rows = serve_capacity.table(read_rows(ROOT / "results" / "serve_capacity.csv"))
     shown = {tuple(line.split()) for line in SERVING.splitlines()}
     assert len(rows) == 16
     for row in rows:

@@ -19,7 +19,6 @@ from command.checks import UserError
 from command.cli import run_main
 from costmodel import TILE
 from experiments import serve_capacity, serve_stalls
-from experiments.lib.common import read_csv, values
 from experiments.lib.papers import (
     CHAT,
     LOOKS,
@@ -29,6 +28,7 @@ from experiments.lib.papers import (
     looks_of,
     settled_capacities,
 )
+from experiments.lib.rows import read_rows
 from scheduler import POLICIES, SarathiServe, whole_prefill
 from serving.capacity import (
     MAX_DELAY,
@@ -303,11 +303,12 @@ def test_capacity_of_a_trace_file(tmp_path: Path) -> None:
     header = "arrived_at,num_prefill_tokens,num_decode_tokens"
     path.write_text("\n".join([header, *lines]), encoding="utf-8")
     call("serve_capacity", "--quick", "--requests-file", str(path), "--out", str(tmp_path))
-    points = read_csv(tmp_path / "serve_capacity-mine-of-today.csv")
-    assert {point.source for point in points} == {"predicted"}
+    found = read_rows(tmp_path / "serve_capacity-mine-of-today.csv")
+    assert set(found.column("source")) == {"predicted"}
     assert (tmp_path / "serve_capacity-mine-of-today.png").exists()
-    assert values(points)["sarathi_serve, mistral-7b mine-of-today strict"] > 0
-    _, rows = serve_capacity.table(points)
+    case = {"model": "mistral-7b", "data": "mine-of-today", "slo": "strict"}
+    assert found.one("capacity", policy="sarathi_serve", **case) > 0
+    _, rows = serve_capacity.table(found)
     groups = {(row[0], row[1]) for row in rows}
     assert groups == {("mistral-7b", "mine-of-today"), ("yi-34b", "mine-of-today")}
 
@@ -350,14 +351,16 @@ def test_a_policy_of_ones_own_is_compared_with_a_budget_and_a_colour_of_its_own(
     flags = ["--quick", "--requests-file", str(path), "--policy", "picky", "--out", str(tmp_path)]
     call("serve_capacity", *flags)
     said = capsys.readouterr().out
-    points = read_csv(tmp_path / "serve_capacity-short-picky.csv")
-    found = values(points)
-    assert serve_capacity.policies_of(points) == [*serve_capacity.POLICIES, "picky"]
-    place = "mistral-7b short relaxed"
-    assert found[f"picky budget, {place}"] == 1024
-    assert found[f"picky, {place}"] == pytest.approx(found[f"sarathi_serve, {place}"], rel=0.35)
-    assert f"vllm_v0 budget, {place}" not in found  # it runs whole prompts
-    assert found[f"picky repeated to, {place}"] % 20 == 0
+    found = read_rows(tmp_path / "serve_capacity-short-picky.csv")
+    assert list(found.by("policy")) == [*serve_capacity.POLICIES, "picky"]
+    picky, ours, rival = (
+        found.where(policy=policy, slo="relaxed")
+        for policy in ("picky", "sarathi_serve", "vllm_v0")
+    )
+    assert picky.one("budget") == 1024
+    assert picky.one("capacity") == pytest.approx(ours.one("capacity"), rel=0.35)
+    assert not rival.column("budget")  # it runs whole prompts
+    assert picky.one("repeated to") % 20 == 0
     assert "the token budget of each capacity: the best of 256, 512, 1024, 2048" in said
     assert "requests were repeated" in said
     assert (tmp_path / "serve_capacity-short-picky.png").stat().st_size > 10_000

@@ -10,8 +10,9 @@ import matplotlib.pyplot as plt
 
 from batch import Request
 from command.checks import UserError
-from experiments.lib.common import Point, paper_numbers
+from experiments.lib.common import paper_numbers
 from experiments.lib.look import COLOURS, SERIES, labelled_bars
+from experiments.lib.rows import Row, Rows
 from serving.capacity import PRECISION, Deployment, Load, settled_capacity
 from serving.traffic import Lengths, LogNormal, at_rate, make_requests, poisson, repeat
 
@@ -83,7 +84,6 @@ CHAT, ARXIV = Dataset.published("chat", 8192), Dataset.published("arxiv", 16384)
 
 OURS, RIVALS = "sarathi_serve", ("vllm_v0", "orca")
 POLICIES = (*RIVALS, OURS)
-REPEATED = "repeated to"  # what a series of run lengths begins with, after the policy
 NO_BUDGET = 1  # token: the RIVALS run whole prompts and read no budget, so one run serves all SLOs
 
 
@@ -166,10 +166,37 @@ def refusal(
     return UserError(f"{where}: {reason}")
 
 
-def report_repeats(points: Sequence[Point]) -> None:
+def rows_of(
+    job: Job,
+    requests: Sequence[Request],
+    slos: Mapping[str, tuple[float, int]],
+    budgets: Sequence[int] = (),
+    precision: float = PRECISION,
+) -> list[Row]:
+    """The capacity under each SLO, in requests/s; and where they differ from what was given, how
+    many requests and which token budget it was found with.
+    """
+    rows = []
+    for slo, best in settled_capacities(job, requests, slos, budgets, precision).items():
+        row = {"slo": slo, "capacity": best.rate}
+        if best.requests > len(requests):
+            row["repeated to"] = best.requests
+        if budgets and job.policy not in RIVALS:
+            row["budget"] = best.budget
+        rows.append(row)
+    return rows
+
+
+def add_gains(rows: Rows, capacity: float) -> None:
+    """`capacity`, which is OURS, over that of each other policy."""
+    for row in rows:
+        if row["policy"] != OURS and row["capacity"]:
+            row["gain"] = capacity / row["capacity"]
+
+
+def report_repeats(rows: Rows) -> None:
     """Say how often the requests were repeated, where they were."""
-    repeated = [p.y for p in points if p.series.partition(",")[0].endswith(f" {REPEATED}")]
-    if repeated:
+    if repeated := rows.column("repeated to"):
         print(
             f"\nrequests were repeated, up to {max(repeated):.0f} of them in a run: with too few,"
             " no queue builds, and the capacity comes out too large"
@@ -182,21 +209,18 @@ def label(deployment: Deployment) -> str:
 
 def draw_capacities(
     axes: plt.Axes,
-    rates: Mapping[str, float],
-    groups: Sequence[str],
+    rows: Rows,
+    groups: Sequence[tuple[str, ...]],
+    keys: Sequence[str],
     slo: str,
-    policies: Sequence[str] = POLICIES,
 ) -> None:
-    """Bars for each policy and group, where there is a rate.
-
-    rates: requests per second by "policy, group slo".
-    """
-    step, middle, looks = 0.81 / len(policies), (len(policies) - 1) / 2, looks_of(policies)
-    for number, policy in enumerate(policies):
-        heights = {
-            place + step * (number - middle): rates[f"{policy}, {group} {slo}"]
-            for place, group in enumerate(groups)
-            if f"{policy}, {group} {slo}" in rates
-        }
-        labelled_bars(axes, heights, step - 0.01, color=looks[policy][0], label=policy)
+    """Bars for each policy and group, where there is a rate. groups: values of the keys."""
+    looks = looks_of(list(rows.by("policy")))
+    step, middle = 0.81 / len(looks), (len(looks) - 1) / 2
+    for number, (policy, (colour, _)) in enumerate(looks.items()):
+        found = rows.where("capacity", policy=policy, slo=slo)
+        places = [groups.index(tuple(row[key] for key in keys)) for row in found]
+        shifted = [place + step * (number - middle) for place in places]
+        heights = dict(zip(shifted, found.column("capacity"), strict=True))
+        labelled_bars(axes, heights, step - 0.01, color=colour, label=policy)
     axes.set(ylabel="requests per second", title=f"capacity, {slo} SLO (predicted)")
