@@ -28,7 +28,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from statistics import median
 
 from batch import Request
 from command.cli import ROOT, interrupts_held, run_main
@@ -36,9 +35,11 @@ from command.flags import Flag
 from engine import LLM
 from experiments.bench import BATCH_SIZE, MAX_LENGTH, SHAPES, make_workload, run_ours
 from experiments.bench_peers import Work
-from experiments.lib.common import SPREAD, Record, print_table, progress, with_kept, write_csv
+from experiments.lib.common import SPREAD, print_table, progress
+from experiments.lib.engines import middle
 from experiments.lib.flags import start
 from experiments.lib.measuring import measured_on
+from experiments.lib.rows import Rows, with_kept
 from web.api import Api
 from web.api import router as api_routes
 from web.priced import Placeholders
@@ -180,31 +181,28 @@ FLAGS = {
 
 def main() -> None:
     options = start("", __doc__, others=[f"{NAME}.csv"], **FLAGS)
-    points, rows = [], []
+    rows, lines = Rows(units={"time": "s", "over generate": "x"}), []
     for workload in [options.workload] if options.workload else ["demo", *SHAPES]:
         llm, work = load(workload, options.quick)
         seconds = measure(llm, work, options.repeats, workload)
-        record = Record(NAME, *measured_on(llm))
+        model, hardware, source = measured_on(llm)
         tokens = sum(len(prompt) + count for prompt, count in work)
         for way in WAYS:
             pairs = zip(seconds[way], seconds["generate"], strict=True)
-            ratios = [own / base for own, base in pairs]
-            series, middle = f"{workload}, {way}", median(seconds[way])
-            record.add(series, middle, "s")
-            for end, value in zip(("", *SPREAD), (median(ratios), min(ratios), max(ratios)),
-                                  strict=True):  # fmt: skip
-                record.add(f"{series}, ratio{end}", value, "")
-            spread = f"{min(ratios):.3f} .. {max(ratios):.3f}"
-            rows.append([workload, way, f"{middle:.3g}", f"{tokens / middle:,.0f}",
-                         f"{median(ratios):.3f}", spread])  # fmt: skip
-        points += record
-        print(f"{workload}: {llm.config.name} on {record[0].hardware}, {len(work)} requests,"
-              f" {tokens} tokens, {options.repeats} rounds")  # fmt: skip
-    header = ["workload", "way", "s", "tokens/s", "over generate", "lowest .. highest"]
+            row = middle([{"time": own, "over generate": own / base} for own, base in pairs])
+            ratio = row["over generate"]
+            low, high = (row.get(f"over generate{end}", ratio) for end in SPREAD)
+            where = {"source": source, "model": model, "hardware": hardware}
+            rows.append(where | {"workload": workload, "way": way} | row)
+            rate, spread = f"{tokens / row['time']:,.0f}", f"{low:.3f} .. {high:.3f}"
+            lines.append([workload, way, f"{row['time']:.3g}", rate, f"{ratio:.3f}", spread])
+        print(f"{workload}: {model} on {hardware}, {len(work)} requests, {tokens} tokens,"
+              f" {options.repeats} rounds")  # fmt: skip
     print()
-    print_table(header, rows)
+    header = ["workload", "way", "s", "tokens/s", "over generate", "lowest .. highest"]
+    print_table(header, lines)
     path = options.out / f"{NAME}.csv"
-    write_csv(path, with_kept(path, points))
+    with_kept(path, rows).write(path)
     print(f"\nwrote {path}")
 
 
