@@ -41,7 +41,7 @@ from experiments.lib.common import paper_numbers, print_table
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
 from experiments.lib.flags import WRITES, ScriptParser
-from experiments.lib.papers import ARXIV, CHAT, MISTRAL, OURS, POLICIES, RIVALS, YI, looks_of
+from experiments.lib.papers import ARXIV, CHAT, MISTRAL, OURS, POLICIES, YI, looks_of
 from experiments.lib.rows import Row, Rows
 from experiments.lib.study import Study
 from serving.capacity import BUDGETS, MAX_BATCH_SIZE, PRECISION, RELAXED, STRICT, Deployment
@@ -51,6 +51,7 @@ DEPLOYMENTS, DATASETS = (MISTRAL, YI), (CHAT, ARXIV)
 REQUESTS = 1024
 BUDGETS_TRIED = (256, 512, 1024, 2048)  # tokens: with --policy, each policy gets the best of them
 ALL = "all"  # --policy
+GROUP = ("model", "data", "slo")  # what has a capacity of each policy
 MORE = POLICY_FLAGS["policy"].help
 NUMBERS = paper_numbers()
 # s: Table 3. Yi-34B's strict SLO is a fifth of its relaxed one, as 5 decode iterations are of 25.
@@ -88,7 +89,7 @@ def capacities(
 ) -> list[Row]:
     """Under each SLO. workloads: requests by name. budgets: those to try; none: the paper's."""
     job, requests = papers.Job(engine, data, policy), workloads[data]
-    return papers.rows_of(job, requests, slos(engine), budgets, precision)
+    return papers.capacity_rows(job, requests, slos(engine), budgets, precision)
 
 
 def more_policies(names: Sequence[str] | None) -> list[str]:
@@ -131,7 +132,7 @@ def sweeps(
 
 def gains(rows: Rows) -> None:
     """Of sarathi_serve over each other policy, and the largest of each deployment."""
-    for own in rows.where("capacity").by("model", "data", "slo").values():
+    for own in rows.where("capacity").by(*GROUP).values():
         papers.add_gains(own, own.one("capacity", policy=OURS))
     for (_, policy), own in rows.where("gain").by("model", "policy").items():
         rows.add(own[0], which="largest", policy=policy, gain=max(own.column("gain")))
@@ -147,46 +148,17 @@ def name_of(requests_file: Path | None) -> str:
     return f"{STUDY.name}-{word_of(requests_file)}" if requests_file else STUDY.name
 
 
-def groups_of(rows: Rows) -> list[tuple[str, str, str]]:
-    """Model, data and SLO of the capacities."""
-    return list(rows.where("capacity").by("model", "data", "slo"))
-
-
-def table(rows: Rows) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of the terminal: capacities in requests/s, gains predicted and published."""
-    policies = list(rows.where("capacity").by("policy"))
-    header = ["model", "lengths", "SLO", *policies]
-    for rival in RIVALS:
-        header += [f"over {rival}", "paper", "error"]
-    lines = []
-    for model, data, slo in groups_of(rows):
-        own = rows.where(model=model, data=data, slo=slo).by("source")
-        rates = own["predicted"].column("capacity")
-        line = [model, data, slo, *[f"{rate:.2f}" for rate in rates]]
-        for rival in RIVALS:
-            gain, paper = (
-                sum(own[source].where(policy=rival).column("gain")) if source in own else 0
-                for source in ("predicted", "paper")
-            )
-            line += [f"{ratio:.2f}" if ratio else "-" for ratio in (gain, paper)]
-            line.append(f"{100 * (gain / paper - 1):+.0f} %" if gain and paper else "-")
-        lines.append(line)
-    return header, lines
-
-
 def report(rows: Rows) -> None:
-    """Print the capacities; then how often the requests were repeated, and the budgets found."""
-    print_table(*table(rows), title="capacities in requests/s, and gains")
-    papers.report_repeats(rows)
-    searched = rows.where("budget")
-    if searched:
+    """Print the capacities, and the budgets found."""
+    papers.report(rows, *GROUP)
+    if searched := rows.where("budget"):
         lines = [
             [*group, *[f"{size:.0f}" for size in own.column("budget")]]
-            for group, own in searched.by("model", "data", "slo").items()
+            for group, own in searched.by(*GROUP).items()
         ]
         tried = ", ".join(map(str, BUDGETS_TRIED))
         title = f"the token budget of each capacity: the best of {tried}"
-        print_table(["model", "lengths", "SLO", *searched.by("policy")], lines, title)
+        print_table([*GROUP, *searched.by("policy")], lines, title)
 
 
 def draw(rows: Rows) -> plt.Figure:

@@ -20,59 +20,31 @@ strict, relaxed    5 and 25 decode iterations of the pipeline, as our cost model
 
 import enter  # noqa: F401
 
-import gc
-import os
 from collections.abc import Sequence
 from functools import partial
-from itertools import product
 
 import matplotlib.pyplot as plt
 
-from command.cli import run_main
 from command.flags import Flag
 from costmodel import make_batch
-from experiments.lib import papers
-from experiments.lib.common import (
-    Point,
-    paper_numbers,
-    paper_points,
-    print_comparison,
-    print_table,
-    run_jobs,
-    values,
-)
-from experiments.lib.figure import finish
+from experiments.lib import look, papers
+from experiments.lib.claims import Claim, bounded
+from experiments.lib.common import paper_numbers
+from experiments.lib.engines import Sweep, cases
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
-from experiments.lib.flags import file_name, start
-from experiments.lib.look import COLOURS, labelled_bars, panels
-from experiments.lib.papers import (
-    ARXIV,
-    CHAT,
-    LOOKS,
-    OURS,
-    POLICIES,
-    REPEATED,
-    RIVALS,
-    Job,
-    Settled,
-    label,
-)
+from experiments.lib.papers import ARXIV, CHAT, LOOKS, OURS, POLICIES, RIVALS, Job
+from experiments.lib.rows import Row, Rows
+from experiments.lib.study import Study
 from serving.capacity import DECODES, RELAXED, STRICT, Deployment
 
-NAME = "serve_pipelines"
 NUMBERS = paper_numbers()
-ON_TP8 = "vllm_v0 on TP8"
 A100, A40 = "a100-80gb-pcie", "a40"
 SMALL = {"orca_batch_size": int(NUMBERS["ss_batch_orca_pipelines"])}
 FALCON = Deployment("falcon-180b", 4, A100, stages=2, link="pcie4", **SMALL)
 FALCON_TP8 = Deployment("falcon-180b", 8, A100, link="2x4-a100-ethernet")
 LLAMA = Deployment("llama2-70b", 4, A40, stages=2, link="pcie4", hop="pcie4", **SMALL)
+PIPELINES = (FALCON, LLAMA)
 DATASETS = {data.name: data for data in (CHAT, ARXIV)}
-JOBS = [
-    *[Job(*each) for each in product((FALCON, LLAMA), DATASETS, POLICIES)],
-    # the paper's Fig 13b has vLLM alone on TP8, and chat alone
-    *[Job(FALCON_TP8, CHAT.name, policy) for policy in ("vllm_v0", OURS)],
-]
 REQUESTS = 1024
 PRECISION = 1.05  # of a capacity
 PROMPT = 4096  # tokens, of the prefill whose time is published
@@ -97,167 +69,114 @@ def slos(deployment: Deployment) -> dict[str, tuple[float, int]]:
     }
 
 
-def perform(job: Job, count: int, seed: int, precision: float) -> dict[str, Settled]:
-    """Name of the SLO -> capacity."""
-    requests = DATASETS[job.data].requests(count, seed=seed)
-    return papers.settled_capacities(job, requests, slos(job.deployment), precision=precision)
+def capacities(
+    engine: Deployment, data: str, policy: str, count: int, seed: int, precision: float
+) -> list[Row]:
+    """Under each SLO."""
+    job, requests = Job(engine, data, policy), DATASETS[data].requests(count, seed=seed)
+    rows = papers.capacity_rows(job, requests, slos(engine), precision=precision)
+    return [{"layout": engine.layout, **row} for row in rows]
 
 
-def iterations() -> list[tuple[str, float]]:
-    """What one iteration of Falcon-180B takes on its pipeline: (series, seconds)."""
-    cost = FALCON.cost_model
-    prefill = make_batch([(0, PROMPT, PROMPT)])
+def bounds(engine: Deployment) -> list[Row]:
+    """Seconds."""
+    return [{"layout": engine.layout, "slo": slo, "SLO": slos(engine)[slo][0]} for slo in SLOS]
+
+
+def iterations(engine: Deployment) -> Row:
+    """ms of a prefill of 4K and of a decode iteration, through the stages of a pipeline."""
+    cost, prefill = engine.cost_model, make_batch([(0, PROMPT, PROMPT)])
     layers = cost.model.n_layer * cost.model.layer_weights
-    floor = 2 * PROMPT * layers / (FALCON.tp * cost.gpu.peak)
+    return {
+        "layout": engine.layout,
+        "prefill of 4K, one stage": 1000 * cost.seconds(prefill) / engine.stages,
+        "prefill of 4K, all stages": 1000 * engine.passage(prefill),
+        AT_PEAK: 1000 * 2 * PROMPT * layers / (engine.tp * cost.gpu.peak),
+        DECODE: 1000 * engine.decode_iteration,
+    }
+
+
+AT_PEAK = "prefill of 4K, all stages at 100 % of peak, linear operators alone"
+DECODE = f"decode iteration of {DECODES}, all stages"
+
+
+def sweeps(
+    quick: bool,
+    requests: int | None = None,
+    seed: int = 0,
+    policy: Sequence[str] | None = None,
+    **_: object,
+) -> list[Sweep]:
+    """quick: of chat alone, to a factor of 1.5. policy: more of them, on the pipelines."""
+    count = requests or (32 if quick else REQUESTS)
+    run = partial(capacities, count=count, seed=seed, precision=1.5 if quick else PRECISION)
+    policies = list(dict.fromkeys((*POLICIES, *(policy or ()))))
+    datasets = CHAT.name if quick else list(DATASETS)
+    # the paper's Fig 13b has vLLM alone on TP8, and chat alone
+    tp8 = cases(data=CHAT.name, policy=("vllm_v0", OURS))
     return [
-        ("prefill of 4K, one stage", cost.seconds(prefill) / FALCON.stages),
-        ("prefill of 4K, all stages", FALCON.passage(prefill)),
-        ("prefill of 4K, all stages at 100 % of peak, linear operators alone", floor),
-        (f"decode iteration of {DECODES}, all stages", FALCON.decode_iteration),
+        Sweep(iterations, [FALCON], [{}]),
+        Sweep(bounds, PIPELINES, [{}]),
+        Sweep(run, PIPELINES, cases(data=datasets, policy=policies), processes=True),
+        Sweep(run, [FALCON_TP8], tp8, processes=True),
     ]
 
 
-def predict(
-    quick: bool, requests: int, seed: int = 0, policies: Sequence[str] | None = None
-) -> list[Point]:
-    """Iterations, SLOs, capacities, gains, and the largest gains of each deployment.
+def gains(rows: Rows) -> None:
+    """Of sarathi_serve on a pipeline over each rival; and the largest ones.
 
-    quick: of chat alone, to a factor of 1.5, in this process; else on all cores. policies: more of
-    them, on the pipelines.
+    A published gain stands beside both ways to read the SLOs: in decode iterations (`Study.paper`),
+    and in seconds.
     """
-    more = [Job(*each) for each in product((FALCON, LLAMA), DATASETS, policies or ())]
-    jobs = [job for job in JOBS + more if job.data == CHAT.name or not quick]
-    precision, processes = (1.5, 1) if quick else (PRECISION, min(os.cpu_count() or 1, len(jobs)))
-    of_job = partial(perform, count=requests, seed=seed, precision=precision)
-    # A run leaves many small objects and no cycles: looking for cycles takes a fifth of its time.
-    found = run_jobs(of_job, jobs, processes, "capacities", initializer=gc.disable)
-    points: list[Point] = []
-
-    def add(where: Deployment, series: str, y: float, unit: str) -> None:
-        points.append(Point(NAME, series, 0, "", y, unit, "predicted", where.model, where.hardware))
-
-    for series, seconds in iterations():
-        add(FALCON, f"{series}, {label(FALCON)}", 1000 * seconds, "ms")
-    for where, slo in product((FALCON, LLAMA), SLOS):
-        add(where, f"{slo} SLO, {label(where)}", slos(where)[slo][0], "s")
-    for job, settled in found.items():
-        for slo, best in settled.items():
-            where, group = job.deployment, f"{group_of(job)} {slo}"
-            add(where, f"{job.policy}, {group}", best.rate, "requests/s")
-            if best.requests > requests:
-                add(where, f"{job.policy} {REPEATED}, {group}", best.requests, "requests")
-    largest: dict[tuple[Deployment, str, str], float] = {}
-    for job, slo in product(found, (*SLOS, *SECONDS)):
-        where = job.deployment
-        if job.policy == OURS and where.stages > 1:
-            rivals = {policy: Job(where, job.data, policy) for policy in RIVALS}
-            if (where, job.data) == (FALCON, CHAT.name):
-                rivals[ON_TP8] = Job(FALCON_TP8, CHAT.name, "vllm_v0")
-            for rival in [rival for rival in rivals if found[rivals[rival]][slo].rate]:
-                gain = found[job][slo].rate / found[rivals[rival]][slo].rate
-                add(where, f"gain over {rival}, {group_of(job)} {slo}", gain, "x")
-                key = where, rival, unit_of(slo)
-                largest[key] = max(gain, largest.get(key, 0.0))
-    for (where, rival, unit), gain in largest.items():
-        add(where, f"largest gain over {rival}, {label(where)}, {unit}", gain, "x")
-    return points
+    for own in rows.where("capacity").by("model", "data", "slo").values():
+        best = own.one("capacity", policy=OURS, layout=FALCON.layout)
+        papers.add_gains(own.where(policy=RIVALS), best)
+    for way, slo in (("in iterations", tuple(SLOS)), ("in seconds", tuple(SECONDS))):
+        found = rows.where("gain", slo=slo)
+        for (_, layout, policy), own in found.by("model", "layout", "policy").items():
+            case = {"layout": layout, "SLOs": way, "policy": policy}
+            rows.add(own[0], which="largest", **case, gain=max(own.column("gain")))
+    for number, case in IN_SECONDS.items():
+        for row in rows.where("gain", source="predicted", **case):
+            where = {"source": "paper", "model": row["model"], "hardware": row["hardware"]}
+            rows.append(where | rows.case(row) | {"gain": NUMBERS[number]})
 
 
-def group_of(job: Job) -> str:
-    return f"{label(job.deployment)} {job.data}"
-
-
-def unit_of(slo: str) -> str:
-    """What an SLO is given in."""
-    return "SLOs in iterations" if slo in SLOS else "SLOs in seconds"
-
-
-def compared(strict: str) -> dict[str, tuple[str, float]]:
-    """Id of a published gain -> series. The paper's SLOs are ours in iterations or in seconds."""
-    series = {
-        "ss_falcon_strict_vllm_pp": f"gain over vllm_v0, {label(FALCON)} chat {strict}",
-        "ss_falcon_strict_vllm_tp8": f"gain over {ON_TP8}, {label(FALCON)} chat {strict}",
-        "ss_falcon": f"largest gain over vllm_v0, {label(FALCON)}, {unit_of(strict)}",
-        "ss_llama70_orca": f"largest gain over orca, {label(LLAMA)}, {unit_of(strict)}",
-    }
-    return {number: (name, 0) for number, name in series.items()}
-
-
-IN_ITERATIONS, IN_SECONDS = compared("strict"), compared("1 s")
-ITERATIONS = {
-    # published as one number: it is no sum of two stages, which is above the floor
-    "ss_falcon_prefill": (f"prefill of 4K, all stages, {label(FALCON)}", 0),
-    "ss_falcon_decode": (f"decode iteration of {DECODES}, all stages, {label(FALCON)}", 0),
-}
-PAPERS = (ITERATIONS, IN_ITERATIONS, IN_SECONDS)  # a gain stands beside both ways to read its SLO
-SHOWN = {series for places in PAPERS for series, _ in places.values()}
-
-
-def shown(point: Point) -> bool:
-    return point.series in SHOWN or point.series.startswith(("prefill", *SLOS))
-
-
-def policies_of(points: Sequence[Point]) -> list[str]:
-    """The policies that were compared, the published ones first."""
-    found = [point.series.partition(", ")[0] for point in points if point.y_unit == "requests/s"]
-    return list(dict.fromkeys([*POLICIES, *found]))
-
-
-def print_capacities(points: Sequence[Point]) -> None:
-    """Capacities in requests/s, and the gains."""
-    found = values(points)
-    columns = [*policies_of(points), *[f"gain over {rival}" for rival in (*RIVALS, ON_TP8)]]
-    groups = [series.partition(", ")[2] for series in found if series.startswith(POLICIES)]
-    rows = []
-    for group in dict.fromkeys(groups):
-        cells = [found.get(f"{column}, {group}") for column in columns]
-        rows.append([*group.split(" ", 3), *["-" if c is None else f"{c:.2f}" for c in cells]])
-    header = ["model", "layout", "lengths", "SLO", *columns]
-    print_table(header, rows, "capacities in requests/s, and gains of sarathi_serve")
-    papers.report_repeats(points)
-
-
-def draw(points: list[Point]) -> plt.Figure:
+def draw(rows: Rows) -> plt.Figure:
     """Capacities under both SLOs; on the right, the gains beside the published ones."""
-    found = values(points)
-    figure, [[*grid, gains]] = panels(1, 3, 8, 8)
-    groups = [group_of(job) for job in JOBS if job.policy == OURS]
-    groups = [group for group in groups if f"{OURS}, {group} strict" in found]
+    figure, [[*grid, right]] = look.panels(1, 3, 8, 8)
+    found = rows.where("capacity", source="predicted")
+    keys = ("model", "layout", "data")
+    groups = list(found.where(policy=OURS).by(*keys))
     for axes, slo in zip(grid, SLOS, strict=True):
-        papers.draw_capacities(axes, found, groups, slo, policies_of(points))
-        names = [group.replace(" ", "\n") for group in groups]
-        axes.set_xticks(range(len(groups)), names, fontsize=12)
+        papers.draw_capacities(axes, found, groups, keys, slo)
+        axes.set_xticks(range(len(groups)), ["\n".join(group) for group in groups], fontsize=12)
     grid[0].legend()
-    draw_gains(gains, points)
-    figure.suptitle(
-        "Sarathi-Serve Fig 11 and 13: pipelines over two nodes (Falcon-180B, A100s) and one"
-        " (LLaMA2-70B, A40s)",
-        fontsize=18,
-    )
+    draw_gains(right, rows)
+    figure.suptitle(STUDY.title, fontsize=18)
     return figure
 
 
-def draw_gains(axes: plt.Axes, points: list[Point]) -> None:
+def draw_gains(axes: plt.Axes, rows: Rows) -> None:
     """Published gains of sarathi_serve, and the predicted ones for both ways to read the SLOs."""
     titles = [
         "Falcon chat\nstrict, over\nvllm_v0",
-        f"Falcon chat\nstrict, over\n{ON_TP8}",
+        "Falcon chat\nstrict, over\nvllm_v0 on TP8",
         "Falcon\nlargest over\nvllm_v0",
         "LLaMA2-70B\nlargest over\norca",
     ]
     kinds = [
-        ("paper", IN_SECONDS, "paper", COLOURS["sky"], "//"),
+        ("paper", IN_SECONDS, "paper", look.COLOURS["sky"], "//"),
         ("predicted", IN_SECONDS, "predicted, SLOs of 1 s and 5 s", LOOKS[OURS][0], ""),
         ("predicted", IN_ITERATIONS, "predicted, SLOs in decode iterations", "white", ""),
     ]
     for number, (source, places, name, colour, hatch) in enumerate(kinds):
-        gains = values(points, source)
         heights = {
-            place + 0.27 * (number - 1): gains[series]
-            for place, (series, _) in enumerate(places.values())
-            if series in gains
+            place + 0.27 * (number - 1): rows.one("gain", source=source, **case)
+            for place, case in enumerate(places.values())
         }
-        labelled_bars(axes, heights, 0.26, "%.1f", color=colour, hatch=hatch, label=name)
+        style = {"color": colour, "hatch": hatch, "label": name}
+        look.labelled_bars(axes, heights, 0.26, "%.1f", **style)
     axes.axhline(1, color="black", linewidth=1)
     axes.set_xticks(range(len(titles)), titles, fontsize=12)
     axes.set(ylabel="capacity of sarathi_serve / other's", title="gain, predicted and published")
@@ -265,19 +184,56 @@ def draw_gains(axes: plt.Axes, points: list[Point]) -> None:
     axes.legend(loc="upper left")
 
 
-def main() -> None:
-    flags = {
+def compared(strict: str, way: str) -> dict[str, Row]:
+    """Id of a published gain -> case. The paper's SLOs are ours in iterations or in seconds."""
+    pipeline, tp8 = (
+        {"model": each.model, "layout": each.layout, "policy": "vllm_v0"}
+        for each in (FALCON, FALCON_TP8)
+    )
+    chat, largest = {"data": "chat", "slo": strict}, {"which": "largest", "SLOs": way}
+    return {
+        "ss_falcon_strict_vllm_pp": pipeline | chat,
+        "ss_falcon_strict_vllm_tp8": tp8 | chat,
+        "ss_falcon": pipeline | largest,
+        "ss_llama70_orca": pipeline | {"model": LLAMA.model, "policy": "orca"} | largest,
+    }
+
+
+IN_ITERATIONS, IN_SECONDS = compared("strict", "in iterations"), compared("1 s", "in seconds")
+STUDY = Study(
+    "serve_pipelines",
+    __doc__,
+    sweeps,
+    units={
+        **dict.fromkeys(("prefill of 4K, one stage", "prefill of 4K, all stages"), "ms"),
+        **dict.fromkeys((AT_PEAK, DECODE), "ms"),
+        "SLO": "s",
+        "capacity": "requests/s",
+        "gain": "x",
+        "repeated to": "requests",
+    },
+    title=(
+        "Sarathi-Serve Fig 11 and 13: pipelines over two nodes (Falcon-180B, A100s) and one"
+        " (LLaMA2-70B, A40s)"
+    ),
+    draw=draw,
+    paper={
+        # published as one number: it is no sum of two stages, which is above the floor
+        "ss_falcon_prefill": ("prefill of 4K, all stages", {}),
+        "ss_falcon_decode": (DECODE, {}),
+        **{number: ("gain", case) for number, case in IN_ITERATIONS.items()},
+    },
+    derive=gains,
+    shown=lambda row, quantity: quantity not in ("capacity", "repeated to"),
+    report=lambda rows: papers.report(rows, "model", "layout", "data", "slo"),
+    claims=[Claim("sarathi_serve serves most", bounded("gain", 1, 10))],
+    flags={
         "requests": Flag("requests of each search", REQUESTS, 32),
         "seed": Flag("seed of arrivals and lengths", 0),
     }
-    options = start(NAME, __doc__, **flags, **POLICY_FLAGS)
-    points = predict(options.quick, options.requests, options.seed, options.policy)
-    print_capacities(points)
-    points += [point for places in PAPERS for point in paper_points(places, points)]
-    print_comparison([point for point in points if shown(point)])
-    software = dict.fromkeys((FALCON.gpu, LLAMA.gpu), "sarathi_serve")
-    finish(options, file_name(NAME, options), points, lambda: draw(points), software)
-
+    | POLICY_FLAGS,
+    slow=True,
+)
 
 if __name__ == "__main__":
-    run_main(main)
+    STUDY.main()

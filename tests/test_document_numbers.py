@@ -49,8 +49,8 @@ def throughput_table() -> None:
 
 
 def pipelines_table() -> None:
-    points = results("serve_pipelines")
-    common.print_comparison([point for point in points if point.series in serve_pipelines.SHOWN])
+    found = read_rows(ROOT / "results" / "serve_pipelines.csv")
+    print_comparison(found, serve_pipelines.STUDY.shown)
 
 
 @pytest.mark.parametrize(

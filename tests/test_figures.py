@@ -36,16 +36,10 @@ from loading.load import new_model, random_weights
 
 gallery = importlib.import_module("experiments.all")
 STUDIES = studies()
-FIGURES = STUDIES | {
-    figure.name: figure
-    for figure in (
-        *fidelity.SERVING,
-    )
-}
-LONG = [figure.name for figure in fidelity.SERVING]
-LONG += ["fig5", "fig12", "choose_chunk", "policies", "fidelity"]
-LONG += ["td_lengths", "td_memory", "td_phases", "td_stealing", "td_switches"]
-LONG += ["td_options", "td_throughput"]
+FIGURES = STUDIES
+LONG = ["serve_capacity", "serve_ablation", "serve_pipelines", "fig5", "fig12", "choose_chunk"]
+LONG += ["policies", "fidelity", "td_lengths", "td_memory", "td_phases", "td_stealing"]
+LONG += ["td_options", "td_switches", "td_throughput"]
 SHORT = [name for name in FIGURES if name not in LONG]
 SCRIPTS = SHORT + LONG
 

@@ -15,7 +15,7 @@ import pytest
 from conftest import call
 
 from experiments import bench_beams, fidelity, fig9, segment_memory, serve_capacity, shapes
-from experiments.lib import beam_cases, common
+from experiments.lib import beam_cases, common, papers
 from experiments.lib.common import read_csv
 from experiments.lib.rows import read_rows
 from scheduler import POLICIES
@@ -177,7 +177,8 @@ def test_how_well_the_cost_model_does_is_what_fidelity_says() -> None:
 
 
 def test_capacities_are_those_in_results() -> None:
-    _, rows = serve_capacity.table(read_rows(ROOT / "results" / "serve_capacity.csv"))
+    found = read_rows(ROOT / "results" / "serve_capacity.csv")
+    _, rows = papers.table(found, *serve_capacity.GROUP)
     shown = {tuple(line.split()) for line in SERVING.splitlines()}
     assert len(rows) == 16
     for row in rows:

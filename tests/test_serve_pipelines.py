@@ -1,17 +1,12 @@
 """Sarathi-Serve's pipelines: what a deployment is, and what its experiment compares."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
-from command.cli import run_main
 from configs import GPUS, MODELS
 from costmodel import make_batch, tokens_that_fit
 from experiments import serve_pipelines
-from experiments.lib.common import read_csv
-from experiments.lib.papers import CHAT, MISTRAL, Settled, settled_capacities
-from experiments.serve_pipelines import FALCON, FALCON_TP8, JOBS, LLAMA, slos
+from experiments.lib.papers import CHAT, MISTRAL, OURS, Job, Settled, settled_capacities
+from experiments.serve_pipelines import AT_PEAK, FALCON, FALCON_TP8, LLAMA, slos
 from serving.capacity import Load
 from serving.traffic import at_rate, repeat
 from simulate import simulate
@@ -70,7 +65,7 @@ def test_slos_are_of_the_pipeline_and_budgets_of_the_artefact() -> None:
 
 def test_each_capacity_stands_still() -> None:
     """As many as twice the requests serve it, and no more than a little above."""
-    job, few = JOBS[-1], 96
+    job, few = Job(FALCON_TP8, CHAT.name, OURS), 96
     bounds, precision = slos(job.deployment), serve_pipelines.PRECISION
     for name, best in settled_capacities(
         job, CHAT.requests(few), bounds, precision=precision
@@ -88,27 +83,7 @@ def test_each_capacity_stands_still() -> None:
 
 def test_the_published_prefill_is_no_sum_of_two_stages() -> None:
     """1150 ms are less than what two stages need at 100 % of their peak."""
-    milliseconds = {name: 1000 * seconds for name, seconds in serve_pipelines.iterations()}
-    floor = next(value for name, value in milliseconds.items() if "100 %" in name)
+    milliseconds = serve_pipelines.iterations(FALCON)
     published = serve_pipelines.NUMBERS["ss_falcon_prefill"]
-    assert published < floor < milliseconds["prefill of 4K, all stages"]
+    assert published < milliseconds[AT_PEAK] < milliseconds["prefill of 4K, all stages"]
     assert milliseconds["prefill of 4K, one stage"] == pytest.approx(published, rel=0.1)
-
-
-@pytest.mark.slow
-def test_quick_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["serve_pipelines", "--quick", "--out", str(tmp_path)])
-    run_main(serve_pipelines.main)
-    printed = capsys.readouterr().out
-    assert "gain over vllm_v0 on TP8" in printed and "A guess" in printed
-    points = read_csv(tmp_path / "serve_pipelines.csv")
-    assert (tmp_path / "serve_pipelines.png").stat().st_size > 10_000
-    series = {point.series for point in points}
-    for job in JOBS:
-        name = f"{job.policy}, {serve_pipelines.group_of(job)} strict"
-        assert (name in series) == (job.data == CHAT.name)
-    paper = {point.series for point in points if point.source == "paper"}
-    assert paper == serve_pipelines.SHOWN
-    assert all(point.y > 0 for point in points)

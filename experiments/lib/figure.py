@@ -25,8 +25,6 @@ from experiments.lib.common import (
 from experiments.lib.flags import MEASURE, file_name, start
 from experiments.lib.look import save_figure, use_style
 from experiments.lib.measuring import load_llm
-from pictures import perfetto
-from timeline import Trace
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,6 @@ class Scale:
     batch_sizes: tuple[int, ...]  # B
     chunk_sizes: tuple[int, ...] = ()  # C, where the figure has chunks
     repeats: int = 5
-    requests: int = 0  # how many, where they arrive over time
     budget: float = 0.0  # GB that a batch may take, where the figure looks for the largest
 
     def __str__(self) -> str:
@@ -77,9 +74,6 @@ class Figure:
     # GPU -> whose constants it is priced with, where not "sarathi" (`common.guesses`)
     software: Mapping[str, str] = field(default_factory=dict)
     dtype: str = "auto"  # what it is measured in, unless --dtype says otherwise
-    # where `predict` and `measure` leave their runs by name, for --perfetto; None: no such flag
-    traces: dict[str, Trace] | None = None
-    about: Mapping[str, perfetto.About] | None = None  # what those runs are, by the same names
 
     def published_and_predicted(self, quick: bool = False, **flags: object) -> list[Point]:
         predicted = self.predict(quick, **flags)
@@ -116,9 +110,6 @@ class Figure:
             print_comparison([point for point in shown if not point.series.endswith(SPREAD)])
         self.report(points)
         finish(options, name, points, lambda: self.draw(points), self.software)
-        if self.traces is not None and options.perfetto:
-            perfetto.save(options.perfetto, self.traces, about=self.about)
-            print(f"wrote {options.perfetto}: open it on https://ui.perfetto.dev")
         return points
 
     def all_flags(self) -> dict[str, Flag]:
@@ -133,8 +124,6 @@ class Figure:
         )
         if full.budget:
             flags["memory"] = Flag("", full.budget, quick.budget, measure=True)
-        if self.traces is not None:
-            flags["perfetto"] = Flag("write the runs for https://ui.perfetto.dev (JSON)")
         return flags
 
     def chosen_scale(self, options: Namespace) -> Scale:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from batch import Batch, Request
 from costmodel import make_batch
-from experiments.lib.common import SPREAD, Point, Record, progress
+from experiments.lib.common import SPREAD, Record, progress
 from experiments.lib.steady import Workload, balance, first_period, split, tokens_per_second
 from loop import Result
 from serving.calibration import cost_here, this_machine
@@ -255,14 +255,6 @@ def add_spread(
     """Add a measured median and, as series of their own, the lowest and the highest value."""
     for end, value in zip(("", *SPREAD), values, strict=True):
         record.add(series + end, value, unit, x, x_unit)
-
-
-def median_points(turns: Sequence[Sequence[Point]]) -> list[Point]:
-    """The points of the last turn, each with the median of its y over all turns."""
-    return [
-        replace(row[-1], y=statistics.median(point.y for point in row))
-        for row in zip(*turns, strict=True)
-    ]
 
 
 # --------------------------------------------------------------------------------- which chunk size

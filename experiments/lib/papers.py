@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 
 from batch import Request
 from command.checks import UserError
-from experiments.lib.common import paper_numbers
+from experiments.lib.common import paper_numbers, print_table
 from experiments.lib.look import COLOURS, SERIES, labelled_bars
 from experiments.lib.rows import Row, Rows
 from serving.capacity import PRECISION, Deployment, Load, settled_capacity
@@ -161,12 +161,12 @@ def refusal(
     job: Job, requests: Sequence[Request], slo: str, bound: float, reason: UserError
 ) -> UserError:
     """Why a search has no answer, and what can be done."""
-    where = f"{job.data}, {len(requests)} requests on {label(job.deployment)}"
-    where += f" under {job.policy}, {slo} SLO of {bound:.2g} s"
+    where = f"{job.data}, {len(requests)} requests on {job.deployment.model}"
+    where += f" {job.deployment.layout} under {job.policy}, {slo} SLO of {bound:.2g} s"
     return UserError(f"{where}: {reason}")
 
 
-def rows_of(
+def capacity_rows(
     job: Job,
     requests: Sequence[Request],
     slos: Mapping[str, tuple[float, int]],
@@ -194,17 +194,38 @@ def add_gains(rows: Rows, capacity: float) -> None:
             row["gain"] = capacity / row["capacity"]
 
 
-def report_repeats(rows: Rows) -> None:
-    """Say how often the requests were repeated, where they were."""
+def table(rows: Rows, *keys: str) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of the terminal: capacities in requests/s, gains predicted and published.
+
+    keys: the columns that tell the groups apart.
+    """
+    policies = list(rows.where("capacity").by("policy"))
+    header = [*keys, *policies]
+    for rival in RIVALS:
+        header += [f"over {rival}", "paper", "error"]
+    lines = []
+    for group, own in rows.where("policy").by(*keys).items():
+        rates = {row["policy"]: f"{row['capacity']:.2f}" for row in own.where("capacity")}
+        line = [*group, *[rates.get(policy, "-") for policy in policies]]
+        for rival in RIVALS:
+            gain, paper = (
+                sum(own.where(policy=rival, source=source).column("gain"))
+                for source in ("predicted", "paper")
+            )
+            line += [f"{ratio:.2f}" if ratio else "-" for ratio in (gain, paper)]
+            line.append(f"{100 * (gain / paper - 1):+.0f} %" if gain and paper else "-")
+        lines.append(line)
+    return header, lines
+
+
+def report(rows: Rows, *keys: str) -> None:
+    """Print the capacities, and how often the requests were repeated, where they were."""
+    print_table(*table(rows, *keys), title="capacities in requests/s, and gains of sarathi_serve")
     if repeated := rows.column("repeated to"):
         print(
             f"\nrequests were repeated, up to {max(repeated):.0f} of them in a run: with too few,"
             " no queue builds, and the capacity comes out too large"
         )
-
-
-def label(deployment: Deployment) -> str:
-    return f"{deployment.model} {deployment.layout}"
 
 
 def draw_capacities(
