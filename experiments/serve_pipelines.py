@@ -48,6 +48,9 @@ DATASETS = {data.name: data for data in (CHAT, ARXIV)}
 REQUESTS = 1024
 PRECISION = 1.05  # of a capacity
 PROMPT = 4096  # tokens, of the prefill whose time is published
+# quantities, in ms
+AT_PEAK = "prefill of 4K, all stages at 100 % of peak, linear operators alone"
+DECODE = f"decode iteration of {DECODES}, all stages"
 
 SLOS = {"strict": STRICT, "relaxed": RELAXED}  # in decode iterations
 SECONDS = {  # as published
@@ -94,10 +97,6 @@ def iterations(engine: Deployment) -> Row:
         AT_PEAK: 1000 * 2 * PROMPT * layers / (engine.tp * cost.gpu.peak),
         DECODE: 1000 * engine.decode_iteration,
     }
-
-
-AT_PEAK = "prefill of 4K, all stages at 100 % of peak, linear operators alone"
-DECODE = f"decode iteration of {DECODES}, all stages"
 
 
 def sweeps(
