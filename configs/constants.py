@@ -82,7 +82,7 @@ VIDUR = {"elementwise": 0.4878, "launch": 2.457e-06}
 EFFICIENCY: dict[tuple[str, str], Efficiency] = {
     ("a6000", "sarathi"): Efficiency(
         compute=0.7913, memory=0.7526, attention=0.7059, p=2.158, hybrid=2.193e-05,
-        source="experiments/fit_a6000.py: nine numbers of SARATHI, all within 3.9 %",
+        source="experiments/fit.py: nine numbers of SARATHI, all within 3.9 %",
     ),
     ("a100-80gb", "sarathi_serve"): Efficiency(
         compute=0.762, memory=0.8054, p=2.463, overhead=6.89e-06, **FLASH_A100, **VIDUR,
@@ -91,13 +91,13 @@ EFFICIENCY: dict[tuple[str, str], Efficiency] = {
     ),
     ("l20", "td_pipe"): Efficiency(
         compute=0.9194, memory=0.75, p=3.308, overhead=8.038e-06, **FLASH_L40S,
-        source="experiments/fit_l20.py: TD-Pipe's iterations of LLaMA-13B; median error there"
+        source="experiments/fit.py: TD-Pipe's iterations of LLaMA-13B; median error there"
         " 2.0 %. Attention: the L40S's, vllm",
     ),
     ("a100-80gb", "vllm"): Efficiency(
         compute=0.932, memory=0.7341, p=3.279, overhead=5.507e-06, waves=0.9991, idle=0.269,
         **FLASH_A100, **VIDUR,
-        source="experiments/fit_vllm.py: kernels; median error on other shapes: product 5.5 %,"
+        source="experiments/fit.py: kernels; median error on other shapes: product 5.5 %,"
         " prefill 3.9 %, decode 9.6 %, all-reduce 2.1 %. Norms: Vidur's A100",
     ),
     ("h100", "vllm"): Efficiency(
@@ -105,13 +105,13 @@ EFFICIENCY: dict[tuple[str, str], Efficiency] = {
         waves=0.2355, idle=2.147, skips_masks=True, prefill_memory=0.3944, prefill_start=1.265e-05,
         prefill_block=6.84e-07, decode_memory=0.9015, decode_start=1.155e-05,
         decode_block=3.285e-06, cache=1.191, **VIDUR,
-        source="experiments/fit_vllm.py: kernels; median error on other shapes: product 6.0 %,"
+        source="experiments/fit.py: kernels; median error on other shapes: product 6.0 %,"
         " prefill 4.7 %, decode 6.3 %, all-reduce 2.3 %. Norms: Vidur's A100",
     ),
     ("l40s", "vllm"): Efficiency(
         compute=0.684, memory=0.7583, p=3.721, waves=0.1673, idle=0.02519,
         cache=3.146, **FLASH_L40S, **VIDUR,
-        source="experiments/fit_vllm.py: kernels; median error on other shapes: product 6.8 %,"
+        source="experiments/fit.py: kernels; median error on other shapes: product 6.8 %,"
         " prefill 5.6 %, decode 9.1 %, all-reduce 1.7 %. Norms: Vidur's A100",
     ),
 }  # fmt: skip
@@ -202,7 +202,7 @@ ALL_REDUCES: dict[tuple[str, str], dict[int, tuple[AllReduce, ...]]] = {
 }
 
 # %: by how much the L20's iterations are predicted too slow (median) with the constants that the
-# L20 borrows for a software. experiments/fit_l20.py prints it. The iterations ran under TD-Pipe's
+# L20 borrows for a software. experiments/fit.py prints it. The iterations ran under TD-Pipe's
 # software, so a part of the error may be the software's.
 BORROWED = {"sarathi": 16.3, "sarathi_serve": 26.4, "vllm": 36.8}
 

@@ -4,7 +4,7 @@
                                             seconds, no GPU needed
     python experiments/fig7.py --measure    and the real engine on this machine
 
-The cost model's constants were fitted to the paper's three points and to Table 2 (fit_a6000.py);
+The cost model's constants were fitted to the paper's three points and to Table 2 (fit.py);
 the shape between them is the model's. A CPU has other tiles (AMX: 16 rows). A measured curve
 therefore has other and smaller steps, or none.
 """

@@ -28,7 +28,8 @@ from command.flags import Flag
 from configs import GPUS, LINKS, MODELS
 from configs.constants import ALL_REDUCES, EFFICIENCY
 from costmodel import CostModel, make_batch
-from experiments import fig7, fit_a6000, fit_l20
+from experiments import fig7
+from experiments.fit import A6000, L20
 from experiments.lib.common import paper_numbers, print_table
 from experiments.lib.flags import start
 from experiments.lib.look import COLOURS, STAR, log_ticks, panels, save_figure, use_style
@@ -218,7 +219,7 @@ def draw_a6000() -> plt.Figure:
     left.set(xlabel="prompt tokens", ylabel="ms", ylim=0, title="one iteration of LLaMA-13B")
     left.legend()
     errors = {}
-    for name, time in fit_a6000.modelled(own).items():
+    for name, time in A6000.modelled(own).items():
         where, _, what = name.replace("t2", "Table 2").replace("f7", "Fig 7").partition("_")
         errors[f"{where}: {what.replace('_', ', ')}"] = 100 * (time / numbers[name] - 1)
     bars = right.barh(list(errors), list(errors.values()), color=MEASURED)
@@ -233,8 +234,8 @@ def draw_a6000() -> plt.Figure:
 
 def draw_l20() -> plt.Figure:
     """Whole iterations by rows, and the law's error."""
-    times, own = fit_l20.measured(), EFFICIENCY["l20", "td_pipe"]
-    law = fit_l20.modelled(own, list(times))
+    times, own = L20.measured(), EFFICIENCY["l20", "td_pipe"]
+    law = L20.modelled(own)
     figure, [[left, right]] = panels(1, 2, 7.5, 5.6)
     dots = {"marker": "o", "markersize": 4, "linestyle": "none", "color": MEASURED}
     left.plot(list(times), list(times.values()), **dots, label="measured")

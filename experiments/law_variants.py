@@ -3,8 +3,8 @@
     python experiments/law_variants.py          (minutes)
 
 Each variant changes one thing, fits its constants again, and is tested. Of today's vLLM: half of
-the kernels are fitted, and the median errors of the other half are shown (fit_vllm.py). Of SARATHI:
-the nine numbers of fit_a6000.py are fitted, and the errors of all others are shown (fidelity.py).
+the kernels are fitted, and the median errors of the other half are shown (fit.py). Of SARATHI: the
+nine numbers of fit.py are fitted, and the errors of all others are shown (fidelity.py).
 
 We chose between variants with these errors in view. So they are not quite held out: the law has
 seen them once. No constant was fitted to them.
@@ -24,11 +24,11 @@ from command.cli import run_main
 from configs import constants
 from configs.constants import Efficiency
 from costmodel import TILE, CostModel, overlapped
-from experiments import fidelity, fit_a6000, fit_vllm
-from experiments.lib.common import paper_numbers, print_table, progress
-from experiments.lib.fitting import compass_search, log_loss
+from experiments import fidelity
+from experiments.fit import A6000, LEAST_TOKENS, PARTS, VLLM, Fit, kernels_of, percent
+from experiments.lib.common import print_table, progress
 from experiments.lib.flags import start
-from experiments.lib.measured_kernels import FOLDERS, halves, predicted, read_kernels
+from experiments.lib.measured_kernels import FOLDERS, predicted
 from experiments.lib.rows import Row, Rows
 from experiments.lib.validation import quantile
 
@@ -154,45 +154,36 @@ SARATHI_BEFORE = Variant(
 # ------------------------------------------------------------------------------------------- fits
 
 
-def fitted(
-    variant: Variant, begin: Efficiency, names: Sequence[str], loss: Callable[[Efficiency], float]
-) -> Efficiency:
+def fitted(variant: Variant, fit: Fit) -> Efficiency:
     """The constants with the least loss, but for those that the variant fixes."""
     fixed = variant.fixed or {}
-    moving = [name for name in names if name not in fixed]
-    return compass_search(loss, replace(begin, **fixed), moving, fit_vllm.LEAST_STEP)
+    moving = tuple(name for name in fit.names if name not in fixed)
+    own = replace(fit, names=moving, start=replace(fit.start, **fixed), least_step=1e-3)
+    return own.search()
 
 
-def of_vllm(kinds: Sequence[str], variants: Sequence[Variant], names: Sequence[str]) -> list[Row]:
-    """Median errors of each kind on each GPU, on the half that is not fitted."""
-    kernels, rows = read_kernels(), []
+def of_vllm(part: str, variants: Sequence[Variant]) -> list[Row]:
+    """Median errors of each kind on each GPU, on the half that is not fitted. part: of PARTS."""
+    rows = []
     plan = [(variant, gpu) for variant in variants for gpu in FOLDERS.values()]
-    for variant, gpu in progress(plan, f"fitting {kinds[0]}"):
-        pairs = {kind: halves(fit_vllm.by_kind(kernels, gpu)[kind]) for kind in kinds}
-        half = [kernel for kind in kinds for kernel in pairs[kind][0]]
-        begin = replace(fit_vllm.START, **fit_vllm.CHOSEN.get(gpu, {}))
-        moving = [*names, *(["cache"] if begin.cache > 1 and "prefill" in kinds else [])]
+    for variant, gpu in progress(plan, f"fitting {part}"):
         with changed(variant.law):
-            found = fitted(
-                variant, begin, moving,
-                lambda trial, gpu=gpu, half=half: fit_vllm.loss(trial, gpu, half),
-            )  # fmt: skip
-            for kind, (_, tested) in pairs.items():
-                shown = [each for each in tested if each.tokens >= fit_vllm.LEAST_TOKENS]
-                errors = fit_vllm.errors(predicted(shown, gpu, found), shown)
+            found = fitted(variant, VLLM[gpu, part])
+            for kind in PARTS[part]:
+                _, tested = kernels_of(gpu)[kind]
+                shown = [each for each in tested if each.tokens >= LEAST_TOKENS]
+                measured = [each.seconds for each in shown]
+                errors = percent(predicted(shown, gpu, found), measured)
                 rows.append(row_of(f"vllm, {kind}", variant.what, errors, gpu))
     return rows
 
 
 def of_sarathi(variants: Sequence[Variant], quick: bool) -> list[Row]:
     """Errors of the published numbers of SARATHI that no constant was fitted to."""
-    numbers, rows = paper_numbers(), []
+    rows = []
     for variant in progress(variants, "fitting sarathi"):
         with changed(variant.law):
-            found = fitted(
-                variant, fit_a6000.START, fit_a6000.FITTED,
-                lambda trial: log_loss(fit_a6000.modelled(trial), numbers),
-            )  # fmt: skip
+            found = fitted(variant, A6000)
             with patch.dict(constants.EFFICIENCY, {("a6000", "sarathi"): found}):
                 published = fidelity.sarathi(quick)
         for gpu in ("A6000", "A100"):
@@ -211,8 +202,7 @@ def row_of(of: str, variant: str, errors: Sequence[float], gpu: str) -> Row:
 def main() -> None:
     options = start("", __doc__, others=[f"{NAME}.csv"])
     some = slice(1) if options.quick else slice(None)
-    rows = of_vllm(["product"], PRODUCTS[some], fit_vllm.FITTED["product"])
-    rows += of_vllm(["prefill", "decode"], ATTENTION[some], fit_vllm.FITTED["attention"])
+    rows = of_vllm("product", PRODUCTS[some]) + of_vllm("attention", ATTENTION[some])
     rows += of_sarathi([*SARATHI, SARATHI_BEFORE][some], options.quick)
     found = Rows(rows, {"median": "%", "p90": "%"})
     for of, own in found.by("model").items():

@@ -27,8 +27,8 @@ from command.cli import run_main
 from configs import GPU, GPUS, ModelConfig
 from configs.constants import Efficiency
 from costmodel import CostModel
+from experiments.fit import compass_search
 from experiments.lib.common import print_table, progress
-from experiments.lib.fitting import compass_search
 from experiments.lib.flags import ScriptParser
 from experiments.lib.validation import error_summary
 

@@ -6,7 +6,7 @@ It tells linear operators and attention apart.
                                               seconds, no GPU needed
     python experiments/table2.py --measure    and the real engine on this machine
 
-The cost model's constants were fitted to this table and to Fig 7 (fit_a6000.py): here, "predicted"
+The cost model's constants were fitted to this table and to Fig 7 (fit.py): here, "predicted"
 means "how well it fits". The marginal time of a decode is the decode-maximal batch's total less
 that of the prefill-only batch, which has as many rows, divided by its decodes (Sec 4.3.1).
 """

@@ -14,10 +14,12 @@ from command.checks import UserError
 from configs import GPUS, MODELS
 from configs.constants import BORROWED
 from costmodel import EFFICIENCY, SOFTWARE, CostModel, constants
-from experiments import fit_l20, td_allreduce
+from experiments import fit, td_allreduce
 from experiments.lib.common import Point, guesses
 from pipeline import simulate_pipeline
 from simulate import make_cost_model, simulate
+
+L20 = EFFICIENCY["l20", "td_pipe"]
 
 
 @pytest.mark.parametrize("gpu, software", EFFICIENCY)
@@ -63,7 +65,7 @@ def test_every_results_file_says_its_guesses() -> None:
 
 
 def test_the_rows_are_of_many_sizes_with_their_source() -> None:
-    path = Path(fit_l20.__file__).parent / "l20_iterations.csv"
+    path = Path(fit.__file__).parent / "l20_iterations.csv"
     with open(path, newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert all("Apache-2.0" in row["source"] for row in rows)
@@ -73,26 +75,24 @@ def test_the_rows_are_of_many_sizes_with_their_source() -> None:
 
 def test_no_search_finds_better_constants_of_the_l20() -> None:
     """The script itself takes long, and complains where its constants are others."""
-    times = fit_l20.measured()
-    least = fit_l20.loss(fit_l20.L20, times)
-    assert fit_l20.loss(fit_l20.fit(times, start=fit_l20.L20), times) > 0.999 * least
-    for name in fit_l20.FITTED:
-        worse = replace(fit_l20.L20, **{name: 1.05 * getattr(fit_l20.L20, name)})
-        assert fit_l20.loss(worse, times) > least, name
+    least = fit.L20.loss(L20)
+    assert fit.L20.loss(replace(fit.L20, start=L20).search()) > 0.999 * least
+    for name in fit.L20.names:
+        worse = replace(L20, **{name: 1.05 * getattr(L20, name)})
+        assert fit.L20.loss(worse) > least, name
 
 
 def test_l20_within_5_percent_where_the_a6000s_are_not() -> None:
-    times = fit_l20.measured()
-    own, borrowed = (fit_l20.errors(each, times) for each in (fit_l20.L20, fit_l20.A6000))
+    own, borrowed = (fit.L20.errors(each) for each in (L20, EFFICIENCY["a6000", "sarathi"]))
     medians = [statistics.median(map(abs, each.values())) for each in (own, borrowed)]
     assert medians[0] < 5 < medians[1]
 
 
 def test_a_guess_says_how_wrong_such_guesses_were() -> None:
     """constants.BORROWED holds what the L20's measured iterations say of each software."""
-    found = fit_l20.borrowed_errors(fit_l20.measured())
+    found = fit.borrowed_errors()
     for software, said in BORROWED.items():
-        assert statistics.median(found[software].values()) == pytest.approx(said, abs=0.05)
+        assert statistics.median(found[software]) == pytest.approx(said, abs=0.05)
         assert f"{said:.0f} % too slow" in constants("b200", software)[1]
     assert set(BORROWED) == set(SOFTWARE) - {"td_pipe"}
 
@@ -108,10 +108,10 @@ def test_a_guess_says_that_all_reduces_were_not_measured() -> None:
 
 
 def test_the_script_complains_of_other_constants(monkeypatch, capsys) -> None:
-    monkeypatch.setattr("sys.argv", ["fit_l20.py"])
-    monkeypatch.setattr(fit_l20, "fit", lambda *_: replace(fit_l20.L20, p=2.0))
-    with pytest.raises(SystemExit, match="other constants"):
-        fit_l20.main()
+    monkeypatch.setattr("sys.argv", ["fit.py", "l20"])
+    monkeypatch.setattr(fit.Fit, "search", lambda self: replace(L20, p=2.0))
+    with pytest.raises(SystemExit, match="other constants of l20, td_pipe"):
+        fit.main()
     printed = capsys.readouterr().out
     assert '("l20", "td_pipe"): Efficiency(' in printed and "qwen2.5-32b" in printed
 

@@ -10,8 +10,8 @@ import pytest
 from batch import Batch, Chunk, Request
 from command.checks import UserError
 from configs import GPUS, LINKS, MODELS
-from costmodel import EFFICIENCY, TILE, CostModel, Efficiency, padded, tokens_that_fit
-from experiments import fit_a6000
+from costmodel import EFFICIENCY, TILE, CostModel, padded, tokens_that_fit
+from experiments import fit
 from experiments.lib.common import paper_numbers
 
 NUMBERS = paper_numbers()
@@ -147,32 +147,33 @@ class Recorder(dict):
         return super().__getitem__(key)
 
 
-@pytest.fixture(scope="module")
-def fitted() -> tuple[Efficiency, set[str]]:
+def test_fit_reads_table_2_and_fig_7_only(monkeypatch):
     numbers = Recorder(NUMBERS)
-    return fit_a6000.fit(numbers), numbers.read
-
-
-def test_constants_come_from_the_script(fitted):
-    assert fitted[0] == SARATHI and fitted[0].source == SARATHI.source
-
-
-def test_fit_reads_table_2_and_fig_7_only(fitted):
+    monkeypatch.setattr(fit, "paper_numbers", lambda: numbers)
+    fit.published.cache_clear()
+    assert fit.A6000.loss(SARATHI) < 0.01
     linear_and_attention = {
         f"t2_{row}_{part}" for row in ("prefill", "decode", "hybrid") for part in ("linear", "attn")
     }
-    assert fitted[1] == linear_and_attention | {"f7_128", "f7_256", "f7_257"}
+    assert numbers.read == linear_and_attention | {"f7_128", "f7_256", "f7_257"}
 
 
 def test_the_script_prints_the_constants_in_use(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["fit_a6000.py"])
-    fit_a6000.main()  # exits with a complaint if costmodel.py holds others
-    named = ", ".join(f"{name}={getattr(SARATHI, name)}" for name in fit_a6000.FITTED)
+    monkeypatch.setattr("sys.argv", ["fit.py", "a6000"])
+    fit.main()  # exits with a complaint where configs/constants.py holds others
+    named = ", ".join(f"{name}={getattr(SARATHI, name)}" for name in fit.A6000.names)
     assert f'("a6000", "sarathi"): Efficiency({named}, source=' in capsys.readouterr().out
-    monkeypatch.setattr("sys.argv", ["fit_a6000.py", "--out", "x"])
-    with pytest.raises(SystemExit):
-        fit_a6000.main()
-    assert "--out" in capsys.readouterr().err
+    for words, said in (
+        (("--out", "x"), "--out"),
+        (("a600",), "'a600' is not one of a6000, l20, vllm"),
+    ):
+        monkeypatch.setattr("sys.argv", ["fit.py", *words])
+        with pytest.raises(SystemExit):
+            fit.main()
+        assert said in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["fit.py", "a6000", "x"])
+    with pytest.raises(UserError, match="x: the fit a6000 reads no folder"):
+        fit.main()
 
 
 def test_constants_are_physical():
@@ -185,7 +186,7 @@ def test_constants_are_physical():
 
 
 def test_fitted_numbers_within_5_percent():
-    for name, milliseconds in fit_a6000.modelled(SARATHI).items():
+    for name, milliseconds in fit.A6000.modelled(SARATHI).items():
         assert milliseconds == pytest.approx(NUMBERS[name], rel=0.05), name
 
 

@@ -138,7 +138,7 @@ def test_sentences_quote_the_constants() -> None:
     overhead = EFFICIENCY["a100-80gb", "sarathi_serve"].overhead
     assert f"the one in the cost model is {1e6 * overhead:.1f} us (Vidur's A100)" in pipelines
     median = re.search(r"median error there (\S+ %)", EFFICIENCY["l20", "td_pipe"].source)[1]
-    assert f"(`fit_l20.py`): {median} median error" in pipelines
+    assert f"(`fit.py`): {median} median error" in pipelines
     assert f"make its measured iterations {BORROWED['vllm']:.0f} % too slow" in charges
 
 

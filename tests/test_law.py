@@ -20,7 +20,7 @@ from configs.constants import (
     reduce_seconds,
 )
 from costmodel import ATTENTION_P, DIAGONAL, ENDS, KERNELS, CostModel, make_batch
-from experiments import fit_vllm, law_variants
+from experiments import fit, law_variants
 from experiments.lib import measured_kernels
 from experiments.lib.engines import Priced
 from experiments.lib.measured_kernels import (
@@ -28,6 +28,7 @@ from experiments.lib.measured_kernels import (
     PATH,
     SHAPES,
     Kernel,
+    by_kind,
     halves,
     one_layer,
     predicted,
@@ -292,35 +293,32 @@ def test_the_kernels_are_many_with_their_source(kernels) -> None:
 @pytest.mark.parametrize("gpu", TARGETS)
 def test_medians_on_other_shapes_are_within_their_targets(gpu: str, kernels) -> None:
     ways = ALL_REDUCES[GPUS[gpu].link, "vllm"]
-    for kind, own in fit_vllm.by_kind(kernels, gpu).items():
+    for kind, own in by_kind(kernels, gpu).items():
         fitted, tested = halves(own)
         assert not {each.shape for each in fitted} & {each.shape for each in tested}
-        if kind != "all-reduce":
-            tested = [each for each in tested if each.tokens >= fit_vllm.LEAST_TOKENS]
-        times = fit_vllm.times_of(kind, gpu, tested, EFFICIENCY[gpu, "vllm"], ways)
-        errors = fit_vllm.errors(times, tested)
+        errors = fit.errors_of(kind, gpu, fit.large(tested), EFFICIENCY[gpu, "vllm"], ways)
         assert statistics.median(map(abs, errors)) < TARGETS[gpu][kind] + DRAW, kind
 
 
 @pytest.mark.slow
 def test_the_constants_are_what_the_script_finds(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(sys, "argv", ["fit_vllm.py"])
-    fit_vllm.main()  # exits with a complaint where configs/constants.py holds others
+    monkeypatch.setattr(sys, "argv", ["fit.py", "vllm"])
+    fit.main()  # exits with a complaint where configs/constants.py holds others
     assert capsys.readouterr().out.count('"vllm"): Efficiency(') == len(FOLDERS)
 
 
 def test_the_script_complains_of_other_constants(monkeypatch) -> None:
     """Of a GPU's constants, and of the sharpness of the corner. Nothing is searched for here."""
-    monkeypatch.setattr(sys, "argv", ["fit_vllm.py"])
-    monkeypatch.setattr(fit_vllm, "fit_gpu", lambda *_: PLAIN)
-    monkeypatch.setattr(fit_vllm, "print_corners", lambda *_: ATTENTION_P)
-    with pytest.raises(SystemExit, match="other constants"):
-        fit_vllm.main()
-    monkeypatch.setattr(fit_vllm, "fit_gpu", lambda gpu, _: EFFICIENCY[gpu, "vllm"])
-    fit_vllm.main()
-    monkeypatch.setattr(fit_vllm, "print_corners", lambda *_: 2.0)
+    monkeypatch.setattr(sys, "argv", ["fit.py", "vllm"])
+    monkeypatch.setattr(fit, "fit_gpu", lambda *_: PLAIN)
+    monkeypatch.setattr(fit, "print_corners", lambda *_: ATTENTION_P)
+    with pytest.raises(SystemExit, match="other constants of a100-80gb, vllm"):
+        fit.main()
+    monkeypatch.setattr(fit, "fit_gpu", lambda gpu: EFFICIENCY[gpu, "vllm"])
+    fit.main()
+    monkeypatch.setattr(fit, "print_corners", lambda *_: 2.0)
     with pytest.raises(SystemExit, match="another ATTENTION_P: 2 fits best"):
-        fit_vllm.main()
+        fit.main()
 
 
 def test_tables_are_read_as_they_were_meant(tmp_path) -> None:

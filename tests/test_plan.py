@@ -474,7 +474,7 @@ def test_a_small_plan(tmp_path: Path, llama: Path) -> None:
     said = done.stdout
     for words in (
         "Llama-3-8B (8.03 B parameters) on a100-80gb", "P99 TBT at most 40 ms", "tokens of cache",
-        "constants  experiments/fit_vllm.py", "first answer", "token budget   C = ", "capacity",
+        "constants  experiments/fit.py", "first answer", "token budget   C = ", "capacity",
         "2 other samples", "TP1-PP2", f"vllm serve {llama} ", "--chunked-prefill-size",
         "mean batch", "priority",
     ):  # fmt: skip

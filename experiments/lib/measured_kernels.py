@@ -108,6 +108,12 @@ def read_kernels() -> list[Kernel]:
         ]
 
 
+def by_kind(kernels: Sequence[Kernel], gpu: str) -> dict[str, list[Kernel]]:
+    """Those of one GPU."""
+    own = [each for each in kernels if each.gpu == gpu]
+    return {kind: [each for each in own if each.kind == kind] for kind in SHAPES}
+
+
 def parsed(shape: str) -> tuple[int, ...]:
     return tuple(map(int, shape.split("x")))
 
