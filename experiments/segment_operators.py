@@ -28,12 +28,12 @@ import matplotlib.pyplot as plt
 from command.checks import UserError
 from command.cli import run_main
 from configs import MODELS
-from experiments.beam_peers import transformers_search
 from experiments.lib import common
 from experiments.lib.flags import start
 from experiments.lib.look import COLOURS, panels
 from experiments.lib.measuring import this_machine
 from experiments.lib.operators import KINDS, LAYER, Operator, short, watch
+from experiments.lib.peers import transformers_search
 from experiments.lib.rows import Rows, with_kept
 from experiments.lib.segment import WIDTH, say
 from experiments.lib.study import finish

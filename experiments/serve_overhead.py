@@ -21,24 +21,21 @@ sends all requests at once. The ratio is the median over the rounds of the secon
 import enter  # noqa: F401
 import fast.first  # before torch  # noqa: F401
 
-import json
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from batch import Request
-from command.cli import ROOT, interrupts_held, run_main
+from command.cli import run_main
 from command.flags import Flag
 from engine import LLM
 from experiments.bench import BATCH_SIZE, MAX_LENGTH, SHAPES, make_workload, run_ours
-from experiments.bench_peers import Work
 from experiments.lib.common import SPREAD, print_table, progress
 from experiments.lib.engines import middle
 from experiments.lib.flags import start
 from experiments.lib.measuring import measured_on
+from experiments.lib.peers import Work, http_client
 from experiments.lib.rows import Rows, with_kept
 from web.api import Api
 from web.api import router as api_routes
@@ -106,32 +103,6 @@ def served(llm: LLM) -> Iterator[Served]:
         own.runner.close()
 
 
-@contextmanager
-def client() -> Iterator[Callable[..., dict]]:
-    """Another process, which asks a server: port, bodies -> what lib/http_load.py says of it.
-
-    It also takes arrivals.
-    """
-    command = [sys.executable, "-m", "experiments.lib.http_load"]
-    pipe = subprocess.PIPE
-    with interrupts_held():
-        process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
-
-    def ask(port: int, bodies: list[dict], **arrivals: list[float]) -> dict:
-        process.stdin.write(json.dumps({"port": port, "bodies": bodies} | arrivals) + "\n")
-        process.stdin.flush()
-        line = process.stdout.readline()
-        if not line:
-            raise RuntimeError("the client has ended; its error stands above")
-        return json.loads(line)
-
-    try:
-        yield ask
-    finally:
-        process.kill()  # after Ctrl-C, it may be in the midst of its work
-        process.communicate()
-
-
 def bodies_of(work: Work, stream: bool) -> list[dict]:
     usage = {"stream_options": {"include_usage": True}} if stream else {}
     return [
@@ -158,7 +129,7 @@ def measure(llm: LLM, work: Work, repeats: int, label: str) -> dict[str, list[fl
     """Seconds of each round, by the way. A first round, which warms up, does not count."""
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     wanted = sum(count for _, count in work)
-    with served(llm) as own, client() as ask:
+    with served(llm) as own, http_client() as ask:
         for turn in progress(range(repeats + 1), label):
             found = {"generate": run_ours(llm, work)[0], "runner": own.run(work)}
             for way in ("whole", "streamed"):

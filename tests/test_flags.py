@@ -32,7 +32,6 @@ from pipeline import make_micro_batches
 from scheduler import ALIASES, POLICIES, Scheduler, make_scheduler
 
 ROOT = Path(__file__).parent.parent
-PEERS = ("bench_peers", "beam_peers")  # they have no command line: another script starts them
 SCRIPTS = [
     *(
         "generate.py",
@@ -48,7 +47,7 @@ SCRIPTS = [
     *sorted(
         f"experiments/{path.name}"
         for path in (ROOT / "experiments").glob("*.py")
-        if "__main__" in path.read_text(encoding="utf-8") and path.stem not in PEERS
+        if "__main__" in path.read_text(encoding="utf-8")
     ),
 ]
 

@@ -50,8 +50,8 @@ BEFORE_ALL = "fast.first"
 
 # Scripts that measure, and nothing else. All others of experiments/ predict.
 MEASURE = (
-    "beam_peers", "bench", "bench_beams", "bench_peers", "busy", "calibrate", "kernels",
-    "serve_load", "serve_overhead", "serve_peer",
+    "bench", "bench_beams", "busy", "calibrate", "kernels", "serve_load", "serve_overhead",
+    "serve_peer",
 )  # fmt: skip
 SCRIPTS = sorted(path.stem for path in (ROOT / "experiments").glob("*.py"))
 
@@ -224,7 +224,7 @@ FINE = re.compile(r"\bwrite_file\(.*|\b(savefig|ZipFile)\(data\b")  # a buffer i
 MAY = {
     "command/cli.py",  # `write_file` itself
     "course/grade.py",  # what a worker says, in a folder that was made for it
-    "experiments/beam_peers.py",  # writes to /proc
+    "experiments/lib/peers.py",  # writes to /proc
 }
 
 

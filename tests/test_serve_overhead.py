@@ -26,7 +26,7 @@ def test_what_is_streamed_comes_token_by_token() -> None:
     """The laptop model has no tokenizer: without a stand-in, nothing would be streamed."""
     llm, work = serve_overhead.load("demo", quick=True)
     llm.tokenizer = None
-    with serve_overhead.served(llm) as own, serve_overhead.client() as ask:
+    with serve_overhead.served(llm) as own, serve_overhead.http_client() as ask:
         whole = ask(own.port, serve_overhead.bodies_of(work, False))
         streamed = ask(own.port, serve_overhead.bodies_of(work, True))
         assert own.run(work) > 0

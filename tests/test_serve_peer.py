@@ -8,8 +8,10 @@ from conftest import call
 from watch import alive, wait_for
 
 from experiments import serve_peer
+from experiments.lib import peers
 from experiments.lib.common import SPREAD, read_csv
-from experiments.serve_peer import Found, Run, Server, make_load, run_load
+from experiments.lib.peers import Server
+from experiments.serve_peer import Found, Run, make_load, run_load
 from timeline import Life
 
 
@@ -75,7 +77,7 @@ def test_a_server_that_ends_says_why() -> None:
     command = [sys.executable, "-c", "print('first', flush=True); raise SystemExit('no room')"]
     with (
         pytest.raises(serve_peer.UserError, match="it does not answer: no room"),
-        serve_peer.served("it", serve_peer.free_port(), command),
+        peers.served("it", peers.free_port(), command),
     ):
         pass
 
@@ -91,8 +93,8 @@ def test_all_processes_of_a_server_end_with_it(
         f"print(child.pid, file=open({str(file)!r}, 'w'), flush=True)\n"
         "time.sleep(600)"
     )
-    monkeypatch.setattr(serve_peer, "answers", lambda port: file.exists() and file.read_text())
-    with serve_peer.served("it", 1, [sys.executable, "-c", code]) as server:
+    monkeypatch.setattr(peers, "answers", lambda port: file.exists() and file.read_text())
+    with peers.served("it", 1, [sys.executable, "-c", code]) as server:
         assert server == Server("it", 1)
         child = int(file.read_text())
         assert alive(child)

@@ -3,15 +3,12 @@
     segment, standard   ours, with either cache
     transformers        the library
 
-All load the same random weights, and run on the CPU. Each process runs experiments/beam_peers.py,
-which says what is timed. torch is imported inside the functions: figures import this module, and
-predict without torch.
+All load the same random weights, and run on the CPU. lib/peers.py says what is timed. torch is
+imported inside the functions: figures import this module, and predict without torch.
 """
 
 import random
 import statistics
-import sys
-import tempfile
 from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -23,11 +20,11 @@ from configs import ModelConfig
 from experiments.lib.common import progress
 from experiments.lib.engines import Real
 from experiments.lib.measuring import median_ratio
+from experiments.lib.peers import Peer, saved_model
 from experiments.lib.segment import OURS, WAYS, Latency
 
 if TYPE_CHECKING:  # predicting needs no torch
     from engine import LLM
-    from experiments.bench import Peer
 
 ENGINES = tuple(WAYS)
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}  # of a value
@@ -86,11 +83,11 @@ def make_prompts(config: ModelConfig, batch_size: int, length: int) -> list[list
 class Engines:
     """The processes that run, by name."""
 
-    def __init__(self, config: ModelConfig, dtype: str, peers: Mapping[str, "Peer"]):
+    def __init__(self, config: ModelConfig, dtype: str, peers: Mapping[str, Peer]):
         self.config, self.dtype, self.peers = config, dtype, peers
 
     def run(self, search: Search) -> dict:
-        """What beam_peers.py answers: first, next (s), peak (bytes; None: not known), tokens."""
+        """What lib/peers.py answers: first, next (s), peak (bytes; None: not known), tokens."""
         question = {"beam_width": search.beam_width, "response": search.response}
         question["prompts"] = make_prompts(self.config, search.batch_size, search.prompt)
         return self.peers[search.engine].ask(question)
@@ -163,21 +160,13 @@ def started(config: ModelConfig, dtype: str, names: Sequence[str] = ENGINES) -> 
     """
     import torch
 
-    from experiments.bench import Peer
-    from loading import checkpoint
-    from loading.load import new_model, random_weights
-
     for name in names:
         lookup(WAYS, name, "engine")
     lookup(BYTES, dtype, "dtype")
-    kind = getattr(torch, dtype)
-    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
-        model = random_weights(new_model(config, kind, torch.device("cpu")))
-        checkpoint.save(model, directory, kind)
-        del model
+    with saved_model(config, getattr(torch, dtype)) as directory, ExitStack() as stack:
         peers: dict[str, Peer] = {}
         for name in progress(names, "loading"):
-            peers[name] = Peer(name, sys.executable, directory, dtype, script="beam_peers.py")
+            peers[name] = Peer(name, "beams", name, directory, dtype)
             stack.callback(peers[name].close)
         engines = Engines(config, dtype, peers)
         engines.compare(2, 16, 2, 3, 1)  # first kernels, compilers

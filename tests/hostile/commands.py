@@ -93,7 +93,7 @@ SPECIAL = (  # all others of experiments/ need no arguments
 )
 # They have a main, but other programs start them, and nobody types their names.
 NO_COMMANDS = (
-    "experiments/beam_peers.py", "experiments/bench_peers.py", "tests/pipeline_worker.py",
+    "tests/pipeline_worker.py",
     "tests/cpus.py", "tests/lines.py", "tests/gpu_launches.py", "tests/gpu_memory.py",
     "tests/hostile/__main__.py", "tests/which_kernel.py", "fast/watched.py", "fast/kernels.py",
     "course/worker.py",

