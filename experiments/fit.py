@@ -18,10 +18,9 @@ l20     Whole iterations of LLaMA-13B, each the prefill of so many rows through 
         weigh more. The rows know little of attention: its constants are those that today's vLLM has
         on the L40S, the same generation, without its cache. The overhead of products stands for
         norms and activations, too: these rows cannot tell them apart. The second table shows what
-        changes if more or fewer constants move. The third predicts a model that nothing was fitted
-        on. The fit misses most where the L20 steps otherwise than our law of tiles: up to 16 rows,
-        which take less than 17, and just above 128, where its step is milder. We keep the law, and
-        state the misses.
+        changes if more or fewer constants move. The fit misses most where the L20 steps otherwise
+        than our law of tiles: up to 16 rows, which take less than 17, and just above 128, where its
+        step is milder. We keep the law, and state the misses.
 
 vllm    Measured kernels on an A100, an H100 and an L40S: vllm_kernels.csv, a thinned copy of public
         tables. Its head names the source. Half of the shapes are fitted, and the other half tested.
@@ -211,11 +210,9 @@ def prefill(rows: int) -> Batch:
     return make_batch([(0, rows, rows)])
 
 
-def on_an_l20(
-    efficiency: Efficiency, sizes: Iterable[int], model: str = "llama-13b"
-) -> list[float]:
-    """ms of one prompt's prefill, for each number of rows."""
-    cost = CostModel(MODELS[model], GPUS["l20"], efficiency)
+def on_an_l20(efficiency: Efficiency, sizes: Iterable[int]) -> list[float]:
+    """The same by the cost model."""
+    cost = CostModel(MODELS["llama-13b"], GPUS["l20"], efficiency)
     return [1e3 * cost.seconds(prefill(rows)) for rows in sizes]
 
 
@@ -295,6 +292,12 @@ def line_of(gpu: str, software: str, fitted: Efficiency) -> Line:
     )
 
 
+def summary(errors: Sequence[float]) -> list[str]:
+    """Median and 90th percentile of the absolute errors in %, and the signed median."""
+    median, p90, _, signed = error_summary([error / 100 for error in errors])
+    return [median, p90, signed]
+
+
 def fit_a6000() -> list[Line]:
     fitted = rounded(A6000.search())
     errors, times, numbers = A6000.errors(fitted), A6000.modelled(fitted), A6000.measured()
@@ -311,43 +314,36 @@ def fit_a6000() -> list[Line]:
 RANGES = (
     (1, 16), (17, 64), (65, 128), (129, 192), (193, 256), (257, 512), (513, 1024), (1025, 2048),
 )  # fmt: skip
-HELD_BACK = "qwen2.5-32b"
-HELD_BACK_ROWS = (1, 32, 128, 256, 512, 1024, 2048)
-
-
-def median_and_largest(values: Collection[float]) -> list[str]:
-    """Median of the absolute errors, and the largest with its sign."""
-    middle = statistics.median(abs(value) for value in values)
-    return [f"{middle:.1f} %", f"{max(values, key=abs):+.1f} %"]
 
 
 def fit_l20() -> list[Line]:
     fitted = rounded(L20.search())
-    print_ranges(fitted)
+    errors, borrowed = L20.errors(fitted), borrowed_errors()
+    groups = {
+        f"{first}-{last} rows": [errors[rows] for rows in errors if first <= rows <= last]
+        for first, last in RANGES
+    }
+    groups["all"] = list(errors.values())
+    groups |= {f"all, {software}'s constants": own for software, own in borrowed.items()}
+    share = replace(constants("l20", "vllm")[0], compute=fitted.compute)
+    groups["all, vllm's but for compute"] = list(L20.errors(share).values())
+    table = [[name, len(own), *summary(own)] for name, own in groups.items()]
+    print_table(["iterations of", "measured", "median", "p90", "signed"], table, "Errors")
     print_other_constants(fitted)
-    times = zip(HELD_BACK_ROWS, on_an_l20(fitted, HELD_BACK_ROWS, HELD_BACK), strict=True)
-    title = f"Predicted, {HELD_BACK} on one L20 as if it had the memory:"
-    print_table(["rows", "ms"], [[rows, f"{time:.1f}"] for rows, time in times], title)
-    middle, _ = median_and_largest(L20.errors(fitted).values())
     source = "experiments/fit.py: TD-Pipe's iterations of LLaMA-13B; median error there"
-    source += f" {middle}. Attention: the L40S's, vllm"
-    borrowed = print_borrowed(fitted)
-    complaint = "" if borrowed == BORROWED else "configs/constants.py holds other errors: BORROWED"
+    source += f" {summary(groups['all'])[0]}. Attention: the L40S's, vllm"
+    found = {software: round(statistics.median(own), 1) for software, own in borrowed.items()}
+    complaint = "" if found == BORROWED else "configs/constants.py holds other errors: BORROWED"
     return [
         line_of("l20", "td_pipe", replace(fitted, source=source)),
-        (f"BORROWED = {borrowed}", complaint),
+        (f"BORROWED = {found}", complaint),
     ]
 
 
-def print_ranges(fitted: Efficiency) -> None:
-    """By range of rows: these constants, and the A6000's on the same rows."""
-    both = L20.errors(fitted), L20.errors(EFFICIENCY["a6000", "sarathi"])
-    table = []
-    for first, last in (*RANGES, (RANGES[0][0], RANGES[-1][1])):
-        inside = [rows for rows in L20.measured() if first <= rows <= last]
-        cells = [median_and_largest([errors[rows] for rows in inside]) for errors in both]
-        table.append([f"{first}-{last}", len(inside), *cells[0], *cells[1]])
-    print_table(["rows", "measured", "median", "largest", "A6000's: median", "largest"], table)
+def borrowed_errors() -> dict[str, list[float]]:
+    """Errors in % with the constants that the L20 borrows, by the software that they belong to."""
+    found = {software: constants("l20", software)[0] for software in BORROWED}
+    return {software: list(L20.errors(own).values()) for software, own in found.items()}
 
 
 def print_other_constants(fitted: Efficiency) -> None:
@@ -360,32 +356,11 @@ def print_other_constants(fitted: Efficiency) -> None:
         ("no overhead", rounded(fewer.search())),
         ("norms priced", rounded(more.search())),
     ):
-        shares = [f"{y:.3f}" for y in (found.compute, found.memory, found.attention, found.p)]
-        error, _ = median_and_largest(L20.errors(found).values())
-        table.append([what, *shares, f"{1e6 * found.overhead:.1f}", error])
-    header = ["", "compute", "memory", "attention", "p", "overhead, us", "median"]
+        values = [f"{value:.3f}" for value in (found.compute, found.memory, found.p)]
+        errors = summary(list(L20.errors(found).values()))
+        table.append([what, *values, f"{1e6 * found.overhead:.1f}", *errors])
+    header = ["", "compute", "memory", "p", "overhead, us", "median", "p90", "signed"]
     print_table(header, table, "If more or fewer constants were fitted:")
-
-
-def borrowed_errors() -> dict[str, list[float]]:
-    """Errors in % with the constants that the L20 borrows, by the software that they belong to."""
-    found = {software: constants("l20", software)[0] for software in BORROWED}
-    return {software: list(L20.errors(own).values()) for software, own in found.items()}
-
-
-def print_borrowed(fitted: Efficiency) -> dict[str, float]:
-    """What a guess would have said of the L20. Returns the signed medians in %, by software."""
-    own_share = replace(constants("l20", "vllm")[0], compute=fitted.compute)
-    errors = borrowed_errors()
-    medians = {software: statistics.median(own) for software, own in errors.items()}
-    errors["vllm, own compute share"] = list(L20.errors(own_share).values())
-    table = [
-        [what, *median_and_largest(own), f"{statistics.median(own):+.1f} %"]
-        for what, own in errors.items()
-    ]
-    title = "If the L20 borrowed its constants; its own compute share was fitted to these rows:"
-    print_table(["software", "median", "largest", "signed"], table, title)
-    return {software: round(median, 1) for software, median in medians.items()}
 
 
 LEAST_TOKENS = 64  # fewer are shown apart
@@ -457,12 +432,6 @@ def errors_of(
     else:
         times = predicted(kernels, gpu, efficiency)
     return percent(times, [each.seconds for each in kernels])
-
-
-def summary(values: Sequence[float]) -> list[str]:
-    """Median and 90th percentile of the absolute error, and the signed median."""
-    median, p90, _, signed = error_summary([value / 100 for value in values])
-    return [median, p90, signed]
 
 
 def large(kernels: Sequence[Kernel]) -> list[Kernel]:

@@ -112,8 +112,7 @@ def test_the_script_complains_of_other_constants(monkeypatch, capsys) -> None:
     monkeypatch.setattr(fit.Fit, "search", lambda self: replace(L20, p=2.0))
     with pytest.raises(SystemExit, match="other constants of l20, td_pipe"):
         fit.main()
-    printed = capsys.readouterr().out
-    assert '("l20", "td_pipe"): Efficiency(' in printed and "qwen2.5-32b" in printed
+    assert '("l20", "td_pipe"): Efficiency(' in capsys.readouterr().out
 
 
 # ----------------------------------------------------------------------------- TD-Pipe's all-reduce

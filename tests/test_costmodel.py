@@ -164,7 +164,7 @@ def test_the_script_prints_the_constants_in_use(monkeypatch, capsys):
     named = ", ".join(f"{name}={getattr(SARATHI, name)}" for name in fit.A6000.names)
     assert f'("a6000", "sarathi"): Efficiency({named}, source=' in capsys.readouterr().out
     for words, said in (
-        (("--out", "x"), "--out"),
+        (("--out=x",), "--out"),
         (("a600",), "'a600' is not one of a6000, l20, vllm"),
     ):
         monkeypatch.setattr("sys.argv", ["fit.py", *words])
