@@ -363,7 +363,7 @@ def print_other_constants(fitted: Efficiency) -> None:
     print_table(header, table, "If more or fewer constants were fitted:")
 
 
-LEAST_TOKENS = 64  # fewer are shown apart
+LEAST_TOKENS = 64  # fewer are not tested
 CORNERS = (1.0, 1.25, 1.5, 2.0, 3.0)  # among which costmodel.ATTENTION_P is chosen
 
 
@@ -424,13 +424,13 @@ def line_of_reduces(link: str, ways: dict[int, tuple[AllReduce, ...]]) -> Line:
 
 
 def errors_of(
-    kind: str, gpu: str, kernels: Sequence[Kernel], efficiency: Efficiency, ways: dict
+    kernels: Sequence[Kernel], efficiency: Efficiency, ways: dict[int, tuple[AllReduce, ...]]
 ) -> list[float]:
-    """By how much the predictions are too long, in %."""
-    if kind == "all-reduce":
+    """By how many percent these kernels, of one kind and GPU, are predicted too slow."""
+    if kernels[0].kind == "all-reduce":
         times = predicted_reduces(kernels, ways)
     else:
-        times = predicted(kernels, gpu, efficiency)
+        times = predicted(kernels, kernels[0].gpu, efficiency)
     return percent(times, [each.seconds for each in kernels])
 
 
@@ -450,7 +450,7 @@ def fit_vllm(directory: Path | None = None) -> list[Line]:
         for kind, (fitted, tested) in kernels_of(gpu).items():
             sets = [fitted, large(tested)]
             sets += [large(halves(full[kind])[1])] if tables else []
-            errors = [errors_of(kind, gpu, each, efficiency, ways) for each in sets]
+            errors = [errors_of(each, efficiency, ways) for each in sets]
             cells = [summary(each) for each in errors]
             rows.append([gpu, kind, len(sets[1]), *(cell for each in cells for cell in each)])
             medians[kind] = cells[1][0]

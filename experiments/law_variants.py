@@ -25,10 +25,10 @@ from configs import constants
 from configs.constants import Efficiency
 from costmodel import TILE, CostModel, overlapped
 from experiments import fidelity
-from experiments.fit import A6000, LEAST_TOKENS, PARTS, VLLM, Fit, kernels_of, percent
+from experiments.fit import A6000, PARTS, VLLM, Fit, errors_of, kernels_of, large
 from experiments.lib.common import print_table, progress
 from experiments.lib.flags import start
-from experiments.lib.measured_kernels import FOLDERS, predicted
+from experiments.lib.measured_kernels import FOLDERS
 from experiments.lib.rows import Row, Rows
 from experiments.lib.validation import quantile
 
@@ -171,9 +171,7 @@ def of_vllm(part: str, variants: Sequence[Variant]) -> list[Row]:
             found = fitted(variant, VLLM[gpu, part])
             for kind in PARTS[part]:
                 _, tested = kernels_of(gpu)[kind]
-                shown = [each for each in tested if each.tokens >= LEAST_TOKENS]
-                measured = [each.seconds for each in shown]
-                errors = percent(predicted(shown, gpu, found), measured)
+                errors = errors_of(large(tested), found, {})
                 rows.append(row_of(f"vllm, {kind}", variant.what, errors, gpu))
     return rows
 

@@ -296,7 +296,7 @@ def test_medians_on_other_shapes_are_within_their_targets(gpu: str, kernels) -> 
     for kind, own in by_kind(kernels, gpu).items():
         fitted, tested = halves(own)
         assert not {each.shape for each in fitted} & {each.shape for each in tested}
-        errors = fit.errors_of(kind, gpu, fit.large(tested), EFFICIENCY[gpu, "vllm"], ways)
+        errors = fit.errors_of(fit.large(tested), EFFICIENCY[gpu, "vllm"], ways)
         assert statistics.median(map(abs, errors)) < TARGETS[gpu][kind] + DRAW, kind
 
 
