@@ -221,24 +221,19 @@ def choose(start: Callable[[int | None], Engine], budgets: list[int | None], wor
     # first kernels, first pages, compilers: batches of any size, as they end one by one
     warm_up = [(prompt, 3 + number) for number, (prompt, _) in enumerate(work[:BATCH_SIZE])]
     best, seconds = None, {}
-    try:
+    with ExitStack() as started:  # whatever happens, Ctrl-C too: they end
         for budget in budgets:
             engine = start(budget)
+            started.callback(engine.close)
+            engine(warm_up)
+            seconds[budget] = engine(work)[0] if len(budgets) > 1 else 0.0
             loser = engine
-            try:
-                engine(warm_up)
-                if len(budgets) > 1:
-                    seconds[budget] = engine(work)[0]
-                if len(budgets) == 1 or seconds[budget] == min(seconds.values()):
-                    best, loser = engine, best
-            finally:
-                if loser is not None:
-                    loser.close()
-    except BaseException:  # Ctrl-C, too
-        if best is not None:
-            best.close()
-        raise
-    if seconds:
+            if seconds[budget] == min(seconds.values()):
+                best, loser = engine, best
+            if loser is not None:
+                loser.close()
+        started.pop_all()
+    if len(seconds) > 1:
         tried = ", ".join(f"{budget}: {value:.2f} s" for budget, value in seconds.items())
         print(f"token budgets tried by {best.version}: {tried}", flush=True)
     return best

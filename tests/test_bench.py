@@ -120,6 +120,31 @@ def test_a_peer_runs_in_an_environment_without_our_packages(tmp_path: Path) -> N
     peer.close()
 
 
+def test_the_fastest_budget_stays_and_all_others_end() -> None:
+    class Engine:
+        version = "an engine"
+
+        def __init__(self, budget: int):
+            self.budget, self.ended = budget, False
+            engines.append(self)
+
+        def __call__(self, work: list) -> tuple[float, list]:
+            if self.budget == 0:
+                raise KeyboardInterrupt
+            return {128: 3.0, 256: 1.0, 512: 2.0}[self.budget], []
+
+        def close(self) -> None:
+            self.ended = True
+
+    engines: list[Engine] = []
+    assert bench.choose(Engine, [128, 256, 512], [([1], 1)]).budget == 256
+    assert [each.ended for each in engines] == [True, False, True]
+    engines.clear()
+    with pytest.raises(KeyboardInterrupt):
+        bench.choose(Engine, [128, 0, 256], [([1], 1)])
+    assert [each.ended for each in engines] == [True, True]
+
+
 def test_a_machine_without_packed_linears(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "can_pack", lambda device, dtype: False)
     machine = measure_machine(LLM("demo", dtype="float32", device="cpu"), repeats=1)

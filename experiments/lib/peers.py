@@ -323,12 +323,14 @@ class Process:
     """Another program, with all processes that it starts. Raises UserError if it cannot start.
 
     It has a session of its own: Ctrl-C does not reach it, and all of it can be ended at once.
+    patience: s in which it may end by itself.
     """
 
     def __init__(
-        self, name: str, command: list[str], environment: dict[str, str] | None = None, **pipes: int
-    ):
-        self.name = name
+        self, name: str, command: list[str], environment: dict[str, str] | None = None,
+        patience: float = 0.0, **pipes: int,
+    ):  # fmt: skip
+        self.name, self.patience = name, patience
         text = {"encoding": "utf-8", "errors": "replace"}
         self.log = tempfile.TemporaryFile("w+", **text)  # noqa: SIM115 (open as long as it runs)
         files = {"stdin": subprocess.DEVNULL, "stdout": self.log, "stderr": self.log} | pipes
@@ -345,13 +347,15 @@ class Process:
         said = (self.log.read().strip().splitlines() or ["it said nothing"])[-1]
         return user_error(f"{self.name} {what}: {said.strip()}")
 
-    def close(self, patience: float = 0.0) -> None:
-        """End it now, even in the midst of its work. patience: s in which it may end by itself."""
+    def close(self) -> None:
+        """End it now, even in the midst of its work; or once more, which does nothing."""
+        if self.log.closed:
+            return
         try:
-            if patience:
+            if self.patience:
                 self.process.terminate()
                 with suppress(subprocess.TimeoutExpired):
-                    self.process.wait(patience)
+                    self.process.wait(self.patience)
         finally:  # after a second Ctrl-C, too
             with suppress(ProcessLookupError, PermissionError):  # nobody is left
                 if hasattr(os, "killpg"):
@@ -407,11 +411,8 @@ class Peer(Process):
 @contextmanager
 def http_client() -> Iterator[Callable[..., dict]]:
     """Asks a server from a process of its own: port, bodies and perhaps arrivals -> what came."""
-    peer = Peer("the client", "http", "client")
-    try:
+    with closing(Peer("the client", "http", "client")) as peer:
         yield lambda port, bodies, **more: peer.ask({"port": port, "bodies": bodies} | more)
-    finally:
-        peer.close()
 
 
 PATIENCE = 300.0  # s, for a server to begin
@@ -446,16 +447,13 @@ def served(
 
     Raises UserError with the last line that it has said, if it ends, or does not answer in time.
     """
-    server = Process(name, command, environment)
-    try:
+    with closing(Process(name, command, environment, LAST_WORDS)) as server:
         deadline = time.monotonic() + PATIENCE
         while not answers(port):
             if server.process.poll() is not None or time.monotonic() > deadline:
                 raise server.complaint("does not answer")
             time.sleep(0.25)
         yield Server(name, port)
-    finally:
-        server.close(LAST_WORDS)
 
 
 if __name__ == "__main__":
