@@ -288,12 +288,12 @@ def draw(rows: Rows) -> plt.Figure:
 
 
 def peak_at_balance(rows: Rows) -> list[Finding]:
-    """Of the P:D of each curve, the largest gain is at the one nearest to C/(B-1)."""
+    """Of the P:D of each curve, the largest gain is at the one nearest to the balance."""
     findings = []
     for curve in curves(rows):
         row = curve[0]
         ratio = row["C"] / (row["B"] - 1)
-        nearest = min(curve, key=lambda row: abs(row["PD"] - ratio))
+        nearest = min(curve, key=lambda row: abs(row["PD"] - (ratio - 1)))
         best = max(curve, key=lambda row: row["gain"])
         gains, places = (
             ", ".join(f"{value:.3g}" for value in curve.column(name)) for name in ("gain", "PD")

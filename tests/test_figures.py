@@ -23,12 +23,11 @@ from costmodel import CostModel, make_batch
 from engine import LLM
 from experiments import fidelity, fig6, studies
 from experiments.lib.common import Point, curves, paper_numbers, with_kept, write_csv
-from experiments.lib.engines import Real
+from experiments.lib.engines import Priced, Real, gain
 from experiments.lib.flags import MEASURE, ScriptParser
-from experiments.lib.measuring import Run as MeasuredRun
-from experiments.lib.measuring import load_llm, measured_gains, time_batches
+from experiments.lib.measuring import load_llm, time_batches
 from experiments.lib.rows import make_directory, read_results, read_rows
-from experiments.lib.steady import Workload, balance, predicted_gain
+from experiments.lib.steady import Workload, balance
 from fast.cuda import gathered
 from fast.graphs import GraphExecutor, Graphs
 from loading import checkpoint
@@ -104,11 +103,8 @@ def check_files(out: Path, name: str) -> None:
     else:
         assert list(rows[0]) == columns
         assert {row["figure"] for row in rows} == {name}
-    states_none = name in STUDIES and not STUDIES[name].paper
-    states_none |= name in ("serve_stalls", "serve_latency")
-    assert {row["source"] for row in rows} == (
-        {"predicted"} if states_none else {"paper", "predicted"}
-    )
+    stated = name == "fig6" or name not in STUDIES or STUDIES[name].paper  # fig6: a rule
+    assert {row["source"] for row in rows} == {"predicted", *(["paper"] if stated else [])}
     assert {row["model"] for row in rows} <= {*configs.MODELS, "any model", "four models"}
     assert {row["hardware"].split(" x ")[-1] for row in rows} <= {*configs.GPUS, "any hardware"}
 
@@ -169,18 +165,20 @@ def predicted(out: Path, name: str) -> dict[str, list[Point]]:
     return curves(read_results(out / f"{name}.csv"), "predicted")
 
 
+A6000 = Priced("llama-13b", "a6000")
+
+
 def test_orca_at_its_best_gains_as_sarathi_with_long_chunks() -> None:
-    best = predicted_gain(Workload(1024, 18, 40, staggered=True), "orca")
+    best = gain(A6000, Workload(1024, 18, 40, staggered=True), "orca", 1)
     assert best == pytest.approx(
-        predicted_gain(Workload(1024, 18, 40), "sarathi", 1024 + 18), rel=1e-6
+        gain(A6000, Workload(1024, 18, 40), "sarathi", 1024 + 18), rel=1e-6
     )
 
 
 def test_the_gain_peaks_at_the_balance() -> None:
     middle = balance(256, 18)
     gains = [
-        predicted_gain(Workload(1024, 18, factor * middle), "sarathi", 256)
-        for factor in (0.7, 1, 1.5)
+        gain(A6000, Workload(1024, 18, factor * middle), "sarathi", 256) for factor in (0.7, 1, 1.5)
     ]
     assert gains[1] == max(gains)
 
@@ -446,11 +444,14 @@ def test_a_large_model_on_a_cpu_is_said_before_it_is_loaded(
     assert len(lines) == (said is not None) and (not said or lines[0].startswith(said))
 
 
-def test_measured_gains_alternate_with_the_baseline(tiny: str) -> None:
+def test_gains_alternate_with_the_baseline(tiny: str) -> None:
     llm = LLM(tiny, max_batch_size=3, max_length=65, dtype="float32", device="cpu")
-    run = MeasuredRun(Workload(64, 3, 7, staggered=True), "orca", 1)
-    middle, low, high = measured_gains(llm, [run], 2)[run]
-    assert 0 < low <= middle <= high
+
+    def orca(engine: Real, B: int) -> dict[str, float]:
+        return {"gain": gain(engine, Workload(64, B, 7, staggered=True), "orca", 1)}
+
+    ((row,),) = Real(llm, 2).rows(orca, [{"B": 3}])
+    assert 0 < row["gain lowest"] < row["gain"] < row["gain highest"]
 
 
 # ------------------------------------------------------------------------------------------ flags
@@ -493,7 +494,7 @@ def test_a_file_in_the_way_is_one_line(
     assert ended.value.code == 2 and said.out == ""
     assert len(said.err.splitlines()) == 1
     known = f"{path} is there and holds no results"  # it looks like a table of ours
-    foreign = f"{str(path)!r} is there, and without a mark of this project"
+    foreign = f"{str(path)!r} is there, without a mark of this project"
     assert known in said.err or (foreign in said.err and text.startswith("a,b"))
     assert list(tmp_path.iterdir()) == [path] and path.read_text(encoding="utf-8") == text
 

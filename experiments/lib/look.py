@@ -95,20 +95,9 @@ def sources(points: Iterable[Point]) -> list[str]:
     return [source for source in ("predicted", "measured") if source in found]
 
 
-def source_title(points: Iterable[Point], source: str, place: str) -> str:
-    """A panel's title. place: model and GPU of what is predicted."""
-    return f"predicted: {place}" if source == "predicted" else measured_title(points)
-
-
 def plot_points(axes: plt.Axes, curve: Sequence[Point], **style: object) -> None:
     """The points of one series as a line; style: what matplotlib's `plot` takes."""
     axes.plot([point.x for point in curve], [point.y for point in curve], **style)
-
-
-def plot_curves(axes: plt.Axes, curves: Mapping[str, Sequence[Point]]) -> None:
-    """Curves by their label, each with a colour and a marker of its own."""
-    for (label, curve), (colour, marker) in zip(curves.items(), SERIES, strict=False):
-        plot_points(axes, curve, color=colour, marker=marker, label=label)
 
 
 def shade_spread(

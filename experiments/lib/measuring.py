@@ -10,14 +10,14 @@ and what they predict must run where torch is not installed.
 import argparse
 import statistics
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from batch import Batch, Request
 from costmodel import make_batch
 from experiments.lib.common import SPREAD, Record, progress
-from experiments.lib.steady import Workload, balance, first_period, split, tokens_per_second
+from experiments.lib.steady import Workload, balance, first_period, split
 from loop import Result
 from serving.calibration import cost_here, this_machine
 from timeline import Trace
@@ -147,14 +147,6 @@ def time_batches(
     ]
 
 
-def time_operators(
-    llm: "LLM", batches: Mapping[Hashable, Batch], repeats: int
-) -> dict[Hashable, dict[str, float]]:
-    """The median seconds of each operator, by the batches' names; see `time_batches`."""
-    results = time_batches(llm, list(batches.values()), repeats, operators=True)
-    return {name: result.operators for name, result in zip(batches, results, strict=True)}
-
-
 # ---------------------------------------------------------------------------------- whole workloads
 
 
@@ -200,39 +192,6 @@ def measured_trace(
         if len(llm.trace.finished) >= last:
             break
     return llm.trace
-
-
-@dataclass(frozen=True)
-class Run:
-    """One measurement that `measured_gains` compares with the baseline on the same lengths."""
-
-    work: Workload
-    policy: str
-    chunk_size: int
-
-
-def measured_gains(
-    llm: "LLM", runs: Sequence[Run], repeats: int
-) -> dict[Run, tuple[float, float, float]]:
-    """Throughput over the baseline's: median, smallest and largest of `repeats` pairs.
-
-    The pairs alternate on one model instance.
-    """
-    baselines = {entry: Run(replace(entry.work, staggered=False), "baseline", 1) for entry in runs}
-    plan = []
-    for baseline in dict.fromkeys(baselines.values()):
-        plan += repeats * [baseline, *[entry for entry in runs if baselines[entry] == baseline]]
-    seen: dict[Run, list[float]] = {}
-    warm_up(llm)
-    for entry in progress(plan, "measuring"):
-        trace = measured_trace(llm, entry.work, entry.policy, entry.chunk_size)
-        seen.setdefault(entry, []).append(
-            tokens_per_second(trace, entry.work.length, *first_period(entry.work, entry.policy))
-        )
-    return {
-        entry: median_ratio(list(zip(seen[entry], seen[baseline], strict=True)))
-        for entry, baseline in baselines.items()
-    }
 
 
 def median_ratio(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:

@@ -65,14 +65,6 @@ def predicted_throughput(
     return tokens_per_second(trace, work.length, 2 * work.batch_size, 4 * work.batch_size)
 
 
-def predicted_gain(
-    work: Workload, policy: str, chunk_size: int = 256, model: str = "llama-13b", gpu: str = "a6000"
-) -> float:
-    """Throughput over the baseline's."""
-    baseline = predicted_throughput(work, "baseline", 1, model, gpu)
-    return predicted_throughput(work, policy, chunk_size, model, gpu) / baseline
-
-
 class OperatorCostExecutor(CostExecutor):
     """A `CostExecutor` that also tells the seconds of each operator: slower."""
 
