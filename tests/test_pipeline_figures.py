@@ -18,7 +18,7 @@ FEW = ("--requests", "200", "--table-requests", "100")
 def call(module, *flags: str) -> None:
     arguments, sys.argv = sys.argv, [f"{module.__name__}.py", *flags]
     try:
-        run_main(module.STUDY.run)
+        run_main(module.main if hasattr(module, "main") else module.STUDY.run)
     finally:
         sys.argv = arguments
 
