@@ -37,13 +37,13 @@ from experiments.lib.common import ROOT, Point, curves, three_digits
 from experiments.lib.flags import start
 from experiments.lib.rows import SOURCES, Numbers, read_results, read_rows
 
+STUDIES = studies()
 # They take minutes, or need a compiler and transformers: without --slow the gallery shows the
 # results that are there.
-SLOW = {"serve_pipelines", "td_throughput", "td_options", "segment_operators"}
+SLOW = {"segment_operators"} | {name for name, study in STUDIES.items() if study.slow}
 # they only measure: minutes
 MEASURED = {"validate", "validate_pipeline", "bench_beams", "serve_peer"}
 LONG = {"serve_capacity", "fig12"}  # these take most of the time, so they start first
-NEED_TORCH = {"fig6"}  # it draws the masks that attention uses
 # the paper's B, where the memory formula alone would take more
 FLAGS = {"choose_chunk": ["--max-batch-size", "18"]}
 
@@ -186,7 +186,7 @@ def shown(out: Path) -> list[str]:
 def draw_kept(out: Path) -> None:
     """Draw the results that are there without a picture: those of a script that did not run."""
     look.use_style()
-    for name, study in studies().items():
+    for name, study in STUDIES.items():
         path = out / f"{name}.png"
         if name in captions() and path.with_suffix(".csv").exists() and not path.exists():
             look.save_figure(study.picture(read_rows(path.with_suffix(".csv"))), path)
@@ -364,7 +364,8 @@ def main() -> None:
     left_out = {}
     if find_spec("torch") is None:
         left_out |= dict.fromkeys(
-            NEED_TORCH, "it needs torch: make install, or pip install -r requirements.txt"
+            [name for name, study in STUDIES.items() if study.torch],
+            "it needs torch: make install, or pip install -r requirements.txt",
         )
     left_out |= dict.fromkeys(sorted(MEASURED), "it measures this machine: run it by itself")
     if not options.slow:
