@@ -33,7 +33,6 @@ from command.flags import Flag
 from configs import GPU, GPUS, LINKS, MODELS, ModelConfig
 from costmodel import SOFTWARE, TILE, CostModel, constants, make_batch, tokens_that_fit
 from experiments.lib.common import run_jobs
-from experiments.lib.figure import finish
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
 from experiments.lib.flags import WRITES, ScriptParser, make_directory
 from experiments.lib.papers import ARXIV, CHAT
@@ -41,12 +40,13 @@ from experiments.lib.plan_report import (
     NAME,
     draw,
     hardware_of,
-    points_of,
     print_answer,
     print_engines,
     print_tables,
     rounded,
+    rows_of,
 )
+from experiments.lib.study import finish
 from loading.config_json import load_config
 from serving.calibration import BATCH_SIZE, LENGTH, RESULTS, CalibratedModel, Calibration
 from serving.capacity import CONTEXT, DECODES, STRICT, percentile
@@ -356,8 +356,7 @@ def main() -> None:
     loads = latencies(plan)
     print_tables(plan, loads)
     print_engines(options, plan)
-    software = {} if options.gpu_spec else {replica.cost.gpu.name: options.software or "vllm"}
-    finish(options, NAME, points_of(plan), lambda: draw(plan, loads), software)
+    finish(options.out / f"{NAME}.csv", rows_of(plan), lambda rows: draw(plan, loads))
     print(f"in {time.monotonic() - begin:.0f} s")
 
 

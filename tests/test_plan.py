@@ -28,8 +28,8 @@ from batch import Request
 from command.checks import UserError
 from configs import GPUS, MODELS
 from costmodel import CostModel, tokens_that_fit
-from experiments.lib.common import read_csv
-from experiments.lib.plan_report import print_engines, rounded, who_holds
+from experiments.lib.plan_report import ROUGHLY, print_engines, rounded, who_holds
+from experiments.lib.rows import read_rows
 from serving import comparison
 from serving.capacity import Load, capacity, largest_rate, settled_capacity, worst_iteration
 from serving.comparison import ROUGH, Demand, Plan, Question, too_strict
@@ -480,15 +480,16 @@ def test_a_small_plan(tmp_path: Path, llama: Path) -> None:
     ):  # fmt: skip
         assert words in said, words
     assert "error" in said, "of the constants, on public measurements"
-    points = read_csv(tmp_path / "plan.csv")
-    found = {point.series: point.y for point in points}
-    assert found["capacity, TP1"] > 0 and found["layout TP2"] > found["layout TP1"]
-    assert {"priority, to 5 %", "sarathi_serve, to 5 %", "P99 TBT", "P90 TTFT"} <= set(found)
+    rows = read_rows(tmp_path / "plan.csv")
+    assert rows.one("capacity", layout="TP1") > 0
+    assert rows.one(ROUGHLY, layout="TP2") > rows.one(ROUGHLY, layout="TP1")
+    assert {"priority", "sarathi_serve"} <= set(rows.column("policy"))
+    assert rows.where("rate", "P99 TBT", "P90 TTFT")
     assert (tmp_path / "plan.png").exists()
     assert "Few: an interval from 64 requests" in said
     assert re.search(r"you expect +9\.00 requests/s: \d+ replicas? of TP1", said)
     assert "assumed        Poisson arrivals; replicas share requests evenly" in said
-    assert found["you expect, mean"] == 9
+    assert rows.one("mean rate", who="you expect") == 9
 
 
 @pytest.mark.slow
@@ -500,11 +501,10 @@ def test_the_plan_of_the_conversation_trace(tmp_path: Path, llama: Path) -> None
     done = call(plan, *flags, "--tbt-slo", 50, "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     print(done.stdout, f"{time.process_time() - begin:.0f} s of this process")
-    found = {point.series: point for point in read_csv(tmp_path / "plan.csv")}
-    best = found[f"capacity, TP{tp}"]
+    (best,) = read_rows(tmp_path / "plan.csv").where("capacity", layout=f"TP{tp}")
     of, traffic = replica(llama, gpu, tp), Traffic.of("trace", population())
-    assert SLO.met(load_at(of, traffic, int(best.x), best.y))
-    assert not SLO.met(load_at(of, traffic, int(best.x), best.y, 1.1))
+    assert SLO.met(load_at(of, traffic, best["C"], best["capacity"]))
+    assert not SLO.met(load_at(of, traffic, best["C"], best["capacity"], 1.1))
 
 
 # ------------------------------------------------------------------------------------- mistakes
@@ -584,19 +584,18 @@ def test_500_malformed_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_the_document_has_the_results() -> None:
     """What it shows as printed is what results/plan.csv holds."""
     document = (ROOT / "docs" / "planner.md").read_text(encoding="utf-8")
-    points = read_csv(ROOT / "results" / "plan.csv")
-    (best,) = [point for point in points if point.series.startswith("capacity, TP")]
-    assert f"token budget   C = {best.x:.0f}\n" in document
-    assert f"At C = {best.x:.0f}, an iteration is just short enough" in document
-    assert f"{rounded(best.y)} requests/s a replica" in document
-    own = {point.series: rounded(point.y) for point in points if "your trace" in point.series}
-    mean, busiest = own["your trace, mean"], own["your trace, busiest minute"]
+    rows = read_rows(ROOT / "results" / "plan.csv")
+    (best,) = rows.where("capacity", "layout")
+    assert f"token budget   C = {best['C']}\n" in document
+    assert f"At C = {best['C']}, an iteration is just short enough" in document
+    assert f"{rounded(best['capacity'])} requests/s a replica" in document
+    (own,) = rows.where(who="your trace")
+    mean, busiest = rounded(own["mean rate"]), rounded(own["busiest minute"])
     assert f"your trace     {mean} requests/s (busiest minute {busiest}/s): 1 replica" in document
-    draws = [point.y for point in points if point.series == "capacity, other samples"]
+    draws = rows.where("sample").column("capacity")
     low, high = rounded(min(draws)), rounded(max(draws))
     assert f"{len(draws)} other samples: {low} to {high}\n" in document
-    for point in points:
-        layout = point.series.removeprefix("layout ")
-        if layout != point.series:
-            line = next(line for line in document.splitlines() if line.startswith(f"{layout} "))
-            assert line.split()[2:4] == [f"{point.x:.0f}", rounded(point.y)], line
+    for row in rows.where("layout", ROUGHLY):
+        layout = row["layout"]
+        line = next(line for line in document.splitlines() if line.startswith(f"{layout} "))
+        assert line.split()[2:4] == [str(row["C"]), rounded(row[ROUGHLY])], line

@@ -9,14 +9,18 @@ from collections.abc import Sequence
 import matplotlib.pyplot as plt
 
 from configs import MODELS
-from experiments.lib.common import Record, print_table, three_digits
+from experiments.lib.common import print_table, three_digits
 from experiments.lib.look import COLOURS, labelled_bars, panels
 from experiments.lib.papers import LOOKS, looks_of
+from experiments.lib.rows import Rows
 from serving.calibration import CalibratedModel
 from serving.comparison import OURS, Demand, Plan
 from serving.planner import Replica, engine_flags
 
 NAME = "plan"
+ROUGHLY = "capacity to 5 %"
+UNITS = dict.fromkeys(("SLO", "P99 TBT", "P90 TTFT"), "s")
+UNITS |= dict.fromkeys(("capacity", ROUGHLY, "mean rate", "busiest minute"), "requests/s")
 
 
 def rounded(rate: float) -> str:
@@ -182,25 +186,27 @@ def draw(plan: Plan, loads: Sequence[Sequence[float]]) -> plt.Figure:
     return figure
 
 
-def points_of(plan: Plan) -> Record:
-    """Rows of plan.csv."""
-    record = Record(NAME, plan.replica.cost.model.name, hardware_of(plan.replica))
-    record.add("SLO, P99 TBT", plan.question.slo.tbt, "s")
-    record.add(f"capacity, {plan.replica.layout}", plan.best.rate, "requests/s", plan.best.budget,
-               "C")  # fmt: skip
-    for demand in plan.question.demands:
-        record.add(f"{demand.who}, mean", demand.rate, "requests/s")
+def rows_of(plan: Plan) -> Rows:
+    """Of plan.csv: the answer, loads to hold, other samples, what it is compared with, latencies.
+
+    C is 0 where a policy reads no budget. rate: requests per second.
+    """
+    best, question, model = plan.best, plan.question, plan.replica.cost.model.name
+    where = {"source": "predicted", "model": model, "hardware": hardware_of(plan.replica)}
+    answer = {"layout": plan.replica.layout, "C": best.budget, "capacity": best.rate}
+    rows = Rows([where | answer | {"SLO": question.slo.tbt}], UNITS)
+    for demand in question.demands:
+        rows.add(who=demand.who, **{"mean rate": demand.rate})
         if demand.busiest:
-            record.add(f"{demand.who}, busiest minute", demand.busiest, "requests/s")
+            rows[-1]["busiest minute"] = demand.busiest
     for number, rate in enumerate(plan.draws):
-        record.add("capacity, other samples", rate, "requests/s", number, "sample")
+        rows.add(sample=number, capacity=rate)
     for name, curve in plan.curves.items():
         for budget, found in curve.items():
-            record.add(f"{name}, to 5 %", found.rate, "requests/s", budget, "C")
+            rows.add(policy=name, C=budget, **{ROUGHLY: found.rate})
     for place, found in plan.layouts.items():
-        layout = plan.question.replicas[place].layout
-        record.add(f"layout {layout}", found.rate, "requests/s", found.budget, "C")
-    for rate, load in sorted(plan.best.loads.items()):
-        record.add("P99 TBT", load.p99_tbt, "s", rate, "requests/s")
-        record.add("P90 TTFT", load.p90_ttft, "s", rate, "requests/s")
-    return record
+        layout = question.replicas[place].layout
+        rows.add(layout=layout, C=found.budget, **{ROUGHLY: found.rate})
+    for rate, load in sorted(best.loads.items()):
+        rows.add(rate=rate, **{"P99 TBT": load.p99_tbt, "P90 TTFT": load.p90_ttft})
+    return rows
