@@ -26,8 +26,8 @@ import enter  # noqa: F401
 import fast.first  # before torch  # noqa: F401
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import replace
+import statistics
+from collections.abc import Mapping
 
 import matplotlib.pyplot as plt
 import torch
@@ -37,15 +37,23 @@ from command.cli import run_main
 from command.flags import Flag
 from configs import MODELS, ModelConfig
 from experiments.lib import beam_engines, common, look, segment
-from experiments.lib.beam_cases import TOKENS, Case, Row, points_of, rows_of, with_earlier
 from experiments.lib.beam_engines import ENGINES, Engines, Search, Seen, started
-from experiments.lib.common import SPREAD, Point, three_digits
+from experiments.lib.common import three_digits
+from experiments.lib.engines import middle
 from experiments.lib.flags import start
 from experiments.lib.measuring import this_machine
+from experiments.lib.rows import Row, Rows, read_rows, spread, with_kept
 from experiments.lib.segment import OURS
+from experiments.lib.study import finish
 from loading.device import choose_dtype
 
 NAME = "bench_beams"
+TOKENS = {"first token": 1, "next token": 1e3}  # what is timed: its units in a second
+NARROW = "BW 1"
+UNITS = {"first token": "s", "next token": "ms"}
+UNITS |= {f"{what} over {other}": "x" for what in TOKENS for other in (OURS, NARROW)}
+UNITS |= {"throughput": "tokens/s", "peak": "MB"}
+CASE = ("P", "BS", "BW", "R")  # an engine that stops before R has "steps", too
 TARGETS = {  # what is timed, and another engine: its time over ours, at least
     ("first token", "transformers"): 6,
     ("next token", "transformers"): 7,
@@ -54,93 +62,133 @@ TARGETS = {  # what is timed, and another engine: its time over ours, at least
 WIDER = 1.5  # width 4 over width 1, at most
 
 
-def run_case(engines: Engines, case: Case, repeats: int) -> dict[str, tuple[Case, Seen]]:
-    """By label: the engines at the width, and the first of them alone at width 1 (batch 1)."""
-    cases = {name: (name, case) for name in engines.peers}
-    if case.batch_size == 1 and case.beam_width > 1 and OURS in engines.peers:
-        cases[f"{OURS}, BW 1"] = OURS, replace(case, beam_width=1)
+def run_case(engines: Engines, case: Row, fewer: Mapping[str, int], repeats: int) -> list[Row]:
+    """Of the engines at the width, and of the first of them alone at width 1 (batch 1).
+
+    fewer: engine -> output tokens after which it stops.
+    """
+    cases = {way: case | {"way": way} for way in engines.peers}
+    if case["BS"] == 1 and case["BW"] > 1 and OURS in engines.peers:
+        cases[NARROW] = case | {"way": OURS, "BW": 1}
+    for each in cases.values():
+        if (steps := fewer.get(each["way"], case["R"])) < case["R"]:
+            each["steps"] = steps
     searches = {
-        label: Search(name, each.batch_size, each.prompt, each.beam_width, each.steps(name))
-        for label, (name, each) in cases.items()
+        label: Search(each["way"], each["BS"], each["P"], each["BW"], each.get("steps", each["R"]))
+        for label, each in cases.items()
     }
     seen = engines.ask(searches, repeats)
-    same = [name for name in engines.peers if name != OURS and case.steps(name) == case.response]
+    same = [way for way in engines.peers if way != OURS and "steps" not in cases[way]]
     if OURS in seen and same:
         equal = beam_engines.equal_tokens(seen, same)
         print(f"best sequences equal to {OURS}'s: {equal}", flush=True)
-    return {label: (each, seen[label]) for label, (_, each) in cases.items()}
+    return [row_of(each, seen[label], others(label, seen)) for label, each in cases.items()]
+
+
+def others(label: str, seen: Mapping[str, Seen]) -> dict[str, Seen]:
+    """What a case is divided by: ours at width 1 for ours, nothing for that, else ours."""
+    name = {OURS: NARROW, NARROW: ""}.get(label, OURS)
+    return {name: seen[name]} if name in seen else {}
+
+
+def row_of(case: Row, seen: Seen, others: Mapping[str, Seen]) -> Row:
+    """Times, throughput, peak, and ratios to the turns of others, each the median of its turns."""
+    turns: dict[str, list[float]] = {}
+    for what, scale in TOKENS.items():
+        times = seen.times(what)
+        turns[what] = [scale * seconds for seconds in times]
+        for name, other in others.items():
+            pairs = zip(times, other.times(what), strict=True)
+            turns[f"{what} over {name}"] = [mine / theirs for mine, theirs in pairs]
+    each = zip(*turns.values(), strict=True)
+    row = case | middle([dict(zip(turns, turn, strict=True)) for turn in each])
+    row["throughput"] = seen.throughput(case["BS"], case["R"])
+    if seen.peak:
+        row["peak"] = statistics.median(seen.peak) / 1e6
+    return row
+
+
+def in_order(rows: Rows) -> Rows:
+    """By case, in the order of the engines."""
+
+    def place(row: Row) -> tuple:
+        case = row["R"], row["P"], row["BS"], -row["BW"]
+        return row["hardware"], *case, ENGINES.index(row["way"])
+
+    return Rows(sorted(rows, key=place), rows.units)
 
 
 def cells_of(row: Row, width: int) -> list[object]:
     """A line of the table; width: the largest, which needs no name."""
-    case, values = row.case, row.values
-    narrow = "" if case.beam_width == width else f", BW {case.beam_width}"
-    cells = [case.prompt, case.batch_size, f"{row.engine}{narrow}" + ("*" if case.fewer else "")]
+    narrow = "" if row["BW"] == width else f", BW {row['BW']}"
+    cells = [row["P"], row["BS"], f"{row['way']}{narrow}" + ("*" if "steps" in row else "")]
     for what in TOKENS:
         digits = 2 if what == "first token" else 0  # s; ms
-        low, high = (f"{values[f'{what}{end}']:.{digits}f}" for end in SPREAD)
-        cells += [three_digits(values[what]), f"{low}-{high}"]
-    cells.append(three_digits(values["tokens/s"]))
-    cells.append(f"{values['peak']:.0f}" if "peak" in values else "-")
-    ratios = [values.get(f"{what} over {OURS}'s") for what in TOKENS]
+        low, high = (f"{value:.{digits}f}" for value in spread(row, what))
+        cells += [three_digits(row[what]), f"{low}-{high}"]
+    cells.append(three_digits(row["throughput"]))
+    cells.append(f"{row['peak']:.0f}" if "peak" in row else "-")
+    ratios = [row.get(f"{what} over {OURS}") for what in TOKENS]
     return cells + ["-" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
 
 
-def print_rows(rows: Sequence[Row]) -> None:
-    width = max(row.case.beam_width for row in rows)
+def print_rows(rows: Rows) -> None:
+    width = max(rows.column("BW"))
     header = ["P", "BS", "engine", "first s", "range", "next ms", "range", "tok/s", "MB"]
     header += ["first x", "next x"]
-    for hardware in dict.fromkeys(row.hardware for row in rows):
-        own = [cells_of(row, width) for row in rows if row.hardware == hardware]
-        common.print_table(header, own, f"{hardware}; BW = {width}")
+    for hardware, own in rows.by("hardware").items():
+        common.print_table(
+            header, [cells_of(row, width) for row in own], f"{hardware}; BW = {width}"
+        )
     print(f"\nP: prompt tokens. x: its time / that of {OURS}, median of pairs. tok/s: formula (4).")
-    for case in [row.case for row in rows]:
-        for engine, steps in case.fewer:
-            where = f"(P = {case.prompt}, BS = {case.batch_size})"
-            stopped = f"{engine} stopped after {steps} of {case.response} tokens"
-            print(f"* {stopped} {where}: its mean is over those.")
+    for row in rows.where("steps"):
+        stopped = f"{row['way']} stopped after {row['steps']} of {row['R']} tokens"
+        print(f"* {stopped} (P = {row['P']}, BS = {row['BS']}): its mean is over those.")
 
 
-def print_targets(rows: Sequence[Row]) -> None:
+def print_targets(rows: Rows) -> None:
     """What we aimed at, and what was found: also in cases that the targets were not set for."""
     print("targets: set for BS = 8 in bfloat16; that of the width, for BS = 1")
     for row in rows:
-        dtype = row.hardware.rsplit(", ", 1)[-1]
-        where = f"{dtype}, prompt {row.case.prompt}, BS {row.case.batch_size}"
+        dtype = row["hardware"].rsplit(", ", 1)[-1]
+        where = f"{dtype}, prompt {row['P']}, BS {row['BS']}"
         for (what, engine), least in TARGETS.items():
-            found = row.values.get(f"{what} over {OURS}'s")
-            if row.engine == engine and found is not None and row.case.beam_width > 1:
+            found = row.get(f"{what} over {OURS}")
+            if row["way"] == engine and found is not None and row["BW"] > 1:
                 verdict = "reached" if found >= least else f"missed by {least / found:.2f}x"
                 print(f"{where}: {what}, {engine} / {OURS} {found:.2f}x; target {least}: {verdict}")
-        for what, found in row.values.items():
-            if what.startswith("next token of BW") and not what.endswith(SPREAD):
-                verdict = "reached" if found <= WIDER else f"missed by {found / WIDER:.2f}x"
-                print(f"{where}: {what}: {found:.2f}x; target at most {WIDER}: {verdict}")
+        found = row.get(f"next token over {NARROW}")
+        if found is not None:
+            verdict = "reached" if found <= WIDER else f"missed by {found / WIDER:.2f}x"
+            what = f"next token of BW {row['BW']} over {NARROW}"
+            print(f"{where}: {what}: {found:.2f}x; target at most {WIDER}: {verdict}")
 
 
-def draw_panel(axes: plt.Axes, rows: Sequence[Row], what: str) -> None:
-    """Bars by case, one for each engine. rows: of one machine and dtype, at the largest width."""
-    heights = {(replace(row.case, fewer=()), row.engine): row.values[what] for row in rows}
+def draw_panel(axes: plt.Axes, rows: Rows, what: str) -> None:
+    """Bars by case, one for each engine. rows: of one machine and dtype."""
+    cases = rows.by(*CASE)
+    heights = {(case, row["way"]): row[what] for case, own in cases.items() for row in own}
     labels = {key: three_digits(y).rstrip(".") for key, y in heights.items()}
-    groups = {case: f"prompt {case.prompt}\nBS = {case.batch_size}" for case, _ in heights}
+    groups = {case: f"prompt {case[0]}\nBS = {case[1]}" for case in cases}
     segment.draw_ways(axes, groups, heights, labels)
     axes.set_ylim(min(heights.values()) / 2, 3 * max(heights.values()))  # room for the legend
     segment.plain_log(axes)
-    axes.set_ylabel(f"{what} ({TOKENS[what][1]})")
+    axes.set_ylabel(f"{what} ({UNITS[what]})")
 
 
-def draw(rows: Sequence[Row]) -> plt.Figure:
+def draw(rows: Rows) -> plt.Figure:
     """A column for each dtype of the newest machine."""
-    kinds = list(dict.fromkeys(row.hardware for row in rows))
+    machine = rows[-1]["hardware"].rsplit(", ", 1)[0]
+    rows = in_order(rows.where(model=rows[-1]["model"]))
+    kinds = [where for where in rows.by("hardware") if where.rsplit(", ", 1)[0] == machine]
+    widths = tuple(width for width in rows.by("BW") if width > 1) or (1,)
     figure, grid = look.panels(len(TOKENS), len(kinds), 7 + 4 / len(kinds), 5.25)
     for what, row_of_panels in zip(TOKENS, grid, strict=True):
         for axes, hardware in zip(row_of_panels, kinds, strict=True):
-            own = [row for row in rows if row.hardware == hardware and row.case.beam_width > 1]
-            draw_panel(axes, own, what)
+            draw_panel(axes, rows.where(hardware=hardware, BW=widths), what)
     for axes, hardware in zip(grid[0], kinds, strict=True):
         axes.set_title(f"measured: {hardware}")
-    width = max(row.case.beam_width for row in rows)
-    response = max(row.case.response for row in rows)
+    width, response = max(widths), max(rows.column("R"))
     figure.suptitle(f"Beam search, BW = {width}, response {response}, log scale", fontsize=18)
     return figure
 
@@ -188,18 +236,18 @@ def check(options: argparse.Namespace, config: ModelConfig) -> None:
 def measure(options: argparse.Namespace, config: ModelConfig, dtype: str) -> None:
     """All cases in one dtype. Each is written to the file when it is done: it took minutes."""
     path, hardware = options.out / f"{NAME}.csv", f"{this_machine()}, {dtype}"
-    fewer = tuple(dict(options.stop_after or []).items())
-    points: list[Point] = []
+    where = {"source": "measured", "model": config.name, "hardware": hardware}
+    fewer = dict(options.stop_after or [])
     with started(config, dtype, list(dict.fromkeys(options.engines))) as engines:
         versions = ", ".join(dict.fromkeys(peer.version for peer in engines.peers.values()))
         print(f"{config.name}, {config.parameters / 1e6:.0f} M parameters, {hardware}")
         print(f"{versions}; {torch.get_num_threads()} threads; median of {options.repeats}")
         for prompt in options.prompts:
             for size in options.max_batch_size:
-                case = Case(prompt, size, options.beams, options.max_tokens, fewer)
-                found = run_case(engines, case, options.repeats)
-                points += points_of(found, hardware, config.name)
-                common.write_csv(path, with_earlier(path, points))
+                shape = prompt, size, options.beams, options.max_tokens
+                case = where | dict(zip(CASE, shape, strict=True))
+                rows = Rows(run_case(engines, case, fewer, options.repeats), UNITS)
+                with_kept(path, rows, "way", *CASE).write(path)
 
 
 def main() -> None:
@@ -210,15 +258,12 @@ def main() -> None:
     for dtype in dict.fromkeys(dtypes):
         measure(options, config, str(dtype).removeprefix("torch."))
     path = options.out / f"{NAME}.csv"
-    rows = rows_of([point for point in common.read_csv(path) if point.model == config.name])
-    print_rows(rows)
+    rows = read_rows(path)
+    own = in_order(rows.where(model=config.name))
+    print_rows(own)
     print()
-    print_targets(rows)
-    machine = this_machine()
-    look.use_style()
-    newest = [row for row in rows if row.hardware.startswith(machine)]
-    look.save_figure(draw(newest), path.with_suffix(".png"))
-    print(f"\nwrote {path.with_suffix('.png')} and .csv")
+    print_targets(own)
+    finish(path, rows, draw)
 
 
 if __name__ == "__main__":

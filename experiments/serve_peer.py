@@ -43,25 +43,10 @@ from command.checks import UserError
 from command.cli import ROOT, run_main
 from command.flags import Flag
 from configs import MODELS, ModelConfig
-from experiments.lib.common import (
-    Point,
-    Record,
-    curves,
-    print_table,
-    progress,
-    three_digits,
-    with_kept,
-)
-from experiments.lib.figure import finish
+from experiments.lib.common import SPREAD, progress
 from experiments.lib.flags import start
-from experiments.lib.look import (
-    COLOURS,
-    measured_title,
-    panels,
-    plot_points,
-    shade_spread,
-)
-from experiments.lib.measuring import add_spread, this_machine
+from experiments.lib.look import COLOURS, panels, shade_rows
+from experiments.lib.measuring import this_machine
 from experiments.lib.peers import (
     BATCH_SIZE,
     Server,
@@ -71,6 +56,8 @@ from experiments.lib.peers import (
     served,
     vllm_environment,
 )
+from experiments.lib.rows import Rows, print_rows, with_kept
+from experiments.lib.study import finish, title_of
 from experiments.serve_overhead import bodies_of
 from loading.device import choose_dtype
 from serving.capacity import percentile
@@ -92,6 +79,9 @@ METRICS: dict[str, Callable[[list[Life]], list[float]]] = {  # in ms
     "normalised latency": lambda lives: [1e3 * life.normalised_latency for life in lives],
 }
 MIDDLES = {"median": median, "P99": lambda values: percentile(values, 99)}
+LATENCIES = {f"{middle} {metric}": (metric, middle) for metric in METRICS for middle in MIDDLES}
+UNITS = {"burst": "requests/s", "rate": "requests/s", "throughput": "output tokens/s"}
+UNITS |= dict.fromkeys(LATENCIES, "ms")
 FLAGS = {
     "vllm_python": Flag(shown="a second server of ours instead"),
     "seconds": Flag("how long requests arrive, all runs together, in s", 180, 2),
@@ -267,18 +257,17 @@ def measure(
     return capacity, found
 
 
-def points_of(capacity: dict[str, float], found: Sequence[Found], record: Record) -> list[Point]:
-    for name, rate in capacity.items():
-        record.add(f"{name}, requests/s in a burst", rate, "requests/s")
+def rows_of(capacity: dict[str, float], found: Sequence[Found], model: str, hardware: str) -> Rows:
+    """Of each server in a burst, and of each at each load: its share of our capacity."""
+    where = {"source": "measured", "model": model, "hardware": hardware}
+    rows = [where | {"server": name, "burst": rate} for name, rate in capacity.items()]
     for each in found:
-        place = {"x": each.share, "x_unit": "of our capacity"}
-        record.add(f"{each.server}, rate", each.rate, "requests/s", **place)
-        record.add(f"{each.server}, throughput", each.throughput, "output tokens/s", **place)
-        for metric in METRICS:
-            for middle in MIDDLES:
-                series, unit = f"{each.server}, {middle} {metric}", "ms"
-                add_spread(record, series, each.spread(metric, middle), unit, **place)
-    return record
+        row = where | {"server": each.server, "load": each.share, "rate": each.rate}
+        row["throughput"] = each.throughput
+        for name, place in LATENCIES.items():
+            row |= zip((name, *(name + end for end in SPREAD)), each.spread(*place), strict=True)
+        rows.append(row)
+    return Rows(rows, UNITS)
 
 
 def same_first_tokens(found: Sequence[Found], share: float) -> tuple[int, int]:
@@ -291,19 +280,12 @@ def same_first_tokens(found: Sequence[Found], share: float) -> tuple[int, int]:
     return sum(a == b for a, b in zip(ours, theirs, strict=True)), len(ours)
 
 
-def print_found(capacity: dict[str, float], found: Sequence[Found]) -> None:
-    header = ["load", "server", "TTFT", "P99", "TBT", "P99", "latency", "tokens/s"]
-    rows = []
-    for each in sorted(found, key=lambda each: each.share):
-        columns = [("TTFT", "median"), ("TTFT", "P99"), ("TBT", "median"), ("TBT", "P99"),
-                   ("normalised latency", "median")]  # fmt: skip
-        values = [three_digits(each.spread(*column)[0]) for column in columns]
-        rows.append([f"{each.share:g}", each.server, *values, three_digits(each.throughput)])
-    print_table(header, rows)
-    print("\nload: of our capacity. TTFT, TBT: median and P99, in ms. latency: normalised, median,")
-    print("in ms per output token. tokens/s: output tokens.")
-    for name, rate in capacity.items():
-        print(f"{name}: {rate:.2f} requests/s in a burst")
+def print_found(rows: Rows) -> None:
+    latencies = [name for name in LATENCIES if name != "P99 normalised latency"]
+    print_rows(rows.where("load"), ["load", "server", *latencies, "throughput"])
+    print("\nload: of our capacity. normalised latency: of each output token.")
+    for row in rows.where("burst"):
+        print(f"{row['server']}: {row['burst']:.2f} requests/s in a burst")
 
 
 # -------------------------------------------------------------------------------------- the picture
@@ -311,18 +293,17 @@ def print_found(capacity: dict[str, float], found: Sequence[Found]) -> None:
 LOOKS = ((COLOURS["blue"], "o"), (COLOURS["orange"], "^"))
 
 
-def draw(points: Sequence[Point]) -> plt.Figure:
+def draw(rows: Rows) -> plt.Figure:
     """Median and P99 over the load, a panel for each metric."""
-    found = curves(points, "measured")
-    names = [name for name in (OURS, VLLM, AGAIN) if f"{name}, rate" in found]
+    rows = rows.newest().where("load")
     figure, [row] = panels(1, len(METRICS), 5.6, 4.8)
     for axes, metric in zip(row, METRICS, strict=True):
-        for name, (colour, marker) in zip(names, LOOKS, strict=False):
+        for (name, own), (colour, marker) in zip(rows.by("server").items(), LOOKS, strict=False):
             for middle, line in (("median", "-"), ("P99", "--")):
-                series = f"{name}, {middle} {metric}"
-                style = {"color": colour, "marker": marker, "linestyle": line}
-                plot_points(axes, found[series], label=f"{name}, {middle}", **style)
-                shade_spread(axes, found, series, colour)
+                y, style = f"{middle} {metric}", {"color": colour, "marker": marker}
+                style |= {"linestyle": line, "label": f"{name}, {middle}"}
+                axes.plot(own.column("load"), own.column(y), **style)
+                shade_rows(axes, own, "load", y, colour)
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
@@ -334,7 +315,7 @@ def draw(points: Sequence[Point]) -> plt.Figure:
         )
     handles, labels = row[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    figure.suptitle(measured_title(points).replace("\n", ", "))
+    figure.suptitle(title_of(rows).replace("\n", ", "))
     return figure
 
 
@@ -350,16 +331,16 @@ def main() -> None:
     length = QUICK_LENGTH if options.quick else MAX_LENGTH
     with both(python, config, dtype, length) as servers, http_client() as ask:
         capacity, found = measure(ask, servers, options, config.vocab_size)
-    name, hardware = NAME if python else ALONE, f"{this_machine()}, {dtype}".replace("torch.", "")
-    points = points_of(capacity, found, Record(name, config.name, hardware, "measured"))
+    path = options.out / f"{NAME if python else ALONE}.csv"
+    hardware = f"{this_machine()}, {dtype}".replace("torch.", "")
+    rows = rows_of(capacity, found, config.name, hardware)
     count = len(found[0].runs[0].lives)
     print(f"\n{config.name} on {hardware}: {OURS} beside {version}")
     print(f"rounds: {options.repeats}; requests of a server, at each load: {count} in a round\n")
-    print_found(capacity, found)
+    print_found(rows)
     same, of = same_first_tokens(found, SHARES[0])
     print(f"first tokens that are equal: {same} of {of}")
-    points = with_kept(options.out / f"{name}.csv", points)
-    finish(options, name, points, lambda: draw(points))
+    finish(path, with_kept(path, rows), draw)
 
 
 if __name__ == "__main__":

@@ -4,33 +4,39 @@ import statistics
 from pathlib import Path
 
 import pytest
-from test_pipeline_figures import call
+from conftest import call
 
 from beam.cost import cache_bytes
 from command.checks import UserError
 from configs import MODELS
 from experiments import bench_beams
-from experiments.lib.beam_cases import Case, points_of, rows_of, with_earlier
 from experiments.lib.beam_engines import Engines, Seen, largest_fit, started
-from experiments.lib.common import write_csv
+from experiments.lib.rows import Rows, read_rows, spread, with_kept
 
 
-def made(next_token: float, steps: int = 9) -> list:
-    case = Case(7, 2, 4, 9, (("transformers", steps),))
-    seen = Seen([1.0, 3.0, 2.0], [next_token, 4 * next_token, 2 * next_token], [5e6], [])
-    return points_of({"transformers": (case, seen)}, "a CPU, float32", "demo")
+class Known(Engines):
+    """`transformers`, without a process: three turns, of known times."""
+
+    def __init__(self, next_token: float) -> None:
+        super().__init__(MODELS["demo"], "float32", {"transformers": None})
+        self.next_token = next_token
+
+    def ask(self, searches: dict, repeats: int) -> dict[str, Seen]:
+        times = [factor * self.next_token for factor in (1, 4, 2)]
+        return {label: Seen([1.0, 3.0, 2.0], times, [5e6], []) for label in searches}
 
 
 def test_a_case_is_replaced_whenever_its_engine_stopped(tmp_path: Path) -> None:
     path = tmp_path / "bench_beams.csv"
-    write_csv(path, made(0.5))
-    points = with_earlier(path, made(0.125, steps=4))
-    assert len(points) == len(made(0.5))
-    [row] = rows_of(points)
-    assert row.case.fewer == (("transformers", 4),)
-    ends = [row.values[f"next token{end}"] for end in ("", " lowest", " highest")]
-    assert ends == [250, 125, 500]
-    assert row.values["tokens/s"] == 2 * 9 / (2 + 8 * 0.25)
+    where = {"source": "measured", "model": "demo", "hardware": "a CPU, float32"}
+    for next_token, prompt, steps in ((0.5, 7, 9), (0.5, 8, 9), (0.125, 7, 4)):
+        case = where | {"P": prompt, "BS": 2, "BW": 4, "R": 9}
+        made = bench_beams.run_case(Known(next_token), case, {"transformers": steps}, 3)
+        with_kept(path, Rows(made, bench_beams.UNITS), "way", *bench_beams.CASE).write(path)
+    other, row = read_rows(path)
+    assert (other["P"], row["P"], row["steps"]) == (8, 7, 4) and "steps" not in other
+    assert (row["next token"], *spread(row, "next token")) == (250, 125, 500)
+    assert row["throughput"] == 2 * 9 / (2 + 8 * 0.25)
 
 
 @pytest.mark.slow
@@ -78,9 +84,6 @@ def test_the_largest_batch_is_found(jump: float, budget: float) -> None:
         (("--dtype", "int3"), "unknown dtype 'int3'"),
     ],
 )
-def test_bad_flags_are_named(
-    tmp_path: Path, flags: tuple[str, ...], said: str, capsys: pytest.CaptureFixture
-) -> None:
-    with pytest.raises(SystemExit):
-        call(bench_beams, "--quick", *flags, "--out", str(tmp_path))
-    assert said in capsys.readouterr().err
+def test_bad_flags_are_named(tmp_path: Path, flags: tuple[str, ...], said: str) -> None:
+    done = call(bench_beams, "--quick", *flags, "--out", tmp_path)
+    assert done.returncode == 2 and said in done.stderr

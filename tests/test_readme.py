@@ -15,8 +15,7 @@ import pytest
 from conftest import call
 
 from experiments import bench_beams, fidelity, fig9, segment_memory, serve_capacity, shapes
-from experiments.lib import beam_cases, common, papers
-from experiments.lib.common import read_csv
+from experiments.lib import common, papers
 from experiments.lib.rows import read_rows
 from scheduler import POLICIES
 
@@ -227,7 +226,7 @@ def test_the_beams_document_shows_what_results_hold(
     (code,) = blocks(document, "python")
     assert run(code).count("'") >= 8
     results = ROOT / "results"
-    bench_beams.print_rows(beam_cases.rows_of(read_csv(results / "bench_beams.csv")))
+    bench_beams.print_rows(read_rows(results / "bench_beams.csv"))
     shutil.copy(results / "segment_memory.csv", tmp_path)  # with its measured rows
     printed = capsys.readouterr().out + printed_by(segment_memory, "--wide", "--out", tmp_path)
     lines = {" ".join(line.split()) for line in printed.splitlines()}

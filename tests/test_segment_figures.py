@@ -14,15 +14,13 @@ from unittest import mock
 
 import matplotlib.pyplot as plt
 import pytest
-from test_pipeline_figures import call
+from conftest import call
 
 from beam.cost import cache_bytes
 from configs import MODELS, ModelConfig
 from experiments import bench_beams, segment_prompts, segment_throughput, segment_widths
 from experiments.lib import beam_engines, segment
-from experiments.lib.beam_cases import rows_of
 from experiments.lib.beam_engines import ENGINES, Engines, started
-from experiments.lib.common import read_csv
 from experiments.lib.rows import Rows, read_rows
 
 NAMES = ("segment_memory", "segment_prompts", "segment_widths", "segment_throughput")
@@ -231,31 +229,31 @@ def test_a_second_bench_of_beams_keeps_the_rows_of_the_first(
     monkeypatch.setattr(bench_beams, "started", running)
     quick = "--quick", "--dtype", "float32", "--engines", "segment", "transformers"
     flags = "--prompts", "30", "--max-batch-size", "2", "--stop-after", "transformers=3"
-    with redirect_stdout(StringIO()) as terminal:
-        call(bench_beams, *quick, "--out", str(tmp_path))
-        call(bench_beams, *quick, *flags, "--out", str(tmp_path))
-    text = terminal.getvalue()
+    runs = [call(bench_beams, *quick, *more, "--out", tmp_path) for more in ((), flags)]
+    assert [run.returncode for run in runs] == [0, 0], runs[-1].stderr
+    text = "".join(run.stdout for run in runs)
     lines = [line for line in text.splitlines() if not line.startswith("wrote")]  # its path
     assert all(len(line) <= 100 for line in lines)
     assert text.count("equal to segment's: transformers 1 of 1") == 1
     assert text.count("equal to segment's: transformers 2 of 2") == 1
     assert "* transformers stopped after 3 of 6 tokens (P = 30, BS = 2)" in text
-    points = read_csv(tmp_path / "bench_beams.csv")
-    rows = {(r.case.prompt, r.case.batch_size, r.engine, r.case.beam_width): r
-            for r in rows_of(points)}  # fmt: skip
+    rows = read_rows(tmp_path / "bench_beams.csv")
+    wide, (narrow,) = rows.where(BW=4), rows.where(BW=1)
+    assert [narrow[key] for key in ("P", "BS", "way")] == [24, 1, "segment"]
     cases = [(24, 1), (24, 2), (30, 2)]
-    wide = {(*case, engine, 4) for case in cases for engine in ("segment", "transformers")}
-    assert set(rows) == wide | {(24, 1, "segment", 1)}
-    for case in cases:
-        ours, theirs = (rows[*case, engine, 4] for engine in ("segment", "transformers"))
-        for what in ("first token", "next token"):  # one pair: its ratio is that of the medians
-            ratio = theirs.values[what] / ours.values[what]
-            assert theirs.values[f"{what} over segment's"] == pytest.approx(ratio, rel=1e-4)
-        seconds = ours.values["first token"] + 5 * ours.values["next token"] / 1e3
-        assert ours.values["tokens/s"] == pytest.approx(case[1] * 6 / seconds, rel=1e-4)
+    assert [(*case, own.column("way")) for case, own in wide.by("P", "BS").items()] == [
+        (*case, ["segment", "transformers"]) for case in cases
+    ]
+    for ours, theirs in wide.by("P", "BS").values():
+        for what in bench_beams.TOKENS:  # one pair: its ratio is that of the medians
+            ratio = pytest.approx(theirs[what] / ours[what], rel=1e-4)
+            assert theirs[f"{what} over segment"] == ratio
+        seconds = ours["first token"] + 5 * ours["next token"] / 1e3
+        assert ours["throughput"] == pytest.approx(ours["BS"] * 6 / seconds, rel=1e-4)
+    assert wide[0]["next token over BW 1"] == pytest.approx(
+        wide[0]["next token"] / narrow["next token"], rel=1e-4
+    )
     assert (tmp_path / "bench_beams.png").read_bytes().startswith(b"\x89PNG")
-    figure = bench_beams.draw(rows_of(points))
+    figure = bench_beams.draw(rows)
     heights = {patch.get_height() for axes in figure.axes for patch in axes.patches}
-    shown = {row.values[what] for row in rows.values() if row.case.beam_width == 4
-             for what in ("first token", "next token")}  # fmt: skip
-    assert heights == shown
+    assert heights == {row[what] for row in wide for what in bench_beams.TOKENS}

@@ -9,8 +9,9 @@ from watch import alive, wait_for
 
 from experiments import serve_peer
 from experiments.lib import peers
-from experiments.lib.common import SPREAD, read_csv
+from experiments.lib.common import SPREAD
 from experiments.lib.peers import Server
+from experiments.lib.rows import read_rows
 from experiments.serve_peer import Found, Run, make_load, run_load
 from timeline import Life
 
@@ -20,17 +21,17 @@ def test_each_server_is_measured_at_each_load(tmp_path: Path) -> None:
     done = call(serve_peer, "--quick", "--seconds", 1, "--out", tmp_path)
     assert done.returncode in (0, None), done.stderr
     path = tmp_path / "serve_peer_ours"
-    points = {(point.series, point.x): point for point in read_csv(path.with_suffix(".csv"))}
-    for name in (serve_peer.OURS, serve_peer.AGAIN):
-        for share in serve_peer.SHARES:
-            for series in ("median TTFT", "P99 TBT", "median normalised latency"):
-                low, high = (points[f"{name}, {series}{end}", share].y for end in SPREAD)
-                assert 0 <= low == points[f"{name}, {series}", share].y == high  # of one round
-            rate = points[f"{name}, rate", share].y
-            assert rate == pytest.approx(
-                share * points[f"{serve_peer.OURS}, requests/s in a burst", 0].y, rel=1e-4
-            )
-            assert points[f"{name}, throughput", share].y > 0
+    rows = read_rows(path.with_suffix(".csv"))
+    burst = rows.one("burst", server=serve_peer.OURS)
+    names = serve_peer.OURS, serve_peer.AGAIN
+    cases = [(name, load) for load in serve_peer.SHARES for name in names]
+    assert [(row["server"], row["load"]) for row in rows.where("load")] == cases
+    for row in rows.where("load"):
+        for latency in serve_peer.LATENCIES:
+            ends = {row[latency + end] for end in SPREAD}
+            assert ends == {row[latency]} and row[latency] >= 0  # of one round
+        assert row["rate"] == pytest.approx(row["load"] * burst, rel=1e-4)
+        assert row["throughput"] > 0
     same, of = done.stdout.split("first tokens that are equal: ")[1].split("\n")[0].split(" of ")
     assert same == of and int(of) >= serve_peer.FEWEST
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")

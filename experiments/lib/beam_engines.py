@@ -19,7 +19,6 @@ from command.checks import UserError, lookup
 from configs import ModelConfig
 from experiments.lib.common import progress
 from experiments.lib.engines import Real
-from experiments.lib.measuring import median_ratio
 from experiments.lib.peers import Peer, saved_model
 from experiments.lib.segment import OURS, WAYS, Latency
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:  # predicting needs no torch
 ENGINES = tuple(WAYS)
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}  # of a value
 TRIES = 5  # batches that `largest_batch` runs at most, behind the first two
-Spread = tuple[float, float, float]  # median, lowest, highest
 
 
 @dataclass(frozen=True)
@@ -61,15 +59,6 @@ class Seen:
         next_token = statistics.median(self.next)
         seconds = statistics.median(self.first) + (response - 1) * next_token
         return throughput(batch_size, response, seconds)
-
-
-def spread(values: Sequence[float]) -> Spread:
-    return statistics.median(values), min(values), max(values)
-
-
-def ratio(ours: Seen, other: Seen, what: str) -> Spread:
-    """`other` over `ours`, pair by pair; what: one of TOKENS."""
-    return median_ratio(list(zip(other.times(what), ours.times(what), strict=True)))
 
 
 def make_prompts(config: ModelConfig, batch_size: int, length: int) -> list[list[int]]:

@@ -247,18 +247,23 @@ def split_head(head: str) -> tuple[str, str]:
     return (name, unit[:-1]) if name and unit.endswith(")") else (head, "")
 
 
-def with_kept(path: Path, rows: Rows) -> Rows:
+def with_kept(path: Path, rows: Rows, *keys: str) -> Rows:
     """`rows`, and the measured rows that `path` holds from earlier runs.
 
     A measurement takes minutes and a machine: a later run without --measure, or on another machine,
-    must not lose it. Rows of a model and hardware that this run measured again are replaced. A file
-    that is not ours is to be overwritten (--force), and holds nothing.
+    must not lose it. Rows of a model and hardware that this run measured again are replaced; with
+    keys, those that have the same values of these, too. A file that is not ours is to be
+    overwritten (--force), and holds nothing.
     """
     if foreign(path):
         return rows
+
+    def place(row: Row) -> tuple:
+        return *where(row), *map(row.get, keys)
+
     measured = rows.where(source="measured")
-    again = {where(row) for row in measured}
-    kept = [r for r in read_rows(path) if r["source"] == "measured" and where(r) not in again]
+    again = {place(row) for row in measured}
+    kept = [r for r in read_rows(path) if r["source"] == "measured" and place(r) not in again]
     others = [row for row in rows if row["source"] != "measured"]
     return Rows([*others, *kept, *measured], rows.units)
 
