@@ -183,11 +183,6 @@ def curves(points: Iterable[Point], source: str) -> dict[str, list[Point]]:
     return {series: sorted(curve, key=lambda point: point.x) for series, curve in found.items()}
 
 
-def series_options(series: str) -> dict[str, int]:
-    """{"C": 256, "L": 1024} of the series "C=256 L=1024"."""
-    return {name: int(v) for name, v in (word.split("=") for word in series.split() if "=" in word)}
-
-
 def paper_points(paper: Mapping[str, tuple[str, float]], predicted: Sequence[Point]) -> list[Point]:
     """The published numbers as points.
 

@@ -9,7 +9,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 
 from command.cli import MARK, write_file
-from experiments.lib.common import SPREAD, Point
+from experiments.lib.common import SPREAD
 
 matplotlib.use("Agg")  # pictures go to files: no window, no display needed
 
@@ -89,37 +89,6 @@ def panels(
     return figure, [list(row) for row in grid]
 
 
-def sources(points: Iterable[Point]) -> list[str]:
-    """Which rows of panels a picture has: predicted, and measured where something was."""
-    found = {point.source for point in points}
-    return [source for source in ("predicted", "measured") if source in found]
-
-
-def plot_points(axes: plt.Axes, curve: Sequence[Point], **style: object) -> None:
-    """The points of one series as a line; style: what matplotlib's `plot` takes."""
-    axes.plot([point.x for point in curve], [point.y for point in curve], **style)
-
-
-def shade_spread(
-    axes: plt.Axes,
-    found: Mapping[str, Sequence[Point]],
-    series: str,
-    colour: str,
-    alpha: float = 0.15,
-) -> None:
-    """The range of a measured series, from its lowest to its highest repetition, where it has one.
-
-    found: points by series.
-    """
-    if f"{series} lowest" in found:
-        low, high = (
-            [point.y for point in found[f"{series} {end}"]] for end in ("lowest", "highest")
-        )
-        axes.fill_between(
-            [point.x for point in found[series]], low, high, color=colour, alpha=alpha, linewidth=0
-        )
-
-
 def shade_rows(
     axes: plt.Axes, rows: Sequence[Mapping], x: str, y: str, colour: str, alpha: float = 0.15
 ) -> None:
@@ -144,12 +113,6 @@ def star(
 ) -> None:
     """A number that the paper states."""
     axes.plot([x], [y], **STAR | {"color": colour, "label": label})
-
-
-def stars(axes: plt.Axes, points: Sequence[Point], **style: object) -> None:
-    """The numbers that the paper states, if it states any; style: what `plot` takes."""
-    if points:
-        plot_points(axes, points, **STAR | {"label": "paper"} | style)
 
 
 def stacked_bars(
@@ -210,9 +173,3 @@ def log_ticks(axes: plt.Axes, places: Sequence[float]) -> None:
         places, [f"{place:.0f}" if place >= 100 else f"{place:.3g}" for place in places]
     )
     axes.set_xticks([], minor=True)
-
-
-def measured_title(points: Iterable[Point]) -> str:
-    """The model and the machine of a measured panel, on two lines."""
-    newest = [point for point in points if point.source == "measured"][-1]
-    return f"measured: {newest.model}\n{newest.hardware}"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from batch import Batch, Request
 from costmodel import make_batch
-from experiments.lib.common import SPREAD, Record, progress
+from experiments.lib.common import progress
 from experiments.lib.steady import Workload, balance, first_period, split
 from loop import Result
 from serving.calibration import cost_here, this_machine
@@ -71,7 +71,7 @@ def device_for(model: str, dtype: str, device: str) -> "torch.device":
 
 
 def measured_on(llm: "LLM") -> tuple[str, str, str]:
-    """What a `Record` of measured points asks for: model, hardware, source."""
+    """Model, hardware and source of what is measured."""
     return llm.config.name, hardware_of(llm), "measured"
 
 
@@ -201,19 +201,6 @@ def median_ratio(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, fl
     """
     ratios = [first / second for first, second in pairs]
     return statistics.median(ratios), min(ratios), max(ratios)
-
-
-def add_spread(
-    record: Record,
-    series: str,
-    values: tuple[float, float, float],
-    unit: str,
-    x: float = 0,
-    x_unit: str = "",
-) -> None:
-    """Add a measured median and, as series of their own, the lowest and the highest value."""
-    for end, value in zip(("", *SPREAD), values, strict=True):
-        record.add(series + end, value, unit, x, x_unit)
 
 
 # --------------------------------------------------------------------------------- which chunk size
