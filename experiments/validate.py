@@ -18,7 +18,7 @@ import enter  # noqa: F401
 import random
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
@@ -28,14 +28,14 @@ from command.checks import UserError
 from command.cli import run_main
 from command.flags import Flag
 from costmodel import CostModel, make_batch
-from experiments.lib.common import ROOT, Point, Record, print_table, progress, values_at
-from experiments.lib.figure import finish
+from experiments.lib.common import ROOT, print_table, progress
 from experiments.lib.flags import WRITES, ScriptParser
 from experiments.lib.look import panels
 from experiments.lib.measuring import generate, time_batches, warm_up
-from experiments.lib.rows import make_directory
+from experiments.lib.rows import Rows, make_directory
 from experiments.lib.steady import run_priced
-from experiments.lib.validation import draw_agreement, draw_lengths, error_summary
+from experiments.lib.study import finish
+from experiments.lib.validation import draw_agreement, draw_lengths, error_summary, errors, pairs
 from scheduler import POLICIES
 from serving.calibration import CalibratedModel, Calibration
 from simulate import CostExecutor
@@ -45,11 +45,7 @@ if TYPE_CHECKING:  # predicting needs no torch
     from engine import LLM
 
 BATCH_SIZES, PROMPTS, OUTPUTS, CHUNK_SIZES = (2, 8), (32, 1024), (4, 128), (64, 128, 256, 512)
-QUANTITIES = {  # what is compared
-    "total time": ("s", lambda trace: trace.seconds),
-    "mean iteration": ("ms", lambda trace: 1e3 * trace.seconds / len(trace.iterations)),
-    "throughput": ("tokens/s", lambda trace: trace.throughput),
-}
+QUANTITIES = {"total time": "s", "mean iteration": "ms", "throughput": "tokens/s"}  # compared
 WHOLE_PROMPTS = ("request_level", "orca", "vllm_v0")  # policies that have no C
 FLAGS = {
     "calibration": Flag(
@@ -73,21 +69,6 @@ class Draw:
     def requests(self) -> list[Request]:
         """Fresh ones: a scheduler changes them."""
         return [Request(i, range(prompt), o) for i, (prompt, o) in enumerate(self.lengths)]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a workload. drift: measured over predicted seconds of two fixed batches."""
-
-    work: Draw
-    predicted: Trace
-    measured: Trace
-    drift: float
-
-    def error(self, quantity: str) -> float:
-        """(predicted - measured) / measured."""
-        _, value = QUANTITIES[quantity]
-        return value(self.predicted) / value(self.measured) - 1
 
 
 def draw_workloads(count: int, seed: int) -> list[Draw]:
@@ -124,8 +105,18 @@ def predict(cost: CostModel, work: Draw) -> Trace:
     return run_priced(executor, work.requests(), work.policy, *sizes)
 
 
-def compare(llm: "LLM", cost: CostModel, workloads: Sequence[Draw], rounds: int) -> list[Outcome]:
-    """There is an odd number of rounds over all workloads; the run of median length counts."""
+def quantities(trace: Trace) -> dict[str, float]:
+    """QUANTITIES of a run."""
+    mean = 1e3 * trace.seconds / len(trace.iterations)
+    found = (trace.seconds, mean, trace.throughput)
+    return dict(zip(QUANTITIES, found, strict=True))
+
+
+def compare(llm: "LLM", cost: CostModel, workloads: Sequence[Draw], rounds: int) -> Rows:
+    """A predicted and a measured row of each workload.
+
+    There is an odd number of rounds over all workloads; the run of median length counts.
+    """
     warm_up(llm)
     runs: list[list[tuple[Trace, float]]] = [[] for _ in workloads]
     for i in progress(rounds * list(range(len(workloads))), "validating"):
@@ -134,8 +125,14 @@ def compare(llm: "LLM", cost: CostModel, workloads: Sequence[Draw], rounds: int)
         generate(llm, work.requests(), work.policy, work.chunk_size)
         runs[i].append((llm.trace, drift))
     middle = [sorted(run, key=lambda pair: pair[0].seconds)[rounds // 2] for run in runs]
-    pairs = zip(workloads, middle, strict=True)
-    return [Outcome(work, predict(cost, work), *pair) for work, pair in pairs]
+    rows = Rows((), QUANTITIES | {"drift": "x"})
+    for number, (work, (trace, drift)) in enumerate(zip(workloads, middle, strict=True), start=1):
+        case = {"model": cost.model.name, "hardware": cost.gpu.name, "workload": number}
+        case |= {"policy": work.policy, "B": work.batch_size}
+        case |= {} if work.policy in WHOLE_PROMPTS else {"C": work.chunk_size}
+        rows.append({"source": "predicted"} | case | quantities(predict(cost, work)))
+        rows.append({"source": "measured"} | case | quantities(trace) | {"drift": drift})
+    return rows
 
 
 def measured_drift(llm: "LLM", cost: CostModel) -> float:
@@ -148,60 +145,37 @@ def measured_drift(llm: "LLM", cost: CostModel) -> float:
     return statistics.mean(result.seconds / cost.seconds(batch) for batch, result in results)
 
 
-def print_outcomes(found: Sequence[Outcome]) -> None:
-    rows, names = [], []
-    for quantity, (unit, _) in QUANTITIES.items():
+def print_outcomes(workloads: Sequence[Draw], rows: Rows) -> None:
+    table, names = [], []
+    for quantity, unit in QUANTITIES.items():
         names += [f"{quantity}, {unit}", "measured", "error"]
-    for number, each in enumerate(found, start=1):
-        work = each.work
-        chunk_size = "-" if work.policy in WHOLE_PROMPTS else work.chunk_size
-        cells = [number, work.policy, work.batch_size, chunk_size, len(work.lengths)]
-        cells.append(len(each.measured.iterations))
-        for quantity, (_, value) in QUANTITIES.items():
-            cells += [f"{value(trace):.4g}" for trace in (each.predicted, each.measured)]
-            cells.append(f"{100 * each.error(quantity):+.1f} %")
-        rows.append([*cells, f"{100 * (each.drift - 1):+.1f} %"])
-    print_table(["", "policy", "B", "C", "requests", "iterations", *names, "drift"], rows)
+    for work, (ours, real) in zip(workloads, pairs(rows), strict=True):
+        cells = [real["workload"], work.policy, work.batch_size, real.get("C", "-")]
+        cells += [len(work.lengths), round(1e3 * real["total time"] / real["mean iteration"])]
+        for quantity in QUANTITIES:
+            cells += [f"{row[quantity]:.4g}" for row in (ours, real)]
+            cells.append(f"{100 * (ours[quantity] / real[quantity] - 1):+.1f} %")
+        table.append([*cells, f"{100 * (real['drift'] - 1):+.1f} %"])
+    print_table(["", "policy", "B", "C", "requests", "iterations", *names, "drift"], table)
     title = (
-        f"Absolute error over {len(found)} workloads (the first of each three columns is predicted)"
+        f"Absolute error over {len(workloads)} workloads (the first of each three columns is"
+        " predicted)"
     )
-    rows = [[name, *error_summary([each.error(name) for each in found])] for name in QUANTITIES]
-    print_table(["quantity", "median", "p90", "worst", "signed median"], rows, title)
-    drift = statistics.median(each.drift for each in found) - 1
+    table = [[name, *error_summary(errors(rows, name))] for name in QUANTITIES]
+    print_table(["quantity", "median", "p90", "worst", "signed median"], table, title)
+    drift = statistics.median(rows.column("drift")) - 1
     print(f"\nmedian drift since the calibration: {100 * drift:+.1f} %")
 
 
-def make_points(found: Sequence[Outcome], model: str, hardware: str) -> list[Point]:
-    """Two rows per workload and quantity; x is the workload's number in the draw."""
-    record = Record("validate", model, hardware)
-    for number, each in enumerate(found, start=1):
-        size = f"{each.work.policy} B={each.work.batch_size}"
-        if each.work.policy not in WHOLE_PROMPTS:
-            size += f" C={each.work.chunk_size}"
-        for quantity, (unit, value) in QUANTITIES.items():
-            series = f"{quantity}, {size}"
-            record.add(series, value(each.predicted), unit, number, "workload")
-            record.append(replace(record[-1], y=value(each.measured), source="measured"))
-    return record
-
-
-def draw(points: Sequence[Point]) -> plt.Figure:
+def draw(rows: Rows) -> plt.Figure:
     """A panel for each quantity."""
     figure, [grid] = panels(1, len(QUANTITIES), 6, 6.6)
-    predicted, measured = values_at(points), values_at(points, "measured")
-    for axes, (quantity, (unit, _)) in zip(grid, QUANTITIES.items(), strict=True):
-        pairs: dict[str, list[tuple[float, float]]] = {policy: [] for policy in sorted(POLICIES)}
-        for place, value in predicted.items():
-            name, policy_and_sizes = place[0].split(", ")
-            if name == quantity:
-                pairs[policy_and_sizes.split()[0]].append((measured[place], value))
-        pairs = {policy: both for policy, both in pairs.items() if both}
-        draw_agreement(axes, pairs, f"({unit})", relative=0.1)
-        errors = [guess / real - 1 for both in pairs.values() for real, guess in both]
-        median, p90, *_ = error_summary(errors)
+    for axes, (quantity, unit) in zip(grid, QUANTITIES.items(), strict=True):
+        draw_agreement(axes, rows, quantity, f"({unit})", relative=0.1)
+        median, p90, *_ = error_summary(errors(rows, quantity))
         axes.set_title(f"{quantity}: median error {median}, p90 {p90}")
     grid[0].legend(loc="upper left")
-    where = f"{points[0].model} on {points[0].hardware}"
+    where = f"{rows[0]['model']} on {rows[0]['hardware']}"
     figure.suptitle(f"{where}: predicted from a calibration of this machine", fontsize=18)
     return figure
 
@@ -211,12 +185,11 @@ def main() -> None:
     calibration = Calibration.read(options.calibration)
     make_directory(options.out, "validate", force=options.force)
     llm, cost = load_llm(calibration), CalibratedModel(calibration)
-    found = compare(llm, cost, draw_workloads(options.samples, options.seed), options.repeats)
-    model, hardware = calibration.model.name, calibration.gpu.name
-    print(f"{model} on {hardware}, calibrated {calibration.date}\n")
-    print_outcomes(found)
-    points = make_points(found, model, hardware)
-    finish(options, "validate", points, lambda: draw(points))
+    workloads = draw_workloads(options.samples, options.seed)
+    rows = compare(llm, cost, workloads, options.repeats)
+    print(f"{cost.model.name} on {cost.gpu.name}, calibrated {calibration.date}\n")
+    print_outcomes(workloads, rows)
+    finish(options.out / "validate.csv", rows, draw)
 
 
 if __name__ == "__main__":

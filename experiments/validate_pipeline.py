@@ -29,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -40,12 +40,12 @@ from batch import Request
 from command.checks import UserError
 from command.cli import run_main
 from command.flags import Flag
-from experiments.lib.common import ROOT, Point, Record, print_table, values_at
-from experiments.lib.figure import finish
+from experiments.lib.common import ROOT, print_table
 from experiments.lib.flags import WRITES, ScriptParser
 from experiments.lib.look import panels
-from experiments.lib.rows import make_directory
-from experiments.lib.validation import draw_agreement, draw_lengths
+from experiments.lib.rows import SOURCES, WHERE, Rows, make_directory
+from experiments.lib.study import finish
+from experiments.lib.validation import draw_agreement, draw_lengths, errors, pairs
 from scheduler import POLICIES
 from serving.calibration import CalibratedModel, Calibration
 
@@ -54,6 +54,8 @@ REQUESTS, PROMPTS, OUTPUTS = (5, 8), (32, 400), (4, 24)
 # With --td-pipe: more requests than slots, so that TD-Pipe has several phases.
 COMPARED, MANY_REQUESTS = ("td_pipe", "sarathi", "sarathi_serve", "vllm_v0"), (14, 20)
 TARGET_TIME, TARGET_SHARE = 10.0, 5.0  # %, points: medians that we set out to reach
+# work: the stages' measured work over the predicted. time alone: predicted with costs scaled by it.
+UNITS = {"total time": "s", "bubble share": "%", "work": "x", "time alone": "s"}
 FLAGS = {
     "calibration": Flag("calibration of this machine", ROOT / "results" / "calibration-stage.json"),
     "samples": Flag("workloads that are drawn", 8, 2),
@@ -73,25 +75,6 @@ class Draw:
     @property
     def flag(self) -> str:
         return f"{self.policy}@" + ",".join(f"{prompt}:{output}" for prompt, output in self.lengths)
-
-
-@dataclass(frozen=True)
-class Row:
-    """A workload's seconds and bubble share, predicted and measured; `alone`: see above."""
-
-    work: Draw
-    predicted: tuple[float, float]
-    measured: tuple[float, float]
-    alone: tuple[float, float]
-    busy: float  # measured work over predicted work
-
-    @property
-    def time_error(self) -> float:
-        return 100 * (self.predicted[0] / self.measured[0] - 1)
-
-    @property
-    def share_error(self) -> float:
-        return 100 * (self.predicted[1] - self.measured[1])
 
 
 def draw_workloads(count: int, seed: int) -> list[Draw]:
@@ -156,87 +139,79 @@ def run_for_real(
     return [[run for run in runs if run["workload"] == index] for index in range(len(workloads))]
 
 
-def compare(calibration: Calibration, workloads: Sequence[Draw], repeats: int) -> list[Row]:
-    """The first workload is run once more before, to warm up and to measure the hop."""
+def compare(calibration: Calibration, workloads: Sequence[Draw], repeats: int) -> Rows:
+    """A predicted and a measured row of each workload. The same requests are the same workload.
+
+    The first one is run once more before, to warm up and to measure the hop.
+    """
     warm_up, *measured = run_for_real(calibration, [workloads[0], *workloads], repeats)
     hop = median(run["hop"] for run in warm_up)
-    rows = []
+    rows, place = Rows((), UNITS), (calibration.model.name, calibration.gpu.name)
+    numbers = list(dict.fromkeys(work.lengths for work in workloads))
     for work, runs in zip(workloads, measured, strict=True):
         trace = predict(calibration, work, hop)
         slower = median(sum(run["busy"]) for run in runs) / sum(trace.busy)
-        scaled = predict(calibration, work, hop, slower)
-        real = (median(run["seconds"] for run in runs), median(run["bubble_share"] for run in runs))
-        predicted, alone = ((each.seconds, each.bubble_share) for each in (trace, scaled))
-        rows.append(Row(work, predicted, real, alone, slower))
+        alone = predict(calibration, work, hop, slower).seconds
+        real = [median(run[what] for run in runs) for what in ("seconds", "bubble_share")]
+        for source, (seconds, share), more in (
+            ("predicted", (trace.seconds, trace.bubble_share), {"time alone": alone}),
+            ("measured", real, {"work": slower}),
+        ):
+            row = dict(zip(WHERE, (source, *place), strict=True))
+            row |= {"workload": 1 + numbers.index(work.lengths), "policy": work.policy}
+            rows.append(row | {"total time": seconds, "bubble share": 100 * share} | more)
     return rows
 
 
 # ------------------------------------------------------------------------------- tables and picture
 
 
-def show(rows: Sequence[Row]) -> None:
+def show(workloads: Sequence[Draw], rows: Rows) -> None:
     cells = []
-    for row in rows:
-        times = [f"{seconds:.2f}" for seconds, _ in (row.predicted, row.measured)]
-        shares = [f"{100 * share:.1f}" for _, share in (row.predicted, row.measured)]
-        alone = 100 * (row.alone[0] / row.measured[0] - 1)
-        errors = (f"{row.time_error:+.1f} %", f"{row.share_error:+.1f}")
-        start = [row.work.policy, len(row.work.lengths), *times, errors[0], *shares, errors[1]]
-        cells.append([*start, f"{row.busy:.3f}", f"{alone:+.1f} %"])
+    for work, (ours, real) in zip(workloads, pairs(rows), strict=True):
+        cells.append([work.policy, len(work.lengths)])
+        cells[-1] += [f"{row['total time']:.2f}" for row in (ours, real)]
+        cells[-1].append(f"{100 * (ours['total time'] / real['total time'] - 1):+.1f} %")
+        cells[-1] += [f"{row['bubble share']:.1f}" for row in (ours, real)]
+        cells[-1].append(f"{ours['bubble share'] - real['bubble share']:+.1f}")
+        alone = 100 * (ours["time alone"] / real["total time"] - 1)
+        cells[-1] += [f"{real['work']:.3f}", f"{alone:+.1f} %"]
     names = ["policy", "requests", "total time, s", "measured", "error", "bubbles, %", "measured"]
     print_table([*names, "error", "work, measured/predicted", "alone"], cells)
-    print(f"\nmedian error over {len(rows)} workloads")
-    for name, errors, target, unit in (
-        ("total time", [abs(row.time_error) for row in rows], TARGET_TIME, "%"),
-        ("bubble share", [abs(row.share_error) for row in rows], TARGET_SHARE, "points"),
+    print(f"\nmedian error over {len(workloads)} workloads")
+    for name, scale, target, unit in (
+        ("total time", 100, TARGET_TIME, "%"),
+        ("bubble share", 1, TARGET_SHARE, "points"),
     ):
-        verdict = "met" if median(errors) <= target else "missed"
-        found = f"{median(errors):.1f} {unit} (worst {max(errors):.1f})"
+        sizes = [scale * abs(error) for error in errors(rows, name, relative=unit == "%")]
+        verdict = "met" if median(sizes) <= target else "missed"
+        found = f"{median(sizes):.1f} {unit} (worst {max(sizes):.1f})"
         print(f"  {name}: {found}; target {target:g} {unit}: {verdict}")
 
 
-def show_compared(rows: Sequence[Row]) -> None:
+def show_compared(rows: Rows) -> None:
     """Each policy beside TD-Pipe on the same workloads: medians."""
-    own = {row.work.lengths: row for row in rows if row.work.policy == COMPARED[0]}
-    cells = []
-    for policy in COMPARED:
-        these = [row for row in rows if row.work.policy == policy]
-        pairs = [(row, own[row.work.lengths]) for row in these]
-        predicted = median(row.predicted[0] / other.predicted[0] for row, other in pairs)
-        measured = median(row.measured[0] / other.measured[0] for row, other in pairs)
-        bubbles = [100 * median(row.predicted[1] for row in these)]
-        bubbles.append(100 * median(row.measured[1] for row in these))
-        numbers = [f"{bubbles[0]:.1f}", f"{predicted:.3f}", f"{bubbles[1]:.1f}", f"{measured:.3f}"]
-        cells.append([policy, *numbers])
+    groups, cells = rows.by("policy"), []
+    for policy, group in groups.items():
+        cells.append([policy])
+        for source in SOURCES[1:]:
+            own, these = (each.where(source=source) for each in (groups[COMPARED[0]], group))
+            times = zip(these.column("total time"), own.column("total time"), strict=True)
+            time = median(seconds / other for seconds, other in times)
+            cells[-1] += [f"{median(these.column('bubble share')):.1f}", f"{time:.3f}"]
     print(f"\nmedians over {len(own)} workloads: bubbles in %, and time over TD-Pipe's")
     print_table(["policy", "predicted: bubbles", "time", "measured: bubbles", "time"], cells)
 
 
-def make_points(rows: Sequence[Row], calibration: Calibration, figure: str) -> list[Point]:
-    record = Record(figure, calibration.model.name, calibration.gpu.name)
-    for number, row in enumerate(rows, start=1):
-        for source, (seconds, share) in (("predicted", row.predicted), ("measured", row.measured)):
-            record.add(f"total time, {row.work.policy}", seconds, "s", number, "workload")
-            record.add(f"bubble share, {row.work.policy}", 100 * share, "%", number, "workload")
-            record[-2:] = [replace(point, source=source) for point in record[-2:]]
-    return record
-
-
-def draw(points: Sequence[Point]) -> plt.Figure:
+def draw(rows: Rows) -> plt.Figure:
     figure, [grid] = panels(1, 2, 7, 6.8)
-    predicted, measured = values_at(points), values_at(points, "measured")
-    for axes, name, unit, band in (
-        (grid[0], "total time", "s", {"relative": TARGET_TIME / 100}),
-        (grid[1], "bubble share", "%", {"absolute": TARGET_SHARE}),
+    for axes, quantity, band in (
+        (grid[0], "total time", {"relative": TARGET_TIME / 100}),
+        (grid[1], "bubble share", {"absolute": TARGET_SHARE}),
     ):
-        pairs: dict[str, list[tuple[float, float]]] = {}
-        for place, value in predicted.items():
-            what, policy = place[0].split(", ")
-            if what == name:
-                pairs.setdefault(policy, []).append((measured[place], value))
-        draw_agreement(axes, pairs, f"{name} ({unit})", **band)
+        draw_agreement(axes, rows, quantity, f"{quantity} ({UNITS[quantity]})", **band)
     grid[1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
-    where = f"{points[0].model}, {STAGES} processes on {points[0].hardware}"
+    where = f"{rows[0]['model']}, {STAGES} processes on {rows[0]['hardware']}"
     figure.suptitle(where, fontsize=15)
     return figure
 
@@ -260,14 +235,14 @@ def main() -> None:
     name = "validate_td_pipe" if options.td_pipe else "validate_pipeline"
     make_directory(options.out, name, force=options.force)
     drawn = draw_compared if options.td_pipe else draw_workloads
-    rows = compare(calibration, drawn(options.samples, options.seed), options.repeats)
+    workloads = drawn(options.samples, options.seed)
+    rows = compare(calibration, workloads, options.repeats)
     where = f"{calibration.model.name} on {calibration.gpu.name}"
     print(f"{__doc__.splitlines()[0]}\n\n{where}, {STAGES} stages of one process each\n")
-    show(rows)
+    show(workloads, rows)
     if options.td_pipe:
         show_compared(rows)
-    points = make_points(rows, calibration, name)
-    finish(options, name, points, lambda: draw(points))
+    finish(options.out / f"{name}.csv", rows, draw)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from costmodel import CostModel, Efficiency, make_batch
 from experiments import calibrate, profiles, validate
 from experiments.calibrate import fit_decodes, make_plan
 from experiments.lib.papers import LOOKS, look_of, looks_of
+from experiments.lib.rows import read_rows
 from experiments.lib.validation import quantile
 from experiments.profiles import read_profile
 from loop import Result
@@ -280,9 +281,9 @@ def test_calibrate_then_validate_for_real(tmp_path, monkeypatch, capsys):
     assert call(monkeypatch, validate.main, *flags) == 0
     assert "signed median" in capsys.readouterr().out
     assert (tmp_path / "validate.png").read_bytes().startswith(b"\x89PNG")
-    rows = list(csv.DictReader((tmp_path / "validate.csv").open()))
-    assert len(rows) == 2 * 3 * len(POLICIES)
-    assert {row["source"] for row in rows} == {"predicted", "measured"}
+    rows = read_rows(tmp_path / "validate.csv")
+    assert [row["source"] for row in rows] == len(POLICIES) * ["predicted", "measured"]
+    assert all(row[quantity] > 0 for row in rows for quantity in validate.QUANTITIES)
     other = json.loads(where.read_text())
     other["gpu"]["name"] = "another machine"
     where.write_text(json.dumps(other))

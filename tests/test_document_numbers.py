@@ -17,9 +17,9 @@ import pytest
 from configs.constants import BORROWED, EFFICIENCY
 from experiments import fidelity, fig12, serve_pipelines, td_throughput, validate
 from experiments.lib import common
-from experiments.lib.common import Point, paper_numbers, values, values_at
+from experiments.lib.common import Point, paper_numbers, values
 from experiments.lib.rows import Numbers, print_comparison, read_results, read_rows
-from experiments.lib.validation import error_summary
+from experiments.lib.validation import error_summary, errors
 
 ROOT = Path(__file__).parent.parent
 PATH = Path(__file__).parent / "document_numbers.toml"
@@ -157,25 +157,19 @@ def test_latencies_with_the_artefact_s_budget_are_as_near_as_the_page_says() -> 
 # --------------------------------------------------------------------------------- what is measured
 
 
-def errors_of(name: str, quantity: str, relative: bool = True) -> list[float]:
-    """Predicted over measured, less 1, of all workloads of a validation; or the difference."""
-    points = results(name)
-    predicted, measured = values_at(points), values_at(points, "measured")
-    both = [(predicted[at], y) for at, y in measured.items() if at[0].startswith(quantity)]
-    return [ours / real - 1 if relative else ours - real for ours, real in both]
-
-
 def test_the_validations_are_those_of_the_results() -> None:
     table, pipelines = text_of("docs/results.md"), text_of("docs/pipelines.md")
+    names = ("validate", "validate_pipeline", "validate_td_pipe")
+    rows, staged, compared = (read_rows(ROOT / "results" / f"{name}.csv") for name in names)
     for quantity in validate.QUANTITIES:
-        row = " ".join([quantity, *error_summary(errors_of("validate", quantity))])
+        row = " ".join([quantity, *error_summary(errors(rows, quantity))])
         assert row in table, row
-    median, _, worst, _ = error_summary(errors_of("validate_pipeline", "total time"))
+    median, _, worst, _ = error_summary(errors(staged, "total time"))
     assert f"| total time | {median} | {worst} |" in pipelines
-    points = [abs(each) for each in errors_of("validate_pipeline", "bubble share", relative=False)]
+    points = [abs(each) for each in errors(staged, "bubble share", relative=False)]
     shown = f"| bubble share | {statistics.median(points):.1f} points | {max(points):.1f} points |"
     assert shown in pipelines
-    median, _, worst, _ = error_summary(errors_of("validate_td_pipe", "total time"))
-    points = [abs(each) for each in errors_of("validate_td_pipe", "bubble share", relative=False)]
+    median, _, worst, _ = error_summary(errors(compared, "total time"))
+    points = [abs(each) for each in errors(compared, "bubble share", relative=False)]
     assert f"predicted within {median} (median; worst {worst};" in pipelines
     assert f"the bubble share within {statistics.median(points):.1f} points" in pipelines

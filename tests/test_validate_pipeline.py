@@ -11,9 +11,10 @@ from test_calibrate import calibrated
 from batch import Request
 from command.cli import run_main
 from experiments import validate_pipeline
-from experiments.lib.common import read_csv
 from experiments.lib.measuring import this_machine
+from experiments.lib.rows import read_rows
 from experiments.lib.steady import run_priced
+from experiments.lib.validation import errors, pairs
 from experiments.validate_pipeline import Draw, compare, draw_workloads, predict
 from scheduler import POLICIES
 from serving.calibration import CalibratedModel, Calibration
@@ -78,12 +79,16 @@ def test_errors_are_of_the_median_run(calibration, monkeypatch):
         ]
 
     monkeypatch.setattr(validate_pipeline, "run_for_real", real)
-    for row, work in zip(compare(calibration, workloads, 3), workloads, strict=True):
+    rows = compare(calibration, workloads, 3)
+    every = zip(pairs(rows), errors(rows, "total time"), workloads, strict=True)
+    for (ours, row), error, work in every:
         slow = predict(calibration, work, HOP, 2.0)
-        assert row.measured == pytest.approx((slow.seconds, slow.bubble_share))
-        assert row.busy == pytest.approx(2.0) and row.alone == pytest.approx(row.measured)
-        error = 100 * (row.predicted[0] / slow.seconds - 1)
-        assert row.time_error == pytest.approx(error) and error < -40
+        found = row["total time"], row["bubble share"]
+        assert found == pytest.approx((slow.seconds, 100 * slow.bubble_share))
+        assert row["work"] == pytest.approx(2.0)
+        assert ours["time alone"] == pytest.approx(slow.seconds)
+        fast = predict(calibration, work, HOP)
+        assert error == pytest.approx(fast.seconds / slow.seconds - 1) and error < -0.4
 
 
 def test_files_and_the_wrong_machine(calibration, monkeypatch, tmp_path, capsys):
@@ -95,9 +100,8 @@ def test_files_and_the_wrong_machine(calibration, monkeypatch, tmp_path, capsys)
     flags = ["--calibration", str(tmp_path / "here.json"), "--out", str(tmp_path), "--quick"]
     monkeypatch.setattr(sys, "argv", ["validate_pipeline.py", *flags])
     run_main(validate_pipeline.main)
-    points = read_csv(tmp_path / "validate_pipeline.csv")
-    assert {point.source for point in points} == {"predicted", "measured"}
-    assert len(points) == 2 * 2 * 2
+    rows = read_rows(tmp_path / "validate_pipeline.csv")
+    assert [row["source"] for row in rows] == 2 * ["predicted", "measured"]
     assert (tmp_path / "validate_pipeline.png").read_bytes().startswith(b"\x89PNG")
 
     abacus = dataclasses.replace(calibration.gpu, name="an abacus")
