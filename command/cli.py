@@ -35,7 +35,6 @@ BEGINNINGS = (
     b'{\n "mark": "made by nano-sarathi"',
     b'{\n  "mark": "made by nano-sarathi"',
     b"<!-- made by nano-sarathi",
-    b"figure,series,x,x_unit,y,y_unit,source,model,hardware\n",
     b"source,model,hardware,",
     b"id,where,quantity,conditions,unit,paper,predicted,error,kind,verdict,explanation\n",
 )

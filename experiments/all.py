@@ -33,9 +33,9 @@ from command.cli import MARK, run_main, write_file
 from command.flags import Flag
 from experiments import fidelity, studies
 from experiments.lib import common, look
-from experiments.lib.common import ROOT, Point, curves, three_digits
+from experiments.lib.common import ROOT, three_digits
 from experiments.lib.flags import start
-from experiments.lib.rows import SOURCES, Numbers, read_results, read_rows
+from experiments.lib.rows import SOURCES, Rows, read_rows
 
 STUDIES = studies()
 # They take minutes, or need a compiler and transformers: without --slow the gallery shows the
@@ -98,33 +98,23 @@ def captions() -> dict[str, Caption]:
     return found
 
 
-def by_place(points: list[Point], source: str) -> dict[str, float]:
-    """y of the points of one source by SERIES@X, or by SERIES where no x belongs to them."""
-    return {p.series + (f"@{p.x:g}" if p.x_unit else ""): p.y for p in points if p.source == source}
-
-
-def fill(name: str, text: str, points: list[Point]) -> str:
+def fill(name: str, text: str, rows: Rows) -> str:
     """A caption's text with its holes filled, as HTML."""
-    holes = {source: Numbers(by_place(points, source)) for source in SOURCES}
+    holes = {source: rows.named(source) for source in SOURCES}
     if "{measured[" in text and not holes["measured"]:
         return f"Not measured yet: python experiments/{name}.py --measure does it."
-    predicted = curves(points, "predicted").items()
-    holes["peak"] = {series: max(curve, key=lambda p: p.y) for series, curve in predicted}
-    holes["off"] = errors(points)
+    holes["off"] = errors(rows)
     return html.escape(fidelity.fill(text, holes, f"captions.toml, {name}"))
 
 
-def errors(points: list[Point]) -> dict[str, float]:
-    """What a series says before its comma -> median error of the predictions in %.
-
-    It counts the predicted points that have a measured one of the same series and x beside them.
-    """
-    measured, found = common.values_at(points, "measured"), {}
-    for place, y in common.values_at(points).items():
-        if measured.get(place):
-            error = abs(100 * (y / measured[place] - 1))
-            found.setdefault(place[0].split(",")[0], []).append(error)
-    return {name: statistics.median(sizes) for name, sizes in found.items()}
+def errors(rows: Rows) -> dict[str, float]:
+    """Quantity -> median error of the predictions in %, of those measured in the same case."""
+    measured, found = rows.named("measured"), {}
+    for each in rows.numbers():
+        beside = measured.get(each.name) if each.source == "predicted" else None
+        if beside:
+            found.setdefault(each.quantity, []).append(abs(100 * (each.value / beside - 1)))
+    return {quantity: statistics.median(sizes) for quantity, sizes in found.items()}
 
 
 def table(heading: str, columns: list[str], rows: list[list[str]]) -> str:
@@ -146,27 +136,24 @@ def table(heading: str, columns: list[str], rows: list[list[str]]) -> str:
 <tbody>{"".join(lines)}</tbody></table></div></details>"""
 
 
-def measured_table(points: list[Point]) -> str:
+def measured_table(rows: Rows) -> str:
     """What was measured last, without long curves: quantities of very many cases."""
-    found = [point for curve in curves(points, "measured").values() for point in curve]
-    cases = Counter(point.series.rpartition(", ")[0] for point in found)
-    newest = [point for point in found if cases[point.series.rpartition(", ")[0]] < MANY]
-    where = f"{newest[0].model} on {newest[0].hardware}" if newest else ""
-    rows = []
-    for p in newest:
-        place = f"{p.x_unit} = {p.x:.4g}" if p.x_unit else ""
-        rows.append([p.series, place, three_digits(p.y), p.y_unit])
-    return table(f"Measured: {where}", ["what", "at", "measured", "unit"], rows)
+    newest = rows.newest().where(source="measured")
+    cases = Counter(each.quantity for each in newest.numbers())
+    few = [each for each in newest.numbers() if cases[each.quantity] < MANY]
+    where = f"{newest[0]['model']} on {newest[0]['hardware']}" if newest else ""
+    cells = [[each.name, three_digits(each.value), each.unit] for each in few]
+    return table(f"Measured: {where}", ["what", "measured", "unit"], cells)
 
 
-def published(points: list[Point]) -> list[list[str]]:
+def published(rows: Rows) -> list[list[str]]:
     """Published numbers that fidelity.py leaves out: what, paper, predicted, error."""
-    paper, predicted = by_place(points, "paper"), by_place(points, "predicted")
-    rows = []
-    for name in [name for name in paper if name in predicted]:
+    paper, predicted = rows.named("paper"), rows.named()
+    found = []
+    for name in [name for name in paper if predicted.get(name) is not None]:
         error = f"{100 * (predicted[name] / paper[name] - 1):+.1f} %"
-        rows.append([name, three_digits(paper[name]), three_digits(predicted[name]), error])
-    return rows
+        found.append([name, three_digits(paper[name]), three_digits(predicted[name]), error])
+    return found
 
 
 def size_of(picture: Path) -> tuple[int, int]:
@@ -198,14 +185,12 @@ def title_of(name: str) -> str:
     return title.replace("fig", "Fig ").replace("table", "Table ").replace("_", " ").capitalize()
 
 
-def sources_of(points: list[Point]) -> str:
+def sources_of(rows: Rows) -> str:
     """What the numbers of a figure are, and of which model and hardware, as a list."""
     lines = []
     for source in SOURCES:
-        found = [point for point in points if point.source == source]
-        if source == "measured":
-            found = common.newest_measured(found) if found else []
-        places = list(dict.fromkeys(f"{point.model} on {point.hardware}" for point in found))
+        found = rows.newest().where(source=source)
+        places = list(dict.fromkeys(f"{row['model']} on {row['hardware']}" for row in found))
         if places:
             more = f", and {len(places) - 2} more" if len(places) > 2 else ""
             where = "" if source == "paper" else f": {html.escape('; '.join(places[:2]) + more)}"
@@ -231,47 +216,47 @@ def kept(name: str) -> str:
 
 def section(name: str, out: Path, rows: list[fidelity.Row]) -> str:
     """One figure of the gallery. rows: its published numbers beside ours."""
-    caption, points = captions()[name], read_results(out / f"{name}.csv")
+    caption, results = captions()[name], read_rows(out / f"{name}.csv")
     numbers, columns = [fidelity.cells(row)[1:] for row in rows], [*fidelity.HEADER[1:-1], "note"]
     if not numbers and caption.differ:
-        numbers, columns = published(points), ["what", "paper", "predicted", "error"]
+        numbers, columns = published(results), ["what", "paper", "predicted", "error"]
     explained = [row for row in rows if row.explanation]
     texts = [f"{row.quantity}: {fidelity.cells(row)[5]}. {row.explanation}" for row in explained]
     texts = [html.escape(text) for text in texts]
-    texts += [fill(name, caption.differ, points)] if caption.differ else []
-    if not texts and any(point.source == "paper" for point in points):
+    texts += [fill(name, caption.differ, results)] if caption.differ else []
+    if not texts and results.where(source="paper"):
         texts = ["Nowhere." if numbers else "The paper states no number here."]
     differ = "".join(f"<dd>{text}</dd>" for text in texts)
     if differ:
         differ = f"<dt>Where we differ by more than {fidelity.LIMIT:g} %</dt>{differ}"
-    alt = fill(name, caption.alt, points)
+    alt = fill(name, caption.alt, results)
     second = f"{name}_measured"
     if (out / f"{second}.png").exists():
         measured = picture(out, second, f"The same picture, from real runs. {alt}")
     else:
         measured = ""
     claim = "We ask" if caption.group in ("measured", "cost") else "The paper claims"
-    return f"""<section id="{name}"><h3>{fill(name, caption.finding, points)}</h3>
+    return f"""<section id="{name}"><h3>{fill(name, caption.finding, results)}</h3>
 <p class="where">{title_of(name)} &middot; {html.escape(caption.where)} &middot;
 <code>experiments/{name}.py</code> &middot; <a href="{name}.csv">all numbers</a></p>
-<figure>{picture(out, name, alt)}{measured}<figcaption>{sources_of(points)}</figcaption></figure>
+<figure>{picture(out, name, alt)}{measured}<figcaption>{sources_of(results)}</figcaption></figure>
 {kept(name)}<dl>
-<dt>{claim}</dt><dd>{fill(name, caption.claim, points)}</dd>
-<dt>We see</dt><dd>{fill(name, caption.see, points)}</dd>
+<dt>{claim}</dt><dd>{fill(name, caption.claim, results)}</dd>
+<dt>We see</dt><dd>{fill(name, caption.see, results)}</dd>
 {differ}</dl>
-{table("Numbers: paper, predicted, error", columns, numbers)}{measured_table(points)}
+{table("Numbers: paper, predicted, error", columns, numbers)}{measured_table(results)}
 <p class="back"><a href="#contents">Contents</a></p></section>
 """
 
 
 def card(name: str, out: Path) -> str:
     """One line of the contents: a small picture, and what the figure shows."""
-    points = read_results(out / f"{name}.csv")
+    rows = read_rows(out / f"{name}.csv")
     width, height = size_of(out / f"{name}.png")
     scale = min(THUMB[0] / width, THUMB[1] / height)
     size = f'width="{scale * width:.0f}" height="{scale * height:.0f}"'
     image = f'<img src="{name}.png" {size} loading="lazy" alt="">'
-    finding = fill(name, captions()[name].finding, points)
+    finding = fill(name, captions()[name].finding, rows)
     return f"""<li><a href="#{name}"><span class="thumb">{image}</span>
 <span><b>{title_of(name)}</b> {finding}</span></a></li>
 """

@@ -31,12 +31,12 @@ from command.cli import run_main
 from command.flags import Flag
 from engine import LLM
 from experiments.bench import BATCH_SIZE, MAX_LENGTH, SHAPES, make_workload, run_ours
-from experiments.lib.common import SPREAD, print_table, progress
+from experiments.lib.common import print_table, progress
 from experiments.lib.engines import middle
 from experiments.lib.flags import start
 from experiments.lib.measuring import measured_on
 from experiments.lib.peers import Work, http_client
-from experiments.lib.rows import Rows, with_kept
+from experiments.lib.rows import SPREAD, Rows, with_kept
 from web.api import Api
 from web.api import router as api_routes
 from web.priced import Placeholders

@@ -43,7 +43,7 @@ from command.checks import UserError
 from command.cli import ROOT, run_main
 from command.flags import Flag
 from configs import MODELS, ModelConfig
-from experiments.lib.common import SPREAD, progress
+from experiments.lib.common import progress
 from experiments.lib.flags import start
 from experiments.lib.look import COLOURS, panels, shade_rows
 from experiments.lib.measuring import this_machine
@@ -56,7 +56,7 @@ from experiments.lib.peers import (
     served,
     vllm_environment,
 )
-from experiments.lib.rows import Rows, print_rows, with_kept
+from experiments.lib.rows import SPREAD, Rows, print_rows, with_kept
 from experiments.lib.study import finish, title_of
 from experiments.serve_overhead import bodies_of
 from loading.device import choose_dtype

@@ -76,7 +76,7 @@ def test_keys_alone_lead_to_a_figure_and_its_numbers(page: "playwright.Page") ->
     page.keyboard.press("Enter")
     assert numbers.get_attribute("open") is not None
     assert numbers.locator("th[scope=col]").all_text_contents() == [
-        "what", "at", "measured", "unit",
+        "what", "measured", "unit",
     ]  # fmt: skip
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.getAttribute('role')") == "region"

@@ -16,8 +16,7 @@ from command import cli
 from command.checks import UserError
 from command.cli import MARK, claim, is_ours, write_file
 from command.flags import Flag, Parser
-from experiments.lib.common import with_kept
-from experiments.lib.rows import make_directory
+from experiments.lib.rows import Rows, make_directory, with_kept
 from loading import checkpoint
 from tests.conftest import tiny_model
 from tests.hostile.kills import WRITERS
@@ -79,7 +78,7 @@ def test_a_file_that_cannot_be_written_is_named() -> None:
 OURS = [
     b"",
     b'{"otherData":{"mark":"made by nano-sarathi"},"displayTimeUnit":"ms","traceEvents":[]}',
-    b"figure,series,x,x_unit,y,y_unit,source,model,hardware\nfig3,...\n",
+    b"source,model,hardware,L,B,speedup (x)\npredicted,...\n",
     b"<!-- made by nano-sarathi: experiments/fidelity.py -->\n",
 ]
 THEIRS = [
@@ -119,7 +118,7 @@ def test_a_foreign_table_is_overwritten_with_force_alone(tmp_path: Path) -> None
         make_directory(tmp_path, "fig3")
     make_directory(tmp_path, "fig3", force=True)
     assert table.read_bytes() == THEIRS[0], "checked, not removed"
-    assert with_kept(table, []) == []
+    assert with_kept(table, Rows()) == []
 
 
 @pytest.mark.parametrize(

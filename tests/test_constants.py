@@ -15,7 +15,8 @@ from configs import GPUS, MODELS
 from configs.constants import BORROWED
 from costmodel import EFFICIENCY, SOFTWARE, CostModel, constants
 from experiments import fit, td_allreduce
-from experiments.lib.common import Point, guesses
+from experiments.lib.engines import Priced, Sweep
+from experiments.lib.study import guesses
 from pipeline import simulate_pipeline
 from simulate import make_cost_model, simulate
 
@@ -51,14 +52,12 @@ def test_an_unknown_software_is_refused() -> None:
 
 
 def test_every_results_file_says_its_guesses() -> None:
-    def point(hardware: str, source: str = "predicted") -> Point:
-        return Point("any", "any", 0, "", 1.0, "s", source, "llama-13b", hardware)
+    def said(gpu: str, **options: str) -> list[str]:
+        return guesses([Sweep(print, [Priced("llama-13b", gpu, **options)] * 2, [])])
 
-    (said,) = guesses([point("a6000"), point("4 x a100-80gb")], {})
-    assert said.startswith("constants of the a6000: the a100-80gb has none for sarathi; on the L20")
-    assert guesses([point("4 x a100-80gb")], {"a100-80gb": "sarathi_serve"}) == []
-    assert guesses([point("a100-80gb", "measured"), point("any hardware")], {}) == []
-    assert "a100-80gb-pcie has none" in guesses([point("a100-80gb-pcie")], {})[0]
+    assert said("a6000") == said("a100-80gb", software="sarathi_serve") == []
+    (line,) = said("a100-80gb")
+    assert line.startswith("constants of the a6000: the a100-80gb has none for sarathi; on the L20")
 
 
 # ------------------------------------------------------------------------------------------ the L20

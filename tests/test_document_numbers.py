@@ -17,8 +17,8 @@ import pytest
 from configs.constants import BORROWED, EFFICIENCY
 from experiments import fidelity, fig12, serve_pipelines, td_throughput, validate
 from experiments.lib import common
-from experiments.lib.common import Point, paper_numbers, values
-from experiments.lib.rows import Numbers, print_comparison, read_results, read_rows
+from experiments.lib.common import paper_numbers
+from experiments.lib.rows import Numbers, Rows, print_comparison, read_rows
 from experiments.lib.validation import error_summary, errors
 
 ROOT = Path(__file__).parent.parent
@@ -30,8 +30,8 @@ def text_of(document: str) -> str:
     return " ".join((ROOT / document).read_text(encoding="utf-8").split())
 
 
-def results(name: str) -> list[Point]:
-    return read_results(ROOT / "results" / f"{name}.csv")
+def results(name: str) -> Rows:
+    return read_rows(ROOT / "results" / f"{name}.csv")
 
 
 # ----------------------------------------------------------------------------------------- tables
@@ -104,15 +104,13 @@ class Ranges(dict):
 
 def holes(name: str) -> dict[str, Mapping]:
     """What a sentence may quote of a CSV file of results/: the head of document_numbers.toml."""
-    found: dict[str, dict[str, float]] = {"paper": {}, "predicted": {}}
-    for point in results(name):
-        if point.source in found:
-            place = f"@{point.x:g}" if point.x_unit else ""
-            found[point.source].setdefault(point.series + place, point.y)
-    paper, predicted = found["paper"], found["predicted"]
+    rows = results(name)
+    paper, predicted = rows.named("paper"), rows.named()
     both = paper.keys() & predicted.keys()
     error = {name: 100 * (predicted[name] / paper[name] - 1) for name in both}
-    return {source: Numbers(numbers) for source, numbers in found.items()} | {
+    return {
+        "paper": paper,
+        "predicted": predicted,
         "error": Numbers(error),
         "least": Ranges(predicted, min),
         "most": Ranges(predicted, max),
@@ -144,7 +142,7 @@ def test_sentences_quote_the_constants() -> None:
 
 def test_latencies_with_the_artefact_s_budget_are_as_near_as_the_page_says() -> None:
     """Table 4 of Sarathi-Serve: two policies that have a budget, two latencies of each."""
-    found, numbers, errors = values(results("serve_ablation")), paper_numbers(), []
+    found, numbers, errors = results("serve_ablation").named(), paper_numbers(), []
     for name, policy in (("chunked", "chunked_only"), ("both", "sarathi_serve")):
         for latency, what in (("ttft", "P50 TTFT"), ("tbt", "P99 TBT")):
             paper = numbers[f"ss_t4_{name}_{latency}"]

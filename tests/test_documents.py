@@ -149,9 +149,7 @@ def test_the_figure_in_contributing_is_whole(
     captions = read(ROOT / "experiments" / "captions.toml")
     (entry,) = re.findall(r"^# A complete entry.*\n#\n((?:#   .*\n)+)", captions, re.MULTILINE)
     entry = tomllib.loads(re.sub("^#   ", "", entry, flags=re.MULTILINE))["NAME"]
-    texts = [
-        gallery.fill("NAME", text, rows.points()) for text in astuple(gallery.Caption(**entry))
-    ]
+    texts = [gallery.fill("NAME", text, rows) for text in astuple(gallery.Caption(**entry))]
     assert f"Four decodes take {paper_numbers()['t2_decode_total']:g} ms." in texts[4]
 
 

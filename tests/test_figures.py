@@ -2,12 +2,10 @@
 rows survive, bad flags are one line.
 """
 
-import csv
 import importlib
 import re
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 from unittest import mock
 
@@ -22,11 +20,11 @@ from command.flags import GRAPHS
 from costmodel import CostModel, make_batch
 from engine import LLM
 from experiments import fidelity, fig6, studies
-from experiments.lib.common import Point, curves, paper_numbers, with_kept, write_csv
+from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Priced, Real, gain
 from experiments.lib.flags import MEASURE, ScriptParser
 from experiments.lib.measuring import load_llm, time_batches
-from experiments.lib.rows import make_directory, read_results, read_rows
+from experiments.lib.rows import make_directory, read_rows
 from experiments.lib.steady import Workload, balance
 from fast.cuda import gathered
 from fast.graphs import GraphExecutor, Graphs
@@ -35,11 +33,10 @@ from loading.load import new_model, random_weights
 
 gallery = importlib.import_module("experiments.all")
 STUDIES = studies()
-FIGURES = STUDIES
 LONG = ["serve_capacity", "serve_ablation", "serve_pipelines", "fig5", "fig12", "choose_chunk"]
 LONG += ["policies", "fidelity", "td_lengths", "td_memory", "td_phases", "td_stealing"]
 LONG += ["td_options", "td_switches", "td_throughput"]
-SHORT = [name for name in FIGURES if name not in LONG]
+SHORT = [name for name in STUDIES if name not in LONG]
 SCRIPTS = SHORT + LONG
 
 
@@ -87,23 +84,16 @@ def test_a_script_writes_picture_and_csv(out: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in LONG if name in FIGURES])
+@pytest.mark.parametrize("name", [name for name in LONG if name in STUDIES])
 def test_a_long_script_does_too(every: Path, name: str) -> None:
     check_files(every, name)
 
 
 def check_files(out: Path, name: str) -> None:
     assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    with open(out / f"{name}.csv", newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    columns = ["figure", "series", "x", "x_unit", "y", "y_unit", "source", "model", "hardware"]
-    if name in STUDIES:
-        assert list(rows[0])[:3] == columns[6:]
-        assert set(read_rows(out / f"{name}.csv").units) <= STUDIES[name].units.keys()
-    else:
-        assert list(rows[0]) == columns
-        assert {row["figure"] for row in rows} == {name}
-    stated = name == "fig6" or name not in STUDIES or STUDIES[name].paper  # fig6: a rule
+    rows = read_rows(out / f"{name}.csv")
+    assert set(rows.units) <= STUDIES[name].units.keys()
+    stated = name == "fig6" or STUDIES[name].paper  # fig6: a rule
     assert {row["source"] for row in rows} == {"predicted", *(["paper"] if stated else [])}
     assert {row["model"] for row in rows} <= {*configs.MODELS, "any model", "four models"}
     assert {row["hardware"].split(" x ")[-1] for row in rows} <= {*configs.GPUS, "any hardware"}
@@ -115,29 +105,19 @@ def test_published_numbers_are_the_papers(out: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in LONG if name in FIGURES])
+@pytest.mark.parametrize("name", [name for name in LONG if name in STUDIES])
 def test_published_numbers_of_long_scripts_are_the_papers(every: Path, name: str) -> None:
     check_published(every, name)
 
 
 def check_published(out: Path, name: str) -> None:
-    if name in STUDIES:
-        rows, study = read_rows(out / f"{name}.csv"), STUDIES[name]
-        stated = {
-            number: rows.one(study.paper[number][0], source="paper", **study.paper[number][1])
-            for number in study.places(rows)
-        }
-        assert stated or not study.paper
-        assert stated == {number: paper_numbers()[number] for number in stated}
-        return
-    points = {
-        (point.series, point.x): point.y
-        for point in read_results(out / f"{name}.csv")
-        if point.source == "paper"
+    rows, study = read_rows(out / f"{name}.csv"), STUDIES[name]
+    stated = {
+        number: rows.one(study.paper[number][0], source="paper", **study.paper[number][1])
+        for number in study.places(rows)
     }
-    assert all(
-        points[place] == paper_numbers()[number] for number, place in FIGURES[name].paper.items()
-    )
+    assert stated or not study.paper
+    assert stated == {number: paper_numbers()[number] for number in stated}
 
 
 CLAIMING = [name for name in STUDIES if STUDIES[name].claims]
@@ -161,10 +141,6 @@ def check_claims(out: Path, name: str) -> None:
         assert all(all(each.comparisons) for each in found), (claim.says, found)
 
 
-def predicted(out: Path, name: str) -> dict[str, list[Point]]:
-    return curves(read_results(out / f"{name}.csv"), "predicted")
-
-
 A6000 = Priced("llama-13b", "a6000")
 
 
@@ -181,16 +157,6 @@ def test_the_gain_peaks_at_the_balance() -> None:
         gain(A6000, Workload(1024, 18, factor * middle), "sarathi", 256) for factor in (0.7, 1, 1.5)
     ]
     assert gains[1] == max(gains)
-
-
-def test_linear_operators_gain_and_attention_does_not_read_less(out: Path) -> None:
-    found = predicted(out, "fig10")
-    assert all(
-        point.y > 1.05
-        for series, curve in found.items()
-        if series.startswith("reduction of")
-        for point in curve
-    )
 
 
 # ----------------------------------------------------------------------------------------- fidelity
@@ -277,7 +243,7 @@ def test_gallery_shows_every_figure(every: Path, monkeypatch: pytest.MonkeyPatch
         )
         and "no number" not in fig12
     )
-    for name in {*FIGURES, "choose_chunk", "policies"} - {"td_options"}:
+    for name in {*STUDIES, "choose_chunk", "policies"} - {"td_options"}:
         assert f'src="{name}.png"' in page
     assert (
         "costs 200 times as much" in page
@@ -337,37 +303,17 @@ def test_measured_rows_are_added_and_survive(name: str, tiny: str, tmp_path: Pat
     where = ["--quick", "--out", str(tmp_path)]
     call(name, "--measure", "--device", "cpu", "--dtype", "float32", "--model", tiny, *where)
     path = tmp_path / f"{name}.csv"
-    measured = [point for point in read_results(path) if point.source == "measured"]
-    assert measured and {point.model for point in measured} == {"tiny"}
-    assert {point.hardware for point in measured}.isdisjoint(configs.GPUS)
+    measured = read_rows(path).where(source="measured")
+    assert measured and set(measured.column("model")) == {"tiny"}
+    assert set(measured.column("hardware")).isdisjoint(configs.GPUS)
     call(name, *where)
-    assert [point for point in read_results(path) if point.source == "measured"] == measured
+    assert read_rows(path).where(source="measured") == measured
 
 
 def test_chunking_does_not_change_tokens(tiny: str) -> None:
     llm = LLM(tiny, max_batch_size=2, max_length=65, dtype="float32", device="cpu")
     (share,) = fig6.same_tokens(Real(llm, 1), L=64, B=2, C=8).values()
     assert share == 100.0
-
-
-def test_a_new_measurement_replaces_only_its_own(tmp_path: Path) -> None:
-    def row(y: float, source: str, hardware: str) -> Point:
-        return Point("fig8", "s", 1.0, "B", y, "x", source, "m", hardware)
-
-    path = tmp_path / "fig8.csv"
-    assert with_kept(path, [row(1, "predicted", "a6000")]) == [row(1, "predicted", "a6000")]
-    write_csv(
-        path, [row(1, "predicted", "a6000"), row(2, "measured", "one"), row(3, "measured", "two")]
-    )
-    assert with_kept(path, [row(4, "predicted", "a6000"), row(5, "measured", "two")]) == [
-        row(4, "predicted", "a6000"),
-        row(2, "measured", "one"),
-        row(5, "measured", "two"),
-    ]
-    # the newest
-    assert curves(with_kept(path, [row(6, "measured", "one")]), "measured") == {
-        "s": [row(6, "measured", "one")]
-    }
 
 
 def test_batches_of_a_chosen_shape_run_and_are_priced(tiny: str) -> None:
@@ -480,7 +426,6 @@ def test_bad_flags_are_one_line(
     "text",
     [
         "a,b\n1,2\n",
-        ",".join(field.name for field in fields(Point)) + "\nfig3,s,1,B,much,x,measured,m,h\n",
         "source,model,hardware,B,much (x)\nmeasured,m,h,1,many\n",
         "source,model,hardware,B\nguessed,m,h,1\n",
     ],

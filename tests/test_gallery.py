@@ -18,7 +18,7 @@ from command.cli import run_main
 from experiments import fidelity
 from experiments.lib import common
 from experiments.lib.common import ROOT
-from experiments.lib.rows import Rows, read_results, read_rows
+from experiments.lib.rows import Rows, read_rows
 
 gallery = importlib.import_module("experiments.all")
 RESULTS = ROOT / "results"
@@ -159,12 +159,12 @@ def test_a_wrong_caption_is_named(
     ],
 )
 def test_a_wrong_hole_is_named(text: str) -> None:
-    points = read_results(RESULTS / "fig9.csv")
-    assert gallery.fill("fig9", "{paper[gain, L=1024 C=256 peak]:.2f}", points) == "1.27"
+    rows = read_rows(RESULTS / "fig9.csv")
+    assert gallery.fill("fig9", "{paper[gain, L=1024 C=256 peak]:.2f}", rows) == "1.27"
     with pytest.raises(UserError, match=r"captions\.toml, fig9: a hole cannot be filled"):
-        gallery.fill("fig9", text, points)
+        gallery.fill("fig9", text, rows)
 
 
 def test_what_is_not_measured_yet_says_how_to_measure_it() -> None:
-    text = gallery.fill("fig9", "{measured[gain, L=512 C=64]:.2f}", [])
+    text = gallery.fill("fig9", "{measured[gain, L=512 C=64]:.2f}", Rows())
     assert text == "Not measured yet: python experiments/fig9.py --measure does it."

@@ -16,8 +16,7 @@ from configs import GPUS
 from costmodel import make_batch
 from engine import LLM, SamplingParams
 from experiments import fig9, fig11, policies, serve_ablation, serve_latency, serve_stalls
-from experiments.lib.common import Point
-from experiments.lib.rows import Rows, read_results, read_rows
+from experiments.lib.rows import Rows, read_rows
 from loading.policyfile import load_policies
 from pipeline import simulate_pipeline
 from scheduler import POLICIES, make_scheduler
@@ -290,14 +289,14 @@ def test_the_papers_figures_take_more_policies(
     name, out = script.__name__.rpartition(".")[2], ("--quick", "--out", tmp_path)
     done = call(script, "--policy-file", PRIORITY, *out)
     assert done.returncode == 0 and "priority" in done.stdout, done.stderr
-    with_more = read_results(tmp_path / f"{name}-priority.csv")
-    own = [point for point in with_more if "priority" in point.series]
-    assert series in {point.series for point in own} and all(point.y > 0 for point in own)
+    with_more = read_rows(tmp_path / f"{name}-priority.csv").numbers()
+    own = {each.name: each.value for each in with_more if "priority" in each.name}
+    assert series in own and all(y > 0 for y in own.values())
     assert (tmp_path / f"{name}-priority.png").exists()
     assert not (tmp_path / f"{name}.csv").exists() and not (tmp_path / f"{name}.png").exists()
     assert call(script, *out).returncode == 0
-    usual = read_results(tmp_path / f"{name}.csv")
-    assert usual == [point for point in with_more if "priority" not in point.series]
+    usual = read_rows(tmp_path / f"{name}.csv").numbers()
+    assert usual == [each for each in with_more if "priority" not in each.name]
 
 
 WORSE = """
@@ -341,18 +340,16 @@ def test_they_are_measured_too(script: ModuleType, tmp_path: Path, few_ratios: N
     """Beside the figure's own policies; and a later run keeps all that was measured."""
     name, out = script.__name__.rpartition(".")[2], ("--quick", "--out", tmp_path)
 
-    def measured(*flags: object) -> list[Point]:
+    def measured(*flags: object) -> Rows:
         done = call(script, "--policy-file", PRIORITY, *flags, *out)
         assert done.returncode == 0, done.stderr
-        points = read_results(tmp_path / f"{name}-priority.csv")
-        return [point for point in points if point.source == "measured"]
+        return read_rows(tmp_path / f"{name}-priority.csv").where(source="measured")
 
     found = measured("--measure", "--model", "demo", "--device", "cpu")
-    series = {point.series for point in found}
-    ours = {each for each in series if "priority" in each}
-    assert ours and series - ours
-    assert {point.model for point in found} == {"demo"}
-    assert {point.hardware for point in found}.isdisjoint(GPUS)
+    ours = found.where(policy="priority")
+    assert 0 < len(ours) < len(found)
+    assert set(found.column("model")) == {"demo"}
+    assert set(found.column("hardware")).isdisjoint(GPUS)
     assert measured() == found
 
 

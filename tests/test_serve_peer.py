@@ -9,9 +9,8 @@ from watch import alive, wait_for
 
 from experiments import serve_peer
 from experiments.lib import peers
-from experiments.lib.common import SPREAD
 from experiments.lib.peers import Server
-from experiments.lib.rows import read_rows
+from experiments.lib.rows import SPREAD, read_rows
 from experiments.serve_peer import Found, Run, make_load, run_load
 from timeline import Life
 

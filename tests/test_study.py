@@ -10,7 +10,7 @@ from command.checks import UserError
 from costmodel import make_batch
 from experiments.lib.claims import falls, flat, rises
 from experiments.lib.engines import Priced, Real, Sweep, cases, middle
-from experiments.lib.rows import Numbers, Rows, read_rows, with_kept
+from experiments.lib.rows import Rows, read_rows, with_kept
 from experiments.lib.study import Study
 from loop import Result
 
@@ -77,7 +77,7 @@ def test_a_number_has_as_many_words_as_it_takes() -> None:
         ],
         UNITS,
     )
-    numbers = Numbers({point.series: point.y for point in rows.points()})
+    numbers = rows.named()
     assert numbers["speedup, L=1 bb"] == numbers["speedup, bb L=1"] == 3
     assert numbers["speedup, L=2 a"] == 3
     for name in ("speedup, L=1", "speedup", "speedup, L=3 a", "rate, L=1 a"):
@@ -87,7 +87,7 @@ def test_a_number_has_as_many_words_as_it_takes() -> None:
 
 def test_a_model_is_named_where_several_are() -> None:
     rows = Rows([PREDICTED | {"model": model, "rate": 1.0} for model in ("small", "large")], UNITS)
-    assert [point.series for point in rows.points()] == ["rate, small", "rate, large"]
+    assert [each.name for each in rows.numbers()] == ["rate, small", "rate, large"]
 
 
 class Machine(Real):

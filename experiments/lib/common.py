@@ -1,9 +1,9 @@
-"""What all experiments share: published numbers, result rows and their CSV files, tables.
+"""What all experiments share: published numbers, tables, jobs in several processes, files.
 
-A number is a `Point` that says what it is: paper, predicted or measured. Above this module stand
-`flags` (command lines), `look` (pictures), `steady` (what is run, and what the cost model predicts
-for it), `measuring` (the real engine on this machine), `papers` (Sarathi-Serve's set-ups) and
-`figure` (what makes a figure of all that).
+Above this module stand `rows` (results with columns), `flags` (command lines), `look` (pictures),
+`steady` (what is run), `measuring` (the real engine on this machine), `engines` (what a study asks:
+priced or real), `claims`, `papers` (Sarathi-Serve's set-ups) and `study` (what makes a script of
+all that).
 """
 
 import csv
@@ -14,18 +14,15 @@ import shutil
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import astuple, dataclass, fields, replace
 from io import StringIO
 from pathlib import Path
 from typing import TypeVar
 
 from command.checks import UserError
 from command.cli import claim, interrupts_held, is_ours, progress, write_file
-from configs import GPUS
-from costmodel import constants
 from loading.policyfile import LOADED, load_policies
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,81 +38,6 @@ def paper_numbers() -> dict[str, float]:
         return {row["id"]: float(row["value"]) for row in csv.DictReader(file)}
 
 
-# ------------------------------------------------------------------------------------------ results
-
-SPREAD = (" lowest", " highest")  # what the series of a measured range end with
-
-
-@dataclass(frozen=True)
-class Point:
-    """One point of one curve: a row of results/NAME.csv.
-
-    A number that belongs to no one x (a curve's largest) has x = 0, x_unit = "".
-    """
-
-    figure: str
-    series: str
-    x: float
-    x_unit: str
-    y: float
-    y_unit: str
-    source: str  # paper (published), predicted (cost model) or measured (this machine)
-    model: str
-    hardware: str
-
-    def __post_init__(self) -> None:
-        assert self.source in ("paper", "predicted", "measured"), self.source
-
-
-class Record(list[Point]):
-    """Points of one figure. What they share is said once.
-
-    Record("fig8", MODEL, GPU) collects predicted ones. `measured_on(llm)` of lib/measuring.py names
-    model, hardware and source of measured ones: Record("fig8", *measured_on(llm)).
-    """
-
-    def __init__(self, figure: str, model: str, hardware: str, source: str = "predicted") -> None:
-        super().__init__()
-        self.figure, self.where = figure, (source, model, hardware)
-
-    def add(self, series: str, y: float, unit: str, x: float = 0, x_unit: str = "") -> None:
-        self.append(Point(self.figure, series, x, x_unit, y, unit, *self.where))
-
-
-def values(points: Iterable[Point], source: str = "predicted") -> dict[str, float]:
-    """y of the points of one source by series, of series that have one point each."""
-    return {point.series: point.y for point in points if point.source == source}
-
-
-def values_at(points: Iterable[Point], source: str = "predicted") -> dict[tuple[str, float], float]:
-    """y of the points of one source by series and x."""
-    return {(point.series, point.x): point.y for point in points if point.source == source}
-
-
-def guesses(points: Sequence[Point], software: Mapping[str, str]) -> list[str]:
-    """The lines that say which predicted points borrow another GPU's constants.
-
-    software: GPU -> whose constants it was priced with, where not "sarathi". A GPU that is left out
-    gets a line too many rather than none.
-    """
-    predicted = {point.hardware for point in points if point.source == "predicted"}
-    names = [gpu for gpu in GPUS if any(gpu in hardware.split() for hardware in predicted)]
-    lines = [constants(gpu, software.get(gpu, "sarathi"))[1] for gpu in names]
-    return [line for line in lines if line]
-
-
-def write_csv(
-    path: Path, points: Sequence[Point], software: Mapping[str, str] | None = None
-) -> None:
-    """Tidy: one row per point, numbers rounded to 6 significant digits.
-
-    Prints `guesses`: every result passes here, so that none forgets to say them.
-    """
-    for line in guesses(points, software or {}):
-        print("\n" + textwrap.fill(f"A guess: {line}", 100))
-    write_table(path, [field.name for field in fields(Point)], map(astuple, points))
-
-
 def write_table(
     path: Path, columns: Sequence[str], rows: Iterable[Sequence], head: str = ""
 ) -> None:
@@ -126,74 +48,6 @@ def write_table(
     for row in rows:
         writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in row])
     write_file(path, head + text.getvalue())
-
-
-def read_csv(path: Path) -> list[Point]:
-    """The rows of a results/NAME.csv; none where there is no such file.
-
-    Raises UserError where the file holds something else.
-    """
-    if not path.exists():
-        return []
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            return [
-                Point(**row | {"x": float(row["x"]), "y": float(row["y"])})
-                for row in csv.DictReader(file)
-            ]
-    except (AssertionError, KeyError, TypeError, ValueError, csv.Error):
-        columns = ", ".join(field.name for field in fields(Point))
-        raise UserError(
-            f"{path} is there and holds no results: its columns should be {columns}; move it away"
-        ) from None
-
-
-def with_kept(path: Path, points: Sequence[Point]) -> list[Point]:
-    """`points`, and the measured rows that `path` holds from earlier runs.
-
-    A measurement takes minutes and a machine: a later run without --measure, or on another machine,
-    must not lose it. Rows of a model and hardware that this run measured again are replaced. A file
-    that is not ours is to be overwritten (--force), and holds nothing.
-    """
-    if foreign(path):
-        return list(points)
-    measured = [point for point in points if point.source == "measured"]
-    anew = {(point.model, point.hardware) for point in measured}
-    kept = [
-        p for p in read_csv(path) if p.source == "measured" and (p.model, p.hardware) not in anew
-    ]
-    return [point for point in points if point.source != "measured"] + kept + measured
-
-
-def newest_measured(points: Iterable[Point]) -> list[Point]:
-    """The measured points of one model and machine: those that were measured last."""
-    measured = [point for point in points if point.source == "measured"]
-    where = [(point.model, point.hardware) for point in measured]
-    return [point for point, place in zip(measured, where, strict=True) if place == where[-1]]
-
-
-def curves(points: Iterable[Point], source: str) -> dict[str, list[Point]]:
-    """The points of one source by series, each in order of x; see `newest_measured`."""
-    if source == "measured":
-        points = newest_measured(points)
-    found: dict[str, list[Point]] = {}
-    for point in points:
-        if point.source == source:
-            found.setdefault(point.series, []).append(point)
-    return {series: sorted(curve, key=lambda point: point.x) for series, curve in found.items()}
-
-
-def paper_points(paper: Mapping[str, tuple[str, float]], predicted: Sequence[Point]) -> list[Point]:
-    """The published numbers as points.
-
-    paper: number's id -> series and x of the predicted point that it stands beside.
-    """
-    numbers, places = paper_numbers(), {(point.series, point.x): point for point in predicted}
-    return [
-        replace(places[place], y=numbers[name], source="paper")
-        for name, place in paper.items()
-        if place in places
-    ]
 
 
 # ------------------------------------------------------------------------------------------- tables
@@ -309,30 +163,6 @@ def wrap(cell: str, width: int) -> list[str]:
 
 def three_digits(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:#.3g}"
-
-
-def print_comparison(points: Sequence[Point]) -> None:
-    """One row per series, x, model and hardware; the error is that of predicted against paper."""
-    rows: dict[tuple, dict[str, float]] = {}
-    for point in points:
-        place = f"{point.x_unit} = {point.x:.4g}" if point.x_unit else ""
-        key = (f"{point.model} on {point.hardware}", point.series, place, point.y_unit)
-        rows.setdefault(key, {})[point.source] = point.y
-    table = []
-    for (_, series, place, unit), values in rows.items():
-        cells = [
-            three_digits(values[source]) if source in values else "-"
-            for source in ("paper", "predicted", "measured")
-        ]
-        both = "paper" in values and "predicted" in values
-        error = f"{100 * (values['predicted'] / values['paper'] - 1):+.1f} %" if both else "-"
-        table.append([series, place, *cells, error, unit])
-    for where in dict.fromkeys(key[0] for key in rows):
-        print(f"\n{where}\n")
-        print_table(
-            ["what", "at", "paper", "predicted", "measured", "error", "unit"],
-            [row for key, row in zip(rows, table, strict=True) if key[0] == where],
-        )
 
 
 def begin_worker(initializer: Callable[[], object] | None, policies: Sequence[Path]) -> None:

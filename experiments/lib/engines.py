@@ -24,8 +24,8 @@ from configs import GPUS, MODELS, ModelConfig
 from configs.constants import EFFICIENCY
 from costmodel import CostModel
 from experiments.lib import measuring, steady
-from experiments.lib.common import SPREAD, progress, run_jobs
-from experiments.lib.rows import Row
+from experiments.lib.common import progress, run_jobs
+from experiments.lib.rows import SPREAD, Row
 from experiments.lib.steady import Workload
 from simulate import CostExecutor
 from timeline import Trace

@@ -1,6 +1,6 @@
 """The flags that experiments share. A script adds its own, each a `Flag` of command/flags.py.
 
-`start` begins a script: flags, the place for its results, its title. `lib/figure.py` ends it.
+`start` begins a script: flags, the place for its results, its title. `study.finish` ends it.
 """
 
 import re

@@ -9,7 +9,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 
 from command.cli import MARK, write_file
-from experiments.lib.common import SPREAD
+from experiments.lib.rows import SPREAD
 
 matplotlib.use("Agg")  # pictures go to files: no window, no display needed
 

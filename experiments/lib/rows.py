@@ -9,13 +9,12 @@ The range of a measured quantity has columns of its own, such as "speedup lowest
 import csv
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from command.checks import UserError
 from experiments.lib import common
 from experiments.lib.common import (
-    SPREAD,
-    Point,
     claim_result,
     foreign,
     print_table,
@@ -24,7 +23,19 @@ from experiments.lib.common import (
 
 SOURCES = ("paper", "predicted", "measured")
 WHERE = ("source", "model", "hardware")  # the first columns of every file
+SPREAD = (" lowest", " highest")  # what the columns of a measured range end with
 Row = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Number:
+    """One number of a row, as a page or a table shows it."""
+
+    name: str
+    quantity: str
+    value: float
+    unit: str
+    source: str
 
 
 class Rows(list[Row]):
@@ -103,28 +114,30 @@ class Rows(list[Row]):
             if column not in WHERE and base(column) not in self.units
         }
 
-    def points(self) -> list[Point]:
-        """A point for each number: its series is the `name_of` it, and its x is 0.
+    def numbers(self) -> "list[Number]":
+        """Every number with its `name_of`.
 
         Where predicted rows differ in model or hardware, names end with these.
         """
         places = [row for row in self if row["source"] == "predicted"]
         ends = [name for name in WHERE[1:] if len({row[name] for row in places}) > 1]
         return [
-            Point(
-                "",
+            Number(
                 name_of(column, self.case(row) | {end: row[end] for end in ends}),
-                0,
-                "",
+                quantity,
                 row[column],
                 unit,
-                *where(row),
+                row["source"],
             )
             for row in self
             for quantity, unit in self.units.items()
             for column in (quantity, *(quantity + end for end in SPREAD))
             if column in row
         ]
+
+    def named(self, source: str = "predicted") -> "Numbers":
+        """The numbers of one source by their names; of measured ones, the newest."""
+        return Numbers({each.name: each.value for each in self.numbers() if each.source == source})
 
     def write(self, path: Path) -> None:
         """A CSV file: where it was run, keys, quantities with their ranges."""
@@ -207,16 +220,6 @@ def read_rows(path: Path) -> Rows:
     return Rows(rows, units)
 
 
-def read_results(path: Path) -> list[Point]:
-    """The numbers of a results file as points, whichever form it has."""
-    try:
-        with open(path, "rb") as file:
-            old = file.readline().startswith(b"figure,")
-    except OSError:
-        return []
-    return common.read_csv(path) if old else read_rows(path).points()
-
-
 def make_directory(
     path: Path, name: str = "", others: Sequence[str] | None = None, force: bool = False
 ) -> None:
@@ -238,7 +241,7 @@ def make_directory(
     for file in [*own, *([f"{name}.png"] if name and others is None else others or [])]:
         claim_result(path / file, force)
     if name and not (force and foreign(path / f"{name}.csv")):
-        read_results(path / f"{name}.csv")
+        read_rows(path / f"{name}.csv")
 
 
 def split_head(head: str) -> tuple[str, str]:
