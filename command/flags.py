@@ -204,7 +204,7 @@ TABLE: dict[str, dict[str, Kind]] = {
         "seed": Kind("N", "seed of all that is drawn at random", SEED),
     },
     "How it is measured": {
-        "measure": Kind("", "also run the real engine on this machine"),
+        "measure": Kind("", "also run the real engine here; replace its earlier results from here"),
         "quick": Kind("", "run a smaller case: a smoke test, not a result"),
         "slow": Kind("", "also run the scripts that take long"),
         "page": Kind("", "write only the page of all figures, from the results that are there"),
@@ -337,9 +337,9 @@ class Parser(argparse.ArgumentParser):
             if getattr(options, name) is None:
                 quick = flag.quick is not None and options.quick
                 setattr(options, name, flag.quick if quick else flag.default)
-            elif flag.measure and not options.measure:
+            elif flag.measure and not options.measure and getattr(options, name) is not False:
                 raise UserError(
-                    f"--{name.replace('_', '-')} needs --measure: what is predicted are always the"
+                    f"--{name.replace('_', '-')} needs --measure: a prediction is always for the"
                     " paper's models and GPUs"
                 )
 

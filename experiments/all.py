@@ -292,6 +292,10 @@ def gallery(out: Path) -> str:
 def write_page(out: Path) -> None:
     """Pictures that are missing, then the page."""
     draw_kept(out)
+    there = [name for name in captions() if (out / f"{name}.csv").exists()]
+    left = [name for name in there if name not in shown(out)]
+    if left:
+        print(f"\nleft out, for want of a picture: {', '.join(left)}: run these scripts")
     write_file(out / "index.html", gallery(out))
     print(f"\nwrote {out / 'index.html'}")
 

@@ -39,7 +39,7 @@ from configs import MODELS, ModelConfig
 from experiments.lib import beam_engines, common, look, segment
 from experiments.lib.beam_engines import ENGINES, Engines, Search, Seen, started
 from experiments.lib.common import three_digits
-from experiments.lib.engines import middle
+from experiments.lib.engines import median_row
 from experiments.lib.flags import start
 from experiments.lib.measuring import this_machine
 from experiments.lib.rows import Row, Rows, read_rows, spread, with_kept
@@ -101,7 +101,7 @@ def row_of(case: Row, seen: Seen, others: Mapping[str, Seen]) -> Row:
             pairs = zip(times, other.times(what), strict=True)
             turns[f"{what} over {name}"] = [mine / theirs for mine, theirs in pairs]
     each = zip(*turns.values(), strict=True)
-    row = case | middle([dict(zip(turns, turn, strict=True)) for turn in each])
+    row = case | median_row([dict(zip(turns, turn, strict=True)) for turn in each])
     row["throughput"] = seen.throughput(case["BS"], case["R"])
     if seen.peak:
         row["peak"] = statistics.median(seen.peak) / 1e6

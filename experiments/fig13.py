@@ -87,8 +87,10 @@ def draw(rows: Rows) -> plt.Figure:
 
 def tiles_matter(rows: Rows) -> list[Finding]:
     findings = []
-    for length, own in rows.where("L", C=(256, 320, 512)).by("L").items():
-        gains = [own.one("end to end", C=size) for size in (256, 320, 512)]
+    for length, own in rows.where("L", "end to end", C=(256, 320, 512)).by("L").items():
+        gains = own.column("end to end")
+        if len(gains) < 3:
+            continue
         findings.append(
             Finding(
                 f"L={length}", ", ".join(f"{gain:.3g}" for gain in gains), [gains[1] == min(gains)]

@@ -44,7 +44,7 @@ def same_tokens(real: Real, L: int, B: int, C: int) -> dict[str, float]:
 
     def outputs(policy: str, chunk_size: int) -> list[int]:
         requests = [Request(i, range(L // 2 + i), 16) for i in range(B)]
-        done = measuring.generate(real.llm, requests, policy, chunk_size)
+        done = real.in_turn(lambda: measuring.generate(real.llm, requests, policy, chunk_size))
         return [token for output in done for token in output.token_ids]
 
     whole, chunked = outputs("baseline", 1), outputs("sarathi", C)

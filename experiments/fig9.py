@@ -38,7 +38,7 @@ from experiments.lib.common import print_table
 from experiments.lib.engines import Cases, Engine, Priced, Real, Sweep, gain
 from experiments.lib.flags import POLICIES
 from experiments.lib.papers import SPARE_LOOKS
-from experiments.lib.rows import Rows
+from experiments.lib.rows import Rows, spread
 from experiments.lib.steady import BATCH_SIZES, Workload, balance, split
 from experiments.lib.study import Study, title_of
 
@@ -216,8 +216,7 @@ def report(rows: Rows) -> None:
     if measured := rows.newest().where(source="measured"):
         table = []
         for row in (row for curve in curves(measured) for row in curve):
-            spread = [row.get(f"gain{end}", row["gain"]) for end in ("", " lowest", " highest")]
-            numbers = (row["PD"], row["C"] / (row["B"] - 1), *spread)
+            numbers = (row["PD"], row["C"] / (row["B"] - 1), row["gain"], *spread(row, "gain"))
             cells = [f"{value:.3g}" for value in numbers]
             table.append([row.get("policy", SARATHI), row["C"], *cells])
         where = f"{measured[0]['model']} on {measured[0]['hardware']}"

@@ -31,7 +31,7 @@ from command.cli import run_main
 from command.flags import Flag
 from configs import MODELS, ModelConfig
 from experiments.lib import common, look, measuring
-from experiments.lib.engines import middle
+from experiments.lib.engines import median_row
 from experiments.lib.flags import start
 from experiments.lib.rows import Row, Rows, spread, with_kept
 from experiments.lib.segment import TILE, WIDTH, say
@@ -159,7 +159,7 @@ def measure(shape: Shape) -> list[Row]:
     rows = []
     for (layout, batch_size), rates in seen.items():
         case = {"layout": layout} | ({"BS": batch_size} if batch_size else {})
-        rows.append(where | case | middle([{"bandwidth": rate} for rate in rates]))
+        rows.append(where | case | median_row([{"bandwidth": rate} for rate in rates]))
     return rows
 
 

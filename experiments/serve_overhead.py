@@ -32,7 +32,7 @@ from command.flags import Flag
 from engine import LLM
 from experiments.bench import BATCH_SIZE, MAX_LENGTH, SHAPES, make_workload, run_ours
 from experiments.lib.common import print_table, progress
-from experiments.lib.engines import middle
+from experiments.lib.engines import median_row
 from experiments.lib.flags import start
 from experiments.lib.measuring import measured_on
 from experiments.lib.peers import Work, http_client
@@ -160,7 +160,7 @@ def main() -> None:
         tokens = sum(len(prompt) + count for prompt, count in work)
         for way in WAYS:
             pairs = zip(seconds[way], seconds["generate"], strict=True)
-            row = middle([{"time": own, "over generate": own / base} for own, base in pairs])
+            row = median_row([{"time": own, "over generate": own / base} for own, base in pairs])
             ratio = row["over generate"]
             low, high = (row.get(f"over generate{end}", ratio) for end in SPREAD)
             where = {"source": source, "model": model, "hardware": hardware}

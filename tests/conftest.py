@@ -306,7 +306,9 @@ def built_gallery(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of all figures, from the committed results. Its pictures are of one colour."""
     gallery = importlib.import_module("experiments.all")
     out = tmp_path_factory.mktemp("gallery")
-    for file in (Path(__file__).parent.parent / "results").glob("*.[cm][sd]*"):
+    results = Path(__file__).parent.parent / "results"
+    shutil.copy(results / "fidelity.md", out)
+    for file in results.glob("*.csv"):
         shutil.copy(file, out)
         Image.new("P", (1600, 900)).save(out / f"{file.stem}.png")
     gallery.write_page(out)

@@ -9,8 +9,8 @@ from batch import Batch
 from command.checks import UserError
 from costmodel import make_batch
 from experiments.lib.claims import falls, flat, rises
-from experiments.lib.engines import Priced, Real, Sweep, cases, middle
-from experiments.lib.rows import Rows, read_rows, with_kept
+from experiments.lib.engines import Priced, Real, Sweep, cases, median_row
+from experiments.lib.rows import Rows, make_directory, read_rows, with_kept
 from experiments.lib.study import Study
 from loop import Result
 
@@ -39,6 +39,16 @@ def test_rows_come_back_from_their_file(tmp_path: Path) -> None:
     assert back.units == UNITS and back[0] == rows[0] and back[2] == rows[2]
     assert back[1]["rate"] == 123457, "six digits"
     assert back.case(back[2]) == {"L": 8}, "a range is no key"
+    for policy in ("007", "1e3", "nan", "infinity", "1_0"):
+        Rows([PREDICTED | {"policy": policy, "rate": 1.0}], UNITS).write(path)
+        assert read_rows(path)[0]["policy"] == policy
+
+
+def test_results_of_an_older_version_are_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("figure,series,x\na,b,1\n", encoding="utf-8")
+    for force in (False, True):
+        with pytest.raises(UserError, match="results of an older version, with other columns"):
+            make_directory(tmp_path, "a", force=force)
 
 
 @pytest.mark.parametrize(
@@ -98,8 +108,9 @@ class Machine(Real):
         self.model, self.hardware, self.layers = "tiny", "an abacus", 1
         self.clock, self.ran = iter(seconds), []
         self.answers, self.runs, self.case, self.asked, self.turn = {}, {}, 0, 0, None
+        self.run = {False: self.run_batch}
 
-    def batch(self, batch: Batch, operators: bool) -> Result:
+    def run_batch(self, batch: Batch) -> Result:
         self.ran.append(len(batch.decodes))
         return Result([], next(self.clock))
 
@@ -112,17 +123,29 @@ def test_cases_alternate_and_batches_have_medians(monkeypatch: pytest.MonkeyPatc
         return {"ratio": engine.seconds(make_batch(decodes=2 * B)) / one}
 
     # turns of B = 1 (batches of 1, 2) and of B = 3 (batches of 3, 6)
-    real = Machine([1, 2, 3, 6, 10, 20, 30, 90, 2, 6, 4, 8], repeats=3)
+    # the first run of each shape does not count
+    real = Machine([99, 1, 99, 2, 99, 3, 99, 6, 10, 20, 30, 90, 2, 6, 4, 8], repeats=3)
     found = real.rows(ratio, cases(B=(1, 3)))
-    assert real.ran == [1, 2, 3, 6] * 3
+    assert real.ran == [1, 1, 2, 2, 3, 3, 6, 6] + [1, 2, 3, 6] * 2
     assert found == [[{"ratio": 6 / 2}], [{"ratio": 8 / 4}]], "of medians: 1, 10, 2 and 2, 20, 6"
+
+
+def test_a_function_that_asks_more_in_a_replay_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("experiments.lib.measuring.warm_up", lambda llm: None)
+
+    def fickle(engine: Real, B: int) -> dict[str, float]:
+        found = engine.seconds(make_batch(decodes=B))
+        return {"time": found + (engine.seconds(make_batch(decodes=9)) if engine.turn == 0 else 0)}
+
+    with pytest.raises(LookupError, match="the same questions in each turn"):
+        Machine([1.0] * 9, repeats=2).rows(fickle, cases(B=1))
 
 
 def test_runs_have_a_range() -> None:
     turns = [{"gain": gain, "who": "a"} for gain in (3.0, 1.0, 2.0)]
     spread = {"gain lowest": 1.0, "gain highest": 3.0}
-    assert middle(turns) == {"gain": 2.0, "who": "a"} | spread
-    assert middle([{"gain": 2.0}, {"gain": 2.0}]) == {"gain": 2.0}
+    assert median_row(turns) == {"gain": 2.0, "who": "a"} | spread
+    assert median_row([{"gain": 2.0}, {"gain": 2.0}]) == {"gain": 2.0}
 
 
 def test_one_function_is_priced_and_real() -> None:

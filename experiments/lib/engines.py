@@ -72,7 +72,6 @@ class Priced:
 
     @property
     def cost_model(self) -> CostModel:
-        """With the constants of the moment: law_variants.py tries others."""
         now = list(EFFICIENCY.values())
         if self.constants != now:
             options = {
@@ -116,10 +115,10 @@ class Priced:
 class Real:
     """An LLM on this machine. What is compared runs in alternation: a machine drifts.
 
-    `rows` runs a study's function `repeats` times for each case, all cases in turn, and keeps what
-    it was answered. Then it asks the function again: `seconds` and `operators` are now medians over
-    all turns, and a run is that of one turn after the other. So what is a ratio of two runs is the
-    ratio of two neighbours.
+    `rows` runs a study's function `repeats` times for each case, all cases in turn, and keeps the
+    answers. Then it calls the function again, and replays them: `seconds` and `operators` are
+    medians over all turns; a run is that of one turn after the other. So a ratio of two runs is one
+    of the same turn, in which one baseline serves all chunk sizes and policies.
     """
 
     source = "measured"
@@ -132,12 +131,12 @@ class Real:
         self.answers: dict[tuple, list] = {}  # by case and number of the question; one for a turn
         self.runs: dict[tuple, Steady] = {}  # of this turn
         self.case, self.asked = 0, 0
-        self.turn: int | None = None  # that is told again; None: it runs
+        self.turn: int | None = None  # the one that is replayed; None: it measures
 
     def rows(
         self, function: Callable[..., object], cases: Sequence[Mapping[str, object]]
     ) -> list[list[Row]]:
-        """What the function says of each case: medians, and where turns differ, their range."""
+        """What the function says of each case: medians over the turns, and the range of runs."""
         self.warm_up()
         found, numbered = [], list(enumerate(cases))
         for number, case in progress(numbered * self.repeats, "measuring"):
@@ -151,7 +150,7 @@ class Real:
                 self.turn = turn
                 self.begin(number)
                 turns.append(as_rows(function(self, **case)))
-            found.append([middle(rows) for rows in zip(*turns, strict=True)])
+            found.append([median_row(rows) for rows in zip(*turns, strict=True)])
         self.turn, self.answers = None, {}
         return found
 
@@ -167,17 +166,19 @@ class Real:
         answers = self.answers.setdefault((self.case, self.asked), [])
         if self.turn is None:
             answers.append(measure())
+        if not answers:
+            raise LookupError("a study's function must ask the same questions in each turn")
         return answers
 
     def in_turn(self, measure: Callable[[], object]) -> object:
-        """The answer of this turn: what is a ratio of two runs is the ratio of two neighbours."""
+        """The answer of this turn."""
         return self.ask(measure)[-1 if self.turn is None else self.turn]
 
     def batch(self, batch: Batch, operators: bool) -> object:
         """Run one batch; before its first turn, also for nothing, as its shape is new."""
         if operators not in self.run:
             self.run[operators] = measuring.batch_runner(self.llm, operators)
-        run, new = self.run[operators], (self.case, self.asked) not in self.answers
+        run, new = self.run[operators], not self.answers[self.case, self.asked]
         for _ in range((2 if self.llm.graphs else 1) * new):  # the second records the graphs
             run(batch)
         return run(batch)
@@ -241,7 +242,7 @@ def as_rows(answer: Row | Sequence[Row]) -> list[Row]:
     return [answer] if isinstance(answer, Mapping) else list(answer)
 
 
-def middle(turns: Sequence[Row]) -> Row:
+def median_row(turns: Sequence[Row]) -> Row:
     """One row of several turns: medians, and the range of what differs."""
     found: Row = {}
     for name, value in turns[0].items():

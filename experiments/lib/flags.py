@@ -22,7 +22,7 @@ MEASURE = {
     "cuda_graphs": Flag(default="auto", measure=True),
 }  # of every figure that can be measured
 
-# Of every script that compares policies: those of `policy` are compared, too.
+# Of every script that compares policies: those of --policy are added to the comparison.
 POLICIES = {
     "policy": Flag(
         "a policy to compare, too", shown="all of --policy-file, where that is given",

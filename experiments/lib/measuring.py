@@ -194,15 +194,6 @@ def measured_trace(
     return llm.trace
 
 
-def median_ratio(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """Median, smallest and largest of first / second over alternating measurements.
-
-    A machine's drift hits both of a pair.
-    """
-    ratios = [first / second for first, second in pairs]
-    return statistics.median(ratios), min(ratios), max(ratios)
-
-
 # --------------------------------------------------------------------------------- which chunk size
 
 

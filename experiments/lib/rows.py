@@ -7,6 +7,7 @@ The range of a measured quantity has columns of its own, such as "speedup lowest
 """
 
 import csv
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -137,7 +138,8 @@ class Rows(list[Row]):
 
     def named(self, source: str = "predicted") -> "Numbers":
         """The numbers of one source by their names; of measured ones, the newest."""
-        return Numbers({each.name: each.value for each in self.numbers() if each.source == source})
+        found = self.newest().numbers()
+        return Numbers({each.name: each.value for each in found if each.source == source})
 
     def write(self, path: Path) -> None:
         """A CSV file: where it was run, keys, quantities with their ranges."""
@@ -184,12 +186,14 @@ def cell(value: object) -> str:
 
 
 def value_of(text: str) -> object:
-    """A cell of a file: a number where it looks like one."""
+    """A cell of a file: a number if `cell` writes one so. "007", "1e3" and "nan" are texts."""
     for kind in (int, float):
         try:
-            return kind(text)
+            value = kind(text)
         except ValueError:
-            pass
+            continue
+        if math.isfinite(value) and cell(value) == text:
+            return value
     return text
 
 
@@ -237,6 +241,13 @@ def make_directory(
         raise UserError(f"--out {path}: {error.strerror}") from None
     if not os.access(path, os.W_OK):
         raise UserError(f"--out {path}: no permission to write there")
+    table = path / f"{name}.csv"
+    if name and table.is_file():
+        with open(table, "rb") as file:
+            if file.read(14) == b"figure,series,":
+                raise UserError(
+                    f"{table} holds results of an older version, with other columns; move it away"
+                )
     own = [f"{name}.csv"] if name else []
     for file in [*own, *([f"{name}.png"] if name and others is None else others or [])]:
         claim_result(path / file, force)

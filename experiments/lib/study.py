@@ -39,8 +39,8 @@ MANY = 40  # points of a line that has no markers
 class Panel:
     """A picture of y over x: a line for each value of the key `line`; "": one line.
 
-    show: of `axes.set`. rule: a horizontal line. A policy has its colour; a published number of
-    the same columns is a star. bars: bars side by side instead of lines.
+    show: arguments of `axes.set`. rule: a horizontal line. A policy has its colour; a published
+    number of the same columns is a star. bars: bars side by side instead of lines.
     """
 
     x: str
@@ -103,8 +103,8 @@ class Study:
 
     sweeps: a list, or a function of `quick` and the study's own flags that gives one.
     units: of all quantities; the columns' order.
-    paper: id of a published number -> quantity and keys of the predicted row that it stands beside;
-    and, where the paper has other values of some keys, these.
+    paper: id of a published number -> quantity and keys of the predicted row that it stands beside.
+    A third part gives what else the paper states there.
     derive: adds columns and rows to those of one source.
     shown(row, quantity): what the terminal's table lists; None: no table. report: prints more.
     panels, or draw(rows): the picture. claims: what a test holds it to.
@@ -193,6 +193,7 @@ class Study:
             seconds = time.perf_counter() - begin
             print(f"\nmeasured on this machine in {seconds:.0f} s, {repeats} times each")
         rows = with_kept(path, rows)
+        rows.write(path)  # at once: what follows may fail, and a measurement takes minutes
         if self.shown:
             print_comparison(rows, self.shown)
         self.report(rows)
