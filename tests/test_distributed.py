@@ -623,6 +623,7 @@ def test_more_weights_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         PipelineLLM._own_layers(stage, 40)
 
 
+@pytest.mark.slow
 def test_command_line(tmp_path: Path, start: Start) -> None:
     """Two stages of two layers: the tokens of one process; the numbers; the phases of TD-Pipe,
     which are printed, and drawn above the stages. A stranger in their store changes nothing.

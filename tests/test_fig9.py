@@ -98,6 +98,7 @@ def test_split_keeps_the_length(length, ratio):
     assert prompt + decodes == length and prompt >= 1 and decodes >= 1
 
 
+@pytest.mark.slow
 def test_quick_run_writes_table_picture_and_csv(tmp_path):
     script = [sys.executable, ROOT / "experiments" / "fig9.py", "--quick", "--out"]
     result = subprocess.run(

@@ -58,6 +58,7 @@ def test_fig5_for_perfetto(out: Path) -> None:
         ends[lane] = event["ts"] + event["dur"]
 
 
+@pytest.mark.slow
 def test_fig12_says_which_constants_are_guesses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

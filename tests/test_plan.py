@@ -186,6 +186,7 @@ def test_capacities_of_1000_and_of_10000_agree(llama: Path) -> None:
     assert max(others) / min(others) < 1.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gpu", "tp", "slo"),
     [

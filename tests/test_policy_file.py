@@ -277,7 +277,7 @@ def few_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("script", "series"),
     [
-        (fig9, "gain, L=1024 B=18 C=256 priority peak"),
+        pytest.param(fig9, "gain, L=1024 B=18 C=256 priority peak", marks=pytest.mark.slow),
         (fig11, "gain, a L=1024 B=18 PD=14.0588 priority C=256"),
         pytest.param(serve_ablation, "P99 TBT, chat priority C=1024", marks=pytest.mark.slow),
     ],

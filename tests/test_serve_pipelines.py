@@ -63,6 +63,7 @@ def test_slos_are_of_the_pipeline_and_budgets_of_the_artefact() -> None:
     assert slos(LLAMA)["relaxed"] == (25 * LLAMA.decode_iteration, 1536)
 
 
+@pytest.mark.slow
 def test_each_capacity_stands_still() -> None:
     """As many as twice the requests serve it, and no more than a little above."""
     job, few = Job(FALCON_TP8, CHAT.name, OURS), 96

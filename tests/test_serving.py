@@ -195,6 +195,7 @@ def test_few_and_many_requests_on_a_gpu_agree() -> None:
     assert alone > 1.4 * few.rate
 
 
+@pytest.mark.slow
 def test_no_rate_is_run_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one SLO has shown, another need not run again: bounds in any order, one answer."""
     ran = []
