@@ -253,6 +253,7 @@ def test_the_climb_ends_at_the_best(rates: dict[int, float]) -> None:
             assert best_budget(*[None] * 4, list(rates), 1.05, first).budget == 512
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [OURS, "request_level"])
 @pytest.mark.parametrize("output", [1, 4])
 def test_no_capacity_is_above_the_throughput(policy: str, output: int) -> None:
@@ -288,6 +289,7 @@ def test_a_bound_that_nothing_meets(llama: Path) -> None:
     assert find_capacity(of, traffic, Slo(0.001), OURS, 128, 1.1) == Found(0.0, 128)
 
 
+@pytest.mark.slow
 def test_long_outputs_at_a_low_rate_end(llama: Path) -> None:
     """A rough run has some ITERATIONS at most; usual traffic has as many requests as ever."""
     of, usual = replica(llama), Traffic.of("trace", population())

@@ -237,6 +237,7 @@ def test_orca_has_fewer_slots() -> None:
     assert most == {"orca": ORCA_BATCH_SIZE, "vllm_v0": 40}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deployment", [MISTRAL, YI])
 def test_sarathi_serve_has_the_largest_capacity(deployment: object) -> None:
     """By a wide margin, as published; the strict SLO, few requests."""
