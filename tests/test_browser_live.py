@@ -196,6 +196,22 @@ class Reader:
         self.press("chunk")
         self.page.wait_for_selector(f'body[data-policy="{policy}"]')
 
+    def record(self) -> None:
+        """From now on, keep each sentence: some stand for a second only."""
+        self.page.evaluate(
+            """() => {
+                const sentence = document.getElementById("sentence"), said = (window.said = []);
+                const keep = () => said.push([sentence.dataset.kind, sentence.innerText]);
+                const seen = {attributes: true, childList: true, subtree: true};
+                new MutationObserver(keep).observe(sentence, seen);
+            }"""
+        )
+
+    def said(self, kind: str) -> str:
+        """The first sentence of this kind since `record`, as soon as there is one."""
+        first = "kind => (window.said.find(each => each[0] === kind) || [])[1]"
+        return self.page.wait_for_function(first, arg=kind).json_value()
+
     def wait_for(self, kind: str) -> str:
         """The sentence, when it is of this kind."""
         return self.page.wait_for_selector(f'#sentence[data-kind="{kind}"]').inner_text()
@@ -223,18 +239,20 @@ def test_a_long_prompt_freezes_all_decodes_under_vllm_v0_and_none_under_sarathi_
     reader.wait_for("decode")
     page.wait_for_selector('tr[data-policy="vllm_v0"][data-stalls="0"]')
 
+    reader.record()
     reader.press("long")
-    said = reader.wait_for("freeze")
+    said = reader.said("freeze")
     assert re.search(r"5 decodes have waited .*\(4,000 tokens\) runs alone", said)
-    said = reader.wait_for("froze")
+    said = reader.said("froze")
     assert re.search(r"5 decodes froze for 1\.\d+ s: .*\(4,000 tokens\) ran alone", said)
     assert reader.stalls("vllm_v0") == 5
     reader.shows("spoken", "froze")
 
     reader.switch("sarathi_serve")
     reader.wait_for("decode")
+    reader.record()
     reader.press("long")
-    said = reader.wait_for("smooth")
+    said = reader.said("smooth")
     assert re.search(r"\(4,000 tokens\) ran in 1\d chunks, .* Nobody froze", said)
     assert reader.stalls("sarathi_serve") == 0
     assert reader.stalls("vllm_v0") == 5
