@@ -9,7 +9,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 
 from command.cli import MARK, write_file
-from experiments.lib.rows import SPREAD
+from experiments.lib.rows import spread
 
 matplotlib.use("Agg")  # pictures go to files: no window, no display needed
 
@@ -93,7 +93,7 @@ def shade_rows(
     axes: plt.Axes, rows: Sequence[Mapping], x: str, y: str, colour: str, alpha: float = 0.15
 ) -> None:
     """The range of a measured quantity of some rows, where it has one."""
-    low, high = ([row.get(y + end, row[y]) for row in rows] for end in SPREAD)
+    low, high = zip(*(spread(row, y) for row in rows), strict=True)
     axes.fill_between([row[x] for row in rows], low, high, color=colour, alpha=alpha, linewidth=0)
 
 
