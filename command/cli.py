@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 from command.checks import UserError, shown
@@ -181,20 +181,21 @@ def run_main(main: Callable[[], None]) -> None:
         another OSError (a full disk)      a line, 1
         no memory left                     a line, 1
     """
-    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # see `die_quietly`
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupts = catch_interrupts()
     mend_streams()
     try:
         try:
             main()
-        except UserError as error:
-            print(f"error: {one_line(error)}", file=sys.stderr)
-            raise SystemExit(2) from None
-        except MemoryError as error:
-            print(f"error: not enough memory ({one_line(error)})", file=sys.stderr)
-            raise SystemExit(1) from None
-        except KeyboardInterrupt:
-            raise SystemExit(130) from None
+        except (Exception, KeyboardInterrupt) as error:
+            # a library's C++ may make another error of a Ctrl-C
+            if interrupts or isinstance(error, KeyboardInterrupt):
+                raise SystemExit(130) from None
+            if not isinstance(error, UserError | MemoryError):
+                raise
+            mistake = isinstance(error, UserError)
+            said = one_line(error)
+            print(f"error: {said if mistake else f'not enough memory ({said})'}", file=sys.stderr)
+            raise SystemExit(2 if mistake else 1) from None
         finally:
             # while Python takes itself down, an interrupt could only leave a stray line
             atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
@@ -207,6 +208,30 @@ def run_main(main: Callable[[], None]) -> None:
         name = f": {error.filename!r}" if error.filename else ""
         print(f"error: {one_line(f'{error.strerror or error}{name}')}", file=sys.stderr)
         raise SystemExit(1) from None
+
+
+def catch_interrupts() -> list[int]:
+    """From now on, Ctrl-C raises KeyboardInterrupt. The list that is returned gets its number.
+
+    Python drops an error that a finalizer raises, even this one: then it is raised again.
+    """
+    found: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        found.append(number)
+        raise KeyboardInterrupt
+
+    def raise_again(dropped: object) -> None:
+        if dropped.exc_type is KeyboardInterrupt:
+            # a real signal, which also ends a sleep; on Windows it ends the process
+            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+        else:
+            sys.__unraisablehook__(dropped)
+
+    if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.default_int_handler):
+        signal.signal(signal.SIGINT, interrupt)
+        sys.unraisablehook = raise_again
+    return found
 
 
 SECONDS = 10  # between two lines of `progress`

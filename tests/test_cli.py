@@ -151,6 +151,24 @@ def test_flags_that_name_outputs(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+@pytest.mark.parametrize(
+    "body",
+    [
+        "try: signal.raise_signal(signal.SIGINT)\n    except KeyboardInterrupt: 1 / 0",
+        "weakref.finalize(set(), signal.raise_signal, signal.SIGINT)\n    time.sleep(60)",
+    ],
+    ids=["another error", "in a finalizer"],
+)
+def test_a_library_may_hide_an_interrupt(body: str) -> None:
+    """Its C++ may make another error of it, and Python drops what a finalizer raises."""
+    imports = "import signal, time, weakref\n    "
+    done = subprocess.run(
+        script(imports + body), capture_output=True, text=True, cwd=ROOT, check=False, timeout=50
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 def test_an_interrupt_at_the_very_end_says_nothing() -> None:
     """Python runs what was registered last first: so the interrupt comes after `run_main`'s."""
     body = "import atexit, os, signal; atexit.register(os.kill, os.getpid(), signal.SIGINT)"

@@ -21,7 +21,6 @@ from batch import Request
 from beam.cost import make_beams
 from beam.request import BeamSearchParams
 from command.checks import UserError, check_whole
-from command.cli import write_file
 from command.flags import KINDS
 from configs import GPUS, MODELS
 from configs.gpus import GPU, PCIE4, Link
@@ -115,32 +114,6 @@ def test_a_command_that_fails_at_once_is_no_kill(
     said = capsys.readouterr().err
     assert said.startswith("misjudged: it had no children") and said.count("\n") == 1
     assert "--no-such-flag" in said
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("ours", [True, False])
-def test_only_an_error_of_matplotlib_passes_as_a_ctrl_c(
-    ours: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    from tests.hostile import kills
-
-    def fail(main: Callable[[], None]) -> None:
-        try:
-            main()
-        except KeyboardInterrupt:
-            if ours:
-                raise ValueError("mine") from None
-            kills.plt.figure(figsize=(-1, 1))
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(kills, "run_main", fail)
-    monkeypatch.setitem(kills.WRITERS, "a picture", lambda path, n: write_file(path, f"{n}"))
-    kills.stop_writing("a picture", signal.SIGINT, [0.0])
-    said = "tracebacks: exit status 1 after SIGINT: ValueError: mine\n"
-    assert capsys.readouterr().err == (said if ours else "")
 
 
 # ------------------------------------------------------------------------------ what it found once

@@ -23,6 +23,7 @@ LIMIT = 40.0  # s of a case
 MEMORY = 4 << 30  # bytes that a case may take beyond what this process has
 FILE_SIZE = 1 << 30  # bytes of a file that a case may write
 LONGEST_LINE = 1000  # characters of an error
+SWALLOWED = 5.0  # s after which there is another Ctrl-C: matplotlib's C++ may swallow one
 NO_READER, BY_HAND = 141, 130  # exit statuses of cli.run_main
 # What a run may find. Each must be 0 in the end.
 KINDS = (
@@ -98,6 +99,7 @@ class Running:
     folder: Path
     started: float
     interrupted: float | None = None  # when
+    signals: int = 0  # Ctrl-C so far
     imported: bool = True  # before that; else it may end by the signal itself (cli.die_quietly)
 
 
@@ -201,12 +203,14 @@ def ended(pid: int, running: Running) -> int | None:
     if found:
         return os.waitstatus_to_exitcode(status)
     now, case = time.monotonic(), running.case
-    if case.enough is not None and running.interrupted is None:
-        if now > running.started + case.enough:
+    since = now - (running.interrupted or running.started)
+    if case.enough is not None and since > case.enough + running.signals * SWALLOWED:
+        if running.interrupted is None:
             running.interrupted, running.imported = now, catches(pid, signal.SIGINT)
-            with contextlib.suppress(OSError):
-                os.killpg(pid, signal.SIGINT)  # as a terminal does: its workers get it, too
-    elif now > (running.interrupted or running.started) + slowness() * case.limit:
+        running.signals += 1
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGINT)  # as a terminal does: its workers get it, too
+    elif since > slowness() * case.limit:
         end_session(pid)
         os.waitpid(pid, 0)
         return -signal.SIGALRM
