@@ -9,7 +9,6 @@
     python -m course grade DIR      for instructors: all submissions of a folder
     python -m course slides         for instructors: the lecture's pictures, large: build/slides/
     python -m course selftest       for maintainers: does the course check what it says?
-    python -m course map            for maintainers: the line numbers of MAP.md
 
 Exercises: 1 to 12, hunt, final. `make check E=6` does the same.
 To predict: read each step of the lesson up to **Predict first**, then answer.
@@ -190,7 +189,6 @@ def main() -> None:
     )
     sub.add_argument("--force", action="store_true", help="replace files of your own")
     commands.add_parser("selftest")
-    commands.add_parser("map")
     options = parser.parse_args()
     if options.command == "start":
         start()
@@ -213,13 +211,6 @@ def main() -> None:
         from course.slides import slides  # all figures are slow to load
 
         slides(options.only, options.out, options.force)
-    elif options.command == "map":
-        from course.selftest import MAP, mended_map
-
-        text, lost = mended_map()
-        write_file(MAP, text)
-        print("\n".join(lost) or f"wrote {MAP}")
-        sys.exit(bool(lost))
     else:
         from course.selftest import selftest
 

@@ -3,16 +3,13 @@
 import ast
 import inspect
 import operator
-import re
 import time
 
 from course.check.frame import examine, lines
-from course.exercises import EXERCISES, HERE, STUBS, UNWRITTEN, Exercise, load
+from course.exercises import EXERCISES, STUBS, UNWRITTEN, Exercise, load
 from course.local import asker
 from course.plants import plants
 from course.reference import solution
-
-MAP = HERE / "MAP.md"
 
 
 def stub_source(exercise: Exercise) -> str:
@@ -70,24 +67,3 @@ def selftest(seed: int = 0) -> list[str]:
                 wrong.append(f"{plant.path.name}: {plant.caught_by} should catch it; told: {said}")
         print(f"{exercise.file:6} reference passes in {took:.1f} s, {len(own)} mistakes caught")
     return wrong
-
-
-ROW = re.compile(r"^\| (.+) \| `(.+):(\d+)` \| `(.+)` \|$", re.MULTILINE)
-
-
-def mended_map() -> tuple[str, list[str]]:
-    """MAP.md with the right line numbers, and what a person must mend: words that are gone."""
-    lost = []
-
-    def place(row: re.Match) -> str:
-        section, file, number, words = row.groups()
-        path = MAP.parent.parent / file
-        text = path.read_text("utf-8").splitlines() if path.is_file() else []
-        found = [i for i, line in enumerate(text, 1) if line.lstrip().startswith(words)]
-        if not found:
-            lost.append(f"MAP.md: {section}: {file} has no line that starts with {words!r}")
-            return row[0]
-        nearest = min(found, key=lambda i: abs(i - int(number)))
-        return f"| {section} | `{file}:{nearest}` | `{words}` |"
-
-    return ROW.sub(place, MAP.read_text("utf-8")), lost
