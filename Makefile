@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check
 # The course installs in a bare clone alone: in class, nobody waits for pip again.
 READY := $(if $(wildcard .venv/figures.stamp),,.venv/figures.stamp)
 
-.PHONY: fig9 figures install serve measure test cpus slow browser hostile hostile-quick notebooks notebooks-refresh format lines clean \
+.PHONY: fig9 figures install serve measure test docs cpus slow browser hostile hostile-quick notebooks notebooks-refresh format lines clean \
 	course-start check hint picture predict submit grade pictures-for-slides \
 	course-selftest
 
@@ -30,6 +30,10 @@ test: .venv/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not browser"
+
+# Writes the numbers of README.md and docs/ from results/ and the code.
+docs: .venv/run.stamp
+	$(BIN)/python -m docs.fill
 
 # What depends on the CPU's instructions, under each set of them that this CPU has; and for ARM.
 cpus: .venv/dev.stamp

@@ -1,7 +1,5 @@
 """The flags of all commands: one table, so that a name means the same wherever it occurs.
 
-    python -m command.flags     prints the tables of docs/flags.md
-
 A command declares a dict of `Flag`: what a value does there, and its default. It cannot change what
 kind of value it is. `Parser` reads them from the command line.
 """
@@ -24,7 +22,7 @@ from command.checks import (
     UserError,
     did_you_mean,
 )
-from command.cli import ROOT, claim, one_line, run_main
+from command.cli import ROOT, claim, one_line
 
 # ---------------------------------------------------------------------------------- kinds of values
 
@@ -362,7 +360,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def markdown() -> str:
-    """The table as docs/flags.md has it."""
+    """The table as docs/flags.md has it: `make docs`."""
     lines = []
     for heading, kinds in TABLE.items():
         lines += [f"\n## {heading}\n", "| flag | what it is | what it takes |", "|---|---|---|"]
@@ -372,12 +370,3 @@ def markdown() -> str:
             allowed += ", may be repeated" if kind.repeated else ""
             lines.append(f"| `{flag}` | {kind.meaning} | {allowed} |")
     return "\n".join(lines)
-
-
-def main() -> None:
-    Parser(__doc__).parse_args()
-    print(markdown())
-
-
-if __name__ == "__main__":
-    run_main(main)

@@ -15,7 +15,6 @@ import enter  # noqa: F401
 
 import html
 import os
-import statistics
 import struct
 import subprocess
 import sys
@@ -32,7 +31,7 @@ from command.checks import UserError
 from command.cli import MARK, run_main, write_file
 from command.flags import Flag
 from experiments import fidelity, studies
-from experiments.lib import common, look
+from experiments.lib import common, holes, look
 from experiments.lib.common import ROOT, three_digits
 from experiments.lib.flags import start
 from experiments.lib.rows import SOURCES, Rows, read_rows
@@ -87,7 +86,7 @@ class Caption:
 def captions() -> dict[str, Caption]:
     """Script -> its caption. Raises UserError where captions.toml has something else."""
     found = {}
-    for name, texts in fidelity.read_texts("captions.toml").items():
+    for name, texts in holes.read_texts("experiments/captions.toml").items():
         try:
             found[name] = Caption(**texts)
         except TypeError:
@@ -100,21 +99,10 @@ def captions() -> dict[str, Caption]:
 
 def fill(name: str, text: str, rows: Rows) -> str:
     """A caption's text with its holes filled, as HTML."""
-    holes = {source: rows.named(source) for source in SOURCES}
-    if "{measured[" in text and not holes["measured"]:
+    sources = holes.sources(rows)
+    if "{measured[" in text and not sources["measured"]:
         return f"Not measured yet: python experiments/{name}.py --measure does it."
-    holes["off"] = errors(rows)
-    return html.escape(fidelity.fill(text, holes, f"captions.toml, {name}"))
-
-
-def errors(rows: Rows) -> dict[str, float]:
-    """Quantity -> median error of the predictions in %, of those measured in the same case."""
-    measured, found = rows.named("measured"), {}
-    for each in rows.numbers():
-        beside = measured.get(each.name) if each.source == "predicted" else None
-        if beside:
-            found.setdefault(each.quantity, []).append(abs(100 * (each.value / beside - 1)))
-    return {quantity: statistics.median(sizes) for quantity, sizes in found.items()}
+    return html.escape(holes.fill(text, sources, f"experiments/captions.toml, {name}"))
 
 
 def table(heading: str, columns: list[str], rows: list[list[str]]) -> str:

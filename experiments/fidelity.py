@@ -16,14 +16,12 @@ import enter  # noqa: F401
 
 import csv
 import statistics
-import tomllib
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields
 from functools import cache
 from pathlib import Path
 from string import Template
 
-from command.checks import UserError
 from command.cli import MARK, run_main, write_file
 from configs import GPUS, MODELS
 from configs.constants import EFFICIENCY
@@ -49,6 +47,7 @@ from experiments import (
 )
 from experiments.lib import common
 from experiments.lib.flags import start
+from experiments.lib.holes import fill, read_texts
 from experiments.lib.rows import Numbers, read_rows
 from experiments.lib.validation import quantile
 
@@ -74,33 +73,10 @@ SERVING_KINDS = ("first hand", "second hand", "given", "not modelled")
 # -------------------------------------------------------------------------------------------- texts
 
 
-def read_texts(name: str) -> dict:
-    """A .toml file of this folder. Raises UserError where it is no TOML."""
-    try:
-        return tomllib.loads((common.ROOT / "experiments" / name).read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"experiments/{name}: {error}") from None
-
-
-def fill(text: str, holes: Mapping[str, Mapping], where: str) -> str:
-    """A text on one line, with its holes filled: {paper[f8_high]:g} is holes["paper"]["f8_high"].
-
-    where: file and key, for the error. Raises UserError where it is no text or asks for more than
-    `holes` has.
-    """
-    try:
-        return " ".join(text.split()).format(**holes)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"experiments/{where}: a hole cannot be filled: {error}; the head of the file says what"
-            " is allowed"
-        ) from None
-
-
 @cache
 def explanations() -> dict[str, str]:
     """Id of a published number -> why our prediction is far from it, with holes."""
-    return read_texts("explanations.toml")
+    return read_texts("experiments/explanations.toml")
 
 
 # --------------------------------------------------------------------------------------------- rows
@@ -166,7 +142,7 @@ def judge(published: Mapping[str, str], ours: float | None, holes: Mapping[str, 
     text = ""
     if missed or verdict == "met":  # a bound that is met by far may have one, too
         text = explanations().get(name, UNEXPLAINED if missed else "")
-    text = fill(text, holes, f"explanations.toml, {name}")
+    text = fill(text, holes, f"experiments/explanations.toml, {name}")
     where = published["where"].removesuffix(" (second hand)")
     what = (quantity, published["conditions"], published["unit"], paper, ours)
     return Row(name, where, *what, error, kind, verdict, text)

@@ -73,7 +73,7 @@ def run(engine: SimpleNamespace | Real, plan: Row, seconds: int, seed: int, shar
 
 def report(rows: Rows, slo: Slo) -> None:
     budget, rate = rows.one("token budget"), rows.one("capacity")
-    print(f"\ntoken budget {budget}, capacity {rate:.3g} requests/s, ", end="")
+    print(f"\ntoken budget {budget:g}, capacity {rate:.3g} requests/s, ", end="")
     print(f"P99 TBT at most {1e3 * slo.tbt:g} ms")
     lines = []
     for source in rows.sources():

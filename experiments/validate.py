@@ -157,14 +157,18 @@ def print_outcomes(workloads: Sequence[Draw], rows: Rows) -> None:
             cells.append(f"{100 * (ours[quantity] / real[quantity] - 1):+.1f} %")
         table.append([*cells, f"{100 * (real['drift'] - 1):+.1f} %"])
     print_table(["", "policy", "B", "C", "requests", "iterations", *names, "drift"], table)
+    print_errors(rows)
+    drift = statistics.median(rows.column("drift")) - 1
+    print(f"\nmedian drift since the calibration: {100 * drift:+.1f} %")
+
+
+def print_errors(rows: Rows) -> None:
     title = (
-        f"Absolute error over {len(workloads)} workloads (the first of each three columns is"
+        f"Absolute error over {len(pairs(rows))} workloads (the first of each three columns is"
         " predicted)"
     )
     table = [[name, *error_summary(errors(rows, name))] for name in QUANTITIES]
     print_table(["quantity", "median", "p90", "worst", "signed median"], table, title)
-    drift = statistics.median(rows.column("drift")) - 1
-    print(f"\nmedian drift since the calibration: {100 * drift:+.1f} %")
 
 
 def draw(rows: Rows) -> plt.Figure:

@@ -1,9 +1,7 @@
-"""The documents beside the README hold: what docs/life-of-a-request.md shows is printed today,
+"""The documents beside the README hold: docs/life-of-a-request.md goes through the book,
 CONTRIBUTING.md names what exists, CITATION.cff can be read, and the workflow runs what `make` runs.
 """
 
-import contextlib
-import io
 import re
 import sys
 import tomllib
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml  # comes with jupytext
 
+from docs.fill import PRINTED
 from experiments.lib.common import paper_numbers
 from experiments.lib.rows import read_rows
 
@@ -29,41 +28,7 @@ def read(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def shown(document: str) -> list[tuple[str, str]]:
-    """The blocks of a document, each with the output that stands below it."""
-    return re.findall(
-        r"^```python\n(.*?)^```\n+^```text\n(.*?)^```$", document, re.DOTALL | re.MULTILINE
-    )
-
-
-def differences(document: str) -> list[str]:
-    """Run the blocks in order, in one namespace. What they print and the document does not show."""
-    names: dict[str, object] = {"__name__": "document"}
-    found = []
-    for number, (code, output) in enumerate(shown(document), 1):
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            exec(compile(code, f"block {number}", "exec"), names)  # noqa: S102
-        if printed.getvalue() != output:
-            found.append(f"block {number} prints\n{printed.getvalue()}and the text has\n{output}")
-    return found
-
-
 # -------------------------------------------------------------------------- the life of a request
-
-
-def test_the_life_of_a_request_prints_what_it_shows() -> None:
-    document = read(LIFE)
-    assert len(shown(document)) == document.count("```python") == document.count("```text") >= 7
-    assert not differences(document)
-
-
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "docs").glob("gpu*.md")), ids=lambda path: path.stem
-)
-def test_what_is_said_of_gpus_is_printed(path: Path) -> None:
-    document = read(path)
-    assert len(shown(document)) == document.count("```python")
-    assert not differences(document)
 
 
 def test_a_t4_takes_as_long_in_both_places() -> None:
@@ -81,20 +46,14 @@ def test_gpus_get_a_pytorch_that_is_allowed() -> None:
 
 
 def test_the_life_of_a_request_goes_through_the_book() -> None:
-    document = read(LIFE)
+    """test_fill.py runs all of its blocks: each has what it prints below it."""
+    blocks = PRINTED.findall(read(LIFE))
+    assert len(blocks) == read(LIFE).count("```python") == read(LIFE).count("```text") >= 7
     for step in (
         "Request(", "scheduler.schedule(", "executor.flatten(", "executor.forward(",
         "executor.choose(", "scheduler.update(", "tokenizer.decode(",
     ):  # fmt: skip
-        assert any(step in code for code, _ in shown(document)), step
-
-
-def test_another_output_is_a_difference() -> None:
-    block = "```python\nx = {}\nprint(x)\n```\n\n```text\n{}\n```\n"
-    assert differences(block.format(1, 1)) == []
-    assert differences(block.format(1, 2)) == ["block 1 prints\n1\nand the text has\n2\n"]
-    later = "```python\nprint(x + 1)\n```\n\n```text\n3\n```\n"
-    assert differences(block.format(2, 2) + later) == [], "one namespace for all"
+        assert any(step in code for _, code in blocks), step
 
 
 # ----------------------------------------------------------------------------- for a maintainer

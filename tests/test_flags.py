@@ -39,7 +39,6 @@ SCRIPTS = [
         "plan.py",
         "serve.py",
         "web/bundle.py",
-        "command/flags.py",
         "demo/train.py",
         "notebooks/execute.py",
         "notebooks/install_missing.py",
@@ -187,11 +186,6 @@ def test_help_names_every_policy(script: str) -> None:
         assert (policy.configure is Scheduler.configure) == (policy.example == ""), policy
 
 
-def test_the_document_has_the_table() -> None:
-    document = (ROOT / "docs" / "flags.md").read_text(encoding="utf-8")
-    assert flags.markdown() in document, "python -m command.flags prints it"
-
-
 COMMAND = re.compile(r"(?:python3? |torchrun .*?)((?:experiments/|demo/|notebooks/)?\w+\.py)(.*)")
 
 
@@ -302,7 +296,7 @@ def test_outside_the_environment_one_line_says_how_to_enter(script: str, tmp_pat
 
 
 def test_every_script_enters_first() -> None:
-    for script in set(SCRIPTS) - {"command/flags.py", "web/bundle.py"}:  # they need no package
+    for script in set(SCRIPTS) - {"web/bundle.py"}:  # it needs no package
         lines = (ROOT / script).read_text(encoding="utf-8").splitlines()
         imports = [line for line in lines if line.startswith(("import ", "from "))]
         assert imports[0].startswith(("import enter", "import command.enter")), script

@@ -40,6 +40,7 @@ ORDER = [
     ["plan"],  # a command that has the tables, colours and data sets of experiments/lib
     ["course"],
     ["notebooks"],
+    ["docs"],  # fills the documents with numbers
     ["tests"],
 ]
 # Folders whose files find each other without the folder's name.

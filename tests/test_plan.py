@@ -28,7 +28,7 @@ from batch import Request
 from command.checks import UserError
 from configs import GPUS, MODELS
 from costmodel import CostModel, tokens_that_fit
-from experiments.lib.plan_report import ROUGHLY, print_engines, rounded, who_holds
+from experiments.lib.plan_report import ROUGHLY, print_engines, who_holds
 from experiments.lib.rows import read_rows
 from serving import comparison
 from serving.capacity import Load, capacity, largest_rate, settled_capacity, worst_iteration
@@ -579,26 +579,3 @@ def test_500_malformed_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             assert done.stderr.startswith("error: "), (what, done.stderr)
             assert done.stderr.count("\n") == 1 and len(done.stderr) < 1000, (what, done.stderr)
     assert len(cases) >= 500 and refused > 300, (len(cases), refused)
-
-
-# --------------------------------------------------------------------------------- docs/planner.md
-
-
-def test_the_document_has_the_results() -> None:
-    """What it shows as printed is what results/plan.csv holds."""
-    document = (ROOT / "docs" / "planner.md").read_text(encoding="utf-8")
-    rows = read_rows(ROOT / "results" / "plan.csv")
-    (best,) = rows.where("capacity", "layout")
-    assert f"token budget   C = {best['C']}\n" in document
-    assert f"At C = {best['C']}, an iteration is just short enough" in document
-    assert f"{rounded(best['capacity'])} requests/s a replica" in document
-    (own,) = rows.where(who="your trace")
-    mean, busiest = rounded(own["mean rate"]), rounded(own["busiest minute"])
-    assert f"your trace     {mean} requests/s (busiest minute {busiest}/s): 1 replica" in document
-    draws = rows.where("sample").column("capacity")
-    low, high = rounded(min(draws)), rounded(max(draws))
-    assert f"{len(draws)} other samples: {low} to {high}\n" in document
-    for row in rows.where("layout", ROUGHLY):
-        layout = row["layout"]
-        line = next(line for line in document.splitlines() if line.startswith(f"{layout} "))
-        assert line.split()[2:4] == [str(row["C"]), rounded(row[ROUGHLY])], line

@@ -1,21 +1,18 @@
-"""The README and docs/ are true: the code runs, the files exist, the numbers are what the commands
-print today. And their lines are short.
+"""The README and docs/ are true: the code runs, the files exist, and their lines are short.
+
+test_fill.py has their numbers.
 """
 
-import json
 import re
-import shutil
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
-from types import ModuleType
 from unittest import mock
 
 import pytest
 from conftest import call
 
-from experiments import bench_beams, fidelity, fig9, segment_memory, serve_capacity, shapes
-from experiments.lib import common, papers
+from experiments import fig9
 from experiments.lib.rows import read_rows
 from scheduler import POLICIES
 
@@ -25,7 +22,6 @@ DOCUMENTS = {
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 }
 README = DOCUMENTS["README.md"]
-RESULTS, SERVING = DOCUMENTS["docs/results.md"], DOCUMENTS["docs/serving.md"]
 WIDTH = 100
 MADE = ("results/calibration-stage.json", "results/index.html")  # by what the reader runs
 
@@ -38,11 +34,6 @@ def without_blocks(text: str) -> str:
     return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
-def one_line(text: str) -> str:
-    """Without line breaks: a sentence may be wrapped anywhere."""
-    return " ".join(text.split())
-
-
 BLOCKS = blocks(README, "python")
 
 
@@ -51,12 +42,6 @@ def run(code: str) -> str:
     with redirect_stdout(StringIO()) as printed, mock.patch.dict(POLICIES):
         exec(compile(code, "example", "exec"), {"__name__": "__main__"})  # noqa: S102
     return printed.getvalue()
-
-
-def printed_by(script: ModuleType, *flags: object) -> str:
-    done = call(script, *flags)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_quick_start_runs() -> None:
@@ -162,35 +147,10 @@ def test_prose_is_narrow(document: str) -> None:
     assert not [line for line in lines if len(line) > WIDTH and not line.startswith(("|", "!["))]
 
 
-def test_demo_numbers() -> None:
-    metrics = json.loads((ROOT / "demo" / "metrics.json").read_text(encoding="utf-8"))
-    for key in ("held_out_nats_per_token", "unigram_nats_per_token"):
-        assert f"{metrics[key]:.2f}" in README, key
-
-
-def test_how_well_the_cost_model_does_is_what_fidelity_says() -> None:
-    lines = fidelity.summary(fidelity.read(ROOT / "results" / "fidelity.csv"))
-    assert len(lines) == 4
-    for line in lines:
-        assert f"- {line} " in one_line(RESULTS) + " ", line
-
-
-def test_capacities_are_those_in_results() -> None:
-    found = read_rows(ROOT / "results" / "serve_capacity.csv")
-    _, rows = papers.table(found, *serve_capacity.GROUP)
-    shown = {tuple(line.split()) for line in SERVING.splitlines()}
-    assert len(rows) == 16
-    for row in rows:
-        assert tuple(" ".join(row).split()) in shown, row
-
-
 @pytest.mark.slow
-def test_fig9_prints_what_the_docs_show(tmp_path: Path) -> None:
-    printed = printed_by(fig9, "--out", tmp_path)
-    for line in printed.splitlines():
-        if re.match(r" *\d+ .*\d", line):
-            assert line.rstrip() in RESULTS, line
-
+def test_fig9_predicts_what_results_hold(tmp_path: Path) -> None:
+    done = call(fig9, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
     fresh, committed = (
         read_rows(folder / "fig9.csv").where(source="predicted")
         for folder in (tmp_path, ROOT / "results")
@@ -202,50 +162,6 @@ def test_fig9_prints_what_the_docs_show(tmp_path: Path) -> None:
         assert numbers == pytest.approx(stated, rel=1e-4)
 
 
-@pytest.fixture
-def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables as --wide prints them, for one test."""
-    monkeypatch.setattr(common, "_wide", True)
-
-
-def test_measured_shapes_and_latencies_are_those_in_results(wide: None) -> None:
-    printed = printed_by(shapes, "--wide")
-    for line in printed[: printed.index("\n\na prefill token")].splitlines():
-        assert line in RESULTS, line
-    measured = read_rows(ROOT / "results" / "serve_latency.csv").where(source="measured")
-    highest = measured.where(rate=max(measured.column("rate")))
-    for seconds in highest.column("P99 TBT") + highest.column("median TTFT"):
-        assert re.search(rf"\b{1e3 * seconds:.0f} ms\b", SERVING), seconds
-
-
-def test_the_beams_document_shows_what_results_hold(
-    wide: None, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    """Its tables are lines that the scripts print, and its claims come from their files."""
-    document = DOCUMENTS["docs/beams.md"]
-    (code,) = blocks(document, "python")
+def test_the_beams_in_docs_run() -> None:
+    (code,) = blocks(DOCUMENTS["docs/beams.md"], "python")
     assert run(code).count("'") >= 8
-    results = ROOT / "results"
-    bench_beams.print_rows(read_rows(results / "bench_beams.csv"))
-    shutil.copy(results / "segment_memory.csv", tmp_path)  # with its measured rows
-    printed = capsys.readouterr().out + printed_by(segment_memory, "--wide", "--out", tmp_path)
-    lines = {" ".join(line.split()) for line in printed.splitlines()}
-    shown = [line for block in blocks(document, "text") for line in block.splitlines()]
-    assert len(shown) > 15
-    for line in shown:
-        assert " ".join(line.split()) in lines, line
-
-    widths = read_rows(results / "segment_widths.csv").where(source="measured")
-    for model in ("laptop", "gpt2"):
-        own = widths.where(model=model, way="segment")
-        gain = own.one("gain", token="first token", BW=4)
-        assert f"{gain:.1f}x (`{model}`)" in document
-        four, one = (own.one("latency", token="next token", BW=width) for width in (4, 1))
-        assert f"{four / one:.2f}x (`{model}`)" in document
-    (gain,) = read_rows(results / "segment_throughput.csv").where("gain", source="measured")
-    assert f"{gain['gain']:.1f}x with 1 GB" in document
-    attention = read_rows(results / "segment_attention.csv").where(source="measured")
-    read = attention.one("bandwidth", layout="plain read")
-    for layout in ("head first", "batch first", "sequence first"):
-        best = max(attention.where(layout=layout).column("bandwidth"))
-        assert f"{100 * best / read:.0f} %" in document, layout

@@ -173,11 +173,11 @@ def base(column: str) -> str:
 def name_of(column: str, case: Mapping[str, object]) -> str:
     """What captions, documents and tables call a number: "speedup, L=1024 B=18 sarathi".
 
-    A text stands without its key.
+    A text stands without its key, and without commas: what follows the last one is the case.
     """
     texts = {key: value if isinstance(value, str) else cell(value) for key, value in case.items()}
     words = [text if text is case[key] else f"{key}={text}" for key, text in texts.items()]
-    return ", ".join([column, " ".join(words)] if words else [column])
+    return f"{column}, {' '.join(words).replace(',', '')}" if words else column
 
 
 def cell(value: object) -> str:

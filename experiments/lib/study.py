@@ -194,13 +194,17 @@ class Study:
             print(f"\nmeasured on this machine in {seconds:.0f} s, {repeats} times each")
         rows = with_kept(path, rows)
         rows.write(path)  # at once: what follows may fail, and a measurement takes minutes
-        if self.shown:
-            print_comparison(rows, self.shown)
-        self.report(rows)
+        self.show(rows)
         finish(path, rows, self.picture, guesses(self.swept(quick, **given)))
         for end, write in self.more.items():
             write(path.with_suffix(end))
         return rows
+
+    def show(self, rows: Rows) -> None:
+        """Print the table and the report."""
+        if self.shown:
+            print_comparison(rows, self.shown)
+        self.report(rows)
 
     def load(self, options: Namespace, given: Mapping[str, object]) -> "LLM":
         """The model, with room for the largest case, or for what flags say."""

@@ -1,0 +1,283 @@
+"""Writes the numbers of README.md and of docs/. A second run changes nothing.
+
+    make docs                       (or: python -m docs.fill)
+
+What is filled, from results/ and from the code:
+
+- Sentences. docs/holes.toml has them with holes. Each is found in its document, whatever numbers
+  stand there, and gets those of today. Nothing else of the document changes.
+- What stands between <!-- filled: NAME --> and <!-- end -->: see BLOCKS.
+- A block of text below a block of Python: what the latter prints.
+
+If anything cannot be filled, nothing is written, and one line names it.
+"""
+
+import command.enter  # noqa: F401
+
+import json
+import re
+import statistics
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import redirect_stdout
+from functools import cache
+from io import StringIO
+from pathlib import Path
+from string import Formatter
+
+from command.checks import UserError, lookup
+from command.cli import run_main, write_file
+from command.flags import Parser, markdown
+from configs import GPUS, MODELS
+from configs.constants import BORROWED, EFFICIENCY
+from costmodel import CostModel
+from experiments import (
+    bench_beams,
+    charges,
+    fidelity,
+    plan_here,
+    serve_capacity,
+    shapes,
+    studies,
+    validate,
+)
+from experiments.lib import common, holes, papers
+from experiments.lib.rows import Row, Rows, name_of, print_comparison, read_rows, where
+from experiments.lib.validation import errors
+from serving.planner import Slo
+
+ROOT = Path(__file__).resolve().parent.parent
+WIDTH = 100
+NUMBER = r"[+-]?\d+(?:[.,]\d+)*"
+BLOCK = re.compile(
+    r"^(<!-- filled: (.+) -->\n(?:```\w*\n)?)(?s:.*?)^((?:```\n)?<!-- end -->)$", re.MULTILINE
+)
+PRINTED = re.compile(r"^(```python\n((?s:.*?))^```\n+```text\n)(?s:.*?)^```$", re.MULTILINE)
+
+
+@cache
+def results(name: str) -> Rows:
+    return read_rows(common.ROOT / "results" / f"{name}.csv")
+
+
+def documents() -> list[str]:
+    """All that is filled, from the project's root."""
+    return ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+
+
+def filled(document: str, text: str) -> str:
+    """The text of a document with the numbers of today. Raises UserError."""
+    if text.count("<!-- filled: ") != len(BLOCK.findall(text)):
+        raise UserError(f"{document}: a line <!-- filled: ... --> has no line <!-- end --> below")
+    text = BLOCK.sub(lambda found: f"{found[1]}{block(found[2])}\n{found[3]}", text)
+    names: dict[str, object] = {"__name__": "document"}  # one namespace for all programs
+    text = PRINTED.sub(lambda found: f"{found[1]}{printed(exec, found[2], names)}```", text)
+    for name, templates in holes.read_texts("docs/holes.toml").get(document, {}).items():
+        for template in templates:
+            text = with_sentence(
+                text, template, quoted(name), f"docs/holes.toml, {document}, {name}"
+            )
+    return text
+
+
+# -------------------------------------------------------------------------------------- sentences
+
+
+def with_sentence(text: str, template: str, sources: Mapping[str, Mapping], place: str) -> str:
+    """The text with today's numbers in the one sentence that fits. It keeps its line breaks."""
+    pattern, numbers = "", []
+    for words, name, written, _ in Formatter().parse(" ".join(template.split())):
+        pattern += "(" + r"\s+".join(map(re.escape, words.split(" "))) + ")"
+        if name is not None:
+            pattern += NUMBER
+            numbers.append(holes.fill(f"{{{name}:{written}}}", sources, place))
+    found = list(re.finditer(pattern, text))
+    if len(found) != 1:
+        raise UserError(
+            f"{place}: a sentence must stand once in the document, and its like stands"
+            f" {len(found)} times: {' '.join(template.split())[:70]!r}"
+        )
+    parts = zip(found[0].groups(), [*numbers, ""], strict=False)
+    return text[: found[0].start()] + "".join(map("".join, parts)) + text[found[0].end() :]
+
+
+@cache
+def quoted(name: str) -> dict[str, Mapping]:
+    """What sentences may quote of results/NAME.csv, and of the code."""
+    return {**holes.sources(results(name)), "derived": derived()}
+
+
+@cache
+def derived() -> dict[str, float]:
+    """Numbers that a sentence quotes and no file has: of the code, or of several rows."""
+    demo = json.loads((ROOT / "demo" / "metrics.json").read_text(encoding="utf-8"))
+    td_pipe = EFFICIENCY["l20", "td_pipe"].source
+    found = {
+        "held-out loss": demo["held_out_nats_per_token"],
+        "unigram loss": demo["unigram_nats_per_token"],
+        "us of a kernel, A100": 1e6 * EFFICIENCY["a100-80gb", "sarathi_serve"].overhead,
+        "fit of the L20, %": float(re.search(r"median error there (\S+) %", td_pipe)[1]),
+        "L20 with vLLM's constants, %": BORROWED["vllm"],
+        "Table 4 with 512": statistics.median(table_4()),
+    }
+    for name in ("validate_pipeline", "validate_td_pipe"):
+        sizes = [100 * abs(each) for each in errors(results(name), "total time")]
+        points = [abs(each) for each in errors(results(name), "bubble share", relative=False)]
+        for what, values in (("total time", sizes), ("bubble share", points)):
+            found[f"{what}, median of {name}"] = statistics.median(values)
+            found[f"{what}, worst of {name}"] = max(values)
+    for what, pattern in LAW.items():
+        rows = fidelity.read(common.ROOT / "results" / "fidelity.csv")
+        sizes = [abs(row.error) for row in rows if re.fullmatch(pattern, row.id)]
+        found |= {f"numbers, {what}": len(sizes), f"error, {what}": statistics.median(sizes)}
+    plan = results("plan")
+    found["samples of the plan"] = len(plan.where("sample"))
+    found["C of the plan"] = plan.where("capacity", "layout").one("C")
+    for row in plan.where("layout", "capacity to 5 %"):
+        found[f"C of {row['layout']}"] = row["C"]
+    measured = results("segment_widths").where(source="measured", way="segment")
+    for model, own in measured.by("model").items():
+        four, one = (own.where(token="next token", BW=width) for width in (4, 1))
+        if one.column("latency"):
+            found[f"BW = 4 over 1, {model}"] = four.one("latency") / one.one("latency")
+    rates = results("segment_attention").where(source="measured")
+    for layout, own in rates.by("layout").items():
+        found[f"of a plain read, {layout}"] = (
+            100 * max(own.column("bandwidth")) / rates.one("bandwidth", layout="plain read")
+        )
+    return found
+
+
+# The ids of paper_numbers.csv that a row of the last table of docs/serving.md counts.
+LAW = {
+    "Fig 14": r"ss_fig14_\d+_\d+",
+    "Fig 10": r"ss_(mistral|yi)_(chat|arxiv)_\w+",
+    "Fig 12": r"ss_fig12_\w+",
+    "Abstract": r"ss_(mistral|yi|falcon)",
+    "Fig 11, 13": r"ss_(falcon_strict_vllm_pp|falcon_strict_vllm_tp8|llama70_orca)",
+    "Table 3": r"ss_slo_(strict_mistral|relaxed_mistral|relaxed_yi)",
+    "Table 4": r"ss_t4_\w+",
+}
+
+
+def table_4() -> Iterator[float]:
+    """Errors in % of Sarathi-Serve's Table 4, with its artefact's budget."""
+    found, paper = results("serve_ablation").named(), common.paper_numbers()
+    for name, policy in (("chunked", "chunked_only"), ("both", "sarathi_serve")):
+        for latency, what in (("ttft", "P50 TTFT"), ("tbt", "P99 TBT")):
+            ours = found[f"{what}, chat {policy} C=512"]
+            yield 100 * abs(ours / paper[f"ss_t4_{name}_{latency}"] - 1)
+
+
+# ----------------------------------------------------------------------------------------- blocks
+
+
+def block(mark: str) -> str:
+    """What belongs below <!-- filled: MARK -->: the name of a function of BLOCKS, and its words."""
+    name, _, words = mark.partition(" ")
+    return lookup(BLOCKS, name, "name of a filled block")(words).strip("\n")
+
+
+def printed(show: Callable[..., object], *values: object) -> str:
+    """What a function prints, with tables as --wide has them."""
+    common.set_wide(True)
+    try:
+        with redirect_stdout(StringIO()) as out:
+            show(*values)
+    finally:
+        common.set_wide(False)
+    return out.getvalue()
+
+
+def below(title: str, text: str) -> str:
+    """The paragraph that follows the line with this title. Raises UserError where there is none."""
+    _, found, rest = text.partition(title)
+    if not found:
+        raise UserError(f"a filled block: nothing that is printed has the title {title!r}")
+    return rest.partition("\n")[2].strip("\n").split("\n\n")[0]
+
+
+def report(words: str) -> str:
+    """NAME, TITLE: what the study NAME prints of its results below TITLE."""
+    name, _, title = words.partition(", ")
+    return below(title, printed(lookup(studies(), name, "study").show, results(name)))
+
+
+def published(words: str) -> str:
+    """NAME, MODEL: the same, of what has a published number alone."""
+    name, _, model = words.partition(", ")
+    rows = results(name)
+
+    def key(row: Row, quantity: str) -> tuple:
+        return *where(row)[1:], name_of(quantity, rows.case(row))
+
+    papers = rows.where(source="paper")
+    stated = {key(row, quantity) for row in papers for quantity in rows.units if quantity in row}
+    shown = lookup(studies(), name, "study").shown
+
+    def chosen(row: Row, quantity: str) -> bool:
+        return shown(row, quantity) and key(row, quantity) in stated
+
+    return below(f"{model} on ", printed(print_comparison, rows, chosen))
+
+
+def summary(_: str) -> str:
+    lines = fidelity.summary(fidelity.read(common.ROOT / "results" / "fidelity.csv"))
+    form = {"width": WIDTH, "break_long_words": False, "break_on_hyphens": False}
+    form |= {"initial_indent": "- ", "subsequent_indent": "  "}
+    return "\n".join(textwrap.fill(line, **form) for line in lines)
+
+
+def charged(heading: str) -> str:
+    cost = CostModel(MODELS["llama3.1-8b"], GPUS["a100-80gb"], software="vllm")
+    return "\n".join(lookup(charges.sections(cost, "vllm"), heading, "section"))
+
+
+def capacities(_: str) -> str:
+    return printed(
+        common.print_table, *papers.table(results("serve_capacity"), *serve_capacity.GROUP)
+    )
+
+
+def planned(_: str) -> str:
+    rows = results("plan_here").newest()
+    return printed(plan_here.report, rows, Slo(rows.one("SLO")))
+
+
+def shape_counts(_: str) -> str:
+    found = shapes.find_shapes(common.ROOT / "results")
+    [where] = {place for place, _ in found.values()}
+    claims = {claim: findings for claim, (_, findings) in found.items()}
+    return below("Measured: ", printed(shapes.print_findings, where, claims))
+
+
+BLOCKS: dict[str, Callable[[str], str]] = {
+    "report": report,
+    "published": published,
+    "flags": lambda _: markdown(),
+    "fidelity": summary,
+    "charges": charged,
+    "capacities": capacities,
+    "plan_here": planned,
+    "shapes": shape_counts,
+    "validate": lambda _: below(
+        "Absolute error", printed(validate.print_errors, results("validate"))
+    ),
+    "bench_beams": lambda title: below(
+        title, printed(bench_beams.print_rows, results("bench_beams"))
+    ),
+}
+
+
+def main() -> None:
+    Parser(__doc__).parse_args()
+    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in documents()}
+    new = {name: filled(name, text) for name, text in texts.items()}
+    changed = [name for name in new if new[name] != texts[name]]
+    for name in changed:
+        write_file(ROOT / name, new[name])
+    print(f"filled {len(new)} documents; changed: {', '.join(changed) or 'none'}")
+
+
+if __name__ == "__main__":
+    run_main(main)

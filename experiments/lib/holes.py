@@ -1,0 +1,72 @@
+"""Texts with holes: captions, explanations, the sentences of documents. One form for all of them.
+
+{predicted[speedup, L=1024 B=18]:.1f}     a source, a name in it, and how the number is written
+"""
+
+import statistics
+import tomllib
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+
+from command.checks import UserError
+from experiments.lib import common
+from experiments.lib.rows import SOURCES, Numbers, Rows
+
+
+class Ranges(dict[str, float]):
+    """What `choose` makes of the numbers of all names that a pattern such as "gain, *" fits."""
+
+    def __init__(self, found: Mapping[str, float], choose: Callable) -> None:
+        super().__init__()
+        self.found, self.choose = found, choose
+
+    def __missing__(self, pattern: str) -> float:
+        return self.choose(y for name, y in self.found.items() if fnmatchcase(name, pattern))
+
+
+def sources(rows: Rows) -> dict[str, Mapping[str, float]]:
+    """What a text may quote of one file of results/. The head of docs/holes.toml explains each."""
+    paper, predicted, measured = (rows.named(source) for source in SOURCES)
+    both = paper.keys() & predicted.keys()
+    return {
+        "paper": paper,
+        "predicted": predicted,
+        "measured": measured,
+        "ms": Numbers({name: 1e3 * seconds for name, seconds in measured.items()}),
+        "error": Numbers({name: 100 * (predicted[name] / paper[name] - 1) for name in both}),
+        "off": errors(rows, measured),
+        "least": Ranges(predicted, min),
+        "most": Ranges(predicted, max),
+    }
+
+
+def errors(rows: Rows, measured: Mapping[str, float]) -> dict[str, float]:
+    """Quantity -> median error of the predictions in %, of those measured in the same case."""
+    found: dict[str, list[float]] = {}
+    for each in rows.numbers():
+        beside = measured.get(each.name) if each.source == "predicted" else None
+        if beside:
+            found.setdefault(each.quantity, []).append(abs(100 * (each.value / beside - 1)))
+    return {quantity: statistics.median(sizes) for quantity, sizes in found.items()}
+
+
+def read_texts(path: str) -> dict:
+    """A .toml file. path: from the project's root. Raises UserError where it is no TOML."""
+    try:
+        return tomllib.loads((common.ROOT / path).read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def fill(text: str, holes: Mapping[str, Mapping], where: str) -> str:
+    """A text on one line, with its holes filled: {paper[f8_high]:g} is holes["paper"]["f8_high"].
+
+    where: file and key, for the error. Raises UserError where it is no text or asks for more than
+    `holes` has.
+    """
+    try:
+        return " ".join(text.split()).format(**holes)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{where}: a hole cannot be filled: {error}; the head of the file says what is allowed"
+        ) from None
