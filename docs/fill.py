@@ -69,7 +69,7 @@ def filled(document: str, text: str) -> str:
     """The text of a document with the numbers of today. Raises UserError."""
     if text.count("<!-- filled: ") != len(BLOCK.findall(text)):
         raise UserError(f"{document}: a line <!-- filled: ... --> has no line <!-- end --> below")
-    text = BLOCK.sub(lambda found: f"{found[1]}{block(found[2])}\n{found[3]}", text)
+    text = BLOCK.sub(lambda found: f"{found[1]}{block(document, found[2])}\n{found[3]}", text)
     names: dict[str, object] = {"__name__": "document"}  # one namespace for all programs
     text = PRINTED.sub(lambda found: f"{found[1]}{printed(exec, found[2], names)}```", text)
     for name, templates in holes.read_texts("docs/holes.toml").get(document, {}).items():
@@ -172,10 +172,13 @@ def table_4() -> Iterator[float]:
 # ----------------------------------------------------------------------------------------- blocks
 
 
-def block(mark: str) -> str:
-    """What belongs below <!-- filled: MARK -->: the name of a function of BLOCKS, and its words."""
+def block(document: str, mark: str) -> str:
+    """What belongs below <!-- filled: MARK -->: a function of BLOCKS by its name, and its words."""
     name, _, words = mark.partition(" ")
-    return lookup(BLOCKS, name, "name of a filled block")(words).strip("\n")
+    try:
+        return lookup(BLOCKS, name, "block")(words).strip("\n")
+    except UserError as error:
+        raise UserError(f"{document}, filled: {mark}: {error}") from None
 
 
 def printed(show: Callable[..., object], *values: object) -> str:
@@ -193,7 +196,7 @@ def below(title: str, text: str) -> str:
     """The paragraph that follows the line with this title. Raises UserError where there is none."""
     _, found, rest = text.partition(title)
     if not found:
-        raise UserError(f"a filled block: nothing that is printed has the title {title!r}")
+        raise UserError(f"nothing that is printed has the title {title!r}")
     return rest.partition("\n")[2].strip("\n").split("\n\n")[0]
 
 
@@ -228,9 +231,10 @@ def summary(_: str) -> str:
     return "\n".join(textwrap.fill(line, **form) for line in lines)
 
 
-def charged(heading: str) -> str:
+@cache
+def charged() -> dict[str, list[str]]:
     cost = CostModel(MODELS["llama3.1-8b"], GPUS["a100-80gb"], software="vllm")
-    return "\n".join(lookup(charges.sections(cost, "vllm"), heading, "section"))
+    return charges.sections(cost, "vllm")
 
 
 def capacities(_: str) -> str:
@@ -256,7 +260,7 @@ BLOCKS: dict[str, Callable[[str], str]] = {
     "published": published,
     "flags": lambda _: markdown(),
     "fidelity": summary,
-    "charges": charged,
+    "charges": lambda heading: "\n".join(lookup(charged(), heading, "section")),
     "capacities": capacities,
     "plan_here": planned,
     "shapes": shape_counts,

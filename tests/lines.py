@@ -18,9 +18,10 @@ SILENT = (
     tokenize.ENDMARKER,
 )  # fmt: skip
 BUDGET = {
-    "tests": 22600, "experiments": 12600, "course": 4750, "web": 2850, "notebooks": 2650,
+    "tests": 22350, "experiments": 12600, "course": 4750, "web": 2850, "notebooks": 2650,
     "the root": 2350, "pipeline": 1400, "loading": 1200, "serving": 1050, "fast": 1050,
-    "beam": 750, "command": 600, "configs": 500, "pictures": 450, "demo": 250, "examples": 50,
+    "beam": 750, "command": 600, "configs": 500, "pictures": 450, "demo": 250, "docs": 250,
+    "examples": 50,
 }  # fmt: skip
 
 # The core of the book: the first files of the README's map, in its order. Here every line counts.

@@ -29,7 +29,7 @@ def test_filling_changes_nothing(document: str) -> None:
         ("docs/serving.md", "| P99 TBT | 283 ms |", "| P99 TBT | 1 ms |"),
         ("docs/pipelines.md", "by -10.8 to +4.0 %", "by +1.8 to -40 %"),
         ("docs/pipelines.md", "L20 + 13B          1.24", "L20 + 13B  1.42"),
-        ("docs/flags.md", "from 1 to 10000 |", "from 0 to 10000 |"),
+        ("docs/flags.md", "on which it listens; 0 takes", "on which it listens; 1 takes"),
         ("docs/what-a-gpu-charges.md", "256 tokens   17.14 ms\n257", "256 tokens\n257"),
         ("docs/gpu.md", "weights 6.4 GB;", "weights 3.2 GB;"),  # printed by the Python above it
     ],
@@ -47,8 +47,12 @@ def test_a_wrong_number_is_mended(document: str, right: str, wrong: str) -> None
         ("1.3x. 1.2x", ["{paper[gain, L=1024 C=256 peak]:g}x"], "stands 2 times: '{paper["),
         ("It gains 1.3x.", ["gains {paper[no such]:g}x"], "a hole cannot be filled: 'no such: 0"),
         ("<!-- filled: flags -->\n", [], "x.md: a line <!-- filled: ... --> has no line <!-- end"),
-        ("<!-- filled: flag -->\n<!-- end -->\n", [], "'flag'; did you mean 'flags'?"),
-        ("<!-- filled: report fig9, No -->\n<!-- end -->\n", [], "has the title 'No'"),
+        ("<!-- filled: flag -->\n<!-- end -->\n", [], "x.md, filled: flag: unknown block 'flag'"),
+        (
+            "<!-- filled: report fig9, No -->\n<!-- end -->\n",
+            [],
+            "x.md, filled: report fig9, No: nothing",
+        ),
     ],
 )
 def test_what_cannot_be_filled_is_one_line(

@@ -118,13 +118,13 @@ class Rows(list[Row]):
     def numbers(self) -> "list[Number]":
         """Every number with its `name_of`.
 
-        Where predicted rows differ in model or hardware, names end with these.
+        Where predicted rows differ in model or hardware, names end with these, without commas.
         """
         places = [row for row in self if row["source"] == "predicted"]
         ends = [name for name in WHERE[1:] if len({row[name] for row in places}) > 1]
         return [
             Number(
-                name_of(column, self.case(row) | {end: row[end] for end in ends}),
+                name_of(column, self.case(row) | {end: row[end].replace(",", "") for end in ends}),
                 quantity,
                 row[column],
                 unit,
@@ -173,11 +173,11 @@ def base(column: str) -> str:
 def name_of(column: str, case: Mapping[str, object]) -> str:
     """What captions, documents and tables call a number: "speedup, L=1024 B=18 sarathi".
 
-    A text stands without its key, and without commas: what follows the last one is the case.
+    A text stands without its key.
     """
     texts = {key: value if isinstance(value, str) else cell(value) for key, value in case.items()}
     words = [text if text is case[key] else f"{key}={text}" for key, text in texts.items()]
-    return f"{column}, {' '.join(words).replace(',', '')}" if words else column
+    return ", ".join([column, " ".join(words)] if words else [column])
 
 
 def cell(value: object) -> str:
