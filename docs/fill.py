@@ -1,6 +1,6 @@
 """Writes the numbers of README.md and of docs/. A second run changes nothing.
 
-    make docs                       (or: python -m docs.fill)
+    make docs           (or, in the environment: python -m docs.fill)
 
 What is filled, from results/ and from the code:
 
@@ -11,8 +11,6 @@ What is filled, from results/ and from the code:
 
 If anything cannot be filled, nothing is written, and one line names it.
 """
-
-import command.enter  # noqa: F401
 
 import json
 import re
@@ -193,21 +191,22 @@ def printed(show: Callable[..., object], *values: object) -> str:
 
 
 def below(title: str, text: str) -> str:
-    """The paragraph that follows the line with this title. Raises UserError where there is none."""
-    _, found, rest = text.partition(title)
-    if not found:
-        raise UserError(f"nothing that is printed has the title {title!r}")
-    return rest.partition("\n")[2].strip("\n").split("\n\n")[0]
+    """The paragraph that has this title, and the table below it. Raises UserError without one."""
+    paragraphs = text.strip("\n").split("\n\n")
+    for paragraph, after in zip(paragraphs, [*paragraphs[1:], ""], strict=True):
+        if title in paragraph:
+            return f"{paragraph}\n\n{after}" if "\n--" in after else paragraph
+    raise UserError(f"nothing that is printed has the title {title!r}")
 
 
 def report(words: str) -> str:
-    """NAME, TITLE: what the study NAME prints of its results below TITLE."""
+    """NAME, TITLE: the table with this title, as the study NAME prints it of its results."""
     name, _, title = words.partition(", ")
     return below(title, printed(lookup(studies(), name, "study").show, results(name)))
 
 
 def published(words: str) -> str:
-    """NAME, MODEL: the same, of what has a published number alone."""
+    """NAME, MODEL: its table of a model, of what has a published number alone."""
     name, _, model = words.partition(", ")
     rows = results(name)
 

@@ -156,17 +156,15 @@ def print_outcomes(workloads: Sequence[Draw], rows: Rows) -> None:
             cells += [f"{row[quantity]:.4g}" for row in (ours, real)]
             cells.append(f"{100 * (ours[quantity] / real[quantity] - 1):+.1f} %")
         table.append([*cells, f"{100 * (real['drift'] - 1):+.1f} %"])
-    print_table(["", "policy", "B", "C", "requests", "iterations", *names, "drift"], table)
+    title = "The first of each three columns is predicted"
+    print_table(["", "policy", "B", "C", "requests", "iterations", *names, "drift"], table, title)
     print_errors(rows)
     drift = statistics.median(rows.column("drift")) - 1
     print(f"\nmedian drift since the calibration: {100 * drift:+.1f} %")
 
 
 def print_errors(rows: Rows) -> None:
-    title = (
-        f"Absolute error over {len(pairs(rows))} workloads (the first of each three columns is"
-        " predicted)"
-    )
+    title = f"Absolute error over {len(pairs(rows))} workloads"
     table = [[name, *error_summary(errors(rows, name))] for name in QUANTITIES]
     print_table(["quantity", "median", "p90", "worst", "signed median"], table, title)
 
