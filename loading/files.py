@@ -46,7 +46,8 @@ def find(model: str) -> Path | None:
         path = Path(model).expanduser()
         is_directory, is_there = path.is_dir(), path.exists()
     except (OSError, RuntimeError) as error:  # a name that is too long; a user who does not exist
-        raise UserError(f"model {model!r} cannot be looked up: {first_line(error)}") from None
+        why = shown(first_line(error), str)
+        raise UserError(f"model {shown(model)} cannot be looked up: {why}") from None
     if is_directory:
         return path
     if is_there:
