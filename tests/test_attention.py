@@ -5,11 +5,10 @@ import torch
 from conftest import assert_within, attend_spans, spans_bound
 
 from attention import PLAIN, AttendLayer, Attention, FlatBatch, chunk_mask
-from command.checks import UserError
 from configs import MODELS, ModelConfig
 from engine import LLM, SamplingParams
 from fast import backends, cpu, native
-from fast.backends import BACKENDS, candidates, check_backend, choose_backend, fastest
+from fast.backends import BACKENDS, candidates, choose_backend, fastest
 from fast.kernels import BLOCK
 from kvcache import KVCache
 
@@ -119,15 +118,6 @@ def test_choice() -> None:
     here = torch.device("cpu")
     assert choose_backend("auto", here, torch.float64, MODELS["demo"]) == "sdpa"
     assert choose_backend("math", here, torch.float32, MODELS["demo"]) == "math"
-    with pytest.raises(UserError, match="'flash'.*math, sdpa, native, varlen, xformers"):
-        check_backend("flash", here)
-    with pytest.raises(UserError, match="xformers.*CUDA"):
-        check_backend("xformers", here)
-
-
-def test_a_bad_name_is_told_before_the_model_is_looked_for() -> None:
-    with pytest.raises(UserError, match="unknown attention 'compiled'"):
-        LLM("no/such-model", attention="compiled")
 
 
 class OfTriton(Exception):

@@ -2,7 +2,6 @@
 
 import gc
 import random
-import re
 from collections.abc import Sequence
 
 import pytest
@@ -16,13 +15,11 @@ from beam.memory import SegmentMemory, StandardMemory
 from beam.outputs import beam_requests
 from beam.request import CACHES, BeamRequest, BeamSearchParams, cached_tokens
 from beam.search import BeamSearch, Candidate, best_candidates
-from command.checks import UserError
-from engine import LLM, SamplingParams, simulate
+from engine import LLM, SamplingParams
 from executor import ModelExecutor
 from kvcache import KVCache
 from loop import Loop
 from model import Transformer
-from pipeline import simulate_pipeline
 from scheduler import POLICIES, make_scheduler
 
 Case = tuple[list[int], BeamSearchParams]
@@ -298,12 +295,6 @@ def test_candidates_that_nobody_needs_are_left_out() -> None:
     assert [c.token for c in found] == [0, 1, 90, 91]
 
 
-def test_logits_that_are_no_numbers_are_refused() -> None:
-    search = BeamSearch(BeamSearchParams(2, 9), frozenset(), 10)
-    with pytest.raises(UserError, match="logits hold NaN"):
-        best_candidates([search], torch.full((1, 10), float("nan")))
-
-
 def test_never_looks_as_far_as_max_tokens() -> None:
     """A running beam of -4 could be -4 / 8 = -0.5 in the end: better than a finished -3 / 3."""
     for rule, done in ((False, True), ("never", False), (True, True)):
@@ -437,79 +428,3 @@ def test_an_interrupted_search_leaves_an_llm_that_works(
 
 
 # ------------------------------------------------------------------------------------------- errors
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ({"beam_width": 0}, "beam_width is 0; it must be a whole number from 1 to 1000000000"),
-        ({"beam_width": True}, "beam_width is True"),
-        ({"max_tokens": 2.5}, "max_tokens is 2.5"),
-        ({"n": 9}, "n is 9; it must be a whole number from 1 to 4"),
-        ({"length_penalty": float("nan")}, "length_penalty is nan"),
-        ({"length_penalty": 1e9}, "a number from -10 to 10"),
-        ({"early_stopping": "soon"}, "early_stopping is 'soon'"),
-        ({"early_stopping": 1}, "early_stopping is 1"),
-        ({"stop": ["\n"]}, "stop is ['\\n']; it must be None: a beam ends at"),
-        ({"temperature": 0.7}, "temperature is 0.7; it must be 0: a beam search draws nothing"),
-        ({"stop_ids": 3}, "stop_ids is 3; it must be a list of whole numbers, such as [46]"),
-        ({"stop_ids": ("a",)}, "stop_ids is ('a',)"),
-        ({"stop_ids": torch.tensor(3)}, "stop_ids is tensor(3)"),
-        ({"stop_ids": b"ab"}, "stop_ids is b'ab'"),
-        ({"length_penalty": 10**400}, "a number from -10 to 10"),
-        ({"ignore_eos": "no"}, "ignore_eos is 'no'; it must be True or False"),
-    ],
-)
-def test_bad_parameters_are_named(flags: dict, said: str) -> None:
-    with pytest.raises(UserError) as error:
-        BeamSearchParams(**flags)
-    assert said in str(error.value)
-
-
-def test_what_can_never_run_is_refused_by_name(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    range97 = tuple(range(97))
-    for prompts, params, cache, said in (
-        (PROMPT, BeamSearchParams(98, 4), "segment", "beam_width is 98; the model has 97 tokens"),
-        (PROMPT, BeamSearchParams(97, 4, stop_ids=(1,)), "segment", "choose from 1 to 96"),
-        (PROMPT, BeamSearchParams(2, 99), "segment", "exceed the 64 positions"),
-        (PROMPT, BeamSearchParams(2, 4, stop_ids=(97,)), "segment", "stop_ids has 97; .* 0 to 96"),
-        ([], BeamSearchParams(2, 4), ["segment"], "cache is ['segment']; choose from"),
-        (PROMPT, BeamSearchParams(2, 4, stop_ids=range97), "segment", "some must go on"),
-        ([], BeamSearchParams(2, 4), "paged", "cache is 'paged'; choose from segment, standard"),
-        ([PROMPT, PROMPT], [BeamSearchParams()], "segment", "2 prompts but 1 BeamSearchParams"),
-        (
-            PROMPT,
-            SamplingParams(),
-            "segment",
-            "this call takes BeamSearchParams, not SamplingParams",
-        ),
-        ([PROMPT, []], BeamSearchParams(), "segment", "prompt 1 is empty"),
-    ):
-        with pytest.raises(UserError) as error:
-            llm.beam_search(prompts, params, cache=cache)
-        assert re.search(re.escape(said).replace(re.escape(".*"), ".*"), str(error.value))
-    short = LLM("small", dtype="float32", device="cpu", max_batch_size=1, max_length=4)
-    with pytest.raises(UserError, match="prompt 0 has 5 tokens; a slot holds 4: give LLM a larger"):
-        short.beam_search(PROMPT, BeamSearchParams(2, 4))
-    monkeypatch.setattr("beam.outputs.memory_of", lambda device: llm.cache.bytes + 100_000)
-    said = "1 searches, of up to 90 beams and max_tokens 33, need .* choose fewer beams"
-    with pytest.raises(UserError, match=said):
-        llm.beam_search(PROMPT, BeamSearchParams(90, 33))
-    llm.cache_tokens = 40
-    with pytest.raises(UserError, match="need 69 tokens of cache, and it holds 40"):
-        llm.beam_search(PROMPT, BeamSearchParams(4, 10))
-
-
-def test_beams_are_not_streamed_or_sampled(llm: LLM) -> None:
-    for call in (llm.generate, llm.stream):
-        with pytest.raises(
-            UserError, match="takes SamplingParams, not BeamSearchParams: .*beam_search"
-        ):
-            call(PROMPT, BeamSearchParams())
-
-
-def test_what_cannot_run_beams_says_so() -> None:
-    with pytest.raises(UserError, match=r"request 7 is a beam search: .*beam.cost.simulate_beams"):
-        simulate([BeamRequest(7, range(9), 4)])
-    with pytest.raises(UserError, match="request 7 is a beam search: a pipeline cannot run it"):
-        simulate_pipeline([BeamRequest(7, range(9), 4, beam_width=1)], stages=2)

@@ -17,10 +17,8 @@ from beam.cost import (
     throughput,
 )
 from beam.request import CACHES, BeamRequest
-from command.checks import UserError
 from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel, Efficiency, make_batch
-from loading.load import find_model
 from loop import Loop
 from scheduler import make_scheduler
 from simulate import CostExecutor
@@ -73,11 +71,6 @@ def test_the_real_gptj_is_as_large_as_published() -> None:
     assert real.parameters / 1e9 == pytest.approx(6.05, abs=0.01)
 
 
-def test_gptj_is_refused_where_a_model_should_run() -> None:
-    with pytest.raises(UserError, match="gptj-6b is priced, not run"):
-        find_model("gptj-6b")
-
-
 def test_segments_waste_fifteen_steps_at_most() -> None:
     def held(response: int) -> int:
         return cache_bytes(LLAMA, "segment", 1, 4, 100, response) // cache_token(LLAMA)
@@ -95,11 +88,6 @@ def test_grouped_heads_take_less() -> None:
 
 def test_throughput_counts_one_sequence_for_each_prompt() -> None:
     assert throughput(8, 128, 4.0) == 256
-
-
-def test_an_unknown_cache_is_named() -> None:
-    with pytest.raises(UserError, match="unknown cache 'paged': choose from segment, standard"):
-        cache_bytes(LLAMA, "paged", 1, 4, 10, 10)
 
 
 # ------------------------------------------------------------------------------------------ seconds
@@ -285,19 +273,6 @@ def test_little_memory_preempts_and_ends_all_the_same() -> None:
     need = max(request.most_cached for request in mix())
     trace = simulate_beams(mix(), cache_tokens=need + 400, max_batch_size=8)
     assert trace.preempted and len(trace.finished) == 8
-
-
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        (BeamRequest(3, range(4000), 200), "request 3: 4000 prompt tokens"),
-        (BeamRequest(3, range(40), 20, beam_width=0), "request 3: beam_width is 0; it must be"),
-        (BeamRequest(3, range(40), 20, cache="paged"), "unknown cache 'paged'"),
-    ],
-)
-def test_what_can_never_run_is_named(request_: BeamRequest, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        simulate_beams([request_])
 
 
 def test_a_search_may_hold_more_than_one_beams_positions() -> None:

@@ -68,15 +68,6 @@ def test_a_tiny_run_beside_transformers() -> None:
     assert "GFLOP/s" in done.stdout and "ffn_ln1" in done.stdout
 
 
-def test_a_peer_that_is_not_there_is_one_line() -> None:
-    done = call(bench, "--quick", "--peer", "vllm", "--vllm-python", "/nowhere/python")
-    assert (
-        done.returncode == 2
-        and done.stderr.startswith("error: --peer vllm: /nowhere/python")
-        and done.stderr.count("\n") == 1
-    )
-
-
 VLLM = """
 class SamplingParams:
     def __init__(self, max_tokens, min_tokens, temperature, ignore_eos, detokenize):

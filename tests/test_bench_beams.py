@@ -4,7 +4,6 @@ import statistics
 from pathlib import Path
 
 import pytest
-from conftest import call
 
 from beam.cost import cache_bytes
 from command.checks import UserError
@@ -72,18 +71,3 @@ def test_the_largest_batch_is_found(jump: float, budget: float) -> None:
     true = max((n for n in range(200) if engines.peak("segment", n) <= budget and n), default=0)
     assert largest_fit(tried, budget) == true
     assert all(peak == engines.peak("segment", size) for size, peak in tried.items())
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--stop-after", "transformers=1"), "'transformers=1' is not ENGINE=N"),
-        (("--stop-after", "vllm=9"), "an engine of segment, standard, transformers"),
-        (("--max-tokens", "1"), "--max-tokens is 1; it must be at least 2"),
-        (("--prompts", "4000"), "together at most 1024, the positions of demo"),
-        (("--dtype", "int3"), "unknown dtype 'int3'"),
-    ],
-)
-def test_bad_flags_are_named(tmp_path: Path, flags: tuple[str, ...], said: str) -> None:
-    done = call(bench_beams, "--quick", *flags, "--out", tmp_path)
-    assert done.returncode == 2 and said in done.stderr

@@ -15,14 +15,3 @@ def test_another_gpu_is_priced_and_its_guess_is_said(
     charges.main()
     said = capsys.readouterr().out
     assert f"{model} on {gpu}" in said and "A guess: constants of the" in said
-
-
-@pytest.mark.parametrize("flag, near", [("--gpu", "h100"), ("--model", "yi-34b")])
-def test_a_wrong_name_is_one_line(
-    flag: str, near: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["charges.py", flag, near + "0"])
-    with pytest.raises(SystemExit) as ended:
-        charges.run_main(charges.main)
-    said = capsys.readouterr().err
-    assert ended.value.code == 2 and len(said.splitlines()) == 1 and near in said

@@ -15,7 +15,6 @@ import torch
 from command import cli
 from command.checks import UserError
 from command.cli import MARK, claim, is_ours, write_file
-from command.flags import Flag, Parser
 from experiments.lib.rows import Rows, make_directory, with_kept
 from loading import checkpoint
 from tests.conftest import tiny_model
@@ -119,35 +118,6 @@ def test_a_foreign_table_is_overwritten_with_force_alone(tmp_path: Path) -> None
     make_directory(tmp_path, "fig3", force=True)
     assert table.read_bytes() == THEIRS[0], "checked, not removed"
     assert with_kept(table, Rows()) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--json", "a.json", "--perfetto", "./a.json"], "is given twice"),
-        (["--json", "no/such/a.json"], "its directory does not exist"),
-        (["--json", "table.csv"], "is a table or a picture"),
-    ],
-)
-def test_flags_that_name_outputs(
-    arguments: list[str],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("table.csv").write_bytes(OURS[2])
-    parser = Parser("", {"json": Flag(), "perfetto": Flag()})
-    try:
-        parser.parse_args(arguments)
-        message = ""
-    except UserError as error:
-        message = str(error)
-    except SystemExit as exit:
-        assert exit.code == 2
-        message = capsys.readouterr().err
-    assert said in message
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")

@@ -10,7 +10,6 @@ import pytest
 
 from batch import Request
 from beam.cost import simulate_beams
-from command.checks import UserError
 from configs import GPUS, MODELS
 from configs.constants import BORROWED
 from costmodel import EFFICIENCY, SOFTWARE, CostModel, constants
@@ -44,11 +43,6 @@ def test_a_trace_says_whose_constants_it_borrowed(run) -> None:
     hop = {"hop": "pcie4"} if run is simulate_pipeline else {}
     for gpu, guess in (("a6000", ""), ("h100", constants("h100", "sarathi")[1])):
         assert run([Request(0, [1] * 9, 3)], "llama-13b", gpu, **hop).guess == guess
-
-
-def test_an_unknown_software_is_refused() -> None:
-    with pytest.raises(UserError, match=f"unknown software 'sglang': .*{', '.join(SOFTWARE)}"):
-        make_cost_model("llama-13b", "a6000", 1, "nvlink-a100", "sglang")
 
 
 def test_every_results_file_says_its_guesses() -> None:

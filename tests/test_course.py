@@ -75,29 +75,9 @@ def test_an_exercise_has_many_names(key: str) -> None:
     assert find(key).key == "6" and find("Hunt").file == "hunt"
 
 
-@pytest.mark.parametrize("key", ["0", "13", "fin", "", "²", "e"])
-def test_an_unknown_exercise_is_one_line(key: str) -> None:
-    with pytest.raises(UserError, match="choose 1 to 12, hunt or final") as caught:
-        find(key)
-    assert "\n" not in str(caught.value)
-
-
 def run(*arguments: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "course", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
-def test_mistakes_on_the_command_line_are_one_line() -> None:
-    for arguments, words in (
-        (("check", "13"), "unknown exercise '13'"),
-        (("chek", "6"), "invalid choice: 'chek'"),
-        (("grade", "no/such"), "'no/such' is no folder"),
-        (("grade", ""), "argument folder: '' is no folder"),
-        (("hint", "6", "--level", "4"), "argument --level: invalid choice: "),
-    ):
-        done = run(*arguments)
-        assert done.returncode == 2 and done.stderr.startswith("error: "), arguments
-        assert words in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_hints_come_one_after_the_other(mine: Path, capsys: pytest.CaptureFixture) -> None:

@@ -125,13 +125,6 @@ def test_pytorchs_own_warning_of_a_driver_is_not_shown(
     assert [str(each.message) for each in recwarn] == [old]
 
 
-@pytest.mark.parametrize("name", ["auto:1", "tpu", "cuda:x", "cudax"])
-def test_devices_that_nobody_knows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(UserError, match=f"unknown device '{name}': choose from auto, cpu, cuda"):
-        choose_device(name)
-
-
 def test_the_clock_waits_for_our_stream_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sends of a pipeline have streams of their own, and wait for the next stage."""
     waited = []

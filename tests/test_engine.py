@@ -5,7 +5,6 @@ same tokens.
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,10 +23,9 @@ from executor import ModelExecutor
 from fast.backends import BACKENDS
 from fast.process import threads, threads_for
 from kvcache import KVCache
-from loading.device import check_memory, choose_device
+from loading.device import check_memory
 from loop import Result
 from model import Transformer
-from pipeline import simulate_pipeline
 from sampling import Sampler
 from scheduler import POLICIES, make_scheduler
 from simulate import CostExecutor, simulate
@@ -316,14 +314,6 @@ def test_options_that_change_before_a_stream_starts(llm: LLM) -> None:
         next(stream)
 
 
-@pytest.mark.parametrize("prompts", [None, 5, [1.5], [[1.5]], [1, "a"], [None]])
-def test_prompts_that_are_none(llm: LLM, prompts: object) -> None:
-    with pytest.raises(UserError, match="prompt"):
-        llm.generate(prompts)
-    with pytest.raises(UserError, match="this call takes SamplingParams, not dict"):
-        llm.generate([[1]], [{}])
-
-
 def test_a_small_model_takes_one_thread_and_gives_it_back(llm: LLM) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -544,30 +534,6 @@ def test_simulate_runs_the_same_schedule_as_the_model(llm: LLM) -> None:
         assert [i for i, _ in priced.finished] == [i for i, _ in llm.trace.finished]
 
 
-PRICED = {"one GPU": simulate, "a pipeline": functools.partial(simulate_pipeline, stages=2)}
-
-
-@pytest.mark.parametrize("priced", PRICED.values(), ids=PRICED)
-def test_simulations_refuse_what_the_model_does_not_allow(priced: Callable) -> None:
-    """The last output token is not fed back: 4000 + 97 - 1 is just not too long."""
-    trace = priced([Request(0, range(4000), 97)], "llama-13b", "a6000")
-    assert [request_id for request_id, _ in trace.finished] == [0]
-    with pytest.raises(
-        UserError,
-        match=(
-            r"^request 1: 4000 prompt tokens \+ max_tokens 98 - 1 exceed the 4096 tokens that"
-            r" llama-13b allows$"
-        ),
-    ):
-        priced((Request(i, range(4000), 97 + i) for i in range(2)), "llama-13b", "a6000")
-
-
-@pytest.mark.parametrize("priced", PRICED.values(), ids=PRICED)
-def test_simulations_refuse_equal_ids(priced: Callable) -> None:
-    with pytest.raises(UserError, match="^two requests have the id 7: give each its own$"):
-        priced([Request(7, range(4), 2), Request(7, range(5), 2)])
-
-
 def test_llm_refuses_as_the_simulations_do(llm: LLM) -> None:
     """One rule for all: max_length tokens are enough for max_length + 1 - prompt output tokens."""
     assert len(llm.generate([list(range(55))], SamplingParams(10))[0].token_ids) == 10
@@ -581,129 +547,12 @@ def test_llm_refuses_as_the_simulations_do(llm: LLM) -> None:
         llm.generate([[1], list(range(55))], SamplingParams(11))
 
 
-def test_simulate_refuses_before_it_runs() -> None:
-    with pytest.raises(
-        UserError,
-        match=(
-            "request 1 can never run: 30 prompt tokens .* need 31 tokens of cache, and it holds 20"
-        ),
-    ):
-        simulate([Request(0, range(9), 2), Request(1, range(30), 2, arrival=1e9)], cache_tokens=20)
-
-
-@pytest.mark.parametrize("moments", [["soon"], 3, [None]])
-def test_arrival_times_that_are_no_times(llm: LLM, moments: object) -> None:
-    with pytest.raises(UserError, match="arrival_times must be a list of seconds"):
-        llm.generate(PROMPTS[:1], arrival_times=moments)
-
-
 def test_virtual_clock_waits_for_arrivals() -> None:
     executor = CostExecutor(CostModel(MODELS["llama-13b"], GPUS["a6000"]))
     requests = [Request(0, range(100), 1, arrival=5.0), Request(1, range(100), 1, arrival=1.0)]
     trace = run_loop(make_scheduler("baseline", 4, 256), executor, requests).trace
     assert [iteration.start for iteration in trace.iterations] == [1.0, 5.0]
     assert [i for i, _ in trace.finished] == [1, 0]
-
-
-BAD_OPTIONS = [
-    (
-        {"model": "gpt5"},
-        (
-            "unknown model 'gpt5': choose demo, a Hugging Face directory, or a hub id.*random"
-            " weights: llama-13b"
-        ),
-    ),
-    ({"policy": "fifo"}, "unknown policy 'fifo': choose from request_level"),
-    ({"dtype": "int3"}, "unknown dtype 'int3': choose from auto, float32"),
-    ({"device": "cpu:x"}, "unknown device 'cpu:x'"),
-    ({"device": "tpu"}, "unknown device 'tpu': choose from auto, cpu, cuda"),
-    ({"attention": "flash"}, "unknown attention 'flash'"),
-    ({"seed": -1}, r"seed is -1; it must be a whole number from 0 to 9223372036854775807"),
-    ({"seed": 2**63}, "seed is 9223372036854775808"),
-    ({"seed": 0.5}, "seed is 0.5; it must be a whole number"),
-    ({"chunk_size": 0}, "chunk_size is 0"),
-    ({"max_batch_size": -1}, "max_batch_size is -1"),
-    (
-        {"max_length": 5000},
-        (
-            "max_length is 5000; tiny-llama-gqa allows 1 to 64|max_length is 5000; small allows 1"
-            " to 64"
-        ),
-    ),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), BAD_OPTIONS)
-def test_bad_options(small: str, options: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        LLM(**{"model": small, **options})
-
-
-def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert choose_device("cuda:1") == torch.device("cuda:1")
-    with pytest.raises(
-        UserError,
-        match="device 'cuda:99' is not here: PyTorch sees 2 CUDA GPUs, the last is cuda:1",
-    ):
-        choose_device("cuda:99")
-
-
-def test_bad_prompts(llm: LLM) -> None:
-    params = SamplingParams(max_tokens=10)
-    for prompts, message in [
-        ([[1, 2], []], "prompt 1 is empty"),
-        (
-            [list(range(56))],
-            r"prompt 0: 56 prompt tokens \+ max_tokens 10 - 1 exceed the 64 tokens",
-        ),
-        ([[1, 97]], "prompt 0: token id 97 is not in 0 .. 96"),
-        (["text"], "prompt 0 is text.*no tokenizer"),
-    ]:
-        with pytest.raises(UserError, match=message):
-            llm.generate(prompts, params)
-    with pytest.raises(UserError, match="2 prompts but 1 SamplingParams"):
-        llm.generate([[1], [2]], [params])
-    assert len(llm.generate([[1, 2]], params)[0].token_ids) == 10, (
-        "a refused call leaves the engine usable"
-    )
-
-
-def test_a_model_too_large_for_the_machine() -> None:
-    with pytest.raises(
-        UserError,
-        match=(
-            r"gpt3-175b needs 698.\d GB of weights and .* GB of cache \(8 slots of 4096 tokens\),"
-            r" but cpu has"
-        ),
-    ):
-        LLM("gpt3-175b", dtype="float32", device="cpu")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_tokens": 0},
-        {"max_tokens": 2.5},
-        {"max_tokens": "3"},
-        {"temperature": -1.0},
-        {"temperature": float("nan")},
-        {"temperature": None},
-        {"top_k": -2},
-        {"top_k": 1.0},
-        {"top_p": 0.0},
-        {"top_p": 1.5},
-        {"seed": 2**63},
-        {"seed": -1},
-        {"seed": 1.0},
-        {"stop_ids": 3},
-        {"stop_ids": ("\n",)},
-    ],
-)
-def test_bad_sampling(options: dict) -> None:
-    with pytest.raises(UserError, match=f"{next(iter(options))} is"):
-        SamplingParams(**options)
 
 
 @pytest.mark.cuda

@@ -579,22 +579,6 @@ def test_the_server_runs_no_pasted_policy(client: TestClient, tmp_path: Path) ->
     assert "own" not in explorer.CALLS and "own" in explorer.IN_BROWSER
 
 
-@pytest.mark.parametrize(
-    ("body", "kind", "status"),
-    [
-        (b"{}", "text/plain", 415),
-        (b"{}", "", 415),
-        (b"[]", "application/json", 400),
-        (b"\xff", "application/json", 400),
-        (b"[" * 4000, "application/json", 400),
-        (b" " * 5001, "application/json", 413),
-    ],
-)
-def test_what_the_server_refuses(client: TestClient, body: bytes, kind: str, status: int) -> None:
-    found = client.post("/explore/run", content=body, headers={"content-type": kind})
-    assert found.status_code == status and found.json()["error"]["message"]
-
-
 def test_too_many_questions_at_once_are_refused() -> None:
     calculator = explore_routes.Calculator(0)
     with pytest.raises(Refused, match="ask again in a second") as caught:

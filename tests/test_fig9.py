@@ -158,24 +158,3 @@ def test_the_profile_runs_what_it_says(small):
     assert found[0].prefill / split(64, balance(16, 2))[0] == pytest.approx(
         found[1].prefill / split(64, balance(32, 2))[0]
     )
-
-
-@pytest.mark.parametrize(
-    "flags, complaint",
-    [
-        (["--repeats", "3"], "--repeats needs --measure"),
-        (["--measure", "--repeats", "0"], "'0' is not a whole number"),
-        (["--measure", "--chunk-size", "x"], "'x' is not a whole number"),
-        (["--measure", "--quick", "--max-batch-size", "1"], "--max-batch-size is 1"),
-        (["--measure", "--quick", "--chunk-size", "3"], "3 is smaller than --max-batch-size 4"),
-        (["--measure", "--quick", "--model", "nobody"], "unknown model 'nobody'"),
-        (["--measure", "--quick", "--dtype", "int3"], "unknown dtype 'int3'"),
-        (["--quick", "--out", "/dev/null/x"], "/dev/null"),
-        (["--no-such-flag"], "--no-such-flag"),
-    ],
-)
-def test_bad_flags_are_one_line(flags, complaint, tmp_path):
-    done = call(fig9, "--out", tmp_path, *flags)
-    assert done.returncode == 2 and done.stdout == ""
-    assert complaint in done.stderr and len(done.stderr.splitlines()) == 1
-    assert not list(tmp_path.iterdir())

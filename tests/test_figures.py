@@ -24,7 +24,7 @@ from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Priced, Real, gain
 from experiments.lib.flags import MEASURE, ScriptParser
 from experiments.lib.measuring import load_llm, time_batches
-from experiments.lib.rows import make_directory, read_rows
+from experiments.lib.rows import read_rows
 from experiments.lib.steady import Workload, balance
 from fast.cuda import gathered
 from fast.graphs import GraphExecutor, Graphs
@@ -453,31 +453,3 @@ def test_a_file_in_the_way_is_one_line(
     foreign = f"{str(path)!r} is there, without a mark of this project"
     assert known in said.err or (foreign in said.err and text.startswith("a,b"))
     assert list(tmp_path.iterdir()) == [path] and path.read_text(encoding="utf-8") == text
-
-
-def test_a_directory_that_cannot_be_written_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.access", lambda path, mode: False)
-    with pytest.raises(UserError, match="no permission to write there"):
-        make_directory(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "flags, complaint",
-    [
-        (["--model", "laptop"], "--model needs --measure"),
-        (["--measure", "--quick", "--model", "nobody"], "unknown model 'nobody'"),
-        (["--measure", "--quick", "--dtype", "int3"], "unknown dtype 'int3'"),
-        (["--measure", "--quick", "--device", "tpu"], "unknown device 'tpu'"),
-    ],
-)
-@pytest.mark.parametrize("script", ["fig3", "table4"])
-def test_bad_measuring_flags(
-    script: str, flags: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        call(script, "--out", str(tmp_path), *flags)
-    said = capsys.readouterr()
-    assert ended.value.code == 2 and complaint in said.err and len(said.err.splitlines()) == 1
-    assert not list(tmp_path.iterdir())

@@ -92,54 +92,6 @@ def test_each_prompt_draws_its_own_numbers() -> None:
     assert texts(4)[0] == second, "prompt i draws from seed + i"
 
 
-def test_a_mistake_in_one_of_several_prompts_is_one_line() -> None:
-    done = call(generate, "hi", "", "--max-tokens", "4")
-    assert (
-        done.returncode == 2
-        and done.stderr == "error: prompt 1 is empty; it needs at least one token\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ("hi", "--model", "gpt5"),
-            "unknown model 'gpt5': choose demo, a Hugging Face directory, or a hub id",
-        ),
-        (
-            ("hi", "--model", "laptop"),
-            (
-                "model 'laptop' has random weights and no tokenizer: for text choose demo, a"
-                " Hugging Face directory"
-            ),
-        ),
-        (("hi", "--model", "tests"), "tests: no config.json; expected a Hugging Face checkpoint"),
-        (
-            ("hi", "--policy", "fifo"),
-            "unknown policy 'fifo': choose from request_level, orca, vllm_v0, sarathi",
-        ),
-        (("hi", "--dtype", "int3"), "unknown dtype 'int3': choose from auto, float32"),
-        (("hi", "--chunk-size", "0"), "argument --chunk-size: '0' is not a whole number from 1"),
-        (("hi", "--seed", "-1"), "argument --seed: '-1' is not a whole number from 0"),
-        (("hi", "--chunk-size", "big"), "argument --chunk-size: 'big' is not a whole number"),
-        (
-            ("hi", "--max-tokens", "1025"),
-            "max_tokens 1025 - 1 exceed the 1024 tokens that max_length allows",
-        ),
-        (("hi", "--colour", "red"), "unrecognized arguments: --colour red"),
-        (("",), "prompt 0 is empty"),
-        ((), "no prompt: give one"),
-        (("--file", "no-such-file.txt"), "cannot read prompts from 'no-such-file.txt'"),
-    ],
-)
-def test_one_clear_line_for_a_mistake(arguments: tuple[str, ...], message: str) -> None:
-    done = call(generate, *arguments)
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("error: ") and message in done.stderr
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-
-
 def test_nan_is_found_on_request(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(ROOT / "demo", broken)
@@ -153,13 +105,3 @@ def test_nan_is_found_on_request(tmp_path: Path) -> None:
         == f"error: {broken / 'model.safetensors'}: model.layers.2.mlp.up_proj.weight holds NaN or"
         " infinity\n"
     )
-
-
-def test_truncated_weights(tmp_path: Path) -> None:
-    broken = tmp_path / "broken"
-    shutil.copytree(ROOT / "demo", broken)
-    weights = broken / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:100_000])
-    done = call(generate, "hi", "--model", broken)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert "model.safetensors" in done.stderr and "not a whole safetensors file" in done.stderr

@@ -15,7 +15,6 @@ from test_engine import PROMPTS, generate, tiny_expected
 
 from attention import PLAIN
 from batch import Request
-from command.checks import UserError
 from engine import LLM, BeamSearchParams, SamplingParams
 from fast import cuda, graphs
 from fast.graphs import GraphExecutor, Graphs, Recording
@@ -193,12 +192,6 @@ def test_a_mistake_is_seen(mutant: str, replays: Callable) -> None:
         except AssertionError as error:
             seen = "waits for the device" in str(error) or "a copy from the host" in str(error)
     assert seen
-
-
-def test_needs_cuda(small: str) -> None:
-    line = "cuda_graphs 'on' needs a CUDA device, and this is cpu; choose auto or off"
-    with pytest.raises(UserError, match=line):
-        LLM(small, device="cpu", cuda_graphs="on")
 
 
 @pytest.mark.cuda

@@ -299,52 +299,6 @@ def test_the_last_page_may_leave_while_the_server_ends(runner: Runner) -> None:
     assert runner.drain(PATIENCE), "the chats were cancelled"
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "message"),
-    [
-        ("throw", {"kind": "flood"}, "kind is 'flood'; it must be 'long', 'burst' or 'chats'"),
-        ("throw", {"kind": ["long"]}, "must be 'long', 'burst' or 'chats'"),
-        ("throw", {"kind": "long", "tokens": 0}, "tokens is 0; it must be a whole number"),
-        ("throw", {"kind": "long", "tokens": 486}, "from 1 to 485"),
-        ("throw", {"kind": "long", "tokens": True}, "tokens is True"),
-        ("throw", {"kind": "burst", "count": 65}, "count is 65; .* from 1 to 64"),
-        ("throw", {"kind": "burst", "count": 0}, "count is 0"),
-        ("throw", {"kind": "burst", "count": 1e3}, "count is 1000.0"),
-        ("throw", {"kind": "chats", "count": 2}, "chats run while a live page is open"),
-        ("throw", {"tokens": 3}, "must be a JSON object with kind; it may have tokens and count"),
-        ("throw", {"kind": "long", "more": 1}, "must be a JSON object with kind"),
-        ("throw", [], "must be a JSON object"),
-        ("policy", {"policy": "vllm"}, "a JSON object with policy and chunk_size"),
-        ("policy", {"policy": "vllm", "chunk_size": 9}, "unknown policy 'vllm'.*vllm_v0"),
-        ("policy", {"policy": 7, "chunk_size": 9}, "unknown policy"),
-        ("policy", {"policy": "sarathi", "chunk_size": "9"}, "chunk_size is '9'"),
-        ("policy", {"policy": "sarathi", "chunk_size": 0}, "chunk_size is 0"),
-    ],
-)
-def test_a_mistake_is_answered_with_one_sentence(
-    runner: Runner, path: str, body: object, message: str
-) -> None:
-    answer = ask(runner, "POST", f"/live/{path}", json=body)
-    assert answer.status_code == 400
-    assert re.search(message, error(answer))
-    assert runner.state()["policy"] == "vllm_v0" and not runner.streams
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 50_000, b'{"kind": 1, "kind"'])
-def test_what_is_no_json_is_refused(runner: Runner, content: bytes) -> None:
-    headers = {"content-type": "application/json"}
-    answer = ask(runner, "POST", "/live/throw", content=content, headers=headers)
-    assert answer.status_code == 400 and "must be a JSON object" in error(answer)
-
-
-def test_a_form_of_another_site_presses_no_button(runner: Runner) -> None:
-    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
-        answer = ask(runner, "POST", "/live/throw", content=b'{"kind": "long"}',
-                     headers={"content-type": kind})  # fmt: skip
-        assert answer.status_code == 415
-    assert not runner.streams
-
-
 def test_a_full_queue_and_an_end_are_told(runner: Runner) -> None:
     answer = ask(runner, "POST", "/live/throw", json={"kind": "long", "count": 26})
     assert answer.status_code == 200

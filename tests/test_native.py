@@ -25,11 +25,10 @@ from torch import Tensor
 
 import model
 from attention import PLAIN, FlatBatch, Span, reference
-from command.checks import UserError
 from configs import MODELS
 from engine import LLM, SamplingParams
 from fast import native
-from fast.backends import choose_backend, must_measure
+from fast.backends import must_measure
 from kvcache import KVCache
 
 CPU = torch.device("cpu")
@@ -295,18 +294,7 @@ def test_auto_takes_it() -> None:
 
 def test_what_it_is_not_written_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "small", dataclasses.replace(TINY["llama-gqa"], name="small"))
-    with pytest.raises(
-        UserError,
-        match="'native' needs a head_dim that is a multiple of 32 up to 256.*here they are 8 and 3",
-    ):
-        LLM("small", dtype="float32", device="cpu", attention="native")
     assert LLM("small", dtype="float32", device="cpu").attention == "sdpa"
-    with pytest.raises(
-        UserError, match="'native' needs a CPU, and bfloat16 or float32; this is cpu, float64"
-    ):
-        LLM("demo", dtype="float64", device="cpu", attention="native")
-    with pytest.raises(UserError, match="'native' needs a CPU.*this is cuda"):
-        choose_backend("native", torch.device("cuda"), torch.bfloat16, MODELS["demo"])
 
 
 def test_as_many_slots_as_requests() -> None:

@@ -4,11 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from command.checks import UserError
 from configs import GPUS, LINKS, MODELS, Link, Nodes
 from configs.models import ROWS
 from costmodel import CostModel, make_batch, tokens_that_fit
-from loading.load import find_model
 from simulate import make_cost_model
 
 SHARE = 0.8
@@ -56,11 +54,6 @@ def test_falcon_has_one_all_reduce_per_layer() -> None:
     once = LINKS["nvlink-a100"].all_reduce(512 * 14848 * 2, 8, one.efficiency.memory)
     assert one.all_reduces(512) == FALCON.n_layer * once
     assert one.linears(512) == two.linears(512)
-
-
-def test_a_priced_model_is_refused_before_anything_is_made() -> None:
-    with pytest.raises(UserError, match="falcon-180b is priced, not run"):
-        find_model("falcon-180b")
 
 
 # -------------------------------------------------------------------------------------------- links

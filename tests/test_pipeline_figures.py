@@ -120,19 +120,3 @@ def test_lengths_by_rank_are_the_default() -> None:
 def test_largest_batches_are_the_papers() -> None:
     rows = fig12.batch_sizes()
     assert [row[2] for row in rows] == [row[3] for row in rows] == [27, 11]
-
-
-def test_options_are_checked(capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit):
-        call(fig12, "--hop", "string")
-    assert "'string' is not one of nvlink-a100" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        call(fig12, "--linear-overhead", "-1")
-    assert "'-1' is not a whole number from 0" in capsys.readouterr().err
-
-
-def test_too_few_requests_for_a_ratio(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit):
-        call(fig12, "--requests", "1", "--table-requests", "1", "--out", str(tmp_path))
-    complaint = "error: half of the 1 requests meet no bubble under SARATHI"
-    assert complaint in capsys.readouterr().err

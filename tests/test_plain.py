@@ -8,7 +8,6 @@ from torch import nn
 
 from attention import PLAIN
 from batch import Batch, Chunk, Request
-from command.checks import UserError
 from engine import LLM, SamplingParams
 from executor import ModelExecutor
 from loading.checkpoint import load_config, weights_of
@@ -88,10 +87,3 @@ def test_greedy_tokens_agree_but_for_near_ties(dtype: str) -> None:
 def test_the_text_is_the_same_on_every_cpu(dtype: str) -> None:
     out = demo(dtype, True).generate(PROMPTS[0], SamplingParams(max_tokens=19))[0]
     assert out.text == 's\nis available in the "except" clause.\n'
-
-
-def test_fast_ways_are_refused_by_name() -> None:
-    with pytest.raises(UserError, match="attention is 'native'; choose auto, math, sdpa"):
-        LLM("demo", fast=False, attention="native")
-    with pytest.raises(UserError, match="'on' needs a CUDA device and fast=True, and"):
-        LLM("demo", fast=False, cuda_graphs="on")

@@ -513,42 +513,6 @@ def test_the_plan_of_the_conversation_trace(tmp_path: Path, llama: Path) -> None
 # ------------------------------------------------------------------------------------- mistakes
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ("--model nothing", "--model 'nothing' is no folder with a config.json"),
-        ("--model mistral-7", "did you mean 'mistral-7b'?"),
-        ("--gpu a101", "unknown GPU 'a101': choose from"),
-        ("--gpu a100-80gb --gpu-spec 1,2,3", "--gpu and --gpu-spec exclude each other"),
-        ("--gpu-spec 80,312", "'80,312' is not 3 numbers with commas between them"),
-        ("--gpu-spec 80,x,3", "'80,x,3' is not 3 numbers"),
-        ("--gpu-spec 8,312,2039", "14 GB of weights do not fit 90 % of 1 x 8 GB"),
-        ("--tp 3", "tp is 3; it must divide the 32 heads"),
-        ("--rate 0", "'0' is not a number above 0"),
-        ("--rate four", "'four' is not a number above 0"),
-        ("--tbt-slo 0", "'0' is not a number above 0"),
-        ("--tbt-slo 1", "no rate meets a P99 TBT of 1 ms: a single decode alone takes"),
-        ("--requests-file nothing", "'nothing' is no file: give a CSV file, chat, arxiv, or P:N"),
-        ("--requests-file nothing.csv", "nothing.csv: No such file"),
-        ("--requests-file chats", "did you mean 'chat'?"),
-        ("--requests-file 0:5", "tokens is 0; it must be a whole number"),
-        ("--requests-file 40000:5", "no request is short enough: mistral-7b"),
-        ("--gpu here --tp 2", "--tp is 2 and --pp 1; --gpu here allows 1 and 1"),
-        ("--gpu here --model gpt2", "calibration-gpt2.json: run experiments/calibrate.py"),
-        ("--gpu here --software vllm", "--software and --gpu here exclude each other"),
-        ("--calibration x.json", "--calibration needs --gpu here"),
-        ("--pp 33", "stages is 33; a model of 32 layers allows 1 to 32"),
-        ("--policy nothing", "unknown policy 'nothing'"),
-    ],
-)  # fmt: skip
-def test_a_mistake_is_one_line(flags: str, said: str, tmp_path: Path) -> None:
-    words = ["--requests-file", "200:20"] if "--requests-file" not in flags else []
-    done = call(plan, *flags.split(), *words, "--requests", "32", "--quick", "--out", tmp_path)
-    assert done.returncode == 2, done.stdout
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-    assert said in done.stderr, done.stderr
-
-
 def test_500_malformed_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Configs, traces and flags: each is one clear line, or it is right after all."""
     monkeypatch.chdir(tmp_path)

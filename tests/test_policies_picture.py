@@ -114,16 +114,3 @@ def test_files_and_measured_rows(small: str, tmp_path: Path) -> None:
         assert len(own) == len(POLICIES) + 1 and own[-1].keys() >= {"C and D arrive", "stall bound"}
     call("--quick", "--out", str(tmp_path))
     assert read_rows(tmp_path / "policies.csv") == rows, "measured rows stay"
-
-
-@pytest.mark.parametrize(
-    "flags, complaint",
-    [(["--chunk-size", "64"], "--measure"), (["--measure", "--chunk-size", "0"], "'0'")],
-)
-def test_bad_flags(
-    flags: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        call("--out", str(tmp_path), *flags)
-    said = capsys.readouterr()
-    assert ended.value.code == 2 and complaint in said.err and len(said.err.splitlines()) == 1

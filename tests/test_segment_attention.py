@@ -51,12 +51,6 @@ def test_without_a_measurement(tmp_path: Path) -> None:
     assert set(read_rows(tmp_path / "segment_attention.csv").column("source")) == {"paper"}
 
 
-def test_a_flag_that_needs_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        run(tmp_path, "--repeats", "3")
-    assert "--repeats needs --measure" in capsys.readouterr().err
-
-
 @needs_compiler
 def test_all_layouts_attend_to_the_same() -> None:
     """The kernel finds in every layout the key that was put there."""

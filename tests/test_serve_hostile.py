@@ -122,17 +122,6 @@ def test_the_longest_request_is_told_to_the_token(running: Served) -> None:
     assert status == 400 and f"may have {most + 1} together" in answer["error"]["message"]
 
 
-def test_the_name_of_a_policy_is_short() -> None:
-    """It is in each event, each snapshot, and /metrics."""
-    engine = PricedEngine("llama-13b", "a6000", max_batch_size=4)
-    long = {"policy": "dynamic:" + "1," * 50 + "1", "chunk_size": 1}
-    with served(engine) as running:
-        running.server.gate.app.include_router(live.router(running.runner))
-        status, answer = ask(running, "/live/policy", long)
-        assert status == 400 and "must have 100 letters at most" in answer["error"]["message"]
-        assert ask(running, "/live/policy", long | {"policy": "dynamic:3,2,1"})[0] == 200
-
-
 def test_events_that_nobody_reads_are_not_kept(
     running: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,12 +67,6 @@ def test_a_load_is_the_same_at_every_rate_but_for_its_arrivals() -> None:
     assert make_load(5, float("inf"), 3, 100, quick=True) == (slow[0], [0.0] * 5)
 
 
-def test_a_python_without_vllm_is_named(tmp_path: Path) -> None:
-    for python, word in ((tmp_path / "none", "No such file"), (sys.executable, "no package vllm")):
-        done = call(serve_peer, "--quick", "--vllm-python", python, "--out", tmp_path)
-        assert done.returncode == 2 and str(python) in done.stderr and word in done.stderr
-
-
 def test_a_server_that_ends_says_why() -> None:
     command = [sys.executable, "-c", "print('first', flush=True); raise SystemExit('no room')"]
     with (

@@ -90,9 +90,3 @@ def test_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         and "L=512 decode: 3, 5, 4 ms per token at B = 1, 2, 4: 1 of 2 hold" in said
     )
     assert "not measured yet: " in said and "(fig13.py --measure)" in said
-
-
-def test_nothing_measured_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit):
-        call("--out", str(tmp_path))
-    assert "nothing measured to compare in fig3.csv, fig8.csv" in capsys.readouterr().err

@@ -6,11 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from batch import Batch
-from command.checks import UserError
 from costmodel import make_batch
 from experiments.lib.claims import falls, flat, rises
 from experiments.lib.engines import Priced, Real, Sweep, cases, median_row
-from experiments.lib.rows import Rows, make_directory, read_rows, with_kept
+from experiments.lib.rows import Rows, read_rows, with_kept
 from experiments.lib.study import Study
 from loop import Result
 
@@ -42,28 +41,6 @@ def test_rows_come_back_from_their_file(tmp_path: Path) -> None:
     for policy in ("007", "1e3", "nan", "infinity", "1_0"):
         Rows([PREDICTED | {"policy": policy, "rate": 1.0}], UNITS).write(path)
         assert read_rows(path)[0]["policy"] == policy
-
-
-def test_results_of_an_older_version_are_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("figure,series,x\na,b,1\n", encoding="utf-8")
-    for force in (False, True):
-        with pytest.raises(UserError, match="results of an older version, with other columns"):
-            make_directory(tmp_path, "a", force=force)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "a,b\n1,2\n",
-        "source,model,hardware,B,much (x)\nmeasured,m,h,1,many\n",
-        "source,model,hardware,B\nguessed,m,h,1\n",
-        "source,model,hardware,B\nmeasured,m\n",
-    ],
-)
-def test_what_is_no_result_is_one_line(text: str, tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text(text, encoding="utf-8")
-    with pytest.raises(UserError, match="is there and holds no results"):
-        read_rows(tmp_path / "a.csv")
 
 
 def test_a_measurement_replaces_only_its_own(tmp_path: Path) -> None:

@@ -132,14 +132,6 @@ def test_which_tokens_end_a_text(tmp_path, generation, config, expected):
     assert load_stop_ids(tmp_path, None) == (expected if expected != {1023} else set())
 
 
-def test_an_end_of_text_that_is_no_token_id_is_refused(tmp_path):
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": ["</s>"]}')
-    with pytest.raises(
-        UserError, match=r"generation_config.json: eos_token_id is \['</s>'\]; expected a token id"
-    ):
-        load_stop_ids(tmp_path, None)
-
-
 def test_llama_keeps_the_space_before_the_first_word_that_it_adds(tmp_path):
     """SentencePiece's decoder, as in LLaMA's tokenizer.json: words carry their space in front, and
     a text loses its first one.
@@ -211,33 +203,8 @@ def test_gpt2_vocabulary_and_merges(tmp_path):
     assert tokenizer.decode(tokenizer.encode(HELD_OUT)) == HELD_OUT
 
 
-def test_no_tokenizer_is_none_but_half_a_tokenizer_is_an_error(tmp_path):
+def test_no_tokenizer_is_none(tmp_path):
     assert load_tokenizer(tmp_path) is None
-    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
-    with pytest.raises(UserError, match=r"no vocab\.json"):
-        load_tokenizer(tmp_path)
-    (tmp_path / "vocab.json").write_text("{")
-    with pytest.raises(UserError, match="cannot be read"):
-        load_tokenizer(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match=r"tokenizer\.json: cannot be read"):
-        load_tokenizer(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (lambda text: text + "not base64\n", "line 1024"),
-        (lambda text: text.replace(" 300\n", "\n"), "line 301"),
-        (lambda text: text.replace(" 300\n", " 5000\n"), "each once"),
-        (lambda text: text.split("\n", 1)[1], "all 256 bytes"),
-        (lambda text: "", "0 tokens"),
-    ],
-)
-def test_damaged_merges_are_refused(tmp_path, change, expected):
-    (tmp_path / "merges.tiktoken").write_text(change((DEMO / "merges.tiktoken").read_text()))
-    with pytest.raises(UserError, match=expected):
-        load_tokenizer(tmp_path)
 
 
 def test_a_tokenizer_that_gives_up_on_runs_of_letters_is_refused(tmp_path, capfd):

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from command.checks import UserError
 from serving.traffic import (
     Fixed,
     LogNormal,
@@ -263,81 +262,3 @@ def test_azures_own_stamps(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     assert read_trace(path)[1].arrival == pytest.approx(0.052, abs=1e-6)
-
-
-HEADER = "arrival,prompt_tokens,output_tokens\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        (
-            "",
-            (
-                "line 1: no column for the arrival in ''; name one of them arrival or TIMESTAMP or"
-                " arrived_at"
-            ),
-        ),
-        ("arrival,output_tokens\n1,2\n", "line 1: no column for the prompt"),
-        (HEADER, "no requests below the header"),
-        (
-            HEADER + "0,5,6\n\n1,x,6\n",
-            "line 4, column prompt_tokens: 'x' is not a whole number of tokens, at least 1",
-        ),
-        (HEADER + "0,5,6\n1,5,0\n", "line 3, column output_tokens: '0' is not"),
-        (HEADER + "0,5,6\n1,5.5,6\n", "line 3, column prompt_tokens: '5.5' is not"),
-        (HEADER + "0,5,6\n1,5\n", "line 3, column output_tokens: '' is not"),
-        (HEADER + "0,5,6\nsoon,5,6\n", "line 3, column arrival: 'soon' is not a number of seconds"),
-        (HEADER + "nan,5,6\n", "line 2, column arrival: 'nan' is not"),
-        (
-            HEADER + "2023-11-16 18:17:03,5,6\n4.5,5,6\n",
-            "line 3, column arrival: '4.5' is not a date and time",
-        ),
-        (
-            HEADER + "4.5,5,6\n2023-11-16 18:17:03,5,6\n",
-            "line 3, column arrival: '2023-11-16 18:17:03' is not a number",
-        ),
-    ],
-)
-def test_a_malformed_trace_names_line_and_column(text: str, complaint: str, tmp_path: Path) -> None:
-    path = tmp_path / "trace.csv"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(UserError) as raised:
-        read_trace(path)
-    assert (
-        str(path) in str(raised.value)
-        and complaint in str(raised.value)
-        and "\n" not in str(raised.value)
-    )
-
-
-def test_files_that_are_no_traces(tmp_path: Path) -> None:
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    for name, complaint in (
-        ("nowhere.csv", "No such file"),
-        ("", "Is a directory"),
-        ("binary", "not a text file in UTF-8"),
-    ):
-        with pytest.raises(UserError, match=complaint):
-            read_trace(tmp_path / name)
-
-
-@pytest.mark.parametrize(
-    ("make", "complaint"),
-    [
-        (lambda: poisson(3, 0.0), "rate is 0.0"),
-        (lambda: gamma(3, 1.0, -1.0), "cv is -1.0"),
-        (lambda: poisson(3, 1.0, seed=-1), "seed is -1; it must be a whole number from 0 to 9"),
-        (lambda: at_rate(make_requests([0.0], Fixed(1), Fixed(1)), -2.0), "rate is -2.0"),
-        (lambda: Fixed(0), "tokens is 0"),
-        (lambda: Uniform(5, 4), "high is 4; it must be a whole number from 5 to 10000000"),
-        (lambda: Zipf(1, 9, -1.0), "exponent is -1.0"),
-        (lambda: Zipf(1, 9, by="size"), "Zipf by 'size': choose from rank, value"),
-        (lambda: LogNormal(100, 50), "median is 100 and p90 is 50"),
-        (lambda: LogNormal(100, 500, 400), "longest is 400"),
-        (lambda: make_requests([0.0], Fixed(1), Fixed(1), max_length=1), "max_length is 1"),
-    ],
-)
-def test_bad_parameters_are_one_line(make: object, complaint: str) -> None:
-    with pytest.raises(UserError, match=complaint):
-        make()
