@@ -151,11 +151,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> str:
     return "small"
 
 
-def call(script: ModuleType, *arguments: object) -> subprocess.CompletedProcess:
+def call(script: ModuleType | str, *arguments: object) -> subprocess.CompletedProcess:
     """Run a script's main, or its study, in this process: its exit status, and what it printed.
 
-    A process of its own would first import torch, for seconds.
+    script: a module, or a name of experiments/. A process of its own would first import torch, for
+    seconds.
     """
+    if isinstance(script, str):
+        script = importlib.import_module(f"experiments.{script}")
     out, err = StringIO(), StringIO()
     command = [Path(script.__file__).name, *map(str, arguments)]
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
@@ -166,6 +169,13 @@ def call(script: ModuleType, *arguments: object) -> subprocess.CompletedProcess:
         except SystemExit as ended:
             status = ended.code
     return subprocess.CompletedProcess(command, status, out.getvalue(), err.getvalue())
+
+
+def ran(script: ModuleType | str, *arguments: object) -> str:
+    """What a script prints that ends well."""
+    done = call(script, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def unit(dtype: torch.dtype) -> float:

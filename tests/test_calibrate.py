@@ -5,16 +5,14 @@ say where in one line.
 import csv
 import dataclasses
 import json
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import run_loop
+from conftest import call, ran, run_loop
 
 from batch import Batch
 from command.checks import UserError
-from command.cli import run_main
 from configs import GPUS, MODELS, ModelConfig
 from costmodel import CostModel, Efficiency, make_batch
 from experiments import calibrate, profiles, validate
@@ -204,28 +202,16 @@ def test_every_policy_runs_on_a_calibration(found, policy):
     assert again.seconds == trace.seconds > 0
 
 
-def call(monkeypatch, main, *flags: object) -> int:
-    """The exit status of a script's main."""
-    monkeypatch.setattr(sys, "argv", ["script", *map(str, flags)])
-    try:
-        run_main(main)
-    except SystemExit as ended:
-        return ended.code
-    return 0
-
-
-def test_calibrate_then_validate_for_real(tmp_path, monkeypatch, capsys):
+def test_calibrate_then_validate_for_real(tmp_path, monkeypatch):
     """A model that is small enough for seconds; how well it is predicted is no matter of a test on
     a busy machine.
     """
     monkeypatch.setitem(MODELS, "little", ModelConfig("little", 1, 2, 16, 24, 31, 1200))
     where = tmp_path / "c.json"
     little = ["--quick", "--model", "little", "--device", "cpu", "--json", where]
-    assert call(monkeypatch, calibrate.main, *little) == 0
-    assert "Hybrid batches" in capsys.readouterr().out
+    assert "Hybrid batches" in ran(calibrate, *little)
     flags = ["--quick", "--calibration", where, "--out", tmp_path]
-    assert call(monkeypatch, validate.main, *flags) == 0
-    assert "signed median" in capsys.readouterr().out
+    assert "signed median" in ran(validate, *flags)
     assert (tmp_path / "validate.png").read_bytes().startswith(b"\x89PNG")
     rows = read_rows(tmp_path / "validate.csv")
     assert [row["source"] for row in rows] == len(POLICIES) * ["predicted", "measured"]
@@ -233,8 +219,8 @@ def test_calibrate_then_validate_for_real(tmp_path, monkeypatch, capsys):
     other = json.loads(where.read_text())
     other["gpu"]["name"] = "another machine"
     where.write_text(json.dumps(other))
-    assert call(monkeypatch, validate.main, *flags) == 2
-    assert "the calibration is of another machine" in capsys.readouterr().err
+    done = call(validate, *flags)
+    assert done.returncode == 2 and "the calibration is of another machine" in done.stderr
 
 
 def test_workloads_are_seeded_and_in_bounds():
@@ -316,12 +302,11 @@ def test_the_fit_recovers_the_constants(tmp_path):
 
 
 @pytest.mark.slow
-def test_profiles_are_summed_up(tmp_path, monkeypatch, capsys):
+def test_profiles_are_summed_up(tmp_path):
     for name in ("small", "grouped"):
         write(tmp_path / "a100" / "family" / name / "mlp.csv", profile(name))
     write(tmp_path / "h100" / "small" / "mlp.csv", profile("small"))
-    assert call(monkeypatch, profiles.main, tmp_path) == 0
-    said = capsys.readouterr().out
+    said = ran(profiles, tmp_path)
     assert "family/grouped" in said and "all others: median 0." in said
     assert any(line.split()[:2] == ["h100", "small"] for line in said.splitlines())
 
@@ -342,9 +327,7 @@ def test_profiles_are_summed_up(tmp_path, monkeypatch, capsys):
         ("use_gated_mlp", None, "column use_gated_mlp: None"),
     ],
 )
-def test_a_malformed_profile_names_file_and_column(
-    tmp_path, monkeypatch, capsys, column, value, complaint
-):
+def test_a_malformed_profile_names_file_and_column(tmp_path, column, value, complaint):
     lines = profile("small")
     if value is None:
         lines[2].pop()
@@ -352,16 +335,16 @@ def test_a_malformed_profile_names_file_and_column(
         lines[2][COLUMNS.index(column)] = value
     path = tmp_path / "a100" / "small" / "mlp.csv"
     write(path, lines)
-    assert call(monkeypatch, profiles.main, tmp_path) == 2
-    said = capsys.readouterr()
-    assert str(path) in said.err and complaint in said.err
-    assert len(said.err.splitlines()) == 1 and said.out == ""
+    done = call(profiles, tmp_path)
+    assert done.returncode == 2 and str(path) in done.stderr and complaint in done.stderr
+    assert done.stderr.count("\n") == 1 and done.stdout == ""
 
 
-def test_other_broken_profiles(tmp_path, monkeypatch, capsys):
+def test_other_broken_profiles(tmp_path):
     def complaint(folder: str) -> str:
-        assert call(monkeypatch, profiles.main, tmp_path / folder) == 2
-        return capsys.readouterr().err
+        done = call(profiles, tmp_path / folder)
+        assert done.returncode == 2
+        return done.stderr
 
     short = [line[:-1] for line in profile("small")]
     write(tmp_path / "1" / "a100" / "m" / "mlp.csv", short, COLUMNS[:-1])

@@ -2,12 +2,10 @@
 mistakes are one line.
 """
 
-import sys
-
 import pytest
+from conftest import call, ran
 from test_calibrate import MODEL, calibrated
 
-from command.cli import run_main
 from configs import GPUS, MODELS
 from costmodel import CostModel
 from experiments import choose_chunk
@@ -87,18 +85,8 @@ def test_candidates_leave_room(length, batch_size, ratio):
     assert sizes[-1] >= choose_chunk.split(length, ratio)[0] + batch_size - 1
 
 
-def call(monkeypatch, *flags: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["choose_chunk.py", *map(str, flags)])
-    try:
-        run_main(choose_chunk.main)
-    except SystemExit as ended:
-        return ended.code
-    return 0
-
-
-def test_flags_for_other_engines_and_files(tmp_path, monkeypatch, capsys):
-    assert call(monkeypatch, "--max-batch-size", 18, "--out", tmp_path) == 0
-    said = capsys.readouterr().out
+def test_flags_for_other_engines_and_files(tmp_path):
+    said = ran(choose_chunk, "--max-batch-size", 18, "--out", tmp_path)
     assert "--max-num-batched-tokens 256 --max-num-seqs 18 --enable-chunked-prefill" in said
     assert "--chunked-prefill-size 256" in said and "Best: C = 256, +2" in said
     assert (tmp_path / "choose_chunk.png").read_bytes().startswith(b"\x89PNG")
@@ -110,12 +98,11 @@ def test_flags_for_other_engines_and_files(tmp_path, monkeypatch, capsys):
     assert {(row["source"], row["hardware"]) for row in rows} == {("predicted", "a6000")}
 
 
-def test_software_brings_its_own_efficiency(tmp_path, monkeypatch, capsys):
+def test_software_brings_its_own_efficiency(tmp_path):
     gains = {}
     for software in ("sarathi", "sarathi_serve"):
         flags = ["--quick", "--max-batch-size", 18, "--software", software]
-        assert call(monkeypatch, *flags, "--out", tmp_path) == 0
-        printed = capsys.readouterr().out
+        printed = ran(choose_chunk, *flags, "--out", tmp_path)
         assert f"constants of {software}\n" in printed
         # the A6000 has none for sarathi_serve, and the tool says so
         assert ("A guess: constants of the a100-80gb" in printed) == (software != "sarathi")
@@ -123,29 +110,27 @@ def test_software_brings_its_own_efficiency(tmp_path, monkeypatch, capsys):
     assert gains["sarathi"] != gains["sarathi_serve"]
 
 
-def test_batch_size_from_memory_and_bound(tmp_path, monkeypatch, capsys):
-    assert call(monkeypatch, "--quick", "--tbt-slo", 100, "--out", tmp_path) == 0
-    said = capsys.readouterr().out
+def test_batch_size_from_memory_and_bound(tmp_path):
+    said = ran(choose_chunk, "--quick", "--tbt-slo", 100, "--out", tmp_path)
     for sentence in ("B = 26", "leaves nothing for activations", "The bound of 100 ms costs"):
         assert sentence in said
 
 
-def test_from_a_calibration(tmp_path, monkeypatch, capsys):
+def test_from_a_calibration(tmp_path):
     found = calibrated()  # a made-up machine
     found.save(tmp_path / "c.json")
     flags_of_all = ["--calibration", tmp_path / "c.json", "--out", tmp_path / "out"]
-    assert call(monkeypatch, *flags_of_all, "--max-length", 512, "--max-batch-size", 8) == 0
-    assert f"{MODEL.name} on {found.gpu.name}" in capsys.readouterr().out
+    printed = ran(choose_chunk, *flags_of_all, "--max-length", 512, "--max-batch-size", 8)
+    assert f"{MODEL.name} on {found.gpu.name}" in printed
     for flags, said in (
         ([], "B = 8: as many decodes as the calibration measured"),
         (["--max-batch-size", 12], "for 12 its curves are continued"),
     ):
-        assert call(monkeypatch, *flags_of_all, "--quick", "--max-length", 256, *flags) == 0
-        assert said in capsys.readouterr().out
+        assert said in ran(choose_chunk, *flags_of_all, "--quick", "--max-length", 256, *flags)
     for flags, complaint in (
         (["--gpu", "a6000"], "exclude each other"),
         (["--software", "sarathi"], "exclude each other"),
         (["--model", "gpt2"], "the calibration is of laptop"),
     ):
-        assert call(monkeypatch, *flags_of_all, *flags) == 2
-        assert complaint in capsys.readouterr().err
+        done = call(choose_chunk, *flags_of_all, *flags)
+        assert done.returncode == 2 and complaint in done.stderr

@@ -5,17 +5,16 @@ rows survive, bad flags are one line.
 import importlib
 import re
 import subprocess
-import sys
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
+from conftest import call, ran
 from fake_cuda import graphs_on_a_cpu
 
 import configs
 from command.checks import UserError
-from command.cli import run_main
 from command.flags import GRAPHS
 from costmodel import CostModel, make_batch
 from engine import LLM
@@ -40,22 +39,12 @@ SHORT = [name for name in STUDIES if name not in LONG]
 SCRIPTS = SHORT + LONG
 
 
-def call(script: str, *flags: str) -> None:
-    """Run a script's main in this process, as `python experiments/SCRIPT.py FLAGS` would."""
-    module = importlib.import_module(f"experiments.{script}")
-    arguments, sys.argv = sys.argv, [f"{script}.py", *flags]
-    try:
-        run_main(module.STUDY.run if script in STUDIES else module.main)
-    finally:
-        sys.argv = arguments
-
-
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quick results of all scripts that take no long simulations."""
     path = tmp_path_factory.mktemp("results")
     for script in SHORT:
-        call(script, "--quick", "--out", str(path))
+        ran(script, "--quick", "--out", path)
     return path
 
 
@@ -63,7 +52,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def every(out: Path) -> Path:
     """The quick results of all scripts, in the same folder."""
     for script in LONG:
-        call(script, *gallery.FLAGS.get(script, []), "--quick", "--out", str(out))
+        ran(script, *gallery.FLAGS.get(script, []), "--quick", "--out", out)
     return out
 
 
@@ -260,41 +249,32 @@ def test_gallery_shows_every_figure(every: Path, monkeypatch: pytest.MonkeyPatch
     )
 
 
-def test_all_names_the_script_that_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_all_names_the_script_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gallery, "captions", lambda: {"no_such_script": None})
     monkeypatch.setattr(gallery, "ROOT", tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        call("all", "--quick", "--out", str(tmp_path))
-    said = capsys.readouterr()
-    assert ended.value.code == 1 and "no_such_script.py" in said.err and "FAILED" in said.out
+    done = call("all", "--quick", "--out", tmp_path)
+    assert done.returncode == 1 and "no_such_script.py" in done.stderr and "FAILED" in done.stdout
     assert not (tmp_path / "index.html").exists()
 
 
 @pytest.mark.parametrize("flags, runs", [([], False), (["--slow"], True)])
 def test_all_runs_what_is_slow_only_if_asked(
-    flags: list[str],
-    runs: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
+    flags: list[str], runs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran = []
+    begun = []
 
     def run_script(
         name: str, flags: list[str], running: set
     ) -> tuple[float, subprocess.CompletedProcess]:
-        ran.append(name)
+        begun.append(name)
         return 0.0, subprocess.CompletedProcess(name, 0)
 
     monkeypatch.setattr(gallery, "run_script", run_script)
     monkeypatch.setattr(gallery, "gallery", lambda out: "")
-    call("all", *flags, "--out", str(tmp_path))
+    said = ran("all", *flags, "--out", tmp_path)
     assert gallery.SLOW <= gallery.captions().keys()
     kept = set() if runs else gallery.SLOW
-    assert set(ran) == {*gallery.captions(), "fidelity"} - kept - gallery.MEASURED
-    said = capsys.readouterr().out
+    assert set(begun) == {*gallery.captions(), "fidelity"} - kept - gallery.MEASURED
     assert said.count("its results are kept") == len(kept)
     assert said.count("it measures this machine") == len(gallery.MEASURED)
 
@@ -308,13 +288,13 @@ def test_all_runs_what_is_slow_only_if_asked(
                          for name in ("fig8", "fig13")]],
 )  # one of each way to measure; test_policy_file.py has those that take more policies  # fmt: skip
 def test_measured_rows_are_added_and_survive(name: str, tiny: str, tmp_path: Path) -> None:
-    where = ["--quick", "--out", str(tmp_path)]
-    call(name, "--measure", "--device", "cpu", "--dtype", "float32", "--model", tiny, *where)
+    where = ["--quick", "--out", tmp_path]
+    ran(name, "--measure", "--device", "cpu", "--dtype", "float32", "--model", tiny, *where)
     path = tmp_path / f"{name}.csv"
     measured = read_rows(path).where(source="measured")
     assert measured and set(measured.column("model")) == {"tiny"}
     assert set(measured.column("hardware")).isdisjoint(configs.GPUS)
-    call(name, *where)
+    ran(name, *where)
     assert read_rows(path).where(source="measured") == measured
 
 
@@ -419,37 +399,7 @@ def test_gains_alternate_with_the_baseline(tiny: str) -> None:
     "flags, complaint",
     [(["--no-such-flag"], "--no-such-flag"), (["--quick", "--out", "/dev/null/x"], "/dev/null")],
 )
-def test_bad_flags_are_one_line(
-    script: str, flags: list[str], complaint: str, capsys: pytest.CaptureFixture
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        call(script, *flags)
-    said = capsys.readouterr()
-    assert ended.value.code == 2 and said.out == ""
-    assert complaint in said.err and len(said.err.splitlines()) == 1
-
-
-@pytest.mark.parametrize("script", ["fig3", "fig9", "policies", "shapes"])
-@pytest.mark.parametrize(
-    "text",
-    [
-        "a,b\n1,2\n",
-        "source,model,hardware,B,much (x)\nmeasured,m,h,1,many\n",
-        "source,model,hardware,B\nguessed,m,h,1\n",
-    ],
-)
-def test_a_file_in_the_way_is_one_line(
-    script: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    """Before anything runs: what was measured for minutes would be lost."""
-    path = tmp_path / f"{'fig3' if script == 'shapes' else script}.csv"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(SystemExit) as ended:
-        call(script, "--quick", "--out", str(tmp_path))
-    said = capsys.readouterr()
-    assert ended.value.code == 2 and said.out == ""
-    assert len(said.err.splitlines()) == 1
-    known = f"{path} is there and holds no results"  # it looks like a table of ours
-    foreign = f"{str(path)!r} is there, without a mark of this project"
-    assert known in said.err or (foreign in said.err and text.startswith("a,b"))
-    assert list(tmp_path.iterdir()) == [path] and path.read_text(encoding="utf-8") == text
+def test_bad_flags_are_one_line(script: str, flags: list[str], complaint: str) -> None:
+    done = call(script, *flags)
+    assert done.returncode == 2 and done.stdout == ""
+    assert complaint in done.stderr and done.stderr.count("\n") == 1

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from conftest import call
+from conftest import ran
 
 import generate
 from batch import Request
@@ -222,7 +222,7 @@ def test_lanes_of_a_preempted_request() -> None:
 
 def test_generate_writes_a_trace(tmp_path: Path) -> None:
     words = ["The list", "def open(", "--max-tokens", "4", "--device", "cpu"]
-    call(generate, *words, "--policy", "vllm_v0", "--perfetto", tmp_path / "run.json")
+    ran(generate, *words, "--policy", "vllm_v0", "--perfetto", tmp_path / "run.json")
     events = events_of(tmp_path / "run.json")
     assert groups_of(events) == ["vllm_v0: engine", "vllm_v0: requests"]
     assert any(event["name"] == "attn" for event in events)

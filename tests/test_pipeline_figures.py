@@ -1,12 +1,11 @@
 """Fig 5 and 12: what the scripts write, and the shape of what they find."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
+from conftest import ran
 
-from command.cli import run_main
 from costmodel import make_batch
 from experiments import fig5, fig12
 from experiments.lib.common import paper_numbers
@@ -15,18 +14,10 @@ from experiments.lib.rows import read_rows
 FEW = ("--requests", "200", "--table-requests", "100")
 
 
-def call(module, *flags: str) -> None:
-    arguments, sys.argv = sys.argv, [f"{module.__name__}.py", *flags]
-    try:
-        run_main(module.main if hasattr(module, "main") else module.STUDY.run)
-    finally:
-        sys.argv = arguments
-
-
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("results")
-    call(fig5, "--out", str(path))
+    ran(fig5, "--out", path)
     return path
 
 
@@ -59,12 +50,10 @@ def test_fig5_for_perfetto(out: Path) -> None:
 
 
 @pytest.mark.slow
-def test_fig12_says_which_constants_are_guesses(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fig12_says_which_constants_are_guesses(tmp_path: Path) -> None:
     """SARATHI's kernels are known from the A6000 alone, vLLM's from an A100."""
-    call(fig12, *FEW, "--out", str(tmp_path), "--software", "sarathi_serve")
-    assert "A guess" not in capsys.readouterr().out
+    said = ran(fig12, *FEW, "--out", tmp_path, "--software", "sarathi_serve")
+    assert "A guess" not in said
     assert fig12.Setup().cost_model.guess
 
 

@@ -3,25 +3,16 @@ what they should be.
 """
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
+from conftest import ran
 
-from command.cli import run_main
 from experiments import policies
 from experiments.lib.rows import read_rows
 from scheduler import POLICIES
-
-
-def call(*flags: str) -> None:
-    arguments, sys.argv = sys.argv, ["policies.py", *flags]
-    try:
-        run_main(policies.main)
-    finally:
-        sys.argv = arguments
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +85,7 @@ def test_files_and_measured_rows(small: str, tmp_path: Path) -> None:
     trace = tmp_path / "run.json"
     measure = ["--measure", "--device", "cpu", "--dtype", "float32", "--model", small]
     measure += ["--chunk-size", "16", "--perfetto", str(trace)]
-    call("--quick", "--out", str(tmp_path), *measure)
+    ran(policies, "--quick", "--out", tmp_path, *measure)
     for name in ("policies.png", "policies_measured.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
@@ -112,5 +103,5 @@ def test_files_and_measured_rows(small: str, tmp_path: Path) -> None:
         own = rows.where(source=source)
         assert own.where("stalls", "total").column("policy") == list(POLICIES)
         assert len(own) == len(POLICIES) + 1 and own[-1].keys() >= {"C and D arrive", "stall bound"}
-    call("--quick", "--out", str(tmp_path))
+    ran(policies, "--quick", "--out", tmp_path)
     assert read_rows(tmp_path / "policies.csv") == rows, "measured rows stay"

@@ -2,20 +2,18 @@
 scripts' own flags.
 """
 
-import importlib
 import json
-import sys
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import call, ran
 from hypothesis import given
 from hypothesis import strategies as st
 
 from batch import Batch, Request
 from command.checks import UserError
-from command.cli import run_main
 from costmodel import TILE
 from experiments import serve_capacity, serve_stalls
 from experiments.lib.papers import (
@@ -274,21 +272,12 @@ def test_no_iteration_is_longer_than_the_worst() -> None:
 # ------------------------------------------------------------------------------------------ flags
 
 
-def call(script: str, *flags: str) -> None:
-    module = importlib.import_module(f"experiments.{script}")
-    arguments, sys.argv = sys.argv, [f"{script}.py", *flags]
-    try:
-        run_main(module.main if hasattr(module, "main") else module.STUDY.run)
-    finally:
-        sys.argv = arguments
-
-
 def test_capacity_of_a_trace_file(tmp_path: Path) -> None:
     path = tmp_path / "mine, of today.csv"
     lines = [f"{0.5 * i},{6000 + 10 * i},{40 + i}" for i in range(30)]
     header = "arrived_at,num_prefill_tokens,num_decode_tokens"
     path.write_text("\n".join([header, *lines]), encoding="utf-8")
-    call("serve_capacity", "--quick", "--requests-file", str(path), "--out", str(tmp_path))
+    ran("serve_capacity", "--quick", "--requests-file", path, "--out", tmp_path)
     found = read_rows(tmp_path / "serve_capacity-mine-of-today.csv")
     assert set(found.column("source")) == {"predicted"}
     assert (tmp_path / "serve_capacity-mine-of-today.png").exists()
@@ -299,19 +288,13 @@ def test_capacity_of_a_trace_file(tmp_path: Path) -> None:
     assert groups == {("mistral-7b", "mine-of-today"), ("yi-34b", "mine-of-today")}
 
 
-def test_a_trace_too_light_for_a_capacity(
-    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trace_too_light_for_a_capacity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.capacity.MOST_REQUESTS", 64)
     path = tmp_path / "light.csv"
     path.write_text("arrival,prompt_tokens,output_tokens\n0,20,3\n1,20,3\n", encoding="utf-8")
-    with pytest.raises(SystemExit):
-        call("serve_capacity", "--quick", "--requests-file", str(path), "--out", str(tmp_path))
-    said = capsys.readouterr().err
-    assert (
-        "light, 2 requests on mistral-7b TP1 under vllm_v0, strict SLO of" in said
-        and len(said.splitlines()) == 1
-    )
+    done = call("serve_capacity", "--quick", "--requests-file", path, "--out", tmp_path)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "light, 2 requests on mistral-7b TP1 under vllm_v0, strict SLO of" in done.stderr
 
 
 class Picky(SarathiServe):
@@ -327,7 +310,7 @@ class Picky(SarathiServe):
 
 
 def test_a_policy_of_ones_own_is_compared_with_a_budget_and_a_colour_of_its_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(POLICIES, "picky", Picky)
     monkeypatch.setattr(serve_capacity, "DEPLOYMENTS", (MISTRAL,))
@@ -335,8 +318,7 @@ def test_a_policy_of_ones_own_is_compared_with_a_budget_and_a_colour_of_its_own(
     lines = [f"{0.5 * i},{3000 + 10 * i},{30 + i}" for i in range(20)]
     path.write_text("\n".join(["arrival,prompt_tokens,output_tokens", *lines]), encoding="utf-8")
     flags = ["--quick", "--requests-file", str(path), "--policy", "picky", "--out", str(tmp_path)]
-    call("serve_capacity", *flags)
-    said = capsys.readouterr().out
+    said = ran("serve_capacity", *flags)
     found = read_rows(tmp_path / "serve_capacity-short-picky.csv")
     assert list(found.by("policy")) == [*serve_capacity.POLICIES, "picky"]
     picky, ours, rival = (
@@ -364,7 +346,7 @@ def test_policies_to_add() -> None:
 def test_stalls_of_priced_and_real_runs_as_a_trace_file(tmp_path: Path) -> None:
     measure = ["--measure", "--device", "cpu", "--dtype", "float32", "--model", "demo"]
     out, file = str(tmp_path), tmp_path / "run.json"
-    call("serve_stalls", "--quick", "--out", out, "--perfetto", str(file), *measure)
+    ran("serve_stalls", "--quick", "--out", out, "--perfetto", str(file), *measure)
     events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
     told = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     groups = [name.split(" (")[0] for name in told]
@@ -381,8 +363,7 @@ def test_the_curve_of_stalls_ends_with_all_tokens() -> None:
     assert curve[0] == (0, 0) and curve[-1][1] == 60 and curve[-1][0] < 7
 
 
-def test_budget_for_an_slo_of_ones_own(capsys: pytest.CaptureFixture) -> None:
+def test_budget_for_an_slo_of_ones_own() -> None:
     flags = "--tbt-slo 50 --decodes 8 --context 1024 --longest-prompt 2048"
-    call("serve_budget", *flags.split())
-    said = capsys.readouterr().out
+    said = ran("serve_budget", *flags.split())
     assert f"token budget: {token_budget(MISTRAL.cost_model, 0.05, 8, 1024, 2048)} tokens" in said

@@ -1,12 +1,10 @@
 """shapes.py counts what holds and what does not, and makes nothing up."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
+from conftest import ran
 
-from command.cli import run_main
 from experiments import shapes, studies
 from experiments.lib.rows import Rows
 
@@ -73,18 +71,9 @@ def test_one_point_is_no_comparison(tmp_path: Path) -> None:
     assert find(tmp_path, figures) == []
 
 
-def call(*flags: str) -> None:
-    arguments, sys.argv = sys.argv, ["shapes.py", *flags]
-    try:
-        run_main(shapes.main)
-    finally:
-        sys.argv = arguments
-
-
-def test_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_what_is_printed(tmp_path: Path) -> None:
     find(tmp_path, {"fig3": phases({}, {1: 3, 2: 5, 4: 4})})
-    call("--out", str(tmp_path))
-    said = capsys.readouterr().out
+    said = ran(shapes, "--out", tmp_path)
     assert (
         "Measured: laptop on an abacus" in said
         and "L=512 decode: 3, 5, 4 ms per token at B = 1, 2, 4: 1 of 2 hold" in said
