@@ -3,7 +3,7 @@ mistakes are one line.
 """
 
 import pytest
-from conftest import call, ran
+from conftest import ran
 from test_calibrate import MODEL, calibrated
 
 from configs import GPUS, MODELS
@@ -127,10 +127,3 @@ def test_from_a_calibration(tmp_path):
         (["--max-batch-size", 12], "for 12 its curves are continued"),
     ):
         assert said in ran(choose_chunk, *flags_of_all, "--quick", "--max-length", 256, *flags)
-    for flags, complaint in (
-        (["--gpu", "a6000"], "exclude each other"),
-        (["--software", "sarathi"], "exclude each other"),
-        (["--model", "gpt2"], "the calibration is of laptop"),
-    ):
-        done = call(choose_chunk, *flags_of_all, *flags)
-        assert done.returncode == 2 and complaint in done.stderr

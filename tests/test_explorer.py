@@ -508,15 +508,6 @@ def test_a_folder_of_others_is_left_alone(site: Path, tmp_path: Path) -> None:
     assert (tmp_path / "thesis.txt").read_text() == "mine"
 
 
-def test_another_pyodide_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="npm install pyodide@"):
-        bundle.write(tmp_path / "out", tmp_path)
-    (tmp_path / "pyodide.mjs").write_text("export const loadPyodide = alert;")
-    with pytest.raises(UserError, match="is not that of Pyodide"):
-        bundle.write(tmp_path / "out", tmp_path)
-    assert not (tmp_path / "out").exists()
-
-
 # -------------------------------------------------------------------------------------- the server
 
 
