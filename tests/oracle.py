@@ -1,0 +1,666 @@
+"""Same tokens, whatever happens: one random play, several drivers, one oracle.
+
+A *play* says which requests come before which step, alone or several in one call, who leaves, how
+the policy changes, and how little memory there is. A *driver* performs it: the loop, an LLM with
+its streams, the server's runner, the micro-batches of a pipeline, the real stages of one. What a
+driver cannot do, it leaves out. In the end, each request must have the tokens that it gets alone,
+and nothing of it may be left.
+
+The oracle recomputes everything for each new token: no cache, no batch, no scheduler. The models
+are tiny and in float64, so that tokens agree exactly.
+"""
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import pytest
+import torch
+
+from attention import PLAIN
+from batch import Batch, Request
+from beam.executor import BeamExecutor
+from beam.outputs import beam_requests
+from beam.request import CACHES, BeamSearchParams
+from beam.search import BeamSearch, best_candidates
+from configs import MODELS
+from engine import LLM
+from executor import ModelExecutor
+from fast.backends import choose_backend, speed_up
+from kvcache import KVCache
+from loop import Loop, Result
+from model import Transformer
+from pipeline import MicroBatches, Rules, make_micro_batches
+from pipeline.phases import STEALING
+from sampling import Sampler, SamplingParams
+from scheduler import (
+    POLICIES,
+    ChunkedOnly,
+    HybridOnly,
+    Sarathi,
+    SarathiServe,
+    Scheduler,
+    held,
+    make_scheduler,
+)
+from tests.conftest import TINY, tiny_model
+from web.real import RealEngine
+from web.runner import Delta, Runner
+
+LONGEST = 40  # tokens of prompt and output: fewer than the tiny models have positions
+OUTPUT = 9  # tokens, at most
+PROMPTS = 24  # of each model
+STEPS = 5000  # more than any play needs
+PATIENCE = 60.0  # s until a runner is given up
+TICK = 1e-3  # s of a real clock, for a step of a virtual one
+SERVED = "llama-gqa"  # the model of an LLM
+
+# ------------------------------------------------------------------------- what each request gets
+
+
+@dataclass(frozen=True)
+class Known:
+    """A prompt, how its tokens are chosen, and the tokens."""
+
+    prompt: list[int]
+    params: SamplingParams | None  # None: greedy
+    seed: int
+    tokens: list[int]
+
+
+@cache
+def model_of(family: str) -> Transformer:
+    return LLM("demo", dtype="float64", device="cpu").model if family == "demo" else tiny(family)
+
+
+@cache
+def tiny(family: str) -> Transformer:
+    return tiny_model(family)
+
+
+@cache
+def known(family: str) -> list[Known]:
+    """Prompts of a model, with the tokens that follow: the same for all plays."""
+    rng, model, found = random.Random(family), model_of(family), []
+    for number in range(PROMPTS):
+        length = rng.choice((1, 2, 3, rng.randint(4, 12), rng.randint(12, LONGEST - OUTPUT)))
+        prompt = [rng.randrange(model.config.vocab_size) for _ in range(length)]
+        params = None
+        if number % 3 == 0:
+            params = SamplingParams(
+                OUTPUT, rng.choice((0.5, 1.0, 3.0)), rng.choice((0, 7)), rng.choice((1.0, 0.8))
+            )
+        found.append(Known(prompt, params, number, follow(model, prompt, params, number)))
+    return found
+
+
+def follow(
+    model: Transformer, prompt: list[int], params: SamplingParams | None, seed: int
+) -> list[int]:
+    tokens, sampler = list(prompt), params and Sampler(params, seed)
+    for _ in range(OUTPUT):
+        logits = last_logits(model, tokens)
+        tokens.append(sampler.draw(logits) if sampler else int(logits.argmax()))
+    return tokens[len(prompt) :]
+
+
+def last_logits(model: Transformer, tokens: list[int]) -> torch.Tensor:
+    """(vocab,)"""
+    with torch.inference_mode():
+        return model.forward_full(torch.tensor([tokens]))[0, -1]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, and the tokens that it must get."""
+
+    known: Known
+    count: int
+    stop_ids: tuple[int, ...]
+
+    @property
+    def prompt(self) -> list[int]:
+        return self.known.prompt
+
+    @property
+    def expected(self) -> list[int]:
+        tokens = self.known.tokens[: self.count]
+        ends = [place for place, token in enumerate(tokens) if token in self.stop_ids]
+        return tokens[: ends[0] + 1] if ends else tokens
+
+    @property
+    def reason(self) -> str:
+        return "stop" if self.expected[-1] in self.stop_ids else "length"
+
+    def request(self, number: int, arrival: float = 0.0) -> Request:
+        known = self.known
+        sampler = known.params and Sampler(known.params, known.seed)
+        stop_ids = frozenset(self.stop_ids)
+        return Request(number, known.prompt, self.count, stop_ids, arrival, sampler=sampler)
+
+    def params(self) -> SamplingParams:
+        how = self.known.params or SamplingParams()
+        return SamplingParams(
+            self.count, how.temperature, how.top_k, how.top_p, self.known.seed, self.stop_ids
+        )
+
+
+@dataclass(frozen=True)
+class Search:
+    """A beam search, and the sequences that it must find."""
+
+    family: str
+    prompt: list[int]
+    params: BeamSearchParams
+    cache: str
+
+    @property
+    def expected(self) -> list[list[int]]:
+        return searched(self.family, tuple(self.prompt), self.params)
+
+    def request(self, number: int, arrival: float = 0.0) -> Request:
+        plain = Request(number, self.prompt, self.params.max_tokens, arrival=arrival)
+        plain.stop_ids = frozenset(self.params.stop_ids)
+        config = model_of(self.family).config
+        slots = KVCache(config, 1, config.max_length)
+        return beam_requests([plain], self.params, self.cache, config, slots)[0]
+
+
+@cache
+def searched(family: str, prompt: tuple[int, ...], params: BeamSearchParams) -> list[list[int]]:
+    model = model_of(family)
+    search = BeamSearch(params, frozenset(params.stop_ids), model.config.vocab_size)
+    beams: list[list[int]] = [[]]
+    while not search.done:
+        logits = torch.stack([last_logits(model, [*prompt, *beam]) for beam in beams])
+        search.step(best_candidates([search], logits)[0])
+        pairs = zip(search.parents, search.tokens, strict=True)
+        beams = [[*beams[parent], token] for parent, token in pairs]
+    return [each.token_ids for each in search.finished]
+
+
+def ask(family: str, rng: random.Random) -> Asked:
+    """A request at random. One in four has a token that ends it, most often early."""
+    drawn = rng.choice(known(family))
+    stop_ids = (rng.choice(drawn.tokens),) if rng.random() < 0.25 else ()
+    return Asked(drawn, rng.randint(1, OUTPUT), stop_ids)
+
+
+# ----------------------------------------------------------------------------------------- a play
+
+
+@dataclass(frozen=True)
+class Call:
+    """Requests that come together, before a step.
+
+    arrivals: steps from there until each arrives. leaves: the step before which all of them are
+    cancelled; None: never. whole: its tokens are wanted all at once (`LLM.generate`).
+    """
+
+    step: int
+    asked: tuple[Asked | Search, ...]
+    arrivals: tuple[float, ...]
+    leaves: int | None
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Play:
+    """size: B. chunk: C. memory: tokens of the cache. switches: (step, policy, C).
+
+    stages, micro_batches, filling: of a pipeline, for `make_micro_batches`.
+    """
+
+    seed: str
+    family: str
+    policy: str
+    backend: str
+    size: int
+    chunk: int
+    memory: int | None
+    calls: tuple[Call, ...]
+    switches: tuple[tuple[int, str, int], ...] = ()
+    stages: int = 1
+    micro_batches: int = 1
+    filling: dict = field(default_factory=dict)
+
+    @property
+    def asked(self) -> list[Asked | Search]:
+        """Of all calls. The place in this list is the number of a request."""
+        return [asked for call in self.calls for asked in call.asked]
+
+    def numbered(self) -> list[tuple[Call, range]]:
+        """Each call, and the numbers of its requests."""
+        found, first = [], 0
+        for call in self.calls:
+            found.append((call, range(first, first + len(call.asked))))
+            first += len(call.asked)
+        return found
+
+    def script(self) -> deque[tuple[int, str, tuple]]:
+        """(step, act, what it is about) in the order of the steps: "come", "leave", "switch"."""
+        acts: list[tuple[int, str, tuple]] = []
+        for call, numbers in self.numbered():
+            acts.append((call.step, "come", (call, numbers)))
+            if call.leaves is not None:
+                acts.append((call.leaves, "leave", (call, numbers)))
+        acts += [(step, "switch", (policy, size)) for step, policy, size in self.switches]
+        return deque(sorted(acts, key=lambda act: act[0]))
+
+
+def due(script: deque, step: int, idle: bool) -> Iterator[tuple[str, tuple]]:
+    """The acts before this step. If nobody is here, the next one comes at once."""
+    while script and (script[0][0] <= step or idle):
+        _, act, what = script.popleft()
+        yield act, what
+        idle = idle and act != "come"
+
+
+def random_policy(rng: random.Random, names: Sequence[str] = ()) -> str:
+    sizes = sorted((rng.randint(1, 20) for _ in range(rng.randint(1, 3))), reverse=True)
+    options = {"dynamic": f"dynamic:{','.join(map(str, sizes))}", "vllm_v0": f"vllm_v0:{sizes[0]}"}
+    name = rng.choice(list(names or POLICIES))
+    return rng.choice((name, options.get(name, name)))
+
+
+def draw(
+    seed: object, policy: str | None = None, family: str | None = None, beams: bool = False
+) -> Play:
+    """A play at random. policy, family: None is any."""
+    rng = random.Random(f"play {seed} {policy}")
+    family = family or rng.choice(list(TINY))
+    calls = []
+    for _ in range(rng.randint(1, 5)):
+        step = rng.choice((0, 0, rng.randint(0, 25)))
+        asked = tuple(ask(family, rng) for _ in range(rng.randint(1, 3)))
+        if beams and rng.random() < 0.3:
+            asked = (draw_search(family, rng),)
+        waits = [rng.choice((0.0, 0.0, 9 * rng.random())) for _ in asked]
+        leaves = step + rng.randint(0, 12) if rng.random() < 0.3 else None
+        calls.append(Call(step, asked, tuple(waits), leaves, rng.random() < 0.2))
+    every = [each.request(0).most_cached for call in calls for each in call.asked]
+    memory = rng.choice((None, max(every) + rng.randint(0, 5), max(every) + rng.randint(0, 60)))
+    size, chunk = rng.randint(1, 6), rng.choice((1, 2, 3, rng.randint(1, 24), 64))
+    switches = [
+        (rng.randint(1, 30), random_policy(rng), rng.choice((1, 5, 8, 17, 64)))
+        for _ in range(rng.choice((0, 2, 6)))
+    ]
+    filling: dict = {"memory": rng.choice(("split", "pool"))}
+    if policy and policy.startswith("td_pipe"):
+        if policy == "td_pipe":
+            limit, drain = rng.choice((1.0, 0.7)), rng.random() < 0.5
+            stealing, pack = rng.choice(list(STEALING)), rng.choice((1, 30, 192))
+            filling["rules"] = Rules(stealing=stealing, limit=limit, drain=drain, pack=pack)
+    else:
+        filling |= {"deal": rng.choice(("queue", "turns")), "refill_every": rng.choice((1, 1, 3))}
+    return Play(
+        f"{seed}", family, policy or random_policy(rng), rng.choice(list(PLAIN)), size, chunk,
+        memory, tuple(calls), tuple(switches), rng.randint(1, 4), rng.randint(1, 5), filling,
+    )  # fmt: skip
+
+
+def draw_search(family: str, rng: random.Random) -> Search:
+    vocab = model_of(family).config.vocab_size
+    prompt = [rng.randrange(vocab) for _ in range(rng.randint(1, 20))]
+    stop_ids = tuple(rng.sample(range(vocab), rng.choice((0, 2, 6))))
+    params = BeamSearchParams(rng.randint(1, 4), rng.randint(1, 18), stop_ids=stop_ids)
+    return Search(family, prompt, params, rng.choice(CACHES))
+
+
+Found = dict[int, tuple[list, str | None]]
+"""Number of a request -> its tokens (of a search: the sequences), and why it ended."""
+
+
+def check(play: Play, found: Found) -> None:
+    """Who has ended has its tokens alone; who was cancelled, the first of them."""
+    leavers = {n for call, numbers in play.numbered() if call.leaves is not None for n in numbers}
+    for number, asked in enumerate(play.asked):
+        tokens, reason = found.get(number, ([], None))
+        if number in leavers and reason in ("abort", None):
+            assert tokens == asked.expected[: len(tokens)], f"request {number}: {play}"
+            continue
+        assert tokens == asked.expected, f"request {number}: {play}"
+        assert isinstance(asked, Search) or reason == asked.reason, f"request {number}: {play}"
+
+
+# ------------------------------------------------------------------------------ what always holds
+
+
+def check_rules(scheduler: Scheduler, batch: Batch) -> None:
+    """Of policies: the token budget, no decode that waits, and nobody is overtaken."""
+    alternates = isinstance(scheduler, ChunkedOnly)
+    if isinstance(scheduler, Sarathi | SarathiServe) and (batch.chunks or not alternates):
+        rows = batch.num_tokens
+        assert rows <= scheduler.chunk_size or not batch.chunks, "the budget is exceeded"
+        ready = [request for request in scheduler.running if not request.in_prefill]
+        assert alternates or batch.decodes == ready, "a decode waits"
+    if isinstance(scheduler, HybridOnly) and len(batch.chunks) > 1:
+        assert batch.num_tokens <= scheduler.chunk_size, "only one prompt may exceed the budget"
+    started = [chunk.request.arrival for chunk in batch.chunks if chunk.start == 0]
+    waiting = [request.arrival for request in scheduler.waiting]
+    assert not (started and waiting) or max(started) <= min(waiting), "somebody is overtaken"
+
+
+def check_books(executor: ModelExecutor, schedulers: Sequence[Scheduler]) -> None:
+    """Who runs holds what the schedulers, the executor and the cache say that it holds."""
+    running = [request for scheduler in schedulers for request in scheduler.running]
+    started = [request for request in running if request.prefilled]
+    slot_of, used = executor.slot_of, executor.cache.used
+    assert sorted(slot_of) == sorted(request.request_id for request in started)
+    assert len(set(slot_of.values())) == len(started), "two share a slot"
+    for slot, tokens in enumerate(used):
+        assert (tokens is None) == (slot not in slot_of.values()), "a slot leaks"
+    for request in started:
+        in_slot = request.context if request.decode_size is None else request.prefilled
+        assert used[slot_of[request.request_id]] == in_slot
+    for memory in {id(each.memory): each.memory for each in schedulers}.values():
+        sharers = [each for each in schedulers if each.memory is memory]
+        assert memory.taken == sum(held(r) for each in sharers for r in each.running)
+        assert memory.capacity is None or memory.taken + memory.flying <= memory.capacity
+    assert all(len(each.running) <= each.max_batch_size for each in schedulers)
+
+
+def check_end(executor: ModelExecutor, schedulers: Sequence[Scheduler]) -> None:
+    """Nothing is left anywhere."""
+    for scheduler in schedulers:
+        assert not scheduler.waiting and not scheduler.running
+        assert scheduler.memory.taken == scheduler.memory.flying == 0
+    assert executor.slot_of == {} and set(executor.cache.used) == {None}, "a slot leaks"
+
+
+class Virtual:
+    """Of an executor: a clock of its own, so that a seed gives the same schedule anywhere."""
+
+    clock, rng = 0.0, random.Random(0)
+
+    def now(self) -> float:
+        return self.clock
+
+    def wait_until(self, moment: float) -> None:
+        assert moment >= self.clock, "time goes back"
+        self.clock = moment
+
+    def execute(self, batch: Batch) -> Result:
+        result = super().execute(batch)
+        seconds = self.rng.choice((0.1, 1.0, 3.0))
+        self.clock += seconds
+        return Result(result.tokens, seconds)
+
+
+class VirtualExecutor(Virtual, ModelExecutor):
+    """A real model."""
+
+
+class VirtualBeams(Virtual, BeamExecutor):
+    """A real model that also runs beams."""
+
+
+def make_executor(play: Play, slots: int) -> VirtualExecutor | VirtualBeams:
+    model = model_of(play.family)
+    cache = KVCache(model.config, slots, LONGEST + 1, model.dtype)
+    executor = VirtualExecutor(model, cache, PLAIN[play.backend])
+    if any(isinstance(asked, Search) for asked in play.asked):
+        executor = VirtualBeams(executor, play.backend)
+    executor.rng = random.Random(f"clock {play.seed}")
+    return executor
+
+
+# ----------------------------------------------------------------------------------------- drivers
+
+
+def by_loop(play: Play) -> Found:
+    executor = make_executor(play, play.size)
+    scheduler = make_scheduler(play.policy, play.size, play.chunk, play.memory)
+    loop, script, requests = Loop(scheduler, executor), play.script(), {}
+    gone: list[int] = []
+    for step in range(STEPS):
+        for act, what in due(script, step, not loop.busy):
+            if act == "come":
+                call, numbers = what
+                for number, asked, wait in zip(numbers, call.asked, call.arrivals, strict=True):
+                    requests[number] = asked.request(number, executor.now() + wait)
+                    loop.add(requests[number])
+            elif act == "leave":
+                for request in [requests[number] for number in what[1]]:
+                    alive = request.finish_reason is None
+                    assert loop.cancel(request) is alive
+                    gone += [request.request_id] * alive
+            check_books(executor, [scheduler])
+        iteration = loop.step()
+        if iteration is None:
+            if not script:
+                break
+            continue
+        assert iteration is loop.trace.iterations[-1]
+        assert [own for own, *_ in iteration.chunks] == [
+            chunk.request.request_id for chunk in loop.batch.chunks
+        ]
+        check_books(executor, [scheduler])
+    assert not loop.busy, f"a request starves: {play}"
+    check_end(executor, [scheduler])
+    trace = loop.trace
+    ended = [own for own, request in requests.items() if request.finish_reason != "abort"]
+    assert sorted(own for own, _ in trace.finished) == sorted(ended)
+    assert [own for own, _ in trace.cancelled] == gone
+    for own, life in trace.lives.items():
+        assert life.scheduled >= requests[own].arrival, "it runs before it arrives"
+        assert life.preemptions == requests[own].preemptions
+        assert play.memory or not life.preemptions, "there is room for all"
+    return {number: outcome(request) for number, request in requests.items()}
+
+
+def outcome(request: Request) -> tuple[list, str | None]:
+    if request.decode_size is None:
+        return request.output, request.finish_reason
+    finished = request.search.finished if request.search else []
+    ended = request.finish_reason != "abort"
+    return [each.token_ids for each in finished] if ended else [], request.finish_reason
+
+
+@cache
+def llm_of(fast: bool) -> LLM:
+    """An LLM with the weights of SERVED, and with or without the folder fast/."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(MODELS, "small", replace(TINY[SERVED], name="small"))
+        llm = LLM(
+            "small", fast=False, max_batch_size=6, max_length=LONGEST + 1, dtype="float64",
+            device="cpu",
+        )  # fmt: skip
+    llm.model = tiny_model(SERVED)
+    if fast:
+        llm.attention = choose_backend("auto", llm.device, llm.dtype, llm.config)
+        made = speed_up(llm.model, llm.cache, llm.attention, measure=False)
+        llm.attention, llm.attend, llm.surroundings = made
+    return llm
+
+
+def ready(play: Play) -> LLM:
+    """The LLM of a play. Nothing may run on it."""
+    llm = llm_of(play.backend == "sdpa")
+    assert set(llm.cache.used) == {None} and not (llm._loop and llm._loop.busy), "a slot leaks"
+    llm.policy, llm.chunk_size, llm.max_batch_size = play.policy, play.chunk, play.size
+    llm.cache_tokens = play.memory
+    return llm
+
+
+def by_stream(play: Play) -> Found:
+    """A call is a stream, a `generate` or a `beam_search`. Its cancel closes the stream."""
+    llm, script, found = ready(play), play.script(), {}
+    rng = random.Random(f"streams {play.seed}")
+    streams: dict[range, Iterator] = {}
+    for step in range(STEPS):
+        for act, what in due(script, step, not streams):
+            if act == "come":
+                call, numbers = what
+                prompts, params = [a.prompt for a in call.asked], [a.params for a in call.asked]
+                if isinstance(call.asked[0], Search):
+                    outputs = llm.beam_search(prompts, params, cache=call.asked[0].cache)
+                    sequences = [each.token_ids for each in outputs[0].sequences]
+                    found[numbers[0]] = sequences, outputs[0].sequences[0].finish_reason
+                    continue
+                params, waits = [each() for each in params], [TICK * w for w in call.arrivals]
+                if call.whole:
+                    outputs = llm.generate(prompts, params, waits)
+                    for number, output in zip(numbers, outputs, strict=True):
+                        assert 0 < output.ttft <= output.latency
+                        found[number] = output.token_ids, output.finish_reason
+                else:
+                    found |= {number: ([], None) for number in numbers}
+                    streams[numbers] = llm.stream(prompts, params, waits)
+            elif act == "leave" and what[1] in streams:
+                streams.pop(what[1]).close()
+            elif act == "switch" and not streams:
+                llm.policy, llm.chunk_size = what
+        if streams:
+            numbers = rng.choice(list(streams))
+            token = next(streams[numbers], None)
+            if token is None:
+                del streams[numbers]
+            else:
+                tokens, reason = found[numbers[token.index]]
+                assert reason is None, "tokens come after the end"
+                found[numbers[token.index]] = [*tokens, token.token_id], token.finish_reason
+        elif not script:
+            break
+    assert set(llm.cache.used) == {None} and not llm._loop.busy, "a slot leaks"
+    assert set(llm.trace.lives) <= set(range(llm._next_id)), "ids go on counting"
+    return found
+
+
+def by_runner(play: Play) -> Found:
+    """The acts come in the engine thread, after its steps. So they are the same in each run."""
+    engine, script, news = RealEngine(ready(play)), play.script(), {}
+    requests = {number: asked.request(number) for number, asked in enumerate(play.asked)}
+    failed: list[BaseException] = []
+
+    def deliver(deltas: list[tuple[int, Delta]]) -> None:
+        for number, delta in deltas:
+            news.setdefault(number, []).append(delta)
+
+    def act_before(step: int, idle: bool) -> None:
+        for act, what in due(script, step, idle):
+            if act == "come":
+                runner.submit([requests[number] for number in what[1]], what[1])
+            elif act == "leave":
+                for number in what[1]:
+                    runner.cancel(requests[number])
+            else:
+                runner.switch(*what)
+
+    def watch(event: dict) -> None:
+        try:
+            if event["type"] == "iteration":
+                loop = runner.loop
+                check_books(loop.executor, [loop.scheduler])
+                act_before(event["n"], False)
+        except BaseException as error:  # noqa: BLE001 (raised below, in the thread of the test)
+            failed.append(error)
+
+    runner = Runner(engine, queue=1000, deliver=deliver)
+    runner.watch(watch)
+    act_before(0, True)
+    runner.start()
+    while True:
+        with runner.changed:
+            assert runner.changed.wait_for(lambda: not runner.streams, PATIENCE), "it starves"
+        if not script or failed:
+            break
+        act_before(runner.iterations, True)
+    runner.close()
+    assert not failed and not runner.failures, (failed, runner.error)
+    check_runner(runner)
+    found = {}
+    for number, deltas in news.items():
+        assert not any(delta.finish_reason for delta in deltas[:-1]), "it ends twice"
+        tokens = [delta.token for delta in deltas if delta.token is not None]
+        found[number] = tokens, deltas[-1].finish_reason
+    return found
+
+
+def check_runner(runner: Runner) -> None:
+    """Nothing is left of any request."""
+    loop, lanes = runner.loop, runner.lanes
+    for kept in (
+        runner.streams, runner.wanted, lanes.of, runner.inbox, runner.news, runner.ended,
+        loop.arriving, loop.trace.lives, loop.trace.preempted,
+    ):  # fmt: skip
+        assert len(kept) == 0
+    assert sorted(lanes.free) == list(range(len(lanes.free))), "each lane comes back"
+    if runner.engine.priced:
+        assert loop.scheduler.memory.taken == 0
+        assert not loop.scheduler.waiting and not loop.scheduler.running
+    else:
+        check_end(loop.executor, [loop.scheduler])
+
+
+def by_micro_batches(play: Play) -> Found:
+    """As stage 0 does: no more are in flight than there are, and they come back in their order."""
+    work = make_micro_batches(
+        play.policy, play.micro_batches, play.stages, play.size, play.chunk, play.memory,
+        seconds_of=lambda rows: 1.0 + rows / 8, **play.filling,
+    )  # fmt: skip
+    executor = make_executor(play, play.size * play.micro_batches)
+    rng, script, requests = executor.rng, play.script(), {}
+    flying: deque[tuple[int, Batch, list[int]]] = deque()
+    idle, fruitless = list(range(work.count)), 0
+    for step in range(STEPS):
+        for act, what in due(script, step, not (flying or work.busy)):
+            if act == "come":
+                call, numbers = what
+                for number, asked, wait in zip(numbers, call.asked, call.arrivals, strict=True):
+                    requests[number] = asked.request(number, executor.now() + wait)
+                    work.add(requests[number])
+        for number in list(idle):
+            batch, _ = work.next(number, executor.now())
+            for request in work.take_preempted():
+                executor.release(request)
+            if batch is not None:
+                idle.remove(number)
+                flying.append((number, batch, executor.execute(batch).tokens))
+            check_flying(work, flying)
+            if flying and rng.random() < 0.3:
+                break
+        if flying:
+            fruitless = 0
+            number, batch, tokens = flying.popleft()
+            for request in work.done(number, batch, tokens):
+                executor.release(request)
+            idle.append(number)
+            check_flying(work, flying)
+        elif work.next_arrival is not None:
+            executor.wait_until(max(executor.now(), work.next_arrival))
+        elif not work.busy and not script:
+            break
+        elif work.busy:
+            fruitless += 1
+            assert fruitless <= 2 * work.refill_every, f"it schedules nothing: {play}"
+    assert not work.busy, f"a request starves: {play}"
+    check_end(executor, work.schedulers)
+    return {number: outcome(request) for number, request in requests.items()}
+
+
+def check_flying(work: MicroBatches, flying: Sequence[tuple[int, Batch, list[int]]]) -> None:
+    """The memory, or that of all micro-batches together, knows what is in it and in flight."""
+    memories = {id(each.memory): each.memory for each in work.schedulers}.values()
+    assert sum(each.flying for each in memories) == sum(
+        len(batch.decodes) for _, batch, _ in flying
+    )
+    for memory in memories:
+        sharers = [each for each in work.schedulers if each.memory is memory]
+        assert memory.taken == sum(held(r) for each in sharers for r in each.running)
+        assert memory.capacity is None or memory.taken + memory.flying <= memory.capacity
+
+
+DRIVERS: dict[str, Callable[[Play], Found]] = {
+    "Loop": by_loop, "LLM": by_stream, "Runner": by_runner, "MicroBatches": by_micro_batches,
+}  # fmt: skip
+
+
+def perform(driver: str, seed: object, policy: str | None = None) -> Play:
+    """Draw a play that this driver can perform, let it, and check what it found."""
+    served, beams = driver in ("LLM", "Runner"), driver in ("Loop", "LLM")
+    play = draw(seed, policy, SERVED if served else None, beams)
+    check(play, DRIVERS[driver](play))
+    return play
