@@ -329,7 +329,7 @@ def check(play: Play, found: Found) -> None:
 
 
 def check_rules(scheduler: Scheduler, batch: Batch) -> None:
-    """Of policies: the token budget, no decode that waits, and nobody is overtaken."""
+    """Of policies: the token budget, and no decode that waits."""
     alternates = isinstance(scheduler, ChunkedOnly)
     if isinstance(scheduler, Sarathi | SarathiServe) and (batch.chunks or not alternates):
         rows = batch.num_tokens
@@ -338,6 +338,10 @@ def check_rules(scheduler: Scheduler, batch: Batch) -> None:
         assert alternates or batch.decodes == ready, "a decode waits"
     if isinstance(scheduler, HybridOnly) and len(batch.chunks) > 1:
         assert batch.num_tokens <= scheduler.chunk_size, "only one prompt may exceed the budget"
+
+
+def check_queue(scheduler: Scheduler, batch: Batch) -> None:
+    """First come, first served. (A micro-batch may preempt what another one has overtaken.)"""
     started = [chunk.request.arrival for chunk in batch.chunks if chunk.start == 0]
     waiting = [request.arrival for request in scheduler.waiting]
     assert not (started and waiting) or max(started) <= min(waiting), "somebody is overtaken"
@@ -374,6 +378,7 @@ class Virtual:
     """Of an executor: a clock of its own, so that a seed gives the same schedule anywhere."""
 
     clock, rng = 0.0, random.Random(0)
+    scheduler: Scheduler | None = None  # its batches must keep the rules
 
     def now(self) -> float:
         return self.clock
@@ -383,6 +388,9 @@ class Virtual:
         self.clock = moment
 
     def execute(self, batch: Batch) -> Result:
+        if self.scheduler:
+            check_rules(self.scheduler, batch)
+            check_queue(self.scheduler, batch)
         result = super().execute(batch)
         seconds = self.rng.choice((0.1, 1.0, 3.0))
         self.clock += seconds
@@ -413,6 +421,7 @@ def make_executor(play: Play, slots: int) -> VirtualExecutor | VirtualBeams:
 def by_loop(play: Play) -> Found:
     executor = make_executor(play, play.size)
     scheduler = make_scheduler(play.policy, play.size, play.chunk, play.memory)
+    executor.scheduler = scheduler
     loop, script, requests = Loop(scheduler, executor), play.script(), {}
     gone: list[int] = []
     for step in range(STEPS):
@@ -618,6 +627,7 @@ def by_micro_batches(play: Play) -> Found:
                 executor.release(request)
             if batch is not None:
                 idle.remove(number)
+                check_rules(work.schedulers[number % len(work.schedulers)], batch)
                 flying.append((number, batch, executor.execute(batch).tokens))
             check_flying(work, flying)
             if flying and rng.random() < 0.3:
