@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import pairwise
 
 import pytest
 import torch
@@ -443,9 +444,9 @@ def by_loop(play: Play) -> Found:
                 break
             continue
         assert iteration is loop.trace.iterations[-1]
-        assert [own for own, *_ in iteration.chunks] == [
-            chunk.request.request_id for chunk in loop.batch.chunks
-        ]
+        ids = [[chunk.request.request_id for chunk in loop.batch.chunks]]
+        ids.append([request.request_id for request in loop.batch.decodes])
+        assert [[own for own, *_ in iteration.chunks], list(iteration.decodes)] == ids
         check_books(executor, [scheduler])
     assert not loop.busy, f"a request starves: {play}"
     check_end(executor, [scheduler])
@@ -513,6 +514,7 @@ def by_stream(play: Play) -> Found:
                 if call.whole:
                     outputs = llm.generate(prompts, params, waits)
                     for number, output in zip(numbers, outputs, strict=True):
+                        assert output.prompt_token_ids == play.asked[number].prompt
                         assert 0 < output.ttft <= output.latency
                         found[number] = output.token_ids, output.finish_reason
                 else:
@@ -543,6 +545,7 @@ def by_runner(play: Play) -> Found:
     engine, script, news = RealEngine(ready(play)), play.script(), {}
     requests = {number: asked.request(number) for number, asked in enumerate(play.asked)}
     failed: list[BaseException] = []
+    events: list[dict] = []
 
     def deliver(deltas: list[tuple[int, Delta]]) -> None:
         for number, delta in deltas:
@@ -559,6 +562,7 @@ def by_runner(play: Play) -> Found:
                 runner.switch(*what)
 
     def watch(event: dict) -> None:
+        events.append(event)
         try:
             if event["type"] == "iteration":
                 loop = runner.loop
@@ -580,6 +584,9 @@ def by_runner(play: Play) -> Found:
     runner.close()
     assert not failed and not runner.failures, (failed, runner.error)
     check_runner(runner)
+    check_lanes(events, play.size)
+    if play.memory is None:
+        check_switches(events)
     found = {}
     for number, deltas in news.items():
         assert not any(delta.finish_reason for delta in deltas[:-1]), "it ends twice"
@@ -602,6 +609,52 @@ def check_runner(runner: Runner) -> None:
         assert not loop.scheduler.waiting and not loop.scheduler.running
     else:
         check_end(loop.executor, [loop.scheduler])
+
+
+def check_lanes(events: Sequence[dict], most: int) -> None:
+    """A request keeps its lane until it ends or is preempted; a newcomer gets the lowest free.
+
+    A batch with chunks is told twice: as it starts, and when it has run.
+    """
+    batches = [event for event in events if event["type"] in ("started", "iteration")]
+    for before, event in pairwise([{"type": ""}, *batches]):
+        if event["type"] == "iteration" and event["chunks"]:
+            assert before["type"] == "started" and before["t"] >= event["t"]
+            assert before["chunks"] == event["chunks"] and before["decodes"] == event["decodes"]
+        else:
+            assert before["type"] != "started"
+    lanes: dict[int, int] = {}
+    for event in events:
+        if event["type"] in ("started", "iteration"):
+            for own, lane, *_ in [*event["chunks"], *event["decodes"]]:
+                if own not in lanes:
+                    assert lane == min(set(range(most)) - set(lanes.values()))
+                    lanes[own] = lane
+                assert lanes[own] == lane
+        elif event["type"] in ("ended", "preempted"):
+            lanes.pop(event["id"], None)
+    assert not lanes
+
+
+def check_switches(events: Sequence[dict]) -> None:
+    """A change of policy takes no decode away, and no policy but two lets one wait for it.
+
+    Of a play with memory for all: else decodes may be preempted.
+    """
+    decoding: set[int] = set()  # ids of requests past their prefill
+    after = ""
+    for event in events:
+        if event["type"] == "switched":
+            after = event["policy"]
+            assert not decoding & set(event["preempted"]), "a decode was preempted"
+        elif event["type"] == "iteration":
+            assert not after or event["policy"] == after
+            if after and after.partition(":")[0] not in ("vllm_v0", "chunked_only"):
+                assert {own for own, _ in event["decodes"]} == decoding, f"after {after}"
+            after = ""
+            decoding |= {own for own, _, _, _, is_last in event["chunks"] if is_last}
+        elif event["type"] in ("ended", "preempted"):
+            decoding.discard(event["id"])
 
 
 def by_micro_batches(play: Play) -> Found:

@@ -20,7 +20,7 @@ from executor import ModelExecutor
 from kvcache import KVCache
 from loop import Loop
 from model import Transformer
-from scheduler import POLICIES, make_scheduler
+from scheduler import make_scheduler
 
 Case = tuple[list[int], BeamSearchParams]
 
@@ -52,84 +52,9 @@ def found(request: BeamRequest) -> list[tuple[list[int], float]]:
     return [(each.token_ids, each.cum_logprob) for each in request.search.finished]
 
 
-def drawn(generator: random.Random, model: Transformer) -> Case:
-    config = model.config
-    prompt = [generator.randrange(config.vocab_size) for _ in range(generator.randint(1, 24))]
-    width = generator.randint(1, 8)
-    params = BeamSearchParams(
-        width,
-        generator.randint(1, 16),
-        length_penalty=generator.choice((0.0, 1.0, -0.5, 2.0)),
-        early_stopping=generator.choice((True, False, "never")),
-        stop_ids=tuple(generator.sample(range(config.vocab_size), generator.choice((0, 2, 6)))),
-    )
-    return prompt, params
-
-
 def same(a: BeamRequest, b: BeamRequest) -> bool:
     pairs = list(zip(found(a), found(b), strict=True))
     return all(x[0] == y[0] and x[1] == pytest.approx(y[1], abs=1e-5) for x, y in pairs)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("count", [8, pytest.param(17, marks=pytest.mark.slow)])
-def test_both_caches_find_the_same_beside_ordinary_requests(
-    count: int, policy: str, tiny: Transformer
-) -> None:
-    """Over all policies and models 320 searches with either cache (`make slow`: 680 others), in
-    random company: a loop runs segment and standard searches and ordinary requests at once, and
-    preempts some.
-    """
-    generator = random.Random(f"{policy} {tiny.config.name} {count}")
-    # two of them begin together; when both need a second segment, one must go
-    large = [([7 + i] * 20, BeamSearchParams(8, 34, stop_ids=(3,))) for i in range(2)]
-    cases = large + [drawn(generator, tiny) for _ in range(count - 2)]
-    requests: list[Request] = []
-    for case in cases:
-        for cache in ("segment", "standard"):
-            requests.append(search(tiny, case, len(requests), cache))
-    ordinary = [
-        Request(len(requests) + i, [1 + i] * generator.randint(1, 20), generator.randint(1, 9))
-        for i in range(5)
-    ]
-    first, mixed = [requests[0], requests[2]], [requests[1], *requests[3:], *ordinary]
-    largest = max(request.most_cached for request in requests)
-    loop = beam_loop(tiny, policy, 6, generator.randint(4, 40), largest)
-    generator.shuffle(mixed)
-    for request in first + mixed:
-        loop.add(request)
-    trace = loop.run()
-    for a, b in zip(requests[::2], requests[1::2], strict=True):
-        assert same(a, b)
-    for request in ordinary:
-        assert request.output == one_at_a_time(tiny, list(request.prompt), request.max_tokens)
-    assert loop.scheduler.memory.taken == 0 and loop.executor.memories == {}
-    assert loop.executor.cache.used == [None] * 6
-    assert any(iteration.num_decodes > 1 for iteration in trace.iterations)
-    assert trace.preempted, "the memory is too large for this test"
-
-
-def test_a_preempted_search_begins_anew_and_finds_the_same(tiny: Transformer) -> None:
-    generator = random.Random(1)
-    cases = [([3 + i] * 9, BeamSearchParams(4, 30)) for i in range(3)]
-    alone = []
-    for case in cases:
-        loop = beam_loop(tiny, "sarathi", 1, 16)
-        alone.append(search(tiny, case, 0, "segment"))
-        loop.add(alone[-1])
-        loop.run()
-    tokens = 2 * cached_tokens("segment", 4, 9, 16) + 20  # two begin; as they grow, one must go
-    loop = beam_loop(tiny, "sarathi_serve", 3, 16, tokens)
-    crowd = [search(tiny, case, number, "segment") for number, case in enumerate(cases)]
-    generator.shuffle(crowd)
-    for request in crowd:
-        loop.add(request)
-    trace = loop.run()
-    assert trace.preempted, "the memory is too large for this test"
-    for request in crowd:
-        assert same(request, alone[request.request_id])
-    for request_id, life in trace.lives.items():
-        assert len(life.tokens) == len(next(r for r in crowd if r.request_id == request_id).output)
 
 
 @pytest.mark.parametrize("cache", ["segment", "standard"])
@@ -315,18 +240,6 @@ def llm(small: str) -> LLM:
 
 
 PROMPT = [1, 2, 3, 4, 5]
-
-
-def test_a_search_runs_beside_a_stream_and_neither_changes(llm: LLM) -> None:
-    params = SamplingParams(max_tokens=30)
-    alone = [token.token_id for token in llm.stream([9, 8, 7], params)]
-    [expected] = llm.beam_search(PROMPT, BeamSearchParams(3, 12))
-    stream = llm.stream([9, 8, 7], params)
-    tokens = [next(stream).token_id for _ in range(4)]
-    [beside] = llm.beam_search(PROMPT, BeamSearchParams(3, 12))
-    assert beside.sequences == expected.sequences
-    assert sum(i.num_chunks > 0 and i.num_decodes > 0 for i in llm.trace.iterations) > 0
-    assert [*tokens, *(token.token_id for token in stream)] == alone
 
 
 def test_the_rows_of_beams_count_for_the_token_budget() -> None:

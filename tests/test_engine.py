@@ -3,7 +3,6 @@ same tokens.
 """
 
 import dataclasses
-import functools
 import time
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from conftest import TINY, one_at_a_time, run_loop, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention import PLAIN, FlatBatch, Span
+from attention import FlatBatch, Span
 from batch import Batch, Request
 from command.checks import UserError
 from configs import GPUS, MODELS, OPERATORS
@@ -24,7 +23,6 @@ from fast.backends import BACKENDS
 from fast.process import threads, threads_for
 from kvcache import KVCache
 from loading.device import check_memory
-from loop import Result
 from model import Transformer
 from sampling import Sampler
 from scheduler import POLICIES, make_scheduler
@@ -95,13 +93,6 @@ def test_chunked_prefill_is_the_full_prefill(data: st.DataObject, name: str, bac
     )
 
 
-@functools.cache
-def tiny_expected(name: str, count: int) -> dict[int, list[int]]:
-    """`count` greedy tokens of each of PROMPTS."""
-    model = tiny_model(name)
-    return {i: one_at_a_time(model, prompt, count) for i, prompt in enumerate(PROMPTS)}
-
-
 def generate(
     model: Transformer,
     requests: list[Request],
@@ -117,84 +108,11 @@ def generate(
     return {request.request_id: request.output for request in requests}
 
 
-def test_same_tokens_under_every_policy(tiny: Transformer) -> None:
-    """Policies x chunk sizes x (batch sizes and arrival orders): the tokens of one at a time."""
-    lengths = [3 + 2 * i for i in range(len(PROMPTS))]
-    expected = {i: one_at_a_time(tiny, prompt, lengths[i]) for i, prompt in enumerate(PROMPTS)}
-    assert len({tuple(tokens[:3]) for tokens in expected.values()}) > 4, (
-        "the prompts must lead to different texts"
-    )
-    first, last, mixed = list(range(8)), list(range(8))[::-1], [3, 0, 7, 1, 6, 2, 5, 4]
-    cases = [(1, mixed), (3, first), (3, last), (3, mixed), (8, last)]
-    for policy in POLICIES:
-        for chunk_size in (1, 3, 8, 64) if policy == "sarathi" else (8,):
-            for batch_size, order in cases:
-                requests = [Request(i, PROMPTS[i], lengths[i]) for i in order]
-                found = generate(tiny, requests, policy, chunk_size, batch_size)
-                assert found == expected, (policy, chunk_size, batch_size, order)
-
-
-class ScriptedClock(ModelExecutor):
-    """The real executor under a clock that counts iterations, so that arrivals fall between known
-    iterations.
-    """
-
-    moment = 0.0
-
-    def now(self) -> float:
-        return self.moment
-
-    def wait_until(self, moment: float) -> None:
-        self.moment = moment
-
-    def execute(self, batch: Batch) -> Result:
-        self.moment += 1.0
-        return Result(super().execute(batch).tokens, 1.0)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    arrivals=st.lists(st.floats(0, 40), min_size=len(PROMPTS), max_size=len(PROMPTS)),
-    policy=st.sampled_from(sorted(POLICIES)),
-    chunk_size=st.integers(1, 40),
-    batch_size=st.integers(1, 5),
-)
-def test_same_tokens_for_any_arrivals(
-    arrivals: list[float], policy: str, chunk_size: int, batch_size: int
-) -> None:
-    model = tiny_model("llama-gqa")
-    cache = KVCache(model.config, batch_size, 64, model.dtype)
-    requests = [Request(i, prompt, 6, arrival=arrivals[i]) for i, prompt in enumerate(PROMPTS)]
-    executor = ScriptedClock(model, cache, PLAIN["sdpa"])
-    trace = run_loop(make_scheduler(policy, batch_size, chunk_size), executor, requests).trace
-    for request in requests:
-        assert request.output == tiny_expected("llama-gqa", 6)[request.request_id]
-        assert trace.first_token[request.request_id] > request.arrival
-
-
 @pytest.fixture
 def llm(small: str) -> LLM:
     llm = LLM(small, dtype="float64", max_batch_size=3, chunk_size=8, device="cpu")
     llm.model = tiny_model("llama-gqa")
     return llm
-
-
-def test_seeded_sampling_is_the_same_under_every_policy(llm: LLM) -> None:
-    params = [
-        SamplingParams(12, temperature=t, top_k=k, top_p=p, seed=i)
-        for i, (t, k, p) in enumerate([(1, 0, 1), (0.7, 5, 1), (2, 0, 0.8)] * 2)
-    ]
-    texts = []
-    for policy in POLICIES:
-        for chunk_size in (4, 32):
-            llm.policy, llm.chunk_size = policy, chunk_size
-            texts.append([out.token_ids for out in llm.generate(PROMPTS[:6], params)])
-    assert all(text == texts[0] for text in texts)
-    assert texts[0][0] != llm.generate(PROMPTS[:6], SamplingParams(12))[0].token_ids, (
-        "a temperature of 1 is not greedy"
-    )
-    other = [dataclasses.replace(param, seed=99) for param in params]
-    assert [out.token_ids for out in llm.generate(PROMPTS[:6], other)] != texts[0]
 
 
 def test_sampler_follows_the_distribution() -> None:
@@ -216,24 +134,6 @@ def test_sampler_follows_the_distribution() -> None:
     )
 
 
-def test_generate_and_stream_agree(llm: LLM) -> None:
-    params = SamplingParams(max_tokens=9)
-    outputs = llm.generate(PROMPTS, params)
-    assert [out.prompt_token_ids for out in outputs] == PROMPTS  # in order
-    assert all(
-        len(out.token_ids) == 9 and out.finish_reason == "length" and 0 < out.ttft <= out.latency
-        for out in outputs
-    )
-    streamed: dict[int, list[int]] = {}
-    for token in llm.stream(PROMPTS, params):
-        streamed.setdefault(token.index, []).append(token.token_id)
-    assert [streamed[i] for i in range(len(PROMPTS))] == [out.token_ids for out in outputs]
-    assert sum(iteration.num_prefill_tokens for iteration in llm.trace.iterations) == sum(
-        map(len, PROMPTS)
-    )
-    assert llm.trace.num_decodes == 8 * len(PROMPTS)
-
-
 def test_stop_ids_and_one_prompt(llm: LLM) -> None:
     free = llm.generate([PROMPTS[1]], SamplingParams(max_tokens=10))[0].token_ids
     stop = next(token for i, token in enumerate(free) if i > 0 and token not in free[:i])
@@ -244,28 +144,6 @@ def test_stop_ids_and_one_prompt(llm: LLM) -> None:
 def gathered(tokens: list[StreamedToken], count: int) -> list[list[int]]:
     """The tokens of each prompt of a stream."""
     return [[token.token_id for token in tokens if token.index == i] for i in range(count)]
-
-
-def test_calls_that_overlap(llm: LLM) -> None:
-    """A call that finds requests running joins them, and both get the tokens that they get alone:
-    under every policy, with little memory, with samplers, and whoever is asked first.
-    """
-    sampled = [SamplingParams(9, temperature=0.9 * (i % 2), seed=i) for i in range(8)]
-    expected = [out.token_ids for out in llm.generate(PROMPTS, sampled)]
-    for policy in POLICIES:
-        for llm.cache_tokens in (None, 48):
-            llm.policy = policy
-            first, second = (llm.stream(PROMPTS[s], sampled[s]) for s in HALVES)
-            seen = [next(first), next(first)], [next(second)]
-            between = llm.generate(PROMPTS[2:5], sampled[2:5])
-            assert [out.token_ids for out in between] == expected[2:5], policy
-            assert all(0 < out.ttft <= out.latency for out in between)
-            seen[1].extend(second)
-            seen[0].extend(first)
-            assert gathered(seen[0], 4) + gathered(seen[1], 4) == expected, policy
-            assert len(llm.trace.finished) == 11
-            assert sorted(llm.trace.lives) == list(range(11)), "ids go on counting"
-            assert llm.cache.used == [None] * 3, "a slot leaks"
 
 
 def test_a_joined_call_counts_from_its_own_start(llm: LLM) -> None:
@@ -428,25 +306,6 @@ def test_an_error_ends_the_streams_that_it_meets(llm: LLM) -> None:
         list(beside)
     assert llm.model is model
     assert [out.token_ids for out in llm.generate(PROMPTS, params)] == expected
-
-
-def test_the_book_alone(llm: LLM, small: str) -> None:
-    """fast=False: plain modules, whole, with hooks; and the same tokens."""
-    plain = LLM(small, dtype="float32", max_batch_size=3, chunk_size=8, device="cpu", fast=False)
-    assert plain.attention == "sdpa" and plain.attend is PLAIN["sdpa"]
-    assert isinstance(plain.model.layers[0].preproj, torch.nn.Linear)
-    assert plain.model.state_dict().keys() == tiny_model("llama-gqa").state_dict().keys()
-    plain.model = tiny_model("llama-gqa")
-    plain.dtype = torch.float64
-    plain.resize_cache(3)
-    params = SamplingParams(max_tokens=9)
-    assert [out.token_ids for out in plain.generate(PROMPTS, params)] == [
-        out.token_ids for out in llm.generate(PROMPTS, params)
-    ]
-    with pytest.raises(UserError, match="attention is 'native'; choose auto, math, sdpa"):
-        LLM(small, device="cpu", attention="native", fast=False)
-    with pytest.raises(UserError, match="'on' needs a CUDA device and fast=True, and"):
-        LLM(small, device="cpu", cuda_graphs="on", fast=False)
 
 
 def test_a_stream_that_is_done_may_be_asked_again(llm: LLM) -> None:

@@ -3,7 +3,6 @@ memory for all micro-batches of a pipeline.
 """
 
 import math
-import random
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from command.checks import UserError
 from executor import ModelExecutor
 from kvcache import KVCache
 from loop import Loop, Result
-from pipeline import MicroBatches, simulate_pipeline
 from scheduler import (
     POLICIES,
     ChunkedOnly,
@@ -27,8 +25,7 @@ from scheduler import (
     SarathiServe,
     make_scheduler,
 )
-
-EVERY_POLICY = [*POLICIES, "dynamic:12,5,2"]
+from tests.oracle import check_books
 
 
 class Clock(ModelExecutor):
@@ -68,28 +65,9 @@ def make_requests(*arrivals: float) -> list[Request]:
     return [Request(i, PROMPTS[i], 8, arrival=moment) for i, moment in enumerate(arrivals)]
 
 
-def check_books(loop: Loop) -> None:
-    """Who runs holds what the scheduler, the executor and the cache say that he holds."""
-    scheduler, executor = loop.scheduler, loop.executor
-    started = [request for request in scheduler.running if request.prefilled]
-    assert sorted(executor.slot_of) == sorted(request.request_id for request in started)
-    assert len(set(executor.slot_of.values())) == len(started)
-    for slot, used in enumerate(executor.cache.used):
-        assert (used is None) == (slot not in executor.slot_of.values())
-    for request in started:
-        assert executor.cache.used[executor.slot_of[request.request_id]] == request.context
-    assert scheduler.memory.taken == sum(
-        request.prefill_length if request.in_prefill else request.context
-        for request in scheduler.running
-    )
-    capacity = scheduler.memory.capacity
-    assert capacity is None or scheduler.memory.taken <= capacity
-    assert scheduler.memory.flying == 0 and len(scheduler.running) <= scheduler.max_batch_size
-
-
 def check_end(loop: Loop, requests: list[Request], cancelled: list[Request]) -> None:
     """Nothing is left anywhere; who was not cancelled has the tokens that it gets alone."""
-    check_books(loop)
+    check_books(loop.executor, [loop.scheduler])
     scheduler, executor = loop.scheduler, loop.executor
     assert not loop.busy and loop.step() is None
     assert not loop.arriving and not scheduler.waiting and not scheduler.running
@@ -109,23 +87,6 @@ def check_end(loop: Loop, requests: list[Request], cancelled: list[Request]) -> 
 
 
 # ------------------------------------------------------------------------------------- step by step
-
-
-def test_a_step_is_an_iteration_of_the_trace() -> None:
-    loop = make_loop()
-    assert not loop.busy and loop.step() is None and loop.batch is None
-    requests = make_requests()
-    for request in requests:
-        loop.add(request)
-    steps = []
-    while loop.busy:
-        steps.append(loop.step())
-        batch = loop.batch
-        assert [c[0] for c in steps[-1].chunks] == [c.request.request_id for c in batch.chunks]
-        assert list(steps[-1].decodes) == [request.request_id for request in batch.decodes]
-        check_books(loop)
-    assert steps == loop.trace.iterations
-    check_end(loop, requests, [])
 
 
 def test_requests_come_between_steps() -> None:
@@ -166,43 +127,6 @@ def test_what_can_never_run_is_refused_when_it_is_added() -> None:
     assert not loop.busy
 
 
-@pytest.mark.parametrize("when", ["arriving", "waiting", "prefill", "decoding", "preempted"])
-@pytest.mark.parametrize("policy", ["sarathi", "sarathi_serve", "dynamic", "chunked_only"])
-def test_cancel(policy: str, when: str) -> None:
-    """Whatever it is doing: it ends at once, what it held is free, and the others go on."""
-    states = {
-        "arriving": lambda request: request in loop.arriving,
-        "waiting": lambda request: request in loop.scheduler.waiting and not request.preemptions,
-        "prefill": lambda request: 0 < request.prefilled < request.prefill_length,
-        "decoding": lambda request: not request.in_prefill and len(request.output) > 2,
-        "preempted": lambda request: request.preemptions and request in loop.scheduler.waiting,
-    }
-    arrivals = (0.0, 0.0, 0.0, 1e3) if when == "arriving" else (0.0,) * 4
-    loop, requests = make_loop(policy, 3, 4, 34 if when == "preempted" else None), []
-    requests = make_requests(*arrivals)
-    for request in requests:
-        loop.add(request)
-    while not (found := [request for request in requests if states[when](request)]):
-        loop.step()
-    (victim, *_), taken = found, loop.scheduler.memory.taken
-    slot, held = loop.executor.slot_of.get(victim.request_id), victim.context
-    assert (slot is None) == (when in ("arriving", "waiting", "preempted"))
-    assert loop.cancel(victim) is True
-    assert victim.finish_reason == "abort"
-    assert loop.trace.cancelled == [(victim.request_id, loop.executor.now())]
-    everywhere = [*loop.arriving, *loop.scheduler.waiting, *loop.scheduler.running]
-    assert victim not in everywhere and victim.request_id not in loop.executor.slot_of
-    if slot is not None:
-        assert loop.executor.cache.used[slot] is None
-        freed = victim.prefill_length if when == "prefill" else held
-        assert loop.scheduler.memory.taken == taken - freed
-    check_books(loop)
-    assert loop.cancel(victim) is False, "it is gone already"
-    loop.run()
-    assert loop.cancel(victim) is False and loop.cancel(requests[0]) is False
-    check_end(loop, requests, [victim])
-
-
 def test_cancel_of_what_was_never_added() -> None:
     loop = make_loop()
     stranger = Request(0, PROMPTS[0], 8)
@@ -233,64 +157,10 @@ def test_cancel_before_it_has_a_slot() -> None:
     admitted = loop.scheduler.admit()
     assert admitted.prefilled == 0 and admitted in loop.scheduler.running
     assert loop.cancel(admitted) is True
-    check_books(loop)
+    check_books(loop.executor, [loop.scheduler])
 
 
 # ---------------------------------------------------------------------------------------- at random
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    policy=st.sampled_from(EVERY_POLICY),
-    batch_size=st.integers(1, 4),
-    chunk_size=st.integers(1, 20),
-    spare=st.one_of(st.none(), st.integers(0, 25)),
-    acts=st.lists(
-        st.tuples(
-            st.sampled_from(["add", "add", "cancel", "step", "step", "steps"]),
-            st.integers(0, 10**6),
-        ),
-        min_size=1,
-        max_size=25,
-    ),
-)
-def test_requests_that_come_and_go_at_random(
-    policy: str,
-    batch_size: int,
-    chunk_size: int,
-    spare: int | None,
-    acts: list[tuple[str, int]],
-) -> None:
-    """No slot leaks, no memory leaks, nobody starves, and everybody's tokens are those of one
-    request at a time.
-    """
-    capacity = None if spare is None else max(map(len, PROMPTS)) + 7 + spare
-    loop = make_loop(policy, batch_size, chunk_size, capacity)
-    requests: list[Request] = []
-    cancelled: list[Request] = []
-    for act, number in acts:
-        draw = random.Random(number)
-        if act == "add":
-            arrival = draw.choice([0.0, loop.executor.now() + draw.random() * 9])
-            prompt = draw.choice(PROMPTS)
-            requests.append(Request(len(requests), prompt, draw.randint(1, 8), arrival=arrival))
-            loop.add(requests[-1])
-        elif act == "cancel" and requests:
-            victim = draw.choice(requests)
-            alive = victim.finish_reason is None
-            assert loop.cancel(victim) is alive
-            cancelled += [victim] if alive else []
-        else:
-            for _ in range(1 if act == "step" else draw.randint(2, 9)):
-                busy = loop.busy
-                assert (loop.step() is None) == (not busy)
-        check_books(loop)
-    for _ in range(3000):
-        if not loop.busy:
-            break
-        loop.step()
-    assert not loop.busy, "a request starves"
-    check_end(loop, requests, cancelled)
 
 
 # ------------------------------------------------------------------------------- how long a prefill
@@ -395,120 +265,3 @@ def test_an_admitted_prefill_ends_within_a_bound(
 
 
 # ------------------------------------------------------------------ one memory for a whole pipeline
-
-
-def watch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """(taken, flying) of the pool after every `next` and `done` of a MicroBatches. Fails where the
-    two together are more than the pool holds, or are not what its requests say.
-    """
-    seen: list[tuple[int, int]] = []
-    flying: dict[int, int] = {}  # decodes in flight, by micro-batch
-    following, finishing = MicroBatches.next, MicroBatches.done
-
-    def check(micro_batches: MicroBatches) -> None:
-        memory = micro_batches.schedulers[0].memory
-        assert all(scheduler.memory is memory for scheduler in micro_batches.schedulers)
-        assert memory.flying == sum(flying.values())
-        assert memory.taken == sum(
-            request.prefill_length if request.in_prefill else request.context
-            for scheduler in micro_batches.schedulers
-            for request in scheduler.running
-        )
-        assert memory.taken + memory.flying <= memory.capacity
-        seen.append((memory.taken, memory.flying))
-
-    def next_(micro_batches: MicroBatches, number: int, now: float):
-        batch, shortage = following(micro_batches, number, now)
-        flying[number] = len(batch.decodes) if batch else 0
-        check(micro_batches)
-        return batch, shortage
-
-    def done(micro_batches: MicroBatches, number: int, batch: Batch, tokens: list[int]):
-        ended = finishing(micro_batches, number, batch, tokens)
-        flying[number] = 0
-        check(micro_batches)
-        return ended
-
-    monkeypatch.setattr(MicroBatches, "next", next_)
-    monkeypatch.setattr(MicroBatches, "done", done)
-    return seen
-
-
-@pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    return watch(monkeypatch)
-
-
-@pytest.mark.parametrize("deal", ["queue", "turns"])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_pool_is_never_overdrawn(policy: str, deal: str, watched: list[tuple[int, int]]) -> None:
-    """Three micro-batches share 150 tokens: every request ends, none is forgotten."""
-    work = [(40, 30), (10, 60), (25, 25), (60, 12), (5, 50), (33, 33), (18, 40), (50, 20)] * 2
-    requests = [
-        Request(i, range(prompt), output, arrival=0.02 * i)
-        for i, (prompt, output) in enumerate(work)
-    ]
-    trace = simulate_pipeline(
-        requests,
-        "llama-13b",
-        "a6000",
-        stages=3,
-        policy=policy,
-        chunk_size=32,
-        max_batch_size=3,
-        cache_tokens=150,
-        memory="pool",
-        deal=deal,
-        keep=True,
-    )
-    assert sorted(request_id for request_id, _ in trace.finished) == list(range(len(work)))
-    assert [len(request.output) for request in requests] == [output for _, output in work]
-    assert watched[-1] == (0, 0) and max(taken + flying for taken, flying in watched) > 120
-    assert max(flying for _, flying in watched) > 1
-    preemptions = sum(request.preemptions for request in requests)
-    assert len(trace.requests.preempted) == preemptions
-    if policy in ("orca", "sarathi", "sarathi_serve", "dynamic"):
-        assert preemptions > 0
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    policy=st.sampled_from(EVERY_POLICY),
-    stages=st.integers(1, 3),
-    micro_batches=st.integers(1, 4),
-    batch_size=st.integers(1, 4),
-    spare=st.integers(0, 60),
-    deal=st.sampled_from(["queue", "turns"]),
-    work=st.lists(
-        st.tuples(st.integers(1, 40), st.integers(1, 15), st.sampled_from([0.0, 0.1, 2.0])),
-        min_size=1,
-        max_size=12,
-    ),
-)
-def test_a_pool_serves_everybody(
-    policy: str,
-    stages: int,
-    micro_batches: int,
-    batch_size: int,
-    spare: int,
-    deal: str,
-    work: list[tuple[int, int, float]],
-) -> None:
-    """Even where one request alone fills it."""
-    requests = [Request(i, range(p), d, arrival=moment) for i, (p, d, moment) in enumerate(work)]
-    with pytest.MonkeyPatch.context() as patch:
-        seen = watch(patch)
-        trace = simulate_pipeline(
-            requests,
-            "llama-13b",
-            "a6000",
-            stages=stages,
-            micro_batches=micro_batches,
-            policy=policy,
-            chunk_size=16,
-            max_batch_size=batch_size,
-            cache_tokens=max(request.most_cached for request in requests) + spare,
-            memory="pool",
-            deal=deal,
-        )
-    assert len(trace.finished) == len(work) and seen[-1] == (0, 0)

@@ -2,29 +2,11 @@
 them.
 """
 
-from functools import cache
-
 import pytest
-import torch
-from conftest import one_at_a_time, run_loop
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from test_scheduler import drive, keeps_the_queue, requests_of, shapes
+from test_scheduler import drive, requests_of, shapes
 
-from attention import PLAIN
-from batch import Batch, Request
-from configs import ModelConfig
-from executor import ModelExecutor
-from kvcache import KVCache
-from loading.load import new_model, random_weights
-from loop import Result
-from model import Transformer
+from batch import Request
 from scheduler import (
-    POLICIES,
-    ChunkedOnly,
-    HybridOnly,
-    Sarathi,
-    SarathiServe,
     Scheduler,
     make_scheduler,
 )
@@ -182,127 +164,3 @@ def test_preemption_by_hand() -> None:
         3,
     )
     assert scheduler.memory.taken == 0 and [len(request.output) for request in requests] == [6, 5]
-
-
-MODEL = ModelConfig("smallest", 1, 2, 8, 8, 61, 64)
-
-
-@cache
-def smallest() -> Transformer:
-    model = random_weights(new_model(MODEL, torch.float64, torch.device("cpu")), seed=3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(40 if parameter.dim() == 2 else 1)
-    return model
-
-
-@cache
-def alone(prompt: tuple[int, ...]) -> list[int]:
-    """Eight greedy tokens of a prompt, one request at a time, without a cache."""
-    return one_at_a_time(smallest(), list(prompt), 8)
-
-
-class Checker(ModelExecutor):
-    """The real executor under a clock that counts iterations; holds every batch against the rules
-    that all policies share.
-    """
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        super().__init__(
-            smallest(),
-            KVCache(MODEL, scheduler.max_batch_size, MODEL.max_length, torch.float64),
-            PLAIN["sdpa"],
-        )
-        self.scheduler, self.moment, self.preemptions = scheduler, 0.0, 0
-
-    def now(self) -> float:
-        return self.moment
-
-    def wait_until(self, moment: float) -> None:
-        self.moment = moment
-
-    def execute(self, batch: Batch) -> Result:
-        scheduler = self.scheduler
-        self.moment += 1.0
-        assert self.moment < 5000, "a request starves"
-        alternates = isinstance(scheduler, ChunkedOnly)
-        if isinstance(scheduler, Sarathi | SarathiServe) and (batch.chunks or not alternates):
-            assert batch.num_tokens <= scheduler.chunk_size, "the budget is exceeded"
-            assert alternates or batch.decodes == [
-                request for request in scheduler.running if not request.in_prefill
-            ], "a decode waits"
-        if isinstance(scheduler, HybridOnly) and len(batch.chunks) > 1:
-            assert batch.num_tokens <= scheduler.chunk_size, (
-                "only a single prompt may exceed the budget"
-            )
-        started = [chunk.request.request_id for chunk in batch.chunks if chunk.start == 0]
-        if started and keeps_the_queue(type(scheduler)):
-            assert all(max(started) < other.request_id for other in scheduler.waiting), (
-                "somebody is overtaken: ids are in order of arrival"
-            )
-        result = Result(super().execute(batch).tokens, 1.0)
-        cached = sum(used for used in self.cache.used if used is not None)
-        capacity = scheduler.memory.capacity
-        assert capacity is None or cached <= capacity, "the cache holds more than its capacity"
-        return result
-
-
-PROMPTS = [
-    tuple((7 * i + 3 * j * j) % 61 for j in range(length))
-    for i, length in enumerate((1, 2, 3, 5, 8, 13, 17, 21))
-]
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    policy=st.sampled_from(sorted(POLICIES)),
-    chunk_size=st.integers(2, 40),
-    batch_size=st.integers(1, 5),
-    spare=st.one_of(st.none(), st.integers(0, 30)),
-    work=st.lists(st.tuples(st.sampled_from(PROMPTS), st.integers(1, 8)), min_size=1, max_size=7),
-    gaps=st.one_of(  # all at once, evenly, or in bursts
-        st.just([0.0] * 7),
-        st.lists(st.floats(0, 4), min_size=7, max_size=7),
-        st.lists(st.sampled_from([0.0, 0.0, 20.0]), min_size=7, max_size=7),
-    ),
-)
-def test_every_policy_under_memory_pressure(
-    policy: str,
-    chunk_size: int,
-    batch_size: int,
-    spare: int | None,
-    work: list[tuple[tuple[int, ...], int]],
-    gaps: list[float],
-) -> None:
-    """Policies x arrivals x chunk sizes x capacities: the tokens of one request at a time, all
-    requests end, no slot leaks.
-    """
-    largest = max(len(prompt) + output - 1 for prompt, output in work)
-    scheduler = make_scheduler(
-        policy, batch_size, chunk_size, None if spare is None else largest + spare
-    )
-    requests = [
-        Request(i, prompt, output, arrival=sum(gaps[: i + 1]))
-        for i, (prompt, output) in enumerate(work)
-    ]
-    executor = Checker(scheduler)
-    trace = run_loop(scheduler, executor, requests).trace
-    for request, (prompt, output) in zip(requests, work, strict=True):
-        assert request.output == alone(prompt)[:output] and request.finish_reason == "length"
-    assert executor.cache.used == [None] * batch_size and not executor.slot_of, "a slot leaks"
-    assert scheduler.memory.taken == 0 and not scheduler.running and not scheduler.waiting
-    assert sum(request.preemptions for request in requests) == sum(
-        life.preemptions for life in trace.lives.values()
-    )
-    assert spare is not None or all(request.preemptions == 0 for request in requests)
-    assert requests[0].preemptions == 0, "the first request is always the oldest"
-
-
-def test_the_property_test_does_preempt() -> None:
-    """The test above would be empty if its capacities never led to a preemption."""
-    for policy in POLICIES:
-        requests = [Request(i, PROMPTS[i], 8) for i in (4, 5, 6, 7)]
-        scheduler = make_scheduler(policy, 4, 16, cache_tokens=40)
-        run_loop(scheduler, Checker(scheduler), requests)
-        assert sum(request.preemptions for request in requests) > 0, policy
-        assert [request.output for request in requests] == [alone(PROMPTS[i]) for i in (4, 5, 6, 7)]

@@ -2,7 +2,6 @@
 nothing of a request that has ended is kept.
 """
 
-import itertools
 import math
 import random
 import threading
@@ -22,6 +21,7 @@ from loading.prompts import make_requests
 from pipeline import simulate_pipeline
 from scheduler import POLICIES, SarathiServe, Scheduler, make_scheduler
 from simulate import simulate
+from tests.oracle import check_runner
 from web.priced import Clock, PricedEngine
 from web.real import MOST_LOGPROBS, RealEngine
 from web.recent import RecentTrace
@@ -86,24 +86,10 @@ class Clients:
         assert runner.drain(PATIENCE), "requests are left"
         runner.close()
         assert not runner.thread.is_alive()
-        check_empty(runner)
+        check_runner(runner)
         assert sorted(event["id"] for event in self.told("queued")) == sorted(
             event["id"] for event in self.told("ended")
         )
-
-
-def check_empty(runner: Runner) -> None:
-    loop = runner.loop
-    for kept in (
-        runner.streams, runner.wanted, runner.lanes.of, runner.inbox, runner.news, runner.ended,
-        loop.arriving, loop.scheduler.waiting, loop.scheduler.running, loop.trace.lives,
-        loop.trace.preempted, getattr(loop.executor, "slot_of", {}),
-    ):  # fmt: skip
-        assert len(kept) == 0
-    assert sorted(runner.lanes.free) == list(range(len(runner.lanes.free))), "each lane came back"
-    assert loop.scheduler.memory.taken == 0
-    if not runner.engine.priced:
-        assert not any(used is not None for used in loop.executor.cache.used), "a slot leaks"
 
 
 class FastClock(Clock):
@@ -172,110 +158,6 @@ def every_pair(names: Sequence[str], draw: random.Random) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------ the policies
-
-
-@pytest.mark.parametrize("cache_tokens", [None, 90])
-@pytest.mark.parametrize("cancels", [False, True])
-def test_policies_change_between_any_two_steps(
-    small: str, cache_tokens: int | None, cancels: bool
-) -> None:
-    """From each policy to each other one, with other chunk sizes: the tokens stay the same."""
-    draw = random.Random(f"{cache_tokens} {cancels}")
-    tour = every_pair(NAMES, draw)
-    llm = new_llm(small, policy=tour[0], cache_tokens=cache_tokens)
-    prompts, params = draw_prompts(draw, 150)
-    expected = [output.token_ids for output in llm.generate(prompts, params)]
-    clients = Clients(RealEngine(llm))
-    requests, moment, futures = requests_for(llm, prompts, params), 1, []
-    for policy in tour[1:]:
-        size = draw.choice((5, 8, 17, 64))
-        clients.at[moment].append(
-            lambda p=policy, c=size: futures.append(clients.runner.switch(p, c))
-        )
-        moment += draw.randint(1, 4)
-    left = draw.sample(range(len(requests)), 50) if cancels else []
-    for index in left:
-        count = draw.randint(0, 12)  # tokens after which it leaves
-        leave_after(clients, requests[index], index, count)
-    clients.runner.submit(requests, range(len(requests)))
-    clients.finish()
-    switched = clients.told("switched")
-    assert [event["policy"] for event in switched] == tour[1:]
-    assert len(set(itertools.pairwise(tour))) == len(NAMES) * (len(NAMES) - 1)
-    assert [future.result() for future in futures] == [event["preempted"] for event in switched]
-    assert sum(bool(event["preempted"]) for event in switched) > 10, "half-prefilled ones"
-    for index, tokens in enumerate(expected):
-        got = clients.tokens(index)
-        if clients.reason(index) == "abort":
-            assert index in left
-            tokens = tokens[: len(got)]
-        assert got == tokens, f"request {index}"
-    aborted = sum(clients.reason(index) == "abort" for index in left)
-    assert aborted > 20 if cancels else aborted == 0
-    preempted = {event["id"] for event in clients.told("preempted")}
-    assert preempted > {own for event in switched for own in event["preempted"]} or not cache_tokens
-    check_lanes(clients, 4)
-    if cache_tokens is None:
-        check_decodes_go_on(clients)
-
-
-def leave_after(clients: Clients, request: Request, tag: object, count: int) -> None:
-    """Cancel the request once `count` of its tokens have come."""
-    deliver = clients.runner.deliver
-
-    def watching(news: list[tuple[object, Delta]]) -> None:
-        deliver(news)
-        if any(own == tag for own, _ in news) and len(clients.deltas[tag]) == count:
-            clients.runner.cancel(request)
-
-    clients.runner.deliver = watching
-    if count == 0:
-        clients.at[request.request_id % 50 + 1].append(lambda: clients.runner.cancel(request))
-
-
-def check_lanes(clients: Clients, most: int) -> None:
-    """A request keeps its lane until it ends or is preempted; a newcomer gets the lowest free.
-
-    A batch with chunks is told twice: as it starts, and when it has run.
-    """
-    batches = [event for event in clients.events if event["type"] in ("started", "iteration")]
-    for before, event in itertools.pairwise([{"type": ""}, *batches]):
-        if event["type"] == "iteration" and event["chunks"]:
-            assert before["type"] == "started" and before["t"] >= event["t"]
-            assert before["chunks"] == event["chunks"] and before["decodes"] == event["decodes"]
-        else:
-            assert before["type"] != "started"
-    lanes: dict[int, int] = {}
-    for event in clients.events:
-        if event["type"] in ("started", "iteration"):
-            shown = [*event["chunks"], *event["decodes"]]
-            for own, lane, *_ in shown:
-                if own not in lanes:
-                    assert lane == min(set(range(most)) - set(lanes.values()))
-                    lanes[own] = lane
-                assert lanes[own] == lane
-        elif event["type"] in ("ended", "preempted"):
-            lanes.pop(event["id"], None)
-    assert not lanes
-
-
-def check_decodes_go_on(clients: Clients) -> None:
-    """A change of policy takes no decode away, and no policy but two lets one wait for it."""
-    decoding: set[int] = set()  # ids of requests past their prefill
-    after, found = "", 0
-    for event in clients.events:
-        if event["type"] == "switched":
-            after = event["policy"]
-            assert not decoding & set(event["preempted"]), "a decode was preempted"
-        elif event["type"] == "iteration":
-            if after and after.partition(":")[0] not in ("vllm_v0", "chunked_only"):
-                assert {own for own, _ in event["decodes"]} == decoding, f"after {after}"
-                found += len(decoding)
-            after = ""
-            decoding |= {own for own, _, _, _, is_last in event["chunks"] if is_last}
-        elif event["type"] in ("ended", "preempted"):
-            decoding.discard(event["id"])
-    assert found > 50
 
 
 @pytest.mark.slow
@@ -438,7 +320,7 @@ def test_nothing_is_left_of_ten_thousand_clients_of_which_a_third_hang_up() -> N
             runner.switch(draw.choice(policies), draw.choice((40, 256)))
     assert runner.drain(PATIENCE)
     runner.close()
-    check_empty(runner)
+    check_runner(runner)
     assert set(reasons) == set(wanted) and set(reasons.values()) == {"length", "abort"}
     assert all(counts[tag] == wanted[tag] for tag in wanted if reasons[tag] == "length")
     assert 1500 < list(reasons.values()).count("abort") < 3500
@@ -585,7 +467,7 @@ def test_what_is_left_after_the_patience_is_aborted(llm: LLM) -> None:
     aborting.set()
     thread.join()
     runner.close()
-    check_empty(runner)
+    check_runner(runner)
     assert drained == [False]
     assert {clients.reason(tag) for tag in range(9)} == {"abort"}
 
