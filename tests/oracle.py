@@ -721,6 +721,31 @@ DRIVERS: dict[str, Callable[[Play], Found]] = {
 }  # fmt: skip
 
 
+def by_stages(llm: LLM, play: Play) -> Found:
+    """In every process of a pipeline (tests/pipeline_worker.py): all calls at once.
+
+    llm: a PipelineLLM of `play.family`. Only process 0 finds anything.
+    """
+    llm.policy, llm.chunk_size, llm.cache_tokens = play.policy, play.chunk, play.memory
+    llm.micro_batch_size, llm.filling = (
+        min(play.size, llm.cache.slots // llm.micro_batches),
+        play.filling,
+    )
+    waits = [TICK * wait for call in play.calls for wait in call.arrivals]
+    prompts, params = [each.prompt for each in play.asked], [each.params() for each in play.asked]
+    outputs = llm.generate(prompts, params, waits)
+    return {i: (output.token_ids, output.finish_reason) for i, output in enumerate(outputs)}
+
+
+def crowd(policy: str, tight: bool) -> Play:
+    """Nine requests at once on three stages, for what many have in common."""
+    rng = random.Random("crowd")
+    asked = tuple(ask("demo", rng) for _ in range(9))
+    memory = max(each.request(0).most_cached for each in asked) + 3 if tight else None
+    call = Call(0, asked, (0.0,) * len(asked), None, True)
+    return Play("crowd", "demo", policy, "sdpa", 2, 16, memory, (call,), (), 3, 3)
+
+
 def perform(driver: str, seed: object, policy: str | None = None) -> Play:
     """Draw a play that this driver can perform, let it, and check what it found."""
     served, beams = driver in ("LLM", "Runner"), driver in ("Loop", "LLM")

@@ -12,27 +12,19 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from engine import SamplingParams
 from pipeline.policies import PIPELINE_POLICIES
 from pipeline.stages import PipelineLLM
 from scheduler import POLICIES
+from tests.oracle import LONGEST, by_stages, crowd, draw
 
-# Greedy and sampled, with a stop token, and more requests than slots.
-PROMPTS = [
-    [(17 * i + 5 * j) % 1000 for j in range(length)]
-    for i, length in enumerate((40, 3, 25, 60, 9, 33, 18))
-]
-PARAMS = [
-    SamplingParams(max_tokens=4 + i, temperature=0.0 if i % 2 else 0.9, seed=i, stop_ids=(7,))
-    for i in range(len(PROMPTS))
-]
-CACHE_TOKENS = 75  # of a micro-batch: the longest request just fits, and others are preempted
+PLAYS = 3  # of each policy
 AHEAD = 1000.0  # s, of stage 1's clock
-OPTIONS = {"chunk_size": 16, "max_length": 80, "dtype": "float64", "device": "cpu"}
+OPTIONS = {"max_length": LONGEST + 1, "dtype": "float64", "device": "cpu"}
+NAMES = [*POLICIES, *PIPELINE_POLICIES]
 
 
 def main(out: Path) -> None:
-    """Every policy twice, in one start: with little memory, and with all that the slots have."""
+    """Random plays, and a crowd with little memory and with enough: every policy, in one start."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=300))
     if dist.get_rank() == 1:  # another node, whose clock began at another time
@@ -45,13 +37,14 @@ def main(out: Path) -> None:
     )
     dist.broadcast(correction, src=1)  # the error of its correction, and at most its time
     found = {"clock": correction.tolist()}
-    for limit, policy in product((CACHE_TOKENS, None), (*POLICIES, *PIPELINE_POLICIES)):
-        llm.policy, llm.cache_tokens = policy, limit
-        outputs = llm.generate(PROMPTS, PARAMS)
+    for seed, policy in product(range(PLAYS), NAMES):
+        found[f"play {seed} {policy}"] = by_stages(llm, draw(seed, policy, "demo"))
+    for tight, policy in product((True, False), NAMES):
+        tokens = by_stages(llm, crowd(policy, tight))
         if llm.stage == 0:
             trace = llm.pipeline
-            found[f"{policy} {limit}"] = {
-                "tokens": [output.token_ids for output in outputs],
+            found[f"crowd {tight} {policy}"] = {
+                "tokens": tokens,
                 "preempted": len(trace.requests.preempted),
                 "kinds": [step.kind for step in trace.steps],
                 "phases": [phase for *_, phase in trace.history],

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import TINY
-from pipeline_worker import CACHE_TOKENS, OPTIONS, PARAMS, PROMPTS
+from pipeline_worker import NAMES, PLAYS
 from test_perfetto import events_of, groups_of
 from test_perfetto import named as lanes_of
 from watch import (
@@ -42,10 +43,9 @@ from kvcache import KVCache
 from pipeline import Step, stages
 from pipeline import launch as launching
 from pipeline.launch import NotMet, Place, launch, meet, read_place, stage_device
-from pipeline.policies import PIPELINE_POLICIES
 from pipeline.stages import PipelineLLM, measured_hop
 from pipeline.wire import Wire, plan_of, read_plan, read_times, read_tokens
-from scheduler import POLICIES
+from tests.oracle import Found, check, crowd, draw
 
 ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
@@ -83,25 +83,31 @@ def start() -> Iterator[Start]:
 
 @pytest.mark.slow
 def test_same_tokens_as_one_process_under_every_policy(tmp_path: Path, start: Start) -> None:
-    """Under torchrun: stages of two, one and one layers, three micro-batches; sampled tokens,
-    preemptions and clocks that differ included. With and without a limit of the memory.
+    """The fifth driver of the oracle, under torchrun: stages of two, one and one layers, three
+    micro-batches, clocks that differ. And with a crowd, with and without a limit of the memory,
+    stages work side by side.
     """
     found = run_workers(start, tmp_path / "found.json")
-    llm = LLM("demo", max_batch_size=1, **OPTIONS)
-    alone = [output.token_ids for output in llm.generate(PROMPTS, PARAMS)]
+    for seed, policy in product(range(PLAYS), NAMES):
+        check(draw(seed, policy, "demo"), numbered(found[f"play {seed} {policy}"]))
     # The quickest exchange tells the clocks' difference within half of its time. Of ten in a row,
     # the last nine lie within the time that stage 1 took. No step arrives before it has left.
     error, took = found["clock"]
     assert abs(error) <= took / 9 / 2
-    for limit in (CACHE_TOKENS, None):
-        runs = {name: found[f"{name} {limit}"] for name in (*POLICIES, *PIPELINE_POLICIES)}
+    for tight in (True, False):
+        runs = {name: found[f"crowd {tight} {name}"] for name in NAMES}
         for name, run in runs.items():
-            assert run["tokens"] == alone, name
+            check(crowd(name, tight), numbered(run["tokens"]))
             assert run["account"][0] == pytest.approx(run["account"][1]), name
             assert run["overlap"], name
             assert -1e-6 < min(run["hops"]) + error < max(run["hops"]) + error < PATIENCE, name
-        assert any(run["preempted"] for run in runs.values()) == (limit is not None)
+        assert any(run["preempted"] for run in runs.values()) == tight
         check_phases(runs)
+
+
+def numbered(found: dict) -> Found:
+    """What came through JSON: a driver's numbers have become texts."""
+    return {int(number): tuple(each) for number, each in found.items()}
 
 
 def run_workers(start: Start, out: Path) -> dict:
