@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check
 # The course installs in a bare clone alone: in class, nobody waits for pip again.
 READY := $(if $(wildcard .venv/figures.stamp),,.venv/figures.stamp)
 
-.PHONY: fig9 figures install serve measure test docs cpus slow browser hostile hostile-quick notebooks notebooks-refresh format lines clean \
+.PHONY: fig9 figures install serve measure docs test cpus slow browser hostile hostile-quick mutants notebooks notebooks-refresh format lines clean \
 	course-start check hint picture predict submit grade pictures-for-slides \
 	course-selftest
 
@@ -38,6 +38,10 @@ docs: .venv/run.stamp
 # What depends on the CPU's instructions, under each set of them that this CPU has; and for ARM.
 cpus: .venv/dev.stamp
 	$(BIN)/python -m tests.cpus
+
+# Plants one mistake after the other in a copy, and writes which test finds it: an hour on two cores.
+mutants: .venv/dev.stamp
+	$(BIN)/python -m tests.mutants --out tests/mutants.csv
 
 # The tests that run whole commands, with engines in processes of their own or many simulations.
 slow: .venv/dev.stamp

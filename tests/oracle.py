@@ -285,11 +285,12 @@ def draw(
     memory = rng.choice((None, max(every) + rng.randint(0, 5), max(every) + rng.randint(0, 60)))
     size, chunk = rng.randint(1, 6), rng.choice((1, 2, 3, rng.randint(1, 24), 64))
     switches = [
-        (rng.randint(1, 30), random_policy(rng), rng.choice((1, 5, 8, 17, 64)))
-        for _ in range(rng.choice((0, 2, 6)))
+        (rng.randint(1, 20), random_policy(rng), rng.choice((1, 5, 8, 17, 64)))
+        for _ in range(rng.choice((0, 3, 9)))
     ]
     filling: dict = {"memory": rng.choice(("split", "pool"))}
     if policy and policy.startswith("td_pipe"):
+        filling["memory"] = rng.choice(("split", "pool", "pool"))
         if policy == "td_pipe":
             limit, drain = rng.choice((1.0, 0.7)), rng.random() < 0.5
             stealing, pack = rng.choice(list(STEALING)), rng.choice((1, 30, 192))

@@ -1,20 +1,13 @@
-"""Requests that come and go between two steps of the loop; how long a prefill may take; and one
-memory for all micro-batches of a pipeline.
-"""
+"""What the loop takes in, and how long a prefill may take. Its tokens: test_oracle.py."""
 
 import math
 
 import pytest
-import torch
-from conftest import TINY, one_at_a_time, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention import PLAIN
 from batch import Batch, Request
 from command.checks import UserError
-from executor import ModelExecutor
-from kvcache import KVCache
 from loop import Loop, Result
 from scheduler import (
     POLICIES,
@@ -25,145 +18,6 @@ from scheduler import (
     SarathiServe,
     make_scheduler,
 )
-from tests.oracle import check_books
-
-
-class Clock(ModelExecutor):
-    """The real executor under a clock that counts iterations."""
-
-    moment = 0.0
-
-    def now(self) -> float:
-        return self.moment
-
-    def wait_until(self, moment: float) -> None:
-        self.moment = moment
-
-    def execute(self, batch: Batch) -> Result:
-        self.moment += 1.0
-        return Result(super().execute(batch).tokens, 1.0)
-
-
-MODEL = tiny_model("llama-gqa")
-PROMPTS = [[(11 * i + 5 * j + j * j) % 97 for j in range(n)] for i, n in enumerate((9, 4, 13, 6))]
-ALONE = [one_at_a_time(MODEL, prompt, 8) for prompt in PROMPTS]
-
-
-def make_loop(
-    policy: str = "sarathi",
-    batch_size: int = 3,
-    chunk_size: int = 8,
-    cache_tokens: int | None = None,
-) -> Loop:
-    cache = KVCache(TINY["llama-gqa"], batch_size, 64, torch.float64)
-    scheduler = make_scheduler(policy, batch_size, chunk_size, cache_tokens)
-    return Loop(scheduler, Clock(MODEL, cache, PLAIN["sdpa"]))
-
-
-def make_requests(*arrivals: float) -> list[Request]:
-    arrivals = arrivals or (0.0,) * len(PROMPTS)
-    return [Request(i, PROMPTS[i], 8, arrival=moment) for i, moment in enumerate(arrivals)]
-
-
-def check_end(loop: Loop, requests: list[Request], cancelled: list[Request]) -> None:
-    """Nothing is left anywhere; who was not cancelled has the tokens that it gets alone."""
-    check_books(loop.executor, [loop.scheduler])
-    scheduler, executor = loop.scheduler, loop.executor
-    assert not loop.busy and loop.step() is None
-    assert not loop.arriving and not scheduler.waiting and not scheduler.running
-    assert executor.slot_of == {} and set(executor.cache.used) == {None}, "a slot leaks"
-    assert scheduler.memory.taken == 0
-    for request in requests:
-        alone = ALONE[PROMPTS.index(list(request.prompt))][: request.max_tokens]
-        if request in cancelled:
-            assert request.finish_reason == "abort"
-            assert request.output == alone[: len(request.output)] and request.output != alone
-        else:
-            assert request.finish_reason == "length" and request.output == alone
-    ended = [request.request_id for request in requests if request not in cancelled]
-    assert sorted(request_id for request_id, _ in loop.trace.finished) == sorted(ended)
-    left = [request.request_id for request in cancelled]
-    assert [request_id for request_id, _ in loop.trace.cancelled] == left
-
-
-# ------------------------------------------------------------------------------------- step by step
-
-
-def test_requests_come_between_steps() -> None:
-    """In any order of their arrivals; one whose time has passed arrives at once."""
-    loop, requests = make_loop(), make_requests(0.0, 20.0, 2.0, 1.0)
-    loop.add(requests[0])
-    for _ in range(4):
-        loop.step()
-    for request in requests[1:]:
-        loop.add(request)
-    assert [request.request_id for request in loop.arriving] == [3, 2, 1]
-    while loop.busy:
-        loop.step()
-    firsts = {i: life.scheduled for i, life in loop.trace.lives.items()}
-    assert firsts[3] == 4.0 < firsts[2] < firsts[1] == 20.0
-    check_end(loop, requests, [])
-    again = Request(9, PROMPTS[0], 8)  # a loop that had come to its end goes on
-    loop.add(again)
-    loop.run()
-    check_end(loop, [*requests, again], [])
-
-
-def test_equal_arrivals_keep_their_order() -> None:
-    loop = make_loop()
-    for number, arrival in enumerate((5.0, 1.0, 5.0, 1.0, 5.0, 3.0)):
-        loop.add(Request(number, [1], 1, arrival=arrival))
-    assert [request.request_id for request in loop.arriving] == [1, 3, 5, 0, 2, 4]
-
-
-def test_what_can_never_run_is_refused_when_it_is_added() -> None:
-    loop = make_loop(cache_tokens=20)
-    with pytest.raises(UserError, match="request 0 can never run"):
-        loop.add(Request(0, range(20), 2))
-    loop.add(request := Request(1, PROMPTS[0], 8))
-    loop.run()
-    with pytest.raises(UserError, match="request 1 has run before"):
-        loop.add(request)
-    assert not loop.busy
-
-
-def test_cancel_of_what_was_never_added() -> None:
-    loop = make_loop()
-    stranger = Request(0, PROMPTS[0], 8)
-    assert loop.cancel(stranger) is False and stranger.finish_reason is None
-
-
-def test_a_slot_is_taken_again_at_once() -> None:
-    """One slot: the next request runs in the very next step."""
-    loop, requests = make_loop(batch_size=1, chunk_size=64), make_requests()
-    loop.add(requests[0]), loop.add(requests[1])
-    loop.step(), loop.step()
-    loop.cancel(requests[0])
-    loop.step()
-    assert [chunk.request for chunk in loop.batch.chunks] == [requests[1]]
-    assert loop.executor.slot_of == {1: 0}
-    loop.run()
-    check_end(loop, requests[:2], [requests[0]])
-
-
-def test_cancel_before_it_has_a_slot() -> None:
-    """Admitted, but without a chunk yet: there is nothing in the cache to free."""
-    loop, requests = make_loop(), make_requests()
-    for request in requests[:2]:
-        loop.add(request)
-    loop.step()
-    if not loop.scheduler.waiting:
-        loop.scheduler.add(requests[2])
-    admitted = loop.scheduler.admit()
-    assert admitted.prefilled == 0 and admitted in loop.scheduler.running
-    assert loop.cancel(admitted) is True
-    check_books(loop.executor, [loop.scheduler])
-
-
-# ---------------------------------------------------------------------------------------- at random
-
-
-# ------------------------------------------------------------------------------- how long a prefill
 
 
 class Placeholders:
@@ -183,6 +37,30 @@ class Placeholders:
 
     def release(self, request: Request) -> None:
         pass
+
+
+def test_arrivals_keep_their_order() -> None:
+    loop = Loop(make_scheduler("sarathi", 3, 8), Placeholders())
+    for number, arrival in enumerate((5.0, 1.0, 5.0, 1.0, 5.0, 3.0)):
+        loop.add(Request(number, [1], 1, arrival=arrival))
+    assert [request.request_id for request in loop.arriving] == [1, 3, 5, 0, 2, 4]
+
+
+def test_what_can_never_run_is_refused_when_it_is_added() -> None:
+    loop = Loop(make_scheduler("sarathi", 3, 8, 20), Placeholders())
+    with pytest.raises(UserError, match="request 0 can never run"):
+        loop.add(Request(0, range(20), 2))
+    loop.add(request := Request(1, range(9), 8))
+    loop.run()
+    with pytest.raises(UserError, match="request 1 has run before"):
+        loop.add(request)
+    assert not loop.busy
+
+
+def test_cancel_of_what_was_never_added() -> None:
+    loop = Loop(make_scheduler("sarathi", 3, 8), Placeholders())
+    stranger = Request(0, range(9), 8)
+    assert loop.cancel(stranger) is False and stranger.finish_reason is None
 
 
 def guaranteed(policy: str, batch_size: int, chunk_size: int) -> float:
@@ -262,6 +140,3 @@ def test_an_admitted_prefill_ends_within_a_bound(
         if not any(request.in_prefill for request in requests):
             break
     assert stuck or (len(due) == len(requests) and not any(r.in_prefill for r in requests))
-
-
-# ------------------------------------------------------------------ one memory for a whole pipeline

@@ -6,7 +6,7 @@ from scheduler import POLICIES
 from tests.oracle import DRIVERS, perform
 
 SEVERAL = [*POLICIES, "dynamic:12,5,2", "vllm_v0:7"]
-OF_PIPELINES = ["td_pipe", "td_pipe:constant=3"]
+OF_PIPELINES = ["td_pipe", "td_pipe:constant=1"]
 CASES = [
     (driver, policy)
     for driver in DRIVERS
