@@ -93,6 +93,13 @@ def test_chunked_prefill_is_the_full_prefill(data: st.DataObject, name: str, bac
     )
 
 
+@functools.cache
+def tiny_expected(name: str, count: int) -> dict[int, list[int]]:
+    """`count` greedy tokens of each of PROMPTS."""
+    model = tiny_model(name)
+    return {i: one_at_a_time(model, prompt, count) for i, prompt in enumerate(PROMPTS)}
+
+
 def generate(
     model: Transformer,
     requests: list[Request],

@@ -179,7 +179,7 @@ def test_the_arrows_are_found() -> None:
     assert {"fast.cpu", "fast.native"} <= arrows()["fast.backends"], "`from fast import cpu, ...`"
     assert "fast" not in arrows()["fast.backends"]
     assert "pipeline" in arrows()["distributed"], "`from pipeline import BUBBLES`"
-    assert {"tests.conftest", "loop"} <= arrows()["tests.test_engine"]
+    assert {"tests.conftest", "loop"} <= arrows()["tests.test_beam"]
     assert len(arrows()) > 100
 
 

@@ -124,6 +124,15 @@ def test_one_workload_under_each_policy(policy: str, expected: list[tuple[list[i
     assert shapes(drive(make_scheduler(policy, 4, 8), requests_of(*WORK), [0, 0, 2])) == expected
 
 
+def test_hybrid_only_counts_the_decodes() -> None:
+    """Budget 8: two prompts of 4 fit alone, but not beside a decode."""
+    work, moments = [(2, 4), (4, 3), (4, 2)], [0, 1, 1]
+    batches = drive(make_scheduler("hybrid_only", 4, 8), requests_of(*work), moments)
+    assert shapes(batches) == [([2], 0), ([4], 1), ([4], 2), ([], 3)]
+    together = drive(make_scheduler("hybrid_only", 4, 8), requests_of(*work[1:]))
+    assert shapes(together) == [([4, 4], 0), ([], 2), ([], 1)]
+
+
 def test_vllm_v0_with_a_most_of_prompt_tokens() -> None:
     """Six slots: prompts of 4, 3, 9, 2, 3 and 1 tokens, and at most 7 tokens at a time. The prompt
     of 9 is too long, and goes alone. Nobody overtakes it.
