@@ -421,6 +421,13 @@ def test_virtual_clock_waits_for_arrivals() -> None:
     assert [i for i, _ in trace.finished] == [1, 0]
 
 
+def test_the_wall_clock_waits_for_arrivals(llm: LLM) -> None:
+    executor = llm.make_executor()
+    moment = executor.now() + 0.02
+    executor.wait_until(moment)
+    assert executor.now() > moment - 0.01
+
+
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("name", TINY)
