@@ -664,6 +664,8 @@ def by_micro_batches(play: Play) -> Found:
         play.policy, play.micro_batches, play.stages, play.size, play.chunk, play.memory,
         seconds_of=lambda rows: 1.0 + rows / 8, **play.filling,
     )  # fmt: skip
+    memories = {id(scheduler.memory) for scheduler in work.schedulers}
+    assert len(memories) == 1 or play.filling.get("memory") != "pool", "they share one pool"
     executor = make_executor(play, play.size * play.micro_batches)
     rng, script, requests = executor.rng, play.script(), {}
     flying: deque[tuple[int, Batch, list[int]]] = deque()
