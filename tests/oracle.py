@@ -51,7 +51,7 @@ from web.real import RealEngine
 from web.runner import Delta, Runner
 
 LONGEST = 40  # tokens of prompt and output: fewer than the tiny models have positions
-OUTPUT = 9  # tokens, at most
+OUTPUT = 14  # tokens, at most
 PROMPTS = 24  # of each model
 STEPS = 5000  # more than any play needs
 PATIENCE = 60.0  # s until a runner is given up
@@ -186,7 +186,7 @@ def ask(family: str, rng: random.Random) -> Asked:
     """A request at random. One in four has a token that ends it, most often early."""
     drawn = rng.choice(known(family))
     stop_ids = (rng.choice(drawn.tokens),) if rng.random() < 0.25 else ()
-    return Asked(drawn, rng.randint(1, OUTPUT), stop_ids)
+    return Asked(drawn, rng.choice((OUTPUT, rng.randint(1, OUTPUT))), stop_ids)
 
 
 # ----------------------------------------------------------------------------------------- a play
@@ -272,18 +272,18 @@ def draw(
     """A play at random. policy, family: None is any."""
     rng = random.Random(f"play {seed} {policy}")
     family = family or rng.choice(list(TINY))
-    calls = []
+    calls, searches = [], beams and rng.random() < 0.3
     for _ in range(rng.randint(1, 5)):
-        step = rng.choice((0, 0, rng.randint(0, 25)))
-        asked = tuple(ask(family, rng) for _ in range(rng.randint(1, 3)))
-        if beams and rng.random() < 0.3:
+        step = rng.choice((0, 0, rng.randint(0, 15)))
+        asked = tuple(ask(family, rng) for _ in range(rng.randint(1, 4)))
+        if searches and rng.random() < 0.5:
             asked = (draw_search(family, rng),)
         waits = [rng.choice((0.0, 0.0, 9 * rng.random())) for _ in asked]
         leaves = step + rng.randint(0, 12) if rng.random() < 0.3 else None
         calls.append(Call(step, asked, tuple(waits), leaves, rng.random() < 0.2))
     every = [each.request(0).most_cached for call in calls for each in call.asked]
-    memory = rng.choice((None, max(every) + rng.randint(0, 5), max(every) + rng.randint(0, 60)))
-    size, chunk = rng.randint(1, 6), rng.choice((1, 2, 3, rng.randint(1, 24), 64))
+    memory = rng.choice((None, max(every) + rng.randint(0, 5), max(every) + rng.randint(0, 40)))
+    size, chunk = rng.randint(1, 6), rng.choice((1, 3, rng.randint(4, 24), rng.randint(4, 24), 64))
     switches = [
         (rng.randint(1, 20), random_policy(rng), rng.choice((1, 5, 8, 17, 64)))
         for _ in range(rng.choice((0, 3, 9)))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler import POLICIES
+from scheduler import POLICIES, Scheduler
 from tests.oracle import DRIVERS, perform
 
 SEVERAL = [*POLICIES, "dynamic:12,5,2", "vllm_v0:7"]
@@ -16,5 +16,15 @@ CASES = [
 
 @pytest.mark.parametrize(("driver", "policy"), CASES)
 def test_same_tokens_whatever_happens(driver: str, policy: str) -> None:
-    for seed in range(6):
+    for seed in range(10):
         perform(driver, seed, policy)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_the_plays_preempt(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above would be empty if there were always room for all."""
+    preempted, preempt = [], Scheduler.preempt
+    monkeypatch.setattr(Scheduler, "preempt", lambda *who: preempted.append(who) or preempt(*who))
+    for seed in range(10):
+        perform(driver, seed, "sarathi_serve")
+    assert len(preempted) > 3

@@ -161,6 +161,15 @@ def test_uniform_micro_batches_leave_no_bubbles(stages: int) -> None:
     assert trace.idle["start-up"] + trace.idle["drain"] == idle
 
 
+def test_a_micro_batch_is_refilled_in_turn() -> None:
+    """Every third of its iterations: a request that arrives in the second one waits for it."""
+    early, late = Request(0, range(2), 9), Request(1, range(2), 2, arrival=1.5)
+    filled = filled_with([early, late], "orca", 1, 1, 2, 8, refill_every=3)
+    trace = PipelineTrace(1, 1, keep=True)
+    run_pipeline(filled, lambda batch: [1.0], trace)
+    assert [len(step.chunks) for step in trace.requests.iterations][:5] == [1, 0, 0, 1, 0]
+
+
 def test_want_of_requests_is_no_bubble() -> None:
     """Fewer micro-batches than stages, and arrivals with long pauses: stages starve."""
     alone = run_by_hand([Request(0, range(1), 9)], lambda batch: [1.0, 1.0], 1)
