@@ -27,8 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 HERE = ROOT / "tests"
 FILES = (
     "test_kvcache", "test_attention", "test_scheduler", "test_policies", "test_oracle", "test_loop",
-    "test_runner", "test_engine", "test_pipeline", "test_td_pipe", "test_costmodel", "test_beam",
-    "test_distributed",
+    "test_runner", "test_engine", "test_pipeline", "test_td_pipe", "test_costmodel", "test_constants",
+    "test_beam", "test_distributed",
 )  # fmt: skip
 LIMIT, TEST_LIMIT = 600, 90  # s: of a mistake, and of one test under it
 MEMORY = 8 << 30  # bytes beyond what this process has

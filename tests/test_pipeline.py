@@ -170,6 +170,22 @@ def test_a_micro_batch_is_refilled_in_turn() -> None:
     assert [len(step.chunks) for step in trace.requests.iterations][:5] == [1, 0, 0, 1, 0]
 
 
+def test_what_is_preempted_out_of_turn_keeps_its_order() -> None:
+    """Three decodes, and room for one: the two that go come back in their order."""
+    filled = make_micro_batches("orca", 1, 1, 4, 8, 12, refill_every=9)
+    requests = [Request(i, range(4), 3) for i in range(4)]
+    for request in requests[:3]:
+        filled.add(request)
+    (scheduler,), memory = filled.schedulers, filled.schedulers[0].memory
+    memory.capacity = None  # until all three run
+    batch, _ = filled.next(0, 0.0)
+    filled.done(0, batch, [7] * 3)
+    filled.add(requests[3])
+    memory.capacity = 6
+    batch, _ = filled.next(0, 1.0)
+    assert batch.decodes == requests[:1] and list(scheduler.waiting) == requests[1:]
+
+
 def test_want_of_requests_is_no_bubble() -> None:
     """Fewer micro-batches than stages, and arrivals with long pauses: stages starve."""
     alone = run_by_hand([Request(0, range(1), 9)], lambda batch: [1.0, 1.0], 1)
