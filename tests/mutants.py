@@ -27,8 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 HERE = ROOT / "tests"
 FILES = (
     "test_kvcache", "test_attention", "test_scheduler", "test_policies", "test_oracle", "test_loop",
-    "test_runner", "test_engine", "test_pipeline", "test_td_pipe", "test_costmodel", "test_constants",
-    "test_beam", "test_distributed",
+    "test_runner", "test_engine", "test_pipeline", "test_td_pipe", "test_costmodel", "test_beam",
+    "test_constants", "test_distributed",
 )  # fmt: skip
 LIMIT, TEST_LIMIT = 600, 90  # s: of a mistake, and of one test under it
 MEMORY = 8 << 30  # bytes beyond what this process has
@@ -179,7 +179,7 @@ def main() -> None:
     add = parser.add_argument
     add("--tests", nargs="+", default=FILES, metavar="FILE", help="such as test_loop")
     add("--only", default="", metavar="ROOM", help="a file, or one mistake")
-    add("--marks", default="not slow and not browser and not cuda", help="of tests (pytest's -m)")
+    add("--marks", default="not browser", help="of tests (pytest's -m; default: not browser)")
     add("--out", type=Path, metavar="CSV", help="write the table, such as tests/mutants.csv")
     args = parser.parse_args()
     os.environ |= THREADS
