@@ -3,6 +3,7 @@ same tokens.
 """
 
 import dataclasses
+import functools
 import time
 from pathlib import Path
 
