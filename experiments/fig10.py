@@ -11,14 +11,11 @@ lib/steady.py.
 
 import enter  # noqa: F401
 
-import matplotlib.pyplot as plt
-
-from experiments.lib import look
 from experiments.lib.claims import Claim, bounded
 from experiments.lib.engines import Engine, Priced, Sweep, cases
 from experiments.lib.rows import Row, Rows
 from experiments.lib.steady import BATCH_SIZES, balanced
-from experiments.lib.study import Study, title_of
+from experiments.lib.study import Panel, Study
 
 CHUNK_SIZES = (256, 512)
 LINEAR = ("preproj", "postproj", "ffn_ln1", "ffn_ln2")
@@ -49,48 +46,6 @@ def extremes(rows: Rows) -> None:
             rows.add(part=part, which="largest", reduction=max(found))
 
 
-def draw_panel(axes: plt.Axes, rows: Rows, title: str) -> None:
-    """Two stacked bars for each batch size."""
-    sizes = list(rows.by("B"))
-    for shift, policy, style in ((-0.2, "baseline", {}), (0.2, "sarathi", {"label": None})):
-        places = [i + shift for i in range(len(sizes))]
-        own = rows.where(policy=policy).by("operator")
-        parts = {name: own[name].column("time") for name in look.OPERATOR_LOOKS}
-        tops = look.stacked_bars(
-            axes, places, parts, look.OPERATOR_LOOKS, 0.36, linewidth=0.8, **style
-        )
-        above = {"rotation": 90, "ha": "center", "va": "bottom", "fontsize": 12}
-        for x, top in zip(places, tops, strict=True):
-            axes.text(x, top, f" {policy}", **above)
-    axes.set_xticks(range(len(sizes)), [f"B = {size}" for size in sizes])
-    axes.set_ylim(0, 1.35 * axes.dataLim.ymax)
-    axes.set(ylabel="ms per request", title=title)
-
-
-def draw(rows: Rows) -> plt.Figure:
-    predicted, measured = (rows.newest().where("time", source=s) for s in ("predicted", "measured"))
-    figure, grid = look.panels(2, 4 if measured else 3, 6, 5.75)
-    for line, size in zip(grid, CHUNK_SIZES, strict=True):
-        for axes, length in zip(line, BATCH_SIZES, strict=False):
-            title = f"predicted: L = {length // 1024}K, C = {size}"
-            draw_panel(axes, predicted.where(L=length, C=size), title)
-    found = list(measured.by("L", "C").items())
-    for line, ((length, size), own) in zip(grid, found, strict=False):
-        draw_panel(line[3], own, f"{title_of(own)}\nL = {length}, C = {size}")
-    for line in grid[len(found) :] if measured else ():
-        line[3].set_axis_off()
-    handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    least, most = ({"part": "ffn", "which": which} for which in ("smallest", "largest"))
-    low, high = (rows.one("reduction", source="predicted", **each) for each in (least, most))
-    stated = [rows.one("reduction", source="paper", **each) for each in (least, most)]
-    figure.suptitle(
-        f"{STUDY.title}, {predicted[0]['model']} on {predicted[0]['hardware']}\nffn: sarathi takes"
-        f" {low:.2f} to {high:.2f} times less, predicted; paper {stated[0]:g} to {stated[1]:g}"
-    )
-    return figure
-
-
 STUDY = Study(
     "fig10",
     __doc__,
@@ -109,7 +64,11 @@ STUDY = Study(
     ],
     units={"time": "ms per request", "reduction": "x"},
     title="SARATHI Fig 10: time by operator at a balanced P:D",
-    draw=draw,
+    panels=[
+        Panel(("B", "policy"), "time", "operator", "stacks", facet=("C", "L")),
+        Panel("part", "reduction", "which", "bars", title="sarathi takes less time"),
+    ],
+    columns=3,
     paper={
         f"f10_{short}": ("reduction", {"part": part, "which": which})
         for short, part, which in (

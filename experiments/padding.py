@@ -90,7 +90,6 @@ STUDY = Study(
             "shortest",
             "throughput",
             "policy",
-            label="{value}",
             show={
                 "xlabel": f"shortest request, tokens (the longest: {LONGEST})",
                 "xlim": (1.05 * LONGEST, 0),

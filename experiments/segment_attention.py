@@ -249,7 +249,7 @@ def draw(rows: Rows) -> plt.Figure:
     right.set_title("nothing measured yet (--measure)")
     if measured:
         sizes = list(measured.by("BS"))
-        Panel("BS", "bandwidth", "layout", label="{value}").draw(right, measured, Rows(), "")
+        Panel("BS", "bandwidth", "layout").draw(right, measured, Rows(), "")
         read = measured.one("bandwidth", layout=READ)
         right.axhline(read, color="black", linestyle="--", label=READ)
         right.set_title(title_of(measured))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import matplotlib
 import matplotlib.pyplot as plt
+from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from command.cli import MARK, write_file
 from experiments.lib.rows import spread
@@ -173,3 +174,14 @@ def log_ticks(axes: plt.Axes, places: Sequence[float]) -> None:
         places, [f"{place:.0f}" if place >= 100 else f"{place:.3g}" for place in places]
     )
     axes.set_xticks([], minor=True)
+
+
+def log_axis(axes: plt.Axes, name: str, places: Sequence[float] = ()) -> None:
+    """A logarithmic axis, "x" or "y", with plain numbers: at these places, if they are few."""
+    axis, places = getattr(axes, f"{name}axis"), sorted(set(places))
+    axes.set(**{f"{name}scale": "log"})
+    few = 0 < len(places) <= 16
+    ticks = FixedLocator(places[:: 1 + len(places) // 9]) if few else LogLocator(10, (1, 2, 5))
+    axis.set_major_locator(ticks)
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_locator(NullLocator())

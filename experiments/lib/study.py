@@ -25,72 +25,11 @@ from experiments.lib.claims import Claim
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Real, Sweep
 from experiments.lib.flags import MEASURE, WRITES, ScriptParser, file_name
-from experiments.lib.papers import looks_of
+from experiments.lib.panels import Panel
 from experiments.lib.rows import Row, Rows, make_directory, print_comparison, with_kept
 
 if TYPE_CHECKING:  # predicting needs no torch
     from engine import LLM
-
-AXES = {"B": "batch size B", "C": "chunk size C", "L": "length L (tokens)"}  # key: its label
-MANY = 40  # points of a line that has no markers
-
-
-@dataclass(frozen=True)
-class Panel:
-    """A picture of y over x: a line for each value of the key `line`; "": one line.
-
-    show: arguments of `axes.set`. rule: a horizontal line. A policy has its colour; a published
-    number of the same columns is a star. bars: bars side by side instead of lines.
-    """
-
-    x: str
-    y: str
-    line: str = ""
-    rule: float | None = None
-    bars: bool = False
-    label: str = "{line} = {value}"
-    where: Mapping[str, object] = field(default_factory=dict)
-    show: Mapping[str, object] = field(default_factory=dict)
-
-    def draw(self, axes: plt.Axes, rows: Rows, stars: Rows, word: str) -> None:
-        """rows: of one source; stars: published ones. word: for a line without a key."""
-        rows = rows.where(self.x, self.y, **self.where)
-        groups = rows.by(self.line) if self.line else {word: rows}
-        places = sorted(rows.by(self.x))
-        policies = looks_of(list(groups)) if self.line == "policy" else {}
-        for number, (value, group) in enumerate(groups.items()):
-            colour, marker = policies.get(value) or look.SERIES[number % len(look.SERIES)]
-            label = self.label.format(line=self.line, value=value) if self.line else value
-            if self.bars:
-                width = 0.8 / len(groups)
-                shift = width * (number - (len(groups) - 1) / 2)
-                heights = {places.index(row[self.x]) + shift: row[self.y] for row in group}
-                look.labelled_bars(axes, heights, width, color=colour, label=label)
-                continue
-            group = sorted(group, key=lambda row: row[self.x])
-            at = [row[self.x] for row in group]
-            style = {"color": colour, "marker": marker if len(at) < MANY else "", "label": label}
-            axes.plot(at, [row[self.y] for row in group], **style)
-            look.shade_rows(axes, group, self.x, self.y, colour)
-        if self.bars:
-            axes.set_xticks(range(len(places)), places)
-        self.draw_published(axes, stars.where(self.y))
-        if self.rule is not None:
-            axes.axhline(self.rule, color="black", linewidth=1)
-        unit = rows.units[self.y]
-        axes.set(**{"xlabel": AXES.get(self.x, self.x), "ylabel": f"{self.y} ({unit})"} | self.show)
-        axes.legend()
-
-    def draw_published(self, axes: plt.Axes, rows: Rows) -> None:
-        """Stars; what belongs to no one x is a horizontal line."""
-        stars = rows.where(self.x, **self.where)
-        if stars and not self.bars:
-            axes.plot(stars.column(self.x), stars.column(self.y), **look.STAR, label="paper")
-        levels = [row for row in rows if self.x not in row]
-        for row, style in zip(levels, ("--", ":", "-."), strict=False):
-            words = " ".join(map(str, rows.case(row).values()))
-            label = f"paper: {words} {row[self.y]:g}"
-            axes.axhline(row[self.y], color="black", linestyle=style, label=label)
 
 
 def one_engine(llm: "LLM", repeats: int) -> Generator[Real]:
@@ -107,7 +46,8 @@ class Study:
     A third part gives what else the paper states there.
     derive: adds columns and rows to those of one source.
     shown(row, quantity): what the terminal's table lists; None: no table. report: prints more.
-    panels, or draw(rows): the picture. claims: what a test holds it to.
+    panels, columns of them (0: all of one source), or draw(rows): the picture.
+    claims: what a test holds it to.
     more: files beside results/NAME.csv and .png: how they end -> what writes one.
     repeats, quick_repeats: turns of a measurement. measure: whether it has any. real: the real
     engines, one after the other, from the model that --model loads and the turns.
@@ -120,6 +60,7 @@ class Study:
     units: Mapping[str, str]
     title: str
     panels: Sequence[Panel] = ()
+    columns: int = 0
     draw: Callable[[Rows], plt.Figure] | None = None
     paper: Mapping[str, tuple] = field(default_factory=dict)
     derive: Callable[[Rows], None] = lambda rows: None
@@ -235,20 +176,27 @@ class Study:
         return dict(self.flags) | MEASURE | {"dtype": dtype, "repeats": repeats}
 
     def picture(self, rows: Rows) -> plt.Figure:
-        """A row of panels for each source; of one panel, the sources side by side."""
+        """The panels of each source; what was measured begins a row, if not all stand in one."""
         if self.draw:
             return self.draw(rows)
-        rows, sources, count = rows.newest(), rows.sources(), len(self.panels)
-        shape = (1, len(sources)) if count == 1 else (len(sources), count)
-        figure, grid = look.panels(*shape, 8, 6)
-        places = iter([axes for line in grid for axes in line])
-        for source in sources:
+        rows, found = rows.newest(), {}
+        for source in rows.sources():
+            own = rows.where(source=source)
+            found[source] = [each for panel in self.panels for each in panel.facets(own)]
+        count = max(map(len, found.values()))
+        columns = self.columns or (len(found) if count == 1 else count)
+        drawn = [(source, panel) for source, several in found.items() for panel in several]
+        size = (8, 6) if columns < 3 else (6.5, 5.5)
+        figure, grid = look.panels(-(-len(drawn) // columns), columns, *size)
+        places = [axes for line in grid for axes in line]
+        for axes, (source, panel) in zip(places, drawn, strict=False):
             own = rows.where(source=source)
             stars = rows.where(source="paper") if source == "predicted" else Rows()
-            for panel in self.panels:
-                axes = next(places)
-                axes.set_title(title_of(own, self.predicted))
-                panel.draw(axes, own, stars, self.predicted if stars else source)
+            panel.draw(axes, own, stars, self.predicted if stars else source)
+            heading = title_of(own.where(**panel.where), self.predicted)
+            axes.set_title("\n".join(filter(None, (panel.title, heading))))
+        for axes in places[len(drawn) :]:
+            axes.remove()
         figure.suptitle(self.title)
         return figure
 
@@ -266,13 +214,15 @@ def finish(
 
 
 def title_of(rows: Rows, predicted: str = "predicted") -> str:
-    """Source, model and hardware of rows of one source, on two lines where they were measured.
+    """Source, model and hardware of rows of one source, as far as they are alike.
 
     predicted: the word for such rows.
     """
     first = rows[0]
     if first["source"] == "measured":
         return f"measured: {first['model']}\n{first['hardware']}"
+    if len(rows.by("model", "hardware")) > 1:
+        return predicted
     return f"{predicted}: {first['model']} on {first['hardware']}"
 
 

@@ -1,0 +1,187 @@
+"""A picture of rows, said in a few words: what stands over what."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from experiments.lib import look
+from experiments.lib.common import three_digits
+from experiments.lib.papers import looks_of
+from experiments.lib.rows import Row, Rows, cell
+
+AXES = {  # key: its label
+    "B": "batch size B",
+    "C": "chunk size C",
+    "L": "length L (tokens)",
+    "PD": "P:D (prompt tokens per decode)",
+    "rate": "requests per second",
+    "tokens": "tokens in the batch",
+}
+MANY = 40  # points of a line that has no markers
+LETTERS = 60  # side by side below a panel
+HATCHES, DASHES = ("", "//", "..", "", "\\\\", "xx"), ("-", "--", ":", "-.")
+Names = str | tuple[str, ...]  # one or several
+Series = dict[tuple[str, ...], Rows]  # by quantity, and what the rows say of Panel.line
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Quantities y over a key x: a line, or bars, for each of the quantities and values of `line`.
+
+    kind: "lines"; or with a place for each value of x, "bars" side by side or "stacks" of bars.
+    facet: each of its values has a panel of its own. where: of which rows. Policies and operators
+    have their colours; so has a quantity or a value that `colours` names. log: "x", "y" or "xy".
+    rule: a horizontal line: at a number, or at that quantity of the rows that have no x. show: what
+    `axes.set` takes. also(axes, rows): draws more. Published numbers of the same columns are stars
+    (star: what their x is called, if not x); those of lines that have no x are horizontal lines.
+    """
+
+    x: Names
+    y: Names
+    line: Names = ()
+    kind: str = "lines"
+    facet: Names = ()
+    where: Mapping[str, object] = field(default_factory=dict)
+    title: str = ""
+    rule: float | str | None = None
+    log: str = ""
+    star: str = ""
+    colours: Mapping[str, str] = field(default_factory=dict)
+    show: Mapping[str, object] = field(default_factory=dict)
+    also: Callable[[plt.Axes, Rows], None] = lambda axes, rows: None
+
+    def facets(self, rows: Rows) -> "list[Panel]":
+        """A panel for each value of `facet`; none where there is nothing to draw."""
+        found = {}
+        for row in [row for own in self.series(rows).values() for row in own]:
+            case = {key: row.get(key) for key in several(self.facet)}
+            title = ", ".join(filter(None, (self.title, *words(row, self.facet))))
+            found[title] = replace(self, facet=(), where={**self.where, **case}, title=title)
+        return list(found.values())
+
+    def series(self, rows: Rows, x: Names = ()) -> Series:
+        """What is drawn over x. A row may lack some of `line`, but not all."""
+        found: Series = {}
+        for y in several(self.y):
+            for row in rows.where(*several(x or self.x), y, **self.where):
+                if words(row, self.line) or not self.line:
+                    name = y, *words(row, self.line)
+                    found.setdefault(name, Rows((), rows.units)).append(row)
+        return found
+
+    def draw(self, axes: plt.Axes, rows: Rows, stars: Rows, word: str) -> None:
+        """rows: of one source; stars: published ones. word: for a line without a key."""
+        series, one = self.series(rows), isinstance(self.y, str)
+        styles = {
+            name: {"color": colour, "label": ", ".join(name[one:]) or word}
+            for name, colour in colours_of(series, self.colours).items()
+        }
+        draw = self.draw_lines if self.kind == "lines" else self.draw_bars
+        draw(axes, series, stars, styles)
+        if self.series(stars, self.star or self.x):
+            axes.plot([], [], **look.STAR, label="paper")
+        for number, (label, y) in enumerate(self.levels(rows, stars).items()):
+            style = {"linestyle": DASHES[number % len(DASHES)], "linewidth": 1.2, "color": "black"}
+            axes.axhline(y, label=label, **style)
+        for axis in self.log:
+            look.log_axis(axes, axis, rows.column(self.x) if axis == "x" else ())
+        unit = ", ".join(dict.fromkeys(rows.units.get(name[0], "") for name in series))
+        label = f"{self.y} ({unit})".removesuffix(" ()") if one else unit
+        x = AXES.get(self.x, self.x) if isinstance(self.x, str) else ""
+        axes.set(**{"xlabel": x, "ylabel": label} | self.show)
+        self.also(axes, rows)
+        bars = {"loc": "upper center", "ncols": 3} if self.kind != "lines" else {}
+        axes.legend(fontsize=11 if len(axes.get_legend_handles_labels()[0]) > 5 else None, **bars)
+
+    def draw_lines(self, axes: plt.Axes, series: Series, stars: Rows, styles: dict) -> None:
+        colours = [style["color"] for style in styles.values()]
+        for number, (name, own) in enumerate(series.items()):
+            own = sorted(own, key=lambda row: row[self.x])
+            at, heights = ([row[column] for row in own] for column in (self.x, name[0]))
+            dash = DASHES[colours[:number].count(colours[number]) % len(DASHES)]
+            marker = look.SERIES[number % len(look.SERIES)][1] if len(own) < MANY else ""
+            axes.plot(at, heights, linestyle=dash, marker=marker, **styles[name])
+            look.shade_rows(axes, own, self.x, name[0], colours[number])
+        places = sorted({row[self.x] for own in series.values() for row in own})
+        if len(places) <= 10:
+            axes.set_xticks(places)
+        for name, own in self.series(stars, self.star or self.x).items():
+            colour = styles[name]["color"] if name in styles and len(series) > 1 else "white"
+            at = own.column(self.star or self.x), own.column(name[0])
+            axes.plot(*at, **look.STAR | {"color": colour})
+
+    def draw_bars(self, axes: plt.Axes, series: Series, stars: Rows, styles: dict) -> None:
+        places = list(dict.fromkeys(self.place(row) for own in series.values() for row in own))
+        published, count = self.series(stars), len(series) if self.kind == "bars" else 1
+        width = min(0.7, 0.84 / count)
+        for number, (name, own) in enumerate(series.items()):
+            first, last = (count > 1 or number == end for end in (0, len(series) - 1))
+            if first:
+                at = np.arange(len(places)) + width * (number - (count - 1) / 2)
+                tops = stated = np.zeros(len(places))
+            heights, stars = (
+                np.array([found.get(place, np.nan) for place in places])
+                for found in (
+                    {self.place(row): row[name[0]] for row in each}
+                    for each in (own, published.get(name, ()))
+                )
+            )
+            hatch = HATCHES[number % len(HATCHES)] if count == 1 < len(series) else ""
+            axes.bar(at, heights, width, tops, hatch=hatch, edgecolor="black", **styles[name])
+            tops, stated = tops + np.nan_to_num(heights), stated + stars
+            if last:
+                axes.plot(at, stated, **look.STAR)
+                for x, y in zip(at, tops, strict=True):
+                    text, style = three_digits(y) if y else "", {"ha": "center", "fontsize": 11}
+                    if np.isnan(stated).all():
+                        axes.annotate(text, (x, y), (0, 3), textcoords="offset points", **style)
+                    else:  # where no star hides it
+                        style |= {"bbox": {"color": "white", "alpha": 0.7, "pad": 1}}
+                        axes.text(x, 0.02, text, transform=axes.get_xaxis_transform(), **style)
+        long = sum(max(map(len, place.split("\n"))) + 2 for place in places) > LETTERS
+        turned = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if long else {}
+        axes.set_xticks(range(len(places)), places, fontsize=12, **turned)
+        axes.grid(axis="x", visible=False)
+        axes.margins(y=0.3)  # for the legend
+
+    def place(self, row: Row) -> str:
+        """What stands below a bar."""
+        return str(row[self.x]) if isinstance(self.x, str) else "\n".join(words(row, self.x))
+
+    def levels(self, rows: Rows, stars: Rows) -> dict[str, float]:
+        """Horizontal lines by their labels."""
+        where = {key: (*several(value), None) for key, value in self.where.items()}
+        found = {"": self.rule} if isinstance(self.rule, int | float) else {}
+        quantities = {"paper: ": (stars, self.y), "": (rows, self.rule)}
+        for before, (each, quantity) in quantities.items():
+            for row in each.where(quantity, **where) if isinstance(quantity, str) else ():
+                if all(key not in row for key in several(self.star or self.x)):
+                    said = words(row, tuple(rows.case(row)))
+                    found[f"{before}{' '.join(said)} {row[quantity]:.3g}"] = row[quantity]
+        return found
+
+
+def several(names: object) -> tuple:
+    return names if isinstance(names, tuple) else (names,)
+
+
+def words(row: Row, keys: Names) -> tuple[str, ...]:
+    """What a row says of those keys that it has: "sarathi", "C = 256"."""
+    own = {key: row[key] for key in several(keys) if row.get(key) is not None}
+    return tuple(y if isinstance(y, str) else f"{key} = {cell(y)}" for key, y in own.items())
+
+
+def colours_of(series: Series, given: Mapping[str, str]) -> dict[tuple[str, ...], str]:
+    """Of a policy, an operator, or what is given; all others as they come."""
+    spoken = dict.fromkeys(
+        row["policy"] for own in series.values() for row in own if "policy" in row
+    )
+    known = {name: each for name, (each, _) in (look.OPERATOR_LOOKS | looks_of(spoken)).items()}
+    known |= given
+    colours = {}
+    for number, name in enumerate(series):
+        own = [known[word] for word in name if word in known]
+        colours[name] = own[0] if own else look.SERIES[number % len(look.SERIES)][0]
+    return colours
