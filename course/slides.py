@@ -4,7 +4,7 @@ The pictures are those of the experiments and of `course picture`, one panel or 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -27,24 +27,14 @@ PAPER = [(40, 4), (90, 3), (20, 6), (30, 2)]  # instructor/lecture90.md: prompt 
 
 
 def cost_of_a_token() -> plt.Figure:
+    title = f"{fig3.MODEL} on {fig3.GPU}, L = {fig3.LENGTH}, predicted"
     rows = fig3.STUDY.predict().where("B", phase="decode")
-    decodes, paper = rows.where("total", source="predicted"), rows.where(source="paper")
-    figure, [[bars, ratio]] = look.panels(1, 2, 6, 6.75)
-    fig3.draw_phase(bars, decodes)
-    bars.legend(reverse=True)
-    fig3.draw_ratio(ratio, decodes, paper)
-    figure.suptitle(f"{fig3.MODEL} on {fig3.GPU}, L = {fig3.LENGTH}, predicted")
-    return figure
+    return replace(fig3.STUDY, title=title).picture(rows)
 
 
 def intensity() -> plt.Figure:
-    rows = fig4.STUDY.predict()
-    figure, [row] = look.panels(1, 2, 6, 6.75, sharey=True)
-    for axes, phase in zip(row, ("prefill", "decode"), strict=True):
-        fig4.draw_intensity(axes, rows.where(source="predicted"), phase)
-    row[1].set_ylabel("")
-    row[0].legend(loc="lower right")
-    return figure
+    study = replace(fig4.STUDY, panels=fig4.STUDY.panels[1:2], title="Arithmetic intensity")
+    return study.picture(study.predict())
 
 
 def slots() -> plt.Figure:
@@ -74,18 +64,8 @@ def four_requests() -> plt.Figure:
 
 
 def gain() -> plt.Figure:
-    length, size = next(iter(fig9.BATCH_SIZES.items()))
-    rows = fig9.STUDY.predict().where(L=length)
-    figure, [[axes]] = look.panels(1, 1, *SIZE)
-    fig9.draw_panel(axes, rows.where(source="predicted"), markevery=4)
-    for row in rows.where(source="paper"):
-        label = f"paper, C = {row['C']}"
-        look.star(axes, row["at P:D"], row["gain"], fig9.STYLE[row["C"]][0], label)
-    axes.set_xticks(fig9.TICKS)
-    axes.set(ylabel="throughput / baseline's", title=f"predicted: L = {length}, B = {size}")
-    axes.plot([], [], ":", color="black", label="P:D = C/(B-1)")
-    axes.legend(loc="lower left")
-    return figure
+    study = replace(fig9.STUDY, columns=1)
+    return study.picture(study.predict().where(L=next(iter(fig9.BATCH_SIZES))))
 
 
 def who_waits(*names: str) -> Callable[[], plt.Figure]:

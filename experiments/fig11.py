@@ -14,28 +14,18 @@ over the baseline's (see fig9.py).
 import enter  # noqa: F401
 
 from collections.abc import Sequence
-from itertools import cycle, pairwise
+from dataclasses import replace
+from itertools import pairwise
 
-import matplotlib.pyplot as plt
-
-from experiments.lib import look
 from experiments.lib.claims import Claim, Finding, bounded
 from experiments.lib.engines import Cases, Engine, Priced, Sweep, cases, gain
 from experiments.lib.flags import POLICIES
-from experiments.lib.look import COLOURS
-from experiments.lib.papers import SPARE_LOOKS
-from experiments.lib.rows import Row, Rows
+from experiments.lib.panels import words
+from experiments.lib.rows import Rows
 from experiments.lib.steady import BATCH_SIZES, Workload, balance, split
-from experiments.lib.study import Study, title_of
+from experiments.lib.study import Panel, Study
 
 A6000, C, L = Priced("llama-13b", "a6000"), 256, 1024  # C of panel (a), L of panel (b)
-STYLE = {  # by the name in the legend: colour, marker, hatch
-    "orca, worst": (COLOURS["green"], "^", "//"),
-    "orca, best": (COLOURS["green"], "s", "\\\\"),
-    "sarathi, C = 128": (COLOURS["purple"], "v", ""),
-    "sarathi, C = 256": (COLOURS["sky"], "P", ""),
-    "sarathi, C = 512": (COLOURS["blue"], "o", ""),
-}
 
 
 def gain_of(
@@ -91,96 +81,18 @@ def sweeps(quick: bool, policy: Sequence[str] | None = None, **_: object) -> lis
     return [Sweep(gain_of, [A6000], over_length + over_ratio, measured=measured)]
 
 
+LINE = ("policy", "start", "C")
+OVER_RATIO = Panel(
+    "PD", "gain", LINE, where={"panel": "b"}, title=f"(b) L = {L}, B = {BATCH_SIZES[L]}", rule=1,
+    log="x",
+)  # fmt: skip
+
+
 def peaks(rows: Rows) -> None:
     """The largest gain of each curve of panel (b)."""
-    for curve in list(curves(rows.where(panel="b")).values()):
+    for curve in OVER_RATIO.series(rows).values():
         best = max(curve, key=lambda row: row["gain"])
         rows.append(best | {"which": "peak"})
-
-
-def name_of(row: Row) -> str:
-    """In the legend."""
-    if "start" in row:
-        return f"{row['policy']}, {'best' if row['start'] == 'staggered' else 'worst'}"
-    return f"{row['policy']}, C = {row['C']}"
-
-
-def curves(rows: Rows) -> dict[str, Rows]:
-    """By the name in the legend."""
-    found: dict[str, Rows] = {}
-    for row in rows:
-        found.setdefault(name_of(row), Rows((), rows.units)).append(row)
-    return found
-
-
-def styles_of(found: dict[str, Rows]) -> dict[str, tuple[str, str, str]]:
-    """Those of STYLE. Other policies have a colour of their own, and the markers of their C."""
-    spare, colours, styles = cycle(SPARE_LOOKS), {}, {}
-    for name, rows in found.items():
-        policy = rows[0]["policy"]
-        if name not in STYLE and policy not in colours and policy != "sarathi":
-            colours[policy] = next(spare)[0]
-        same = STYLE.get(f"sarathi, C = {rows[0].get('C')}", ("black", "X", ""))
-        styles[name] = STYLE.get(name) or (colours.get(policy, same[0]), same[1], "")
-    return styles
-
-
-def draw_lengths(axes: plt.Axes, rows: Rows, paper: Rows) -> None:
-    """Panel (a): a bar for each contender at each length, and the paper's numbers."""
-    found, lengths = curves(rows), list(BATCH_SIZES)
-    step, styles, stated = 0.81 / len(found), styles_of(found), curves(paper)
-    for number, (name, own) in enumerate(found.items()):
-        shift = step * (number - (len(found) - 1) / 2)
-        colour, _, hatch = styles[name]
-        style = {"color": colour, "hatch": hatch, "edgecolor": "black", "label": name}
-        axes.bar([i + shift for i in range(len(lengths))], own.column("gain"), step - 0.02, **style)
-        for row in stated.get(name, ()):
-            look.star(axes, lengths.index(row["L"]) + shift, row["gain"])
-    look.star(axes, float("nan"), float("nan"), label="paper")
-    axes.set_xticks(range(3), [f"L = {n // 1024}K\nB = {size}" for n, size in BATCH_SIZES.items()])
-    axes.axhline(1, color="black", linewidth=1)
-    axes.set(
-        ylabel="throughput / baseline's", title=f"(a) P:D balanced for C = 256\n{title_of(rows)}"
-    )
-    axes.set_ylim(look.limits(rows.column("gain"), 0.8, 1.4))
-    axes.legend(ncols=2, loc="upper center")
-
-
-def draw_ratios(axes: plt.Axes, rows: Rows, title: str, markevery: int = 1) -> None:
-    """Gain against P:D, one curve for each contender; measured ones with their spread."""
-    found = curves(rows)
-    for name, (colour, marker, _) in styles_of(found).items():
-        own = Rows(sorted(found[name], key=lambda row: row["PD"]), rows.units)
-        style = {"color": colour, "marker": marker, "markevery": markevery, "label": name}
-        style["linestyle"] = "-" if own[0]["policy"] in ("orca", "sarathi") else "--"
-        axes.plot(own.column("PD"), own.column("gain"), **style)
-        look.shade_rows(axes, own, "PD", "gain", colour)
-    axes.axhline(1, color="black", linewidth=1)
-    axes.set(xlabel="P:D (prompt tokens per decode)", title=title)
-
-
-def draw(rows: Rows) -> plt.Figure:
-    rows = rows.newest()
-    predicted, paper, measured = (
-        rows.where(source=source) for source in ("predicted", "paper", "measured")
-    )
-    figure, [grid] = look.panels(1, 3 if measured else 2, 8, 6.5)
-    draw_lengths(grid[0], predicted.where(panel="a"), paper.where(panel="a"))
-    over_ratio = predicted.where(panel="b", which=None)
-    draw_ratios(grid[1], over_ratio, f"(b) L = 1K, B = 18\n{title_of(predicted)}", 4)
-    grid[1].set_ylim(look.limits(over_ratio.column("gain"), 0.8, 1.4))
-    look.log_ticks(grid[1], [1, 2, 5, 10, 20, 50, 100, 200])
-    for row in paper.where(which="peak"):
-        style = {"color": STYLE[name_of(row)][0], "linestyle": ":"}
-        grid[1].axhline(row["gain"], label=f"paper's peak, {name_of(row)}", **style)
-    grid[1].legend(fontsize=12, ncols=2, loc="upper center")
-    if measured:
-        shape = f"L = {measured[0]['L']}, B = {measured[0]['B']}"
-        draw_ratios(grid[2], measured, f"{title_of(measured)}\n{shape}")
-        look.log_ticks(grid[2], sorted(measured.by("PD")))
-        grid[2].legend()
-    figure.suptitle(STUDY.title)
-    return figure
 
 
 def orca_between(rows: Rows) -> list[Finding]:
@@ -199,9 +111,11 @@ def peaks_move_right(rows: Rows) -> list[Finding]:
     """SARATHI with short chunks, with long ones, Orca: each peaks lower, and at a larger P:D."""
     peaks = rows.where(which="peak", policy=("sarathi", "orca"))
     order = sorted(peaks, key=lambda row: row["gain"], reverse=True)
-    values = "; ".join(f"{name_of(row)}: {row['gain']:.3g} at {row['PD']:.3g}" for row in order)
-    names = [name_of(row) for row in order]
-    wanted = ["sarathi, C = 256", "sarathi, C = 512", "orca, best"]
+    values = "; ".join(
+        f"{' '.join(words(row, LINE))}: {row['gain']:.3g} at {row['PD']:.3g}" for row in order
+    )
+    names = [words(row, ("policy", "C")) for row in order]
+    wanted = [("sarathi", "C = 256"), ("sarathi", "C = 512"), ("orca",)]
     right = [a["PD"] < b["PD"] for a, b in pairwise(order)]
     return [Finding("P:D of the peaks", values, [names == wanted, *right])] if order else []
 
@@ -212,7 +126,12 @@ STUDY = Study(
     sweeps,
     units={"gain": "x"},
     title="SARATHI Fig 11: Orca's worst and best case, and SARATHI",
-    draw=draw,
+    panels=[
+        Panel("L", "gain", LINE, where={"panel": "a"}, title=f"(a) balanced for C = {C}", rule=1),
+        OVER_RATIO,
+        replace(OVER_RATIO, where={"panel": None}, title=""),
+    ],
+    columns=3,
     paper={
         "f11a_orca_best_1k": ("gain", {"panel": "a", "L": 1024, "start": "staggered"}),
         **{

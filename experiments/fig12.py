@@ -45,7 +45,6 @@ import statistics
 from dataclasses import dataclass, fields, replace
 from functools import cache
 
-import matplotlib.pyplot as plt
 import numpy as np
 
 import pipeline
@@ -56,11 +55,10 @@ from configs import GPUS, LINKS, MODELS, Link
 from costmodel import SOFTWARE, CostModel, constants, requests_that_fit, tokens_that_fit
 from experiments.lib.common import print_table
 from experiments.lib.engines import Sweep, cases
-from experiments.lib.look import panels, star
 from experiments.lib.papers import LOOKS
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.steady import split
-from experiments.lib.study import Study
+from experiments.lib.study import Panel, Study
 from pipeline.micro_batches import DEALS
 from serving.traffic import ZIPF_BY, Zipf
 
@@ -77,12 +75,8 @@ BATCH_RATIO = "batch size over tp-only"
 SHARES = ("orca's bubbles", "sarathi's bubbles")
 NONE, IN_STEP = "no option", "Orca in step"
 WAYS = (NONE, IN_STEP, "in step and unshrunk", "150 us more per linear operator")
-LINES = {  # by system: name and look
-    "orca": ("Orca, TP8 PP8", LOOKS["orca"][0], "--"),
-    "orca in step": ("Orca, TP8 PP8, in step", LOOKS["orca"][0], ":"),
-    "tp-only": ("TP8, 8 replicas", "black", "-."),
-    "sarathi": ("SARATHI, TP8 PP8", LOOKS["sarathi"][0], "-"),
-}
+SYSTEMS = ("orca", "orca in step", "tp-only", "sarathi")
+COLOURS = {each: LOOKS.get(each.split()[0], ("black",))[0] for each in SYSTEMS}
 
 
 @dataclass(frozen=True)
@@ -382,62 +376,13 @@ def print_options(rows: Rows) -> None:
         print_rows(Rows([first, *own], rows.units), ("option", *RATIOS, *SHARES), heading)
 
 
-# ------------------------------------------------------------------------------------------ picture
-
-
-def draw(rows: Rows) -> plt.Figure:
-    figure, [(left, middle, right)] = panels(1, 3, 22 / 3, 7)
-    for system, (name, colour, line) in LINES.items():
-        own = rows.where(system=system)
-        times = own.column("completion")
-        style = {"linestyle": line, "color": colour}
-        middle.plot(times, own.column("done"), **style, label=f"{name}: {times[-1]:.0f} s")
-        if bubbles := own.column("bubble time"):
-            label = f"{name}: median {bubbles[50]:.3g} s"
-            left.plot(bubbles, np.arange(101) / 100, **style, label=label)
-            left.plot([bubbles[50]], [0.5], "o", color=colour, markersize=9)
-    labels = {"xlabel": "bubble time of a request (s)", "ylabel": "share of requests"}
-    left.set(xscale="log", title="(a) bubble time per request, all stages", **labels)
-    left.set(ylim=(-0.03, 1.3), yticks=[0, 0.25, 0.5, 0.75, 1])
-    left.legend(loc="upper left")
-    middle.set(xlabel="time (s)", ylabel="requests done", title="(b) completion")
-    middle.set(ylim=(0, None), xlim=(0, None))
-    middle.legend(loc="lower right")
-    draw_ratios(right, rows.where(RATIOS[0]))
-    figure.suptitle(
-        f"{STUDY.title}, {max(rows.column('requests'))} requests, predicted", fontsize=18
-    )
-    return figure
-
-
-def draw_ratios(axes: plt.Axes, rows: Rows) -> None:
-    few, every = rows.where(run="few"), rows.where(run="all")
-    tick = {"color": "grey", "markersize": 16, "markeredgewidth": 2}
-    for place, name in enumerate(RATIOS):
-        others = few.column(name)
-        axes.plot(others, [place] * len(others), "|", **tick)
-        in_step = every.one(name, option=IN_STEP)
-        axes.plot(in_step, place, "D", color=LOOKS["orca"][0], markersize=11)
-        ours = every.one(name, source="predicted", option=NONE)
-        axes.plot(ours, place, "o", color="black", markersize=12)
-        star(axes, every.one(name, source="paper"), place)
-    names = (f"each option, {few[0]['requests']} requests", "Orca's refills in step")
-    axes.legend(axes.lines[:4], [*names, "predicted", "paper"], loc="upper right")
-    axes.set_yticks(range(len(RATIOS)), RATIOS)
-    title = "(c) the ratios, and what each option does to them"
-    axes.set(xscale="log", xlabel="ratio (x)", title=title, ylim=(3.5, -1.7))
-    ticks = [1, 1.5, 2, 3, 5, 10, 20, 50, 100]
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.set_xticks([], minor=True)
-
-
 def sweeps(quick: bool, requests: int, table_requests: int, **options: object) -> list[Sweep]:
     setup = setup_of(options)
     every = cases(option=WAYS, run="all", requests=requests)
     few = cases(option=list(variations(setup)), run="few", requests=table_requests)
     return [
         Sweep(ratios, [setup], every + few),
-        Sweep(waits, [setup], cases(system=list(LINES), requests=requests)),
+        Sweep(waits, [setup], cases(system=SYSTEMS, requests=requests)),
     ]
 
 
@@ -450,7 +395,11 @@ STUDY = Study(
     | {"bubble time": "s", "completion": "s", "makespan": "s"}
     | dict.fromkeys(("busy", *pipeline.IDLE), "%"),
     title=f"SARATHI Fig 12: {MODEL} on {TP * STAGES} {GPU}",
-    draw=draw,
+    panels=[
+        Panel("bubble time", "percentile", "system", colours=COLOURS, log="x"),
+        Panel("completion", "done", "system", colours=COLOURS),
+        Panel("option", RATIOS, kind="bars", where={"run": "all"}, log="y"),
+    ],
     paper={
         number: (quantity, {"option": NONE, "run": "all"})
         for number, quantity in (

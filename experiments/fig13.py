@@ -16,15 +16,12 @@ part of the prefill, so (b) hardly changes.
 
 import enter  # noqa: F401
 
-import matplotlib.pyplot as plt
-
 from batch import Request
-from experiments.lib import look
 from experiments.lib.claims import Claim, Finding, falls
 from experiments.lib.engines import Engine, Priced, Sweep, cases, gain
 from experiments.lib.rows import Rows
 from experiments.lib.steady import BATCH_SIZES, balanced
-from experiments.lib.study import Panel, Study, title_of
+from experiments.lib.study import Panel, Study
 
 CHUNK_SIZES = (64, 128, 256, 320, 512)
 PARTS = {
@@ -60,31 +57,6 @@ def largest(rows: Rows) -> None:
             rows.add(C=size, which="largest", **most, **overhead)
 
 
-def draw(rows: Rows) -> plt.Figure:
-    rows = rows.newest()
-    figure, grid = look.panels(len(rows.sources()), 3, 6, 6)
-    for line, source in zip(grid, rows.sources(), strict=True):
-        own = rows.where("L", source=source)
-        titles = (f"(a) attention; {title_of(own)}", "(b) prefill", "(c) end to end")
-        for axes, (part, label), title in zip(line, PARTS.items(), titles, strict=True):
-            show = {"ylabel": label, "title": title, "xticks": sorted(own.by("C"))}
-            if part != "end to end":
-                show["ylim"] = (0, None)
-            stars = rows.where(source="paper") if source == "predicted" else Rows()
-            Panel("C", part, "L", rule=1, show=show).draw(axes, own, stars, source)
-            axes.tick_params(axis="x", rotation=45)
-    bounds = rows.where("prefill overhead", source="paper")
-    at, heights = bounds.column("C"), [1 + y / 100 for y in bounds.column("prefill overhead")]
-    style = look.STAR | {"marker": "v", "markersize": 14, "label": "paper: at most"}
-    grid[0][1].plot(at, heights, **style)
-    for line in grid:
-        line[0].get_legend().remove()
-        line[1].legend()
-        line[2].get_legend().remove()
-    figure.suptitle(STUDY.title)
-    return figure
-
-
 def tiles_matter(rows: Rows) -> list[Finding]:
     findings = []
     for length, own in rows.where("L", "end to end", C=(256, 320, 512)).by("L").items():
@@ -113,7 +85,7 @@ STUDY = Study(
     ],
     units={**dict.fromkeys(PARTS, "x"), "prefill overhead": "%"},
     title="SARATHI Fig 13: what chunking costs, and what decode-maximal batching gives back",
-    draw=draw,
+    panels=[Panel("C", part, "L", rule=1, title=label) for part, label in PARTS.items()],
     paper={
         f"f13_{short}_c{size}": (quantity, {"C": size, "which": "largest"})
         for short, quantity, size in (

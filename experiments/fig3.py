@@ -12,18 +12,13 @@ import enter  # noqa: F401
 
 from dataclasses import replace
 
-import matplotlib.pyplot as plt
-
 from configs import OPERATORS
 from configs.constants import Efficiency, constants
 from costmodel import make_batch
-from experiments.lib import look
 from experiments.lib.claims import Claim, falls, flat
-from experiments.lib.common import three_digits
 from experiments.lib.engines import Engine, Priced, Sweep, cases
-from experiments.lib.look import COLOURS
 from experiments.lib.rows import Row, Rows
-from experiments.lib.study import Study, title_of
+from experiments.lib.study import Panel, Study
 
 MODEL, GPU, LENGTH = "llama-13b", "a6000", 1024
 SIZES = cases(L=LENGTH, B=(1, 2, 4, 8, 12, 18))
@@ -75,49 +70,6 @@ def largest_share(rows: Rows) -> None:
         rows.add(which="largest", **{"share of others, all priced": max(shares)})
 
 
-def draw_phase(axes: plt.Axes, rows: Rows, title: str = "") -> None:
-    """A bar for each batch size of one phase, stacked by operator, without 'others'."""
-    parts = {name: rows.column(name) for name in OPERATORS[:-1]}
-    tops = look.stacked_bars(axes, range(len(rows)), parts, look.OPERATOR_LOOKS, 0.7, linewidth=0.8)
-    axes.bar_label(axes.containers[-1], [three_digits(y) for y in tops], fontsize=12, padding=2)
-    axes.set_xticks(range(len(rows)), rows.column("B"))
-    axes.set_ylim(0, 1.15 * max(tops))
-    title = f"{rows[0]['phase']}\n{title}"
-    axes.set(xlabel="batch size B", ylabel="ms per token", title=title)
-
-
-def draw_ratio(axes: plt.Axes, decodes: Rows, paper: Rows, title: str = "") -> None:
-    sizes, ratios = decodes.column("B"), decodes.column("over a prefill token")
-    axes.plot(sizes, ratios, marker="o", color=COLOURS["blue"], label=decodes[0]["source"])
-    if paper:
-        at = paper.column("B"), paper.column("over a prefill token")
-        axes.plot(*at, **look.STAR, label="paper")
-    low, high = 0.7 * min(ratios), 1.4 * max(ratios)
-    ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500) if low < tick < high]
-    axes.set_yscale("log")
-    axes.set_yticks(ticks, [f"{tick}x" for tick in ticks])
-    axes.set_ylim(low, high)
-    axes.set_yticks([], minor=True)
-    axes.set_xticks(sizes, sizes)
-    axes.set(xlabel="batch size B", title=f"a decode over a prefill token\n{title}")
-    axes.legend()
-
-
-def draw(rows: Rows) -> plt.Figure:
-    rows = rows.newest().where("B", "phase")
-    figure, grid = look.panels(len(rows.sources()), 3, 6, 6.2)
-    for (prefill, decode, ratio), source in zip(grid, rows.sources(), strict=True):
-        own = rows.where("total", source=source)
-        paper = rows.where(source="paper") if source == "predicted" else Rows()
-        title = f"{title_of(own)}, L = {own[0]['L']}"
-        draw_phase(prefill, own.where(phase="prefill"), title)
-        draw_phase(decode, own.where(phase="decode"), title)
-        decode.legend(reverse=True)
-        draw_ratio(ratio, own.where(phase="decode"), paper, title)
-    figure.suptitle(STUDY.title)
-    return figure
-
-
 STUDY = Study(
     "fig3",
     __doc__,
@@ -144,7 +96,10 @@ STUDY = Study(
         "over a prefill token": "x",
     },
     title="SARATHI Fig 3: cost of a token by operator",
-    draw=draw,
+    panels=[
+        Panel("B", OPERATORS[:-1], kind="stacks", facet="phase", show={"ylabel": "ms per token"}),
+        Panel("B", "over a prefill token", log="y", title="a decode over a prefill token"),
+    ],
     paper={
         **{f"f3_b{B}": ("over a prefill token", {"B": B, "phase": "decode"}) for B in (1, 2, 18)},
         "f3_others": ("share of others, all priced", {"which": "largest"}),

@@ -17,21 +17,17 @@ import enter  # noqa: F401
 
 from dataclasses import replace
 
-import matplotlib.pyplot as plt
-
 from configs import GPUS, MODELS
 from costmodel import make_batch
 from experiments.lib.claims import Claim, bounded
 from experiments.lib.engines import Engine, Priced, Sweep, cases
-from experiments.lib.look import OPERATOR_LOOKS, log_ticks, panels
 from experiments.lib.rows import Row, Rows
-from experiments.lib.study import Panel, Study, title_of
+from experiments.lib.study import Panel, Study
 
 MODEL, GPU, CONTEXT = "llama-13b", "a6000", 1024
 LAYER = Priced(replace(MODELS[MODEL], n_layer=1), GPU)
 WIDE = Priced(replace(MODELS["gpt3-175b"], n_layer=1), "a100-80gb")  # SARATHI, Sec 4.2
 SATURATED, UNIT = 0.9, "tokens/ms of one layer"
-MARKERS = dict(zip(OPERATOR_LOOKS, "^osDvP", strict=True))
 SIZES = [2**i for i in range(11)]
 
 
@@ -110,53 +106,7 @@ def stated(rows: Rows) -> None:
     rows.add(wide[0], L=256, **{"share of the peak": 100 * share})
 
 
-def draw_throughput(axes: plt.Axes, rows: Rows, phase: str, title: str) -> None:
-    rows = rows.where("L", phase=phase)
-    show = {"ylabel": UNIT, "ylim": (0, None), "title": f"{phase}, {title}"}
-    Panel("B", "throughput", "L", show=show).draw(axes, rows, Rows(), "")
-    ticks = sorted(rows.by("B"))
-    log_ticks(axes, ticks[:: 2 if len(ticks) > 6 else 1])
-
-
-def draw_intensity(axes: plt.Axes, rows: Rows, phase: str) -> None:
-    for name, own in rows.where("intensity", phase=phase).by("operator").items():
-        style = {"color": OPERATOR_LOOKS[name][0], "marker": MARKERS[name], "label": name}
-        axes.plot(own.column("B"), own.column("intensity"), **style)
-    balance = rows.one("FLOP to bandwidth ratio", source="predicted")
-    axes.axhline(balance, color="black", linestyle="--")
-    label = f"above: bound by compute ({balance:.0f} FLOP/B)"
-    axes.text(1, 1.1 * balance, label, fontsize=12, va="bottom")
-    if phase == "decode":
-        style = {"textcoords": "offset points", "fontsize": 13}
-        axes.annotate("all linear operators", (32, 32), (14, -8), va="top", **style)
-        axes.annotate("attention", (32, 1), (0, 8), **style)
-    log_ticks(axes, [4**i for i in range(6)])
-    axes.set_yscale("log")
-    axes.set_ylim(0.5, 1e4)
-    axes.set(xlabel="batch size B", ylabel="FLOP per byte", title=f"{phase}: arithmetic intensity")
-
-
-def draw(rows: Rows) -> plt.Figure:
-    rows = rows.newest()
-    predicted, measured = rows.where(source="predicted", model=MODEL), rows.where(source="measured")
-    figure, grid = panels(2, 3 if measured else 2, 8, 5.75)
-    for column, phase in enumerate(("prefill", "decode")):
-        draw_throughput(grid[0][column], predicted, phase, title_of(predicted))
-        draw_intensity(grid[1][column], predicted, phase)
-        if measured:
-            draw_throughput(grid[column][2], measured, phase, title_of(measured))
-    grid[1][0].legend(loc="lower right", ncols=2)
-    peak = rows.one("throughput", source="paper", which="largest")
-    saturated = rows.one("saturates at", source="paper")
-    style = {"color": "black", "linestyle": "--"}
-    grid[0][0].axhline(peak, label=f"paper: saturates at {peak:g}", **style)
-    grid[0][1].axvline(saturated, label=f"paper: saturates at B = {saturated:g}", **style)
-    for axes in grid[0][:2]:
-        axes.legend()
-    figure.suptitle(STUDY.title)
-    return figure
-
-
+THROUGHPUT = Panel("B", "throughput", "L", facet="phase", log="x", show={"ylim": (0, None)})
 STUDY = Study(
     "fig4",
     __doc__,
@@ -170,7 +120,20 @@ STUDY = Study(
         "FLOP to bandwidth ratio": "FLOP/B",
     },
     title="SARATHI Fig 4: prefill saturates with one prompt, decode only with hundreds of requests",
-    draw=draw,
+    panels=[
+        replace(THROUGHPUT, where={"model": MODEL}),
+        Panel(
+            "B",
+            "intensity",
+            "operator",
+            facet="phase",
+            where={"model": MODEL},
+            rule="FLOP to bandwidth ratio",
+            log="xy",
+        ),
+        replace(THROUGHPUT, where={"source": "measured"}),
+    ],
+    columns=2,
     paper={
         "f4_peak": ("throughput", {"which": "largest"}),
         "s42_chunk256_drop": ("throughput lost", {}),

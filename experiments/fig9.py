@@ -24,7 +24,6 @@ import enter  # noqa: F401
 
 import statistics
 from collections.abc import Sequence
-from itertools import cycle
 
 import matplotlib.pyplot as plt
 
@@ -37,15 +36,12 @@ from experiments.lib.claims import Claim, Finding
 from experiments.lib.common import print_table
 from experiments.lib.engines import Cases, Engine, Priced, Real, Sweep, gain
 from experiments.lib.flags import POLICIES
-from experiments.lib.papers import SPARE_LOOKS
 from experiments.lib.rows import Rows, spread
 from experiments.lib.steady import BATCH_SIZES, Workload, balance, split
-from experiments.lib.study import Study, title_of
+from experiments.lib.study import Panel, Study
 
 MODEL, GPU, SARATHI = "llama-13b", "a6000", "sarathi"
 CHUNK_SIZES = (128, 256, 512)
-STYLE = dict(zip(CHUNK_SIZES, look.SERIES, strict=False))
-TICKS = (1, 2, 5, 10, 20, 50, 100, 200)  # P:D
 # id of the published gain: L, C, and its P:D. At 1K from Fig 9a and Sec 5.1.3; at the other lengths
 # from Fig 11a, which has C = 256 at P:D = C/(B-1).
 PAPER = {
@@ -225,65 +221,11 @@ def report(rows: Rows) -> None:
         print_table(header, table, title)
 
 
-def draw_panel(axes: plt.Axes, rows: Rows, markevery: int) -> None:
-    """Gain against P:D, a curve for each chunk size, and where C/(B-1) puts its peak."""
-    spare, styles = cycle(look.SERIES[len(STYLE) :]), dict(STYLE)
-    policies = dict.fromkeys(rows.where("policy").column("policy"))
-    own = dict(zip(policies, cycle(SPARE_LOOKS), strict=False))
-    named = {policy: policy for policy in own}  # once, in the legend
-    for curve in curves(rows):
-        size, policy = curve[0]["C"], curve[0].get("policy")
-        if size not in styles:
-            styles[size] = next(spare)
-        colour, marker = styles[size]
-        style, label = {"marker": marker, "markevery": markevery}, f"C = {size}"
-        if policy:  # the colour says whose curve it is, the marker its C
-            colour, style["linestyle"], label = own[policy][0], "--", named.pop(policy, None)
-        axes.plot(curve.column("PD"), curve.column("gain"), label=label, color=colour, **style)
-        look.shade_rows(axes, curve, "PD", "gain", colour, alpha=0.2)
-        if not policy:
-            at = size / (curve[0]["B"] - 1)
-            axes.axvline(at, color=colour, linestyle=":", linewidth=1.8)
-    axes.axhline(1.0, color="black", linewidth=1)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter("{x:.3g}")
-    axes.xaxis.set_minor_formatter("")
-    axes.set_xlabel("P:D (prompt tokens per decode)")
-
-
-def draw(rows: Rows) -> plt.Figure:
-    """Three predicted panels with the paper's points; a fourth where something was measured."""
-    rows = rows.newest()
-    predicted, paper, measured = (
-        rows.where("gain", source=source) for source in ("predicted", "paper", "measured")
-    )
-    shape = (2, 2, 6.5, 5.25) if measured else (1, 3, 17 / 3, 6)
-    figure, found = look.panels(*shape, sharey=not measured)
-    panels = [axes for line in found for axes in line]
-    for axes, (length, batch_size) in zip(panels, BATCH_SIZES.items(), strict=False):
-        draw_panel(axes, predicted.where(L=length), markevery=4)
-        axes.set_title(f"predicted: L = {length // 1024}K, B = {batch_size}")
-        axes.set_ylim(look.limits(predicted.column("gain"), 0.5, 1.4))
-        axes.set_xticks(TICKS)
-        for row in paper.where(L=length):
-            look.star(axes, row["at P:D"], row["gain"], STYLE[row["C"]][0])
-    if measured:
-        draw_panel(panels[3], measured, markevery=1)
-        shape = f"L = {measured[0]['L']}, B = {measured[0]['B']}"
-        places = measured.column("PD")
-        low, high = min(places) / 1.5, max(places) * 1.5
-        panels[3].set(title=f"{title_of(measured)}\n{shape}", xlim=(low, high))
-        panels[3].set_xticks([tick for tick in TICKS if low <= tick <= high])
-        panels[3].margins(y=0.15)
-        panels[3].legend(loc="best")
-    for axes in panels if measured else panels[:1]:
-        axes.set_ylabel("throughput / baseline's")
-    star = {"color": "white", "markeredgecolor": "black", "markersize": 15, "label": "paper"}
-    panels[0].plot([], [], "*", **star)
-    panels[0].plot([], [], ":", color="black", label="P:D = C/(B-1)")
-    panels[0].legend(loc="best" if predicted.where("policy") else "lower left")
-    figure.suptitle(STUDY.title, fontsize=18)
-    return figure
+def draw_balances(axes: plt.Axes, rows: Rows) -> None:
+    """Where C/(B-1) puts the peak of each chunk size."""
+    for size, (colour, _) in zip(rows.where(policy=None).by("C"), look.SERIES, strict=False):
+        axes.axvline(size / (rows[0]["B"] - 1), color=colour, linestyle=":", linewidth=1.8)
+    axes.plot([], [], ":", color="black", label="P:D = C/(B-1)")
 
 
 def peak_at_balance(rows: Rows) -> list[Finding]:
@@ -303,16 +245,24 @@ def peak_at_balance(rows: Rows) -> list[Finding]:
     return findings
 
 
+PANEL = Panel(
+    "PD",
+    "gain",
+    ("policy", "C"),
+    facet=("L", "B"),
+    rule=1,
+    log="x",
+    star="at P:D",
+    also=draw_balances,
+)
 STUDY = Study(
     "fig9",
     __doc__,
     sweeps,
     units={"gain": "x", "at P:D": "prompt tokens per decode", "median gain": "%"},
-    title=(
-        f"SARATHI Fig 9: gain over the baseline, {MODEL} on {GPU} (cost model) and the paper's"
-        " points"
-    ),
-    draw=draw,
+    title="SARATHI Fig 9: throughput over the baseline's",
+    panels=[PANEL],
+    columns=2,
     paper={
         name: ("gain", {"L": L, "C": C, "which": "peak", "policy": None}, {"at P:D": PD})
         for name, (L, C, PD) in PAPER.items()

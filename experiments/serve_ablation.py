@@ -17,16 +17,13 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import product
 
-import matplotlib.pyplot as plt
-
 from command.flags import Flag
-from experiments.lib import look
 from experiments.lib.claims import Claim, Finding
 from experiments.lib.engines import Sweep
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
-from experiments.lib.papers import ARXIV, CHAT, YI, looks_of
+from experiments.lib.papers import ARXIV, CHAT, YI
 from experiments.lib.rows import Row, Rows
-from experiments.lib.study import Study
+from experiments.lib.study import Panel, Study
 from serving.capacity import Deployment, median_ttft, p99_tbt
 
 REQUESTS, BUDGET = 1024, 1024
@@ -71,30 +68,6 @@ def both_halves(rows: Rows) -> list[Finding]:
     return found
 
 
-def draw(rows: Rows) -> plt.Figure:
-    """One panel for each metric and data set; the paper's bars, hatched, beside the predicted."""
-    rows = rows.where(C=(None, BUDGET))
-    policies = list(rows.by("policy"))
-    colours = [colour for colour, _ in looks_of(policies).values()]
-    styles = {
-        "paper": {"color": look.COLOURS["sky"], "hatch": "//"},
-        "predicted": {"color": colours},
-    }
-    figure, [grid] = look.panels(1, 4, 4.75 * len(policies) / len(POLICIES), 6)
-    for axes, (data, metric) in zip(grid, product(DATASETS, METRICS), strict=True):
-        own = rows.where(metric, data=data).by("source")
-        for number, (source, bars) in enumerate(sorted(own.items())):
-            shift = 0.4 * number - 0.2 if len(own) > 1 else 0
-            heights = {policies.index(row["policy"]) + shift: row[metric] for row in bars}
-            look.labelled_bars(axes, heights, 0.38, fontsize=12, label=source, **styles[source])
-        axes.set_xticks(range(len(policies)), [policy.replace("_", "\n") for policy in policies])
-        axes.set(title=f"{metric}, {data}", ylabel="s")
-    grid[0].legend(loc="upper left")
-    grid[0].set_ylim(top=1.3 * grid[0].get_ylim()[1])
-    figure.suptitle(STUDY.title, fontsize=18)
-    return figure
-
-
 STUDY = Study(
     "serve_ablation",
     __doc__,
@@ -103,7 +76,10 @@ STUDY = Study(
     title=(
         f"Sarathi-Serve Table 4: what each half of sarathi_serve does, {YI.model} on {YI.hardware}"
     ),
-    draw=draw,
+    panels=[
+        Panel("data", metric, "policy", "bars", where={"C": (None, BUDGET)}, log="y")
+        for metric in METRICS
+    ],
     paper={
         f"ss_t4_{short}_{metric.split()[1].lower()}": (
             metric,

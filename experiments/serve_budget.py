@@ -21,19 +21,16 @@ import enter  # noqa: F401
 from argparse import Namespace
 from functools import partial
 
-import matplotlib.pyplot as plt
-
 from command.checks import UserError
 from command.cli import run_main
 from command.flags import Flag
 from costmodel import TILE
-from experiments.lib import look
 from experiments.lib.claims import Claim, Finding, bounded, rises
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.flags import WRITES, ScriptParser
 from experiments.lib.papers import CHAT, MISTRAL, YI
 from experiments.lib.rows import Rows
-from experiments.lib.study import Study
+from experiments.lib.study import Panel, Study
 from serving import capacity
 from serving.calibration import CalibratedModel, Calibration
 from serving.capacity import Deployment, token_budget, worst_iteration
@@ -83,28 +80,6 @@ def hardly_shortens(rows: Rows) -> list[Finding]:
     return bounded("median TTFT", last, 1.5 * last, C=BUDGETS[4:])(rows)
 
 
-def draw(rows: Rows) -> plt.Figure:
-    figure, [grid] = look.panels(1, 2, 8.5, 6.5)
-    own = rows.where(source="predicted", model=MISTRAL.model)
-    for axes, title, names in (
-        (grid[0], "time between tokens", ("worst iteration", "longest TBT", "P99 TBT")),
-        (grid[1], "time to first token", ("P90 TTFT", "median TTFT")),
-    ):
-        for name, (colour, marker) in zip(names, look.SERIES, strict=False):
-            style = {"color": colour, "marker": marker, "label": name}
-            axes.plot(own.column("C"), own.column(name), **style)
-        look.log_ticks(axes, [C for C in BUDGETS if C not in (384, 768, 1536, 3072)])
-        axes.set(xlabel="token budget C", ylabel="s", ylim=0, title=title)
-    slo, budget = (own.one(name, slo="strict") for name in ("SLO", "token budget"))
-    grid[0].axhline(slo, color="black", linestyle=":", label=f"strict SLO: {1000 * slo:.0f} ms")
-    style = {"color": "black", "linestyle": "--", "linewidth": 1.2}
-    grid[0].axvline(budget, label=f"budget that it allows: {budget:.0f}", **style)
-    grid[0].legend()
-    grid[1].legend()
-    figure.suptitle(STUDY.title, fontsize=18)
-    return figure
-
-
 STUDY = Study(
     "serve_budget",
     __doc__,
@@ -118,7 +93,25 @@ STUDY = Study(
         f"The token budget: {MISTRAL.model} on {MISTRAL.hardware}, chat lengths, {RATE:g}"
         " requests/s (predicted)"
     ),
-    draw=draw,
+    panels=[
+        Panel(
+            "C",
+            ("worst iteration", "longest TBT", "P99 TBT"),
+            where={"model": MISTRAL.model},
+            title="time between tokens",
+            rule="SLO",
+            log="xy",
+            show={"xlabel": "token budget C"},
+        ),
+        Panel(
+            "C",
+            ("P90 TTFT", "median TTFT"),
+            where={"model": MISTRAL.model},
+            title="time to first token",
+            log="xy",
+            show={"xlabel": "token budget C"},
+        ),
+    ],
     paper={
         "ss_slo_relaxed_yi": ("SLO", {"slo": "relaxed", "model": YI.model}),
         **{f"ss_slo_{slo}_mistral": ("SLO", {"slo": slo, "model": MISTRAL.model}) for slo in SLOS},

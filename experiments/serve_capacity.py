@@ -29,21 +29,19 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import matplotlib.pyplot as plt
-
 import scheduler
 from batch import Request
 from command.cli import run_main
 from command.flags import Flag
-from experiments.lib import look, papers
+from experiments.lib import papers
 from experiments.lib.claims import Claim, bounded
-from experiments.lib.common import paper_numbers, print_table
+from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
 from experiments.lib.flags import WRITES, ScriptParser
-from experiments.lib.papers import ARXIV, CHAT, MISTRAL, OURS, POLICIES, YI, looks_of
-from experiments.lib.rows import Row, Rows
-from experiments.lib.study import Study
+from experiments.lib.papers import ARXIV, CHAT, MISTRAL, OURS, POLICIES, YI
+from experiments.lib.rows import Row, Rows, print_rows
+from experiments.lib.study import Panel, Study
 from serving.capacity import BUDGETS, MAX_BATCH_SIZE, PRECISION, RELAXED, STRICT, Deployment
 from serving.traffic import read_trace
 
@@ -152,47 +150,9 @@ def report(rows: Rows) -> None:
     """Print the capacities, and the budgets found."""
     papers.report(rows, *GROUP)
     if searched := rows.where("budget"):
-        lines = [
-            [*group, *[f"{size:.0f}" for size in own.column("budget")]]
-            for group, own in searched.by(*GROUP).items()
-        ]
         tried = ", ".join(map(str, BUDGETS_TRIED))
         title = f"the token budget of each capacity: the best of {tried}"
-        print_table([*GROUP, *searched.by("policy")], lines, title)
-
-
-def draw(rows: Rows) -> plt.Figure:
-    """Capacities under both SLOs; on the right, the gains beside the published ones."""
-    predicted = rows.where("capacity", source="predicted")
-    groups, policies = list(predicted.by("model", "data")), list(predicted.by("policy"))
-    rivals, looks = [policy for policy in policies if policy != OURS], looks_of(policies)
-    figure, [grid] = look.panels(1, 3, 22 / 3 * max(1.0, len(policies) / 4), 7)
-    names = [f"{model}\n{data}" for model, data in groups]
-    for axes, kind in zip(grid, ("strict", "relaxed"), strict=False):
-        papers.draw_capacities(axes, predicted, groups, ("model", "data"), kind)
-    grid[0].legend()
-    step, middle = 0.8 / len(rivals), (len(rivals) - 1) / 2
-    strict = rows.where("gain", "data", slo="strict")
-    for number, rival in enumerate(rivals):
-        kinds = [(0.225, "predicted", f"over {rival}", looks[rival][0], "")]
-        if rows.where(source="paper"):
-            kinds.append((-0.225, "paper", "" if number else "paper", look.COLOURS["sky"], "//"))
-        for side, source, label, colour, hatch in kinds[::-1]:
-            shift = step * (number - middle + side)
-            heights = {
-                groups.index((row["model"], row["data"])) + shift: row["gain"]
-                for row in strict.where(policy=rival, source=source)
-            }
-            style = {"color": colour, "hatch": hatch, "label": label}
-            look.labelled_bars(grid[2], heights, 0.425 * step, "%.1f", **style)
-    grid[2].axhline(1, color="black", linewidth=1)
-    for axes in grid:
-        axes.set_xticks(range(len(groups)), names)
-    grid[2].set(ylabel="capacity of sarathi_serve / other's", title="gain, strict SLO")
-    grid[2].set_ylim(top=1.25 * grid[2].dataLim.ymax)
-    grid[2].legend(loc="upper left", ncols=3)
-    figure.suptitle(STUDY.title, fontsize=18)
-    return figure
+        print_rows(searched.across("policy", "budget"), (*GROUP, *searched.by("policy")), title)
 
 
 def gain(model: str, **case: str) -> tuple[str, Row]:
@@ -220,10 +180,30 @@ STUDY = Study(
     units={"SLO": "s", "capacity": "requests/s", "gain": "x"}
     | {"repeated to": "requests", "budget": "tokens"},
     title="Sarathi-Serve Fig 10: the largest request rate that meets the SLO; A100s",
-    draw=draw,
+    panels=[
+        Panel(
+            ("model", "data"),
+            "capacity",
+            "policy",
+            "bars",
+            facet="slo",
+            where={"slo": ("strict", "relaxed")},
+            title="SLO",
+        ),
+        Panel(
+            ("model", "data"),
+            "gain",
+            "policy",
+            "bars",
+            "slo",
+            {"slo": "strict"},
+            "gain of sarathi_serve",
+            rule=1,
+        ),
+    ],
     paper=PAPER,
     derive=gains,
-    shown=lambda row, quantity: quantity == "SLO" or "which" in row,
+    shown=lambda row, quantity: quantity in ("SLO", "gain"),
     report=report,
     claims=[Claim("sarathi_serve serves most", bounded("gain", 1, 10))],
     flags={

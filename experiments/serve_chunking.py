@@ -15,13 +15,9 @@ import enter  # noqa: F401
 
 from itertools import pairwise
 
-import matplotlib.pyplot as plt
-
 from costmodel import CostModel, make_batch
-from experiments.lib import look
 from experiments.lib.claims import Claim, falls, rises
 from experiments.lib.engines import Sweep, cases
-from experiments.lib.look import SERIES
 from experiments.lib.papers import MISTRAL
 from experiments.lib.rows import Rows
 from experiments.lib.study import Panel, Study
@@ -59,37 +55,6 @@ def largest(rows: Rows) -> None:
     rows.add(times[0], which="largest", C=CHUNKS[0], overhead=100 * (max(times.column("time")) - 1))
 
 
-def draw(rows: Rows) -> plt.Figure:
-    figure, [[left, right]] = look.panels(1, 2, 7.6, 6.2)
-    own, paper = rows.where(source="predicted"), rows.where(source="paper")
-    title = f"(Fig 14) a prompt in chunks\n{NODE.model} on {NODE.hardware}"
-    show = {
-        "title": title,
-        "xlabel": "prompt tokens",
-        "ylabel": "time over that of the whole prompt",
-    }
-    panel = Panel("L", "time", "C", label="chunks of {value}", show=show)
-    panel.draw(left, own, Rows(), "")
-    for (chunk, stars), (colour, _) in zip(paper.where("L").by("C").items(), SERIES, strict=False):
-        style = look.STAR | {"color": colour, "label": f"chunks of {chunk}, the artefact's"}
-        left.plot(stars.column("L"), stars.column("time"), **style)
-    left.axhline(1, color="black", linestyle=":", linewidth=1.2)
-    left.set_ylim(top=1.45)
-    left.legend(ncols=2, loc="upper right", fontsize=12)
-    title = f"(Fig 9) decodes that the end of a prompt of {PROMPT} joins"
-    title += f"\n{MISTRAL.model} on {MISTRAL.hardware}"
-    where = f"decodes in the batch, {CONTEXT} tokens each"
-    show = {"title": title, "xlabel": where, "ylabel": "growth of the iteration", "yscale": "log"}
-    panel = Panel("B", "growth", "C", label="last chunk of {value}", show=show)
-    panel.draw(right, own, paper, "")
-    right.set_yticks((1, 2, 5, 10, 20, 40), ("1x", "2x", "5x", "10x", "20x", "40x"))
-    right.set_yticks([], minor=True)
-    look.log_ticks(left, PROMPTS)
-    look.log_ticks(right, DECODES)
-    figure.suptitle(STUDY.title)
-    return figure
-
-
 STUDY = Study(
     "serve_chunking",
     __doc__,
@@ -99,7 +64,19 @@ STUDY = Study(
     ],
     units={"time": "x", "overhead": "%", "growth": "x"},
     title="Sarathi-Serve Fig 14 and 9: the price of chunks, and of whole prompts (predicted)",
-    draw=draw,
+    panels=[
+        Panel(
+            "L", "time", "C", title="(Fig 14) a prompt in chunks over a whole one", rule=1, log="x"
+        ),
+        Panel(
+            "B",
+            "growth",
+            "C",
+            title=f"(Fig 9) an iteration that the last C tokens of {PROMPT} join",
+            log="xy",
+            show={"xlabel": f"decodes in the batch, {CONTEXT} tokens each"},
+        ),
+    ],
     paper={
         "ss_fig14_overhead": ("overhead", {"which": "largest"}),
         "ss_fig9_full": ("growth", {"C": PROMPT, "B": STATED}),

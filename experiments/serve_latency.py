@@ -17,17 +17,15 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache, partial
 
-import matplotlib.pyplot as plt
-
 from batch import Request
 from command.flags import Flag
-from experiments.lib import look, measuring
+from experiments.lib import measuring
 from experiments.lib.claims import Claim, Finding, bounded
 from experiments.lib.engines import Real, Sweep, cases
 from experiments.lib.flags import POLICIES
-from experiments.lib.papers import CHAT, OURS, RIVALS, YI, looks_of
+from experiments.lib.papers import CHAT, OURS, RIVALS, YI
 from experiments.lib.rows import Row, Rows
-from experiments.lib.study import Study, title_of
+from experiments.lib.study import Panel, Study
 from serving.capacity import STRICT, Deployment, median_ttft, p99_tbt
 from serving.traffic import LogNormal, make_requests, poisson
 from timeline import Trace
@@ -109,43 +107,16 @@ def who_keeps_the_slo(rows: Rows) -> list[Finding]:
     return stalls(rows) + bounded("P99 TBT", 0, slo, policy=OURS, C=SMALL)(rows)
 
 
-def draw(rows: Rows) -> plt.Figure:
-    rows = rows.newest()
-    figure, grid = look.panels(len(rows.sources()), 2, 8, 6)
-    for line, source in zip(grid, rows.sources(), strict=True):
-        own, lines = rows.where(source=source), {}
-        for row in own.where("rate"):
-            name = f"{row['policy']} C={row['C']}" if "C" in row else row["policy"]
-            lines.setdefault(name, Rows()).append(row)
-        looks = looks_of([name.split()[0] for name in lines])
-        for axes, quantity in zip(line, ("P99 TBT", "median TTFT"), strict=True):
-            for name, curve in lines.items():
-                colour, marker = looks[curve[0]["policy"]]
-                if name == f"{OURS} C={SMALL}":
-                    colour, marker = look.COLOURS["sky"], "P"
-                style = {"color": colour, "marker": marker, "label": name}
-                axes.plot(curve.column("rate"), curve.column(quantity), **style)
-            axes.set(xlabel="requests per second", ylabel=f"{quantity} (s)")
-            if source == "predicted":
-                axes.set_yscale("log")
-            else:  # two rates, and values of one size
-                axes.set_ylim(bottom=0)
-        for slo in own.column("strict SLO"):
-            line[0].axhline(slo, color="black", linestyle=":", label=f"strict SLO: {slo:.2f} s")
-        line[0].legend()
-        where = ", chat lengths" if source == "predicted" else ""
-        line[0].set_title(title_of(own) + where)
-    figure.suptitle(STUDY.title, fontsize=18)
-    return figure
-
-
 STUDY = Study(
     "serve_latency",
     __doc__,
     sweeps,
     units={"strict SLO": "s", "P99 TBT": "s", "median TTFT": "s", "output tokens": "tokens/s"},
     title="Sarathi-Serve Fig 1b: latency against load",
-    draw=draw,
+    panels=[
+        Panel("rate", "P99 TBT", ("policy", "C"), rule="strict SLO", log="y"),
+        Panel("rate", "median TTFT", ("policy", "C"), log="y"),
+    ],
     claims=[Claim("a token budget keeps the SLO, and vLLM does not", who_keeps_the_slo)],
     flags={"seed": Flag("seed of the predicted requests", 0)} | POLICIES,
     measure=True,

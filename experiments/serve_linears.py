@@ -12,15 +12,11 @@ import enter  # noqa: F401
 
 from dataclasses import replace
 
-import matplotlib.pyplot as plt
-
 from configs import GPUS
 from costmodel import CostModel
-from experiments.lib import look
 from experiments.lib.claims import Claim, rises
 from experiments.lib.engines import Sweep, cases
-from experiments.lib.look import COLOURS, SERIES
-from experiments.lib.rows import Row, Rows
+from experiments.lib.rows import Row
 from experiments.lib.study import Panel, Study
 from experiments.serve_phases import saturating_tokens
 from serving.capacity import Deployment
@@ -56,41 +52,6 @@ def data_sheet(engine: Deployment) -> Row:
     return {"layout": engine.layout, "FLOP to bandwidth ratio": gpu.peak / gpu.bandwidth}
 
 
-def draw(rows: Rows) -> plt.Figure:
-    figure, [[left, right]] = look.panels(1, 2, 7.6, 6)
-    own = rows.where(source="predicted")
-    title = f"(Fig 5) arithmetic intensity\n{FOUR.model}, {FOUR.layout}"
-    show = {"ylabel": "FLOP/B", "yscale": "log", "title": title}
-    balance = own.one("FLOP to bandwidth ratio")
-    panel = Panel("tokens", "intensity", where={"layout": FOUR.layout}, show=show)
-    panel.draw(left, own, Rows(), "predicted")
-    left.axhline(balance, color="black", linestyle="--")
-    text = f"above: bound by compute ({balance:.0f} FLOP/B)"
-    left.text(1, 1.15 * balance, text, fontsize=12, va="bottom")
-    left.axvspan(1, 128, color=COLOURS["orange"], alpha=0.12, linewidth=0)
-    left.text(11, 1.3, "decodes:\none token each", fontsize=12, ha="center")
-    title = f"(Fig 6) time of all linear operators\n{FOUR.model}, predicted"
-    right.set(ylabel="ms", yscale="log", title=title)
-    for (layout, curve), (colour, marker) in zip(own.by("layout").items(), SERIES, strict=False):
-        times, knee = curve.where("tokens").column("time"), curve.one("knee")
-        label = f"{layout}: knee at {knee:.0f} tokens"
-        right.plot(curve.column("tokens"), times, color=colour, marker=marker, label=label)
-        right.plot([knee] * 2, [0.8 * times[0], times[0]], color=colour, linewidth=4)
-    right.axvspan(*STATED, color="grey", alpha=0.35, linewidth=0, label="paper: knee")
-    for axes, ticks in (
-        (left, (1, 10, 100, 1000)),
-        (right, (10, 20, 50, 100, 200, 500, 1000, 2000)),
-    ):
-        look.log_ticks(axes, (1, 4, 16, 64, 256, 1024, 4096))
-        axes.set_yticks(ticks, ticks)
-        axes.set_yticks([], minor=True)
-        axes.set(xlabel="tokens in the batch")
-    left.legend(loc="lower right")
-    right.legend()
-    figure.suptitle(STUDY.title)
-    return figure
-
-
 STUDY = Study(
     "serve_linears",
     __doc__,
@@ -101,8 +62,25 @@ STUDY = Study(
     ],
     units={"time": "ms", "intensity": "FLOP/B", "knee": "tokens"}
     | {"FLOP to bandwidth ratio": "FLOP/B"},
-    title="Sarathi-Serve Fig 5 and 6: the linear operators by the tokens of a batch",
-    draw=draw,
+    title=f"Sarathi-Serve Fig 5 and 6: the linear operators of {FOUR.model}",
+    panels=[
+        Panel(
+            "tokens",
+            "intensity",
+            where={"layout": FOUR.layout},
+            title=f"(Fig 5) arithmetic intensity, {FOUR.layout}",
+            rule="FLOP to bandwidth ratio",
+            log="xy",
+        ),
+        Panel(
+            "tokens",
+            "time",
+            "layout",
+            title="(Fig 6) time of all linear operators",
+            log="xy",
+        ),
+        Panel("layout", "knee", kind="bars", title="(Fig 6) the knee"),
+    ],
     paper={"ss_knee": ("knee", {"layout": FOUR.layout})},
     claims=[Claim("more tokens do more FLOPs per byte", rises("intensity", "tokens"))],
     shown=lambda row, quantity: (

@@ -15,17 +15,13 @@ twenty kernels in each of 60 layers from Python; for each request, to prepare it
 
 import enter  # noqa: F401
 
-import matplotlib.pyplot as plt
-
 from batch import Batch
 from costmodel import CostModel, make_batch
-from experiments.lib import look
 from experiments.lib.claims import Claim, flat, rises
 from experiments.lib.engines import Sweep, cases
-from experiments.lib.look import COLOURS
 from experiments.lib.papers import MISTRAL
 from experiments.lib.rows import Rows
-from experiments.lib.study import AXES, Panel, Study
+from experiments.lib.study import Panel, Study
 from serving.capacity import Deployment
 
 # the artefact's machine
@@ -47,11 +43,7 @@ TABLE_2 = {  # the artefact's osdi-experiments/table-2: chunk, decodes
     "hybrid": make_batch([(0, 1021, 1024)], decodes=3),
     "decode": make_batch(decodes=4),
 }
-PARTS = {
-    "linear": (COLOURS["blue"], ""),
-    "attention": (COLOURS["vermilion"], "//"),
-    "others": (COLOURS["orange"], "xx"),
-}
+PARTS = ("linear", "attention", "others")
 
 
 def parts(cost: CostModel, batch: Batch) -> dict[str, float]:
@@ -107,47 +99,8 @@ def extremes(rows: Rows) -> None:
     rows.add(**{f"largest decode with a share of {LARGE_SHARE} %": largest})
 
 
-def draw_parts(axes: plt.Axes, rows: Rows, key: str) -> None:
-    """A bar for each iteration, stacked by operator; the linear operators' share above it."""
-    places, heights = range(len(rows)), {name: rows.column(name) for name in PARTS}
-    look.stacked_bars(axes, places, heights, PARTS, 0.7, linewidth=0.8)
-    labels = [f"{share:.0f} %" for share in rows.column("share of linear")]
-    axes.bar_label(axes.containers[-1], labels, fontsize=12, padding=2)
-    axes.set_xticks(places, rows.column(key))
-    title = f"(Fig 4) {rows[0]['phase']}, {MISTRAL.model}\nabove: share of the linear operators"
-    axes.set(xlabel=AXES[key], ylabel="ms per token", title=title)
-    axes.margins(y=0.12)
-    axes.legend(reverse=True)
-
-
-def draw(rows: Rows) -> plt.Figure:
-    figure, grid = look.panels(2, 3, 6.6, 5.4)
-    predicted, paper = rows.where(source="predicted"), rows.where(source="paper", model=NODE.model)
-    mistral, yi = (predicted.where(model=where.model) for where in (MISTRAL, NODE))
-    for (left, middle, right), which, key, ticks in (
-        (grid[0], {"phase": "prefill", "B": 1}, "L", (20, 50, 100, 200, 500, 1000, 2000, 4000)),
-        (grid[1], {"phase": "decode"}, "B", (20, 50, 100, 200)),
-    ):
-        phase = which["phase"]
-        title = f"(Fig 3) {phase} throughput\n{MISTRAL.model}, {LENGTH} tokens each"
-        panel = Panel("B", "throughput", where={"phase": phase, "L": LENGTH}, show={"title": title})
-        panel.draw(left, mistral, Rows(), "predicted")
-        left.set_ylim(0, 1.2 * left.dataLim.ymax)
-        look.log_ticks(left, BATCH_SIZES)
-        draw_parts(middle, mistral.where(**which), key)
-        title = f"{phase} iteration\n{NODE.model} on {NODE.hardware}"
-        panel = Panel(key, "iteration", where=which, show={"title": title, "yscale": "log"})
-        panel.draw(right, yi, paper, "predicted: the GPU's work")
-        look.log_ticks(right, PROMPTS if key == "L" else BATCH_SIZES)
-        right.set_yticks(ticks, ticks)
-        right.set_yticks([], minor=True)
-    figure.suptitle(
-        f"{STUDY.title}: {MISTRAL.model} on {MISTRAL.hardware} (predicted); right:"
-        f" {NODE.model}, beside the artefact's times of whole iterations"
-    )
-    return figure
-
-
+# what a bar or a point stands for: a prompt, or a batch of decodes
+ONE_BY_ONE = {"L": {"phase": "prefill", "B": 1}, "B": {"phase": "decode"}}
 STUDY = Study(
     "serve_phases",
     __doc__,
@@ -168,7 +121,25 @@ STUDY = Study(
         f"largest decode with a share of {LARGE_SHARE} %": "requests",
     },
     title="Sarathi-Serve Fig 3 and 4",
-    draw=draw,
+    panels=[
+        Panel(
+            "B",
+            "throughput",
+            "phase",
+            where={"model": MISTRAL.model, "L": LENGTH},
+            title=f"(Fig 3) {LENGTH} tokens each",
+            log="xy",
+        ),
+        *[
+            Panel(key, PARTS, kind="stacks", where=case | {"model": MISTRAL.model}, title="(Fig 4)")
+            for key, case in ONE_BY_ONE.items()
+        ],
+        *[
+            Panel(key, "iteration", where=case | {"model": NODE.model}, log="xy")
+            for key, case in ONE_BY_ONE.items()
+        ],
+    ],
+    columns=3,
     paper={
         "ss_linear_share": ("share of linear", {"which": "smallest"}),
         "ss_decode_eq_prefill": ("prefill tokens as dear as one decode", {}),

@@ -23,18 +23,16 @@ import enter  # noqa: F401
 from collections.abc import Sequence
 from functools import partial
 
-import matplotlib.pyplot as plt
-
 from command.flags import Flag
 from costmodel import make_batch
-from experiments.lib import look, papers
+from experiments.lib import papers
 from experiments.lib.claims import Claim, bounded
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
-from experiments.lib.papers import ARXIV, CHAT, LOOKS, OURS, POLICIES, RIVALS, Job
+from experiments.lib.papers import ARXIV, CHAT, OURS, POLICIES, RIVALS, Job
 from experiments.lib.rows import Row, Rows
-from experiments.lib.study import Study
+from experiments.lib.study import Panel, Study
 from serving.capacity import DECODES, RELAXED, STRICT, Deployment
 
 NUMBERS = paper_numbers()
@@ -141,48 +139,6 @@ def gains(rows: Rows) -> None:
             rows.append(where | rows.case(row) | {"gain": NUMBERS[number]})
 
 
-def draw(rows: Rows) -> plt.Figure:
-    """Capacities under both SLOs; on the right, the gains beside the published ones."""
-    figure, [[*grid, right]] = look.panels(1, 3, 8, 8)
-    found = rows.where("capacity", source="predicted")
-    keys = ("model", "layout", "data")
-    groups = list(found.where(policy=OURS).by(*keys))
-    for axes, slo in zip(grid, SLOS, strict=True):
-        papers.draw_capacities(axes, found, groups, keys, slo)
-        axes.set_xticks(range(len(groups)), ["\n".join(group) for group in groups], fontsize=12)
-    grid[0].legend()
-    draw_gains(right, rows)
-    figure.suptitle(STUDY.title, fontsize=18)
-    return figure
-
-
-def draw_gains(axes: plt.Axes, rows: Rows) -> None:
-    """Published gains of sarathi_serve, and the predicted ones for both ways to read the SLOs."""
-    titles = [
-        "Falcon chat\nstrict, over\nvllm_v0",
-        "Falcon chat\nstrict, over\nvllm_v0 on TP8",
-        "Falcon\nlargest over\nvllm_v0",
-        "LLaMA2-70B\nlargest over\norca",
-    ]
-    kinds = [
-        ("paper", IN_SECONDS, "paper", look.COLOURS["sky"], "//"),
-        ("predicted", IN_SECONDS, "predicted, SLOs of 1 s and 5 s", LOOKS[OURS][0], ""),
-        ("predicted", IN_ITERATIONS, "predicted, SLOs in decode iterations", "white", ""),
-    ]
-    for number, (source, places, name, colour, hatch) in enumerate(kinds):
-        heights = {
-            place + 0.27 * (number - 1): rows.one("gain", source=source, **case)
-            for place, case in enumerate(places.values())
-        }
-        style = {"color": colour, "hatch": hatch, "label": name}
-        look.labelled_bars(axes, heights, 0.26, "%.1f", **style)
-    axes.axhline(1, color="black", linewidth=1)
-    axes.set_xticks(range(len(titles)), titles, fontsize=12)
-    axes.set(ylabel="capacity of sarathi_serve / other's", title="gain, predicted and published")
-    axes.set_ylim(top=1.35 * axes.dataLim.ymax)
-    axes.legend(loc="upper left")
-
-
 def compared(strict: str, way: str) -> dict[str, Row]:
     """Id of a published gain -> case. The paper's SLOs are ours in iterations or in seconds."""
     pipeline, tp8 = (
@@ -215,7 +171,38 @@ STUDY = Study(
         "Sarathi-Serve Fig 11 and 13: pipelines over two nodes (Falcon-180B, A100s) and one"
         " (LLaMA2-70B, A40s)"
     ),
-    draw=draw,
+    panels=[
+        Panel(
+            ("model", "layout", "data"),
+            "capacity",
+            "policy",
+            "bars",
+            facet="slo",
+            where={"slo": tuple(SLOS)},
+            title="SLO",
+        ),
+        Panel(
+            ("model", "layout", "data"),
+            "gain",
+            "policy",
+            "bars",
+            facet="slo",
+            where={"slo": ("strict", "1 s")},
+            title="gain of sarathi_serve",
+            rule=1,
+        ),
+        Panel(
+            ("model", "layout"),
+            "gain",
+            "policy",
+            "bars",
+            facet="SLOs",
+            where={"which": "largest"},
+            title="largest gain, SLOs",
+            rule=1,
+        ),
+    ],
+    columns=2,
     paper={
         # published as one number: it is no sum of two stages, which is above the floor
         "ss_falcon_prefill": ("prefill of 4K, all stages", {}),

@@ -21,20 +21,18 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-import matplotlib.pyplot as plt
 import numpy as np
 
 from batch import Request
 from command.cli import run_main
 from command.flags import Flag
-from experiments.lib import look
 from experiments.lib.claims import Claim, bounded
 from experiments.lib.engines import Real, Sweep, cases
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
 from experiments.lib.flags import WRITES, ScriptParser
-from experiments.lib.papers import ARXIV, OURS, POLICIES, YI, looks_of
-from experiments.lib.rows import Row, Rows
-from experiments.lib.study import Study, title_of
+from experiments.lib.papers import ARXIV, OURS, POLICIES, YI
+from experiments.lib.rows import Row
+from experiments.lib.study import Panel, Study
 from pictures import perfetto
 from serving.capacity import Deployment, p99_tbt, token_times
 from serving.traffic import Uniform, make_requests
@@ -100,25 +98,6 @@ def sweeps(
     ]
 
 
-def draw(rows: Rows) -> plt.Figure:
-    rows = rows.newest()
-    figure, [grid] = look.panels(1, len(rows.sources()), 10, 6.5)
-    for axes, source in zip(grid, rows.sources(), strict=True):
-        own = rows.where(source=source)
-        runs = own.by("policy")
-        for policy, (colour, _) in looks_of(list(runs)).items():
-            curve, gap = runs[policy].where("step"), runs[policy].one("longest gap")
-            style = {"color": colour, "drawstyle": "steps-post"}
-            label = f"{policy}: longest gap {gap:.2f} s"
-            axes.plot(curve.column("time"), curve.column("output tokens"), label=label, **style)
-        where = f"\narxiv lengths, token budget {BUDGET}" if source == "predicted" else ""
-        title = title_of(own) + where
-        axes.set(xlabel="seconds", ylabel="output tokens of all requests", title=title)
-        axes.legend()
-    figure.suptitle(STUDY.title, fontsize=18)
-    return figure
-
-
 STUDY = Study(
     "serve_stalls",
     __doc__,
@@ -126,7 +105,10 @@ STUDY = Study(
     units={"longest gap": "s", f"gaps above {STALL:g} s": "gaps", "P99 TBT": "s"}
     | {"all requests done": "s", "time": "s", "output tokens": "tokens"},
     title="Sarathi-Serve Fig 1a: output tokens over time",
-    draw=draw,
+    panels=[
+        Panel("time", "output tokens", "policy"),
+        Panel("policy", "longest gap", "policy", "stacks"),
+    ],
     claims=[
         Claim("vLLM stalls for seconds", bounded("longest gap", 2, math.inf, policy="vllm_v0")),
         Claim("... and Sarathi-Serve never does", bounded("longest gap", 0, 0.5, policy=OURS)),

@@ -13,17 +13,13 @@ that of the prefill-only batch, which has as many rows, divided by its decodes (
 
 import enter  # noqa: F401
 
-import matplotlib.pyplot as plt
-
 from costmodel import make_batch
-from experiments.lib import look
 from experiments.lib.engines import Engine, Priced, Sweep, cases
-from experiments.lib.rows import Row, Rows
-from experiments.lib.study import Study, title_of
+from experiments.lib.rows import Row
+from experiments.lib.study import Panel, Study
 
 LINEAR = ("preproj", "postproj", "ffn_ln1", "ffn_ln2")
 NAMES = {"prefill-only": "t2_prefill", "decode-only": "t2_decode", "decode-maximal": "t2_hybrid"}
-LOOK = {"linear": (look.COLOURS["sky"], ""), "attention": (look.COLOURS["vermilion"], "//")}
 
 
 def table(engine: Engine, L: int, B: int) -> list[Row]:
@@ -50,42 +46,6 @@ def table(engine: Engine, L: int, B: int) -> list[Row]:
     return rows
 
 
-def draw_panel(axes: plt.Axes, rows: Rows, labels: list[str], title: str) -> None:
-    """A stacked bar for each row, and its time per token above."""
-    tops = look.stacked_bars(
-        axes, range(len(rows)), {part: rows.column(part) for part in LOOK}, LOOK, 0.7
-    )
-    style = {"ha": "center", "va": "bottom", "fontsize": 12}
-    for place, row in enumerate(rows):
-        token = "prefill\ntoken" if row["batch"] == "prefill-only" else "decode"
-        text = f"{row['per token']:.3g} ms\nper {token}"
-        axes.text(place, tops[place] + 0.015 * max(tops), text, **style)
-    axes.set_xticks(range(len(rows)), labels, fontsize=12)
-    axes.set_ylim(0, 1.3 * max(tops))
-    axes.set(ylabel="ms", title=title)
-    axes.legend(loc="upper center", ncols=2)
-
-
-def draw(rows: Rows) -> plt.Figure:
-    """Paper and fit side by side; what was measured beside them."""
-    both, measured = (
-        rows.where(source=("paper", "predicted")),
-        rows.newest().where(source="measured"),
-    )
-    both.sort(key=lambda row: (list(NAMES).index(row["batch"]), row["source"]))
-    figure, [grid] = look.panels(1, 1 + bool(measured), 9.5 if measured else 12, 6.5)
-    words = {"paper": "paper", "predicted": "fitted"}
-    labels = [row["batch"].replace("-", "-\n") + "\n" + words[row["source"]] for row in both]
-    draw_panel(
-        grid[0], both, labels, f"paper, and {title_of(both.where(source='predicted'), 'fitted')}"
-    )
-    if measured:
-        labels = [name.replace("-", "-\n") for name in measured.column("batch")]
-        draw_panel(grid[1], measured, labels, title_of(measured))
-    figure.suptitle(STUDY.title)
-    return figure
-
-
 STUDY = Study(
     "table2",
     __doc__,
@@ -103,7 +63,10 @@ STUDY = Study(
         "SARATHI Table 2: a decode alone, and one that rides on a prefill: in the paper, it costs a"
         " tenth"
     ),
-    draw=draw,
+    panels=[
+        Panel("batch", ("linear", "attention"), kind="stacks", title="ms of a batch"),
+        Panel("batch", "per token", kind="bars", title="ms of a prompt token, or of a decode"),
+    ],
     paper={
         f"{name}_{short}": (quantity, {"batch": batch})
         for batch, name in NAMES.items()

@@ -15,15 +15,11 @@ fitted to this table.
 
 import enter  # noqa: F401
 
-import matplotlib.pyplot as plt
-
 from configs import GPUS
 from experiments.fig8 import speedup
-from experiments.lib import look
 from experiments.lib.engines import Engine, Priced, Sweep, cases
-from experiments.lib.rows import Row, Rows
 from experiments.lib.steady import Workload, balance
-from experiments.lib.study import Study
+from experiments.lib.study import Panel, Study
 
 SMALL, LARGE = Priced("llama-13b", "a6000"), Priced("llama-33b", "a100-80gb")
 PLACES = {  # id of the paper's numbers: engine, L, B, P:D
@@ -33,16 +29,6 @@ PLACES = {  # id of the paper's numbers: engine, L, B, P:D
     "t4_33b_1k": (LARGE, 1024, 10, 28),
     "t4_33b_2k": (LARGE, 2048, 5, 63),
     "t4_33b_3k": (LARGE, 3072, 3, 127),
-}
-# quantity: its axis, and where its bars begin
-QUANTITIES = {
-    "decode speedup": ("baseline's time / sarathi's", 0),
-    "throughput gain": ("throughput / baseline's", 1),
-}
-LOOK = {  # colour, hatch, place beside the tick
-    "paper": (look.COLOURS["sky"], "//", -0.2),
-    "predicted": (look.COLOURS["blue"], "", 0.2),
-    "measured": (look.COLOURS["green"], "..", 0.0),
 }
 
 
@@ -58,49 +44,6 @@ def data_sheet(engine: Priced) -> dict[str, float]:
     """Why chunks of 256 suffer more on an A100 (Sec 5.1.2)."""
     gpu = GPUS[engine.hardware]
     return {"FLOP to bandwidth ratio": gpu.peak / gpu.bandwidth}
-
-
-def group(row: Row) -> str:
-    """What stands below the bars of a row: paper and predicted stand side by side."""
-    hardware = "measured" if row["source"] == "measured" else row["hardware"]
-    return f"L = {row['L']}\n{row['model']}\n{hardware}"
-
-
-def draw_panel(axes: plt.Axes, rows: Rows, quantity: str) -> None:
-    label, base = QUANTITIES[quantity]
-    groups = list(dict.fromkeys(map(group, rows)))
-    for source in dict.fromkeys(("paper", *rows.sources())):
-        colour, hatch, shift = LOOK[source]
-        own = rows.where(quantity, source=source)
-        places, heights = [groups.index(group(row)) + shift for row in own], own.column(quantity)
-        style = {"color": colour, "hatch": hatch, "edgecolor": "black", "label": source}
-        drawn = axes.bar(places, [y - base for y in heights], 0.36, base, **style)
-        axes.bar_label(drawn, [f"{y:.2f}" for y in heights], fontsize=12, padding=2)
-    axes.set_xticks(range(len(groups)), groups, fontsize=11)
-    axes.set(title=quantity, ylabel=label)
-    axes.grid(axis="x", visible=False)
-
-
-def draw(rows: Rows) -> plt.Figure:
-    """Decode speedup on the left, throughput gain on the right."""
-    rows = rows.newest().where("L")
-    measured = rows.where(source="measured")
-    figure, [grid] = look.panels(1, 2, 9 if measured else 7.5, 6.5)
-    for axes, quantity in zip(grid, QUANTITIES, strict=True):
-        draw_panel(axes, rows, quantity)
-    found = rows.column("throughput gain")
-    grid[1].axhline(1, color="black", linewidth=1)
-    # bars grow from 1, the baseline
-    grid[1].set_ylim(min(1, min(found) - 0.04), max(found) + 0.04)
-    grid[0].set_ylim(top=1.2 * grid[0].dataLim.ymax)
-    grid[0].legend(loc="upper center", ncols=3)
-    heading = STUDY.title
-    if measured:
-        row = measured[0]
-        heading += f"\nmeasured: {row['model']} on {row['hardware']}, B={row['B']}"
-        heading += f" P:D={row['PD']:.3g} C={row['C']}"
-    figure.suptitle(heading)
-    return figure
 
 
 def at_balance(L: tuple[int, ...], B: int, C: int) -> list[dict[str, object]]:
@@ -133,7 +76,10 @@ STUDY = Study(
         "SARATHI Table 4: decode speedup and throughput gain; paper and predicted: C = 256, at L, B"
         " and P:D of the paper"
     ),
-    draw=draw,
+    panels=[
+        Panel(("model", "L"), "decode speedup", kind="bars"),
+        Panel(("model", "L"), "throughput gain", kind="bars", rule=1),
+    ],
     paper={
         f"{place}_{short}": (quantity, {"model": engine.model, "L": L})
         for place, (engine, L, _, _) in PLACES.items()

@@ -15,6 +15,7 @@ from configs import GPUS
 from costmodel import make_batch
 from engine import LLM, SamplingParams
 from experiments import fig9, fig11, policies, serve_ablation, serve_latency, serve_stalls
+from experiments.lib.panels import colours_of
 from experiments.lib.rows import Rows, read_rows
 from loading.policyfile import load_policies
 from pipeline import simulate_pipeline
@@ -278,21 +279,19 @@ def test_a_worse_policy_is_in_the_picture(tmp_path: Path) -> None:
     for study, low in ((fig9.STUDY, 0.5), (fig11.STUDY, 0.8)):
         rows = study.predict(quick=True, policy=["worse"])
         worst = min(rows.where("gain", policy="worse").column("gain"))
-        figure = study.draw(rows)
+        figure = study.picture(rows)
         bottoms = [axes.get_ylim()[0] for axes in figure.axes]
         assert min(bottoms) <= worst < low and max(bottoms) < low
         plt.close(figure)
 
 
 def test_no_two_policies_look_alike() -> None:
-    rows = [{"policy": name, "C": size} for name, size in (
-        ("sarathi", 256), ("one", 256), ("one", 512), ("two", 256)
-    )]  # fmt: skip
-    styles = fig11.styles_of(fig11.curves(Rows(rows)))
-    assert len(set(styles.values())) == 4
-    colours = {name: colour for name, (colour, *_) in styles.items()}
-    assert colours["one, C = 256"] == colours["one, C = 512"] != colours["two, C = 256"]
-    assert colours["sarathi, C = 256"] not in (colours["one, C = 256"], colours["two, C = 256"])
+    runs = (("sarathi", 256), ("one", 256), ("one", 512), ("two", 256))
+    like = {"source": "predicted", "L": 1, "B": 2, "PD": 1, "gain": 1}
+    rows = Rows(like | {"policy": policy, "C": size} for policy, size in runs)
+    found = colours_of(fig9.PANEL.series(rows), {})
+    sarathi, one, longer, two = found.values()
+    assert one == longer != two and sarathi not in (one, two)
 
 
 @pytest.mark.slow

@@ -24,7 +24,6 @@ from experiments.lib.papers import (
     Job,
     looks_of,
     settled_capacities,
-    table,
 )
 from experiments.lib.rows import read_rows
 from scheduler import POLICIES, SarathiServe, whole_prefill
@@ -283,8 +282,7 @@ def test_capacity_of_a_trace_file(tmp_path: Path) -> None:
     assert (tmp_path / "serve_capacity-mine-of-today.png").exists()
     case = {"model": "mistral-7b", "data": "mine-of-today", "slo": "strict"}
     assert found.one("capacity", policy="sarathi_serve", **case) > 0
-    _, rows = table(found, *serve_capacity.GROUP)
-    groups = {(row[0], row[1]) for row in rows}
+    groups = found.where("capacity").by("model", "data").keys()
     assert groups == {("mistral-7b", "mine-of-today"), ("yi-34b", "mine-of-today")}
 
 

@@ -180,8 +180,14 @@ def log_axis(axes: plt.Axes, name: str, places: Sequence[float] = ()) -> None:
     """A logarithmic axis, "x" or "y", with plain numbers: at these places, if they are few."""
     axis, places = getattr(axes, f"{name}axis"), sorted(set(places))
     axes.set(**{f"{name}scale": "log"})
-    few = 0 < len(places) <= 16
-    ticks = FixedLocator(places[:: 1 + len(places) // 9]) if few else LogLocator(10, (1, 2, 5))
+    low, high = axis.get_view_interval()
+    ticks = LogLocator(10, (1, 2, 5) if high < 1000 * low else (1,))
+    if 0 < len(places) <= 16:
+        few = places[:1]
+        for place in places:
+            if place >= 0.99 * few[-1] * (places[-1] / places[0]) ** (1 / 6):
+                few.append(place)
+        ticks = FixedLocator(few)
     axis.set_major_locator(ticks)
-    axis.set_major_formatter("{x:g}")
+    axis.set_major_formatter(lambda x, _: f"{x:.0f}" if x >= 100 else f"{x:.3g}")
     axis.set_minor_locator(NullLocator())

@@ -1,5 +1,6 @@
 """A picture of rows, said in a few words: what stands over what."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -7,7 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from experiments.lib import look
-from experiments.lib.common import three_digits
+from experiments.lib.common import three_digits, wrap
 from experiments.lib.papers import looks_of
 from experiments.lib.rows import Row, Rows, cell
 
@@ -19,8 +20,7 @@ AXES = {  # key: its label
     "rate": "requests per second",
     "tokens": "tokens in the batch",
 }
-MANY = 40  # points of a line that has no markers
-LETTERS = 60  # side by side below a panel
+MANY = 60  # points of a line that has no markers
 HATCHES, DASHES = ("", "//", "..", "", "\\\\", "xx"), ("-", "--", ":", "-.")
 Names = str | tuple[str, ...]  # one or several
 Series = dict[tuple[str, ...], Rows]  # by quantity, and what the rows say of Panel.line
@@ -34,8 +34,8 @@ class Panel:
     facet: each of its values has a panel of its own. where: of which rows. Policies and operators
     have their colours; so has a quantity or a value that `colours` names. log: "x", "y" or "xy".
     rule: a horizontal line: at a number, or at that quantity of the rows that have no x. show: what
-    `axes.set` takes. also(axes, rows): draws more. Published numbers of the same columns are stars
-    (star: what their x is called, if not x); those of lines that have no x are horizontal lines.
+    `axes.set` takes. also(axes, rows drawn): draws more. Published numbers of the same columns are
+    stars (star: what their x is called, if not x); without x, they are horizontal lines.
     """
 
     x: Names
@@ -55,21 +55,25 @@ class Panel:
     def facets(self, rows: Rows) -> "list[Panel]":
         """A panel for each value of `facet`; none where there is nothing to draw."""
         found = {}
-        for row in [row for own in self.series(rows).values() for row in own]:
+        for row in self.rows(rows):
             case = {key: row.get(key) for key in several(self.facet)}
             title = ", ".join(filter(None, (self.title, *words(row, self.facet))))
             found[title] = replace(self, facet=(), where={**self.where, **case}, title=title)
         return list(found.values())
 
     def series(self, rows: Rows, x: Names = ()) -> Series:
-        """What is drawn over x. A row may lack some of `line`, but not all."""
+        """What is drawn over x. Ours may lack some of `line`, but not all."""
         found: Series = {}
         for y in several(self.y):
             for row in rows.where(*several(x or self.x), y, **self.where):
-                if words(row, self.line) or not self.line:
+                if words(row, self.line) or not self.line or row["source"] == "paper":
                     name = y, *words(row, self.line)
                     found.setdefault(name, Rows((), rows.units)).append(row)
         return found
+
+    def rows(self, rows: Rows) -> Rows:
+        """Those that are drawn."""
+        return Rows((row for own in self.series(rows).values() for row in own), rows.units)
 
     def draw(self, axes: plt.Axes, rows: Rows, stars: Rows, word: str) -> None:
         """rows: of one source; stars: published ones. word: for a line without a key."""
@@ -88,12 +92,20 @@ class Panel:
         for axis in self.log:
             look.log_axis(axes, axis, rows.column(self.x) if axis == "x" else ())
         unit = ", ".join(dict.fromkeys(rows.units.get(name[0], "") for name in series))
-        label = f"{self.y} ({unit})".removesuffix(" ()") if one else unit
-        x = AXES.get(self.x, self.x) if isinstance(self.x, str) else ""
-        axes.set(**{"xlabel": x, "ylabel": label} | self.show)
-        self.also(axes, rows)
-        bars = {"loc": "upper center", "ncols": 3} if self.kind != "lines" else {}
-        axes.legend(fontsize=11 if len(axes.get_legend_handles_labels()[0]) > 5 else None, **bars)
+        x, y = (
+            f"{AXES.get(name, name)} ({rows.units.get(name, '')})".removesuffix(" ()")
+            for name in (self.x, self.y)
+        )
+        x, y = x if isinstance(self.x, str) else "", y if one else unit
+        axes.set(**{"xlabel": x, "ylabel": y} | self.show)
+        self.also(axes, self.rows(rows))
+        labels = axes.get_legend_handles_labels()[1]
+        style = {"fontsize": 11} if len(labels) > 4 else {}
+        if self.kind != "lines":
+            columns = 2 if max(map(len, labels)) > 15 else 3
+            style |= {"loc": "upper center", "ncols": columns}
+            axes.margins(y=0.12 + 0.1 * math.ceil(len(labels) / columns))  # the legend stands there
+        axes.legend(**style)
 
     def draw_lines(self, axes: plt.Axes, series: Series, stars: Rows, styles: dict) -> None:
         colours = [style["color"] for style in styles.values()]
@@ -115,7 +127,7 @@ class Panel:
     def draw_bars(self, axes: plt.Axes, series: Series, stars: Rows, styles: dict) -> None:
         places = list(dict.fromkeys(self.place(row) for own in series.values() for row in own))
         published, count = self.series(stars), len(series) if self.kind == "bars" else 1
-        width = min(0.7, 0.84 / count)
+        width, names, size = min(0.7, 0.84 / count), list(series), 11 if count < 3 else 9
         for number, (name, own) in enumerate(series.items()):
             first, last = (count > 1 or number == end for end in (0, len(series) - 1))
             if first:
@@ -128,23 +140,26 @@ class Panel:
                     for each in (own, published.get(name, ()))
                 )
             )
-            hatch = HATCHES[number % len(HATCHES)] if count == 1 < len(series) else ""
-            axes.bar(at, heights, width, tops, hatch=hatch, edgecolor="black", **styles[name])
+            alike = [styles[each]["color"] for each in names[:number]].count(styles[name]["color"])
+            hatch = HATCHES[(number if self.kind == "stacks" else alike) % len(HATCHES)]
+            bars = [each[~np.isnan(heights)] for each in (at, heights, tops)]
+            axes.bar(*bars[:2], width, bars[2], hatch=hatch, edgecolor="black", **styles[name])
             tops, stated = tops + np.nan_to_num(heights), stated + stars
             if last:
                 axes.plot(at, stated, **look.STAR)
                 for x, y in zip(at, tops, strict=True):
-                    text, style = three_digits(y) if y else "", {"ha": "center", "fontsize": 11}
-                    if np.isnan(stated).all():
+                    text, style = three_digits(y) if y else "", {"ha": "center", "fontsize": size}
+                    if not published:
                         axes.annotate(text, (x, y), (0, 3), textcoords="offset points", **style)
                     else:  # where no star hides it
-                        style |= {"bbox": {"color": "white", "alpha": 0.7, "pad": 1}}
+                        style |= {"bbox": {"color": "white", "alpha": 0.7, "pad": 1}, "zorder": 6}
                         axes.text(x, 0.02, text, transform=axes.get_xaxis_transform(), **style)
-        long = sum(max(map(len, place.split("\n"))) + 2 for place in places) > LETTERS
-        turned = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if long else {}
-        axes.set_xticks(range(len(places)), places, fontsize=12, **turned)
+        room = int(12 * axes.bbox.width / axes.figure.dpi / len(places)) - 1  # letters
+        lines = [["\n".join(wrap(line, room)) for line in place.split("\n")] for place in places]
+        axes.set_xticks(range(len(places)), map("\n".join, lines), fontsize=12)
+        middle, half = (len(places) - 1) / 2, max(len(places), 2) / 2 + 0.1
+        axes.set_xlim(middle - half, middle + half)
         axes.grid(axis="x", visible=False)
-        axes.margins(y=0.3)  # for the legend
 
     def place(self, row: Row) -> str:
         """What stands below a bar."""
@@ -154,12 +169,11 @@ class Panel:
         """Horizontal lines by their labels."""
         where = {key: (*several(value), None) for key, value in self.where.items()}
         found = {"": self.rule} if isinstance(self.rule, int | float) else {}
-        quantities = {"paper: ": (stars, self.y), "": (rows, self.rule)}
-        for before, (each, quantity) in quantities.items():
+        for before, each, quantity in (("paper:", stars, self.y), (self.rule, rows, self.rule)):
             for row in each.where(quantity, **where) if isinstance(quantity, str) else ():
                 if all(key not in row for key in several(self.star or self.x)):
-                    said = words(row, tuple(rows.case(row)))
-                    found[f"{before}{' '.join(said)} {row[quantity]:.3g}"] = row[quantity]
+                    said = before, *words(row, tuple(rows.case(row))), three_digits(row[quantity])
+                    found[" ".join(said)] = row[quantity]
         return found
 
 

@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
-import matplotlib.pyplot as plt
-
 from batch import Request
 from command.checks import UserError
-from experiments.lib.common import paper_numbers, print_table
-from experiments.lib.look import COLOURS, SERIES, labelled_bars
-from experiments.lib.rows import Row, Rows
+from experiments.lib.common import paper_numbers
+from experiments.lib.look import COLOURS, SERIES
+from experiments.lib.rows import Row, Rows, print_rows
 from serving.capacity import PRECISION, Deployment, Load, settled_capacity
 from serving.traffic import Lengths, LogNormal, at_rate, make_requests, poisson, repeat
 
@@ -194,54 +192,13 @@ def add_gains(rows: Rows, capacity: float) -> None:
             row["gain"] = capacity / row["capacity"]
 
 
-def table(rows: Rows, *keys: str) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of the terminal: capacities in requests/s, gains predicted and published.
-
-    keys: the columns that tell the groups apart.
-    """
-    policies = list(rows.where("capacity").by("policy"))
-    header = [*keys, *policies]
-    for rival in RIVALS:
-        header += [f"over {rival}", "paper", "error"]
-    lines = []
-    for group, own in rows.where("policy").by(*keys).items():
-        rates = {row["policy"]: f"{row['capacity']:.2f}" for row in own.where("capacity")}
-        line = [*group, *[rates.get(policy, "-") for policy in policies]]
-        for rival in RIVALS:
-            gain, paper = (
-                sum(own.where(policy=rival, source=source).column("gain"))
-                for source in ("predicted", "paper")
-            )
-            line += [f"{ratio:.2f}" if ratio else "-" for ratio in (gain, paper)]
-            line.append(f"{100 * (gain / paper - 1):+.0f} %" if gain and paper else "-")
-        lines.append(line)
-    return header, lines
-
-
 def report(rows: Rows, *keys: str) -> None:
     """Print the capacities, and how often the requests were repeated, where they were."""
-    print_table(*table(rows, *keys), title="capacities in requests/s, and gains of sarathi_serve")
+    found = rows.where("capacity")
+    wide = found.across("policy", "capacity")
+    print_rows(wide, (*keys, *found.by("policy")), "capacities in requests/s")
     if repeated := rows.column("repeated to"):
         print(
             f"\nrequests were repeated, up to {max(repeated):.0f} of them in a run: with too few,"
             " no queue builds, and the capacity comes out too large"
         )
-
-
-def draw_capacities(
-    axes: plt.Axes,
-    rows: Rows,
-    groups: Sequence[tuple[str, ...]],
-    keys: Sequence[str],
-    slo: str,
-) -> None:
-    """Bars for each policy and group, where there is a rate. groups: values of the keys."""
-    looks = looks_of(list(rows.by("policy")))
-    step, middle = 0.81 / len(looks), (len(looks) - 1) / 2
-    for number, (policy, (colour, _)) in enumerate(looks.items()):
-        found = rows.where("capacity", policy=policy, slo=slo)
-        places = [groups.index(tuple(row[key] for key in keys)) for row in found]
-        shifted = [place + step * (number - middle) for place in places]
-        heights = dict(zip(shifted, found.column("capacity"), strict=True))
-        labelled_bars(axes, heights, step - 0.01, color=colour, label=policy)
-    axes.set(ylabel="requests per second", title=f"capacity, {slo} SLO (predicted)")

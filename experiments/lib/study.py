@@ -193,7 +193,7 @@ class Study:
             own = rows.where(source=source)
             stars = rows.where(source="paper") if source == "predicted" else Rows()
             panel.draw(axes, own, stars, self.predicted if stars else source)
-            heading = title_of(own.where(**panel.where), self.predicted)
+            heading = title_of(panel.rows(own), self.predicted)
             axes.set_title("\n".join(filter(None, (panel.title, heading))))
         for axes in places[len(drawn) :]:
             axes.remove()
