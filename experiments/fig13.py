@@ -16,8 +16,10 @@ part of the prefill, so (b) hardly changes.
 
 import enter  # noqa: F401
 
+from operator import itemgetter
+
 from batch import Request
-from experiments.lib.claims import Claim, Finding, falls
+from experiments.lib.claims import Claim, Finding, curves, falls, listed
 from experiments.lib.engines import Engine, Priced, Sweep, cases, gain
 from experiments.lib.rows import Rows
 from experiments.lib.steady import BATCH_SIZES, balanced
@@ -58,17 +60,15 @@ def largest(rows: Rows) -> None:
 
 
 def tiles_matter(rows: Rows) -> list[Finding]:
-    findings = []
-    for length, own in rows.where("L", "end to end", C=(256, 320, 512)).by("L").items():
-        gains = own.column("end to end")
-        if len(gains) < 3:
-            continue
-        findings.append(
-            Finding(
-                f"L={length}", ", ".join(f"{gain:.3g}" for gain in gains), [gains[1] == min(gains)]
-            )
+    return [
+        Finding(
+            where,
+            listed(own, "end to end", "x", "C"),
+            [own[1] is min(own, key=itemgetter("end to end"))],
         )
-    return findings
+        for where, own in curves(rows.where("L"), "end to end", "C", C=(256, 320, 512))
+        if len(own) == 3
+    ]
 
 
 STUDY = Study(

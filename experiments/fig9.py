@@ -32,7 +32,7 @@ from command.flags import Flag
 from configs import GPUS, MODELS
 from costmodel import requests_that_fit
 from experiments.lib import look, measuring
-from experiments.lib.claims import Claim, Finding
+from experiments.lib.claims import Claim, Finding, curves, listed
 from experiments.lib.common import print_table
 from experiments.lib.engines import Cases, Engine, Priced, Real, Sweep, gain
 from experiments.lib.flags import POLICIES
@@ -164,21 +164,12 @@ def peaks(rows: Rows) -> None:
     """
     if rows.sources() != ["predicted"]:
         return
-    for curve in curves(rows):
+    for _, curve in curves(rows, "gain", "PD"):
         peak = dict(max(curve, key=lambda row: row["gain"]))
         rows.append(peak | {"which": "peak", "at P:D": peak.pop("PD")})
     places = rows.where(policy=None, which=None).by("L", "PD").values()
     best = statistics.median(max(place.column("gain")) for place in places)
     rows.add(which="best C", **{"median gain": 100 * (best - 1)})
-
-
-def curves(rows: Rows) -> list[Rows]:
-    """The rows of each length, policy and chunk size, the smallest C first."""
-    found: dict[tuple, Rows] = {}
-    for row in rows.where("gain", which=None):
-        key = row["L"], row.get("policy", ""), row["C"]
-        found.setdefault(key, Rows((), rows.units)).append(row)
-    return [found[key] for key in sorted(found)]
 
 
 def report(rows: Rows) -> None:
@@ -231,17 +222,14 @@ def draw_balances(axes: plt.Axes, rows: Rows) -> None:
 def peak_at_balance(rows: Rows) -> list[Finding]:
     """Of the P:D of each curve, the largest gain is at the one nearest to the balance."""
     findings = []
-    for curve in curves(rows):
+    for _, curve in curves(rows, "gain", "PD"):
         row = curve[0]
         ratio = row["C"] / (row["B"] - 1)
         nearest = min(curve, key=lambda row: abs(row["PD"] - (ratio - 1)))
         best = max(curve, key=lambda row: row["gain"])
-        gains, places = (
-            ", ".join(f"{value:.3g}" for value in curve.column(name)) for name in ("gain", "PD")
-        )
         where = f"L={row['L']} B={row['B']} C={row['C']}: C/(B-1) = {ratio:.3g}"
         holds = [nearest is best] if len(curve) > 1 else []
-        findings.append(Finding(where, f"{gains} x at P:D = {places}", holds))
+        findings.append(Finding(where, listed(curve, "gain", "x", "PD"), holds))
     return findings
 
 

@@ -17,7 +17,7 @@ import enter  # noqa: F401
 
 from configs import GPUS
 from experiments.fig8 import speedup
-from experiments.lib.engines import Engine, Priced, Sweep, cases
+from experiments.lib.engines import Engine, Priced, Sweep, cases, gain
 from experiments.lib.steady import Workload, balance
 from experiments.lib.study import Panel, Study
 
@@ -34,10 +34,8 @@ PLACES = {  # id of the paper's numbers: engine, L, B, P:D
 
 def gains(engine: Engine, L: int, B: int, PD: float, C: int) -> dict[str, float]:
     """Of fig8.py and of fig9.py."""
-    work = Workload(L, B, PD)
-    sarathi, baseline = engine.steady(work, "sarathi", C), engine.steady(work, "baseline", 1)
-    gain = sarathi.throughput / baseline.throughput
-    return {"decode speedup": speedup(engine, L, B, C)["speedup"], "throughput gain": gain}
+    found = gain(engine, Workload(L, B, PD), "sarathi", C)
+    return {"decode speedup": speedup(engine, L, B, C)["speedup"], "throughput gain": found}
 
 
 def data_sheet(engine: Priced) -> dict[str, float]:
@@ -46,29 +44,21 @@ def data_sheet(engine: Priced) -> dict[str, float]:
     return {"FLOP to bandwidth ratio": gpu.peak / gpu.bandwidth}
 
 
-def at_balance(L: tuple[int, ...], B: int, C: int) -> list[dict[str, object]]:
-    """Where the gain of C and B is largest."""
-    return cases(L=L, B=B, PD=balance(C, B), C=C)
-
-
 STUDY = Study(
     "table4",
     __doc__,
     [
         *[
-            Sweep(
-                gains,
-                [engine],
-                [
-                    {"L": L, "B": B, "PD": ratio, "C": 256}
-                    for where, L, B, ratio in PLACES.values()
-                    if where is engine
-                ],
-                measured=at_balance((512,), 8, 256) if engine is SMALL else (),
-                quick_measured=at_balance((64,), 3, 16) if engine is SMALL else (),
-            )
-            for engine in (SMALL, LARGE)
+            Sweep(gains, [engine], [{"L": L, "B": B, "PD": ratio, "C": 256}])
+            for engine, L, B, ratio in PLACES.values()
         ],
+        Sweep(
+            gains,
+            [],
+            [],
+            measured=cases(L=512, B=8, PD=balance(256, 8), C=256),
+            quick_measured=cases(L=64, B=3, PD=balance(16, 3), C=16),
+        ),
         Sweep(data_sheet, [SMALL, LARGE], [{}]),
     ],
     units={"decode speedup": "x", "throughput gain": "x", "FLOP to bandwidth ratio": "FLOP/B"},

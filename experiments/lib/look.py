@@ -1,7 +1,6 @@
 """The look of all pictures: colours that everybody can tell apart, sizes for the last row."""
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 
@@ -155,16 +154,6 @@ def labelled_bars(
     drawn = axes.bar(list(heights), list(heights.values()), width, **options)
     axes.bar_label(drawn, fmt=fmt, fontsize=fontsize, padding=2)
     axes.grid(axis="x", visible=False)
-
-
-def limits(heights: Iterable[float], low: float, high: float) -> tuple[float, float]:
-    """Of a y axis: from `low` to `high`; where heights lie outside, as far as they go.
-
-    If it begins lower, it also ends higher: a legend at its top keeps its room.
-    """
-    heights = list(heights)
-    lowest = min([low, *(math.floor(10 * y) / 10 for y in heights)])
-    return lowest, max([high + (low - lowest) / 3, *heights])
 
 
 def log_ticks(axes: plt.Axes, places: Sequence[float]) -> None:
