@@ -42,7 +42,7 @@ from experiments.lib.flags import WRITES, ScriptParser
 from experiments.lib.papers import ARXIV, CHAT, MISTRAL, OURS, POLICIES, YI
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
-from serving.capacity import BUDGETS, MAX_BATCH_SIZE, PRECISION, RELAXED, STRICT, Deployment
+from serving.capacity import BUDGETS, PRECISION, RELAXED, STRICT, Deployment
 from serving.traffic import read_trace
 
 DEPLOYMENTS, DATASETS = (MISTRAL, YI), (CHAT, ARXIV)
@@ -91,14 +91,9 @@ def capacities(
 
 
 def more_policies(names: Sequence[str] | None) -> list[str]:
-    """The policies that --policy adds to the published comparison.
-
-    Raises UserError where POLICIES has none of that name.
-    """
+    """The policies that --policy adds to the published comparison."""
     every = scheduler.POLICIES if ALL in (names or ()) else ()
     others = [name for name in dict.fromkeys([*(names or ()), *every]) if name != ALL]
-    for name in others:
-        scheduler.make_scheduler(name, MAX_BATCH_SIZE, BUDGETS[STRICT])
     return [name for name in others if name not in POLICIES]
 
 
@@ -220,7 +215,6 @@ STUDY = Study(
 
 def main() -> None:
     options = ScriptParser(__doc__, STUDY.flags | WRITES).parse_args()
-    more_policies(options.policy)  # refuses unknown names before any work
     own = options.requests_file or options.policy
     (replace(STUDY, name=name_of(options.requests_file), paper={}) if own else STUDY).run()
 

@@ -1,7 +1,7 @@
 """A picture of rows, said in a few words: what stands over what."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import matplotlib.pyplot as plt
@@ -91,12 +91,9 @@ class Panel:
             axes.axhline(y, label=label, **style)
         for axis in self.log:
             look.log_axis(axes, axis, rows.column(self.x) if axis == "x" else ())
-        unit = ", ".join(dict.fromkeys(rows.units.get(name[0], "") for name in series))
-        x, y = (
-            f"{AXES.get(name, name)} ({rows.units.get(name, '')})".removesuffix(" ()")
-            for name in (self.x, self.y)
-        )
-        x, y = x if isinstance(self.x, str) else "", y if one else unit
+        units = ", ".join(dict.fromkeys(rows.units.get(name[0], "") for name in series))
+        y = axis_label(rows, self.y) if one else units
+        x = axis_label(rows, self.x) if isinstance(self.x, str) else ""
         axes.set(**{"xlabel": x, "ylabel": y} | self.show)
         self.also(axes, self.rows(rows))
         labels = axes.get_legend_handles_labels()[1]
@@ -125,41 +122,38 @@ class Panel:
             axes.plot(*at, **look.STAR | {"color": colour})
 
     def draw_bars(self, axes: plt.Axes, series: Series, stars: Rows, styles: dict) -> None:
+        """Beside each other, or as parts of one bar, from the floor up."""
+        published, colours = self.series(stars), []
         places = list(dict.fromkeys(self.place(row) for own in series.values() for row in own))
-        published, count = self.series(stars), len(series) if self.kind == "bars" else 1
-        width, names, size = min(0.7, 0.84 / count), list(series), 11 if count < 3 else 9
-        for number, (name, own) in enumerate(series.items()):
-            first, last = (count > 1 or number == end for end in (0, len(series) - 1))
-            if first:
-                at = np.arange(len(places)) + width * (number - (count - 1) / 2)
-                tops = stated = np.zeros(len(places))
-            heights, stars = (
-                np.array([found.get(place, np.nan) for place in places])
-                for found in (
-                    {self.place(row): row[name[0]] for row in each}
-                    for each in (own, published.get(name, ()))
-                )
-            )
-            alike = [styles[each]["color"] for each in names[:number]].count(styles[name]["color"])
-            hatch = HATCHES[(number if self.kind == "stacks" else alike) % len(HATCHES)]
-            bars = [each[~np.isnan(heights)] for each in (at, heights, tops)]
-            axes.bar(*bars[:2], width, bars[2], hatch=hatch, edgecolor="black", **styles[name])
-            tops, stated = tops + np.nan_to_num(heights), stated + stars
-            if last:
-                axes.plot(at, stated, **look.STAR)
-                for x, y in zip(at, tops, strict=True):
-                    text, style = three_digits(y) if y else "", {"ha": "center", "fontsize": size}
-                    if not published:
-                        axes.annotate(text, (x, y), (0, 3), textcoords="offset points", **style)
-                    else:  # where no star hides it
-                        style |= {"bbox": {"color": "white", "alpha": 0.7, "pad": 1}, "zorder": 6}
-                        axes.text(x, 0.02, text, transform=axes.get_xaxis_transform(), **style)
+        bars = [[name] for name in series] if self.kind == "bars" else [list(series)]
+        width = min(0.7, 0.84 / len(bars))
+        for number, parts in enumerate(bars):
+            at = np.arange(len(places)) + width * (number - (len(bars) - 1) / 2)
+            tops, stated = np.zeros(len(places)), np.zeros(len(places))
+            for name in parts:
+                heights = self.heights(series[name], name[0], places)
+                there, style = ~np.isnan(heights), styles[name] | {"edgecolor": "black"}
+                alike = len(colours) if len(bars) == 1 else colours.count(style["color"])
+                style["hatch"] = HATCHES[alike % len(HATCHES)]
+                axes.bar(at[there], heights[there], width, tops[there], **style)
+                colours.append(style["color"])
+                tops += np.nan_to_num(heights)
+                stated += self.heights(published.get(name, ()), name[0], places)
+            axes.plot(at, stated, **look.STAR)
+            write_heights(axes, at, tops, below=bool(published), size=11 if len(bars) < 3 else 9)
         room = int(12 * axes.bbox.width / axes.figure.dpi / len(places)) - 1  # letters
-        lines = [["\n".join(wrap(line, room)) for line in place.split("\n")] for place in places]
+        lines = [
+            map("\n".join, (wrap(line, room) for line in place.split("\n"))) for place in places
+        ]
         axes.set_xticks(range(len(places)), map("\n".join, lines), fontsize=12)
         middle, half = (len(places) - 1) / 2, max(len(places), 2) / 2 + 0.1
         axes.set_xlim(middle - half, middle + half)
         axes.grid(axis="x", visible=False)
+
+    def heights(self, rows: Iterable[Row], quantity: str, places: list[str]) -> np.ndarray:
+        """At each place; nan where there is none."""
+        found = {self.place(row): row[quantity] for row in rows}
+        return np.array([found.get(place, np.nan) for place in places])
 
     def place(self, row: Row) -> str:
         """What stands below a bar."""
@@ -175,6 +169,23 @@ class Panel:
                     said = before, *words(row, tuple(rows.case(row))), three_digits(row[quantity])
                     found[" ".join(said)] = row[quantity]
         return found
+
+
+def write_heights(axes: plt.Axes, at: np.ndarray, tops: np.ndarray, below: bool, size: int) -> None:
+    """Above each bar; below: at its foot, where no star hides it."""
+    style = {"ha": "center", "fontsize": size}
+    for x, y in zip(at, tops, strict=True):
+        text = three_digits(y) if y else ""
+        if below:
+            box = {"color": "white", "alpha": 0.7, "pad": 1}
+            foot = axes.get_xaxis_transform()
+            axes.text(x, 0.02, text, transform=foot, bbox=box, zorder=6, **style)
+        else:
+            axes.annotate(text, (x, y), (0, 3), textcoords="offset points", **style)
+
+
+def axis_label(rows: Rows, name: str) -> str:
+    return f"{AXES.get(name, name)} ({rows.units.get(name, '')})".removesuffix(" ()")
 
 
 def several(names: object) -> tuple:
