@@ -396,9 +396,17 @@ STUDY = Study(
     | dict.fromkeys(("busy", *pipeline.IDLE), "%"),
     title=f"SARATHI Fig 12: {MODEL} on {TP * STAGES} {GPU}",
     panels=[
-        Panel("bubble time", "percentile", "system", colours=COLOURS, log="x"),
-        Panel("completion", "done", "system", colours=COLOURS),
-        Panel("option", RATIOS, kind="bars", where={"run": "all"}, log="y"),
+        Panel(
+            "bubble time",
+            "percentile",
+            "system",
+            title="(a) bubble time of a request, all stages",
+            log="x",
+            colours=COLOURS,
+            show={"ylabel": "requests (%)"},
+        ),
+        Panel("completion", "done", "system", title="(b) requests done", colours=COLOURS),
+        Panel("option", RATIOS, kind="bars", where={"run": "all"}, title="(c) ratios", log="y"),
     ],
     paper={
         number: (quantity, {"option": NONE, "run": "all"})

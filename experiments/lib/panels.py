@@ -20,7 +20,8 @@ AXES = {  # key: its label
     "rate": "requests per second",
     "tokens": "tokens in the batch",
 }
-MANY = 60  # points of a line that has no markers
+MANY = 50  # points of a line that has no markers
+NUMBERED = 12  # bars that have room for their numbers
 HATCHES, DASHES = ("", "//", "..", "", "\\\\", "xx"), ("-", "--", ":", "-.")
 Names = str | tuple[str, ...]  # one or several
 Series = dict[tuple[str, ...], Rows]  # by quantity, and what the rows say of Panel.line
@@ -101,7 +102,9 @@ class Panel:
         if self.kind != "lines":
             columns = 2 if max(map(len, labels)) > 15 else 3
             style |= {"loc": "upper center", "ncols": columns}
-            axes.margins(y=0.12 + 0.1 * math.ceil(len(labels) / columns))  # the legend stands there
+            axes.margins(
+                y=0.14 + 0.12 * math.ceil(len(labels) / columns)
+            )  # the legend stands there
         axes.legend(**style)
 
     def draw_lines(self, axes: plt.Axes, series: Series, stars: Rows, styles: dict) -> None:
@@ -140,7 +143,9 @@ class Panel:
                 tops += np.nan_to_num(heights)
                 stated += self.heights(published.get(name, ()), name[0], places)
             axes.plot(at, stated, **look.STAR)
-            write_heights(axes, at, tops, below=bool(published), size=11 if len(bars) < 3 else 9)
+            if len(bars) * len(places) <= NUMBERED:
+                size = 11 if len(bars) < 3 else 9
+                write_heights(axes, at, tops, below=bool(published), size=size)
         room = int(12 * axes.bbox.width / axes.figure.dpi / len(places)) - 1  # letters
         lines = [
             map("\n".join, (wrap(line, room) for line in place.split("\n"))) for place in places
