@@ -221,6 +221,7 @@ TABLE: dict[str, dict[str, Kind]] = {
         "programs": Kind("N", "busy programs that run beside", FEW),
         "operators": Kind("", "also print the time by operator"),
         "overhead": Kind("", "measure only the overhead of an iteration"),
+        "pipeline": Kind("", "run on a pipeline of two processes"),
         "td-pipe": Kind("", "compare TD-Pipe with other policies"),
     },
     "What is written": {

@@ -43,6 +43,8 @@ SLOW = {"segment_operators"} | {name for name, study in STUDIES.items() if study
 # they only measure: minutes
 MEASURED = {"validate", "validate_pipeline", "bench_beams", "serve_peer"}
 LONG = {"serve_capacity", "fig12"}  # these take most of the time, so they start first
+# results of a script of another name
+COMMANDS = {"validate_pipeline": "validate.py --pipeline"}
 # the paper's B, where the memory formula alone would take more
 FLAGS = {"choose_chunk": ["--max-batch-size", "18"]}
 
@@ -193,12 +195,17 @@ def picture(out: Path, name: str, alt: str) -> str:
     return f'<a href="{name}.png">{image}</a>'
 
 
+def command_of(name: str) -> str:
+    """The script that writes results/NAME.csv, and its flags."""
+    return COMMANDS.get(name, f"{name}.py")
+
+
 def kept(name: str) -> str:
     """Why the results of a script are older than the others; "" where they are not."""
     if name in SLOW:
         return KEPT.format(why="This takes long", command="python experiments/all.py --slow")
     if name in MEASURED:
-        return KEPT.format(why="This is measured", command=f"python experiments/{name}.py")
+        return KEPT.format(why="This is measured", command=f"python experiments/{command_of(name)}")
     return ""
 
 
@@ -226,7 +233,7 @@ def section(name: str, out: Path, rows: list[fidelity.Row]) -> str:
     claim = "We ask" if caption.group in ("measured", "cost") else "The paper claims"
     return f"""<section id="{name}"><h3>{fill(name, caption.finding, results)}</h3>
 <p class="where">{title_of(name)} &middot; {html.escape(caption.where)} &middot;
-<code>experiments/{name}.py</code> &middot; <a href="{name}.csv">all numbers</a></p>
+<code>experiments/{command_of(name)}</code> &middot; <a href="{name}.csv">all numbers</a></p>
 <figure>{picture(out, name, alt)}{measured}<figcaption>{sources_of(results)}</figcaption></figure>
 {kept(name)}<dl>
 <dt>{claim}</dt><dd>{fill(name, caption.claim, results)}</dd>

@@ -322,7 +322,7 @@ def print_errors(found: Sequence[Comparison], drawn: Sequence[Comparison]) -> No
 
 
 def summary(found: Sequence[Comparison]) -> list[str]:
-    median, p90, _, signed = error_summary([each.error for each in found])
+    median, p90, _, signed = error_summary([100 * each.error for each in found])
     return [median, p90, signed]
 
 
@@ -332,7 +332,7 @@ def print_parts(found: Sequence[Comparison]) -> None:
     for (kind, gpu), some in groups(found, lambda row: (row.kind, row.gpu)).items():
         for part in PARTS:
             there = [each for each in some if each.row.parts[part]]
-            errors = [each.ours[part] / each.row.parts[part] - 1 for each in there]
+            errors = [100 * (each.ours[part] / each.row.parts[part] - 1) for each in there]
             share = statistics.mean(each.row.parts[part] / each.row.total for each in there)
             added = statistics.mean(each.share(part) for each in there)
             median, p90, _, signed = error_summary(errors)

@@ -294,7 +294,7 @@ def line_of(gpu: str, software: str, fitted: Efficiency) -> Line:
 
 def summary(errors: Sequence[float]) -> list[str]:
     """Median and 90th percentile of the absolute errors in %, and the signed median."""
-    median, p90, _, signed = error_summary([error / 100 for error in errors])
+    median, p90, _, signed = error_summary(errors)
     return [median, p90, signed]
 
 

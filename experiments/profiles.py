@@ -188,7 +188,7 @@ def fit_others(rows: Sequence[Row], gpu: GPU) -> Efficiency:
 
 def summary(errors: Sequence[float]) -> list[str]:
     """Median and 90th percentile of the absolute error, and the signed median."""
-    median, p90, _, signed = error_summary(errors)
+    median, p90, _, signed = error_summary([100 * error for error in errors])
     return [median, p90, signed]
 
 

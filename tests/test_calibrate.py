@@ -193,7 +193,7 @@ def test_round_trip(found, tmp_path):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_runs_on_a_calibration(found, policy):
     work = validate.Draw(policy, 3, 64, ((200, 5), (40, 9), (90, 1), (300, 4)))
-    trace = validate.predict(CalibratedModel(found), work)
+    trace = validate.calibrated(CalibratedModel(found)).trace(work.requests(), policy, 64, 3)
     assert sorted(number for number, _ in trace.finished) == [0, 1, 2, 3]
     assert trace.num_prefill_tokens == 630 and trace.num_decodes == 4 + 8 + 0 + 3
     executor = CostExecutor(CalibratedModel(found))

@@ -261,13 +261,14 @@ def split_head(head: str) -> tuple[str, str]:
     return (name, unit[:-1]) if name and unit.endswith(")") else (head, "")
 
 
-def with_kept(path: Path, rows: Rows, *keys: str) -> Rows:
+def with_kept(path: Path, rows: Rows, *keys: str, sources: Sequence[str] = ("measured",)) -> Rows:
     """`rows`, and the measured rows that `path` holds from earlier runs.
 
     A measurement takes minutes and a machine: a later run without --measure, or on another machine,
     must not lose it. Rows of a model and hardware that this run measured again are replaced; with
     keys, those that have the same values of these, too. A file that is not ours is to be
-    overwritten (--force), and holds nothing.
+    overwritten (--force), and holds nothing. sources: predicted, too, where each machine has its
+    own prediction.
     """
     if foreign(path):
         return rows
@@ -275,11 +276,11 @@ def with_kept(path: Path, rows: Rows, *keys: str) -> Rows:
     def place(row: Row) -> tuple:
         return *where(row), *map(row.get, keys)
 
-    measured = rows.where(source="measured")
-    again = {place(row) for row in measured}
-    kept = [r for r in read_rows(path) if r["source"] == "measured" and place(r) not in again]
-    others = [row for row in rows if row["source"] != "measured"]
-    return Rows([*others, *kept, *measured], rows.units)
+    own = rows.where(source=tuple(sources))
+    again = {place(row) for row in own}
+    kept = [r for r in read_rows(path) if r["source"] in sources and place(r) not in again]
+    others = [row for row in rows if row["source"] not in sources]
+    return Rows([*others, *kept, *own], rows.units)
 
 
 class Numbers(dict[str, float]):

@@ -80,7 +80,6 @@ SPECIAL = (  # all others of experiments/ need no arguments
     Command("experiments/td_options.py", ("--requests", "50")),
     Command("experiments/td_throughput.py", ("--requests", "50")),
     Command("experiments/validate.py", ("--samples", "1")),
-    Command("experiments/validate_pipeline.py", ("--samples", "1", "--repeats", "1")),
     Command(COURSE, sub=("start",)),
     Command(COURSE, ("9",), sub=("check",)),
     Command(COURSE, ("9",), sub=("hint",)),
