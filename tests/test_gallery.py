@@ -69,7 +69,7 @@ class Page(HTMLParser):
 
 def test_each_caption_has_a_script_and_results() -> None:
     for name in gallery.captions():
-        assert (ROOT / "experiments" / f"{name}.py").exists(), name
+        assert (ROOT / "experiments" / gallery.command_of(name).split()[0]).exists(), name
         assert (RESULTS / f"{name}.csv").exists(), name
 
 

@@ -1,4 +1,4 @@
-"""What validate.py computes of a pipeline beside the real run: the prediction, the medians, the errors.
+"""What validate.py computes of a pipeline: the prediction, the medians, the errors.
 The real run is tests/test_distributed.py's.
 """
 
