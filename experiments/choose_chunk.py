@@ -22,6 +22,7 @@ Its prefills delay only requests that have no token yet, and that is no TBT.
 
 import enter  # noqa: F401
 
+import math
 from argparse import Namespace
 from dataclasses import dataclass
 
@@ -32,12 +33,12 @@ from command.cli import run_main
 from command.flags import Flag
 from configs import GPUS, MODELS
 from costmodel import SOFTWARE, TILE, CostModel, requests_that_fit
-from experiments.lib.common import print_table, progress
+from experiments.lib.common import progress
 from experiments.lib.flags import start
-from experiments.lib.look import COLOURS, panels
-from experiments.lib.rows import Rows
+from experiments.lib.look import panels
+from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.steady import Workload, run_priced, split, tokens_per_second
-from experiments.lib.study import finish
+from experiments.lib.study import Panel, finish
 from serving.calibration import BATCH_SIZE, CalibratedModel, Calibration
 from serving.planner import engine_flags
 from simulate import CostExecutor
@@ -47,6 +48,7 @@ MOST_REQUESTS = 256  # B above which the sweep would take longer than anybody wa
 # iteration
 LEAST_ROOM = 32
 
+SHOW = {"xlabel": "chunk size C (tokens)"}
 UNITS = {"throughput": "tokens/s", "gain": "x", "longest TBT": "ms", "chunk size": "tokens"}
 
 KERNELS = (
@@ -78,24 +80,6 @@ class Choice:
     longest_tbt: float  # s: the longest iteration that holds a decode
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """What was tried on one workload, and what is the best of it."""
-
-    work: Workload
-    baseline: Choice
-    choices: list[Choice]
-    bound: float  # s: no TBT may be longer
-
-    @property
-    def best(self) -> Choice:
-        return choose(self.choices, self.bound)
-
-    def gain(self, choice: Choice) -> float:
-        """Throughput over the baseline's."""
-        return choice.throughput / self.baseline.throughput
-
-
 def candidates(length: int, batch_size: int, ratio: float) -> list[int]:
     """Chunk sizes worth a look: half tiles up to four tiles, whole tiles beyond.
 
@@ -117,7 +101,7 @@ def steady(cost: CostModel, work: Workload, chunk_size: int) -> Choice:
     return Choice(chunk_size, throughput, longest)
 
 
-def choose(choices: list[Choice], bound: float = float("inf")) -> Choice:
+def choose(choices: list[Choice], bound: float = math.inf) -> Choice:
     """The largest throughput whose longest TBT stays within `bound` seconds.
 
     Of equals it takes the smallest chunk.
@@ -136,83 +120,44 @@ def choose(choices: list[Choice], bound: float = float("inf")) -> Choice:
 # ------------------------------------------------------------------------------------ what is shown
 
 
-def percent(gain: float) -> str:
-    return f"{round(100 * (gain - 1), 1) + 0.0:+.1f} %"  # + 0.0: no "-0.0"
-
-
-def print_choice(sweep: Sweep) -> None:
-    best, baseline, batch_size = sweep.best, sweep.baseline, sweep.work.batch_size
+def rows_of(cost: CostModel, work: Workload, choices: list[Choice], baseline: Choice) -> Rows:
+    """A row for each choice."""
+    prompt, decodes = split(work.length, work.ratio)
+    where = {"source": "predicted", "model": cost.model.name, "hardware": cost.gpu.name}
+    where |= {"L": work.length, "B": work.batch_size, "P": prompt, "D": decodes}
     rows = []
-    for each in [*sweep.choices, baseline]:
-        slow = "too slow" if each.chunk_size and each.longest_tbt > sweep.bound else ""
-        tbt = f"{1e3 * each.longest_tbt:.1f}"
-        cells = [f"{each.throughput:.0f}", f"{sweep.gain(each):.3f}", tbt]
-        rows.append([each.chunk_size or "baseline", *cells, "best" if each == best else slow])
-    print_table(["C", "tokens/s", "gain", "longest TBT, ms", ""], rows)
-    gain = percent(sweep.gain(best))
-    print(f"\nBest: C = {best.chunk_size}, {gain} throughput over the baseline")
-    if sweep.gain(best) <= 1:
+    for each in choices:
+        row = where | {"C": each.chunk_size, "throughput": each.throughput}
+        row["gain"] = each.throughput / baseline.throughput
+        rows.append(row | {"longest TBT": 1e3 * each.longest_tbt})
+    return Rows(rows, UNITS)
+
+
+def in_words(row: Row) -> str:
+    """Gain and longest TBT."""
+    percent = round(100 * (row["gain"] - 1), 1) + 0.0  # + 0.0: no "-0.0"
+    return f"{percent:+.1f} % throughput over the baseline, {row['longest TBT']:.1f} ms"
+
+
+def print_choice(rows: Rows, best: Row, free: Row, baseline: Row, work: Workload) -> None:
+    """free: the best without a bound."""
+    print_rows(Rows([*rows, baseline | {"C": "baseline"}], UNITS), ["C", *list(UNITS)[:3]])
+    print(f"\nBest: C = {best['C']}, {in_words(best)}")
+    if best["gain"] <= 1:
         print("No chunk size that is allowed gains: the baseline is no slower.")
-        if baseline.longest_tbt > sweep.bound:
-            print(f"But its own decodes take {1e3 * baseline.longest_tbt:.1f} ms.")
-    if sweep.bound < float("inf"):
-        free = choose(sweep.choices)
-        lost = 100 * (1 - best.throughput / free.throughput)
-        print(f"The bound of {1e3 * sweep.bound:g} ms costs {lost:.1f} % throughput.")
-        numbers = f"{percent(sweep.gain(free))}, {1e3 * free.longest_tbt:.1f} ms"
-        print(f"Without it, the best is C = {free.chunk_size} ({numbers}).")
-    balance = sweep.work.ratio * (batch_size - 1)
+        print(f"But its own decodes take up to {baseline['longest TBT']:.1f} ms.")
+    if free is not best:
+        lost = 100 * (1 - best["throughput"] / free["throughput"])
+        print(f"The bound costs {lost:.1f} % throughput.")
+        print(f"Without it, the best is C = {free['C']} ({in_words(free)}).")
+    balance = work.ratio * (work.batch_size - 1)
     print(f"Rule of thumb (Sec 5.1.3): P:D = C/(B-1), here C = {balance:.0f}.")
     print("Other engines have flags for the same, and count a batch's decodes in C, too:\n")
-    for engine, line in engine_flags("MODEL", best.chunk_size, batch_size).items():
+    for engine, line in engine_flags("MODEL", best["C"], work.batch_size).items():
         print(f"  {engine:<6}  {line}")
     print("\nvLLM chunks prefills by default; SGLang mixes chunks with decodes only if told to.")
     print("Both may fill a batch with the chunks of several prompts; SARATHI takes one.")
     print("This C is for requests that always wait. For requests that arrive over time: plan.py.")
-
-
-def draw(sweep: Sweep, title: str) -> plt.Figure:
-    """Gain over C, and below it how long a running request waits for its next token."""
-    figure, ((gains,), (waits,)) = panels(2, 1, 10, 4.5, sharex=True)
-    sizes, best = [choice.chunk_size for choice in sweep.choices], sweep.best
-    gains.plot(sizes, [sweep.gain(choice) for choice in sweep.choices], "o-", color=COLOURS["blue"])
-    gains.axhline(1, color="black", linewidth=1)
-    label, colour = f"C = {best.chunk_size}: {sweep.gain(best):.2f}x", COLOURS["vermilion"]
-    style = {"color": colour, "markersize": 12, "label": label}
-    gains.plot([best.chunk_size], [sweep.gain(best)], "s", **style)
-    gains.set(ylabel="throughput over the baseline", title=title)
-    gains.legend()
-    times = [1e3 * choice.longest_tbt for choice in sweep.choices]
-    waits.plot(sizes, times, "o-", color=COLOURS["green"], label="sarathi")
-    style = {"color": "black", "linewidth": 1.8, "linestyle": "--"}
-    label = "baseline: its decodes never meet a prefill"
-    waits.axhline(1e3 * sweep.baseline.longest_tbt, label=label, **style)
-    if sweep.bound < float("inf"):
-        label = f"bound: {1e3 * sweep.bound:g} ms"
-        waits.axhline(1e3 * sweep.bound, color=colour, linestyle=":", label=label)
-    waits.set(xlabel="C (tokens)", ylabel="longest time between\ntwo tokens, TBT (ms)")
-    waits.set_ylim(bottom=0)
-    waits.legend()
-    return figure
-
-
-def rows_of(sweep: Sweep, model: str, hardware: str) -> Rows:
-    """A row for each chunk size, and one that says which is the best."""
-    work, where = sweep.work, {"source": "predicted", "model": model, "hardware": hardware}
-    prompt, decodes = split(work.length, work.ratio)
-    shape = {"L": work.length, "B": work.batch_size, "P": prompt, "D": decodes}
-    found = [
-        {
-            "C": each.chunk_size,
-            "throughput": each.throughput,
-            "gain": sweep.gain(each),
-            "longest TBT": 1e3 * each.longest_tbt,
-        }
-        for each in sweep.choices
-    ]
-    best = dict(found[sweep.choices.index(sweep.best)])
-    found.append({"which": "best", "chunk size": best.pop("C"), **best})
-    return Rows([where | shape | row for row in found], UNITS)
 
 
 # -------------------------------------------------------------------------------------------- flags
@@ -284,18 +229,29 @@ def main() -> None:
     work = workload(options, cost)
     sizes = candidates(work.length, work.batch_size, work.ratio)[:: 3 if options.quick else 1]
     choices = [steady(cost, work, size) for size in progress(sizes, "sweeping")]
-    bound = options.tbt_slo / 1e3 if options.tbt_slo else float("inf")
-    sweep = Sweep(work, steady(cost, work, 0), choices, bound)
-    prompt, decodes = split(work.length, work.ratio)
-    model, gpu = cost.model.name, cost.gpu.name
-    shape = f"L = {work.length}, P:D = {prompt / decodes:.3g}, B = {work.batch_size}"
-    software = options.software or "sarathi"
-    constants = "this machine's calibration" if options.calibration else f"constants of {software}"
-    print(f"\n{model} on {gpu}, {shape}: predicted by the cost model with {constants}\n")
-    print_choice(sweep)
-    title, rows = f"{model} on {gpu}\n{shape}: predicted", rows_of(sweep, model, gpu)
+    best = choose(choices, options.tbt_slo / 1e3 if options.tbt_slo else math.inf)
+    baseline = steady(cost, work, 0)
+    rows = rows_of(cost, work, choices, baseline)
+    chosen, free = (rows[choices.index(each)] for each in (best, choose(choices)))
+    shape = "L = {L}, P:D = {P}:{D}, B = {B}".format(**chosen)
+    constants = f"constants of {options.software or 'sarathi'}"
+    constants = "this machine's calibration" if options.calibration else constants
+    title = f"{cost.model.name} on {cost.gpu.name}, {shape}"
+    print(f"\n{title}: predicted by the cost model with {constants}")
+    print_choice(rows, chosen, free, rows_of(cost, work, [baseline], baseline)[0], work)
+    answer = {"which": "best", **chosen, "chunk size": best.chunk_size}
+    rows.append({key: value for key, value in answer.items() if key != "C"})
+    tbt = Panel("C", "longest TBT", rule=options.tbt_slo, show=SHOW | {"ylim": (0, None)})
+
+    def draw(rows: Rows) -> plt.Figure:
+        figure, [grid] = panels(1, 2, 8, 6)
+        for axes, panel in zip(grid, (Panel("C", "gain", rule=1, show=SHOW), tbt), strict=True):
+            panel.draw(axes, rows, Rows(), f"sarathi; best: C = {best.chunk_size}")
+        figure.suptitle(f"{title}: predicted")
+        return figure
+
     guess = [cost.guess] if cost.guess else []
-    finish(options.out / "choose_chunk.csv", rows, lambda rows: draw(sweep, title), guess)
+    finish(options.out / "choose_chunk.csv", rows, draw, guess)
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ def test_software_brings_its_own_efficiency(tmp_path):
 
 def test_batch_size_from_memory_and_bound(tmp_path):
     said = ran(choose_chunk, "--quick", "--tbt-slo", 100, "--out", tmp_path)
-    for sentence in ("B = 26", "leaves nothing for activations", "The bound of 100 ms costs"):
+    for sentence in ("B = 26", "leaves nothing for activations", "The bound costs"):
         assert sentence in said
 
 
