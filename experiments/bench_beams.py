@@ -36,7 +36,7 @@ from command.checks import MOST, Range, UserError
 from command.cli import run_main
 from command.flags import Flag
 from configs import MODELS, ModelConfig
-from experiments.lib import beam_engines, common, look, segment
+from experiments.lib import beam_engines, common, segment
 from experiments.lib.beam_engines import ENGINES, Engines, Search, Seen, started
 from experiments.lib.common import three_digits
 from experiments.lib.engines import median_row
@@ -44,7 +44,7 @@ from experiments.lib.flags import start
 from experiments.lib.measuring import this_machine
 from experiments.lib.rows import Row, Rows, read_rows, spread, with_kept
 from experiments.lib.segment import OURS
-from experiments.lib.study import finish
+from experiments.lib.study import Panel, draw_panels, finish
 from loading.device import choose_dtype
 
 NAME = "bench_beams"
@@ -164,33 +164,17 @@ def print_targets(rows: Rows) -> None:
             print(f"{where}: {what}: {found:.2f}x; target at most {WIDER}: {verdict}")
 
 
-def draw_panel(axes: plt.Axes, rows: Rows, what: str) -> None:
-    """Bars by case, one for each engine. rows: of one machine and dtype."""
-    cases = rows.by(*CASE)
-    heights = {(case, row["way"]): row[what] for case, own in cases.items() for row in own}
-    labels = {key: three_digits(y).rstrip(".") for key, y in heights.items()}
-    groups = {case: f"prompt {case[0]}\nBS = {case[1]}" for case in cases}
-    segment.draw_ways(axes, groups, heights, labels)
-    axes.set_ylim(min(heights.values()) / 2, 3 * max(heights.values()))  # room for the legend
-    segment.plain_log(axes)
-    axes.set_ylabel(f"{what} ({UNITS[what]})")
-
-
 def draw(rows: Rows) -> plt.Figure:
     """A column for each dtype of the newest machine."""
     machine = rows[-1]["hardware"].rsplit(", ", 1)[0]
     rows = in_order(rows.where(model=rows[-1]["model"]))
     kinds = [where for where in rows.by("hardware") if where.rsplit(", ", 1)[0] == machine]
     widths = tuple(width for width in rows.by("BW") if width > 1) or (1,)
-    figure, grid = look.panels(len(TOKENS), len(kinds), 7 + 4 / len(kinds), 5.25)
-    for what, row_of_panels in zip(TOKENS, grid, strict=True):
-        for axes, hardware in zip(row_of_panels, kinds, strict=True):
-            draw_panel(axes, rows.where(hardware=hardware, BW=widths), what)
-    for axes, hardware in zip(grid[0], kinds, strict=True):
-        axes.set_title(f"measured: {hardware}")
-    width, response = max(widths), max(rows.column("R"))
-    figure.suptitle(f"Beam search, BW = {width}, response {response}, log scale", fontsize=18)
-    return figure
+    rows = rows.where(hardware=tuple(kinds), BW=widths)
+    shape = {"facet": "hardware", "colours": segment.COLOURS}
+    panels = [Panel(("P", "BS"), what, "way", "bars", **shape) for what in TOKENS]
+    title = f"Beam search, BW = {max(widths)}, response {max(rows.column('R'))}"
+    return draw_panels(rows, panels, title, len(kinds))
 
 
 # -------------------------------------------------------------------------------------- the command

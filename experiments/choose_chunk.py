@@ -25,8 +25,7 @@ import enter  # noqa: F401
 import math
 from argparse import Namespace
 from dataclasses import dataclass
-
-import matplotlib.pyplot as plt
+from functools import partial
 
 from command.checks import UserError, lookup
 from command.cli import run_main
@@ -35,10 +34,9 @@ from configs import GPUS, MODELS
 from costmodel import SOFTWARE, TILE, CostModel, requests_that_fit
 from experiments.lib.common import progress
 from experiments.lib.flags import start
-from experiments.lib.look import panels
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.steady import Workload, run_priced, split, tokens_per_second
-from experiments.lib.study import Panel, finish
+from experiments.lib.study import Panel, draw_panels, finish
 from serving.calibration import BATCH_SIZE, CalibratedModel, Calibration
 from serving.planner import engine_flags
 from simulate import CostExecutor
@@ -243,13 +241,9 @@ def main() -> None:
     rows.append({key: value for key, value in answer.items() if key != "C"})
     tbt = Panel("C", "longest TBT", rule=options.tbt_slo, show=SHOW | {"ylim": (0, None)})
 
-    def draw(rows: Rows) -> plt.Figure:
-        figure, [grid] = panels(1, 2, 8, 6)
-        for axes, panel in zip(grid, (Panel("C", "gain", rule=1, show=SHOW), tbt), strict=True):
-            panel.draw(axes, rows, Rows(), f"sarathi; best: C = {best.chunk_size}")
-        figure.suptitle(f"{title}: predicted")
-        return figure
-
+    word = f"sarathi; best: C = {best.chunk_size}"
+    drawn = [Panel("C", "gain", rule=1, title=word, show=SHOW), tbt]
+    draw = partial(draw_panels, panels=drawn, title=f"{title}: predicted")
     guess = [cost.guess] if cost.guess else []
     finish(options.out / "choose_chunk.csv", rows, draw, guess)
 

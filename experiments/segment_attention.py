@@ -234,31 +234,19 @@ def print_measured(rows: Rows) -> None:
 
 def draw(rows: Rows) -> plt.Figure:
     rows = rows.newest()
-    figure, [(left, right)] = look.panels(1, 2, 8, 6.5)
-    colours = {layout: colour for layout, (colour, _) in zip(LAYOUTS, look.SERIES, strict=False)}
-    for layout, stated in rows.where(source="paper").by("layout").items():
-        for number, row in enumerate(stated):
-            label = "" if number else f"paper, {layout}"
-            x, y = row["BS"], row["bandwidth"]
-            look.star(left, x, y, colours[layout], label)
-            place = (14, 6 if (layout, x) == (BATCH, 1) else -16)
-            left.annotate(f"{y:g}", (x, y), place, textcoords="offset points")
-    left.axhline(TILE.bandwidth / 1e9, color="black", linestyle="--", label="the tile's memory")
-    left.set(title=f"paper: llama2-13b\n{TILE.name}", ylim=(0, 1150))
-    measured, sizes = rows.where(source="measured"), Shape.batch_sizes
-    right.set_title("nothing measured yet (--measure)")
+    paper, measured = (rows.where(source=source) for source in ("paper", "measured"))
+    figure, [grid] = look.panels(1, 1 + bool(measured), 8, 6.5)
+    show = {"xlabel": "batch size BS", "ylabel": "bandwidth (GB/s)", "ylim": (0, None)}
+    panel = Panel("BS", "bandwidth", "layout", log="x", rule="bandwidth", show=show)
+    panel.draw(grid[0], Rows((), UNITS), paper, "")
+    memory = f"{TILE.bandwidth / 1e9:g} GB/s: the tile's memory"
+    grid[0].axhline(TILE.bandwidth / 1e9, color="black", linestyle="--", label=memory)
+    grid[0].set(title=f"paper: llama2-13b\n{TILE.name}", ylim=(0, 1150))
+    grid[0].legend(loc="lower right")
     if measured:
-        sizes = list(measured.by("BS"))
-        Panel("BS", "bandwidth", "layout").draw(right, measured, Rows(), "")
-        read = measured.one("bandwidth", layout=READ)
-        right.axhline(read, color="black", linestyle="--", label=READ)
-        right.set_title(title_of(measured))
-        right.set_ylim(0, 1.25 * max(spread(row, "bandwidth")[1] for row in measured))
-    for axes, places in ((left, Shape.batch_sizes), (right, sizes)):
-        look.log_ticks(axes, places)
-        axes.set(xlabel="batch size BS", ylabel="GB/s")
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(loc="lower right")
+        panel.draw(grid[1], measured, Rows(), "")
+        top = 1.2 * measured.one("bandwidth", layout=READ)
+        grid[1].set(title=title_of(measured), ylim=(0, top))
     figure.suptitle("Segment KV Fig 6: bandwidth of the fused attention, by layout of the prompts")
     return figure
 

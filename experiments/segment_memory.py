@@ -18,18 +18,15 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import matplotlib.pyplot as plt
-
 from batch import Batch, Request
 from beam.cost import cache_bytes
 from beam.request import CACHES, BeamSearchParams
 from configs import MODELS
-from experiments.lib import look
 from experiments.lib.claims import Claim, bounded
 from experiments.lib.engines import Real, Sweep, cases
 from experiments.lib.rows import Row, Rows
-from experiments.lib.segment import TILE, TILES, WAYS, WIDTH, say
-from experiments.lib.study import Study, title_of
+from experiments.lib.segment import COLOURS, TILE, TILES, WIDTH, say
+from experiments.lib.study import Panel, Study
 from loop import Result
 from scheduler import make_scheduler
 
@@ -38,7 +35,6 @@ if TYPE_CHECKING:  # predicting needs no torch
 
 LENGTH = 1024  # tokens of the prompt, and of the response
 STATED = "gptj-6b", 32  # the paper states numbers of this model at this BS
-BARS = {"standard": -0.2, "segment": 0.2}  # cache: place of its bar beside the tick
 
 
 class Formula:
@@ -124,57 +120,6 @@ def largest_bytes(llm: "LLM", cache: str, batch_size: int, length: int) -> int:
     return max(held)
 
 
-def formula(row: Row) -> float:
-    """GB that the formula says, beside a measured row."""
-    return row["memory"] / (1 + row["more than the formula"] / 100)
-
-
-def draw_caches(axes: plt.Axes, rows: Rows, unit: float, marks: Rows, **style: object) -> None:
-    """Bars of both caches at each batch size, some of them marked.
-
-    unit: GB. marks: rows with the heights of marks. style: of the marks.
-    """
-    sizes = list(rows.by("BS"))
-    for cache, shift in BARS.items():
-        own, marked = rows.where(cache=cache), marks.where(cache=cache)
-        places = [sizes.index(size) + shift for size in own.column("BS")]
-        heights = [each / unit for each in own.column("memory")]
-        axes.bar(places, heights, 0.4, color=WAYS[cache].colour, label=cache)
-        if marked:
-            places = [sizes.index(size) + shift for size in marked.column("BS")]
-            axes.plot(places, [each / unit for each in marked.column("memory")], **style)
-            style["label"] = None  # one line of the legend is enough
-    axes.set_xticks(range(len(sizes)), sizes)
-    axes.grid(axis="x", visible=False)
-    axes.set_xlabel("batch size BS")
-    axes.legend(loc="upper left")
-
-
-def draw(rows: Rows) -> plt.Figure:
-    rows = rows.newest().where("memory")
-    predicted, measured = rows.where(source="predicted"), rows.where(source="measured")
-    figure, [grid] = look.panels(1, len(TILES) + bool(measured), 5, 6.5)
-    for axes, (model, tiles) in zip(grid, TILES.items(), strict=False):
-        for count in sorted({1, tiles}):
-            memory, line = count * TILE.memory / 1e9, ":" if count > 1 else "--"
-            label = f"memory of {count} tile{'s' if count > 1 else ''}: {memory:g} GB"
-            axes.axhline(memory, color="black", linestyle=line, label=label)
-        paper = rows.where(source="paper", model=model)
-        draw_caches(axes, predicted.where(model=model), 1, paper, **look.STAR, label="paper")
-        axes.set_title(model)
-    grid[0].set_ylabel("KV cache (GB)")
-    if measured:
-        mark = look.STAR | {"marker": "_", "color": "black", "markersize": 16, "zorder": 2}
-        marks = Rows([row | {"memory": formula(row)} for row in measured])
-        draw_caches(grid[-1], measured, 1e-3, marks, **mark, label="formula")
-        length, title = measured[0]["L"], title_of(measured).replace(" (", "\n(")
-        title = title.replace("\n", f", {length} + {length} tokens\n", 1)
-        grid[-1].set_title(title, fontsize=13)
-        grid[-1].set_ylabel("KV cache (MB)")
-    figure.suptitle(STUDY.title, fontsize=18)
-    return figure
-
-
 def report(rows: Rows) -> None:
     if measured := rows.newest().where("memory", source="measured"):
         length = measured[0]["L"]
@@ -187,7 +132,7 @@ def report(rows: Rows) -> None:
     model, size = STATED
     real = replace(MODELS[model], n_layer=28, n_head=16, n_kv_head=16, head_dim=256)
     sizes = []
-    for cache in BARS:
+    for cache in CACHES:
         held = cache_bytes(real, cache, size, WIDTH, LENGTH, LENGTH)
         sizes.append(f"{held / 1e9:.1f} GB ({cache})")
     say(
@@ -211,13 +156,26 @@ STUDY = Study(
     ],
     units={"memory": "GB", "more than the formula": "%", "segment of standard": "%"},
     title=(
-        f"Segment KV Fig 4: cache of a beam search, BW = {WIDTH}; predicted by formula for"
-        f" {LENGTH} + {LENGTH} tokens, fp16"
+        f"Segment KV Fig 4: cache of a beam search, BW = {WIDTH}; by formula for"
+        f" {LENGTH} + {LENGTH} tokens, fp16 (line: a tile's memory)"
     ),
-    draw=draw,
+    panels=[
+        Panel(
+            "BS",
+            "memory",
+            "cache",
+            facet="model",
+            log="xy",
+            where={"hardware": Formula.hardware},
+            colours=COLOURS,
+            rule=TILE.memory / 1e9,
+        ),
+        Panel("BS", "memory", "cache", where={"source": "measured"}, log="xy", colours=COLOURS),
+    ],
+    columns=3,
     paper={
         f"sk_kv_{cache}": ("memory", {"model": STATED[0], "BS": STATED[1], "cache": cache})
-        for cache in BARS
+        for cache in CACHES
     },
     claims=[Claim("one copy of the prompt takes less", bounded("segment of standard", 50, 75))],
     shown=lambda row, quantity: (

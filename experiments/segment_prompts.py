@@ -16,19 +16,18 @@ import enter  # noqa: F401
 
 from functools import partial
 
-import matplotlib.pyplot as plt
-
-from experiments.lib import look, segment
+from experiments.lib import segment
 from experiments.lib.beam_engines import real_beams
 from experiments.lib.claims import Claim, bounded, rises
 from experiments.lib.engines import Sweep, cases
-from experiments.lib.rows import Rows, spread
-from experiments.lib.segment import OURS, THEIRS, TILE, TOKENS, WAYS, WIDTH, say
-from experiments.lib.study import Study, title_of
+from experiments.lib.rows import Rows
+from experiments.lib.segment import COLOURS, OURS, THEIRS, TILE, WAYS, WIDTH, say
+from experiments.lib.study import Panel, Study
 
 ENGINE, RESPONSE = segment.PricedBeams("llama2-13b"), 32
 PROMPTS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 THEIR_LONGEST = 1024  # tokens: transformers is measured up to there. Four times the rows take long
+LABEL = {"xlabel": "prompt (tokens)"}
 GROWTH = 2  # times the first token's latency at the shortest prompt: the knee
 
 
@@ -45,54 +44,6 @@ def measured_knees(rows: Rows) -> None:
         reached = [row for row in curve if row["latency"] >= GROWTH * curve[0]["latency"]]
         if reached:
             rows.add(way=way, knee=reached[0]["P"])
-
-
-def draw_panel(axes: plt.Axes, rows: Rows) -> None:
-    """One line for each way, with the range of what is measured. rows: of one token."""
-    for name in sorted(WAYS, key=lambda name: name == "standard"):
-        line = (0, (2, 2)) if name == "standard" else "-"  # the last: lines that coincide are seen
-        way, own = WAYS[name], rows.where(way=name)
-        style = {"color": way.colour, "marker": way.marker, "linestyle": line}
-        axes.plot(own.column("P"), own.column("latency"), label=name, **style)
-        low, high = zip(*(spread(row, "latency") for row in own), strict=True)
-        axes.fill_between(own.column("P"), low, high, color=way.colour, alpha=0.15, linewidth=0)
-    look.log_ticks(axes, list(rows.by("P")))
-    axes.set(xlabel="prompt (tokens)", ylabel="latency (ms)")
-
-
-def draw_knees(axes: plt.Axes, knees: Rows, paper: Rows) -> None:
-    """Upright lines. Where the paper states knees, only those."""
-    for row in knees.where(way=(OURS, THEIRS) if paper else tuple(WAYS)):
-        way, stated = row["way"], ""
-        if paper:
-            stated = f" (paper: {paper.one('knee', way=way):.0f})"
-        style = {"color": WAYS[way].colour, "linestyle": "--" if way == "standard" else ":"}
-        axes.axvline(
-            row["knee"], ymax=0.55, label=f"knee: {row['knee']:.0f} tokens{stated}", **style
-        )
-
-
-def draw(rows: Rows) -> plt.Figure:
-    rows, letters = rows.newest(), iter("abcd")
-    sources = rows.sources()
-    figure, grid = look.panels(len(sources), 2, 8.5, 7)
-    for source, panels in zip(sources, grid, strict=True):
-        own, predicted = rows.where(source=source), source == "predicted"
-        for axes, token in zip(panels, TOKENS, strict=True):
-            draw_panel(axes, own.where(token=token))
-            title = f"({next(letters)}) {token}, {title_of(own)}"
-            axes.set_title(title, fontsize=16 if predicted else 14)
-        first, following = panels
-        draw_knees(first, own.where("knee"), rows.where(source="paper") if predicted else Rows())
-        segment.plain_log(first)
-        if predicted:
-            following.set_ylim(bottom=0)
-        else:
-            segment.plain_log(following)
-        for axes in panels:
-            axes.legend(loc="upper left")
-    figure.suptitle(STUDY.title, fontsize=18)
-    return figure
 
 
 def print_misses() -> None:
@@ -173,7 +124,10 @@ STUDY = Study(
         f"Segment KV Fig 7: latency by length of the prompt, BS = 1, BW = {WIDTH}, response"
         f" {RESPONSE}"
     ),
-    draw=draw,
+    panels=[
+        Panel("P", "latency", "way", facet="token", log="xy", colours=COLOURS, show=LABEL),
+        Panel("way", "knee", kind="bars"),
+    ],
     paper={
         "sk_knee_standard": ("knee", {"way": THEIRS}),
         "sk_knee_segment": ("knee", {"way": OURS}),

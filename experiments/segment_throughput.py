@@ -18,20 +18,28 @@ import enter  # noqa: F401
 
 from collections.abc import Sequence
 
-import matplotlib.pyplot as plt
-
 from beam.cost import throughput
 from command.flags import Flag
-from experiments.lib import look, segment
 from experiments.lib.beam_engines import RealBeams, real_beams
 from experiments.lib.claims import Claim, bounded
 from experiments.lib.common import paper_numbers, print_table
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.rows import Row, Rows, spread
-from experiments.lib.segment import OURS, THEIRS, TILE, TILES, WAYS, WIDTH, PricedBeams, say
-from experiments.lib.study import Study, title_of
+from experiments.lib.segment import (
+    COLOURS,
+    OURS,
+    THEIRS,
+    TILE,
+    TILES,
+    WAYS,
+    WIDTH,
+    PricedBeams,
+    say,
+)
+from experiments.lib.study import Panel, Study
 
 PROMPT, RESPONSE = 1024, 128  # predicted
+GAIN = "segment over transformers"
 Engine = PricedBeams | RealBeams
 
 
@@ -69,57 +77,6 @@ def extremes(rows: Rows) -> None:
         every, gains = {"model": "four models", "hardware": TILE.name}, rows.column("gain")
         rows.add(rows[0] | every, which="smallest", gain=min(gains))
         rows.add(rows[0] | every, which="largest", gain=max(gains))
-
-
-def draw_measured(axes: plt.Axes, rows: Rows) -> None:
-    """Bars: tokens/s of each way; below them the largest batch."""
-    names = []
-    for place, row in enumerate(rows.where("largest batch")):
-        size, way = row["largest batch"], row["way"]
-        names.append(f"{way}\nBS = {size:g}" if size else f"{way}\ndoes not fit")
-        if size:
-            style = {"color": WAYS[way].colour, "edgecolor": "none"}
-            look.labelled_bars(axes, {place: row["throughput"]}, 0.6, "%.1f", 15, **style)
-    axes.set_xticks(range(len(names)), names, fontsize=12)
-    axes.set_ylabel("output tokens/s")
-    title = "(c) {GB:g} GB, {P} + {R} tokens".format(**rows[0])
-    title += "".join(f": gain {gain:.1f}x" for gain in rows.column("gain"))
-    axes.set_title(f"{title}\n{title_of(rows)}", fontsize=14)
-
-
-def draw(rows: Rows) -> plt.Figure:
-    rows = rows.newest()
-    predicted, measured = rows.where(source="predicted"), rows.where(source="measured")
-    low, high = (rows.one("gain", source="paper", which=end) for end in ("smallest", "largest"))
-    widths = [1.8, 1, 0.8] if measured else [1.8, 1]
-    width = (10 * sum(widths) - 10) / len(widths)
-    figure, [grid] = look.panels(1, len(widths), width, 7.5, width_ratios=widths)
-    each = {(row["model"], row["way"]): row for row in predicted.where("largest batch")}
-    heights = {key: row["throughput"] for key, row in each.items()}
-    sizes = {key: f"{row['largest batch']}" for key, row in each.items()}
-    names = {row["model"]: f"{row['model']}\n{row['hardware']}" for row in each.values()}
-    segment.draw_ways(grid[0], names, heights, sizes, fontsize=12)
-    grid[0].set_yscale("log")
-    ticks = (10, 30, 100, 300, 1000)
-    grid[0].set_yticks(ticks, [str(tick) for tick in ticks])
-    grid[0].set_ylim(10, 2000)
-    grid[0].set(ylabel="output tokens/s", title="(a) throughput; on the bars: largest batch BS")
-    gains = {i: predicted.one("gain", model=model) for i, model in enumerate(TILES)}
-    style = {"color": look.COLOURS["green"], "edgecolor": "none", "label": "predicted"}
-    look.labelled_bars(grid[1], gains, 0.6, "%.1fx", 15, **style)
-    label = f"paper: {low:g}x to {high:g}x"
-    grid[1].axhspan(low, high, color="black", alpha=0.12, zorder=0, label=label)
-    grid[1].set(ylabel="gain of segment over transformers", title="(b) gain")
-    grid[1].set_ylim(0, 1.05 * high)
-    for axes, columns in zip(grid, (3, 1), strict=False):
-        axes.set_xticks(range(len(TILES)), names.values(), fontsize=11)
-        axes.legend(loc="upper right", ncols=columns)
-    for axes in grid[2:]:
-        draw_measured(axes, measured)
-    for axes in grid:
-        axes.grid(axis="x", visible=False)
-    figure.suptitle(STUDY.title, fontsize=18)
-    return figure
 
 
 def print_batches(rows: Rows) -> None:
@@ -210,7 +167,14 @@ STUDY = Study(
         f"Segment KV Fig 9: BW = {WIDTH}; predicted for {TILE.name}, prompt {PROMPT}, response"
         f" {RESPONSE}"
     ),
-    draw=draw,
+    panels=[
+        *(
+            Panel("model", name, "way", "bars", colours=COLOURS)
+            for name in ("throughput", "largest batch")
+        ),
+        Panel("model", "gain", kind="bars", where={"which": None}, title=GAIN),
+        Panel(("model", "which"), "gain", kind="bars", title=GAIN),
+    ],
     paper={
         "sk_throughput_low": ("gain", {"which": "smallest"}),
         "sk_throughput_high": ("gain", {"which": "largest"}),

@@ -19,17 +19,15 @@ import enter  # noqa: F401
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
-import matplotlib.pyplot as plt
-
 from configs import MODELS
-from experiments.lib import look, segment
+from experiments.lib import segment
 from experiments.lib.beam_engines import RealBeams, real_beams
 from experiments.lib.claims import Claim, bounded, flat
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.rows import Rows
-from experiments.lib.segment import OURS, THEIRS, TILE, TILES, TOKENS, say
-from experiments.lib.study import Study
+from experiments.lib.segment import COLOURS, OURS, THEIRS, TILE, TILES, TOKENS, say
+from experiments.lib.study import Panel, Study
 
 if TYPE_CHECKING:  # predicting needs no torch
     from engine import LLM
@@ -49,65 +47,23 @@ STATED = {
 
 
 def two_models(llm: "LLM", repeats: int) -> Generator[RealBeams]:
-    """One model after the other; its six searches in alternation."""
-    yield from real_beams(llm, repeats)
+    """One model after the other; its six searches in alternation. The newest: that of --model."""
     if repeats > 1 and llm.config.name != SECOND:
         yield from real_beams(llm, repeats, MODELS[SECOND])
+    yield from real_beams(llm, repeats)
 
 
 def summary(rows: Rows) -> None:
-    """What the paper states, of these models together."""
-    models, like = list(rows.by("model")), rows[0]
-    every = {"model": "four models", "hardware": TILE.name}
-    if like["source"] == "measured":
-        every = {"model": " and ".join(models), "hardware": like["hardware"]}
+    """What the paper states, of its models together."""
+    if rows.sources() != ["predicted"]:
+        return
     for width, token, which in STATED.values():
         tokens = TOKENS if token == "both tokens" else (token,)
-        found = rows.where("gain", model=tuple(models), BW=width, token=tokens).column("gain")
+        found = rows.where("gain", model=tuple(TILES), BW=width, token=tokens).column("gain")
+        case = {"BW": width, "token": token, "which": which}
         gain = min(found) if which == "smallest" else max(found)
-        rows.add(like | every, BW=width, token=token, which=which, gain=gain)
-
-
-def newest_run(rows: Rows) -> Rows:
-    """Of the models that were measured last: the last row names them all."""
-    measured = rows.where(source="measured")
-    if not measured:
-        return measured
-    models = tuple(measured[-1]["model"].split(" and "))
-    return measured.where("latency", model=models, hardware=measured[-1]["hardware"])
-
-
-def draw_panel(axes: plt.Axes, rows: Rows, tiles: bool) -> None:
-    """Bars of the three ways. rows: of one token. tiles: whether to say on how many."""
-    heights = {
-        ((row["model"], row["BW"]), row["way"]): row["latency"] for row in rows.where("latency")
-    }
-    labels = {key: f"{ms:.0f}" if ms >= 10 else f"{ms:.1f}" for key, ms in heights.items()}
-    names = {}
-    for model, width in dict.fromkeys(group for group, _ in heights):
-        count = TILES.get(model)
-        where = f", {count} tile{'s' if count > 1 else ''}" if tiles else ""
-        names[model, width] = f"{model}\nBW = {width}{where}"
-    segment.draw_ways(axes, names, heights, labels)
-    axes.set_ylabel("latency (ms)")
-    axes.margins(y=0.2)  # room for the legend
-
-
-def draw(rows: Rows) -> plt.Figure:
-    """Bars: each model at both widths, one bar for each way."""
-    predicted, newest = rows.where(source="predicted"), newest_run(rows)
-    ratios = [4, 2.5] if newest else [1]
-    figure, grid = look.panels(2, len(ratios), 13 if newest else 16, 5.5, width_ratios=ratios)
-    for token, letters, (left, *right) in zip(TOKENS, ("ac", "bd"), grid, strict=True):
-        draw_panel(left, predicted.where(token=token), tiles=True)
-        left.set_title(f"({letters[0]}) {token}, predicted: prompt {PROMPT}, response {RESPONSE}")
-        for axes in right:
-            draw_panel(axes, newest.where(token=token), tiles=False)
-            title = f"({letters[1]}) {token}, measured\n{newest[0]['hardware']}"
-            axes.set_title(title, fontsize=14)
-    where = f"{TILE.name}, and this machine" if newest else f"{TILE.name} (predicted)"
-    figure.suptitle(f"{STUDY.title}, {where}", fontsize=18)
-    return figure
+        every = {"model": "four models", "hardware": TILE.name}
+        rows.add(rows[0] | every, **case, gain=gain)
 
 
 def print_misses() -> None:
@@ -140,16 +96,14 @@ def print_misses() -> None:
 def report(rows: Rows) -> None:
     segment.print_latencies(rows.where(source="predicted"), "model", "BW")
     print_misses()
-    newest = newest_run(rows)
+    newest = rows.newest().where("latency", source="measured")
     if not newest:
         return
     segment.print_latencies(newest, "model", "BW")
-    wider = []
-    for model, own in newest.where(way=OURS, token="next token").by("model").items():
-        one, four = (own.one("latency", BW=width) for width in WIDTHS)
-        wider.append(f"{four / one:.2f}x for {model}")
+    own = newest.where(way=OURS, token="next token")
+    one, four = (own.one("latency", BW=width) for width in WIDTHS)
     say(
-        f"Measured, BW = 4 over BW = 1, next token with segments: {', '.join(wider)}.",
+        f"Measured, BW = 4 over BW = 1, next token with segments: {four / one:.2f}x.",
         "First token, BW = 4: transformers runs 4 times the rows. Next token: every engine reads",
         "all weights, and no cache saves that.",
     )
@@ -169,7 +123,11 @@ STUDY = Study(
     ],
     units={"latency": "ms", "gain": "x"},
     title="Segment KV Fig 8: BS = 1",
-    draw=draw,
+    panels=[
+        Panel("model", "latency", "way", "bars", facet=("token", "BW"), colours=COLOURS),
+        Panel(("BW", "token", "which"), "gain", kind="bars", where={"model": "four models"}),
+    ],
+    columns=3,
     paper={
         name: ("gain", {"BW": width, "token": token, "which": which})
         for name, (width, token, which) in STATED.items()

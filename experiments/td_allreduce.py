@@ -15,14 +15,11 @@ numbers stand beside 1024. The memory of a GPU is not checked: one L20 could not
 
 import enter  # noqa: F401
 
-import matplotlib.pyplot as plt
-
 from configs import GPUS, LINKS
 from costmodel import CostModel, make_batch
 from experiments.lib.engines import Priced, Sweep, cases
-from experiments.lib.look import COLOURS, panels, stacked_bars
 from experiments.lib.rows import Row, Rows, print_rows
-from experiments.lib.study import Study
+from experiments.lib.study import Panel, Study
 
 # GPU -> what joins a node of them, and whose constants price it
 NODES = {
@@ -32,7 +29,6 @@ NODES = {
 ENGINES = [Priced("llama-33b", gpu, software=software) for gpu, (_, software) in NODES.items()]
 BESIDE = 1024  # prompt tokens whose predictions stand beside the paper's numbers
 READINGS = ("bus", "algorithm")
-LOOKS = {"computing": (COLOURS["blue"], ""), "communication": (COLOURS["orange"], "//")}
 PAPER_TOKENS = 400 * 300  # tokens of 400 requests of length 300 (Sec 2.2)
 
 
@@ -79,34 +75,6 @@ def report(rows: Rows) -> None:
     print_rows(four, columns, "4 GPUs against 1, by the reading of the measured bandwidth")
 
 
-def draw(rows: Rows) -> plt.Figure:
-    """A panel for each node: bars of computing and, on top, of communication."""
-    figure, [grid] = panels(1, 2, 8, 7, sharey=True)
-    rows = rows.where(L=BESIDE)
-    for axes, (gpu, (link, _)) in zip(grid, NODES.items(), strict=True):
-        own, [paper] = rows.where(hardware=gpu), rows.where(hardware=gpu, source="paper")
-        own = own.where("computing")
-        own.sort(key=lambda row: row["GPUs"])
-        one = own[0]["computing"]
-        bars = {"1": (1, 0)}
-        for row in own.where(GPUs=(2, 4)):
-            name = f"{row['GPUs']}\n{row['reading']}"
-            bars[name] = row["computing"] / one, row["communication"] / one
-        whole, share = 1 / paper["speedup"], paper["share"] / 100
-        bars["4\npaper"] = whole * (1 - share), whole * share
-        parts = dict(zip(LOOKS, zip(*bars.values(), strict=True), strict=True))
-        tops = stacked_bars(axes, range(len(bars)), parts, LOOKS, 0.8)
-        for place, (top, share) in enumerate(zip(tops, parts["communication"], strict=True)):
-            if share:
-                axes.text(place, top + 0.01, f"{100 * share / top:.0f} %", ha="center")
-        axes.set_xticks(range(len(bars)), list(bars))
-        axes.set(xlabel="GPUs, and how the bandwidth is read", title=f"{gpu}, {link}")
-    grid[0].set(ylabel="time of the prefill (1 GPU = 1)", ylim=(0, 1.05))
-    grid[0].legend()
-    figure.suptitle(STUDY.title, fontsize=18)
-    return figure
-
-
 def published(gpu: str) -> dict[str, object]:
     """The case that the paper's numbers stand beside."""
     return {"hardware": gpu, "L": BESIDE, "reading": "bus", "GPUs": 4}
@@ -133,11 +101,24 @@ STUDY = Study(
         "keys and values of a token": "MiB",
         "keys and values of 400 requests of 300 tokens": "GiB",
     },
-    title=(
-        f"TD-Pipe Fig 6: tensor parallelism over PCIe, {ENGINES[0].model}, a prompt of {BESIDE}"
-        " tokens (predicted)\n% on the bars: share of communication"
-    ),
-    draw=draw,
+    title=f"TD-Pipe Fig 6: tensor parallelism over PCIe, a prompt of {BESIDE} tokens",
+    panels=[
+        Panel(
+            ("GPUs", "reading"),
+            ("computing", "communication"),
+            kind="stacks",
+            facet="hardware",
+            where={"L": BESIDE},
+            show={"ylim": (0, 800)},
+        ),
+        *(
+            Panel(
+                ("hardware", "GPUs"), name, "reading", "bars", where={"L": BESIDE, "GPUs": (2, 4)}
+            )
+            for name in ("share", "speedup")
+        ),
+    ],
+    columns=2,
     paper={
         "td_tp_prefill_l20": ("speedup", published("l20")),
         "td_tp_prefill_a100": ("speedup", published("a100-80gb-pcie")),

@@ -34,16 +34,14 @@ import random
 from functools import cache
 from statistics import fmean
 
-import matplotlib.pyplot as plt
 import numpy as np
 
 from batch import Request
 from command.flags import Flag
 from experiments.lib import td
 from experiments.lib.engines import Sweep, cases
-from experiments.lib.look import SERIES, log_ticks
 from experiments.lib.rows import Row, Rows, print_rows
-from experiments.lib.study import Study
+from experiments.lib.study import Panel, Study
 from pipeline.phases import Rules
 from pipeline.predictors import Classes, Constant, Predictor, PromptLength, oracle
 
@@ -56,7 +54,7 @@ LOOK_AHEADS = {"all steps": True, "paper's points": False}  # `between` of `Rule
 NODES = (td.NODES["A100 + 70B"], td.NODES["L20 + 13B"])
 ORACLE, NONE = "oracle", "one token"
 TRIED = (*(f"classes {accuracy:g}" for accuracy in ACCURACIES), "prompt length", "mean")
-LOOKS = dict(zip((ORACLE, *TRIED, NONE), [SERIES[6], *SERIES[:5], SERIES[7]], strict=True))
+EVERY = (ORACLE, *TRIED, NONE)
 
 
 def split(lengths: td.Lengths, seed: int = 0) -> tuple[td.Lengths, td.Lengths]:
@@ -68,12 +66,12 @@ def split(lengths: td.Lengths, seed: int = 0) -> tuple[td.Lengths, td.Lengths]:
 
 
 def predictors(train: td.Lengths, seed: int = 0) -> dict[str, Predictor]:
-    """Of all LOOKS."""
+    """Of EVERY kind."""
     outputs = [output for _, output in train]
     classes = [Classes(outputs, accuracy, seed) for accuracy in ACCURACIES]
     mean = Constant(sum(outputs) / len(outputs))
     every = (oracle, *classes, PromptLength(train), mean, Constant(1))
-    return dict(zip(LOOKS, every, strict=True))
+    return dict(zip(EVERY, every, strict=True))
 
 
 def ask(predict: Predictor, requests: list[Request]) -> np.ndarray:
@@ -143,70 +141,19 @@ def beside_oracle(rows: Rows) -> None:
 
 def report(rows: Rows) -> None:
     shown = (1, 16, BESIDE, SIZES[-1])
-    title = f"% by which the total of so many requests is off, median of {groups_of(rows)}"
+    [splits] = set(rows.column("splits"))
+    title = "% by which the total of so many requests is off, median of"
+    title += f" {splits * GROUPS} random groups of {splits} splits"
     errors = rows.where("error", source="predicted").across("group", "error")
     print_rows(errors, ("predictor", *shown), title)
     columns = ("node", "look_ahead", "predictor", "throughput", "over oracle", "recomputed")
     print_rows(rows.where("throughput"), (*columns, "most of the memory"), "runs")
 
 
-def groups_of(rows: Rows) -> str:
-    [splits] = set(rows.column("splits"))
-    return f"{splits * GROUPS} random groups of {splits} splits"
-
-
-def draw(rows: Rows) -> plt.Figure:
-    nodes = rows.by("node")
-    figure = plt.figure(figsize=(17, 14), layout="constrained")
-    top, bottom = figure.subfigures(2, 1)
-    axes = top.subplots()
-    draw_errors(axes, rows)
-    axes.set_title(f"(a) error of the total: median of {groups_of(rows)}", loc="left")
-    panels = bottom.subplots(1, len(nodes), squeeze=False)[0]
-    for letter, axes, (node, own) in zip("bc", panels, nodes.items(), strict=False):
-        draw_runs(axes, own)
-        axes.set_title(f"({letter}) {node}: output tokens/s; recomputed of 1000", loc="left")
-    bottom.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    figure.suptitle(STUDY.title, fontsize=20)
-    return figure
-
-
-def draw_errors(axes: plt.Axes, rows: Rows) -> None:
-    for name in TRIED:
-        own = rows.where(source="predicted", predictor=name)
-        colour, marker = LOOKS[name]
-        label = f"{name} (class accuracy {own.one('class accuracy'):.2f})"
-        axes.plot(SIZES, own.column("error"), color=colour, marker=marker, label=label)
-    low, high = sorted(rows.where(source="paper").column("error"))
-    style = {"color": "black", "alpha": 0.25, "label": f"paper at {BESIDE}: {low:g} to {high:g} %"}
-    axes.fill_between([BESIDE / 1.2, BESIDE * 1.2], low, high, **style)
-    log_ticks(axes, SIZES)
-    axes.set(xlabel="requests whose total is predicted", ylabel="error (%)", yscale="log")
-    axes.set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
-    axes.legend()
-
-
-def draw_runs(axes: plt.Axes, rows: Rows) -> None:
-    """A bar for each predictor and look-ahead."""
-    colours = [colour for colour, _ in LOOKS.values()]
-    for number, (ahead, own) in enumerate(rows.by("look_ahead").items()):
-        places = [place + 0.4 * number - 0.2 for place in range(len(LOOKS))]
-        style = {"edgecolor": "black", "hatch": "//" if number else ""}
-        speeds, alpha = own.column("throughput"), 0.5 if number else 1
-        drawn = axes.barh(places, speeds, 0.38, color=colours, alpha=alpha, **style)
-        labels = [f"{row['throughput']:.0f}; {row['recomputed']:.1f}" for row in own]
-        axes.bar_label(drawn, labels, padding=4)
-        axes.barh([0], [0], color="white", label=ahead, **style)
-    axes.set_yticks(range(len(LOOKS)), list(LOOKS))
-    axes.invert_yaxis()
-    axes.set(xlim=(0, 1.25 * axes.get_xlim()[1]), xlabel="output tokens/s")
-    axes.grid(visible=False, axis="y")
-
-
 def sweeps(quick: bool, seed: int = 0) -> list[Sweep]:
     """Runs are of the first split."""
     nodes, requests = (NODES[:1], 400) if quick else (NODES, 1500)
-    runs = cases(requests=requests, seed=seed, look_ahead=list(LOOK_AHEADS), predictor=list(LOOKS))
+    runs = cases(requests=requests, seed=seed, look_ahead=list(LOOK_AHEADS), predictor=EVERY)
     return [
         Sweep(errors, NODES[:1], cases(predictor=TRIED, seed=seed, splits=1 if quick else 20)),
         Sweep(run, nodes, runs),
@@ -226,7 +173,20 @@ STUDY = Study(
         "most of the memory": "%",
     },
     title="TD-Pipe Fig 14: errors of predicted lengths, and what they cost (predicted)",
-    draw=draw,
+    panels=[
+        Panel(
+            "group",
+            "error",
+            "predictor",
+            log="xy",
+            show={"xlabel": "requests whose total is predicted"},
+        ),
+        *(
+            Panel("predictor", name, "look_ahead", "bars", facet="node")
+            for name in ("throughput", "recomputed")
+        ),
+    ],
+    columns=3,
     paper={
         "td_pred_acc_low": ("class accuracy", {"predictor": TRIED[0]}),
         "td_pred_acc_high": ("class accuracy", {"predictor": TRIED[2]}),

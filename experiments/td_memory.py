@@ -30,14 +30,11 @@ import statistics
 from functools import cache
 from itertools import product
 
-import matplotlib.pyplot as plt
-
 from command.flags import Flag
 from experiments.lib import td
 from experiments.lib.engines import Sweep, cases
-from experiments.lib.look import COLOURS
 from experiments.lib.rows import Row, Rows, print_rows
-from experiments.lib.study import Study
+from experiments.lib.study import Panel, Study
 from pipeline.phases import POINTS, LookAhead, Rules
 from pipeline.predictors import Classes
 
@@ -52,8 +49,7 @@ AHEAD = {  # points, and whether the steps between them count
 }
 EVERY = 10  # one in so many rows of the history is kept, that the file stays small
 FRESH, MIDST = "fresh", "midst"
-STATES = {FRESH: COLOURS["sky"], MIDST: COLOURS["vermilion"]}
-MEANS = {"the points alone": "o", "and what is in use now": "D"}
+STATES, MEANS = (FRESH, MIDST), ("the points alone", "and what is in use now")
 History = list[tuple[float, float, str]]  # s, % of the memory in use, phase
 
 
@@ -124,58 +120,6 @@ def report(rows: Rows) -> None:
     print_rows(missed, columns, title)
 
 
-def draw(rows: Rows) -> plt.Figure:
-    figure = plt.figure(figsize=(19, 17), layout="constrained")
-    top, bottom = figure.subfigures(2, 1, height_ratios=[4, 1.3])
-    runs = rows.where("throughput")
-    panels = top.subplots(len(runs), 1, sharex=True, sharey=True)
-    for letter, axes, row in zip("abcd", panels, runs, strict=True):
-        draw_history(axes, run(row["requests"], row["look_ahead"]))
-        axes.set_title(
-            f"({letter}) {row['look_ahead']}: above 95 % for {row['time above 95 %']:.0f} % of the"
-            f" time, {row['phases']:.0f} phases, {row['preemptions']:.0f} preemptions,"
-            f" {row['throughput']:.0f} tokens/s",
-            loc="left",
-        )
-        axes.set(ylabel="in use (%)", ylim=(0, 112))
-    panels[-1].set_xlabel("time (s)")
-    panels[0].legend(loc="lower right", ncols=3, framealpha=1)
-    draw_misses(bottom.subplots(), rows.where("miss"))
-    title = f"{STUDY.title}, {NODE.model} on {NODE.hardware}, {runs[0]['requests']} requests"
-    figure.suptitle(f"{title} (predicted)", fontsize=20)
-    return figure
-
-
-def draw_history(axes: plt.Axes, run: td.Run) -> None:
-    """Bars from 0, as in the paper; one colour for each phase."""
-    history = filling(run)
-    times = [*(s for s, _, _ in history), run.trace.end]
-    for phase, colour in td.PHASES.items():
-        tops = [used if kind == phase else 0 for _, used, kind in history]
-        axes.fill_between(times, [*tops, 0], step="post", color=colour, label=phase)
-    axes.axhline(100, color="black", linewidth=1.5, label="capacity")
-
-
-def draw_misses(axes: plt.Axes, rows: Rows) -> None:
-    """A mark at the median, a line over all groups."""
-    for row in rows:
-        name, state, counted = row["look_ahead"], row["state"], row["counted"]
-        place = list(AHEAD).index(name) + 0.15 * (1 if state == MIDST else -1)
-        place += 0.07 * (list(MEANS).index(counted) * 2 - 1)
-        ends = row["miss lowest"], row["miss highest"]
-        axes.plot(ends, [place, place], color=STATES[state], linewidth=4)
-        style = {"color": STATES[state], "markeredgecolor": "black", "markersize": 10}
-        style["label"] = f"{state}: {counted}" if name == "all steps" else None
-        axes.plot([row["miss"]], [place], MEANS[counted], **style)
-    axes.axvline(0, color="black", linewidth=1.5)
-    axes.set_yticks(range(len(AHEAD)), list(AHEAD))
-    axes.invert_yaxis()
-    axes.set_xlabel("part of the true peak that is missed (%): median and range")
-    title = f"{rows[0]['groups']} groups of {SIZE} requests each"
-    axes.set_title(f"(e) peaks at the points beside true peaks: {title}", loc="left")
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
-
-
 def sweeps(quick: bool, seed: int = 0) -> list[Sweep]:
     requests, groups = (1200, 3) if quick else (td.COUNT, 100)
     return [
@@ -198,8 +142,18 @@ STUDY = Study(
         "in use": "%",
         "miss": "%",
     },
-    title="TD-Pipe Fig 12: KV memory in use",
-    draw=draw,
+    title="TD-Pipe Fig 12: KV memory in use, and what an admission rule misses",
+    panels=[
+        Panel("time", "in use", facet="look_ahead", show={"xlabel": "time (s)", "ylim": (0, 112)}),
+        Panel(
+            ("look_ahead", "counted"),
+            "miss",
+            "state",
+            "bars",
+            title="part of the true peak that is missed (median)",
+        ),
+    ],
+    columns=2,
     shown=None,
     report=report,
     flags={"seed": Flag("seed of the groups of requests", 0)},

@@ -20,15 +20,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
 
-import matplotlib.pyplot as plt
-
 from command.flags import Flag
 from experiments.lib import td
 from experiments.lib.claims import Claim, Finding
 from experiments.lib.engines import Sweep
-from experiments.lib.look import log_ticks, panels
 from experiments.lib.rows import Row, Rows, print_rows
-from experiments.lib.study import Study
+from experiments.lib.study import Panel, Study
 from experiments.lib.td import BASELINES, NODES, OURS, SYSTEMS
 from pipeline.phases import Rules
 from pipeline.predictors import Classes
@@ -165,64 +162,6 @@ def report(rows: Rows) -> None:
     print("\nTwo phases: all requests fit the memory at once.")
 
 
-def draw(rows: Rows) -> plt.Figure:
-    leads = rows.where("lead", "node", source="predicted")
-    figure, grid = panels(2, 3, 22 / 3, 7.5)
-    for axes, baseline in zip((*grid[0][:2], *grid[1][:2]), BASELINES, strict=True):
-        draw_options(axes, baseline, leads.where("option", baseline=baseline))
-    for _, axes, _ in grid:
-        axes.tick_params(labelleft=False)
-    draw_outputs(grid[0][2], leads.where("outputs"))
-    draw_gaps(grid[1][2], rows.where("P99 TBT"))
-    legend = grid[0][0].get_legend_handles_labels()
-    figure.legend(*legend, loc="outside lower center", ncol=len(legend[0]), fontsize=15)
-    figure.suptitle(f"{STUDY.title}, {rows[0]['requests']} requests", fontsize=20)
-    return figure
-
-
-def draw_options(axes: plt.Axes, baseline: str, rows: Rows) -> None:
-    """The four ratios under each option."""
-    options, published = list(rows.by("option")), td.LARGEST[baseline]
-    for node, (colour, marker) in td.MARKS.items():
-        style = {"linestyle": "none", "markersize": 10, "label": node, "color": colour}
-        axes.plot(rows.where(node=node).column("lead"), range(len(options)), marker, **style)
-    for place, option in enumerate(options):
-        if untouched(option, baseline):
-            axes.axhspan(place - 0.5, place + 0.5, color="#EEEEEE", zorder=0)
-    axes.axvline(published, color="black", linestyle="--", label="the paper's largest")
-    axes.axvline(1, color="black", linewidth=1)
-    axes.set_yticks(range(len(options)), options)
-    axes.invert_yaxis()
-    axes.set(xlabel=f"{OURS} / {baseline}", xlim=(0.6, 2.85))
-    axes.set_title(f"TD-Pipe over {baseline} (paper, largest: {published:g})")
-
-
-def draw_outputs(axes: plt.Axes, rows: Rows) -> None:
-    for node, (colour, marker) in td.MARKS.items():
-        own = rows.where(node=node)
-        style = {"color": colour, "marker": marker, "markersize": 10}
-        axes.plot(own.column("outputs"), own.column("lead"), **style)
-    log_ticks(axes, own.column("outputs"))
-    axes.axhline(1, color="black", linewidth=1)
-    axes.set(xlabel="mean output tokens (prompts as they are)", ylabel=f"{OURS} / PP+HB")
-    axes.set_title("TD-Pipe over PP+HB, by length of the outputs")
-
-
-def draw_gaps(axes: plt.Axes, rows: Rows) -> None:
-    """Median and 99th percentile of the time between tokens."""
-    for number, (system, own) in enumerate(rows.by("system").items()):
-        places = [place + 0.24 * (number - 0.5) for place in range(len(NODES))]
-        for what, marker, fill in (("median", "o", "full"), ("P99", "^", "none")):
-            heights = [1000 * seconds for seconds in own.column(f"{what} TBT")]
-            style = {"linestyle": "none", "markersize": 12, "fillstyle": fill}
-            style |= {"color": td.LOOKS[system], "label": f"{system}, {what}"}
-            axes.plot(places, heights, marker, **style)
-    td.name_nodes(axes)
-    axes.set(yscale="log", ylabel="ms (logarithmic)", title="time between tokens")
-    axes.set_ylim(top=8 * axes.dataLim.ymax)
-    axes.legend(loc="upper left", ncol=2)
-
-
 def runs_of(options: Iterable[str], outputs: Iterable[int]) -> list[dict[str, object]]:
     """Systems under the options that change them, and for each length of the outputs."""
     found = [
@@ -248,10 +187,36 @@ STUDY = Study(
     sweeps,
     units={"throughput": "output tokens/s", "lead": "x", "phases": "both kinds"}
     | dict.fromkeys(LATENCIES, "s"),
-    title=(
-        "Left: TD-Pipe's lead with one thing changed (grey: it changes neither). Predicted, 4 GPUs"
-    ),
-    draw=draw,
+    title="TD-Pipe's lead with one thing changed, by mean output tokens; time between tokens",
+    panels=[
+        *(
+            Panel(
+                "option",
+                "lead",
+                kind="bars",
+                where={"which": "largest", "baseline": baseline},
+                title=f"{OURS} over {baseline}, largest of four nodes (line: the paper's)",
+                rule=td.LARGEST[baseline],
+            )
+            for baseline in BASELINES
+        ),
+        Panel(
+            "outputs",
+            "lead",
+            "node",
+            where={"baseline": COMPARED[0], "option": None},
+            title=f"{OURS} over {COMPARED[0]}",
+            rule=1,
+            log="x",
+            colours=td.LOOKS,
+            show={"xlabel": "mean output tokens (prompts as they are)"},
+        ),
+        *(
+            Panel("node", name, "system", "bars", colours=td.LOOKS)
+            for name in ("median TBT", "P99 TBT")
+        ),
+    ],
+    columns=2,
     paper={
         number: ("lead", {"which": "largest", "option": NONE, "baseline": baseline})
         for baseline, number in td.PUBLISHED.items()

@@ -22,9 +22,8 @@ import numpy as np
 
 from experiments.lib import td
 from experiments.lib.engines import Sweep, cases
-from experiments.lib.look import stacked_bars
 from experiments.lib.rows import Row, Rows, print_rows
-from experiments.lib.study import Study
+from experiments.lib.study import Panel, Study
 from pictures.gantt import STAGE_LOOKS, draw_stages, legend_handles
 from pictures.lanes import stage_lanes
 from pipeline import BUBBLES, IDLE, PipelineTrace
@@ -33,9 +32,7 @@ DRAWN = td.NODES["L20 + 13B"]  # the node of the windows
 SYSTEMS = ("PP+SB", "PP+HB", td.OURS)
 WINDOW = 1.8  # s
 BINS = 80  # of the utilisation over time
-CAUSES = {"busy": ("#FFFFFF", "")} | {  # colour and hatch of the account; busy first
-    cause: (STAGE_LOOKS[cause].colour, STAGE_LOOKS[cause].hatch) for cause in IDLE
-}
+CAUSES = {"busy": "#FFFFFF"} | {cause: STAGE_LOOKS[cause].colour for cause in IDLE}  # of bars
 
 
 @cache
@@ -94,48 +91,34 @@ def draw(rows: Rows) -> plt.Figure:
     """Three windows; below them utilisation over time, and the account of every run."""
     figure = plt.figure(figsize=(19, 19), layout="constrained")
     top, bottom = figure.subfigures(2, 1, height_ratios=[3, 2])
-    panels = top.subplots(3, 1)
-    curves, accounts = bottom.subplots(1, 2, width_ratios=[2, 3])
+    panels, below = top.subplots(3, 1), bottom.subplots(1, 2)
     figure.draw_without_rendering()  # now panels are as wide as they will be: labels fit or not
-    drawn, lanes, count = rows.where(node=DRAWN.name).by("system"), [], rows[0]["requests"]
-    for letter, axes, (system, own) in zip("abc", panels, drawn.items(), strict=True):
-        trace, [busy] = run(DRAWN, system, count).trace, own.column("busy")
-        start = (switch(trace) if system == td.OURS else trace.end / 2) - 0.1 * WINDOW
+    drawn, lanes, count = rows.where("busy", node=DRAWN.name), [], rows[0]["requests"]
+    for axes, row in zip(panels, drawn, strict=True):
+        trace = run(DRAWN, row["system"], count).trace
+        start = (switch(trace) if row["system"] == td.OURS else trace.end / 2) - 0.1 * WINDOW
         with plt.rc_context({"font.size": 12}):  # labels that fit the bars
             draw_stages(trace, axes, start=start, end=start + WINDOW, legend=False)
-        title = f"({letter}) {system}: {WINDOW:g} s of the run. Stages work {busy:.0f} % of it all"
-        axes.set_title(title, loc="left")
-        label = f"{system}: {busy:.0f} % in all"
-        x, y = own.column("time"), own.column("utilisation")
-        curves.plot(x, y, color=td.LOOKS[system], label=label)
+        axes.set_title(f"{row['system']}: {WINDOW:g} s. Stages work {row['busy']:.0f} % of it all")
         lanes.append(stage_lanes(trace))
     top.legend(handles=legend_handles(lanes, STAGE_LOOKS), loc="outside lower center", ncols=4)
-    curves.set(xlabel="time (s)", ylabel="stages' time that is work (%)", ylim=(0, 103))
-    curves.set_title(f"(d) utilisation over time, {DRAWN.name}", loc="left")
-    curves.legend(loc="lower left")
-    draw_accounts(accounts, rows.where("busy"))
-    figure.suptitle(
-        f"{STUDY.title}: {count} requests on four stages, predicted; (a) to (d): {DRAWN.name}",
-        fontsize=20,
-    )
+    seen = tuple(cause for cause in CAUSES if max(rows.column(cause)) > 0.05)
+    for axes, panel in zip(
+        below,
+        (
+            Panel("time", "utilisation", "system", colours=td.LOOKS, show={"xlabel": "time (s)"}),
+            Panel(
+                ("node", "system"), seen, kind="stacks", colours=CAUSES, show={"ylim": (50, 115)}
+            ),
+        ),
+        strict=True,
+    ):
+        panel.draw(axes, rows, Rows(), "")
+    below[0].set_title(f"work of the stages over time, {DRAWN.name}")
+    below[1].set_title("the account of all nodes, from 50 % on: below that all is work")
+    below[1].tick_params("x", labelrotation=60, labelsize=10)
+    figure.suptitle(f"{STUDY.title}: {count} requests on four stages (predicted); {DRAWN.name}")
     return figure
-
-
-def draw_accounts(axes: plt.Axes, rows: Rows) -> None:
-    """Stacked bars, from 50 % on: below that all is work."""
-    nodes = list(rows.by("node"))
-    group = len(SYSTEMS) + 1  # and a gap
-    places = [group * nodes.index(row["node"]) + SYSTEMS.index(row["system"]) for row in rows]
-    parts = {cause: rows.column(cause) for cause in CAUSES if max(rows.column(cause)) > 0.05}
-    stacked_bars(axes, places, parts, CAUSES, 0.85, linewidth=0.6)
-    for place, busy in zip(places, rows.column("busy"), strict=True):
-        axes.text(place, 53, f"{busy:.0f}", ha="center", fontsize=12)
-    for number, node in enumerate(nodes):
-        axes.text(group * number + 1, 101, node, ha="center")
-    axes.set_xticks(places, rows.column("system"), rotation=60)
-    axes.set(ylim=(50, 105), ylabel="stages' time (%), from 50 % on")
-    axes.set_title("(e) the account of all four nodes", loc="left")
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), reverse=True)
 
 
 def sweeps(quick: bool) -> list[Sweep]:

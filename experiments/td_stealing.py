@@ -22,23 +22,18 @@ import enter  # noqa: F401
 
 from statistics import fmean
 
-import matplotlib.pyplot as plt
-
 from experiments.lib import td
 from experiments.lib.engines import Sweep, cases
-from experiments.lib.look import COLOURS, SERIES, STAR, panels
 from experiments.lib.rows import Row, Rows, print_rows
-from experiments.lib.study import Study
+from experiments.lib.study import Panel, Study
 from pipeline import PipelineTrace, Step
 from pipeline.phases import STEALING, Rules
 
 FINISHED = {"short": None, "long": 0.9}  # `finished` of `Rules`, by length of the decode phases
 LEAST = 50_000  # tokens: a node with less KV memory is left out, for it switches all the time
-DRAWN = td.NODES["L20 + 32B"]  # whose micro-batches are drawn
-QUICK = (DRAWN, td.NODES["A100 + 70B"])  # of which there are published numbers
+QUICK = (td.NODES["L20 + 32B"], td.NODES["A100 + 70B"])  # of which there are published numbers
 PUBLISHED = {"stages": 4, "phases": "short", "stealing": "window"}
-MARKERS = {(4, "short"): "o", (2, "short"): "^", (4, "long"): "D"}  # by stages and phases
-LOOKS = {"window": COLOURS["green"], "pool": COLOURS["sky"], "off": COLOURS["vermilion"]}
+KINDS = ((4, "short"), (2, "short"), (4, "long"))  # stages and phases
 Decode = tuple[Step, int]  # a step, and the context tokens of all its requests
 
 
@@ -109,77 +104,6 @@ def report(rows: Rows) -> None:
     print_rows(rows.where(source="predicted"), columns, title, digits=4)
 
 
-def kind(stages: int, phases: str) -> str:
-    return f"{stages} stages" + (", long phases" if phases == "long" else "")
-
-
-def draw(rows: Rows) -> plt.Figure:
-    figure, [[left, right], below] = panels(2, 2, 9, 6)
-    draw_gains(left, rows)
-    draw_spreads(right, rows.where(source="predicted"))
-    for letter, axes, stealing in zip("cd", below, ("window", "off"), strict=True):
-        draw_phase(axes, run(DRAWN, rows[0]["requests"], "long", stealing).trace)
-        title = f"({letter}) {DRAWN.name}: one long decode phase; stealing: {stealing}"
-        axes.set_title(title, loc="left")
-    below[0].legend(loc="lower left")
-    figure.suptitle(STUDY.title, fontsize=20)
-    return figure
-
-
-def draw_gains(axes: plt.Axes, rows: Rows) -> None:
-    cases = rows.by("node", "stages", "phases")
-    for shift, way in ((-0.2, "window"), (0.2, "pool")):
-        own = rows.where("gain", source="predicted", stealing=way).column("gain")
-        places = [place + shift for place in range(len(own))]
-        style = {"color": LOOKS[way], "edgecolor": "black", "label": f"{way} (predicted)"}
-        axes.barh(places, [gain - 1 for gain in own], 0.38, left=1, **style)
-    stars = {
-        row["gain"]: place - 0.2
-        for place, each in enumerate(cases.values())
-        for row in each.where(source="paper")
-    }
-    axes.plot(list(stars), list(stars.values()), **STAR, label="window (paper)")
-    axes.axvline(1, color="black", linewidth=1.5)
-    axes.set_yticks(range(len(cases)), [f"{node}, {kind(*case)}" for node, *case in cases])
-    axes.invert_yaxis()
-    axes.set_xlabel("throughput over that without stealing")
-    axes.set_title("(a) the gain of stealing", loc="left")
-    axes.legend(loc="upper right")
-
-
-def draw_spreads(axes: plt.Axes, rows: Rows) -> None:
-    """How uneven micro-batches are, in requests and in seconds."""
-    style = {"markeredgecolor": "black", "markersize": 11}
-    for row in rows:
-        x, y = row["spread of requests"], row["spread of seconds"]
-        marker = MARKERS[row["stages"], row["phases"]]
-        axes.plot([x], [y], marker, color=LOOKS[row["stealing"]], **style)
-    end = axes.get_xlim()[1]
-    axes.plot([1, end], [1, end], color="black", linestyle=":")
-    for way, colour in LOOKS.items():
-        axes.plot([], [], "s", color=colour, label=way, markersize=11)
-    for case, marker in MARKERS.items():
-        axes.plot([], [], marker, color="white", label=kind(*case), **style)
-    axes.set(xlabel="largest over mean, in requests", ylabel="largest over mean, in seconds")
-    axes.set_title("(b) sizes drift apart, times much less (dotted: alike)", loc="left")
-    axes.legend(loc="upper left", ncols=2)
-
-
-def draw_phase(axes: plt.Axes, trace: PipelineTrace) -> None:
-    """The sizes of all micro-batches over the longest decode phase.
-
-    The last phase does not count: at its end nobody waits.
-    """
-    phases = decode_phases(trace)
-    steps = [step for step, _ in max(phases[:-1] or phases, key=len)]
-    for number in range(trace.stages):
-        own = steps[number :: trace.stages]
-        x, y = [step.starts[0] - steps[0].starts[0] for step in own], [s.num_tokens for s in own]
-        axes.plot(x, y, color=SERIES[number][0], label=f"micro-batch {number}")
-    axes.set(xlabel="time since the phase began (s)", ylabel="requests")
-    axes.set_ylim(0, 1.05 * steps[0].num_tokens)
-
-
 def sweeps(quick: bool) -> list[Sweep]:
     nodes = QUICK if quick else td.NODES.values()
     return [
@@ -188,7 +112,7 @@ def sweeps(quick: bool) -> list[Sweep]:
             [node.on(stages) for node in nodes if node.on(stages).cache_tokens >= LEAST],
             cases(requests=300 if quick else 1200, phases=phases, stealing=STEALING),
         )
-        for stages, phases in MARKERS
+        for stages, phases in KINDS
         if not (quick and stages == 2)
     ]
 
@@ -201,7 +125,11 @@ STUDY = Study(
     | {f"spread of {name}": "x" for name in ("requests", "context", "seconds")}
     | {"PB3": "%", "number of phases": "both kinds"},
     title="TD-Pipe Fig 15: work stealing between decode micro-batches",
-    draw=draw,
+    panels=[
+        Panel(("stages", "phases"), name, "stealing", "bars", facet="node", rule=1)
+        for name in ("gain", "spread of requests", "spread of seconds")
+    ],
+    columns=4,
     paper={
         f"td_steal_{short}": ("gain", {"node": node} | PUBLISHED)
         for node, short in (("L20 + 32B", "l20_32b"), ("A100 + 70B", "a100_70b"))

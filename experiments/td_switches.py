@@ -18,20 +18,17 @@ import enter  # noqa: F401
 
 from statistics import fmean
 
-import matplotlib.pyplot as plt
-
 from experiments.lib import td
 from experiments.lib.claims import Claim, bounded
 from experiments.lib.engines import Sweep, cases
-from experiments.lib.look import COLOURS, panels
 from experiments.lib.rows import Row, Rows, print_rows
-from experiments.lib.study import Study
+from experiments.lib.study import Panel, Study
 from pipeline.phases import Rules
 
 RULE, ARTEFACT = "rule", "peak of 256"  # 256: requests of a decode batch (the artefact)
-THRESHOLDS = {  # what is fixed: option of `Rules`, its values in %, x label
-    "occupancy": ("occupied", (30, 60, 80, 90, 100), "prefill until full to (% of the memory)"),
-    "finish ratio": ("finished", (5, 10, 30, 50, 90), "decode until finished (% of the phase)"),
+THRESHOLDS = {  # what is fixed: option of `Rules`, its values in %
+    "occupancy": ("occupied", (30, 60, 80, 90, 100)),
+    "finish ratio": ("finished", (5, 10, 30, 50, 90)),
 }
 
 
@@ -66,31 +63,10 @@ def report(rows: Rows) -> None:
     print(f"\nrequests of mean length that fit a micro-batch:\n{fit}")
 
 
-def draw(rows: Rows) -> plt.Figure:
-    """Throughput over the threshold, in % of that with both rules."""
-    names = list(rows.by("node"))
-    figure, grid = panels(2, len(names), 5.3 + 1 / len(names), 5.5, sharey=True)
-    for line, (switch, (*_, label)) in zip(grid, THRESHOLDS.items(), strict=True):
-        for axes, name in zip(line, names, strict=True):
-            own = rows.where(node=name)
-            axes.axhline(100, color=td.LOOKS[td.OURS], linestyle="--", label="TD-Pipe's rules")
-            fixed, style = own.one("relative", switch=ARTEFACT), {"color": "black"}
-            axes.axhline(fixed, linestyle=":", label=f"with a {ARTEFACT}", **style)
-            curve = own.where(switch=switch)
-            style = {"color": COLOURS["vermilion"], "marker": "o", "label": f"fixed {switch}"}
-            axes.plot(curve.column("threshold"), curve.column("relative"), **style)
-            title = f"{name}: rules {own.one('throughput', switch=RULE):.0f} tokens/s"
-            axes.set(xlabel=label, xlim=(0, 105), title=title)
-        line[0].set_ylabel("output tokens/s (rules = 100 %)")
-        line[0].legend(loc="lower right" if switch == "occupancy" else "lower left")
-    figure.suptitle(STUDY.title, fontsize=20)
-    return figure
-
-
 def sweeps(quick: bool) -> list[Sweep]:
     nodes = [td.NODES["L20 + 13B"]] if quick else list(td.NODES.values())
     every = cases(requests=1000 if quick else 1500, switch=(RULE, ARTEFACT))
-    for switch, (_, values, _) in THRESHOLDS.items():
+    for switch, (_, values) in THRESHOLDS.items():
         chosen = values[1::2] if quick else values
         every += cases(requests=every[0]["requests"], switch=switch, threshold=chosen)
     return [Sweep(switching, nodes, every)]
@@ -107,8 +83,25 @@ STUDY = Study(
         "phase switch": "%",
         "preemptions": "times",
     },
-    title="TD-Pipe Fig 13 (above) and 16 (below): fixed thresholds against the rules (predicted)",
-    draw=draw,
+    title=(
+        "TD-Pipe Fig 13, 16: prefill until the memory is full to a threshold (occupancy),\n"
+        "or decode until a share of the phase has finished (finish ratio)"
+    ),
+    panels=[
+        Panel(
+            "threshold",
+            "relative",
+            "switch",
+            facet="node",
+            rule="relative",
+            show={
+                "xlabel": "threshold (%)",
+                "ylabel": "output tokens/s (rules = 100 %)",
+                "ylim": (40, 105),
+            },
+        )
+    ],
+    columns=2,
     derive=relative,
     shown=None,
     report=report,

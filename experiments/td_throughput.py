@@ -22,14 +22,12 @@ import enter  # noqa: F401
 from collections.abc import Mapping
 from itertools import product
 
-import matplotlib.pyplot as plt
-
 from command.flags import Flag
 from experiments.lib import td
 from experiments.lib.engines import Sweep, cases
-from experiments.lib.look import COLOURS, log_ticks, panels, stacked_bars, star
+from experiments.lib.look import COLOURS
 from experiments.lib.rows import Row, Rows, print_rows
-from experiments.lib.study import Study
+from experiments.lib.study import Panel, Study
 from experiments.lib.td import BASELINES, NODES, OURS, SYSTEMS
 from pipeline import BUBBLES, seconds_of_rows
 
@@ -37,12 +35,11 @@ CEILING = "ceiling"
 COUNTS = (1, 2, 4)  # GPUs
 MOST = COUNTS[-1]
 LOOKED_INTO = ("PP+HB", OURS)  # whose steps are kept
-PARTS = {  # where a stage's time goes: colour and hatch
-    "prefill": (td.PHASES["prefill"], ""),
-    "hybrid": (COLOURS["purple"], ""),
-    "decode": (td.PHASES["decode"], ""),
-    "bubbles": (COLOURS["black"], ""),
-    "start and end": ("#BBBBBB", ""),
+PARTS = {  # where a stage's time goes: colour
+    **td.PHASES,
+    "hybrid": COLOURS["purple"],
+    "bubbles": COLOURS["black"],
+    "start and end": "#BBBBBB",
 }
 COSTS = {"cost of a decode aboard": "ms", "cost of a decode alone": "ms", "cost of prefills": "x"}
 
@@ -144,70 +141,6 @@ def print_leads(rows: Rows) -> None:
     print_rows(table, ("node", *BASELINES), f"{OURS} over each baseline, {MOST} GPUs")
 
 
-def draw(rows: Rows) -> plt.Figure:
-    figure, grid = panels(2, 3, 20 / 3, 6)
-    for axes, (name, own) in zip(
-        (*grid[0][:2], *grid[1][:2]), rows.by("node").items(), strict=True
-    ):
-        draw_throughput(axes, own.where("throughput"))
-        axes.set_title(name)
-    grid[0][0].legend(loc="upper left")
-    draw_leads(grid[0][2], rows.where("lead"))
-    draw_parts(grid[1][2], rows.where("prefill"))
-    figure.suptitle(STUDY.title, fontsize=20)
-    return figure
-
-
-def draw_throughput(axes: plt.Axes, rows: Rows) -> None:
-    """Lines over the GPUs. TP and PP begin at the same points."""
-    for system, marker in zip((*SYSTEMS, CEILING), "^s^so ", strict=True):
-        own = rows.where(system=(system, system[3:]))
-        style = {"color": td.LOOKS.get(system, "black"), "marker": marker, "label": system}
-        style |= {"linewidth": 3.5, "zorder": 3} if system == OURS else {}
-        style |= {"linestyle": ":", "label": "ceiling of phases"} if system == CEILING else {}
-        axes.plot(own.column("GPUs"), own.column("throughput"), **style)
-    style = {"rotation": 90, "ha": "center", "va": "bottom"}
-    for gpus in set(COUNTS) - set(rows.column("GPUs")):
-        axes.text(gpus, 0.03, "does not fit", transform=axes.get_xaxis_transform(), **style)
-    log_ticks(axes, COUNTS)
-    axes.set(xlim=(0.85, 4.7), ylim=0, xlabel="GPUs", ylabel="output tokens/s")
-
-
-def draw_leads(axes: plt.Axes, rows: Rows) -> None:
-    """Dots: TD-Pipe over each baseline. A star is published, a line the ceiling."""
-    for place, (baseline, own) in enumerate(rows.by("baseline").items()):
-        first = place == 0  # named in the legend
-        for number, (name, (colour, marker)) in enumerate(td.MARKS.items()):
-            x, leads = place + 0.16 * (number - 1.5), own.where(node=name)
-            style = {"linestyle": "none", "markersize": 10, "label": name if first else None}
-            axes.plot([x], [leads.one("lead", system=OURS)], marker, color=colour, **style)
-            y, text = leads.one("lead", system=CEILING), "ceiling" if number == 0 else None
-            style = {"color": "black", "linewidth": 2, "label": text if first else None}
-            axes.hlines(y, x - 0.07, x + 0.07, **style)
-        star(axes, place - 0.4, td.LARGEST[baseline], label="paper, largest" if first else None)
-    axes.axhline(1, color="black", linewidth=1)
-    axes.set_xticks(range(len(BASELINES)), BASELINES)
-    axes.set(ylim=(0, 3.9), ylabel=f"{OURS} / baseline", title="TD-Pipe over each baseline")
-    axes.legend(loc="upper left", ncol=2)
-
-
-def draw_parts(axes: plt.Axes, rows: Rows) -> None:
-    """Stacked bars: where a stage's time goes; PP+HB's time is 1."""
-    whole = {
-        row["node"]: sum(row[part] for part in PARTS) for row in rows.where(system=LOOKED_INTO[0])
-    }
-    places = [
-        list(NODES).index(row["node"]) + 0.42 * (LOOKED_INTO.index(row["system"]) - 0.5)
-        for row in rows
-    ]
-    parts = {part: [row[part] / whole[row["node"]] for row in rows] for part in PARTS}
-    stacked_bars(axes, places, parts, PARTS, 0.36, edgecolor="white")
-    td.name_nodes(axes)
-    axes.set(ylim=(0, 1.75), ylabel="time of a stage (PP+HB = 1)")
-    axes.set_title("where the time goes: left PP+HB, right TD-Pipe")
-    axes.legend(loc="upper left", ncol=2)
-
-
 def sweeps(quick: bool, requests: int, seed: int = 0) -> list[Sweep]:
     """All that fit the memory and differ."""
     one, *more = (
@@ -234,11 +167,30 @@ STUDY = Study(
     }
     | dict.fromkeys(PARTS, "s")
     | COSTS,
-    title=(
-        "TD-Pipe Fig 11: throughput of four configurations (predicted); right, what decides it on"
-        f" {MOST} GPUs"
-    ),
-    draw=draw,
+    title=f"TD-Pipe Fig 11: throughput of four configurations; what decides it on {MOST} GPUs",
+    panels=[
+        Panel(
+            "GPUs", "throughput", "system", facet="node", colours=td.LOOKS, show={"ylim": (0, None)}
+        ),
+        Panel(
+            "baseline",
+            "lead",
+            "system",
+            "bars",
+            where={"which": "largest"},
+            title="over each baseline, largest of the nodes",
+            colours=td.LOOKS,
+            rule=1,
+        ),
+        Panel(
+            ("node", "system"),
+            tuple(PARTS),
+            kind="stacks",
+            title="where a stage's time goes (s)",
+            colours=PARTS,
+        ),
+    ],
+    columns=3,
     paper={
         number: ("lead", {"which": "largest", "system": OURS, "baseline": baseline})
         for baseline, number in td.PUBLISHED.items()

@@ -10,7 +10,7 @@ import numpy as np
 from experiments.lib import look
 from experiments.lib.common import three_digits, wrap
 from experiments.lib.papers import looks_of
-from experiments.lib.rows import Row, Rows, cell
+from experiments.lib.rows import WHERE, Row, Rows, cell
 
 AXES = {  # key: its label
     "B": "batch size B",
@@ -58,8 +58,10 @@ class Panel:
         found = {}
         for row in self.rows(rows):
             case = {key: row.get(key) for key in several(self.facet)}
-            title = ", ".join(filter(None, (self.title, *words(row, self.facet))))
-            found[title] = replace(self, facet=(), where={**self.where, **case}, title=title)
+            said = words(row, tuple(key for key in case if key not in WHERE))  # its title has those
+            title = ", ".join(filter(None, (self.title, *said)))
+            one = replace(self, facet=(), where={**self.where, **case}, title=title)
+            found.setdefault(tuple(case.values()), one)
         return list(found.values())
 
     def series(self, rows: Rows, x: Names = ()) -> Series:

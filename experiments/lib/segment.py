@@ -12,18 +12,16 @@ measured rate: nothing is taken off.
 """
 
 import textwrap
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
-
-import matplotlib.pyplot as plt
 
 from batch import Batch, Chunk
 from beam.cost import BeamCostModel, cache_bytes, make_beams
 from beam.request import STEP, segment_length
 from configs import GPUS, LINKS, MODELS, ModelConfig
+from experiments.lib import look
 from experiments.lib.common import print_table
-from experiments.lib.look import COLOURS
 from experiments.lib.rows import Row, Rows
 
 TILE = GPUS["max-1550-tile"]
@@ -39,14 +37,14 @@ class Way:
     cache: str
     expanded: bool
     colour: str
-    marker: str
 
 
 WAYS = {
-    "segment": Way("segment", False, COLOURS["blue"], "o"),
-    "standard": Way("standard", False, COLOURS["orange"], "^"),
-    "transformers": Way("standard", True, COLOURS["vermilion"], "D"),
+    "segment": Way("segment", False, look.COLOURS["blue"]),
+    "standard": Way("standard", False, look.COLOURS["orange"]),
+    "transformers": Way("standard", True, look.COLOURS["vermilion"]),
 }
+COLOURS = {name: way.colour for name, way in WAYS.items()}
 OURS, THEIRS = "segment", "transformers"
 
 # ---------------------------------------------------------------------------------------- predicted
@@ -157,7 +155,7 @@ def prefill_peak(config: ModelConfig, width: int, prompt: int) -> int:
     return 2 * config.parameters + cache + 8 * config.n_head * width * prompt**2
 
 
-# ------------------------------------------------------------------------------ tables and pictures
+# ------------------------------------------------------------------------------ tables
 
 
 def print_latencies(rows: Rows, *keys: str) -> None:
@@ -179,40 +177,6 @@ def print_latencies(rows: Rows, *keys: str) -> None:
             table.append([*(place if len(keys) > 1 else [place]), *cells, gain])
         title = f"{token}, ms; gain: {THEIRS} over {OURS}"
         print_table([*keys, *WAYS, "gain"], table, title)
-
-
-def draw_ways(
-    axes: plt.Axes,
-    groups: Mapping[Hashable, str],
-    heights: Mapping[tuple[Hashable, str], float],
-    labels: Mapping[tuple[Hashable, str], str],
-    fontsize: int = 11,
-) -> None:
-    """Groups of bars, one for each way.
-
-    groups: what stands below each. heights, labels: of bars, by group and way. fontsize: of these.
-    """
-    for number, (name, way) in enumerate(WAYS.items()):
-        keys = {i: (group, name) for i, group in enumerate(groups) if (group, name) in heights}
-        places = [place + 0.27 * (number - 1) for place in keys]
-        tops = [heights[key] for key in keys.values()]
-        drawn = axes.bar(places, tops, 0.27, color=way.colour, label=name)
-        texts = [labels[key] for key in keys.values()]
-        axes.bar_label(drawn, texts, padding=2, fontsize=fontsize)
-    axes.set_xticks(range(len(groups)), groups.values(), fontsize=12)
-    axes.grid(axis="x", visible=False)
-    axes.legend(loc="upper left", ncols=3)
-
-
-def plain_log(axes: plt.Axes) -> None:
-    """A logarithmic y axis with plain numbers: 1, 3, 10, ..."""
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    places = [step * 10.0**power for power in range(-4, 8) for step in (1, 3)]
-    places = [y for y in places if low <= y <= high]
-    axes.set_yticks(places, [f"{y:g}" for y in places])
-    axes.set_yticks([], minor=True)
-    axes.set_ylim(low, high)
 
 
 def say(*sentences: str) -> None:

@@ -176,29 +176,43 @@ class Study:
         return dict(self.flags) | MEASURE | {"dtype": dtype, "repeats": repeats}
 
     def picture(self, rows: Rows) -> plt.Figure:
-        """The panels of each source; what was measured begins a row, if not all stand in one."""
         if self.draw:
             return self.draw(rows)
-        rows, found = rows.newest(), {}
-        for source in rows.sources():
-            own = rows.where(source=source)
-            found[source] = [each for panel in self.panels for each in panel.facets(own)]
-        count = max(map(len, found.values()))
-        columns = self.columns or (len(found) if count == 1 else count)
-        drawn = [(source, panel) for source, several in found.items() for panel in several]
-        size = (8, 6) if columns < 3 else (6.5, 5.5)
-        figure, grid = look.panels(-(-len(drawn) // columns), columns, *size)
-        places = [axes for line in grid for axes in line]
-        for axes, (source, panel) in zip(places, drawn, strict=False):
-            own = rows.where(source=source)
-            stars = rows.where(source="paper") if source == "predicted" else Rows()
-            panel.draw(axes, own, stars, self.predicted if stars else source)
-            heading = title_of(panel.rows(own), self.predicted)
-            axes.set_title("\n".join(filter(None, (panel.title, heading))))
-        for axes in places[len(drawn) :]:
-            axes.remove()
-        figure.suptitle(self.title)
-        return figure
+        rows = rows.newest()
+        return draw_panels(rows, self.panels, self.title, self.columns, self.predicted)
+
+
+def draw_panels(
+    rows: Rows,
+    panels: Sequence[Panel],
+    title: str,
+    columns: int = 0,
+    predicted: str = "predicted",
+) -> plt.Figure:
+    """The panels of each source; what was measured begins a row, if not all stand in one.
+
+    columns, predicted: as in `Study`.
+    """
+    found = {}
+    for source in rows.sources():
+        own = rows.where(source=source)
+        found[source] = [each for panel in panels for each in panel.facets(own)]
+    count = max(map(len, found.values()))
+    columns = columns or (len(found) if count == 1 else count)
+    drawn = [(source, panel) for source, several in found.items() for panel in several]
+    size = (8, 6) if columns < 3 else (6.5, 5.5)
+    figure, grid = look.panels(-(-len(drawn) // columns), columns, *size)
+    places = [axes for line in grid for axes in line]
+    for axes, (source, panel) in zip(places, drawn, strict=False):
+        own = rows.where(source=source)
+        stars = rows.where(source="paper") if source == "predicted" else Rows()
+        panel.draw(axes, own, stars, predicted if stars else source)
+        heading = title_of(panel.rows(own), predicted)
+        axes.set_title("\n".join(filter(None, (panel.title, heading))))
+    for axes in places[len(drawn) :]:
+        axes.remove()
+    figure.suptitle(title)
+    return figure
 
 
 def finish(

@@ -24,13 +24,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-import matplotlib.pyplot as plt
-
 from batch import Request
 from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel, make_batch, tokens_that_fit
 from experiments.lib.common import ROOT, paper_numbers
-from experiments.lib.look import COLOURS
+from experiments.lib.look import COLOURS, GREY
 from experiments.lib.papers import CHAT
 from experiments.lib.rows import Rows
 from loop import Loop
@@ -55,13 +53,20 @@ SAMPLE = ROOT / "experiments" / "azure_conv_2023_sample.csv"
 LONGEST = 1024  # prompt tokens (TD-Pipe, Sec 4.1)
 BATCH_SIZE, BUDGET = 256, 512  # vLLM 0.5.3's max_num_seqs, and its token budget with chunks
 COUNT = 2000  # requests of a run
-# How each system looks in every picture.
+# The colour of each system and node in every picture.
 LOOKS = {
     "TP+SB": COLOURS["sky"],
     "TP+HB": COLOURS["blue"],
     "PP+SB": COLOURS["orange"],
     "PP+HB": COLOURS["vermilion"],
     "TD-Pipe": COLOURS["green"],
+    "SB": COLOURS["purple"],
+    "HB": GREY,
+    "ceiling": COLOURS["black"],
+    "L20 + 13B": COLOURS["purple"],
+    "L20 + 32B": COLOURS["orange"],
+    "A100 + 32B": COLOURS["black"],
+    "A100 + 70B": COLOURS["sky"],
 }
 PHASES = {"prefill": COLOURS["blue"], "decode": COLOURS["orange"]}  # the paper's blue and yellow
 # Their policies; separate batches are capped with the node's `longest`.
@@ -137,13 +142,6 @@ NODES = {
         Node("A100 + 70B", "llama2-70b", *A100, 4096),
     )
 }
-# How a node looks where colours do not tell systems apart: its GPU's colour, its model's marker.
-MARKS = {
-    "L20 + 13B": (COLOURS["purple"], "o"),
-    "L20 + 32B": (COLOURS["purple"], "s"),
-    "A100 + 32B": (COLOURS["black"], "s"),
-    "A100 + 70B": (COLOURS["black"], "D"),
-}
 
 
 @dataclass(frozen=True)
@@ -174,11 +172,6 @@ def add_largest(rows: Rows, quantity: str, *keys: str) -> None:
         case = dict(zip(keys, values, strict=True)) | {"which": "largest"}
         where = {"model": "any model", "hardware": "any hardware"}
         rows.add(**where | case, **{quantity: max(group.column(quantity))})
-
-
-def name_nodes(axes: plt.Axes) -> None:
-    """An x axis with a place for each node."""
-    axes.set_xticks(range(len(NODES)), [name.replace(" + ", " +\n") for name in NODES])
 
 
 def azure(count: int = COUNT, seed: int = 0) -> Lengths:
