@@ -9,7 +9,8 @@
 The model is laptop (0.2 B parameters) with 8 slots; requests have 64 to 448 prompt and 8 to 56
 output tokens. A run meets the SLO if the P99 of its times between tokens is within the bound, and
 the median scheduling delay at most 2 s. Start and end of a run do not count, as in the plan. At
-0.9 of the capacity it should meet the SLO, at 1.3 it should not.
+0.9 of the capacity it should meet the SLO, at 1.3 it should not. `rate`: requests/s of the run;
+runs at the rates of another plan are kept, and not shown.
 """
 
 import enter  # noqa: F401
@@ -24,12 +25,10 @@ from command.checks import UserError
 from command.cli import run_main
 from command.flags import Flag
 from experiments.lib import measuring
-from experiments.lib.common import print_table
 from experiments.lib.engines import Real, Sweep, cases
 from experiments.lib.flags import MEASURE, start
-from experiments.lib.look import COLOURS, panels
-from experiments.lib.rows import Row, Rows, with_kept
-from experiments.lib.study import finish
+from experiments.lib.rows import Row, Rows, cell, print_rows, with_kept
+from experiments.lib.study import Panel, draw_panels, finish
 from serving.calibration import BATCH_SIZE, RESULTS, CalibratedModel, Calibration
 from serving.capacity import MAX_DELAY, Load
 from serving.planner import EXACT, SMALL_BUDGETS, Replica, Slo, Traffic, best_budget, find_capacity
@@ -68,44 +67,30 @@ def run(engine: SimpleNamespace | Real, plan: Row, seconds: int, seed: int, shar
     rate = share * plan["capacity"]
     requests = traffic_of(max(8, round(rate * seconds)), rate, seed + 1)
     load = Load.steady(engine.serve(requests, POLICY, plan["token budget"]))
-    return {"P99 TBT": load.p99_tbt, "median delay": load.median_delay}
+    found = {"rate": float(cell(rate))}  # as a file has it
+    return found | {"P99 TBT": load.p99_tbt, "median delay": load.median_delay}
 
 
 def report(rows: Rows, slo: Slo) -> None:
-    budget, rate = rows.one("token budget"), rows.one("capacity")
-    print(f"\ntoken budget {budget:g}, capacity {rate:.3g} requests/s, ", end="")
-    print(f"P99 TBT at most {1e3 * slo.tbt:g} ms")
-    lines = []
-    for source in rows.sources():
-        for row in sorted(rows.where("share", source=source), key=lambda row: row["share"]):
-            tbt, delay = row["P99 TBT"], row["median delay"]
-            verdict = "meets the SLO" if slo.met(Load(tbt, delay)) else "misses"
-            numbers = [f"{1e3 * tbt:.1f}", f"{delay:.2f}"]
-            lines.append([source, row["share"], row["seed"], *numbers, verdict])
-    print_table(["", "of the capacity", "seed", "P99 TBT, ms", "median delay, s", ""], lines)
+    columns = ("token budget", "capacity", "SLO")
+    print_rows(rows.where("capacity"), columns, "the plan")
+    runs = Rows((), rows.units)
+    for row in rows.where("share"):
+        met = slo.met(Load(row["P99 TBT"], row["median delay"]))
+        runs.append(row | {"verdict": "meets the SLO" if met else "misses"})
+    columns = ("source", "share", "seed", "P99 TBT", "median delay", "verdict")
+    print_rows(runs, columns, "share: of the capacity")
 
 
 def draw(rows: Rows) -> plt.Figure:
     """P99 TBT and median delay of each run."""
-    figure, [grid] = panels(1, 2, 8, 6)
     bounds = {"P99 TBT": rows.one("SLO"), "median delay": MAX_DELAY}
-    for axes, (quantity, bound) in zip(grid, bounds.items(), strict=True):
-        for source, marker, colour, shift in (
-            ("predicted", "o", COLOURS["blue"], -0.08), ("measured", "s", COLOURS["orange"], 0.08),
-        ):  # fmt: skip
-            if runs := rows.where("share", source=source):
-                places = [SHARES.index(row["share"]) + shift for row in runs]
-                style = {"color": colour, "markersize": 10, "label": source}
-                axes.plot(places, runs.column(quantity), marker, **style)
-        axes.axhline(bound, color="black", linestyle=":", label=f"bound: {bound:g} s")
-        axes.set_xticks(range(len(SHARES)), [f"{share:g} of\nthe capacity" for share in SHARES])
-        axes.set(xlim=(-0.5, len(SHARES) - 0.5), ylim=0)
-        axes.legend()
-    grid[0].set(ylabel="P99 TBT (s)", title="time between tokens")
-    grid[1].set(ylabel="median scheduling delay (s)", title="the queue")
-    rate = rows.one("capacity")
-    figure.suptitle(f"The planned capacity of this machine, {rate:.3g} requests/s", fontsize=18)
-    return figure
+    panels = [
+        Panel("seed", quantity, "share", "bars", title="line: the bound", rule=bound)
+        for quantity, bound in bounds.items()
+    ]
+    capacity = f"{rows.one('capacity'):.3g} requests/s"
+    return draw_panels(rows, panels, f"Runs at a share of the planned capacity, {capacity}")
 
 
 def main() -> None:
@@ -126,9 +111,10 @@ def main() -> None:
     if llm is not None:
         rows += sweep.measure(Real(llm, 1), options.quick)
     path = options.out / f"{NAME}.csv"
-    rows = with_kept(path, rows)
-    report(rows.newest(), slo)
-    finish(path, rows, lambda rows: draw(rows.newest()))
+    rates = (None, *rows.by("rate"))  # of this plan
+    rows = with_kept(path, rows, "rate")
+    report(rows.newest().where(rate=rates), slo)
+    finish(path, rows, lambda rows: draw(rows.newest().where(rate=rates)))
 
 
 if __name__ == "__main__":
