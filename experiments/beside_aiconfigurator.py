@@ -34,7 +34,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
-from itertools import chain, product
+from itertools import product
 
 import matplotlib.pyplot as plt
 
@@ -46,9 +46,8 @@ from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel, make_batch, tokens_that_fit
 from experiments.lib.common import ROOT, print_table, write_table
 from experiments.lib.flags import start
-from experiments.lib.look import COLOURS, log_ticks, panels
-from experiments.lib.rows import SPREAD, Rows, spread
-from experiments.lib.study import finish
+from experiments.lib.rows import SPREAD, Rows
+from experiments.lib.study import Panel, draw_panels, finish
 from experiments.lib.validation import error_summary, quantile
 
 NAME = "beside_aiconfigurator"
@@ -344,42 +343,19 @@ def print_parts(found: Sequence[Comparison]) -> None:
 
 # ------------------------------------------------------------------------------------------ picture
 
-LOOKS = {
-    "products": (COLOURS["blue"], "o"),
-    "attention": (COLOURS["vermilion"], "D"),
-    "others": (COLOURS["green"], "s"),
-    "all-reduces": (COLOURS["purple"], "v"),
-}
-TICKS = {"prefill": LENGTHS, "decode": tuple(2**n for n in range(7, 20, 3))}
-
 
 def draw(rows: Rows) -> plt.Figure:
-    """A row of panels for each kind of iteration, a column for each GPU."""
-    figure, grid = panels(len(BATCHES), len(SYSTEMS), 8, 5.5, sharey=True)
-    for (kind, gpu), axes in zip(product(BATCHES, SYSTEMS), chain(*grid), strict=True):
-        own = rows.where("tokens", kind=kind, hardware=gpu)
-        for part, (colour, marker) in LOOKS.items():
-            style = {"color": colour, "marker": marker, "linewidth": 1.4}
-            line = own.where(part=part)
-            at = line.column("tokens"), line.column("added")
-            axes.plot(*at, label=f"added by {part}", **style)
-        whole = own.where("error")
-        low, high = zip(*(spread(row, "error") for row in whole), strict=True)
-        tokens, style = whole.column("tokens"), {"color": COLOURS["black"]}
-        axes.fill_between(tokens, low, high, alpha=0.15, linewidth=0, **style)
-        style |= {"marker": "o", "linewidth": 3}
-        label = "iteration: median, 10th to 90th percentile"
-        axes.plot(tokens, whole.column("error"), label=label, **style)
-        axes.axhline(0, color="grey", linewidth=1)
-        log_ticks(axes, TICKS[kind])
-        what = "prompts" if kind == "prefill" else "contexts"
-        axes.set(xlabel=f"tokens of all {what}", title=f"{kind}, {gpu}")
-    for row in grid:
-        row[0].set_ylabel("ours over AIConfigurator's (%)")
-    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    """Of each kind of iteration and GPU: the error, and what each part adds to it."""
+    shape = {"facet": ("kind", "hardware"), "log": "x", "rule": 0, "show": {"ylim": (-18, 18)}}
+    shape["also"] = lambda axes, rows: axes.tick_params("x", labelrotation=30)
+    panels = [
+        Panel("tokens", "error", title="iteration: median, 10th to 90th percentile", **shape),
+        Panel("tokens", "added", "part", title="what each part adds", **shape),
+    ]
     names = ", ".join(rows[0]["model"].split())
-    figure.suptitle(f"Where our cost model and AIConfigurator part: {names}, TP 1 to 8")
-    return figure
+    title = f"Where our cost model and AIConfigurator part: {names}, TP 1 to 8"
+    short = Rows([row | {"model": "three models"} for row in rows], rows.units)
+    return draw_panels(short, panels, title, len(SYSTEMS))
 
 
 def main() -> None:

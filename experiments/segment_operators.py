@@ -30,13 +30,13 @@ from command.cli import run_main
 from configs import MODELS
 from experiments.lib import common
 from experiments.lib.flags import start
-from experiments.lib.look import COLOURS, panels
+from experiments.lib.look import COLOURS
 from experiments.lib.measuring import this_machine
 from experiments.lib.operators import KINDS, LAYER, Operator, short, watch
 from experiments.lib.peers import transformers_search
 from experiments.lib.rows import Rows, with_kept
 from experiments.lib.segment import WIDTH, say
-from experiments.lib.study import finish
+from experiments.lib.study import Panel, draw_panels, finish
 
 NAME = "segment_operators"
 CONFIG = replace(MODELS["demo"], n_kv_head=4)  # as Llama2 13B, without grouped queries
@@ -56,7 +56,6 @@ COLOUR = {
     "attention": COLOURS["green"],
     "norms, element-wise": COLOURS["orange"],
     "copies": COLOURS["vermilion"],
-    "views": "#BBBBBB",
 }
 COUNTED = [kind for kind in KINDS if kind != "views"]
 # What the text says is one kernel each; the paper prints no list.
@@ -221,30 +220,16 @@ def print_counts(found: Mapping[str, Operators], nine: float) -> None:
 
 
 def draw(rows: Rows) -> plt.Figure:
-    measured, nine = rows.newest().where(source="measured"), rows.one("all", source="paper")
-    found = {row["way"]: row for row in measured}
-    ways = [way for way in WAYS if way in found]
-    figure, [[axes]] = panels(1, 1, 16, 6.5)
-    axes.barh([0], [nine], 0.62, color=COLOURS["purple"], label="kinds not stated")
-    left = [nine, *[0.0] * len(ways)]
-    for kind, colour in COLOUR.items():
-        widths = [0.0, *[found[way][kind] for way in ways]]
-        style = {"hatch": "//", "edgecolor": "white"} if kind == "views" else {}
-        label = "views, allocations: not in the sum" if kind == "views" else kind
-        axes.barh(range(len(left)), widths, 0.62, left, color=colour, label=label, **style)
-        left = [before + width for before, width in zip(left, widths, strict=True)]
-    style = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
-    numbers = [nine, *[found[way]["all"] for way in ways]]
-    for place, (end, number) in enumerate(zip(left, numbers, strict=True)):
-        axes.annotate(f"{number:.0f}", (end, place), **style)
-    axes.set_yticks(range(len(left)), [PAPER, *ways])
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
-    axes.set_xlabel(f"operators of one layer in one decode step, BS = 1, BW = {WIDTH}")
-    axes.legend(loc="upper right")
-    where = f"{measured[0]['model']}\n{measured[0]['hardware']}"
-    axes.set_title(f"Segment KV Sec 3.1; counted: {where}", fontsize=14)
-    return figure
+    """Beside the paper's number: its kinds are not stated."""
+    nine, measured = rows.one("all", source="paper"), rows.newest().where(source="measured")
+    show, title = (
+        {"ylim": (0, 80), "xlabel": ""},
+        f"line: the paper's {nine:g}, of kinds not stated",
+    )
+    style = {"kind": "stacks", "colours": COLOUR, "show": show}
+    panel = Panel("way", tuple(COUNTED), title=title, rule=nine, **style)
+    heading = f"Segment KV Sec 3.1: operators of a layer in a decode step, BW = {WIDTH}"
+    return draw_panels(measured, [panel], heading, 1)
 
 
 def main() -> None:

@@ -36,7 +36,6 @@ from statistics import median
 
 import matplotlib.pyplot as plt
 import torch
-from matplotlib.ticker import LogLocator, NullLocator
 from tokenizers import Tokenizer, decoders, models
 
 from command.checks import UserError
@@ -45,7 +44,6 @@ from command.flags import Flag
 from configs import MODELS, ModelConfig
 from experiments.lib.common import progress
 from experiments.lib.flags import start
-from experiments.lib.look import COLOURS, panels, shade_rows
 from experiments.lib.measuring import this_machine
 from experiments.lib.peers import (
     BATCH_SIZE,
@@ -57,7 +55,7 @@ from experiments.lib.peers import (
     vllm_environment,
 )
 from experiments.lib.rows import SPREAD, Rows, print_rows, with_kept
-from experiments.lib.study import finish, title_of
+from experiments.lib.study import Panel, draw_panels, finish
 from experiments.serve_overhead import bodies_of
 from loading.device import choose_dtype
 from serving.capacity import percentile
@@ -290,33 +288,14 @@ def print_found(rows: Rows) -> None:
 
 # -------------------------------------------------------------------------------------- the picture
 
-LOOKS = ((COLOURS["blue"], "o"), (COLOURS["orange"], "^"))
-
 
 def draw(rows: Rows) -> plt.Figure:
     """Median and P99 over the load, a panel for each metric."""
+    show = {"xlabel": "load (of our capacity)"}
+    names = [f"{middle} {metric}" for middle in MIDDLES for metric in METRICS]
+    panels = [Panel("load", name, "server", log="y", show=show) for name in names]
     rows = rows.newest().where("load")
-    figure, [row] = panels(1, len(METRICS), 5.6, 4.8)
-    for axes, metric in zip(row, METRICS, strict=True):
-        for (name, own), (colour, marker) in zip(rows.by("server").items(), LOOKS, strict=False):
-            for middle, line in (("median", "-"), ("P99", "--")):
-                y, style = f"{middle} {metric}", {"color": colour, "marker": marker}
-                style |= {"linestyle": line, "label": f"{name}, {middle}"}
-                axes.plot(own.column("load"), own.column(y), **style)
-                shade_rows(axes, own, "load", y, colour)
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.set_xticks(SHARES)
-        axes.set_xlabel("load (of our capacity)")
-        axes.set_ylabel(
-            f"{metric} (ms)" if metric in ("TTFT", "TBT") else f"{metric}\n(ms per token)"
-        )
-    handles, labels = row[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    figure.suptitle(title_of(rows).replace("\n", ", "))
-    return figure
+    return draw_panels(rows, panels, "Two servers as their clients see them", len(METRICS))
 
 
 # -------------------------------------------------------------------------------------- the command
