@@ -19,6 +19,7 @@ import enter  # noqa: F401
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -30,9 +31,8 @@ from configs.constants import ALL_REDUCES, EFFICIENCY
 from costmodel import CostModel, make_batch
 from experiments import fig7
 from experiments.fit import A6000, L20
-from experiments.lib.common import paper_numbers, print_table
 from experiments.lib.flags import start
-from experiments.lib.look import COLOURS, STAR, log_ticks, panels, save_figure, use_style
+from experiments.lib.look import COLOURS, panels, save_figure, use_style
 from experiments.lib.measured_kernels import (
     SHAPES,
     VALUE_BYTES,
@@ -42,7 +42,8 @@ from experiments.lib.measured_kernels import (
     predicted_reduces,
     read_kernels,
 )
-from experiments.lib.rows import Row, Rows
+from experiments.lib.rows import Row, Rows, print_rows
+from experiments.lib.study import Panel, draw_panels, finish
 from experiments.lib.validation import quantile
 
 NAME = "law_kernels"
@@ -129,16 +130,6 @@ def errors_of(gpu: str, kinds: dict[str, list[Priced]]) -> list[Row]:
     return found
 
 
-def print_errors(rows: Sequence[Row]) -> None:
-    table = []
-    for row in rows:
-        spread = [f"{row[name]:+.1f} %" for name in PERCENTILES]
-        cells = [TITLES[row["kernels"]], row["held out"], f"{row['median error']:.1f} %", *spread]
-        table.append([row["hardware"], *cells])
-    header = ["GPU", "kernels", "held out", "median error", *PERCENTILES]
-    print_table(header, table, f"law over measured, of {ENOUGH} tokens and more")
-
-
 # ----------------------------------------------------------------------------------------- pictures
 
 
@@ -192,69 +183,45 @@ def draw_gpu(gpu: str, kinds: dict[str, list[Priced]]) -> plt.Figure:
     return figure
 
 
-def draw_all(found: dict[str, dict[str, list[Priced]]]) -> plt.Figure:
-    figure, grid = panels(len(found), len(SHAPES), 5, 3.8)
-    for row, (gpu, kinds) in zip(grid, found.items(), strict=True):
-        for axes, rows in zip(row, kinds.values(), strict=True):
-            draw_errors(axes, rows)
-            axes.set_title(f"{gpu}: {TITLES[rows[0].kernel.kind]}")
-        row[0].set_ylabel("law over measured")
-    for axes in grid[-1]:
-        axes.set_xlabel("us by the data sheet alone")
-    grid[0][0].legend(loc="lower right")
-    figure.suptitle("The law beside measured kernels of today's vLLM")
-    return figure
+def fitted(gpu: str) -> Rows:
+    """ms of iterations of LLaMA-13B and the law's error in %: of an L20, and of SARATHI's A6000."""
+    fit, own = (
+        (A6000, EFFICIENCY[gpu, "sarathi"]) if gpu == "a6000" else (L20, EFFICIENCY[gpu, "td_pipe"])
+    )
+    numbers, law = fit.measured(), fit.modelled(own)
+    where = {"source": "predicted", "model": "llama-13b", "hardware": gpu}
+    rows = Rows((), {"time": "ms", "error": "%"})
+    for name, time in numbers.items():
+        error = {"error": 100 * (law[name] / time - 1)}
+        if gpu == "l20":
+            rows.append(where | {"tokens": name, "of": "measured", "time": time} | error)
+            rows.append(where | {"tokens": name, "of": "the law", "time": law[name]})
+        else:
+            rows.append(where | {"number": name.replace("_", " ")} | error)
+    if gpu == "a6000":
+        cost = CostModel(MODELS["llama-13b"], GPUS[gpu], own)
+        for tokens in fig7.sizes(640, 8):
+            seconds = cost.seconds(make_batch([(0, tokens, tokens)]))
+            rows.append(where | {"tokens": tokens, "of": "the law", "time": 1e3 * seconds})
+        for tokens in (128, 256, 257):
+            stated = {"tokens": tokens, "of": "paper", "time": numbers[f"f7_{tokens}"]}
+            rows.append(where | {"source": "paper"} | stated)
+    return rows
 
 
-def draw_a6000() -> plt.Figure:
-    """SARATHI's Fig 7 with the law between its points, and the error of all that was fitted."""
-    own, numbers = EFFICIENCY["a6000", "sarathi"], paper_numbers()
-    figure, [[left, right]] = panels(1, 2, 7.5, 5.6)
-    cost = CostModel(MODELS["llama-13b"], GPUS["a6000"], own)
-    sizes = fig7.sizes(640, 8)
-    law = [1e3 * cost.seconds(make_batch([(0, tokens, tokens)])) for tokens in sizes]
-    left.plot(sizes, law, color=LAW, label="the law")
-    stars = {size: numbers[f"f7_{size}"] for size in (128, 256, 257)}
-    left.plot(list(stars), list(stars.values()), **STAR, label="paper (Fig 7)")
-    left.set(xlabel="prompt tokens", ylabel="ms", ylim=0, title="one iteration of LLaMA-13B")
-    left.legend()
-    errors = {}
-    for name, time in A6000.modelled(own).items():
-        where, _, what = name.replace("t2", "Table 2").replace("f7", "Fig 7").partition("_")
-        errors[f"{where}: {what.replace('_', ', ')}"] = 100 * (time / numbers[name] - 1)
-    bars = right.barh(list(errors), list(errors.values()), color=MEASURED)
-    right.bar_label(bars, fmt="%+.1f", padding=3)
-    right.axvline(0, color="black", linewidth=1.2)
-    right.margins(x=0.2)
-    right.invert_yaxis()
-    right.set(xlabel="law over paper, %", title="the numbers that the law was fitted to")
-    figure.suptitle("A6000, SARATHI's software: the law of the cost model")
-    return figure
-
-
-def draw_l20() -> plt.Figure:
-    """Whole iterations by rows, and the law's error."""
-    times, own = L20.measured(), EFFICIENCY["l20", "td_pipe"]
-    law = L20.modelled(own)
-    figure, [[left, right]] = panels(1, 2, 7.5, 5.6)
-    dots = {"marker": "o", "markersize": 4, "linestyle": "none", "color": MEASURED}
-    left.plot(list(times), list(times.values()), **dots, label="measured")
-    left.plot(list(law), list(law.values()), color=LAW, label="the law")
-    left.set(yscale="log", ylabel="ms", title="one iteration of LLaMA-13B")
-    ticks = (50, 100, 200, 400)
-    left.set_yticks(ticks, [str(tick) for tick in ticks])
-    left.set_yticks([], minor=True)
-    left.legend()
-    errors = [100 * (law[rows] / time - 1) for rows, time in times.items()]
-    right.plot(list(times), errors, **dots)
-    right.axhline(0, color="black", linewidth=1.2)
-    middle = statistics.median(map(abs, errors))
-    right.set(ylabel="law over measured, %", title=f"its error: median {middle:.1f} % (fitted)")
-    for axes in (left, right):
-        log_ticks(axes, (1, 4, 16, 64, 128, 256, 512, 2048))
-        axes.set_xlabel("prompt tokens")
-    figure.suptitle("L20, the software of TD-Pipe's artefact: the law of the cost model")
-    return figure
+def draw_fitted(gpu: str) -> plt.Figure:
+    """The law beside all that it was fitted to."""
+    log, error = (
+        ("xy", Panel("tokens", "error", rule=0, log="x"))
+        if gpu == "l20"
+        else ("", Panel("number", "error", kind="bars", show={"xlabel": ""}))
+    )
+    colours = {"the law": LAW, "measured": MEASURED}
+    times = Panel(
+        "tokens", "time", "of", log=log, colours=colours, show={"xlabel": "prompt tokens"}
+    )
+    title = f"{gpu}: the law, and what it was fitted to"
+    return draw_panels(fitted(gpu), [times, error], title, predicted="fitted")
 
 
 def file_name(gpu: str) -> str:
@@ -275,18 +242,19 @@ def main() -> None:
     found = {gpu: priced(gpu) for gpu in chosen if gpu in TODAY}
     rows = [row for gpu, kinds in found.items() for row in errors_of(gpu, kinds)]
     if rows:
-        print_errors(rows)
+        title = f"law over measured, of {ENOUGH} tokens and more"
+        print_rows(Rows(rows, UNITS), ("hardware", "kernels", *UNITS), title)
     print()
     for gpu in chosen:
-        if gpu in found:
-            figure = draw_gpu(gpu, found[gpu])
-        else:
-            figure = draw_a6000() if gpu == "a6000" else draw_l20()
+        figure = draw_gpu(gpu, found[gpu]) if gpu in found else draw_fitted(gpu)
         save(options.out / file_name(gpu), figure)
     if len(found) == len(TODAY):
-        save(options.out / f"{NAME}.png", draw_all(found))
-        Rows(rows, UNITS).write(options.out / f"{NAME}.csv")
-        print(f"wrote {options.out / NAME}.csv")
+        panel = Panel("kernels", "median error", "hardware", "bars")
+        title = "The law beside measured kernels of today's vLLM, held out of the fit"
+        found = Rows(rows, UNITS)
+        finish(
+            options.out / f"{NAME}.csv", found, partial(draw_panels, panels=[panel], title=title)
+        )
 
 
 if __name__ == "__main__":
