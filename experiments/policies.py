@@ -24,9 +24,9 @@ from batch import Request
 from command.cli import run_main
 from command.flags import Flag
 from experiments.lib import flags, look, measuring
-from experiments.lib.common import claim_result, print_table, progress, three_digits
+from experiments.lib.common import claim_result, progress
 from experiments.lib.flags import MEASURE, file_name, start
-from experiments.lib.rows import Row, Rows, with_kept
+from experiments.lib.rows import Row, Rows, print_rows, with_kept
 from experiments.lib.steady import simulate_operators
 from experiments.lib.study import finish
 from pictures import perfetto
@@ -176,13 +176,9 @@ def rows_of(found: Comparison) -> list[Row]:
 
 
 def print_comparison(found: Comparison) -> None:
-    rows, names = [], []
-    for policy, trace in found.traces.items():
-        names = [f"{name} (s)" for name in figures_of(trace)]
-        numbers = [three_digits(y) for y in figures_of(trace).values()]
-        rows.append([policy, *numbers, len(trace.stalls(found.bound))])
+    rows = Rows(rows_of(found), UNITS).where("policy")
     title = f"{found.describe()}; C and D arrive at {found.arrival:.2f} s"
-    print_table(["policy", *names, "stalls"], rows, title)
+    print_rows(rows, ["policy", *SECONDS[:4], "stalls"], title)
 
 
 def draw(found: Comparison) -> plt.Figure:

@@ -145,11 +145,6 @@ def below(rows: Rows) -> list[Finding]:
     return found
 
 
-def untouched(option: str, baseline: str) -> bool:
-    """Whether an option changes neither TD-Pipe nor the baseline."""
-    return option != NONE and not {baseline, OURS} & set(OPTIONS[option].systems)
-
-
 def report(rows: Rows) -> None:
     title = f"{OURS} over each baseline with one thing changed, the largest of four nodes"
     leads = rows.where("lead", which="largest", source="predicted")

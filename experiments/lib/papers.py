@@ -36,11 +36,6 @@ def looks_of(policies: Sequence[str]) -> dict[str, tuple[str, str]]:
     return {policy: LOOKS[policy] if policy in LOOKS else next(spare) for policy in policies}
 
 
-def look_of(policy: str) -> tuple[str, str]:
-    """Colour and marker of a policy, where it is the only one that may not be in LOOKS."""
-    return looks_of([policy])[policy]
-
-
 MISTRAL, YI = Deployment("mistral-7b"), Deployment("yi-34b", tp=2)
 
 
