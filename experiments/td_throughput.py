@@ -36,8 +36,9 @@ COUNTS = (1, 2, 4)  # GPUs
 MOST = COUNTS[-1]
 LOOKED_INTO = ("PP+HB", OURS)  # whose steps are kept
 PARTS = {  # where a stage's time goes: colour
-    **td.PHASES,
+    "prefill": td.PHASES["prefill"],
     "hybrid": COLOURS["purple"],
+    "decode": td.PHASES["decode"],
     "bubbles": COLOURS["black"],
     "start and end": "#BBBBBB",
 }
