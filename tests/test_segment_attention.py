@@ -1,12 +1,10 @@
 """Segment KV's Fig 6: the layouts hold the same keys, and what the script writes."""
 
-from contextlib import redirect_stdout
-from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
-from test_pipeline_figures import call
+from conftest import ran
 
 from experiments import segment_attention as script
 from experiments.lib.common import paper_numbers
@@ -20,9 +18,7 @@ needs_compiler = pytest.mark.skipif(
 
 
 def run(out: Path, *flags: str) -> str:
-    with redirect_stdout(StringIO()) as terminal:
-        call(script, "--quick", "--out", str(out), *flags)
-    return terminal.getvalue()
+    return ran(script, "--quick", "--out", out, *flags)
 
 
 @needs_compiler

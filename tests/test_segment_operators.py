@@ -1,13 +1,11 @@
 """Operators of a layer in a beam search: what is counted, and what each way runs."""
 
 import re
-from contextlib import redirect_stdout
-from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
-from test_pipeline_figures import call
+from conftest import ran
 
 from experiments import segment_operators as script
 from experiments.lib.common import paper_numbers
@@ -23,9 +21,7 @@ needs_compiler = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     path = tmp_path_factory.mktemp("results")
-    with redirect_stdout(StringIO()) as terminal:
-        call(script, "--quick", "--out", str(path))
-    return path, terminal.getvalue()
+    return path, ran(script, "--quick", "--out", path)
 
 
 @needs_compiler

@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from test_pipeline_figures import call
+from conftest import ran
 
 from experiments import td_lengths, td_memory, td_phases, td_stealing, td_switches
 from experiments.lib import td
@@ -23,7 +23,7 @@ NAMES = [module.__name__.split(".")[1] for module in SCRIPTS]
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("results")
     for module in SCRIPTS:
-        call(module, "--quick", "--out", str(path))
+        ran(module, "--quick", "--out", path)
     return path
 
 
