@@ -100,6 +100,13 @@ def test_a_decode_attends_to_its_cache_and_to_itself(cost):
     assert cost.attention(Batch([], decodes(1, 1024))) == pytest.approx(1024 * gap)
 
 
+def test_a_chunk_attends_to_all_before_it(cost):
+    """No faster than the peak: 4 FLOPs for each query, key and channel."""
+    model, start, length = cost.model, 4096, 1024
+    flops = 4 * model.n_head * model.head_dim * length * (start + length / 2) * model.n_layer
+    assert cost.chunk_attention(start, length) > flops / cost.gpu.peak
+
+
 def test_no_operator_beats_the_data_sheet():
     for gpu in GPUS.values():
         cost = CostModel(MODELS["llama-13b"], gpu)

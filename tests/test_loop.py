@@ -46,6 +46,23 @@ def test_arrivals_keep_their_order() -> None:
     assert [request.request_id for request in loop.arriving] == [1, 3, 5, 0, 2, 4]
 
 
+def test_the_scheduler_asks_the_executor_what_a_batch_costs() -> None:
+    scheduler, executor = make_scheduler("sarathi", 3, 8), Placeholders()
+    executor.cost = lambda batch: 3.0
+    Loop(scheduler, executor)
+    assert scheduler.cost(Batch([], [])) == 3.0
+
+
+def test_times_by_hand() -> None:
+    """One slot, chunks of 4, 4 and 1 tokens, one decode: an iteration takes a second."""
+    loop = Loop(make_scheduler("sarathi", 1, 4), Placeholders())
+    for number in range(2):
+        loop.add(Request(number, range(9), 2))
+    first, second = loop.run().lives.values()
+    assert (first.tokens, second.tokens) == ([3.0, 4.0], [7.0, 8.0])
+    assert (second.ttft, second.tbt, second.scheduling_delay, second.finished) == (7, [1], 4, 8)
+
+
 def test_what_can_never_run_is_refused_when_it_is_added() -> None:
     loop = Loop(make_scheduler("sarathi", 3, 8, 20), Placeholders())
     with pytest.raises(UserError, match="request 0 can never run"):

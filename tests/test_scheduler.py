@@ -274,6 +274,10 @@ def skips_a_token(self: Scheduler, batch: Batch) -> Batch:
     return shifted(batch, 1, 0)
 
 
+def starts_too_late(self: Scheduler, batch: Batch) -> Batch:
+    return shifted(batch, 1, -1)
+
+
 def one_token_too_long(self: Scheduler, batch: Batch) -> Batch:
     return shifted(batch, 0, 1)
 
@@ -294,6 +298,9 @@ BROKEN = {  # what a policy of one's own may get wrong -> what the engine says o
     still_waiting: "request 3 is in the batch but not running",
     skips_a_token: (
         "request 0 has prefilled 0 of 9 tokens, and its chunk is 1 to 9: prompt tokens run"
+    ),
+    starts_too_late: (
+        "request 0 has prefilled 0 of 9 tokens, and its chunk is 1 to 8: prompt tokens run"
     ),
     one_token_too_long: (
         "request 0 has prefilled 0 of 9 tokens, and its chunk is 0 to 9: prompt tokens run"
