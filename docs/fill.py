@@ -34,12 +34,11 @@ from experiments import (
     charges,
     fidelity,
     plan_here,
-    serve_capacity,
     shapes,
     studies,
     validate,
 )
-from experiments.lib import common, holes, papers
+from experiments.lib import common, holes
 from experiments.lib.rows import Row, Rows, name_of, print_comparison, read_rows, where
 from experiments.lib.validation import errors
 from serving.planner import Slo
@@ -119,7 +118,7 @@ def derived() -> dict[str, float]:
         "Table 4 with 512": statistics.median(table_4()),
     }
     for name in ("validate_pipeline", "validate_td_pipe"):
-        sizes = [100 * abs(each) for each in errors(results(name), "total time")]
+        sizes = [abs(each) for each in errors(results(name), "total time")]
         points = [abs(each) for each in errors(results(name), "bubble share", relative=False)]
         for what, values in (("total time", sizes), ("bubble share", points)):
             found[f"{what}, median of {name}"] = statistics.median(values)
@@ -138,6 +137,9 @@ def derived() -> dict[str, float]:
         four, one = (own.where(token="next token", BW=width) for width in (4, 1))
         if one.column("latency"):
             found[f"BW = 4 over 1, {model}"] = four.one("latency") / one.one("latency")
+        found[f"first token, BW = 4, {model}"] = own.one("gain", token="first token", BW=4)
+    narrow = measured.where(BW=1).column("gain")
+    found |= {"least with BW = 1": min(narrow), "most with BW = 1": max(narrow)}
     rates = results("segment_attention").where(source="measured")
     for layout, own in rates.by("layout").items():
         found[f"of a plain read, {layout}"] = (
@@ -236,12 +238,6 @@ def charged() -> dict[str, list[str]]:
     return charges.sections(cost, "vllm")
 
 
-def capacities(_: str) -> str:
-    return printed(
-        common.print_table, *papers.table(results("serve_capacity"), *serve_capacity.GROUP)
-    )
-
-
 def planned(_: str) -> str:
     rows = results("plan_here").newest()
     return printed(plan_here.report, rows, Slo(rows.one("SLO")))
@@ -260,7 +256,6 @@ BLOCKS: dict[str, Callable[[str], str]] = {
     "flags": lambda _: markdown(),
     "fidelity": summary,
     "charges": lambda heading: "\n".join(lookup(charged(), heading, "section")),
-    "capacities": capacities,
     "plan_here": planned,
     "shapes": shape_counts,
     "validate": lambda _: below(

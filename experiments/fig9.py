@@ -202,7 +202,7 @@ def report(rows: Rows) -> None:
         print_table(header, table, "Other policies, at the same chunk sizes")
     if measured := rows.newest().where(source="measured"):
         table = []
-        for row in (row for curve in curves(measured) for row in curve):
+        for row in (row for _, curve in curves(measured, "gain", "PD") for row in curve):
             numbers = (row["PD"], row["C"] / (row["B"] - 1), row["gain"], *spread(row, "gain"))
             cells = [f"{value:.3g}" for value in numbers]
             table.append([row.get("policy", SARATHI), row["C"], *cells])

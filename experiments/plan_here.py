@@ -27,7 +27,7 @@ from command.flags import Flag
 from experiments.lib import measuring
 from experiments.lib.engines import Real, Sweep, cases
 from experiments.lib.flags import MEASURE, start
-from experiments.lib.rows import Row, Rows, cell, print_rows, with_kept
+from experiments.lib.rows import SOURCES, Row, Rows, cell, print_rows, with_kept
 from experiments.lib.study import Panel, draw_panels, finish
 from serving.calibration import BATCH_SIZE, RESULTS, CalibratedModel, Calibration
 from serving.capacity import MAX_DELAY, Load
@@ -75,7 +75,9 @@ def report(rows: Rows, slo: Slo) -> None:
     columns = ("token budget", "capacity", "SLO")
     print_rows(rows.where("capacity"), columns, "the plan")
     runs = Rows((), rows.units)
-    for row in rows.where("share"):
+    for row in sorted(
+        rows.where("share"), key=lambda row: (SOURCES.index(row["source"]), row["share"])
+    ):
         met = slo.met(Load(row["P99 TBT"], row["median delay"]))
         runs.append(row | {"verdict": "meets the SLO" if met else "misses"})
     columns = ("source", "share", "seed", "P99 TBT", "median delay", "verdict")
