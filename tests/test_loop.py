@@ -58,7 +58,9 @@ def test_times_by_hand() -> None:
     loop = Loop(make_scheduler("sarathi", 1, 4), Placeholders())
     for number in range(2):
         loop.add(Request(number, range(9), 2))
-    first, second = loop.run().lives.values()
+    trace = loop.run()
+    first, second = trace.lives.values()
+    assert trace.finished == [(0, 4.0), (1, 8.0)]
     assert (first.tokens, second.tokens) == ([3.0, 4.0], [7.0, 8.0])
     assert (second.ttft, second.tbt, second.scheduling_delay, second.finished) == (7, [1], 4, 8)
 

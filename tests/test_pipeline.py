@@ -161,6 +161,12 @@ def test_uniform_micro_batches_leave_no_bubbles(stages: int) -> None:
     assert trace.idle["start-up"] + trace.idle["drain"] == idle
 
 
+def test_a_link_takes_its_time() -> None:
+    """Half a second, and a tenth for each of two tokens, from stage 0 to stage 1."""
+    trace = run_by_hand([Request(0, range(2), 1)], lambda batch: [1.0, 1.0], 1, hop=Hop(0.5, 0.1))
+    assert trace.steps[0].starts == pytest.approx([0.0, 1.7])
+
+
 def test_a_micro_batch_is_refilled_in_turn() -> None:
     """Every third of its iterations: a request that arrives in the second one waits for it."""
     early, late = Request(0, range(2), 9), Request(1, range(2), 2, arrival=1.5)
