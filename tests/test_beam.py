@@ -57,6 +57,28 @@ def same(a: BeamRequest, b: BeamRequest) -> bool:
     return all(x[0] == y[0] and x[1] == pytest.approx(y[1], abs=1e-5) for x, y in pairs)
 
 
+def test_a_preempted_search_restarts_and_finds_the_same() -> None:
+    tiny = tiny_model("llama")
+    cases = [([3 + i] * 9, BeamSearchParams(4, 30)) for i in range(3)]
+    alone = []
+    for case in cases:
+        loop = beam_loop(tiny, "sarathi", 1, 16)
+        alone.append(search(tiny, case, 0, "segment"))
+        loop.add(alone[-1])
+        loop.run()
+    tokens = 2 * cached_tokens("segment", 4, 9, 16) + 20  # two begin; as they grow, one must go
+    loop = beam_loop(tiny, "sarathi_serve", 3, 16, tokens)
+    crowd = [search(tiny, case, number, "segment") for number, case in enumerate(cases)]
+    for request in crowd:
+        loop.add(request)
+    trace = loop.run()
+    assert trace.preempted, "the memory is too large for this test"
+    for request in crowd:
+        assert same(request, alone[request.request_id])
+    for request_id, life in trace.lives.items():
+        assert len(life.tokens) == len(next(r for r in crowd if r.request_id == request_id).output)
+
+
 @pytest.mark.parametrize("cache", ["segment", "standard"])
 def test_the_scheduler_counts_what_the_memory_holds(cache: str) -> None:
     """At 16, 17, 32 and 33 response tokens, as at all others: in tokens, and in bytes."""
