@@ -54,7 +54,7 @@ SPECIAL = (  # all others of experiments/ need no arguments
     Command("distributed.py", ("def f(", "--max-tokens", "2", "--stages", "1"), ("--repeats",)),
     Command("plan.py", ("--requests-file", "200:20", "--requests", "64")),
     Command("serve.py", ("--port", "0")),
-    Command("command/flags.py"),
+    Command("docs/fill.py"),
     Command("web/bundle.py"),
     Command("demo/train.py", ("--out", "out", "--minutes", "0.01"), ("--minutes",)),
     Command("notebooks/execute.py", ("nothing.py",)),
