@@ -39,6 +39,7 @@ from model import Transformer
 from scheduler import POLICIES, Scheduler
 from serving.calibration import this_machine
 from simulate import run_all
+from tests import warm
 
 if not os.access(os.path.expanduser("~"), os.W_OK):  # none, or read-only: as in some containers
     home = tempfile.TemporaryDirectory(prefix="nano-sarathi-home-")
@@ -122,6 +123,11 @@ def pytest_terminal_summary(
         ("settings", " ".join(f"{s}={os.environ[s]}" for s in SETTINGS if s in os.environ)),
     ):
         terminalreporter.write_line(f"{name:18}{value}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # workers ask the same process
+        config.add_cleanup(warm.begin())
 
 
 def pytest_collection_finish() -> None:

@@ -15,6 +15,7 @@ import torch
 
 from command.checks import UserError
 from loading.device import OLDEST_DRIVER
+from tests import warm
 
 nbformat = pytest.importorskip("nbformat")
 
@@ -189,7 +190,8 @@ def test_a_driver_that_no_torch_fits_is_one_line() -> None:
     assert install.OLDEST_DRIVER == OLDEST_DRIVER, "written twice: one of the two needs torch"
 
 
-def test_the_cuda_of_the_torch_that_is_here() -> None:
+def test_the_cuda_of_the_torch_that_is_here(monkeypatch) -> None:
+    monkeypatch.setattr(install.subprocess, "run", lambda command, **_: warm.run(*command[1:]))
     assert install.cuda_of_torch() == (torch.version.cuda or "").partition(".")[0]
 
 

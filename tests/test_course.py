@@ -36,6 +36,7 @@ from course.plants import Plant, plants
 from course.sandbox import PROTECTIONS
 from course.worker import processor_clock
 from scheduler import Sarathi
+from tests import warm
 
 ROOT = Path(__file__).parent.parent
 COURSE = ROOT / "course"
@@ -75,9 +76,6 @@ def test_an_exercise_has_many_names(key: str) -> None:
     assert find(key).key == "6" and find("Hunt").file == "hunt"
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "course", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def test_hints_come_one_after_the_other(mine: Path, capsys: pytest.CaptureFixture) -> None:
@@ -142,8 +140,7 @@ def test_a_check_says_what_kind_of_failure_it_is(body: str, words: tuple[str, ..
         f"ask = local.asker(e1, e.load({answer!r}, 'e01.py'))\n"
         "print('\\n'.join(frame.lines(e1, frame.examine(e1, ask, 1))))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
-                          timeout=60, check=True)  # fmt: skip
+    done = warm.run("-c", code)
     assert all(each in done.stdout for each in words), done.stdout
 
 
@@ -186,8 +183,7 @@ def test_an_interrupt_ends_a_check_whatever_the_students_code_catches(tmp_path: 
         "from course.__main__ import main, run_main\n"
         "run_main(main)\n"
     )
-    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, text=True,
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    child = warm.start("-c", code, tmp_path)
     assert child.stdout.readline() == "here\n"
     child.send_signal(signal.SIGINT)
     assert child.communicate(timeout=60)[1] == "" and child.returncode == 130
@@ -590,11 +586,8 @@ def test_a_signal_ends_grading_and_its_workers(tmp_path: Path, sign: str, loaded
     for name in ("anna", "ben", "cleo"):
         (folder / name).mkdir(parents=True)
         (folder / name / "e01.py").write_text(f"TRACE = {str(tmp_path / name)!r}\n{HIDES}")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "course", "grade", str(folder), "--out", str(tmp_path / "out.csv")],
-        cwd=ROOT, env=os.environ | {"TMPDIR": str(homes)}, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    words = ("grade", folder, "--out", tmp_path / "out.csv")
+    process = warm.start("-m", "course", *words, start_new_session=True, TMPDIR=str(homes))
 
     def ready() -> bool:
         workers = descendants_of(process.pid)

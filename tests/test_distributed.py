@@ -45,29 +45,24 @@ from pipeline import launch as launching
 from pipeline.launch import NotMet, Place, launch, meet, read_place, stage_device
 from pipeline.stages import PipelineLLM, measured_hop
 from pipeline.wire import Wire, plan_of, read_plan, read_times, read_tokens
+from tests import warm
 from tests.oracle import Found, check, crowd, draw
 
-ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 ENDLESS = ("--lengths", "30:900", "--repeats", "10000", "--dtype", "float32", "--device", "cpu")
-Start = Callable[..., subprocess.Popen]
+Start = Callable[..., warm.Command]
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this PyTorch has no gloo")
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Starts Python with arguments; whatever a test makes of it, it is ended afterwards."""
+    monkeypatch.delenv("RANK", raising=False)
     processes = []
 
-    def begin(*arguments: str) -> subprocess.Popen:
-        environment = {name: value for name, value in os.environ.items() if name != "RANK"} | {
-            "OMP_NUM_THREADS": "1"
-        }
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        processes.append(
-            subprocess.Popen([sys.executable, *arguments], cwd=ROOT, env=environment, **pipes)
-        )
+    def begin(*arguments: str, **environment: str) -> warm.Command:
+        processes.append(warm.start(*arguments, OMP_NUM_THREADS="1", **environment))
         return processes[-1]
 
     yield begin
@@ -131,7 +126,7 @@ def connected(children: Sequence[int]) -> bool:
     return all(any("gloo" in name for name in threads_of(child)) for child in children)
 
 
-def stages_of(process: subprocess.Popen) -> list[int]:
+def stages_of(process: warm.Command) -> list[int]:
     """The process ids of two stages, as soon as they are there."""
     wait_for(lambda: len(children_of(process.pid)) == 2 or process.poll() is not None)
     assert process.poll() is None, process.communicate()
@@ -200,7 +195,7 @@ def test_a_launcher_that_is_killed_early_leaves_nobody_behind(start: Start) -> N
         wait_until_gone(process, children)
 
 
-def wait_until_gone(launcher: subprocess.Popen, stages: Sequence[int]) -> None:
+def wait_until_gone(launcher: warm.Command, stages: Sequence[int]) -> None:
     launcher.communicate(timeout=PATIENCE)  # reads to the end, which the stages hold open
     wait_for(lambda: not any(alive(stage) for stage in stages))
 
@@ -252,12 +247,8 @@ def test_a_stranger_who_joins_gets_nothing_run(start: Start, tmp_path: Path) -> 
     made, script = tmp_path / "made", tmp_path / "stranger.py"
     script.write_text(STRANGER, encoding="utf-8")
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    start_as = (
-        "import os, runpy, sys; os.environ |= {}; sys.argv = {};"
-        " runpy.run_path(sys.argv[0], run_name='__main__')"
-    )
-    stage = start("-c", start_as.format(place | {"RANK": "0"}, ["distributed.py", "hello"]))
-    start("-c", start_as.format(place | {"RANK": "1"}, [str(script), str(made)]))
+    stage = start("distributed.py", "hello", **place, RANK="0")
+    start(str(script), str(made), **place, RANK="1")
     _, errors = stage.communicate(timeout=PATIENCE)
     assert not made.exists(), "stage 0 ran what came over the wire"
     assert stage.returncode == 2 and errors.count("\n") == 1, errors
@@ -269,7 +260,7 @@ ADDRESSES = [f"default_pg/0//{group}cpu//0/{stage}" for group in ("", "1//") for
 GUESSES = ["0", "1", "0/1", "plan", "default_pg/0//plan", "default_pg/0//0", "worker/0"]
 
 
-def join_store(start: Start, made: Path, keys: Sequence[str]) -> tuple[int, subprocess.Popen]:
+def join_store(start: Start, made: Path, keys: Sequence[str]) -> tuple[int, warm.Command]:
     """A stranger who waits for a store, and the port at which he waits."""
     port, script = free_port(), made.with_name("stranger.py")
     script.write_text(STRANGER_IN_STORE, encoding="utf-8")

@@ -30,6 +30,7 @@ from fast.graphs import WHEN
 from loading.device import DTYPES, choose_device
 from pipeline import make_micro_batches
 from scheduler import ALIASES, POLICIES, Scheduler, make_scheduler
+from tests import warm
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = [
@@ -305,7 +306,7 @@ def test_every_script_enters_first() -> None:
 # ------------------------------------------------------------------------------------------- Ctrl-C
 
 
-def first_workers(process: subprocess.Popen) -> list[int]:
+def first_workers(process: warm.Command) -> list[int]:
     """Those that are there as soon as any is. Those of busy.py end again after each run.
 
     What a library starts as it is imported is none: a Ctrl-C then ends the command at once.
@@ -336,10 +337,7 @@ def test_an_interrupt_ends_a_command_and_its_workers(
     """A Ctrl-C goes to all processes of a terminal: `seconds` after the first worker is there."""
     script, *words = arguments
     words += [] if script == "busy.py" else ["--out", str(tmp_path)]
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "experiments" / script), *words], start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    process = warm.start(ROOT / "experiments" / script, *words, start_new_session=True)
     try:
         workers = first_workers(process)
         time.sleep(seconds)
@@ -355,8 +353,7 @@ def test_an_interrupt_ends_a_command_and_its_workers(
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
 def test_no_worker_outlives_a_command_that_is_killed(tmp_path: Path) -> None:
     script = ROOT / "experiments" / "serve_pipelines.py"
-    command = [sys.executable, str(script), "--requests", "4000", "--out", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+    with warm.start(script, "--requests", "4000", "--out", tmp_path) as process:
         workers = first_workers(process)
         process.kill()
     wait_for(lambda: not any(alive(worker) for worker in workers))
@@ -374,17 +371,10 @@ run_main(lambda: print(run_jobs(eval(sys.argv[2]), eval(sys.argv[3]), 2)))
 STARTED = {"fork": 2, "spawn": 3, "forkserver": 4}
 
 
-def start_pool(*words: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-c", POOL, *words], cwd=ROOT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_workers_know_who_they_work_for(method: str) -> None:
     """Their parent may be a server of multiprocessing, as it is on Linux since Python 3.14."""
-    said = start_pool(method, "abs", "(-3, 4)").communicate(timeout=PATIENCE)
+    said = warm.start("-c", POOL, method, "abs", "(-3, 4)").communicate(timeout=PATIENCE)
     assert said == ("{-3: 3, 4: 4}\n", "")
 
 
@@ -392,7 +382,7 @@ def test_workers_know_who_they_work_for(method: str) -> None:
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_workers_end_with_the_main_process(method: str) -> None:
     """Even where another process has started them."""
-    with start_pool(method, "time.sleep", "(1000, 1001)") as process:
+    with warm.start("-c", POOL, method, "time.sleep", "(1000, 1001)") as process:
         wait_for(lambda: len(descendants_of(process.pid)) == STARTED[method])
         workers = descendants_of(process.pid)
         process.kill()
@@ -402,7 +392,9 @@ def test_workers_end_with_the_main_process(method: str) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 def test_a_worker_that_is_killed_is_one_line() -> None:
-    with start_pool("fork", "signal.raise_signal", "(signal.SIGTERM, signal.SIGKILL)") as process:
+    with warm.start(
+        "-c", POOL, "fork", "signal.raise_signal", "(signal.SIGTERM, signal.SIGKILL)"
+    ) as process:
         printed, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1 and printed == "" and errors.count("\n") == 1
     assert errors.startswith("error: one of 2 worker processes was killed; the system does that")

@@ -2,19 +2,17 @@
 
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import call
 from safetensors.torch import load_file, save_file
-from watch import PATIENCE
 
 import generate
 from engine import LLM, StreamedToken
 from generate import read_prompts
+from tests import warm
 
 ROOT = Path(__file__).parent.parent
 
@@ -22,10 +20,7 @@ ROOT = Path(__file__).parent.parent
 def test_streams_text_and_ends_with_a_table() -> None:
     """As a process of its own, with nothing but the text on its streams."""
     flags = ["--policy", "sarathi", "--chunk-size", "64", "--max-tokens", "24", "--ignore-eos"]
-    command = [sys.executable, "generate.py", "The with statement", *flags]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE, check=False
-    )
+    done = warm.run("generate.py", "The with statement", *flags)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     text, table = done.stdout.split("\npolicy ")
     assert text.startswith("The with statement") and len(text) > len("The with statement") + 20

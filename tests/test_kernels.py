@@ -1,7 +1,6 @@
 """What a GPU can run: as the libraries say, and as we have read. No GPU is needed."""
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -26,6 +25,7 @@ from fast.kernels import (
     why_not_xformers,
 )  # fmt: skip
 from loading.device import choose_dtype
+from tests import warm
 from tests.fake_cuda import LINUX, fake_cuda
 from tests.which_kernel import BATCHES, GPUS, table
 
@@ -245,7 +245,6 @@ def test_the_report_says_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_command() -> None:
     """On this machine, whatever it has."""
-    command = [sys.executable, "-m", "fast.kernels"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = warm.run("-m", "fast.kernels")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"PyTorch      {torch.__version__}, ")

@@ -12,7 +12,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -30,6 +29,7 @@ from command.checks import UserError
 from engine import LLM, SamplingParams
 from experiments.lib.clients import events, parse, raw, request, streamed
 from loading.files import DEMO
+from tests import warm
 from web import chat as chats
 from web import schemas
 from web.chat import Chat, Unfit, read_template
@@ -775,20 +775,16 @@ def test_a_priced_engine_says_so(priced: PricedEngine) -> None:
 
 
 @contextlib.contextmanager
-def start(*words: str, **environment: str) -> Iterator[subprocess.Popen]:
-    """serve.py with a priced engine, which needs no torch; the demo takes seconds to load."""
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "serve.py"), "--gpu", "a6000", "--port", "0", *words],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | environment,
-    )  # fmt: skip
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+def start(*words: str, **environment: str) -> Iterator[warm.Command]:
+    """serve.py with a priced engine; the demo takes seconds to load."""
+    with warm.start("serve.py", "--gpu", "a6000", "--port", "0", *words, **environment) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
-def place_of(process: subprocess.Popen) -> tuple[str, int]:
+def place_of(process: warm.Command) -> tuple[str, int]:
     """Where it listens, as it prints."""
     for line in process.stdout:
         if line.startswith("page"):

@@ -7,7 +7,6 @@ import os
 import select
 import shutil
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from engine import LLM
 from experiments.lib.clients import parse, raw, request
 from loading.files import DEMO
 from loading.tokenizer import load_tokenizer
+from tests import warm
 from web import explore_routes, explorer, live, server
 from web.api import AT_ONCE
 from web.chat import LONGEST_TEMPLATE, LONGEST_TEXT, Chat, Unfit, read_template
@@ -210,10 +210,7 @@ logging.basicConfig(format="%(message)s")
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 600))
 print(room_for(100), resource.getrlimit(resource.RLIMIT_NOFILE), room_for(1000))
 """
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(
-        command, check=True, cwd=ROOT, capture_output=True, text=True, timeout=100
-    )
+    done = warm.run("-c", program)
     assert done.stdout.split("\n")[0] == "100 (484, 600) 216"
     assert done.stderr == "216 connections at most: the system allows 600 open files\n"
 
@@ -227,10 +224,7 @@ sys.argv = ["serve.py", "--model", "/no/such/folder", "--port", "0"]
 resource.setrlimit(resource.RLIMIT_NOFILE, ({OTHERS}, {OTHERS}))
 runpy.run_path("serve.py", run_name="__main__")
 """
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(
-        command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=100
-    )
+    done = warm.run("-c", program)
     line = f"error: the system allows {OTHERS} open files, and the server needs {OTHERS + 1}:"
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
     assert done.stderr.startswith(line)

@@ -27,6 +27,7 @@ from pipeline import simulate_pipeline
 from scheduler import Request
 from serving import traffic
 from simulate import simulate
+from tests import warm
 
 ROOT = Path(__file__).parent.parent
 FEW = SamplingParams(max_tokens=2)
@@ -181,7 +182,7 @@ def test_closed_streams(closed: str) -> None:
 
 
 def test_a_prompt_that_is_no_text() -> None:
-    done = run("generate.py", "--max-tokens", "2", b"\xff\xfe", PYTHONIOENCODING="utf-8:strict")
+    done = warm.run("generate.py", "--max-tokens", "2", b"\xff\xfe")
     assert "Traceback" not in done.stderr and done.returncode in (0, 2)
 
 
@@ -214,7 +215,7 @@ def test_an_error_is_one_short_line() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_device_is_one_line_of_one_stage() -> None:
-    done = run("distributed.py", "hello", "--max-tokens", "2", "--json", "/dev/full")
+    done = warm.run("distributed.py", "hello", "--max-tokens", "2", "--json", "/dev/full")
     said = "error: No space left on device: '/dev/full'\n"
     assert done.returncode == 1 and done.stderr == said
 

@@ -1,0 +1,276 @@
+"""Commands in forks of a process that has imported torch, which alone takes seconds.
+
+`pytest` forks that process once, before it has any thread (conftest.py). `start` and `run` ask it
+for a command, which gets what subprocess would give it: a process, a folder, streams and an
+environment of its own. If the command starts Python, as distributed.py does, that is a fork, too.
+
+What tests how Python starts takes subprocess: imports, signals meanwhile, encodings. macOS cannot
+safely fork once torch is loaded, and Windows cannot fork at all: there, all is subprocess.
+"""
+
+import atexit
+import gc
+import importlib
+import json
+import multiprocessing.util
+import os
+import runpy
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from select import select
+from types import ModuleType
+from typing import Self
+
+from command.cli import SCRIPTS, die_quietly
+from tests.watch import PATIENCE
+
+ROOT = Path(__file__).parent.parent
+PLACE = "NANO_SARATHI_WARM"  # an environment variable: the socket of the process that forks
+DEADLY = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+USED = ("matplotlib.pyplot", "generate", "distributed", "serve", "experiments.lib.common")
+
+
+def start(
+    *arguments: object, cwd: Path = ROOT, start_new_session: bool = False, **environment: str
+) -> "Command | subprocess.Popen":
+    """`python ARGUMENTS`, with pipes of text. environment: is added to this process's."""
+    command = [sys.executable, *(os.fsdecode(os.fspath(each)) for each in arguments)]
+    env = os.environ | environment
+    if PLACE in os.environ:
+        return Command(command, cwd, env, start_new_session)
+    return subprocess.Popen(
+        command, cwd=cwd, env=env, start_new_session=start_new_session, text=True, errors="replace",
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def run(*arguments: object, **options: object) -> subprocess.CompletedProcess:
+    """The same, to its end."""
+    with start(*arguments, **options) as process:
+        out, err = process.communicate(timeout=PATIENCE)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+class Command:
+    """What tests use of subprocess.Popen, for a process that `serve` has forked."""
+
+    def __init__(
+        self, args: list[str], cwd: Path, env: Mapping[str, str], start_new_session: bool
+    ) -> None:
+        self.args, self.returncode = args, None
+        options = {"args": args, "cwd": str(cwd), "env": dict(env)}
+        options["start_new_session"] = start_new_session
+        ignored = [sign for sign in DEADLY if signal.getsignal(sign) == signal.SIG_IGN]
+        self.server = socket.socket(socket.AF_UNIX)
+        self.server.connect(os.environ[PLACE])
+        ours, theirs = zip(*(os.pipe() for _ in range(2)), strict=True)
+        self.stdout, self.stderr = (open(each, encoding="utf-8", errors="replace") for each in ours)  # noqa: SIM115
+        socket.send_fds(self.server, [b"."], theirs)
+        for pipe in theirs:
+            os.close(pipe)
+        self.server.sendall(json.dumps([options, ignored]).encode() + b"\n")
+        self.pid = int(self.server.recv(100))
+
+    def poll(self) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select([self.server], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            self.returncode = int(self.server.recv(100))
+            self.server.close()
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        with ThreadPoolExecutor(2) as pool:
+            found = [pool.submit(stream.read) for stream in (self.stdout, self.stderr)]
+            try:
+                self.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise
+            return found[0].result(), found[1].result()
+
+    def send_signal(self, sign: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, sign)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stdout.close()
+        self.stderr.close()
+        self.wait()
+
+
+# ------------------------------------------------------------------------- the process that forks
+
+
+def begin() -> Callable[[], None]:
+    """Fork it from this process, which has one thread. Returns what ends it.
+
+    If this process is killed, it ends, too.
+    """
+    if sys.platform != "linux":
+        return lambda: None
+    place = tempfile.mkdtemp(prefix="nano-sarathi-warm-")
+    os.environ[PLACE] = f"{place}/socket"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(os.environ[PLACE])
+    listener.listen(100)
+    here, there = os.pipe()  # `here` is at its end when `there` is closed
+    for stream in (sys.__stdout__, sys.__stderr__):
+        stream.flush()
+    if (pid := os.fork()) == 0:
+        try:
+            os.setsid()  # a Ctrl-C is not for it
+            os.close(there)
+            nothing = os.open(os.devnull, os.O_RDWR)
+            for stream in range(3):
+                os.dup2(nothing, stream)
+            serve(listener, here)
+            shutil.rmtree(place)
+        finally:
+            os._exit(0)
+    os.close(here)
+    listener.close()
+
+    def end() -> None:
+        os.close(there)
+        os.waitpid(pid, 0)
+
+    return end
+
+
+def serve(listener: socket.socket, end: int) -> None:
+    used, children = iter(USED), set()
+    while end not in select([listener, end], [], [])[0]:
+        for name in used:
+            importlib.import_module(name)
+        connection, _ = listener.accept()
+        if (pid := os.fork()) == 0:
+            try:
+                answer(connection)
+            finally:
+                os._exit(0)
+        connection.close()
+        children.add(pid)
+        children -= {each for each in children if os.waitpid(each, os.WNOHANG)[0]}
+    for pid in children:
+        os.waitpid(pid, 0)
+
+
+def answer(connection: socket.socket) -> None:
+    """Start one command, and say its process id and its exit status."""
+    _, streams, *_ = socket.recv_fds(connection, 1, 2)
+    with connection.makefile(encoding="utf-8") as told:
+        options, ignored = json.loads(told.readline())
+    for sign in ignored:
+        signal.signal(sign, signal.SIG_IGN)
+    process = Forked(**options, stdin=subprocess.DEVNULL, stdout=streams[0], stderr=streams[1])
+    for stream in streams:
+        os.close(stream)
+    connection.sendall(str(process.pid).encode())
+    connection.sendall(str(process.wait()).encode())
+
+
+class Forked(subprocess.Popen):
+    """Python with a file, -c or -m is a fork of this process. All else is started as usual."""
+
+    def __init__(self, args: Sequence[str], *positional: object, **options: object) -> None:
+        python = list(args[:1]) == [sys.executable] and threading.active_count() == 1
+        if python and (args[1] in ("-c", "-m") or not args[1].startswith("-")):
+            options["preexec_fn"] = partial(become, list(args[1:]), options.get("env"))
+        super().__init__(args, *positional, **options)
+
+
+def become(arguments: list[str], environment: Mapping[str, str] | None) -> None:
+    """Be `python ARGUMENTS`, in a process that has just been forked for it, and never return."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            with suppress(OSError):  # the list's own
+                os.close(int(name))
+    gc.enable()
+    atexit._clear()  # what the process before us would do
+    atexit.register(multiprocessing.util._exit_function)
+    if environment is not None:
+        os.environ.clear()
+        os.environ.update(environment)
+        tempfile.tempdir = None  # asks the environment again
+    for sign in DEADLY:
+        if signal.getsignal(sign) != signal.SIG_IGN:
+            usual = signal.default_int_handler if sign == signal.SIGINT else signal.SIG_DFL
+            signal.signal(sign, usual)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
+    subprocess.Popen = Forked
+    status = outcome(partial(execute, arguments))
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status & 255)
+
+
+def execute(arguments: list[str]) -> None:
+    """Run a program as __main__: a file, -c CODE or -m MODULE."""
+    first, *rest = arguments
+    if first == "-c":
+        module = sys.modules["__main__"] = ModuleType("__main__")
+        sys.argv[:] = "-c", *rest[1:]
+        sys.path.insert(0, "")
+        exec(compile(rest[0], "<string>", "exec"), module.__dict__)  # noqa: S102
+    elif first == "-m":
+        sys.argv[:] = rest
+        sys.path.insert(0, os.getcwd())
+        sys.modules.pop(rest[0], None)
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv[:] = arguments
+        folder = Path(first).resolve().parent
+        sys.path.insert(0, str(folder))
+        if folder in SCRIPTS:  # as its first import does, which is there already
+            die_quietly()
+        runpy.run_path(first, run_name="__main__")
+
+
+def outcome(act: Callable[[], None]) -> int:
+    """Act, and end as Python would. Returns the exit status, or minus a signal's number."""
+    try:
+        act()
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException as error:  # noqa: BLE001 (as the interpreter does)
+        sys.excepthook(type(error), error, error.__traceback__)
+        status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    threading._shutdown()  # waits for threads that are no daemons
+    atexit._run_exitfuncs()
+    with suppress(AttributeError, ValueError):  # there may be no stdout
+        try:
+            sys.stdout.flush()
+        except OSError as error:  # what the interpreter says, and how it ends then
+            os.write(2, f"Exception ignored while flushing sys.stdout: {error}\n".encode())
+            status = 120
+    return status
