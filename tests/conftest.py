@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 from PIL import Image
@@ -28,8 +29,9 @@ from torch import Tensor
 
 from attention import Attention, FlatBatch, Span, reference
 from batch import Request
-from command.cli import run_main
+from command.cli import MARK, run_main
 from configs import MODELS, ModelConfig
+from experiments.lib import look
 from fast import native
 from kvcache import KVCache
 from loading import policyfile
@@ -41,6 +43,8 @@ from serving.calibration import this_machine
 from simulate import run_all
 from tests import warm
 
+# jsonschema, which nbformat imports, would take seconds to build a grammar of addresses.
+sys.modules.setdefault("rfc3987_syntax", None)
 if not os.access(os.path.expanduser("~"), os.W_OK):  # none, or read-only: as in some containers
     home = tempfile.TemporaryDirectory(prefix="nano-sarathi-home-")
     os.environ["HOME"] = home.name
@@ -157,24 +161,23 @@ def small(monkeypatch: pytest.MonkeyPatch) -> str:
     return "small"
 
 
-def call(script: ModuleType | str, *arguments: object) -> subprocess.CompletedProcess:
-    """Run a script's main, or its study, in this process: its exit status, and what it printed.
+def run_here(script: ModuleType | str, *arguments: object) -> None:
+    """Run a script's main, or its study, in this process. A name is one of experiments/."""
+    module = importlib.import_module(f"experiments.{script}") if isinstance(script, str) else script
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [Path(module.__file__).name, *map(str, arguments)])
+        run_main(module.main if hasattr(module, "main") else module.STUDY.run)
 
-    script: a module, or a name of experiments/. A process of its own would first import torch, for
-    seconds.
-    """
-    if isinstance(script, str):
-        script = importlib.import_module(f"experiments.{script}")
-    out, err = StringIO(), StringIO()
-    command = [Path(script.__file__).name, *map(str, arguments)]
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "argv", command)
-        status = 0
+
+def call(script: ModuleType | str, *arguments: object) -> subprocess.CompletedProcess:
+    """The same: its exit status, and what it printed. A process of its own would import torch."""
+    out, err, status = StringIO(), StringIO(), 0
+    with redirect_stdout(out), redirect_stderr(err):
         try:
-            run_main(script.main if hasattr(script, "main") else script.STUDY.run)
+            run_here(script, *arguments)
         except SystemExit as ended:
             status = ended.code
-    return subprocess.CompletedProcess(command, status, out.getvalue(), err.getvalue())
+    return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
 
 
 def ran(script: ModuleType | str, *arguments: object) -> str:
@@ -317,6 +320,18 @@ def attend_spans(
     return backend(batch, cache)(0, qkv).view_as(q)
 
 
+def sketch(figure: plt.Figure, path: Path, *_: object, **__: object) -> None:
+    """Stands for look.save_figure, which takes a second to lay a picture out, twice."""
+    path.write_bytes(b"\x89PNG Software\0" + MARK.encode())
+    plt.close(figure)
+
+
+@pytest.fixture
+def sketches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that draws runs, and pictures are no pictures."""
+    monkeypatch.setattr(look, "save_figure", sketch)
+
+
 @pytest.fixture(scope="session")
 def built_gallery(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of all figures, from the committed results. Its pictures are of one colour."""
@@ -324,8 +339,9 @@ def built_gallery(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("gallery")
     results = Path(__file__).parent.parent / "results"
     shutil.copy(results / "fidelity.md", out)
+    Image.new("P", (1600, 900)).save(picture := out.parent / "picture.png")
     for file in results.glob("*.csv"):
         shutil.copy(file, out)
-        Image.new("P", (1600, 900)).save(out / f"{file.stem}.png")
+        shutil.copy(picture, out / f"{file.stem}.png")
     gallery.write_page(out)
     return out

@@ -10,7 +10,7 @@ from test_families import LENGTH, VOCABULARY, oracle
 from engine import LLM, BeamSearchParams
 from scheduler import POLICIES
 
-CASES = 30  # of each model and seed: 300 in all
+CASES = {0: 12, 1: 48}  # of each model, by seed: 300 in all
 MODELS = {
     "llama": "grouped heads: 6 over 2",
     "llama-one-kv-head": "one key head (MQA)",
@@ -68,7 +68,7 @@ def test_the_same_sequences_as_transformers(name: str, seed: int, tmp_path: Path
     llm = LLM(str(tmp_path), dtype="float64", device="cpu", max_batch_size=2, max_length=LENGTH)
     generator = random.Random(f"{name} {seed}")
     ended = improved = 0
-    for number in range(CASES):
+    for number in range(CASES[seed]):
         case = drawn(generator)
         llm.policy = generator.choice(list(POLICIES))
         llm.chunk_size = generator.randint(1, 24)
@@ -82,8 +82,8 @@ def test_the_same_sequences_as_transformers(name: str, seed: int, tmp_path: Path
             assert own == pytest.approx(scores, rel=1e-6), case
         ended += any(sequence.finish_reason == "stop" for sequence in found.sequences)
         improved += len({tuple(sequence.token_ids) for sequence in found.sequences}) > 1
-    assert ended > CASES / 15, "end tokens must matter"
-    assert improved > CASES / 3, "beams must differ"
+    assert ended > CASES[seed] / 15, "end tokens must matter"
+    assert improved > CASES[seed] / 3, "beams must differ"
 
 
 def test_several_prompts_of_different_lengths_are_searched_side_by_side(tmp_path: Path) -> None:

@@ -25,6 +25,9 @@ from scheduler import POLICIES, make_scheduler
 from serving.calibration import CalibratedModel, Calibration, Curve
 from simulate import CostExecutor
 
+pytestmark = pytest.mark.usefixtures("sketches")
+
+
 MODEL = MODELS["laptop"]
 LLM_OF_LAW = SimpleNamespace(config=MODEL, device=torch.device("cpu"), dtype=torch.bfloat16)
 # s, and 2 ms each to begin with

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from test_families import GPT2, ROTARY, assert_same_logits, oracle, ours
 
@@ -45,6 +44,8 @@ def test_absent_keys_mean_what_transformers_takes_them_for(tmp_path):
     """Older files leave out what was not thought of yet: GPT-2's on the hub says nothing of n_inner
     or tying.
     """
+    import transformers  # takes seconds
+
     gpt2 = {"model_type": "gpt2", **GPT2}
     llama = {
         key: value

@@ -14,6 +14,9 @@ from experiments.lib.rows import read_rows
 from experiments.lib.steady import Workload
 from scheduler import make_scheduler
 
+pytestmark = pytest.mark.usefixtures("sketches")
+
+
 WORK = Workload(1024, 18, 14.0)
 
 

@@ -874,6 +874,21 @@ def test_a_container_gets_the_fence(
         grade.container_of("another")
 
 
+# The project is forgotten: where torch is there already, it is, too.
+RECIPE = """
+import pathlib, sys
+project = {each for each in sys.path if (pathlib.Path(each) / "scheduler.py").exists()}
+ours = {path.stem for each in project for path in pathlib.Path(each).iterdir()}
+for name in [name for name in sys.modules if name.partition(".")[0] in ours]:
+    del sys.modules[name]
+sys.path[:] = [sys.argv[1], *(each for each in sys.path if each not in project)]
+from course import worker, drive, local
+for name in worker.OPEN + worker.WITH_TORCH:
+    worker.import_module(name)
+print(drive.__file__.startswith(sys.argv[1]), len(drive.DRIVERS))
+"""
+
+
 def test_the_images_recipe_has_all_that_a_worker_needs(tmp_path: Path) -> None:
     """The files that it copies are enough, without the project behind them."""
     text = (COURSE / "instructor" / "Dockerfile").read_text("utf-8")
@@ -881,16 +896,7 @@ def test_the_images_recipe_has_all_that_a_worker_needs(tmp_path: Path) -> None:
         (tmp_path / place).mkdir(exist_ok=True)
         for name in sources.split():
             (tmp_path / place / Path(name).name).write_bytes((ROOT / name).read_bytes())
-    code = (
-        "import sys, pathlib\n"
-        "sys.path[:] = [sys.argv[1]] + [each for each in sys.path"
-        " if not (pathlib.Path(each or '.') / 'scheduler.py').exists()]\n"
-        "from course import worker, drive, local\n"
-        "[worker.import_module(name) for name in worker.OPEN + worker.WITH_TORCH]\n"
-        "print(drive.__file__.startswith(sys.argv[1]), len(drive.DRIVERS))\n"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = warm.run("-c", RECIPE, tmp_path, cwd=tmp_path)
     assert done.stdout.split() == ["True", "14"], done.stderr
     assert "\nUSER 65534:65534\n" in text
 

@@ -160,7 +160,7 @@ def hybrid_batch(rng: random.Random) -> tuple[FlatBatch, KVCache, Tensor]:
 
 @pytest.mark.parametrize("name", ["padded", "gathered", "varlen", "varlen recorded", "xformers"])
 @pytest.mark.usefixtures("stand_ins")
-def test_500_hybrid_batches_equal_math(name: str) -> None:
+def test_200_hybrid_batches_equal_math(name: str) -> None:
     if name == "xformers":
         pytest.importorskip("xformers.ops")
     attend = {
@@ -172,7 +172,7 @@ def test_500_hybrid_batches_equal_math(name: str) -> None:
     }[name]
     rng, kinds = random.Random(0), set()
     torch.manual_seed(0)
-    for _ in range(500):
+    for _ in range(200):
         batch, cache, qkv = hybrid_batch(rng)
         found, expected = (each(batch, cache)(0, qkv) for each in (attend, PLAIN["math"]))
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
@@ -238,8 +238,13 @@ SHAPES = {  # heads of 8 elements: FlashAttention takes no others
 
 
 @LINUX
-@pytest.mark.parametrize("backend", ["math", "sdpa", "plain sdpa", "varlen", "xformers"])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        *((name, "sdpa") for name in SHAPES),
+        *(("llama-gqa", each) for each in ("math", "plain sdpa", "varlen", "xformers")),
+    ],
+)
 @pytest.mark.usefixtures("validated")
 def test_devices_and_shapes(name: str, backend: str) -> None:
     needed(backend)
@@ -259,9 +264,9 @@ def test_waits_do_not_grow_with_the_layers(backend: str) -> None:
     needed(backend)
     decodes, shape = make_batch(decodes=3, context=40), replace(SHAPES["llama-gqa"], max_length=256)
     found = [
-        watched(replace(shape, n_layer=layers), backend, decodes).crossings for layers in (2, 8, 40)
+        watched(replace(shape, n_layer=layers), backend, decodes).crossings for layers in (2, 8)
     ]
-    assert found[0] == found[1] == found[2] and len(found[0]) <= 12, found[0]
+    assert found[0] == found[1] and len(found[0]) <= 12, found[0]
 
 
 @LINUX
@@ -300,8 +305,10 @@ def test_bytes_written_for_decodes(backend: str, times: float) -> None:
 
 
 @LINUX
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("attend", [cuda.gathered, cuda.varlen])
+@pytest.mark.parametrize(
+    ("attend", "name"),
+    [*((cuda.gathered, name) for name in SHAPES), (cuda.varlen, "llama-gqa")],
+)
 def test_a_capture_copies_nothing_from_the_host(attend: Callable, name: str) -> None:
     watch = Watch()
     with fake_cuda(captures=watch):

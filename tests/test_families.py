@@ -4,11 +4,11 @@ under every policy.
 
 import copy
 import json
+from itertools import cycle
 from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from conftest import assert_within, noise_bound
 
 from engine import LLM, SamplingParams
@@ -61,10 +61,12 @@ CASES = {
 }  # fmt: skip
 
 
-def oracle(case: str, **changes) -> transformers.PreTrainedModel:
+def oracle(case: str, **changes) -> torch.nn.Module:
     """A random model of transformers', with weights large enough that every one of them shows in
     the logits.
     """
+    import transformers  # takes seconds
+
     family, differs = CASES[case]
     config = getattr(transformers, family + "Config")(
         **(GPT2 if family == "GPT2" else ROTARY) | differs | changes
@@ -91,9 +93,7 @@ def ours(directory: Path) -> Transformer:
     return model
 
 
-def assert_same_logits(
-    model: Transformer, reference: transformers.PreTrainedModel, length: int = 40
-) -> None:
+def assert_same_logits(model: Transformer, reference: torch.nn.Module, length: int = 40) -> None:
     tokens = torch.randint(VOCABULARY, (2, length), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         found, theirs = model.forward_full(tokens), reference(tokens).logits
@@ -140,13 +140,12 @@ def test_logits_and_greedy_tokens_equal_transformers(case: str, tmp_path: Path) 
     )
 
     llm = LLM(str(tmp_path), max_batch_size=2, dtype="float64", device="cpu")
-    for policy in POLICIES:
-        for chunk_size in (7, 16):
-            llm.policy, llm.chunk_size = policy, chunk_size
-            outputs = llm.generate(
-                [prompt[0].tolist() for prompt in prompts], SamplingParams(max_tokens=32)
-            )
-            assert [output.token_ids for output in outputs] == expected, (policy, chunk_size)
+    for policy, chunk_size in zip(POLICIES, cycle((7, 16)), strict=False):
+        llm.policy, llm.chunk_size = policy, chunk_size
+        outputs = llm.generate(
+            [prompt[0].tolist() for prompt in prompts], SamplingParams(max_tokens=32)
+        )
+        assert [output.token_ids for output in outputs] == expected, (policy, chunk_size)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -158,7 +157,9 @@ def test_transformers_reads_what_save_writes(case: str, tmp_path: Path) -> None:
         model.state_dict().items(), ours(tmp_path / "ours").state_dict().values(), strict=True
     ):
         assert torch.equal(found, expected), name
-    reference, report = transformers.AutoModelForCausalLM.from_pretrained(
+    from transformers import AutoModelForCausalLM
+
+    reference, report = AutoModelForCausalLM.from_pretrained(
         tmp_path / "ours", output_loading_info=True
     )
     assert not report["missing_keys"] and not report["unexpected_keys"]
@@ -303,6 +304,8 @@ def test_rotary_stretch_spelled_as_transformers_4_did(tmp_path: Path) -> None:
     """`rope_scaling` beside `rope_theta`; where the new spelling is there too, transformers 5
     follows the old one.
     """
+    from transformers import AutoModelForCausalLM
+
     reference = oracle("llama-3.1-head-dim")
     reference.save_pretrained(tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
@@ -314,6 +317,6 @@ def test_rotary_stretch_spelled_as_transformers_4_did(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(
             json.dumps(raw | {"rope_parameters": None} | new_spelling | old_spelling)
         )
-        theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
         assert_same_logits(ours(tmp_path), theirs, LENGTH)
         assert_same_logits(ours(tmp_path), reference, LENGTH)

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import call, ran
+from conftest import call, ran, sketch
 from fake_cuda import graphs_on_a_cpu
 
 import configs
@@ -19,6 +19,7 @@ from command.flags import GRAPHS
 from costmodel import CostModel, make_batch
 from engine import LLM
 from experiments import fidelity, fig6, studies
+from experiments.lib import look
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Priced, Real, gain
 from experiments.lib.flags import MEASURE, ScriptParser
@@ -44,7 +45,10 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quick results of all scripts that take no long simulations."""
     path = tmp_path_factory.mktemp("results")
     for script in SHORT:
-        ran(script, "--quick", "--out", path)
+        with pytest.MonkeyPatch.context() as patch:
+            if script != "fig3":
+                patch.setattr(look, "save_figure", sketch)
+            ran(script, "--quick", "--out", path)
     return path
 
 

@@ -62,7 +62,7 @@ def test_c_and_d_arrive_while_a_and_b_decode(predicted: policies.Comparison) -> 
     } == {work}
 
 
-@pytest.mark.parametrize("number", [1, 2, 7, 8, 9, 12])
+@pytest.mark.parametrize("number", [1, 8, 9])
 def test_each_column_has_a_time_axis(predicted: policies.Comparison, number: int) -> None:
     """However many policies there are: a user's own ones stand in the right column."""
     every = list(predicted.traces.items())

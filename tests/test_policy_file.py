@@ -39,6 +39,9 @@ def file_of(tmp_path: Path, text: str) -> Path:
 GOOD = """
 from scheduler import SarathiServe
 
+pytestmark = pytest.mark.usefixtures("sketches")
+
+
 class Mine(SarathiServe):
     name = "mine"
 

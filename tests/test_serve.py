@@ -4,6 +4,7 @@ nothing that a client sends or leaves out stops the engine.
 
 import asyncio
 import contextlib
+import importlib
 import json
 import logging
 import os
@@ -15,8 +16,8 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 
-import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from served import Served, served
@@ -66,7 +67,13 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture
-def client(demo: Served) -> openai.OpenAI:
+def openai() -> ModuleType:
+    """Not at the top: it takes seconds, and other workers do without."""
+    return importlib.import_module("openai")
+
+
+@pytest.fixture
+def client(demo: Served, openai: ModuleType) -> object:
     return openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0)
 
 
@@ -80,7 +87,7 @@ def text_of(stream) -> tuple[str, str]:
 # -------------------------------------------------------------------------------- the same tokens
 
 
-def test_completions_are_those_of_generate(client: openai.OpenAI, llm: LLM) -> None:
+def test_completions_are_those_of_generate(client: object, llm: LLM) -> None:
     """Greedy, all prompts in one request; then as token ids."""
     outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=24))
     ids = [output.prompt_token_ids for output in outputs]
@@ -95,9 +102,7 @@ def test_completions_are_those_of_generate(client: openai.OpenAI, llm: LLM) -> N
 
 
 @pytest.mark.parametrize("options", [{}, {"top_p": 0.8}, {"top_k": 5, "temperature": 1.7}])
-def test_seeded_samples_are_those_of_generate(
-    client: openai.OpenAI, llm: LLM, options: dict
-) -> None:
+def test_seeded_samples_are_those_of_generate(client: object, llm: LLM, options: dict) -> None:
     """Choice k of n draws with the seed + k. Streamed or whole, the text is the same."""
     params = [SamplingParams(20, **({"temperature": 1.0} | options), seed=7 + k) for k in range(3)]
     expected = [each.text for each in llm.generate([PROMPTS[0]] * 3, params)]
@@ -114,19 +119,19 @@ def test_seeded_samples_are_those_of_generate(
     assert texts == expected
 
 
-def test_without_a_seed_texts_differ(client: openai.OpenAI) -> None:
+def test_without_a_seed_texts_differ(client: object) -> None:
     """OpenAI's temperature is 1 where none is given."""
     answer = client.completions.create(model="demo", prompt="The", max_tokens=24, n=4)
     assert len({choice.text for choice in answer.choices}) > 1
 
 
 @pytest.mark.slow
-def test_64_async_clients_at_once(demo: Served, llm: LLM) -> None:
+def test_64_async_clients_at_once(demo: Served, llm: LLM, openai: ModuleType) -> None:
     """Eight run at once, the others wait. Each stream is that of `generate`."""
     params = [SamplingParams(12, temperature=0.9, seed=k) for k in range(64)]
     expected = llm.generate([PROMPTS[k % 5] for k in range(64)], params)
 
-    async def ask(client: openai.AsyncOpenAI, k: int) -> str:
+    async def ask(client: object, k: int) -> str:
         stream = await client.completions.create(
             model="demo", prompt=PROMPTS[k % 5], max_tokens=12, temperature=0.9, seed=k,
             stream=True,
@@ -141,7 +146,7 @@ def test_64_async_clients_at_once(demo: Served, llm: LLM) -> None:
     wait_for(demo.idle)
 
 
-def test_streams_have_usage_where_it_is_asked_for(client: openai.OpenAI) -> None:
+def test_streams_have_usage_where_it_is_asked_for(client: object) -> None:
     ask = {"model": "demo", "prompt": PROMPTS[1], "max_tokens": 9, "temperature": 0, "stream": True}
     *_, last = client.completions.create(**ask, stream_options={"include_usage": True})
     assert last.choices == [] and last.usage.completion_tokens == 9
@@ -166,7 +171,7 @@ def test_curl(demo: Served, llm: LLM) -> None:
     assert text == llm.generate(PROMPTS[0], SamplingParams(max_tokens=16))[0].text
 
 
-def test_stop_strings(client: openai.OpenAI, llm: LLM) -> None:
+def test_stop_strings(client: object, llm: LLM) -> None:
     """The text ends before the first of them; it lies across tokens, or inside of one."""
     whole = llm.generate(PROMPTS[0], SamplingParams(max_tokens=40))[0].text
     for stop in (whole[5:9], whole[9:12], whole[3], [whole[20:33], whole[7:15]]):
@@ -180,7 +185,7 @@ def test_stop_strings(client: openai.OpenAI, llm: LLM) -> None:
     assert (choice.text, choice.finish_reason) == (whole, "length")
 
 
-def test_a_token_that_ends_a_text_is_not_shown(client: openai.OpenAI, llm: LLM) -> None:
+def test_a_token_that_ends_a_text_is_not_shown(client: object, llm: LLM) -> None:
     output = llm.generate(PROMPTS[0], SamplingParams(max_tokens=40))[0]
     stop_id = output.token_ids[6]
     expected = llm.generate(PROMPTS[0], SamplingParams(max_tokens=40, stop_ids=(stop_id,)))[0]
@@ -192,7 +197,7 @@ def test_a_token_that_ends_a_text_is_not_shown(client: openai.OpenAI, llm: LLM) 
     assert answer.usage.completion_tokens == len(expected.token_ids) <= 7
 
 
-def test_logprobs(client: openai.OpenAI) -> None:
+def test_logprobs(client: object) -> None:
     """Of greedy tokens: each is its own likeliest. Joined, the tokens are the text."""
     ask = {"model": "demo", "prompt": PROMPTS[1], "max_tokens": 12, "temperature": 0}
     choice = client.completions.create(**ask, logprobs=3).choices[0]
@@ -212,7 +217,7 @@ def test_logprobs(client: openai.OpenAI) -> None:
 # ------------------------------------------------------------------------------------------ chat
 
 
-def test_a_chat_is_a_completion_of_its_template(client: openai.OpenAI, llm: LLM) -> None:
+def test_a_chat_is_a_completion_of_its_template(client: object, llm: LLM) -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "What is"},

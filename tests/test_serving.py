@@ -47,6 +47,9 @@ from serving.capacity import (
 from serving.traffic import Fixed, Uniform, at_rate, make_requests, poisson, repeat
 from timeline import Life, Trace
 
+pytestmark = pytest.mark.usefixtures("sketches")
+
+
 # ------------------------------------------------------------------------------------------ metrics
 
 
@@ -329,7 +332,7 @@ def test_a_policy_of_ones_own_is_compared_with_a_budget_and_a_colour_of_its_own(
     assert picky.one("repeated to") % 20 == 0
     assert "the token budget of each capacity: the best of 256, 512, 1024, 2048" in said
     assert "requests were repeated" in said
-    assert (tmp_path / "serve_capacity-short-picky.png").stat().st_size > 10_000
+    assert (tmp_path / "serve_capacity-short-picky.png").exists()
     looks = looks_of([*LOOKS, "picky", "another"])
     assert len(set(looks.values())) == len(looks)
 
