@@ -211,8 +211,6 @@ def become(arguments: list[str], environment: Mapping[str, str] | None) -> None:
             with suppress(OSError):  # the list's own
                 os.close(int(name))
     gc.enable()
-    atexit._clear()  # what the process before us would do
-    atexit.register(multiprocessing.util._exit_function)
     if environment is not None:
         os.environ.clear()
         os.environ.update(environment)
@@ -254,7 +252,12 @@ def execute(arguments: list[str]) -> None:
 
 
 def outcome(act: Callable[[], None]) -> int:
-    """Act, and end as Python would. Returns the exit status, or minus a signal's number."""
+    """Act, and end as Python would. Returns the exit status, or minus a signal's number.
+
+    Only for a process that was forked: what the one before it would do at its end is forgotten.
+    """
+    atexit._clear()
+    atexit.register(multiprocessing.util._exit_function)
     try:
         act()
         status = 0

@@ -11,17 +11,15 @@ import importlib
 import json
 import os
 import re
-import runpy
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from command.checks import Range
-from command.cli import die_quietly
 from command.flags import OneOf
+from tests.warm import execute
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -138,12 +136,9 @@ def missing() -> list[str]:
 
 def run(command: Command, arguments: Sequence[str]) -> None:
     """What `python PATH ARGUMENTS` does, in this process."""
-    die_quietly()  # as its first import does, which is there already
     if command.path == COURSE and Path.cwd() != ROOT:  # there, only flags are read
         make_class()
-    sys.argv = [str(ROOT / command.path), *arguments]
-    sys.path.insert(0, str((ROOT / command.path).parent))
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    execute([str(ROOT / command.path), *arguments])
 
 
 def make_class() -> None:

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.warm import outcome
+
 LIMIT = 40.0  # s of a case
 MEMORY = 4 << 30  # bytes that a case may take beyond what this process has
 FILE_SIZE = 1 << 30  # bytes of a file that a case may write
@@ -179,22 +181,16 @@ def perform(case: Case, folder: Path) -> int:
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_SIZE, FILE_SIZE))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.chdir(folder / "work")
-    try:
-        case.act()
-        status = 0
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # noqa: BLE001 (as the interpreter does)
-        traceback.print_exc()
-        (folder / "crash").write_text(traceback.format_exc(), encoding="utf-8", errors="replace")
-        status = 1
-    with contextlib.suppress(AttributeError, ValueError):  # there may be no stdout
+
+    def act() -> None:
         try:
-            sys.stdout.flush()
-        except OSError as error:  # what the interpreter says, and how it ends then
-            os.write(2, f"Exception ignored while flushing sys.stdout: {error}\n".encode())
-            status = 120
-    return status & 255
+            case.act()
+        except Exception:
+            told = traceback.format_exc()  # there may be no stderr
+            (folder / "crash").write_text(told, encoding="utf-8", errors="replace")
+            raise
+
+    return outcome(act) & 255
 
 
 def ended(pid: int, running: Running) -> int | None:
