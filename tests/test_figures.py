@@ -24,7 +24,7 @@ from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Priced, Real, gain
 from experiments.lib.flags import MEASURE, ScriptParser
 from experiments.lib.measuring import load_llm, time_batches
-from experiments.lib.rows import read_rows
+from experiments.lib.rows import Rows, read_rows
 from experiments.lib.steady import Workload, balance
 from fast.cuda import gathered
 from fast.graphs import GraphExecutor, Graphs
@@ -71,66 +71,39 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("name", SHORT)
-def test_a_script_writes_picture_and_csv(out: Path, name: str) -> None:
-    check_files(out, name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in LONG if name in STUDIES])
-def test_a_long_script_does_too(every: Path, name: str) -> None:
-    check_files(every, name)
-
-
-def check_files(out: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [*SHORT, *(pytest.param(n, marks=pytest.mark.slow) for n in LONG if n in STUDIES)],
+)
+def test_a_study_writes_what_it_says(name: str, request: pytest.FixtureRequest) -> None:
+    """Its columns, the published numbers beside its own, and what it claims."""
+    out, study = request.getfixturevalue("every" if name in LONG else "out"), STUDIES[name]
     assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     rows = read_rows(out / f"{name}.csv")
-    assert set(rows.units) <= STUDIES[name].units.keys()
-    stated = name == "fig6" or STUDIES[name].paper  # fig6: a rule
+    assert set(rows.units) <= study.units.keys()
+    stated = name == "fig6" or study.paper  # fig6: a rule
     assert {row["source"] for row in rows} == {"predicted", *(["paper"] if stated else [])}
     assert {row["model"] for row in rows} <= {*configs.MODELS, "any model", "four models"}
     assert {row["hardware"].split(" x ")[-1] for row in rows} <= {*configs.GPUS, "any hardware"}
-
-
-@pytest.mark.parametrize("name", SHORT)
-def test_published_numbers_are_the_papers(out: Path, name: str) -> None:
-    check_published(out, name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in LONG if name in STUDIES])
-def test_published_numbers_of_long_scripts_are_the_papers(every: Path, name: str) -> None:
-    check_published(every, name)
-
-
-def check_published(out: Path, name: str) -> None:
-    rows, study = read_rows(out / f"{name}.csv"), STUDIES[name]
-    stated = {
+    published = {
         number: rows.one(study.paper[number][0], source="paper", **study.paper[number][1])
         for number in study.places(rows)
     }
-    assert stated or not study.paper
-    assert stated == {number: paper_numbers()[number] for number in stated}
+    assert published or not study.paper
+    assert published == {number: paper_numbers()[number] for number in published}
+    if name not in LONG:  # with --quick they have too few cases for some of their claims
+        check_claims(name, rows, quick=True)
 
 
-CLAIMING = [name for name in STUDIES if STUDIES[name].claims]
-
-
-@pytest.mark.parametrize("name", [name for name in CLAIMING if name not in LONG])
-def test_predictions_keep_the_claims(out: Path, name: str) -> None:
-    check_claims(out, name, quick=True)
-
-
-@pytest.mark.parametrize("name", CLAIMING)
+@pytest.mark.parametrize("name", [name for name in STUDIES if STUDIES[name].claims])
 def test_committed_predictions_keep_the_claims(name: str) -> None:
-    check_claims(gallery.ROOT / "results", name, quick=False)
+    check_claims(name, read_rows(gallery.ROOT / "results" / f"{name}.csv"), quick=False)
 
 
-def check_claims(out: Path, name: str, quick: bool) -> None:
+def check_claims(name: str, rows: Rows, quick: bool) -> None:
     """quick: has too few cases for some claims; not so the committed results."""
-    rows = read_rows(out / f"{name}.csv").where(source="predicted")
     for claim in STUDIES[name].claims:
-        found = claim.found(rows)
+        found = claim.found(rows.where(source="predicted"))
         assert found or quick, f"{name}: nothing says whether {claim.says}"
         assert all(all(each.comparisons) for each in found), (claim.says, found)
 
