@@ -13,8 +13,6 @@ from costmodel import CostModel
 from experiments import beside_aiconfigurator as beside
 from experiments.lib.rows import read_rows
 
-pytestmark = pytest.mark.usefixtures("sketches")
-
 
 @pytest.fixture(scope="module")
 def found() -> list[beside.Comparison]:

@@ -76,8 +76,6 @@ def test_an_exercise_has_many_names(key: str) -> None:
     assert find(key).key == "6" and find("Hunt").file == "hunt"
 
 
-
-
 def test_hints_come_one_after_the_other(mine: Path, capsys: pytest.CaptureFixture) -> None:
     commands.start()
     capsys.readouterr()

@@ -118,8 +118,6 @@ def test_an_error_of_the_users_own_generator_is_shown_as_it_is() -> None:
         simulate(requests())
 
 
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other libraries")
 @pytest.mark.parametrize("share", [0.0001, 0.5, 0.99])
 def test_half_a_library_is_not_loaded(share: float, tmp_path: Path) -> None:

@@ -36,11 +36,9 @@ def file_of(tmp_path: Path, text: str) -> Path:
     return path
 
 
+pytestmark = pytest.mark.usefixtures("sketches")
 GOOD = """
 from scheduler import SarathiServe
-
-pytestmark = pytest.mark.usefixtures("sketches")
-
 
 class Mine(SarathiServe):
     name = "mine"

@@ -124,13 +124,14 @@ class Rows(list[Row]):
         ends = [name for name in WHERE[1:] if len({row[name] for row in places}) > 1]
         return [
             Number(
-                name_of(column, self.case(row) | {end: row[end].replace(",", "") for end in ends}),
+                name_of(column, case),
                 quantity,
                 row[column],
                 unit,
                 row["source"],
             )
             for row in self
+            for case in [self.case(row) | {end: row[end].replace(",", "") for end in ends}]
             for quantity, unit in self.units.items()
             for column in (quantity, *(quantity + end for end in SPREAD))
             if column in row
