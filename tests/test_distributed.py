@@ -62,7 +62,9 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     processes = []
 
     def begin(*arguments: str, **environment: str) -> warm.Command:
-        processes.append(warm.start(*arguments, OMP_NUM_THREADS="1", **environment))
+        processes.append(
+            warm.start(*arguments, fork=arguments[0] != "-m", OMP_NUM_THREADS="1", **environment)
+        )
         return processes[-1]
 
     yield begin

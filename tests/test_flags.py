@@ -343,7 +343,7 @@ def test_an_interrupt_ends_a_command_and_its_workers(
     finally:
         os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
     assert process.returncode == 130 and errors == ""
-    assert not any(alive(worker) for worker in workers)
+    wait_for(lambda: not any(alive(worker) for worker in workers))
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")

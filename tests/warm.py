@@ -37,16 +37,24 @@ from tests.watch import PATIENCE
 ROOT = Path(__file__).parent.parent
 PLACE = "NANO_SARATHI_WARM"  # an environment variable: the socket of the process that forks
 DEADLY = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+CAPTURED: dict[int, int] = {}  # descriptors of pytest's own stdout and stderr, for 1 and 2
 USED = ("matplotlib.pyplot", "generate", "distributed", "serve", "experiments.lib.common")
 
 
 def start(
-    *arguments: object, cwd: Path = ROOT, start_new_session: bool = False, **environment: str
+    *arguments: object,
+    cwd: Path = ROOT,
+    start_new_session: bool = False,
+    fork: bool = True,
+    **environment: str,
 ) -> "Command | subprocess.Popen":
-    """`python ARGUMENTS`, with pipes of text. environment: is added to this process's."""
+    """`python ARGUMENTS`, with pipes of text. environment: is added to this process's.
+
+    fork: False for what is no program of ours, and may not bear it, such as torchrun.
+    """
     command = [sys.executable, *(os.fsdecode(os.fspath(each)) for each in arguments)]
     env = os.environ | environment
-    if PLACE in os.environ:
+    if fork and PLACE in os.environ:
         return Command(command, cwd, env, start_new_session)
     return subprocess.Popen(
         command, cwd=cwd, env=env, start_new_session=start_new_session, text=True, errors="replace",
@@ -141,6 +149,8 @@ def begin() -> Callable[[], None]:
     here, there = os.pipe()  # `here` is at its end when `there` is closed
     for stream in (sys.__stdout__, sys.__stderr__):
         stream.flush()
+    with suppress(OSError):  # pytest -s, or --capture sys
+        CAPTURED.update({sys.stdout.fileno(): 1, sys.stderr.fileno(): 2})
     if (pid := os.fork()) == 0:
         try:
             os.setsid()  # a Ctrl-C is not for it
@@ -210,6 +220,8 @@ def become(arguments: list[str], environment: Mapping[str, str] | None) -> None:
         if int(name) > 2:
             with suppress(OSError):  # the list's own
                 os.close(int(name))
+    for captured, own in CAPTURED.items():  # a logger of torch's holds what stderr was then
+        os.dup2(own, captured)
     gc.enable()
     if environment is not None:
         os.environ.clear()
