@@ -89,7 +89,7 @@ def test_a_command_that_fails_at_once_is_no_kill(
     from tests.hostile import kills
 
     monkeypatch.chdir(tmp_path)
-    kills.kill(("docs/fill.py", "--no-such-flag"), signal.SIGKILL, child=True, delay=0.0)
+    kills.kill(("web/bundle.py", "--no-such-flag"), signal.SIGKILL, child=True, delay=0.0)
     said = capsys.readouterr().err
     assert said.startswith("misjudged: it had no children") and said.count("\n") == 1
     assert "--no-such-flag" in said
