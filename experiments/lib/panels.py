@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from experiments.lib import look
-from experiments.lib.common import three_digits, wrap
+from experiments.lib.common import longest_word, three_digits, wrap
 from experiments.lib.papers import looks_of
 from experiments.lib.rows import WHERE, Row, Rows, cell
 
@@ -149,10 +149,15 @@ class Panel:
                 size = 11 if len(bars) < 3 else 9
                 write_heights(axes, at, tops, below=bool(published), size=size)
         room = int(12 * axes.bbox.width / axes.figure.dpi / len(places)) - 1  # letters
-        lines = [
-            map("\n".join, (wrap(line, room) for line in place.split("\n"))) for place in places
-        ]
-        axes.set_xticks(range(len(places)), map("\n".join, lines), fontsize=12)
+        if max(map(longest_word, places)) <= room:
+            lines = [
+                [row for line in each.split("\n") for row in wrap(line, room)] for each in places
+            ]
+            axes.set_xticks(range(len(places)), map("\n".join, lines), fontsize=12)
+        else:
+            flat, style = [place.replace("\n", ", ") for place in places], {"ha": "right"}
+            style |= {"rotation": 60, "rotation_mode": "anchor", "fontsize": 12}
+            axes.set_xticks(range(len(places)), flat, **style)
         middle, half = (len(places) - 1) / 2, max(len(places), 2) / 2 + 0.1
         axes.set_xlim(middle - half, middle + half)
         axes.grid(axis="x", visible=False)

@@ -23,7 +23,7 @@ from command.flags import Flag
 from experiments.lib import look, measuring
 from experiments.lib.claims import Claim
 from experiments.lib.common import paper_numbers
-from experiments.lib.engines import Real, Sweep
+from experiments.lib.engines import ANY, Real, Sweep
 from experiments.lib.flags import MEASURE, WRITES, ScriptParser, file_name
 from experiments.lib.panels import Panel
 from experiments.lib.rows import Row, Rows, make_directory, print_comparison, with_kept
@@ -235,7 +235,7 @@ def title_of(rows: Rows, predicted: str = "predicted") -> str:
     first = rows[0]
     if first["source"] == "measured":
         return f"measured: {first['model']}\n{first['hardware']}"
-    if len(rows.by("model", "hardware")) > 1:
+    if len(rows.by("model", "hardware")) > 1 or first["hardware"] == ANY.hardware:
         return predicted
     return f"{predicted}: {first['model']} on {first['hardware']}"
 
