@@ -69,12 +69,24 @@ def filled(document: str, text: str) -> str:
     text = BLOCK.sub(lambda found: f"{found[1]}{block(document, found[2])}\n{found[3]}", text)
     names: dict[str, object] = {"__name__": "document"}  # one namespace for all programs
     text = PRINTED.sub(lambda found: f"{found[1]}{printed(exec, found[2], names)}```", text)
-    for name, templates in holes.read_texts("docs/holes.toml").get(document, {}).items():
+    for name, templates in texts_of(document).items():
         for template in templates:
             text = with_sentence(
                 text, template, quoted(name), f"docs/holes.toml, {document}, {name}"
             )
     return text
+
+
+def texts_of(document: str) -> dict[str, list[str]]:
+    """Its sentences, by the file of results/ that they quote. Raises UserError."""
+    found = holes.read_texts("docs/holes.toml")
+    for name in found:
+        lookup(dict.fromkeys(documents()), name, "document in docs/holes.toml")
+    own = found.get(document, {})
+    for name, texts in own.items():
+        if not isinstance(texts, list):
+            raise UserError(f"docs/holes.toml, {document}, {name}: give a list of sentences, [...]")
+    return own
 
 
 # -------------------------------------------------------------------------------------- sentences
@@ -133,6 +145,7 @@ def derived() -> dict[str, float]:
     for row in plan.where("layout", "capacity to 5 %"):
         found[f"C of {row['layout']}"] = row["C"]
     measured = results("segment_widths").where(source="measured", way="segment")
+    measured = measured.where(hardware=measured[-1]["hardware"])
     for model, own in measured.by("model").items():
         four, one = (own.where(token="next token", BW=width) for width in (4, 1))
         if one.column("latency"):
@@ -140,7 +153,7 @@ def derived() -> dict[str, float]:
         found[f"first token, BW = 4, {model}"] = own.one("gain", token="first token", BW=4)
     narrow = measured.where(BW=1).column("gain")
     found |= {"least with BW = 1": min(narrow), "most with BW = 1": max(narrow)}
-    rates = results("segment_attention").where(source="measured")
+    rates = results("segment_attention").newest().where(source="measured")
     for layout, own in rates.by("layout").items():
         found[f"of a plain read, {layout}"] = (
             100 * max(own.column("bandwidth")) / rates.one("bandwidth", layout="plain read")
@@ -245,7 +258,9 @@ def planned(_: str) -> str:
 
 def shape_counts(_: str) -> str:
     found = shapes.find_shapes(common.ROOT / "results")
-    [where] = {place for place, _ in found.values()}
+    where, *others = {place for place, _ in found.values()}
+    if others:
+        raise UserError(f"figures were measured on several machines: {where}; {'; '.join(others)}")
     claims = {claim: findings for claim, (_, findings) in found.items()}
     return below("Measured: ", printed(shapes.print_findings, where, claims))
 
@@ -270,7 +285,12 @@ BLOCKS: dict[str, Callable[[str], str]] = {
 def main() -> None:
     Parser(__doc__).parse_args()
     texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in documents()}
-    new = {name: filled(name, text) for name, text in texts.items()}
+    new = {}
+    for name, text in texts.items():
+        try:
+            new[name] = filled(name, text)
+        except LookupError as error:  # results/ lacks what a document quotes
+            raise UserError(f"{name} cannot be filled from results/: {error}") from None
     changed = [name for name in new if new[name] != texts[name]]
     for name in changed:
         write_file(ROOT / name, new[name])

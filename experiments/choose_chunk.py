@@ -143,7 +143,7 @@ def print_choice(rows: Rows, best: Row, free: Row, baseline: Row, work: Workload
     print(f"\nBest: C = {best['C']}, {in_words(best)}")
     if best["gain"] <= 1:
         print("No chunk size that is allowed gains: the baseline is no slower.")
-        print(f"But its own decodes take up to {baseline['longest TBT']:.1f} ms.")
+        print(f"Its decodes take up to {baseline['longest TBT']:.1f} ms.")
     if free is not best:
         lost = 100 * (1 - best["throughput"] / free["throughput"])
         print(f"The bound costs {lost:.1f} % throughput.")

@@ -24,7 +24,6 @@ from serving.capacity import Deployment
 FOUR = Deployment("llama2-70b", tp=4)  # the GPUs of Fig 5
 DEGREES = [replace(FOUR, tp=tp) for tp in (1, 2, 4, 8)]
 TOKENS = (1, 4, 8, 16, 32, 64, 128, 256, 384, 512, 640, 768, 1024, 1536, 2048, 4096)
-STATED = (500, 600)  # tokens: what the paper says of Fig 6
 
 
 def intensity(cost: CostModel, tokens: int) -> float:

@@ -117,7 +117,7 @@ def draw(rows: Rows) -> plt.Figure:
     below[0].set_title(f"work of the stages over time, {DRAWN.name}")
     below[1].set_title("the account of all nodes, from 50 % on: below that all is work")
     below[1].tick_params("x", labelrotation=60, labelsize=10)
-    figure.suptitle(f"{STUDY.title}: {count} requests on four stages (predicted); {DRAWN.name}")
+    figure.suptitle(f"{STUDY.title}: {count} requests on four stages (predicted)")
     return figure
 
 

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from batch import Batch, Request
+from command.checks import lookup
 from configs import GPUS, MODELS, ModelConfig
 from configs.constants import EFFICIENCY
 from costmodel import CostModel
@@ -65,8 +66,10 @@ class Priced:
     source = "predicted"
 
     def __init__(self, model: str | ModelConfig, gpu: str, **options: object) -> None:
-        self.config = MODELS[model] if isinstance(model, str) else model
-        self.model, self.hardware, self.options = self.config.name, gpu, options
+        self.config = lookup(MODELS, model, "model") if isinstance(model, str) else model
+        self.model, self.options = self.config.name, options
+        self.hardware = gpu
+        lookup(GPUS, gpu, "GPU")
         self.layers, self.constants = self.config.n_layer, []
         self.steady_runs = lru_cache(4)(self.run_steady)  # one baseline serves all chunk sizes
 

@@ -108,36 +108,6 @@ STAR = {
 }
 
 
-def star(
-    axes: plt.Axes, x: float, y: float, colour: str = "white", label: str | None = None
-) -> None:
-    """A number that the paper states."""
-    axes.plot([x], [y], **STAR | {"color": colour, "label": label})
-
-
-def stacked_bars(
-    axes: plt.Axes,
-    places: Sequence[float],
-    parts: Mapping[str, Sequence[float]],
-    looks: Mapping[str, tuple[str, str]],
-    width: float,
-    **style: object,
-) -> list[float]:
-    """A bar at each place, stacked from `parts`. Returns the tops.
-
-    parts: heights by the part's name. looks: colour and hatch by the part's name. style: what
-    matplotlib's `bar` takes.
-    """
-    tops = [0.0] * len(places)
-    for name, heights in parts.items():
-        colour, hatch = looks[name]
-        options = {"label": name, "color": colour, "hatch": hatch, "edgecolor": "black"} | style
-        axes.bar(places, heights, width, tops, **options)
-        tops = [top + height for top, height in zip(tops, heights, strict=True)]
-    axes.grid(axis="x", visible=False)
-    return tops
-
-
 def labelled_bars(
     axes: plt.Axes,
     heights: Mapping[float, float],
@@ -154,15 +124,6 @@ def labelled_bars(
     drawn = axes.bar(list(heights), list(heights.values()), width, **options)
     axes.bar_label(drawn, fmt=fmt, fontsize=fontsize, padding=2)
     axes.grid(axis="x", visible=False)
-
-
-def log_ticks(axes: plt.Axes, places: Sequence[float]) -> None:
-    """A logarithmic x axis with these places named, in plain numbers."""
-    axes.set_xscale("log")
-    axes.set_xticks(
-        places, [f"{place:.0f}" if place >= 100 else f"{place:.3g}" for place in places]
-    )
-    axes.set_xticks([], minor=True)
 
 
 def log_axis(axes: plt.Axes, name: str, places: Sequence[float] = ()) -> None:

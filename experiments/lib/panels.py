@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import matplotlib.pyplot as plt
 import numpy as np
 
+from command.checks import UserError
 from experiments.lib import look
 from experiments.lib.common import longest_word, three_digits, wrap
 from experiments.lib.papers import looks_of
@@ -93,7 +94,7 @@ class Panel:
             style = {"linestyle": DASHES[number % len(DASHES)], "linewidth": 1.2, "color": "black"}
             axes.axhline(y, label=label, **style)
         for axis in self.log:
-            look.log_axis(axes, axis, rows.column(self.x) if axis == "x" else ())
+            look.log_axis(axes, axis, self.rows(rows).column(self.x) if axis == "x" else ())
         units = ", ".join(dict.fromkeys(rows.units.get(name[0], "") for name in series))
         y = axis_label(rows, self.y) if one else units
         x = axis_label(rows, self.x) if isinstance(self.x, str) else ""
@@ -110,21 +111,33 @@ class Panel:
         axes.legend(**style)
 
     def draw_lines(self, axes: plt.Axes, series: Series, stars: Rows, styles: dict) -> None:
-        colours = [style["color"] for style in styles.values()]
+        colours, drawn = [style["color"] for style in styles.values()], []
         for number, (name, own) in enumerate(series.items()):
             own = sorted(own, key=lambda row: row[self.x])
             at, heights = ([row[column] for row in own] for column in (self.x, name[0]))
-            dash = DASHES[colours[:number].count(colours[number]) % len(DASHES)]
+            if len(at) > len(set(at)):
+                raise UserError(
+                    f"two rows of one line have the same {self.x}: name what tells them apart in"
+                    " Panel's `line`, such as model"
+                )
+            alike = colours[:number].count(colours[number]) + drawn.count(heights)  # seen below
+            drawn.append(heights)
+            dash = DASHES[alike % len(DASHES)]
             marker = look.SERIES[number % len(look.SERIES)][1] if len(own) < MANY else ""
             axes.plot(at, heights, linestyle=dash, marker=marker, **styles[name])
             look.shade_rows(axes, own, self.x, name[0], colours[number])
         places = sorted({row[self.x] for own in series.values() for row in own})
         if len(places) <= 10:
             axes.set_xticks(places)
-        for name, own in self.series(stars, self.star or self.x).items():
+        published = self.series(stars, self.star or self.x)
+        known = colours_of(published, self.colours) if not series else {}
+        for name, own in published.items():
             colour = styles[name]["color"] if name in styles and len(series) > 1 else "white"
             at = own.column(self.star or self.x), own.column(name[0])
-            axes.plot(*at, **look.STAR | {"color": colour})
+            axes.plot(*at, **look.STAR | {"color": known.get(name, colour)})
+            if known:
+                beside = {"xytext": (14, -5), "textcoords": "offset points"}
+                axes.annotate(" ".join(name[1:]), (at[0][0], at[1][0]), **beside)
 
     def draw_bars(self, axes: plt.Axes, series: Series, stars: Rows, styles: dict) -> None:
         """Beside each other, or as parts of one bar, from the floor up."""
@@ -145,7 +158,8 @@ class Panel:
                 tops += np.nan_to_num(heights)
                 stated += self.heights(published.get(name, ()), name[0], places)
             axes.plot(at, stated, **look.STAR)
-            if len(bars) * len(places) <= NUMBERED:
+            same = len(parts) > 1 and np.allclose(tops, tops[0])  # all parts, in %
+            if len(bars) * len(places) <= NUMBERED and not same:
                 size = 11 if len(bars) < 3 else 9
                 write_heights(axes, at, tops, below=bool(published), size=size)
         room = int(12 * axes.bbox.width / axes.figure.dpi / len(places)) - 1  # letters
@@ -178,7 +192,8 @@ class Panel:
         for before, each, quantity in (("paper:", stars, self.y), (self.rule, rows, self.rule)):
             for row in each.where(quantity, **where) if isinstance(quantity, str) else ():
                 if all(key not in row for key in several(self.star or self.x)):
-                    said = before, *words(row, tuple(rows.case(row))), three_digits(row[quantity])
+                    keys = tuple(key for key in rows.case(row) if key not in self.where)
+                    said = before, *words(row, keys), three_digits(row[quantity])
                     found[" ".join(said)] = row[quantity]
         return found
 
@@ -217,8 +232,7 @@ def colours_of(series: Series, given: Mapping[str, str]) -> dict[tuple[str, ...]
     )
     known = {name: each for name, (each, _) in (look.OPERATOR_LOOKS | looks_of(spoken)).items()}
     known |= given
-    colours = {}
-    for number, name in enumerate(series):
-        own = [known[word] for word in name if word in known]
-        colours[name] = own[0] if own else look.SERIES[number % len(look.SERIES)][0]
-    return colours
+    own = {name: next((known[word] for word in name if word in known), "") for name in series}
+    spare = [each for each, _ in look.SERIES if each not in own.values()]
+    unknown = [name for name in series if not own[name]]
+    return own | {name: spare[number % len(spare)] for number, name in enumerate(unknown)}

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 
+from command.checks import UserError
 from command.cli import run_main
 from command.flags import Flag
 from experiments.lib import look, measuring
@@ -26,7 +27,7 @@ from experiments.lib.common import paper_numbers
 from experiments.lib.engines import ANY, Real, Sweep
 from experiments.lib.flags import MEASURE, WRITES, ScriptParser, file_name
 from experiments.lib.panels import Panel
-from experiments.lib.rows import Row, Rows, make_directory, print_comparison, with_kept
+from experiments.lib.rows import Row, Rows, make_directory, print_comparison, read_rows, with_kept
 
 if TYPE_CHECKING:  # predicting needs no torch
     from engine import LLM
@@ -94,7 +95,11 @@ class Study:
         found = {}
         for number, (quantity, case, *_) in self.paper.items():
             beside = predicted.where(quantity, **case)
-            assert len(beside) < 2, (number, beside)
+            if len(beside) > 1:
+                raise UserError(
+                    f"{self.name}: the published number {number!r} fits {len(beside)} rows, of"
+                    f" {', '.join(dict.fromkeys(beside.column('model')))}: say more of its case"
+                )
             if beside:
                 found[number] = beside[0]
         return found
@@ -223,7 +228,8 @@ def finish(
         print("\n" + textwrap.fill(f"A guess: {guess}", 100))
     rows.write(path)
     look.use_style()
-    look.save_figure(draw(rows), path.with_suffix(".png"))
+    # of the file: its numbers are rounded, and whoever draws them again gets the same picture
+    look.save_figure(draw(read_rows(path)), path.with_suffix(".png"))
     print(f"\nwrote {path.with_suffix('.png')} and .csv")
 
 
@@ -235,9 +241,11 @@ def title_of(rows: Rows, predicted: str = "predicted") -> str:
     first = rows[0]
     if first["source"] == "measured":
         return f"measured: {first['model']}\n{first['hardware']}"
-    if len(rows.by("model", "hardware")) > 1 or first["hardware"] == ANY.hardware:
+    models, hardware = rows.by("model"), rows.by("hardware")
+    where = f" on {first['hardware']}" if len(hardware) == 1 else ""
+    if first["hardware"] == ANY.hardware or len(models) > 1 < len(hardware):
         return predicted
-    return f"{predicted}: {first['model']} on {first['hardware']}"
+    return f"{predicted}: {first['model']}{where}" if len(models) == 1 else predicted + where
 
 
 def guesses(sweeps: Iterable[Sweep]) -> list[str]:
