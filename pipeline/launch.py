@@ -191,7 +191,7 @@ def meet(place: Place, device: torch.device) -> None:
             "nccl" if on_gpu else "gloo", store=store, rank=place.stage, world_size=place.stages,
             timeout=PATIENCE, device_id=device if on_gpu else None,
         )  # fmt: skip
-    except (dist.DistError, OSError, UnicodeError) as error:
+    except (dist.DistError, OSError, ValueError, MemoryError) as error:
         raise NotMet(
             f"stage {place.stage} cannot meet the others at {place.address}:{place.port}"
             f" ({reason(error)})"

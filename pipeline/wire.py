@@ -18,6 +18,7 @@ from torch import Tensor
 from attention import FlatBatch, Span
 from command.checks import UserError
 from kvcache import KVCache
+from pipeline.launch import NotMet
 
 MOST_BYTES = 2**28  # of a message: more than any plan or list of times takes
 
@@ -30,9 +31,11 @@ class Wire:
     """
 
     def __init__(self, hidden: int, dtype: torch.dtype, device: torch.device, most_rows: int):
-        self.hidden, self.dtype, self.device = hidden, dtype, device
-        self.most_rows = most_rows
-        self.control = dist.new_group(backend="gloo")  # plans and tokens
+        self.hidden, self.dtype, self.device, self.most_rows = hidden, dtype, device, most_rows
+        try:
+            self.control = dist.new_group(backend="gloo")  # plans and tokens
+        except (ValueError, MemoryError) as error:  # somebody else has written into their store
+            raise NotMet(f"stage {dist.get_rank()} cannot meet the others ({error})") from None
         # Activations. What a group sends and receives by NCCL goes one after the other, and a send
         # waits until the other stage receives. So two neighbours have a group of their own.
         pairs = pairwise(range(dist.get_world_size())) if device.type == "cuda" else ()
@@ -43,10 +46,7 @@ class Wire:
     def send(self, to: int, message: object, x: Tensor | None = None) -> None:
         data = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
         header = torch.tensor([len(data), 0 if x is None else len(x)])
-        works = [
-            dist.isend(header, to, group=self.control),
-            dist.isend(data, to, group=self.control),
-        ]
+        works = [dist.isend(each, to, group=self.control) for each in (header, data)]
         if x is not None:
             works.append(dist.isend(x.contiguous(), to, group=self.way(dist.get_rank(), to)))
         self.sending.append((works, [header, data, x]))
