@@ -61,10 +61,9 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     monkeypatch.delenv("RANK", raising=False)
     processes = []
 
-    def begin(*arguments: str, **environment: str) -> warm.Command:
-        processes.append(
-            warm.start(*arguments, fork=arguments[0] != "-m", OMP_NUM_THREADS="1", **environment)
-        )
+    def begin(*arguments: str, **options: object) -> warm.Command:
+        options = {"fork": arguments[0] != "-m", "OMP_NUM_THREADS": "1"} | options
+        processes.append(warm.start(*arguments, **options))
         return processes[-1]
 
     yield begin
@@ -279,7 +278,8 @@ def test_a_stranger_in_the_launchers_store_gets_nothing_run(start: Start, tmp_pa
     made, numbers = tmp_path / "made", tmp_path / "runs.json"
     port, stranger = join_store(start, made, [*ADDRESSES, *GUESSES])
     options = ("--port", str(port), "--json", str(numbers), "--dtype", "float32", "--device", "cpu")
-    process = start("distributed.py", "hello", "--max-tokens", "4", *options)
+    # as C++ loads, it reads what of its warnings is to be printed
+    process = start("distributed.py", "hello", "--max-tokens", "4", *options, fork=False)
     children = stages_of(process)
     _, errors = process.communicate(timeout=PATIENCE)
     assert stranger.communicate(timeout=PATIENCE)[0] == "written\n"

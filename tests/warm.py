@@ -37,25 +37,24 @@ from tests.watch import PATIENCE
 ROOT = Path(__file__).parent.parent
 PLACE = "NANO_SARATHI_WARM"  # an environment variable: the socket of the process that forks
 DEADLY = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+LOCAL = (getattr(socket, "AF_UNIX", 0), socket.SOCK_SEQPACKET)  # whole messages
 CAPTURED: dict[int, int] = {}  # descriptors of pytest's own stdout and stderr, for 1 and 2
 USED = ("matplotlib.pyplot", "generate", "distributed", "serve", "experiments.lib.common")
 
 
 def start(
-    *arguments: object,
-    cwd: Path = ROOT,
-    start_new_session: bool = False,
-    fork: bool = True,
-    **environment: str,
-) -> "Command | subprocess.Popen":
+    *arguments: object, cwd: Path = ROOT, start_new_session: bool = False, fork: bool = True,
+    **environment: str
+) -> "Command | subprocess.Popen":  # fmt: skip
     """`python ARGUMENTS`, with pipes of text. environment: is added to this process's.
 
-    fork: False for what is no program of ours, and may not bear it, such as torchrun.
+    fork: False for what is no program of ours, and may not bear it, such as torchrun; and where
+    an interrupt may come while a command starts another: a fork may lose it.
     """
     command = [sys.executable, *(os.fsdecode(os.fspath(each)) for each in arguments)]
     env = os.environ | environment
     if fork and PLACE in os.environ:
-        return Command(command, cwd, env, start_new_session)
+        return Command(command, cwd=str(cwd), env=env, start_new_session=start_new_session)
     return subprocess.Popen(
         command, cwd=cwd, env=env, start_new_session=start_new_session, text=True, errors="replace",
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -72,21 +71,18 @@ def run(*arguments: object, **options: object) -> subprocess.CompletedProcess:
 class Command:
     """What tests use of subprocess.Popen, for a process that `serve` has forked."""
 
-    def __init__(
-        self, args: list[str], cwd: Path, env: Mapping[str, str], start_new_session: bool
-    ) -> None:
+    def __init__(self, args: list[str], **options: object) -> None:
+        """options: what subprocess.Popen takes: cwd, env, start_new_session."""
         self.args, self.returncode = args, None
-        options = {"args": args, "cwd": str(cwd), "env": dict(env)}
-        options["start_new_session"] = start_new_session
         ignored = [sign for sign in DEADLY if signal.getsignal(sign) == signal.SIG_IGN]
-        self.server = socket.socket(socket.AF_UNIX)
+        self.server = socket.socket(*LOCAL)
         self.server.connect(os.environ[PLACE])
         ours, theirs = zip(*(os.pipe() for _ in range(2)), strict=True)
         self.stdout, self.stderr = (open(each, encoding="utf-8", errors="replace") for each in ours)  # noqa: SIM115
-        socket.send_fds(self.server, [b"."], theirs)
+        asked = json.dumps([args, options, ignored]).encode()
+        socket.send_fds(self.server, [asked], theirs)
         for pipe in theirs:
             os.close(pipe)
-        self.server.sendall(json.dumps([options, ignored]).encode() + b"\n")
         self.pid = int(self.server.recv(100))
 
     def poll(self) -> int | None:
@@ -143,7 +139,7 @@ def begin() -> Callable[[], None]:
         return lambda: None
     place = tempfile.mkdtemp(prefix="nano-sarathi-warm-")
     os.environ[PLACE] = f"{place}/socket"
-    listener = socket.socket(socket.AF_UNIX)
+    listener = socket.socket(*LOCAL)
     listener.bind(os.environ[PLACE])
     listener.listen(100)
     here, there = os.pipe()  # `here` is at its end when `there` is closed
@@ -192,16 +188,16 @@ def serve(listener: socket.socket, end: int) -> None:
 
 def answer(connection: socket.socket) -> None:
     """Start one command, and say its process id and its exit status."""
-    _, streams, *_ = socket.recv_fds(connection, 1, 2)
-    with connection.makefile(encoding="utf-8") as told:
-        options, ignored = json.loads(told.readline())
+    asked, streams, *_ = socket.recv_fds(connection, 1 << 20, 2)
+    args, options, ignored = json.loads(asked)
     for sign in ignored:
         signal.signal(sign, signal.SIG_IGN)
-    process = Forked(**options, stdin=subprocess.DEVNULL, stdout=streams[0], stderr=streams[1])
+    pipes = dict(zip(("stdout", "stderr"), streams, strict=True))
+    process = Forked(args, **options, **pipes, stdin=subprocess.DEVNULL)
     for stream in streams:
         os.close(stream)
-    connection.sendall(str(process.pid).encode())
-    connection.sendall(str(process.wait()).encode())
+    connection.send(str(process.pid).encode())
+    connection.send(str(process.wait()).encode())
 
 
 class Forked(subprocess.Popen):
@@ -244,23 +240,22 @@ def become(arguments: list[str], environment: Mapping[str, str] | None) -> None:
 def execute(arguments: list[str]) -> None:
     """Run a program as __main__: a file, -c CODE or -m MODULE."""
     first, *rest = arguments
-    if first == "-c":
-        module = sys.modules["__main__"] = ModuleType("__main__")
-        sys.argv[:] = "-c", *rest[1:]
-        sys.path.insert(0, "")
-        exec(compile(rest[0], "<string>", "exec"), module.__dict__)  # noqa: S102
-    elif first == "-m":
+    if first == "-m":
         sys.argv[:] = rest
         sys.path.insert(0, os.getcwd())
         sys.modules.pop(rest[0], None)
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        return
+    module = sys.modules["__main__"] = ModuleType("__main__")  # to the end: a thread may ask
+    if first == "-c":
+        sys.argv[:], place, source = ["-c", *rest[1:]], "", rest[0]
     else:
-        sys.argv[:] = arguments
-        folder = Path(first).resolve().parent
-        sys.path.insert(0, str(folder))
-        if folder in SCRIPTS:  # as its first import does, which is there already
+        sys.argv[:], place, module.__file__ = arguments, Path(first).resolve().parent, first
+        source = Path(first).read_bytes()
+        if place in SCRIPTS:  # as its first import does, which is there already
             die_quietly()
-        runpy.run_path(first, run_name="__main__")
+    sys.path.insert(0, str(place))
+    exec(compile(source, first, "exec"), module.__dict__)  # noqa: S102
 
 
 def outcome(act: Callable[[], None]) -> int:
