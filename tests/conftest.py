@@ -43,6 +43,8 @@ from serving.calibration import this_machine
 from simulate import run_all
 from tests import warm
 
+pytest.register_assert_rewrite("tests.oracle")  # its failures show values
+
 # jsonschema, which nbformat imports, would take seconds to build a grammar of addresses.
 sys.modules.setdefault("rfc3987_syntax", None)
 if not os.access(os.path.expanduser("~"), os.W_OK):  # none, or read-only: as in some containers

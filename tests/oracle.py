@@ -13,6 +13,7 @@ are tiny and in float64, so that tokens agree exactly.
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
@@ -277,12 +278,14 @@ def draw(
         step = rng.choice((0, 0, rng.randint(0, 15)))
         asked = tuple(ask(family, rng) for _ in range(rng.randint(1, 4)))
         if searches and rng.random() < 0.5:
-            asked = (draw_search(family, rng),)
+            one, other = draw_search(family, rng), draw_search(family, rng)
+            asked = one, replace(other, cache=one.cache)
         waits = [rng.choice((0.0, 0.0, 9 * rng.random())) for _ in asked]
         leaves = step + rng.randint(0, 12) if rng.random() < 0.3 else None
         calls.append(Call(step, asked, tuple(waits), leaves, rng.random() < 0.2))
     every = [each.request(0).most_cached for call in calls for each in call.asked]
-    memory = rng.choice((None, max(every) + rng.randint(0, 5), max(every) + rng.randint(0, 40)))
+    tight = max(every) + rng.randint(0, 5)
+    memory = tight if searches else rng.choice((None, tight, max(every) + rng.randint(0, 40)))
     size, chunk = rng.randint(1, 6), rng.choice((1, 3, rng.randint(4, 24), rng.randint(4, 24), 64))
     switches = [
         (rng.randint(1, 20), random_policy(rng), rng.choice((1, 5, 8, 17, 64)))
@@ -307,7 +310,13 @@ def draw_search(family: str, rng: random.Random) -> Search:
     vocab = model_of(family).config.vocab_size
     prompt = [rng.randrange(vocab) for _ in range(rng.randint(1, 20))]
     stop_ids = tuple(rng.sample(range(vocab), rng.choice((0, 2, 6))))
-    params = BeamSearchParams(rng.randint(1, 4), rng.randint(1, 18), stop_ids=stop_ids)
+    params = BeamSearchParams(
+        rng.randint(1, 4),
+        rng.randint(1, 18),
+        stop_ids=stop_ids,
+        length_penalty=rng.choice((0.0, 1.0)),
+        early_stopping=rng.choice((False, True)),
+    )
     return Search(family, prompt, params, rng.choice(CACHES))
 
 
@@ -508,8 +517,9 @@ def by_stream(play: Play) -> Found:
                 prompts, params = [a.prompt for a in call.asked], [a.params for a in call.asked]
                 if isinstance(call.asked[0], Search):
                     outputs = llm.beam_search(prompts, params, cache=call.asked[0].cache)
-                    sequences = [each.token_ids for each in outputs[0].sequences]
-                    found[numbers[0]] = sequences, outputs[0].sequences[0].finish_reason
+                    for number, output in zip(numbers, outputs, strict=True):
+                        sequences = [each.token_ids for each in output.sequences]
+                        found[number] = sequences, output.sequences[0].finish_reason
                     continue
                 params, waits = [each() for each in params], [TICK * w for w in call.arrivals]
                 if call.whole:
@@ -547,6 +557,7 @@ def by_runner(play: Play) -> Found:
     requests = {number: asked.request(number) for number, asked in enumerate(play.asked)}
     failed: list[BaseException] = []
     events: list[dict] = []
+    switches: list[Future[list[int]]] = []  # what they answer: the requests that they preempt
 
     def deliver(deltas: list[tuple[int, Delta]]) -> None:
         for number, delta in deltas:
@@ -560,7 +571,7 @@ def by_runner(play: Play) -> Found:
                 for number in what[1]:
                     runner.cancel(requests[number])
             else:
-                runner.switch(*what)
+                switches.append(runner.switch(*what))
 
     def watch(event: dict) -> None:
         events.append(event)
@@ -586,6 +597,9 @@ def by_runner(play: Play) -> Found:
     assert not failed and not runner.failures, (failed, runner.error)
     check_runner(runner)
     check_lanes(events, play.size)
+    said = [event["preempted"] for event in events if event["type"] == "switched"]
+    answers = [each.result() for each in switches if not each.exception()]
+    assert answers == said, "or it was closed before"
     if play.memory is None:
         check_switches(events)
     found = {}

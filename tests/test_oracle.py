@@ -2,6 +2,7 @@
 
 import pytest
 
+from beam.request import BeamRequest
 from scheduler import POLICIES, Scheduler
 from tests.oracle import DRIVERS, perform
 
@@ -28,3 +29,12 @@ def test_the_plays_preempt(driver: str, monkeypatch: pytest.MonkeyPatch) -> None
     for seed in range(10):
         perform(driver, seed, "sarathi_serve")
     assert len(preempted) > 3
+
+
+def test_the_plays_preempt_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    restarts, restart = [], BeamRequest.restart
+    monkeypatch.setattr(BeamRequest, "restart", lambda who: restarts.append(who) or restart(who))
+    for seed in range(10):
+        perform("Loop", seed, "orca")
+        perform("Loop", seed, "sarathi_serve")
+    assert restarts

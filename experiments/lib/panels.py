@@ -115,7 +115,7 @@ class Panel:
         for number, (name, own) in enumerate(series.items()):
             own = sorted(own, key=lambda row: row[self.x])
             at, heights = ([row[column] for row in own] for column in (self.x, name[0]))
-            if len(at) > len(set(at)):
+            if len(set(zip(at, heights, strict=True))) > len(set(at)):
                 raise UserError(
                     f"two rows of one line have the same {self.x}: name what tells them apart in"
                     " Panel's `line`, such as model"
