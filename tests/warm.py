@@ -23,7 +23,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -99,14 +98,25 @@ class Command:
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        with ThreadPoolExecutor(2) as pool:
-            found = [pool.submit(stream.read) for stream in (self.stdout, self.stderr)]
-            try:
-                self.wait(timeout)
-            except subprocess.TimeoutExpired:
-                self.kill()
-                raise
-            return found[0].result(), found[1].result()
+        """As Popen's, but what is left after the timeout is killed. Another may hold the pipes."""
+        said: dict[int, str] = {}
+        streams = enumerate((self.stdout, self.stderr))
+        readers = [
+            threading.Thread(target=lambda n, s: said.update({n: s.read()}), args=each, daemon=True)
+            for each in streams
+        ]
+        for reader in readers:
+            reader.start()
+        try:
+            self.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+        for reader in readers:
+            reader.join(timeout)
+        if len(said) < len(readers):
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return said[0], said[1]
 
     def send_signal(self, sign: int) -> None:
         if self.poll() is None:
@@ -138,9 +148,13 @@ def begin() -> Callable[[], None]:
     if sys.platform != "linux":
         return lambda: None
     place = tempfile.mkdtemp(prefix="nano-sarathi-warm-")
-    os.environ[PLACE] = f"{place}/socket"
     listener = socket.socket(*LOCAL)
-    listener.bind(os.environ[PLACE])
+    try:
+        listener.bind(f"{place}/socket")
+    except OSError:  # the folder's name is too long for a socket
+        shutil.rmtree(place)
+        return lambda: None
+    os.environ[PLACE] = f"{place}/socket"
     listener.listen(100)
     here, there = os.pipe()  # `here` is at its end when `there` is closed
     for stream in (sys.__stdout__, sys.__stderr__):
@@ -155,8 +169,8 @@ def begin() -> Callable[[], None]:
             for stream in range(3):
                 os.dup2(nothing, stream)
             serve(listener, here)
-            shutil.rmtree(place)
         finally:
+            shutil.rmtree(place, ignore_errors=True)
             os._exit(0)
     os.close(here)
     listener.close()
@@ -172,7 +186,8 @@ def serve(listener: socket.socket, end: int) -> None:
     used, children = iter(USED), set()
     while end not in select([listener, end], [], [])[0]:
         for name in used:
-            importlib.import_module(name)
+            with suppress(Exception):  # the command itself will say it
+                importlib.import_module(name)
         connection, _ = listener.accept()
         if (pid := os.fork()) == 0:
             try:
@@ -182,7 +197,8 @@ def serve(listener: socket.socket, end: int) -> None:
         connection.close()
         children.add(pid)
         children -= {each for each in children if os.waitpid(each, os.WNOHANG)[0]}
-    for pid in children:
+    for pid in children:  # what a test has left running
+        os.kill(pid, signal.SIGTERM)
         os.waitpid(pid, 0)
 
 
@@ -196,6 +212,7 @@ def answer(connection: socket.socket) -> None:
     process = Forked(args, **options, **pipes, stdin=subprocess.DEVNULL)
     for stream in streams:
         os.close(stream)
+    signal.signal(signal.SIGTERM, lambda *_: process.kill())
     connection.send(str(process.pid).encode())
     connection.send(str(process.wait()).encode())
 
