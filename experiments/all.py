@@ -213,14 +213,14 @@ def section(name: str, out: Path, rows: list[fidelity.Row]) -> str:
     """One figure of the gallery. rows: its published numbers beside ours."""
     caption, results = captions()[name], read_rows(out / f"{name}.csv")
     numbers, columns = [fidelity.cells(row)[1:] for row in rows], [*fidelity.HEADER[1:-1], "note"]
-    if not numbers and caption.differ:
+    if not numbers:
         numbers, columns = published(results), ["what", "paper", "predicted", "error"]
     explained = [row for row in rows if row.explanation]
     texts = [f"{row.quantity}: {fidelity.cells(row)[5]}. {row.explanation}" for row in explained]
     texts = [html.escape(text) for text in texts]
     texts += [fill(name, caption.differ, results)] if caption.differ else []
-    if not texts and results.where(source="paper"):
-        texts = ["Nowhere." if numbers else "The paper states no number here."]
+    if not texts and rows:
+        texts = ["Nowhere."]
     differ = "".join(f"<dd>{text}</dd>" for text in texts)
     if differ:
         differ = f"<dt>Where we differ by more than {fidelity.LIMIT:g} %</dt>{differ}"

@@ -237,7 +237,10 @@ def draw(rows: Rows) -> plt.Figure:
     paper, measured = (rows.where(source=source) for source in ("paper", "measured"))
     figure, [grid] = look.panels(1, 1 + bool(measured), 8, 6.5)
     show = {"xlabel": "batch size BS", "ylabel": "bandwidth (GB/s)", "ylim": (0, None)}
-    panel = Panel("BS", "bandwidth", "layout", log="x", rule="bandwidth", show=show)
+    colours = {layout: colour for layout, (colour, _) in zip(LAYOUTS, look.SERIES, strict=False)}
+    panel = Panel(
+        "BS", "bandwidth", "layout", log="x", rule="bandwidth", colours=colours, show=show
+    )
     panel.draw(grid[0], Rows((), UNITS), paper, "")
     memory = f"{TILE.bandwidth / 1e9:g} GB/s: the tile's memory"
     grid[0].axhline(TILE.bandwidth / 1e9, color="black", linestyle="--", label=memory)

@@ -134,10 +134,8 @@ class Panel:
         for name, own in published.items():
             colour = styles[name]["color"] if name in styles and len(series) > 1 else "white"
             at = own.column(self.star or self.x), own.column(name[0])
-            axes.plot(*at, **look.STAR | {"color": known.get(name, colour)})
-            if known:
-                beside = {"xytext": (14, -5), "textcoords": "offset points"}
-                axes.annotate(" ".join(name[1:]), (at[0][0], at[1][0]), **beside)
+            label = ", ".join(name[1:]) if known else None
+            axes.plot(*at, **look.STAR | {"color": known.get(name, colour), "label": label})
 
     def draw_bars(self, axes: plt.Axes, series: Series, stars: Rows, styles: dict) -> None:
         """Beside each other, or as parts of one bar, from the floor up."""
@@ -158,7 +156,7 @@ class Panel:
                 tops += np.nan_to_num(heights)
                 stated += self.heights(published.get(name, ()), name[0], places)
             axes.plot(at, stated, **look.STAR)
-            same = len(parts) > 1 and np.allclose(tops, tops[0])  # all parts, in %
+            same = len(parts) > 1 and np.allclose(tops, tops[0], rtol=0.01)  # all parts, in %
             if len(bars) * len(places) <= NUMBERED and not same:
                 size = 11 if len(bars) < 3 else 9
                 write_heights(axes, at, tops, below=bool(published), size=size)

@@ -27,7 +27,15 @@ from experiments.lib.common import paper_numbers
 from experiments.lib.engines import ANY, Real, Sweep
 from experiments.lib.flags import MEASURE, WRITES, ScriptParser, file_name
 from experiments.lib.panels import Panel
-from experiments.lib.rows import Row, Rows, make_directory, print_comparison, read_rows, with_kept
+from experiments.lib.rows import (
+    WHERE,
+    Row,
+    Rows,
+    make_directory,
+    print_comparison,
+    read_rows,
+    with_kept,
+)
 
 if TYPE_CHECKING:  # predicting needs no torch
     from engine import LLM
@@ -241,11 +249,12 @@ def title_of(rows: Rows, predicted: str = "predicted") -> str:
     first = rows[0]
     if first["source"] == "measured":
         return f"measured: {first['model']}\n{first['hardware']}"
-    models, hardware = rows.by("model"), rows.by("hardware")
-    where = f" on {first['hardware']}" if len(hardware) == 1 else ""
-    if first["hardware"] == ANY.hardware or len(models) > 1 < len(hardware):
-        return predicted
-    return f"{predicted}: {first['model']}{where}" if len(models) == 1 else predicted + where
+    alike = {key: list(rows.by(key)) for key in WHERE[1:]}
+    model, hardware = (
+        each[0] if len(each) == 1 and each[0] not in vars(ANY).values() else ""
+        for each in alike.values()
+    )
+    return predicted + f": {model}" * bool(model) + f" on {hardware}" * bool(hardware)
 
 
 def guesses(sweeps: Iterable[Sweep]) -> list[str]:
