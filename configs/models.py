@@ -1,4 +1,4 @@
-"""Models by name: pure data, each with its source. configs/__init__.py makes a ModelConfig of each row.
+"""Models by name: pure data, each with its source. `configs` makes a ModelConfig of each row.
 
 The fields are those of `configs.ModelConfig`. A field that a row leaves out has its default.
 `--model` takes these names on command lines. Add a row, and every script knows the model.
