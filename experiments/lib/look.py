@@ -108,6 +108,13 @@ STAR = {
 }
 
 
+def star(
+    axes: plt.Axes, x: float, y: float, colour: str = "white", label: str | None = None
+) -> None:
+    """A number that the paper states."""
+    axes.plot([x], [y], **STAR | {"color": colour, "label": label})
+
+
 def labelled_bars(
     axes: plt.Axes,
     heights: Mapping[float, float],
