@@ -105,7 +105,7 @@ def test_quick_run_writes_table_picture_and_csv(tmp_path):
         [*script, tmp_path / "new"], check=False, capture_output=True, text=True, timeout=PATIENCE
     )
     assert result.returncode == 0, result.stderr
-    assert "The largest gain of each" in result.stdout and "1.27" in result.stdout
+    assert "Largest gain of each" in result.stdout and "1.27" in result.stdout
     assert (tmp_path / "new" / "fig9.png").read_bytes().startswith(b"\x89PNG")
     rows = read_rows(tmp_path / "new" / "fig9.csv")
     assert {row["source"] for row in rows} == {"paper", "predicted"}

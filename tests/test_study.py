@@ -3,12 +3,15 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import matplotlib.pyplot as plt
 import pytest
 
 from batch import Batch
+from command.checks import UserError
 from costmodel import make_batch
 from experiments.lib.claims import falls, flat, rises
 from experiments.lib.engines import Priced, Real, Sweep, cases, median_row
+from experiments.lib.panels import Panel
 from experiments.lib.rows import Rows, read_rows, with_kept
 from experiments.lib.study import Study
 from loop import Result
@@ -157,3 +160,17 @@ def test_claims_compare_what_differs_in_one_key() -> None:
     assert [each.comparisons for each in rises("speedup", "L")(rows)] == [[False], [True]]
     assert [each.comparisons for each in flat("speedup", "B")(rows)] == [[False], [True]]
     assert [each.where for each in falls("speedup", "B")(rows)] == ["L=1", "L=2"]
+
+
+def test_a_line_of_two_models_is_refused() -> None:
+    """It would run up and down between them."""
+    rows = Rows(
+        ({"source": "predicted", "model": model, "hardware": "h", "B": B, "time": B}
+         for model in "ab" for B in (1, 2)), {"time": "ms"},
+    )  # fmt: skip
+    axes = plt.figure().subplots()
+    with pytest.raises(UserError, match="rows of several models or GPUs have the same B"):
+        Panel("B", "time").draw(axes, rows, Rows(), "")
+    Panel("B", "time", "model").draw(axes, rows, Rows(), "")
+    assert [line.get_label() for line in axes.lines] == ["a", "b"]
+    plt.close(axes.figure)

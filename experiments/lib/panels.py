@@ -115,10 +115,11 @@ class Panel:
         for number, (name, own) in enumerate(series.items()):
             own = sorted(own, key=lambda row: row[self.x])
             at, heights = ([row[column] for row in own] for column in (self.x, name[0]))
-            if len(set(zip(at, heights, strict=True))) > len(set(at)):
+            engines = {(row[self.x], *(row[key] for key in WHERE)) for row in own}
+            if len(engines) > len(set(at)):
                 raise UserError(
-                    f"two rows of one line have the same {self.x}: name what tells them apart in"
-                    " Panel's `line`, such as model"
+                    f"rows of several models or GPUs have the same {self.x}: name in Panel's `line`"
+                    " what tells them apart, such as model"
                 )
             alike = colours[:number].count(colours[number]) + drawn.count(heights)  # seen below
             drawn.append(heights)
