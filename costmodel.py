@@ -17,6 +17,8 @@ perfectly. On an A6000, the corner lies near 128 to 256 tokens, the usual size o
 - Decode attention reads its keys and values, and hardly computes.
 - A block of an attention kernel takes a few us, however little it has to do.
 - Norms, activations and the like move bytes, and start kernels.
+- The host prepares each iteration, before the GPU runs it or meanwhile: `host` (configs/hosts.py).
+  Little of it is published. So it is left out, unless a `Host` is given.
 
 All times are in seconds, all sizes in bytes or tokens. With tensor parallelism every GPU holds 1/tp
 of each weight matrix and of the heads (Megatron-LM, Sec 3). All GPUs compute at once. Two
@@ -38,6 +40,7 @@ from configs.constants import (  # noqa: F401
     constants,
     reduce_seconds,
 )
+from configs.hosts import HOSTS, Host
 
 # rows and columns of a tile of a product (SARATHI, Sec 4.4: "the tile size in our experiments"),
 # and the queries of a block of attention
@@ -85,8 +88,12 @@ class CostModel:
 
     tp: GPUs that share each layer, joined by `link`; None: the GPU's own. If this software's
     all-reduces were measured over this link and number of GPUs, we take these. Else we assume that
-    the link reaches the same share of its data sheet as the memory does. Raises UserError if tp
-    does not divide the heads, or if bytes_per_value is no number from 0.1 to 1000.
+    the link reaches the same share of its data sheet as the memory does.
+
+    host: what the CPU takes for each iteration. `seconds` has it, and no operator.
+
+    Raises UserError if tp does not divide the heads, or if bytes_per_value is no number from 0.1 to
+    1000.
     """
 
     def __init__(
@@ -98,6 +105,7 @@ class CostModel:
         tp: int = 1,
         link: Link | None = None,
         software: str = "sarathi",
+        host: Host = HOSTS["none"],
     ) -> None:
         if (
             type(tp) is not int
@@ -113,7 +121,7 @@ class CostModel:
         self.model = model
         self.gpu = gpu
         self.efficiency, self.guess = efficiency, ""
-        self.tp, self.link = tp, link or LINKS[gpu.link]
+        self.tp, self.link, self.host = tp, link or LINKS[gpu.link], host
         self.measured_reduces = None
         if efficiency is None:
             self.efficiency, self.guess = constants(gpu.name, software, gpu.generation)
@@ -333,8 +341,8 @@ class CostModel:
             **communication,
         }
 
-    def seconds(self, batch: Batch) -> float:
-        """Seconds of the whole iteration: the sum of `operators`.
+    def kernels(self, batch: Batch) -> float:
+        """Seconds of the GPU's work: the sum of `operators`.
 
         It is fast enough for a simulation of a million iterations.
         """
@@ -344,6 +352,10 @@ class CostModel:
                 sum(self.linears(tokens).values()) + self.others(*key) + self.all_reduces(tokens)
             )
         return self._without_attention[key] + self.attention(batch)
+
+    def seconds(self, batch: Batch) -> float:
+        """Seconds of the whole iteration: its kernels, and the host."""
+        return self.host.around(self.kernels(batch), len(batch.decodes) + len(batch.chunks))
 
 
 def requests_that_fit(model: ModelConfig, gpu: GPU, length: int, bytes_per_value: int = 2) -> int:

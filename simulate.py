@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from batch import Batch, Request
 from command.checks import lookup
 from configs import GPUS, LINKS, MODELS
+from configs.hosts import HOSTS
 from costmodel import CostModel
 from loading.requests import check_requests, listed, refuse_beams
 from loop import Loop, Result
@@ -38,8 +39,10 @@ class CostExecutor:
         pass
 
 
-def make_cost_model(model: str, gpu: str, tp: int, link: str | None, software: str) -> CostModel:
-    """Look up model, GPU, link and software by name, and price with them.
+def make_cost_model(
+    model: str, gpu: str, tp: int, link: str | None, software: str, host: str = "none"
+) -> CostModel:
+    """Look up model, GPU, link, software and host by name, and price with them.
 
     link: None is the GPU's own.
 
@@ -51,6 +54,7 @@ def make_cost_model(model: str, gpu: str, tp: int, link: str | None, software: s
         tp=tp,
         link=None if link is None else lookup(LINKS, link, "link"),
         software=software,
+        host=lookup(HOSTS, host, "host"),
     )
 
 
@@ -66,18 +70,20 @@ def simulate(
     tp: int = 1,
     link: str | None = None,
     software: str = "sarathi",
+    host: str = "none",
 ) -> Trace:
     """Predicted times of these requests, with placeholder tokens.
 
     tp: GPUs that share the model. link: joins them, a name of configs.LINKS; None: the GPU's own.
     software: a name of costmodel.SOFTWARE: the constants are fitted to its measurements. If it was
     not measured on this GPU, the trace's `guess` says whose constants are taken.
+    host: a name of configs.hosts.HOSTS: the CPU's time for each iteration.
 
     The GPU's memory is not checked. Without cache_tokens, B requests run at once, even if their
     keys and values would not fit (`costmodel.requests_that_fit` says how many fit).
     Raises UserError if a request is too long for the model or for `cache_tokens`.
     """
-    cost_model = make_cost_model(model, gpu, tp, link, software)
+    cost_model = make_cost_model(model, gpu, tp, link, software, host)
     requests = listed(requests)
     refuse_beams(requests, "price it with beam.cost.simulate_beams")
     check_requests(requests, cost_model.model.max_length, model)

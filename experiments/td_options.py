@@ -21,6 +21,7 @@ from functools import cache
 from itertools import product
 
 from command.flags import Flag
+from configs.hosts import Host
 from experiments.lib import td
 from experiments.lib.claims import Claim, Finding
 from experiments.lib.engines import Sweep
@@ -58,8 +59,8 @@ NONE = "no option"
 HYBRID, SEPARATE, PIPELINES = ("TP+HB", "PP+HB"), ("TP+SB", "PP+SB"), ("PP+SB", "PP+HB")
 OPTIONS = {
     NONE: Option(()),
-    **{f"host {ms} ms": Option(BASELINES, {"overhead": ms / 1000}) for ms in (5, 10, 20)},
-    "20 ms overlapped": Option(BASELINES, {"overhead": 0.02, "overlapped": True}),
+    **{f"host {ms} ms": Option(BASELINES, {"host": Host(ms / 1000)}) for ms in (5, 10, 20)},
+    "20 ms overlapped": Option(BASELINES, {"host": Host(0.02, overlapped=True)}),
     **{f"budget {size}": Option(HYBRID, {"budget": size}) for size in (256, 2048)},
     "batches of 64": Option(BASELINES, {"batch_size": 64}),
     # as many requests as four micro-batches hold

@@ -15,7 +15,7 @@ class StageCosts:
 
     layers: how many each stage has. All layers cost the same, with their all-reduces. The last
     stage also has the head. The first one has the embedding. That is a look-up, which the cost
-    model does not count.
+    model does not count. The first one also waits for the host, which prepares each batch there.
     """
 
     def __init__(self, cost_model: CostModel, layers: Sequence[int]):
@@ -30,9 +30,9 @@ class StageCosts:
         self._head: dict[tuple[int, int], float] = {}
 
     def __call__(self, batch: Batch) -> list[float]:
-        whole = self.cost_model.seconds(batch)
         if len(self.shares) == 1:
-            return [whole]
+            return [self.cost_model.seconds(batch)]
+        whole, host = self.cost_model.kernels(batch), self.cost_model.host
         tokens = sampled = len(batch.decodes)
         for chunk in batch.chunks:
             tokens += chunk.length
@@ -44,6 +44,7 @@ class StageCosts:
             ) - self.cost_model.others(tokens, 0)
         seconds = [(whole - head) * share for share in self.shares]
         seconds[-1] += head
+        seconds[0] = host.around(seconds[0], len(batch.decodes) + len(batch.chunks))
         return seconds
 
 

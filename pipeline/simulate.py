@@ -95,6 +95,7 @@ def simulate_pipeline(
     tp: int = 1,
     link: str | None = None,
     software: str = "sarathi",
+    host: str = "none",
     hop: str | None = "infiniband-hdr",
     deal: str = "queue",
     refill_every: int = 1,
@@ -113,7 +114,7 @@ def simulate_pipeline(
     if a request is too long for the model.
     """
     check_flag("keep", keep)
-    cost_model = make_cost_model(model, gpu, tp, link, software)
+    cost_model = make_cost_model(model, gpu, tp, link, software, host)
     costs = StageCosts(cost_model, even_layers(cost_model.model.n_layer, stages))
     count = stages if micro_batches is None else micro_batches
     filled = make_micro_batches(

@@ -230,8 +230,8 @@ class CalibratedModel(CostModel):
         company = self.company(batch)
         return {name: company * seconds for name, seconds in super().operators(batch).items()}
 
-    def seconds(self, batch: Batch) -> float:
-        return self.company(batch) * super().seconds(batch)
+    def kernels(self, batch: Batch) -> float:
+        return self.company(batch) * super().kernels(batch)
 
     def company(self, batch: Batch) -> float:
         return self.calibration.hybrid if batch.chunks and batch.decodes else 1.0

@@ -3,15 +3,20 @@ to it.
 """
 
 import sys
+from dataclasses import asdict
 from itertools import pairwise, product
 
 import pytest
 
 from batch import Batch, Chunk, Request
+from command.checks import UserError
 from configs import GPUS, LINKS, MODELS
+from configs.hosts import HOSTS, Host
 from costmodel import EFFICIENCY, TILE, CostModel, padded, tokens_that_fit
-from experiments import fit
+from experiments import fit, serve_phases
 from experiments.lib.common import paper_numbers
+from pipeline import StageCosts
+from simulate import simulate
 
 NUMBERS = paper_numbers()
 SARATHI = EFFICIENCY["a6000", "sarathi"]
@@ -81,6 +86,38 @@ def test_operators_sum_to_seconds(cost):
         operators = cost.operators(batch)
         assert list(operators) == ["preproj", "attn", "postproj", "ffn_ln1", "ffn_ln2", "others"]
         assert sum(operators.values()) == pytest.approx(cost.seconds(batch), rel=1e-12)
+
+
+def test_the_host_waits_for_nobody_or_works_beside_the_gpu(cost):
+    batch = Batch([chunk(300)], decodes(4, 800))  # five requests
+    kernels = cost.seconds(batch)
+    for host, seconds in (
+        (Host(0.5, 0.1), kernels + 0.5 + 5 * 0.1),
+        (Host(0.5, 0.1, overlapped=True, gap=0.01), 1.01),
+        (Host(1e-6, overlapped=True, gap=0.01), kernels + 0.01),
+    ):
+        both = CostModel(cost.model, cost.gpu, host=host)
+        assert both.kernels(batch) == kernels
+        assert both.seconds(batch) == pytest.approx(seconds, rel=1e-12)
+        assert both.operators(batch) == cost.operators(batch)
+        alone, *others = StageCosts(cost, [20, 20])(batch)
+        first, *same = StageCosts(both, [20, 20])(batch)
+        assert same == others and first == pytest.approx(host.around(alone, 5), rel=1e-12)
+
+
+def test_known_hosts():
+    assert all(host.source for host in HOSTS.values())
+    assert asdict(HOSTS["none"]) | {"source": ""} == asdict(Host())
+    given, found = HOSTS["sarathi-serve"], serve_phases.host_of_artefact()
+    assert given.iteration == pytest.approx(found.iteration, rel=1e-3)
+    assert given.request == pytest.approx(found.request, rel=1e-3)
+    runs = [
+        simulate([Request(0, [0] * 9, 5)], host=host).iterations for host in ("none", "vllm-2024")
+    ]
+    none, some = (sum(each.seconds for each in iterations) for iterations in runs)
+    assert some - none == pytest.approx(5 * HOSTS["vllm-2024"].around(0.0, 1))
+    with pytest.raises(UserError, match="host .*'vllm'.*vllm-2024"):
+        simulate([], host="vllm")
 
 
 def test_logits_only_for_sampled_rows(cost):

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from configs.hosts import Host
 from costmodel import make_batch
 from experiments import td_options, td_throughput
 from experiments.lib import td
@@ -36,16 +37,17 @@ def test_the_hosts_work_comes_before_an_iteration_or_beside_it(system: str) -> N
         return td.run(NODE, system, SHORT[:20], **options).seconds
 
     plain = seconds()
-    serial, overlapped = seconds(overhead=0.05), seconds(overhead=0.05, overlapped=True)
+    serial, overlapped = (seconds(host=Host(0.05, overlapped=each)) for each in (False, True))
     assert plain < overlapped < serial
-    assert seconds(overhead=1e-6, overlapped=True) == pytest.approx(plain)
+    assert seconds(host=Host(1e-6, overlapped=True)) == pytest.approx(plain)
 
 
 def test_host_work_of_tensor_parallelism_is_paid_once_an_iteration() -> None:
-    lengths = [(100, 11)]  # a prefill and ten decodes
+    lengths = [(100, 11)] * 3  # a batch of prefills and ten of decodes
     node = td.NODES["A100 + 70B"]
     plain = td.run(node, "TP+SB", lengths).seconds
-    assert td.run(node, "TP+SB", lengths, overhead=0.5).seconds == pytest.approx(plain + 11 * 0.5)
+    found = td.run(node, "TP+SB", lengths, host=Host(0.5, request=0.1)).seconds
+    assert found == pytest.approx(plain + 11 * (0.5 + 3 * 0.1))
 
 
 def test_a_policy_of_ones_own() -> None:

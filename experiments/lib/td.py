@@ -26,6 +26,7 @@ from itertools import groupby
 
 from batch import Request
 from configs import GPUS, LINKS, MODELS
+from configs.hosts import HOSTS, Host
 from costmodel import CostModel, make_batch, tokens_that_fit
 from experiments.lib.common import ROOT, paper_numbers
 from experiments.lib.look import COLOURS, GREY
@@ -53,6 +54,7 @@ SAMPLE = ROOT / "experiments" / "azure_conv_2023_sample.csv"
 LONGEST = 1024  # prompt tokens (TD-Pipe, Sec 4.1)
 BATCH_SIZE, BUDGET = 256, 512  # vLLM 0.5.3's max_num_seqs, and its token budget with chunks
 COUNT = 2000  # requests of a run
+NO_HOST = HOSTS["none"]
 # The colour of each system and node in every picture.
 LOOKS = {
     "TP+SB": COLOURS["sky"],
@@ -112,9 +114,11 @@ class Node:
         """Of one GPU."""
         return self.sharded(1)
 
-    def sharded(self, tp: int) -> CostModel:
+    def sharded(self, tp: int, host: Host = NO_HOST) -> CostModel:
         """Of `tp` GPUs that share each layer."""
-        return make_cost_model(self.model, self.gpu, tp, self.link, self.software)
+        cost_model = make_cost_model(self.model, self.gpu, tp, self.link, self.software)
+        cost_model.host = host
+        return cost_model
 
     @property
     def cache_tokens(self) -> int:
@@ -190,11 +194,6 @@ def make(lengths: Lengths) -> list[Request]:
     return [Request(i, range(prompt), output) for i, (prompt, output) in enumerate(lengths)]
 
 
-def with_host(seconds: float, overhead: float, overlapped: bool) -> float:
-    """Seconds of an iteration whose host work takes `overhead`: before it, or meanwhile."""
-    return max(seconds, overhead) if overlapped else seconds + overhead
-
-
 def run_tp(
     node: Node,
     policy: str,
@@ -202,17 +201,13 @@ def run_tp(
     *,
     budget: int = BUDGET,
     batch_size: int = BATCH_SIZE,
-    overhead: float = 0.0,
-    overlapped: bool = False,
+    host: Host = NO_HOST,
 ) -> Run:
-    """All GPUs of the node share each layer. overhead, overlapped: see `run_pp`.
-
-    All requests are there at the start. So the host's work changes when a batch runs, not which.
-    """
+    """All GPUs of the node share each layer."""
     requests = make(lengths)
     scheduler = make_scheduler(policy, batch_size, budget, node.cache_tokens)
-    trace = run_all(Loop(scheduler, CostExecutor(node.sharded(node.gpus))), requests)
-    seconds = sum(with_host(each.seconds, overhead, overlapped) for each in trace.iterations)
+    trace = run_all(Loop(scheduler, CostExecutor(node.sharded(node.gpus, host))), requests)
+    seconds = sum(each.seconds for each in trace.iterations)
     return Run(seconds, *totals(requests), requests=requests)
 
 
@@ -226,17 +221,14 @@ def run_pp(
     memory: str = "pool",
     budget: int = BUDGET,
     batch_size: int = BATCH_SIZE,
-    overhead: float = 0.0,
-    overlapped: bool = False,
+    host: Host = NO_HOST,
     keep: bool = False,
 ) -> Run:
     """Each GPU of the node is a stage, and as many micro-batches are in flight.
 
     memory: "pool", or "split" evenly among the micro-batches. rules: of td_pipe.
-    overhead: seconds of the host's work for each iteration. Stage 0 waits for it; if overlapped,
-        the host works while stage 0 runs the iteration before.
     """
-    stages, cost_model, requests = node.gpus, node.cost_model, make(lengths)
+    stages, cost_model, requests = node.gpus, node.sharded(1, host), make(lengths)
     cache_tokens = node.cache_tokens // (stages if memory == "split" else 1)
     filling = make_micro_batches(
         policy, stages, stages, batch_size, budget, cache_tokens,
@@ -244,15 +236,10 @@ def run_pp(
     )  # fmt: skip
     for request in requests:
         filling.add(request)
-    of_batch = StageCosts(cost_model, even_layers(cost_model.model.n_layer, stages))
-
-    def costs(batch):
-        first, *others = of_batch(batch)
-        return [with_host(first, overhead, overlapped), *others]
-
+    costs = StageCosts(cost_model, even_layers(cost_model.model.n_layer, stages))
     trace = PipelineTrace(stages, filling.count, keep)
     hop = Hop.over(LINKS["pcie4"], cost_model)
-    run_pipeline(filling, costs if overhead else of_batch, trace, hop)
+    run_pipeline(filling, costs, trace, hop)
     return Run(trace.seconds, *totals(requests), trace, filling, requests)
 
 
