@@ -19,8 +19,6 @@ Times are in seconds, lengths in tokens. If a trace says n output tokens, the re
 max_tokens = n: the prefill yields the first of them.
 """
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,15 +32,14 @@ import numpy as np
 
 from batch import LATEST, Request
 from command.checks import MOST_SEED, UserError, check_number, check_whole, shown
-from command.cli import read_text
-from loading.requests import listed
+from loading.requests import is_json, listed, read_table
 
 ARRIVALS, PROMPTS, OUTPUTS = range(3)  # the streams of one seed
 # Bounds of what may be asked for. Beyond them, numpy's 64-bit numbers or the memory run out.
 MOST_REQUESTS = 10**7
 MOST_TOKENS = 10**7  # of one prompt, or of one output
 FASTEST, MOST_CV = 1e9, 1e6
-MOST_BYTES = 10**9  # of a trace file
+MOST_BYTES, MOST_JSON = 10**9, 10**8  # of a trace file
 MINUTE = 60.0  # s
 
 
@@ -267,33 +264,32 @@ def make_requests(
 # ------------------------------------------------------------------------------------------- traces
 
 # What a trace file calls its columns: ours, the Azure LLM inference trace's, Vidur's and
-# Sarathi-Serve's.
+# Sarathi-Serve's, TD-Pipe's (its benchmark/benchmark_throughput_predict.py reads the last two).
 HEADERS = {
     "arrival": ("arrival", "TIMESTAMP", "arrived_at"),
-    "prompt": ("prompt_tokens", "ContextTokens", "num_prefill_tokens"),
-    "output": ("output_tokens", "GeneratedTokens", "num_decode_tokens"),
+    "prompt": ("prompt_tokens", "ContextTokens", "num_prefill_tokens", "input_token_length"),
+    "output": ("output_tokens", "GeneratedTokens", "num_decode_tokens", "output_token_length"),
 }
 
 
 def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
-    """The requests of a CSV file, in order of arrival. The first one arrives at 0 s.
+    """The requests of a CSV or JSON file, in order of arrival. The first one arrives at 0 s.
 
     It sorts the lines of a file that has another order, and says so in a line.
-    count: read only so many, the first ones; None: all. The header names three columns, see
-    HEADERS. All other columns are the request's tags: their names and texts, for a policy that
-    reads them. Arrivals are seconds, or all of them are dates and times (ISO 8601). Lengths are
-    whole numbers of tokens, at least 1. For a wrong cell, the UserError names file, line and
-    column.
+    count: read only so many, the first ones; None: all. The header (in NAME.json: the first
+    object's names) has three columns, see HEADERS. If a JSON file has no arrivals, all requests
+    come at once. All other columns are the request's tags: their names and texts, for a policy
+    that reads them. Arrivals are seconds, or all of them are dates and times (ISO 8601). Lengths
+    are whole numbers of tokens, at least 1. For a wrong cell, the UserError names file, line (in
+    JSON: row) and column.
     """
     if count is not None:
         check_whole("count", count, 1)
-    try:
-        reader = csv.reader(io.StringIO(read_text(path, MOST_BYTES), newline=""))
-        header = [name.strip() for name in next(reader, [])]
-        columns = find_columns(path, header)
-        lines = [(reader.line_num, row) for row in reader if row]
-    except csv.Error as error:
-        raise UserError(f"{path}: not a CSV file in UTF-8 ({error})") from None
+    header, lines = read_table(path, MOST_JSON if is_json(path) else MOST_BYTES)
+    if lines and is_json(path) and not {*HEADERS["arrival"]} & {*header}:
+        header.append("arrival")
+        lines = [(place, [*cells, "0"]) for place, cells in lines]
+    columns = find_columns(path, header)
     if not lines:
         raise UserError(f"{path}: no requests below the header; a trace needs at least one")
     rows = read_rows(path, columns, lines)
@@ -322,15 +318,15 @@ def find_columns(path: Path | str, header: Sequence[str]) -> dict[str, tuple[int
         name = next((name for name in allowed if name in header), None)
         if name is None:
             raise UserError(
-                f"{path}, line 1: no column for the {column} in {','.join(header)[:200]!r}; name"
-                f" one of them {' or '.join(allowed)}"
+                f"{path}, {'row' if is_json(path) else 'line'} 1: no column for the {column} in"
+                f" {','.join(header)[:200]!r}; name one of them {' or '.join(allowed)}"
             )
         found[column] = header.index(name), name
     return found
 
 
 def read_rows(
-    path: Path | str, columns: dict[str, tuple[int, str]], lines: Sequence[tuple[int, list[str]]]
+    path: Path | str, columns: dict[str, tuple[int, str]], lines: Sequence[tuple[str, list[str]]]
 ) -> list[tuple]:
     """Arrival, prompt tokens and output tokens of each line."""
     length = tokens, f"a whole number of tokens, at least 1 and at most {MOST_TOKENS}"
@@ -353,7 +349,7 @@ def read_rows(
                 values.append(read(text))
             except ValueError:
                 raise UserError(
-                    f"{path}, line {line}, column {name}: {text[:60]!r} is not {wanted}"
+                    f"{path}, {line}, column {name}: {text[:60]!r} is not {wanted}"
                 ) from None
         rows.append(tuple(values))
     return rows

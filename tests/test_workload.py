@@ -2,6 +2,7 @@
 as written, mistakes are one line.
 """
 
+import json
 import math
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -262,3 +263,22 @@ def test_azures_own_stamps(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     assert read_trace(path)[1].arrival == pytest.approx(0.052, abs=1e-6)
+
+
+def test_the_requests_of_td_pipes_artefact(tmp_path: Path) -> None:
+    """A list of objects without arrivals; the predictions are tags."""
+    path = tmp_path / "mine.json"
+    rows = [
+        {"input": "Why?", "input_token_length": 7 + i, "output_token_length": 90 - i}
+        | {"predict_mean_len": 80.5}
+        for i in range(3)
+    ]
+    path.write_text(json.dumps(rows), encoding="utf-8")
+    found = read_trace(path)
+    assert [(len(r.prompt), r.max_tokens) for r in found] == [(7, 90), (8, 89), (9, 88)]
+    assert {r.arrival for r in found} == {0.0}
+    assert found[1].tags == {"input": "Why?", "predict_mean_len": "80.5"}
+    for i, row in enumerate(rows):
+        row["arrived_at"] = 2.5 - i
+    path.write_text(json.dumps(rows), encoding="utf-8")
+    assert [(len(r.prompt), r.arrival) for r in read_trace(path)] == [(9, 0.0), (8, 1.0), (7, 2.0)]
