@@ -160,7 +160,10 @@ GPUS: dict[str, GPU] = by_name(
 # 0.5 to 3.4 us for each of its steps, or 14 us between nodes.
 PCIE4 = Link("pcie4", 32e9, 15e-6, source="PCIe 4.0 x16: 64 GB/s both ways")
 ETHERNET = Link("ethernet-100g", 12.5e9, 36e-6, "100 Gb/s each way; latency: 8.4 + 2 x 14 us")
-PEAK = "TD-Pipe Sec 4.1: measured peak of an all-reduce over PCIe switches, as bus bandwidth"
+PEAK = "TD-Pipe Sec 4.1: measured peak of an all-reduce on four GPUs over PCIe switches"
+# Its Fig 6 is nearer to the first of each node's two (experiments/td_allreduce.py).
+BUS = f"{PEAK}, read as bus bandwidth"
+ALGORITHM = f"{PEAK}, read as algorithm bandwidth: of four GPUs, each sends 1.5 times the tensor"
 AURORA = "Argonne's node performance overview of Aurora, measured with MPI, one way"
 XE_TILES = Link("xe-tiles", 196e9, 15e-6, f"{AURORA}: two tiles of a card", measured=True)
 # Each of a card's two tiles has links of its own. The latencies of both are a guess: PCIe's.
@@ -180,8 +183,10 @@ LINKS: dict[str, Link | Nodes] = by_name(
         ),
         ETHERNET,
         Link("pcie-l40s-node", 32e9, 15e-6, "PCIe 4.0 x16; measured in constants.ALL_REDUCES"),
-        Link("pcie-l20-node", 14.65e9, 15e-6, PEAK, measured=True),
-        Link("pcie-a100-node", 14.82e9, 15e-6, PEAK, measured=True),
+        Link("pcie-l20-node", 14.65e9, 15e-6, BUS, measured=True),
+        Link("pcie-l20-node-algorithm", 1.5 * 14.65e9, 15e-6, ALGORITHM, measured=True),
+        Link("pcie-a100-node", 1.5 * 14.82e9, 15e-6, ALGORITHM, measured=True),
+        Link("pcie-a100-node-bus", 14.82e9, 15e-6, BUS, measured=True),
         Nodes("2x4-a100-ethernet", PCIE4, ETHERNET, 4, PAIRS),
         XE_TILES,
         Nodes("max-1550-cards", XE_TILES, XE_CARDS, 2, "cards of two tiles, joined by Xe Link"),
