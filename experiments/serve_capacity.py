@@ -23,7 +23,6 @@ budgets 512 (strict) and 2048 (relaxed), but the best of several with --policy.
 
 import enter  # noqa: F401
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -38,7 +37,7 @@ from experiments.lib.claims import Claim, bounded
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
-from experiments.lib.flags import WRITES, ScriptParser
+from experiments.lib.flags import WRITES, ScriptParser, word_of
 from experiments.lib.papers import ARXIV, CHAT, MISTRAL, OURS, POLICIES, YI
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
@@ -112,7 +111,7 @@ def sweeps(
     if requests_file is None:
         workloads = {data.name: data.requests(count, seed=seed) for data in DATASETS}
     else:
-        workloads = {word_of(requests_file): read_trace(requests_file, count)}
+        workloads = {word_of(requests_file.stem): read_trace(requests_file, count)}
     run = partial(
         capacities,
         workloads=workloads,
@@ -129,16 +128,6 @@ def gains(rows: Rows) -> None:
         papers.add_gains(own, own.one("capacity", policy=OURS))
     for (_, policy), own in rows.where("gain").by("model", "policy").items():
         rows.add(own[0], which="largest", policy=policy, gain=max(own.column("gain")))
-
-
-def word_of(file: Path) -> str:
-    """A file's name as one word, since blanks and commas separate the words of a case."""
-    return re.sub(r"[\s,]+", "-", file.stem)
-
-
-def name_of(requests_file: Path | None) -> str:
-    """Of the figure and its files. Other requests have files of their own."""
-    return f"{STUDY.name}-{word_of(requests_file)}" if requests_file else STUDY.name
 
 
 def report(rows: Rows) -> None:
@@ -216,7 +205,7 @@ STUDY = Study(
 def main() -> None:
     options = ScriptParser(__doc__, STUDY.flags | WRITES).parse_args()
     own = options.requests_file or options.policy
-    (replace(STUDY, name=name_of(options.requests_file), paper={}) if own else STUDY).run()
+    (replace(STUDY, paper={}) if own else STUDY).run()
 
 
 if __name__ == "__main__":

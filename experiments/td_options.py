@@ -1,27 +1,31 @@
-"""TD-Pipe's lead with one thing changed at a time, by length of the outputs; and its latency.
+"""TD-Pipe's lead with one thing changed at a time; and its latency.
 
     python experiments/td_options.py
         predicted for four pairs of model and node, each with 4 GPUs, 1,000 requests: minutes
+    python experiments/td_options.py --requests-file ShareGPT_with_predicted_lengths.json
+        with the authors' own requests (experiments/lib/td.py)
 
 td_throughput.py compares TD-Pipe with four baselines. Much that decides it is not published.
 OPTIONS changes one thing at a time: what would each do to TD-Pipe's lead? None is chosen by what it
-gives. Each changes the systems that it names alone: "host 20 ms" slows the baselines, as if
-TD-Pipe's host worked while its GPUs do. "no cap" takes away vLLM 0.5.3's cap on the tokens of a
-batch of prefills (experiments/lib/td.py).
+gives. Each changes the systems that it names alone. The hosts are those of configs/hosts.py, each
+with its source. They slow the baselines: TD-Pipe's controller works while its GPUs do, and no
+number is published. "other reading" is that of the all-reduce (td_allreduce.py). "no cap" takes
+away vLLM 0.5.3's cap on the tokens of a batch of prefills (experiments/lib/td.py).
 
-Then all outputs are stretched to several means. Times to first token and between tokens follow; the
-paper reports none. With fewer requests than there, phases are few, and ratios are not the same.
+Times to first token and between tokens follow; the paper reports none. With fewer requests than
+there, phases are few, and ratios are not the same.
 """
 
 import enter  # noqa: F401
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
+from pathlib import Path
 
 from command.flags import Flag
-from configs.hosts import Host
+from configs.hosts import HOSTS
 from experiments.lib import td
 from experiments.lib.claims import Claim, Finding
 from experiments.lib.engines import Sweep
@@ -29,11 +33,9 @@ from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
 from experiments.lib.td import BASELINES, NODES, OURS, SYSTEMS
 from pipeline.phases import Rules
-from pipeline.predictors import Classes
 from serving.capacity import percentile
 
-COMPARED = ("PP+HB", OURS)  # by length of the outputs, and in latency
-OUTPUTS = (20, 40, 80, 160, 320)  # mean output tokens
+COMPARED = ("PP+HB", OURS)  # in latency
 LATENCIES = {
     "median TTFT": ("ttfts", 50),
     "P99 TTFT": ("ttfts", 99),
@@ -46,21 +48,24 @@ LATENCIES = {
 class Option:
     """One change, and the systems that it changes.
 
-    changes: options of `td.run`. rules: TD-Pipe's, from the lengths. lengths: of the requests.
+    changes: options of `td.run`. lengths: of the requests; None: those of the file, or Azure's.
+    links: another one for a node's.
     """
 
     systems: Sequence[str]
     changes: Mapping[str, object] = field(default_factory=dict)
-    rules: Callable[[td.Lengths], Rules] | None = None
-    lengths: Callable[[int, int], td.Lengths] = td.azure
+    lengths: Callable[[int, int], td.Lengths] | None = None
+    links: Mapping[str, str] = field(default_factory=dict)
 
 
 NONE = "no option"
 HYBRID, SEPARATE, PIPELINES = ("TP+HB", "PP+HB"), ("TP+SB", "PP+SB"), ("PP+SB", "PP+HB")
 OPTIONS = {
     NONE: Option(()),
-    **{f"host {ms} ms": Option(BASELINES, {"host": Host(ms / 1000)}) for ms in (5, 10, 20)},
-    "20 ms overlapped": Option(BASELINES, {"host": Host(0.02, overlapped=True)}),
+    **{
+        f"host {name}": Option(BASELINES, {"host": HOSTS[name]}) for name in HOSTS if name != "none"
+    },
+    "other reading": Option(("TP+SB", "TP+HB"), links=td.OTHER_READING),
     **{f"budget {size}": Option(HYBRID, {"budget": size}) for size in (256, 2048)},
     "batches of 64": Option(BASELINES, {"batch_size": 64}),
     # as many requests as four micro-batches hold
@@ -69,39 +74,20 @@ OPTIONS = {
     "one queue": Option(PIPELINES, {"deal": "queue"}),
     "one queue and pool": Option(PIPELINES, {"deal": "queue", "memory": "pool"}),
     "chat lengths": Option(SYSTEMS, lengths=td.chat),
-    "pack 1024": Option((OURS,), rules=lambda lengths: Rules(pack=1024)),
-    "classes(0.55)": Option(
-        (OURS,), rules=lambda lengths: Rules(predict=Classes([o for _, o in lengths], 0.55))
-    ),
+    "pack 1024": Option((OURS,), {"rules": Rules(pack=1024)}),
 }
 
 
-@cache
-def lengths_of(
-    make: Callable[[int, int], td.Lengths], count: int, outputs: int, seed: int = 0
-) -> td.Lengths:
-    """`outputs`: the mean to which all outputs are stretched or shrunk; 0: as they are."""
-    lengths = make(count, seed)
-    if not outputs:
-        return lengths
-    factor = outputs * len(lengths) / sum(output for _, output in lengths)
-    return [(prompt, max(1, round(factor * output))) for prompt, output in lengths]
-
-
 def perform(
-    node: td.Node, system: str, option: str, requests: int, seed: int, outputs: int = 0
+    node: td.Node, system: str, option: str, requests: int, seed: int, file: Path | None = None
 ) -> Row:
-    """Output tokens/s; of COMPARED systems without an option also LATENCIES (s) and phases.
-
-    outputs: mean output tokens; 0: as they are.
-    """
+    """Output tokens/s; of COMPARED systems without an option also LATENCIES (s) and phases."""
     change, place = OPTIONS[option], {"node": node.name}
-    lengths = lengths_of(change.lengths, requests, outputs, seed)
-    changes = dict(change.changes)
-    if change.rules:
-        changes["rules"] = change.rules(lengths)
-    if outputs or option != NONE or system not in COMPARED:
-        return place | {"throughput": td.run(node, system, lengths, **changes).throughput}
+    own = change.lengths or partial(td.azure, path=file)
+    lengths = own(requests, seed)
+    node = replace(node, link=change.links.get(node.link, node.link))
+    if option != NONE or system not in COMPARED:
+        return place | {"throughput": td.run(node, system, lengths, **change.changes).throughput}
     done = td.run(node, system, lengths, keep=True)
     latencies = {
         name: percentile(getattr(done.trace.requests, times), percent)
@@ -113,13 +99,11 @@ def perform(
 
 
 def compare(rows: Rows) -> None:
-    """TD-Pipe over the baselines, under each option and for each length of the outputs."""
+    """TD-Pipe over the baselines, under each option."""
     runs = rows.where("throughput")
-    plain = runs.where(outputs=None)
-    options = [option for option in OPTIONS if plain.where(option=option)]
-    lengths = list(runs.by("outputs"))
+    options = [option for option in OPTIONS if runs.where(option=option)]
     speeds = {
-        case: own[0]["throughput"] for case, own in plain.by("node", "system", "option").items()
+        case: own[0]["throughput"] for case, own in runs.by("node", "system", "option").items()
     }
     for node, option, baseline in product(runs.by("node"), options, BASELINES):
         ours, theirs = (
@@ -129,11 +113,6 @@ def compare(rows: Rows) -> None:
         case = {"option": option, "node": node, "baseline": baseline}
         rows.add(runs.where(node=node)[0], **case, lead=ours / theirs)
     td.add_largest(rows, "lead", "option", "baseline")
-    for node, mean in product(runs.by("node"), lengths):
-        own = runs.where(node=node, outputs=mean)
-        theirs, ours = (own.one("throughput", system=system) for system in COMPARED)
-        case = {"node": node, "baseline": COMPARED[0], "outputs": mean}
-        rows.add(own[0], **case, lead=ours / theirs)
 
 
 def below(rows: Rows) -> list[Finding]:
@@ -150,31 +129,28 @@ def report(rows: Rows) -> None:
     title = f"{OURS} over each baseline with one thing changed, the largest of four nodes"
     leads = rows.where("lead", which="largest", source="predicted")
     print_rows(leads.across("baseline", "lead"), ("option", *BASELINES), title)
-    means = rows.where("lead", "outputs").across("outputs", "lead")
-    columns = list(dict.fromkeys(rows.column("outputs")))
-    print_rows(means, ("node", *columns), f"{OURS} over PP+HB by mean output tokens")
     title = "Time to first token and between tokens; all requests are there at the start"
     print_rows(rows.where("P99 TBT"), ("node", "system", *LATENCIES, "phases"), title)
     print("\nTwo phases: all requests fit the memory at once.")
 
 
-def runs_of(options: Iterable[str], outputs: Iterable[int]) -> list[dict[str, object]]:
-    """Systems under the options that change them, and for each length of the outputs."""
-    found = [
+def runs_of(options: Iterable[str]) -> list[dict[str, object]]:
+    """Systems under the options that change them."""
+    return [
         {"system": system, "option": option}
         for system, option in product(SYSTEMS, options)
         if option == NONE or system in OPTIONS[option].systems
     ]
-    return found + [
-        {"system": system, "option": NONE, "outputs": mean}
-        for system, mean in product(COMPARED, outputs)
-    ]
 
 
-def sweeps(quick: bool, requests: int, seed: int = 0) -> list[Sweep]:
-    runs = runs_of(list(OPTIONS)[:: 7 if quick else 1], OUTPUTS[1:3] if quick else OUTPUTS)
+def sweeps(
+    quick: bool, requests: int, seed: int = 0, requests_file: Path | None = None
+) -> list[Sweep]:
+    td.azure(requests, seed, requests_file)  # refuses the file before any work
+    runs = runs_of(list(OPTIONS)[:: 7 if quick else 1])
     cases = [run | {"requests": requests, "seed": seed} for run in runs]
-    return [Sweep(perform, list(NODES.values()), cases, processes=True)]
+    run = partial(perform, file=requests_file)
+    return [Sweep(run, list(NODES.values()), cases, processes=True)]
 
 
 STUDY = Study(
@@ -183,7 +159,7 @@ STUDY = Study(
     sweeps,
     units={"throughput": "output tokens/s", "lead": "x", "phases": "both kinds"}
     | dict.fromkeys(LATENCIES, "s"),
-    title="TD-Pipe's lead with one thing changed, by mean output tokens; time between tokens",
+    title="TD-Pipe's lead with one thing changed; time between tokens",
     panels=[
         *(
             Panel(
@@ -195,17 +171,6 @@ STUDY = Study(
                 rule=td.LARGEST[baseline],
             )
             for baseline in BASELINES
-        ),
-        Panel(
-            "outputs",
-            "lead",
-            "node",
-            where={"baseline": COMPARED[0], "option": None},
-            title=f"{OURS} over {COMPARED[0]}",
-            rule=1,
-            log="x",
-            colours=td.LOOKS,
-            show={"xlabel": "mean output tokens (prompts as they are)"},
         ),
         *(
             Panel("node", name, "system", "bars", colours=td.LOOKS)
@@ -224,6 +189,7 @@ STUDY = Study(
     flags={
         "requests": Flag("requests of each run", 1000, 12),
         "seed": Flag("seed of chat lengths", 0),
+        "requests_file": Flag("requests instead of Azure's: their prompt and output tokens"),
     },
     slow=True,
 )

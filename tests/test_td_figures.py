@@ -2,10 +2,14 @@
 two scripts print.
 """
 
+import json
 import re
+from itertools import product
+from pathlib import Path
 
 import pytest
 
+from command.checks import UserError
 from configs.hosts import Host
 from costmodel import make_batch
 from experiments import td_options, td_throughput
@@ -13,6 +17,7 @@ from experiments.lib import td
 from experiments.lib.common import run_jobs
 from experiments.lib.td import BASELINES, ceiling
 from experiments.td_options import NONE, OPTIONS, perform
+from experiments.td_throughput import ALL
 from pipeline import MicroBatches
 from pipeline.phases import Rules
 
@@ -84,11 +89,49 @@ def throughput_of(system: str) -> float:
 
 def test_runs_are_those_that_fit_and_differ() -> None:
     sweeps = td_throughput.sweeps(quick=False, requests=100)
-    runs = [(node, case["system"]) for sweep in sweeps for node in sweep.on for case in sweep.cases]
-    assert len(runs) == len(set(runs))
+    runs = [(node, case) for sweep in sweeps for node in sweep.on for case in sweep.cases]
+    assert len(runs) == len({(node, *case.items()) for node, case in runs})
     assert all(node.cache_tokens for node, _ in runs)
-    assert {system for node, system in runs if node.gpus == 1} == {"SB", "HB", "TD-Pipe", "ceiling"}
-    assert {node.name for node, _ in runs if node.gpus == 1} == {"L20 + 13B", "A100 + 32B"}
+    one = [(node.name, case["system"]) for node, case in runs if node.gpus == 1]
+    assert {system for _, system in one} == {"SB", "HB", "TD-Pipe", "ceiling"}
+    assert {node for node, _ in one} == {"L20 + 13B", "A100 + 32B"}
+
+
+def test_a_case_changes_the_runs_that_it_names() -> None:
+    """TD-Pipe waits for no host; only tensor parallelism sends all-reduces, and L20s read bus."""
+    case = {"outputs": 350, "host": "vllm-2024", "reading": "bus"}
+    a100 = td.NODES["A100 + 70B"]
+    assert td_throughput.own(a100, "TP+SB", case) == case
+    assert td_throughput.own(NODE, "TP+SB", case) == {"outputs": 350, "host": "vllm-2024"}
+    assert td_throughput.own(a100, "PP+HB", case) == {"outputs": 350, "host": "vllm-2024"}
+    assert td_throughput.own(a100, "TD-Pipe", case) == {"outputs": 350}
+
+    def minutes(system: str, **case: object) -> float:
+        return td_throughput.perform(a100, system, 40, 0, **case)["time"]
+
+    plain = minutes("TP+HB")
+    for case in ({"outputs": 350}, {"host": "vllm-2024"}, {"reading": "bus"}):
+        assert minutes("TP+HB", **case) > plain
+
+
+def test_the_requests_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Those that the paper takes, and these again where more are wanted."""
+    path = tmp_path / "theirs.json"
+    pairs = [(9, 9), (1024, 1024), (1025, 3), (1000, 1049), (20, 30)]
+    rows = [{"input_token_length": p, "output_token_length": o} for p, o in pairs]
+    path.write_text(json.dumps(rows), encoding="utf-8")
+    kept = [(9, 9), (1024, 1024), (20, 30)]
+    found = td.azure(50, 0, path)
+    assert found[:3] == kept and set(found) == set(kept) and len(found) == 50
+    assert "3 of 5 requests are taken" in capsys.readouterr().out
+    for study in (td_throughput, td_options):
+        [sweep, *_] = study.sweeps(quick=True, requests=2, requests_file=path)
+        row = sweep.run(NODE, **sweep.cases[0])
+        assert row["throughput"] == td.run(NODE, "TP+SB", kept[:2]).throughput
+    path.write_text(json.dumps(rows[2:4]), encoding="utf-8")
+    td.usable.cache_clear()
+    with pytest.raises(UserError, match="no request has at most 1024 prompt tokens, and at most"):
+        td.azure(5, 0, path)
 
 
 # -------------------------------------------------------------------------------------- the options
@@ -96,7 +139,15 @@ def test_runs_are_those_that_fit_and_differ() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["host 10 ms", "budget 256", "batches of 64", "one queue", "chat lengths", "pack 1024"],
+    [
+        "host vllm-2024",
+        "other reading",
+        "budget 256",
+        "batches of 64",
+        "one queue",
+        "chat lengths",
+        "pack 1024",
+    ],
 )
 def test_an_option_changes_what_it_names(name: str) -> None:
     system = [*OPTIONS[name].systems][-1]
@@ -107,7 +158,7 @@ def test_an_option_changes_what_it_names(name: str) -> None:
 
 
 def test_an_option_leaves_other_systems_as_they_are() -> None:
-    runs = [tuple(run.values()) for run in td_options.runs_of(OPTIONS, td_options.OUTPUTS)]
+    runs = [tuple(run.values()) for run in td_options.runs_of(OPTIONS)]
     assert len(runs) == len(set(runs))
     assert ("PP+SB", "no cap") in runs and ("PP+HB", "no cap") not in runs
 
@@ -151,7 +202,8 @@ def test_the_ceiling_rises_with_memory() -> None:
 
 
 def test_outputs_are_stretched_to_a_mean() -> None:
-    lengths = td_options.lengths_of(td.azure, 200, 50)
+    lengths = td.stretched(td.azure(200), 50)
+    assert td.stretched(lengths) == lengths
     assert sum(output for _, output in lengths) / 200 == pytest.approx(50, rel=0.05)
     assert [prompt for prompt, _ in lengths] == [prompt for prompt, _ in td.azure(200)]
     assert min(output for _, output in lengths) >= 1
@@ -163,12 +215,15 @@ def test_outputs_are_stretched_to_a_mean() -> None:
 @pytest.mark.slow
 def test_leads_are_ratios_of_throughputs_and_the_largest_is_of_all_nodes() -> None:
     rows = td_throughput.STUDY.predict(quick=True, requests=12)
-    nodes = rows.where(GPUs=4).by("node")
-    for baseline in BASELINES:
-        leads = rows.where("lead", system="TD-Pipe", baseline=baseline, source="predicted")
-        for name, own in nodes.items():
-            ours, theirs = (own.one("throughput", system=each) for each in ("TD-Pipe", baseline))
-            assert leads.one("lead", node=name) == ours / theirs
+    both = {"outputs": 350, "host": "vllm-2024"}
+    for baseline, (name, case) in product(BASELINES, (("all-reduce by Fig 6", {}), (ALL, both))):
+        leads = rows.where("lead", system="TD-Pipe", baseline=baseline, case=name)
+        leads = leads.where(source="predicted")
+        for node in td.NODES:
+            own = rows.where("throughput", node=node, GPUs=4, outputs=case.get("outputs"))
+            theirs = own.one("throughput", system=baseline, reading=None, host=case.get("host"))
+            ours = own.one("throughput", system="TD-Pipe")
+            assert leads.one("lead", node=node) == ours / theirs
         assert leads.one("lead", which="largest") == max(leads.where(which=None).column("lead"))
 
 
@@ -179,4 +234,4 @@ def test_the_scripts_tables(capsys: pytest.CaptureFixture) -> None:
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 100
     assert "Does not fit the memory: L20 + 32B on 1 GPU, A100 + 70B on 1 GPU." in printed
-    assert re.search(r"paper, largest +1.91 +1.90 +2.73 +2.21", printed)
+    assert re.search(r"paper +1.91 +1.90 +2.73 +2.21 +2.97", printed)

@@ -62,9 +62,14 @@ class ScriptParser(Parser):
 
 
 def file_name(name: str, options: Namespace) -> str:
-    """Of a figure's files. With more policies it has files of their own, and the others stay."""
-    policies = getattr(options, "policy", None) or ()
-    return "-".join([name, *[re.sub(r"[^\w.]+", "-", policy) for policy in policies]])
+    """Of a figure's files. With other requests, or more policies, it has files of their own."""
+    file, policies = (getattr(options, flag, None) for flag in ("requests_file", "policy"))
+    return "-".join([name, *map(word_of, [*([file.stem] if file else []), *(policies or ())])])
+
+
+def word_of(text: str) -> str:
+    """One word, since blanks and commas separate the words of a case."""
+    return re.sub(r"[^\w.]+", "-", text)
 
 
 def start(

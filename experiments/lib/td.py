@@ -12,19 +12,27 @@ and of memory: so do PP+SB and PP+HB (`deal="turns"`, `memory="split"`). It capp
 batch of prefills at the model's longest sequence (max_num_batched_tokens): for TP+SB and PP+SB,
 N is `longest` of their node.
 
-The paper's requests are 5,000 of ShareGPT with prompts under 1024 tokens. They are not at hand.
+The paper's requests are 5,000 of ShareGPT with prompts up to 1024 tokens; Llama-2-13B-chat gave
+the answers. The authors' artefact has their lengths (github.com/MLSysU/TD-Pipe,
+benchmark/ShareGPT_with_predicted_lengths.json), which we have not seen: whoever has the file gives
+it with --requests-file. Its predictions are not used: runs know the true lengths.
+
 Ours have the lengths of Azure's public conversation trace of 2023 (azure_conv_2023_sample.csv:
 2,000 requests with prompts of at most 1024 tokens, evenly spaced; Microsoft, CC-BY 4.0,
 github.com/Azure/AzurePublicDataset), or, as `chat`, log-normal lengths with the percentiles that
-Sarathi-Serve publishes of ShareGPT (its Table 2).
+Sarathi-Serve publishes of ShareGPT (its Table 2). Azure's mean output is 160 tokens. Answers of
+Llama-2-chat are longer: 300 to 450 tokens is our inference, and `stretched` makes such.
 """
 
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import groupby
+from pathlib import Path
 
 from batch import Request
+from command.checks import UserError
 from configs import GPUS, LINKS, MODELS
 from configs.hosts import HOSTS, Host
 from costmodel import CostModel, make_batch, tokens_that_fit
@@ -51,10 +59,15 @@ from simulate import CostExecutor, make_cost_model, run_all
 Lengths = Sequence[tuple[int, int]]  # prompt and output tokens of each request
 
 SAMPLE = ROOT / "experiments" / "azure_conv_2023_sample.csv"
-LONGEST = 1024  # prompt tokens (TD-Pipe, Sec 4.1)
+LONGEST, LONGEST_IN_ALL = 1024, 2048  # tokens of a prompt (TD-Pipe, Sec 4.1), and with its output
 BATCH_SIZE, BUDGET = 256, 512  # vLLM 0.5.3's max_num_seqs, and its token budget with chunks
 COUNT = 2000  # requests of a run
 NO_HOST = HOSTS["none"]
+# The other reading of a node's measured all-reduce (td_allreduce.py).
+OTHER_READING = {
+    "pcie-l20-node": "pcie-l20-node-algorithm",
+    "pcie-a100-node": "pcie-a100-node-bus",
+}
 # The colour of each system and node in every picture.
 LOOKS = {
     "TP+SB": COLOURS["sky"],
@@ -178,11 +191,30 @@ def add_largest(rows: Rows, quantity: str, *keys: str) -> None:
         rows.add(**where | case, **{quantity: max(group.column(quantity))})
 
 
-def azure(count: int = COUNT, seed: int = 0) -> Lengths:
-    """Lengths of the sample, in order; past its end, drawn from it again."""
-    lengths = [(len(r.prompt), r.max_tokens) for r in read_trace(SAMPLE)]
+def azure(count: int = COUNT, seed: int = 0, path: Path | None = None) -> Lengths:
+    """Lengths of the sample, in order; past its end, drawn from it again. path: another file."""
+    lengths = usable(path or SAMPLE)
     more = random.Random(seed).choices(lengths, k=max(0, count - len(lengths)))
     return (lengths + more)[:count]
+
+
+@cache
+def usable(path: Path) -> Lengths:
+    """Of a file, without what the paper leaves out, too. Raises UserError if nothing remains."""
+    every = [(len(r.prompt), r.max_tokens) for r in read_trace(path)]
+    kept = [pair for pair in every if pair[0] <= LONGEST and sum(pair) <= LONGEST_IN_ALL]
+    bounds = f"at most {LONGEST} prompt tokens, and at most {LONGEST_IN_ALL} with the output"
+    if not kept:
+        raise UserError(f"{path}: no request has {bounds}")
+    if len(kept) < len(every):
+        print(f"{path}: {len(kept)} of {len(every)} requests are taken: those of {bounds}")
+    return kept
+
+
+def stretched(lengths: Lengths, mean: int = 0) -> Lengths:
+    """All outputs times one factor, to this mean; prompts stay. mean 0: outputs stay, too."""
+    factor = mean * len(lengths) / sum(output for _, output in lengths) if mean else 1
+    return [(prompt, max(1, round(factor * output))) for prompt, output in lengths]
 
 
 def chat(count: int = COUNT, seed: int = 0) -> Lengths:
