@@ -77,9 +77,9 @@ STUDY = Study(
         f"Sarathi-Serve Table 4: what each half of sarathi_serve does, {YI.model} on {YI.hardware}"
     ),
     panels=[
-        Panel("data", metric, "policy", "bars", where={"C": (None, BUDGET)}, log="y")
-        for metric in METRICS
+        Panel("data", metric, "policy", "bars", "data", {"C": (None, BUDGET)}) for metric in METRICS
     ],
+    columns=2,
     paper={
         f"ss_t4_{short}_{metric.split()[1].lower()}": (
             metric,
