@@ -105,6 +105,7 @@ CACHES = ("segment", "standard")
 TOKENS, ITEMS, TIMES = Range(1, MOST), Range(1, 10**6), Range(1, 10**5)
 FEW, MICRO_BATCHES = Range(1, 1000), Range(1, 4096)  # FEW: processes
 ABOVE_ZERO = Range(0, MOST, whole=False, above=True)
+SHARE = Range(0, 1, whole=False, above=True)
 MEGABYTES, SECONDS = Range(0.001, 1000, whole=False), Range(0, 10**6, whole=False)
 
 
@@ -186,6 +187,9 @@ TABLE: dict[str, dict[str, Kind]] = {
         "tp-policy": Kind("NAME", "policy of the TP-only replicas"),
         "zipf": Kind("NAME", "how Zipf's law draws lengths"),
         "linear-overhead": Kind("US", "us more for each linear operator", Range(0, 10**6)),
+        "attention-share": Kind("X", "share of peak that prefill attention reaches", SHARE),
+        "noise": Kind("X", "relative standard deviation of a batch's seconds", Range(0, 1, False)),
+        "host-time": Kind("NAME", "whose host prepares each iteration"),
     },
     "Requests": {
         "requests": Kind("N", "number of requests", ITEMS, several=True),

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import ran
 
@@ -80,6 +81,43 @@ def test_a_fixed_cost_per_operator_moves_the_times_and_not_the_bubbles() -> None
     for name in fig12.SHARES:
         assert slow.row[name] < plain.row[name]
     assert slow.row[fig12.RATIOS[0]] > 3 * paper_numbers()["f12_bubble"]
+
+
+def test_slow_attention_and_noise_give_sarathi_bubbles() -> None:
+    """Its batches are then less alike; with both, still less."""
+    options = fig12.variations(fig12.Setup())
+    plain, attention, noise, both = (
+        fig12.run_stages(300, options[name], "sarathi").bubble_share
+        for name in (fig12.NONE, *fig12.THREE[:2], " + ".join(fig12.THREE[:2]))
+    )
+    assert plain < attention < both and plain < noise < both
+
+
+def test_what_is_together_has_all_its_parts() -> None:
+    three = fig12.variations(fig12.Setup())["all three"]
+    every = fig12.in_step(fig12.Setup())
+    assert three == fig12.Setup(attention_share=0.325, noise=0.05, refill_every=every)
+
+
+def test_noise_is_one_draw_for_each_batch() -> None:
+    costs = fig12.scattered(lambda batch: [1.0, 2.0], 0.1, seed=3)
+    drawn = np.array([costs(make_batch(decodes=1)) for _ in range(2000)])
+    assert (drawn[:, 1] == 2 * drawn[:, 0]).all()
+    assert drawn[:, 0].mean() == pytest.approx(1, abs=0.01)
+    assert drawn[:, 0].std() == pytest.approx(0.1, rel=0.1)
+    again = fig12.scattered(lambda batch: [1.0, 2.0], 0.1, seed=3)
+    assert again(make_batch(decodes=1)) == drawn[0].tolist()
+    assert fig12.scattered(lambda batch: [1.0, 2.0], 0, seed=3)(make_batch(decodes=1)) == [1, 2]
+
+
+def test_the_share_is_of_prefill_attention_alone() -> None:
+    plain, slow = (fig12.Setup(attention_share=share).cost_model for share in (None, 0.25))
+    batch = make_batch([(0, 512, 512)], decodes=4)
+    was, now = plain.operators(batch), slow.operators(batch)
+    assert {name for name in was if now[name] != was[name]} == {"attn"}
+    assert now["attn"] > 1.5 * was["attn"]
+    decodes = make_batch(decodes=4)
+    assert slow.seconds(decodes) == plain.seconds(decodes)
 
 
 def test_overhead_is_of_each_linear_operator() -> None:
