@@ -160,6 +160,14 @@ GPUS: dict[str, GPU] = by_name(
 # 0.5 to 3.4 us for each of its steps, or 14 us between nodes.
 PCIE4 = Link("pcie4", 32e9, 15e-6, source="PCIe 4.0 x16: 64 GB/s both ways")
 ETHERNET = Link("ethernet-100g", 12.5e9, 36e-6, "100 Gb/s each way; latency: 8.4 + 2 x 14 us")
+# NCCL over TCP reaches far less than the wire; /issues/209 says less than 60 %. 4.6: the middle of
+# what messages of 8 to 16 MB reach. An all-reduce of 270 to 540 tokens of Falcon-180B is as large:
+# Sarathi-Serve's batches under its strict SLO. Whole prompts are larger: there, 4.6 is too fast.
+NCCL_TCP = "github.com/NVIDIA/nccl/issues/450: 4.1 to 5.2 GB/s at 8 to 16 MB, 1.1 to 1.5 GB/s above"
+TCP = [
+    Link(f"ethernet-100g-tcp-{rate}", rate * 1e9, ETHERNET.latency, NCCL_TCP, measured=True)
+    for rate in (5.2, 4.6, 4.1, 1.5)
+]
 PEAK = "TD-Pipe Sec 4.1: measured peak of an all-reduce on four GPUs over PCIe switches"
 # Its Fig 6 is nearer to the first of each node's two (experiments/td_allreduce.py).
 BUS = f"{PEAK}, read as bus bandwidth"
@@ -182,12 +190,16 @@ LINKS: dict[str, Link | Nodes] = by_name(
             "infiniband-hdr", 25e9, 15e-6, "InfiniBand HDR: 200 Gb/s each way, a port for each GPU"
         ),
         ETHERNET,
+        *TCP,
         Link("pcie-l40s-node", 32e9, 15e-6, "PCIe 4.0 x16; measured in constants.ALL_REDUCES"),
         Link("pcie-l20-node", 14.65e9, 15e-6, BUS, measured=True),
         Link("pcie-l20-node-algorithm", 1.5 * 14.65e9, 15e-6, ALGORITHM, measured=True),
         Link("pcie-a100-node", 1.5 * 14.82e9, 15e-6, ALGORITHM, measured=True),
         Link("pcie-a100-node-bus", 14.82e9, 15e-6, BUS, measured=True),
-        Nodes("2x4-a100-ethernet", PCIE4, ETHERNET, 4, PAIRS),
+        *[
+            Nodes(f"2x4-a100-{each.name.replace('-100g', '')}", PCIE4, each, 4, PAIRS)
+            for each in (ETHERNET, *TCP)
+        ],
         XE_TILES,
         Nodes("max-1550-cards", XE_TILES, XE_CARDS, 2, "cards of two tiles, joined by Xe Link"),
     ]

@@ -57,10 +57,11 @@ HOSTS: dict[str, Host] = {
         source=f"{VLLM}/pull/11133: with async scheduling, 5 to 6 ms become 150 to 170 us (256"
         " requests). /pull/27614 makes it the default",
     ),
-    # experiments/serve_phases.py prints these two numbers
+    # experiments/serve_phases.py prints these three numbers
     "sarathi-serve": Host(
         1.923e-2, 9.618e-4,
         source="github.com/microsoft/sarathi-serve, osdi-experiments/figure-2: Yi-34B on two A100s,"
         " iterations of 1 and 128 decodes beyond our kernels",
     ),
+    "sarathi-serve-constant": Host(5.735e-2, source="the same, 32 decodes; for all iterations"),
 }  # fmt: skip

@@ -32,8 +32,9 @@ import numpy as np
 from batch import LATEST, Batch, Request
 from command.checks import UserError, check_number, check_whole, lookup
 from configs import GPUS, LINKS, MODELS
+from configs.hosts import HOSTS
 from costmodel import TILE, CostModel, make_batch, tokens_that_fit
-from pipeline import Hop, simulate_pipeline
+from pipeline import Hop, StageCosts, even_layers, simulate_pipeline
 from serving.traffic import FASTEST
 from simulate import make_cost_model, simulate
 from timeline import Trace
@@ -65,14 +66,16 @@ class Deployment:
     gpu: str = "a100-80gb"
     stages: int = 1
     link: str = "nvlink-a100"  # joins the GPUs of a stage
-    hop: str = "ethernet-100g"  # joins the stages
+    hop: str = "ethernet-100g-tcp-4.6"  # joins the stages
     orca_batch_size: int = ORCA_BATCH_SIZE
+    host: str = "none"  # of HOSTS; a pipeline's first stage waits for it
 
     def __post_init__(self) -> None:
         lookup(MODELS, self.model, "model")
         lookup(GPUS, self.gpu, "GPU")
         for link in (self.link, self.hop):
             lookup(LINKS, link, "link")
+        lookup(HOSTS, self.host, "host")
         check_whole("stages", self.stages)
 
     @property
@@ -88,7 +91,7 @@ class Deployment:
 
     @property
     def cost_model(self) -> CostModel:
-        return make_cost_model(self.model, self.gpu, self.tp, self.link, "sarathi_serve")
+        return make_cost_model(self.model, self.gpu, self.tp, self.link, "sarathi_serve", self.host)
 
     @property
     def cache_tokens(self) -> int:
@@ -105,7 +108,8 @@ class Deployment:
         sends its part of the activations, so they pass the port once.
         """
         cost = self.cost_model
-        seconds = cost.seconds(batch)
+        layers = even_layers(cost.model.n_layer, self.stages)
+        seconds = sum(StageCosts(cost, layers)(batch))
         if self.stages > 1:
             hop = Hop.over(LINKS[self.hop], cost)
             sent = hop.latency + hop.seconds_per_token * batch.num_tokens
@@ -129,7 +133,7 @@ class Deployment:
         size = self.orca_batch_size if policy == "orca" else MAX_BATCH_SIZE
         options = {
             "policy": policy, "chunk_size": budget, "cache_tokens": self.cache_tokens,
-            "tp": self.tp, "link": self.link, "software": "sarathi_serve",
+            "tp": self.tp, "link": self.link, "software": "sarathi_serve", "host": self.host,
         }  # fmt: skip
         if self.stages == 1:
             return simulate(requests, self.model, self.gpu, max_batch_size=size, **options)

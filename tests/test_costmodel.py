@@ -111,6 +111,9 @@ def test_known_hosts():
     given, found = HOSTS["sarathi-serve"], serve_phases.host_of_artefact()
     assert given.iteration == pytest.approx(found.iteration, rel=1e-3)
     assert given.request == pytest.approx(found.request, rel=1e-3)
+    constant = HOSTS["sarathi-serve-constant"]
+    assert constant.iteration == pytest.approx(serve_phases.beyond(32), rel=1e-3)
+    assert constant.request == 0
     runs = [
         simulate([Request(0, [0] * 9, 5)], host=host).iterations for host in ("none", "vllm-2024")
     ]

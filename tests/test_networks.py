@@ -66,14 +66,17 @@ def test_a_ring_sends_nearly_twice_the_tensor() -> None:
 
 
 def test_measured_links_are_as_published() -> None:
-    """TD-Pipe, Sec 4.1."""
+    """TD-Pipe, Sec 4.1; NCCL over TCP."""
     for node, gigabytes, reading in (("l20", 14.65, "algorithm"), ("a100", 14.82, "bus")):
         both = {LINKS[f"pcie-{node}-node{other}"] for other in ("", f"-{reading}")}
         bus, algorithm = sorted(both, key=lambda link: link.bandwidth)
         assert bus.measured and bus.reached(0.5) == gigabytes * 1e9
         seconds = algorithm.all_reduce(1e9, 4, 0.5) - algorithm.latency
         assert seconds == pytest.approx(1 / gigabytes), "the whole tensor counts once"
-    assert not LINKS["pcie4"].measured
+    for rate in (5.2, 4.6, 4.1, 1.5):
+        link = LINKS[f"ethernet-100g-tcp-{rate}"]
+        assert link.measured and link.reached(0.5) == rate * 1e9
+    assert not LINKS["pcie4"].measured and not LINKS["ethernet-100g"].measured
 
 
 def test_one_node_is_a_ring() -> None:

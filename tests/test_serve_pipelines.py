@@ -1,13 +1,25 @@
 """Sarathi-Serve's pipelines: what a deployment is, and what its experiment compares."""
 
+from dataclasses import replace
+
 import pytest
 
-from configs import GPUS, MODELS
+from command.checks import UserError
+from configs import GPUS, LINKS, MODELS
+from configs.hosts import HOSTS
 from costmodel import make_batch, tokens_that_fit
 from experiments import serve_pipelines
 from experiments.lib.papers import CHAT, MISTRAL, OURS, Job, Settled, settled_capacities
-from experiments.serve_pipelines import AT_PEAK, FALCON, FALCON_TP8, LLAMA, slos
-from serving.capacity import Load
+from experiments.serve_pipelines import (
+    AT_PEAK,
+    ETHERNETS,
+    FALCON,
+    FALCON_TP8,
+    LLAMA,
+    SOFTWARE,
+    slos,
+)
+from serving.capacity import Deployment, Load
 from serving.traffic import at_rate, repeat
 from simulate import simulate
 
@@ -31,14 +43,27 @@ def test_a_pipeline_serves_every_request_with_the_words_of_simulate() -> None:
     assert Load.of(trace).p99_tbt > FALCON.passage(make_batch(decodes=1, context=2))
 
 
-def test_the_times_between_tokens_are_the_whole_passage() -> None:
-    """One request alone: each of its decodes passes both stages and comes back."""
-    request = CHAT.requests(1)
-    trace = FALCON.serve(request, "sarathi_serve", 512)
-    (life,) = trace.lives.values()
-    context = life.prompt_tokens + 1
-    first = FALCON.passage(make_batch(decodes=1, context=context))
-    assert life.tbt[0] == pytest.approx(first, rel=1e-3)
+@pytest.mark.parametrize("deployment", (FALCON, FALCON_TP8), ids=lambda each: each.layout)
+def test_the_times_between_tokens_are_the_whole_passage(deployment: Deployment) -> None:
+    """One request alone: each decode waits for the host once, passes all stages and comes back."""
+    found = {}
+    for host in ("none", "sarathi-serve"):
+        one = replace(deployment, host=host)
+        (life,) = one.serve(CHAT.requests(1), "sarathi_serve", 512).lives.values()
+        found[host] = one.passage(make_batch(decodes=1, context=life.prompt_tokens + 1))
+        assert life.tbt[0] == pytest.approx(found[host], rel=1e-3)
+    waits = HOSTS["sarathi-serve"].around(0.0, 1)
+    assert found["sarathi-serve"] == pytest.approx(found["none"] + waits)
+
+
+def test_a_hop_and_tp8_cross_the_same_ethernet() -> None:
+    for case in serve_pipelines.CAUSES:
+        link, host = ETHERNETS[case["link"]], SOFTWARE[case["host"]]
+        pipeline, tp8 = serve_pipelines.falcon(link, host)
+        assert LINKS[tp8.link].between == LINKS[pipeline.hop] == LINKS[link]
+        assert pipeline.host == tp8.host == host
+    with pytest.raises(UserError, match="host .*'vllm'.*sarathi-serve"):
+        serve_pipelines.falcon(host="vllm")
 
 
 def test_a_pipelines_memory_is_that_of_all_its_stages() -> None:
