@@ -2,7 +2,7 @@
 
     python experiments/serve_pipelines.py
         predicted for Falcon-180B on two nodes of four A100s, as TP4-PP2 and as TP8, and for
-        LLaMA2-70B on eight A40s as TP4-PP2: ten minutes of CPU time
+        LLaMA2-70B on eight A40s as TP4-PP2: eight minutes of CPU time
     python experiments/serve_pipelines.py --requests 2048
         as many requests as the paper: more exact, and slower
 
@@ -19,10 +19,11 @@ strict, relaxed    5 and 25 decode iterations of the pipeline, as our cost model
                    decode iteration passes all stages. TP8 has the bounds of the pipeline.
 1 s, 5 s           the paper's own values. Its decode iterations are slower than ours.
 
-A last table has the gains of chat at 1 s, if the link or the host is another one. `host` is what
-Sarathi-Serve's software took beside its GPUs (serve_phases.py): two numbers, fitted to Yi-34B's
-iterations of 1 and 128 decodes. `57 ms` is what it took beside 32 decodes, for each batch alike. A
-pipeline's first stage waits for it. Nothing is fitted to Fig 11 or 13, so all are predictions.
+A last table has the gains of chat at 1 s, if the link or the host is another one. `with host` has
+what Sarathi-Serve's software took beside its GPUs (serve_phases.py): two numbers, fitted to
+Yi-34B's iterations of 1 and 128 decodes. `57 ms` is what it took beside 32 decodes, for each batch
+alike. A pipeline's first stage waits for it. Nothing is fitted to Fig 11 or 13, so all are
+predictions. A knob is a number that we took from elsewhere.
 """
 
 import enter  # noqa: F401
@@ -226,7 +227,6 @@ STUDY = Study(
         "SLO": "s",
         "capacity": "requests/s",
         **dict.fromkeys(("gain", *GAINS), "x"),
-        "knobs": "numbers",
         "repeated to": "requests",
     },
     title=(
@@ -264,7 +264,7 @@ STUDY = Study(
             rule=1,
         ),
         *[
-            Panel(("link", "host"), gain, "host", "bars", title="chat, 1 s", rule=1)
+            Panel(("link", "host"), gain, kind="bars", title="vllm_v0, chat, 1 s", rule=1)
             for gain in (OVER_PP, OVER_TP8)
         ],
     ],
