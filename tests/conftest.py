@@ -43,6 +43,7 @@ from serving.calibration import this_machine
 from simulate import run_all
 from tests import warm
 
+sys.modules.setdefault("tests.conftest", sys.modules[__name__])  # one module under both names
 pytest.register_assert_rewrite("tests.oracle")  # its failures show values
 
 # jsonschema, which nbformat imports, would take seconds to build a grammar of addresses.

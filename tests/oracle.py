@@ -328,8 +328,8 @@ def check(play: Play, found: Found) -> None:
     """Who has ended has its tokens alone; who was cancelled, the first of them."""
     leavers = {n for call, numbers in play.numbered() if call.leaves is not None for n in numbers}
     for number, asked in enumerate(play.asked):
-        tokens, reason = found.get(number, ([], None))
-        if number in leavers and reason in ("abort", None):
+        tokens, reason = found[number]
+        if number in leavers and reason == "abort":
             assert tokens == asked.expected[: len(tokens)], f"request {number}: {play}"
             continue
         assert tokens == asked.expected, f"request {number}: {play}"
@@ -533,6 +533,8 @@ def by_stream(play: Play) -> Found:
                     streams[numbers] = llm.stream(prompts, params, waits)
             elif act == "leave" and what[1] in streams:
                 streams.pop(what[1]).close()
+                for number in what[1]:  # nobody tells it why it ends
+                    found[number] = found[number][0], found[number][1] or "abort"
             elif act == "switch" and not streams:
                 llm.policy, llm.chunk_size = what
         if streams:
@@ -587,13 +589,15 @@ def by_runner(play: Play) -> Found:
     runner.watch(watch)
     act_before(0, True)
     runner.start()
-    while True:
-        with runner.changed:
-            assert runner.changed.wait_for(lambda: not runner.streams, PATIENCE), "it starves"
-        if not script or failed:
-            break
-        act_before(runner.iterations, True)
-    runner.close()
+    try:
+        while True:
+            with runner.changed:
+                assert runner.changed.wait_for(lambda: not runner.streams, PATIENCE), "it starves"
+            if not script or failed:
+                break
+            act_before(runner.iterations, True)
+    finally:
+        runner.close()
     assert not failed and not runner.failures, (failed, runner.error)
     check_runner(runner)
     check_lanes(events, play.size)
@@ -605,6 +609,8 @@ def by_runner(play: Play) -> Found:
     found = {}
     for number, deltas in news.items():
         assert not any(delta.finish_reason for delta in deltas[:-1]), "it ends twice"
+        moments = [requests[number].arrival, *(delta.moment for delta in deltas)]
+        assert moments == sorted(moments), "the moments of its news go back"
         tokens = [delta.token for delta in deltas if delta.token is not None]
         found[number] = tokens, deltas[-1].finish_reason
     return found

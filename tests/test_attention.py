@@ -73,6 +73,10 @@ def test_bfloat16_stays_close_to_float64(case: str) -> None:
         rounded = attend_spans(backend, *arguments)
         assert rounded.dtype == torch.bfloat16
         assert_within(rounded, exact, rounding)
+    q, *rest = arguments  # long queries: here it shows if `math` rounds its scores
+    arguments = (16 * q, *rest)
+    exact = attend_spans(BACKENDS["math"], *in_float64(arguments))
+    assert_within(attend_spans(BACKENDS["math"], *arguments), exact, spans_bound(*arguments))
 
 
 @pytest.mark.parametrize("piece", [1, 3, 256])

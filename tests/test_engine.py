@@ -5,6 +5,8 @@ same tokens.
 import dataclasses
 import functools
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -298,21 +300,36 @@ def test_resize_cache(llm: LLM) -> None:
     assert [out.token_ids for out in llm.generate(PROMPTS, params)] == expected
 
 
-def test_an_error_ends_the_streams_that_it_meets(llm: LLM) -> None:
+@contextmanager
+def interrupted() -> Iterator[None]:
+    """Surroundings of a step, in which Ctrl-C comes as soon as it has ended."""
+    yield
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("error", [AttributeError, KeyboardInterrupt])
+def test_an_error_ends_the_streams_that_it_meets(
+    llm: LLM, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The loop may have stopped half way: others get an error, and the next call restarts it."""
     params = SamplingParams(max_tokens=5)
     expected = [out.token_ids for out in llm.generate(PROMPTS, params)]
     beside = llm.stream(PROMPTS[:2], params)
     next(beside)
-    model = llm.model
-    llm._loop.executor.model = None
-    with pytest.raises(AttributeError):
+    with monkeypatch.context() as patch, pytest.raises(error):
+        if error is AttributeError:
+            patch.setattr(llm._loop.executor, "model", None)
+        else:
+            patch.setattr(llm, "surroundings", interrupted)
         llm.generate(PROMPTS[2:], params)
+    after = llm.stream(PROMPTS, params)
+    seen = [next(after)]
     with pytest.raises(
         UserError, match="this stream has ended: another call failed while both ran"
     ):
         list(beside)
-    assert llm.model is model
+    seen.extend(after)
+    assert gathered(seen, len(PROMPTS)) == expected, "the new loop keeps its slots"
     assert [out.token_ids for out in llm.generate(PROMPTS, params)] == expected
 
 
@@ -422,11 +439,13 @@ def test_virtual_clock_waits_for_arrivals() -> None:
     assert [i for i, _ in trace.finished] == [1, 0]
 
 
-def test_the_wall_clock_waits_for_arrivals(llm: LLM) -> None:
-    executor = llm.make_executor()
-    moment = executor.now() + 0.02
-    executor.wait_until(moment)
-    assert executor.now() > moment - 0.01
+def test_the_wall_clock_waits_for_arrivals(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor, slept = llm.make_executor(), []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(time, "perf_counter", lambda: executor.origin + 3.0)
+    for moment in (5.0, 3.0, 1.0):
+        executor.wait_until(moment)
+    assert slept == pytest.approx([2.0, 0.0, 0.0]), "what is left until then, or nothing"
 
 
 @pytest.mark.cuda

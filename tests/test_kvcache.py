@@ -24,6 +24,11 @@ def test_allocate_extend_free_reset() -> None:
     assert cache.allocate() == 0
 
 
+def test_bytes_by_hand() -> None:
+    """2 for K and V, layers, slots, tokens, KV heads, head_dim, bytes of float32."""
+    assert make_cache().bytes == 2 * 2 * 2 * 8 * 2 * 8 * 4 == 4096
+
+
 def test_errors() -> None:
     cache = make_cache()
     with pytest.raises(CacheError, match="slot 0 is free"):

@@ -1,6 +1,7 @@
 """The planted mistakes of mutants.toml still fit the code: `make mutants` plants them."""
 
 import ast
+import csv
 
 from tests.mutants import FILES, HERE, ROOT, mutants
 
@@ -16,3 +17,14 @@ def test_each_mistake_can_be_planted() -> None:
 
 def test_the_tests_that_find_them_are_there() -> None:
     assert all((HERE / f"{name}.py").exists() for name in FILES)
+
+
+def test_the_table_names_a_test_for_each() -> None:
+    """`make mutants` writes it."""
+    with (HERE / "mutants.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    keys = [(row["room"], row["mistake"]) for row in rows]
+    assert keys == [(mutant.room, mutant.what) for mutant in mutants()]
+    for row in rows:
+        file, _, test = row["caught_by"].partition("::")
+        assert f"\ndef {test}(" in (HERE / f"{file}.py").read_text(encoding="utf-8"), row
