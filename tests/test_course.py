@@ -934,28 +934,6 @@ def test_the_map_names_what_exists() -> None:
             body = found[0].body
 
 
-def documents() -> list[Path]:
-    return [*COURSE.glob("*.md"), *COURSE.glob("instructor/*.md")]
-
-
-def test_the_documents_name_files_and_commands_that_exist() -> None:
-    assert len(documents()) >= 8
-    makefile = (ROOT / "Makefile").read_text("utf-8")
-    for path in documents():
-        text = path.read_text("utf-8")
-        for link in re.findall(r"\]\(([^)#:]+)[^)]*\)", text):
-            assert (path.parent / link).exists(), f"{path.name}: {link}"
-        for target in re.findall(r"`make ([\w-]+)", text):
-            assert re.search(rf"^([\w-]+ )*{target}( [\w-]+)*:", makefile, re.MULTILINE), (
-                f"{path.name}: {target}"
-            )
-        for command in re.findall(r"python -m course (\w+)", text):
-            assert command in commands.__doc__, f"{path.name}: {command}"
-        for name in re.findall(r"`(\w+/[\w/]+\.py)`", text):
-            there = name.replace("course/mine/", "course/stubs/")  # a student's copy
-            assert (ROOT / there).exists() or (COURSE / there).exists(), f"{path.name}: {name}"
-
-
 def test_the_readme_lists_all_exercises_and_properties() -> None:
     text = (COURSE / "README.md").read_text("utf-8")
     for exercise in EXERCISES.values():
@@ -1026,13 +1004,6 @@ def test_tokens_alone_do_not_find_all_mistakes() -> None:
             kept += not any(judge_record(case, serve(make, case), rules) for case in cases)
     words = {10: "Ten", 11: "Eleven", 12: "Twelve", 13: "Thirteen", 14: "Fourteen"}
     assert f"{words[kept]} of the planted mistakes" in (COURSE / "README.md").read_text("utf-8")
-
-
-def test_every_lesson_ends_with_its_exercise() -> None:
-    for exercise in EXERCISES.values():
-        [lesson] = (ROOT / "notebooks").glob(f"{exercise.lesson:02d}_*.py")
-        tail = lesson.read_text("utf-8").rpartition("# %% [markdown]")[2]
-        assert f"python -m course check {exercise.key}" in tail, f"{lesson.name}: {exercise.name}"
 
 
 def test_the_stubs_hold_no_solution() -> None:

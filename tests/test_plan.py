@@ -7,7 +7,6 @@ import gc
 import json
 import math
 import os
-import random
 import re
 import shlex
 import subprocess
@@ -48,7 +47,6 @@ from serving.planner import (
     throughput,
 )
 from serving.traffic import Fixed, at_rate, make_requests, poisson, read_trace
-from tests.hostile.mutations import spoil_bytes, spoil_csv, spoil_json
 from timeline import Trace
 
 ROOT = Path(__file__).parent.parent
@@ -508,38 +506,3 @@ def test_the_plan_of_the_conversation_trace(tmp_path: Path, llama: Path) -> None
     of, traffic = replica(llama, gpu, tp), Traffic.of("trace", population())
     assert SLO.met(load_at(of, traffic, best["C"], best["capacity"]))
     assert not SLO.met(load_at(of, traffic, best["C"], best["capacity"], 1.1))
-
-
-# ------------------------------------------------------------------------------------- mistakes
-
-
-def test_500_malformed_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Configs, traces and flags: each is one clear line, or it is right after all."""
-    monkeypatch.chdir(tmp_path)
-    rng, cases = random.Random(0), []
-    config, trace = json.dumps(LLAMA3), "\n".join(TRACE.read_text().splitlines()[:40]) + "\n"
-    for what, made in spoil_json(config, rng, 250) + spoil_bytes(config.encode(), rng, 50):
-        cases.append((f"config {what}", made, trace.encode(), ()))
-    for what, made in spoil_csv(trace, rng, 120) + spoil_bytes(trace.encode(), rng, 50):
-        cases.append((f"trace {what}", config.encode(), made, ()))
-    values = ("", "x", "-1", "0", "nan", "inf", "1e400", "9" * 30, "1,2,3,4", "\udcff", "a\nb")
-    for flag in ("--tp", "--pp", "--tbt-slo", "--ttft-slo", "--gpu-spec", "--software", "--link"):
-        for value in values:
-            cases.append((f"{flag} {value!r}", config.encode(), trace.encode(), (flag, value)))
-    folder, refused = tmp_path / "model", 0
-    folder.mkdir()
-    for what, model, requests, flags in cases:
-        (folder / "config.json").write_bytes(model)
-        (tmp_path / "trace.csv").write_bytes(requests)
-        words = ["--model", "model", "--requests-file", "trace.csv", "--tbt-slo", "50", *flags]
-        script = SimpleNamespace(
-            __file__="plan.py",
-            main=lambda words=words: plan.prepare(plan.read_options(words)),
-        )
-        done = call(script)
-        assert done.returncode in (0, 2), (what, done.stderr)
-        if done.returncode == 2:
-            refused += 1
-            assert done.stderr.startswith("error: "), (what, done.stderr)
-            assert done.stderr.count("\n") == 1 and len(done.stderr) < 1000, (what, done.stderr)
-    assert len(cases) >= 500 and refused > 300, (len(cases), refused)

@@ -145,41 +145,7 @@ def alone(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> l
     return [output[0].token_ids for output in outputs]
 
 
-def every_pair(names: Sequence[str], draw: random.Random) -> list[str]:
-    """A tour that goes from each name to each other one exactly once (Hierholzer)."""
-    left = {name: draw.sample([n for n in names if n != name], len(names) - 1) for name in names}
-    stack, tour = [names[0]], []
-    while stack:
-        if left[stack[-1]]:
-            stack.append(left[stack[-1]].pop())
-        else:
-            tour.append(stack.pop())
-    return tour[::-1]
-
-
 # ------------------------------------------------------------------------------------ the policies
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
-def test_policies_of_the_demo_model_change(seed: int) -> None:
-    """The model that is served first, with the fast half of the engine, in float32."""
-    draw = random.Random(seed)
-    tour = every_pair(NAMES, draw)
-    llm = LLM("demo", dtype="float32", policy=tour[0], cache_tokens=draw.choice((None, 600)))
-    texts = ["def open(", "class Reader:\n    ", "import os\n", "for line in"]
-    params = SamplingParams(max_tokens=40)
-    prompts = [llm.tokenizer.encode(draw.choice(texts) * draw.randint(1, 12)) for _ in range(60)]
-    expected = alone(llm, prompts, [params] * len(prompts))
-    clients = Clients(RealEngine(llm))
-    for moment, policy in enumerate(tour[1:], 1):
-        size = draw.choice((16, 64, 256))
-        clients.at[3 * moment].append(lambda p=policy, c=size: clients.runner.switch(p, c))
-    requests = [Request(0, prompt, 40, llm.stop_ids) for prompt in prompts]
-    clients.runner.submit(requests, range(len(requests)))
-    clients.finish()
-    assert len(clients.told("switched")) == len(tour) - 1
-    assert [clients.tokens(index) for index in range(len(requests))] == expected
 
 
 def test_half_prefilled_requests_wait_in_their_order_before_all_others() -> None:
@@ -328,42 +294,6 @@ def test_nothing_is_left_of_ten_thousand_clients_of_which_a_third_hang_up() -> N
     allowed = {"RecentTrace.iterations", "RecentTrace.finished", "RecentTrace.cancelled"}
     assert {name for name, size in largest.items() if size > 2 * most} == set()
     assert {name for name, size in largest.items() if size == 200} == allowed
-
-
-def test_two_threads_that_come_and_go_get_their_own_tokens(llm: LLM) -> None:
-    draw = random.Random(3)
-    prompts, params = draw_prompts(draw, 80)
-    expected = alone(llm, prompts, params)
-    clients = Clients(RealEngine(llm))
-    requests = requests_for(llm, prompts, params)
-    clients.runner.start()
-    failed: list[BaseException] = []
-
-    def come_and_go(own: list[int], seed: int) -> None:
-        draw, here = random.Random(seed), []
-        try:
-            for index in own:
-                clients.runner.submit([requests[index]], [index])
-                here.append(index)
-                if draw.random() < 0.3:
-                    clients.runner.cancel(requests[here.pop(draw.randrange(len(here)))])
-                if draw.random() < 0.1:
-                    clients.runner.switch(draw.choice(NAMES), draw.choice((4, 16)))
-                threading.Event().wait(draw.random() * 0.003)
-        except BaseException as error:  # noqa: BLE001 (shown by the test)
-            failed.append(error)
-
-    halves = [(list(range(40)), 1), (list(range(40, 80)), 2)]
-    threads = [threading.Thread(target=come_and_go, args=each) for each in halves]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    clients.finish()
-    assert not failed
-    for index, tokens in enumerate(expected):
-        got = clients.tokens(index)
-        assert got == (tokens[: len(got)] if clients.reason(index) == "abort" else tokens)
 
 
 # ------------------------------------------------------------------- refusals, and how things end
@@ -861,17 +791,6 @@ def test_logprobs_are_those_of_the_models_logits(small: str) -> None:
             assert [p for _, p in delta.top] == pytest.approx(best.values[:most].tolist(), abs=1e-9)
 
 
-@pytest.mark.parametrize("wrong", [-1, MOST_LOGPROBS + 1, 2.0, True])
-def test_a_wrong_number_of_logprobs_is_refused(llm: LLM, wrong: object) -> None:
-    clients = Clients(RealEngine(llm))
-    with pytest.raises(UserError, match="logprobs is"):
-        clients.runner.submit([Request(0, [1], 3)], ["a"], wrong)
-    priced = Clients(PricedEngine(clock=FastClock()))
-    with pytest.raises(UserError, match="logprobs: the cost model computes no tokens"):
-        priced.runner.submit([Request(0, [1], 3)], ["a"], 1)
-    clients.finish(), priced.finish()
-
-
 # -------------------------------------------------------------------------------- the priced engine
 
 
@@ -937,10 +856,6 @@ def test_what_it_costs_to_know_the_time_is_part_of_it() -> None:
     clients.runner.submit([Request(0, range(9), 5)], ["a"])
     clients.finish()
     assert [event["t"] for event in clients.told("iteration")] == [0.0, 2.0, 4.0, 6.0, 8.0]
-
-
-def test_a_model_that_fits_several_gpus_alone() -> None:
-    assert PricedEngine("gpt3-175b", tp=8, gpu="a100-80gb").max_batch_size > 1
 
 
 def test_a_clock_that_is_stopped_waits_no_more() -> None:
