@@ -146,7 +146,9 @@ def in_its_place(kept: Path, other: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("what", ["cut short", "another library", "a pipe", "a link", "nothing"])
+@pytest.mark.parametrize(
+    "what", ["cut short", "empty", "a hole", "another library", "a pipe", "a link", "nothing"]
+)
 def test_a_damaged_library_is_made_again(
     kept: Path, what: str, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
@@ -154,6 +156,11 @@ def test_a_damaged_library_is_made_again(
     kept.unlink()
     if what == "cut short":
         kept.write_bytes(data[: len(data) // 2])
+    elif what == "empty":
+        kept.touch()
+    elif what == "a hole":  # as a disk that lost a block: the checksum tells
+        half = len(data) // 2
+        kept.write_bytes(data[:half] + bytes(4096) + data[half + 4096 :])
     elif what == "another library":
         kept.write_bytes(Path(_ctypes.__file__).read_bytes())
     elif what == "a pipe":

@@ -9,9 +9,8 @@ It is no part of `make test`. It works on a copy of the tracked files, in a temp
     commands.py   THE table of commands. A new command is added there; its flags are read from it
     sandbox.py    runs each case in a process of its own, and judges how it ended
     arguments.py  malformed command lines            streams.py   a stdout, disk or home that is bad
-    files.py      malformed files of every kind      functions.py malformed arguments of functions
+    files.py      malformed files of every kind
     schedules.py  the random plays of tests/oracle.py, by every driver
     kills.py      pipelines and worker pools killed at random moments
-    compilers.py  broken compilers, spoiled and planted libraries, a full or read-only disk
-    faults.py     torchrun's variables, strangers on the network, Ctrl-C during imports
+    faults.py     torchrun's variables, strangers on the network, Ctrl-C during imports, full disks
 """

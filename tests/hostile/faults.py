@@ -1,4 +1,6 @@
-"""Attacks on what starts: torchrun's variables, strangers on the network, Ctrl-C during imports."""
+"""Attacks on what starts: torchrun's variables, strangers on the network, Ctrl-C during imports, a
+compiler that hangs, and no place for what it makes.
+"""
 
 import os
 import random
@@ -13,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.hostile.kills import AT_ONCE, USUAL_START
+from tests.hostile.places import full_disk, read_only_disk
 from tests.hostile.processes import GENERATE, LIMIT, MARK, finish, marked, start
 from tests.hostile.sandbox import Case, slowness
 from tests.watch import STRANGER, listening
@@ -111,6 +114,21 @@ def interrupted(arguments: tuple[str, ...], delay: float) -> None:
     finish(command, limit=slower * AT_ONCE, allowed=(0, 1, 2, 130, -signal.SIGINT))
 
 
+def on_a_disk(spoil: Callable[[Path], None]) -> None:
+    """Home and cache are on a disk that is full, or read-only: that only costs speed."""
+    spoil(disk := Path("disk").resolve())
+    finish(start(GENERATE, {"HOME": str(disk), "XDG_CACHE_HOME": f"{disk}/cache"}), allowed=(0,))
+
+
+def with_compiler_that_hangs() -> None:
+    """The project waits two minutes for it."""
+    program = Path("compiler").resolve()
+    program.write_text("#!/bin/sh\n[ $1 = --version ] && exit\nsleep 1000 & wait\n")
+    program.chmod(0o755)
+    environment = {"CXX": str(program), "XDG_CACHE_HOME": str(Path("cache").resolve())}
+    finish(start(GENERATE, environment), limit=150.0, allowed=(0,))
+
+
 def make_cases(seed: int, quick: bool) -> list[Case]:
     rng = random.Random(f"faults {seed}")
     found: list[tuple[str, Callable[[], None]]] = []
@@ -119,6 +137,8 @@ def make_cases(seed: int, quick: bool) -> list[Case]:
         found.append((f"torchrun's variables: {shown}", partial(with_torchrun, variables)))
     found.append(("a stranger at the rendezvous", stranger_at_the_door))
     found.append(("a stranger in place of stage 1", stranger_inside))
+    found += [(spoil.__name__, partial(on_a_disk, spoil)) for spoil in (full_disk, read_only_disk)]
+    found.append(("a compiler that hangs", with_compiler_that_hangs))
     capacity = ("experiments/serve_capacity.py", "--out", "results")
     for arguments in (GENERATE, GENERATE, ("experiments/fig9.py", "--out", "results"), capacity,
                       capacity, PIPELINE, PIPELINE):  # fmt: skip
@@ -127,4 +147,7 @@ def make_cases(seed: int, quick: bool) -> list[Case]:
         found.append((f"Ctrl-C {delay:.2f} s after the start of {arguments[0]}", act))
     if quick:
         found = rng.sample(found, 6)
-    return [Case(what.partition(":")[0], what, act, limit=200.0) for what, act in found]
+    return [
+        Case(what.partition(":")[0], what, act, limit=200.0, waits="hangs" in what)
+        for what, act in found
+    ]

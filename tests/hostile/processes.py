@@ -15,7 +15,6 @@ MARK = "NANO_SARATHI_CASE"  # an environment variable that all processes of a ca
 LIMIT = 60.0  # s of a command
 # A short run, without a network and with little to compute.
 GENERATE = ("generate.py", "def f(", "--max-tokens", "2", "--max-length", "32")
-NATIVE = (*GENERATE, "--attention", "native", "--dtype", "float32")
 
 
 def start(
@@ -55,10 +54,6 @@ def finish(command: subprocess.Popen, limit: float = LIMIT, allowed: tuple = (0,
     if Path("INTRUSION").exists():
         print("intrusions: a stranger's code ran", file=sys.stderr)
     return -1 if status is None else status
-
-
-def with_environment(arguments: tuple[str, ...], **environment: str) -> None:
-    finish(start(arguments, environment))
 
 
 def marked(name: str) -> list[int]:
