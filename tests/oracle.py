@@ -383,6 +383,7 @@ def check_end(executor: ModelExecutor, schedulers: Sequence[Scheduler]) -> None:
         assert not scheduler.waiting and not scheduler.running
         assert scheduler.memory.taken == scheduler.memory.flying == 0
     assert executor.slot_of == {} and set(executor.cache.used) == {None}, "a slot leaks"
+    assert not getattr(executor, "memories", None), "a beam leaks"
 
 
 class Virtual:

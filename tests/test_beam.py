@@ -48,37 +48,6 @@ def test_beams_do_not_forget_what_a_batch_costs(tiny: Transformer) -> None:
     assert BeamExecutor(plain, "sdpa").cost is plain.cost
 
 
-def found(request: BeamRequest) -> list[tuple[list[int], float]]:
-    return [(each.token_ids, each.cum_logprob) for each in request.search.finished]
-
-
-def same(a: BeamRequest, b: BeamRequest) -> bool:
-    pairs = list(zip(found(a), found(b), strict=True))
-    return all(x[0] == y[0] and x[1] == pytest.approx(y[1], abs=1e-5) for x, y in pairs)
-
-
-def test_a_preempted_search_restarts_and_finds_the_same() -> None:
-    tiny = tiny_model("llama")
-    cases = [([3 + i] * 9, BeamSearchParams(4, 30)) for i in range(3)]
-    alone = []
-    for case in cases:
-        loop = beam_loop(tiny, "sarathi", 1, 16)
-        alone.append(search(tiny, case, 0, "segment"))
-        loop.add(alone[-1])
-        loop.run()
-    tokens = 2 * cached_tokens("segment", 4, 9, 16) + 20  # two begin; as they grow, one must go
-    loop = beam_loop(tiny, "sarathi_serve", 3, 16, tokens)
-    crowd = [search(tiny, case, number, "segment") for number, case in enumerate(cases)]
-    for request in crowd:
-        loop.add(request)
-    trace = loop.run()
-    assert trace.preempted, "the memory is too large for this test"
-    for request in crowd:
-        assert same(request, alone[request.request_id])
-    for request_id, life in trace.lives.items():
-        assert len(life.tokens) == len(next(r for r in crowd if r.request_id == request_id).output)
-
-
 @pytest.mark.parametrize("cache", ["segment", "standard"])
 def test_the_scheduler_counts_what_the_memory_holds(cache: str) -> None:
     """At 16, 17, 32 and 33 response tokens, as at all others: in tokens, and in bytes."""
@@ -101,38 +70,6 @@ def test_the_scheduler_counts_what_the_memory_holds(cache: str) -> None:
     assert sorted(lengths) == list(range(1, 35))
     if cache == "segment":
         assert [(lengths[t] - 7) // 3 for t in (1, 15, 16, 17, 32, 33)] == [16, 16, 16, 32, 32, 48]
-
-
-def test_a_search_may_go_at_any_moment() -> None:
-    """In the midst of its prefill, between the last chunk and the first decode, and while it waits
-    after a preemption: nothing is left, and who stays finds the same.
-    """
-    model = tiny_model("llama")
-    case = ([7] * 20, BeamSearchParams(4, 20))
-    alone = beam_loop(model, "sarathi", 1, 64)
-    alone.add(expected := search(model, case, 0, "segment"))
-    alone.run()
-    moments = set()
-    most = 2 * cached_tokens("segment", 4, 20, 16) + 30  # both begin; when one grows, one must go
-    for steps in (1, 3, 4, 5, 6, 7, 8, 9, 12, 20, 21, 22, 23, 24):
-        loop = beam_loop(model, "sarathi_serve", 2, 8, most)
-        stays, goes = (search(model, case, number, "segment") for number in (0, 1))
-        loop.add(stays)
-        loop.add(goes)
-        for _ in range(steps):
-            loop.step()
-        if goes in loop.scheduler.waiting:
-            moments.add("preempted" if goes.preemptions else "waiting")
-        elif goes.in_prefill:
-            moments.add("prefill")
-        else:
-            moments.add("decode" if loop.executor.memories[1].steps else "before its first decode")
-        assert loop.cancel(goes)
-        assert 1 not in loop.executor.memories and 1 not in loop.executor.slot_of
-        loop.run()
-        assert same(stays, expected)
-        assert loop.scheduler.memory.taken == 0 and loop.executor.memories == {}
-    assert {"prefill", "before its first decode", "decode", "preempted"} <= moments, moments
 
 
 @pytest.mark.parametrize("cache", CACHES)
@@ -320,27 +257,6 @@ def test_100_searches_leave_nothing_behind(llm: LLM) -> None:
     assert llm.cache.used == [None] * 3
 
 
-@pytest.mark.parametrize("cache", ["segment", "standard"])
-def test_a_cancelled_search_frees_everything(cache: str) -> None:
-    model = tiny_model("llama")
-    loop = beam_loop(model, "sarathi", 2, 8)
-    gone = search(model, ([7] * 20, BeamSearchParams(4, 30)), 0, cache)
-    stays = search(model, (PROMPT, BeamSearchParams(3, 12)), 1, cache)
-    for request in (gone, stays):
-        loop.add(request)
-    for _ in range(9):
-        loop.step()
-    assert set(loop.executor.memories) == {0, 1}
-    assert loop.cancel(gone)
-    assert set(loop.executor.memories) == {1} and gone.finish_reason == "abort"
-    loop.run()
-    assert loop.scheduler.memory.taken == 0 and loop.executor.memories == {}
-    alone = beam_loop(model, "sarathi", 1, 8)
-    alone.add(again := search(model, (PROMPT, BeamSearchParams(3, 12)), 0, cache))
-    alone.run()
-    assert same(stays, again)
-
-
 def test_an_interrupted_search_leaves_an_llm_that_works(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,6 +276,3 @@ def test_an_interrupted_search_leaves_an_llm_that_works(
     gc.collect()
     assert not any(type(each) is SegmentMemory for each in gc.get_objects())
     assert llm.beam_search(PROMPT, BeamSearchParams(3, 9))[0].sequences == expected.sequences
-
-
-# ------------------------------------------------------------------------------------------- errors

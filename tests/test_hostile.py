@@ -24,20 +24,7 @@ from loading.checkpoint import save
 from loading.load import new_model
 from pipeline.launch import NotMet, Place, launch, meet
 from simulate import simulate
-from tests.hostile import __main__ as hostile
 from tests.hostile import commands
-
-
-def test_it_says_what_its_parts_are(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["hostile", "--help"])
-    with pytest.raises(SystemExit) as ended:
-        hostile.main()
-    assert ended.value.code == 0
-    said = capsys.readouterr().out
-    for name in hostile.PARTS:
-        assert name in said and (commands.ROOT / "tests" / "hostile" / f"{name}.py").is_file()
 
 
 def test_it_attacks_every_command(monkeypatch: pytest.MonkeyPatch) -> None:

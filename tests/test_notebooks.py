@@ -53,26 +53,6 @@ def test_committed_outputs(lesson: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
-def test_form(lesson: Path) -> None:
-    """Title, claims, predictions before runs, short cells, a cell to play with, three questions
-    with hidden answers.
-    """
-    cells = execute.convert(lesson).cells
-    prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-    assert cells[0].source.startswith("# Lesson")
-    assert (
-        prose.count("**Predict first.**") >= 3
-        and prose.count("**The paper's claim") >= 3
-        and prose.count("**Explain.**") >= 3
-    )
-    assert "## What if ..." in prose and prose.count("<details><summary>Answer</summary>") == 3
-    for cell in cells:
-        if cell.cell_type == "code":
-            assert len(cell.source.splitlines()) <= 20, cell.source
-            assert "sys.path" not in cell.source
-
-
 def test_complaints_see_errors_warnings_and_paths() -> None:
     def notebook(**output: object) -> nbformat.NotebookNode:
         cell = nbformat.v4.new_code_cell("1")

@@ -198,17 +198,6 @@ def test_slices_of_one_kind_can_be_added_up(tmp_path: Path) -> None:
     assert len(chunks) > len(requests()), "a chunk each"
 
 
-def test_several_runs_in_one_file(tmp_path: Path) -> None:
-    runs = {
-        policy: simulate(requests(), policy=policy, chunk_size=64, max_batch_size=4)
-        for policy in ("orca", "vllm_v0")
-    }
-    perfetto.save(str(tmp_path / "run.json"), runs)
-    groups = named(events_of(tmp_path / "run.json"), "process_name")
-    parts = ("engine", "requests")
-    assert list(groups) == [f"{policy}: {part}" for policy in runs for part in parts]
-
-
 def test_lanes_of_a_preempted_request() -> None:
     work = [Request(0, range(4), 6), Request(1, range(4), 5)]
     trace = simulate(work, policy="orca", max_batch_size=2, cache_tokens=12)

@@ -11,7 +11,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -491,18 +490,3 @@ def test_a_small_plan(tmp_path: Path, llama: Path) -> None:
     assert re.search(r"you expect +9\.00 requests/s: \d+ replicas? of TP1", said)
     assert "assumed        Poisson arrivals; replicas share requests evenly" in said
     assert rows.one("mean rate", who="you expect") == 9
-
-
-@pytest.mark.slow
-def test_the_plan_of_the_conversation_trace(tmp_path: Path, llama: Path) -> None:
-    """The whole command. Its times are printed, and not judged: machines are shared."""
-    gpu, tp = "a100-80gb", 2
-    flags = ("--model", llama, "--gpu", gpu, "--tp", tp, "--requests-file", TRACE)
-    begin = time.process_time()
-    done = call(plan, *flags, "--tbt-slo", 50, "--out", tmp_path)
-    assert done.returncode == 0, done.stderr
-    print(done.stdout, f"{time.process_time() - begin:.0f} s of this process")
-    (best,) = read_rows(tmp_path / "plan.csv").where("capacity", layout=f"TP{tp}")
-    of, traffic = replica(llama, gpu, tp), Traffic.of("trace", population())
-    assert SLO.met(load_at(of, traffic, best["C"], best["capacity"]))
-    assert not SLO.met(load_at(of, traffic, best["C"], best["capacity"], 1.1))

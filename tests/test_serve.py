@@ -125,27 +125,6 @@ def test_without_a_seed_texts_differ(client: object) -> None:
     assert len({choice.text for choice in answer.choices}) > 1
 
 
-@pytest.mark.slow
-def test_64_async_clients_at_once(demo: Served, llm: LLM, openai: ModuleType) -> None:
-    """Eight run at once, the others wait. Each stream is that of `generate`."""
-    params = [SamplingParams(12, temperature=0.9, seed=k) for k in range(64)]
-    expected = llm.generate([PROMPTS[k % 5] for k in range(64)], params)
-
-    async def ask(client: object, k: int) -> str:
-        stream = await client.completions.create(
-            model="demo", prompt=PROMPTS[k % 5], max_tokens=12, temperature=0.9, seed=k,
-            stream=True,
-        )  # fmt: skip
-        return "".join([event.choices[0].text async for event in stream])
-
-    async def ask_all() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="none") as client:
-            return await asyncio.gather(*[ask(client, k) for k in range(64)])
-
-    assert asyncio.run(ask_all()) == [output.text for output in expected]
-    wait_for(demo.idle)
-
-
 def test_streams_have_usage_where_it_is_asked_for(client: object) -> None:
     ask = {"model": "demo", "prompt": PROMPTS[1], "max_tokens": 9, "temperature": 0, "stream": True}
     *_, last = client.completions.create(**ask, stream_options={"include_usage": True})

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batch import Batch, Request
-from pipeline import Hop, PipelineTrace, make_micro_batches, run_pipeline, simulate_pipeline
+from pipeline import Hop, PipelineTrace, run_pipeline, simulate_pipeline
 from pipeline.phases import STEALING, Intensity, LookAhead, Rules, share_out
 from pipeline.policies import PIPELINE_POLICIES
 from pipeline.predictors import Classes, Constant, Predictor, PromptLength, class_edges, oracle
@@ -145,22 +145,6 @@ def test_worked_example(stealing: str) -> None:
         assert end(number, flying[number]) == (48, 8, 0, 0, 0)[turn]
         flying[number] = begin(number)
         assert (len(flying[number].decodes), len(controller.withheld)) == expected
-
-
-@pytest.mark.parametrize("stealing", STEALING)
-def test_worked_example_of_share_out(stealing: str) -> None:
-    """By the rule alone."""
-    requests = requests_of([(1, 9)] * 512)
-    own = [requests[48:128], requests[136:256], requests[256:384], requests[384:]]
-    withheld: list[Request] = []
-    for turn, expected in enumerate(FIG9[stealing]):
-        total, number = (464 if turn == 0 else 456), turn % 4
-        own[number], withheld = share_out(
-            stealing, own[number], withheld, total, groups=4, turn=turn, most=128
-        )
-        assert (len(own[number]), len(withheld)) == expected
-    left = [request.request_id for request in sum(own, withheld)]
-    assert sorted(left) == [*range(48, 128), *range(136, 512)]
 
 
 def test_shares_are_rounded() -> None:
@@ -366,16 +350,6 @@ def test_prompt_length_learns() -> None:
     for prompt, mean in ((1, 11), (10, 11), (11, 31), (95, 191), (4000, 191)):
         assert predict(Request(0, range(prompt), 1)) == mean
     assert PromptLength([(5, 3)])(Request(0, [1], 1)) == 3
-
-
-def test_predictors_by_name() -> None:
-    assert (
-        make_micro_batches("td_pipe:constant=7", 2, 2, 4, 8, seconds_of=rows).rules.predict(
-            Request(0, [1], 1)
-        )
-        == 7
-    )
-    assert make_micro_batches("td_pipe:oracle", 2, 2, 4, 8, seconds_of=rows).rules.predict is oracle
 
 
 # -------------------------------------------------------------------------------- what always holds
@@ -612,29 +586,6 @@ def test_one_stage_is_vllm_v0_of_one_prompt_at_a_time() -> None:
         rules=Rules(pack=1, drain=True),
     )
     assert piped.finished == flat.finished and piped.bubble == 0
-
-
-def test_one_request_passes_all_stages_alone() -> None:
-    """More stages than requests: 20 rows, then four decodes of one row, one after another."""
-    trace, _ = run(requests_of([(20, 5)]), 4, 2)
-    assert trace.seconds == pytest.approx(rows(20) + 4 * rows(1))
-    trace, _ = run(requests_of([(20, 5), (20, 5)]), 4, 2)
-    assert len(trace.finished) == 2 and trace.idle["starved"] + trace.idle["drain"] > 0
-
-
-def test_phases_of_a_pipeline_with_costs() -> None:
-    """With the cost model, over the even layers of four stages, with links between them."""
-    work = [(100 + 37 * (i % 7), 20 + 11 * (i % 4)) for i in range(60)]
-    for policy in ("td_pipe", "td_pipe:constant=20"):
-        requests = requests_of(work)
-        trace = simulate_pipeline(
-            requests, "llama-13b", "a6000", stages=4, policy=policy, max_batch_size=8,
-            cache_tokens=900, keep=True,
-        )  # fmt: skip
-        assert len(trace.finished) == 60 and trace.idle["phase switch"] > 0
-        most = max(taken for _, taken, _ in trace.history)
-        assert 900 < most <= 3600  # one pool of four times 900
-        assert {iteration.kind for iteration in trace.requests.iterations} == {"prefill", "decode"}
 
 
 def test_commands_of_one_stage_know_all_of_them() -> None:
