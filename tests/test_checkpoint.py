@@ -5,8 +5,6 @@ is refused. See test_families.py for the families against transformers.
 import dataclasses
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from configs import ModelConfig
 from loading.checkpoint import load_config, load_weights, save, weights_of
 from loading.load import new_model, random_weights
 from model import Transformer
+from tests import warm
 from tests.conftest import TINY, tiny_model
 
 ROOT = Path(__file__).parent.parent
@@ -152,13 +151,7 @@ def test_loading_takes_the_memory_of_the_weights_and_of_one_tensor(tmp_path):
     """
     config = ModelConfig("middle", 8, 8, 768, 2048, 8192, 64)
     save(new_model(config, torch.float32, torch.device("cpu")), tmp_path, torch.float32)
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-    )
+    done = warm.fresh("-c", MEASURE, tmp_path)
     assert done.returncode == 0, done.stderr
     weights, largest = 4 * config.parameters, 4 * config.vocab_size * config.hidden
     assert weights < int(done.stdout) < 1.2 * weights + largest

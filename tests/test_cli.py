@@ -17,29 +17,27 @@ from command.checks import UserError
 from command.cli import MARK, claim, is_ours, write_file
 from experiments.lib.rows import Rows, make_directory, with_kept
 from loading import checkpoint
+from tests import warm
 from tests.conftest import tiny_model
 from tests.hostile.kills import WRITERS
 
 ROOT = Path(__file__).parent.parent
 
 
-def script(body: str) -> list[str]:
-    return [
-        sys.executable,
-        "-c",
-        f"from command.cli import run_main\ndef main():\n    {body}\nrun_main(main)",
-    ]
+def code(body: str) -> str:
+    return f"from command.cli import run_main\ndef main():\n    {body}\nrun_main(main)"
+
+
+def script(body: str, **options: object) -> subprocess.CompletedProcess:
+    return warm.fresh("-c", code(body), **options)
 
 
 # found out when the script ends, and while it still prints
 @pytest.mark.parametrize("lines", [1, 100_000])
 def test_a_reader_that_leaves_is_no_error(lines: int) -> None:
-    with subprocess.Popen(
-        script(f"print('a line\\n' * {lines})"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=ROOT,
-    ) as process:
+    command = [sys.executable, "-c", code(f"print('a line\\n' * {lines})")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, cwd=ROOT) as process:
         process.stdout.close()  # as `head` does when it has enough
         said = process.stderr.read()
     assert said == b"" and process.returncode == 141
@@ -49,29 +47,14 @@ def test_a_reader_that_leaves_is_no_error(lines: int) -> None:
 @pytest.mark.parametrize("lines", [1, 100_000])
 def test_a_full_disk_is_one_line(lines: int) -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            script(f"print('a line\\n' * {lines})"),
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            check=False,
-        )
+        done = script(f"print('a line\\n' * {lines})", stdout=full)
     assert done.returncode == 1 and done.stderr == "error: No space left on device\n"
 
 
 def test_a_file_that_cannot_be_written_is_named() -> None:
-    done = subprocess.run(
-        script("open('no/such/folder.csv', 'w')"),
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
-    assert (
-        done.returncode == 1
-        and done.stderr == "error: No such file or directory: 'no/such/folder.csv'\n"
-    )
+    done = script("open('no/such/folder.csv', 'w')")
+    said = "error: No such file or directory: 'no/such/folder.csv'\n"
+    assert done.returncode == 1 and done.stderr == said
 
 
 OURS = [
@@ -131,10 +114,7 @@ def test_a_foreign_table_is_overwritten_with_force_alone(tmp_path: Path) -> None
 )
 def test_a_library_may_hide_an_interrupt(body: str) -> None:
     """Its C++ may make another error of it, and Python drops what a finalizer raises."""
-    imports = "import signal, time, weakref\n    "
-    done = subprocess.run(
-        script(imports + body), capture_output=True, text=True, cwd=ROOT, check=False, timeout=50
-    )
+    done = script("import signal, time, weakref\n    " + body, timeout=50)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
@@ -142,7 +122,7 @@ def test_a_library_may_hide_an_interrupt(body: str) -> None:
 def test_an_interrupt_at_the_very_end_says_nothing() -> None:
     """Python runs what was registered last first: so the interrupt comes after `run_main`'s."""
     body = "import atexit, os, signal; atexit.register(os.kill, os.getpid(), signal.SIGINT)"
-    done = subprocess.run(script(body), capture_output=True, text=True, cwd=ROOT, check=False)
+    done = script(body)
     assert done.returncode == -signal.SIGINT and done.stderr == ""
 
 
@@ -292,14 +272,8 @@ def test_a_device_is_written_and_named(stdout: str, tmp_path: Path) -> None:
     """A file that a shell has opened as stdout must not be replaced: what is printed goes there."""
     body = "write_file('/dev/stdout', 'a'); print('b', flush=True); write_file('/dev/full', 'c')"
     with open(tmp_path / "out", "w") as out:
-        done = subprocess.run(
-            script(f"from command.cli import write_file; {body}"),
-            stdout=subprocess.PIPE if stdout == "a pipe" else out,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            check=False,
-        )
+        to = {} if stdout == "a pipe" else {"stdout": out}
+        done = script(f"from command.cli import write_file; {body}", **to)
     if stdout == "a pipe":
         assert done.stdout == "ab\n"
     else:

@@ -243,9 +243,7 @@ def test_no_torch_for_exercises_1_and_6_to_10() -> None:
         "        assert not examine(each, asker(each, solution(each.file)), 5).failure, each.key\n"
         "print('torch' in sys.modules, sum(not each.torch for each in EXERCISES.values()))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = warm.fresh("-c", code)
     assert done.stdout.split() == ["False", "10"], done.stderr
 
 

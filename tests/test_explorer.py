@@ -28,6 +28,7 @@ from loading.policyfile import LOADED
 from pictures.gantt import LOOKS
 from scheduler import POLICIES
 from simulate import CostExecutor, make_cost_model, simulate
+from tests import warm
 from timeline import Trace
 from web import bundle, explore_routes, explore_side, explore_state, explorer
 from web.explore_state import State, read_state
@@ -476,8 +477,7 @@ def test_the_folder_runs_without_any_package(site: Path, tmp_path: Path) -> None
         "from web import explorer\n"
         'print(explorer.answer(\'{"call": "schedule"}\'))'
     )
-    command = [sys.executable, "-I", "-S", "-B", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = warm.fresh("-I", "-S", "-B", "-c", code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == json.loads(answer('{"call": "schedule"}'))
 

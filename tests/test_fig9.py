@@ -1,12 +1,8 @@
 """Figure 9: predicted peaks near the paper's, the CSV's form, flags that complain in one line."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from conftest import call
-from watch import PATIENCE
 
 import configs
 from engine import LLM
@@ -26,6 +22,7 @@ from experiments.lib.steady import (
 from loading import checkpoint
 from loading.load import new_model, random_weights
 from simulate import simulate
+from tests import warm
 from timeline import Iteration, Trace
 
 ENGINE = Priced("llama-13b", "a6000")
@@ -100,10 +97,7 @@ def test_split_keeps_the_length(length, ratio):
 
 @pytest.mark.slow
 def test_quick_run_writes_table_picture_and_csv(tmp_path):
-    script = [sys.executable, ROOT / "experiments" / "fig9.py", "--quick", "--out"]
-    result = subprocess.run(
-        [*script, tmp_path / "new"], check=False, capture_output=True, text=True, timeout=PATIENCE
-    )
+    result = warm.fresh(ROOT / "experiments/fig9.py", "--quick", "--out", tmp_path / "new")
     assert result.returncode == 0, result.stderr
     assert "Largest gain of each" in result.stdout and "1.27" in result.stdout
     assert (tmp_path / "new" / "fig9.png").read_bytes().startswith(b"\x89PNG")

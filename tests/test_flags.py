@@ -7,7 +7,6 @@ import os
 import re
 import runpy
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -203,44 +202,6 @@ def test_documented_commands_have_flags_that_exist() -> None:
 # ------------------------------------------------------------------------------------ what it says
 
 
-def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line with which a small parser refuses these arguments."""
-    names = ("max_batch_size", "chunk_size", "temperature", "seed", "model")
-    parser = Parser("", {"gpu": Flag(choices=GPUS), **dict.fromkeys(names, Flag())})
-    parser.add_argument("prompts", nargs="*")
-    with pytest.raises(SystemExit) as ended:
-        parser.parse_args(arguments)
-    line = capsys.readouterr().err
-    assert ended.value.code == 2 and line.count("\n") == 1 and len(line) < 900
-    return line
-
-
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["--max-batch", "4"], "unrecognized arguments: --max-batch; did you mean '--max-batch-"),
-        (["--modle", "demo"], "unrecognized arguments: --modle; did you mean '--model'?"),
-        (["--gpu", "a100"], "did you mean 'a100-80gb'?"),
-        (["--max-batch-size=--"], "argument --max-batch-size: '--' is not a value"),
-        (["--max-batch-size", "0"], "argument --max-batch-size: '0' is not a whole number from 1"),
-        (["--max-batch-size", "1" * 25], "is not a whole number from 1 to 1000000"),
-        (["--chunk-size", "9" * 5000], "is not a whole number from 1 to 1000000000"),
-        (["--seed", "-1"], "argument --seed: '-1' is not a whole number from 0"),
-        (["--seed", "١x"], "is not a whole number"),
-        (["--seed", "1_000"], "'1_000' is not a whole number"),
-        (["--temperature", "nan"], "argument --temperature: 'nan' is not a number from 0"),
-        (["--temperature", "9" * 5000], "is not a number from 0"),
-        (["--gpu", "x" * 5000], "is not one of a6000"),
-        (["--" + "x" * 5000], "unrecognized arguments: --xxx"),
-        (["--gpu", "a\nb"], "'a\\nb' is not one of"),
-    ],
-)
-def test_one_short_line(
-    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert line in said(arguments, capsys)
-
-
 def test_what_looks_like_a_flag_is_a_prompt_behind_two_dashes() -> None:
     parser = Parser("")
     parser.add_argument("prompts", nargs="*")
@@ -275,10 +236,7 @@ def test_did_you_mean() -> None:
 )
 def test_outside_the_environment_one_line_says_how_to_enter(script: str, tmp_path: Path) -> None:
     """-S: without installed packages, and without what leads Python to the project's root."""
-    done = subprocess.run(
-        [sys.executable, "-S", "-E", str(ROOT / script)],
-        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE,
-    )  # fmt: skip
+    done = warm.fresh("-S", "-E", ROOT / script, cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
     assert "run 'make install' once" in done.stderr
     assert f"then .venv/bin/python {script}; without make: " in done.stderr

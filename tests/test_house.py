@@ -6,13 +6,14 @@ An arrow is an import, wherever it stands: one inside a function counts as one a
 import ast
 import re
 import subprocess
-import sys
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 from lines import BUDGET, MOST_LINES, book, counted, lines_of_code
+
+from tests import warm
 
 ROOT = Path(__file__).parent.parent
 
@@ -72,8 +73,7 @@ def test_what_is_priced_needs_no_torch() -> None:
     code = "import sys\n"
     for line in WITHOUT_TORCH:
         code += f"{line}\nif 'torch' in sys.modules: sys.exit({line!r})\n"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = warm.fresh("-c", code)
     assert done.returncode == 0, done.stderr
 
 

@@ -14,11 +14,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from watch import PATIENCE, alive, descendants_of, wait_for
+from watch import alive, descendants_of, wait_for
 
 from command.checks import UserError
 from engine import LLM
 from fast import library, native
+from tests import warm
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.skipif(not native.compiler(), reason="needs a C++ compiler")
@@ -168,10 +169,7 @@ def test_a_damaged_library_is_made_again(
     elif what == "a link":
         (tmp_path / "elsewhere.so").write_bytes(data)
         kept.symlink_to(tmp_path / "elsewhere.so")
-    command = [sys.executable, "-c", LOAD, str(kept.parent), stem_of(kept)]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE
-    )
+    done = warm.fresh("-c", LOAD, kept.parent, stem_of(kept))
     assert (done.returncode, done.stdout) == (0, "None\n"), done
     assert list(kept.parent.iterdir()) == []
     native.library()
@@ -312,8 +310,7 @@ print(unsafe(folder(1001, 0o755), entries=True) is None)
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs Unix")
 def test_a_user_namespace_has_a_root_of_another_number() -> None:
     """Folders above the cache may be its own. The cache and what is in it may not."""
-    command = [sys.executable, "-c", ROOTS]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    said = warm.fresh("-c", ROOTS, check=True).stdout
     assert said.split() == ["True", "False", "False", "False", "True", "False", "False"]
 
 

@@ -9,8 +9,6 @@ import math
 import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -46,6 +44,7 @@ from serving.planner import (
     throughput,
 )
 from serving.traffic import Fixed, at_rate, make_requests, poisson, read_trace
+from tests import warm
 from timeline import Trace
 
 ROOT = Path(__file__).parent.parent
@@ -388,9 +387,7 @@ def test_a_config_of_one_s_own_needs_no_torch(llama: Path) -> None:
     assert (model.n_layer, model.n_kv_head, model.hidden) == (32, 8, 4096)
     assert model.parameters == pytest.approx(8.03e9, rel=0.001)
     code = f"import sys, plan; plan.model_of({str(llama)!r}); print('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = warm.fresh("-c", code)
     assert done.stdout == "False\n", done.stderr
 
 

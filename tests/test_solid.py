@@ -151,18 +151,11 @@ def test_a_template_that_works(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------- the command line
 
 
-def run(*arguments: str | bytes, **environment: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, env=os.environ | environment, text=True,
-        capture_output=True, timeout=PATIENCE, check=False, errors="replace",
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1:strict", "utf-8:strict"])
 def test_letters_that_the_output_cannot_show(encoding: str) -> None:
     body = "print(chr(0x4f60) + chr(0xdcff))"
     code = f"from command.cli import run_main\ndef main():\n    {body}\nrun_main(main)"
-    done = run("-c", code, PYTHONIOENCODING=encoding)
+    done = warm.fresh("-c", code, env=os.environ | {"PYTHONIOENCODING": encoding})
     assert done.returncode == 0 and done.stderr == ""
     assert done.stdout.endswith("\\udcff\n")
 
@@ -242,10 +235,7 @@ def test_memory_does_not_grow_with_every_shape() -> None:
     without = {name: value for name, value in os.environ.items() if name not in names}
     grown = {}
     for kept, environment in (("few", {}), ("all", dict.fromkeys(names, "1024"))):
-        done = subprocess.run(
-            [sys.executable, "-c", MANY_SHAPES], cwd=ROOT, env=without | environment,
-            capture_output=True, text=True, check=True, timeout=PATIENCE,
-        )  # fmt: skip
+        done = warm.fresh("-c", MANY_SHAPES, env=without | environment, check=True)
         before, after = map(int, done.stdout.split())
         grown[kept] = (after - before) / before
     if grown["all"] < 0.02:

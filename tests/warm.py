@@ -67,6 +67,19 @@ def run(*arguments: object, **options: object) -> subprocess.CompletedProcess:
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
+def fresh(
+    *arguments: object, check: bool = False, **options: object
+) -> subprocess.CompletedProcess:
+    """`python ARGUMENTS` in a new interpreter, to its end. options: of subprocess.run.
+
+    It inherits stdin, and may print what is no UTF-8.
+    """
+    usual = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    usual |= {"errors": "replace", "timeout": PATIENCE}
+    command = [sys.executable, *map(os.fspath, arguments)]
+    return subprocess.run(command, check=check, **usual | options)
+
+
 class Command:
     """What tests use of subprocess.Popen, for a process that `serve` has forked."""
 
