@@ -337,9 +337,10 @@ print(f"with {paper['f12_bubble']:g} x the bubble time")
 # of times. A chunk that does not shrink to make room for decodes moves both ratios. From the ratios
 # alone, we cannot know which of these the paper's simulator had.
 #
-# We cannot explain the paper's reduction of bubbles. Ours is much larger than 6.29 x, and no answer
-# alone brings it near this number. So a detail that a paper leaves out can matter.
-# `experiments/fig12.py` prints a table of such details.
+# We can explain the paper's reduction of bubbles only in part. Ours is much larger than 6.29 x, and
+# no answer alone brings it near this number. Slower attention, iterations whose times scatter, and
+# the same round bring it there together. The last two are guesses. So a detail that a paper leaves
+# out can matter. `experiments/fig12.py` prints a table of such details.
 #
 # ## Step 5: a real pipeline
 #
