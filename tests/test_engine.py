@@ -44,9 +44,6 @@ PROMPTS = [
 ]
 
 
-HALVES = slice(0, 4), slice(4, 8)
-
-
 def prefill_logits(
     model: Transformer, tokens: list[int], chunks: list[int], backend: str, slot: int = 1
 ) -> torch.Tensor:
@@ -144,13 +141,6 @@ def test_sampler_follows_the_distribution() -> None:
     )
 
 
-def test_stop_ids_and_one_prompt(llm: LLM) -> None:
-    free = llm.generate([PROMPTS[1]], SamplingParams(max_tokens=10))[0].token_ids
-    stop = next(token for i, token in enumerate(free) if i > 0 and token not in free[:i])
-    out = llm.generate(PROMPTS[1], SamplingParams(max_tokens=10, stop_ids=(stop,)))[0]
-    assert out.token_ids == free[: free.index(stop) + 1] and out.finish_reason == "stop"
-
-
 def gathered(tokens: list[StreamedToken], count: int) -> list[list[int]]:
     """The tokens of each prompt of a stream."""
     return [[token.token_id for token in tokens if token.index == i] for i in range(count)]
@@ -215,28 +205,6 @@ def test_a_small_model_takes_one_thread_and_gives_it_back(llm: LLM) -> None:
         assert threads_for(MODELS["laptop"], torch.bfloat16, llm.device) is None
     finally:
         torch.set_num_threads(before)
-
-
-def test_a_stream_that_is_left(llm: LLM) -> None:
-    """Closing a stream cancels its requests, and no others; what was theirs is free at once."""
-    params = SamplingParams(max_tokens=5)
-    expected = [out.token_ids for out in llm.generate(PROMPTS, params)]
-    kept, left = (llm.stream(PROMPTS[s], params) for s in HALVES)
-    seen = [next(kept)]
-    next(left)
-    left.close()
-    assert list(left) == []
-    seen.extend(kept)
-    assert gathered(seen, 4) == expected[:4]
-    assert sorted(i for i, _ in llm.trace.cancelled + llm.trace.finished) == list(range(8))
-    assert {i for i, _ in llm.trace.finished} >= set(range(4))
-    assert llm.cache.used == [None] * 3
-    alone = llm.stream(PROMPTS, params)
-    next(alone)
-    del alone  # as a `break` does
-    assert llm.cache.used == [None] * 3
-    assert [out.token_ids for out in llm.generate(PROMPTS, params)] == expected
-    assert len(llm.trace.lives) == len(PROMPTS), "nobody was running: a new trace"
 
 
 def test_a_stream_that_was_never_asked(llm: LLM) -> None:

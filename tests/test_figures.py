@@ -202,30 +202,6 @@ def test_every_published_number_has_one_prediction(every: Path) -> None:
 # -------------------------------------------------------------------------------------- the gallery
 
 
-@pytest.mark.slow
-def test_gallery_shows_every_figure(every: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for td_options, whose caption names an option that --quick leaves out."""
-    captions = {name: text for name, text in gallery.captions().items() if name != "td_options"}
-    monkeypatch.setattr(gallery, "captions", lambda: captions)
-    page = gallery.gallery(every)
-    fig12 = page[page.index('<section id="fig12">') :]
-    fig12 = fig12[: fig12.index("</section>")]
-    assert (
-        "Our Orca over stages is slower" in fig12
-        and re.search(
-            r'"row">median bubble reduction, no option all [^<]*</th><td>6.29</td>', fig12
-        )
-        and "no number" not in fig12
-    )
-    for name in {*STUDIES, "choose_chunk", "policies"} - {"td_options"}:
-        assert f'src="{name}.png"' in page
-    assert (
-        "costs 200 times as much" in page
-        and "C = 256 gains most of the sizes drawn: 1.2" in page
-        and "{" not in page.split("</style>")[1]
-    )
-
-
 def test_all_names_the_script_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gallery, "captions", lambda: {"no_such_script": None})
     monkeypatch.setattr(gallery, "ROOT", tmp_path)

@@ -493,94 +493,63 @@ def test_an_engine_that_fails_ends_all_streams_and_serves_the_next(llm: LLM) -> 
     assert moments == sorted(moments), "the clock goes on"
 
 
-class Lazy(Scheduler):
-    """Schedules nothing."""
-
-    name = "lazy"
-
-    def schedule(self, now: float) -> Batch | None:
-        return None
+def policy_that(name: str, **own: object) -> type[SarathiServe]:
+    """Sarathi-Serve, but for these methods and attributes."""
+    return type(name.title(), (SarathiServe,), {"name": name, **own})
 
 
-class Idle(SarathiServe):
-    """Says that it has nothing to do."""
-
-    name = "idle"
-    has_work = False
-
-
-class Loses(SarathiServe):
-    """Forgets the requests."""
-
-    name = "loses"
-
-    def update(self, batch: Batch, tokens: list[int]) -> list[Request]:
-        ended = super().update(batch, tokens)
-        self.running.clear()
-        self.waiting.clear()
-        return ended
+def forgets(self: Scheduler, batch: Batch, tokens: list[int]) -> list[Request]:
+    ended = SarathiServe.update(self, batch, tokens)
+    self.running.clear()
+    self.waiting.clear()
+    return ended
 
 
-class Twice(SarathiServe):
-    """Breaks a rule: a request is in the batch twice."""
-
-    name = "twice"
-
-    def schedule(self, now: float) -> Batch | None:
-        batch = super().schedule(now)
-        return batch and Batch(batch.chunks, batch.decodes * 2)
+def twice(self: Scheduler, now: float) -> Batch | None:
+    batch = SarathiServe.schedule(self, now)
+    return batch and Batch(batch.chunks, batch.decodes * 2)
 
 
-class Holds(SarathiServe):
-    """Cannot be replaced: it gives no request back."""
-
-    name = "holds"
-
-    def preempt(self, request: Request | None = None) -> Request:
-        raise KeyError("mine")
+def asks(self: Scheduler, now: float) -> Batch | None:
+    batch = SarathiServe.schedule(self, now)
+    self.cost(batch)
+    return batch
 
 
-class Asks(SarathiServe):
-    """Asks what a batch costs."""
-
-    name = "asks"
-
-    def schedule(self, now: float) -> Batch | None:
-        batch = super().schedule(now)
-        self.cost(batch)
-        return batch
+def exits(self: Scheduler, now: float) -> Batch | None:
+    raise SystemExit
 
 
-class Exits(SarathiServe):
-    """Would end its thread without a word."""
-
-    name = "exits"
-
-    def schedule(self, now: float) -> Batch | None:
-        raise SystemExit
+def keeps(self: Scheduler, request: Request | None = None) -> Request:
+    raise KeyError("mine")
 
 
-class Imagines(SarathiServe):
-    """Preempts a request that has never run."""
+def imagines(self: Scheduler, now: float) -> Batch | None:
+    """It preempts a request that has never run."""
+    self._preempted.append(self.waiting[-1])
+    return SarathiServe.schedule(self, now)
 
-    name = "imagines"
 
-    def schedule(self, now: float) -> Batch | None:
-        self._preempted.append(self.waiting[-1])
-        return super().schedule(now)
+LAZY = policy_that("lazy", schedule=lambda self, now: None)
+IDLE = policy_that("idle", has_work=False)
+TWICE = policy_that("twice", schedule=twice)
+ASKS = policy_that("asks", schedule=asks)
 
 
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        (Lazy, "schedules nothing"),
-        (Idle, "policy 'idle' (Idle): has_work is False, while requests wait or run"),
-        (Loses, "a policy has lost 3 requests: they neither wait nor run"),
-        (Exits, "SystemExit"),
-        (Imagines, "2"),
-        (Twice, "in the batch twice"),
-        (Holds, "mine"),
-        (Asks, "asks what a batch costs"),
+        (LAZY, "schedules nothing"),
+        (IDLE, "policy 'idle' (Idle): has_work is False, while requests wait or run"),
+        (
+            policy_that("loses", update=forgets),
+            "a policy has lost 3 requests: they neither wait nor run",
+        ),
+        (policy_that("exits", schedule=exits), "SystemExit"),
+        (policy_that("imagines", schedule=imagines), "2"),
+        (TWICE, "in the batch twice"),
+        (policy_that("holds", preempt=keeps), "mine"),  # it cannot be replaced
+        (ASKS, "asks what a batch costs"),
     ],
 )
 def test_a_policy_that_fails_ends_all_streams_and_can_be_replaced(
@@ -594,7 +563,7 @@ def test_a_policy_that_fails_ends_all_streams_and_can_be_replaced(
     clients.at[4].append(lambda: futures.append(runner.switch(policy.name, 8)))
     clients.at[5].append(
         lambda: futures.append(runner.switch("orca", 8))
-    )  # Holds comes as far as this
+    )  # one that cannot be replaced comes as far as this
     runner.start()
     clients.wait(range(3))
     assert {clients.reason(tag) for tag in range(3)} == {"error"}
@@ -608,11 +577,11 @@ def test_a_policy_that_fails_ends_all_streams_and_can_be_replaced(
 
 def test_a_policy_that_denies_its_work_is_told(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a server, too: `generate` would wait for ever, and a pipeline would end early."""
-    monkeypatch.setitem(POLICIES, "idle", Idle)
+    monkeypatch.setitem(POLICIES, "idle", IDLE)
     with pytest.raises(UserError, match="has_work is False, while requests wait or run"):
         simulate([Request(0, range(9), 5)], policy="idle")
     with monkeypatch.context() as patch:
-        patch.setattr(Idle, "schedule", lambda self, now: None)
+        patch.setattr(IDLE, "schedule", lambda self, now: None)
         with pytest.raises(UserError, match="has_work is False, while requests wait or run"):
             simulate_pipeline([Request(0, range(9), 5)], policy="idle", stages=2)
     llm.policy = "idle"
@@ -624,7 +593,7 @@ def test_a_policy_of_ones_own_that_fails_gives_way(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """First to the one before it, then to the first. Ours stay, whatever fails under them."""
-    for policy in (Lazy, Twice):
+    for policy in (LAZY, TWICE):
         monkeypatch.setitem(POLICIES, policy.name, policy)
     clients = Clients(PricedEngine(policy="orca", chunk_size=99, clock=FastClock()))
     runner = clients.runner
@@ -667,7 +636,7 @@ class Stumbles(SarathiServe):
         return True
 
 
-class Once(Lazy):
+class Once(LAZY):
     """Schedules nothing, and cannot be made a second time."""
 
     name = "once"
@@ -698,7 +667,7 @@ def test_the_engine_outlives_a_policy_that_fails_between_steps_or_as_it_is_made(
     later: list[str],
     told: str | None,
 ) -> None:
-    for policy in (Stumbles, Once, Lazy):
+    for policy in (Stumbles, Once, LAZY):
         monkeypatch.setitem(POLICIES, policy.name, policy)
     engine = PricedEngine(policy=first, chunk_size=99, clock=FastClock())
     monkeypatch.setattr(Once, "made", 0)  # the engine has tried its policy
@@ -728,7 +697,7 @@ def test_the_engine_outlives_a_policy_that_fails_between_steps_or_as_it_is_made(
 def test_a_policy_that_comes_later_can_ask_what_a_batch_costs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(POLICIES, "asks", Asks)
+    monkeypatch.setitem(POLICIES, "asks", ASKS)
     clients = Clients(PricedEngine(clock=FastClock()))
     clients.runner.submit([Request(0, range(9), 9)], ["a"])
     clients.at[3].append(lambda: clients.runner.switch("asks", 64))

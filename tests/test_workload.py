@@ -129,12 +129,6 @@ def test_zipf_falls_as_a_power(exponent: float, by: str, first: int) -> None:
     assert np.all(np.abs(found[4:] - expected) < 5 * np.sqrt(expected / COUNT))
 
 
-def test_zipf_ranks_make_more_of_them_short() -> None:
-    """And from 1 on, ranks and lengths are the same."""
-    assert draw(Zipf(1024, 4096, 0.4)).mean() < draw(Zipf(1024, 4096, 0.4, "value")).mean()
-    assert np.array_equal(draw(Zipf(1, 50)), draw(Zipf(1, 50, by="value")))
-
-
 @settings(max_examples=30, deadline=None)
 @given(
     median=st.integers(20, 5000),
