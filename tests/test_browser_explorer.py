@@ -7,7 +7,6 @@ Skipped where Playwright, Chromium or Pyodide is missing.
 """
 
 import json
-import math
 import re
 import shutil
 import socket
@@ -22,6 +21,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
+from tests.test_explorer import close
 from web import bundle, explore_routes, explorer
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -63,17 +63,6 @@ ASK = """async (question) => {
     worker.postMessage({ id: 1, question });
   });
 }"""
-
-
-def close(one: object, other: object) -> bool:
-    """Whether two answers are the same; numbers may differ by 1e-12 of their size."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(close(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(close, one, other))
-    if isinstance(one, int | float) and isinstance(other, int | float):  # JavaScript has one kind
-        return math.isclose(one, other, rel_tol=1e-12, abs_tol=1e-12)
-    return one == other
 
 
 class Quiet(SimpleHTTPRequestHandler):

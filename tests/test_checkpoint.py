@@ -201,16 +201,3 @@ def copy_of(source: Path, target: Path, **changes) -> Path:
         json.dumps({key: value for key, value in raw.items() if value is not ...})
     )
     return target
-
-
-Q = "model.layers.1.self_attn.q_proj.weight"
-
-
-def test_nan_and_infinity_are_looked_for_on_request(saved, tmp_path):
-    copy_of(saved, tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    tensors[Q][5, 7] = float("nan")
-    save_file(tensors, tmp_path / "model.safetensors")
-    model = Transformer(load_config(saved)).to(torch.float16)
-    load_weights(model, tmp_path)  # nobody asked
-    load_weights(model, saved, check=True)

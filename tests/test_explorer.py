@@ -55,7 +55,7 @@ def close(one: object, other: object, share: float = 1e-12) -> bool:
         return one.keys() == other.keys() and all(close(one[k], other[k], share) for k in one)
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(close, one, other))
-    if isinstance(one, float) and isinstance(other, float):
+    if isinstance(one, int | float) and isinstance(other, int | float):  # JavaScript has one kind
         return math.isclose(one, other, rel_tol=share, abs_tol=share)
     return one == other
 

@@ -7,7 +7,7 @@ from conftest import call
 import configs
 from engine import LLM
 from experiments import fig9
-from experiments.lib.common import ROOT, paper_numbers
+from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Priced
 from experiments.lib.measuring import ChunkProfile, best_and_neighbour, profile_chunk_sizes
 from experiments.lib.rows import read_rows
@@ -22,7 +22,6 @@ from experiments.lib.steady import (
 from loading import checkpoint
 from loading.load import new_model, random_weights
 from simulate import simulate
-from tests import warm
 from timeline import Iteration, Trace
 
 ENGINE = Priced("llama-13b", "a6000")
@@ -93,20 +92,6 @@ def test_a_window_counts_from_one():
 def test_split_keeps_the_length(length, ratio):
     prompt, decodes = split(length, ratio)
     assert prompt + decodes == length and prompt >= 1 and decodes >= 1
-
-
-@pytest.mark.slow
-def test_quick_run_writes_table_picture_and_csv(tmp_path):
-    result = warm.fresh(ROOT / "experiments/fig9.py", "--quick", "--out", tmp_path / "new")
-    assert result.returncode == 0, result.stderr
-    assert "Largest gain of each" in result.stdout and "1.27" in result.stdout
-    assert (tmp_path / "new" / "fig9.png").read_bytes().startswith(b"\x89PNG")
-    rows = read_rows(tmp_path / "new" / "fig9.csv")
-    assert {row["source"] for row in rows} == {"paper", "predicted"}
-    assert {row["model"] for row in rows} <= configs.MODELS.keys()
-    assert {row["hardware"] for row in rows} <= configs.GPUS.keys()
-    published = {(row["at P:D"], row["gain"]) for row in rows.where("at P:D", source="paper")}
-    assert published >= {(14, 1.27), (28, 1.23)}
 
 
 @pytest.mark.slow

@@ -36,20 +36,6 @@ def test_a_name_a_directory_or_the_demo(tmp_path: Path, monkeypatch: pytest.Monk
     assert find(ID) == Path(ID), "a directory goes before the hub"
 
 
-def test_what_is_no_model(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").touch()
-    assert "model.safetensors is a file; give the directory" in complaint(
-        str(tmp_path / "model.safetensors")
-    )
-    for path in ("./no/such", "./nope", "nope/", ".nope", "~/no such model"):
-        assert complaint(path).startswith(
-            f"{path}: no such directory; choose demo, a Hugging Face directory"
-        )
-    assert complaint("gpt5").startswith(
-        "unknown model 'gpt5': choose demo, a Hugging Face directory, or a hub id such as"
-    )
-
-
 def test_a_hub_id_offline(offline: Path) -> None:
     said = complaint(ID)
     assert (

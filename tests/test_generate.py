@@ -1,13 +1,11 @@
 """The command line as a newcomer meets it: text, a table, and one clear line for each mistake."""
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import call
-from safetensors.torch import load_file, save_file
 
 import generate
 from engine import LLM, StreamedToken
@@ -85,18 +83,3 @@ def test_each_prompt_draws_its_own_numbers() -> None:
     assert first != second
     assert texts(3) == [first, second]
     assert texts(4)[0] == second, "prompt i draws from seed + i"
-
-
-def test_nan_is_found_on_request(tmp_path: Path) -> None:
-    broken = tmp_path / "broken"
-    shutil.copytree(ROOT / "demo", broken)
-    tensors = load_file(broken / "model.safetensors")
-    tensors["model.layers.2.mlp.up_proj.weight"][3, 4] = float("nan")
-    save_file(tensors, broken / "model.safetensors")
-    done = call(generate, "hi", "--model", broken, "--check")
-    assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1
-    assert (
-        done.stderr
-        == f"error: {broken / 'model.safetensors'}: model.layers.2.mlp.up_proj.weight holds NaN or"
-        " infinity\n"
-    )

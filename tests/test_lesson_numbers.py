@@ -164,21 +164,6 @@ def missed(text: str, output: str = "", code: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "text, output",
-    [
-        ("The gain is 8.5 x.", "gain 8.49"),  # rounded as the text rounds
-        ("It takes 8 times as long.", "ratio: 8.49x"),
-        ("The first takes 200, 100 and 16.7 times as long.", "200 100 16.7"),
-        ("All 10,000 requests end.", "requests 10000"),
-        ("All 10000 requests end.", "10,000 requests"),
-    ],
-)
-def test_a_right_number_passes(text: str, output: str) -> None:
-    assert missed(text, output) == []
-    assert missed(text) != [], "and without its output it does not"
-
-
-@pytest.mark.parametrize(
     "text, output, wrong",
     [
         ("The gain is 8.6 x.", "gain 8.49", "8.6"),
@@ -206,14 +191,6 @@ def test_a_published_number_needs_the_word_paper() -> None:
     assert missed("A decode takes 12.49 ms.") == ["12.49"]
     assert missed("This is the paper's Table 2.\n\nA decode takes 12.49 ms.") == ["12.49"]
     assert missed("A decode takes 12.59 ms (paper).") == ["12.59"]
-
-
-def test_what_is_no_number_of_the_text() -> None:
-    assert (
-        missed("Sec 5.1.3, Fig 13 and 14, lessons 11 and 12, Table 20: LLaMA-13B on an A6000") == []
-    )
-    assert missed("`C = 257`, [here](https://arxiv.org/abs/2308.16369), vLLM 0.5.3, P99, 70B") == []
-    assert missed("About 35 minutes. Three of 4 requests, in 10 steps") == []
 
 
 def test_a_wrong_decimal_is_seen_in_the_lessons() -> None:
