@@ -32,7 +32,8 @@ import numpy as np
 
 from batch import LATEST, Request
 from command.checks import MOST_SEED, UserError, check_number, check_whole, shown
-from loading.requests import is_json, listed, read_table
+from loading.requests import listed
+from loading.tables import is_json, read_table
 
 ARRIVALS, PROMPTS, OUTPUTS = range(3)  # the streams of one seed
 # Bounds of what may be asked for. Beyond them, numpy's 64-bit numbers or the memory run out.
