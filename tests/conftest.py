@@ -335,6 +335,20 @@ def sketches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(look, "save_figure", sketch)
 
 
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    """Playwright's Chromium. It asks nobody for news."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: make browser")
+    if not (chromium := shutil.which("chromium") or shutil.which("google-chrome")):
+        pytest.skip("needs Chromium")
+    options = [
+        "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    ]  # fmt: skip
+    with playwright.sync_playwright() as driver:
+        yield driver.chromium.launch(executable_path=chromium, args=options)
+
+
 @pytest.fixture(scope="session")
 def built_gallery(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of all figures, from the committed results. Its pictures are of one colour."""

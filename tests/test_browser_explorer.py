@@ -8,7 +8,6 @@ Skipped where Playwright, Chromium or Pyodide is missing.
 
 import json
 import re
-import shutil
 import socket
 import statistics
 import threading
@@ -20,17 +19,15 @@ from pathlib import Path
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from test_explorer import close
 
-from tests.test_explorer import close
 from web import bundle, explore_routes, explorer
 
 playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 ROOT = Path(__file__).parent.parent
 PYODIDE = ROOT / "build" / "npm" / "node_modules" / "pyodide"
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM, reason="needs Chromium"),
     pytest.mark.skipif(
         not PYODIDE.is_dir(), reason=f"npm install --prefix build/npm pyodide@{bundle.VERSION}"
     ),
@@ -103,23 +100,11 @@ def server() -> Iterator[str]:
     thread.join(30)
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator["playwright.Browser"]:
-    options = [
-        "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-        "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    ]  # fmt: skip
-    with playwright.sync_playwright() as engine:
-        browser = engine.chromium.launch(executable_path=CHROMIUM, args=options)
-        yield browser
-        browser.close()
-
-
 Opened = Callable[..., "playwright.Page"]
 
 
 @pytest.fixture
-def opened(chromium: "playwright.Browser") -> Iterator[Opened]:
+def opened(browser: "playwright.Browser") -> Iterator[Opened]:
     """Opens an address. Whatever else than this machine is asked for does not answer.
 
     Each page has `asked`, the addresses elsewhere, and `wrong`, what the console complains of.
@@ -127,7 +112,7 @@ def opened(chromium: "playwright.Browser") -> Iterator[Opened]:
     contexts = []
 
     def new(address: str, size: tuple[int, int] = SIZES[0]) -> "playwright.Page":
-        context = chromium.new_context(viewport={"width": size[0], "height": size[1]})
+        context = browser.new_context(viewport={"width": size[0], "height": size[1]})
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(PATIENCE)

@@ -1,17 +1,12 @@
 """The gallery of `make figures` in Chromium, at the sizes of a laptop and of a phone."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium"),
-]
+pytestmark = pytest.mark.browser
 
 SIZES = [(1280, 800), (390, 844)]
 # all pictures, once each has been asked for: they are loaded when they come near the screen
@@ -26,15 +21,6 @@ UNFOLD = "document.querySelectorAll('details').forEach(each => { each.open = tru
 WIDE = """[...document.body.querySelectorAll("*")].filter(each =>
     !each.closest(".wide table") && each.getBoundingClientRect().right > innerWidth + 1
 ).map(each => each.outerHTML.slice(0, 80))"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator["playwright.Browser"]:
-    options = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=options)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(params=SIZES, ids=str)

@@ -5,7 +5,6 @@ machine is still told from a freeze.
 """
 
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,11 +20,7 @@ from simulate import simulate
 from web.lanes import Lanes
 
 playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM, reason="needs Chromium"),
-]
+pytestmark = pytest.mark.browser
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 60_000  # ms until a test gives up
@@ -138,15 +133,6 @@ def address() -> Iterator[str]:
     served = Served()
     yield served.address
     assert served.stop() == 0
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator["playwright.Browser"]:
-    arguments = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-                 "--disable-background-networking", "--disable-component-update",
-                 "--disable-sync"]  # fmt: skip
-    with playwright.sync_playwright() as driver:
-        yield driver.chromium.launch(executable_path=CHROMIUM, args=arguments)
 
 
 class Reader:

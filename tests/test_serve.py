@@ -868,20 +868,13 @@ def test_a_port_that_is_taken() -> None:
 
 
 @pytest.mark.browser
-def test_a_browser_asks_the_api(priced: PricedEngine) -> None:
+def test_a_browser_asks_the_api(priced: PricedEngine, browser: object) -> None:
     """From the server's own page, and from no other site."""
-    pytest.importorskip("playwright", reason="needs playwright: make browser")
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if not chromium:
-        pytest.skip("needs Chromium")
-    from playwright.sync_api import sync_playwright  # most machines lack it
-
     ask = "address => fetch(address).then(answer => answer.status, () => 0)"
-    with served(priced) as running, served(priced) as other, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with served(priced) as running, served(priced) as other:
         page = browser.new_page()
         page.route("**/blank", lambda route: route.fulfill(body="", content_type="text/html"))
         page.goto(f"{running.url}/blank")
         assert page.evaluate(ask, f"{running.url}/v1/models") == 200
         assert page.evaluate(ask, f"{other.url}/v1/models") == 0, "no CORS headers, no answer"
-        browser.close()
+        page.close()
