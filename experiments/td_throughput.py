@@ -70,6 +70,7 @@ CASES: dict[str, dict[str, object]] = {  # that are compared with the paper; {}:
     "all with today's host": TOGETHER | {"host": "vllm-async"},
     "all with the slowest host": TOGETHER | {"host": "sarathi-serve"},
 }
+SPEEDS, BY_NODE = ("throughput", "system"), {"facet": "node", "colours": td.LOOKS}  # pictures
 COSTS = {"cost of a decode aboard": "ms", "cost of a decode alone": "ms", "cost of prefills": "x"}
 
 
@@ -82,31 +83,23 @@ def own(node: td.Node, system: str, case: Mapping[str, object]) -> dict[str, obj
 
 
 def perform(
-    node: td.Node,
-    system: str,
-    requests: int,
-    seed: int,
-    outputs: int = 0,
-    host: str = "none",
-    reading: str = "",
-    file: Path | None = None,
+    node: td.Node, system: str, requests: int, seed: int, file: Path | None = None, **case: object
 ) -> Row:
     """Output tokens/s; of a pipeline also bubbles, and of systems LOOKED_INTO COSTS.
 
-    system: "SB" and "HB" are those of one GPU, which is no TP and no PP. outputs: their mean. host:
-    of HOSTS. reading: "bus", of the all-reduce. file: of the requests.
+    system: "SB" and "HB" are those of one GPU, which is no TP and no PP. file: of the
+    requests. case: what CHANGED of it: the outputs' mean, a name of HOSTS, the all-reduce as "bus".
     """
     found = {"node": node.name, "GPUs": node.gpus}
-    lengths = td.stretched(td.azure(requests, seed, file), outputs)
+    lengths = td.stretched(td.azure(requests, seed, file), case.get("outputs", 0))
     found["mean output"] = sum(output for _, output in lengths) / len(lengths)
     if system == CEILING:
         return found | {"throughput": td.ceiling(node, lengths)}
-    if reading:
+    if "reading" in case:
         node = replace(node, link=td.OTHER_READING[node.link])
-    looked = node.gpus == MOST and system in LOOKED_INTO and not outputs and host == "none"
-    keep = {"keep": True} if looked else {}
+    keep = {"keep": True} if node.gpus == MOST and system in LOOKED_INTO and not case else {}
     name = f"TP+{system}" if system in ("SB", "HB") else system
-    done = td.run(node, name, lengths, host=HOSTS[host], **keep)
+    done = td.run(node, name, lengths, host=HOSTS[case.get("host", "none")], **keep)
     found |= {"throughput": done.throughput, "time": done.seconds / 60}
     found["preemptions"] = done.recomputed
     if done.trace is None:
@@ -197,21 +190,27 @@ def report(rows: Rows) -> None:
 
 def print_leads(rows: Rows) -> None:
     """TD-Pipe over each baseline on all GPUs in each case, the ceiling, and what the paper has."""
-    leads, columns = rows.where("lead"), ("case", *BASELINES, "over 2 GPUs", "time")
-    for system, title in ((CEILING, f"The {CEILING}"), (OURS, OURS)):
+    leads, columns = rows.where("lead"), ("case", *BASELINES)
+    title = f"over each baseline, {MOST} GPUs, "
+    nodes = leads.where(system=OURS, which=None).across("baseline", "lead")
+    tables = {f"{OURS} {title}each node": nodes}
+    for system in (CEILING, OURS):
         largest = leads.where(which="largest", system=system, source="predicted")
-        largest = Rows([*largest, *leads.where(source="paper")], rows.units)
-        table = largest.across("baseline", "lead")
+        largest = Rows([*largest, *leads.where(source="paper")], rows.units).across(
+            "baseline", "lead"
+        )
+        tables[f"{system} {title}the largest of four nodes"] = largest
+    for title, table in tables.items():
         for row in table:
-            more = rows.where(source=row["source"], case=row["case"])
-            if system == OURS:
-                row["time"] = max(more.column("time"), default=None)
-                row["over 2 GPUs"] = next(iter(more.where(node="L20 + 32B").column("over 2 GPUs")))
+            here = {"node": row["node"]} if "node" in row else {}
+            more = rows.where(source=row["source"], case=row["case"], **here)
+            row["time"] = max(more.column("time"), default=None)
+            for two in more.where("over 2 GPUs", node=here.get("node", "L20 + 32B")):
+                row["over 2 GPUs"] = two["over 2 GPUs"]
             row["case"] = "paper" if row["source"] == "paper" else row["case"]
-        title = f"{title} over each baseline, {MOST} GPUs, the largest of four nodes"
-        print_rows(Rows(table, rows.units), columns if system == OURS else columns[:5], title)
-    table = leads.where(system=OURS, which=None).across("baseline", "lead")
-    print_rows(table, ("node", *columns[:5]), f"{OURS} over each baseline, {MOST} GPUs, each node")
+        more = () if title.startswith(CEILING) else ("over 2 GPUs", "time")
+        node = ("node",) if table is nodes else ()
+        print_rows(Rows(table, rows.units), (*node, *columns, *more), title)
 
 
 def print_winners(rows: Rows) -> None:
@@ -267,23 +266,13 @@ STUDY = Study(
     | COSTS,
     title=f"TD-Pipe Fig 11: throughput of four configurations; what decides it on {MOST} GPUs",
     panels=[
-        Panel(
-            "GPUs",
-            "throughput",
-            "system",
-            facet="node",
-            where=dict.fromkeys(CHANGED),
-            colours=td.LOOKS,
-            show={"ylim": (0, None)},
-        ),
+        Panel("GPUs", *SPEEDS, where=dict.fromkeys(CHANGED), show={"ylim": (0, None)}, **BY_NODE),
         Panel(
             "mean output",
-            "throughput",
-            "system",
-            facet="node",
+            *SPEEDS,
             where={"GPUs": MOST, "host": None, "reading": None, "system": SYSTEMS},
-            colours=td.LOOKS,
-            show={"ylim": (0, None)},
+            show={"ylim": (0, None), "xticks": range(0, OUTPUTS[-1] + 1, 100)},
+            **BY_NODE,
         ),
         *(
             Panel(
@@ -291,7 +280,7 @@ STUDY = Study(
                 "lead",
                 kind="bars",
                 where={"which": "largest", "system": OURS, "baseline": baseline},
-                title=f"{OURS} over {baseline}, largest of four nodes (line: the paper's)",
+                title=f"over {baseline}, largest of four nodes",
                 rule=td.LARGEST[baseline],
             )
             for baseline in BASELINES

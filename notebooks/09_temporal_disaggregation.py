@@ -469,8 +469,8 @@ for name, machine in machines.items():
 # Its authors took vLLM of 2024. There, each micro-batch of a pipeline has its own share of the
 # memory, and the *host* (the CPU) works between two iterations: the GPU waits. vLLM's developers
 # reported 5 to 13 ms (`configs/hosts.py`). TD-Pipe's controller works while the GPUs do. And the
-# authors' requests were answered by Llama-2-13B-chat. We guess 300 to 450 output tokens on average.
-# Those of our trace have 160.
+# authors' requests were answered by Llama-2-13B-chat. We guess 350 output tokens on average. Those
+# of our trace have 160.
 #
 # The prompts stay as they are now. All outputs are stretched to one mean: 40, 160, then 350 tokens.
 #
@@ -512,9 +512,9 @@ print(f"paper, at most: {paper['td_vs_tp_hb']:g} over TP+HB, {paper['td_vs_pp_hb
 # both at each of these lengths. But this is a gain of its host, not of its phases.
 #
 # So the question has no answer without the lengths, the links, the memory and the host of the
-# other engine. `experiments/td_throughput.py` has all four configurations of the paper, with 5,000
-# requests: each cause alone, and all together. The engines of today hide most of their host's
-# time: try `HOSTS["vllm-async"]`.
+# other engine. `experiments/td_throughput.py` has all four configurations of the paper: each cause
+# alone, and all together. The engines of today hide most of their host's time: try
+# `HOSTS["vllm-async"]`.
 #
 # ## What if ...
 #
