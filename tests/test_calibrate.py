@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import call, ran, run_loop
+from conftest import ran, run_loop
 
 from batch import Batch
 from command.checks import UserError
@@ -306,50 +306,3 @@ def test_profiles_are_summed_up(tmp_path):
     said = ran(profiles, tmp_path)
     assert "family/grouped" in said and "all others: median 0." in said
     assert any(line.split()[:2] == ["h100", "small"] for line in said.splitlines())
-
-
-@pytest.mark.parametrize(
-    "column, value, complaint",
-    [
-        (
-            "time_stats.mlp_up_proj.median",
-            "",
-            "line 4, column time_stats.mlp_up_proj.median: '' is not a number",
-        ),
-        ("time_stats.mlp_up_proj.median", "nan", "column time_stats.mlp_up_proj.median: 'nan'"),
-        ("num_tokens", "3.5", "line 4, column num_tokens: '3.5' is not a whole number"),
-        ("n_kv_head", "0", "column n_kv_head: '0'"),
-        ("n_head", "7", "n_head 7"),
-        ("use_gated_mlp", "perhaps", "column use_gated_mlp: 'perhaps'"),
-        ("use_gated_mlp", None, "column use_gated_mlp: None"),
-    ],
-)
-def test_a_malformed_profile_names_file_and_column(tmp_path, column, value, complaint):
-    lines = profile("small")
-    if value is None:
-        lines[2].pop()
-    else:
-        lines[2][COLUMNS.index(column)] = value
-    path = tmp_path / "a100" / "small" / "mlp.csv"
-    write(path, lines)
-    done = call(profiles, tmp_path)
-    assert done.returncode == 2 and str(path) in done.stderr and complaint in done.stderr
-    assert done.stderr.count("\n") == 1 and done.stdout == ""
-
-
-def test_other_broken_profiles(tmp_path):
-    def complaint(folder: str) -> str:
-        done = call(profiles, tmp_path / folder)
-        assert done.returncode == 2
-        return done.stderr
-
-    short = [line[:-1] for line in profile("small")]
-    write(tmp_path / "1" / "a100" / "m" / "mlp.csv", short, COLUMNS[:-1])
-    assert "no column use_gated_mlp" in complaint("1")
-    write(tmp_path / "2" / "a100" / "m" / "mlp.csv", [])
-    assert "no rows" in complaint("2")
-    write(tmp_path / "3" / "voodoo2" / "m" / "mlp.csv", profile("small"))
-    assert "voodoo2: no GPU of that name" in complaint("3")
-    (tmp_path / "4" / "a40" / "m").mkdir(parents=True)
-    (tmp_path / "4" / "a40" / "m" / "mlp.csv").write_bytes(b"\xff\xfe\x00num_tokens")
-    assert "mlp.csv" in complaint("4")
