@@ -225,6 +225,20 @@ def test_a_gpu_borrows_from_its_own_generation(gpu: str, owner: str) -> None:
     assert guess.startswith(f"constants of the {owner}: the {gpu} has none for vllm; on the L20")
 
 
+@pytest.mark.parametrize(
+    "generation, owner",
+    {
+        "turing": "a100-80gb", "ampere": "a100-80gb", "ada": "l40s", "hopper": "h100",
+        "blackwell": "h100", "": "a100-80gb",
+    }.items(),
+)  # fmt: skip
+def test_a_gpu_of_no_table_borrows_by_its_generation(generation: str, owner: str) -> None:
+    mine = replace(GPUS["a10"], name="mine", generation=generation)
+    cost = CostModel(MODELS["llama3.1-8b"], mine, software="vllm")
+    assert cost.efficiency == EFFICIENCY[owner, "vllm"]
+    assert cost.guess.startswith(f"constants of the {owner}: the mine has none for vllm")
+
+
 def test_every_gpu_has_its_sheet_and_all_constants_a_source() -> None:
     for gpu in GPUS.values():
         assert gpu.source and gpu.sms > 1 and gpu.l2 >= 4e6 and gpu.link in LINKS, gpu.name
