@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batch import Batch, Request
-from pipeline import Hop, PipelineTrace, run_pipeline, simulate_pipeline
+from pipeline import Hop, PipelineTrace, make_micro_batches, run_pipeline, simulate_pipeline
 from pipeline.phases import STEALING, Intensity, LookAhead, Rules, share_out
 from pipeline.policies import PIPELINE_POLICIES
 from pipeline.predictors import Classes, Constant, Predictor, PromptLength, class_edges, oracle
@@ -350,6 +350,13 @@ def test_prompt_length_learns() -> None:
     for prompt, mean in ((1, 11), (10, 11), (11, 31), (95, 191), (4000, 191)):
         assert predict(Request(0, range(prompt), 1)) == mean
     assert PromptLength([(5, 3)])(Request(0, [1], 1)) == 3
+
+
+def test_predictors_by_name() -> None:
+    def named(text: str) -> Predictor:
+        return make_micro_batches(f"td_pipe:{text}", 2, 2, 4, 8, seconds_of=rows).rules.predict
+
+    assert named("constant=7")(Request(0, [1], 1)) == 7 and named("oracle") is oracle
 
 
 # -------------------------------------------------------------------------------- what always holds
