@@ -40,7 +40,6 @@ from experiments import (
 )
 from experiments.lib import common, holes
 from experiments.lib.rows import Row, Rows, name_of, print_comparison, read_rows, where
-from experiments.lib.validation import errors
 from serving.planner import Slo
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -126,12 +125,6 @@ def derived() -> dict[str, float]:
         "L20 with vLLM's constants, %": BORROWED["vllm"],
         "Table 4 with 512": statistics.median(table_4()),
     }
-    for name in ("validate_pipeline", "validate_td_pipe"):
-        sizes = [abs(each) for each in errors(results(name), "total time")]
-        points = [abs(each) for each in errors(results(name), "bubble share", relative=False)]
-        for what, values in (("total time", sizes), ("bubble share", points)):
-            found[f"{what}, median of {name}"] = statistics.median(values)
-            found[f"{what}, worst of {name}"] = max(values)
     for what, pattern in LAW.items():
         rows = fidelity.read(common.ROOT / "results" / "fidelity.csv")
         sizes = [abs(row.error) for row in rows if re.fullmatch(pattern, row.id)]
@@ -270,9 +263,8 @@ BLOCKS: dict[str, Callable[[str], str]] = {
     "charges": lambda heading: "\n".join(lookup(charged(), heading, "section")),
     "plan_here": planned,
     "shapes": shape_counts,
-    "validate": lambda _: below(
-        "Absolute error", printed(validate.print_errors, results("validate"))
-    ),
+    "validate": lambda name: below("Absolute error", printed(validate.print_errors, results(name))),
+    "compared": lambda name: printed(validate.print_compared, results(name)),
     "bench_beams": lambda title: below(
         title, printed(bench_beams.print_rows, results("bench_beams"))
     ),
