@@ -160,10 +160,12 @@ GPUS: dict[str, GPU] = by_name(
 # 0.5 to 3.4 us for each of its steps, or 14 us between nodes.
 PCIE4 = Link("pcie4", 32e9, 15e-6, source="PCIe 4.0 x16: 64 GB/s both ways")
 ETHERNET = Link("ethernet-100g", 12.5e9, 36e-6, "100 Gb/s each way; latency: 8.4 + 2 x 14 us")
-# NCCL over TCP reaches far less than the wire; /issues/209 says less than 60 %. 4.6: the middle of
-# what messages of 8 to 16 MB reach. An all-reduce of 270 to 540 tokens of Falcon-180B is as large:
-# Sarathi-Serve's batches under its strict SLO. Whole prompts are larger: there, 4.6 is too fast.
-NCCL_TCP = "github.com/NVIDIA/nccl/issues/450: 4.1 to 5.2 GB/s at 8 to 16 MB, 1.1 to 1.5 GB/s above"
+# NCCL over TCP reaches far less than the wire; /issues/209 says less than 60 %. The numbers are bus
+# bandwidths of 32 GPUs on four nodes. We read them as the rate of a port: a guess, 20 to 30 % off.
+NCCL_TCP = (
+    "github.com/NVIDIA/nccl/issues/450: bus bandwidth, 4 to 6 GB/s in the best setting (8 to 128"
+    " MB); in another one, 4.1 to 5.2 at 8 to 16 MB, 1.1 to 1.5 above"
+)
 TCP = [
     Link(f"ethernet-100g-tcp-{rate}", rate * 1e9, ETHERNET.latency, NCCL_TCP, measured=True)
     for rate in (5.2, 4.6, 4.1, 1.5)

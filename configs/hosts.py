@@ -16,8 +16,9 @@ MOST = 1e3  # s
 class Host:
     """Seconds of the host: `iteration`, and `request` for each request in the batch.
 
-    overlapped: the host works while the GPU runs the iteration before; else the GPU waits. gap: for
-    each iteration, seconds that the GPU waits even then.
+    overlapped: the host works while the GPU runs the iteration before; else the GPU waits. We
+    compare with the kernels of this iteration, as if the one before took as long. gap: for each
+    iteration, seconds that the GPU waits even then. A beam search is one request.
     """
 
     iteration: float = 0.0
@@ -45,7 +46,7 @@ HOSTS: dict[str, Host] = {
         5e-3, 3.2e-3 / 31,
         source=f"{VLLM}/issues/6854 (2024): a GPU waits 5 to 13 ms in each step. We take 5, and"
         " for each request what /issues/6913 has: 0.2 ms for the outputs of 1 request, 3.4 ms for"
-        " those of 32 (Llama-3-70B, four H100)",
+        " those of 32 (Llama-3-70B, four H100). Beyond 32, that is an extrapolation: 31 ms at 256",
     ),
     "vllm-v1": Host(
         request=5.5e-3 / 256,
@@ -54,8 +55,8 @@ HOSTS: dict[str, Host] = {
     ),
     "vllm-async": Host(
         request=5.5e-3 / 256, overlapped=True, gap=1.6e-4,
-        source=f"{VLLM}/pull/11133: with async scheduling, 5 to 6 ms become 150 to 170 us (256"
-        " requests). /pull/27614 makes it the default",
+        source=f"{VLLM}/pull/11133, a prototype on one GPU: with async scheduling, 5 to 6 ms become"
+        " 150 to 170 us (256 requests). /pull/27614 makes async scheduling the default",
     ),
     # experiments/serve_phases.py prints these three numbers
     "sarathi-serve": Host(

@@ -217,7 +217,8 @@ def run_stages(count: int, setup: Setup, policy: str) -> pipeline.PipelineTrace:
 def run_replica(count: int, setup: Setup, number: int) -> pipeline.PipelineTrace:
     """One of the TP8 replicas, with every eighth request."""
     requests = make_requests(count, setup.lengths, STAGES, number, setup.seed)
-    return simulate(requests, setup, setup.tp_policy, 1, 1, setup.tp_batch_size)
+    own = replace(setup, seed=setup.seed + number)  # noise of its own
+    return simulate(requests, own, setup.tp_policy, 1, 1, setup.tp_batch_size)
 
 
 def simulate(

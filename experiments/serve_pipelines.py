@@ -10,8 +10,8 @@ serving/capacity.py defines capacity, SLO and served rate. Each search has 1024 
 them until twice as many would not change the capacity (`settled_capacity`). Machines, batch sizes
 and budgets are the paper's (its artefact, osdi-experiments/figure-5-6 and figure-8). GPUs are
 joined by NVLink in pairs, so that a ring of four crosses PCIe. 100 Gb Ethernet joins the two nodes,
-for the hop of the pipeline and for TP8: at 4.6 GB/s, as others measured NCCL over TCP (TCP in
-configs/gpus.py has the source, and why this number).
+for the hop of the pipeline and for TP8: at 4.6 GB/s, between the ends of what others measured of
+NCCL over TCP (configs/gpus.py has the source; 1.5 GB/s is that of a poor setting).
 All policies have 128 requests, but Orca 8; the micro-batches, as many as stages, share them evenly.
 The budget is 512 tokens under the strict SLO and 2048 under the relaxed one (1536 for LLaMA2-70B).
 
@@ -22,8 +22,8 @@ strict, relaxed    5 and 25 decode iterations of the pipeline, as our cost model
 A last table has the gains of chat at 1 s, if the link or the host is another one. `with host` has
 what Sarathi-Serve's software took beside its GPUs (serve_phases.py): two numbers, fitted to
 Yi-34B's iterations of 1 and 128 decodes. `57 ms` is what it took beside 32 decodes, for each batch
-alike. A pipeline's first stage waits for it. Nothing is fitted to Fig 11 or 13, so all are
-predictions. A knob is a number that we took from elsewhere.
+alike. A pipeline's first stage waits for it. Nothing is fitted to Fig 11 or 13. But we looked for
+these causes because our gains were not the paper's. A knob is a number that we took from elsewhere.
 """
 
 import enter  # noqa: F401

@@ -10,8 +10,8 @@ rate, as in a ring. Algorithm: the rate is the tensor's size over the time, on f
 sends 1.5 times that.
 
 No reading fits both nodes. All other scripts take for each node the one that is nearer to this
-figure: bus for the L20s, algorithm for the A100s. Where one of two readings is chosen by a number,
-this number is no prediction. The choice looks at this figure alone, and at no throughput.
+figure: bus for the L20s, algorithm for the A100s. We chose the reading by these numbers. So they
+are no predictions. The choice looks at this figure alone, and at no throughput.
 
 Nor does the paper say how long its prompts are. 512, 1024 and 2048 tokens are our choice; its
 numbers stand beside 1024. The memory of a GPU is not checked: one L20 could not hold the model.

@@ -16,8 +16,8 @@ def is_json(path: Path | str) -> bool:
 def read_table(path: Path | str, most: int) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """The header of a CSV file, and of each line below it where it stands, and its cells.
 
-    A JSON file (NAME.json) is a list of objects: the keys of the first are the header, and the
-    values are cells. Other keys are left out. most: bytes of the file. Raises UserError.
+    A JSON file (NAME.json) is a list of objects: their keys are the header, and the values are
+    cells, empty where an object lacks one. most: bytes of the file. Raises UserError.
     """
     text = read_text(path, most)
     if is_json(path):
@@ -42,7 +42,7 @@ def objects(path: Path | str, text: str) -> tuple[list[str], list[tuple[str, lis
             raise UserError(
                 f"{path}, row {number}: {shown(row)} is no object with names and values"
             )
-    header = list(rows[0])
+    header = list(dict.fromkeys(key for row in rows for key in row))
     return header, [
         (f"row {number}", ["" if row.get(key) is None else str(row[key]) for key in header])
         for number, row in enumerate(rows, 1)

@@ -52,8 +52,9 @@ def seconds_of_rows(cost_model: CostModel) -> Callable[[int], float]:
     """A function: n -> seconds of one iteration on the whole model, which prefills n tokens.
 
     TD-Pipe measures the same, and uses it for n decodes, too (profiler-results of its artefact).
+    The host is left out: stage 0 alone waits for it, and n decodes are more than one request.
     """
-    return cache(lambda rows: cost_model.seconds(make_batch([(0, rows, rows)])))
+    return cache(lambda rows: cost_model.kernels(make_batch([(0, rows, rows)])))
 
 
 def even_layers(n_layer: int, stages: int) -> list[int]:

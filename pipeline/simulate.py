@@ -120,7 +120,7 @@ def simulate_pipeline(
     filled = make_micro_batches(
         policy, count, stages, max_batch_size, chunk_size, cache_tokens,
         deal=deal, memory=memory, refill_every=refill_every,
-        seconds_of=seconds_of_rows(cost_model), rules=rules, cost=cost_model.seconds,
+        seconds_of=seconds_of_rows(cost_model), rules=rules, cost=lambda batch: sum(costs(batch)),
     )  # fmt: skip
     requests = listed(requests)
     check_requests(requests, cost_model.model.max_length, model)

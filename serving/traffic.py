@@ -277,8 +277,8 @@ def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
     """The requests of a CSV or JSON file, in order of arrival. The first one arrives at 0 s.
 
     It sorts the lines of a file that has another order, and says so in a line.
-    count: read only so many, the first ones; None: all. The header (in NAME.json: the first
-    object's names) has three columns, see HEADERS. If a JSON file has no arrivals, all requests
+    count: read only so many, the first ones; None: all. The header (in NAME.json: the
+    objects' names) has three columns, see HEADERS. If a JSON file has no arrivals, all requests
     come at once. All other columns are the request's tags: their names and texts, for a policy
     that reads them. Arrivals are seconds, or all of them are dates and times (ISO 8601). Lengths
     are whole numbers of tokens, at least 1. For a wrong cell, the UserError names file, line (in
@@ -287,10 +287,9 @@ def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
     if count is not None:
         check_whole("count", count, 1)
     header, lines = read_table(path, MOST_JSON if is_json(path) else MOST_BYTES)
-    if lines and is_json(path) and not {*HEADERS["arrival"]} & {*header}:
-        header.append("arrival")
-        lines = [(place, [*cells, "0"]) for place, cells in lines]
     columns = find_columns(path, header)
+    if columns["arrival"][0] == len(header):
+        lines = [(place, [*cells, "0"]) for place, cells in lines]
     if not lines:
         raise UserError(f"{path}: no requests below the header; a trace needs at least one")
     rows = read_rows(path, columns, lines)
@@ -313,10 +312,13 @@ def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
 
 
 def find_columns(path: Path | str, header: Sequence[str]) -> dict[str, tuple[int, str]]:
-    """Place and name of each of the three columns."""
+    """Place and name of each of the three columns. A JSON file may have no arrivals."""
     found = {}
     for column, allowed in HEADERS.items():
         name = next((name for name in allowed if name in header), None)
+        if name is None and column == "arrival" and is_json(path):
+            found[column] = len(header), column  # a column more: all come at once
+            continue
         if name is None:
             raise UserError(
                 f"{path}, {'row' if is_json(path) else 'line'} 1: no column for the {column} in"

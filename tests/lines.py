@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BUDGET = {
     "tests": 19800, "experiments": 11700, "course": 4750, "web": 2840, "notebooks": 2650,
     "the root": 2355, "pipeline": 1400, "loading": 1200, "serving": 1050, "fast": 1050,
-    "beam": 750, "command": 600, "configs": 525, "pictures": 450, "demo": 250, "docs": 230,
+    "beam": 750, "command": 610, "configs": 525, "pictures": 450, "demo": 250, "docs": 230,
     "examples": 50,
 }  # fmt: skip
 
