@@ -86,7 +86,7 @@ RATIOS = (
 )
 BATCH_RATIO = "batch size over tp-only"
 SHARES = ("orca's bubbles", "sarathi's bubbles")
-NONE, IN_STEP = "no option", "Orca in step"
+NONE, GIVEN, IN_STEP = "no option", "your options", "Orca in step"
 CAUSES = {  # FlashAttention's range and its middle; twice a guess; another software's
     **{f"attention {100 * x:g} %": {"attention_share": x} for x in (0.4, 0.325, 0.25)},
     **{f"noise {100 * x:g} %": {"noise": x} for x in (0.05, 0.1)},
@@ -97,7 +97,7 @@ SLOW = ("attention 25 %", IN_STEP), ("attention 25 %", "noise 10 %", IN_STEP)
 TOGETHER = {" + ".join(each): each for each in (*combinations(THREE, 2), *SLOW)}
 TOGETHER["all three"] = THREE
 FULL = "all", "together"  # runs with all requests
-PICTURED = {"run": FULL, "option": (NONE, *THREE, "all three")}
+PICTURED = {"run": FULL, "option": (NONE, GIVEN, *THREE, "all three")}
 Costs = Callable[[Batch], list[float]]  # seconds of a batch on each stage
 SYSTEMS = ("orca", "orca in step", "tp-only", "sarathi")
 COLOURS = {each: LOOKS.get(each.split()[0], ("black",))[0] for each in SYSTEMS}
@@ -322,10 +322,10 @@ def in_step(setup: Setup) -> int:
 
 
 def variations(setup: Setup) -> dict[str, Setup]:
-    """One option changed at a time, then several TOGETHER."""
+    """The setup itself; one option changed at a time; then several TOGETHER."""
     by = next(by for by in ZIPF_BY if by != setup.lengths)
     changes: dict[str, dict] = {
-        NONE: {},
+        NONE if setup == Setup() else GIVEN: {},
         f"Zipf by {by}": {"lengths": by},
         "Orca: any number of prompts at once": {"prefills": "any"},
         IN_STEP: {"refill_every": in_step(setup)},
@@ -371,8 +371,8 @@ def ratios(setup: Setup, option: str, run: str, requests: int) -> Row:
 
 def waits(setup: Setup, system: str, requests: int) -> list[Row]:
     """When requests are done (s); with stages, bubble times (s), and % of the stages' time."""
-    option = IN_STEP if system == "orca in step" else NONE
-    outcome = outcome_of(variations(setup)[option], requests)
+    changed = variations(setup)[IN_STEP] if system == "orca in step" else setup
+    outcome = outcome_of(changed, requests)
     traces = {"sarathi": [outcome.sarathi], "tp-only": outcome.replicas}
     traces = traces.get(system, [outcome.orca])
     times = sorted(time for trace in traces for _, time in trace.finished)
@@ -406,20 +406,20 @@ def report(rows: Rows) -> None:
 
 
 def print_options(rows: Rows) -> None:
-    [paper] = rows.where(RATIOS[0], source="paper")
-    first = paper | {"option": "paper"} | implied_shares(paper)
+    papers = rows.where(RATIOS[0], source="paper")  # beside no option of the user's
+    first = [row | {"option": "paper"} | implied_shares(row) for row in papers]
     title = (
         "What each detail changes alone, with few requests. The ratios to Orca grow with their"
         "\nnumber: compare these rows with each other, and the next table with the paper."
     )
     for run, heading in (("few", title), (FULL, "Causes alone and together, all requests")):
         own = rows.where(RATIOS[0], run=run, source="predicted")
-        print_rows(Rows([first, *own], rows.units), ("option", *RATIOS, *SHARES), heading)
+        print_rows(Rows([*first, *own], rows.units), ("option", *RATIOS, *SHARES), heading)
 
 
 def sweeps(quick: bool, requests: int, table_requests: int, **options: object) -> list[Sweep]:
     setup = setup_of(options)
-    alone = [NONE, IN_STEP, *CAUSES]
+    alone = [next(iter(variations(setup))), IN_STEP, *CAUSES]
     few = [option for option in variations(setup) if option not in {*alone[1:], *TOGETHER}]
     runs = cases(option=alone, run="all", requests=requests)
     runs += cases(option=list(TOGETHER), run="together", requests=requests)
@@ -465,7 +465,9 @@ STUDY = Study(
         )
     },
     shown=lambda row, quantity: (
-        row.get("option") == NONE and row["run"] == "all" and quantity in (*RATIOS, BATCH_RATIO)
+        row.get("option") in (NONE, GIVEN)
+        and row["run"] == "all"
+        and quantity in (*RATIOS, BATCH_RATIO)
     ),
     report=report,
     flags=make_flags(),
