@@ -27,6 +27,7 @@ class GPU:
     l2: float = 0.0  # bytes of the cache that all SMs share; 0: none, or unknown
     generation: str = ""  # GPUs of one generation reach similar shares of their data sheets
     link: str = "nvlink-a100"  # of LINKS: joins GPUs of this kind, unless another one is named
+    card: float = 0.0  # bytes that software finds on it (CARDS); 0: unknown
 
     def __post_init__(self) -> None:
         for name in ("memory", "peak", "bandwidth"):
@@ -112,6 +113,17 @@ GH100 = "SMs, L2: NVIDIA H100 white paper"
 DRIVER = "SMs, L2: as NVIDIA's driver reports them"
 
 
+# GiB in all, as PyTorch and vLLM report them in public logs (an error of CUDA's, "has a total
+# capacity of", or vLLM's account at its start). Data sheets say GB, and mean about as many GiB.
+# Where logs differ (error correction takes a part of GDDR), the smaller.
+CARDS = {
+    "a100-80gb": 79.15, "a100-80gb-pcie": 79.15, "a100-40gb": 39.49, "a100-40gb-pcie": 39.49,
+    "h100": 79.19, "h100-pcie": 79.11, "h200": 139.80, "l40s": 44.39, "l4": 22.16, "t4": 14.56,
+    "a10": 22.06, "a40": 44.55, "a6000": 44.43, "rtx3090": 23.59, "rtx4090": 23.53, "b200": 178.35,
+    "mi300x": 191.98,
+}  # fmt: skip
+
+
 def row(
     name: str, memory: float, teraflops: float, bandwidth: float, sms: int, l2: float,
     generation: str, link: str, source: str,
@@ -120,6 +132,7 @@ def row(
     return GPU(
         name, memory * 1e9, teraflops * 1e12, bandwidth * 1e9, source,
         sms=sms, l2=l2 * 2**20, generation=generation, link=link,
+        card=CARDS.get(name, 0.0) * 2**30,
     )  # fmt: skip
 
 

@@ -73,6 +73,31 @@ ROWS: list[dict] = [
         norm_eps=1e-6, source="Qwen3-32B, Hugging Face config",
     ),
     row(
+        name="qwen2.5-7b", n_layer=28, n_head=28, n_kv_head=4, hidden=3584, intermediate=18944,
+        vocab_size=152064, max_length=32768, rope_theta=1e6, qkv_bias=True, norm_eps=1e-6,
+        source="Qwen2.5-7B-Instruct, Hugging Face config",
+    ),
+    row(
+        name="qwen2.5-14b", n_layer=48, n_head=40, n_kv_head=8, hidden=5120, intermediate=13824,
+        vocab_size=152064, max_length=32768, rope_theta=1e6, qkv_bias=True, norm_eps=1e-6,
+        source="Qwen2.5-14B-Instruct, Hugging Face config",
+    ),
+    row(
+        name="qwen2.5-72b", n_layer=80, n_head=64, n_kv_head=8, hidden=8192, intermediate=29568,
+        vocab_size=152064, max_length=32768, rope_theta=1e6, qkv_bias=True, norm_eps=1e-6,
+        source="Qwen2.5-72B-Instruct, Hugging Face config",
+    ),
+    row(
+        name="qwen3-8b", n_layer=36, n_head=32, n_kv_head=8, head_dim=128, hidden=4096,
+        intermediate=12288, vocab_size=151936, max_length=40960, rope_theta=1e6, qk_norm=True,
+        norm_eps=1e-6, source="Qwen3-8B, Hugging Face config",
+    ),
+    row(
+        name="qwen3-14b", n_layer=40, n_head=40, n_kv_head=8, head_dim=128, hidden=5120,
+        intermediate=17408, vocab_size=151936, max_length=40960, rope_theta=1e6, qk_norm=True,
+        norm_eps=1e-6, source="Qwen3-14B, Hugging Face config",
+    ),
+    row(
         name="falcon-180b", n_layer=80, n_head=232, n_kv_head=8, hidden=14848, intermediate=59392,
         vocab_size=65024, max_length=16384, flavour="gpt2", parallel=True,
         source="falcon-180B, Hugging Face config; positions: 16384 as for llama2-70b, not its 2048",

@@ -15,8 +15,9 @@ All times are in seconds, rates in requests per second.
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from loop import Loop
 from pipeline import Hop, PipelineTrace, StageCosts, even_layers, make_micro_batches, run_pipeline
 from scheduler import make_scheduler
 from serving.capacity import MAX_DELAY, AlwaysServed, Load, largest_rate, worst_iteration
-from serving.traffic import at_rate
+from serving.traffic import at_rate, copy_of
 from simulate import CostExecutor, run_all
 from timeline import Trace
 
@@ -112,6 +113,28 @@ class Traffic:
         ]
 
 
+LOGIT = 10  # bytes of a logit while tokens are drawn: bf16, then twice fp32
+OUTSIDE = {False: 0.1, True: 1.4}  # GiB outside PyTorch: CUDA's; with several GPUs, NCCL's, too
+
+
+def cache_of_engine(
+    cost: CostModel, stages: int, budget: int, batch_size: int, utilization: float = 0.9
+) -> int:
+    """Tokens of cache that vLLM gives itself, of all requests together; 0: the model does not fit.
+
+    As vLLM's account at its start: of each card, `utilization`; less the weights, the activations
+    of its largest iteration (`budget` rows, `batch_size` logits), and what lies outside PyTorch.
+    """
+    model, tp, gpu = cost.model, cost.tp, cost.gpu
+    check_number("utilization", utilization, 0, 1)
+    widest = (3 * model.intermediate // tp + 2 * model.hidden) * cost.bytes_per_value
+    activations = budget * widest + batch_size * model.vocab_size * LOGIT
+    weights = model.parameters * cost.bytes_per_value / (tp * stages)
+    outside = OUTSIDE[tp * stages > 1] * 2**30
+    free = utilization * (gpu.card or gpu.memory) - weights - activations - outside
+    return max(0, int(free * stages // cost.kv_bytes))
+
+
 @dataclass(frozen=True, eq=False)
 class Replica:
     """A model on `cost.tp` GPUs, or on a pipeline of such stages, as one engine serves it.
@@ -134,12 +157,17 @@ class Replica:
     def gpus(self) -> int:
         return self.cost.tp * self.stages
 
-    def serve(self, requests: Sequence[Request], policy: str, budget: int) -> Trace:
-        """The run of these requests. budget: C, in tokens."""
+    def serve(
+        self, requests: Sequence[Request], policy: str, budget: int, clients: int | None = None
+    ) -> Trace:
+        """The run of these requests. budget: C, in tokens. clients: see `run_closed`."""
         cost, stages = self.cost, self.stages
         if stages == 1:
             scheduler = make_scheduler(policy, self.max_batch_size, budget, self.cache_tokens)
-            return run_all(Loop(scheduler, CostExecutor(cost)), requests)
+            loop = Loop(scheduler, CostExecutor(cost))
+            return (
+                run_all(loop, requests) if clients is None else run_closed(loop, requests, clients)
+            )
         filled = make_micro_batches(
             policy, stages, stages, max(1, self.max_batch_size // stages), budget,
             self.cache_tokens, memory="pool", cost=cost.seconds,
@@ -149,6 +177,22 @@ class Replica:
         costs = StageCosts(cost, even_layers(cost.model.n_layer, stages))
         trace = PipelineTrace(stages, filled.count, keep=True)
         return run_pipeline(filled, costs, trace, Hop.over(self.hop, cost)).requests
+
+
+def run_closed(loop: Loop, requests: Iterable[Request], clients: int) -> Trace:
+    """A closed loop: each of `clients` sends its next request when it has its last token.
+
+    It is what `vllm bench serve --max-concurrency` does. The requests' own arrivals do not count.
+    """
+    check_whole("clients", clients)
+    left, ended = iter(requests), 0
+    for request in islice(left, clients):
+        loop.add(copy_of(request, request.request_id, loop.executor.now()))
+    while loop.step():
+        for request in islice(left, len(loop.trace.finished) - ended):
+            loop.add(copy_of(request, request.request_id, loop.executor.now()))
+        ended = len(loop.trace.finished)
+    return loop.trace
 
 
 @dataclass(frozen=True)
