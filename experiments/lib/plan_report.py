@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import matplotlib.pyplot as plt
 
 from configs import MODELS
-from experiments.lib.common import print_table, three_digits
+from configs.hosts import HOSTS
+from experiments.lib.common import ROOT, print_table, three_digits
 from experiments.lib.look import COLOURS, labelled_bars, panels
 from experiments.lib.papers import LOOKS, looks_of
-from experiments.lib.rows import Rows
+from experiments.lib.rows import Rows, read_rows
 from serving.calibration import CalibratedModel
 from serving.comparison import OURS, Demand, Plan
 from serving.planner import Replica, engine_flags
@@ -21,6 +22,11 @@ NAME = "plan"
 ROUGHLY = "capacity to 5 %"
 UNITS = dict.fromkeys(("SLO", "P99 TBT", "P90 TTFT"), "s")
 UNITS |= dict.fromkeys(("capacity", ROUGHLY, "mean rate", "busiest minute"), "requests/s")
+# Of servers that others measured, and how they are predicted (beside_benchmarks.py)
+KINDS = ("single stream", "long prompts", "tensor parallel", "short prompts")
+WAYS = ("data sheet", "card and host")
+LONG = 1500  # prompt tokens
+MEASURED = ROOT / "results" / "beside_benchmarks.csv"
 
 
 def rounded(rate: float) -> str:
@@ -30,6 +36,28 @@ def rounded(rate: float) -> str:
 def hardware_of(replica: Replica) -> str:
     count = replica.gpus
     return f"{count} x {replica.cost.gpu.name}" if count > 1 else replica.cost.gpu.name
+
+
+def kind_of(tp: int, prompt_tokens: float, single: bool = False) -> str:
+    """Of KINDS; single: one request at a time."""
+    if single or tp > 1:
+        return KINDS[0 if single else 2]
+    return KINDS[1] if prompt_tokens >= LONG else KINDS[3]
+
+
+def print_error(plan: Plan) -> None:
+    """How far predictions of this kind are from servers that others measured."""
+    replica = plan.replica
+    if isinstance(replica.cost, CalibratedModel) or not MEASURED.exists():
+        return
+    kind = kind_of(replica.cost.tp, float(plan.question.traffic.prompts.mean()))
+    way = WAYS[replica.cost.host != HOSTS["none"]]
+    rows = read_rows(MEASURED).where("median error", group=kind, way=way, sources="looked at")
+    middle, most = (rows.one(name) for name in ("median error", "90th percentile"))
+    print(
+        f"error          beside public benchmarks ({kind}): median {middle:.0f} %, nine of ten"
+        f" within {most:.0f} %\n               not priced: HTTP, tokenizer, limits of the CPU"
+    )
 
 
 def print_answer(plan: Plan) -> None:
@@ -49,6 +77,7 @@ def print_answer(plan: Plan) -> None:
             f"there          P99 TBT {1e3 * load.p99_tbt:.1f} ms, P90 TTFT"
             f" {1e3 * load.p90_ttft:.0f} ms"
         )
+    print_error(plan)
     for demand in plan.question.demands:
         line = f"{demand.who:<14} {who_holds(plan, demand)}"
         print(textwrap.fill(line, 88, subsequent_indent=15 * " "))
