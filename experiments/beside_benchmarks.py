@@ -1,6 +1,6 @@
 """The planner beside public benchmarks of servers: vLLM, SGLang, TensorRT-LLM.
 
-    python experiments/beside_benchmarks.py           all of benchmarks.csv: a minute
+    python experiments/beside_benchmarks.py           all of benchmarks.csv: minutes
     python experiments/beside_benchmarks.py --kept    also the third that was kept apart
 
 benchmarks.csv has what others measured and published: its conditions, its number, its address. Each
@@ -38,7 +38,7 @@ from configs import GPUS, MODELS
 from configs.hosts import HOSTS
 from costmodel import CostModel, tokens_that_fit
 from experiments.lib.common import ROOT
-from experiments.lib.engines import Sweep
+from experiments.lib.engines import ANY, Sweep
 from experiments.lib.look import COLOURS, log_axis, panels
 from experiments.lib.papers import CHAT
 from experiments.lib.plan_report import KINDS, WAYS, kind_of
@@ -61,6 +61,7 @@ WHAT = {  # published quantities
     "time to first token": ("mean TTFT", "median TTFT", "P99 TTFT"),
     "time of a request": ("mean latency",),
 }
+LOOKS = {WAYS[0]: ("#999999", -0.2), WAYS[1]: (COLOURS["blue"], 0.2)}  # colour, place in a lane
 BAND = 1.4  # of the picture, and of what is hoped for: nine of ten within 40 %
 
 
@@ -156,16 +157,15 @@ def traffic(each: Benchmark) -> list[Request]:
         drawn = CHAT.requests(count)
         prompts = prompt / statistics.mean(len(r.prompt) for r in drawn)
         outputs = output / statistics.mean(r.max_tokens for r in drawn)
-        requests = [
-            replace_lengths(r, round(prompts * len(r.prompt)), round(outputs * r.max_tokens))
-            for r in drawn
-        ]
+        requests = [stretched(r, prompts, outputs) for r in drawn]
     return at_rate(requests, each.load if each.load_kind == "rate" else 1e6)
 
 
-def replace_lengths(request: Request, prompt: int, output: int) -> Request:
-    sizes = range(max(1, prompt)), max(1, output)
-    return Request(request.request_id, *sizes, arrival=request.arrival)
+def stretched(request: Request, prompts: float, outputs: float) -> Request:
+    """With lengths that are multiplied by these factors."""
+    prompt = range(max(1, round(prompts * len(request.prompt))))
+    output = max(1, round(outputs * request.max_tokens))
+    return Request(request.request_id, prompt, output, arrival=request.arrival)
 
 
 def engine_defaults(each: Benchmark) -> tuple[str, int, int]:
@@ -284,7 +284,7 @@ def spread(ratios: Sequence[float]) -> dict[str, float]:
 
 def summarize(rows: Rows) -> None:
     """Errors of all, by kind, by quantity and by engine; by both ways."""
-    where = {"model": "all models", "hardware": "all GPUs"}
+    where = {"model": ANY.model, "hardware": ANY.hardware}
     for part, some in rows.where("number").by("sources").items():
         groups = {"all": some}
         for key in ("kind", "quantity", "engine"):
@@ -308,19 +308,22 @@ def report(rows: Rows) -> None:
 def draw(rows: Rows) -> plt.Figure:
     """A panel for each kind, a lane for each quantity. Grey: by the data sheet."""
     numbers = rows.where("number")
+    lanes = [each for each in WHAT if numbers.where(quantity=each)] or list(WHAT)
+    ratios = [4.0, *(numbers.column(WAYS[0]) + numbers.column(WAYS[1]))]
+    far = 1.1 * max(max(each, 1 / each) for each in ratios)
     figure, grid = panels(2, 2, 9, 5)
     for axes, kind in zip((axes for line in grid for axes in line), KINDS, strict=True):
         axes.axvspan(1 / BAND, BAND, color=COLOURS["green"], alpha=0.12, linewidth=0)
         axes.axvline(1, color="black", linewidth=1)
-        for lane, quantity in enumerate(WHAT):
+        for lane, quantity in enumerate(lanes):
             own = numbers.where(kind=kind, quantity=quantity)
-            looks = {"color": "#999999", "alpha": 0.6}, {"color": COLOURS["blue"], "alpha": 0.6}
-            for way, style, above in zip(WAYS, looks, (0.22, -0.16), strict=True):
+            for way, (colour, above) in LOOKS.items():
                 ratios = own.column(way)
                 at = [lane + above + 0.12 * ((place % 5) - 2) / 2 for place in range(len(ratios))]
-                axes.plot(ratios, at, "o", markersize=6, label=None if lane else way, **style)
-        axes.set_yticks(range(len(WHAT)), list(WHAT))
-        axes.set(xlim=(0.2, 5), ylim=(len(WHAT) - 0.5, -0.5), title=kind)
+                label = None if lane else way
+                axes.plot(ratios, at, "o", markersize=6, color=colour, alpha=0.6, label=label)
+        axes.set_yticks(range(len(lanes)), lanes)
+        axes.set(xlim=(1 / far, far), ylim=(len(lanes) - 0.5, -0.5), title=kind)
         log_axis(axes, "x", (0.25, 0.5, 0.7, 1, 1.4, 2, 4))
         axes.set_xlabel("ours over theirs; right of 1: too hopeful")
     grid[0][0].legend(loc="lower left")
@@ -346,6 +349,7 @@ STUDY = Study(
     derive=summarize,
     shown=None,
     report=report,
+    slow=True,
     flags={"kept": Flag("also the sources that were kept apart")},
 )
 

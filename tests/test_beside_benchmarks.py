@@ -1,0 +1,126 @@
+"""Public benchmarks of servers: the committed file, a closed loop, memory, and what is compared."""
+
+from dataclasses import replace
+
+import pytest
+
+from command.checks import UserError
+from configs import GPUS, MODELS
+from configs.hosts import HOSTS
+from costmodel import CostModel
+from experiments import beside_benchmarks as beside
+from experiments.lib.plan_report import KINDS, MEASURED, WAYS
+from experiments.lib.rows import Rows, read_rows
+from loop import Loop
+from scheduler import make_scheduler
+from serving.planner import cache_of_engine, run_closed
+from serving.traffic import Fixed, make_requests
+from simulate import CostExecutor
+
+UNITS = {
+    "output": "tokens/s", "all tokens": "tokens/s", "requests": "requests/s",
+    **dict.fromkeys(("mean TPOT", "median TPOT", "mean ITL", "P99 ITL"), "ms"),
+    **dict.fromkeys(("mean TTFT", "median TTFT", "P99 TTFT", "mean latency"), "ms"),
+}  # fmt: skip
+# What vLLM says of its own memory: model, GPU and its GiB (0: of configs), tp, utilization, tokens
+# of its largest batch, GiB of cache on a GPU, address
+VLLM = "github.com/vllm-project/vllm"
+ACCOUNTS = [
+    ("llama3.1-8b", "h100", 79.22, 1, 0.9, 8192, 53.29, f"{VLLM}/pull/10511"),
+    # 71.29 - 7.48 - 3.58 - 1.26
+    ("llama3.1-8b", "h100", 79.22, 2, 0.9, 8192, 58.97, f"{VLLM}/pull/10511"),
+    ("qwen2.5-14b", "rtx4090", 0.0, 2, 0.98, 2048, 8.69, f"{VLLM}/issues/13061"),
+]
+
+
+def test_the_file_is_well_formed() -> None:
+    lines = beside.benchmarks()
+    assert len(lines) == len({each.id for each in lines}) > 300
+    for each in lines:
+        assert each.model in MODELS and each.gpu in GPUS, each
+        assert each.unit == UNITS[each.quantity] and each.value > 0, each
+        assert each.engine in ("vllm", "sglang", "tensorrt-llm"), each
+        assert each.dataset in ("fixed", "sharegpt") and each.source.startswith("https://"), each
+        assert each.load_kind in ("single", "burst") or each.load > 0, each
+        assert min(each.prompt_tokens, each.output_tokens) >= 1 and 0 <= each.memory <= 1, each
+
+
+def test_a_third_of_the_sources_is_kept_apart() -> None:
+    """By the address alone, so that nobody chooses."""
+    sources = {each.source: each.kept for each in beside.benchmarks()}
+    assert 0.2 < sum(sources.values()) / len(sources) < 0.5
+    one = beside.benchmarks()[0]
+    assert replace(one, source="https://k.example").kept
+    assert not replace(one, source="https://b.example").kept
+
+
+@pytest.mark.parametrize(
+    ("version", "host"),
+    [("0.5.4", "vllm-2024"), ("0.6.0", "vllm-v1"), ("0.11.0", "vllm-v1"), ("0.12", "vllm-async")],
+)
+def test_a_version_has_a_host(version: str, host: str) -> None:
+    assert replace(beside.benchmarks()[0], version=version).host == host in HOSTS
+    assert replace(beside.benchmarks()[0], version=version, engine="sglang").host == "none"
+
+
+def test_a_closed_loop_holds_as_many_as_there_are_clients() -> None:
+    cost = CostModel(MODELS["llama3.1-8b"], GPUS["h100"], software="vllm")
+    loop = Loop(make_scheduler("sarathi_serve", 16, 512), CostExecutor(cost))
+    trace = run_closed(loop, make_requests([0.0] * 9, Fixed(64), Fixed(5)), 3)
+    assert len(trace.finished) == 9
+    arrivals = sorted(life.arrival for life in trace.lives.values())
+    ends = sorted(moment for _, moment in trace.finished)
+    assert arrivals[:3] == [0, 0, 0] and arrivals[3:] == ends[:6]
+    with pytest.raises(UserError, match="clients"):
+        run_closed(loop, [], 0)
+
+
+@pytest.mark.parametrize("account", ACCOUNTS)
+def test_the_cache_is_as_vllm_says(account: tuple) -> None:
+    """Within 3 GiB a card, and 16 %."""
+    model, name, card, tp, utilization, budget, published, _ = account
+    gpu = replace(GPUS[name], card=card * 2**30 or GPUS[name].card)
+    cost = CostModel(MODELS[model], gpu, tp=tp, software="vllm")
+    ours = cache_of_engine(cost, 1, budget, 256, utilization) * cost.kv_bytes / 2**30
+    assert ours == pytest.approx(published, rel=0.16) and abs(ours - published) < 3
+
+
+def test_a_share_of_what_is_free() -> None:
+    """TensorRT-LLM's is larger than vLLM's where weights fill the card."""
+    cost = CostModel(MODELS["llama3.1-70b"], GPUS["a100-80gb"], tp=2, software="vllm")
+    vllm, other = (cache_of_engine(cost, 1, 2048, 256, 0.9, free) for free in (False, True))
+    assert other > 2 * vllm > 0
+    assert cache_of_engine(cost, 1, 2048, 256, 1) == cache_of_engine(cost, 1, 2048, 256, 1, True)
+    # twice the weights of a card
+    one = CostModel(MODELS["llama3.1-70b"], GPUS["a100-80gb"], software="vllm")
+    assert cache_of_engine(one, 1, 2048, 256) == 0
+
+
+def test_what_equals_our_prediction_has_ratio_1() -> None:
+    each = next(each for each in beside.benchmarks() if each.load_kind == "single")
+    for quantity in ("output", "mean TTFT"):
+        one = replace(each, quantity=quantity, requests=2)
+        same = replace(one, value=beside.predicted(one, WAYS[1]))
+        row = beside.beside(same, each.id)
+        assert row[WAYS[1]] == 1 and row["kind"] == KINDS[0]
+        slower = replace(same, value=2 * same.value)  # twice the time; or twice the tokens
+        assert beside.beside(slower, each.id)[WAYS[1]] == (2 if "TTFT" in quantity else 0.5)
+
+
+def test_a_throughput_that_is_the_load_is_not_compared() -> None:
+    """Sent at 2 requests/s, of 100 tokens each."""
+    each = replace(beside.benchmarks()[0], load_kind="rate", load=2.0, output_tokens=100)
+    each = replace(each, quantity="output")
+    assert replace(each, value=199).is_the_load and not replace(each, value=150).is_the_load
+    assert not replace(each, value=199, quantity="mean TPOT").is_the_load
+
+
+def test_the_spread() -> None:
+    found = beside.spread([0.5, 1.0, 1.25])
+    assert found["median error"] == pytest.approx(25) and found["signed"] == pytest.approx(0)
+
+
+def test_the_picture_draws_any_part() -> None:
+    rows = read_rows(MEASURED)
+    for some in (rows, rows.where("number")[:1], []):
+        beside.draw(Rows(some, rows.units))
