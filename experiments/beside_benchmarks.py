@@ -1,13 +1,10 @@
 """The planner beside public benchmarks of servers: vLLM, SGLang, TensorRT-LLM.
 
-    python experiments/beside_benchmarks.py           all of benchmarks.csv: minutes
-    python experiments/beside_benchmarks.py --kept    also the third that was kept apart
-
 benchmarks.csv has what others measured and published: its conditions, its number, its address. Each
 line is simulated as the planner would: today's vLLM kernels on the GPU, the engine's defaults (B,
 token budget, policy, memory), the load. No constant is fitted to these numbers. A third of the
-sources, chosen by a hash of their address before the first comparison, is kept apart: --kept shows
-it.
+sources, chosen by a hash of their address before the first comparison, was kept apart until
+all else stood. It takes minutes.
 
 data sheet       the memory of the GPU's data sheet, and the GPU's work alone.
 card and host    the memory that engines find on the card, and the CPU's time (configs/hosts.py). A
@@ -33,7 +30,6 @@ from functools import cache, lru_cache
 import matplotlib.pyplot as plt
 
 from batch import Request
-from command.flags import Flag
 from configs import GPUS, MODELS
 from configs.hosts import HOSTS
 from costmodel import CostModel, tokens_that_fit
@@ -41,7 +37,7 @@ from experiments.lib.common import ROOT
 from experiments.lib.engines import ANY, Sweep
 from experiments.lib.look import COLOURS, log_axis, panels
 from experiments.lib.papers import CHAT
-from experiments.lib.plan_report import KINDS, WAYS, kind_of
+from experiments.lib.plan_report import BOTH, KINDS, WAYS, kind_of
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Study
 from experiments.lib.validation import quantile
@@ -58,7 +54,7 @@ CHUNKED = 0, 8  # the first whose default is chunked prefill
 WHAT = {  # published quantities
     "throughput": ("output", "all tokens", "requests"),
     "time per token": ("mean TPOT", "median TPOT", "mean ITL", "P99 ITL"),
-    "time to first token": ("mean TTFT", "median TTFT", "P99 TTFT"),
+    "time to first token": ("mean TTFT", "median TTFT"),
     "time of a request": ("mean latency",),
 }
 LOOKS = {WAYS[0]: ("#999999", -0.2), WAYS[1]: (COLOURS["blue"], 0.2)}  # colour, place in a lane
@@ -252,7 +248,6 @@ def measure_of(quantity: str, trace: Trace) -> float:
         "P99 ITL": lambda: 1e3 * quantile(trace.tbts, 0.99),
         "mean TTFT": lambda: 1e3 * statistics.fmean(trace.ttfts),
         "median TTFT": lambda: 1e3 * statistics.median(trace.ttfts),
-        "P99 TTFT": lambda: 1e3 * quantile(trace.ttfts, 0.99),
         "mean latency": lambda: 1e3 * statistics.fmean(life.latency for life in lives),
     }
     return ways[quantity]()
@@ -283,9 +278,9 @@ def spread(ratios: Sequence[float]) -> dict[str, float]:
 
 
 def summarize(rows: Rows) -> None:
-    """Errors of all, by kind, by quantity and by engine; by both ways."""
-    where = {"model": ANY.model, "hardware": ANY.hardware}
-    for part, some in rows.where("number").by("sources").items():
+    """Errors by kind, by quantity and by engine; by both ways; of each part and of both."""
+    every = rows.where("number")
+    for part, some in (every.by("sources") | {BOTH: every}).items():
         groups = {"all": some}
         for key in ("kind", "quantity", "engine"):
             groups |= some.by(key)
@@ -293,7 +288,7 @@ def summarize(rows: Rows) -> None:
             for way in WAYS:
                 if ratios := own.column(way):
                     case = {"sources": part, "group": group, "way": way, "compared": len(ratios)}
-                    rows.add(**where, **case, **spread(ratios))
+                    rows.add(**vars(ANY), **case, **spread(ratios))
 
 
 def report(rows: Rows) -> None:
@@ -302,15 +297,14 @@ def report(rows: Rows) -> None:
         print_rows(own, columns, f"Ours over theirs: {part}")
     columns = ("group", "way", "compared", "median error", "90th percentile", "signed")
     for part, own in rows.where("median error").by("sources").items():
-        print_rows(own, columns, f"How far off (signed: above 0 is too hopeful): {part}")
+        print_rows(own, columns, f"Errors: {part} (signed: above 0 is too hopeful)")
 
 
 def draw(rows: Rows) -> plt.Figure:
     """A panel for each kind, a lane for each quantity. Grey: by the data sheet."""
     numbers = rows.where("number")
     lanes = [each for each in WHAT if numbers.where(quantity=each)] or list(WHAT)
-    ratios = [4.0, *(numbers.column(WAYS[0]) + numbers.column(WAYS[1]))]
-    far = 1.1 * max(max(each, 1 / each) for each in ratios)
+    far = 1.1 * max(max(x, 1 / x) for way in WAYS for x in [4.0, *numbers.column(way)])
     figure, grid = panels(2, 2, 9, 5)
     for axes, kind in zip((axes for line in grid for axes in line), KINDS, strict=True):
         axes.axvspan(1 / BAND, BAND, color=COLOURS["green"], alpha=0.12, linewidth=0)
@@ -320,8 +314,7 @@ def draw(rows: Rows) -> plt.Figure:
             for way, (colour, above) in LOOKS.items():
                 ratios = own.column(way)
                 at = [lane + above + 0.12 * ((place % 5) - 2) / 2 for place in range(len(ratios))]
-                label = None if lane else way
-                axes.plot(ratios, at, "o", markersize=6, color=colour, alpha=0.6, label=label)
+                axes.plot(ratios, at, "o", color=colour, alpha=0.6, label="" if lane else way)
         axes.set_yticks(range(len(lanes)), lanes)
         axes.set(xlim=(1 / far, far), ylim=(len(lanes) - 0.5, -0.5), title=kind)
         log_axis(axes, "x", (0.25, 0.5, 0.7, 1, 1.4, 2, 4))
@@ -331,9 +324,8 @@ def draw(rows: Rows) -> plt.Figure:
     return figure
 
 
-def sweeps(quick: bool, kept: bool = False) -> list[Sweep]:
-    chosen = [each for each in benchmarks() if kept or not each.kept]
-    chosen = [each for each in chosen if not each.is_the_load][:: 12 if quick else 1]
+def sweeps(quick: bool) -> list[Sweep]:
+    chosen = [each for each in benchmarks() if not each.is_the_load][:: 18 if quick else 1]
     return [Sweep(beside, [each], [{"number": each.id}]) for each in chosen]
 
 
@@ -350,7 +342,6 @@ STUDY = Study(
     shown=None,
     report=report,
     slow=True,
-    flags={"kept": Flag("also the sources that were kept apart")},
 )
 
 if __name__ == "__main__":

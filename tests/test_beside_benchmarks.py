@@ -20,7 +20,7 @@ from simulate import CostExecutor
 UNITS = {
     "output": "tokens/s", "all tokens": "tokens/s", "requests": "requests/s",
     **dict.fromkeys(("mean TPOT", "median TPOT", "mean ITL", "P99 ITL"), "ms"),
-    **dict.fromkeys(("mean TTFT", "median TTFT", "P99 TTFT", "mean latency"), "ms"),
+    **dict.fromkeys(("mean TTFT", "median TTFT", "mean latency"), "ms"),
 }  # fmt: skip
 # What vLLM says of its own memory: model, GPU and its GiB (0: of configs), tp, utilization, tokens
 # of its largest batch, GiB of cache on a GPU, address

@@ -25,6 +25,7 @@ UNITS |= dict.fromkeys(("capacity", ROUGHLY, "mean rate", "busiest minute"), "re
 # Of servers that others measured, and how they are predicted (beside_benchmarks.py)
 KINDS = ("single stream", "long prompts", "tensor parallel", "short prompts")
 WAYS = ("data sheet", "card and host")
+BOTH = "both"  # sources that were looked at, and those that were kept apart
 LONG = 1500  # prompt tokens
 MEASURED = ROOT / "results" / "beside_benchmarks.csv"
 
@@ -52,7 +53,7 @@ def print_error(plan: Plan) -> None:
         return
     kind = kind_of(replica.cost.tp, float(plan.question.traffic.prompts.mean()))
     way = WAYS[replica.cost.host != HOSTS["none"]]
-    rows = read_rows(MEASURED).where("median error", group=kind, way=way, sources="looked at")
+    rows = read_rows(MEASURED).where("median error", group=kind, way=way, sources=BOTH)
     middle, most = (rows.one(name) for name in ("median error", "90th percentile"))
     print(
         f"error          beside public benchmarks ({kind}): median {middle:.0f} %, nine of ten"
