@@ -6,68 +6,83 @@
         a GPU of no table (GB, TFLOPS, GB/s); all requests with 1000 prompt and 200 output tokens
     python plan.py --gpu here --model laptop --requests-file 200:40 --tbt-slo 150
         this machine, as experiments/calibrate.py measured it
+    python plan.py --gpu h100 --model llama3.1-8b --requests-file 1000:200 --chunk-size 8192
+            --concurrency 16 --offline --only load
+        what `vllm bench serve` would print: 16 clients; all requests at once
 
-It prints and draws the token budget, the capacity with an interval, what other policies and other
-numbers of GPUs give, the latency under load, and the command lines for vLLM and SGLang. --model
-also takes the folder of a config.json, or a hub id that is on disk. serving/planner.py says how
-it searches; docs/planner.md what the answer is worth.
+It prints and draws the token budget, the capacity with an interval, the latency under load, what
+other numbers of GPUs and other policies give, and the command lines for vLLM and SGLang. Each is
+printed as soon as it is known, and Ctrl-C keeps what is there. --model also takes the folder of a
+config.json, or a hub id that is on disk. serving/planner.py says how it searches; docs/planner.md
+what the answer is worth.
 """
 
 import command.enter  # noqa: F401
 
 import gc
+import json
 import math
 import os
-import re
+import sys
 import textwrap
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import redirect_stdout
 from pathlib import Path
+from typing import TextIO
 
 from batch import Request
-from command.checks import UserError, did_you_mean, lookup
-from command.cli import ROOT, run_main
+from command.checks import UserError
+from command.cli import MARK, ROOT, run_main, write_file
 from command.flags import Flag
-from configs import GPU, GPUS, LINKS, MODELS, ModelConfig
-from costmodel import SOFTWARE, TILE, CostModel, constants, make_batch, tokens_that_fit
+from configs import GPUS, LINKS, ModelConfig
+from configs.hosts import HOSTS
+from costmodel import SOFTWARE, TILE, CostModel, constants
 from experiments.lib.common import run_jobs
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
 from experiments.lib.flags import WRITES, ScriptParser, make_directory
-from experiments.lib.papers import ARXIV, CHAT
+from experiments.lib.plan_names import gpu_of, model_of, requests_of, that_fit
 from experiments.lib.plan_report import (
     NAME,
+    PARTS,
+    answer_of,
+    describe_lengths,
     draw,
+    engine_lines,
     hardware_of,
-    print_answer,
+    print_benches,
     print_engines,
-    print_tables,
     rounded,
     rows_of,
 )
 from experiments.lib.study import finish
-from loading.config_json import load_config
 from serving.calibration import BATCH_SIZE, LENGTH, RESULTS, CalibratedModel, Calibration
-from serving.capacity import CONTEXT, DECODES, STRICT, percentile
+from serving.capacity import STRICT
 from serving.comparison import (
     Demand,
     Job,
+    Plan,
     Question,
+    bench,
     first_answer,
-    latencies,
+    fits,
     policies_of,
     search,
 )
 from serving.planner import BUDGETS, SMALL_BUDGETS, Found, Replica, Slo, Traffic
-from serving.traffic import Fixed, busy_times, make_requests, poisson, read_trace
+from serving.traffic import busy_times
 
 HERE = "here"  # --gpu: this machine
 REQUESTS = 2048  # that are drawn, where no file has them
 FEW = 100  # requests of a trace; fewer give an interval that says little
 TP, PP = (1, 2, 4, 8), (2, 4)
-DATASETS = {data.name: data for data in (CHAT, ARXIV)}
-PAIR = re.compile(r"([0-9]{1,7}):([0-9]{1,7})")
+UTILIZATION = (
+    0.9  # of a GPU's memory: vLLM's default for years; today's is 0.92 (serving/engines.py)
+)
+ASYNC = "vllm-async"  # the host of today's vLLM
+STDOUT = Path("-")
+PRICED = ("host_time", "memory_utilization", "cache_tokens")  # flags of a GPU alone
 FLAGS = {
     "model": Flag("model: a name of configs.MODELS, a folder with a config.json, or a hub id that"
                   " is on disk", "mistral-7b"),
@@ -78,6 +93,10 @@ FLAGS = {
     "link": Flag("", shown="the GPU's own", choices=LINKS),
     "hop": Flag("", shown="as --link", choices=LINKS),
     "software": Flag("", shown="vllm", choices=SOFTWARE),
+    "host_time": Flag("", shown=f"{ASYNC} for --software vllm, else none", choices=HOSTS),
+    "memory_utilization": Flag("", shown=str(UTILIZATION)),
+    "cache_tokens": Flag("tokens of cache of the replica, instead: of an engine's own log, such as"
+                         " \"GPU KV cache size: N tokens\""),
     "calibration": Flag("with --gpu here: the calibration", shown="results/calibration-MODEL.json"),
     "requests_file": Flag("traffic: a CSV file of arrivals, prompts and outputs; or chat, arxiv, or"
                           " P:N tokens of every request", shown="chat"),
@@ -86,86 +105,58 @@ FLAGS = {
     "tbt_slo": Flag("bound of the P99 time between tokens, in ms", shown="5 decode iterations"),
     "ttft_slo": Flag("bound of the P90 time to the first token, in ms"),
     "rate": Flag("requests per second that you expect: how many replicas hold them?"),
-    "max_batch_size": Flag("requests that run at once", shown="256; here, 8"),
+    "max_batch_size": Flag("requests that run at once, at most C", shown="256; here, 8"),
+    "chunk_size": Flag("token budgets that are tried", shown="several, by the SLO", several=True),
+    "concurrency": Flag("also a closed loop: so many clients, each of which sends its next request"
+                        " when it has its last"),
+    "offline": Flag("also a burst: all requests at once"),
     **POLICY_FLAGS,
+    "policy": Flag("a policy to compare", shown="all; those of --policy-file, if it is given",
+                   repeated=True),
+    "only": Flag("no more than the capacity, or than --concurrency and --offline (load)",
+                 shown="all", choices=("capacity", "load")),
     **WRITES,
     "out": Flag("", ROOT / "build" / NAME),
+    "json": Flag("JSON file of the answer; -: stdout, and all else to stderr"),
 }  # fmt: skip
 
 
 # ------------------------------------------------------------------------------- what the user gave
 
 
-def model_of(name: str) -> ModelConfig:
-    """A model of the table, of a folder, or of the hub's files that are on this disk."""
-    if name in MODELS:
-        return MODELS[name]
-    folder = Path(name).expanduser()
-    if not folder.is_dir() and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
-        folder = on_disk(name)
-    if folder is not None and folder.is_dir():
-        return load_config(folder, Path(name).name)
-    raise UserError(
-        f"--model {name!r} is no folder with a config.json, no hub id that is on this disk, and no"
-        f" name of configs.MODELS: {', '.join(MODELS)}{did_you_mean(name, MODELS)}"
-    )
-
-
-def on_disk(hub_id: str) -> Path | None:
-    """Where the hub's client keeps the newest files of a model; None: nowhere."""
-    # os.path's: a user without a home has no such file, and is no error
-    home = os.environ.get("HF_HOME", os.path.expanduser("~/.cache/huggingface"))
-    cache = Path(os.environ.get("HF_HUB_CACHE", Path(home) / "hub"))
-    found = cache.glob(f"models--{hub_id.replace('/', '--')}/snapshots/*/config.json")
-    newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
-    return None if newest is None else newest.parent
-
-
-def gpu_of(options: Namespace) -> tuple[GPU, str]:
-    """The GPU, and the name of the one whose constants it takes.
-
-    One of --gpu-spec is like the GPU of the table that is nearest to it by FLOPS and bandwidth.
-    """
-    if options.gpu_spec is None:
-        gpu = lookup(GPUS, options.gpu or "a100-80gb", "GPU")
-        return gpu, gpu.name
-    if options.gpu is not None:
-        raise UserError("--gpu and --gpu-spec exclude each other: give one of them")
-    memory, teraflops, gigabytes = options.gpu_spec
-    peak, bandwidth = 1e12 * teraflops, 1e9 * gigabytes
-
-    def far(gpu: GPU) -> float:
-        return abs(math.log(gpu.peak / peak)) + abs(math.log(gpu.bandwidth / bandwidth))
-
-    near = min((gpu for gpu in GPUS.values() if not gpu.measured), key=far)
-    sizes = {"memory": 1e9 * memory, "peak": peak, "bandwidth": bandwidth}
-    return replace(near, name="gpu-spec", source="--gpu-spec", **sizes), near.name
-
-
 def cost_of(options: Namespace, model: ModelConfig, tp: int) -> CostModel:
     gpu, owner = gpu_of(options)
     link, software = LINKS[options.link or gpu.link], options.software or "vllm"
     own = constants(owner, software)[0] if options.gpu_spec else None
-    return CostModel(model, gpu, own, tp=tp, link=link, software=software)
+    host = HOSTS[options.host_time or (ASYNC if software == "vllm" else "none")]
+    return CostModel(model, gpu, own, tp=tp, link=link, software=software, host=host)
 
 
 def replica_of(options: Namespace, model: ModelConfig, tp: int, pp: int) -> Replica:
     """`tp` GPUs in each of `pp` stages. Raises UserError if the model does not fit, or divide."""
-    cost = cost_of(options, model, tp)
-    gpu = replace(cost.gpu, memory=pp * cost.gpu.memory)
-    hop = LINKS[options.hop or options.link or cost.gpu.link]
-    fit = tokens_that_fit(model, gpu, tp)
-    if fit < 1:
+    cost, share = cost_of(options, model, tp), options.memory_utilization or UTILIZATION
+    size, hop = options.max_batch_size or 256, LINKS[options.hop or options.link or cost.gpu.link]
+    if options.cache_tokens and (tp, pp) == (options.tp, options.pp):
+        return Replica(cost, size, options.cache_tokens, pp, hop)
+    replica = Replica(cost, size, None, pp, hop, share)
+    if not replica.holds(budgets_tried(options)[0]):
         raise UserError(
-            f"{model.name}: {2e-9 * model.parameters:.0f} GB of weights do not fit 90 % of"
-            f" {tp * pp} x {cost.gpu.memory / 1e9:.0f} GB: give more GPUs with --tp or --pp"
+            f"{model.name}: {2 * model.parameters / 2**30:.1f} GiB of weights, and activations, do"
+            f" not fit {100 * share:g} % of {tp * pp} x"
+            f" {(cost.gpu.card or cost.gpu.memory) / 2**30:.1f} GiB: give more GPUs with --tp or"
+            " --pp, or a larger --memory-utilization"
         )
-    return Replica(cost, options.max_batch_size or 256, fit, pp, hop)
+    return replica
+
+
+def budgets_tried(options: Namespace) -> list[int]:
+    sizes = SMALL_BUDGETS if options.gpu == HERE else BUDGETS
+    return sorted(set(options.chunk_size or sizes[:: 3 if options.quick else 1]))
 
 
 def replica_here(options: Namespace, model: ModelConfig) -> Replica:
     """This machine, as its calibration describes it."""
-    for name in ("gpu_spec", "software", "link", "hop"):
+    for name in ("gpu_spec", "software", "link", "hop", *PRICED):
         if getattr(options, name) is not None:
             flag = f"--{name.replace('_', '-')}"
             raise UserError(f"{flag} and --gpu {HERE} exclude each other: leave one out")
@@ -179,44 +170,6 @@ def replica_here(options: Namespace, model: ModelConfig) -> Replica:
     if calibration.model.name != model.name:
         raise UserError(f"{path} is of {calibration.model.name}, and --model is {model.name}")
     return Replica(CalibratedModel(calibration), options.max_batch_size or BATCH_SIZE, None)
-
-
-def requests_of(options: Namespace) -> tuple[str, list[Request], bool]:
-    """The traffic's name, its requests, and whether they are of a file.
-
-    A file goes before a word of the same name.
-    """
-    path = options.requests_file or Path(CHAT.name)
-    word, count = str(path), options.requests
-    if not path.exists() and word in DATASETS:
-        return word, DATASETS[word].requests(count, seed=options.seed), False
-    if not path.exists() and (pair := PAIR.fullmatch(word)):
-        prompt, output = (Fixed(int(size)) for size in pair.groups())
-        return word, make_requests(poisson(count, 1.0, options.seed), prompt, output), False
-    if not path.exists() and not path.suffix:
-        raise UserError(
-            f"--requests-file {word!r} is no file: give a CSV file, {', '.join(DATASETS)}, or P:N"
-            f" tokens, such as 1000:200{did_you_mean(word, DATASETS)}"
-        )
-    return path.name, read_trace(path), True
-
-
-def that_fit(requests: Sequence[Request], replica: Replica) -> list[Request]:
-    """Without those that are too long for the model or the cache. Says how many these are."""
-    model = replica.cost.model
-    most = min(model.max_length, model.window or model.max_length)
-    if isinstance(replica.cost, CalibratedModel):
-        most = min(most, LENGTH)
-    most = min(most, replica.cache_tokens or most)
-    fitting = [each for each in requests if each.most_cached <= most]
-    if len(fitting) < len(requests):
-        print(
-            f"left out: {len(requests) - len(fitting)} of {len(requests)} requests, which are"
-            f" longer than {most} tokens"
-        )
-    if not fitting:
-        raise UserError(f"no request is short enough: {model.name} here allows {most} tokens")
-    return fitting
 
 
 def describe(options: Namespace, replica: Replica, traffic: Traffic, slo: Slo) -> None:
@@ -234,13 +187,13 @@ def describe(options: Namespace, replica: Replica, traffic: Traffic, slo: Slo) -
         print(f"           {say}")
     first = "" if slo.ttft == math.inf else f", P90 TTFT at most {1e3 * slo.ttft:.4g} ms"
     print(f"SLO        P99 TBT at most {1e3 * slo.tbt:.4g} ms{first}")
-    if replica.cache_tokens is None:
+    if (cache_tokens := replica.holds(budgets_tried(options)[0])) is None:
         print(f"memory     {replica.max_batch_size} requests of up to {LENGTH} tokens")
     else:
-        most = replica.cache_tokens / mean
+        up_to = "up to " if replica.utilization else ""
         print(
-            f"memory     {replica.cache_tokens} tokens of cache: {most:.0f} requests of the mean"
-            f" {mean:.0f} tokens; at most {replica.max_batch_size} run at once"
+            f"memory     {up_to}{cache_tokens} tokens of cache: {cache_tokens / mean:.0f} requests"
+            f" of the mean {mean:.0f} tokens; at most {replica.max_batch_size} run at once"
         )
     if isinstance(cost, CalibratedModel):
         print(f"constants  measured here on {cost.calibration.date}: calibrate.py")
@@ -252,19 +205,17 @@ def describe(options: Namespace, replica: Replica, traffic: Traffic, slo: Slo) -
         print(f"           A guess: all but memory, FLOPS and bandwidth is that of the {owner}.")
     if guess:
         print(textwrap.indent(textwrap.fill(f"A guess: {guess}.", 77), 11 * " "))
-
-
-def describe_lengths(sizes: Sequence[int]) -> str:
-    return f"{percentile(sizes, 50):.0f} (P90 {percentile(sizes, 90):.0f}, longest {max(sizes)})"
+    host = f"host       {next(name for name in HOSTS if HOSTS[name] is cost.host)}:"
+    print(textwrap.fill(f"{host} {cost.host.source}", 88, subsequent_indent=11 * " "))
 
 
 # --------------------------------------------------------------------------------------------- main
 
 
 def replicas_of(
-    options: Namespace, model: ModelConfig, longest: int
+    options: Namespace, model: ModelConfig, traffic: Traffic
 ) -> tuple[dict[tuple[int, int], Replica], dict[tuple[int, int], str]]:
-    """The layouts that are compared, and why others are not. `longest`: request, in tokens."""
+    """The layouts that are compared, and why others are not."""
     here, found, refused = (options.tp, options.pp), {}, {}
     for place in dict.fromkeys([here, *((tp, 1) for tp in TP), *((options.tp, pp) for pp in PP)]):
         try:
@@ -274,7 +225,7 @@ def replicas_of(
                 raise
             refused[place] = "does not fit" if "do not fit" in str(error) else "does not divide"
             continue
-        if place != here and replica.cache_tokens < longest:
+        if place != here and not fits(replica.holds(budgets_tried(options)[0]), traffic):
             refused[place] = "too small"
         else:
             found[place] = replica
@@ -289,26 +240,27 @@ def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:
     """The question, and why some layouts are left out. All mistakes of the user's are said here."""
     model, (name, requests, from_file) = model_of(options.model), requests_of(options)
     place = options.tp, options.pp
+    if options.only == "load" and not (
+        options.chunk_size and (options.concurrency or options.offline)
+    ):
+        raise UserError("--only load needs --chunk-size, and --concurrency or --offline")
+    if options.concurrency and options.pp > 1:
+        raise UserError(f"--concurrency and --pp {options.pp}: a closed loop needs --pp 1")
     if options.gpu == HERE:
         replica = replica_here(options, model)
     elif options.calibration is not None:
         raise UserError(f"--calibration needs --gpu {HERE}")
     else:
         replica = replica_of(options, model, *place)
-    fitting = that_fit(requests, replica)
+    fitting = that_fit(requests, replica, (sizes := budgets_tried(options))[0])
     traffic, demands = Traffic.of(name, fitting), demands_of(options, fitting, from_file)
-    longest = int((traffic.prompts + traffic.outputs).max()) - 1
     replicas, refused = {place: replica}, {}
     if options.gpu != HERE:
-        replicas, refused = replicas_of(options, model, longest)
-    tbt, ttft = STRICT * decode_iteration(replica), math.inf
-    if options.tbt_slo:
-        tbt = options.tbt_slo / 1e3
-    if options.ttft_slo:
-        ttft = options.ttft_slo / 1e3
-    sizes, step = (SMALL_BUDGETS, SMALL_BUDGETS[0]) if options.gpu == HERE else (BUDGETS, TILE)
-    sizes = sizes[:: 3 if options.quick else 1]
-    return Question(replicas, traffic, Slo(tbt, ttft), sizes, step, demands), refused
+        replicas, refused = replicas_of(options, model, traffic)
+    tbt = (options.tbt_slo or 1e3 * STRICT * replica.decode_iteration) / 1e3
+    slo = Slo(tbt, (options.ttft_slo or math.inf) / 1e3)
+    step = SMALL_BUDGETS[0] if options.gpu == HERE else TILE
+    return Question(replicas, traffic, slo, sizes, step, demands), refused
 
 
 def demands_of(options: Namespace, requests: Sequence[Request], from_file: bool) -> list[Demand]:
@@ -323,13 +275,6 @@ def demands_of(options: Namespace, requests: Sequence[Request], from_file: bool)
     return found
 
 
-def decode_iteration(replica: Replica) -> float:
-    """Seconds of a batch of 32 decodes, or of as many as run at once."""
-    decodes = min(DECODES, replica.max_batch_size)
-    context = min(CONTEXT, replica.cost.model.max_length)
-    return replica.cost.seconds(make_batch(decodes=decodes, context=context))
-
-
 def on_all_cores(
     answer: Callable[[Job], Found], jobs: Sequence[Job], what: str
 ) -> dict[Job, Found]:
@@ -337,27 +282,68 @@ def on_all_cores(
     return run_jobs(answer, jobs, processes, what, initializer=gc.disable)
 
 
+def benches_of(options: Namespace, question: Question, budgets: Sequence[int]) -> list[dict]:
+    """What --concurrency and --offline ask for, at these token budgets."""
+    replica = question.replicas[options.tp, options.pp]
+    kinds = [options.concurrency] * bool(options.concurrency) + [None] * options.offline
+    return [
+        {"load": f"{clients} clients" if clients else "all at once", "C": budget}
+        | bench(replica, question.traffic, budget, clients)
+        for budget in budgets
+        for clients in kinds
+    ]
+
+
 def main() -> None:
-    options, begin = read_options(), time.monotonic()
+    options, begin, out = read_options(), time.monotonic(), sys.stdout
     gc.disable()  # a run leaves many small objects and no cycles
     make_directory(options.out, NAME, None, options.force)
-    question, refused = prepare(options)
-    place = options.tp, options.pp
-    replica = question.replicas[place]
-    describe(options, replica, question.traffic, question.slo)
-    first = first_answer(question, place)
-    print(
-        f"\nfirst answer   C = {first.budget}: about {rounded(first.rate)} requests/s"
-        f" ({time.monotonic() - begin:.0f} s)",
-        flush=True,
-    )
-    plan = search(question, place, policies_of(options.policy), refused, on_all_cores)
-    print_answer(plan)
-    loads = latencies(plan)
-    print_tables(plan, loads)
-    print_engines(options, plan)
-    finish(options.out / f"{NAME}.csv", rows_of(plan), lambda rows: draw(plan, loads))
-    print(f"in {time.monotonic() - begin:.0f} s")
+    with redirect_stdout(sys.stderr if options.json == STDOUT else out):
+        question, refused = prepare(options)
+        place = options.tp, options.pp
+        describe(options, question.replicas[place], question.traffic, question.slo)
+        plan, benches, done = None, [], False
+        try:
+            if options.only == "load":
+                benches = benches_of(options, question, budgets_tried(options))
+                print_benches(benches)
+                return
+            first = first_answer(question, place)
+            print(f"\nfirst answer   C = {first.budget}: about {rounded(first.rate)} requests/s"
+                  f" ({time.monotonic() - begin:.0f} s)", flush=True)  # fmt: skip
+            policies = policies_of(options.policy)
+            for part, plan in search(question, place, policies, refused, on_all_cores):
+                PARTS[part](plan)
+                if part == "capacity":
+                    benches = benches_of(options, question, [plan.best.budget])
+                    print_benches(benches)
+                sys.stdout.flush()
+                if part == "samples" and options.only:
+                    break
+            done = not options.only
+            print_engines(options, plan)
+        finally:  # Ctrl-C keeps what is there
+            keep(options, question, plan, benches, done, out)
+        print(f"in {time.monotonic() - begin:.0f} s")
+
+
+def keep(
+    options: Namespace, question: Question, plan: Plan | None, benches: list[dict], done: bool,
+    out: TextIO,
+) -> None:  # fmt: skip
+    """Write what is known. done: there is all that the picture shows. out: of --json -."""
+    path = options.out / f"{NAME}.csv"
+    if done:
+        finish(path, rows_of(plan), lambda _: draw(plan))
+    elif plan:
+        rows_of(plan).write(path)
+        print(f"\nwrote {path}")
+    if options.json and (plan or benches):
+        lines = engine_lines(options, plan) if plan else {}
+        replica = question.replicas[options.tp, options.pp]
+        known = answer_of(question, replica, plan, benches, lines)
+        text = json.dumps({"mark": MARK} | known, indent=1) + "\n"
+        out.write(text) if options.json == STDOUT else write_file(options.json, text)
 
 
 if __name__ == "__main__":

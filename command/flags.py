@@ -190,6 +190,11 @@ TABLE: dict[str, dict[str, Kind]] = {
         "attention-share": Kind("X", "share of peak that prefill attention reaches", SHARE),
         "noise": Kind("X", "relative standard deviation of a batch's seconds", Range(0, 1, False)),
         "host-time": Kind("NAME", "whose host prepares each iteration"),
+        "memory-utilization": Kind("X", "share of each GPU's memory that an engine takes", SHARE),
+        "cache-tokens": Kind("N", "tokens of cache of all requests together", TOKENS),
+        "concurrency": Kind("N", "clients: each sends a request when its last has ended", TIMES),
+        "offline": Kind("", "all requests arrive at once"),
+        "only": Kind("PART", "part of the answer that is enough"),
     },
     "Requests": {
         "requests": Kind("N", "number of requests", ITEMS, several=True),

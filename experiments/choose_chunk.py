@@ -38,7 +38,7 @@ from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.steady import Workload, run_priced, split, tokens_per_second
 from experiments.lib.study import Panel, draw_panels, finish
 from serving.calibration import BATCH_SIZE, CalibratedModel, Calibration
-from serving.planner import engine_flags
+from serving.engines import engine_flags
 from simulate import CostExecutor
 
 MOST_REQUESTS = 256  # B above which the sweep would take longer than anybody waits

@@ -6,8 +6,8 @@ question; experiments/lib/plan_report.py prints and draws the answer.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -19,6 +19,8 @@ from serving.calibration import CalibratedModel
 from serving.capacity import CONTEXT, DECODES, percentile, steady_times, token_budget
 from serving.planner import (
     EXACT,
+    FEWEST,
+    MOST,
     WHOLE,
     Found,
     Replica,
@@ -29,12 +31,14 @@ from serving.planner import (
     budgets_of,
     find_capacity,
 )
-from serving.traffic import at_rate
+from serving.traffic import FASTEST, at_rate
 
 OURS = "sarathi_serve"  # as vLLM; SGLang only with --enable-mixed-chunk
 ROUGH = 1.05  # precision of what the answer is compared with
 DRAWS = 8  # samples of the traffic, for the interval
 LOADS = (0.5, 0.7, 0.9, 1.0)  # of the capacity, in the table of latencies
+LATENCIES = ("load", "rate", "P50 TTFT", "P90 TTFT", "P50 TBT", "P99 TBT", "mean batch")
+ROUNDS = 6  # requests of each client of a closed loop
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,13 @@ class Question:
     demands: Sequence[Demand] = ()
 
     def budgets(self, tp: int, pp: int) -> list[int]:
-        """Those that are tried with so many GPUs."""
-        return budgets_of(self.replicas[tp, pp], self.traffic, self.slo, self.sizes)
+        """Those that are tried with so many GPUs, and leave room for the longest request.
+
+        Activations take memory, too: the more, the larger the budget.
+        """
+        replica = self.replicas[tp, pp]
+        fit = [size for size in self.sizes if fits(replica.holds(size), self.traffic)]
+        return budgets_of(replica, self.traffic, self.slo, fit)
 
     def answer(self, job: Job, start: float = 0.0) -> Found:
         replica = self.replicas[job.tp, job.pp]
@@ -86,9 +95,15 @@ class Question:
         return find_capacity(*shared, job.budget, precision, job.seed, start)
 
 
+def fits(cache_tokens: int | None, traffic: Traffic) -> bool:
+    """Whether the longest request does."""
+    longest = int((traffic.prompts + traffic.outputs).max()) - 1
+    return cache_tokens is None or cache_tokens >= longest
+
+
 @dataclass(eq=False)
 class Plan:
-    """All that was found."""
+    """All that was found so far."""
 
     question: Question
     replica: Replica
@@ -97,6 +112,7 @@ class Plan:
     draws: list[float]  # capacities of other samples
     layouts: dict[tuple[int, int], Found]
     refused: dict[tuple[int, int], str]  # why a layout is none
+    loads: list[tuple[float, ...]] = field(default_factory=list)  # `latencies`
 
 
 def first_answer(question: Question, here: tuple[int, int]) -> Found:
@@ -111,9 +127,9 @@ def first_answer(question: Question, here: tuple[int, int]) -> Found:
     return find_capacity(replica, question.traffic, slo, OURS, budget, ROUGH)
 
 
-def policies_of(more: Sequence[str] | None) -> list[str]:
-    """All of one engine; ours first."""
-    return list(dict.fromkeys([OURS, *POLICIES, *(more or ())]))
+def policies_of(given: Sequence[str] | None) -> list[str]:
+    """Ours, and those that are given; else all of one engine."""
+    return list(dict.fromkeys([OURS, *(given or POLICIES)]))
 
 
 def search(
@@ -122,41 +138,52 @@ def search(
     policies: Sequence[str],
     refused: dict[tuple[int, int], str],
     perform: Callable[[Callable[[Job], Found], Sequence[Job], str], dict[Job, Found]],
-) -> Plan:
-    """Phase by phase: the policies' budgets; layouts; draws of the chosen budget.
+) -> Iterator[tuple[str, Plan]]:
+    """Phase by phase: the name of what is known now, and the plan, to which each phase adds.
 
+    capacity (and the budget), samples, latencies, layouts, policies. Who wants no more stops here.
     perform(answer, jobs, what): calls `answer` with each job, and returns the answers by job. what:
     the phase, for the line that tells how far it is.
     """
 
     def run(jobs: Sequence[Job], what: str, start: float = 0.0) -> dict[Job, Found]:
-        return perform(partial(question.answer, start=start), jobs, what)
+        return perform(partial(question.answer, start=start), jobs, what) if jobs else {}
 
-    budgets, curves = question.budgets(*here), {}
+    budgets = question.budgets(*here)
+    jobs = [Job("policy", OURS, budget, *here) for budget in budgets]
+    curve = {job.budget: found for job, found in run(jobs, "token budgets").items()}
+    rough = max(curve.values(), key=lambda each: each.rate)
+    if not rough.rate:
+        raise UserError(too_strict(question, here))
+    near = [size for size, each in curve.items() if each.rate * ROUGH >= rough.rate]
+    near += beside(budgets, rough.budget, question.step)
+    jobs = [Job("exact", OURS, size, *here) for size in near]
+    exact = list(run(jobs, "exact capacity").values())
+    curve = dict(sorted((curve | {each.budget: each for each in exact}).items()))
+    best = max(exact, key=lambda each: (each.rate, -each.budget))
+    plan = Plan(question, question.replicas[here], {OURS: curve}, best, [], {here: best}, refused)
+    yield "capacity", plan
+    jobs = [Job("draw", OURS, best.budget, *here, seed) for seed in range(DRAWS)]
+    found = run(jobs, "other samples of the traffic", best.rate)
+    plan.draws = [each.rate for each in found.values()]
+    yield "samples", plan
+    plan.loads = latencies(plan)
+    yield "latencies", plan
+    jobs = [Job("layout", OURS, rough.budget, *each) for each in question.replicas if each != here]
+    found = run(jobs, "other numbers of GPUs")
+    plan.layouts |= {(job.tp, job.pp): each for job, each in found.items()}
+    yield "layouts", plan
     own = {name: name.partition(":")[0] in WHOLE for name in policies}
     jobs = [
         Job("policy", name, budget, *here)
         for name in policies
+        if name != OURS
         for budget in (budgets[:1] if own[name] else budgets)
     ]
-    for job, found in run(jobs, "policies and budgets").items():
-        curves.setdefault(job.policy, {})[0 if own[job.policy] else job.budget] = found
-    rough = max(curves[OURS].values(), key=lambda each: each.rate)
-    if not rough.rate:
-        raise UserError(too_strict(question, here))
-    near = [size for size, each in curves[OURS].items() if each.rate * ROUGH >= rough.rate]
-    near += beside(budgets, rough.budget, question.step)
-    jobs = [Job("exact", OURS, size, *here) for size in near]
-    jobs += [Job("layout", OURS, rough.budget, *each) for each in question.replicas if each != here]
-    found = run(jobs, "exact capacity, and other numbers of GPUs")
-    exact = [found[job] for job in jobs if job.what == "exact"]
-    curves[OURS] = dict(sorted((curves[OURS] | {each.budget: each for each in exact}).items()))
-    best = max(exact, key=lambda each: (each.rate, -each.budget))
-    draws = [Job("draw", OURS, best.budget, *here, seed) for seed in range(DRAWS)]
-    others = [each.rate for each in run(draws, "other samples of the traffic", best.rate).values()]
-    layouts = {(job.tp, job.pp): each for job, each in found.items() if job.what == "layout"}
-    return Plan(question, question.replicas[here], curves, best, others, layouts | {here: best},
-                refused)  # fmt: skip
+    for job, each in run(jobs, "policies").items():
+        place = 0 if own[job.policy] else job.budget
+        plan.curves.setdefault(job.policy, {})[place] = each
+    yield "policies", plan
 
 
 def too_strict(question: Question, here: tuple[int, int]) -> str:
@@ -179,7 +206,7 @@ def too_strict(question: Question, here: tuple[int, int]) -> str:
 def latencies(plan: Plan) -> list[tuple[float, ...]]:
     """At shares of the capacity, on the requests of a long run, without its start and its end.
 
-    Each is: share, rate, P50 and P90 TTFT, P50 and P99 TBT (s), and the mean batch.
+    Each is as LATENCIES says, times in s.
     """
     found = []
     for share in LOADS:
@@ -191,3 +218,24 @@ def latencies(plan: Plan) -> list[tuple[float, ...]]:
         numbers += [percentile(gaps, 50), percentile(gaps, 99)]
         found.append((share, rate, *numbers, trace.mean_batch_size))
     return found
+
+
+def bench(replica: Replica, traffic: Traffic, budget: int, clients: int | None) -> dict[str, float]:
+    """What `vllm bench serve` prints, under its names; clients None: all requests at once.
+
+    A closed loop takes ROUNDS requests of each client, and FEWEST at least.
+    """
+    count = min(len(traffic.prompts), MOST)
+    if clients is not None:
+        count = max(clients, min(max(ROUNDS * clients, FEWEST), MOST))
+    trace = replica.serve(at_rate(traffic.sample(count), FASTEST), OURS, budget, clients)
+    lives = [life for life in trace.lives.values() if len(life.tokens) > 1]
+    waits = [(life.tokens[-1] - life.tokens[0]) / (len(life.tokens) - 1) for life in lives]
+    outputs = sum(len(life.tokens) for life in trace.lives.values())
+    return {
+        "Successful requests": len(trace.finished),
+        "Request throughput (req/s)": len(trace.finished) / trace.seconds,
+        "Output token throughput (tok/s)": outputs / trace.seconds,
+        "Mean TTFT (ms)": 1e3 * float(np.mean(trace.ttfts)),
+        "Mean TPOT (ms)": 1e3 * float(np.mean(waits)) if waits else 0.0,
+    }

@@ -28,7 +28,15 @@ from costmodel import CostModel, make_batch
 from loop import Loop
 from pipeline import Hop, PipelineTrace, StageCosts, even_layers, make_micro_batches, run_pipeline
 from scheduler import make_scheduler
-from serving.capacity import MAX_DELAY, AlwaysServed, Load, largest_rate, worst_iteration
+from serving.capacity import (
+    CONTEXT,
+    DECODES,
+    MAX_DELAY,
+    AlwaysServed,
+    Load,
+    largest_rate,
+    worst_iteration,
+)
 from serving.traffic import at_rate, copy_of
 from simulate import CostExecutor, run_all
 from timeline import Trace
@@ -43,7 +51,7 @@ FEWEST, MOST = 384, 8192  # requests of a run
 ITERATIONS, FEW = 100_000, 48
 COARSE, EXACT = 1.2, 1.025  # precision: of short runs, and of the answer
 HOPELESS = 32  # if not even so small a part of the throughput is served, the capacity is 0
-WHOLE = ("request_level", "orca", "vllm_v0")  # policies that read no token budget
+WHOLE = ("request_level", "baseline", "orca", "vllm_v0")  # policies that read no token budget
 BUDGETS = (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
 SMALL_BUDGETS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 1024)  # of a CPU
 
@@ -150,7 +158,8 @@ def cache_of_engine(
 class Replica:
     """A model on `cost.tp` GPUs, or on a pipeline of such stages, as one engine serves it.
 
-    cache_tokens: of all requests together; None: enough for all. hop: joins the stages. The stages'
+    cache_tokens: of all requests together; None: enough for all. utilization: of the cards' memory,
+    which then gives the tokens of cache (`cache_of_engine`). hop: joins the stages. The stages'
     micro-batches share the batch size evenly, and one pool of memory.
     """
 
@@ -159,6 +168,7 @@ class Replica:
     cache_tokens: int | None
     stages: int = 1
     hop: Link = LINKS["pcie4"]
+    utilization: float | None = None
 
     @property
     def layout(self) -> str:
@@ -168,20 +178,40 @@ class Replica:
     def gpus(self) -> int:
         return self.cost.tp * self.stages
 
+    @property
+    def decode_iteration(self) -> float:
+        """Seconds of a batch of 32 decodes, or of as many as run at once."""
+        decodes = min(DECODES, self.max_batch_size)
+        context = min(CONTEXT, self.cost.model.max_length)
+        return self.cost.seconds(make_batch(decodes=decodes, context=context))
+
+    def size(self, budget: int, policy: str = "") -> int:
+        """B with this budget: a batch of C tokens has no more than C decodes."""
+        whole = policy.partition(":")[0] in WHOLE
+        return self.max_batch_size if whole else min(self.max_batch_size, budget)
+
+    def holds(self, budget: int) -> int | None:
+        """Tokens of cache with this budget; None: enough for all."""
+        if self.utilization is None:
+            return self.cache_tokens
+        own = self.cost, self.stages, budget, self.size(budget)
+        return cache_of_engine(*own, self.utilization)
+
     def serve(
         self, requests: Sequence[Request], policy: str, budget: int, clients: int | None = None
     ) -> Trace:
         """The run of these requests. budget: C, in tokens. clients: see `run_closed`."""
         cost, stages = self.cost, self.stages
+        size, cache_tokens = self.size(budget, policy), self.holds(budget)
         if stages == 1:
-            scheduler = make_scheduler(policy, self.max_batch_size, budget, self.cache_tokens)
+            scheduler = make_scheduler(policy, size, budget, cache_tokens)
             loop = Loop(scheduler, CostExecutor(cost))
             return (
                 run_all(loop, requests) if clients is None else run_closed(loop, requests, clients)
             )
         filled = make_micro_batches(
-            policy, stages, stages, max(1, self.max_batch_size // stages), budget,
-            self.cache_tokens, memory="pool", cost=cost.seconds,
+            policy, stages, stages, max(1, size // stages), budget, cache_tokens, memory="pool",
+            cost=cost.seconds,
         )  # fmt: skip
         for request in requests:
             filled.add(request)
@@ -370,24 +400,3 @@ def best_budget(
                 break
             best = max(best, found, key=lambda each: each.rate)  # of equals, the first
     return best
-
-
-def engine_flags(
-    model: str, budget: int, batch_size: int, tp: int = 1, pp: int = 1, length: int | None = None
-) -> dict[str, str]:
-    """Name of an engine -> its command line. Both count decodes in C, too."""
-    vllm = f"vllm serve {model} --max-num-batched-tokens {budget} --max-num-seqs {batch_size}"
-    sglang = (
-        f"python -m sglang.launch_server --model-path {model} --chunked-prefill-size {budget}"
-        f" --max-running-requests {batch_size}"
-    )
-    if tp > 1:
-        vllm, sglang = f"{vllm} --tensor-parallel-size {tp}", f"{sglang} --tp-size {tp}"
-    if pp > 1:
-        vllm, sglang = f"{vllm} --pipeline-parallel-size {pp}", f"{sglang} --pp-size {pp}"
-    if length:
-        vllm, sglang = f"{vllm} --max-model-len {length}", f"{sglang} --context-length {length}"
-    return {
-        "vLLM": f"{vllm} --enable-chunked-prefill",
-        "SGLang": f"{sglang} --enable-mixed-chunk",
-    }

@@ -7,6 +7,7 @@ import gc
 import json
 import math
 import os
+import random
 import re
 import shlex
 from collections.abc import Iterator
@@ -23,13 +24,23 @@ import plan
 from batch import Request
 from command.checks import UserError
 from configs import GPUS, MODELS
-from costmodel import CostModel, tokens_that_fit
-from experiments.lib.plan_report import ROUGHLY, print_engines, who_holds
+from configs.hosts import HOSTS
+from costmodel import CostModel, make_batch, tokens_that_fit
+from experiments.lib.plan_report import (
+    ROUGHLY,
+    engine_lines,
+    print_engines,
+    print_layouts,
+    uneven,
+    who_holds,
+)
 from experiments.lib.rows import read_rows
 from serving import comparison
 from serving.capacity import Load, capacity, largest_rate, settled_capacity, worst_iteration
-from serving.comparison import ROUGH, Demand, Plan, Question, too_strict
+from serving.comparison import ROUGH, Demand, Plan, Question, bench, policies_of, too_strict
+from serving.engines import FLAGS, RULES, engine_flags
 from serving.planner import (
+    BUDGETS,
     EXACT,
     Found,
     Replica,
@@ -38,7 +49,7 @@ from serving.planner import (
     affordable,
     beside,
     best_budget,
-    engine_flags,
+    cache_of_engine,
     enough,
     find_capacity,
     throughput,
@@ -432,6 +443,9 @@ def test_engine_flags() -> None:
     for words in ("--chunked-prefill-size 512", "--max-running-requests 64", "--tp-size 2"):
         assert words in lines["SGLang"]
     assert "pipeline" not in lines["vLLM"] and "--pp-size" not in lines["SGLang"]
+    assert lines["SGLang"].endswith("--enable-mixed-chunk")
+    assert "--max-num-seqs 128 " in engine_flags("m", 128, 256, 1, 2)["vLLM"] + " "
+    assert "--enable-mixed-chunk" not in engine_flags("m", 128, 256, 1, 2)["SGLang"]
 
 
 def test_a_line_for_another_engine_can_be_typed(capsys: pytest.CaptureFixture) -> None:
@@ -448,13 +462,197 @@ def test_a_line_for_another_engine_can_be_typed(capsys: pytest.CaptureFixture) -
     assert name in lines[1] and "--chunked-prefill-size" in lines[1]
 
 
+def values_of(engine: str, words: list[str]) -> dict[str, float]:
+    """Every flag of an engine, with the value that it has on this command line."""
+    found, place = dict(FLAGS[engine]), next(i for i, word in enumerate(words) if word[:2] == "--")
+    flags = words[place:] if engine == "vLLM" else words[place + 2 :]  # behind --model-path m
+    for i, word in enumerate(flags):
+        if word.startswith("--"):
+            following = flags[i + 1] if i + 1 < len(flags) else "--"
+            assert word in found, f"{engine} has no {word}"
+            found[word] = 1 if following.startswith("--") else float(following)
+    return found
+
+
+def test_other_engines_accept_every_command() -> None:
+    """On random questions: what vLLM and SGLang refuse is never printed."""
+    draw, seen = random.Random(0), set()
+    for _ in range(40):
+        model = MODELS[draw.choice(["mistral-7b", "llama3.1-8b", "llama3.1-70b", "gpt2"])]
+        tp = draw.choice([n for n in (1, 2, 4, 8) if model.n_head % n == 0])
+        cost = CostModel(model, GPUS[draw.choice(["h100", "a100-80gb", "l4"])], tp=tp)
+        pp, share = draw.choice([1, 1, 2, 4]), draw.choice([None, 0.9, 0.95])
+        of = Replica(cost, draw.choice([8, 256, 1000]), 10**6, pp, utilization=share)
+        longest = draw.randint(2, model.max_length)  # and one more: the last token is not cached
+        traffic = Traffic.of("x", [Request(0, range(longest), 1 + draw.randint(0, 1))])
+        best = Found(1.0, draw.choice([*BUDGETS, 640, 896]))
+        question = Question({}, traffic, SLO, BUDGETS, 128)
+        plan_ = Plan(question, of, {}, best, [], {}, {})
+        lines = engine_lines(SimpleNamespace(model="m"), plan_)
+        assert lines.keys() == RULES.keys()
+        for engine, line in lines.items():
+            own = values_of(engine, shlex.split(line))
+            for rule in RULES[engine]:
+                assert rule.holds(own, model), f"{line}: {rule.says}: {rule.source}"
+        own = values_of("vLLM", shlex.split(lines["vLLM"]))
+        assert own["--max-num-seqs"] == of.size(best.budget), "what is predicted is what is printed"
+        seen.add((pp > 1, best.budget < of.max_batch_size))
+    assert len(seen) == 4, "pipelines, and budgets below B"
+
+
+def test_a_rule_can_be_broken() -> None:
+    """Each of them: some command line is refused by it."""
+    model, broken = MODELS["mistral-7b"], {
+        "vLLM": ["--max-num-batched-tokens 128 --max-num-seqs 256", "--tensor-parallel-size 3",
+                 "--gpu-memory-utilization 1.5", "--max-model-len 1000000"],
+        "SGLang": ["--chunked-prefill-size 100 --page-size 64", "--pp-size 2 --enable-mixed-chunk",
+                   "--context-length 1000000"],
+    }  # fmt: skip
+    for engine, lines in broken.items():
+        usual = {"--max-num-batched-tokens": 512, "--max-num-seqs": 256}
+        for rule, line in zip(RULES[engine], lines, strict=True):
+            start = ["--model-path", "m"] if engine == "SGLang" else []
+            own = values_of(engine, [*start, *line.split()])
+            own = {flag: own[flag] or usual.get(flag, 0) for flag in own}
+            assert [each for each in RULES[engine] if not each.holds(own, model)] == [rule]
+
+
+def test_no_more_run_at_once_than_a_batch_has_tokens() -> None:
+    of = Replica(CostModel(MODELS["mistral-7b"], GPUS["h100"]), 256, None)
+    most = {}
+    for policy in (OURS, "orca"):
+        requests = make_requests(poisson(256, 1e6), Fixed(16), Fixed(40))
+        trace = of.serve(requests, policy, 128)
+        most[policy] = max(each.num_decodes for each in trace.iterations)
+    assert most[OURS] <= 128 < most["orca"], "which reads no budget"
+
+
+def test_memory_is_the_cards(capsys: pytest.CaptureFixture) -> None:
+    """vLLM's sum, which depends on the token budget; or the user's own number."""
+    flags = ["--model", "mistral-7b", "--gpu", "h100", "--requests-file", "100:10"]
+    question, _ = plan.prepare(plan.read_options(flags))
+    of = question.replicas[1, 1]
+    assert of.holds(512) == cache_of_engine(of.cost, 1, 512, 256, 0.9) > of.holds(8192)
+    assert of.cost.host is HOSTS["vllm-async"]
+    more, _ = plan.prepare(plan.read_options([*flags, "--memory-utilization", "0.92"]))
+    assert more.replicas[1, 1].holds(512) > of.holds(512)
+    given = plan.read_options([*flags, "--cache-tokens", "5000", "--host-time", "none"])
+    own, _ = plan.prepare(given)
+    assert {own.replicas[1, 1].holds(size) for size in BUDGETS} == {5000}
+    assert own.replicas[2, 1].holds(512) == question.replicas[2, 1].holds(512), "another layout"
+    plan.describe(given, own.replicas[1, 1], own.traffic, own.slo)
+    said = capsys.readouterr().out
+    assert "memory     5000 tokens of cache: 45 requests" in said
+    assert "host       none: not counted\n" in said
+    older = plan.cost_of(plan.read_options([*flags, "--software", "sarathi"]), MODELS["gpt2"], 1)
+    assert older.host is HOSTS["none"], "nothing is known"
+    spec = plan.read_options(["--gpu-spec", "80,989,3350"])
+    assert plan.gpu_of(spec)[0].card == 0, "the memory that is given counts"
+
+
+def test_budgets_leave_room_for_the_longest_request() -> None:
+    cost = CostModel(MODELS["llama3.1-70b"], GPUS["h100"], tp=2, software="vllm")
+    of = Replica(cost, 256, None, utilization=0.9)
+    few, many = of.holds(8192), of.holds(128)
+    traffic = Traffic.of("long", [Request(0, range((few + many) // 2), 1)])
+    tried = Question({(2, 1): of}, traffic, Slo(100), BUDGETS, 128).budgets(2, 1)
+    assert 128 in tried and 8192 not in tried
+
+
+def test_what_vllm_bench_would_print() -> None:
+    """A closed loop of one client has no queue; a burst is faster, and waits longer."""
+    of = Replica(CostModel(MODELS["mistral-7b"], GPUS["h100"]), 256, 10**6)
+    traffic = Traffic.of("x", make_requests(poisson(64, 1.0), Fixed(100), Fixed(20)))
+    one, burst = (bench(of, traffic, 2048, clients) for clients in (1, None))
+    first, rest = of.cost.seconds(make_batch([(0, 100, 100)])), one["Mean TPOT (ms)"] / 1e3
+    assert one["Mean TTFT (ms)"] == pytest.approx(1e3 * first)
+    assert one["Request throughput (req/s)"] == pytest.approx(1 / (first + 19 * rest))
+    assert burst["Successful requests"] == 64
+    rate = "Output token throughput (tok/s)"
+    assert burst[rate] == pytest.approx(20 * burst["Request throughput (req/s)"])
+    assert burst[rate] > 5 * one[rate] and burst["Mean TTFT (ms)"] > one["Mean TTFT (ms)"]
+
+
+@pytest.mark.parametrize(
+    ("rates", "said"),
+    [
+        ([1, 2, 3, 2, 1], ""),
+        ([1, 2, 2, 2, 1], ""),
+        ([1, 0.98, 3, 2, 2.05], "each number is to 5 %"),
+        ([1, 3, 0.0985, 0.193], "beyond the cliff"),
+    ],
+)
+def test_a_curve_that_is_not_monotone_says_why(rates: list[float], said: str) -> None:
+    asked = Question({}, Traffic.of("trace", population()), SLO, (512,), 128)
+    curve = {size: Found(rate, size) for size, rate in enumerate(rates)}
+    found = uneven(Plan(asked, None, {OURS: curve}, None, [], {}, {}))
+    assert said in found and bool(said) == bool(found)
+
+
+def test_layouts_have_the_gpus_of_the_expected_rate(capsys: pytest.CaptureFixture) -> None:
+    expected = Demand("you expect", 40.0, None, "")
+    replicas = {
+        (tp, 1): Replica(CostModel(MODELS["mistral-7b"], GPUS["h100"], tp=tp), 8, 10**6)
+        for tp in (1, 2)
+    }
+    asked = Question(replicas, Traffic.of("x", population()), SLO, (512,), 128, [expected])
+    layouts = {(1, 1): Found(16.0, 512), (2, 1): Found(30.0, 512)}
+    print_layouts(Plan(asked, replicas[1, 1], {}, Found(16.0, 512), [], layouts, {}))
+    said = capsys.readouterr().out
+    assert "GPUs for" in said and "40.0/s" in said
+    assert [line.split()[-1] for line in said.splitlines() if line.startswith("TP")] == ["3", "4"]
+
+
+def test_policies_that_are_given_are_all_that_is_compared() -> None:
+    assert policies_of(["orca"]) == [OURS, "orca"] and policies_of([OURS]) == [OURS]
+    assert len(policies_of(None)) > 5
+
+
+SMALL = ("--requests-file", "2000:60", "--requests", 64, "--tbt-slo", 40, "--chunk-size", 512)
+
+
+def test_only_the_capacity_as_json(tmp_path: Path, llama: Path) -> None:
+    few = {"DRAWS": 2, "EXACT": 1.2, "ROUGH": 1.5}
+    only = ("--only", "capacity", "--concurrency", 2, "--rate", 9, "--json", "-")
+    with mock.patch("os.cpu_count", lambda: 1), mock.patch.multiple(comparison, **few):
+        done = call(plan, "--model", llama, *SMALL, *only, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["budget"] == 512 == found["batch size"] * 2 and found["capacity"] > 0
+    low, high = found["interval"]
+    assert 0.5 * found["capacity"] < low <= high < 2 * found["capacity"]
+    assert found["question"]["P99 TBT"] == 0.04 and found["demands"][0]["rate"] == 9
+    assert found["benches"][0]["load"] == "2 clients"
+    assert [each["layout"] for each in found["layouts"]] == ["TP1"]
+    assert found["policies"].keys() == {OURS} and found["latencies"] == []
+    assert shlex.split(found["commands"]["vLLM"])[2] == str(llama)
+    for words in ("token budget   C = 512", "2 other samples", "as `vllm bench serve` counts it"):
+        assert words in done.stderr, words
+    assert "policies, each" not in done.stderr and "latency at" not in done.stderr
+    assert read_rows(tmp_path / "plan.csv").one("capacity", layout="TP1") == pytest.approx(
+        found["capacity"], rel=1e-3
+    )
+    assert not (tmp_path / "plan.png").exists()
+
+
+def test_an_interrupt_keeps_what_is_there(tmp_path: Path, llama: Path) -> None:
+    few = {"EXACT": 1.2, "ROUGH": 1.5, "latencies": mock.Mock(side_effect=KeyboardInterrupt)}
+    path = tmp_path / "plan.json"
+    with mock.patch("os.cpu_count", lambda: 1), mock.patch.multiple(comparison, DRAWS=1, **few):
+        done = call(plan, "--model", llama, *SMALL, "--json", path, "--out", tmp_path)
+    assert done.returncode == 130 and "1 other samples" in done.stdout
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert found["budget"] == 512 and found["commands"].keys() == RULES.keys()
+    assert read_rows(tmp_path / "plan.csv").one("capacity", layout="TP1") > 0
+
+
 def test_requests_that_are_too_long_are_counted(capsys: pytest.CaptureFixture, llama: Path) -> None:
     requests = [Request(0, range(8190), 3), Request(1, range(8190), 4), Request(2, range(9000), 1)]
-    assert plan.that_fit(requests, replica(llama)) == requests[:1]
+    assert plan.that_fit(requests, replica(llama), 128) == requests[:1]
     said = capsys.readouterr().out
     assert said == "left out: 2 of 3 requests, which are longer than 8192 tokens\n"
     with pytest.raises(UserError, match="no request is short enough: .* allows 8192 tokens"):
-        plan.that_fit(requests[1:], replica(llama))
+        plan.that_fit(requests[1:], replica(llama), 128)
 
 
 @pytest.mark.slow
@@ -462,7 +660,7 @@ def test_a_small_plan(tmp_path: Path, llama: Path) -> None:
     """All that it says, prints and draws, with a policy of one's own, on few requests."""
     flags = ("--model", llama, "--requests-file", "2000:60", "--requests", 64, "--tbt-slo", 40)
     policy = ("--policy-file", ROOT / "examples" / "priority.py", "--rate", 9)
-    few = {"DRAWS": 2, "POLICIES": ("orca",), "LOADS": (0.9, 1.0), "EXACT": 1.2, "ROUGH": 1.5}
+    few = {"DRAWS": 2, "LOADS": (0.9, 1.0), "EXACT": 1.2, "ROUGH": 1.5}
     here = mock.patch("os.cpu_count", lambda: 1)  # so small that more processes would only cost
     sizes = mock.patch.multiple(plan, TP=(1, 2), PP=(2,))
     with here, sizes, mock.patch.multiple(comparison, **few):

@@ -4,7 +4,9 @@ import math
 import shlex
 import textwrap
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import pairwise
 
 import matplotlib.pyplot as plt
 
@@ -15,8 +17,10 @@ from experiments.lib.look import COLOURS, labelled_bars, panels
 from experiments.lib.papers import LOOKS, looks_of
 from experiments.lib.rows import Rows, read_rows
 from serving.calibration import CalibratedModel
-from serving.comparison import OURS, Demand, Plan
-from serving.planner import Replica, engine_flags
+from serving.capacity import percentile
+from serving.comparison import LATENCIES, OURS, ROUGH, Demand, Plan, Question
+from serving.engines import engine_flags
+from serving.planner import Replica
 
 NAME = "plan"
 ROUGHLY = "capacity to 5 %"
@@ -61,17 +65,19 @@ def print_error(plan: Plan) -> None:
     )
 
 
-def print_answer(plan: Plan) -> None:
-    best, replica, traffic = plan.best, plan.replica, plan.question.traffic
-    low, high = min(plan.draws), max(plan.draws)
-    load = best.load
+def describe_lengths(sizes: Sequence[int]) -> str:
+    return f"{percentile(sizes, 50):.0f} (P90 {percentile(sizes, 90):.0f}, longest {max(sizes)})"
+
+
+def print_capacity(plan: Plan) -> None:
+    """The budget, and the curve that it is chosen from."""
+    best, replica, load = plan.best, plan.replica, plan.best.load
+    tokens = best.rate * float(plan.question.traffic.outputs.mean())
     print(f"\ntoken budget   C = {best.budget}")
     print(
         f"capacity       {rounded(best.rate)} requests/s a replica ({replica.layout}),"
         f" {rounded(best.rate / replica.gpus)} a GPU"
     )
-    print(f"               {len(plan.draws)} other samples: {rounded(low)} to {rounded(high)}")
-    tokens = best.rate * float(traffic.outputs.mean())
     print(f"               {tokens:.0f} output tokens/s")
     if load:
         print(
@@ -79,11 +85,43 @@ def print_answer(plan: Plan) -> None:
             f" {1e3 * load.p90_ttft:.0f} ms"
         )
     print_error(plan)
-    for demand in plan.question.demands:
-        line = f"{demand.who:<14} {who_holds(plan, demand)}"
-        print(textwrap.fill(line, 88, subsequent_indent=15 * " "))
-    if plan.question.demands:
-        line = f"assumed        {plan.question.demands[0].gaps}; replicas share requests evenly"
+    rows = []
+    for budget, found in plan.curves[OURS].items():
+        load = found.load
+        cells = [rounded(found.rate)]
+        cells += [f"{1e3 * load.p99_tbt:.1f}", f"{1e3 * load.p90_ttft:.0f}"] if load else ["-"] * 2
+        rows.append([budget, *cells, "chosen" if budget == best.budget else ""])
+    header = ["C", "requests/s", "P99 TBT, ms", "P90 TTFT, ms", ""]
+    print_table(header, rows, f"capacity over the token budget, {OURS}, to 5 %")
+    if why := uneven(plan):
+        print(textwrap.fill(why, 88))
+
+
+def uneven(plan: Plan) -> str:
+    """Why the curve over the budgets falls, and rises again; "" where it does not."""
+    rates = [each.rate for each in plan.curves[OURS].values()]
+    top = rates.index(max(rates))
+    pairs = [*pairwise(rates[: top + 1]), *((b, a) for a, b in pairwise(rates[top:]))]
+    falls = [(a, b) for a, b in pairs if a > b]  # towards the top
+    if not falls:
+        return ""
+    if all(a <= ROUGH * b for a, b in falls):
+        return "Not monotone: each number is to 5 %, and differences of less say nothing."
+    return (
+        "Not monotone beyond the cliff: there, an iteration with a long prompt exceeds the SLO. A"
+        " rate is served if few gaps hold such a prompt, and which rate that is depends on few"
+        " requests."
+    )
+
+
+def print_samples(plan: Plan) -> None:
+    """The interval, and the loads that one expects."""
+    low, high, demands = min(plan.draws), max(plan.draws), plan.question.demands
+    print(f"\n{'interval':<14} {len(plan.draws)} other samples: {rounded(low)} to {rounded(high)}")
+    lines = [f"{demand.who:<14} {who_holds(plan, demand)}" for demand in demands]
+    if demands:
+        lines.append(f"assumed        {demands[0].gaps}; replicas share requests evenly")
+    for line in lines:
         print(textwrap.fill(line, 88, subsequent_indent=15 * " "))
 
 
@@ -114,60 +152,88 @@ def who_holds(plan: Plan, demand: Demand) -> str:
     return said
 
 
-def print_tables(plan: Plan, loads: Sequence[Sequence[float]]) -> None:
-    chosen = plan.curves[OURS]
-    rows = []
-    for budget, found in chosen.items():
-        load = found.load
-        cells = [rounded(found.rate)]
-        cells += [f"{1e3 * load.p99_tbt:.1f}", f"{1e3 * load.p90_ttft:.0f}"] if load else ["-"] * 2
-        rows.append([budget, *cells, "chosen" if budget == plan.best.budget else ""])
-    header = ["C", "requests/s", "P99 TBT, ms", "P90 TTFT, ms", ""]
-    print_table(header, rows, f"capacity over the token budget, {OURS}, to 5 %")
+def print_benches(benches: Sequence[Mapping[str, object]]) -> None:
+    if benches:
+        rows = [
+            [three_digits(cell) if isinstance(cell, float) else cell for cell in each.values()]
+            for each in benches
+        ]
+        print_table(list(benches[0]), rows, "as `vllm bench serve` counts it")
+
+
+def print_policies(plan: Plan) -> None:
     rows = []
     for name, curve in plan.curves.items():
         best = max(curve.values(), key=lambda each: each.rate)
-        share = f"{100 * best.rate / max(each.rate for each in chosen.values()):.0f} %"
+        share = f"{100 * best.rate / max(each.rate for each in plan.curves[OURS].values()):.0f} %"
         rows.append([name, "-" if 0 in curve else best.budget, rounded(best.rate), share])
     header = ["policy", "C", "requests/s", f"of {OURS}"]
     print_table(header, rows, "policies, each at its best budget, to 5 %")
-    rows = []
+
+
+def print_layouts(plan: Plan) -> None:
+    """With the GPUs that the last of the expected rates takes."""
+    rows, wanted = [], plan.question.demands[-1:]
     for place, replica in plan.question.replicas.items():
         found = plan.layouts[place]
         cells = [rounded(found.rate), rounded(found.rate / replica.gpus)]
-        cells.append(str(replica.cache_tokens or "-"))
+        cells += [str(replica.holds(found.budget) or "-")]
+        for each in wanted:
+            cells.append(math.ceil(each.rate / found.rate) * replica.gpus if found.rate else "-")
         rows.append([replica.layout, replica.gpus, found.budget, *cells])
-    rows += [[f"TP{tp}-PP{pp}" if pp > 1 else f"TP{tp}", tp * pp, "-", "-", "-", why]
-             for (tp, pp), why in plan.refused.items()]  # fmt: skip
+    for (tp, pp), why in plan.refused.items():
+        name = f"TP{tp}-PP{pp}" if pp > 1 else f"TP{tp}"
+        rows.append([name, tp * pp, "-", "-", "-", why, *["-" for _ in wanted]])
     header = ["layout", "GPUs", "C", "requests/s", "a GPU", "tokens of cache"]
+    header += [f"GPUs for {rounded(each.rate)}/s" for each in wanted]
     print_table(header, rows, "other numbers of GPUs, each at its best budget, to 5 %")
+
+
+def print_latencies(plan: Plan) -> None:
     header = ["load", "requests/s", "P50 TTFT", "P90 TTFT", "P50 TBT", "P99 TBT", "mean batch"]
     rows = [
         [f"{100 * share:.0f} %", rounded(rate), *[three_digits(1e3 * each) for each in seconds],
          f"{batch:.0f}"]
-        for share, rate, *seconds, batch in loads
+        for share, rate, *seconds, batch in plan.loads
     ]  # fmt: skip
     print_table(header, rows, f"latency at C = {plan.best.budget}, in ms")
 
 
-def print_engines(options: Namespace, plan: Plan) -> None:
-    model, best = plan.replica.cost.model, plan.best
-    name = options.model if options.model not in MODELS else f"YOUR-{model.name}"
-    longest = int((plan.question.traffic.prompts + plan.question.traffic.outputs).max())
-    quoted = shlex.quote(name)
-    place = len(quoted) * "M"  # until the line is wrapped: the name may have blanks
-    flags = engine_flags(
-        place, best.budget, plan.replica.max_batch_size, plan.replica.cost.tp, plan.replica.stages,
-        longest,
+# what is printed as soon as a phase of `search` is over
+PARTS = {
+    "capacity": print_capacity, "samples": print_samples, "latencies": print_latencies,
+    "layouts": print_layouts, "policies": print_policies,
+}  # fmt: skip
+
+
+def engine_lines(options: Namespace, plan: Plan, model: str = "") -> dict[str, str]:
+    """Command lines by engine. model: its name there, in place of that of --model."""
+    replica, traffic = plan.replica, plan.question.traffic
+    longest = int((traffic.prompts + traffic.outputs).max())
+    return engine_flags(
+        model or shlex.quote(name_there(options, plan)), plan.best.budget, replica.max_batch_size,
+        replica.cost.tp, replica.stages, min(longest, replica.cost.model.max_length),
+        replica.utilization,
     )  # fmt: skip
+
+
+def name_there(options: Namespace, plan: Plan) -> str:
+    return options.model if options.model not in MODELS else f"YOUR-{plan.replica.cost.model.name}"
+
+
+def print_engines(options: Namespace, plan: Plan) -> None:
+    quoted = shlex.quote(name_there(options, plan))
+    place = len(quoted) * "M"  # until the line is wrapped: the name may have blanks
     print("\nThe same in other engines:")
-    for engine, line in flags.items():
+    for engine, line in engine_lines(options, plan, place).items():
         parts = textwrap.wrap(line, 88, break_on_hyphens=False, break_long_words=False)
         named = [part.replace(place, quoted) for part in parts]
         print(f"\n{engine}:\n  " + " \\\n    ".join(named))
+    if plan.replica.stages > 1:
+        print("\nOn a pipeline, SGLang mixes no chunks with decodes: expect less of it.")
 
 
-def draw(plan: Plan, loads: Sequence[Sequence[float]]) -> plt.Figure:
+def draw(plan: Plan) -> plt.Figure:
     figure, [[cliff, gpus, latency]] = panels(1, 3, 8, 6.5)
     looks = looks_of(list(plan.curves))
     for name, curve in plan.curves.items():
@@ -194,8 +260,8 @@ def draw(plan: Plan, loads: Sequence[Sequence[float]]) -> plt.Figure:
     names = [replica.layout for replica in plan.question.replicas.values()]
     gpus.set_xticks(range(len(names)), names)
     gpus.set(ylabel="requests per second and GPU", title="capacity per GPU, by layout")
-    slo, rates = plan.question.slo, [rate for _, rate, *_ in loads]
-    p90, p99 = ([1e3 * each[place] for each in loads] for place in (3, 5))
+    slo, rates = plan.question.slo, [rate for _, rate, *_ in plan.loads]
+    p90, p99 = ([1e3 * each[place] for each in plan.loads] for place in (3, 5))
     latency.plot(rates, p99, "o-", color=COLOURS["blue"], label="P99 TBT")
     latency.plot(rates, p90, "s-", color=COLOURS["vermilion"], label="P90 TTFT")
     latency.axhline(1e3 * slo.tbt, color=COLOURS["blue"], linestyle=":", label="SLO of the TBT")
@@ -240,3 +306,46 @@ def rows_of(plan: Plan) -> Rows:
     for rate, load in sorted(best.loads.items()):
         rows.add(rate=rate, **{"P99 TBT": load.p99_tbt, "P90 TTFT": load.p90_ttft})
     return rows
+
+
+def answer_of(
+    question: Question,
+    replica: Replica,
+    plan: Plan | None,
+    benches: Sequence[Mapping[str, object]],
+    commands: Mapping[str, str],
+) -> dict[str, object]:
+    """All that is known, for a JSON file. Times are in s, rates in requests/s."""
+    cost, slo, traffic = replica.cost, question.slo, question.traffic
+    found: dict[str, object] = {
+        "question": {
+            "model": cost.model.name, "gpu": cost.gpu.name, "layout": replica.layout,
+            "gpus": replica.gpus, "traffic": traffic.name, "requests": len(traffic.prompts),
+            "mean prompt": float(traffic.prompts.mean()),
+            "mean output": float(traffic.outputs.mean()), "P99 TBT": slo.tbt,
+            "P90 TTFT": None if slo.ttft == math.inf else slo.ttft,
+            "max batch size": replica.max_batch_size,
+        },
+        "benches": benches,
+    }  # fmt: skip
+    if plan is None:
+        return found
+    best = plan.best
+    found |= {
+        "budget": best.budget, "capacity": best.rate,
+        "batch size": replica.size(best.budget), "cache tokens": replica.holds(best.budget),
+        "interval": [min(plan.draws), max(plan.draws)] if plan.draws else None,
+        "demands": [asdict(each) for each in question.demands],
+        "policies": {
+            name: [{"budget": size, "capacity": each.rate} for size, each in curve.items()]
+            for name, curve in plan.curves.items()
+        },
+        "layouts": [
+            {"layout": question.replicas[place].layout, "gpus": question.replicas[place].gpus,
+             "budget": each.budget, "capacity": each.rate}
+            for place, each in plan.layouts.items()
+        ],
+        "latencies": [dict(zip(LATENCIES, each, strict=True)) for each in plan.loads],
+        "commands": commands,
+    }  # fmt: skip
+    return found

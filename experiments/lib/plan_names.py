@@ -1,0 +1,108 @@
+"""What the user of plan.py names: a model, a GPU, requests. Raises UserError where it is none."""
+
+import math
+import os
+import re
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from batch import Request
+from command.checks import UserError, did_you_mean, lookup
+from configs import GPU, GPUS, MODELS, ModelConfig
+from experiments.lib.papers import ARXIV, CHAT
+from loading.config_json import load_config
+from serving.calibration import LENGTH, CalibratedModel
+from serving.planner import Replica
+from serving.traffic import Fixed, make_requests, poisson, read_trace
+
+DATASETS = {data.name: data for data in (CHAT, ARXIV)}
+PAIR = re.compile(r"([0-9]{1,7}):([0-9]{1,7})")
+
+
+def model_of(name: str) -> ModelConfig:
+    """A model of the table, of a folder, or of the hub's files that are on this disk."""
+    if name in MODELS:
+        return MODELS[name]
+    folder = Path(name).expanduser()
+    if not folder.is_dir() and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
+        folder = on_disk(name)
+    if folder is not None and folder.is_dir():
+        return load_config(folder, Path(name).name)
+    raise UserError(
+        f"--model {name!r} is no folder with a config.json, no hub id that is on this disk, and no"
+        f" name of configs.MODELS: {', '.join(MODELS)}{did_you_mean(name, MODELS)}"
+    )
+
+
+def on_disk(hub_id: str) -> Path | None:
+    """Where the hub's client keeps the newest files of a model; None: nowhere."""
+    # os.path's: a user without a home has no such file, and is no error
+    home = os.environ.get("HF_HOME", os.path.expanduser("~/.cache/huggingface"))
+    cache = Path(os.environ.get("HF_HUB_CACHE", Path(home) / "hub"))
+    found = cache.glob(f"models--{hub_id.replace('/', '--')}/snapshots/*/config.json")
+    newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
+    return None if newest is None else newest.parent
+
+
+def gpu_of(options: Namespace) -> tuple[GPU, str]:
+    """The GPU, and the name of the one whose constants it takes.
+
+    One of --gpu-spec is like the GPU of the table that is nearest to it by FLOPS and bandwidth.
+    """
+    if options.gpu_spec is None:
+        gpu = lookup(GPUS, options.gpu or "a100-80gb", "GPU")
+        return gpu, gpu.name
+    if options.gpu is not None:
+        raise UserError("--gpu and --gpu-spec exclude each other: give one of them")
+    memory, teraflops, gigabytes = options.gpu_spec
+    peak, bandwidth = 1e12 * teraflops, 1e9 * gigabytes
+
+    def far(gpu: GPU) -> float:
+        return abs(math.log(gpu.peak / peak)) + abs(math.log(gpu.bandwidth / bandwidth))
+
+    near = min((gpu for gpu in GPUS.values() if not gpu.measured), key=far)
+    sizes = {"memory": 1e9 * memory, "peak": peak, "bandwidth": bandwidth}
+    return replace(near, name="gpu-spec", source="--gpu-spec", card=0.0, **sizes), near.name
+
+
+def requests_of(options: Namespace) -> tuple[str, list[Request], bool]:
+    """The traffic's name, its requests, and whether they are of a file.
+
+    A file goes before a word of the same name.
+    """
+    path = options.requests_file or Path(CHAT.name)
+    word, count = str(path), options.requests
+    if not path.exists() and word in DATASETS:
+        return word, DATASETS[word].requests(count, seed=options.seed), False
+    if not path.exists() and (pair := PAIR.fullmatch(word)):
+        prompt, output = (Fixed(int(size)) for size in pair.groups())
+        return word, make_requests(poisson(count, 1.0, options.seed), prompt, output), False
+    if not path.exists() and not path.suffix:
+        raise UserError(
+            f"--requests-file {word!r} is no file: give a CSV file, {', '.join(DATASETS)}, or P:N"
+            f" tokens, such as 1000:200{did_you_mean(word, DATASETS)}"
+        )
+    return path.name, read_trace(path), True
+
+
+def that_fit(requests: Sequence[Request], replica: Replica, budget: int) -> list[Request]:
+    """Without those that are too long for the model or the cache. Says how many these are.
+
+    budget: the smallest that is tried. It leaves the most cache.
+    """
+    model = replica.cost.model
+    most = min(model.max_length, model.window or model.max_length)
+    if isinstance(replica.cost, CalibratedModel):
+        most = min(most, LENGTH)
+    most = min(most, replica.holds(budget) or most)
+    fitting = [each for each in requests if each.most_cached <= most]
+    if len(fitting) < len(requests):
+        print(
+            f"left out: {len(requests) - len(fitting)} of {len(requests)} requests, which are"
+            f" longer than {most} tokens"
+        )
+    if not fitting:
+        raise UserError(f"no request is short enough: {model.name} here allows {most} tokens")
+    return fitting
