@@ -132,10 +132,7 @@ def derived() -> dict[str, float]:
         found |= {f"numbers, {what}": len(sizes), f"error, {what}": statistics.median(sizes)}
     found["numbers of benchmarks.csv"] = len(beside_benchmarks.benchmarks())
     plan = results("plan")
-    found["samples of the plan"] = len(plan.where("sample"))
     found["C of the plan"] = plan.where("capacity", "layout").one("C")
-    for row in plan.where("layout", "capacity to 5 %"):
-        found[f"C of {row['layout']}"] = row["C"]
     measured = results("segment_widths").where(source="measured", way="segment")
     measured = measured.where(hardware=measured[-1]["hardware"])
     for model, own in measured.by("model").items():
@@ -248,6 +245,12 @@ def planned(_: str) -> str:
     return printed(plan_here.report, rows, Slo(rows.one("SLO")))
 
 
+def plan_printed(_: str) -> str:
+    """As plan.py printed it into plan.txt, beside its plan.csv; without where it wrote that."""
+    text = (common.ROOT / "results" / "plan.txt").read_text(encoding="utf-8")
+    return text.partition("\nwrote ")[0]
+
+
 def shape_counts(_: str) -> str:
     found = shapes.find_shapes(common.ROOT / "results")
     where, *others = {place for place, _ in found.values()}
@@ -263,6 +266,7 @@ BLOCKS: dict[str, Callable[[str], str]] = {
     "flags": lambda _: markdown(),
     "fidelity": summary,
     "charges": lambda heading: "\n".join(lookup(charged(), heading, "section")),
+    "plan": plan_printed,
     "plan_here": planned,
     "shapes": shape_counts,
     "validate": lambda name: below("Absolute error", printed(validate.print_errors, results(name))),
