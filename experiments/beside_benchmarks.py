@@ -41,6 +41,7 @@ from experiments.lib.plan_report import BOTH, KINDS, WAYS, kind_of
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Study
 from experiments.lib.validation import quantile
+from serving.comparison import mean_tbts
 from serving.planner import Replica, cache_of_engine
 from serving.traffic import Fixed, at_rate, make_requests, poisson
 from timeline import Trace
@@ -222,15 +223,6 @@ def predicted(each: Benchmark, way: str) -> float | None:
     return None if trace is None else measure_of(each.quantity, trace)
 
 
-def lasting(trace: Trace) -> list[float]:
-    """Mean seconds between the tokens of each request with several."""
-    return [
-        (life.tokens[-1] - life.tokens[0]) / (len(life.tokens) - 1)
-        for life in trace.lives.values()
-        if len(life.tokens) > 1
-    ]
-
-
 def measure_of(quantity: str, trace: Trace) -> float:
     """Times in ms."""
     lives = trace.lives.values()
@@ -242,8 +234,8 @@ def measure_of(quantity: str, trace: Trace) -> float:
         "output": lambda: outputs / trace.seconds,
         "all tokens": lambda: (prompts + outputs) / trace.seconds,
         "requests": lambda: len(trace.finished) / trace.seconds,
-        "mean TPOT": lambda: 1e3 * statistics.fmean(lasting(trace)),
-        "median TPOT": lambda: 1e3 * statistics.median(lasting(trace)),
+        "mean TPOT": lambda: 1e3 * statistics.fmean(mean_tbts(trace)),
+        "median TPOT": lambda: 1e3 * statistics.median(mean_tbts(trace)),
         "mean ITL": lambda: 1e3 * statistics.fmean(trace.tbts),
         "P99 ITL": lambda: 1e3 * quantile(trace.tbts, 0.99),
         "mean TTFT": lambda: 1e3 * statistics.fmean(trace.ttfts),

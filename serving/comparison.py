@@ -32,6 +32,7 @@ from serving.planner import (
     find_capacity,
 )
 from serving.traffic import FASTEST, at_rate
+from timeline import Trace
 
 OURS = "sarathi_serve"  # as vLLM; SGLang only with --enable-mixed-chunk
 ROUGH = 1.05  # precision of what the answer is compared with
@@ -220,6 +221,15 @@ def latencies(plan: Plan) -> list[tuple[float, ...]]:
     return found
 
 
+def mean_tbts(trace: Trace) -> list[float]:
+    """TPOT: of each request with several tokens, the mean seconds between them."""
+    return [
+        (life.tokens[-1] - life.tokens[0]) / (len(life.tokens) - 1)
+        for life in trace.lives.values()
+        if len(life.tokens) > 1
+    ]
+
+
 def bench(replica: Replica, traffic: Traffic, budget: int, clients: int | None) -> dict[str, float]:
     """What `vllm bench serve` prints, under its names; clients None: all requests at once.
 
@@ -229,8 +239,7 @@ def bench(replica: Replica, traffic: Traffic, budget: int, clients: int | None) 
     if clients is not None:
         count = max(clients, min(max(ROUNDS * clients, FEWEST), MOST))
     trace = replica.serve(at_rate(traffic.sample(count), FASTEST), OURS, budget, clients)
-    lives = [life for life in trace.lives.values() if len(life.tokens) > 1]
-    waits = [(life.tokens[-1] - life.tokens[0]) / (len(life.tokens) - 1) for life in lives]
+    waits = mean_tbts(trace)
     outputs = sum(len(life.tokens) for life in trace.lives.values())
     return {
         "Successful requests": len(trace.finished),
