@@ -132,16 +132,8 @@ def read_text(path: Path | str, most: int) -> str:
     """
     if not isinstance(path, Path | str):
         raise UserError(f"{shown(path)} is not the name of a file")
-
-    def at_once(name: str, flags: int) -> int:
-        """Opens a named pipe without waiting for somebody who writes into it."""
-        number = os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
-        if hasattr(os, "O_NONBLOCK"):
-            os.set_blocking(number, True)
-        return number
-
     try:
-        with open(path, "rb", opener=at_once) as file:
+        with open(path, "rb") as file:
             data = file.read(most + 1)
         text = data.decode("utf-8-sig") if len(data) <= most else None
     except OSError as error:

@@ -10,7 +10,7 @@ from command.cli import read_text
 
 
 def is_json(path: Path | str) -> bool:
-    return str(path).lower().endswith(".json")
+    return isinstance(path, Path | str) and str(path).lower().endswith(".json")
 
 
 def read_table(path: Path | str, most: int) -> tuple[list[str], list[tuple[str, list[str]]]]:

@@ -469,7 +469,7 @@ for name, machine in machines.items():
 # Its authors took vLLM of 2024. There, each micro-batch of a pipeline has its own share of the
 # memory, and the *host* (the CPU) works between two iterations: the GPU waits. vLLM's developers
 # reported 5 to 13 ms an iteration, and 0.1 ms for the outputs of each request. We try 5 ms alone,
-# and both together (`vllm-2024` in `configs/hosts.py`), which is up to 31 ms for 256 requests.
+# and both together: `vllm-2024` in `configs/hosts.py`, which grows with the batch.
 # TD-Pipe's controller works while the GPUs do. Nobody has published its time: ours takes none.
 #
 # And the authors' requests were answered by Llama-2-13B-chat. We guess 350 output tokens on

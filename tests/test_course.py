@@ -1004,6 +1004,13 @@ def test_tokens_alone_do_not_find_all_mistakes() -> None:
     assert f"{words[kept]} of the planted mistakes" in (COURSE / "README.md").read_text("utf-8")
 
 
+def test_every_lesson_ends_with_its_exercise() -> None:
+    for exercise in EXERCISES.values():
+        [lesson] = (ROOT / "notebooks").glob(f"{exercise.lesson:02d}_*.py")
+        tail = lesson.read_text("utf-8").rpartition("# %% [markdown]")[2]
+        assert f"python -m course check {exercise.key}" in tail, f"{lesson.name}: {exercise.name}"
+
+
 def test_the_stubs_hold_no_solution() -> None:
     """Whatever a stub leaves to the student is a docstring and `raise`."""
     for exercise in EXERCISES.values():

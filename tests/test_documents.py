@@ -116,6 +116,9 @@ def test_the_workflow_runs_what_ci_runs() -> None:
     """
     with_make, linux, without = [step["run"].splitlines() for step in steps() if "run" in step]
     ran = re.findall(r"^make .*$", read(ROOT / ".ci" / "run"), re.MULTILINE)
+    used = [step["uses"] for step in steps() if "uses" in step]
+    assert used and all(re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", each) for each in used)
+    assert yaml.safe_load(read(WORKFLOW))["permissions"] == {"contents": "read"}
     assert linux == ["make hostile-quick"]
     assert with_make == [line for line in ran if line not in linux]
     targets = [line.removeprefix("make ") for line in with_make]
@@ -135,3 +138,5 @@ def test_the_citation_is_that_of_this_version() -> None:
     assert citation["title"] == project["name"] and citation["license"] == project["license"]
     assert str(citation["version"]) == project["version"]
     assert citation["authors"] == [{"name": "nano-sarathi contributors"}]
+    for paper in citation["references"]:
+        assert paper["doi"] == "10.48550/arXiv." + paper["url"].rpartition("/")[2]

@@ -98,7 +98,9 @@ def test_the_pipeline_in_docs_runs() -> None:
 def test_named_files_exist() -> None:
     missing, count = [], 0
     for document, text in DOCUMENTS.items():
-        names = re.findall(r"`([\w/-]+(?:\.(?:py|cpp|csv|md|json|txt|html|png)|/))`", text)
+        names = re.findall(
+            r"`([\w/.-]+(?:\.(?:py|cpp|csv|md|json|txt|html|png|toml|yml|ipynb|cff)|/))`", text
+        )
         names = [name for name in names if not MADE.fullmatch(name)]
         count += len(names)
         folders = ("", "experiments", "fast", "results", "course")
