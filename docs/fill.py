@@ -246,8 +246,8 @@ def planned(_: str) -> str:
 
 
 def plan_printed(_: str) -> str:
-    """As plan.py printed it into plan.txt, beside its plan.csv; without where it wrote that."""
-    text = (common.ROOT / "results" / "plan.txt").read_text(encoding="utf-8")
+    """As plan.py printed it into docs/plan.txt; without where it wrote its files."""
+    text = (common.ROOT / "docs" / "plan.txt").read_text(encoding="utf-8")
     return text.partition("\nwrote ")[0]
 
 
