@@ -42,7 +42,7 @@ from costmodel import SOFTWARE, TILE, CostModel, constants
 from experiments.lib.common import run_jobs
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
 from experiments.lib.flags import WRITES, ScriptParser, make_directory
-from experiments.lib.plan_names import gpu_of, model_of, requests_of, that_fit
+from experiments.lib.plan_names import check_together, gpu_of, model_of, requests_of, that_fit
 from experiments.lib.plan_report import (
     NAME,
     PARTS,
@@ -53,6 +53,7 @@ from experiments.lib.plan_report import (
     hardware_of,
     print_benches,
     print_engines,
+    print_error,
     rounded,
     rows_of,
 )
@@ -77,9 +78,8 @@ HERE = "here"  # --gpu: this machine
 REQUESTS = 2048  # that are drawn, where no file has them
 FEW = 100  # requests of a trace; fewer give an interval that says little
 TP, PP = (1, 2, 4, 8), (2, 4)
-UTILIZATION = (
-    0.9  # of a GPU's memory: vLLM's default for years; today's is 0.92 (serving/engines.py)
-)
+# of a GPU's memory: vLLM's default for years; today's is 0.92 (serving/engines.py)
+UTILIZATION = 0.9
 ASYNC = "vllm-async"  # the host of today's vLLM
 STDOUT = Path("-")
 PRICED = ("host_time", "memory_utilization", "cache_tokens")  # flags of a GPU alone
@@ -128,8 +128,8 @@ def cost_of(options: Namespace, model: ModelConfig, tp: int) -> CostModel:
     gpu, owner = gpu_of(options)
     link, software = LINKS[options.link or gpu.link], options.software or "vllm"
     own = constants(owner, software)[0] if options.gpu_spec else None
-    host = HOSTS[options.host_time or (ASYNC if software == "vllm" else "none")]
-    return CostModel(model, gpu, own, tp=tp, link=link, software=software, host=host)
+    host = options.host_time or (ASYNC if software == "vllm" else "none")
+    return CostModel(model, gpu, own, tp=tp, link=link, software=software, host=HOSTS[host])
 
 
 def replica_of(options: Namespace, model: ModelConfig, tp: int, pp: int) -> Replica:
@@ -139,7 +139,9 @@ def replica_of(options: Namespace, model: ModelConfig, tp: int, pp: int) -> Repl
     if options.cache_tokens and (tp, pp) == (options.tp, options.pp):
         return Replica(cost, size, options.cache_tokens, pp, hop)
     replica = Replica(cost, size, None, pp, hop, share)
-    if not replica.holds(budgets_tried(options)[0]):
+    if not replica.holds(least := budgets_tried(options)[0]):
+        if replica.holds(1):
+            raise UserError(f"--chunk-size {least}: its activations do not fit; give fewer tokens")
         raise UserError(
             f"{model.name}: {2 * model.parameters / 2**30:.1f} GiB of weights, and activations, do"
             f" not fit {100 * share:g} % of {tp * pp} x"
@@ -179,21 +181,23 @@ def describe(options: Namespace, replica: Replica, traffic: Traffic, slo: Slo) -
     print(f"\n{model.name} ({model.parameters / 1e9:.2f} B parameters) on {hardware_of(replica)}")
     print(
         f"traffic    {traffic.name}: {len(traffic.prompts)} requests\n"
-        f"           tokens of a prompt {describe_lengths(traffic.prompts)}, of an output"
-        f" {describe_lengths(traffic.outputs)}"
+        f"           tokens of a prompt {describe_lengths(traffic.prompts)},\n"
+        f"           of an output {describe_lengths(traffic.outputs)}"
     )
     if (count := len(traffic.prompts)) < FEW:
         say = f"Few: an interval from {count} requests says little; give {FEW} or more."
         print(f"           {say}")
     first = "" if slo.ttft == math.inf else f", P90 TTFT at most {1e3 * slo.ttft:.4g} ms"
-    print(f"SLO        P99 TBT at most {1e3 * slo.tbt:.4g} ms{first}")
+    if options.only != "load":
+        print(f"SLO        P99 TBT at most {1e3 * slo.tbt:.4g} ms{first}")
     if (cache_tokens := replica.holds(budgets_tried(options)[0])) is None:
         print(f"memory     {replica.max_batch_size} requests of up to {LENGTH} tokens")
     else:
         up_to = "up to " if replica.utilization else ""
         print(
             f"memory     {up_to}{cache_tokens} tokens of cache: {cache_tokens / mean:.0f} requests"
-            f" of the mean {mean:.0f} tokens; at most {replica.max_batch_size} run at once"
+            f" of the mean {mean:.0f} tokens;\n"
+            f"           at most {replica.max_batch_size}, or C, run at once"
         )
     if isinstance(cost, CalibratedModel):
         print(f"constants  measured here on {cost.calibration.date}: calibrate.py")
@@ -240,12 +244,7 @@ def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:
     """The question, and why some layouts are left out. All mistakes of the user's are said here."""
     model, (name, requests, from_file) = model_of(options.model), requests_of(options)
     place = options.tp, options.pp
-    if options.only == "load" and not (
-        options.chunk_size and (options.concurrency or options.offline)
-    ):
-        raise UserError("--only load needs --chunk-size, and --concurrency or --offline")
-    if options.concurrency and options.pp > 1:
-        raise UserError(f"--concurrency and --pp {options.pp}: a closed loop needs --pp 1")
+    check_together(options)
     if options.gpu == HERE:
         replica = replica_here(options, model)
     elif options.calibration is not None:
@@ -307,6 +306,7 @@ def main() -> None:
             if options.only == "load":
                 benches = benches_of(options, question, budgets_tried(options))
                 print_benches(benches)
+                print_error(question.replicas[place], question.traffic, options.concurrency == 1)
                 return
             first = first_answer(question, place)
             print(f"\nfirst answer   C = {first.budget}: about {rounded(first.rate)} requests/s"

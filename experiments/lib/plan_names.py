@@ -106,3 +106,22 @@ def that_fit(requests: Sequence[Request], replica: Replica, budget: int) -> list
     if not fitting:
         raise UserError(f"no request is short enough: {model.name} here allows {most} tokens")
     return fitting
+
+
+def check_together(options: Namespace) -> None:
+    """Raises UserError for flags that mean nothing beside others, or need others."""
+    load = options.only == "load"
+    if load and not (options.chunk_size and (options.concurrency or options.offline)):
+        raise UserError("--only load needs --chunk-size, and --concurrency or --offline")
+    if options.concurrency and options.pp > 1:
+        raise UserError(f"--concurrency and --pp {options.pp}: a closed loop needs --pp 1")
+    pairs = [("policy", f"--only {options.only}")] if options.only else []
+    pairs += [(name, "--only load") for name in ("tbt_slo", "ttft_slo", "rate") if load]
+    pairs += [("memory_utilization", "--cache-tokens")] if options.cache_tokens else []
+    for name, other in pairs:
+        if getattr(options, name):
+            flag = f"--{name.replace('_', '-')}"
+            raise UserError(f"{flag} and {other} exclude each other: leave one out")
+    own = [(options.out / f"plan{end}").resolve() for end in (".csv", ".png")]
+    if options.json and options.json.resolve() in own:
+        raise UserError(f"--json {options.json}: the plan writes its own file there; name another")

@@ -20,7 +20,7 @@ from serving.calibration import CalibratedModel
 from serving.capacity import percentile
 from serving.comparison import LATENCIES, OURS, ROUGH, Demand, Plan, Question
 from serving.engines import engine_flags
-from serving.planner import Replica
+from serving.planner import Replica, Traffic
 
 NAME = "plan"
 ROUGHLY = "capacity to 5 %"
@@ -50,12 +50,14 @@ def kind_of(tp: int, prompt_tokens: float, single: bool = False) -> str:
     return KINDS[1] if prompt_tokens >= LONG else KINDS[3]
 
 
-def print_error(plan: Plan) -> None:
-    """How far predictions of this kind are from servers that others measured."""
-    replica = plan.replica
+def print_error(replica: Replica, traffic: Traffic, single: bool = False) -> None:
+    """How far predictions of this kind are from servers that others measured.
+
+    single: one request at a time.
+    """
     if isinstance(replica.cost, CalibratedModel) or not MEASURED.exists():
         return
-    kind = kind_of(replica.cost.tp, float(plan.question.traffic.prompts.mean()))
+    kind = kind_of(replica.cost.tp, float(traffic.prompts.mean()), single)
     way = WAYS[replica.cost.host != HOSTS["none"]]
     rows = read_rows(MEASURED).where("median error", group=kind, way=way, sources=BOTH)
     middle, most = (rows.one(name) for name in ("median error", "90th percentile"))
@@ -66,7 +68,8 @@ def print_error(plan: Plan) -> None:
 
 
 def describe_lengths(sizes: Sequence[int]) -> str:
-    return f"{percentile(sizes, 50):.0f} (P90 {percentile(sizes, 90):.0f}, longest {max(sizes)})"
+    half, most = (f"{percentile(sizes, percent):.0f}" for percent in (50, 90))
+    return f"{half} (median; P90 {most}, longest {max(sizes)})"
 
 
 def print_capacity(plan: Plan) -> None:
@@ -84,7 +87,7 @@ def print_capacity(plan: Plan) -> None:
             f"there          P99 TBT {1e3 * load.p99_tbt:.1f} ms, P90 TTFT"
             f" {1e3 * load.p90_ttft:.0f} ms"
         )
-    print_error(plan)
+    print_error(replica, plan.question.traffic)
     rows = []
     for budget, found in plan.curves[OURS].items():
         load = found.load
