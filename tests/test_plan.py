@@ -621,7 +621,8 @@ def test_only_the_capacity_as_json(tmp_path: Path, llama: Path) -> None:
     assert found["budget"] == 512 == found["batch size"] * 2 and found["capacity"] > 0
     low, high = found["interval"]
     assert 0.5 * found["capacity"] < low <= high < 2 * found["capacity"]
-    assert found["question"]["P99 TBT"] == 0.04 and found["demands"][0]["rate"] == 9
+    assert 0 < found["P99 TBT"] <= found["question"]["SLO of the P99 TBT"] == 0.04
+    assert found["P90 TTFT"] > 0 and found["demands"][0]["rate"] == 9
     assert found["benches"][0]["load"] == "2 clients"
     assert [each["layout"] for each in found["layouts"]] == ["TP1"]
     assert found["policies"].keys() == {OURS} and found["latencies"] == []

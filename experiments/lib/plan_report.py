@@ -325,8 +325,8 @@ def answer_of(
             "model": cost.model.name, "gpu": cost.gpu.name, "layout": replica.layout,
             "gpus": replica.gpus, "traffic": traffic.name, "requests": len(traffic.prompts),
             "mean prompt": float(traffic.prompts.mean()),
-            "mean output": float(traffic.outputs.mean()), "P99 TBT": slo.tbt,
-            "P90 TTFT": None if slo.ttft == math.inf else slo.ttft,
+            "mean output": float(traffic.outputs.mean()), "SLO of the P99 TBT": slo.tbt,
+            "SLO of the P90 TTFT": None if slo.ttft == math.inf else slo.ttft,
             "max batch size": replica.max_batch_size,
         },
         "benches": benches,
@@ -336,6 +336,8 @@ def answer_of(
     best = plan.best
     found |= {
         "budget": best.budget, "capacity": best.rate,
+        "P99 TBT": best.load.p99_tbt if best.load else None,
+        "P90 TTFT": best.load.p90_ttft if best.load else None,
         "batch size": replica.size(best.budget), "cache tokens": replica.holds(best.budget),
         "interval": [min(plan.draws), max(plan.draws)] if plan.draws else None,
         "demands": [asdict(each) for each in question.demands],
