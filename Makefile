@@ -39,7 +39,7 @@ docs: .venv/run.stamp
 cpus: .venv/dev.stamp
 	$(BIN)/python -m tests.cpus
 
-# Plants one mistake after the other in a copy, and writes which test finds it: an hour on two cores.
+# Plants one mistake after the other in a copy, and writes which test finds it: half an hour.
 mutants: .venv/dev.stamp
 	$(BIN)/python -m tests.mutants --out tests/mutants.csv
 
