@@ -105,6 +105,14 @@ def test_weights_are_cast_to_the_models_dtype(saved):
         )
 
 
+def test_nan_is_looked_for_on_request_alone(saved, tmp_path):
+    copy_of(saved, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    next(iter(tensors.values())).view(-1)[7] = float("nan")
+    save_file(tensors, tmp_path / "model.safetensors")
+    load_weights(Transformer(load_config(saved)), tmp_path)  # nobody asked
+
+
 def test_a_stage_of_a_pipeline_reads_what_it_has(saved):
     """Its layers, under the names of the whole model, and embedding, norm and head where they
     belong; random weights alike.

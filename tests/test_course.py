@@ -1004,6 +1004,15 @@ def test_tokens_alone_do_not_find_all_mistakes() -> None:
     assert f"{words[kept]} of the planted mistakes" in (COURSE / "README.md").read_text("utf-8")
 
 
+def test_the_documents_name_commands_that_exist() -> None:
+    named = [
+        command
+        for path in (ROOT / "course").rglob("*.md")
+        for command in re.findall(r"python -m course (\w+)", path.read_text("utf-8"))
+    ]
+    assert len(named) > 5 and all(command in commands.__doc__ for command in named)
+
+
 def test_every_lesson_ends_with_its_exercise() -> None:
     for exercise in EXERCISES.values():
         [lesson] = (ROOT / "notebooks").glob(f"{exercise.lesson:02d}_*.py")
