@@ -9,6 +9,8 @@
     python plan.py --gpu h100 --model llama3.1-8b --requests-file 1000:200 --chunk-size 8192
             --concurrency 16 --offline --only load
         what `vllm bench serve` would print: 16 clients; all requests at once
+    python plan.py --gpu h100 --model llama3.1-8b --requests-file chat --anchor bench.json --rate 20
+        scaled to your own server: bench.json is of `vllm bench serve --save-result`
 
 It prints and draws the token budget, the capacity with an interval, the latency under load, what
 other numbers of GPUs and other policies give, and the command lines for vLLM and SGLang. Each is
@@ -51,6 +53,7 @@ from experiments.lib.plan_report import (
     draw,
     engine_lines,
     hardware_of,
+    print_anchor,
     print_benches,
     print_engines,
     print_error,
@@ -58,6 +61,7 @@ from experiments.lib.plan_report import (
     rows_of,
 )
 from experiments.lib.study import finish
+from serving.anchor import anchor_of, scaled
 from serving.calibration import BATCH_SIZE, LENGTH, RESULTS, CalibratedModel, Calibration
 from serving.capacity import STRICT
 from serving.comparison import (
@@ -82,7 +86,7 @@ TP, PP = (1, 2, 4, 8), (2, 4)
 UTILIZATION = 0.9
 ASYNC = "vllm-async"  # the host of today's vLLM
 STDOUT = Path("-")
-PRICED = ("host_time", "memory_utilization", "cache_tokens")  # flags of a GPU alone
+PRICED = ("host_time", "memory_utilization", "cache_tokens", "anchor")  # flags of a GPU alone
 FLAGS = {
     "model": Flag("model: a name of configs.MODELS, a folder with a config.json, or a hub id that"
                   " is on disk", "mistral-7b"),
@@ -110,6 +114,9 @@ FLAGS = {
     "concurrency": Flag("also a closed loop: so many clients, each of which sends its next request"
                         " when it has its last"),
     "offline": Flag("also a burst: all requests at once"),
+    "anchor": Flag("your own server: a JSON file of vllm bench serve --save-result, or of guidellm."
+                   " All times are scaled to it"),
+    "anchor_chunk_size": Flag("token budget of that server", shown="the file's, else vLLM's"),
     **POLICY_FLAGS,
     "policy": Flag("a policy to compare", shown="all; those of --policy-file, if it is given",
                    repeated=True),
@@ -209,7 +216,7 @@ def describe(options: Namespace, replica: Replica, traffic: Traffic, slo: Slo) -
         print(f"           A guess: all but memory, FLOPS and bandwidth is that of the {owner}.")
     if guess:
         print(textwrap.indent(textwrap.fill(f"A guess: {guess}.", 77), 11 * " "))
-    host = f"host       {next(name for name in HOSTS if HOSTS[name] is cost.host)}:"
+    host = f"host       {next(name for name in HOSTS if HOSTS[name].source == cost.host.source)}:"
     print(textwrap.fill(f"{host} {cost.host.source}", 88, subsequent_indent=11 * " "))
 
 
@@ -256,10 +263,15 @@ def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:
     replicas, refused = {place: replica}, {}
     if options.gpu != HERE:
         replicas, refused = replicas_of(options, model, traffic)
+    anchor, path = None, options.anchor
+    if path:
+        anchor = anchor_of(path, replica, options.model, options.anchor_chunk_size)
+        replicas = {at: scaled(each, anchor.factor) for at, each in replicas.items()}
+        replica = replicas[place]
     tbt = (options.tbt_slo or 1e3 * STRICT * replica.decode_iteration) / 1e3
     slo = Slo(tbt, (options.ttft_slo or math.inf) / 1e3)
     step = SMALL_BUDGETS[0] if options.gpu == HERE else TILE
-    return Question(replicas, traffic, slo, sizes, step, demands), refused
+    return Question(replicas, traffic, slo, sizes, step, demands, anchor), refused
 
 
 def demands_of(options: Namespace, requests: Sequence[Request], from_file: bool) -> list[Demand]:
@@ -301,6 +313,7 @@ def main() -> None:
         question, refused = prepare(options)
         place = options.tp, options.pp
         describe(options, question.replicas[place], question.traffic, question.slo)
+        print_anchor(question.anchor)
         plan, benches, done = None, [], False
         try:
             if options.only == "load":

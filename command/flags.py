@@ -194,6 +194,8 @@ TABLE: dict[str, dict[str, Kind]] = {
         "cache-tokens": Kind("N", "tokens of cache of all requests together", TOKENS),
         "concurrency": Kind("N", "clients: each sends a request when its last has ended", TIMES),
         "offline": Kind("", "all requests arrive at once"),
+        "anchor": Kind("FILE", "JSON file of a benchmark of your own server", Path),
+        "anchor-chunk-size": Kind("C", "token budget of that server", TOKENS),
         "only": Kind("PART", "part of the answer that is enough"),
     },
     "Requests": {

@@ -18,24 +18,27 @@ class Host:
 
     overlapped: the host works while the GPU runs the iteration before; else the GPU waits. We
     compare with the kernels of this iteration, as if the one before took as long. gap: for each
-    iteration, seconds that the GPU waits even then. A beam search is one request.
+    iteration, seconds that the GPU waits even then. A beam search is one request. factor: on all
+    of it, where a server was measured (serving/anchor.py).
     """
 
     iteration: float = 0.0
     request: float = 0.0
     overlapped: bool = False
     gap: float = 0.0
+    factor: float = 1.0
     source: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("iteration", "request", "gap"):
+        for name in ("iteration", "request", "gap", "factor"):
             check_number(f"{name} of the host", getattr(self, name), 0, MOST)
         check_flag("overlapped", self.overlapped)
 
     def around(self, kernels: float, requests: int) -> float:
         """Seconds of an iteration whose kernels take `kernels` seconds."""
         own = self.iteration + self.request * requests
-        return self.gap + (max(kernels, own) if self.overlapped else kernels + own)
+        seconds = max(kernels, own) if self.overlapped else kernels + own
+        return self.factor * (self.gap + seconds)
 
 
 VLLM = "github.com/vllm-project/vllm"

@@ -12,6 +12,9 @@ card and host    the memory that engines find on the card, and the CPU's time (c
                  "vllm-v1" until async scheduling, 0.12; then "vllm-async". Of SGLang, TensorRT-LLM
                  and unknown versions it is "none".
 
+anchored         card and host, scaled to that server: one factor on its iterations, found on one of
+                 the loads that its page has. All others are compared, with it and without.
+
 Lengths that a source gives as a mean of real texts (ShareGPT) are drawn with the spread that
 Sarathi-Serve publishes of them, and stretched to that mean. Not compared is a throughput that is
 the load: at a rate that the server keeps up with, anybody predicts it.
@@ -37,11 +40,12 @@ from experiments.lib.common import ROOT
 from experiments.lib.engines import ANY, Sweep
 from experiments.lib.look import COLOURS, log_axis, panels
 from experiments.lib.papers import CHAT
-from experiments.lib.plan_report import BOTH, KINDS, WAYS, kind_of
+from experiments.lib.plan_report import ANCHORED, BOTH, KINDS, WAYS, kind_of
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Study
 from experiments.lib.validation import quantile
-from serving.comparison import mean_tbts
+from serving.anchor import find_factor, measure_of, scaled
+from serving.engines import vllm_defaults
 from serving.planner import Replica, cache_of_engine
 from serving.traffic import Fixed, at_rate, make_requests, poisson
 from timeline import Trace
@@ -105,6 +109,16 @@ class Benchmark:
     def kept(self) -> bool:
         """By its source: the lines of one page stand together."""
         return hashlib.sha256(self.source.encode()).digest()[0] % KEPT == 0
+
+    @property
+    def place(self) -> tuple:
+        """A server of somebody's: lines of one have one anchor."""
+        return self.source, self.model, self.gpu, self.tp, self.engine, self.version
+
+    @property
+    def run(self) -> "Benchmark":
+        """The server and its load, without the number."""
+        return replace(self, id="", quantity="", unit="", value=0, source="", doubt="")
 
     @property
     def is_the_load(self) -> bool:
@@ -175,8 +189,7 @@ def engine_defaults(each: Benchmark) -> tuple[str, int, int]:
         return f"vllm_v0:{size}", size, 4096
     if each.release < CHUNKED:  # whole prompts first; 8192: the length of a model of that time
         return "vllm_v0:8192", 8192, 256
-    large = gpu.memory >= 70 * 2**30 and "a100" not in gpu.name
-    return ("sarathi_serve", 8192, 1024) if large else ("sarathi_serve", 2048, 256)
+    return "sarathi_serve", *vllm_defaults(gpu)
 
 
 def replica_of(each: Benchmark, way: str) -> Replica | None:
@@ -207,42 +220,21 @@ def replica_of(each: Benchmark, way: str) -> Replica | None:
 
 
 @lru_cache(4)
-def run(server: Benchmark, way: str) -> Trace | None:
+def run(server: Benchmark, way: str, factor: float = 1.0) -> Trace | None:
     """The run of a server and its load: a line without its number. Lines share it."""
     replica = replica_of(server, way)
     if replica is None:
         return None
+    replica = scaled(replica, factor) if factor != 1 else replica
     policy, budget, _ = engine_defaults(server)
     clients = {"single": 1, "closed": int(server.load)}.get(server.load_kind)
     return replica.serve(traffic(server), policy, budget, clients)
 
 
-def predicted(each: Benchmark, way: str) -> float | None:
+def predicted(each: Benchmark, way: str, factor: float = 1.0) -> float | None:
     """The number that was published, of a simulated run. None: see `replica_of`."""
-    trace = run(replace(each, id="", quantity="", unit="", value=0, source="", doubt=""), way)
+    trace = run(each.run, way, factor)
     return None if trace is None else measure_of(each.quantity, trace)
-
-
-def measure_of(quantity: str, trace: Trace) -> float:
-    """Times in ms."""
-    lives = trace.lives.values()
-    prompts, outputs = (
-        sum(life.prompt_tokens for life in lives),
-        sum(len(life.tokens) for life in lives),
-    )
-    ways = {
-        "output": lambda: outputs / trace.seconds,
-        "all tokens": lambda: (prompts + outputs) / trace.seconds,
-        "requests": lambda: len(trace.finished) / trace.seconds,
-        "mean TPOT": lambda: 1e3 * statistics.fmean(mean_tbts(trace)),
-        "median TPOT": lambda: 1e3 * statistics.median(mean_tbts(trace)),
-        "mean ITL": lambda: 1e3 * statistics.fmean(trace.tbts),
-        "P99 ITL": lambda: 1e3 * quantile(trace.tbts, 0.99),
-        "mean TTFT": lambda: 1e3 * statistics.fmean(trace.ttfts),
-        "median TTFT": lambda: 1e3 * statistics.median(trace.ttfts),
-        "mean latency": lambda: 1e3 * statistics.fmean(life.latency for life in lives),
-    }
-    return ways[quantity]()
 
 
 # ------------------------------------------------------------------------------------------- study
@@ -253,11 +245,37 @@ def hopeful(each: Benchmark, ours: float) -> float:
     return ours / each.value if each.what == "throughput" else each.value / ours
 
 
+def anchor_of(place: tuple) -> Benchmark | None:
+    """The number that a server's factor is found with; None: all its numbers are of one load.
+
+    Of the loads with a number that tells (the throughput; at a rate, a time per token), the one
+    whose number's id has the smallest hash. Nothing else is looked at.
+    """
+    own = [each for each in benchmarks() if each.place == place and not each.is_the_load]
+    if len({each.run for each in own}) < 2:
+        return None
+    tell = [each for each in own if each.what == ("time per token" if each.load_kind == "rate"
+            else "throughput") and each.quantity != "P99 ITL"]  # fmt: skip
+    return min(tell, key=lambda each: hashlib.sha256(each.id.encode()).digest(), default=None)
+
+
+@cache
+def factor_of(anchor: Benchmark) -> float:
+    return find_factor(
+        lambda factor: predicted(anchor, WAYS[1], factor), anchor.value,
+        anchor.load_kind == "rate",
+    )  # fmt: skip
+
+
 def beside(each: Benchmark, number: str) -> Row:
     ours = {way: predicted(each, way) for way in WAYS}
     ratios = {way: hopeful(each, one) for way, one in ours.items() if one is not None}
     part = "kept apart" if each.kept else "looked at"
     asked = {"engine": each.engine, "quantity": each.what, "published": each.quantity}
+    anchor = anchor_of(each.place)
+    if anchor and anchor.run != each.run:
+        scaled_to = predicted(each, WAYS[1], factor_of(anchor))
+        ratios |= dict(zip(ANCHORED, (ratios[WAYS[1]], hopeful(each, scaled_to)), strict=True))
     return {"number": number, "sources": part, "kind": each.kind, **asked, **ratios}
 
 
@@ -277,7 +295,7 @@ def summarize(rows: Rows) -> None:
         for key in ("kind", "quantity", "engine"):
             groups |= some.by(key)
         for group, own in groups.items():
-            for way in WAYS:
+            for way in (*WAYS, *ANCHORED):
                 if ratios := own.column(way):
                     case = {"sources": part, "group": group, "way": way, "compared": len(ratios)}
                     rows.add(**vars(ANY), **case, **spread(ratios))
@@ -288,8 +306,11 @@ def report(rows: Rows) -> None:
     for part, own in rows.where("number").by("sources").items():
         print_rows(own, columns, f"Ours over theirs: {part}")
     columns = ("group", "way", "compared", "median error", "90th percentile", "signed")
-    for part, own in rows.where("median error").by("sources").items():
+    summary = rows.where("median error")
+    for part, own in summary.where(way=WAYS).by("sources").items():
         print_rows(own, columns, f"Errors: {part} (signed: above 0 is too hopeful)")
+    own = summary.where(way=ANCHORED, sources=BOTH)
+    print_rows(own, columns, "Anchored: one load of a server is known, these are others")
 
 
 def draw(rows: Rows) -> plt.Figure:
@@ -325,7 +346,7 @@ STUDY = Study(
     "beside_benchmarks",
     __doc__,
     sweeps,
-    units=dict.fromkeys(WAYS, "x")
+    units=dict.fromkeys((*WAYS, *ANCHORED), "x")
     | dict.fromkeys(("median error", "90th percentile", "signed"), "%")
     | {"compared": "numbers"},
     title="Predicted over published, servers of others",

@@ -42,9 +42,10 @@ class StageCosts:
             head = self._head[tokens, sampled] = self.cost_model.others(
                 tokens, sampled
             ) - self.cost_model.others(tokens, 0)
-        seconds = [(whole - head) * share for share in self.shares]
-        seconds[-1] += head
-        seconds[0] = host.around(seconds[0], len(batch.decodes) + len(batch.chunks))
+        seconds = [host.factor * (whole - head) * share for share in self.shares]
+        seconds[-1] += host.factor * head
+        first = (whole - head) * self.shares[0]
+        seconds[0] = host.around(first, len(batch.decodes) + len(batch.chunks))
         return seconds
 
 

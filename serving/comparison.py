@@ -66,6 +66,19 @@ class Demand:
     gaps: str  # between arrivals, that the capacity was found with
 
 
+@dataclass(frozen=True)
+class Anchor:
+    """The user's own server, as serving/anchor.py compares it with ours.
+
+    factor: seconds of its iterations over ours: the median of `factors`, of the file's loads.
+    """
+
+    name: str
+    factor: float
+    factors: Sequence[float]
+    runs: Sequence[Mapping[str, object]]
+
+
 @dataclass(frozen=True, eq=False)
 class Question:
     """What is asked, for all jobs alike."""
@@ -76,6 +89,7 @@ class Question:
     sizes: Sequence[int]  # token budgets
     step: int  # between token budgets, at least
     demands: Sequence[Demand] = ()
+    anchor: Anchor | None = None
 
     def budgets(self, tp: int, pp: int) -> list[int]:
         """Those that are tried with so many GPUs, and leave room for the longest request.

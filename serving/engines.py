@@ -7,7 +7,7 @@ source. tests/test_plan.py holds every command line to them.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from configs import ModelConfig
+from configs import GPU, ModelConfig
 
 VLLM = "github.com/vllm-project/vllm"
 VLLM_SCHEDULER = f"{VLLM}/blob/1f8758d584e8f599219d75adf658e182ed809a43/vllm/config/scheduler.py"
@@ -61,6 +61,12 @@ RULES: dict[str, list[Rule]] = {
              lambda own, of: own["--context-length"] <= of.max_length, f"{SGLANG}/pull/1778"),
     ],
 }  # fmt: skip
+
+
+def vllm_defaults(gpu: GPU) -> tuple[int, int]:
+    """Token budget and B of `vllm serve` without flags, since 0.8: more on large cards."""
+    large = gpu.memory >= 70 * 2**30 and "a100" not in gpu.name
+    return (8192, 1024) if large else (2048, 256)
 
 
 def engine_flags(

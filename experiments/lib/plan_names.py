@@ -113,6 +113,8 @@ def check_together(options: Namespace) -> None:
     load = options.only == "load"
     if load and not (options.chunk_size and (options.concurrency or options.offline)):
         raise UserError("--only load needs --chunk-size, and --concurrency or --offline")
+    if options.anchor_chunk_size and not options.anchor:
+        raise UserError("--anchor-chunk-size needs --anchor")
     if options.concurrency and options.pp > 1:
         raise UserError(f"--concurrency and --pp {options.pp}: a closed loop needs --pp 1")
     pairs = [("policy", f"--only {options.only}")] if options.only else []

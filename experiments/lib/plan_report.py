@@ -18,7 +18,7 @@ from experiments.lib.papers import LOOKS, looks_of
 from experiments.lib.rows import Rows, read_rows
 from serving.calibration import CalibratedModel
 from serving.capacity import percentile
-from serving.comparison import LATENCIES, OURS, ROUGH, Demand, Plan, Question
+from serving.comparison import LATENCIES, OURS, ROUGH, Anchor, Demand, Plan, Question
 from serving.engines import engine_flags
 from serving.planner import Replica, Traffic
 
@@ -29,6 +29,7 @@ UNITS |= dict.fromkeys(("capacity", ROUGHLY, "mean rate", "busiest minute"), "re
 # Of servers that others measured, and how they are predicted (beside_benchmarks.py)
 KINDS = ("single stream", "long prompts", "tensor parallel", "short prompts")
 WAYS = ("data sheet", "card and host")
+ANCHORED = ("without an anchor", "anchored")  # numbers of a server of which one load is known
 BOTH = "both"  # sources that were looked at, and those that were kept apart
 LONG = 1500  # prompt tokens
 MEASURED = ROOT / "results" / "beside_benchmarks.csv"
@@ -58,13 +59,38 @@ def print_error(replica: Replica, traffic: Traffic, single: bool = False) -> Non
     if isinstance(replica.cost, CalibratedModel) or not MEASURED.exists():
         return
     kind = kind_of(replica.cost.tp, float(traffic.prompts.mean()), single)
-    way = WAYS[replica.cost.host != HOSTS["none"]]
+    host = replica.cost.host
+    way = ANCHORED[1] if host.factor != 1 else WAYS[host != HOSTS["none"]]
     rows = read_rows(MEASURED).where("median error", group=kind, way=way, sources=BOTH)
     middle, most = (rows.one(name) for name in ("median error", "90th percentile"))
     print(
         f"error          beside public benchmarks ({kind}): median {middle:.0f} %, nine of ten"
         f" within {most:.0f} %\n               not priced: HTTP, tokenizer, limits of the CPU"
     )
+
+
+def print_anchor(anchor: Anchor | None) -> None:
+    """What one factor mends, and what remains: scaled over measured."""
+    if anchor is None:
+        return
+    print(
+        f"anchor     {anchor.name}: your server's iterations take {three_digits(anchor.factor)} x"
+        " ours: every\n           time below is scaled by it"
+    )
+    if (count := len(anchor.factors)) > 1:
+        ends = " to ".join(three_digits(end(anchor.factors)) for end in (min, max))
+        print(f"           the median of {count} loads: {ends}")
+    for run in anchor.runs:
+        rows = [
+            [name + " (ms)" * ("T" in name), *map(three_digits, each),
+             f"{100 * (each[2] / each[0] - 1):+.0f} %", "matched" * (name == run["matched"])]
+            for name, each in run["compared"].items()
+        ]  # fmt: skip
+        header = ["per s, or ms", "measured", "predicted", "scaled", "remains", ""]
+        title = f"{run['load']}: {run['requests']} requests, C = {run['C']}, B = {run['B']}"
+        print_table(header, rows, title)
+        for note in run["notes"]:
+            print(f"  {note}")
 
 
 def describe_lengths(sizes: Sequence[int]) -> str:
@@ -329,6 +355,7 @@ def answer_of(
             "SLO of the P90 TTFT": None if slo.ttft == math.inf else slo.ttft,
             "max batch size": replica.max_batch_size,
         },
+        "anchor": asdict(question.anchor) if question.anchor else None,
         "benches": benches,
     }  # fmt: skip
     if plan is None:

@@ -1,0 +1,410 @@
+"""An anchor: a benchmark of the user's own server, which tells how its iterations differ from ours.
+
+It reads one JSON file of `vllm bench serve --save-result` (with --append-result, an object on each
+line), or of guidellm, which holds several loads. Each load is replayed in the simulation: as many
+requests, as long, sent as they were. One factor on the seconds of every iteration then makes the
+prediction meet the measurement. Of several loads, the median of their factors counts. One factor
+cannot mend all: what remains is in `compared`. No torch.
+
+Lengths are each request's own with --save-detailed. Else they are the mean, for all requests.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+from batch import Request
+from command.checks import MOST, UserError, lookup, range_of, shown
+from command.cli import read_text
+from serving.capacity import percentile
+from serving.comparison import OURS, ROUNDS, Anchor, mean_tbts
+from serving.engines import vllm_defaults
+from serving.planner import FEWEST, Replica
+from serving.planner import MOST as MOST_REPLAYED
+from serving.traffic import FASTEST, MOST_JSON, MOST_REQUESTS, MOST_TOKENS, gamma
+from timeline import Trace
+
+STATISTICS = ("mean", "median", "P99")
+QUANTITIES = ("requests", "output", *(f"{s} {of}" for of in ("TTFT", "TPOT", "ITL")
+              for s in STATISTICS))  # fmt: skip
+# a server's iterations take from 1/FAR of ours to FAR of them; TURNS: of a search for the factor
+FAR, TURNS = 16.0, 12
+FAILED = 0.1  # share of requests, at most
+FEW = 32  # requests: of fewer, a server's first ones are most
+# of a replay: iterations, about, and output tokens; of a file: loads
+STEPS, MOST_OUTPUT, MOST_LOADS = 60_000, 2 * 10**7, 64
+SAME = "are --model, --gpu and --tp those of the server?"
+BUSY = 0.75  # of the clients, on average: then they limit the load, and not the rate
+LATENCY = 10.0**9  # ms
+
+
+def measure_of(quantity: str, trace: Trace) -> float:
+    """A number of a benchmark: requests or tokens ("output", "all tokens") per s, times in ms."""
+    lives, what = trace.lives.values(), quantity.partition(" ")[2]
+    outputs = sum(len(life.tokens) for life in lives)
+    if quantity in ("requests", "output", "all tokens"):
+        prompts = sum(life.prompt_tokens for life in lives)
+        counts = {"requests": len(trace.finished), "output": outputs}
+        return counts.get(quantity, prompts + outputs) / trace.seconds
+    times = {
+        "TTFT": lambda: trace.ttfts, "TPOT": lambda: mean_tbts(trace), "ITL": lambda: trace.tbts,
+        "latency": lambda: [life.latency for life in lives],
+    }[what]()  # fmt: skip
+    if quantity.startswith("mean"):
+        return 1e3 * statistics.fmean(times) if times else 0.0
+    return 1e3 * percentile(times, 50 if quantity.startswith("median") else 99)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One load of a benchmark, and what was measured: see `measure_of`.
+
+    lengths: prompt and output tokens of each request. clients: of a closed loop. rate: requests/s,
+    whose gaps have this `cv`; without both, all requests come at once. budget, size: C and B of the
+    server; None: unknown.
+    """
+
+    where: str
+    lengths: list[tuple[int, int]]
+    measured: dict[str, float]
+    clients: int | None = None
+    rate: float | None = None
+    cv: float = 1.0
+    model: str = ""
+    budget: int | None = None
+    size: int | None = None
+    failed: int = 0
+    detailed: bool = False  # lengths are each request's own
+
+    @property
+    def load(self) -> str:
+        if self.clients:
+            return f"{self.clients} clients" if self.clients > 1 else "1 client"
+        return f"{self.rate:.4g} requests/s" if self.rate else "all at once"
+
+    @property
+    def matched(self) -> str:
+        """The quantity that the factor makes equal.
+
+        In a closed loop, or a burst, the server decides how many tokens it makes in a second. At a
+        rate, the load does: then the mean time between tokens tells. Raises UserError.
+        """
+        if not self.rate:
+            return "output"
+        found = next((name for name in ("mean TPOT", "mean ITL") if name in self.measured), None)
+        if not found:
+            raise UserError(
+                f"{self.where}: at {self.load}, without a time between tokens (mean_tpot_ms), it"
+                " says nothing of the iterations; send all at once, or with --max-concurrency"
+            )
+        return found
+
+    def requests(self) -> list[Request]:
+        """Those that are replayed: enough for a steady loop or rate, and about STEPS iterations."""
+        most = float(MOST_REPLAYED)
+        if self.clients:
+            each = statistics.fmean(output for _, output in self.lengths)
+            steady = max(self.clients * ROUNDS, FEWEST)
+            most = max(self.clients, min(steady, STEPS * self.clients / each))
+        elif self.rate:
+            most = max(FEW, STEPS * self.rate * self.measured[self.matched] / 1e3)
+        lengths = self.lengths[: int(min(most, MOST_REPLAYED))]
+        if (tokens := sum(output for _, output in lengths)) > MOST_OUTPUT:
+            raise UserError(f"{self.where}: {tokens} output tokens; {MOST_OUTPUT} can be replayed")
+        arrivals = gamma(len(lengths), self.rate or FASTEST, self.cv if self.rate else 0.0)
+        return [
+            Request(i, range(prompt), output, arrival=arrivals[i] if self.rate else 0.0)
+            for i, (prompt, output) in enumerate(lengths)
+        ]
+
+    def notes(self, model: str) -> list[str]:
+        """What the user should know. model: of --model."""
+        count, found = len(self.lengths), []
+        if self.model and Path(self.model).name.lower() != Path(model).name.lower():
+            found.append(f"its model_id is {shown(self.model)}, and --model {model}: the same?")
+        if not self.detailed:
+            found.append("lengths are the means; with --save-detailed, each request's own")
+        if self.failed:
+            found.append(f"{self.failed} requests failed: without them")
+        if count < FEW:
+            found.append(f"{count} requests: a server's first ones are slow; send {FEW} or more")
+        return found
+
+
+# --------------------------------------------------------------------------------------- the files
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An object of the file. where: what an error calls it."""
+
+    where: str
+    values: object
+
+    def get(self, key: str) -> object:
+        """key: names with dots between them. None: it is not there, or null."""
+        value = self.values
+        for name in key.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return value
+
+    def number(
+        self, key: str, least: float, most: float, whole: bool = False, needed: bool = True
+    ) -> float | None:
+        """The number of a key; None: it is not there. Raises UserError for all else."""
+        value = self.get(key)
+        if isinstance(value, str) and value.isdecimal() and len(value) < 10:  # of --metadata
+            value = int(value)
+        if value is not None or needed:
+            range_of(least, most, whole=whole).check(f"{self.where}: {key}", value)
+        return value
+
+    def whole(self, key: str, least: int, most: int = MOST, needed: bool = True) -> int | None:
+        return self.number(key, least, most, True, needed)
+
+    def times(self, keys: Mapping[str, str]) -> dict[str, float]:
+        """Those quantities that are there. 0: no request had one."""
+        found = {name: self.number(key, 0, LATENCY, needed=False) for name, key in keys.items()}
+        return {name: value for name, value in found.items() if value}
+
+    def counted(self, done: int, failed: int, prompts: int, outputs: int) -> list[tuple[int, int]]:
+        """Lengths of the requests, as even as these totals allow. Raises UserError."""
+        if failed > FAILED * (done + failed):
+            raise UserError(
+                f"{self.where}: {failed} of {done + failed} requests failed; a benchmark in which"
+                f" at most {100 * FAILED:g} % fail is needed"
+            )
+        ends = [
+            (i * prompts // done, i * outputs // done) for i in range(min(done, MOST_REPLAYED) + 1)
+        ]
+        return [(after[0] - before[0], after[1] - before[1]) for before, after in pairwise(ends)]
+
+
+def of_vllm(entry: Entry) -> Run:
+    """An object of `vllm bench serve`."""
+    if ramp := entry.get("ramp_up_strategy"):
+        raise UserError(
+            f"{entry.where}: ramp_up_strategy is {shown(ramp)}; a steady load is needed"
+        )
+    done = entry.whole("completed", 1, MOST_REQUESTS)
+    asked = entry.whole("num_prompts", 1, MOST_REQUESTS, needed=False) or done
+    prompts = entry.whole("total_input_tokens", done, MOST_TOKENS * done)
+    outputs = entry.whole("total_output_tokens", done, MOST_TOKENS * done)
+    own = detailed(entry)
+    lengths = own or entry.counted(done, max(0, asked - done), prompts, outputs)
+    keys = {f"{s} {of}": f"{s.lower()}_{of.lower()}_ms" for s, of in map(str.split, QUANTITIES[2:])}
+    measured = {
+        "requests": entry.number("request_throughput", 1 / FASTEST, FASTEST),
+        "output": entry.number("output_throughput", 1 / FASTEST, FASTEST),
+    } | entry.times(keys)
+    clients = entry.whole("max_concurrency", 1, needed=False)
+    rate, shape = entry.get("request_rate"), entry.get("burstiness")
+    rate = None if rate in (None, "inf", math.inf) else entry.number("request_rate", 1e-6, FASTEST)
+    if clients and rate:  # Little's law: how many ran at once
+        each = measured.get("mean TTFT", 0) + measured.get("mean TPOT", 0) * outputs / done
+        busy = measured["requests"] * each / 1e3 >= BUSY * clients
+        clients, rate = (clients, None) if busy else (None, rate)
+    if shape not in (None, math.inf):
+        shape = entry.number("burstiness", 1e-6, FASTEST)
+    model = entry.get("model_id")
+    return Run(
+        entry.where, lengths, measured, clients, rate, 1.0 if shape is None else shape**-0.5,
+        model if isinstance(model, str) else "",
+        entry.whole("max_num_batched_tokens", 1, needed=False),
+        entry.whole("max_num_seqs", 1, needed=False), max(0, asked - done),
+        bool(own),
+    )  # fmt: skip
+
+
+def detailed(entry: Entry) -> list[tuple[int, int]]:
+    """Each request's own lengths, of --save-detailed; those that failed have no output."""
+    sides = [entry.get(f"{side}_lens") for side in ("input", "output")]
+    if sides == [None, None]:
+        return []
+    for side, values in zip(("input", "output"), sides, strict=True):
+        if not isinstance(values, list) or not 0 < len(values) <= MOST_REQUESTS:
+            raise UserError(f"{entry.where}: {side}_lens is {shown(values)}; a list is needed")
+        for place, value in enumerate(values):
+            range_of(0, MOST_TOKENS).check(f"{entry.where}: {side}_lens[{place}]", value)
+    if len(sides[0]) != len(sides[1]):
+        raise UserError(
+            f"{entry.where}: {len(sides[0])} input_lens and {len(sides[1])} output_lens; there"
+            " must be one of each for a request"
+        )
+    return [(prompt, output) for prompt, output in zip(*sides, strict=True) if prompt and output]
+
+
+# guidellm's strategies, and what says how many clients there are; None: a rate
+STRATEGIES = {
+    "synchronous": "", "concurrent": "streams", "throughput": "max_concurrency", "constant": None,
+    "poisson": None,
+}  # fmt: skip
+
+
+def of_guidellm(entry: Entry) -> Run:
+    """One of guidellm's `benchmarks`. Its time_per_output_token counts the first, too: no TPOT."""
+    base = "config" if entry.get("config.strategy") else "args"
+    kind = entry.get(f"{base}.strategy.type_")
+    where = lookup(STRATEGIES, kind, f"{entry.where}: {base}.strategy.type_")
+    done = entry.whole("metrics.request_totals.successful", 1, MOST_REQUESTS)
+    failed = entry.whole("metrics.request_totals.errored", 0, MOST_REQUESTS, needed=False) or 0
+    sums = [
+        entry.number(f"metrics.{side}_token_count.successful.total_sum", done, MOST_TOKENS * done)
+        for side in ("prompt", "output")
+    ]
+    lengths = entry.counted(done, failed, *map(round, sums))
+    keys = {
+        "mean TTFT": "time_to_first_token_ms.successful.mean",
+        "median TTFT": "time_to_first_token_ms.successful.median",
+        "P99 TTFT": "time_to_first_token_ms.successful.percentiles.p99",
+        "mean ITL": "inter_token_latency_ms.successful.mean",
+    }
+    speed = partial(entry.number, least=1 / FASTEST, most=FASTEST)
+    measured = {
+        "requests": speed("metrics.requests_per_second.successful.mean"),
+        "output": speed("metrics.output_tokens_per_second.successful.mean"),
+    } | entry.times({name: f"metrics.{key}" for name, key in keys.items()})
+    clients = rate = None
+    if where is None:
+        rate = entry.number(f"{base}.strategy.rate", 1e-6, FASTEST)
+    else:
+        key = f"{base}.strategy.{where}"
+        clients = entry.whole(key, 1, needed=where == "streams") if where else 1
+    cv = 0.0 if kind == "constant" else 1.0
+    return Run(entry.where, lengths, measured, clients, rate, cv, failed=failed)
+
+
+def read_runs(path: Path) -> list[Run]:
+    """The loads of a benchmark file. Raises UserError for one that says nothing."""
+    found = objects(path, read_text(path, MOST_JSON))
+    if isinstance(found[0], dict) and isinstance(found[0].get("benchmarks"), list):
+        every = [each for one in found if isinstance(one, dict) for each in one["benchmarks"]]
+        read: Callable[[Entry], Run] = of_guidellm
+    else:
+        every, read = found, of_vllm
+    if not 0 < len(every) <= MOST_LOADS:
+        raise UserError(f"{path}: {len(every)} loads; it must hold 1 to {MOST_LOADS}")
+    for each in every:
+        if not isinstance(each, dict):
+            raise UserError(f"{path}: {shown(each)} is no object, as `vllm bench serve` writes it")
+        if read is of_vllm and "completed" not in each:
+            raise UserError(
+                f"{path}: neither a key completed (vllm bench serve --save-result) nor a list"
+                f" benchmarks (guidellm); it has {shown(', '.join(map(str, each)), str)}"
+            )
+    several = len(every) > 1
+    names = (f"{path}, load {number}" if several else f"{path}" for number in range(1, 10**9))
+    return [read(Entry(name, each)) for name, each in zip(names, every, strict=False)]
+
+
+def objects(path: Path, text: str) -> list[object]:
+    """One JSON value, or one on each line."""
+    try:
+        return [json.loads(text)]
+    except (ValueError, RecursionError) as error:
+        why = error
+    try:
+        return [json.loads(line) for line in text.split("\n") if line.strip()] or [None]
+    except (ValueError, RecursionError):
+        raise UserError(f"{path}: not a JSON file ({why})") from None
+
+
+# -------------------------------------------------------------------------------------- the factor
+
+
+def scaled(replica: Replica, factor: float) -> Replica:
+    """One whose iterations take `factor` times as long."""
+    cost = copy(replica.cost)
+    cost.host = replace(cost.host, factor=factor)
+    return replace(replica, cost=cost)
+
+
+def find_factor(seen: Callable[[float], float], wanted: float, at_a_rate: bool) -> float:
+    """The factor on iterations with which `seen(factor)` is what was measured.
+
+    Not at a rate, nothing but iterations takes time. So a throughput falls by that factor. At a
+    rate, `seen` is a time, which grows with it: bisection on a logarithmic scale.
+    """
+    if not at_a_rate:
+        return seen(1.0) / wanted
+    least, most = 1 / (2 * FAR), 2 * FAR
+    for _ in range(TURNS):
+        middle = math.sqrt(least * most)
+        least, most = (middle, most) if seen(middle) < wanted else (least, middle)
+    return math.sqrt(least * most)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A load on a replica that has the server's C and B."""
+
+    run: Run
+    replica: Replica
+    budget: int
+
+    def trace(self, factor: float) -> Trace:
+        """The run, if iterations take `factor` times as long."""
+        server = scaled(self.replica, factor)
+        return server.serve(self.run.requests(), OURS, self.budget, self.run.clients)
+
+    def check(self) -> None:
+        """Raises UserError where the server cannot have run it."""
+        run, cache_tokens = self.run, self.replica.holds(self.budget)
+        if run.clients and self.replica.stages > 1:
+            raise UserError(f"{run.where}: {run.load}: a closed loop needs --pp 1")
+        longest = max(each.most_cached for each in run.requests())
+        if cache_tokens is not None and longest > cache_tokens:
+            raise UserError(
+                f"{run.where}: a request of {longest} tokens, and a cache of {cache_tokens} here;"
+                f" {SAME}"
+            )
+
+    def factor(self) -> float:
+        """With which the prediction is what was measured. Raises UserError."""
+        run, matched = self.run, self.run.matched
+        wanted = run.measured[matched]
+        found = find_factor(
+            lambda factor: measure_of(matched, self.trace(factor)), wanted, bool(run.rate)
+        )
+        if not 1 / FAR <= found <= FAR:
+            raise UserError(
+                f"{run.where}: {matched} of {wanted:.4g} takes iterations of {found:.3g} x ours;"
+                f" {1 / FAR:g} to {FAR:g} is allowed; {SAME}"
+            )
+        return found
+
+    def described(self, model: str, factor: float) -> dict[str, object]:
+        """For a plan. compared: measured; predicted; predicted with this factor."""
+        run, traces = self.run, [self.trace(each) for each in (1.0, factor)]
+        return {
+            "load": run.load, "requests": len(run.lengths), "C": self.budget,
+            "B": self.replica.size(self.budget), "matched": run.matched, "notes": run.notes(model),
+            "compared": {
+                name: [run.measured[name], *(measure_of(name, trace) for trace in traces)]
+                for name in QUANTITIES
+                if name in run.measured
+            },
+        }  # fmt: skip
+
+
+def anchor_of(path: Path, replica: Replica, model: str, budget: int | None) -> Anchor:
+    """Replays the file's loads on a replica. model: of --model. budget: C of the server.
+
+    It had vLLM's defaults for that GPU, unless the file (--metadata) or `budget` says otherwise.
+    Raises UserError.
+    """
+    replays, (usual, size) = [], vllm_defaults(replica.cost.gpu)
+    for run in read_runs(path):
+        server = replace(replica, max_batch_size=run.size or size)
+        replays.append(Replay(run, server, budget or run.budget or usual))
+        replays[-1].check()
+    factors = [each.factor() for each in replays]
+    whole = statistics.median(factors)
+    runs = [each.described(model, whole) for each in replays]
+    return Anchor(path.name, whole, factors, runs)
