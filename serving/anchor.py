@@ -11,8 +11,10 @@ Lengths are each request's own with --save-detailed. Else they are the mean, for
 
 import json
 import math
+import re
 import statistics
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -126,7 +128,10 @@ class Run:
     def notes(self, model: str) -> list[str]:
         """What the user should know. model: of --model."""
         count, found = len(self.lengths), []
-        if self.model and Path(self.model).name.lower() != Path(model).name.lower():
+        ours, theirs = (
+            re.sub(r"\W|_", "", name.lower()) for name in (Path(model).name, self.model)
+        )
+        if theirs and ours not in theirs:
             found.append(f"its model_id is {shown(self.model)}, and --model {model}: the same?")
         if not self.detailed:
             found.append("lengths are the means; with --save-detailed, each request's own")
@@ -237,7 +242,10 @@ def detailed(entry: Entry) -> list[tuple[int, int]]:
             f"{entry.where}: {len(sides[0])} input_lens and {len(sides[1])} output_lens; there"
             " must be one of each for a request"
         )
-    return [(prompt, output) for prompt, output in zip(*sides, strict=True) if prompt and output]
+    found = [(prompt, output) for prompt, output in zip(*sides, strict=True) if prompt and output]
+    if not found:
+        raise UserError(f"{entry.where}: no request has both a prompt and an output")
+    return found
 
 
 # guidellm's strategies, and what says how many clients there are; None: a rate
@@ -305,14 +313,15 @@ def read_runs(path: Path) -> list[Run]:
 
 def objects(path: Path, text: str) -> list[object]:
     """One JSON value, or one on each line."""
+    lines = [line for line in text.split("\n") if line.strip()]
     try:
         return [json.loads(text)]
     except (ValueError, RecursionError) as error:
         why = error
-    try:
-        return [json.loads(line) for line in text.split("\n") if line.strip()] or [None]
-    except (ValueError, RecursionError):
-        raise UserError(f"{path}: not a JSON file ({why})") from None
+    with suppress(ValueError, RecursionError):
+        if len(lines) > 1:
+            return [json.loads(line) for line in lines]
+    raise UserError(f"{path}: not a JSON file ({why})")
 
 
 # -------------------------------------------------------------------------------------- the factor

@@ -80,6 +80,12 @@ FAMILIES = {
              "vocab_size": 97},
 }  # fmt: skip
 
+BENCH = {  # what `vllm bench serve` writes
+    "completed": 10, "num_prompts": 10, "request_rate": "inf", "max_concurrency": 2,
+    "total_input_tokens": 1000, "total_output_tokens": 200, "request_throughput": 5.0,
+    "output_throughput": 100.0, "mean_tpot_ms": 9.0,
+}  # fmt: skip
+
 
 def assert_line(found: str, expected: str) -> None:
     pattern = ".*".join(map(re.escape, expected.split("...")))
@@ -215,6 +221,15 @@ class Files:
         if value is ...:
             del inner[place[-1]]
         return self.file(json.dumps(data))
+
+    def bench(self, **changes: object) -> Path:
+        """A benchmark of a server."""
+        return self.file(json.dumps(changed(BENCH, changes)), "bench.json")
+
+    def load(self, kind: str = "throughput", **metrics: object) -> Path:
+        """One of guidellm's."""
+        one = {"config": {"strategy": {"type_": kind}}, "metrics": metrics}
+        return self.file(json.dumps({"benchmarks": [one]}), "bench.json")
 
     def config(self, family: str = "llama", **changes: object) -> Path:
         """A folder with a config.json in which some keys are changed; ... takes a key away."""
