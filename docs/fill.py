@@ -245,9 +245,9 @@ def planned(_: str) -> str:
     return printed(plan_here.report, rows, Slo(rows.one("SLO")))
 
 
-def plan_printed(_: str) -> str:
-    """As plan.py printed it into docs/plan.txt; without where it wrote its files."""
-    text = (common.ROOT / "docs" / "plan.txt").read_text(encoding="utf-8")
+def plan_printed(name: str) -> str:
+    """As plan.py printed it into docs/plan.txt, or NAME.txt; without where it wrote its files."""
+    text = (common.ROOT / "docs" / f"{name or 'plan'}.txt").read_text(encoding="utf-8")
     return text.partition("\nwrote ")[0]
 
 

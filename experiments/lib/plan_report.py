@@ -63,6 +63,7 @@ def print_error(replica: Replica, traffic: Traffic, single: bool = False) -> Non
     way = ANCHORED[1] if host.factor != 1 else WAYS[host != HOSTS["none"]]
     rows = read_rows(MEASURED).where("median error", group=kind, way=way, sources=BOTH)
     middle, most = (rows.one(name) for name in ("median error", "90th percentile"))
+    kind += ", anchored" * (way in ANCHORED)
     print(
         f"error          beside public benchmarks ({kind}): median {middle:.0f} %, nine of ten"
         f" within {most:.0f} %\n               not priced: HTTP, tokenizer, limits of the CPU"
@@ -83,7 +84,7 @@ def print_anchor(anchor: Anchor | None) -> None:
     for run in anchor.runs:
         rows = [
             [name + " (ms)" * ("T" in name), *map(three_digits, each),
-             f"{100 * (each[2] / each[0] - 1):+.0f} %", "matched" * (name == run["matched"])]
+             f"{round(100 * (each[2] / each[0] - 1)):+d} %", "matched" * (name == run["matched"])]
             for name, each in run["compared"].items()
         ]  # fmt: skip
         header = ["per s, or ms", "measured", "predicted", "scaled", "remains", ""]

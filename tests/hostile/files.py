@@ -36,6 +36,7 @@ from tests.hostile.sandbox import Case
 PROMPT_FILE = "def f(\n\nThe list type\n  Return\tTrue \u2026\n".encode()
 LIMIT = 30.0  # s
 POLICY_FILE = (ROOT / "examples" / "target_tbt.py").read_bytes()
+BENCH = (ROOT / "examples" / "vllm_bench.json").read_bytes()
 LLAMA = json.dumps({
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096,
     "intermediate_size": 14336, "max_position_embeddings": 8192, "num_attention_heads": 32,
@@ -143,6 +144,7 @@ def other_cases(rng: random.Random, scale: float) -> Iterator[tuple]:
                                        "--requests", "64")),
         ("plan.csv", samples.traces()["ours"].encode(), partial(try_plan, "--requests-file",
                                                                 "plan.csv")),
+        ("bench.json", BENCH, partial(try_plan, "--anchor", "bench.json", "--requests", "64")),
         ("policies.py", POLICY_FILE, try_policies),
         ("prompts.txt", PROMPT_FILE, try_prompts),
         ("profiles/a100/small/mlp.csv", samples.profile().encode(), try_profile),
