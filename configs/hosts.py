@@ -37,8 +37,7 @@ class Host:
     def around(self, kernels: float, requests: int) -> float:
         """Seconds of an iteration whose kernels take `kernels` seconds."""
         own = self.iteration + self.request * requests
-        seconds = max(kernels, own) if self.overlapped else kernels + own
-        return self.factor * (self.gap + seconds)
+        return self.factor * (self.gap + (max(kernels, own) if self.overlapped else kernels + own))
 
 
 VLLM = "github.com/vllm-project/vllm"

@@ -42,11 +42,10 @@ class StageCosts:
             head = self._head[tokens, sampled] = self.cost_model.others(
                 tokens, sampled
             ) - self.cost_model.others(tokens, 0)
-        seconds = [host.factor * (whole - head) * share for share in self.shares]
-        seconds[-1] += host.factor * head
-        first = (whole - head) * self.shares[0]
-        seconds[0] = host.around(first, len(batch.decodes) + len(batch.chunks))
-        return seconds
+        first, *seconds = [(whole - head) * share for share in self.shares]
+        seconds[-1] += head
+        first = host.around(first, len(batch.decodes) + len(batch.chunks))
+        return [first, *(host.factor * each for each in seconds)]
 
 
 def seconds_of_rows(cost_model: CostModel) -> Callable[[int], float]:

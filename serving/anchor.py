@@ -178,17 +178,22 @@ class Entry:
         found = {name: self.number(key, 0, LATENCY, needed=False) for name, key in keys.items()}
         return {name: value for name, value in found.items() if value}
 
-    def counted(self, done: int, failed: int, prompts: int, outputs: int) -> list[tuple[int, int]]:
-        """Lengths of the requests, as even as these totals allow. Raises UserError."""
-        if failed > FAILED * (done + failed):
+    def done(self, key: str, failed: Callable[[int], int]) -> tuple[int, int]:
+        """Requests that ended well, and those that failed. Raises UserError if these are many."""
+        count = self.whole(key, 1, MOST_REQUESTS)
+        if (lost := failed(count)) > FAILED * (count + lost):
             raise UserError(
-                f"{self.where}: {failed} of {done + failed} requests failed; a benchmark in which"
-                f" at most {100 * FAILED:g} % fail is needed"
+                f"{self.where}: {lost} of {count + lost} requests failed; at most"
+                f" {100 * FAILED:g} % may"
             )
-        ends = [
-            (i * prompts // done, i * outputs // done) for i in range(min(done, MOST_REPLAYED) + 1)
-        ]
-        return [(after[0] - before[0], after[1] - before[1]) for before, after in pairwise(ends)]
+        return count, lost
+
+
+def even(count: int, prompts: int, outputs: int) -> list[tuple[int, int]]:
+    """Lengths of requests, as even as these totals of `count` requests allow."""
+    places = range(min(count, MOST_REPLAYED) + 1)
+    ends = [(i * prompts // count, i * outputs // count) for i in places]
+    return [(after[0] - before[0], after[1] - before[1]) for before, after in pairwise(ends)]
 
 
 def of_vllm(entry: Entry) -> Run:
@@ -197,12 +202,12 @@ def of_vllm(entry: Entry) -> Run:
         raise UserError(
             f"{entry.where}: ramp_up_strategy is {shown(ramp)}; a steady load is needed"
         )
-    done = entry.whole("completed", 1, MOST_REQUESTS)
-    asked = entry.whole("num_prompts", 1, MOST_REQUESTS, needed=False) or done
+    asked = entry.whole("num_prompts", 1, MOST_REQUESTS, needed=False) or 0
+    done, failed = entry.done("completed", lambda count: max(0, asked - count))
     prompts = entry.whole("total_input_tokens", done, MOST_TOKENS * done)
     outputs = entry.whole("total_output_tokens", done, MOST_TOKENS * done)
     own = detailed(entry)
-    lengths = own or entry.counted(done, max(0, asked - done), prompts, outputs)
+    lengths = own or even(done, prompts, outputs)
     keys = {f"{s} {of}": f"{s.lower()}_{of.lower()}_ms" for s, of in map(str.split, QUANTITIES[2:])}
     measured = {
         "requests": entry.number("request_throughput", 1 / FASTEST, FASTEST),
@@ -222,8 +227,7 @@ def of_vllm(entry: Entry) -> Run:
         entry.where, lengths, measured, clients, rate, 1.0 if shape is None else shape**-0.5,
         model if isinstance(model, str) else "",
         entry.whole("max_num_batched_tokens", 1, needed=False),
-        entry.whole("max_num_seqs", 1, needed=False), max(0, asked - done),
-        bool(own),
+        entry.whole("max_num_seqs", 1, needed=False), failed, bool(own),
     )  # fmt: skip
 
 
@@ -260,13 +264,13 @@ def of_guidellm(entry: Entry) -> Run:
     base = "config" if entry.get("config.strategy") else "args"
     kind = entry.get(f"{base}.strategy.type_")
     where = lookup(STRATEGIES, kind, f"{entry.where}: {base}.strategy.type_")
-    done = entry.whole("metrics.request_totals.successful", 1, MOST_REQUESTS)
-    failed = entry.whole("metrics.request_totals.errored", 0, MOST_REQUESTS, needed=False) or 0
+    lost = entry.whole("metrics.request_totals.errored", 0, MOST_REQUESTS, needed=False) or 0
+    done, failed = entry.done("metrics.request_totals.successful", lambda _: lost)
     sums = [
         entry.number(f"metrics.{side}_token_count.successful.total_sum", done, MOST_TOKENS * done)
         for side in ("prompt", "output")
     ]
-    lengths = entry.counted(done, failed, *map(round, sums))
+    lengths = even(done, *map(round, sums))
     keys = {
         "mean TTFT": "time_to_first_token_ms.successful.mean",
         "median TTFT": "time_to_first_token_ms.successful.median",
@@ -288,14 +292,12 @@ def of_guidellm(entry: Entry) -> Run:
     return Run(entry.where, lengths, measured, clients, rate, cv, failed=failed)
 
 
-def read_runs(path: Path) -> list[Run]:
-    """The loads of a benchmark file. Raises UserError for one that says nothing."""
+def read_loads(path: Path) -> list[Callable[[], Run]]:
+    """What reads each load of a benchmark file. Both raise UserError."""
     found = objects(path, read_text(path, MOST_JSON))
+    every, read = found, of_vllm
     if isinstance(found[0], dict) and isinstance(found[0].get("benchmarks"), list):
-        every = [each for one in found if isinstance(one, dict) for each in one["benchmarks"]]
-        read: Callable[[Entry], Run] = of_guidellm
-    else:
-        every, read = found, of_vllm
+        every, read = found[0]["benchmarks"], of_guidellm
     if not 0 < len(every) <= MOST_LOADS:
         raise UserError(f"{path}: {len(every)} loads; it must hold 1 to {MOST_LOADS}")
     for each in every:
@@ -306,9 +308,11 @@ def read_runs(path: Path) -> list[Run]:
                 f"{path}: neither a key completed (vllm bench serve --save-result) nor a list"
                 f" benchmarks (guidellm); it has {shown(', '.join(map(str, each)), str)}"
             )
-    several = len(every) > 1
-    names = (f"{path}, load {number}" if several else f"{path}" for number in range(1, 10**9))
-    return [read(Entry(name, each)) for name, each in zip(names, every, strict=False)]
+    several = [f", load {number}" for number in range(1, len(every) + 1)] if every[1:] else [""]
+    return [
+        partial(read, Entry(f"{path}{name}", each))
+        for name, each in zip(several, every, strict=True)
+    ]
 
 
 def objects(path: Path, text: str) -> list[object]:
@@ -406,14 +410,23 @@ def anchor_of(path: Path, replica: Replica, model: str, budget: int | None) -> A
     """Replays the file's loads on a replica. model: of --model. budget: C of the server.
 
     It had vLLM's defaults for that GPU, unless the file (--metadata) or `budget` says otherwise.
-    Raises UserError.
+    Loads that say nothing are left out. Raises UserError if no other is there.
     """
-    replays, (usual, size) = [], vllm_defaults(replica.cost.gpu)
-    for run in read_runs(path):
-        server = replace(replica, max_batch_size=run.size or size)
-        replays.append(Replay(run, server, budget or run.budget or usual))
-        replays[-1].check()
-    factors = [each.factor() for each in replays]
+    replays, factors, left_out = [], [], []
+    usual, size = vllm_defaults(replica.cost.gpu)
+    for read in read_loads(path):
+        try:
+            run = read()
+            server = replace(replica, max_batch_size=run.size or size)
+            replay = Replay(run, server, budget or run.budget or usual)
+            replay.check()
+            factors.append(replay.factor())
+        except UserError as error:
+            left_out.append(str(error))
+        else:
+            replays.append(replay)
+    if not factors:
+        raise UserError(left_out[0])
     whole = statistics.median(factors)
     runs = [each.described(model, whole) for each in replays]
-    return Anchor(path.name, whole, factors, runs)
+    return Anchor(path.name, whole, factors, runs, left_out)

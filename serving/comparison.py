@@ -68,7 +68,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Anchor:
-    """The user's own server, as serving/anchor.py compares it with ours.
+    """The user's own server, as serving/anchor.py compares it with ours. left_out: loads, and why.
 
     factor: seconds of its iterations over ours: the median of `factors`, of the file's loads.
     """
@@ -77,6 +77,7 @@ class Anchor:
     factor: float
     factors: Sequence[float]
     runs: Sequence[Mapping[str, object]]
+    left_out: Sequence[str]
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from experiments import beside_benchmarks as beside
 from experiments.lib.plan_report import answer_of, print_anchor
 from pipeline import StageCosts
 from serving import anchor
-from serving.anchor import QUANTITIES, Replay, Run, anchor_of, measure_of, read_runs, scaled
+from serving.anchor import QUANTITIES, Replay, Run, anchor_of, measure_of, read_loads, scaled
 from serving.planner import Replica
 
 ROOT = Path(__file__).parent.parent
@@ -86,12 +86,14 @@ def test_a_known_factor_comes_back(form: Callable, load: str, file: Path) -> Non
 def test_of_several_loads_the_median_counts(file: Path, capsys: pytest.CaptureFixture) -> None:
     """As --append-result writes them, an object on each line."""
     several = [vllm("closed", 1.1), vllm("burst", 1.2), vllm("closed", 2.0)]
+    several.append(vllm("burst") | {"output_throughput": None})
     file.write_text("\n".join(map(json.dumps, several)) + "\n")
     found = anchor_of(file, SERVER, "llama3.1-8b", None)
     assert found.factors == pytest.approx([1.1, 1.2, 2.0]) and found.factor == found.factors[1]
     print_anchor(found)
     said = capsys.readouterr().out
     assert "take 1.20 x" in said and "3 loads: 1.10 to 2.00" in said
+    assert "left out: " in said and "load 4: output_throughput is None" in said
     assert "-40 %" in said, "what one factor does not mend"
 
 
@@ -109,19 +111,19 @@ def test_what_limits_the_load(file: Path) -> None:
     for rate, load in ((1e3, "8 clients"), (0.5, "0.5 requests/s")):
         few = {} if rate > 1 else {"request_throughput": 0.5}
         file.write_text(json.dumps(vllm("closed") | {"request_rate": rate} | few))
-        assert read_runs(file)[0].load == load
+        assert read_loads(file)[0]().load == load
 
 
 def test_lengths_and_notes(file: Path) -> None:
     entry = vllm("closed") | {"total_output_tokens": OUTPUT * COUNT + 7}
     file.write_text(json.dumps(entry))
-    (run,) = read_runs(file)
+    run = read_loads(file)[0]()
     assert sum(output for _, output in run.lengths) == OUTPUT * COUNT + 7
     assert [note[:12] for note in run.notes("llama3.1-8b")] == ["lengths are "]
     assert "'meta-llama/Llama-3.1-8B'" in run.notes("mistral-7b")[0]
     detailed = {"input_lens": [5, 6, 7], "output_lens": [1, 0, 3], "num_prompts": COUNT + 2}
     file.write_text(json.dumps(entry | detailed))
-    (run,) = read_runs(file)
+    run = read_loads(file)[0]()
     assert run.lengths == [(5, 1), (7, 3)], "one that failed has no output"
     assert [note[:12] for note in run.notes("llama3.1-8b")] == ["2 requests f", "2 requests: "]
 

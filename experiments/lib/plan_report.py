@@ -81,6 +81,8 @@ def print_anchor(anchor: Anchor | None) -> None:
     if (count := len(anchor.factors)) > 1:
         ends = " to ".join(three_digits(end(anchor.factors)) for end in (min, max))
         print(f"           the median of {count} loads: {ends}")
+    for each in anchor.left_out:
+        print(f"           left out: {each}")
     for run in anchor.runs:
         rows = [
             [name + " (ms)" * ("T" in name), *map(three_digits, each),
