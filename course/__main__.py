@@ -10,7 +10,7 @@
     python -m course slides         for instructors: the lecture's pictures, large: build/slides/
     python -m course selftest       for maintainers: does the course check what it says?
 
-Exercises: 1 to 12, hunt, final. `make check E=6` does the same.
+Exercises: 1 to 13, hunt, final. `make check E=6` does the same.
 To predict: read each step of the lesson up to **Predict first**, then answer.
 """
 
@@ -165,7 +165,7 @@ def main() -> None:
     commands.add_parser("start")
     for name in ("check", "hint", "picture"):
         sub = commands.add_parser(name)
-        sub.add_argument("exercise", help="1 to 12, hunt or final")
+        sub.add_argument("exercise", help="1 to 13, hunt or final")
         if name == "check":
             sub.add_argument("--seed", type=int, default=BASE, help="draws other cases")
         if name == "hint":

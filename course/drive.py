@@ -13,7 +13,7 @@ from batch import Batch, Chunk, Request
 from configs import GPU, MODELS, ModelConfig
 from configs.gpus import GPUS
 from costmodel import CostModel
-from scheduler import Scheduler
+from scheduler import SarathiServe, Scheduler
 from timeline import contents
 
 VOCABULARY = 251  # tokens of the fake model: each fits a byte
@@ -292,6 +292,121 @@ def e12(mine: ModuleType, case: dict) -> list:
     return answers
 
 
+class BlockModel:
+    """A model whose cache is blocks. It reads and writes through a request's block table.
+
+    What it writes for a token depends on the token and on all that it finds before it. So a block
+    that is shared wrongly, or given away, changes all later tokens.
+    """
+
+    def __init__(self, blocks: int, size: int):
+        self.size, self.cache = size, [b""] * (blocks * size)
+
+    def read(self, table: Sequence[int], end: int) -> list[bytes]:
+        """The cache of a request's tokens 0 to end - 1."""
+        return [self.cache[table[p // self.size] * self.size + p % self.size] for p in range(end)]
+
+    def feed(self, table: Sequence[int], start: int, tokens: Sequence[int]) -> int:
+        """Write tokens from place `start` on. Returns the token that then follows."""
+        seen = b"".join(self.read(table, start))
+        for place, token in enumerate(tokens, start):
+            state = zlib.crc32(seen + bytes([token]))
+            seen += (wrote := state.to_bytes(4, "big"))
+            self.cache[table[place // self.size] * self.size + place % self.size] = wrote
+        return state % VOCABULARY
+
+
+class Paged(SarathiServe):
+    """Sarathi-Serve, whose memory is the student's blocks. A hit is prefilled already."""
+
+    def __init__(self, case: dict, blocks: object):
+        super().__init__(case["B"], case["C"])
+        self.blocks, self.tables, self.said = blocks, {}, []
+
+    def note(self, name: str, i: int, *found: object) -> None:
+        self.said.append([name, i, *found, list(self.blocks.free), list(self.blocks.references)])
+
+    def can_admit(self) -> bool:
+        room = bool(self.waiting) and len(self.running) < self.max_batch_size
+        return room and self.blocks.fits(fed(self.waiting[0], 0, self.waiting[0].prefill_length))
+
+    def admit(self) -> Request | None:
+        if (request := super().admit()) is None:
+            return None
+        tokens = fed(request, 0, request.prefill_length)
+        hits, table = (list(ask(tokens)) for ask in (self.blocks.hits, self.blocks.allocate))
+        self.note("allocate", request.request_id, hits, list(table))
+        self.tables[request.request_id] = table
+        request.prefilled = request.context = len(hits) * self.blocks.size
+        if not covers(table, len(tokens), self.blocks) or request.prefilled >= len(tokens):
+            raise StopIteration
+        return request
+
+    def decodes(self) -> list[Request]:
+        for request in [each for each in self.running if not each.in_prefill]:
+            table = self.tables.get(request.request_id)  # none: it has just been preempted
+            while request in self.running and request.context == len(table) * self.blocks.size:
+                if not self.blocks.free:
+                    self.preempt()
+                    continue
+                table.append(self.blocks.take())
+                self.note("take", request.request_id, table[-1])
+                if not covers(table, request.context + 1, self.blocks):
+                    raise StopIteration
+        return [request for request in self.running if not request.in_prefill]
+
+    def preempt(self, request: Request | None = None) -> Request:
+        request = super().preempt(request)
+        self.give_back(request.request_id)
+        return request
+
+    def give_back(self, i: int) -> None:
+        self.blocks.release(self.tables.pop(i))
+        self.note("release", i)
+
+
+def covers(table: list, tokens: int, blocks: object) -> bool:
+    """Whether a table has a block for each token, and not one too many."""
+    right = all(type(each) is int and 0 <= each < len(blocks.references) for each in table)
+    return right and 0 <= len(table) * blocks.size - tokens < blocks.size
+
+
+def fed(request: Request, start: int, length: int) -> list[int]:
+    return list(request.tokens(start, start + length))
+
+
+def e13(mine: ModuleType, case: dict) -> list[list]:
+    """What the student's blocks said to a scheduler, and what ran between."""
+    scheduler = Paged(case, mine.Blocks(case["blocks"], case["size"]))
+    blocks, model = scheduler.blocks, BlockModel(case["blocks"], case["size"])
+    arriving = sorted(make_requests(case), key=lambda request: request.arrival)
+    most = 100 + 20 * sum(request.most_cached for request in arriving)
+    for now in range(most):
+        while arriving and arriving[0].arrival <= now:
+            scheduler.add(arriving.pop(0))
+        try:
+            batch = scheduler.schedule(now)
+        except StopIteration:  # nothing can run on such a table: the checker says why
+            break
+        if batch is None and not arriving:
+            break
+        if batch is None:
+            continue
+        parts = [(chunk.request, chunk.start, chunk.length) for chunk in batch.chunks]
+        parts += [(request, request.context, 1) for request in batch.decodes]
+        sampled = []
+        for request, start, length in parts:
+            new, table = fed(request, start, length), scheduler.tables[request.request_id]
+            token = model.feed(table, start, new)
+            if start + length >= request.prefill_length:
+                sampled.append(token)
+            blocks.store(list(table), fed(request, 0, start + length))
+            scheduler.said.append(["run", request.request_id, start, length])
+        for request in scheduler.update(batch, sampled):
+            scheduler.give_back(request.request_id)
+    return scheduler.said
+
+
 def hunt(mine: ModuleType, case: dict) -> list[bool]:
     return [bool(mine.bad(SimpleNamespace(**each))) for each in case["runs"]]
 
@@ -302,7 +417,7 @@ def final(mine: ModuleType, case: dict) -> dict:
 
 DRIVERS: dict[str, Callable[[ModuleType, dict], object]] = {
     each.__name__: each
-    for each in (e01, e02, e03, e04, e05, e06, e07, e08, e09, e10, e11, e12, hunt, final)
+    for each in (e01, e02, e03, e04, e05, e06, e07, e08, e09, e10, e11, e12, e13, hunt, final)
 }
 
 

@@ -56,6 +56,7 @@ EXERCISES = {
         Exercise("10", "bubbles of a pipeline", 8, 12),
         Exercise("11", "the window of work stealing", 9, 5),
         Exercise("12", "the table of a beam search", 10, 3),
+        Exercise("13", "blocks, shared by a prefix hash", 6, 20),
         Exercise("hunt", "a property that finds mistakes", 6, 10),
         Exercise("final", "a policy of your own", 7, 30),
     )
@@ -69,7 +70,7 @@ def find(key: str) -> Exercise:
     name = str(int(digits)) if digits.isascii() and digits.isdecimal() else name
     if name not in EXERCISES:
         near = "" if digits.isdecimal() else did_you_mean(name, EXERCISES)
-        raise UserError(f"unknown exercise {key[:60]!r}: choose 1 to 12, hunt or final{near}")
+        raise UserError(f"unknown exercise {key[:60]!r}: choose 1 to 13, hunt or final{near}")
     return EXERCISES[name]
 
 

@@ -3,11 +3,14 @@
 Where a stub has another form than the project, a short adapter stands between.
 """
 
+from collections.abc import Sequence
+from itertools import takewhile
 from types import SimpleNamespace
 
 from batch import Batch
 from configs import GPU, ModelConfig
 from costmodel import padded as padded_rows
+from course.stubs import e13
 from course.stubs.e07 import ATTENTION, COMPUTE, MEMORY, roofline
 from pipeline.account import BUBBLES, PipelineTrace, Step
 from pipeline.phases import share_out as steal
@@ -119,6 +122,40 @@ def reorder(table: list[list[int]], parents: list[int]) -> list[list[int]]:
 
 def extend(table: list[list[int]]) -> list[list[int]]:
     return [[*row, beam] for beam, row in enumerate(table)]
+
+
+class Blocks(e13.Blocks):
+    def hashes(self, tokens: Sequence[int]) -> list[int]:
+        found: list = [None]
+        for end in range(self.size, len(tokens) + 1, self.size):
+            found.append(hash((found[-1], *tokens[end - self.size : end])))
+        return found[1:]
+
+    def hits(self, tokens: Sequence[int]) -> list[int]:
+        known = takewhile(self.block_of.__contains__, self.hashes(tokens[:-1]))
+        return [self.block_of[key] for key in known]
+
+    def take(self) -> int:
+        block = self.free.popleft()
+        self.block_of.pop(self.hash_of.pop(block, None), None)
+        self.references[block] = 1
+        return block
+
+    def allocate(self, tokens: Sequence[int]) -> list[int]:
+        table = self.hits(tokens)
+        for block in table:
+            if not self.references[block]:
+                self.free.remove(block)
+            self.references[block] += 1
+        while len(table) * self.size < len(tokens):
+            table.append(self.take())
+        return table
+
+    def release(self, table: Sequence[int]) -> None:
+        for block in reversed(table):
+            self.references[block] -= 1
+            if not self.references[block]:
+                self.free.append(block)
 
 
 def bad(run: SimpleNamespace) -> bool:
