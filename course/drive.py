@@ -7,6 +7,7 @@ within reach of the student's code. A case and an answer are what JSON can hold,
 import json
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import ModuleType, SimpleNamespace
 
 from batch import Batch, Chunk, Request
@@ -316,12 +317,17 @@ class BlockModel:
         return state % VOCABULARY
 
 
+class Unusable(Exception):
+    """Nothing can run on such a table. The checker says why."""
+
+
 class Paged(SarathiServe):
     """Sarathi-Serve, whose memory is the student's blocks. A hit is prefilled already."""
 
     def __init__(self, case: dict, blocks: object):
         super().__init__(case["B"], case["C"])
-        self.blocks, self.tables, self.said = blocks, {}, []
+        self.blocks, self.model = blocks, BlockModel(case["blocks"], case["size"])
+        self.tables, self.said = {}, []
 
     def note(self, name: str, i: int, *found: object) -> None:
         self.said.append([name, i, *found, list(self.blocks.free), list(self.blocks.references)])
@@ -339,7 +345,7 @@ class Paged(SarathiServe):
         self.tables[request.request_id] = table
         request.prefilled = request.context = len(hits) * self.blocks.size
         if not covers(table, len(tokens), self.blocks) or request.prefilled >= len(tokens):
-            raise StopIteration
+            raise Unusable
         return request
 
     def decodes(self) -> list[Request]:
@@ -352,7 +358,7 @@ class Paged(SarathiServe):
                 table.append(self.blocks.take())
                 self.note("take", request.request_id, table[-1])
                 if not covers(table, request.context + 1, self.blocks):
-                    raise StopIteration
+                    raise Unusable
         return [request for request in self.running if not request.in_prefill]
 
     def preempt(self, request: Request | None = None) -> Request:
@@ -363,6 +369,43 @@ class Paged(SarathiServe):
     def give_back(self, i: int) -> None:
         self.blocks.release(self.tables.pop(i))
         self.note("release", i)
+
+    def run(self, request: Request, start: int, length: int) -> int:
+        table = self.tables[request.request_id]
+        token = self.model.feed(table, start, fed(request, start, length))
+        self.said.append(["run", request.request_id, start, length])
+        self.blocks.store(list(table), fed(request, 0, start + length))
+        return token
+
+    def serve(self, arriving: list[Request]) -> None:
+        for now in range(100 + 20 * sum(request.most_cached for request in arriving)):
+            while arriving and arriving[0].arrival <= now:
+                self.add(arriving.pop(0))
+            batch = self.schedule(now)
+            if batch is None and not arriving:
+                break
+            if batch is None:
+                continue
+            tokens = [
+                (each, self.run(each.request, each.start, each.length)) for each in batch.chunks
+            ]
+            sampled = [token for chunk, token in tokens if chunk.is_last]
+            sampled += [self.run(request, request.context, 1) for request in batch.decodes]
+            for request in self.update(batch, sampled):
+                self.give_back(request.request_id)
+
+    def one_by_one(self, name: str, request: Request) -> None:
+        """Allocate, run or release, if that can be."""
+        if name == "allocate":
+            self.waiting.append(request)
+            self.admit()
+            self.waiting.clear()
+        elif request.request_id in self.tables:
+            if name == "release":
+                self.give_back(request.request_id)
+            elif request.in_prefill:
+                self.run(request, request.prefilled, len(request.prompt) - request.prefilled)
+                request.prefilled = len(request.prompt)
 
 
 def covers(table: list, tokens: int, blocks: object) -> bool:
@@ -376,34 +419,15 @@ def fed(request: Request, start: int, length: int) -> list[int]:
 
 
 def e13(mine: ModuleType, case: dict) -> list[list]:
-    """What the student's blocks said to a scheduler, and what ran between."""
+    """What the student's blocks said, to a scheduler or in an order that is given; what ran."""
     scheduler = Paged(case, mine.Blocks(case["blocks"], case["size"]))
-    blocks, model = scheduler.blocks, BlockModel(case["blocks"], case["size"])
-    arriving = sorted(make_requests(case), key=lambda request: request.arrival)
-    most = 100 + 20 * sum(request.most_cached for request in arriving)
-    for now in range(most):
-        while arriving and arriving[0].arrival <= now:
-            scheduler.add(arriving.pop(0))
-        try:
-            batch = scheduler.schedule(now)
-        except StopIteration:  # nothing can run on such a table: the checker says why
-            break
-        if batch is None and not arriving:
-            break
-        if batch is None:
-            continue
-        parts = [(chunk.request, chunk.start, chunk.length) for chunk in batch.chunks]
-        parts += [(request, request.context, 1) for request in batch.decodes]
-        sampled = []
-        for request, start, length in parts:
-            new, table = fed(request, start, length), scheduler.tables[request.request_id]
-            token = model.feed(table, start, new)
-            if start + length >= request.prefill_length:
-                sampled.append(token)
-            blocks.store(list(table), fed(request, 0, start + length))
-            scheduler.said.append(["run", request.request_id, start, length])
-        for request in scheduler.update(batch, sampled):
-            scheduler.give_back(request.request_id)
+    requests = make_requests(case)
+    with suppress(Unusable):
+        if "order" in case:
+            for name, i in case["order"]:
+                scheduler.one_by_one(name, requests[i])
+        else:
+            scheduler.serve(sorted(requests, key=lambda request: request.arrival))
     return scheduler.said
 
 
