@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from command.checks import UserError
 from course import drive
-from course.check import e02, e04, e05, e07, e09, e10, hunt
+from course.check import e02, e04, e05, e07, e09, e10, e13, hunt
 from course.exercises import UNWRITTEN, AnswerError, Ask, Exercise
 from course.local import asker
 from course.reference import solution
@@ -200,6 +200,25 @@ def table(axes: plt.Axes, case: dict, answer: list) -> None:
     axes.grid(visible=False)
 
 
+def blocks(axes: plt.Axes, case: dict, answer: list) -> None:
+    """Who holds each block after each operation; what nobody holds: its place in the queue."""
+    steps, tables, counts = [each for each in answer if each[0] != "run"], {}, []
+    for step, (name, i, *found, free, references) in enumerate(steps):
+        tables[i] = found[1] if name == "allocate" else []
+        counts.append(references)
+        for block in range(case["blocks"]):
+            holders = [f"r{i}" for i, table in tables.items() if block in table]
+            queue = [f"free: {place}" for place, each in enumerate(free, 1) if each == block]
+            words = "\n".join([" ".join(holders), *queue])
+            axes.text(step, block, words.strip(), ha="center", va="center", fontsize=11)
+    colours = ListedColormap(["white", *plt.get_cmap("Blues")((60, 110, 160))])
+    axes.imshow(list(zip(*counts, strict=True)), cmap=colours, vmin=0, vmax=3, aspect="auto")
+    names = [f"{name} r{i}" for name, i, *_ in steps]
+    axes.set_xticks(range(len(names)), names, rotation=60, fontsize=11)
+    axes.set(yticks=range(case["blocks"]), ylabel="block: who holds it")
+    axes.grid(visible=False)
+
+
 def grid(axes: plt.Axes, case: dict, answer: list) -> None:
     for number, (name, hit) in enumerate(hunt.caught(case, answer).items()):
         axes.barh(number, 1, color=COLOURS["sky" if hit else "orange"])
@@ -259,6 +278,11 @@ def answers(exercise: Exercise, ask: Ask) -> tuple[Draw, dict, Ask]:
         return shares, {"average": 6}, lambda c: taken_in_turn(ask, [9, 2, 7, 3])
     if file == "e12":
         return table, {"width": 3, "parents": [[0, 1, 2], [1, 1, 0], [0, 2, 2], [1, 0, 0]]}, ask
+    if file == "e13":
+        prompts = [[7, 8, 9], [7, 8, 5, 6, 1], [7, 8, 5, 6], [2, 2, 2, 2]]
+        order = [["allocate", 0], ["run", 0], ["allocate", 1], ["run", 1], ["release", 0],
+                 ["release", 1], ["allocate", 2], ["allocate", 3]]  # fmt: skip
+        return blocks, e13.in_order(2, 5, prompts, order), ask
     return grid, hunt.cases(rng)[0], ask
 
 
