@@ -455,9 +455,11 @@ gantts({"mine": mine}, BOUND, NAMES, title)
 # ## Exercises
 #
 # E8 is `SarathiServe.prefills` and `preempt`. The hunt turns the table: you write a property, and
-# it must find schedulers with one thing wrong. In a terminal, in the project's folder
+# it must find schedulers with one thing wrong. E13 is what engines have today in place of slots:
+# blocks, which requests share if they begin alike. In a terminal, in the project's folder
 # ([how](../course/README.md)):
 #
 #     python -m course start
 #     python -m course check 8
 #     python -m course check hunt
+#     python -m course check 13

@@ -2,6 +2,7 @@
 
 import ast
 import csv
+import doctest
 import errno
 import json
 import os
@@ -64,7 +65,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_start_copies_all_stubs_and_overwrites_nothing(mine: Path) -> None:
     commands.start()
     names = {f"{exercise.file}.py" for exercise in EXERCISES.values()}
-    assert {path.name for path in mine.iterdir()} == names and len(names) == 14
+    assert {path.name for path in mine.iterdir()} == names and len(names) == 15
     (mine / "e06.py").write_text("my work")
     (mine / "e07.py").unlink()
     commands.start()
@@ -115,7 +116,7 @@ def test_submit_says_how_far_a_student_is(mine: Path, capsys: pytest.CaptureFixt
     commands.submit()
     told = capsys.readouterr().out.splitlines()
     assert told[1:3] == ["passed when last checked: E9", "not passed yet: E10"]
-    assert told[3] == "not written yet: E1 E2 E3 E4 E5 E6 E7 E8 E11 E12 Hunt Final"
+    assert told[3] == "not written yet: E1 E2 E3 E4 E5 E6 E7 E8 E11 E12 E13 Hunt Final"
     assert told[4] == "predictions: lessons 3, 10"
 
 
@@ -232,7 +233,7 @@ def test_a_check_tells_a_file_that_does_not_load(mine: Path) -> None:
 
 
 @pytest.mark.slow
-def test_no_torch_for_exercises_1_and_6_to_10() -> None:
+def test_no_torch_for_exercises_1_and_6_to_13() -> None:
     """In a fresh interpreter: references and checks of all that says it needs none."""
     code = (
         "import sys\nfrom course import __main__, grade, selftest\n"
@@ -244,11 +245,11 @@ def test_no_torch_for_exercises_1_and_6_to_10() -> None:
         "print('torch' in sys.modules, sum(not each.torch for each in EXERCISES.values()))\n"
     )
     done = warm.fresh("-c", code)
-    assert done.stdout.split() == ["False", "10"], done.stderr
+    assert done.stdout.split() == ["False", "11"], done.stderr
 
 
 @pytest.mark.parametrize(
-    "key", ["3", "5", "8", "10", "11", "12", pytest.param("hunt", marks=pytest.mark.slow)]
+    "key", ["3", "5", "8", "10", "11", "12", "13", pytest.param("hunt", marks=pytest.mark.slow)]
 )
 def test_a_picture_shows_both(key: str, tmp_path: Path) -> None:
     from course.picture import picture
@@ -893,7 +894,7 @@ def test_the_images_recipe_has_all_that_a_worker_needs(tmp_path: Path) -> None:
         for name in sources.split():
             (tmp_path / place / Path(name).name).write_bytes((ROOT / name).read_bytes())
     done = warm.run("-c", RECIPE, tmp_path, cwd=tmp_path)
-    assert done.stdout.split() == ["True", "14"], done.stderr
+    assert done.stdout.split() == ["True", "15"], done.stderr
     assert "\nUSER 65534:65534\n" in text
 
 
@@ -1018,6 +1019,15 @@ def test_every_lesson_ends_with_its_exercise() -> None:
         [lesson] = (ROOT / "notebooks").glob(f"{exercise.lesson:02d}_*.py")
         tail = lesson.read_text("utf-8").rpartition("# %% [markdown]")[2]
         assert f"python -m course check {exercise.key}" in tail, f"{lesson.name}: {exercise.name}"
+
+
+def test_the_worked_example_of_a_block_table_is_what_the_solution_does() -> None:
+    exercise = find("13")
+    text = ast.get_docstring(ast.parse(selftest.stub_source(exercise)))
+    shown = doctest.DocTestParser().get_examples(text)
+    names = {"Blocks": selftest.solution(exercise.file).Blocks}
+    test = doctest.DocTest(shown, names, exercise.file, None, None, None)
+    assert len(shown) > 5 and doctest.DocTestRunner(verbose=False).run(test).failed == 0
 
 
 def test_the_stubs_hold_no_solution() -> None:
