@@ -8,6 +8,7 @@ import json
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import compress
 from types import ModuleType, SimpleNamespace
 
 from batch import Batch, Chunk, Request
@@ -386,12 +387,10 @@ class Paged(SarathiServe):
                 break
             if batch is None:
                 continue
-            tokens = [
-                (each, self.run(each.request, each.start, each.length)) for each in batch.chunks
-            ]
-            sampled = [token for chunk, token in tokens if chunk.is_last]
-            sampled += [self.run(request, request.context, 1) for request in batch.decodes]
-            for request in self.update(batch, sampled):
+            tokens = [self.run(each.request, each.start, each.length) for each in batch.chunks]
+            tokens = list(compress(tokens, [chunk.is_last for chunk in batch.chunks]))
+            tokens += [self.run(request, request.context, 1) for request in batch.decodes]
+            for request in self.update(batch, tokens):
                 self.give_back(request.request_id)
 
     def one_by_one(self, name: str, request: Request) -> None:
