@@ -2,19 +2,19 @@
 methods.
 
 The cache is blocks of `size` tokens (PagedAttention: arXiv 2309.06180). A request has a *block
-table*: its first `size` tokens are in block table[0], the next ones in table[1], and so on. Only its
-last block may be partly full. Two requests that begin with the same tokens can share blocks, without
-a copy.
+table*: its first `size` tokens are in block table[0], the next ones in table[1], and so on. Only
+its last block may be partly full. Two requests that begin with the same tokens can share blocks,
+without a copy.
 
 What a block holds depends on all tokens before it, too. So a full block has a *hash*: of its
 parent's hash (the block before it; None for the first) and of its own tokens. Equal hashes: equal
 prefixes. A block that is partly full has none: it still changes.
 
 A *reference count* says how many requests hold a block. What nobody holds is in a queue, `free`. It
-keeps its content and its hash, and can be shared again, until it is taken for something else.
+keeps its content and its hash, and can be shared again, until it is taken for something else. vLLM
+does the same: https://docs.vllm.ai/en/latest/design/prefix_caching
 
-So does vLLM: docs.vllm.ai/en/latest/design/prefix_caching. Here is an example, with 4 blocks of 2
-tokens:
+An example, with 4 blocks of 2 tokens:
 
 >>> blocks = Blocks(4, 2)
 >>> blocks.hits([7, 8, 9]), blocks.allocate([7, 8, 9])
