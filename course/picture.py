@@ -279,7 +279,7 @@ def answers(exercise: Exercise, ask: Ask) -> tuple[Draw, dict, Ask]:
     if file == "e12":
         return table, {"width": 3, "parents": [[0, 1, 2], [1, 1, 0], [0, 2, 2], [1, 0, 0]]}, ask
     if file == "e13":
-        prompts = [[7, 8, 9], [7, 8, 5, 6, 1], [7, 8, 5, 6], [2, 2, 2, 2]]
+        prompts = [[7, 8, 9], [7, 8, 5, 6, 1], [7, 8, 5, 6], [5, 6, 2, 2]]
         order = [["allocate", 0], ["run", 0], ["allocate", 1], ["run", 1], ["release", 0],
                  ["release", 1], ["allocate", 2], ["allocate", 3]]  # fmt: skip
         return blocks, e13.in_order(2, 5, prompts, order), ask
