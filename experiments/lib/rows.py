@@ -306,18 +306,22 @@ class Numbers(dict[str, float]):
         return self[found[0]]
 
 
+COUNTED = ("numbers", "tokens", "requests", "iterations")  # units of whole numbers, mostly
+
+
 def print_rows(rows: Rows, columns: Sequence[object], title: str = "", digits: int = 3) -> None:
     """A line for each row. Of quantities the head has the unit."""
 
-    def text(value: object) -> str:
+    def text(value: object, unit: str | None) -> str:
         if not isinstance(value, float):
             return "-" if value is None else str(value)
-        whole = abs(value) >= 10 ** (digits - 1)
+        whole = abs(value) >= 10 ** (digits - 1) or (unit in COUNTED and value.is_integer())
         return f"{value:.0f}" if whole else f"{value:#.{digits}g}"
 
     units = {name: f"{name} ({unit})" for name, unit in rows.units.items()}
     header = [units.get(column, column) for column in columns]
-    print_table(header, [[text(row.get(column)) for column in columns] for row in rows], title)
+    cells = [[text(row.get(each), rows.units.get(each)) for each in columns] for row in rows]
+    print_table(header, cells, title)
 
 
 def print_comparison(rows: Rows, shown: Callable[[Row, str], bool]) -> None:
