@@ -23,7 +23,6 @@ import command.enter  # noqa: F401
 
 import gc
 import json
-import math
 import os
 import sys
 import textwrap
@@ -60,11 +59,13 @@ from experiments.lib.plan_report import (
     rounded,
     rows_of,
 )
+from experiments.lib.plan_slo import SLO_FLAGS, slo_of
 from experiments.lib.study import finish
 from serving.anchor import anchor_of, scaled
 from serving.calibration import BATCH_SIZE, LENGTH, RESULTS, CalibratedModel, Calibration
-from serving.capacity import STRICT
+from serving.capacity import MAX_DELAY, Slo
 from serving.comparison import (
+    BURST,
     Demand,
     Job,
     Plan,
@@ -75,7 +76,7 @@ from serving.comparison import (
     policies_of,
     search,
 )
-from serving.planner import BUDGETS, SMALL_BUDGETS, Found, Replica, Slo, Traffic
+from serving.planner import BUDGETS, SMALL_BUDGETS, Found, Replica, Traffic
 from serving.traffic import busy_times
 
 HERE = "here"  # --gpu: this machine
@@ -86,7 +87,8 @@ TP, PP = (1, 2, 4, 8), (2, 4)
 UTILIZATION = 0.9
 ASYNC = "vllm-async"  # the host of today's vLLM
 STDOUT = Path("-")
-PRICED = ("host_time", "memory_utilization", "cache_tokens", "anchor")  # flags of a GPU alone
+# flags of a GPU alone
+PRICED = ("host_time", "memory_utilization", "cache_tokens", "anchor", "dollars_per_gpu_hour")
 FLAGS = {
     "model": Flag("model: a name of configs.MODELS, a folder with a config.json, or a hub id that"
                   " is on disk", "mistral-7b"),
@@ -106,8 +108,8 @@ FLAGS = {
                           " P:N tokens of every request", shown="chat"),
     "requests": Flag("requests that are drawn, where the traffic is no file", REQUESTS, 256),
     "seed": Flag("seed of all that is drawn at random", 0),
-    "tbt_slo": Flag("bound of the P99 time between tokens, in ms", shown="5 decode iterations"),
-    "ttft_slo": Flag("bound of the P90 time to the first token, in ms"),
+    **SLO_FLAGS,
+    "dollars_per_gpu_hour": Flag("price, for the dollars per million output tokens"),
     "rate": Flag("requests per second that you expect: how many replicas hold them?"),
     "max_batch_size": Flag("requests that run at once, at most C", shown="256; here, 8"),
     "chunk_size": Flag("token budgets that are tried", shown="several, by the SLO", several=True),
@@ -194,9 +196,9 @@ def describe(options: Namespace, replica: Replica, traffic: Traffic, slo: Slo) -
     if (count := len(traffic.prompts)) < FEW:
         say = f"Few: an interval from {count} requests says little; give {FEW} or more."
         print(f"           {say}")
-    first = "" if slo.ttft == math.inf else f", P90 TTFT at most {1e3 * slo.ttft:.4g} ms"
     if options.only != "load":
-        print(f"SLO        P99 TBT at most {1e3 * slo.tbt:.4g} ms{first}")
+        print(textwrap.fill(f"SLO        {slo}", 88, subsequent_indent=11 * " "))
+        print(f"           and always: median scheduling delay at most {MAX_DELAY:g} s")
     if (cache_tokens := replica.holds(budgets_tried(options)[0])) is None:
         print(f"memory     {replica.max_batch_size} requests of up to {LENGTH} tokens")
     else:
@@ -268,10 +270,9 @@ def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:
         anchor = anchor_of(path, replica, options.model, options.anchor_chunk_size)
         replicas = {at: scaled(each, anchor.factor) for at, each in replicas.items()}
         replica = replicas[place]
-    tbt = (options.tbt_slo or 1e3 * STRICT * replica.decode_iteration) / 1e3
-    slo = Slo(tbt, (options.ttft_slo or math.inf) / 1e3)
+    slo, price = slo_of(options, replica.decode_iteration), options.dollars_per_gpu_hour
     step = SMALL_BUDGETS[0] if options.gpu == HERE else TILE
-    return Question(replicas, traffic, slo, sizes, step, demands, anchor), refused
+    return Question(replicas, traffic, slo, sizes, step, demands, anchor, price), refused
 
 
 def demands_of(options: Namespace, requests: Sequence[Request], from_file: bool) -> list[Demand]:
@@ -298,7 +299,7 @@ def benches_of(options: Namespace, question: Question, budgets: Sequence[int]) -
     replica = question.replicas[options.tp, options.pp]
     kinds = [options.concurrency] * bool(options.concurrency) + [None] * options.offline
     return [
-        {"load": f"{clients} clients" if clients else "all at once", "C": budget}
+        {"load": f"{clients} clients" if clients else BURST, "C": budget}
         | bench(replica, question.traffic, budget, clients)
         for budget in budgets
         for clients in kinds

@@ -41,7 +41,7 @@ from experiments import (
 )
 from experiments.lib import common, holes
 from experiments.lib.rows import Row, Rows, name_of, print_comparison, read_rows, where
-from serving.planner import Slo
+from serving.capacity import Slo
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 100
@@ -242,7 +242,7 @@ def charged() -> dict[str, list[str]]:
 
 def planned(_: str) -> str:
     rows = results("plan_here").newest()
-    return printed(plan_here.report, rows, Slo(rows.one("SLO")))
+    return printed(plan_here.report, rows, Slo.of(rows.one("SLO")))
 
 
 def plan_printed(name: str) -> str:

@@ -30,8 +30,8 @@ from experiments.lib.flags import MEASURE, start
 from experiments.lib.rows import SOURCES, Row, Rows, cell, print_rows, with_kept
 from experiments.lib.study import Panel, draw_panels, finish
 from serving.calibration import BATCH_SIZE, RESULTS, CalibratedModel, Calibration
-from serving.capacity import MAX_DELAY, Load
-from serving.planner import EXACT, SMALL_BUDGETS, Replica, Slo, Traffic, best_budget, find_capacity
+from serving.capacity import MAX_DELAY, Load, Slo
+from serving.planner import EXACT, SMALL_BUDGETS, Replica, Traffic, best_budget, find_capacity
 from serving.traffic import Uniform, make_requests, poisson
 
 NAME, POLICY = "plan_here", "sarathi_serve"
@@ -58,8 +58,8 @@ def plan_of(replica: Replica, slo: Slo, quick: bool) -> Row:
     budget = best_budget(replica, traffic, slo, POLICY, budgets, 1.1, budgets[2]).budget
     best = find_capacity(replica, traffic, slo, POLICY, budget, 1.2 if quick else EXACT)
     if not best.rate:
-        raise UserError(f"no rate meets a TBT of {1e3 * slo.tbt:g} ms: allow more with --tbt-slo")
-    return {"SLO": slo.tbt, "token budget": best.budget, "capacity": best.rate}
+        raise UserError(f"no rate meets a TBT of {1e3 * slo.gap:g} ms: allow more with --tbt-slo")
+    return {"SLO": slo.gap, "token budget": best.budget, "capacity": best.rate}
 
 
 def run(engine: SimpleNamespace | Real, plan: Row, seconds: int, seed: int, share: float) -> Row:
@@ -68,7 +68,7 @@ def run(engine: SimpleNamespace | Real, plan: Row, seconds: int, seed: int, shar
     requests = traffic_of(max(8, round(rate * seconds)), rate, seed + 1)
     load = Load.steady(engine.serve(requests, POLICY, plan["token budget"]))
     found = {"rate": float(cell(rate))}  # as a file has it
-    return found | {"P99 TBT": load.p99_tbt, "median delay": load.median_delay}
+    return found | {"P99 TBT": load.value("tbt", 99), "median delay": load.median_delay}
 
 
 def report(rows: Rows, slo: Slo) -> None:
@@ -78,7 +78,7 @@ def report(rows: Rows, slo: Slo) -> None:
     for row in sorted(
         rows.where("share"), key=lambda row: (SOURCES.index(row["source"]), row["share"])
     ):
-        met = slo.met(Load(row["P99 TBT"], row["median delay"]))
+        met = Load({99: row["P99 TBT"]}, row["median delay"]).meets(slo)
         runs.append(row | {"verdict": "meets the SLO" if met else "misses"})
     columns = ("source", "share", "seed", "P99 TBT", "median delay", "verdict")
     print_rows(runs, columns, "share: of the capacity")
@@ -97,7 +97,7 @@ def draw(rows: Rows) -> plt.Figure:
 
 def main() -> None:
     options = start(NAME, __doc__, **FLAGS)
-    calibration, slo = Calibration.read(options.calibration), Slo(options.tbt_slo / 1e3)
+    calibration, slo = Calibration.read(options.calibration), Slo.of(options.tbt_slo / 1e3)
     llm = None
     if options.measure:
         calibration.check_machine()

@@ -23,8 +23,8 @@ number of its paper.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import numpy as np
@@ -37,7 +37,7 @@ from costmodel import TILE, CostModel, make_batch, tokens_that_fit
 from pipeline import Hop, StageCosts, even_layers, simulate_pipeline
 from serving.traffic import FASTEST
 from simulate import make_cost_model, simulate
-from timeline import Trace
+from timeline import Life, Trace
 
 MAX_DELAY = 2.0  # s: up to this median scheduling delay, we call the queue bounded
 DECODES, CONTEXT = 32, 4096  # of a decode iteration, in the definition of the SLOs
@@ -196,52 +196,146 @@ def composition(trace: Trace, seconds: float) -> list[tuple[float, float, float]
     ]
 
 
-def steady_times(trace: Trace) -> tuple[np.ndarray, list[float], list[float]]:
-    """Times between tokens, scheduling delays and TTFTs, without the run's start and its end.
+def tpot(life: Life) -> float:
+    """Seconds per output token after the first one, of one request; NaN where it has no other.
 
-    At the start, the engine fills up; after the last arrival, it runs empty. Both make a load look
-    light. So the delays are those of the requests after the first START_SHARE. The times between
-    tokens are those that lie between the first of these arrivals and the last arrival.
+    (latency - TTFT) / (output tokens - 1), as `vllm bench serve` counts it.
     """
-    arrivals = sorted(life.arrival for life in trace.lives.values())
-    begin, end = arrivals[int(START_SHARE * len(arrivals))], arrivals[-1]
-    gaps, delays, firsts = [], [], []
-    for life in trace.lives.values():
-        moments = np.array(life.tokens)
-        inside = moments[(begin <= moments) & (moments <= end)]
-        gaps.append(np.diff(inside))
-        if life.arrival >= begin:
-            delays.append(life.scheduling_delay)
-            firsts.append(life.ttft)
-    return np.concatenate(gaps), delays, firsts
+    gaps = len(life.tokens) - 1
+    return (life.tokens[-1] - life.tokens[0]) / gaps if gaps else math.nan
 
 
 # ----------------------------------------------------------------------------------------- capacity
 
 
-@dataclass(frozen=True)
-class Load:
-    """What decides whether a rate is served. All in seconds."""
+# What an SLO may bound: the time of a request to its first token, its mean time per output token,
+# its time from arrival to the last token (E2E). And "tbt", single times between tokens, of all
+# requests together.
+PER_REQUEST = ("ttft", "tpot", "e2e")
+PERCENTS = (50, 90, 95, 99)
 
-    p99_tbt: float
-    median_delay: float
-    p90_ttft: float = 0.0
+
+@dataclass(frozen=True)
+class Bound:
+    """A percentile of a quantity may be `seconds` at most."""
+
+    quantity: str  # "tbt", or one of PER_REQUEST
+    percent: float  # of "tbt": one of PERCENTS
+    seconds: float
+
+    def __post_init__(self) -> None:
+        check_number(f"the SLO of the {self.name}", self.seconds, 1e-9, LATEST, "number of seconds")
+
+    @property
+    def name(self) -> str:
+        return f"P{self.percent:g} {self.quantity.upper()}"
+
+
+@dataclass(frozen=True)
+class Slo:
+    """What users may expect: bounds, all of which hold.
+
+    together: each bound is then a limit for single requests, none of them of "tbt". The share of
+    requests that keep all limits at once must be at least the bounds' percent. It is the SLO
+    attainment of DistServe (Zhong et al., 2024), whose goodput is the largest rate with such a
+    share. What `vllm bench serve --goodput ttft:500 tpot:30 e2el:9000` prints is rate x share. A
+    request of one token keeps every limit of the TPOT there, and here.
+    """
+
+    bounds: tuple[Bound, ...]
+    together: bool = False
 
     @staticmethod
-    def of(trace: Trace) -> "Load":
-        """Of the whole run."""
-        return Load(p99_tbt(trace), median_delay(trace), percentile(trace.ttfts, 90))
+    def of(tbt: float, ttft: float = math.inf) -> "Slo":
+        """The P99 of the TBT and the P90 of the TTFT, in seconds."""
+        first = (Bound("ttft", 90, ttft),) if ttft < math.inf else ()
+        return Slo((Bound("tbt", 99, tbt), *first))
+
+    def __str__(self) -> str:
+        each = [
+            f"{bound.quantity.upper() if self.together else bound.name} at most"
+            f" {1e3 * bound.seconds:.{4 if bound.seconds < 1 else 6}g} ms"
+            for bound in self.bounds
+        ]
+        if not self.together:
+            return ", ".join(each)
+        return f"{self.bounds[0].percent:g} % of the requests with {' and '.join(each)}"
+
+    def least(self, *quantities: str, percents: Sequence[float] = ()) -> float:
+        """Seconds of the lowest bound on these quantities, at these percents or at any."""
+        return min(
+            [each.seconds for each in self.bounds
+             if each.quantity in quantities and (not percents or each.percent in percents)],
+            default=math.inf,
+        )  # fmt: skip
+
+    @property
+    def gap(self) -> float:
+        """Seconds that nearly no single time between tokens may exceed."""
+        return self.least("tbt", percents=(99,))
+
+    @property
+    def limits(self) -> list[float]:
+        """Seconds that a request may take, for each of PER_REQUEST."""
+        return [self.least(quantity) for quantity in PER_REQUEST]
+
+
+@dataclass(frozen=True, eq=False)
+class Load:
+    """What decides whether a rate is served. All in seconds.
+
+    tbts: by percent, of all single times between tokens. requests: (n, 3), PER_REQUEST of each.
+    """
+
+    tbts: Mapping[float, float]
+    median_delay: float
+    requests: np.ndarray = field(default_factory=lambda: np.empty((0, 3)))
+
+    @staticmethod
+    def of(trace: Trace, begin: float = -math.inf, end: float = math.inf) -> "Load":
+        """Of the tokens between these times, and of the requests that arrived in between."""
+        gaps, delays, requests = [], [], []
+        for life in trace.lives.values():
+            moments = np.array(life.tokens)
+            gaps.append(np.diff(moments[(begin <= moments) & (moments <= end)]))
+            if life.arrival >= begin:
+                delays.append(life.scheduling_delay)
+                requests.append((life.ttft, tpot(life), life.latency))
+        every = np.concatenate(gaps)
+        tbts = np.percentile(every, PERCENTS) if len(every) else [0.0] * len(PERCENTS)
+        shares = dict(zip(PERCENTS, map(float, tbts), strict=True))
+        return Load(shares, percentile(delays, 50), np.array(requests))
 
     @staticmethod
     def steady(trace: Trace) -> "Load":
-        """Of the run's steady part: `steady_times`."""
-        gaps, delays, firsts = steady_times(trace)
-        return Load(percentile(gaps, 99), percentile(delays, 50), percentile(firsts, 90))
+        """Without the run's start and its end.
 
-    def meets(self, slo: float, ttft_slo: float = math.inf) -> bool:
-        """slo: of the P99 of all TBTs. ttft_slo: of the P90 of all TTFTs."""
-        served = self.p99_tbt <= slo and self.p90_ttft <= ttft_slo
-        return served and self.median_delay <= MAX_DELAY
+        At the start, the engine fills up; after the last arrival, it runs empty. Both make a load
+        look light. So the requests are those after the first START_SHARE. The times between tokens
+        are those that lie between the first of these arrivals and the last arrival.
+        """
+        arrivals = sorted(life.arrival for life in trace.lives.values())
+        return Load.of(trace, arrivals[int(START_SHARE * len(arrivals))], arrivals[-1])
+
+    def value(self, quantity: str, percent: float) -> float:
+        """A percentile; 0 where there are no values."""
+        if quantity == "tbt":
+            return self.tbts[percent]
+        values = self.requests[:, PER_REQUEST.index(quantity)]
+        return percentile(values[~np.isnan(values)], percent)
+
+    def share(self, slo: Slo) -> float:
+        """Of the requests: those that exceed no limit of the SLO. NaN exceeds none."""
+        return float((~(self.requests > slo.limits).any(axis=1)).mean())
+
+    def meets(self, slo: Slo | float) -> bool:
+        """Within the SLO, and a bounded queue. A number is the bound of the P99 TBT."""
+        slo = slo if isinstance(slo, Slo) else Slo.of(slo)
+        if self.median_delay > MAX_DELAY:
+            return False
+        if slo.together:
+            return 100 * self.share(slo) >= slo.bounds[0].percent
+        return all(self.value(each.quantity, each.percent) <= each.seconds for each in slo.bounds)
 
 
 class AlwaysServed(UserError):

@@ -12,11 +12,11 @@ from functools import partial
 
 import numpy as np
 
+from batch import LATEST
 from command.checks import UserError
-from costmodel import make_batch
 from scheduler import POLICIES
 from serving.calibration import CalibratedModel
-from serving.capacity import CONTEXT, DECODES, percentile, steady_times, token_budget
+from serving.capacity import CONTEXT, DECODES, Load, Slo, token_budget, tpot
 from serving.planner import (
     EXACT,
     FEWEST,
@@ -24,22 +24,22 @@ from serving.planner import (
     WHOLE,
     Found,
     Replica,
-    Slo,
     Traffic,
     beside,
     best_budget,
     budgets_of,
     find_capacity,
 )
-from serving.traffic import FASTEST, at_rate
+from serving.traffic import FASTEST, at_rate, copy_of
 from timeline import Trace
 
 OURS = "sarathi_serve"  # as vLLM; SGLang only with --enable-mixed-chunk
 ROUGH = 1.05  # precision of what the answer is compared with
 DRAWS = 8  # samples of the traffic, for the interval
 LOADS = (0.5, 0.7, 0.9, 1.0)  # of the capacity, in the table of latencies
-LATENCIES = ("load", "rate", "P50 TTFT", "P90 TTFT", "P50 TBT", "P99 TBT", "mean batch")
+BURST = "all at once"  # a load, in words
 ROUNDS = 6  # requests of each client of a closed loop
+ALONE = 32  # requests that are served one at a time, to see whether any rate meets the SLO
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,7 @@ class Question:
     step: int  # between token budgets, at least
     demands: Sequence[Demand] = ()
     anchor: Anchor | None = None
+    dollars: float | None = None  # of a GPU for an hour
 
     def budgets(self, tp: int, pp: int) -> list[int]:
         """Those that are tried with so many GPUs, and leave room for the longest request.
@@ -128,7 +129,7 @@ class Plan:
     draws: list[float]  # capacities of other samples
     layouts: dict[tuple[int, int], Found]
     refused: dict[tuple[int, int], str]  # why a layout is none
-    loads: list[tuple[float, ...]] = field(default_factory=list)  # `latencies`
+    loads: list[tuple[float, float, Load, float]] = field(default_factory=list)  # `latencies`
 
 
 def first_answer(question: Question, here: tuple[int, int]) -> Found:
@@ -136,7 +137,8 @@ def first_answer(question: Question, here: tuple[int, int]) -> Found:
     replica, slo, budgets = question.replicas[here], question.slo, question.budgets(*here)
     longest = int(question.traffic.prompts.max())
     try:
-        safe = token_budget(replica.cost, slo.tbt, DECODES, CONTEXT, max(longest, budgets[-1]))
+        pace = min(slo.least("tbt", "tpot"), LATEST)
+        safe = token_budget(replica.cost, pace, DECODES, CONTEXT, max(longest, budgets[-1]))
     except (UserError, IndexError):  # not even a decode of that context meets the SLO
         safe = budgets[0]
     budget = max([size for size in budgets if size <= safe] or budgets[:1])
@@ -203,46 +205,43 @@ def search(
 
 
 def too_strict(question: Question, here: tuple[int, int]) -> str:
-    """Why there is no capacity."""
-    cost, slo = question.replicas[here].cost, question.slo
-    usual = int(np.median(question.traffic.prompts))
-    decode = 1e3 * cost.seconds(make_batch(decodes=1, context=usual))
-    prefill = 1e3 * cost.seconds(make_batch([(0, usual, usual)]))
-    first, whole = "", ""
-    if slo.ttft < math.inf:
-        first = f" and a P90 TTFT of {1e3 * slo.ttft:g} ms"
-        whole = f", and a prompt of {usual} tokens {prefill:.3g} ms"
-    more = "" if isinstance(cost, CalibratedModel) else ", or give more GPUs with --tp"
-    return (
-        f"no rate meets a P99 TBT of {1e3 * slo.tbt:.3g} ms{first}: a single decode alone takes"
-        f" {decode:.3g} ms{whole}; allow more{more}"
-    )
+    """Why there is no capacity: the bounds that requests miss even if they never meet another."""
+    replica, slo, budgets = question.replicas[here], question.slo, question.budgets(*here)
+    few = min(ALONE, len(question.traffic.prompts))
+    loads = []
+    for size in {budgets[0], budgets[-1]}:
+        requests = question.traffic.sample(few)
+        alone = [copy_of(each, i, 1e5 * i) for i, each in enumerate(requests)]
+        loads.append(Load.of(replica.serve(alone, OURS, size)))
+    least = {each: min(load.value(each.quantity, each.percent) for load in loads)
+             for each in slo.bounds}  # fmt: skip
+    missed = [
+        f"the {each.name} of requests that are served one at a time is {1e3 * seconds:.3g} ms"
+        for each, seconds in least.items()
+        if seconds > each.seconds
+    ]
+    why = "; ".join(missed) or "single requests meet it, and hardly more than one at a time"
+    more = "" if isinstance(replica.cost, CalibratedModel) else ", or give more GPUs with --tp"
+    return f"no rate meets the SLO ({slo}): {why}; allow more{more}"
 
 
-def latencies(plan: Plan) -> list[tuple[float, ...]]:
-    """At shares of the capacity, on the requests of a long run, without its start and its end.
+def latencies(plan: Plan) -> list[tuple[float, float, Load, float]]:
+    """At shares of the capacity: the share, the rate, the load, and the mean batch size.
 
-    Each is as LATENCIES says, times in s.
+    On the requests of a long run; their load is without its start and its end.
     """
     found = []
     for share in LOADS:
         rate = share * plan.best.rate
         requests = at_rate(plan.question.traffic.sample(plan.best.requests), rate)
         trace = plan.replica.serve(requests, OURS, plan.best.budget)
-        gaps, _, firsts = steady_times(trace)
-        numbers = [percentile(firsts, 50), percentile(firsts, 90)]
-        numbers += [percentile(gaps, 50), percentile(gaps, 99)]
-        found.append((share, rate, *numbers, trace.mean_batch_size))
+        found.append((share, rate, Load.steady(trace), trace.mean_batch_size))
     return found
 
 
 def mean_tbts(trace: Trace) -> list[float]:
-    """TPOT: of each request with several tokens, the mean seconds between them."""
-    return [
-        (life.tokens[-1] - life.tokens[0]) / (len(life.tokens) - 1)
-        for life in trace.lives.values()
-        if len(life.tokens) > 1
-    ]
+    """TPOT of each request that has several tokens."""
+    return [each for life in trace.lives.values() if not math.isnan(each := tpot(life))]
 
 
 def bench(replica: Replica, traffic: Traffic, budget: int, clients: int | None) -> dict[str, float]:

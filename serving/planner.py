@@ -2,9 +2,8 @@
 
 traffic     a population of requests. A run draws from it: blocks of neighbours, with their gaps, so
             that bursts stay bursts. A trace that is too short for a run is repeated.
-capacity    as in serving/capacity.py: the largest rate with a P99 TBT within the SLO and a median
-            scheduling delay of at most 2 s. An SLO may also bound the P90 TTFT. Start and end of a
-            run do not count.
+capacity    as in serving/capacity.py: the largest rate that meets all bounds of the SLO, with a
+            median scheduling delay of at most 2 s. Start and end of a run do not count.
 search      short runs find about where the capacity is. Long runs decide. A long run lasts until a
             rate that is too high by the search's precision shows it: then the queue has grown
             beyond 2 s. Where requests are so short that this would take more than MOST of them, no
@@ -21,7 +20,7 @@ from itertools import islice
 
 import numpy as np
 
-from batch import LATEST, Request
+from batch import Request
 from command.checks import UserError, check_number, check_whole
 from configs import LINKS, Link
 from costmodel import CostModel, make_batch
@@ -34,6 +33,7 @@ from serving.capacity import (
     MAX_DELAY,
     AlwaysServed,
     Load,
+    Slo,
     largest_rate,
     worst_iteration,
 )
@@ -54,22 +54,6 @@ HOPELESS = 32  # if not even so small a part of the throughput is served, the ca
 WHOLE = ("request_level", "baseline", "orca", "vllm_v0")  # policies that read no token budget
 BUDGETS = (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
 SMALL_BUDGETS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 1024)  # of a CPU
-
-
-@dataclass(frozen=True)
-class Slo:
-    """The bounds of a plan, in seconds: of the P99 TBT, and of the P90 TTFT."""
-
-    tbt: float
-    ttft: float = math.inf
-
-    def __post_init__(self) -> None:
-        check_number("the SLO of the TBT", self.tbt, 1e-9, LATEST, "number of seconds")
-        if self.ttft != math.inf:
-            check_number("the SLO of the TTFT", self.ttft, 1e-9, LATEST, "number of seconds")
-
-    def met(self, load: Load) -> bool:
-        return load.meets(self.tbt, self.ttft)
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,7 +271,7 @@ def find_capacity(
                 return rate < least
             few = affordable(rate, precision, replica, traffic)
             loads[rate] = load_at(rate, min(count, few) if precision > EXACT else count)
-            return slo.met(loads[rate])
+            return loads[rate].meets(slo)
 
         try:
             rate = largest_rate(served, precision, start, factor)
@@ -299,7 +283,7 @@ def find_capacity(
 
     if not start:
         start = throughput(replica, traffic.sample(FEWEST, seed), policy, budget)
-        if not slo.met(load_at(start / HOPELESS, FEWEST // 6)):
+        if not load_at(start / HOPELESS, FEWEST // 6).meets(slo):
             return Found(0.0, budget)
         rate, count, loads = search(start, max(COARSE, precision), COARSE)
         if not rate or precision >= COARSE:
@@ -355,11 +339,12 @@ def affordable(rate: float, precision: float, replica: Replica, traffic: Traffic
 def budgets_of(replica: Replica, traffic: Traffic, slo: Slo, sizes: Sequence[int]) -> list[int]:
     """The `sizes` that are tried as token budgets.
 
-    They end with the first whose iteration is longer than the SLO, even without a decode: still
-    larger ones serve no more. Its tokens are those of usual prompts.
+    They end with the first whose iteration is longer than a gap may be, even without a decode:
+    still larger ones serve no more. Its tokens are those of usual prompts. Where the SLO bounds
+    means, or lower percentiles, some long iterations may be worth it: all sizes are tried.
     """
     usual = int(np.median(traffic.prompts))
-    over = [worst_iteration(replica.cost, size, 0, longest=usual) > slo.tbt for size in sizes]
+    over = [worst_iteration(replica.cost, size, 0, longest=usual) > slo.gap for size in sizes]
     return list(sizes[: over.index(True) + 1] if True in over else sizes)
 
 

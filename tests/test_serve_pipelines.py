@@ -40,7 +40,7 @@ def test_a_pipeline_serves_every_request_with_the_words_of_simulate() -> None:
     assert len(trace.finished) == len(trace.lives) == 24
     tokens = sum(len(life.tokens) for life in trace.lives.values())
     assert tokens == sum(request.max_tokens for request in requests)
-    assert Load.of(trace).p99_tbt > FALCON.passage(make_batch(decodes=1, context=2))
+    assert Load.of(trace).value("tbt", 99) > FALCON.passage(make_batch(decodes=1, context=2))
 
 
 @pytest.mark.parametrize("deployment", (FALCON, FALCON_TP8), ids=lambda each: each.layout)

@@ -103,7 +103,9 @@ def test_capacity_finds_the_rate_where_the_slo_breaks(limit: float, delay_decide
     def load(rate: float) -> Load:
         asked.append(rate)
         return (
-            Load(0.0, MAX_DELAY * rate / limit) if delay_decides else Load(0.7 * rate / limit, 0.0)
+            Load({99: 0.0}, MAX_DELAY * rate / limit)
+            if delay_decides
+            else Load({99: 0.7 * rate / limit}, 0.0)
         )
 
     found = capacity(load, 0.7)
@@ -116,20 +118,20 @@ def test_a_small_factor_needs_few_runs_near_a_good_start() -> None:
 
     def load(rate: float) -> Load:
         asked.append(rate)
-        return Load(rate, 0.0)
+        return Load({99: rate}, 0.0)
 
     assert 2.9 / 1.05 <= capacity(load, 2.9, 1.05, start=3.0, factor=1.1) <= 2.9
     assert len(asked) == 3  # one on each side, and one between
 
 
 def test_capacity_of_what_is_never_served() -> None:
-    assert capacity(lambda rate: Load(1.0, 0.0), 0.5) == 0.0
+    assert capacity(lambda rate: Load({99: 1.0}, 0.0), 0.5) == 0.0
 
 
 def fluid(rate: float, repeats: int, count: int, limit: float) -> Load:
     """A server of `limit` requests per second: the queue grows by what it cannot serve."""
     requests = count * repeats
-    return Load(0.0, max(0.0, requests / 2 * (1 / limit - 1 / rate)))
+    return Load({99: 0.0}, max(0.0, requests / 2 * (1 / limit - 1 / rate)))
 
 
 @given(limit=st.floats(0.05, 20), count=st.integers(1, 2000))
@@ -153,7 +155,7 @@ def test_few_requests_alone_have_a_capacity_that_is_far_too_large() -> None:
 
 
 def test_a_policy_that_serves_nothing_has_no_capacity() -> None:
-    assert settled_capacity(lambda rate, repeats: Load(1.0, 0.0), 10, 0.7) == (0.0, 1)
+    assert settled_capacity(lambda rate, repeats: Load({99: 1.0}, 0.0), 10, 0.7) == (0.0, 1)
 
 
 def test_start_and_end_are_left_out_of_a_load() -> None:
@@ -163,8 +165,8 @@ def test_start_and_end_are_left_out_of_a_load() -> None:
     lives[1] = Life(1, 1.0, 5, 9.0, tokens=[9.5, 30.0])  # a delay of 8 s, at the start
     lives[6].tokens.append(40.0)  # a gap of 33 s, at the end
     load = Load.steady(Trace(lives=lives))
-    assert load.p99_tbt == pytest.approx(0.2) and load.median_delay == pytest.approx(0.5)
-    assert Load.of(Trace(lives=lives)).p99_tbt > 20
+    assert load.value("tbt", 99) == pytest.approx(0.2) and load.median_delay == pytest.approx(0.5)
+    assert Load.of(Trace(lives=lives)).value("tbt", 99) > 20
 
 
 def test_few_and_many_requests_on_a_gpu_agree() -> None:
@@ -196,7 +198,7 @@ def test_no_rate_is_run_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         return rate
 
     monkeypatch.setattr(Deployment, "serve", serve)
-    monkeypatch.setattr(Load, "steady", staticmethod(lambda rate: Load(rate, 0.0)))
+    monkeypatch.setattr(Load, "steady", staticmethod(lambda rate: Load({99: rate}, 0.0)))
     job, requests = Job(MISTRAL, "fixed", "vllm_v0"), CHAT.requests(2000)
     slos = {name: (bound, 1) for name, bound in (("a", 0.9), ("b", 0.901), ("c", 3.3))}
     found = settled_capacities(job, requests, slos)

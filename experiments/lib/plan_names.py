@@ -18,6 +18,7 @@ from serving.planner import Replica
 from serving.traffic import Fixed, make_requests, poisson, read_trace
 
 DATASETS = {data.name: data for data in (CHAT, ARXIV)}
+NOT_LOAD = ("tbt_slo", "ttft_slo", "slo", "attainment", "dollars_per_gpu_hour", "rate")
 PAIR = re.compile(r"([0-9]{1,7}):([0-9]{1,7})")
 
 
@@ -118,7 +119,7 @@ def check_together(options: Namespace) -> None:
     if options.concurrency and options.pp > 1:
         raise UserError(f"--concurrency and --pp {options.pp}: a closed loop needs --pp 1")
     pairs = [("policy", f"--only {options.only}")] if options.only else []
-    pairs += [(name, "--only load") for name in ("tbt_slo", "ttft_slo", "rate") if load]
+    pairs += [(name, "--only load") for name in NOT_LOAD if load]
     pairs += [("memory_utilization", "--cache-tokens")] if options.cache_tokens else []
     for name, other in pairs:
         if getattr(options, name):

@@ -6,7 +6,7 @@ import textwrap
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 import matplotlib.pyplot as plt
 
@@ -17,15 +17,17 @@ from experiments.lib.look import COLOURS, labelled_bars, panels
 from experiments.lib.papers import LOOKS, looks_of
 from experiments.lib.rows import Rows, read_rows
 from serving.calibration import CalibratedModel
-from serving.capacity import percentile
-from serving.comparison import LATENCIES, OURS, ROUGH, Anchor, Demand, Plan, Question
+from serving.capacity import MAX_DELAY, PER_REQUEST, Load, Slo, percentile
+from serving.comparison import BURST, OURS, ROUGH, Anchor, Demand, Plan, Question
 from serving.engines import engine_flags
 from serving.planner import Replica, Traffic
 
 NAME = "plan"
-ROUGHLY = "capacity to 5 %"
-UNITS = dict.fromkeys(("SLO", "P99 TBT", "P90 TTFT"), "s")
-UNITS |= dict.fromkeys(("capacity", ROUGHLY, "mean rate", "busiest minute"), "requests/s")
+ROUGHLY = "capacity on short runs"
+ABOUT = "searched to 5 % on short runs"
+USUAL = (("tbt", 99), ("ttft", 90))  # latencies that every answer states
+LATER = (("ttft", 50), ("ttft", 90), ("tbt", 50), ("tbt", 99))  # at each load
+UNITS = dict.fromkeys(("capacity", ROUGHLY, "mean rate", "busiest minute"), "requests/s")
 # Of servers that others measured, and how they are predicted (beside_benchmarks.py)
 KINDS = ("single stream", "long prompts", "tensor parallel", "short prompts")
 WAYS = ("data sheet", "card and host")
@@ -51,23 +53,46 @@ def kind_of(tp: int, prompt_tokens: float, single: bool = False) -> str:
     return KINDS[1] if prompt_tokens >= LONG else KINDS[3]
 
 
-def print_error(replica: Replica, traffic: Traffic, single: bool = False) -> None:
-    """How far predictions of this kind are from servers that others measured.
+def error_of(
+    replica: Replica, traffic: Traffic, single: bool = False
+) -> dict[str, str | float] | None:
+    """How far predictions of this kind are from servers that others measured, in %.
 
-    single: one request at a time.
+    single: one request at a time. None: nothing is known.
     """
     if isinstance(replica.cost, CalibratedModel) or not MEASURED.exists():
-        return
+        return None
     kind = kind_of(replica.cost.tp, float(traffic.prompts.mean()), single)
     host = replica.cost.host
     way = ANCHORED[1] if host.factor != 1 else WAYS[host != HOSTS["none"]]
     rows = read_rows(MEASURED).where("median error", group=kind, way=way, sources=BOTH)
     middle, most = (rows.one(name) for name in ("median error", "90th percentile"))
     kind += ", anchored" * (way in ANCHORED)
-    print(
-        f"error          beside public benchmarks ({kind}): median {middle:.0f} %, nine of ten"
-        f" within {most:.0f} %\n               not priced: HTTP, tokenizer, limits of the CPU"
-    )
+    return {"kind": kind, "median": middle, "nine of ten": most}
+
+
+def print_error(replica: Replica, traffic: Traffic, single: bool = False) -> None:
+    if error := error_of(replica, traffic, single):
+        print(
+            f"error          beside public benchmarks ({error['kind']}): median"
+            f" {error['median']:.0f} %, nine of ten within {error['nine of ten']:.0f} %\n"
+            "               not priced: HTTP, tokenizer, limits of the CPU"
+        )
+
+
+def latencies_of(slo: Slo, usual: Sequence[tuple[str, float]]) -> dict[str, tuple[str, float]]:
+    """Name -> quantity and percent: the usual ones, and those that are bounded."""
+    every = [*usual, *((each.quantity, each.percent) for each in slo.bounds)]
+    return {f"P{percent:g} {name.upper()}": (name, percent) for name, percent in every}
+
+
+def dollars_of(question: Question, replica: Replica, rate: float) -> dict[str, float] | None:
+    """Per 1,000 requests, and per million output tokens, at this rate."""
+    if question.dollars is None or not rate:
+        return None
+    request = question.dollars * replica.gpus / 3600 / rate
+    tokens = float(question.traffic.outputs.mean())
+    return {"1000 requests": 1e3 * request, "million output tokens": 1e6 * request / tokens}
 
 
 def print_anchor(anchor: Anchor | None) -> None:
@@ -111,20 +136,26 @@ def print_capacity(plan: Plan) -> None:
         f" {rounded(best.rate / replica.gpus)} a GPU"
     )
     print(f"               {tokens:.0f} output tokens/s")
+    shown = latencies_of(plan.question.slo, USUAL)
     if load:
-        print(
-            f"there          P99 TBT {1e3 * load.p99_tbt:.1f} ms, P90 TTFT"
-            f" {1e3 * load.p90_ttft:.0f} ms"
-        )
+        said = [f"{name} {1e3 * load.value(*each):.4g} ms" for name, each in shown.items()]
+        said.append(f"median scheduling delay {load.median_delay:.2g} s")
+        if (goodput := goodput_of(plan, best.rate, load)) is not None:
+            said.append(f"goodput {rounded(goodput)} requests/s")
+        said = f"there          {', '.join(said)}"
+        print(textwrap.fill(said, 88, subsequent_indent=15 * " "))
+    if dollars := dollars_of(plan.question, replica, best.rate):
+        said = [f"${three_digits(each)} per {what}" for what, each in dollars.items()]
+        print(f"dollars        {', '.join(said)}")
     print_error(replica, plan.question.traffic)
     rows = []
     for budget, found in plan.curves[OURS].items():
         load = found.load
-        cells = [rounded(found.rate)]
-        cells += [f"{1e3 * load.p99_tbt:.1f}", f"{1e3 * load.p90_ttft:.0f}"] if load else ["-"] * 2
-        rows.append([budget, *cells, "chosen" if budget == best.budget else ""])
-    header = ["C", "requests/s", "P99 TBT, ms", "P90 TTFT, ms", ""]
-    print_table(header, rows, f"capacity over the token budget, {OURS}, to 5 %")
+        cells = [f"{1e3 * load.value(*each):.4g}" if load else "-" for each in shown.values()]
+        cells += ["chosen" if budget == best.budget else ""]
+        rows.append([budget, rounded(found.rate), *cells])
+    header = ["C", "requests/s", *[f"{name}, ms" for name in shown], ""]
+    print_table(header, rows, f"capacity over the token budget, {OURS}, {ABOUT}")
     if why := uneven(plan):
         print(textwrap.fill(why, 88))
 
@@ -138,7 +169,9 @@ def uneven(plan: Plan) -> str:
     if not falls:
         return ""
     if all(a <= ROUGH * b for a, b in falls):
-        return "Not monotone: each number is to 5 %, and differences of less say nothing."
+        return "Not monotone: each search ends at 5 %, and differences of less say nothing."
+    if plan.question.slo.gap == math.inf:
+        return "Not monotone: what decides depends on few requests, and short runs have others."
     return (
         "Not monotone beyond the cliff: there, an iteration with a long prompt exceeds the SLO. A"
         " rate is served if few gaps hold such a prompt, and which rate that is depends on few"
@@ -191,6 +224,10 @@ def print_benches(benches: Sequence[Mapping[str, object]]) -> None:
             for each in benches
         ]
         print_table(list(benches[0]), rows, "as `vllm bench serve` counts it")
+        if any(each["load"] == BURST for each in benches):
+            said = "This counts until the last token. While the last requests of a burst end, its"
+            said += " batches run empty: so a burst may serve fewer requests/s than the capacity."
+            print(textwrap.fill(said, 88))
 
 
 def print_policies(plan: Plan) -> None:
@@ -200,35 +237,56 @@ def print_policies(plan: Plan) -> None:
         share = f"{100 * best.rate / max(each.rate for each in plan.curves[OURS].values()):.0f} %"
         rows.append([name, "-" if 0 in curve else best.budget, rounded(best.rate), share])
     header = ["policy", "C", "requests/s", f"of {OURS}"]
-    print_table(header, rows, "policies, each at its best budget, to 5 %")
+    print_table(header, rows, f"policies, each at its best budget, {ABOUT}")
 
 
 def print_layouts(plan: Plan) -> None:
     """With the GPUs that the last of the expected rates takes."""
-    rows, wanted = [], plan.question.demands[-1:]
+    rows, wanted, price = [], plan.question.demands[-1:], plan.question.dollars
     for place, replica in plan.question.replicas.items():
         found = plan.layouts[place]
         cells = [rounded(found.rate), rounded(found.rate / replica.gpus)]
         cells += [str(replica.holds(found.budget) or "-")]
+        if price:
+            dollars = dollars_of(plan.question, replica, found.rate)
+            cells.append(three_digits(dollars["million output tokens"]) if dollars else "-")
         for each in wanted:
-            cells.append(math.ceil(each.rate / found.rate) * replica.gpus if found.rate else "-")
+            gpus = math.ceil(each.rate / found.rate) * replica.gpus if found.rate else None
+            cells.append(gpus or "-")
+            if price:
+                cells.append(three_digits(gpus * price) if gpus else "-")
         rows.append([replica.layout, replica.gpus, found.budget, *cells])
+    more = ["$ a million tokens"] if price else []
+    for each in wanted:
+        more += [f"GPUs for {rounded(each.rate)}/s"] + ["$ an hour for it"] * bool(price)
     for (tp, pp), why in plan.refused.items():
         name = f"TP{tp}-PP{pp}" if pp > 1 else f"TP{tp}"
-        rows.append([name, tp * pp, "-", "-", "-", why, *["-" for _ in wanted]])
-    header = ["layout", "GPUs", "C", "requests/s", "a GPU", "tokens of cache"]
-    header += [f"GPUs for {rounded(each.rate)}/s" for each in wanted]
-    print_table(header, rows, "other numbers of GPUs, each at its best budget, to 5 %")
+        rows.append([name, tp * pp, "-", "-", "-", why, *["-" for _ in more]])
+    header = ["layout", "GPUs", "C", "requests/s", "a GPU", "tokens of cache", *more]
+    print_table(header, rows, f"other numbers of GPUs, each at its best budget, {ABOUT}")
+
+
+def goodput_of(plan: Plan, rate: float, load: Load) -> float | None:
+    """Requests per second that keep all limits of a request at once; None: there is no limit."""
+    slo = plan.question.slo
+    return rate * load.share(slo) if min(slo.limits) < math.inf else None
 
 
 def print_latencies(plan: Plan) -> None:
-    header = ["load", "requests/s", "P50 TTFT", "P90 TTFT", "P50 TBT", "P99 TBT", "mean batch"]
-    rows = [
-        [f"{100 * share:.0f} %", rounded(rate), *[three_digits(1e3 * each) for each in seconds],
-         f"{batch:.0f}"]
-        for share, rate, *seconds, batch in plan.loads
-    ]  # fmt: skip
-    print_table(header, rows, f"latency at C = {plan.best.budget}, in ms")
+    shown, rows = latencies_of(plan.question.slo, LATER), []
+    for share, rate, load, batch in plan.loads:
+        cells = [three_digits(1e3 * load.value(*each)) for each in shown.values()]
+        goodput = goodput_of(plan, rate, load)
+        cells += [f"{batch:.0f}"] + ([] if goodput is None else [rounded(goodput)])
+        rows.append([f"{100 * share:.0f} %", rounded(rate), *cells])
+    header = ["load", "requests/s", *shown, "mean batch", "goodput"]
+    print_table(header[: len(rows[0])], rows, f"latency at C = {plan.best.budget}, in ms")
+    limits = zip(PER_REQUEST, plan.question.slo.limits, strict=True)
+    if limits := [
+        f"{name.upper()} {1e3 * each:.4g} ms" for name, each in limits if each < math.inf
+    ]:
+        said = f"goodput: requests/s that keep at once {' and '.join(limits)}"
+        print(textwrap.fill(said, 88))
 
 
 # what is printed as soon as a phase of `search` is over
@@ -293,13 +351,14 @@ def draw(plan: Plan) -> plt.Figure:
     gpus.set_xticks(range(len(names)), names)
     gpus.set(ylabel="requests per second and GPU", title="capacity per GPU, by layout")
     slo, rates = plan.question.slo, [rate for _, rate, *_ in plan.loads]
-    p90, p99 = ([1e3 * each[place] for each in plan.loads] for place in (3, 5))
-    latency.plot(rates, p99, "o-", color=COLOURS["blue"], label="P99 TBT")
-    latency.plot(rates, p90, "s-", color=COLOURS["vermilion"], label="P90 TTFT")
-    latency.axhline(1e3 * slo.tbt, color=COLOURS["blue"], linestyle=":", label="SLO of the TBT")
-    if slo.ttft != math.inf:
-        style = {"color": COLOURS["vermilion"], "linestyle": ":"}
-        latency.axhline(1e3 * slo.ttft, label="SLO of the TTFT", **style)
+    bounds = {each.name: each.seconds for each in slo.bounds}
+    colours = dict(zip(shown := latencies_of(slo, USUAL), cycle(COLOURS.values())))
+    for name, each in shown.items():
+        times = [1e3 * load.value(*each) for _, _, load, _ in plan.loads]
+        latency.plot(rates, times, "o-", color=colours[name], label=name)
+        if name in bounds:
+            style = {"color": colours[name], "linestyle": ":"}
+            latency.axhline(1e3 * bounds[name], label=f"SLO of the {name}", **style)
     style = {"color": "black", "linestyle": "--", "linewidth": 1.2}
     latency.axvline(best.rate, label=f"capacity: {rounded(best.rate)}", **style)
     latency.set_yscale("log")
@@ -307,8 +366,8 @@ def draw(plan: Plan) -> plt.Figure:
     latency.legend()
     cost = plan.replica.cost
     figure.suptitle(
-        f"{cost.model.name} on {hardware_of(plan.replica)}, {plan.question.traffic.name}: P99 TBT"
-        f" at most {1e3 * slo.tbt:.4g} ms (predicted)",
+        f"{cost.model.name} on {hardware_of(plan.replica)}, {plan.question.traffic.name}: {slo}"
+        " (predicted)",
         fontsize=18,
     )
     return figure
@@ -322,7 +381,8 @@ def rows_of(plan: Plan) -> Rows:
     best, question, model = plan.best, plan.question, plan.replica.cost.model.name
     where = {"source": "predicted", "model": model, "hardware": hardware_of(plan.replica)}
     answer = {"layout": plan.replica.layout, "C": best.budget, "capacity": best.rate}
-    rows = Rows([where | answer | {"SLO": question.slo.tbt}], UNITS)
+    shown = latencies_of(question.slo, USUAL)
+    rows = Rows([where | answer | {"SLO": str(question.slo)}], UNITS | dict.fromkeys(shown, "s"))
     for demand in question.demands:
         rows.add(who=demand.who, **{"mean rate": demand.rate})
         if demand.busiest:
@@ -336,7 +396,7 @@ def rows_of(plan: Plan) -> Rows:
         layout = question.replicas[place].layout
         rows.add(layout=layout, C=found.budget, **{ROUGHLY: found.rate})
     for rate, load in sorted(best.loads.items()):
-        rows.add(rate=rate, **{"P99 TBT": load.p99_tbt, "P90 TTFT": load.p90_ttft})
+        rows.add(rate=rate, **{name: load.value(*each) for name, each in shown.items()})
     return rows
 
 
@@ -354,11 +414,13 @@ def answer_of(
             "model": cost.model.name, "gpu": cost.gpu.name, "layout": replica.layout,
             "gpus": replica.gpus, "traffic": traffic.name, "requests": len(traffic.prompts),
             "mean prompt": float(traffic.prompts.mean()),
-            "mean output": float(traffic.outputs.mean()), "SLO of the P99 TBT": slo.tbt,
-            "SLO of the P90 TTFT": None if slo.ttft == math.inf else slo.ttft,
-            "max batch size": replica.max_batch_size,
+            "mean output": float(traffic.outputs.mean()), "SLO": str(slo),
+            "bounds": [asdict(each) for each in slo.bounds], "all at once": slo.together,
+            "largest median scheduling delay": MAX_DELAY,
+            "max batch size": replica.max_batch_size, "dollars per GPU-hour": question.dollars,
         },
         "anchor": asdict(question.anchor) if question.anchor else None,
+        "error, %": error_of(replica, traffic),
         "benches": benches,
     }  # fmt: skip
     if plan is None:
@@ -366,8 +428,11 @@ def answer_of(
     best = plan.best
     found |= {
         "budget": best.budget, "capacity": best.rate,
-        "P99 TBT": best.load.p99_tbt if best.load else None,
-        "P90 TTFT": best.load.p90_ttft if best.load else None,
+        **{name: best.load and best.load.value(*each)
+           for name, each in latencies_of(slo, USUAL).items()},
+        "median scheduling delay": best.load and best.load.median_delay,
+        "goodput": best.load and goodput_of(plan, best.rate, best.load),
+        "dollars": dollars_of(question, replica, best.rate),
         "batch size": replica.size(best.budget), "cache tokens": replica.holds(best.budget),
         "interval": [min(plan.draws), max(plan.draws)] if plan.draws else None,
         "demands": [asdict(each) for each in question.demands],
@@ -377,10 +442,16 @@ def answer_of(
         },
         "layouts": [
             {"layout": question.replicas[place].layout, "gpus": question.replicas[place].gpus,
-             "budget": each.budget, "capacity": each.rate}
+             "budget": each.budget, "capacity": each.rate,
+             "dollars": dollars_of(question, question.replicas[place], each.rate)}
             for place, each in plan.layouts.items()
         ],
-        "latencies": [dict(zip(LATENCIES, each, strict=True)) for each in plan.loads],
+        "latencies": [
+            {"load": share, "rate": rate, "goodput": goodput_of(plan, rate, load),
+             **{name: load.value(*each) for name, each in latencies_of(slo, LATER).items()},
+             "mean batch": batch}
+            for share, rate, load, batch in plan.loads
+        ],
         "commands": commands,
     }  # fmt: skip
     return found
