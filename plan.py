@@ -1,7 +1,7 @@
 """What your model serves on your GPU, under your SLO and your traffic: predicted, in three minutes.
 
     python plan.py --model llama3.1-8b --gpu a100-80gb --requests-file trace.csv --tbt-slo 50
-    python plan.py --model DIR --gpu h100 --tp 2 --requests-file chat --tbt-slo 30 --ttft-slo 1000
+    python plan.py --model DIR --gpu h100 --tp 2 --slo tpot:p95:30 --slo ttft:p90:1000
     python plan.py --gpu-spec 24,165,1008 --requests-file 1000:200
         a GPU of no table (GB, TFLOPS, GB/s); all requests with 1000 prompt and 200 output tokens
     python plan.py --gpu here --model laptop --requests-file 200:40 --tbt-slo 150
@@ -65,7 +65,6 @@ from serving.anchor import anchor_of, scaled
 from serving.calibration import BATCH_SIZE, LENGTH, RESULTS, CalibratedModel, Calibration
 from serving.capacity import MAX_DELAY, Slo
 from serving.comparison import (
-    BURST,
     Demand,
     Job,
     Plan,
@@ -109,7 +108,6 @@ FLAGS = {
     "requests": Flag("requests that are drawn, where the traffic is no file", REQUESTS, 256),
     "seed": Flag("seed of all that is drawn at random", 0),
     **SLO_FLAGS,
-    "dollars_per_gpu_hour": Flag("price, for the dollars per million output tokens"),
     "rate": Flag("requests per second that you expect: how many replicas hold them?"),
     "max_batch_size": Flag("requests that run at once, at most C", shown="256; here, 8"),
     "chunk_size": Flag("token budgets that are tried", shown="several, by the SLO", several=True),
@@ -298,12 +296,8 @@ def benches_of(options: Namespace, question: Question, budgets: Sequence[int]) -
     """What --concurrency and --offline ask for, at these token budgets."""
     replica = question.replicas[options.tp, options.pp]
     kinds = [options.concurrency] * bool(options.concurrency) + [None] * options.offline
-    return [
-        {"load": f"{clients} clients" if clients else BURST, "C": budget}
-        | bench(replica, question.traffic, budget, clients)
-        for budget in budgets
-        for clients in kinds
-    ]
+    asked = [(budget, clients) for budget in budgets for clients in kinds]
+    return [bench(replica, question.traffic, *each) for each in asked]
 
 
 def main() -> None:

@@ -254,7 +254,7 @@ class Slo:
     def __str__(self) -> str:
         each = [
             f"{bound.quantity.upper() if self.together else bound.name} at most"
-            f" {1e3 * bound.seconds:.{4 if bound.seconds < 1 else 6}g} ms"
+            f" {1e3 * bound.seconds:{'.4g' if bound.seconds < 1 else '.0f'}} ms"
             for bound in self.bounds
         ]
         if not self.together:

@@ -244,7 +244,7 @@ def mean_tbts(trace: Trace) -> list[float]:
     return [each for life in trace.lives.values() if not math.isnan(each := tpot(life))]
 
 
-def bench(replica: Replica, traffic: Traffic, budget: int, clients: int | None) -> dict[str, float]:
+def bench(replica: Replica, traffic: Traffic, budget: int, clients: int | None) -> dict:
     """What `vllm bench serve` prints, under its names; clients None: all requests at once.
 
     A closed loop takes ROUNDS requests of each client, and FEWEST at least.
@@ -256,6 +256,8 @@ def bench(replica: Replica, traffic: Traffic, budget: int, clients: int | None) 
     waits = mean_tbts(trace)
     outputs = sum(len(life.tokens) for life in trace.lives.values())
     return {
+        "load": BURST if clients is None else f"{clients} clients",
+        "C": budget,
         "Successful requests": len(trace.finished),
         "Request throughput (req/s)": len(trace.finished) / trace.seconds,
         "Output token throughput (tok/s)": outputs / trace.seconds,

@@ -138,7 +138,9 @@ def print_capacity(plan: Plan) -> None:
     print(f"               {tokens:.0f} output tokens/s")
     shown = latencies_of(plan.question.slo, USUAL)
     if load:
-        said = [f"{name} {1e3 * load.value(*each):.4g} ms" for name, each in shown.items()]
+        said = [
+            f"{name} {three_digits(1e3 * load.value(*each))} ms" for name, each in shown.items()
+        ]
         said.append(f"median scheduling delay {load.median_delay:.2g} s")
         if (goodput := goodput_of(plan, best.rate, load)) is not None:
             said.append(f"goodput {rounded(goodput)} requests/s")
@@ -151,7 +153,7 @@ def print_capacity(plan: Plan) -> None:
     rows = []
     for budget, found in plan.curves[OURS].items():
         load = found.load
-        cells = [f"{1e3 * load.value(*each):.4g}" if load else "-" for each in shown.values()]
+        cells = [three_digits(1e3 * load.value(*each)) if load else "-" for each in shown.values()]
         cells += ["chosen" if budget == best.budget else ""]
         rows.append([budget, rounded(found.rate), *cells])
     header = ["C", "requests/s", *[f"{name}, ms" for name in shown], ""]
@@ -283,7 +285,7 @@ def print_latencies(plan: Plan) -> None:
     print_table(header[: len(rows[0])], rows, f"latency at C = {plan.best.budget}, in ms")
     limits = zip(PER_REQUEST, plan.question.slo.limits, strict=True)
     if limits := [
-        f"{name.upper()} {1e3 * each:.4g} ms" for name, each in limits if each < math.inf
+        f"{name.upper()} {1e3 * each:.10g} ms" for name, each in limits if each < math.inf
     ]:
         said = f"goodput: requests/s that keep at once {' and '.join(limits)}"
         print(textwrap.fill(said, 88))

@@ -1,4 +1,4 @@
-"""What the user of plan.py asks of the latencies: its flags, and the Slo that they make."""
+"""What the user of plan.py expects: of latencies, which make an Slo; and the price of a GPU."""
 
 import re
 from argparse import ArgumentTypeError, Namespace
@@ -58,4 +58,5 @@ SLO_FLAGS = {
     "ttft_slo": Flag("short for --slo ttft:p90:MS"),
     "attainment": Flag("goodput: so many percent of the requests meet all --slo at once, which then"
                        " have no percentile: ttft:500"),
+    "dollars_per_gpu_hour": Flag("price, for the dollars per million output tokens"),
 }  # fmt: skip
