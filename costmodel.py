@@ -31,15 +31,18 @@ from dataclasses import replace
 
 from batch import Batch, Chunk, Request
 from command.checks import UserError, check_number, check_whole, shown
-from configs import GPU, LINKS, Link, ModelConfig
+from configs import GPU, LINKS, OPERATORS, Link, ModelConfig
 from configs.constants import (  # noqa: F401
     ALL_REDUCES,
     EFFICIENCY,
+    ENDS,
     SOFTWARE,
     Efficiency,
     constants,
+    overlapped,
     reduce_seconds,
 )
+from configs.experts import experts_and_fp8
 from configs.hosts import HOSTS, Host
 
 # rows and columns of a tile of a product (SARATHI, Sec 4.4: "the tile size in our experiments"),
@@ -51,7 +54,6 @@ SMALLEST_TILE = 16  # rows below which a tensor core cannot go
 # of the kernels chooses alone (experiments/fit.py).
 # How sharp the roofline's corner is in attention, which overlaps computing and reading badly
 ATTENTION_P = 1.25
-ENDS = 128  # to start a block of a product and to write its result costs as much as 128 inputs more
 DIAGONAL = 64  # keys of a tile on the diagonal of the mask: half of them are computed in vain
 KERNELS = 5  # of a layer, besides products and attention: 2 norms, rotary, write to cache, FFN
 
@@ -69,12 +71,6 @@ def padded(tokens: int, tile: int = TILE) -> int:
     return -(-tokens // tile) * tile
 
 
-def overlapped(compute: float, memory: float, p: float) -> float:
-    """Seconds of a kernel that computes and reads at once: (compute^p + memory^p)^(1/p)."""
-    longer, shorter = max(compute, memory), min(compute, memory)
-    return longer * (1 + (shorter / longer) ** p) ** (1 / p)
-
-
 class CostModel:
     """Seconds of a `Batch` for one model on one GPU.
 
@@ -84,7 +80,8 @@ class CostModel:
     kernel.
 
     bytes_per_value: 2 for fp16 and bf16, as in the papers. All values have this size, and the peak
-    is that of fp16: other sizes change the bytes alone.
+    is that of fp16: other sizes change the bytes alone. Experts, and a model whose `weights` are
+    fp8, are another matter: configs/experts.py.
 
     tp: GPUs that share each layer, joined by `link`; None: the GPU's own. If this software's
     all-reduces were measured over this link and number of GPUs, we take these. Else we assume that
@@ -92,8 +89,8 @@ class CostModel:
 
     host: what the CPU takes for each iteration. `seconds` has it, and no operator.
 
-    Raises UserError if tp does not divide the heads, or if bytes_per_value is no number from 0.1 to
-    1000.
+    Raises UserError if tp does not divide the heads, if bytes_per_value is no number from 0.1 to
+    1000, or for experts and fp8 weights that no public kernel prices.
     """
 
     def __init__(
@@ -133,6 +130,7 @@ class CostModel:
             if tp > 1 and not self.measured_reduces:
                 unknown = f"no all-reduces of {tp} GPUs over {self.link.name} for {software}"
                 self.guess = f"{self.guess}; {unknown}" if self.guess else unknown
+        self.experts, self.fp8 = experts_and_fp8(model, gpu, software, tp)
         self.bytes_per_value = bytes_per_value
         try:
             self.link.all_reduce(0, tp, 1)
@@ -158,33 +156,44 @@ class CostModel:
         self._without_attention: dict[tuple[int, int], float] = {}
         self._chunks: dict[tuple[int, int], float] = {}
 
-    def linear(self, tokens: int, inputs: int, outputs: int) -> float:
+    def linear(self, tokens: int, inputs: int, outputs: int, fp8: bool = False) -> float:
         """Seconds of one matrix product (tokens, inputs) @ (inputs, outputs).
 
-        Padding and idle SMs cost time to compute, not bytes. No tokens take no time.
+        Padding and idle SMs cost time to compute, not bytes. No tokens take no time. fp8: of
+        weights and inputs; before, a kernel reads the inputs and writes them in fp8.
         """
         if not tokens:
             return 0.0
-        own = self.efficiency
+        own = self.fp8 if fp8 else self.efficiency
         rows = padded(tokens, own.tile)
         flops = 2 * rows * (inputs + ENDS) * outputs
         if own.waves and self.gpu.sms:
             waves = rows / TILE * -(-outputs // TILE) / self.gpu.sms  # of blocks
             flops *= 1 + min(own.waves * (math.ceil(waves) / waves - 1), own.idle)
         size = (inputs * outputs + tokens * (inputs + outputs)) * self.bytes_per_value
-        compute = flops / (self.gpu.peak * own.compute)
+        compute, before = flops / (self.gpu.peak * own.compute), 0.0
+        if fp8:
+            size, compute = size - (outputs + tokens) * inputs, compute / 2
+            before = 3 * tokens * inputs / (self.gpu.bandwidth * own.memory)
         memory = size / (self.gpu.bandwidth * own.memory)
-        return own.overhead + overlapped(compute, memory, own.p)
+        return own.overhead + before + overlapped(compute, memory, own.p)
 
     def linears(self, tokens: int) -> dict[str, float]:
         """Seconds of the four linear operators over all layers.
 
-        Decodes are fused with the chunk (SARATHI, Sec 4.3.1).
+        Decodes are fused with the chunk (SARATHI, Sec 4.3.1). Experts are one kernel. Its time is
+        shared as its weights are: two thirds for gate and up. The router is in ffn_ln1.
         """
-        return {
-            name: self.model.n_layer * self.linear(tokens, *shape)
+        layers = self.model.n_layer
+        found = {
+            name: layers * self.linear(tokens, *shape, self.fp8 is not None)
             for name, shape in self.shapes.items()
         }
+        if self.experts and tokens:
+            third = layers * self.experts(tokens) / 3
+            router = layers * self.linear(tokens, self.model.hidden, self.model.experts)
+            found |= {"ffn_ln1": router + 2 * third, "ffn_ln2": third}
+        return found
 
     def head(self, sampled: int) -> float:
         """Seconds of the logits of the `sampled` rows that get a token."""
@@ -203,7 +212,8 @@ class CostModel:
         channels = (self.heads + self.kv_heads) * model.head_dim  # of queries and keys
         gates = 2 if model.flavour == "llama" else 1
         values = 8 * model.hidden  # two norms: read and write x, and the residual
-        values += (gates + 1) * model.intermediate // self.tp  # the activation
+        # the activation; the kernel of experts has its own, and the choice of experts is one more
+        values += 0 if self.experts else (gates + 1) * model.intermediate // self.tp
         values += 2 * channels + 4 * self.kv_heads * model.head_dim  # rotary; K and V to the cache
         size = tokens * values * self.bytes_per_value
         seconds = KERNELS * own.launch + size / (self.gpu.bandwidth * own.elementwise)
@@ -329,17 +339,9 @@ class CostModel:
         With tp > 1, it has "all_reduce", too.
         """
         tokens, sampled = self.rows(batch)
-        linears = self.linears(tokens)
-        communication = {"all_reduce": self.all_reduces(tokens)} if self.tp > 1 else {}
-        return {
-            "preproj": linears["preproj"],
-            "attn": self.attention(batch),
-            "postproj": linears["postproj"],
-            "ffn_ln1": linears["ffn_ln1"],
-            "ffn_ln2": linears["ffn_ln2"],
-            "others": self.others(tokens, sampled),
-            **communication,
-        }
+        found = self.linears(tokens) | {"attn": self.attention(batch)}
+        found |= {"others": self.others(tokens, sampled), "all_reduce": self.all_reduces(tokens)}
+        return {name: found[name] for name in OPERATORS + ("all_reduce",) * (self.tp > 1)}
 
     def kernels(self, batch: Batch) -> float:
         """Seconds of the GPU's work: the sum of `operators`.
@@ -367,7 +369,7 @@ def requests_that_fit(model: ModelConfig, gpu: GPU, length: int, bytes_per_value
     """
     check_whole("length", length)
     check_number("bytes_per_value", bytes_per_value, 0.1, 1e3)
-    free = gpu.memory - model.parameters * bytes_per_value
+    free = gpu.memory - model.weight_bytes(bytes_per_value)
     return max(0, int(free // (length * model.kv_bytes_per_token(bytes_per_value))))
 
 
@@ -383,7 +385,7 @@ def tokens_that_fit(
     check_number("utilization", utilization, 0, 1)
     check_number("bytes_per_value", bytes_per_value, 0.1, 1e3)
     copies = max(1, tp // model.n_kv_head)  # GPUs beyond the number of KV heads hold copies
-    free = tp * gpu.memory * utilization - model.parameters * bytes_per_value
+    free = tp * gpu.memory * utilization - model.weight_bytes(bytes_per_value)
     return max(0, int(free // (model.kv_bytes_per_token(bytes_per_value) * copies)))
 
 

@@ -150,7 +150,7 @@ def replica_of(options: Namespace, model: ModelConfig, tp: int, pp: int) -> Repl
         if replica.holds(1):
             raise UserError(f"--chunk-size {least}: its activations do not fit; give fewer tokens")
         raise UserError(
-            f"{model.name}: {2 * model.parameters / 2**30:.1f} GiB of weights, and activations, do"
+            f"{model.name}: {model.weight_bytes() / 2**30:.1f} GiB of weights, and activations, do"
             f" not fit {100 * share:g} % of {tp * pp} x"
             f" {(cost.gpu.card or cost.gpu.memory) / 2**30:.1f} GiB: give more GPUs with --tp or"
             " --pp, or a larger --memory-utilization"

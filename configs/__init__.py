@@ -37,6 +37,11 @@ class ModelConfig:
     tied: bool = False  # the output head is the embedding
     # Falcon: attention and FFN side by side, one all-reduce per layer; rotary. Simulated only
     parallel: bool = False
+    # Experts: FFNs of which each token goes through `chosen`. `intermediate` is the H2 of one. 0:
+    # one FFN for all tokens. Priced only
+    experts: int = 0
+    chosen: int = 0
+    weights: str = "bf16"  # or "fp8", which is priced only: of the linear operators of the layers
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -45,8 +50,10 @@ class ModelConfig:
         lookup(dict.fromkeys(("llama", "gpt2")), self.flavour, "flavour")
         for name in ("n_layer", "n_head", "hidden", "intermediate", "vocab_size", "max_length"):
             check_whole(f"{self.name}: {name}", getattr(self, name))
-        for name in ("n_kv_head", "head_dim", "window"):  # 0 stands for a default
+        lookup(dict.fromkeys(("bf16", "fp8")), self.weights, "weights")
+        for name in ("n_kv_head", "head_dim", "window", "experts"):  # 0 stands for a default
             check_whole(f"{self.name}: {name}", getattr(self, name), 0)
+        check_whole(f"{self.name}: chosen", self.chosen, min(1, self.experts), self.experts)
         object.__setattr__(self, "n_kv_head", self.n_kv_head or self.n_head)
         if (self.head_dim == 0 and self.hidden % self.n_head) or self.n_head % self.n_kv_head:
             raise UserError(
@@ -66,7 +73,8 @@ class ModelConfig:
     def linears(self) -> dict[str, tuple[int, int]]:
         """Inputs and outputs of one layer's linear operators (SARATHI, Table 1).
 
-        With SwiGLU, ffn_ln1 is gate and up side by side: one product with 2 * H2 outputs.
+        With SwiGLU, ffn_ln1 is gate and up side by side: one product with 2 * H2 outputs. The FFN
+        of a model with experts is that of one expert.
         """
         gates = 2 if self.flavour == "llama" else 1
         return {
@@ -78,8 +86,10 @@ class ModelConfig:
 
     @property
     def layer_weights(self) -> int:
-        """Weights in the linear operators of one layer."""
-        return sum(inputs * outputs for inputs, outputs in self.linears.values())
+        """Weights in the linear operators of one layer: of all its experts, and of their router."""
+        sizes = {name: inputs * outputs for name, (inputs, outputs) in self.linears.items()}
+        ffn = sizes.pop("ffn_ln1") + sizes.pop("ffn_ln2")
+        return sum(sizes.values()) + max(1, self.experts) * ffn + self.experts * self.hidden
 
     @property
     def parameters(self) -> int:
@@ -88,6 +98,12 @@ class ModelConfig:
         learned = self.flavour == "gpt2" and not self.parallel
         positions = self.max_length * self.hidden if learned else 0
         return self.n_layer * self.layer_weights + tables + positions
+
+    def weight_bytes(self, bytes_per_value: float = 2) -> float:
+        """Bytes of all parameters. In fp8, embeddings, head and router keep their size."""
+        small = self.n_layer * (self.layer_weights - self.experts * self.hidden)
+        less = small * (bytes_per_value - 1) if self.weights == "fp8" else 0
+        return self.parameters * bytes_per_value - less
 
     def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
         """m_kv: bytes of K and V that one token keeps, over all layers (SARATHI, Sec 4.3.1)."""

@@ -11,8 +11,15 @@ from dataclasses import dataclass, field
 from command.checks import check_flag, check_number, check_whole, lookup
 from configs import GPUS
 
+ENDS = 128  # to start a block of a product and to write its result costs as much as 128 inputs more
 # Of constants that cannot be left out
 LEAST = {"compute": 1e-6, "memory": 1e-6, "attention": 1e-6, "p": 0.1, "cache": 1}
+
+
+def overlapped(compute: float, memory: float, p: float) -> float:
+    """Seconds of a kernel that computes and reads at once: (compute^p + memory^p)^(1/p)."""
+    longer, shorter = max(compute, memory), min(compute, memory)
+    return longer * (1 + (shorter / longer) ** p) ** (1 / p)
 
 
 @dataclass(frozen=True)
@@ -219,17 +226,24 @@ def constants(gpu: str, software: str, generation: str = "") -> tuple[Efficiency
     software.
     """
     lookup(dict.fromkeys(SOFTWARE), software, "software")
-    owners = [owner for owner, name in EFFICIENCY if name == software]
-    if gpu in owners:
+    owner = owner_of(gpu, software, generation)
+    if gpu == owner:
         return EFFICIENCY[gpu, software], ""
-    if gpu in GPUS:
-        generation = GPUS[gpu].generation
-    # the first of several alike
-    owner = min(owners, key=lambda owner: distance(GPUS[owner].generation, generation))
     guess = f"constants of the {owner}: the {gpu} has none for {software}"
     if software in BORROWED:
         guess += f"; on the L20: {BORROWED[software]:.0f} % too slow"
     return EFFICIENCY[owner, software], guess
+
+
+def owner_of(gpu: str, software: str, generation: str = "") -> str:
+    """The GPU whose constants `constants` takes."""
+    owners = [owner for owner, name in EFFICIENCY if name == software]
+    if gpu in owners:
+        return gpu
+    if gpu in GPUS:
+        generation = GPUS[gpu].generation
+    # the first of several alike
+    return min(owners, key=lambda owner: distance(GPUS[owner].generation, generation))
 
 
 GENERATIONS = ("turing", "ampere", "ada", "hopper", "blackwell")

@@ -98,6 +98,28 @@ ROWS: list[dict] = [
         norm_eps=1e-6, source="Qwen3-14B, Hugging Face config",
     ),
     row(
+        name="mixtral-8x7b", n_layer=32, n_head=32, n_kv_head=8, hidden=4096, intermediate=14336,
+        vocab_size=32000, max_length=32768, rope_theta=1e6, experts=8, chosen=2,
+        source="Mixtral-8x7B-v0.1, Hugging Face config: 46.7 B parameters on its model card",
+    ),
+    row(
+        name="mixtral-8x22b", n_layer=56, n_head=48, n_kv_head=8, hidden=6144, intermediate=16384,
+        vocab_size=32000, max_length=65536, rope_theta=1e6, experts=8, chosen=2,
+        source="Mixtral-8x22B-v0.1, Hugging Face config: 141 B parameters on its model card",
+    ),
+    row(
+        name="qwen3-30b-a3b", n_layer=48, n_head=32, n_kv_head=4, head_dim=128, hidden=2048,
+        intermediate=768, vocab_size=151936, max_length=40960, rope_theta=1e6, qk_norm=True,
+        norm_eps=1e-6, experts=128, chosen=8,
+        source="Qwen3-30B-A3B, Hugging Face config: 30.5 B parameters on its model card",
+    ),
+    row(
+        name="qwen3-235b-a22b", n_layer=94, n_head=64, n_kv_head=4, head_dim=128, hidden=4096,
+        intermediate=1536, vocab_size=151936, max_length=40960, rope_theta=1e6, qk_norm=True,
+        norm_eps=1e-6, experts=128, chosen=8,
+        source="Qwen3-235B-A22B, Hugging Face config: 235 B parameters on its model card",
+    ),
+    row(
         name="falcon-180b", n_layer=80, n_head=232, n_kv_head=8, hidden=14848, intermediate=59392,
         vocab_size=65024, max_length=16384, flavour="gpt2", parallel=True,
         source="falcon-180B, Hugging Face config; positions: 16384 as for llama2-70b, not its 2048",

@@ -27,7 +27,8 @@ vllm    Measured kernels on an A100, an H100 and an L40S: vllm_kernels.csv, a th
         They alternate as on a chessboard. DIR holds the full tables: then all their shapes of the
         other half are tested, too. A mean of absolute log ratios: a few odd kernels do not draw the
         law away from the many. What the kernels do not show is taken from elsewhere. Norms,
-        activations and the like: Vidur's A100 (`sarathi_serve`), for all three GPUs.
+        activations and the like: Vidur's A100 (`sarathi_serve`), for all three GPUs. Experts, and
+        products in fp8, have constants of their own: configs/experts.py.
 """
 
 import enter  # noqa: F401
@@ -59,6 +60,7 @@ from configs.constants import (
     Efficiency,
     constants,
 )
+from configs.experts import EXPERTS, FP8, Experts
 from costmodel import CostModel, make_batch
 from experiments.lib.common import ROOT, paper_numbers, print_table, progress
 from experiments.lib.flags import ScriptParser
@@ -67,6 +69,7 @@ from experiments.lib.measured_kernels import (
     by_kind,
     by_size,
     halves,
+    kinds_of,
     predicted,
     predicted_reduces,
     read_kernels,
@@ -76,17 +79,18 @@ from experiments.lib.validation import error_summary
 
 # -------------------------------------------------------------------------------------- the search
 
+Constants = Efficiency | Experts
 # of the data sheet, or of the time that SMs are idle
 SHARES = {name for name in vars(Efficiency(1, 1, 1, 1)) if name.endswith("memory")}
 SHARES |= {"compute", "attention", "elementwise", "waves"}
 
 
 def compass_search(
-    loss: Callable[[Efficiency], float],
-    start: Efficiency,
+    loss: Callable[[Constants], float],
+    start: Constants,
     names: Sequence[str],
     least_step: float = 1e-6,
-) -> Efficiency:
+) -> Constants:
     """The constants with the least loss: try each a step up and a step down, and keep what helps.
 
     names: of the constants that may move. The step, a share of the constant, halves when nothing
@@ -100,9 +104,9 @@ def compass_search(
                 values = asdict(best)
                 values[name] *= factor
                 # no GPU beats its data sheet, and no cache is slower than the memory
-                if (name in SHARES and values[name] > 1) or values["cache"] < 1:
+                if (name in SHARES and values[name] > 1) or values.get("cache", 1) < 1:
                     continue
-                trial = Efficiency(**values)
+                trial = type(best)(**values)
                 if (error := loss(trial)) < least:
                     best, least, improved = trial, error, True
         if not improved:
@@ -131,9 +135,9 @@ class Fit:
     """
 
     names: tuple[str, ...]
-    start: Efficiency
+    start: Constants
     measured: Callable[[], Mapping[Hashable, float]]
-    law: Callable[[Efficiency, Collection[Hashable]], list[float]]
+    law: Callable[[Constants, Collection[Hashable]], list[float]]
     off: Callable[[Iterable[float]], float] = squares
     least_step: float = 1e-6
 
@@ -149,7 +153,7 @@ class Fit:
         measured = self.measured()
         return self.off(log_ratios(self.law(efficiency, measured), measured.values()))
 
-    def search(self) -> Efficiency:
+    def search(self) -> Constants:
         return compass_search(self.loss, self.start, self.names, self.least_step)
 
 
@@ -158,10 +162,10 @@ def percent(times: Iterable[float], measured: Iterable[float]) -> list[float]:
     return [100 * (time / true - 1) for time, true in zip(times, measured, strict=True)]
 
 
-def rounded(efficiency: Efficiency) -> Efficiency:
+def rounded(efficiency: Constants) -> Constants:
     """With four significant digits."""
     values = asdict(efficiency).items()
-    return Efficiency(**{n: float(f"{v:.4g}") if type(v) is float else v for n, v in values})
+    return type(efficiency)(**{n: float(f"{v:.4g}") if type(v) is float else v for n, v in values})
 
 
 # --------------------------------------------------------------------------------- what is measured
@@ -260,6 +264,8 @@ MOVING = {
         "decode_start", "decode_block", "cache",
     ),
 }  # fmt: skip
+FP8_MOVING = ("compute", "memory", "overhead", "waves", "idle")
+EXPERTS_MOVING = ("compute", "memory", "p", "start")
 VLLM = {  # each part is fitted on its own
     (gpu, part): Fit(
         names=tuple(name for name in MOVING[part] if name not in chosen),
@@ -269,6 +275,21 @@ VLLM = {  # each part is fitted on its own
         off=mean_size, least_step=1e-3,
     )
     for gpu, chosen in CHOSEN.items() for part in PARTS
+}  # fmt: skip
+# Kinds that most models do not need, each with constants of its own. In fp8, tiles have 256 rows,
+# and the corner is that of 16 bits: both were chosen by the fitted half. Where a search ends at no
+# start, we leave it out.
+LATER = {
+    (gpu, kind): Fit(
+        names=FP8_MOVING if kind == "fp8 product" else EXPERTS_MOVING[: 3 + (start > 0)],
+        start=replace(START, p=EFFICIENCY[gpu, "vllm"].p, tile=256) if kind == "fp8 product"
+        else Experts(compute=0.6, memory=0.9, p=1.5, start=start),
+        measured=partial(seconds_of, gpu, (kind,)),
+        law=lambda efficiency, kernels, gpu=gpu: predicted(kernels, gpu, efficiency),
+        off=mean_size, least_step=1e-3,
+    )
+    for gpu in CHOSEN for kind in kinds_of(gpu)[4:]
+    for start in [0.0 if gpu == "l40s" else 2e-5]
 }  # fmt: skip
 
 # ---------------------------------------------------------------------------------- what is printed
@@ -373,6 +394,26 @@ def fit_gpu(gpu: str) -> Efficiency:
     return rounded(replace(replace(VLLM[gpu, "attention"], start=products).search(), **VIDUR))
 
 
+def fit_later(gpu: str) -> dict[str, Constants]:
+    """Of the kinds of LATER, on one GPU."""
+    return {kind: rounded(fit.search()) for (on, kind), fit in LATER.items() if on == gpu}
+
+
+def lines_of_later(gpu: str, found: Mapping[str, Constants]) -> list[Line]:
+    """The rows of experts.EXPERTS and experts.FP8."""
+    lines = []
+    for kind, own in found.items():
+        if kind == "fp8 product":
+            given = {name: getattr(own, name) for name in (*FP8_MOVING, "tile")}
+            same, line = FP8.get(gpu) == given, f'    "{gpu}": {given},\n'.replace("'", '"')
+        else:
+            weights = "fp8" if kind.startswith("fp8") else "bf16"
+            same, line = EXPERTS.get((gpu, weights)) == own, f'    ("{gpu}", "{weights}"): {own},\n'
+        complaint = f"configs/experts.py holds other constants of {gpu}, {kind}"
+        lines.append((line, "" if same else complaint))
+    return lines
+
+
 def fit_reduce(start: int, kernels: Sequence[Kernel]) -> AllReduce:
     """The line through two of these all-reduces with the least mean of absolute log ratios.
 
@@ -424,7 +465,7 @@ def line_of_reduces(link: str, ways: dict[int, tuple[AllReduce, ...]]) -> Line:
 
 
 def errors_of(
-    kernels: Sequence[Kernel], efficiency: Efficiency, ways: dict[int, tuple[AllReduce, ...]]
+    kernels: Sequence[Kernel], efficiency: Constants, ways: dict[int, tuple[AllReduce, ...]]
 ) -> list[float]:
     """By how many percent these kernels, of one kind and GPU, are predicted too slow."""
     if kernels[0].kind == "all-reduce":
@@ -446,22 +487,24 @@ def fit_vllm(directory: Path | None = None) -> list[Line]:
     for gpu in progress(list(CHOSEN), "fitting"):
         link, efficiency = GPUS[gpu].link, fit_gpu(gpu)
         ways = fit_reduces(link, kernels_of(gpu)["all-reduce"][0])
-        full, medians = by_kind(tables, gpu), {}
+        full, medians, later = by_kind(tables, gpu), {}, fit_later(gpu)
         for kind, (fitted, tested) in kernels_of(gpu).items():
             sets = [fitted, large(tested)]
             sets += [large(halves(full[kind])[1])] if tables else []
-            errors = [errors_of(each, efficiency, ways) for each in sets]
+            own = later.get(kind, efficiency)
+            errors = [errors_of(each, own, ways) for each in sets]
             cells = [summary(each) for each in errors]
             rows.append([gpu, kind, len(sets[1]), *(cell for each in cells for cell in each)])
             medians[kind] = cells[1][0]
             of = dict(zip(sets[-1], errors[-1], strict=True))
             for size, own in by_size(kind, sets[-1]).items():
                 sizes.append([gpu, kind, size, len(own), *summary([of[each] for each in own])])
-        each = ", ".join(f"{kind} {median}" for kind, median in medians.items())
+        each = ", ".join(f"{kind} {medians[kind]}" for kind in medians if kind not in later)
         source = f"experiments/fit.py: kernels; median error on other shapes: {each}. Norms:"
         efficiency = replace(efficiency, source=f"{source} Vidur's A100")
         found[gpu] = efficiency
         lines += [line_of(gpu, "vllm", efficiency), line_of_reduces(link, ways)]
+        lines += lines_of_later(gpu, later)
     header = ["GPU", "kernel", "tested", "fitted: median", "p90", "signed"]
     header += ["tested: median", "p90", "signed"]
     header += ["DIR: median", "p90", "signed"] if tables else []
@@ -517,7 +560,7 @@ def main() -> None:
         what, run = FITS[name]
         print(f"\nFitted on {what}:\n")
         lines = run(*given)
-        print("\nIn configs/constants.py, if no other file is named:\n")
+        print("\nIn configs/constants.py (EXPERTS, FP8: experts.py), if no other file is named:\n")
         print(*(line for line, _ in lines), sep="\n")
         complaints += [complaint for _, complaint in lines if complaint]
     if complaints:

@@ -28,16 +28,18 @@ from command.cli import run_main
 from command.flags import Flag
 from configs import GPUS, LINKS, MODELS
 from configs.constants import ALL_REDUCES, EFFICIENCY
+from configs.experts import touched
 from costmodel import CostModel, make_batch
 from experiments import fig7
 from experiments.fit import A6000, L20
 from experiments.lib.flags import start
 from experiments.lib.look import COLOURS, panels, save_figure, use_style
 from experiments.lib.measured_kernels import (
-    SHAPES,
     VALUE_BYTES,
     Kernel,
     halves,
+    kinds_of,
+    of_kind,
     predicted,
     predicted_reduces,
     read_kernels,
@@ -52,7 +54,8 @@ OWNERS = (*TODAY, "a6000", "l20")
 ENOUGH = 64  # tokens: kernels of fewer take little of any iteration
 TITLES = {
     "product": "products", "prefill": "attention of prompts", "decode": "attention of decodes",
-    "all-reduce": "all-reduces",
+    "all-reduce": "all-reduces", "fp8 product": "products in fp8", "experts": "experts",
+    "fp8 experts": "experts in fp8",
 }  # fmt: skip
 PERCENTILES = {"10th percentile": 0.1, "50th percentile": 0.5, "90th percentile": 0.9}
 UNITS = dict.fromkeys(("median error", *PERCENTILES), "%") | {"held out": "kernels"}
@@ -80,33 +83,40 @@ class Priced:
 
 def sheet_seconds(kernel: Kernel) -> float:
     """The longer of FLOPs at the peak and bytes at the bandwidth. Heads have 128 channels."""
-    gpu, shape = GPUS[kernel.gpu], kernel.shape
+    gpu, shape, weights = GPUS[kernel.gpu], kernel.shape, 0
     if kernel.kind == "all-reduce":
         gpus, size = shape
         return size * 2 * (gpus - 1) / gpus / LINKS[gpu.link].bandwidth
-    if kernel.kind == "product":
+    if kernel.kind.endswith("product"):
         rows, outputs, inputs = shape
-        flops, values = 2 * rows * outputs * inputs, rows * (outputs + inputs) + outputs * inputs
+        weights, values = outputs * inputs, rows * (outputs + inputs)
+        flops = 2 * rows * weights
+    elif kernel.kind.endswith("experts"):
+        rows, hidden, width, experts, chosen = shape
+        flops, values = 6 * rows * chosen * hidden * width, 2 * rows * hidden
+        weights = 3 * hidden * width * touched(rows, experts, chosen)
     else:
         count, tokens, heads, kv_heads = shape
         new = tokens if kernel.kind == "prefill" else 1
         pairs = new * (tokens + 1) / 2 if new > 1 else tokens
         flops = 4 * 128 * count * heads * pairs
         values = 2 * 128 * count * (new * heads + tokens * kv_heads)
-    return max(flops / gpu.peak, VALUE_BYTES * values / gpu.bandwidth)
+    less = 2 if kernel.kind.startswith("fp8") else 1  # bytes of a weight, and time to compute
+    size = VALUE_BYTES * (values + weights / less)
+    return max(flops / (less * gpu.peak), size / gpu.bandwidth)
 
 
 def priced(gpu: str) -> dict[str, list[Priced]]:
     """The measured kernels of a GPU, by kind."""
     found = {}
-    for kind in SHAPES:
+    for kind in kinds_of(gpu):
         halved = halves([each for each in read_kernels() if (each.gpu, each.kind) == (gpu, kind)])
         rows = []
         for held_out, half in enumerate(halved):
             if kind == "all-reduce":
                 law = predicted_reduces(half, ALL_REDUCES[GPUS[gpu].link, "vllm"])
             else:
-                law = predicted(half, gpu, EFFICIENCY[gpu, "vllm"])
+                law = predicted(half, gpu, of_kind(gpu, kind))
             for kernel, seconds in zip(half, law, strict=True):
                 rows.append(Priced(kernel, sheet_seconds(kernel), seconds, bool(held_out)))
         found[kind] = sorted(rows, key=lambda row: row.sheet)
@@ -170,8 +180,9 @@ def draw_errors(axes: plt.Axes, rows: Sequence[Priced]) -> None:
 
 
 def draw_gpu(gpu: str, kinds: dict[str, list[Priced]]) -> plt.Figure:
-    figure, grid = panels(2, len(kinds), 5, 4.4, sharex="col")
-    for (above, below), rows in zip(zip(*grid, strict=True), kinds.values(), strict=True):
+    """The kinds that all models need."""
+    figure, grid = panels(2, 4, 5, 4.4, sharex="col")
+    for (above, below), rows in zip(zip(*grid, strict=True), kinds.values(), strict=False):
         draw_times(above, rows)
         draw_errors(below, rows)
         below.set_xlabel("us by the data sheet alone")

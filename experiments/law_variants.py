@@ -39,7 +39,9 @@ TILE_COST = 8.0  # rows and columns that a tile loads cost as much as this many 
 # ------------------------------------------------------------------------------------- other laws
 
 
-def linear_of_best_tile(self: CostModel, tokens: int, inputs: int, outputs: int) -> float:
+def linear_of_best_tile(
+    self: CostModel, tokens: int, inputs: int, outputs: int, fp8: bool = False
+) -> float:
     """The library tries several shapes of tiles, all in whole waves, and takes the fastest."""
     own, gpu = self.efficiency, self.gpu
 

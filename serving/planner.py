@@ -129,9 +129,10 @@ def cache_of_engine(
     """
     model, tp, gpu = cost.model, cost.tp, cost.gpu
     check_number("utilization", utilization, 0, 1)
-    widest = (3 * model.intermediate // tp + 2 * model.hidden) * cost.bytes_per_value
+    each = 3 * model.intermediate // tp + (model.hidden if model.experts else 0)
+    widest = (max(1, model.chosen) * each + 2 * model.hidden) * cost.bytes_per_value
     activations = budget * widest + batch_size * model.vocab_size * LOGIT
-    weights = model.parameters * cost.bytes_per_value / (tp * stages)
+    weights = model.weight_bytes(cost.bytes_per_value) / (tp * stages)
     taken = weights + activations + OUTSIDE[tp * stages > 1] * 2**30
     card = gpu.card or gpu.memory
     free = utilization * (card - taken) if of_free else utilization * card - taken

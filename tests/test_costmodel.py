@@ -58,7 +58,8 @@ def test_padded_to_tiles():
     ("model", "gpu"), [*product(MODELS, ["a6000"]), *product(["llama-13b"], GPUS)]
 )
 def test_more_tokens_never_cost_less(model, gpu):
-    cost = CostModel(MODELS[model], GPUS[gpu])
+    software = "vllm" if MODELS[model].experts else "sarathi"
+    cost = CostModel(MODELS[model], GPUS[gpu], software=software)
     chunks = [cost.seconds(Batch([chunk(length)], [])) for length in range(1, 600)]
     assert all(later > earlier > 0 for earlier, later in pairwise(chunks))
     contexts = [cost.seconds(Batch([], decodes(4, context))) for context in (2, 100, 1000)]

@@ -17,6 +17,7 @@ from configs.constants import (
     constants,
     reduce_seconds,
 )
+from configs.experts import EXPERTS, touched
 from costmodel import ATTENTION_P, DIAGONAL, ENDS, KERNELS, CostModel, make_batch
 from experiments import fit, law_variants
 from experiments.lib import measured_kernels
@@ -24,10 +25,11 @@ from experiments.lib.engines import Priced
 from experiments.lib.measured_kernels import (
     FOLDERS,
     PATH,
-    SHAPES,
     Kernel,
     by_kind,
     halves,
+    kinds_of,
+    of_kind,
     one_layer,
     predicted,
     read_kernels,
@@ -259,6 +261,7 @@ TARGETS = {
     "h100": {"product": 6, "prefill": 5, "decode": 8, "all-reduce": 10},
     "l40s": {"product": 8, "prefill": 6, "decode": 15, "all-reduce": 10},
 }
+LATER = {"experts": 18, "fp8 product": 12, "fp8 experts": 8}  # no target was set: what is reached
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +273,7 @@ def test_the_kernels_are_many_with_their_source(kernels) -> None:
     head = PATH.read_text(encoding="utf-8")[:600]
     assert "Apache License 2.0" in head and "AIConfigurator" in head
     assert {(each.gpu, each.kind) for each in kernels} == {
-        (gpu, kind) for gpu in FOLDERS.values() for kind in SHAPES
+        (gpu, kind) for gpu in FOLDERS.values() for kind in kinds_of(gpu)
     }
     assert len({each[:3] for each in kernels}) == len(kernels) > 5000
 
@@ -281,8 +284,8 @@ def test_medians_on_other_shapes_are_within_their_targets(gpu: str, kernels) -> 
     for kind, own in by_kind(kernels, gpu).items():
         fitted, tested = halves(own)
         assert not {each.shape for each in fitted} & {each.shape for each in tested}
-        errors = fit.errors_of(fit.large(tested), EFFICIENCY[gpu, "vllm"], ways)
-        assert statistics.median(map(abs, errors)) < TARGETS[gpu][kind] + DRAW, kind
+        errors = fit.errors_of(fit.large(tested), of_kind(gpu, kind), ways)
+        assert statistics.median(map(abs, errors)) < (TARGETS[gpu] | LATER)[kind] + DRAW, kind
 
 
 @pytest.mark.slow
@@ -313,7 +316,12 @@ def test_tables_are_read_as_they_were_meant(tmp_path) -> None:
         "prefill_attention": "batch_size,prompt,num_heads,num_kv_heads,ms\n2,64,8,4,0.25\n",
         "decode_attention": "batch_size,context,num_heads,num_kv_heads,ms\n2,64,8,4,0.125\n",
         "all_reduce": "num_gpus,bytes,backend,ms\n2,64,vllm_graph,1\n2,64,vllm_eager,2\n",
+        "gemm_fp8": "m,n,k,ms\n64,1024,2048,0.5\n",
     }
+    tables |= dict.fromkeys(
+        ("experts", "experts_fp8"),
+        "num_tokens,hidden_size,width,num_experts,topk,ms\n64,2048,768,128,8,0.5\n",
+    )
     for folder in FOLDERS:
         (tmp_path / folder).mkdir()
         for name, text in tables.items():
@@ -324,7 +332,43 @@ def test_tables_are_read_as_they_were_meant(tmp_path) -> None:
         ("prefill", (2, 64, 8, 4), 0.25e-3),
         ("decode", (2, 64, 8, 4), 0.125e-3),
         ("all-reduce", (2, 128), 1e-3),
+        ("fp8 product", (64, 1024, 2048), 0.5e-3),
+        ("experts", (64, 2048, 768, 128, 8), 0.5e-3),
+        ("fp8 experts", (64, 2048, 768, 128, 8), 0.5e-3),
     ]
+
+
+def test_a_batch_reads_only_the_experts_that_it_chose() -> None:
+    """One token reads as many as it chooses, many tokens read all, and none is read twice."""
+    model = MODELS["qwen3-30b-a3b"]
+    one, two, many = (touched(tokens, model.experts, model.chosen) for tokens in (1, 2, 4096))
+    assert (one, many) == (pytest.approx(8), pytest.approx(128)) and 15 < two < 16
+    cost = CostModel(model, GPUS["h100"], software="vllm")
+    bytes_read = 3 * 2 * model.hidden * model.intermediate
+    for tokens, read in ((1, one), (64, touched(64, 128, 8))):
+        slope = cost.experts(tokens) - EXPERTS["h100", "bf16"].start
+        assert slope > read * bytes_read / GPUS["h100"].bandwidth
+    halved = CostModel(model, GPUS["h100"], software="vllm", tp=2)
+    assert halved.experts(4096) < 0.6 * cost.experts(4096)
+    routed = cost.linears(64)["ffn_ln1"] + cost.linears(64)["ffn_ln2"]
+    router = cost.linear(64, model.hidden, model.experts)
+    assert routed == pytest.approx(model.n_layer * (cost.experts(64) + router))
+    assert cost.linears(0)["ffn_ln2"] == 0
+
+
+def test_fp8_halves_the_weights_and_what_they_take() -> None:
+    """Of the layers' products, not of the head. With many rows, the inputs' kernel counts."""
+    model = MODELS["llama3.1-8b"]
+    wide, small = (
+        CostModel(replace(model, weights=weights), GPUS["h100"], software="vllm")
+        for weights in ("bf16", "fp8")
+    )
+    assert small.head(8) == wide.head(8) and small.all_reduces(8) == wide.all_reduces(8)
+    layers = model.n_layer * model.layer_weights
+    assert wide.model.weight_bytes() - small.model.weight_bytes() == layers
+    for tokens in (1, 4096):
+        ratio = sum(small.linears(tokens).values()) / sum(wide.linears(tokens).values())
+        assert 0.5 < ratio < 0.9
 
 
 def test_the_thinned_copy_is_a_draw_that_reads_back(kernels, tmp_path, monkeypatch) -> None:
@@ -332,7 +376,8 @@ def test_the_thinned_copy_is_a_draw_that_reads_back(kernels, tmp_path, monkeypat
     monkeypatch.setattr(measured_kernels, "KEPT", 20)
     measured_kernels.thin(kernels)
     drawn = read_kernels()
-    assert len(drawn) == 20 * len(SHAPES) * len(FOLDERS) and set(drawn) <= set(kernels)
+    assert len(drawn) == 20 * sum(len(kinds_of(gpu)) for gpu in FOLDERS.values())
+    assert set(drawn) <= set(kernels)
 
 
 def test_one_law_for_a_kernel_and_for_a_batch() -> None:

@@ -8,6 +8,7 @@ import csv
 import math
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -15,17 +16,21 @@ from typing import NamedTuple
 
 from command.checks import UserError
 from configs import GPUS, ModelConfig
-from configs.constants import AllReduce, Efficiency, reduce_seconds
+from configs.constants import EFFICIENCY, AllReduce, Efficiency, reduce_seconds
+from configs.experts import EXPERTS, FP8, Experts
 from costmodel import CostModel
 from experiments.lib.common import ROOT, write_table
 
 PATH = ROOT / "experiments" / "vllm_kernels.csv"
-# What a shape holds. All heads have 128 channels, all values 2 bytes.
+# What a shape holds. All heads have 128 channels, all values 2 bytes; in fp8, weights have one.
 SHAPES = {
     "product": ("rows", "outputs", "inputs"),
     "prefill": ("batch", "prompt", "heads", "KV heads"),
     "decode": ("batch", "context", "heads", "KV heads"),
     "all-reduce": ("GPUs", "bytes"),
+    "fp8 product": ("rows", "outputs", "inputs"),
+    "experts": ("rows", "hidden", "width", "experts", "chosen"),
+    "fp8 experts": ("rows", "hidden", "width", "experts", "chosen"),
 }
 
 
@@ -39,8 +44,12 @@ class Kernel(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Rows of a product, prompt tokens of a prefill, keys that decodes read."""
-        return self.shape[0] if self.kind == "product" else self.shape[0] * self.shape[1]
+        """Rows of a product or of experts, prompt tokens of a prefill, keys that decodes read."""
+        return self.shape[0] if self.of_weights else self.shape[0] * self.shape[1]
+
+    @property
+    def of_weights(self) -> bool:
+        return SHAPES[self.kind][0] == "rows"
 
 
 @cache
@@ -49,24 +58,37 @@ def one_layer(heads: int, kv_heads: int) -> ModelConfig:
     return ModelConfig("kernel", 1, heads, 128 * heads, 1, 1, 1, n_kv_head=kv_heads)
 
 
-def predicted(kernels: Iterable[Kernel], gpu: str, efficiency: Efficiency) -> list[float]:
-    """Seconds of products and attention kernels on a GPU, with these constants."""
+def predicted(kernels: Iterable[Kernel], gpu: str, efficiency: Efficiency | Experts) -> list[float]:
+    """Seconds of kernels of one GPU that are no all-reduces, with these constants of their kind."""
     models: dict[tuple[int, int], CostModel] = {}
     seconds = []
     for kernel in kernels:
-        shape = kernel.shape
-        heads = shape[2:] if kernel.kind != "product" else (1, 1)
+        shape, fp8 = kernel.shape, kernel.kind.startswith("fp8")
+        if kernel.kind.endswith("experts"):
+            seconds.append(efficiency.seconds(GPUS[gpu], *shape, fp8))
+            continue
+        heads = shape[2:] if not kernel.of_weights else (1, 1)
         if heads not in models:
             models[heads] = CostModel(one_layer(*heads), GPUS[gpu], efficiency)
+            models[heads].fp8 = efficiency
         cost = models[heads]
-        if kernel.kind == "product":
+        if kernel.of_weights:
             rows, outputs, inputs = shape
-            seconds.append(cost.linear(rows, inputs, outputs))
+            seconds.append(cost.linear(rows, inputs, outputs, fp8))
         elif kernel.kind == "prefill":
             seconds.append(cost.prefill_attention([(0, shape[1])] * shape[0]))
         else:
             seconds.append(cost.decode_attention(shape[0], shape[0] * shape[1]))
     return seconds
+
+
+def of_kind(gpu: str, kind: str) -> Efficiency | Experts:
+    """The constants of a kind of kernels in today's vLLM."""
+    weights = "fp8" if kind.startswith("fp8") else "bf16"
+    if kind.endswith("experts"):
+        return EXPERTS[gpu, weights]
+    own = EFFICIENCY[gpu, "vllm"]
+    return replace(own, **FP8[gpu]) if weights == "fp8" else own
 
 
 def predicted_reduces(
@@ -83,6 +105,7 @@ SIZES = (
     ("decode", 0, (1, 2, 16, 64)),
     ("decode", 3, (1, 2, 4, 8)),
     ("all-reduce", 1, (0, 2**16, 2**19, 2**23)),
+    *((kind, 0, (1, 64, 256, 1024, 4096)) for kind in ("fp8 product", "experts", "fp8 experts")),
 )
 
 
@@ -111,7 +134,12 @@ def read_kernels() -> list[Kernel]:
 def by_kind(kernels: Sequence[Kernel], gpu: str) -> dict[str, list[Kernel]]:
     """Those of one GPU."""
     own = [each for each in kernels if each.gpu == gpu]
-    return {kind: [each for each in own if each.kind == kind] for kind in SHAPES}
+    return {kind: [each for each in own if each.kind == kind] for kind in kinds_of(gpu)}
+
+
+def kinds_of(gpu: str) -> list[str]:
+    """Of a GPU's kernels. An A100 computes no fp8."""
+    return [kind for kind in SHAPES if not (gpu == "a100-80gb" and kind.startswith("fp8"))]
 
 
 def parsed(shape: str) -> tuple[int, ...]:
@@ -125,7 +153,7 @@ def halves(kernels: Sequence[Kernel]) -> tuple[list[Kernel], list[Kernel]]:
     one weight matrix have one colour.
     """
     colours: tuple[list[Kernel], list[Kernel]] = ([], [])
-    own = [kernel.shape[kernel.kind == "product" :] for kernel in kernels]
+    own = [kernel.shape[kernel.of_weights :] for kernel in kernels]
     places = [
         {size: place for place, size in enumerate(sorted(set(sizes)))}
         for sizes in zip(*own, strict=True)
@@ -144,6 +172,9 @@ FILES = {
     "prefill_attention": ("prefill", ("batch_size", "prompt", "num_heads", "num_kv_heads")),
     "decode_attention": ("decode", ("batch_size", "context", "num_heads", "num_kv_heads")),
     "all_reduce": ("all-reduce", ("num_gpus", "bytes")),
+    "gemm_fp8": ("fp8 product", ("m", "n", "k")),
+    "experts": ("experts", ("num_tokens", "hidden_size", "width", "num_experts", "topk")),
+    "experts_fp8": ("fp8 experts", ("num_tokens", "hidden_size", "width", "num_experts", "topk")),
 }
 VALUE_BYTES = 2  # what the tables call bytes of an all-reduce are values
 
@@ -153,6 +184,8 @@ def read_tables(directory: Path) -> list[Kernel]:
     kernels = []
     for folder, gpu in FOLDERS.items():
         for name, (kind, columns) in FILES.items():
+            if kind not in kinds_of(gpu):
+                continue
             path = directory / folder / f"{name}.csv"
             try:
                 with open(path, newline="", encoding="utf-8") as file:
@@ -176,18 +209,24 @@ HEAD = """\
 # (github.com/ai-dynamo/aiconfigurator), (c) NVIDIA Corporation & Affiliates, Apache License 2.0.
 # vLLM 0.14 on an A100 SXM 80GB, 0.24 on an H100 SXM and an L40S; bf16, heads of 128 channels.
 # shape: rows x outputs x inputs of a product; batch x prompt, or context, x heads x KV heads of
-# attention; GPUs x bytes of an all-reduce in a CUDA graph.
+# attention; GPUs x bytes of an all-reduce in a CUDA graph; rows x hidden x H2 of an expert on this
+# GPU x experts x experts of a token. fp8 products: Cutlass; inputs turned to fp8 first. Experts:
+# Triton; gated; in fp8, a scale for each block of 128; tokens by a power law of 1.01.
 """
 KEPT = 600  # of each kind on each GPU, at most
 
 
 def thin(kernels: Sequence[Kernel]) -> None:
     """Write the committed copy: a seeded draw of each kind on each GPU."""
-    draw = random.Random(0)
+    draws = [
+        random.Random(0),
+        random.Random(1),
+    ]  # the kinds of the first draw; those that came later
     rows = []
     for gpu in FOLDERS.values():
-        for kind in SHAPES:
+        for kind in kinds_of(gpu):
             own = [each for each in kernels if (each.gpu, each.kind) == (gpu, kind)]
+            draw = draws["fp8" in kind or "experts" in kind]
             for kernel in sorted(draw.sample(own, min(KEPT, len(own)))):
                 rows.append([gpu, kind, "x".join(map(str, kernel.shape)), 1e6 * kernel.seconds])
     write_table(PATH, ["gpu", "kind", "shape", "us"], rows, HEAD)
