@@ -91,6 +91,7 @@ PRICED = ("host_time", "memory_utilization", "cache_tokens", "anchor", "dollars_
 FLAGS = {
     "model": Flag("model: a name of configs.MODELS, a folder with a config.json, or a hub id that"
                   " is on disk", "mistral-7b"),
+    "weights": Flag("", shown="as in config.json, or bf16", choices=("bf16", "fp8")),
     "gpu": Flag(f"GPU, one of {', '.join(GPUS)}, or here: this machine", shown="a100-80gb"),
     "gpu_spec": Flag(),
     "tp": Flag("", 1),
@@ -249,7 +250,8 @@ def read_options(arguments: Sequence[str] | None = None) -> Namespace:
 
 def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:
     """The question, and why some layouts are left out. All mistakes of the user's are said here."""
-    model, (name, requests, from_file) = model_of(options.model), requests_of(options)
+    model = model_of(options.model, options.weights)
+    name, requests, from_file = requests_of(options)
     place = options.tp, options.pp
     check_together(options)
     if options.gpu == HERE:

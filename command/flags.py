@@ -192,6 +192,7 @@ TABLE: dict[str, dict[str, Kind]] = {
         "linear-overhead": Kind("US", "us more for each linear operator", Range(0, 10**6)),
         "attention-share": Kind("X", "share of peak that prefill attention reaches", SHARE),
         "noise": Kind("X", "relative standard deviation of a batch's seconds", Range(0, 1, False)),
+        "weights": Kind("FORMAT", "format of the weights: bf16, or fp8 (priced only)"),
         "host-time": Kind("NAME", "whose host prepares each iteration"),
         "memory-utilization": Kind("X", "share of each GPU's memory that an engine takes", SHARE),
         "cache-tokens": Kind("N", "tokens of cache of all requests together", TOKENS),

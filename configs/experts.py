@@ -12,6 +12,7 @@ Fitted by experiments/fit.py to half of the public kernels (experiments/lib/meas
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from command.checks import UserError
 from configs import GPU, ModelConfig
@@ -98,9 +99,7 @@ def experts_and_fp8(
         )
     owner, seconds = owner_of(gpu.name, "vllm", gpu.generation), None
     if model.experts:
-        shape = model.hidden, model.intermediate // tp, model.experts, model.chosen
-
-        def seconds(tokens: int) -> float:
-            return EXPERTS[owner, model.weights].seconds(gpu, tokens, *shape, fp8)
-
+        shape = {"width": model.intermediate // tp, "hidden": model.hidden, "fp8": fp8}
+        shape |= {"experts": model.experts, "chosen": model.chosen}
+        seconds = partial(EXPERTS[owner, model.weights].seconds, gpu, **shape)
     return seconds, replace(EFFICIENCY[owner, "vllm"], **FP8[owner]) if fp8 else None

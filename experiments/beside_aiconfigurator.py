@@ -62,6 +62,7 @@ NAMES = {
     "qwen3-32b": "Qwen/Qwen3-32B",
     "llama3.1-70b": "meta-llama/Meta-Llama-3.1-70B",
 }
+EXPERTS = {"mixtral-8x7b": "mistralai/Mixtral-8x7B-v0.1", "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B"}
 TP = (1, 2, 4, 8)
 LENGTHS = tuple(2**n for n in range(7, 16))  # tokens of a prompt, or of a decode's context
 BATCHES = {"prefill": (1, 2, 4, 8), "decode": (1, 2, 4, 8, 16, 32, 64, 128)}
@@ -78,7 +79,9 @@ OURS = {
 THEIRS = {
     "qkv_gemm": "products", "proj_gemm": "products", "gate_ffn1_gemm": "products",
     "ffn2_gemm": "products", "attention": "attention", "logits_gemm": "others",
-    "add_norm_1": "others", "add_norm_2": "others", "act_gate": "others", "embedding": "others",
+    "router_gemm": "products", "moe": "products", "moe_pre_dispatch": "all-reduces",
+    "moe_post_dispatch": "all-reduces", "add_norm_1": "others", "add_norm_2": "others",
+    "act_gate": "others", "embedding": "others",
     "embedding_ar": "all-reduces", "ar_1": "all-reduces", "ar_2": "all-reduces",
     "p2p": "all-reduces",  # between stages: 0 here
 }  # fmt: skip
@@ -133,10 +136,11 @@ class Row:
 def shapes() -> Iterator[tuple[str, str, int, str, int, int]]:
     """GPU, model, TP, kind, batch and length of all iterations that fit in memory.
 
-    First the grid, then those drawn at random.
+    First the grid, then those drawn at random. Models with experts come last, on an H100 alone.
     """
     dice = random.Random(0)
-    for gpu, model, tp, kind in product(SYSTEMS, NAMES, TP, BATCHES):
+    every = [*product(SYSTEMS, NAMES, TP, BATCHES), *product(["h100"], EXPERTS, TP, BATCHES)]
+    for gpu, model, tp, kind in every:
         room = tokens_that_fit(MODELS[model], GPUS[gpu], tp)
         if kind == "prefill":
             room = min(room, MOST_TOKENS)
@@ -160,6 +164,8 @@ def estimates() -> Iterator[Row]:
     from aiconfigurator.sdk.models import get_model
     from aiconfigurator.sdk.perf_database import get_database_view, get_latest_database_version
 
+    names = NAMES | EXPERTS
+    common.DefaultHFModels |= set(EXPERTS.values())  # it has their config.json
     sessions = {}
     for gpu, model, tp, kind, batch, length in shapes():
         if (gpu, model, tp) not in sessions:
@@ -167,12 +173,15 @@ def estimates() -> Iterator[Row]:
             newest = get_latest_database_version(system=system, backend="vllm")
             config = ModelConfig(
                 tp_size=tp,
+                moe_tp_size=tp,
+                moe_ep_size=1,
+                moe_quant_mode=common.MoEQuantMode.bfloat16,
                 gemm_quant_mode=common.GEMMQuantMode.bfloat16,
                 kvcache_quant_mode=common.KVCacheQuantMode.bfloat16,
                 fmha_quant_mode=common.FMHAQuantMode.bfloat16,
             )
             sessions[gpu, model, tp] = InferenceSession(
-                get_model(NAMES[model], config, "vllm"),
+                get_model(names[model], config, "vllm"),
                 get_database_view(system, "vllm", newest, database_mode="SILICON"),
                 get_backend("vllm"),
             )
@@ -297,10 +306,10 @@ def rows_of(found: Sequence[Comparison], drawn: Sequence[Comparison]) -> Rows:
     return Rows(rows, UNITS)
 
 
-def print_errors(found: Sequence[Comparison], drawn: Sequence[Comparison]) -> None:
+def print_errors(found: Sequence[Comparison], drawn: Sequence[Comparison], of: str = "") -> None:
     """Median and 90th percentile of the error, and the signed median, by what an iteration is.
 
-    found, drawn: as in `rows_of`.
+    found, drawn: as in `rows_of`. of: what kind of models.
     """
     keys: dict[str, Callable[[Row], object]] = {
         "GPU": lambda row: row.gpu,
@@ -317,7 +326,7 @@ def print_errors(found: Sequence[Comparison], drawn: Sequence[Comparison]) -> No
             for value, equal in groups(some, key).items():
                 table.append([kind, name, value, len(equal), *summary(equal)])
     header = ["kind", "by", "value", "rows", "median", "p90", "signed"]
-    print_table(header, table, "Error of whole iterations, ours against AIConfigurator's")
+    print_table(header, table, f"Error of whole iterations{of}, ours against AIConfigurator's")
 
 
 def summary(found: Sequence[Comparison]) -> list[str]:
@@ -364,11 +373,16 @@ def main() -> None:
     if options.collect:
         collect()
         return
-    rows = [row for row in estimated() if not options.quick or row.model == "llama3.1-8b"]
+    every = estimated()
+    rows = [row for row in every if row.model in list(NAMES)[: 1 if options.quick else None]]
     found = compare(row for row in rows if row.on_grid)
     drawn = compare(row for row in rows if not row.on_grid)
     print_errors(found, drawn)
     print_parts(found)
+    experts = compare(row for row in every if row.model in EXPERTS)
+    halves = [[each for each in experts if each.row.on_grid == on] for on in (True, False)]
+    print_errors(*halves, " of models with experts")
+    print_parts(halves[0])
     finish(options.out / f"{NAME}.csv", rows_of(found, drawn), draw)
 
 

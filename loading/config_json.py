@@ -9,6 +9,7 @@ from pathlib import Path
 from command.checks import MOST, UserError
 from configs import ModelConfig
 from loading.files import existing, read_json
+from loading.priced import EXPERTS, KEYS, refused_family, weights_of
 
 ARCHITECTURE = {
     "llama": "LlamaForCausalLM",
@@ -17,6 +18,7 @@ ARCHITECTURE = {
     "qwen3": "Qwen3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
 }
+ARCHITECTURE_PRICED = {"mixtral": "MixtralForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
 
 # our field: (Hugging Face key, value where the key is absent; ... where it may not be absent)
 _ROTARY = {
@@ -62,13 +64,21 @@ ONLY = {
         "add_cross_attention": False,
     },
 }
+# families that are priced, not run; and what their keys must be
+PRICED = {family: _ROTARY | own for family, own in EXPERTS.items()}
+ONLY_PRICED = {
+    "mixtral": {"hidden_act": "silu"},
+    "qwen3_moe": {
+        "hidden_act": "silu", "attention_bias": False, "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
+}  # fmt: skip
 # keys of other families or formats: we accept them only as null, false or 0
 _UNSUPPORTED = (
-    "quantization_config", "compression_config", "rope_interleaved", "use_mrope", "alibi",
-    "attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar",
-    "attention_multiplier", "attention_chunk_size", "no_rope_layers", "clip_qkv", "use_qk_norm",
-    "qk_layernorm", "parallel_attn", "num_experts", "num_local_experts", "is_encoder_decoder",
-    "cross_attention_layers",
+    "rope_interleaved", "use_mrope", "alibi",
+    "query_pre_attn_scalar", "attention_multiplier", "no_rope_layers", "clip_qkv", "use_qk_norm",
+    "qk_layernorm", "parallel_attn", "num_experts", "num_local_experts", "cross_attention_layers",
+    *KEYS,
 )  # fmt: skip
 # we accept these only as 1
 _SCALES = (
@@ -90,23 +100,28 @@ LARGEST_EPS = 1.0  # of a norm: a larger one would outweigh the values
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
-def load_config(directory: str | Path, name: str | None = None) -> ModelConfig:
+def load_config(
+    directory: str | Path, name: str | None = None, priced: bool = False
+) -> ModelConfig:
     """The model's shape, from `directory/config.json`.
 
-    name: of the model; None: the directory's name. Raises UserError for all that we would compute
-    wrongly. The message names the key, its value and what is expected.
+    name: of the model; None: the directory's name. priced: also a model that can be priced, and not
+    run: with experts, fp8 weights, or YaRN. Raises UserError for all that we would compute wrongly.
+    The message names the key, its value and what is expected.
     """
     path = existing(directory, "config.json")
     raw = read_json(path)
     family = raw.get("model_type")
-    if not isinstance(family, str) or family not in FIELDS:
-        raise UserError(f"{path}: model_type is {family!r}; expected one of {', '.join(FIELDS)}")
+    fields = FIELDS | PRICED if priced else FIELDS
+    if not isinstance(family, str) or family not in fields:
+        raise refused_family(path, family, list(fields), not priced)
     for key, (kind, expected) in _KINDS.items():
         if raw.get(key) is not None and not isinstance(raw[key], kind):
             raise UserError(f"{path}: {key} is {raw[key]!r}; expected {expected}")
-    _refuse_unsupported(path, raw, family)
+    weights = weights_of(path, raw) if priced else "bf16"
+    _refuse_unsupported(path, raw, family, priced)
     values = {}
-    for field, (key, default) in FIELDS[family].items():
+    for field, (key, default) in fields[family].items():
         value = raw.get(key)
         if value is None:
             if default is ...:
@@ -118,10 +133,11 @@ def load_config(directory: str | Path, name: str | None = None) -> ModelConfig:
     if family == "gpt2":
         values["intermediate"] = values["intermediate"] or 4 * values["hidden"]
     else:
-        values["rope_theta"], values["rope_scaling"] = _rope(path, raw)
+        values["rope_theta"], values["rope_scaling"], longer = _rope(path, raw, priced)
         values |= {
+            "max_length": longer or values["max_length"],
             "qkv_bias": family == "qwen2",
-            "qk_norm": family == "qwen3",
+            "qk_norm": family in ("qwen3", "qwen3_moe"),
             "window": _window(path, raw, family),
         }
     flavour = "gpt2" if family == "gpt2" else "llama"
@@ -130,26 +146,31 @@ def load_config(directory: str | Path, name: str | None = None) -> ModelConfig:
             name=name or path.parent.resolve().name,
             flavour=flavour,
             source=str(directory),
+            weights=weights,
             **values,
         )
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
 
-def _refuse_unsupported(path: Path, raw: dict, family: str) -> None:
-    for key, wanted in ONLY[family].items():
+def _refuse_unsupported(path: Path, raw: dict, family: str, priced: bool) -> None:
+    for key, wanted in (ONLY | ONLY_PRICED)[family].items():
         if raw.get(key) is not None and raw[key] != wanted:
             raise UserError(f"{path}: {key} is {raw[key]!r}; only {wanted!r} is supported")
+    read = [PRICED[family]["experts"][0]] if family in PRICED else []
+    read += ["quantization_config", "compression_config"] if priced else []
     for key in _UNSUPPORTED:
-        if raw.get(key):
-            raise UserError(f"{path}: {key} is {raw[key]!r}; only null or false is supported")
+        if raw.get(key) and key not in read:
+            why = f": {KEYS[key]}" if key in KEYS else ""
+            raise UserError(f"{path}: {key} is {raw[key]!r}; only null or false is supported{why}")
     for key in _SCALES:
         if raw.get(key) not in (None, 1):
             raise UserError(f"{path}: {key} is {raw[key]!r}; only 1.0 is supported")
-    if raw.get("architectures") and ARCHITECTURE[family] not in raw["architectures"]:
+    only = (ARCHITECTURE | ARCHITECTURE_PRICED)[family]
+    if raw.get("architectures") and only not in raw["architectures"]:
         raise UserError(
-            f"{path}: architectures is {raw['architectures']!r}; for {family} only"
-            f" {ARCHITECTURE[family]} is supported"
+            f"{path}: architectures is {raw['architectures']!r}; for {family} only {only} is"
+            " supported"
         )
     if "AutoModelForCausalLM" in (raw.get("auto_map") or {}):
         raise UserError(
@@ -177,19 +198,29 @@ def _check_value(path: Path, field: str, key: str, value: object) -> None:
         raise UserError(f"{path}: {key} is {value!r}; expected {_expected(field)}")
 
 
-def _rope(path: Path, raw: dict) -> tuple[float, tuple[float, ...] | None]:
-    """The rotary base, and how LLaMA 3.1 stretches the frequencies (or None).
+def _rope(path: Path, raw: dict, priced: bool) -> tuple[float, tuple[float, ...] | None, int]:
+    """The rotary base, how LLaMA 3.1 stretches the frequencies (or None), and YaRN's length (or 0).
 
     In transformers 4 the keys are `rope_theta` and `rope_scaling`. Since transformers 5, both are
     in `rope_parameters`. If a file has both spellings, transformers 5 takes the old one, and so do
-    we. We refuse every other way to stretch.
+    we. YaRN has the price of plain rotary positions. We refuse every other way to stretch.
     """
     key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     rope = raw.get(key) or {}
     kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
+    if kind == "yarn" and priced:
+        old = rope.get(LLAMA3[-1]) or raw.get("max_position_embeddings")
+        for name, value in (("factor", rope.get("factor")), (LLAMA3[-1], old)):
+            _check_value(path, "rope", f"{key}.{name}", value)
+        longer = int(rope["factor"] * old)
+        rope = {name: rope[name] for name in rope if name == "rope_theta"}
+        kind = "default"
+    else:
+        longer = 0
     if kind not in ("default", "llama3"):
         raise UserError(
             f"{path}: {key} has type {kind!r}; only 'default' (or null) and 'llama3' are supported"
+            + (": plan.py prices yarn, and the engine does not run it" if kind == "yarn" else "")
         )
     for name, value in rope.items():
         if (
@@ -203,7 +234,7 @@ def _rope(path: Path, raw: dict) -> tuple[float, tuple[float, ...] | None]:
     theta = 10000.0 if theta is None else theta
     _check_value(path, "rope", "rope_theta", theta)
     if kind == "default":
-        return float(theta), None
+        return float(theta), None, longer
     for name in LLAMA3:
         _check_value(path, "rope", f"{key}.{name}", rope.get(name))
     factor, low, high, length = (float(rope[name]) for name in LLAMA3)
@@ -211,7 +242,7 @@ def _rope(path: Path, raw: dict) -> tuple[float, tuple[float, ...] | None]:
         raise UserError(
             f"{path}: {key}.high_freq_factor is {high}; expected more than low_freq_factor, {low}"
         )
-    return float(theta), (factor, low, high, length)
+    return float(theta), (factor, low, high, length), 0
 
 
 def _window(path: Path, raw: dict, family: str) -> int:
@@ -219,7 +250,7 @@ def _window(path: Path, raw: dict, family: str) -> int:
 
     No sequence may grow longer than that: `load.choose_length` checks it.
     """
-    qwen, types = family in ("qwen2", "qwen3"), raw.get("layer_types") or []
+    qwen, types = family.startswith("qwen"), raw.get("layer_types") or []
     for kind in types:
         if kind not in ("full_attention", "sliding_attention"):
             raise UserError(

@@ -27,6 +27,8 @@ def find_model(name: str) -> tuple[ModelConfig, Path | None]:
     if directory is None:
         if MODELS[name].parallel:
             raise UserError(f"{name} is priced, not run: its attention and FFN are side by side")
+        if MODELS[name].experts:
+            raise UserError(f"{name} is priced, not run: it has experts")
         return MODELS[name], None
     # The name as the user wrote it: in the hub's cache, the directory's name may be a hash.
     own = Path(name).expanduser().resolve().name

@@ -4,6 +4,7 @@ under every policy.
 
 import copy
 import json
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 import torch
 from conftest import assert_within, noise_bound
 
+from command.checks import UserError
+from configs import MODELS
 from engine import LLM, SamplingParams
 from loading.checkpoint import load_config, load_weights, save
 from model import Transformer
@@ -232,6 +235,44 @@ def test_published_configs(model: str, tmp_path: Path) -> None:
     assert config.rope_scaling == ((32.0, 1.0, 4.0, 8192.0) if "3.2" in model else None)
     assert config.window == (4096 if "Mistral" in model else 0)
     assert (config.qkv_bias, config.qk_norm) == ("Qwen2" in model, "Qwen3" in model)
+
+
+FP8_GROUP = {key: {"num_bits": 8, "type": "float"} for key in ("weights", "input_activations")}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        ("mixtral-8x7b", {"model_type": "mixtral", "num_local_experts": 8}, {}),
+        ("qwen3-30b-a3b", {"model_type": "qwen3_moe", "num_experts": 128}, {}),
+        ("qwen3-8b", {"model_type": "qwen3", "quantization_config": {"quant_method": "fp8"}},
+         {"weights": "fp8"}),
+        ("llama3.1-8b", {"model_type": "llama", "rope_scaling": None, "quantization_config": {
+            "quant_method": "compressed-tensors", "config_groups": {"group_0": FP8_GROUP}}},
+         {"weights": "fp8", "rope_scaling": None}),
+        ("qwen3-14b", {"model_type": "qwen3", "rope_scaling": {
+            "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}},
+         {"max_length": 131072}),
+    ],
+)  # fmt: skip
+def test_what_is_priced_and_not_run(
+    name: str, changes: dict, expected: dict, tmp_path: Path
+) -> None:
+    """The row of configs.MODELS comes back. The engine refuses the same file."""
+    model = MODELS[name]
+    raw = {
+        "hidden_act": "silu", "hidden_size": model.hidden, "rms_norm_eps": model.norm_eps,
+        "max_position_embeddings": model.max_length, "num_attention_heads": model.n_head,
+        "num_hidden_layers": model.n_layer, "num_key_value_heads": model.n_kv_head,
+        "num_experts_per_tok": model.chosen, "head_dim": model.head_dim, "vocab_size":
+        model.vocab_size, "rope_theta": model.rope_theta, "intermediate_size": model.intermediate,
+        "moe_intermediate_size": model.intermediate, "sliding_window": None,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(raw | changes))
+    found = load_config(tmp_path, name, priced=True)
+    assert found == replace(model, source=found.source, **expected)
+    with pytest.raises(UserError, match=r"plan\.py prices"):
+        load_config(tmp_path, name)
 
 
 def with_config(directory: Path, case: str, **changes) -> Path:

@@ -22,15 +22,25 @@ NOT_LOAD = ("tbt_slo", "ttft_slo", "slo", "attainment", "dollars_per_gpu_hour", 
 PAIR = re.compile(r"([0-9]{1,7}):([0-9]{1,7})")
 
 
-def model_of(name: str) -> ModelConfig:
-    """A model of the table, of a folder, or of the hub's files that are on this disk."""
+def model_of(name: str, weights: str | None = None) -> ModelConfig:
+    """A model of the table, of a folder, or of the hub's files that are on this disk.
+
+    weights: their format, if it is not the one of the table or of config.json.
+    """
+    model = model_named(name)
+    if weights in (None, model.weights):
+        return model
+    return replace(model, weights=weights, name=f"{model.name}-{weights}")
+
+
+def model_named(name: str) -> ModelConfig:
     if name in MODELS:
         return MODELS[name]
     folder = Path(name).expanduser()
     if not folder.is_dir() and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
         folder = on_disk(name)
     if folder is not None and folder.is_dir():
-        return load_config(folder, Path(name).name)
+        return load_config(folder, Path(name).name, priced=True)
     raise UserError(
         f"--model {name!r} is no folder with a config.json, no hub id that is on this disk, and no"
         f" name of configs.MODELS: {', '.join(MODELS)}{did_you_mean(name, MODELS)}"
