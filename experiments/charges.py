@@ -189,7 +189,7 @@ def errors() -> list[str]:
     lines = []
     for gpu, kinds in found.items():
         cells = [f"{kind} {law_kernels.median_error(rows):.1f} %" for kind, rows in kinds.items()]
-        lines.append(f"{gpu:9}: {', '.join(cells)}")
+        lines += [f"{gpu:9}: {', '.join(cells[:4])}", 11 * " " + ", ".join(cells[4:])]
     lines.append(f"signed: {', '.join(found)}")
     for kind, group in WHERE:
         cells = []
