@@ -15,29 +15,19 @@ EXPERTS: dict[str, dict[str, tuple[str, object]]] = {
         "intermediate": ("moe_intermediate_size", ...), "head_dim": ("head_dim", ...),
     },
 }  # fmt: skip
-# family -> why neither the engine nor the planner knows it
+# why neither the engine nor the planner knows some families, and these
 REASONS: dict[str, str] = {
-    **dict.fromkeys(
-        ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "longcat_flash"),
-        "its attention keeps one latent for all heads (MLA), whose kernels are not priced",
-    ),
-    **dict.fromkeys(
-        ("mamba", "mamba2", "jamba", "bamba", "falcon_h1", "nemotron_h", "qwen3_next", "zamba2"),
-        "some of its layers keep a state in place of keys and values",
-    ),
-    **dict.fromkeys(
-        ("gemma2", "gemma3", "gemma3_text", "gpt_oss", "cohere2"),
-        "some of its layers see a window, others all: the cache of each kind is not priced",
-    ),
-    **dict.fromkeys(
-        ("qwen2_moe", "deepseek", "glm4_moe", "llama4", "llama4_text", "dbrx", "olmoe", "phimoe"),
-        "its experts are not as Mixtral's or Qwen3's: shared ones, other layers, or no such config",
-    ),
-    **dict.fromkeys(("t5", "bart", "mbart", "whisper"), "it has an encoder"),
-    **dict.fromkeys(
-        ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "mllama"), "it also reads pictures"
-    ),
-}
+    "its attention keeps one latent for all heads (MLA), whose kernels are not priced":
+        "deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 longcat_flash",
+    "some of its layers keep a state in place of keys and values":
+        "mamba mamba2 jamba bamba falcon_h1 nemotron_h qwen3_next zamba2",
+    "some of its layers see a window, others all: the cache of each kind is not priced":
+        "gemma2 gemma3 gemma3_text gpt_oss cohere2",
+    "its experts are not as Mixtral's or Qwen3's: shared ones, other layers, or no such config":
+        "qwen2_moe deepseek glm4_moe llama4 llama4_text dbrx olmoe phimoe",
+    "it has an encoder": "t5 bart mbart whisper",
+    "it also reads pictures": "llava qwen2_vl qwen2_5_vl qwen3_vl mllama",
+}  # fmt: skip
 # key of config.json -> why it may only be null or false
 KEYS: dict[str, str] = {
     "kv_lora_rank": "one latent for all heads (MLA), whose kernels are not priced",
@@ -56,8 +46,9 @@ def refused_family(path: Path, family: object, known: list[str], run: bool) -> U
     said = f"{path}: model_type is {family!r}; expected one of {', '.join(known)}"
     if not isinstance(family, str):
         return UserError(said)
-    why = "it has experts, which plan.py prices and the engine does not run"
-    why = why if run and family in EXPERTS else REASONS.get(family)
+    why = next((why for why, families in REASONS.items() if family in families.split()), "")
+    if run and family in EXPERTS:
+        why = "it has experts, which plan.py prices and the engine does not run"
     return UserError(f"{said}: {why}" if why else said)
 
 
