@@ -3,7 +3,7 @@ to it.
 """
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise, product
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from batch import Batch, Chunk, Request
 from command.checks import UserError
 from configs import GPUS, LINKS, MODELS
+from configs.experts import EXPERTS, touched
 from configs.hosts import HOSTS, Host
 from costmodel import EFFICIENCY, TILE, CostModel, padded, tokens_that_fit
 from experiments import fit, serve_phases
@@ -122,6 +123,39 @@ def test_known_hosts():
     assert some - none == pytest.approx(5 * HOSTS["vllm-2024"].around(0.0, 1))
     with pytest.raises(UserError, match="host .*'vllm'.*vllm-2024"):
         simulate([], host="vllm")
+
+
+def test_a_batch_reads_only_the_experts_that_it_chose() -> None:
+    """One token reads as many as it chooses, many tokens read all, and none is read twice."""
+    model = MODELS["qwen3-30b-a3b"]
+    one, two, many = (touched(tokens, model.experts, model.chosen) for tokens in (1, 2, 4096))
+    assert (one, many) == (pytest.approx(8), pytest.approx(128)) and 15 < two < 16
+    cost = CostModel(model, GPUS["h100"], software="vllm")
+    bytes_read = 3 * 2 * model.hidden * model.intermediate
+    for tokens, read in ((1, one), (64, touched(64, 128, 8))):
+        slope = cost.experts(tokens) - EXPERTS["h100", "bf16"].start
+        assert slope > read * bytes_read / GPUS["h100"].bandwidth
+    halved = CostModel(model, GPUS["h100"], software="vllm", tp=2)
+    assert halved.experts(4096) < 0.6 * cost.experts(4096)
+    routed = cost.linears(64)["ffn_ln1"] + cost.linears(64)["ffn_ln2"]
+    router = cost.linear(64, model.hidden, model.experts)
+    assert routed == pytest.approx(model.n_layer * (cost.experts(64) + router))
+    assert cost.linears(0)["ffn_ln2"] == 0
+
+
+def test_fp8_halves_the_weights_and_what_they_take() -> None:
+    """Of the layers' products, not of the head. With many rows, the inputs' kernel counts."""
+    model = MODELS["llama3.1-8b"]
+    wide, small = (
+        CostModel(replace(model, weights=weights), GPUS["h100"], software="vllm")
+        for weights in ("bf16", "fp8")
+    )
+    assert small.head(8) == wide.head(8) and small.all_reduces(8) == wide.all_reduces(8)
+    layers = model.n_layer * model.layer_weights
+    assert wide.model.weight_bytes() - small.model.weight_bytes() == layers
+    for tokens in (1, 4096):
+        ratio = sum(small.linears(tokens).values()) / sum(wide.linears(tokens).values())
+        assert 0.5 < ratio < 0.9
 
 
 def test_logits_only_for_sampled_rows(cost):

@@ -17,7 +17,6 @@ from configs.constants import (
     constants,
     reduce_seconds,
 )
-from configs.experts import EXPERTS, touched
 from costmodel import ATTENTION_P, DIAGONAL, ENDS, KERNELS, CostModel, make_batch
 from experiments import fit, law_variants
 from experiments.lib import measured_kernels
@@ -336,39 +335,6 @@ def test_tables_are_read_as_they_were_meant(tmp_path) -> None:
         ("experts", (64, 2048, 768, 128, 8), 0.5e-3),
         ("fp8 experts", (64, 2048, 768, 128, 8), 0.5e-3),
     ]
-
-
-def test_a_batch_reads_only_the_experts_that_it_chose() -> None:
-    """One token reads as many as it chooses, many tokens read all, and none is read twice."""
-    model = MODELS["qwen3-30b-a3b"]
-    one, two, many = (touched(tokens, model.experts, model.chosen) for tokens in (1, 2, 4096))
-    assert (one, many) == (pytest.approx(8), pytest.approx(128)) and 15 < two < 16
-    cost = CostModel(model, GPUS["h100"], software="vllm")
-    bytes_read = 3 * 2 * model.hidden * model.intermediate
-    for tokens, read in ((1, one), (64, touched(64, 128, 8))):
-        slope = cost.experts(tokens) - EXPERTS["h100", "bf16"].start
-        assert slope > read * bytes_read / GPUS["h100"].bandwidth
-    halved = CostModel(model, GPUS["h100"], software="vllm", tp=2)
-    assert halved.experts(4096) < 0.6 * cost.experts(4096)
-    routed = cost.linears(64)["ffn_ln1"] + cost.linears(64)["ffn_ln2"]
-    router = cost.linear(64, model.hidden, model.experts)
-    assert routed == pytest.approx(model.n_layer * (cost.experts(64) + router))
-    assert cost.linears(0)["ffn_ln2"] == 0
-
-
-def test_fp8_halves_the_weights_and_what_they_take() -> None:
-    """Of the layers' products, not of the head. With many rows, the inputs' kernel counts."""
-    model = MODELS["llama3.1-8b"]
-    wide, small = (
-        CostModel(replace(model, weights=weights), GPUS["h100"], software="vllm")
-        for weights in ("bf16", "fp8")
-    )
-    assert small.head(8) == wide.head(8) and small.all_reduces(8) == wide.all_reduces(8)
-    layers = model.n_layer * model.layer_weights
-    assert wide.model.weight_bytes() - small.model.weight_bytes() == layers
-    for tokens in (1, 4096):
-        ratio = sum(small.linears(tokens).values()) / sum(wide.linears(tokens).values())
-        assert 0.5 < ratio < 0.9
 
 
 def test_the_thinned_copy_is_a_draw_that_reads_back(kernels, tmp_path, monkeypatch) -> None:
