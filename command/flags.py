@@ -206,7 +206,7 @@ TABLE: dict[str, dict[str, Kind]] = {
         "requests": Kind("N", "number of requests", ITEMS, several=True),
         "table-requests": Kind("N", "requests in each line of the table of options", ITEMS),
         "requests-file": Kind(
-            "FILE", "CSV or JSON file of requests: arrival, prompt, output, tags", Path
+            "FILE", "CSV, JSON or JSONL file of requests: arrival, prompt, output, tags", Path
         ),
         "file": Kind("FILE", "UTF-8 text file with one prompt on each line", Path),
         "lengths": Kind(

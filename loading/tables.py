@@ -1,4 +1,4 @@
-"""The header and the cells of a CSV or JSON file. No torch."""
+"""The header and the cells of a CSV, JSON or JSONL file. No torch."""
 
 import csv
 import io
@@ -10,14 +10,15 @@ from command.cli import read_text
 
 
 def is_json(path: Path | str) -> bool:
-    return isinstance(path, Path | str) and str(path).lower().endswith(".json")
+    """Whether a file has objects: NAME.json, or NAME.jsonl with one on each line."""
+    return isinstance(path, Path | str) and str(path).lower().endswith((".json", ".jsonl"))
 
 
 def read_table(path: Path | str, most: int) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """The header of a CSV file, and of each line below it where it stands, and its cells.
 
-    A JSON file (NAME.json) is a list of objects: their keys are the header, and the values are
-    cells, empty where an object lacks one. most: bytes of the file. Raises UserError.
+    A JSON file is a list of objects: their keys are the header, and the values are cells, empty
+    where an object lacks one. most: bytes of the file. Raises UserError.
     """
     text = read_text(path, most)
     if is_json(path):
@@ -31,19 +32,26 @@ def read_table(path: Path | str, most: int) -> tuple[list[str], list[tuple[str, 
 
 
 def objects(path: Path | str, text: str) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    try:
-        rows = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not a JSON file ({error})") from None
-    if not isinstance(rows, list) or not rows:
-        raise UserError(f"{path}: {shown(rows)} is no list of objects, one for each request")
-    for number, row in enumerate(rows, 1):
+    if str(path).lower().endswith("l"):
+        lines = [(f"line {n}", line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+        rows = [(place, parsed(f"{path}, {place}", line)) for place, line in lines]
+    else:
+        listed = parsed(path, text)
+        if not isinstance(listed, list) or not listed:
+            raise UserError(f"{path}: {shown(listed)} is no list of objects, one for each request")
+        rows = [(f"row {number}", row) for number, row in enumerate(listed, 1)]
+    for place, row in rows:
         if not isinstance(row, dict):
-            raise UserError(
-                f"{path}, row {number}: {shown(row)} is no object with names and values"
-            )
-    header = list(dict.fromkeys(key for row in rows for key in row))
+            raise UserError(f"{path}, {place}: {shown(row)} is no object with names and values")
+    header = list(dict.fromkeys(key for _, row in rows for key in row))
     return header, [
-        (f"row {number}", ["" if row.get(key) is None else str(row[key]) for key in header])
-        for number, row in enumerate(rows, 1)
+        (place, ["" if row.get(key) is None else str(row[key]) for key in header])
+        for place, row in rows
     ]
+
+
+def parsed(where: Path | str, text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not JSON ({error})") from None

@@ -264,24 +264,31 @@ def make_requests(
 
 # ------------------------------------------------------------------------------------------- traces
 
-# What a trace file calls its columns: ours, the Azure LLM inference trace's, Vidur's and
-# Sarathi-Serve's, TD-Pipe's (its benchmark/benchmark_throughput_predict.py reads the last two).
+# What a trace file calls its columns: ours, the Azure LLM inference traces', Vidur's and
+# Sarathi-Serve's, TD-Pipe's (its benchmark/benchmark_throughput_predict.py reads the last two),
+# BurstGPT's (github.com/HPMLL/BurstGPT).
 HEADERS = {
-    "arrival": ("arrival", "TIMESTAMP", "arrived_at"),
-    "prompt": ("prompt_tokens", "ContextTokens", "num_prefill_tokens", "input_token_length"),
-    "output": ("output_tokens", "GeneratedTokens", "num_decode_tokens", "output_token_length"),
-}
+    "arrival": ("arrival", "TIMESTAMP", "arrived_at", "Timestamp"),
+    "prompt": ("prompt_tokens", "ContextTokens", "num_prefill_tokens", "input_token_length",
+               "Request tokens"),
+    "output": ("output_tokens", "GeneratedTokens", "num_decode_tokens", "output_token_length",
+               "Response tokens"),
+}  # fmt: skip
+# Mooncake's (github.com/kvcache-ai/Mooncake, FAST25-release/traces): its times are milliseconds.
+MOONCAKE = {"arrival": ("timestamp",), "prompt": ("input_length",), "output": ("output_length",)}
 
 
 def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
-    """The requests of a CSV or JSON file, in order of arrival. The first one arrives at 0 s.
+    """The requests of a CSV, JSON or JSONL file, in order of arrival. The first arrives at 0 s.
 
     It sorts the lines of a file that has another order, and says so in a line.
-    count: read only so many, the first ones; None: all. The header (in NAME.json: the
-    objects' names) has three columns, see HEADERS. If a JSON file has no arrivals, all requests
+    count: read only so many, the first ones; None: all. The header (in NAME.json and NAME.jsonl:
+    the objects' names) has three columns, see HEADERS. If objects have no arrivals, all requests
     come at once. All other columns are the request's tags: their names and texts, for a policy
-    that reads them. Arrivals are seconds, or all of them are dates and times (ISO 8601). Lengths
-    are whole numbers of tokens, at least 1. For a wrong cell, the UserError names file, line (in
+    that reads them. Arrivals are seconds, or all of them are dates and times (ISO 8601). A file
+    with an `input_length` is one of Mooncake's: there they are milliseconds. Lengths are whole
+    numbers of tokens, at least 1. Lines of BurstGPT without tokens are requests that failed: they
+    are left out, and a line says how many. For a wrong cell, the UserError names file, line (in
     JSON: row) and column.
     """
     if count is not None:
@@ -290,6 +297,12 @@ def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
     columns = find_columns(path, header)
     if columns["arrival"][0] == len(header):
         lines = [(place, [*cells, "0"]) for place, cells in lines]
+    if columns["output"][1] == "Response tokens":
+        sizes = [columns[each][0] for each in ("prompt", "output")]
+        kept = [line for line in lines if all(line[1][at : at + 1] != ["0"] for at in sizes)]
+        if len(kept) < len(lines):
+            print(f"{path}: left out {len(lines) - len(kept)} of {len(lines)} requests: no tokens")
+        lines = kept
     if not lines:
         raise UserError(f"{path}: no requests below the header; a trace needs at least one")
     rows = read_rows(path, columns, lines)
@@ -312,9 +325,9 @@ def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
 
 
 def find_columns(path: Path | str, header: Sequence[str]) -> dict[str, tuple[int, str]]:
-    """Place and name of each of the three columns. A JSON file may have no arrivals."""
+    """Place and name of each of the three columns. A JSON or JSONL file may have no arrivals."""
     found = {}
-    for column, allowed in HEADERS.items():
+    for column, allowed in (MOONCAKE if "input_length" in header else HEADERS).items():
         name = next((name for name in allowed if name in header), None)
         if name is None and column == "arrival" and is_json(path):
             found[column] = len(header), column  # a column more: all come at once
@@ -338,9 +351,11 @@ def read_rows(
         "prompt": length,
         "output": length,
     }
-    place, _ = columns["arrival"]
+    place, name = columns["arrival"]
     _, first = lines[0]
-    if place < len(first) and is_date(first[place]):
+    if name == "timestamp":
+        readers["arrival"] = milliseconds, "a number of milliseconds"
+    elif place < len(first) and is_date(first[place]):
         readers["arrival"] = date, "a date and time, as in the first line"
     rows = []
     for line, cells in lines:
@@ -363,6 +378,11 @@ def number(text: str) -> float:
     if not abs(value) <= LATEST:
         raise ValueError(text)
     return value
+
+
+def milliseconds(text: str) -> float:
+    """Seconds."""
+    return number(text) / 1000
 
 
 def date(text: str) -> float:

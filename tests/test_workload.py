@@ -259,6 +259,40 @@ def test_azures_own_stamps(tmp_path: Path) -> None:
     assert read_trace(path)[1].arrival == pytest.approx(0.052, abs=1e-6)
 
 
+def test_mooncakes_own_lines(tmp_path: Path) -> None:
+    """FAST25-release/traces/conversation_trace.jsonl: times in ms; its blocks are a tag."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text(
+        '{"timestamp": 3000, "input_length": 898, "output_length": 57, "hash_ids": [0, 1496]}\n\n'
+        '{"timestamp": 5999, "input_length": 1053, "output_length": 26, "hash_ids": [0, 7]}\n',
+        encoding="utf-8",
+    )
+    first, second = read_trace(path)
+    assert (first.arrival, second.arrival) == (0, pytest.approx(2.999))
+    assert (len(second.prompt), second.max_tokens) == (1053, 26)
+    assert first.tags == {"hash_ids": "[0, 1496]"}
+    path.write_text('{"arrival": 1, "prompt_tokens": 2, "output_tokens": 3}\n' * 2, "utf-8")
+    assert len(read_trace(path)) == 2
+
+
+@pytest.mark.parametrize("more", ["", "Session ID,Elapsed time,"])
+def test_burstgpts_own_lines(more: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Seconds. Requests that failed have no tokens. Newer files have two columns more."""
+    path, own = tmp_path / "trace.csv", ",9" * more.count(",")
+    lines = [f"Timestamp,{more}Model,Request tokens,Response tokens,Total tokens,Log Type"]
+    for time, prompt, output in ((5, 472, 18), (8, 0, 0), (9, 30, 0), (45, 1087, 230)):
+        total = prompt + output
+        lines.append(f"{time}{own},GPT-4,{prompt},{output},{total},Conversation log")
+    path.write_text("\n".join(lines), encoding="utf-8")
+    found = read_trace(path)
+    assert [(r.arrival, len(r.prompt), r.max_tokens) for r in found] == [
+        (0, 472, 18),
+        (40, 1087, 230),
+    ]
+    assert found[0].tags["Model"] == "GPT-4"
+    assert capsys.readouterr().out == f"{path}: left out 2 of 4 requests: no tokens\n"
+
+
 def test_the_requests_of_td_pipes_artefact(tmp_path: Path) -> None:
     """A list of objects without arrivals; the predictions are tags."""
     path = tmp_path / "mine.json"

@@ -54,8 +54,8 @@ def try_model(max_length: int | None) -> None:
     llm.generate(prompts, SamplingParams(max_tokens=4))
 
 
-def try_trace() -> None:
-    requests = read_trace(Path("requests.csv"))
+def try_trace(name: str) -> None:
+    requests = read_trace(Path(name))
     simulate(at_rate(requests, 1.0), "yi-34b", "a100-80gb", tp=2)
     simulate(requests, "yi-34b", "a100-80gb", tp=2, policy="sarathi_serve")
 
@@ -124,7 +124,7 @@ def model_cases(rng: random.Random, scale: float) -> Iterator[tuple]:
 
 def spoil(name: str, content: bytes, rng: random.Random, scale: float) -> list[Spoiled]:
     """Spoiled forms of a file, by its name."""
-    if name.endswith(".json"):
+    if name.endswith((".json", ".jsonl")):  # one line
         most = {"config.json": 160, "tokenizer.json": 120, "calibration.json": 260}
         count = int(scale * most.get(Path(name).name, 40))
         found = spoil_json(content.decode(), rng, count)
@@ -137,7 +137,11 @@ def spoil(name: str, content: bytes, rng: random.Random, scale: float) -> list[S
 
 def other_cases(rng: random.Random, scale: float) -> Iterator[tuple]:
     """(what, files, special, act) of all other kinds."""
-    kinds = [("requests.csv", text.encode(), try_trace) for text in samples.traces().values()]
+    names = {"mooncake": "requests.jsonl"}
+    kinds = [
+        (name := names.get(form, "requests.csv"), text.encode(), partial(try_trace, name))
+        for form, text in samples.traces().items()
+    ]
     kinds += [
         ("calibration.json", samples.calibration().encode(), try_calibration),
         ("config.json", LLAMA, partial(try_plan, "--model", ".", "--requests-file", "200:20",

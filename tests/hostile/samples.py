@@ -113,7 +113,7 @@ def calibration() -> str:
 
 
 def traces() -> dict[str, str]:
-    """Requests in the headers that are known, with seconds or dates."""
+    """Requests in the headers that are known, with seconds, dates or milliseconds."""
     lines = (ROOT / "experiments" / "azure_conv_2023_sample.csv").read_text("utf-8").splitlines()
     rows = [line.split(",") for line in lines[1:13]]
     dates = [f"2023-11-16 18:15:{number:02d}.680590,20,{10 + number}" for number in range(12)]
@@ -121,6 +121,8 @@ def traces() -> dict[str, str]:
         "vidur": "\n".join(lines[:13]) + "\n",
         "ours": "\n".join(["arrival,prompt_tokens,output_tokens", *map(",".join, rows)]) + "\n",
         "azure": "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *dates]) + "\n",
+        "burstgpt": "\n".join(["Timestamp,Request tokens,Response tokens", *map(",".join, rows)]),
+        "mooncake": '{"timestamp": 27, "input_length": 9, "output_length": 5, "hash_ids": [0]}\n',
     }
 
 
