@@ -42,8 +42,8 @@ from configs.hosts import HOSTS
 from costmodel import SOFTWARE, TILE, CostModel, constants
 from experiments.lib.common import run_jobs
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
-from experiments.lib.flags import WRITES, ScriptParser, make_directory
-from experiments.lib.plan_names import check_together, gpu_of, model_of, requests_of, that_fit
+from experiments.lib.flags import WRITES, ScriptParser, make_directory, model_flag
+from experiments.lib.plan_names import check_together, gpu_of, requests_of, that_fit
 from experiments.lib.plan_report import (
     NAME,
     PARTS,
@@ -61,6 +61,7 @@ from experiments.lib.plan_report import (
 )
 from experiments.lib.plan_slo import SLO_FLAGS, slo_of
 from experiments.lib.study import finish
+from loading.priced import priced_model
 from serving.anchor import anchor_of, scaled
 from serving.calibration import BATCH_SIZE, LENGTH, RESULTS, CalibratedModel, Calibration
 from serving.capacity import MAX_DELAY, Slo
@@ -89,8 +90,7 @@ STDOUT = Path("-")
 # flags of a GPU alone
 PRICED = ("host_time", "memory_utilization", "cache_tokens", "anchor", "dollars_per_gpu_hour")
 FLAGS = {
-    "model": Flag("model: a name of configs.MODELS, a folder with a config.json, or a hub id that"
-                  " is on disk", "mistral-7b"),
+    "model": model_flag("mistral-7b"),
     "weights": Flag("", shown="as in config.json, or bf16", choices=("bf16", "fp8")),
     "gpu": Flag(f"GPU, one of {', '.join(GPUS)}, or here: this machine", shown="a100-80gb"),
     "gpu_spec": Flag(),
@@ -104,8 +104,8 @@ FLAGS = {
     "cache_tokens": Flag("tokens of cache of the replica, instead: of an engine's own log, such as"
                          " \"GPU KV cache size: N tokens\""),
     "calibration": Flag("with --gpu here: the calibration", shown="results/calibration-MODEL.json"),
-    "requests_file": Flag("traffic: a CSV file of arrivals, prompts and outputs; or chat, arxiv, or"
-                          " P:N tokens of every request", shown="chat"),
+    "requests_file": Flag("traffic: a CSV, JSON or JSONL file of arrivals, prompts and outputs; or"
+                          " chat, arxiv, or P:N tokens of every request", shown="chat"),
     "requests": Flag("requests that are drawn, where the traffic is no file", REQUESTS, 256),
     "seed": Flag("seed of all that is drawn at random", 0),
     **SLO_FLAGS,
@@ -250,7 +250,7 @@ def read_options(arguments: Sequence[str] | None = None) -> Namespace:
 
 def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:
     """The question, and why some layouts are left out. All mistakes of the user's are said here."""
-    model = model_of(options.model, options.weights)
+    model = priced_model(options.model, options.weights)
     name, requests, from_file = requests_of(options)
     place = options.tp, options.pp
     check_together(options)

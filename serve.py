@@ -35,8 +35,8 @@ REAL = {"dtype": "auto", "device": "auto", "attention": "auto", "cuda_graphs": "
 
 
 FLAGS = {
-    "model": Flag("model: demo, a Hugging Face directory, or a hub id; with --gpu, a name of"
-                  " configs.MODELS", shown="demo; with --gpu, llama-13b"),
+    "model": Flag("model: demo, a Hugging Face directory, or a hub id; with --gpu, also a"
+                  " name of configs.MODELS", shown="demo; with --gpu, llama-13b"),
     "policy": Flag(f"policy, one of {policy_names()}", "sarathi_serve"),
     "policy_file": Flag(),
     "chunk_size": Flag(default=256),

@@ -8,9 +8,10 @@ from collections.abc import Iterable
 
 from batch import Batch, Request
 from command.checks import lookup
-from configs import GPUS, LINKS, MODELS
+from configs import GPUS, LINKS, ModelConfig
 from configs.hosts import HOSTS
 from costmodel import CostModel
+from loading.priced import priced_model
 from loading.requests import check_requests, listed, refuse_beams
 from loop import Loop, Result
 from scheduler import make_scheduler
@@ -40,16 +41,17 @@ class CostExecutor:
 
 
 def make_cost_model(
-    model: str, gpu: str, tp: int, link: str | None, software: str, host: str = "none"
+    model: str | ModelConfig, gpu: str, tp: int, link: str | None, software: str, host: str = "none"
 ) -> CostModel:
     """Look up model, GPU, link, software and host by name, and price with them.
 
-    link: None is the GPU's own.
+    model: as `priced_model` reads it: also a folder with a config.json. link: None is the GPU's
+    own.
 
     If the software was not measured on this GPU, the model's `guess` says so.
     """
     return CostModel(
-        lookup(MODELS, model, "model"),
+        priced_model(model),
         lookup(GPUS, gpu, "GPU"),
         tp=tp,
         link=None if link is None else lookup(LINKS, link, "link"),
@@ -60,7 +62,7 @@ def make_cost_model(
 
 def simulate(
     requests: Iterable[Request],
-    model: str = "llama-13b",
+    model: str | ModelConfig = "llama-13b",
     gpu: str = "a6000",
     *,
     policy: str = "sarathi",
@@ -86,7 +88,7 @@ def simulate(
     cost_model = make_cost_model(model, gpu, tp, link, software, host)
     requests = listed(requests)
     refuse_beams(requests, "price it with beam.cost.simulate_beams")
-    check_requests(requests, cost_model.model.max_length, model)
+    check_requests(requests, cost_model.model.max_length, cost_model.model.name)
     scheduler = make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)
     trace = run_all(Loop(scheduler, CostExecutor(cost_model)), requests)
     trace.guess = cost_model.guess

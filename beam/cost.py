@@ -15,8 +15,9 @@ from collections.abc import Iterable, Sequence
 from batch import Batch, Chunk, Request, decode_size
 from beam.request import CACHES, STEP, BeamRequest, cached_tokens
 from command.checks import check_whole, lookup
-from configs import GPU, GPUS, LINKS, MODELS, ModelConfig
+from configs import GPU, GPUS, LINKS, ModelConfig
 from costmodel import CostModel
+from loading.priced import priced_model
 from loading.requests import check_requests, listed
 from loop import Loop
 from scheduler import make_scheduler
@@ -203,7 +204,7 @@ def simulate_beams(
     be as long as the model allows, whatever the width is.
     """
     cost_model = BeamCostModel(
-        lookup(MODELS, model, "model"),
+        priced_model(model),
         lookup(GPUS, gpu, "GPU"),
         tp=tp,
         link=lookup(LINKS, link, "link"),
@@ -217,7 +218,7 @@ def simulate_beams(
             check_cache(request.cache)
     # one beam needs as many positions as a request without beams
     single = [Request(r.request_id, r.prompt, r.max_tokens) for r in requests]
-    check_requests(single, cost_model.model.max_length, model)
+    check_requests(single, cost_model.model.max_length, cost_model.model.name)
     scheduler = make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)
     trace = run_all(Loop(scheduler, CostExecutor(cost_model)), requests)
     trace.guess = cost_model.guess

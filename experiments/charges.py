@@ -19,12 +19,13 @@ from configs.constants import SOFTWARE
 from costmodel import KERNELS, CostModel, make_batch
 from experiments import law_kernels
 from experiments.lib.common import paper_numbers
-from experiments.lib.flags import ScriptParser
+from experiments.lib.flags import ScriptParser, model_flag
 from experiments.lib.measured_kernels import by_size, read_kernels
 from experiments.serve_phases import NODE, saturating_tokens
+from loading.priced import priced_model
 
 FLAGS = {
-    "model": Flag(f"model, one of {', '.join(MODELS)}", "llama3.1-8b"),
+    "model": model_flag("llama3.1-8b"),
     "gpu": Flag(f"GPU, one of {', '.join(GPUS)}", "a100-80gb"),
     "software": Flag("software whose constants the cost model takes", "vllm", choices=SOFTWARE),
 }
@@ -220,7 +221,7 @@ def sections(cost: CostModel, software: str) -> dict[str, list[str]]:
 
 def main() -> None:
     options = ScriptParser(__doc__, FLAGS).parse_args()
-    model, gpu = lookup(MODELS, options.model, "model"), lookup(GPUS, options.gpu, "GPU")
+    model, gpu = priced_model(options.model), lookup(GPUS, options.gpu, "GPU")
     cost = CostModel(model, gpu, software=options.software)
     print(f"{model.name} on {gpu.name}, software {options.software}")
     if cost.guess:

@@ -5,8 +5,8 @@ SARATHI leaves this choice to future work (Sec 6).
     python experiments/choose_chunk.py --model llama-13b --gpu a6000 --pd 14 --max-length 1024
     python experiments/choose_chunk.py --pd 14 --max-length 1024 --tbt-slo 100
         no TBT above 100 ms
-    python experiments/choose_chunk.py --model llama-33b --gpu a100-80gb --software sarathi_serve
-        vLLM's kernels on an A100
+    python experiments/choose_chunk.py --model DIR --gpu h100
+        the model of a config.json, with today's vLLM
     python experiments/choose_chunk.py --calibration results/calibration-laptop.json --pd 14
         for the machine that calibrate.py measured
 
@@ -30,13 +30,15 @@ from functools import partial
 from command.checks import UserError, lookup
 from command.cli import run_main
 from command.flags import Flag
-from configs import GPUS, MODELS
+from configs import GPUS
+from configs.constants import EFFICIENCY
 from costmodel import SOFTWARE, TILE, CostModel, requests_that_fit
 from experiments.lib.common import progress
-from experiments.lib.flags import start
+from experiments.lib.flags import model_flag, start
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.steady import Workload, run_priced, split, tokens_per_second
 from experiments.lib.study import Panel, draw_panels, finish
+from loading.priced import priced_model
 from serving.calibration import BATCH_SIZE, CalibratedModel, Calibration
 from serving.engines import engine_flags
 from simulate import CostExecutor
@@ -50,15 +52,16 @@ SHOW = {"xlabel": "chunk size C (tokens)"}
 UNITS = {"throughput": "tokens/s", "gain": "x", "longest TBT": "ms", "chunk size": "tokens"}
 
 KERNELS = (
-    "sarathi (its A6000), sarathi_serve (the kernels of vLLM, on an A100), or td_pipe (an L20)"
+    "sarathi (its A6000), sarathi_serve (the kernels of its vLLM, on an A100), td_pipe (an"
+    " L20), or vllm (today's)"
 )
 FITTING = "as many as fit, by the formula; of a calibration, as many as it measured"
 FLAGS = {
-    "model": Flag(f"model, one of {', '.join(MODELS)}", shown="llama-13b"),
+    "model": model_flag(shown="llama-13b"),
     "gpu": Flag(f"GPU, one of {', '.join(GPUS)}", shown="a6000"),
     "software": Flag(
         f"software whose efficiency the cost model takes: {KERNELS}",
-        shown="sarathi",
+        shown="sarathi for an a6000, which it was fitted to; else vllm",
         choices=SOFTWARE,
     ),
     "calibration": Flag("calibration of a machine, made by calibrate.py, in place of --gpu"),
@@ -161,12 +164,18 @@ def print_choice(rows: Rows, best: Row, free: Row, baseline: Row, work: Workload
 # -------------------------------------------------------------------------------------------- flags
 
 
+def software_of(options: Namespace) -> str:
+    """SARATHI's on the GPU that it was fitted to; on all others today's vLLM."""
+    fitted = (options.gpu or "a6000", "sarathi") in EFFICIENCY
+    return options.software or ("sarathi" if fitted else "vllm")
+
+
 def cost_model(options: Namespace) -> CostModel:
     """The cost model of the named model and GPU, or of the machine that was calibrated."""
     if options.calibration is None:
-        model = lookup(MODELS, options.model or "llama-13b", "model")
+        model = priced_model(options.model or "llama-13b")
         gpu = lookup(GPUS, options.gpu or "a6000", "GPU")
-        return CostModel(model, gpu, software=options.software or "sarathi")
+        return CostModel(model, gpu, software=software_of(options))
     calibration = Calibration.read(options.calibration)
     for flag, value in (("--gpu", options.gpu), ("--software", options.software)):
         if value is not None:
@@ -232,7 +241,7 @@ def main() -> None:
     rows = rows_of(cost, work, choices, baseline)
     chosen, free = (rows[choices.index(each)] for each in (best, choose(choices)))
     shape = "L = {L}, P:D = {P}:{D}, B = {B}".format(**chosen)
-    constants = f"constants of {options.software or 'sarathi'}"
+    constants = f"constants of {software_of(options)}"
     constants = "this machine's calibration" if options.calibration else constants
     title = f"{cost.model.name} on {cost.gpu.name}, {shape}"
     print(f"\n{title}: predicted by the cost model with {constants}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from command.checks import MOST, UserError
 from configs import ModelConfig
 from loading.files import existing, read_json
-from loading.priced import EXPERTS, KEYS, refused_family, weights_of
+from loading.kinds import EXPERTS, KEYS, refused_family, weights_of
 
 ARCHITECTURE = {
     "llama": "LlamaForCausalLM",

@@ -123,7 +123,7 @@ def simulate_pipeline(
         seconds_of=seconds_of_rows(cost_model), rules=rules, cost=lambda batch: sum(costs(batch)),
     )  # fmt: skip
     requests = listed(requests)
-    check_requests(requests, cost_model.model.max_length, model)
+    check_requests(requests, cost_model.model.max_length, cost_model.model.name)
     for request in sorted(requests, key=lambda request: request.arrival):
         filled.add(request)
     way = Hop.over(lookup(LINKS, hop, "link"), cost_model) if hop is not None else None

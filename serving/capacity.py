@@ -31,9 +31,10 @@ import numpy as np
 
 from batch import LATEST, Batch, Request
 from command.checks import UserError, check_number, check_whole, lookup
-from configs import GPUS, LINKS, MODELS
+from configs import GPUS, LINKS
 from configs.hosts import HOSTS
 from costmodel import TILE, CostModel, make_batch, tokens_that_fit
+from loading.priced import priced_model
 from pipeline import Hop, StageCosts, even_layers, simulate_pipeline
 from serving.traffic import FASTEST
 from simulate import make_cost_model, simulate
@@ -71,7 +72,7 @@ class Deployment:
     host: str = "none"  # of HOSTS; a pipeline's first stage waits for it
 
     def __post_init__(self) -> None:
-        lookup(MODELS, self.model, "model")
+        priced_model(self.model)
         lookup(GPUS, self.gpu, "GPU")
         for link in (self.link, self.hop):
             lookup(LINKS, link, "link")
@@ -98,7 +99,7 @@ class Deployment:
         """Of all requests together. Each stage holds the keys and values of its own layers."""
         gpu = GPUS[self.gpu]
         return tokens_that_fit(
-            MODELS[self.model], replace(gpu, memory=self.stages * gpu.memory), self.tp
+            priced_model(self.model), replace(gpu, memory=self.stages * gpu.memory), self.tp
         )
 
     def passage(self, batch: Batch) -> float:

@@ -113,6 +113,12 @@ def test_software_brings_its_own_efficiency(tmp_path):
     assert gains["sarathi"] != gains["sarathi_serve"]
 
 
+def test_a_gpu_of_today_has_todays_software(tmp_path):
+    flags = ["--quick", "--gpu", "h100", "--max-batch-size", 8, "--max-length", 256]
+    said = ran(choose_chunk, *flags, "--model", "gpt2", "--out", tmp_path)
+    assert "constants of vllm\n" in said and "A guess" not in said
+
+
 def test_batch_size_from_memory_and_bound(tmp_path):
     said = ran(choose_chunk, "--quick", "--tbt-slo", 100, "--out", tmp_path)
     for sentence in ("B = 26", "leaves nothing for activations", "The bound costs"):

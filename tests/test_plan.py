@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -23,10 +23,12 @@ from conftest import call
 
 import plan
 from batch import Request
+from beam.cost import simulate_beams
 from command.checks import UserError
 from configs import GPUS, MODELS
 from configs.hosts import HOSTS
 from costmodel import CostModel, make_batch, tokens_that_fit
+from experiments.lib.engines import Priced
 from experiments.lib.plan_report import (
     ROUGHLY,
     engine_lines,
@@ -37,11 +39,13 @@ from experiments.lib.plan_report import (
 )
 from experiments.lib.plan_slo import slo_of
 from experiments.lib.rows import read_rows
+from pipeline import simulate_pipeline
 from serving import comparison
 from serving.capacity import (
     PER_REQUEST,
     PERCENTS,
     Bound,
+    Deployment,
     Load,
     Slo,
     capacity,
@@ -66,8 +70,10 @@ from serving.planner import (
     throughput,
 )
 from serving.traffic import Fixed, at_rate, make_requests, poisson, read_trace
+from simulate import simulate
 from tests import warm
 from timeline import Trace
+from web.priced import PricedEngine
 
 ROOT = Path(__file__).parent.parent
 TRACE = ROOT / "experiments" / "azure_conv_2023_sample.csv"
@@ -116,7 +122,7 @@ def drawn(count: int, seed: int = 0) -> Traffic:
 
 
 def replica(llama: Path, gpu: str = "a100-80gb", tp: int = 1, stages: int = 1) -> Replica:
-    model = plan.model_of(str(llama))
+    model = plan.priced_model(str(llama))
     cost = CostModel(model, GPUS[gpu], tp=tp, software="vllm")
     memory = tokens_that_fit(model, GPUS[gpu], tp) * stages
     return Replica(cost, 256, memory, stages)
@@ -440,24 +446,39 @@ def test_few_requests_are_said_to_be_few(
 
 
 def test_a_config_of_one_s_own_needs_no_torch(llama: Path) -> None:
-    model = plan.model_of(str(llama))
+    model = plan.priced_model(str(llama))
     assert (model.n_layer, model.n_kv_head, model.hidden) == (32, 8, 4096)
     assert model.parameters == pytest.approx(8.03e9, rel=0.001)
-    code = f"import sys, plan; plan.model_of({str(llama)!r}); print('torch' in sys.modules)"
+    code = f"import sys, plan; plan.priced_model({str(llama)!r}); print('torch' in sys.modules)"
     done = warm.fresh("-c", code)
     assert done.stdout == "False\n", done.stderr
+
+
+def test_a_config_of_ones_own_is_priced_everywhere(llama: Path) -> None:
+    """As the same shape of the table is."""
+    ways = (simulate, simulate_beams, partial(simulate_pipeline, stages=2))
+    own, other = (
+        (
+            *(way([Request(0, range(99), 9)], name, "h100").seconds for way in ways),
+            Deployment(name).cache_tokens,
+            PricedEngine(name, "h100").max_batch_size,
+            Priced(name, "h100").seconds(make_batch(decodes=9, context=50)),
+        )
+        for name in (str(llama), "llama3.1-8b")
+    )
+    assert own == other
 
 
 def test_a_hub_id_that_is_on_disk(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(UserError, match="'meta/Llama-3' is no folder .* no hub id that is on this"):
-        plan.model_of("meta/Llama-3")
+    with pytest.raises(UserError, match="'meta/Llama-3': give a .* a hub id that is on this"):
+        plan.priced_model("meta/Llama-3")
     folder = tmp_path / "models--meta--Llama-3" / "snapshots" / "abc"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(LLAMA3))
-    assert plan.model_of("meta/Llama-3").name == "Llama-3"
+    assert plan.priced_model("meta/Llama-3").name == "Llama-3"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows finds a home otherwise")
@@ -466,8 +487,8 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOME", "HF_HOME", "HF_HUB_CACHE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", mock.Mock(side_effect=KeyError))
-    with pytest.raises(UserError, match="'meta/Llama-3' is no folder .* no hub id that is on this"):
-        plan.model_of("meta/Llama-3")
+    with pytest.raises(UserError, match="'meta/Llama-3': give a .* a hub id that is on this"):
+        plan.priced_model("meta/Llama-3")
 
 
 def test_a_gpu_of_ones_own() -> None:

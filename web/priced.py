@@ -106,13 +106,14 @@ class PricedEngine:
             max_batch_size = min(requests_that_fit(config, memory, self.max_length), MOST_SLOTS)
             if not max_batch_size:
                 raise UserError(
-                    f"{model} does not fit {where} with a request of {self.max_length} tokens: give"
-                    " more tp, a smaller max_length, or a max_batch_size, which asks for no memory"
+                    f"{config.name} does not fit {where} with a request of {self.max_length}"
+                    " tokens: give more tp, a smaller max_length, or a max_batch_size, which asks"
+                    " for no memory"
                 )
-        self.name, self.vocab_size = model, config.vocab_size
+        self.name, self.vocab_size = config.name, config.vocab_size
         self.policy, self.chunk_size = policy, chunk_size
         self.max_batch_size, self.cache_tokens = max_batch_size, cache_tokens
-        self.description = f"{model} on {where}, predicted by the cost model ({software})"
+        self.description = f"{config.name} on {where}, predicted by the cost model ({software})"
         self.tokenizer, self.clock = Placeholders(), clock or Clock()
         self.scheduler(policy, chunk_size)  # complains at once
 

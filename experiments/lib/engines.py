@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING
 
 from batch import Batch, Request
 from command.checks import lookup
-from configs import GPUS, MODELS, ModelConfig
+from configs import GPUS, ModelConfig
 from configs.constants import EFFICIENCY
 from costmodel import CostModel
 from experiments.lib import measuring, steady
 from experiments.lib.common import progress, run_jobs
 from experiments.lib.rows import SPREAD, Row
 from experiments.lib.steady import Workload
+from loading.priced import priced_model
 from simulate import CostExecutor
 from timeline import Trace
 
@@ -66,7 +67,7 @@ class Priced:
     source = "predicted"
 
     def __init__(self, model: str | ModelConfig, gpu: str, **options: object) -> None:
-        self.config = lookup(MODELS, model, "model") if isinstance(model, str) else model
+        self.config = priced_model(model)
         self.model, self.options = self.config.name, options
         self.hardware = gpu
         lookup(GPUS, gpu, "GPU")

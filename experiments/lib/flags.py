@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from command.checks import MOST
 from command.flags import Flag, Parser
+from configs import MODELS
 from experiments.lib import common
 from experiments.lib.common import ROOT
 from experiments.lib.rows import make_directory
@@ -38,6 +39,12 @@ WRITES = {
     "quick": Flag(),
     "force": Flag(),
 }
+
+
+def model_flag(default: str | None = None, shown: str = "") -> Flag:
+    """Of what is priced, not run: `loading.priced.priced_model` reads it."""
+    words = f"one of {', '.join(MODELS)}; or a folder with a config.json, or a hub id on this disk"
+    return Flag(f"model: {words}", default, shown=shown)
 
 
 class ScriptParser(Parser):

@@ -1,7 +1,6 @@
-"""What the user of plan.py names: a model, a GPU, requests. Raises UserError where it is none."""
+"""What the user of plan.py names: a GPU, requests. Raises UserError where it is none."""
 
 import math
-import os
 import re
 from argparse import Namespace
 from collections.abc import Sequence
@@ -10,9 +9,8 @@ from pathlib import Path
 
 from batch import Request
 from command.checks import UserError, did_you_mean, lookup
-from configs import GPU, GPUS, MODELS, ModelConfig
+from configs import GPU, GPUS
 from experiments.lib.papers import ARXIV, CHAT
-from loading.config_json import load_config
 from serving.calibration import LENGTH, CalibratedModel
 from serving.planner import Replica
 from serving.traffic import Fixed, make_requests, poisson, read_trace
@@ -20,41 +18,6 @@ from serving.traffic import Fixed, make_requests, poisson, read_trace
 DATASETS = {data.name: data for data in (CHAT, ARXIV)}
 NOT_LOAD = ("tbt_slo", "ttft_slo", "slo", "attainment", "dollars_per_gpu_hour", "rate")
 PAIR = re.compile(r"([0-9]{1,7}):([0-9]{1,7})")
-
-
-def model_of(name: str, weights: str | None = None) -> ModelConfig:
-    """A model of the table, of a folder, or of the hub's files that are on this disk.
-
-    weights: their format, if it is not the one of the table or of config.json.
-    """
-    model = model_named(name)
-    if weights in (None, model.weights):
-        return model
-    return replace(model, weights=weights, name=f"{model.name}-{weights}")
-
-
-def model_named(name: str) -> ModelConfig:
-    if name in MODELS:
-        return MODELS[name]
-    folder = Path(name).expanduser()
-    if not folder.is_dir() and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
-        folder = on_disk(name)
-    if folder is not None and folder.is_dir():
-        return load_config(folder, Path(name).name, priced=True)
-    raise UserError(
-        f"--model {name!r} is no folder with a config.json, no hub id that is on this disk, and no"
-        f" name of configs.MODELS: {', '.join(MODELS)}{did_you_mean(name, MODELS)}"
-    )
-
-
-def on_disk(hub_id: str) -> Path | None:
-    """Where the hub's client keeps the newest files of a model; None: nowhere."""
-    # os.path's: a user without a home has no such file, and is no error
-    home = os.environ.get("HF_HOME", os.path.expanduser("~/.cache/huggingface"))
-    cache = Path(os.environ.get("HF_HUB_CACHE", Path(home) / "hub"))
-    found = cache.glob(f"models--{hub_id.replace('/', '--')}/snapshots/*/config.json")
-    newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
-    return None if newest is None else newest.parent
 
 
 def gpu_of(options: Namespace) -> tuple[GPU, str]:
@@ -92,8 +55,8 @@ def requests_of(options: Namespace) -> tuple[str, list[Request], bool]:
         return word, make_requests(poisson(count, 1.0, options.seed), prompt, output), False
     if not path.exists() and not path.suffix:
         raise UserError(
-            f"--requests-file {word!r} is no file: give a CSV file, {', '.join(DATASETS)}, or P:N"
-            f" tokens, such as 1000:200{did_you_mean(word, DATASETS)}"
+            f"--requests-file {word!r} is no file: give a CSV, JSON or JSONL file,"
+            f" {', '.join(DATASETS)}, or P:N tokens, such as 1000:200{did_you_mean(word, DATASETS)}"
         )
     return path.name, read_trace(path), True
 
@@ -115,7 +78,8 @@ def that_fit(requests: Sequence[Request], replica: Replica, budget: int) -> list
             f" longer than {most} tokens"
         )
     if not fitting:
-        raise UserError(f"no request is short enough: {model.name} here allows {most} tokens")
+        whose = "--cache-tokens" if most == replica.cache_tokens else f"{model.name} here"
+        raise UserError(f"no request is short enough: {whose} allows {most} tokens")
     return fitting
 
 
