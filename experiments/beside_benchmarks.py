@@ -16,7 +16,8 @@ anchored         card and host, scaled to that server: one factor on its iterati
                  the loads that its page has. All others are compared, with it and without.
 
 Lengths that a source gives as a mean of real texts (ShareGPT) are drawn with the spread that
-Sarathi-Serve publishes of them, and stretched to that mean. Not compared is a throughput that is
+Sarathi-Serve publishes of them, and stretched to that mean. So are outputs that ended before the
+length that was asked: none is longer than that. Not compared is a throughput that is
 the load: at a rate that the server keeps up with, anybody predicts it.
 """
 
@@ -82,7 +83,7 @@ class Benchmark:
     requests: int  # 0: unknown
     prompt_tokens: float
     output_tokens: float
-    dataset: str  # fixed: all alike; else a name of real texts
+    dataset: str  # fixed: all alike; a name of real texts; eos:600: outputs end by 600 tokens
     load_kind: str
     load: float
     memory: float  # share that the engine was given; 0: its default
@@ -165,18 +166,25 @@ def traffic(each: Benchmark) -> list[Request]:
     if each.dataset == "fixed":
         requests = make_requests(poisson(count, 1.0), Fixed(prompt), Fixed(output))
     else:
-        drawn = CHAT.requests(count)
-        prompts = prompt / statistics.mean(len(r.prompt) for r in drawn)
-        outputs = output / statistics.mean(r.max_tokens for r in drawn)
-        requests = [stretched(r, prompts, outputs) for r in drawn]
+        drawn, most = CHAT.requests(count), int(each.dataset.partition(":")[2] or 0)
+        prompts = stretched([len(r.prompt) for r in drawn], prompt)
+        prompts = [prompt] * count if most else prompts
+        outputs = stretched([r.max_tokens for r in drawn], output, most)
+        requests = [
+            Request(r.request_id, range(size), end, arrival=r.arrival)
+            for r, size, end in zip(drawn, prompts, outputs, strict=True)
+        ]
     return at_rate(requests, each.load if each.load_kind == "rate" else 1e6)
 
 
-def stretched(request: Request, prompts: float, outputs: float) -> Request:
-    """With lengths that are multiplied by these factors."""
-    prompt = range(max(1, round(prompts * len(request.prompt))))
-    output = max(1, round(outputs * request.max_tokens))
-    return Request(request.request_id, prompt, output, arrival=request.arrival)
+def stretched(lengths: Sequence[int], mean: float, most: int = 0) -> list[int]:
+    """Multiplied by one factor, to this mean. most: none becomes longer; 0: no bound."""
+    factor, found = mean / statistics.mean(lengths), []
+    for _ in range(50 if most else 1):  # what the bound takes from long ones, all others get
+        found = [max(1, round(factor * length)) for length in lengths]
+        found = [min(length, most) for length in found] if most else found
+        factor *= mean / statistics.mean(found)
+    return found
 
 
 def engine_defaults(each: Benchmark) -> tuple[str, int, int]:

@@ -40,9 +40,20 @@ def test_the_file_is_well_formed() -> None:
         assert each.model in MODELS and each.gpu in GPUS, each
         assert each.unit == UNITS[each.quantity] and each.value > 0, each
         assert each.engine in ("vllm", "sglang", "tensorrt-llm"), each
-        assert each.dataset in ("fixed", "sharegpt") and each.source.startswith("https://"), each
+        assert each.dataset in ("fixed", "sharegpt", "eos:600") and each.source.startswith(
+            "https://"
+        ), each
         assert each.load_kind in ("single", "burst") or each.load > 0, each
         assert min(each.prompt_tokens, each.output_tokens) >= 1 and 0 <= each.memory <= 1, each
+
+
+def test_outputs_that_end_before_the_length_that_was_asked() -> None:
+    each = next(each for each in beside.benchmarks() if each.dataset == "eos:600")
+    requests = beside.traffic(each)
+    outputs = [request.max_tokens for request in requests]
+    assert {len(request.prompt) for request in requests} == {each.prompt_tokens}
+    assert sum(outputs) / len(outputs) == pytest.approx(each.output_tokens, rel=0.01)
+    assert max(outputs) == 600 > outputs[0] != outputs[1]
 
 
 def test_a_third_of_the_sources_is_kept_apart() -> None:
