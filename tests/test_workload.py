@@ -198,6 +198,7 @@ def test_a_trace_is_read_as_written_under_every_header(
     expected = sorted(rows, key=lambda row: row[0])
     for header, arrival in (
         ("arrival,prompt_tokens,output_tokens", lambda ms: f"{ms / 1000}"),
+        ("timestamp,input_length,output_length", str),
         ("arrived_at,num_prefill_tokens,num_decode_tokens", lambda ms: f"{ms / 1000:.3f}"),
         (
             "TIMESTAMP,ContextTokens,GeneratedTokens",
@@ -262,34 +263,22 @@ def test_azures_own_stamps(tmp_path: Path) -> None:
 def test_mooncakes_own_lines(tmp_path: Path) -> None:
     """FAST25-release/traces/conversation_trace.jsonl: times in ms; its blocks are a tag."""
     path = tmp_path / "trace.jsonl"
-    path.write_text(
-        '{"timestamp": 3000, "input_length": 898, "output_length": 57, "hash_ids": [0, 1496]}\n\n'
-        '{"timestamp": 5999, "input_length": 1053, "output_length": 26, "hash_ids": [0, 7]}\n',
-        encoding="utf-8",
-    )
-    first, second = read_trace(path)
-    assert (first.arrival, second.arrival) == (0, pytest.approx(2.999))
-    assert (len(second.prompt), second.max_tokens) == (1053, 26)
-    assert first.tags == {"hash_ids": "[0, 1496]"}
-    path.write_text('{"arrival": 1, "prompt_tokens": 2, "output_tokens": 3}\n' * 2, "utf-8")
-    assert len(read_trace(path)) == 2
+    row = '{"timestamp": %d, "input_length": 898, "output_length": 57, "hash_ids": [0, 1496]}\n'
+    path.write_text(row % 3000 + "\n" + row % 5999, "utf-8")
+    found = [(r.arrival, len(r.prompt), r.max_tokens, r.tags) for r in read_trace(path)]
+    ids = {"hash_ids": "[0, 1496]"}
+    assert found == [(0, 898, 57, ids), (pytest.approx(2.999), 898, 57, ids)]
 
 
-@pytest.mark.parametrize("more", ["", "Session ID,Elapsed time,"])
-def test_burstgpts_own_lines(more: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """Seconds. Requests that failed have no tokens. Newer files have two columns more."""
-    path, own = tmp_path / "trace.csv", ",9" * more.count(",")
-    lines = [f"Timestamp,{more}Model,Request tokens,Response tokens,Total tokens,Log Type"]
-    for time, prompt, output in ((5, 472, 18), (8, 0, 0), (9, 30, 0), (45, 1087, 230)):
-        total = prompt + output
-        lines.append(f"{time}{own},GPT-4,{prompt},{output},{total},Conversation log")
-    path.write_text("\n".join(lines), encoding="utf-8")
-    found = read_trace(path)
-    assert [(r.arrival, len(r.prompt), r.max_tokens) for r in found] == [
-        (0, 472, 18),
-        (40, 1087, 230),
-    ]
-    assert found[0].tags["Model"] == "GPT-4"
+def test_burstgpts_failed_requests(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """They have no tokens."""
+    path = tmp_path / "trace.csv"
+    header = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Log Type"
+    rows = [f"{i},,9,GPT-4,{size},API log" for i, size in enumerate(("47,8", "0,0", "3,0", "9,23"))]
+    path.write_text("\n".join([header, *rows]), "utf-8")
+    tags = {"Session ID": "", "Elapsed time": "9", "Model": "GPT-4", "Log Type": "API log"}
+    found = [(r.arrival, r.max_tokens, r.tags) for r in read_trace(path)]
+    assert found == [(0, 8, tags), (3, 23, tags)]
     assert capsys.readouterr().out == f"{path}: left out 2 of 4 requests: no tokens\n"
 
 

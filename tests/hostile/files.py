@@ -137,11 +137,9 @@ def spoil(name: str, content: bytes, rng: random.Random, scale: float) -> list[S
 
 def other_cases(rng: random.Random, scale: float) -> Iterator[tuple]:
     """(what, files, special, act) of all other kinds."""
-    names = {"mooncake": "requests.jsonl"}
-    kinds = [
-        (name := names.get(form, "requests.csv"), text.encode(), partial(try_trace, name))
-        for form, text in samples.traces().items()
-    ]
+    names = {"{": "requests.jsonl"}
+    traces = [(names.get(text[0], "requests.csv"), text) for text in samples.traces().values()]
+    kinds = [(name, text.encode(), partial(try_trace, name)) for name, text in traces]
     kinds += [
         ("calibration.json", samples.calibration().encode(), try_calibration),
         ("config.json", LLAMA, partial(try_plan, "--model", ".", "--requests-file", "200:20",
