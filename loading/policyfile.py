@@ -76,7 +76,7 @@ def check_name(path: Path, policy: type[Scheduler]) -> None:
 
 
 def is_ours(policy: type[Scheduler]) -> bool:
-    return policy.__module__ == Scheduler.__module__
+    return policy.__module__ in (Scheduler.__module__, "paged.policies")
 
 
 def guarded(function: Callable, path: Path) -> Callable:

@@ -34,6 +34,7 @@ from fast.backends import choose_backend, speed_up
 from kvcache import KVCache
 from loop import Loop, Result
 from model import Transformer
+from paged.policies import PrefillFirst
 from pipeline import MicroBatches, Rules, make_micro_batches
 from pipeline.phases import STEALING
 from sampling import Sampler, SamplingParams
@@ -55,6 +56,8 @@ LONGEST = 40  # tokens of prompt and output: fewer than the tiny models have pos
 OUTPUT = 14  # tokens, at most
 PROMPTS = 24  # of each model
 STEPS = 5000  # more than any play needs
+# Policies whose decodes may wait: for prompts, or (vllm_v1) because they are more than the budget.
+MAY_WAIT = ("vllm_v0", "chunked_only", "prefill_first", "vllm_v1")
 PATIENCE = 60.0  # s until a runner is given up
 TICK = 1e-3  # s of a real clock, for a step of a virtual one
 SERVED = "llama-gqa"  # the model of an LLM
@@ -262,9 +265,9 @@ def due(script: deque, step: int, idle: bool) -> Iterator[tuple[str, tuple]]:
 
 def random_policy(rng: random.Random, names: Sequence[str] = ()) -> str:
     sizes = sorted((rng.randint(1, 20) for _ in range(rng.randint(1, 3))), reverse=True)
-    options = {"dynamic": f"dynamic:{','.join(map(str, sizes))}", "vllm_v0": f"vllm_v0:{sizes[0]}"}
+    options = {"dynamic": ",".join(map(str, sizes)), "vllm_v0": sizes[0], "vllm_v1": sizes[-1]}
     name = rng.choice(list(names or POLICIES))
-    return rng.choice((name, options.get(name, name)))
+    return rng.choice((name, f"{name}:{options[name]}" if name in options else name))
 
 
 def draw(
@@ -341,7 +344,7 @@ def check(play: Play, found: Found) -> None:
 
 def check_rules(scheduler: Scheduler, batch: Batch) -> None:
     """Of policies: the token budget, and no decode that waits."""
-    alternates = isinstance(scheduler, ChunkedOnly)
+    alternates = isinstance(scheduler, ChunkedOnly | PrefillFirst)
     if isinstance(scheduler, Sarathi | SarathiServe) and (batch.chunks or not alternates):
         rows = batch.num_tokens
         assert rows <= scheduler.chunk_size or not batch.chunks, "the budget is exceeded"
@@ -659,7 +662,7 @@ def check_lanes(events: Sequence[dict], most: int) -> None:
 
 
 def check_switches(events: Sequence[dict]) -> None:
-    """A change of policy takes no decode away, and no policy but two lets one wait for it.
+    """A change of policy takes no decode away, and no policy but four lets one wait for it.
 
     Of a play with memory for all: else decodes may be preempted.
     """
@@ -671,7 +674,7 @@ def check_switches(events: Sequence[dict]) -> None:
             assert not decoding & set(event["preempted"]), "a decode was preempted"
         elif event["type"] == "iteration":
             assert not after or event["policy"] == after
-            if after and after.partition(":")[0] not in ("vllm_v0", "chunked_only"):
+            if after and after.partition(":")[0] not in MAY_WAIT:
                 assert {own for own, _ in event["decodes"]} == decoding, f"after {after}"
             after = ""
             decoding |= {own for own, _, _, _, is_last in event["chunks"] if is_last}

@@ -29,8 +29,10 @@ ORDER = [
     ["model"],
     ["sampling"],
     ["loading"],
-    ["executor", "simulate"],
+    ["executor"],
     ["fast"],
+    ["paged"],  # what today's engines do
+    ["simulate"],  # it makes the policies of paged/ known
     ["beam"],  # `LLM.beam_search` needs it; the loop and the policies do not
     ["engine"],
     ["pipeline"],

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from batch import Batch, Request
 from command.checks import UserError
 from loop import Loop, Result
+from paged.policies import PrefillFirst, VLLMv1
 from scheduler import (
     POLICIES,
     ChunkedOnly,
@@ -88,14 +89,16 @@ def guaranteed(policy: str, batch_size: int, chunk_size: int) -> float:
     scheduler = make_scheduler(policy, batch_size, chunk_size)
     if isinstance(scheduler, Dynamic):
         return min(max(1, scheduler.sizes[-1] // 4), room)
-    if isinstance(scheduler, ChunkedOnly):
+    if isinstance(scheduler, ChunkedOnly | PrefillFirst):
         return chunk_size  # no decodes beside it
+    if isinstance(scheduler, VLLMv1):
+        return min(scheduler.threshold, room)
     return room if isinstance(scheduler, Sarathi | SarathiServe) else math.inf  # whole prompts
 
 
 @settings(max_examples=250, deadline=None)
 @given(
-    policy=st.sampled_from([*POLICIES, "dynamic:40,30,16"]),
+    policy=st.sampled_from([*POLICIES, "dynamic:40,30,16", "vllm_v1:7"]),
     batch_size=st.integers(2, 24),
     spare=st.integers(0, 60),
     endless=st.integers(0, 23),
@@ -121,8 +124,10 @@ def test_an_admitted_prefill_ends_within_a_bound(
     before it and have not ended, P tokens each. g is what the first prefill that has started gets
     at least in a batch with chunks:
 
-        C - (B - 1)                               sarathi, sarathi_serve: all other slots decode
-        C                                         chunked_only: no decode is beside it
+        C - (B - 1)                               sarathi, sarathi_serve, no_evict, vllm_v1: all
+                                                  other slots decode
+        C                                         chunked_only, prefill_first: no decode beside it
+        min(threshold, C - (B - 1))               vllm_v1:threshold
         min(max(1, last size // 4), C - (B - 1))  dynamic
         the whole prompt                          all others: ceil(P / g) = 1
 

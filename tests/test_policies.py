@@ -3,6 +3,8 @@ them.
 """
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from test_scheduler import drive, requests_of, shapes
 
 from batch import Request
@@ -117,6 +119,10 @@ WORK = [(6, 4), (5, 3), (4, 3)]
         ("chunked_only", [([6, 2], 0), ([], 1), ([3, 4], 0), ([], 3), ([], 3)]),
         # 6 + 5 would be over the budget of 8
         ("hybrid_only", [([6], 0), ([5], 1), ([4], 2), ([], 3), ([], 1)]),
+        ("vllm_v1", [([6, 2], 0), ([3], 1), ([4], 2), ([], 3), ([], 1)]),
+        # A waits for all chunks of B, and both for C
+        ("prefill_first", [([6, 2], 0), ([3], 0), ([4], 0), ([], 3), ([], 3), ([], 1)]),
+        ("no_evict", [([6, 2], 0), ([3], 1), ([4], 2), ([], 3), ([], 1)]),
     ],
 )
 def test_one_workload_under_each_policy(policy: str, expected: list[tuple[list[int], int]]) -> None:
@@ -173,3 +179,58 @@ def test_preemption_by_hand() -> None:
         3,
     )
     assert scheduler.memory.taken == 0 and [len(request.output) for request in requests] == [6, 5]
+
+
+def content(
+    policy: str, size: int, budget: int, work: list[tuple[int, int, int]], memory: int | None = None
+) -> tuple[list[tuple[list[tuple[int, int, int]], list[int]]], int]:
+    """The chunks (request, start, length) and decodes of each batch; and how many are preempted.
+
+    work: prompt, output and step of arrival of each request.
+    """
+    requests = requests_of(*[each[:2] for each in work])
+    scheduler, found = make_scheduler(policy, size, budget, memory), []
+    for batch in drive(scheduler, requests, [each[2] for each in work]):
+        chunks = [(chunk.request.request_id, chunk.start, chunk.length) for chunk in batch.chunks]
+        found.append((chunks, [request.request_id for request in batch.decodes]))
+    return found, sum(request.preemptions for request in requests)
+
+
+SIZES = st.tuples(st.integers(1, 40), st.integers(1, 12), st.integers(0, 30))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 30), st.integers(0, 60), st.lists(SIZES, min_size=1))
+def test_sarathi_serve_by_other_names(size: int, budget: int, spare: int, work: list) -> None:
+    """vllm_v1 has its batches, also with little memory and B > C, unless a threshold is given.
+    no_evict has them where all fit; else it never preempts.
+    """
+    for memory in (None, spare + max(prompt + output for prompt, output, _ in work)):
+        ours = content("sarathi_serve", size, budget, work, memory)
+        for policy in ("vllm_v1", "vllm_v1:40"):
+            assert content(policy, size, budget, work, memory) == ours
+        careful = content("no_evict", size, budget, work, memory)
+        assert careful == ours if memory is None else careful[1] == 0
+
+
+def test_vllm_v1_with_a_threshold() -> None:
+    """Budget 8, prompts of 12 and 3. With a threshold of 4, the short one need not wait for the
+    long one. The long one ends later, because a part of the budget lies idle.
+    """
+    work = [(12, 2, 0), (3, 3, 0)]
+    batches = [([(0, 0, 8)], []), ([(0, 8, 4), (1, 0, 3)], []), ([], [0, 1]), ([], [1])]
+    assert content("sarathi_serve", 4, 8, work) == (batches, 0)
+    batches = [([(0, 0, 4), (1, 0, 3)], []), ([(0, 4, 4)], [1]), ([(0, 8, 4)], [1]), ([], [0])]
+    assert content("vllm_v1:4", 4, 8, work) == (batches, 0)
+
+
+def test_no_evict_by_hand() -> None:
+    """A and B have prompts of 6 and up to 8 output tokens: each needs 13 tokens of cache at last.
+    20 hold both prompts, but not both outputs: B waits for A. 26 are just enough for both.
+    """
+    work = [(6, 8, 0), (6, 8, 0)]
+    assert content("sarathi_serve", 2, 12, work, 20)[1] == 1
+    first, second = ([([(n, 0, 6)], []), *[([], [n])] * 7] for n in (0, 1))
+    assert content("no_evict", 2, 12, work, 20) == (first + second, 0)
+    together = [([(0, 0, 6), (1, 0, 6)], []), *[([], [0, 1])] * 7]
+    assert content("no_evict", 2, 12, work, 26) == (together, 0)

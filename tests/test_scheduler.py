@@ -13,6 +13,7 @@ from batch import Batch, Chunk, Request
 from command.checks import UserError
 from examples.priority import Priority
 from loop import check_batch
+from paged.policies import PrefillFirst, VLLMv1
 from pipeline import simulate_pipeline
 from scheduler import (
     POLICIES,
@@ -213,9 +214,9 @@ def test_invariants(
         assert [arrive_at[request.request_id] for request in first_chunks] == sorted(arrive_at)
     if isinstance(scheduler, Sarathi):
         assert all(len(batch.chunks) <= 1 for batch in batches)
-    if isinstance(scheduler, Sarathi | SarathiServe):
+    if isinstance(scheduler, Sarathi | SarathiServe | VLLMv1):
         assert all(batch.num_tokens <= chunk_size for batch in batches if batch.chunks)
-    if isinstance(scheduler, RequestLevel | VLLMv0 | ChunkedOnly):
+    if isinstance(scheduler, RequestLevel | VLLMv0 | ChunkedOnly | PrefillFirst):
         assert not any(batch.chunks and batch.decodes for batch in batches)
     if isinstance(scheduler, RequestLevel | Orca | VLLMv0 | HybridOnly):
         assert all(
