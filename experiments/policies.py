@@ -6,10 +6,11 @@
     python experiments/policies.py --policy-file examples/target_tbt.py    yours, too
 
 A and B have short prompts and are decoding when C and D arrive together, with long prompts. Who
-waits now? With whole prompts (left column), either C and D wait, or A and B stall. With chunks
-(right column), the token budget C bounds how long an iteration lasts, and with it every gap between
-two tokens. A stall is a gap longer than five decode-only iterations: Sarathi-Serve's strict SLO
-(its Table 3).
+waits now? With whole prompts (top left), either C and D wait, or A and B stall. With chunks (top
+right), the token budget C bounds how long an iteration lasts, and with it every gap between two
+tokens. Below is what engines do today (paged/policies.py). vllm_v1 and no_evict run sarathi_serve's
+batches here. prefill_first has chunks, too, and yet A and B stall. A stall is a gap longer than
+five decode-only iterations: Sarathi-Serve's strict SLO (its Table 3).
 """
 
 import enter  # noqa: F401
@@ -39,6 +40,7 @@ MODEL, GPU, CHUNK_SIZE = "llama-13b", "a6000", 512
 NAMES = dict(enumerate("ABCD"))
 # the left column: policies that never cut a prompt
 WHOLE = ("request_level", "vllm_v0", "orca", "hybrid_only")
+TODAY = ("vllm_v1", "prefill_first", "no_evict")  # below both columns
 STALL = 5  # decode-only iterations
 SECONDS = (
     "TTFT of C",
@@ -184,9 +186,12 @@ def print_comparison(found: Comparison) -> None:
 def draw(found: Comparison) -> plt.Figure:
     """One panel for each policy, on one time axis.
 
-    Whole prompts are in the left column, chunks in the right one.
+    Whole prompts are in the left column, chunks in the right one, and today's engines below.
     """
-    columns = [[name for name in found.traces if (name in WHOLE) == whole] for whole in (1, 0)]
+    before = [name for name in found.traces if name not in TODAY]
+    columns = [[name for name in before if (name in WHOLE) == whole] for whole in (1, 0)]
+    for name in TODAY:
+        min(columns, key=len).append(name)
     rows = max(len(column) for column in columns)
     figure, grid = look.panels(rows, 2, 9.5, 2.65 + 1.2 / rows, sharex=True, sharey=True)
     last = [trace.iterations[-1] for trace in found.traces.values()]
@@ -211,7 +216,9 @@ def draw(found: Comparison) -> plt.Figure:
             lowest.tick_params(axis="x", labelbottom=True)
             lowest.set_xlabel("time (s); dotted: C and D arrive")
     figure.legend(handles=legend_handles(drawn), loc="outside lower center", ncols=6)
-    heading = "One workload, all policies. Left: whole prompts. Right: chunks."
+    heading = (
+        "One workload, all policies. Left: whole prompts. Right: chunks. Below: today's engines."
+    )
     figure.suptitle(f"{heading}\n{found.describe()}")
     return figure
 

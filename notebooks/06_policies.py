@@ -33,6 +33,7 @@ import matplotlib.pyplot as plt
 
 from batch import Request
 from engine import LLM, SamplingParams
+from experiments.policies import TODAY
 from lesson import COLOURS, GREY, POLICY_LOOKS, gantts, paper, print_table, this_machine
 from scheduler import POLICIES, SarathiServe, make_scheduler
 from simulate import simulate
@@ -209,7 +210,7 @@ plt.show()
 # and on which axis?
 
 # %%
-traces = {policy: priced(policy) for policy in POLICIES}
+traces = {policy: priced(policy) for policy in POLICIES if policy not in TODAY}
 rows = []
 for policy, trace in traces.items():
     gap = max(trace.lives[0].tbt + trace.lives[1].tbt)
@@ -257,6 +258,40 @@ gantts({policy: traces[policy] for policy in chunked}, BOUND, NAMES, title)
 # All policies process the same tokens. So in the last column, a longer total time means that the
 # GPU was used less well.
 #
+# ### What engines do today
+#
+# `paged/policies.py` has the defaults of three engines. `vllm_v1` (vLLM) and `no_evict`
+# (TensorRT-LLM) run these four requests in the very batches of `sarathi_serve`: their other words
+# are for the same idea, and for the memory. `prefill_first` (SGLang) cuts prompts, too. But its
+# batch has chunks *or* decodes, and chunks come first.
+#
+# | here | vLLM | SGLang |
+# |---|---|---|
+# | token budget, chunk size | `--max-num-batched-tokens` | `--chunked-prefill-size` |
+# | slots, B | `--max-num-seqs` | `--max-running-requests` |
+# | hybrid batch | (always) | `--enable-mixed-chunk` |
+# | preempted | preempted | retracted |
+#
+# **Predict first.** No iteration of `prefill_first` has more tokens than one of `sarathi_serve`.
+# How long is B's longest gap?
+
+# %%
+predict("6.5")
+
+# %%
+pair = {policy: priced(policy) for policy in ("sarathi_serve", "prefill_first")}
+gantts(pair, BOUND, NAMES, title)
+for policy, trace in pair.items():
+    busiest = max(each.num_prefill_tokens + each.num_decodes for each in trace.iterations)
+    print(f"{policy}: at most {busiest} tokens in an iteration, ", end="")
+    print(f"B's longest TBT is {1e3 * max(trace.lives[1].tbt):.0f} ms (predicted)")
+
+# %% [markdown]
+# **Explain.** The budget bounds each iteration, and not the number of them that a decode waits. A
+# and B wait for *all* chunks of C and D, longer than for the whole prompts under `vllm_v0`. C has
+# its first token, and then stalls behind the chunks of D. Chunks bound a gap only if decodes run
+# beside them (`sarathi_serve`) or between them (`chunked_only`).
+#
 # ## Step 5: your own policy
 #
 # A policy is a class with a name. Most policies add a few lines to another one. Here is a new idea:
@@ -282,7 +317,7 @@ POLICIES[Considerate.name] = Considerate  # the registry: from here on it is a p
 # C's first token? To the total time?
 
 # %%
-predict("6.5")
+predict("6.6")
 
 # %%
 compared = ("sarathi_serve", "considerate")

@@ -354,7 +354,7 @@ def test_stalls_of_priced_and_real_runs_as_a_trace_file(tmp_path: Path) -> None:
     told = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     groups = [name.split(" (")[0] for name in told]
     assert told[0] == "vllm_v0: engine (predicted: yi-34b on 2 x a100-80gb, vllm_v0, C = 1536)"
-    runs = [f"{what}{policy}" for what in ("", "measured ") for policy in serve_stalls.POLICIES]
+    runs = [f"{what}{policy}" for what in ("", "measured ") for policy in serve_stalls.COMPARED]
     assert groups == [f"{run}: {part}" for run in runs for part in ("engine", "requests")]
 
 

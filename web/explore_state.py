@@ -103,6 +103,7 @@ EXAMPLES: dict[str, dict] = {
         "left": "request_level", "right": "orca", "B": 4, "spread": 80, "n": 12, "long": 0,
     },
     "Hybrid batches, or chunks": {"left": "hybrid_only", "right": "chunked_only", "C": 512},
+    "Chunks, but never beside decodes": {"left": "prefill_first", "C": 512},
     "Two chunk sizes": {"left": "sarathi_serve", "C": 128, "C_right": 1024},
 }  # fmt: skip
 

@@ -24,10 +24,13 @@ LOOKS = {
     "request_level": SERIES[7],
     "sarathi": SERIES[5],
     "dynamic": SERIES[6],
+    "vllm_v1": ("#8C510A", ">"),
+    "prefill_first": ("#882255", "<"),
+    "no_evict": ("#332288", "p"),
     "td_pipe": (COLOURS["green"], "H"),  # as in TD-Pipe's own figures, where orca is not
 }
-# for policies that are not ours: brown, wine, olive, indigo
-SPARE_LOOKS = (("#8C510A", "x"), ("#882255", "<"), ("#999933", ">"), ("#332288", "p"))
+# for policies that are not ours: olive, dark green, lilac, brick
+SPARE_LOOKS = (("#999933", "x"), ("#117733", "d"), ("#AA88DD", "h"), ("#B03A2E", "8"))
 
 
 def looks_of(policies: Sequence[str]) -> dict[str, tuple[str, str]]:
