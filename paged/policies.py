@@ -61,7 +61,7 @@ class VLLMv1(Scheduler):
                 room -= chunk.length
             else:
                 batch.decodes.append(request)
-                room -= decode_size([request])[0]
+                room -= 1 if self.single else decode_size([request])[0]
             if (
                 room < 1
             ):  # after a switch, or with beams, decodes may be more than C: the newest wait
