@@ -190,7 +190,7 @@ def draw(found: Comparison) -> plt.Figure:
     """
     before = [name for name in found.traces if name not in TODAY]
     columns = [[name for name in before if (name in WHOLE) == whole] for whole in (1, 0)]
-    for name in TODAY:
+    for name in (name for name in found.traces if name in TODAY):
         min(columns, key=len).append(name)
     rows = max(len(column) for column in columns)
     figure, grid = look.panels(rows, 2, 9.5, 2.65 + 1.2 / rows, sharex=True, sharey=True)
