@@ -322,7 +322,7 @@ def main() -> None:
             print(f"\nfirst answer   C = {first.budget}: about {rounded(first.rate)} requests/s"
                   f" ({time.monotonic() - begin:.0f} s)", flush=True)  # fmt: skip
             policies = policies_of(options.policy)
-            for part, plan in search(question, place, policies, refused, on_all_cores):
+            for part, plan in search(question, place, policies, refused, on_all_cores, first):
                 PARTS[part](plan)
                 if part == "capacity":
                     benches = benches_of(options, question, [plan.best.budget])

@@ -54,6 +54,7 @@ ORCA_BATCH_SIZE = 16
 PRECISION = 1.025
 FINEST, COARSEST = 1.0001, 1e3  # factors that a search may use
 START_SHARE = 0.25  # of the requests: `Load.steady` leaves out as many at the start
+LOOKS = 16  # of `overload_of` at a run
 FEW, SHORT, COARSE = 1 / 8, 64, 1.1  # a short run: share, and number, of requests; its precision
 MOST_REQUESTS = 2**14  # of one run: a search that would need more is refused
 
@@ -204,6 +205,28 @@ def tpot(life: Life) -> float:
     """
     gaps = len(life.tokens) - 1
     return (life.tokens[-1] - life.tokens[0]) / gaps if gaps else math.nan
+
+
+def overload_of(requests: Sequence[Request]) -> Callable[[Trace], bool]:
+    """A function of these requests' trace so far: surely a median delay above MAX_DELAY.
+
+    It counts the delays that `Load.steady` does. A request that still waits is as late as now.
+    """
+    arrivals = np.sort([request.arrival for request in requests])
+    steady = arrivals[arrivals >= arrivals[int(START_SHARE * len(arrivals))]]
+    step = due = -(-len(arrivals) // LOOKS)
+
+    def surely(trace: Trace) -> bool:
+        nonlocal due
+        if len(trace.lives) < due:
+            return False
+        due, now = len(trace.lives) + step, trace.iterations[-1].start
+        lives = [life for life in trace.lives.values() if life.arrival >= steady[0]]
+        in_time = sum([life.scheduling_delay <= MAX_DELAY for life in lives])
+        late = int(np.searchsorted(steady, now - MAX_DELAY)) - in_time
+        return late > len(steady) // 2
+
+    return surely
 
 
 # ----------------------------------------------------------------------------------------- capacity

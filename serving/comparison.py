@@ -156,27 +156,29 @@ def search(
     policies: Sequence[str],
     refused: dict[tuple[int, int], str],
     perform: Callable[[Callable[[Job], Found], Sequence[Job], str], dict[Job, Found]],
+    first: Found,
 ) -> Iterator[tuple[str, Plan]]:
     """Phase by phase: the name of what is known now, and the plan, to which each phase adds.
 
     capacity (and the budget), samples, latencies, layouts, policies. Who wants no more stops here.
     perform(answer, jobs, what): calls `answer` with each job, and returns the answers by job. what:
-    the phase, for the line that tells how far it is.
+    the phase, for the line that tells how far it is. first: `first_answer`, not searched again.
     """
 
     def run(jobs: Sequence[Job], what: str, start: float = 0.0) -> dict[Job, Found]:
         return perform(partial(question.answer, start=start), jobs, what) if jobs else {}
 
     budgets = question.budgets(*here)
-    jobs = [Job("policy", OURS, budget, *here) for budget in budgets]
-    curve = {job.budget: found for job, found in run(jobs, "token budgets").items()}
+    jobs = [Job("policy", OURS, size, *here) for size in budgets if size != first.budget]
+    found = run(jobs, "token budgets").values()
+    curve = {each.budget: each for each in sorted((first, *found), key=lambda each: each.budget)}
     rough = max(curve.values(), key=lambda each: each.rate)
     if not rough.rate:
         raise UserError(too_strict(question, here))
     near = [size for size, each in curve.items() if each.rate * ROUGH >= rough.rate]
     near += beside(budgets, rough.budget, question.step)
     jobs = [Job("exact", OURS, size, *here) for size in near]
-    exact = list(run(jobs, "exact capacity").values())
+    exact = list(run(jobs, "exact capacity", rough.rate).values())
     curve = dict(sorted((curve | {each.budget: each for each in exact}).items()))
     best = max(exact, key=lambda each: (each.rate, -each.budget))
     plan = Plan(question, question.replicas[here], {OURS: curve}, best, [], {here: best}, refused)

@@ -6,21 +6,24 @@ capacity    as in serving/capacity.py: the largest rate that meets all bounds of
             median scheduling delay of at most 2 s. Start and end of a run do not count.
 search      short runs find about where the capacity is. Long runs decide. A long run lasts until a
             rate that is too high by the search's precision shows it: then the queue has grown
-            beyond 2 s. Where requests are so short that this would take more than MOST of them, no
-            rate counts as served that exceeds the throughput with all requests waiting.
+            beyond 2 s. A run ends early when its median delay is surely longer. Where requests are
+            so short that a long run would take more than MOST of them, no rate counts as served
+            that exceeds the throughput with all requests waiting.
 
 All times are in seconds, rates in requests per second.
 """
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import islice
 
 import numpy as np
 
-from batch import Request
+from batch import Batch, Request
 from command.checks import UserError, check_number, check_whole
 from configs import LINKS, Link
 from costmodel import CostModel, make_batch
@@ -35,10 +38,11 @@ from serving.capacity import (
     Load,
     Slo,
     largest_rate,
+    overload_of,
     worst_iteration,
 )
 from serving.traffic import at_rate, copy_of
-from simulate import CostExecutor, run_all
+from simulate import CostExecutor
 from timeline import Trace
 
 # Neighbours that are drawn together, at most, and blocks of a short trace, at least: samples of few
@@ -183,26 +187,42 @@ class Replica:
         return cache_of_engine(*own, self.utilization)
 
     def serve(
-        self, requests: Sequence[Request], policy: str, budget: int, clients: int | None = None
-    ) -> Trace:
-        """The run of these requests. budget: C, in tokens. clients: see `run_closed`."""
+        self, requests: Sequence[Request], policy: str, budget: int, clients: int | None = None,
+        over: Callable[[Trace], bool] | None = None,
+    ) -> Trace:  # fmt: skip
+        """The run of these requests. budget: C, in tokens. clients: see `run_closed`.
+
+        over: asked with the trace so far, before each iteration; True ends the run there.
+        """
         cost, stages = self.cost, self.stages
         size, cache_tokens = self.size(budget, policy), self.holds(budget)
         if stages == 1:
             scheduler = make_scheduler(policy, size, budget, cache_tokens)
             loop = Loop(scheduler, CostExecutor(cost))
-            return (
-                run_all(loop, requests) if clients is None else run_closed(loop, requests, clients)
-            )
+            if clients is not None:
+                return run_closed(loop, requests, clients)
+            for request in requests:
+                loop.add(request)
+            while not (over and over(loop.trace)) and loop.step():
+                pass
+            return loop.trace
         filled = make_micro_batches(
             policy, stages, stages, max(1, size // stages), budget, cache_tokens, memory="pool",
             cost=cost.seconds,
         )  # fmt: skip
         for request in requests:
             filled.add(request)
-        costs = StageCosts(cost, even_layers(cost.model.n_layer, stages))
+        own = StageCosts(cost, even_layers(cost.model.n_layer, stages))
         trace = PipelineTrace(stages, filled.count, keep=True)
-        return run_pipeline(filled, costs, trace, Hop.over(self.hop, cost)).requests
+
+        def costs(batch: Batch) -> list[float]:
+            if over and over(trace.requests):
+                raise StopIteration
+            return own(batch)
+
+        with suppress(StopIteration):
+            run_pipeline(filled, costs, trace, Hop.over(self.hop, cost))
+        return trace.requests
 
 
 def run_closed(loop: Loop, requests: Iterable[Request], clients: int) -> Trace:
@@ -223,7 +243,7 @@ def run_closed(loop: Loop, requests: Iterable[Request], clients: int) -> Trace:
 
 @dataclass(frozen=True)
 class Found:
-    """A capacity, and what the search has seen: the loads of its long runs, by rate."""
+    """A capacity, and what the search has seen: the loads of long runs that meet the SLO."""
 
     rate: float
     budget: int
@@ -254,25 +274,36 @@ def find_capacity(
     then below `least`, and says no more.
     """
 
-    def load_at(rate: float, count: int) -> Load:
-        requests = at_rate(traffic.sample(count, seed), rate)
-        return Load.steady(replica.serve(requests, policy, budget))
+    sample = cache(lambda count: traffic.sample(count, seed))
+
+    def met_at(rate: float, count: int) -> Load | None:
+        """The load of a run, if it meets the SLO."""
+        requests = at_rate(sample(count), rate)
+        trace = replica.serve(requests, policy, budget, over=overload_of(requests))
+        if len(trace.finished) < count:  # it was left
+            return None
+        load = Load.steady(trace)
+        return load if load.meets(slo) else None
 
     def search(
-        start: float, precision: float, factor: float
+        start: float, precision: float, factor: float, margin: float = 1.0
     ) -> tuple[float, int, dict[float, Load]]:
-        """From `start`: the rate, the requests of each run, and the loads by rate."""
+        """From `start`: the rate, the requests of each run, and the loads by rate.
+
+        margin: the runs are long enough for a rate so many times `start`.
+        """
         loads: dict[float, Load] = {}
-        count, most = enough(start, precision, traffic), math.inf
-        if needed(start, precision) > count:
-            most = throughput(replica, traffic.sample(count, seed), policy, budget)
+        count, most = enough(margin * start, precision, traffic), math.inf
+        if needed(margin * start, precision) > count:
+            most = throughput(replica, sample(count), policy, budget)
 
         def served(rate: float) -> bool:
             if rate > most or rate < least:
                 return rate < least
             few = affordable(rate, precision, replica, traffic)
-            loads[rate] = load_at(rate, min(count, few) if precision > EXACT else count)
-            return loads[rate].meets(slo)
+            if load := met_at(rate, min(count, few) if precision > EXACT else count):
+                loads[rate] = load
+            return load is not None
 
         try:
             rate = largest_rate(served, precision, start, factor)
@@ -280,11 +311,11 @@ def find_capacity(
             return search(4 * start, precision, factor)
         if most < math.inf or needed(rate, precision) <= count:
             return rate, count, loads
-        return search(1.2 * rate, precision, precision**2)  # more than enough: it comes to an end
+        return search(rate, precision, precision**2, 1.2)  # so it comes to an end
 
     if not start:
-        start = throughput(replica, traffic.sample(FEWEST, seed), policy, budget)
-        if not load_at(start / HOPELESS, FEWEST // 6).meets(slo):
+        start = throughput(replica, sample(FEWEST), policy, budget)
+        if not met_at(start / HOPELESS, FEWEST // 6):
             return Found(0.0, budget)
         rate, count, loads = search(start, max(COARSE, precision), COARSE)
         if not rate or precision >= COARSE:
@@ -320,7 +351,7 @@ def enough(rate: float, precision: float, traffic: Traffic) -> int:
     """
     count = min(max(FEWEST, needed(rate, precision)), MOST)
     size = min(len(traffic.prompts), MOST_DRAWN)
-    if precision > EXACT and count < size:
+    if precision > EXACT and count < 4 * size:
         size = 1
     return size * math.ceil(count / size)
 

@@ -41,6 +41,7 @@ from experiments.lib.rows import read_rows
 from pipeline import simulate_pipeline
 from serving import comparison
 from serving.capacity import (
+    MAX_DELAY,
     PER_REQUEST,
     PERCENTS,
     Bound,
@@ -49,6 +50,7 @@ from serving.capacity import (
     Slo,
     capacity,
     largest_rate,
+    overload_of,
     settled_capacity,
     worst_iteration,
 )
@@ -367,6 +369,23 @@ def test_long_outputs_at_a_low_rate_end(llama: Path) -> None:
             found = find_capacity(of, long, Slo.of(0.02), OURS, 512, 1.2)
     counts = [len(run.lives) for run in runs]
     assert found.rate > 0 and counts[:2] == [384, 64] and min(counts[2:]) < 384, counts
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_run_that_is_left_would_have_missed(llama: Path, stages: int) -> None:
+    """A search leaves runs whose queue is surely too long: never one that could still be served."""
+    of, traffic, left = replica(llama, stages=stages), Traffic.of("trace", population()), []
+    for rate in (1.0, 8 * stages, 16 * stages, 24 * stages, 1e6):
+        requests = [at_rate(traffic.sample(192), rate) for _ in range(2)]
+        whole = of.serve(requests[0], OURS, 512)
+        part = of.serve(requests[1], OURS, 512, over=overload_of(requests[1]))
+        left.append(len(part.finished) < 192)
+        if left[-1]:
+            assert Load.steady(whole).median_delay > MAX_DELAY
+            assert len(part.iterations) < len(whole.iterations)
+        else:
+            assert Load.steady(part) == Load.steady(whole)
+    assert not left[0] and left[-1] and left == sorted(left)
 
 
 def test_a_pipeline_is_a_replica(llama: Path) -> None:
