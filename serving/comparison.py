@@ -172,15 +172,16 @@ def search(
     jobs = [Job("policy", OURS, size, *here) for size in budgets if size != first.budget]
     found = run(jobs, "token budgets").values()
     curve = {each.budget: each for each in sorted((first, *found), key=lambda each: each.budget)}
-    rough = max(curve.values(), key=lambda each: each.rate)
-    if not rough.rate:
+    rough = best = max(curve.values(), key=lambda each: each.rate)
+    if rough.rate:
+        near = [size for size, each in curve.items() if each.rate * ROUGH >= rough.rate]
+        near += beside(budgets, rough.budget, question.step)
+        jobs = [Job("exact", OURS, size, *here) for size in near]
+        exact = list(run(jobs, "exact capacity", rough.rate).values())
+        curve = dict(sorted((curve | {each.budget: each for each in exact}).items()))
+        best = max(exact, key=lambda each: (each.rate, -each.budget))
+    if not best.rate:  # a part of the requests may be served, and all of them not
         raise UserError(too_strict(question, here))
-    near = [size for size, each in curve.items() if each.rate * ROUGH >= rough.rate]
-    near += beside(budgets, rough.budget, question.step)
-    jobs = [Job("exact", OURS, size, *here) for size in near]
-    exact = list(run(jobs, "exact capacity", rough.rate).values())
-    curve = dict(sorted((curve | {each.budget: each for each in exact}).items()))
-    best = max(exact, key=lambda each: (each.rate, -each.budget))
     plan = Plan(question, question.replicas[here], {OURS: curve}, best, [], {here: best}, refused)
     yield "capacity", plan
     jobs = [Job("draw", OURS, best.budget, *here, seed) for seed in range(DRAWS)]

@@ -16,6 +16,11 @@ SGLANG = "github.com/sgl-project/sglang"
 SGLANG_ARGS = (
     f"{SGLANG}/blob/001067fffe33427bee0ed2f007fb7551a1d76b44/python/sglang/srt/server_args.py"
 )
+# `_profile_available_bytes`: cache = what is free behind the weights - (1 - share) * what was free
+# before them. Its default depends on the card, the chunk size and more: pull/10975.
+SGLANG_STATIC = (
+    f"{SGLANG}/blob/4fa3482/python/sglang/srt/model_executor/model_runner_kv_cache_mixin.py"
+)
 # what an engine takes where a flag is not given; 0: it chooses by itself; a switch: 0 or 1
 FLAGS: dict[str, dict[str, float]] = {
     "vLLM": {
@@ -26,6 +31,7 @@ FLAGS: dict[str, dict[str, float]] = {
     "SGLang": {
         "--chunked-prefill-size": 0, "--max-running-requests": 0, "--context-length": 0,
         "--tp-size": 1, "--pp-size": 1, "--enable-mixed-chunk": 0, "--page-size": 1,
+        "--mem-fraction-static": 0,
     },
 }  # fmt: skip
 
@@ -59,6 +65,8 @@ RULES: dict[str, list[Rule]] = {
              SGLANG_ARGS),
         Rule("no more than the model's length",
              lambda own, of: own["--context-length"] <= of.max_length, f"{SGLANG}/pull/1778"),
+        Rule("a part of the memory, if it is given",
+             lambda own, _: 0 <= own["--mem-fraction-static"] < 1, SGLANG_STATIC),
     ],
 }  # fmt: skip
 
@@ -77,6 +85,7 @@ def engine_flags(
     pp: int = 1,
     length: int | None = None,
     utilization: float | None = None,
+    static_share: float | None = None,
 ) -> dict[str, str]:
     """Name of an engine -> its command line. Both count decodes in C, too.
 
@@ -92,7 +101,8 @@ def engine_flags(
         },
         "SGLang": {
             "--chunked-prefill-size": budget, "--max-running-requests": size, "--tp-size": tp,
-            "--pp-size": pp, "--context-length": length, "--enable-mixed-chunk": mixed,
+            "--pp-size": pp, "--context-length": length, "--mem-fraction-static": static_share,
+            "--enable-mixed-chunk": mixed,
         },
     }  # fmt: skip
     starts = {

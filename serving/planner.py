@@ -113,6 +113,12 @@ LOGIT = 10  # bytes of a logit while tokens are drawn: bf16, then twice fp32
 OUTSIDE = {False: 0.1, True: 1.4}  # GiB outside PyTorch: CUDA's; with several GPUs, NCCL's, too
 
 
+def bytes_of(cost: CostModel, stages: int) -> tuple[float, float, float]:
+    """Of each card: all its bytes, those of the weights, and those outside PyTorch."""
+    weights = cost.model.weight_bytes(cost.bytes_per_value) / (cost.tp * stages)
+    return cost.gpu.card or cost.gpu.memory, weights, OUTSIDE[cost.tp * stages > 1] * 2**30
+
+
 def cache_of_engine(
     cost: CostModel,
     stages: int,
@@ -131,14 +137,13 @@ def cache_of_engine(
     activations and what lies outside. Two are far off: issue 12330 has 9.4 GiB of activations,
     where we have 1.1; and four GPUs in 2023 (pull 2031) had 12 GiB less cache than we say.
     """
-    model, tp, gpu = cost.model, cost.tp, cost.gpu
+    model, tp = cost.model, cost.tp
     check_number("utilization", utilization, 0, 1)
     each = 3 * model.intermediate // tp + (model.hidden if model.experts else 0)
     widest = (max(1, model.chosen) * each + 2 * model.hidden) * cost.bytes_per_value
     activations = budget * widest + batch_size * model.vocab_size * LOGIT
-    weights = model.weight_bytes(cost.bytes_per_value) / (tp * stages)
-    taken = weights + activations + OUTSIDE[tp * stages > 1] * 2**30
-    card = gpu.card or gpu.memory
+    card, weights, outside = bytes_of(cost, stages)
+    taken = weights + activations + outside
     free = utilization * (card - taken) if of_free else utilization * card - taken
     return max(0, int(free * stages // cost.kv_bytes))
 
@@ -185,6 +190,17 @@ class Replica:
             return self.cache_tokens
         own = self.cost, self.stages, budget, self.size(budget)
         return cache_of_engine(*own, self.utilization)
+
+    def static_share(self, budget: int) -> float | None:
+        """What gives SGLang the cache of `holds`: its --mem-fraction-static, to 0.001 below.
+
+        Weights and cache, as a share of what is free before them: SGLANG_STATIC of engines.py.
+        """
+        if self.utilization is None:
+            return None
+        card, weights, outside = bytes_of(self.cost, self.stages)
+        cache = self.holds(budget) * self.cost.kv_bytes / self.stages
+        return math.floor(1e3 * (weights + cache) / (card - outside)) / 1e3
 
     def serve(
         self, requests: Sequence[Request], policy: str, budget: int, clients: int | None = None,

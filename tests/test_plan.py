@@ -30,9 +30,9 @@ from configs.hosts import HOSTS
 from costmodel import CostModel, make_batch, tokens_that_fit
 from experiments.lib.plan_report import (
     ROUGHLY,
-    engine_lines,
     print_engines,
     print_layouts,
+    rounded,
     uneven,
     who_holds,
 )
@@ -65,6 +65,7 @@ from serving.planner import (
     affordable,
     beside,
     best_budget,
+    bytes_of,
     cache_of_engine,
     enough,
     find_capacity,
@@ -375,17 +376,17 @@ def test_long_outputs_at_a_low_rate_end(llama: Path) -> None:
 def test_a_run_that_is_left_would_have_missed(llama: Path, stages: int) -> None:
     """A search leaves runs whose queue is surely too long: never one that could still be served."""
     of, traffic, left = replica(llama, stages=stages), Traffic.of("trace", population()), []
-    for rate in (1.0, 8 * stages, 16 * stages, 24 * stages, 1e6):
-        requests = [at_rate(traffic.sample(192), rate) for _ in range(2)]
+    for rate in (4.0, 1e6):
+        requests = [at_rate(traffic.sample(224), rate) for _ in range(2)]
         whole = of.serve(requests[0], OURS, 512)
         part = of.serve(requests[1], OURS, 512, over=overload_of(requests[1]))
-        left.append(len(part.finished) < 192)
+        left.append(len(part.finished) < 224)
         if left[-1]:
             assert Load.steady(whole).median_delay > MAX_DELAY
             assert len(part.iterations) < len(whole.iterations)
         else:
             assert Load.steady(part) == Load.steady(whole)
-    assert not left[0] and left[-1] and left == sorted(left)
+    assert left == [False, True]
 
 
 def test_a_pipeline_is_a_replica(llama: Path) -> None:
@@ -552,30 +553,86 @@ def values_of(engine: str, words: list[str]) -> dict[str, float]:
     return found
 
 
-def test_other_engines_accept_every_command() -> None:
-    """On random questions: what vLLM and SGLang refuse is never printed."""
+def random_flags(draw: random.Random) -> list[str]:
+    """Of a question that a user may ask, sensible or not."""
+    flags = {
+        "--model": list(MODELS), "--gpu": list(GPUS), "--tp": [1, 1, 2, 4, 8], "--pp": [1, 1, 2, 4],
+        "--tbt-slo": [None, 1, 20, 50, 200], "--ttft-slo": [None, None, 20, 1000],
+        "--requests-file": ["chat", "arxiv", "100:20", "3000:50", "30:300", TRACE],
+        "--memory-utilization": [None, 0.5, 0.9, 0.95], "--max-batch-size": [None, 8, 1000],
+        "--rate": [None, 5],
+        "--cache-tokens": [None] * 5 + [20_000], "--concurrency": [None, None, 4],
+    }  # fmt: skip
+    words = []
+    for flag, choices in flags.items():
+        if (value := draw.choice(choices)) is not None:
+            words += [flag, str(value)]
+    return words
+
+
+def check_answer(words: list[str], folder: Path) -> dict | None:
+    """Ask plan.py: what is printed, and the JSON file, which is returned; None: it is refused."""
+    path = folder / "plan.json"
+    rest = ["--only", "capacity", "--requests", 256, "--json", path, "--out", folder]
+    with mock.patch("os.cpu_count", lambda: 1):
+        done = call(plan, *words, *rest)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1]
+        assert last.startswith("error: ") and "Traceback" not in done.stderr, done.stderr
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))
+    path.unlink()
+    said, model = done.stdout.replace(" \\\n    ", " "), MODELS[found["question"]["model"]]
+    assert f"\ntoken budget   C = {found['budget']}\n" in said
+    assert f"\ncapacity       {rounded(found['capacity'])} requests/s" in said
+    curve = {each["budget"]: each["capacity"] for each in found["policies"][OURS]}
+    assert curve[found["budget"]] == found["capacity"]
+    rates = list(curve.values())
+    top = rates.index(max(rates))
+    rises = rates[: top + 1] == sorted(rates[: top + 1])
+    falls = rates[top:] == sorted(rates[top:], reverse=True)
+    assert ("Not monotone" in said) == (not (rises and falls)), said
+    of, budget = found["question"], found["budget"]
+    assert found["commands"].keys() == RULES.keys()
+    for engine, line in found["commands"].items():
+        assert f"\n  {line}\n" in said
+        own = values_of(engine, shlex.split(line))
+        for rule in RULES[engine]:
+            assert rule.holds(own, model), f"{line}: {rule.says}: {rule.source}"
+        size = own["--max-num-seqs" if engine == "vLLM" else "--max-running-requests"]
+        assert size == found["batch size"] == min(of["max batch size"], budget)
+    if share := own["--mem-fraction-static"]:
+        tp, _, pp = of["layout"].removeprefix("TP").partition("-PP")
+        cost = CostModel(model, GPUS[of["gpu"]], tp=int(tp), software="vllm")
+        card, weights, outside = bytes_of(cost, int(pp or 1))
+        tokens = (share * (card - outside) - weights) / cost.kv_bytes * int(pp or 1)
+        slack = 1e-3 * card / cost.kv_bytes * int(pp or 1)
+        assert found["cache tokens"] - slack <= tokens <= found["cache tokens"]
+    return found
+
+
+def test_random_questions(tmp_path: Path) -> None:
+    """With made-up capacities: all that is printed is accepted, and agrees."""
     draw, seen = random.Random(0), set()
-    for _ in range(40):
-        model = MODELS[draw.choice(["mistral-7b", "llama3.1-8b", "llama3.1-70b", "gpt2"])]
-        tp = draw.choice([n for n in (1, 2, 4, 8) if model.n_head % n == 0])
-        cost = CostModel(model, GPUS[draw.choice(["h100", "a100-80gb", "l4"])], tp=tp)
-        pp, share = draw.choice([1, 1, 2, 4]), draw.choice([None, 0.9, 0.95])
-        of = Replica(cost, draw.choice([8, 256, 1000]), 10**6, pp, utilization=share)
-        longest = draw.randint(2, model.max_length)  # and one more: the last token is not cached
-        traffic = Traffic.of("x", [Request(0, range(longest), 1 + draw.randint(0, 1))])
-        best = Found(1.0, draw.choice([*BUDGETS, 640, 896]))
-        question = Question({}, traffic, SLO, BUDGETS, 128)
-        plan_ = Plan(question, of, {}, best, [], {}, {})
-        lines = engine_lines(SimpleNamespace(model="m"), plan_)
-        assert lines.keys() == RULES.keys()
-        for engine, line in lines.items():
-            own = values_of(engine, shlex.split(line))
-            for rule in RULES[engine]:
-                assert rule.holds(own, model), f"{line}: {rule.says}: {rule.source}"
-        own = values_of("vLLM", shlex.split(lines["vLLM"]))
-        assert own["--max-num-seqs"] == of.size(best.budget), "what is predicted is what is printed"
-        seen.add((pp > 1, best.budget < of.max_batch_size))
+
+    def find(*asked: object, **_: float) -> Found:
+        rate = draw.choice([0.0, 1.0, 1.02, 4.0, 50.0])
+        return Found(rate, asked[4], 64, {rate: Load(0.01, 0.0)} if rate else {})
+
+    with mock.patch.multiple(comparison, find_capacity=find, bench=lambda *_: {"rate": 1.0}):
+        for _ in range(40):
+            found = check_answer(random_flags(draw), tmp_path)
+            if found:
+                seen.add(("-PP" in found["question"]["layout"], found["batch size"] < 256))
     assert len(seen) == 4, "pipelines, and budgets below B"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40))
+def test_a_random_question(tmp_path: Path, seed: int) -> None:
+    """The same, with what the search finds."""
+    with mock.patch.multiple(comparison, DRAWS=1, EXACT=1.1, ROUGH=1.2):
+        check_answer(["--quick", *random_flags(random.Random(seed))], tmp_path)
 
 
 def test_a_rule_can_be_broken() -> None:
@@ -584,7 +641,7 @@ def test_a_rule_can_be_broken() -> None:
         "vLLM": ["--max-num-batched-tokens 128 --max-num-seqs 256", "--tensor-parallel-size 3",
                  "--gpu-memory-utilization 1.5", "--max-model-len 1000000"],
         "SGLang": ["--chunked-prefill-size 100 --page-size 64", "--pp-size 2 --enable-mixed-chunk",
-                   "--context-length 1000000"],
+                   "--context-length 1000000", "--mem-fraction-static 1.1"],
     }  # fmt: skip
     for engine, lines in broken.items():
         usual = {"--max-num-batched-tokens": 512, "--max-num-seqs": 256}

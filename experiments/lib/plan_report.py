@@ -305,7 +305,7 @@ def engine_lines(options: Namespace, plan: Plan, model: str = "") -> dict[str, s
     return engine_flags(
         model or shlex.quote(name_there(options, plan)), plan.best.budget, replica.max_batch_size,
         replica.cost.tp, replica.stages, min(longest, replica.cost.model.max_length),
-        replica.utilization,
+        replica.utilization, replica.static_share(plan.best.budget),
     )  # fmt: skip
 
 
