@@ -329,6 +329,9 @@ def find_capacity(
             return rate, count, loads
         return search(rate, precision, precision**2, 1.2)  # so it comes to an end
 
+    few = min(enough(start, COARSE, traffic), affordable(start, COARSE, replica, traffic))
+    if start and not least and not met_at(start / COARSE, few):
+        start = 0.0  # it is not near: long runs on the way would cost more than a start anew
     if not start:
         start = throughput(replica, sample(FEWEST), policy, budget)
         if not met_at(start / HOPELESS, FEWEST // 6):

@@ -357,7 +357,7 @@ def test_long_outputs_at_a_low_rate_end(llama: Path) -> None:
     long = Traffic.of("long", make_requests(poisson(2, 1.0), Fixed(7000), Fixed(200)))
     runs, serve = [], Replica.serve
 
-    def counted(*asked: object) -> Trace:
+    def counted(*asked: object, over: object = None) -> Trace:
         runs.append(serve(*asked))
         return runs[-1]
 
