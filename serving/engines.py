@@ -27,11 +27,13 @@ FLAGS: dict[str, dict[str, float]] = {
         "--max-num-batched-tokens": 0, "--max-num-seqs": 0, "--max-model-len": 0,
         "--tensor-parallel-size": 1, "--pipeline-parallel-size": 1,
         "--gpu-memory-utilization": 0.92,  # docs.vllm.ai/en/stable/api/vllm/config/cache; once 0.9
+        "--quantization": 0,  # docs.vllm.ai/en/stable/features/quantization/fp8
     },
     "SGLang": {
         "--chunked-prefill-size": 0, "--max-running-requests": 0, "--context-length": 0,
         "--tp-size": 1, "--pp-size": 1, "--enable-mixed-chunk": 0, "--page-size": 1,
         "--mem-fraction-static": 0,
+        "--quantization": 0,  # docs.sglang.io/advanced_features/quantization
     },
 }  # fmt: skip
 
@@ -86,10 +88,12 @@ def engine_flags(
     length: int | None = None,
     utilization: float | None = None,
     static_share: float | None = None,
+    quantization: str = "",
 ) -> dict[str, str]:
     """Name of an engine -> its command line. Both count decodes in C, too.
 
     No more requests run at once than a batch has tokens. vLLM chunks prefills by default.
+    quantization: of weights that the checkpoint has in 16 bits.
     """
     size, mixed = min(batch_size, budget), pp == 1
     tp, pp = (number if number > 1 else 0 for number in (tp, pp))
@@ -97,12 +101,12 @@ def engine_flags(
         "vLLM": {
             "--max-num-batched-tokens": budget, "--max-num-seqs": size,
             "--tensor-parallel-size": tp, "--pipeline-parallel-size": pp, "--max-model-len": length,
-            "--gpu-memory-utilization": utilization,
+            "--gpu-memory-utilization": utilization, "--quantization": quantization,
         },
         "SGLang": {
             "--chunked-prefill-size": budget, "--max-running-requests": size, "--tp-size": tp,
             "--pp-size": pp, "--context-length": length, "--mem-fraction-static": static_share,
-            "--enable-mixed-chunk": mixed,
+            "--enable-mixed-chunk": mixed, "--quantization": quantization,
         },
     }  # fmt: skip
     starts = {

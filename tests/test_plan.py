@@ -385,7 +385,7 @@ def test_a_run_that_is_left_would_have_missed(llama: Path, stages: int) -> None:
             assert Load.steady(whole).median_delay > MAX_DELAY
             assert len(part.iterations) < len(whole.iterations)
         else:
-            assert Load.steady(part) == Load.steady(whole)
+            assert Load.steady(part).tbts == Load.steady(whole).tbts
     assert left == [False, True]
 
 
@@ -530,7 +530,7 @@ def test_engine_flags() -> None:
 def test_a_line_for_another_engine_can_be_typed(capsys: pytest.CaptureFixture) -> None:
     """Where the model's folder has blanks in its name, too."""
     name = "my models/Llama 3, the second try of them all, with a name of many words"
-    options = SimpleNamespace(model=name)
+    options = SimpleNamespace(model=name, weights=None)
     found = Found(1.0, 512)
     asked = Question({}, Traffic.of("trace", population()), SLO, (512,), 128)
     of = Replica(CostModel(MODELS["mistral-7b"], GPUS["h100"]), 8, 10**6)
@@ -549,7 +549,8 @@ def values_of(engine: str, words: list[str]) -> dict[str, float]:
         if word.startswith("--"):
             following = flags[i + 1] if i + 1 < len(flags) else "--"
             assert word in found, f"{engine} has no {word}"
-            found[word] = 1 if following.startswith("--") else float(following)
+            number = following if following[0].isdigit() else 1  # a switch, or a word
+            found[word] = float(number)
     return found
 
 
@@ -560,7 +561,8 @@ def random_flags(draw: random.Random) -> list[str]:
         "--tbt-slo": [None, 1, 20, 50, 200], "--ttft-slo": [None, None, 20, 1000],
         "--requests-file": ["chat", "arxiv", "100:20", "3000:50", "30:300", TRACE],
         "--memory-utilization": [None, 0.5, 0.9, 0.95], "--max-batch-size": [None, 8, 1000],
-        "--rate": [None, 5],
+        "--rate": [None, 5], "--weights": [None, None, None, "fp8"],
+        "--slo": [None, None, "tpot:p95:50", "e2e:p99:20000"], "--dollars-per-gpu-hour": [None, 2],
         "--cache-tokens": [None] * 5 + [20_000], "--concurrency": [None, None, 4],
     }  # fmt: skip
     words = []
@@ -582,7 +584,9 @@ def check_answer(words: list[str], folder: Path) -> dict | None:
         return None
     found = json.loads(path.read_text(encoding="utf-8"))
     path.unlink()
-    said, model = done.stdout.replace(" \\\n    ", " "), MODELS[found["question"]["model"]]
+    said, of = done.stdout.replace(" \\\n    ", " "), found["question"]
+    name, fp8, _ = of["model"].partition("-fp8")
+    model = plan.priced_model(name, "fp8" if fp8 else None)
     assert f"\ntoken budget   C = {found['budget']}\n" in said
     assert f"\ncapacity       {rounded(found['capacity'])} requests/s" in said
     curve = {each["budget"]: each["capacity"] for each in found["policies"][OURS]}
@@ -592,7 +596,7 @@ def check_answer(words: list[str], folder: Path) -> dict | None:
     rises = rates[: top + 1] == sorted(rates[: top + 1])
     falls = rates[top:] == sorted(rates[top:], reverse=True)
     assert ("Not monotone" in said) == (not (rises and falls)), said
-    of, budget = found["question"], found["budget"]
+    budget = found["budget"]
     assert found["commands"].keys() == RULES.keys()
     for engine, line in found["commands"].items():
         assert f"\n  {line}\n" in said
@@ -614,10 +618,11 @@ def check_answer(words: list[str], folder: Path) -> dict | None:
 def test_random_questions(tmp_path: Path) -> None:
     """With made-up capacities: all that is printed is accepted, and agrees."""
     draw, seen = random.Random(0), set()
+    seen_load = Load(dict.fromkeys(PERCENTS, 0.01), 0.0, np.full((1, 3), 0.01))
 
     def find(*asked: object, **_: float) -> Found:
         rate = draw.choice([0.0, 1.0, 1.02, 4.0, 50.0])
-        return Found(rate, asked[4], 64, {rate: Load(0.01, 0.0)} if rate else {})
+        return Found(rate, asked[4], 64, {rate: seen_load} if rate else {})
 
     with mock.patch.multiple(comparison, find_capacity=find, bench=lambda *_: {"rate": 1.0}):
         for _ in range(40):

@@ -306,11 +306,12 @@ def engine_lines(options: Namespace, plan: Plan, model: str = "") -> dict[str, s
         model or shlex.quote(name_there(options, plan)), plan.best.budget, replica.max_batch_size,
         replica.cost.tp, replica.stages, min(longest, replica.cost.model.max_length),
         replica.utilization, replica.static_share(plan.best.budget),
+        "fp8" * (options.weights == "fp8"),
     )  # fmt: skip
 
 
 def name_there(options: Namespace, plan: Plan) -> str:
-    return options.model if options.model not in MODELS else f"YOUR-{plan.replica.cost.model.name}"
+    return options.model if options.model not in MODELS else f"YOUR-{options.model}"
 
 
 def print_engines(options: Namespace, plan: Plan) -> None:
