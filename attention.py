@@ -134,7 +134,7 @@ def span_by_span(attend: SpanAttention) -> Attention:
             y = torch.empty_like(q)  # (T, n_head, head_dim)
             for span in batch.spans:
                 rows = q[span.rows].unflatten(0, (len(span.slots), -1))  # (n, Tq, n_head, head_dim)
-                found = attend(rows, *cache.layers[layer], span.slots, span.contexts)
+                found = attend(rows, *cache.read(layer, span.slots, span.contexts), span.contexts)
                 y[span.rows] = found.flatten(0, 1)
             return y.flatten(1)  # (T, n_head * head_dim)
 

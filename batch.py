@@ -76,9 +76,9 @@ class Request:
 
     def tokens(self, start: int, end: int) -> Sequence[int]:
         """Tokens start .. end - 1 of what is prefilled."""
-        if end <= len(self.prompt):
+        if end <= (length := len(self.prompt)):
             return self.prompt[start:end]
-        return [*self.prompt, *self.output][start:end]
+        return [*self.prompt[start:], *self.output[max(0, start - length) : end - length]]
 
 
 @dataclass(frozen=True, slots=True)

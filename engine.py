@@ -30,6 +30,8 @@ from loading.prompts import make_requests
 from loading.requests import check_requests
 from loading.tokenizer import load_stop_ids, load_tokenizer
 from loop import Loop
+from paged.blocks import choose_blocks
+from paged.cache import make_cache, manage
 from sampling import SamplingParams
 from scheduler import Scheduler, make_scheduler
 from simulate import simulate  # for users alone: the LLM never prices
@@ -76,6 +78,8 @@ class LLM:
     max_batch_size (B): requests that run at once. You may lower it later.
     max_length: tokens of one request, prompt + output - 1 (of a beam search: the prompt). The cache
         is allocated at once, for B requests of that length.
+    cache: "slots", or "paged": blocks of `block_size` tokens (16), for `cache_tokens` in all. With
+        prefix_caching, requests that begin alike share them (paged/).
     device: "auto" is cuda, else cpu. dtype: "auto" is bfloat16; without it, float16 or float32.
     attention: "math", "sdpa", "native", "varlen" or "xformers". "auto": on x86 with AVX2, native
         (without a compiler, sdpa); elsewhere, what is measured to be fastest. `llm.attention` tells
@@ -93,26 +97,16 @@ class LLM:
     _own_layers = range  # number of layers -> those to load; a stage of a pipeline has some of them
 
     def __init__(
-        self,
-        model: str = "demo",
-        *,
-        policy: str = "sarathi",
-        chunk_size: int = 256,
-        max_batch_size: int = 8,
-        cache_tokens: int | None = None,
-        max_length: int | None = None,
-        dtype: str = "auto",
-        device: str = "auto",
-        attention: str = "auto",
-        seed: int = 0,
-        time_operators: bool = False,
-        check_weights: bool = False,
-        cuda_graphs: str = "auto",
-        cost: Callable[[Batch], float] | None = None,
-        fast: bool = True,
-    ):
+        self, model: str = "demo", *, policy: str = "sarathi", chunk_size: int = 256,
+        max_batch_size: int = 8, max_length: int | None = None, cache_tokens: int | None = None,
+        cache: str = "slots", block_size: int | None = None, prefix_caching: bool = False,
+        dtype: str = "auto", device: str = "auto", attention: str = "auto", seed: int = 0,
+        time_operators: bool = False, check_weights: bool = False, cuda_graphs: str = "auto",
+        cost: Callable[[Batch], float] | None = None, fast: bool = True,
+    ):  # fmt: skip
         self.policy, self.chunk_size, self.max_batch_size = policy, chunk_size, max_batch_size
-        self.cost = cost
+        self.cost, self.cache = cost, None
+        self.blocks = choose_blocks(cache, block_size, prefix_caching, attention)
         self.cache_tokens, self.time_operators, self.seed = cache_tokens, time_operators, seed
         self._scheduler()  # complains before the weights are loaded
         check_whole("seed", seed, 0, MOST_SEED)
@@ -243,8 +237,8 @@ class LLM:
         self.graphs = graphs_for(self.model, self.cache, graphs, self.attention)
 
     def _make_cache(self) -> KVCache:
-        length = slot_length(self.max_length, self.device)
-        return KVCache(self.part, self.max_batch_size, length, self.dtype, self.device)
+        size = self.part, self.max_batch_size, slot_length(self.max_length, self.device)
+        return make_cache(*size, self.dtype, self.device, self.blocks, self.cache_tokens)
 
     # ---- the loop
 
@@ -298,7 +292,8 @@ class LLM:
             raise UserError(f"{what} may not change while requests run: {how}")
 
     def _scheduler(self) -> Scheduler:
-        return make_scheduler(self.policy, self.max_batch_size, self.chunk_size, self.cache_tokens)
+        scheduling = self.policy, self.max_batch_size, self.chunk_size, self.cache_tokens
+        return manage(make_scheduler(*scheduling), self.cache)
 
     def make_executor(self) -> ModelExecutor:
         parts = (self.model, self.cache, self.attend, self.time_operators, self.cost)

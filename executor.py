@@ -84,8 +84,8 @@ class ModelExecutor:
         spans: list[Span] = []
         for chunk in batch.chunks:
             request, end = chunk.request, chunk.start + chunk.length
-            if chunk.start == 0:
-                self.slot_of[request.request_id] = self.cache.allocate()
+            if chunk.start == 0 or request.request_id not in self.slot_of:  # a hit starts later
+                self.slot_of[request.request_id] = self.cache.allocate(request)
             slot = self.slot_of[request.request_id]
             place = self.cache.extend(slot, chunk.length)
             assert place == chunk.start, "cache and scheduler disagree about a request's length"

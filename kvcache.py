@@ -7,6 +7,7 @@ memory is allocated in an iteration.
 import torch
 from torch import Tensor
 
+from batch import Request
 from configs import ModelConfig
 
 
@@ -37,8 +38,8 @@ class KVCache:
         """Free all slots. Old values stay in the tensors, but no request reads them."""
         self.used: list[int | None] = [None] * self.slots  # tokens in each slot; None: it is free
 
-    def allocate(self) -> int:
-        """A free slot, now empty. The lowest one, so that runs can be reproduced."""
+    def allocate(self, request: Request | None = None) -> int:
+        """A free slot for a request, now empty. The lowest, so that runs can be reproduced."""
         for slot, used in enumerate(self.used):
             if used is None:
                 self.used[slot] = 0
@@ -63,6 +64,10 @@ class KVCache:
         """Store T tokens in place. slots, positions (T,) int64; k, v (T, n_kv_head, head_dim)."""
         for cache, new in zip(self.layers[layer], (k, v), strict=True):
             cache[:, slots, positions] = new.transpose(0, 1)  # (n_kv_head, T, head_dim)
+
+    def read(self, layer: int, slots: tuple[int, ...], contexts: tuple[int, ...]) -> tuple:
+        """Keys, values, and where in them these slots are: for `attention.SpanAttention`."""
+        return *self.layers[layer], slots
 
     @property
     def bytes(self) -> int:

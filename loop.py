@@ -88,7 +88,7 @@ class Loop:
             self.arriving.remove(request)
         elif not self.scheduler.cancel(request):
             return False
-        if request.prefilled:  # it has run, and holds a slot
+        if request.chunks_run:  # it holds a slot
             self.executor.release(request)
         request.finish_reason = "abort"
         self.trace.cancelled.append((request.request_id, self.executor.now()))
@@ -175,9 +175,8 @@ def check_batch(scheduler: Scheduler, batch: Batch) -> None:
                 f" {request.prefill_length} tokens"
             )
     memory = scheduler.memory
-    if memory.capacity is not None and not memory.holds(scheduler.next_tokens(decodes)):
-        need = memory.taken + memory.flying + scheduler.next_tokens(decodes)
+    if not memory.holds(more := memory.next_tokens(decodes)):
         raise broken(
-            f"the cache overflows: {need} tokens, and it holds {memory.capacity}; `decodes`"
-            " preempts until they fit"
+            f"the cache overflows: {memory.taken + memory.flying + more} tokens, and it holds"
+            f" {memory.capacity}; `decodes` preempts until they fit"
         )

@@ -29,15 +29,36 @@ NOTHING_SCHEDULED = "it schedules nothing, while requests wait or run and no mor
 
 @dataclass(slots=True)
 class Memory:
-    """The KV cache as a number of tokens. The micro-batches of a pipeline may share one."""
+    """The KV cache as a number of tokens. Micro-batches may share one. paged/ counts in blocks."""
 
     capacity: int | None  # None: as much as B requests ever need
     taken: int = 0  # by running requests
     flying: int = 0  # next tokens of decodes that are in flight (pipelines only)
+    single: bool = True  # no beam search was added; to ask every decode slows the loop by 3 %
 
     def holds(self, more: int) -> bool:
         """Whether `more` tokens fit beside what is taken."""
         return self.capacity is None or self.taken + self.flying + more <= self.capacity
+
+    def next_tokens(self, requests: Sequence[Request]) -> int:
+        """How many tokens of cache the next decodes of these requests take."""
+        return len(requests) if self.single else decode_size(requests)[1]
+
+    def prefill(self, newcomer: Request) -> tuple[int, int]:
+        """Tokens that its prefill takes at once, and a hit: those that are in the cache already."""
+        return newcomer.prefill_length, 0
+
+    def take(self, newcomer: Request) -> int:
+        """Take what `prefill` says. Returns the hit."""
+        self.taken += newcomer.prefill_length
+        return 0
+
+    def grow(self, decodes: Sequence[Request]) -> None:
+        self.taken += self.next_tokens(decodes)
+
+    def give(self, request: Request) -> None:
+        """Take back all that a running request holds."""
+        self.taken -= held(request)
 
 
 class Scheduler:
@@ -66,7 +87,6 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._preempted: list[Request] = []
-        self.single = True  # no beam search was added; to ask every decode slows the loop by 3 %
 
     def schedule(self, now: float) -> Batch | None:
         """The next batch, or None when there is nothing to run. `now`: s on the engine's clock."""
@@ -97,14 +117,14 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request that has arrived; refuses what `check` refuses."""
         self.check(request)
-        self.single &= request.decode_size is None
+        self.memory.single &= request.decode_size is None
         self.waiting.append(request)
 
     def cancel(self, request: Request) -> bool:
         """Forget a request, waiting or running. False if it is neither."""
         if request in self.running:
             self.running.remove(request)
-            self.memory.taken -= held(request)
+            self.memory.give(request)
         elif request in self.waiting:
             self.waiting.remove(request)
         else:
@@ -117,19 +137,15 @@ class Scheduler:
 
     # ---- what policies call
 
-    def next_tokens(self, requests: Sequence[Request]) -> int:
-        """How many tokens of cache the next decodes of these requests take."""
-        return len(requests) if self.single else decode_size(requests)[1]
-
     def can_admit(self) -> bool:
         """Whether a request waits, a slot is free, and its prefill fits the cache."""
         if not self.waiting or len(self.running) >= self.max_batch_size:
             return False
-        if not self.memory.taken or self.memory.capacity is None:
+        memory, new = self.memory, self.waiting[0]
+        if not memory.taken or memory.capacity is None:
             return True  # an empty cache holds any request that `check` lets pass
-        newcomer = self.waiting[0]  # without room for all next tokens, it would be preempted
-        next_tokens = self.next_tokens((*self.running, newcomer))
-        return self.memory.holds(newcomer.prefill_length + next_tokens)
+        # without room for all next tokens, it would be preempted
+        return memory.holds(memory.prefill(new)[0] + memory.next_tokens((*self.running, new)))
 
     def admit(self) -> Request | None:
         """Let the oldest waiting request run, if it can be admitted."""
@@ -138,7 +154,7 @@ class Scheduler:
         request = self.waiting.popleft()
         assert request.prefilled == 0, "a request holds one slot"
         self.running.append(request)
-        self.memory.taken += request.prefill_length
+        request.prefilled = request.context = self.memory.take(request)
         return request
 
     def decodes(self) -> list[Request]:
@@ -147,10 +163,9 @@ class Scheduler:
         If the cache has no room for a token of each, the newest are preempted first.
         """
         decodes = [r for r in self.running if r.prefilled >= r.prefill_length]  # hot: no property
-        if self.memory.capacity is not None:
-            while decodes and not self.memory.holds(self.next_tokens(decodes)):
-                newest = self.preempt()
-                decodes = [request for request in decodes if request is not newest]
+        while decodes and not self.memory.holds(self.memory.next_tokens(decodes)):
+            newest = self.preempt()
+            decodes = [request for request in decodes if request is not newest]
         return decodes
 
     def decode_only(self) -> Batch | None:
@@ -169,13 +184,13 @@ class Scheduler:
 
     def admit_all(self, most: float = float("inf")) -> list[Chunk]:
         """Admit whole prompts: as many as fit, up to `most` tokens, but always the first."""
-        chunks, tokens = [], 0
-        while self.waiting and (not chunks or tokens + self.waiting[0].prefill_length <= most):
-            request = self.admit()
-            if request is None:
+        chunks: list[Chunk] = []
+        while self.waiting:
+            newcomer = self.waiting[0]
+            most -= newcomer.prefill_length - self.memory.prefill(newcomer)[1]
+            if (chunks and most < 0) or not self.admit():
                 break
-            chunks.append(whole_prefill(request))
-            tokens += request.prefill_length
+            chunks.append(whole_prefill(newcomer))
         return chunks
 
     # ---- what the loop calls
@@ -184,8 +199,8 @@ class Scheduler:
         """Send a running request (None: the newest) back to the head of the queue."""
         request = request or self.running[-1]
         self.running.remove(request)
-        self.memory.taken -= held(request)
-        if request.prefilled:  # else it has no slot yet, and loses nothing
+        self.memory.give(request)
+        if request.chunks_run:  # else it has no slot yet, and loses nothing
             request.preemptions += 1
             self._preempted.append(request)
         request.restart()
@@ -202,14 +217,14 @@ class Scheduler:
 
         tokens: one for each of `batch.sampled`.
         """
-        sampled, memory, ended = batch.sampled, self.memory, []
+        sampled, single, ended = batch.sampled, self.memory.single, []
         for chunk in batch.chunks:
             request = chunk.request
             request.prefilled = request.context = chunk.start + chunk.length
             request.chunks_run += 1
-        memory.taken += self.next_tokens(batch.decodes)
+        self.memory.grow(batch.decodes)
         for request in batch.decodes:
-            request.context += 1 if self.single else decode_size([request])[1]
+            request.context += 1 if single else decode_size([request])[1]
         for request, token in zip(sampled, tokens, strict=True):
             output = request.output
             output.append(token)
@@ -220,7 +235,7 @@ class Scheduler:
             else:
                 continue
             ended.append(request)
-            memory.taken -= request.context
+            self.memory.give(request)
         if ended:
             self.running = [request for request in self.running if request.finish_reason is None]
         return ended
@@ -235,7 +250,7 @@ def held(request: Request) -> int:
 
 
 def whole_prefill(request: Request) -> Chunk:
-    return Chunk(request, 0, request.prefill_length)
+    return next_chunk(request, request.prefill_length)
 
 
 def next_chunk(request: Request, room: int) -> Chunk:
@@ -292,7 +307,7 @@ class IterationLevel(Scheduler):
 
     def schedule(self, now: float) -> Batch | None:
         decodes = self.decodes()
-        chunks = self.prefills(len(decodes) if self.single else decode_size(decodes)[0])
+        chunks = self.prefills(len(decodes) if self.memory.single else decode_size(decodes)[0])
         return Batch(chunks, decodes) if chunks or decodes else None
 
     def prefills(self, decode_rows: int) -> list[Chunk]:

@@ -15,6 +15,7 @@ from costmodel import CostModel
 from loading.priced import priced_model
 from loading.requests import check_requests, listed, refuse_beams
 from loop import Loop, Result
+from paged.blocks import choose_blocks
 from scheduler import make_scheduler
 from timeline import Trace
 
@@ -74,6 +75,9 @@ def simulate(
     link: str | None = None,
     software: str = "sarathi",
     host: str = "none",
+    cache: str = "slots",
+    block_size: int | None = None,
+    prefix_caching: bool = False,
 ) -> Trace:
     """Predicted times of these requests, with placeholder tokens.
 
@@ -81,6 +85,8 @@ def simulate(
     software: a name of costmodel.SOFTWARE: the constants are fitted to its measurements. If it was
     not measured on this GPU, the trace's `guess` says whose constants are taken.
     host: a name of configs.hosts.HOSTS: the CPU's time for each iteration.
+    cache, block_size, prefix_caching: see `engine.LLM`. Only prompts that say which tokens they
+    share can share them: see paged/prompts.py.
 
     The GPU's memory is not checked. Without cache_tokens, B requests run at once, even if their
     keys and values would not fit (`costmodel.requests_that_fit` says how many fit).
@@ -91,6 +97,8 @@ def simulate(
     refuse_beams(requests, "price it with beam.cost.simulate_beams")
     check_requests(requests, cost_model.model.max_length, cost_model.model.name)
     scheduler = make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)
+    if blocks := choose_blocks(cache, block_size, prefix_caching):
+        scheduler.memory = blocks.memory(cache_tokens)
     trace = run_all(Loop(scheduler, CostExecutor(cost_model)), requests)
     trace.guess = cost_model.guess
     return trace

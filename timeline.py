@@ -70,6 +70,7 @@ class Life:
     tokens: list[float] = field(default_factory=list)  # when each output token came
     finished: float | None = None
     preemptions: int = 0
+    cached: int = 0  # prompt tokens that were in the cache when it was scheduled (paged/)
 
     @property
     def ttft(self) -> float:
@@ -135,7 +136,8 @@ class Trace:
         for chunk in batch.chunks:
             request, own = chunk.request, chunk.request.request_id
             if own not in lives:
-                lives[own] = Life(own, request.arrival, len(request.prompt), start)
+                prompt, hit = len(request.prompt), chunk.start
+                lives[own] = Life(own, request.arrival, prompt, start, cached=hit)
             if chunk.is_last:
                 lives[own].tokens.append(end)
         for request_id in decodes:

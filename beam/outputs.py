@@ -11,6 +11,7 @@ from command.checks import UserError, shown
 from configs import ModelConfig
 from kvcache import KVCache
 from loading.device import memory_of
+from paged.cache import PagedCache
 from timeline import Trace
 
 
@@ -49,6 +50,8 @@ def beam_requests(
     longest = min(config.window or config.max_length, config.max_length)  # positions
     if not isinstance(cache, str) or cache not in CACHES:
         raise UserError(f"cache is {shown(cache)}; choose from {', '.join(CACHES)}")
+    if isinstance(slots, PagedCache):
+        raise UserError("a beam search needs cache 'slots', and this LLM has 'paged'")
     if not isinstance(params, Sequence):
         params = [params or BeamSearchParams()] * len(requests)
     found = []

@@ -25,6 +25,7 @@ from executor import ModelExecutor, synchronized_clock
 from fast.cuda import Recordable, gathered, longest_of, numbers_of, varlen
 from kvcache import KVCache
 from model import Transformer, untimed
+from paged.cache import PagedCache
 
 WHEN = ("auto", "on", "off")
 RECORDED = {"sdpa": gathered, "varlen": varlen}
@@ -120,7 +121,9 @@ def graphs_for(model: Transformer, cache: KVCache, when: str, name: str) -> Grap
     name: of the back end of attention. A recording runs the same. UserError for "on" where it
     cannot be recorded.
     """
-    if when == "off" or not cache.k.is_cuda:
+    if when == "on" and isinstance(cache, PagedCache):
+        raise UserError("cuda_graphs 'on' needs cache 'slots', and this is 'paged'")
+    if when == "off" or not cache.k.is_cuda or isinstance(cache, PagedCache):
         return None
     if when == "on" and name not in RECORDED:
         raise UserError(

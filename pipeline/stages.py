@@ -35,7 +35,7 @@ from torch import Tensor
 
 from attention import FlatBatch
 from batch import Batch, Request
-from command.checks import UserError, check_whole
+from command.checks import UserError, check_whole, shown
 from engine import LLM, RequestOutput, SamplingParams, StreamedToken
 from executor import ModelExecutor, synchronized_clock
 from loading.device import memory_of
@@ -92,6 +92,8 @@ class PipelineLLM(LLM):
     ):
         self.stage, self.stages = dist.get_rank(), dist.get_world_size()
         self.micro_batches = self.stages if micro_batches is None else micro_batches
+        if options.get("cache", "slots") != "slots":
+            raise UserError(f"a pipeline has cache 'slots' only, not {shown(options['cache'])}")
         check_whole("micro_batches", self.micro_batches, most=MOST_MICRO_BATCHES)
         check_whole("max_batch_size", max_batch_size)
         self.micro_batch_size, self.filling = max_batch_size, {"deal": deal, "memory": memory}

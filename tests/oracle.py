@@ -11,7 +11,7 @@ are tiny and in float64, so that tokens agree exactly.
 """
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -34,6 +34,8 @@ from fast.backends import choose_backend, speed_up
 from kvcache import KVCache
 from loop import Loop, Result
 from model import Transformer
+from paged.blocks import BlockMemory, Blocks
+from paged.cache import make_cache, manage
 from paged.policies import PrefillFirst
 from pipeline import MicroBatches, Rules, make_micro_batches
 from pipeline.phases import STEALING
@@ -92,6 +94,9 @@ def known(family: str) -> list[Known]:
     for number in range(PROMPTS):
         length = rng.choice((1, 2, 3, rng.randint(4, 12), rng.randint(12, LONGEST - OUTPUT)))
         prompt = [rng.randrange(model.config.vocab_size) for _ in range(length)]
+        if number % 2:  # it begins as another one does
+            begin = rng.choice(found).prompt
+            prompt[: len(begin)] = begin[:length]
         params = None
         if number % 3 == 0:
             params = SamplingParams(
@@ -215,7 +220,8 @@ class Call:
 class Play:
     """size: B. chunk: C. memory: tokens of the cache. switches: (step, policy, C).
 
-    stages, micro_batches, filling: of a pipeline, for `make_micro_batches`.
+    stages, micro_batches, filling: of a pipeline, for `make_micro_batches`. blocks: of the cache;
+    None: slots.
     """
 
     seed: str
@@ -230,6 +236,7 @@ class Play:
     stages: int = 1
     micro_batches: int = 1
     filling: dict = field(default_factory=dict)
+    blocks: Blocks | None = None
 
     @property
     def asked(self) -> list[Asked | Search]:
@@ -303,10 +310,19 @@ def draw(
             filling["rules"] = Rules(stealing=stealing, limit=limit, drain=drain, pack=pack)
     else:
         filling |= {"deal": rng.choice(("queue", "turns")), "refill_every": rng.choice((1, 1, 3))}
-    return Play(
+    play = Play(
         f"{seed}", family, policy or random_policy(rng), rng.choice(list(PLAIN)), size, chunk,
         memory, tuple(calls), tuple(switches), rng.randint(1, 4), rng.randint(1, 5), filling,
     )  # fmt: skip
+    return play if searches or rng.random() < 0.5 else in_blocks(play)
+
+
+def in_blocks(play: Play) -> Play:
+    """The same play with a cache in blocks: most often small ones, which prompts share."""
+    rng = random.Random(f"blocks {play.seed} {play.policy}")
+    size = rng.choice((1, 2, 3, 4, 5, 8, 16, rng.randint(1, 64)))
+    memory = play.memory and -(-play.memory // size) * size
+    return replace(play, memory=memory, blocks=Blocks(size, rng.random() < 0.8))
 
 
 def draw_search(family: str, rng: random.Random) -> Search:
@@ -356,7 +372,7 @@ def check_rules(scheduler: Scheduler, batch: Batch) -> None:
 
 def check_queue(scheduler: Scheduler, batch: Batch) -> None:
     """First come, first served. (A micro-batch may preempt what another one has overtaken.)"""
-    started = [chunk.request.arrival for chunk in batch.chunks if chunk.start == 0]
+    started = [chunk.request.arrival for chunk in batch.chunks if not chunk.request.chunks_run]
     waiting = [request.arrival for request in scheduler.waiting]
     assert not (started and waiting) or max(started) <= min(waiting), "somebody is overtaken"
 
@@ -364,7 +380,7 @@ def check_queue(scheduler: Scheduler, batch: Batch) -> None:
 def check_books(executor: ModelExecutor, schedulers: Sequence[Scheduler]) -> None:
     """Who runs holds what the schedulers, the executor and the cache say that it holds."""
     running = [request for scheduler in schedulers for request in scheduler.running]
-    started = [request for request in running if request.prefilled]
+    started = [request for request in running if request.chunks_run]
     slot_of, used = executor.slot_of, executor.cache.used
     assert sorted(slot_of) == sorted(request.request_id for request in started)
     assert len(set(slot_of.values())) == len(started), "two share a slot"
@@ -375,9 +391,126 @@ def check_books(executor: ModelExecutor, schedulers: Sequence[Scheduler]) -> Non
         assert used[slot_of[request.request_id]] == in_slot
     for memory in {id(each.memory): each.memory for each in schedulers}.values():
         sharers = [each for each in schedulers if each.memory is memory]
-        assert memory.taken == sum(held(r) for each in sharers for r in each.running)
+        if isinstance(memory, BlockMemory):
+            check_blocks(executor, memory, running)
+        else:
+            assert memory.taken == sum(held(r) for each in sharers for r in each.running)
         assert memory.capacity is None or memory.taken + memory.flying <= memory.capacity
     assert all(len(each.running) <= each.max_batch_size for each in schedulers)
+
+
+def check_blocks(
+    executor: ModelExecutor | None, memory: BlockMemory, running: Sequence[Request]
+) -> None:
+    """Each block is held as often as the tables say, or idle, or free: none is lost, none twice."""
+    size, tables = memory.block_size, memory.tables
+    assert set(tables) == set(running)
+    for request, table in tables.items():
+        assert len(set(table.blocks)) == len(table.blocks) == -(-held(request) // size)
+        if executor and request.chunks_run:
+            row = executor.cache.table[executor.slot_of[request.request_id]]
+            assert row[: len(table.blocks)].tolist() == table.blocks
+    references = Counter(block for table in tables.values() for block in table.blocks)
+    blocks = range(len(memory.references))
+    assert [references[block] for block in blocks] == memory.references
+    assert sorted([*references, *memory.idle, *memory.free]) == list(blocks), "a block is lost"
+    assert memory.most is None or len(blocks) <= memory.most
+    assert memory.taken == size * len(references)
+    assert {block: key for key, block in memory.block_of.items()} == memory.key_of
+    assert set(memory.idle) <= set(memory.key_of) and not set(memory.free) & set(memory.key_of)
+
+
+class Prefixes:
+    """A plain model of what is shared: a set of prefixes, the least recently used first.
+
+    A block is the prefix that ends with it, or None if it is its request's own. It has one chance
+    to become a prefix: when it is full, and nobody has that prefix yet.
+    """
+
+    def __init__(self, memory: BlockMemory):
+        self.size, self.most, self.sharing = memory.block_size, memory.most, memory.prefix_caching
+        self.known: list[tuple[int, ...]] = []
+        self.of: dict[Request, list[tuple[int, ...] | None]] = {}
+        self.seen: Counter[Request] = Counter()  # full blocks
+
+    def prefix(self, request: Request, blocks: int) -> tuple[int, ...]:
+        return tuple([*request.prompt, *request.output][: blocks * self.size])
+
+    def held(self) -> list[tuple[int, ...] | None]:
+        """All blocks that somebody holds, once each."""
+        every = [each for own in self.of.values() for each in own]
+        return [None] * every.count(None) + list(set(every) - {None})
+
+    def enter(self) -> None:
+        for request, own in self.of.items() if self.sharing else ():
+            for place in range(self.seen[request], request.context // self.size):
+                self.seen[request] += 1
+                prefix = self.prefix(request, place + 1)
+                if prefix not in self.known:
+                    self.known.append(prefix)
+                    own[place] = prefix
+
+    def hit(self, newcomer: Request) -> list[tuple[int, ...]]:
+        self.enter()
+        found: list[tuple[int, ...]] = []
+        while (len(found) + 1) * self.size < newcomer.prefill_length:
+            prefix = self.prefix(newcomer, len(found) + 1)
+            if prefix not in self.known:
+                break
+            found.append(prefix)
+        return found
+
+    def cover(self, request: Request, tokens: int) -> None:
+        while len(self.of[request]) * self.size < tokens:
+            idle = [each for each in self.known if each not in self.held()]
+            if self.most is not None and len(self.held()) + len(idle) == self.most:
+                self.known.remove(idle[0])
+            self.of[request].append(None)
+
+    def give(self, request: Request) -> None:
+        self.enter()
+        for prefix in reversed(self.of.pop(request)):
+            if prefix is not None and prefix not in self.held():
+                self.known.remove(prefix)
+                self.known.append(prefix)
+
+
+class CheckedMemory(BlockMemory):
+    """A `BlockMemory` that must find and evict what `Prefixes` does."""
+
+    def __init__(self, *options: object):
+        super().__init__(*options)
+        self.model, self.evicted = Prefixes(self), 0
+
+    def prefill(self, newcomer: Request) -> tuple[int, int]:
+        taken, hit = super().prefill(newcomer)
+        found = self.model.hit(newcomer)
+        assert hit == len(found) * self.block_size, "another hit than a set of prefixes has"
+        held = sum(prefix in self.model.held() for prefix in found) * self.block_size
+        assert taken == -(-newcomer.prefill_length // self.block_size) * self.block_size - held
+        return taken, hit
+
+    def take(self, newcomer: Request) -> int:
+        found = self.model.hit(newcomer)
+        self.model.of[newcomer], self.model.seen[newcomer] = list(found), len(found)
+        self.model.cover(newcomer, newcomer.prefill_length)
+        hit = super().take(newcomer)
+        assert hit == len(found) * self.block_size, "another hit than a set of prefixes has"
+        return hit
+
+    def cover(self, request: Request, tokens: int) -> list[int]:
+        self.model.cover(request, tokens)
+        blocks = super().cover(request, tokens)
+        assert len(self.model.known) == len(self.block_of), "another eviction"
+        return blocks
+
+    def give(self, request: Request) -> None:
+        self.model.give(request)
+        super().give(request)
+
+    def reset(self) -> None:
+        assert not self.tables, "a request was forgotten"
+        super().reset()
 
 
 def check_end(executor: ModelExecutor, schedulers: Sequence[Scheduler]) -> None:
@@ -422,7 +555,8 @@ class VirtualBeams(Virtual, BeamExecutor):
 
 def make_executor(play: Play, slots: int) -> VirtualExecutor | VirtualBeams:
     model = model_of(play.family)
-    cache = KVCache(model.config, slots, LONGEST + 1, model.dtype)
+    size = model.config, slots, LONGEST + 1, model.dtype, model.device
+    cache = make_cache(*size, play.blocks, play.memory)
     executor = VirtualExecutor(model, cache, PLAIN[play.backend])
     if any(isinstance(asked, Search) for asked in play.asked):
         executor = VirtualBeams(executor, play.backend)
@@ -436,7 +570,7 @@ def make_executor(play: Play, slots: int) -> VirtualExecutor | VirtualBeams:
 def by_loop(play: Play) -> Found:
     executor = make_executor(play, play.size)
     scheduler = make_scheduler(play.policy, play.size, play.chunk, play.memory)
-    executor.scheduler = scheduler
+    executor.scheduler = manage(scheduler, executor.cache)
     loop, script, requests = Loop(scheduler, executor), play.script(), {}
     gone: list[int] = []
     for step in range(STEPS):
@@ -504,6 +638,9 @@ def ready(play: Play) -> LLM:
     """The LLM of a play. Nothing may run on it."""
     llm = llm_of(play.backend == "sdpa")
     assert set(llm.cache.used) == {None} and not (llm._loop and llm._loop.busy), "a slot leaks"
+    if play.blocks or llm.blocks:
+        llm.blocks, llm.cache_tokens = play.blocks, play.memory
+        llm.resize_cache(6)
     llm.policy, llm.chunk_size, llm.max_batch_size = play.policy, play.chunk, play.size
     llm.cache_tokens = play.memory
     return llm
@@ -552,7 +689,7 @@ def by_stream(play: Play) -> Found:
                 found[numbers[token.index]] = [*tokens, token.token_id], token.finish_reason
         elif not script:
             break
-    assert set(llm.cache.used) == {None} and not llm._loop.busy, "a slot leaks"
+    assert set(llm.cache.used) == {None} and not (llm._loop and llm._loop.busy), "a slot leaks"
     assert set(llm.trace.lives) <= set(range(llm._next_id)), "ids go on counting"
     return found
 
@@ -690,7 +827,7 @@ def by_micro_batches(play: Play) -> Found:
     )  # fmt: skip
     memories = {id(scheduler.memory) for scheduler in work.schedulers}
     assert len(memories) == 1 or play.filling.get("memory") != "pool", "they share one pool"
-    executor = make_executor(play, play.size * play.micro_batches)
+    executor = make_executor(replace(play, blocks=None), play.size * play.micro_batches)
     rng, script, requests = executor.rng, play.script(), {}
     flying: deque[tuple[int, Batch, list[int]]] = deque()
     idle, fruitless = list(range(work.count)), 0

@@ -26,6 +26,7 @@ ORDER = [
     ["scheduler", "kvcache", "costmodel", "timeline"],
     ["examples"],  # policies of a user's own
     ["attention", "loop"],
+    ["paged"],  # blocks, in place of the scheduler's memory and of the slots
     ["model"],
     ["sampling"],
     ["loading"],
@@ -63,6 +64,7 @@ WITHOUT_TORCH = [
     *(f"import experiments.{name}" for name in SCRIPTS if name not in (*MEASURE, "__init__")),
     "import simulate, loading.policyfile, loading.requests, plan",
     "import pipeline",
+    "import paged.blocks, paged.prompts",
     "import beam.request",
     "import web.runner, web.priced",
     "import course.__main__, course.grade, course.selftest, course.picture",

@@ -13,6 +13,7 @@ from engine import LLM
 from executor import ModelExecutor
 from loading.requests import check_requests, refuse_beams
 from loop import Result
+from paged.cache import manage
 from scheduler import Scheduler, make_scheduler
 
 MOST_LOGPROBS = 20  # of one token, as in OpenAI's API
@@ -74,7 +75,8 @@ class RealEngine:
         self.description = f"{self.name} in {dtype} on {llm.device}, run for real"
 
     def scheduler(self, policy: str, chunk_size: int) -> Scheduler:
-        return make_scheduler(policy, self.max_batch_size, chunk_size, self.llm.cache_tokens)
+        scheduling = policy, self.max_batch_size, chunk_size, self.llm.cache_tokens
+        return manage(make_scheduler(*scheduling), self.llm.cache)
 
     def executor(self, wanted: dict[int, int], begin: Callable[[Batch], None]) -> LogprobExecutor:
         """A new one on an empty cache. wanted, begin: see `LogprobExecutor`."""

@@ -1,0 +1,48 @@
+"""Placeholder prompts that say which tokens they share. No torch.
+
+`range(n)` is a prompt of n placeholder tokens, and begins as all others do: with prefix caching, a
+simulation would find nearly all of it. `Parts` lays ranges one behind the other instead:
+
+    system, own = range(512), range(10_000, 10_128)     512 tokens that all share, and 128 that none
+    Request(0, Parts([system, own]), max_tokens=64)
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, chain
+
+OF_A_HASH = 512  # tokens that one id of Mooncake's traces stands for
+
+
+class Parts(Sequence):
+    """Ranges of token ids, as one prompt. It takes no memory for its tokens."""
+
+    def __init__(self, parts: Iterable[range]):
+        self.parts = tuple(parts)
+        self.starts = [0, *accumulate(map(len, self.parts))]
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def __getitem__(self, place: int | slice) -> int | list[int]:
+        if not isinstance(place, slice):
+            return self[place : place + 1 or None][0]
+        start, stop, step = place.indices(len(self))
+        pieces = [
+            part[max(0, start - first) : max(0, stop - first)]
+            for first, part in zip(self.starts, self.parts, strict=False)
+            if first < stop and first + len(part) > start
+        ]
+        return list(chain.from_iterable(pieces))[::step]
+
+
+def of_hashes(hash_ids: Sequence[int], tokens: int) -> Parts:
+    """A prompt from a line of Mooncake's traces: equal ids stand for equal blocks of 512 tokens."""
+    blocks = [range(OF_A_HASH * each, OF_A_HASH * (each + 1)) for each in hash_ids]
+    blocks[-1] = blocks[-1][: tokens - OF_A_HASH * (len(blocks) - 1)]
+    return Parts(blocks)
+
+
+def shared(prompt: int, same: int, number: int) -> Parts:
+    """`prompt` tokens, whose first `same` are those of all other such prompts. number: from 0."""
+    own = 10**9 + number * 10**6  # a model's tokens are fewer
+    return Parts([range(same), range(own, own + prompt - same)])
