@@ -16,7 +16,7 @@ from pathlib import Path
 
 from command.checks import UserError
 from command.cli import progress, read_text, run_main
-from command.flags import CACHES, Flag, Parser, either
+from command.flags import Flag, Parser
 from configs import MODELS
 from engine import LLM, BeamSearchParams, SamplingParams, StreamedToken
 from loading.files import FOR_TEXT
@@ -47,7 +47,9 @@ FLAGS = {
     "top_p": Flag(default=1),
     "beams": Flag("search with BW beams, instead of sampling; each takes a token of C"),
     "n": Flag("with --beams: print the N best", shown="all"),
-    "cache": Flag(f"with --beams: cache, {either(CACHES)}", shown="segment"),
+    "cache": Flag(shown="slots; with --beams, segment"),
+    "block_size": Flag(shown="16"),
+    "prefix_caching": Flag(),
     "length_penalty": Flag("with --beams: score = log-probability / length ** X, X from -10 to 10",
                            shown="1"),
     "seed": Flag("seed of the sampling", 0),
@@ -70,7 +72,7 @@ def parse_args() -> argparse.Namespace:
 def beam_params(args: argparse.Namespace) -> BeamSearchParams | None:
     """What --beams asks for. Raises UserError if an option of sampling is given with it."""
     if args.beams is None:
-        for name in ("length_penalty", "n", "cache"):
+        for name in ("length_penalty", "n"):
             if getattr(args, name) is not None:
                 raise UserError(
                     f"--{name.replace('_', '-')} is for beam search only: give --beams too"
@@ -190,6 +192,9 @@ def main() -> None:
         chunk_size=args.chunk_size,
         max_batch_size=args.max_batch_size,
         max_length=args.max_length,
+        cache="slots" if beams or args.cache is None else args.cache,
+        block_size=args.block_size,
+        prefix_caching=args.prefix_caching,
         dtype=args.dtype,
         device=args.device,
         attention=args.attention,

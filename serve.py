@@ -31,7 +31,7 @@ from web.server import Limits, Server, hash_of, listen, room_for
 
 KEY = "NANO_SARATHI_API_KEY"  # of the environment; a flag is seen by all who may list processes
 REAL = {"dtype": "auto", "device": "auto", "attention": "auto", "cuda_graphs": "auto",
-        "check": False}  # fmt: skip
+        "check": False, "cache": "slots", "block_size": None, "prefix_caching": False}  # fmt: skip
 
 
 FLAGS = {

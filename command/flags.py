@@ -101,6 +101,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 BACKENDS = ("auto", "native", "sdpa", "math", "varlen", "xformers")
 GRAPHS = ("auto", "on", "off")
 CACHES = ("segment", "standard")
+LAYOUTS = ("slots", "paged")
 
 TOKENS, ITEMS, TIMES = Range(1, MOST), Range(1, 10**6), Range(1, 10**5)
 FEW, MICRO_BATCHES = Range(1, 1000), Range(1, 4096)  # FEW: processes
@@ -126,6 +127,9 @@ TABLE: dict[str, dict[str, Kind]] = {
         "max-batch-size": Kind("B", "requests that run at once", ITEMS, several=True),
         "max-length": Kind("L", "most tokens of a request, prompt and output", TOKENS),
         "max-tokens": Kind("N", "output tokens of a request", TOKENS),
+        "cache": Kind("NAME", f"cache: {either(LAYOUTS)}; of a beam search: {either(CACHES)}"),
+        "block-size": Kind("N", "with --cache paged: tokens of a block", TOKENS),
+        "prefix-caching": Kind("", "with --cache paged: requests that begin alike share blocks"),
         "cuda-graphs": Kind(
             "WHEN", f"replay an iteration whose shape comes again: {either(GRAPHS)}", OneOf(GRAPHS)
         ),
@@ -140,7 +144,6 @@ TABLE: dict[str, dict[str, Kind]] = {
         "ignore-eos": Kind("", "go on after the end-of-text token"),
         "beams": Kind("BW", "beams of each prompt", Range(1, 10**4)),
         "n": Kind("N", "how many of the best beams are printed", Range(1, 10**4)),
-        "cache": Kind("NAME", f"cache of a beam search: {either(CACHES)}"),
         "length-penalty": Kind(
             "X", "score of a beam: log-probability / length ** X", LENGTH_PENALTY
         ),

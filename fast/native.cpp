@@ -37,6 +37,7 @@ constexpr int MAX_HEAD_DIM = 256, MAX_GROUPS = 64;
 constexpr int KEYS = 64;  // of one step of a chunk: their scores stay in the nearest cache
 // Registers hold the sums of TILE keys (or channels) by WIDE * LANES rows. Some are left for what is added: with 16, 4 x 3 sums leave 4.
 constexpr int TILE = 4, WIDE = REGISTERS == 32 ? 4 : 3, HALF = (WIDE + 1) / 2;
+constexpr int AHEAD = 16;  // keys: a key is fetched from memory while the 16 before it are used
 constexpr int SIDE = REGISTERS / 8;  // vectors of channels that TILE rows of beams sum at once
 constexpr float INFINITE = __builtin_inff();
 
@@ -122,27 +123,74 @@ template <int N> inline vec add_lanes(const vec* x) {
 }
 template <> inline vec add_lanes<1>(const vec* x) { return x[0]; }
 
-// The new row of the query heads that share one key head: q (groups, head_dim), keys and values (context, head_dim), out as q.
-// scores: room for `groups` times `room` of them, at least context + LANES.
-template <class T>
-void decode(const T* q, const T* keys, const T* values, T* out, int groups, int context, int head_dim, float scale, float* scores,
-            int64_t room) {
-    constexpr int P = PER<T>;
-    const int words = head_dim / P, vectors = words / LANES;
-    const word *query = (const word*)q, *key = (const word*)keys, *value = (const word*)values;
+// A request's new rows: rows `row` to row + rows - 1 of the batch. They are the last of its `context` tokens in the cache.
+struct Request {
+    int64_t row, rows, slot, context;
+    int64_t block;         // tokens of a block of the cache; 0: all of its tokens are in one block, its slot
+    const int64_t* table;  // its blocks, in their order
+};
 
-    for (int first = 0; first < context; first += LANES)
-        for (int g = 0; g < groups; g++) {
-            vec products[LANES];
-            for (int j = 0; j < LANES; j++) {
-                const word* row = key + (int64_t)std::min(first + j, context - 1) * words;
-                products[j] = vec{};
-                for (int c = 0; c < words; c += LANES)
-                    products[j] = dot<T>(products[j], load<bits>(query + g * words + c), load<bits>(row + c));
+struct Sizes {
+    int64_t n, n_head, n_kv_head, head_dim;  // n requests
+    int64_t stride;                          // values from row to row of q, k and v; y has no gaps
+    int64_t kv_head, kv_slot;                // of the cache: values from one head (slot, block) to the next
+};
+
+// Where tokens first, first + 1, ... of a request lie in the cache of a key head: at most KEYS of them, and none from `end` on. Returns how
+// many. The last one is repeated until there is a multiple of LANES: after it come old values of other requests, maybe NaN.
+inline int locate(const Request& r, const Sizes& s, int64_t first, int64_t end, int64_t* at) {
+    const int64_t size = r.block ? r.block : INT64_MAX, *block = (r.block ? r.table : &r.slot) + first / size;
+    const int count = std::min<int64_t>(KEYS, end - first);
+    int64_t place = first % size;
+    for (int j = 0; j < count;) {
+        const int64_t from = *block++ * s.kv_slot + place * s.head_dim, run = std::min<int64_t>(size - place, count - j);
+        for (int64_t i = 0; i < run; i++) at[j++] = from + i * s.head_dim;
+        place = 0;
+    }
+    for (int j = count; j % LANES; j++) at[j] = at[count - 1];
+    return count;
+}
+
+// Calls use(first, end, at, next) for tokens `first` to end - 1 of a request, all of them in turn: they lie side by side, from `at` on. The
+// next ones begin at `next`. Blocks whose numbers follow each other count as one.
+template <class F> inline void each_run(const Request& r, const Sizes& s, F use) {
+    const int64_t size = r.block ? r.block : r.context, *table = r.block ? r.table : &r.slot, blocks = (r.context + size - 1) / size;
+    for (int64_t from = 0, to; from < blocks; from = to) {
+        for (to = from + 1; to < blocks && table[to] == table[to - 1] + 1;) to++;
+        const int64_t at = table[from] * s.kv_slot, end = std::min(to * size, r.context);
+        use((int)(from * size), (int)end, at, to < blocks ? table[to] * s.kv_slot : at);
+    }
+}
+
+// Memory begins to load the first keys of the next run. From there on, the core itself sees which ones come.
+template <class T> inline void fetch(const T* from, int head_dim) {
+    for (int64_t c = 0; c < AHEAD * head_dim; c += 64 / (int)sizeof(T)) __builtin_prefetch(from + c);
+}
+
+// The new row of the query heads that share one key head: q (groups, head_dim), out as q. keys and values are those of the head, in all
+// slots. scores: room for `groups` times `room` of them, at least context + LANES.
+template <class T>
+void decode(const T* q, const T* keys, const T* values, T* out, const Request& r, const Sizes& s, float scale, float* scores, int64_t room) {
+    constexpr int P = PER<T>;
+    const int groups = s.n_head / s.n_kv_head, context = r.context, words = s.head_dim / P, vectors = words / LANES;
+    const word* query = (const word*)q;
+
+    each_run(r, s, [&](int begin, int end, int64_t at, int64_t next) {
+        const word* key = (const word*)(keys + at);
+        fetch(keys + next, s.head_dim);
+        for (int first = begin; first < end; first += LANES)
+            for (int g = 0; g < groups; g++) {
+                vec products[LANES];
+                for (int j = 0; j < LANES; j++) {
+                    const word* row = key + (int64_t)(std::min(first + j, end - 1) - begin) * words;
+                    products[j] = vec{};
+                    for (int c = 0; c < words; c += LANES)
+                        products[j] = dot<T>(products[j], load<bits>(query + g * words + c), load<bits>(row + c));
+                }
+                vec score = add_lanes<LANES>(products) * scale;  // behind `end` come those of the next run, or nothing
+                store(scores + g * room + first, ORDER + first < end ? score : vec{} - INFINITE);
             }
-            vec score = add_lanes<LANES>(products) * scale;
-            store(scores + g * room + first, ORDER + first < context ? score : vec{} - INFINITE);
-        }
+    });
     float total[MAX_GROUPS];
     for (int g = 0; g < groups; g++) {
         float* score = scores + g * room;
@@ -157,29 +205,36 @@ void decode(const T* q, const T* keys, const T* values, T* out, int groups, int 
     }
     vec y[MAX_GROUPS][P][MAX_HEAD_DIM / P / LANES];
     for (int g = 0; g < groups; g++) std::fill_n(&y[g][0][0], P * (MAX_HEAD_DIM / P / LANES), vec{});
-    for (int first = 0; first < context; first += KEYS)
-        for (int g = 0; g < groups; g++)
-            for (int j = first; j < std::min(first + KEYS, context); j += P) {
-                const word *row = value + (int64_t)j * words, *next = j + 1 < context ? row + words : row;
-                bits weight = words_of<T>(vec{} + scores[g * room + j], vec{} + scores[g * room + j + 1]), woven[2];
-                for (int c = 0; c < vectors; c++) {
-                    weave<T>(load<bits>(row + c * LANES), load<bits>(next + c * LANES), woven, woven + 1);
-                    for (int p = 0; p < P; p++) y[g][p][c] = dot<T>(y[g][p][c], weight, woven[p]);
+    each_run(r, s, [&](int begin, int end, int64_t at, int64_t following) {
+        const word* value = (const word*)(values + at);
+        fetch(values + following, s.head_dim);
+        for (int first = begin; first < end; first += KEYS)
+            for (int g = 0; g < groups; g++)
+                for (int j = first; j < std::min(first + KEYS, end); j += P) {
+                    const bool pair = j + 1 < end;
+                    const word *row = value + (int64_t)(j - begin) * words, *next = pair ? row + words : row;
+                    const float* score = scores + g * room + j;
+                    bits weight = words_of<T>(vec{} + score[0], vec{} + (pair ? score[1] : 0.0f)), woven[2];
+                    for (int c = 0; c < vectors; c++) {
+                        weave<T>(load<bits>(row + c * LANES), load<bits>(next + c * LANES), woven, woven + 1);
+                        for (int p = 0; p < P; p++) y[g][p][c] = dot<T>(y[g][p][c], weight, woven[p]);
+                    }
                 }
-            }
+    });
     for (int g = 0; g < groups; g++)
         for (int c = 0; c < vectors; c++)
             store((word*)out + g * words + c * LANES, words_of<T>(y[g][0][c] / total[g], y[g][P - 1][c] / total[g]));
 }
 
 // The new rows of one query head, at most V * LANES: each has a lane of its own. q and out (rows, head_dim), with q_stride and out_stride
-// values from row to row; keys, values (start + rows, head_dim). Row i is at position start + i. This takes up to 220 KB of stack.
+// values from row to row; keys and values are those of the key head, in all slots. Row i is token start + i of the request. This takes up to
+// 220 KB of stack.
 template <class T, int V>
-void chunk(const T* q, int64_t q_stride, const T* keys, const T* values, T* out, int64_t out_stride, int start, int rows, int head_dim,
-           float scale) {
+void chunk(const T* q, int64_t q_stride, const T* keys, const T* values, T* out, int64_t out_stride, int start, int rows, const Request& r,
+           const Sizes& s, float scale) {
     constexpr int P = PER<T>;
-    const int words = head_dim / P, end = start + rows;
-    const word *key = (const word*)keys, *value = (const word*)values;
+    const int head_dim = s.head_dim, words = head_dim / P, end = start + rows;
+    int64_t at[KEYS];
     alignas(64) word query[MAX_HEAD_DIM / P][V * LANES], woven[KEYS / P][MAX_HEAD_DIM];
     vec scores[KEYS][V], y[MAX_HEAD_DIM][V], most[V], total[V];
     bits weights[KEYS / P][V];
@@ -191,10 +246,10 @@ void chunk(const T* q, int64_t q_stride, const T* keys, const T* values, T* out,
         for (int v = 0; v < V; v++) y[d][v] = vec{};
 
     for (int first = 0; first < end; first += KEYS) {
-        const int count = std::min(KEYS, end - first), padded = (count + TILE - 1) / TILE * TILE;
+        const int count = locate(r, s, first, end, at), padded = (count + TILE - 1) / TILE * TILE;
         for (int j = 0; j < count; j += TILE) {  // scores = keys q
             const word* row[TILE];
-            for (int t = 0; t < TILE; t++) row[t] = key + (int64_t)std::min(first + j + t, end - 1) * words;
+            for (int t = 0; t < TILE; t++) row[t] = (const word*)(keys + at[j + t]);
             vec sums[TILE][V] = {};
             for (int c = 0; c < words; c++) {
                 bits column[V];
@@ -220,11 +275,9 @@ void chunk(const T* q, int64_t q_stride, const T* keys, const T* values, T* out,
         }
         for (int j = 0; j < padded; j += P)
             for (int c = 0; c < words; c += LANES) {
-                // After the last key come old values of other requests, maybe NaN, and 0 * NaN is NaN. So read the last key's value again.
-                const word* row = value + (int64_t)std::min(first + j, end - 1) * words + c;
-                const word* next = first + j + 1 < end ? row + words : row;
+                const word *row = (const word*)(values + at[j]), *next = (const word*)(values + at[j + P - 1]);
                 bits pair[2];
-                weave<T>(load<bits>(row), load<bits>(next), pair, pair + 1);
+                weave<T>(load<bits>(row + c), load<bits>(next + c), pair, pair + 1);
                 for (int p = 0; p < P; p++) store(&woven[j / P][p * words + c], pair[p]);
             }
         for (int d = 0; d < head_dim; d += TILE) {  // y = y shrink + values weights
@@ -248,24 +301,12 @@ void chunk(const T* q, int64_t q_stride, const T* keys, const T* values, T* out,
         for (int c = 0; c < words; c++) ((word*)(out + i * out_stride))[c] = query[c][i];
 }
 
-// A request's new rows: rows `row` to row + rows - 1 of the batch. They are the last of the `context` tokens in its slot.
-struct Request {
-    int64_t row, rows, slot, context;
-};
-
-struct Sizes {
-    int64_t n, n_head, n_kv_head, head_dim;  // n requests
-    int64_t stride;                          // values from row to row of q, k and v; y has no gaps
-    int64_t kv_head, kv_slot;                // of the cache: values from one head (slot) to the next
-};
-
 // Attention of a whole batch in one layer. q, y (T, n_head, head_dim), k, v (T, n_kv_head, head_dim). First, k and v are written to the
 // cache; null means that the cache has them already.
 template <class T>
 void attend(const T* q, const T* k, const T* v, T* keys, T* values, T* y, const Request* requests, const Sizes& s) {
     const int groups = s.n_head / s.n_kv_head, block = WIDE * LANES;
     const float scale = 1.44269504f / __builtin_sqrtf(s.head_dim);  // scores are powers of 2, not of e
-    const auto place = [&](const Request& r, int64_t kv_head) { return kv_head * s.kv_head + r.slot * s.kv_slot; };
     struct Task {
         int64_t request, head, first;  // a key head of a decode; a query head of a chunk, for a block of rows
     };
@@ -289,11 +330,13 @@ void attend(const T* q, const T* k, const T* v, T* keys, T* values, T* y, const 
 #pragma omp for
             for (int64_t task = 0; task < s.n * s.n_kv_head; task++) {
                 const Request& r = requests[task % s.n];
-                const int64_t head = task / s.n, to = place(r, head) + (r.context - r.rows) * s.head_dim;
+                const int64_t head = task / s.n;
+                int64_t at[KEYS];
                 for (int64_t i = 0; i < r.rows; i++) {
-                    const int64_t from = (r.row + i) * s.stride + head * s.head_dim;
-                    std::memcpy(keys + to + i * s.head_dim, k + from, s.head_dim * sizeof(T));
-                    std::memcpy(values + to + i * s.head_dim, v + from, s.head_dim * sizeof(T));
+                    if (i % KEYS == 0) locate(r, s, r.context - r.rows + i, r.context, at);
+                    const int64_t from = (r.row + i) * s.stride + head * s.head_dim, to = head * s.kv_head + at[i % KEYS];
+                    std::memcpy(keys + to, k + from, s.head_dim * sizeof(T));
+                    std::memcpy(values + to, v + from, s.head_dim * sizeof(T));
                 }
             }
         }
@@ -302,21 +345,19 @@ void attend(const T* q, const T* k, const T* v, T* keys, T* values, T* y, const 
         for (size_t t = 0; t < tasks.size(); t++) {
             const auto [request, head, first] = tasks[t];
             const Request& r = requests[request];
-            const int64_t row = r.row + first, q_head = r.rows == 1 ? head * groups : head, at = place(r, q_head / groups);
+            const int64_t row = r.row + first, q_head = r.rows == 1 ? head * groups : head, at = q_head / groups * s.kv_head;
             const T* query = q + row * s.stride + q_head * s.head_dim;
             T* out = y + (row * s.n_head + q_head) * s.head_dim;
             if (r.rows == 1) {
-                decode(query, keys + at, values + at, out, groups, r.context, s.head_dim, scale, scores.data(), room);
+                decode(query, keys + at, values + at, out, r, s, scale, scores.data(), room);
                 continue;
             }
             const int rows = std::min<int64_t>(block, r.rows - first), start = r.context - r.rows + first;
             auto run = rows > HALF * LANES ? chunk<T, WIDE> : rows > LANES ? chunk<T, HALF> : chunk<T, 1>;
-            run(query, s.stride, keys + at, values + at, out, s.n_head * s.head_dim, start, rows, s.head_dim, scale);
+            run(query, s.stride, keys + at, values + at, out, s.n_head * s.head_dim, start, rows, r, s, scale);
         }
     }
 }
-
-constexpr int AHEAD = 16;  // keys: a key is fetched from memory while the 16 before it are used
 
 // The rows of one search that share a key head, all as floats. `split` sets the order of their channels.
 struct Rows {

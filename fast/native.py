@@ -32,6 +32,7 @@ from command.checks import UserError
 from fast.library import cache_folder, load_kept, make, run_compiler
 from fast.packed import replace
 from kvcache import KVCache
+from paged.cache import PagedCache
 
 SOURCE = Path(__file__).with_name("native.cpp")
 # -mtune=generic: GCC 12 thinks that recent AMD processors are older ones. Code for the older ones
@@ -197,6 +198,10 @@ def attention(batch: FlatBatch, cache: KVCache) -> AttendLayer:
         rows = (span.rows.stop - span.rows.start) // len(span.slots)
         first = range(span.rows.start, span.rows.stop, rows)
         requests += zip(first, [rows] * len(first), span.slots, span.contexts, strict=True)
+    if isinstance(cache, PagedCache):
+        assert cache.table.dtype == torch.int64 and cache.table.stride(1) == 1
+        size, at, row = cache.memory.block_size, cache.table.data_ptr(), 8 * cache.table.stride(0)
+        requests = [(*request, size, at + request[2] * row) for request in requests]
     numbers, run = table(requests), function("attend", cache.k.dtype)
     (n_kv_head, _, _, head_dim), strides = cache.k.shape[1:], cache.k.stride()[1:]
     assert cache.v.stride()[1:] == strides and strides[2:] == (head_dim, 1)
@@ -216,9 +221,13 @@ def attention(batch: FlatBatch, cache: KVCache) -> AttendLayer:
     return attend_layer
 
 
-def table(requests: Sequence[tuple[int, int, int, int]]) -> ctypes.Array:
-    """native.cpp's requests: (first row, rows, slot, context) of each."""
-    return (INTEGER * (4 * len(requests)))(*chain.from_iterable(requests))
+def table(requests: Sequence[tuple[int, ...]]) -> ctypes.Array:
+    """native.cpp's requests: (first row, rows, slot, context) of each.
+
+    In a cache of blocks, also the tokens of a block, and the address of its row of the table.
+    """
+    numbers = [(*request, 0, 0)[:6] for request in requests]
+    return (INTEGER * (6 * len(numbers)))(*chain.from_iterable(numbers))
 
 
 class RMSNorm:
