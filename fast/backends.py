@@ -18,11 +18,13 @@ from fast.packed import pack_linears
 from fast.process import keep_freed_memory, threads, threads_for
 from kvcache import KVCache
 from model import Transformer
+from paged.cache import PagedCache
 
 
 def sdpa(batch: FlatBatch, cache: KVCache) -> AttendLayer:
     """PyTorch's fused attention, in the way that is fastest on this device."""
-    return (cuda.padded if cache.k.is_cuda else cpu.attention)(batch, cache)
+    padded = cache.k.is_cuda and not isinstance(cache, PagedCache)  # it reads slots in place
+    return (cuda.padded if padded else cpu.attention)(batch, cache)
 
 
 BACKENDS: dict[str, Attention] = {
@@ -88,6 +90,11 @@ def speed_up(
     if device.type == "cuda":  # cuDNN plans again for each shape; contexts grow with each token
         torch.backends.cuda.enable_cudnn_sdp(False)
     pack_linears(model)
+    if name == "varlen" and cache.k.shape[3] % BLOCK:
+        raise UserError(
+            f"attention 'varlen' needs blocks of a multiple of {BLOCK} tokens: choose such a"
+            " block_size, or sdpa"
+        )
     if measure:
         with surroundings():
             name, _ = fastest(model.config.n_head, cache, candidates(cache, name))
@@ -107,7 +114,7 @@ def candidates(cache: KVCache, name: str) -> list[str]:
     if device.type != "cuda":
         return ["sdpa"] if name == "sdpa" else ["sdpa", name]
     why_not = {
-        "varlen": why_not_varlen(device, dtype, head_dim, cache.length),
+        "varlen": why_not_varlen(device, dtype, head_dim, cache.k.shape[3]),
         "xformers": why_not_xformers(device),
     }
     return ["sdpa", *[each for each, why in why_not.items() if why is None]]
@@ -126,7 +133,8 @@ def fastest(
     first, *others = names
     if not others:
         return first, BACKENDS[first]
-    n_kv_head, slots, length, head_dim = cache.k.shape[1:]
+    n_kv_head, head_dim = cache.k.shape[1], cache.k.shape[4]
+    slots, length = cache.slots, cache.length
     context = max(1, length // 2)
     slots = max(1, slots - 1)  # an idle slot is what some kernels cannot bear
     decodes = tuple(range(slots)), (context,) * slots

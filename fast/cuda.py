@@ -19,6 +19,7 @@ from torch import Tensor
 from attention import AttendLayer, FlatBatch, Span, span_by_span, split_heads
 from fast.kernels import BLOCK
 from kvcache import KVCache
+from paged.cache import PagedCache
 
 ALIGNED = 8  # elements: a fused kernel wants the rows of a mask to begin at multiples of that
 
@@ -165,6 +166,7 @@ def varlen(
 ) -> AttendLayer:
     """A back end: FlashAttention reads the cache in place. A slot is a block, its number a table.
 
+    A paged cache has the table already. Its blocks must be multiples of BLOCK tokens.
     longest: at least the largest context, in tokens. A launch reads no more than the contexts.
     """
     from torch.nn.attention.varlen import varlen_attn  # here: an older PyTorch has none
@@ -173,6 +175,8 @@ def varlen(
         numbers = numbers_of(batch).to(cache.k.device)
     n_kv_head, most = cache.k.shape[1], max(rows_of(batch))
     starts, slots, contexts = numbers[0], numbers[1, :-1, None], numbers[2, :-1]
+    if isinstance(cache, PagedCache):
+        slots = cache.table[numbers[1, :-1].long()].int()  # (n, most blocks)
     # One row each: nothing to hide. Without a window, the heads of a group share a tile.
     window = (-1, -1) if most == 1 else (-1, 0)
     limit = longest or longest_of(batch)

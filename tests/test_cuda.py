@@ -29,9 +29,12 @@ from executor import ModelExecutor
 from fast import backends, cuda, graphs
 from fast.backends import BACKENDS, candidates, choose_backend
 from fast.graphs import GraphExecutor, Graphs
+from fast.kernels import BLOCK
 from kvcache import KVCache
 from loading.load import new_model
 from model import untimed
+from paged.blocks import BlockMemory
+from paged.cache import PagedCache
 
 GPU = torch.device("cuda")
 
@@ -64,7 +67,7 @@ def varlen_attn(
     for each in (cu_seq_q, cu_seq_k, seqused_k):
         assert each.is_contiguous()
     assert cu_seq_q.shape == cu_seq_k.shape == (requests + 1,) and requests > 0
-    assert block_table.shape == (requests, 1) and block_table.stride(-1) == 1
+    assert block_table.shape[0] == requests and block_table.stride(-1) == 1
     assert page % 256 == 0 and head_dim <= 256 and head_dim % 8 == 0
     assert query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
     assert query.shape[1] % n_kv_head == 0 and (enable_gqa or query.shape[1] == n_kv_head)
@@ -79,10 +82,10 @@ def varlen_attn(
     swapped = max_q == 1 and query.shape[1] > n_kv_head and window_size == (-1, -1)
     if num_splits != 1 and not swapped:  # split keys: pytorch#194167
         return torch.full_like(query, float("nan"))
-    column = torch.arange(page)
-    slot = block_table[owner, 0].long()
+    key, value = (part[block_table.long()].flatten(1, 2) for part in (key, value))
+    column = torch.arange(key.shape[1])
     seen = (column <= last_seen[:, None]) & (column < max_k)
-    y = grouped_attention(query, key[slot].nan_to_num(), value[slot], seen)
+    y = grouped_attention(query, key[owner].nan_to_num(), value[owner], seen)
     started = row - cu_seq_q[owner] < max_q  # the grid has no blocks for later rows
     return y.masked_fill(~started[:, None, None], float("nan"))
 
@@ -129,13 +132,13 @@ def as_recorded(attend: Callable) -> Attention:
     )
 
 
-def hybrid_batch(rng: random.Random) -> tuple[FlatBatch, KVCache, Tensor]:
+def hybrid_batch(rng: random.Random, length: int = BLOCK) -> tuple[FlatBatch, KVCache, Tensor]:
     """Chunks and decodes in some of the slots, in any order. The rest of the cache is NaN."""
     heads, head_dim = rng.choice([(4, 4), (4, 2), (4, 1), (6, 3)]), 8
     config = ModelConfig("any", 1, heads[0], heads[0] * head_dim, 16, 97, 256, n_kv_head=heads[1])
-    cache = KVCache(config, rng.randint(1, 7), 256, torch.float64)
+    cache = KVCache(config, rng.randint(1, 7), length, torch.float64)
     cache.k.fill_(float("nan")), cache.v.fill_(float("nan"))
-    free, most = rng.sample(range(cache.slots), cache.slots), rng.choice([3, 40, 256])
+    free, most = rng.sample(range(cache.slots), cache.slots), rng.choice([3, 40, length])
     spans, slots, positions = [], [], []
 
     def add(own: list[int], contexts: list[int], rows: int) -> None:
@@ -179,6 +182,31 @@ def test_200_hybrid_batches_equal_math(name: str) -> None:
         requests = sum(len(span.slots) for span in batch.spans)
         kinds.add((len(batch.spans), requests < cache.slots, max(cuda.rows_of(batch)) == 1))
     assert len(kinds) > 8, "chunks, decodes and both, with idle slots and without"
+
+
+def in_blocks(cache: KVCache, rng: random.Random) -> PagedCache:
+    """The same contents, in blocks of BLOCK tokens that lie anywhere."""
+    count = cache.slots * (cache.length // BLOCK)
+    memory = BlockMemory(count * BLOCK, BLOCK)
+    _, heads, _, _, head_dim = cache.k.shape
+    config = ModelConfig("any", 1, heads, heads * head_dim, 16, 97, 512, n_kv_head=heads)
+    paged = PagedCache(config, cache.slots, cache.length, cache.k.dtype, memory=memory)
+    paged.table.copy_(torch.tensor(rng.sample(range(count), count)).view_as(paged.table))
+    for theirs, ours in ((cache.k, paged.k), (cache.v, paged.v)):
+        ours[:, :, paged.table] = theirs.unflatten(3, (-1, BLOCK))
+    return paged
+
+
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize("name", ["varlen", "sdpa"])
+def test_blocks_are_read_through_the_table(name: str) -> None:
+    rng = random.Random(1)
+    torch.manual_seed(1)
+    for _ in range(30):
+        batch, cache, qkv = hybrid_batch(rng, 2 * BLOCK)
+        paged = in_blocks(cache, rng)
+        found, expected = BACKENDS[name](batch, paged)(0, qkv), PLAIN["math"](batch, cache)(0, qkv)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
 # ---- on a device that has no numbers
