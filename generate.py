@@ -16,7 +16,7 @@ from pathlib import Path
 
 from command.checks import UserError
 from command.cli import progress, read_text, run_main
-from command.flags import Flag, Parser
+from command.flags import LAYOUTS, Flag, Parser
 from configs import MODELS
 from engine import LLM, BeamSearchParams, SamplingParams, StreamedToken
 from loading.files import FOR_TEXT
@@ -72,8 +72,8 @@ def parse_args() -> argparse.Namespace:
 def beam_params(args: argparse.Namespace) -> BeamSearchParams | None:
     """What --beams asks for. Raises UserError if an option of sampling is given with it."""
     if args.beams is None:
-        for name in ("length_penalty", "n"):
-            if getattr(args, name) is not None:
+        for name in ("length_penalty", "n", "cache"):
+            if getattr(args, name) not in (None, *LAYOUTS):
                 raise UserError(
                     f"--{name.replace('_', '-')} is for beam search only: give --beams too"
                 )

@@ -54,7 +54,10 @@ GROUPS = {
     "sarathi": ("SARATHI", "Chunked prefills and decode-maximal batches on one GPU."),
     "serve": ("Sarathi-Serve", "The same idea for requests that arrive over time: no stalls."),
     "pipelines": ("Pipelines", "A model over several GPUs: bubbles, and TD-Pipe's phases."),
-    "neighbours": ("Neighbours", "Beam search over a segment KV cache."),
+    "neighbours": (
+        "Neighbours",
+        "Beam search over a segment KV cache; blocks that requests share.",
+    ),
     "measured": ("Measured", "Predictions beside real runs; engines side by side."),
     "cost": ("The cost model", "The law that predicts, beside measured kernels."),
 }

@@ -1,0 +1,156 @@
+r"""Prefix caching: what it gains over the shared part of a prompt, and over the memory.
+
+    python experiments/prefix_caching.py
+        predicted for Mistral-7B on an A100: half a minute
+
+A cache in blocks (paged/) lets requests that begin alike share their blocks. First, all requests
+share a part of a prompt of 1,024 tokens, such as a system prompt. Then the cache grows, so that it
+holds more and more of 64 documents, about which the requests ask. Last, the memory that slots and
+blocks need for conversations (a sample of Azure's trace of 2023, at 6 requests/s): nothing is
+shared there.
+
+"slots" and "blocks" do the same work. "shared" is blocks with prefix caching.
+"""
+
+import enter  # noqa: F401
+
+from functools import cache as once
+from functools import partial
+
+import numpy as np
+
+from batch import Request
+from command.flags import Flag
+from configs import MODELS
+from experiments.lib.claims import Claim, falls, rises
+from experiments.lib.common import ROOT
+from experiments.lib.engines import Sweep, cases
+from experiments.lib.papers import MISTRAL
+from experiments.lib.study import Panel, Study
+from loop import Loop
+from paged.blocks import BlockMemory
+from paged.prompts import Parts, shared
+from scheduler import make_scheduler
+from serving.capacity import MAX_BATCH_SIZE, Deployment, median_ttft
+from serving.traffic import at_rate, poisson, read_trace
+from simulate import CostExecutor, simulate
+from timeline import Trace
+
+PROMPT, OUTPUT, BLOCK = 1024, 64, 16  # tokens
+REQUESTS, RATE, BUDGET, SIZE = 512, 6.0, 512, 32
+DOCUMENTS, DOCUMENT = 64, 896  # how many, and tokens of each
+OPTIONS = {
+    "slots": {},
+    "blocks": {"cache": "paged"},
+    "shared": {"cache": "paged", "prefix_caching": True},
+}
+SHARES, CACHES = (0.0, 0.25, 0.5, 0.75, 0.9), list(OPTIONS)
+MEMORIES = (48_000, 64_000, 80_000, 96_000, 112_000)
+
+
+def served(
+    engine: Deployment, prompts: list[Parts], cache: str, memory: int, arrivals: list[float]
+) -> Trace:
+    requests = [
+        Request(i, prompt, OUTPUT, arrival=arrival)
+        for i, (prompt, arrival) in enumerate(zip(prompts, arrivals, strict=True))
+    ]
+    return simulate(
+        requests, engine.model, engine.gpu, policy="sarathi_serve", chunk_size=BUDGET,
+        max_batch_size=SIZE, cache_tokens=memory, software="sarathi_serve", **OPTIONS[cache],
+    )  # fmt: skip
+
+
+def quantities(
+    engine: Deployment, prompts: list[Parts], cache: str, memory: int, seed: int
+) -> dict[str, float]:
+    offline = served(engine, prompts, cache, memory, [0.0] * REQUESTS)
+    online = served(engine, prompts, cache, memory, poisson(REQUESTS, RATE, seed))
+    hits = sum(life.cached for life in offline.lives.values())
+    return {
+        "throughput": len(prompts) / offline.seconds,
+        "median TTFT": median_ttft(online),
+        "hit rate": hits / sum(map(len, prompts)),
+    }
+
+
+def over_share(engine: Deployment, share: float, cache: str, seed: int) -> dict[str, float]:
+    prompts = [shared(PROMPT, round(share * PROMPT), i) for i in range(REQUESTS)]
+    return quantities(engine, prompts, cache, engine.cache_tokens, seed)
+
+
+def over_memory(engine: Deployment, memory: int, cache: str, seed: int) -> dict[str, float]:
+    chosen = np.random.default_rng(seed).integers(DOCUMENTS, size=REQUESTS)
+    prompts = []
+    for i, document in enumerate(chosen.tolist()):
+        begin, own = PROMPT * document, 10**9 + PROMPT * i
+        parts = range(begin, begin + DOCUMENT), range(own, own + PROMPT - DOCUMENT)
+        prompts.append(Parts(parts))
+    return quantities(engine, prompts, cache, memory, seed)
+
+
+@once
+def peaks(engine: Deployment, block: int) -> tuple[int, int, int]:
+    """Tokens of all blocks that the trace takes at most; requests at once; the longest of all."""
+    requests = at_rate(read_trace(ROOT / "experiments" / "azure_conv_2023_sample.csv"), RATE)
+    scheduler = make_scheduler("sarathi_serve", MAX_BATCH_SIZE, BUDGET)
+    scheduler.memory = memory = BlockMemory(None, block)
+    loop, taken, running = Loop(scheduler, CostExecutor(engine.cost_model)), 0, 0
+    for request in requests:
+        loop.add(request)
+    while loop.step():
+        taken, running = max(taken, memory.taken), max(running, len(scheduler.running))
+    return taken, running, max(request.most_cached for request in requests)
+
+
+def held(engine: Deployment, layout: str) -> dict[str, float]:
+    """GB of keys and values. Slots: as many as requests ran at once, each for the longest."""
+    taken, running, longest = peaks(engine, BLOCK if layout == "slots" else int(layout))
+    tokens = running * longest if layout == "slots" else taken
+    return {"memory needed": tokens * MODELS[engine.model].kv_bytes_per_token() / 1e9}
+
+
+def sweeps(quick: bool, seed: int = 0) -> list[Sweep]:
+    few = 2 if quick else 1
+    share, memory = cases(share=SHARES[::few], cache=CACHES), MEMORIES[::few]
+    return [
+        Sweep(partial(over_share, seed=seed), [MISTRAL], share),
+        Sweep(partial(over_memory, seed=seed), [MISTRAL], cases(memory=memory, cache=CACHES)),
+        Sweep(held, [MISTRAL], cases(layout=["slots", "256", "64", "16", "1"])),
+    ]
+
+
+STUDY = Study(
+    "prefix_caching",
+    __doc__,
+    sweeps,
+    units={
+        "throughput": "requests/s", "median TTFT": "s", "hit rate": "of prompt tokens",
+        "memory needed": "GB",
+    },
+    title=f"Prefix caching: {MISTRAL.model} on {MISTRAL.hardware}, prompts of {PROMPT} tokens",
+    panels=[
+        Panel("share", "throughput", line="cache", title="all at once",
+              show={"xlabel": "shared part of each prompt", "ylim": (0, None)}),
+        Panel("share", "median TTFT", line="cache", title=f"{RATE:g} requests/s", log="y",
+              show={"xlabel": "shared part of each prompt"}),
+        Panel("memory", "throughput", line="cache",
+              title=f"{DOCUMENTS} documents of {DOCUMENT} tokens",
+              show={"xlabel": "cache, tokens", "ylim": (0, None)}),
+        Panel("layout", "memory needed", kind="bars", title="conversations, nothing shared",
+              show={"xlabel": "slots, or blocks of so many tokens"}),
+    ],
+    columns=2,
+    flags={"seed": Flag("seed of arrivals, and of the documents that are asked about", 0)},
+    shown=lambda row, quantity: row.get("cache") != "slots",
+    claims=[
+        Claim("the more is shared, the more requests are served",
+              rises("throughput", "share", cache="shared")),
+        Claim("the more is shared, the sooner comes the first token",
+              falls("median TTFT", "share", cache="shared")),
+        Claim("more memory keeps more documents", rises("hit rate", "memory", cache="shared")),
+    ],
+)  # fmt: skip
+
+if __name__ == "__main__":
+    STUDY.main()
