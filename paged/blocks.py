@@ -19,6 +19,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from heapq import heappop, heappush
 
 from batch import Request
 from command.checks import UserError, check_flag, check_whole, lookup
@@ -46,10 +47,10 @@ class BlockMemory(Memory):
     """The KV cache as blocks. `taken` is what running requests hold, in tokens of whole blocks.
 
     capacity: in tokens, rounded down to whole blocks; None: no limit, so nothing is evicted.
-    tables: of running requests. references: how many of them hold each block. free: blocks whose
-    tokens nobody can want. block_of: key -> block, of full blocks that are computed. idle: those
-    of them that nobody holds, the least recently used first. asked, hits: tokens of all prefills
-    that were admitted, and how many of them were in the cache.
+    tables: of running requests. references: how many of them hold each block. free: a heap of
+    blocks whose tokens nobody can want. block_of: key -> block, of full blocks that are computed.
+    idle: those of them that nobody holds, the least recently used first. asked, hits: tokens of all
+    prefills that were admitted, and how many of them were in the cache.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class BlockMemory(Memory):
     def _new(self) -> int:
         """A block that nobody holds: one that is free, or else the least recently used one."""
         if self.free:
-            block = self.free.pop()
+            block = heappop(self.free)  # the lowest: neighbours are read as one run
         elif self.most is None or len(self.references) < self.most:
             block = len(self.references)
             self.references.append(0)
@@ -168,7 +169,7 @@ class BlockMemory(Memory):
                 if block in self.key_of:
                     self.idle[block] = None
                 else:
-                    self.free.append(block)
+                    heappush(self.free, block)
 
     # ---- prefix caching
 
