@@ -44,6 +44,10 @@ class Memory:
         """How many tokens of cache the next decodes of these requests take."""
         return len(requests) if self.single else decode_size(requests)[1]
 
+    def whole(self, tokens: int) -> int:
+        """What so many tokens of a request take."""
+        return tokens
+
     def prefill(self, newcomer: Request) -> tuple[int, int]:
         """Tokens that its prefill takes at once, and a hit: those that are in the cache already."""
         return newcomer.prefill_length, 0

@@ -88,6 +88,9 @@ class BlockMemory(Memory):
             full += length % size == 0
         return full * size
 
+    def whole(self, tokens: int) -> int:
+        return -(-tokens // self.block_size) * self.block_size
+
     def prefill(self, newcomer: Request) -> tuple[int, int]:
         """Tokens of the blocks that it would hold and nobody holds now, and tokens of its hit.
 
@@ -95,7 +98,7 @@ class BlockMemory(Memory):
         """
         size, found = self.block_size, self._found(newcomer)
         held = sum([self.references[block] > 0 for block in found])
-        return (-(-newcomer.prefill_length // size) - held) * size, len(found) * size
+        return self.whole(newcomer.prefill_length) - held * size, len(found) * size
 
     def take(self, newcomer: Request) -> int:
         """Give a request a table for its whole prefill, the blocks of its hit first."""

@@ -61,10 +61,8 @@ class VLLMv1(Scheduler):
                 room -= chunk.length
             else:
                 batch.decodes.append(request)
-                room -= 1 if self.single else decode_size([request])[0]
-            if (
-                room < 1
-            ):  # after a switch, or with beams, decodes may be more than C: the newest wait
+                room -= 1 if self.memory.single else decode_size([request])[0]
+            if room < 1:  # after a switch, or with beams, decodes may exceed C: the newest wait
                 break
         return batch if batch.chunks or batch.decodes else None
 
@@ -118,8 +116,9 @@ class NoEvict(SarathiServe):
     def can_admit(self) -> bool:
         if not self.waiting or len(self.running) >= self.max_batch_size:
             return False
-        to_come = sum([request.most_cached - held(request) for request in self.running])
-        return self.memory.holds(to_come + self.waiting[0].most_cached)
+        whole = self.memory.whole
+        to_come = [whole(each.most_cached) - whole(held(each)) for each in self.running]
+        return self.memory.holds(sum(to_come) + whole(self.waiting[0].most_cached))
 
 
 POLICIES |= by_name([VLLMv1, PrefillFirst, NoEvict])

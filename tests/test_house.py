@@ -26,13 +26,12 @@ ORDER = [
     ["scheduler", "kvcache", "costmodel", "timeline"],
     ["examples"],  # policies of a user's own
     ["attention", "loop"],
-    ["paged"],  # blocks, in place of the scheduler's memory and of the slots
+    ["paged"],  # today's policies; blocks, in place of the scheduler's memory and of the slots
     ["model"],
     ["sampling"],
     ["loading"],
     ["executor"],
     ["fast"],
-    ["paged"],  # what today's engines do
     ["simulate"],  # it makes the policies of paged/ known
     ["beam"],  # `LLM.beam_search` needs it; the loop and the policies do not
     ["engine"],
