@@ -310,7 +310,7 @@ def main() -> None:
         question, refused = prepare(options)
         place = options.tp, options.pp
         describe(options, question.replicas[place], question.traffic, question.slo)
-        print_anchor(question.anchor)
+        print_anchor(question.anchor, question.replicas[place])
         plan, benches, done = None, [], False
         try:
             if options.only == "load":

@@ -42,6 +42,7 @@ class ModelConfig:
     experts: int = 0
     chosen: int = 0
     weights: str = "bf16"  # or "fp8", which is priced only: of the linear operators of the layers
+    weight_block: int = 0  # channels of fp8 weights that share a scale; 0: no such blocks
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -51,7 +52,8 @@ class ModelConfig:
         for name in ("n_layer", "n_head", "hidden", "intermediate", "vocab_size", "max_length"):
             check_whole(f"{self.name}: {name}", getattr(self, name))
         lookup(dict.fromkeys(("bf16", "fp8")), self.weights, "weights")
-        for name in ("n_kv_head", "head_dim", "window", "experts"):  # 0 stands for a default
+        # 0 stands for a default
+        for name in ("n_kv_head", "head_dim", "window", "experts", "weight_block"):
             check_whole(f"{self.name}: {name}", getattr(self, name), 0)
         check_whole(f"{self.name}: chosen", self.chosen, min(1, self.experts), self.experts)
         object.__setattr__(self, "n_kv_head", self.n_kv_head or self.n_head)

@@ -97,6 +97,11 @@ def experts_and_fp8(
             f"{model.name} has fp8 weights, and the {gpu.name} computes no fp8: its kernels turn"
             " them into 16 bits, and no public measurement of that is known"
         )
+    if model.weight_block and model.intermediate // tp % model.weight_block:
+        raise UserError(
+            f"{model.name} has scales for blocks of {model.weight_block} channels, and with tp {tp}"
+            f" a GPU has {model.intermediate // tp} of the FFN: engines refuse that"
+        )
     owner, seconds = owner_of(gpu.name, "vllm", gpu.generation), None
     if model.experts:
         shape = {"width": model.intermediate // tp, "hidden": model.hidden, "fp8": fp8}

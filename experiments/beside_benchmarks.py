@@ -16,9 +16,9 @@ anchored         card and host, scaled to that server: one factor on its iterati
                  the loads that its page has. All others are compared, with it and without.
 
 Lengths that a source gives as a mean of real texts (ShareGPT) are drawn with the spread that
-Sarathi-Serve publishes of them, and stretched to that mean. So are outputs that ended before the
-length that was asked: none is longer than that. Not compared is a throughput that is
-the load: at a rate that the server keeps up with, anybody predicts it.
+Sarathi-Serve publishes of them, and stretched to that mean. So are, of
+one page, outputs that ended before the length that was asked: none is longer. Not compared is a
+throughput that is the load: at a rate that the server keeps up with, anybody predicts it.
 """
 
 import enter  # noqa: F401

@@ -9,7 +9,7 @@ from pathlib import Path
 from command.checks import MOST, UserError
 from configs import ModelConfig
 from loading.files import existing, read_json
-from loading.kinds import EXPERTS, KEYS, refused_family, weights_of
+from loading.kinds import EXPERTS, KEYS, block_of, refused_family, weights_of
 
 ARCHITECTURE = {
     "llama": "LlamaForCausalLM",
@@ -147,6 +147,7 @@ def load_config(
             flavour=flavour,
             source=str(directory),
             weights=weights,
+            weight_block=block_of(path, raw) if weights == "fp8" else 0,
             **values,
         )
     except UserError as error:

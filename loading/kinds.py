@@ -3,6 +3,7 @@
 plan.py asks for these models. The engine, which runs a model, refuses all of them.
 """
 
+import re
 from pathlib import Path
 
 from command.checks import UserError, shown
@@ -40,6 +41,9 @@ KEYS: dict[str, str] = {
     "compression_config": "plan.py prices fp8, and the engine runs 16 and 32 bits",
 }
 
+# of layers: what `weights: fp8` prices in 8 bits
+PRODUCTS = re.compile(r"(qkv|[qkvo]|gate|up|gate_up|down)_proj|(mlp|self_attn|experts)(\.\*|$)")
+
 
 def refused_family(path: Path, family: object, known: list[str], run: bool) -> UserError:
     """family: the model_type that is none of `known`. run: as the engine asks, not the planner."""
@@ -61,6 +65,16 @@ def weights_of(path: Path, raw: dict) -> str:
     if not (given := raw.get(key)):
         return "bf16"
     method = given.get("quant_method") if isinstance(given, dict) else given
+    for name in ("modules_to_not_convert", "ignore"):
+        kept = given.get(name) if isinstance(given, dict) else None
+        for layer in kept if isinstance(kept, list) else []:
+            if PRODUCTS.search(str(layer)):
+                raise UserError(
+                    f"{path}: {key} has {name} {shown(layer)}: some products stay in 16 bits, and"
+                    " the price of such a mixture is not known"
+                )
+    if isinstance(given, dict) and given.get("kv_cache_scheme"):
+        raise UserError(f"{path}: {key} has a kv_cache_scheme; a cache of 8 bits is not priced")
     if method in ("fp8", "fbgemm_fp8"):
         return "fp8"
     groups = given.get("config_groups") if method == "compressed-tensors" else None
@@ -73,6 +87,17 @@ def weights_of(path: Path, raw: dict) -> str:
         f"{path}: {key} has quant_method {shown(method)}, whose kernels are not priced; only fp8 of"
         " both weights and activations is"
     )
+
+
+def block_of(path: Path, raw: dict) -> int:
+    """Channels of a block of weights that share a scale; 0: no such blocks."""
+    given = raw.get("quantization_config")
+    size = given.get("weight_block_size") if isinstance(given, dict) else None
+    if size is None:
+        return 0
+    if not isinstance(size, list) or len(size) != 2 or {type(each) for each in size} != {int}:
+        raise UserError(f"{path}: weight_block_size is {shown(size)}; expected two whole numbers")
+    return size[0]
 
 
 def _in_fp8(group: dict) -> bool:

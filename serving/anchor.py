@@ -25,10 +25,10 @@ from batch import Request
 from command.checks import MOST, UserError, lookup, range_of, shown
 from command.cli import read_text
 from serving.capacity import percentile
-from serving.comparison import OURS, ROUNDS, Anchor, mean_tbts
+from serving.comparison import OURS, Anchor, mean_tbts
 from serving.engines import vllm_defaults
-from serving.planner import FEWEST, Replica
 from serving.planner import MOST as MOST_REPLAYED
+from serving.planner import Replica
 from serving.traffic import FASTEST, MOST_JSON, MOST_REQUESTS, MOST_TOKENS, gamma
 from timeline import Trace
 
@@ -95,11 +95,13 @@ class Run:
         """The quantity that the factor makes equal.
 
         In a closed loop, or a burst, the server decides how many tokens it makes in a second. At a
-        rate, the load does: then the mean time between tokens tells. Raises UserError.
+        rate, the load does. And where each request's lengths are unknown, so is how empty the
+        batches are while the longest requests end. Then the mean time between tokens tells. Raises
+        UserError.
         """
-        if not self.rate:
-            return "output"
         found = next((name for name in ("mean TPOT", "mean ITL") if name in self.measured), None)
+        if not self.rate and (self.detailed or not found or len(set(self.lengths)) == 1):
+            return "output"
         if not found:
             raise UserError(
                 f"{self.where}: at {self.load}, without a time between tokens (mean_tpot_ms), it"
@@ -108,12 +110,11 @@ class Run:
         return found
 
     def requests(self) -> list[Request]:
-        """Those that are replayed: enough for a steady loop or rate, and about STEPS iterations."""
+        """Those that are replayed: all, or as many as take about STEPS iterations."""
         most = float(MOST_REPLAYED)
         if self.clients:
             each = statistics.fmean(output for _, output in self.lengths)
-            steady = max(self.clients * ROUNDS, FEWEST)
-            most = max(self.clients, min(steady, STEPS * self.clients / each))
+            most = max(self.clients, STEPS * self.clients / each)
         elif self.rate:
             most = max(FEW, STEPS * self.rate * self.measured[self.matched] / 1e3)
         lengths = self.lengths[: int(min(most, MOST_REPLAYED))]
@@ -338,13 +339,14 @@ def scaled(replica: Replica, factor: float) -> Replica:
     return replace(replica, cost=cost)
 
 
-def find_factor(seen: Callable[[float], float], wanted: float, at_a_rate: bool) -> float:
+def find_factor(seen: Callable[[float], float], wanted: float, is_time: bool) -> float:
     """The factor on iterations with which `seen(factor)` is what was measured.
 
-    Not at a rate, nothing but iterations takes time. So a throughput falls by that factor. At a
-    rate, `seen` is a time, which grows with it: bisection on a logarithmic scale.
+    A throughput is matched where the load waits for nothing but iterations: so it falls by that
+    factor. (On a pipeline, hops take a little time, too.) A time grows with the factor: bisection
+    on a logarithmic scale.
     """
-    if not at_a_rate:
+    if not is_time:
         return seen(1.0) / wanted
     least, most = 1 / (2 * FAR), 2 * FAR
     for _ in range(TURNS):
@@ -383,7 +385,7 @@ class Replay:
         run, matched = self.run, self.run.matched
         wanted = run.measured[matched]
         found = find_factor(
-            lambda factor: measure_of(matched, self.trace(factor)), wanted, bool(run.rate)
+            lambda factor: measure_of(matched, self.trace(factor)), wanted, matched != "output"
         )
         if not 1 / FAR <= found <= FAR:
             raise UserError(
@@ -404,6 +406,14 @@ class Replay:
                 if name in run.measured
             },
         }  # fmt: skip
+
+
+def lengths_of(path: Path) -> list[tuple[int, int]]:
+    """Prompt and output tokens of the requests of the first load that can be read."""
+    for read in read_loads(path):
+        with suppress(UserError):
+            return read().lengths
+    return read().lengths  # refuses, with the reason
 
 
 def anchor_of(path: Path, replica: Replica, model: str, budget: int | None) -> Anchor:

@@ -1,6 +1,7 @@
 """An anchor: a known factor comes back from every form of file, and holds wherever time passes."""
 
 import json
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import plan
+from batch import Request
 from configs import GPUS, MODELS
 from configs.hosts import HOSTS
 from costmodel import CostModel, make_batch
@@ -16,6 +18,7 @@ from experiments.lib.plan_report import answer_of, print_anchor
 from pipeline import StageCosts
 from serving import anchor
 from serving.anchor import QUANTITIES, Replay, Run, anchor_of, measure_of, read_loads, scaled
+from serving.comparison import OURS
 from serving.planner import Replica
 
 ROOT = Path(__file__).parent.parent
@@ -68,6 +71,29 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "bench.json"
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_a_long_run_of_mixed_lengths(own: bool, file: Path) -> None:
+    """With each request's own lengths, its end is replayed. With the mean, TPOT is matched."""
+    draw = random.Random(0)
+    lengths = [(PROMPT, int(min(400, draw.lognormvariate(3, 1))) + 2) for _ in range(600)]
+    asked = [Request(i, range(p), n) for i, (p, n) in enumerate(lengths)]
+    trace = scaled(SERVER, 1.3).serve(asked, OURS, 8192, clients=64)
+    found, outputs = {name: measure_of(name, trace) for name in QUANTITIES}, [n for _, n in lengths]
+    entry = vllm("closed") | {
+        "completed": 600, "num_prompts": 600, "max_concurrency": 64,
+        "total_input_tokens": 600 * PROMPT, "total_output_tokens": sum(outputs),
+        "request_throughput": found["requests"], "output_throughput": found["output"],
+        "mean_tpot_ms": found["mean TPOT"],
+    }  # fmt: skip
+    if own:
+        entry |= {"input_lens": [PROMPT] * 600, "output_lens": outputs}
+    file.write_text(json.dumps(entry))
+    (run,) = anchor_of(file, SERVER, "llama3.1-8b", None).runs
+    factor = anchor_of(file, SERVER, "llama3.1-8b", None).factor
+    assert run["matched"] == ("output" if own else "mean TPOT")
+    assert factor == pytest.approx(1.3, rel=1e-3 if own else 0.2)
+
+
 @pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("form", [vllm, guidellm])
 def test_a_known_factor_comes_back(form: Callable, load: str, file: Path) -> None:
@@ -90,7 +116,7 @@ def test_of_several_loads_the_median_counts(file: Path, capsys: pytest.CaptureFi
     file.write_text("\n".join(map(json.dumps, several)) + "\n")
     found = anchor_of(file, SERVER, "llama3.1-8b", None)
     assert found.factors == pytest.approx([1.1, 1.2, 2.0]) and found.factor == found.factors[1]
-    print_anchor(found)
+    print_anchor(found, SERVER)
     said = capsys.readouterr().out
     assert "take 1.20 x" in said and "3 loads: 1.10 to 2.00" in said
     assert "left out: " in said and "load 4: output_throughput is None" in said
@@ -188,7 +214,7 @@ def test_an_anchor_is_chosen_by_its_id_alone() -> None:
     assert "anchored" not in row, "it is not compared with itself"
 
 
-@pytest.mark.parametrize(("wanted", "at_a_rate"), [(3.0, True), (0.2, True), (4.0, False)])
-def test_the_factor_is_found(wanted: float, at_a_rate: bool) -> None:
-    found = anchor.find_factor(lambda factor: factor, wanted, at_a_rate)
-    assert found == pytest.approx(wanted if at_a_rate else 1 / wanted, rel=2e-3)
+@pytest.mark.parametrize(("wanted", "is_time"), [(3.0, True), (0.2, True), (4.0, False)])
+def test_the_factor_is_found(wanted: float, is_time: bool) -> None:
+    found = anchor.find_factor(lambda factor: factor, wanted, is_time)
+    assert found == pytest.approx(wanted if is_time else 1 / wanted, rel=2e-3)

@@ -13,9 +13,11 @@ import torch
 from conftest import assert_within, noise_bound
 
 from command.checks import UserError
-from configs import MODELS
+from configs import GPUS, MODELS
+from costmodel import CostModel
 from engine import LLM, SamplingParams
 from loading.checkpoint import load_config, load_weights, save
+from loading.config_json import FIELDS
 from model import Transformer
 from scheduler import POLICIES
 
@@ -247,6 +249,10 @@ FP8_GROUP = {key: {"num_bits": 8, "type": "float"} for key in ("weights", "input
         ("qwen3-30b-a3b", {"model_type": "qwen3_moe", "num_experts": 128}, {}),
         ("qwen3-8b", {"model_type": "qwen3", "quantization_config": {"quant_method": "fp8"}},
          {"weights": "fp8"}),
+        ("qwen3-30b-a3b", {"model_type": "qwen3_moe", "num_experts": 128, "quantization_config": {
+            "quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": [
+                "lm_head", "model.layers.0.mlp.gate", "model.layers.0.post_attention_layernorm"]}},
+         {"weights": "fp8", "weight_block": 128}),
         ("llama3.1-8b", {"model_type": "llama", "rope_scaling": None, "quantization_config": {
             "quant_method": "compressed-tensors", "config_groups": {"group_0": FP8_GROUP}}},
          {"weights": "fp8", "rope_scaling": None}),
@@ -273,6 +279,32 @@ def test_what_is_priced_and_not_run(
     assert found == replace(model, source=found.source, **expected)
     with pytest.raises(UserError, match=r"plan\.py prices"):
         load_config(tmp_path, name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"modules_to_not_convert": ["lm_head", "model.layers.0.self_attn"]}, "stay in 16 bits"),
+        ({"ignore": ["re:.*down_proj"]}, "stay in 16 bits"),
+        ({"kv_cache_scheme": {"num_bits": 8}}, "a cache of 8 bits"),
+        ({"weight_block_size": 128}, "weight_block_size is 128"),
+    ],
+)  # fmt: skip
+def test_fp8_that_has_no_price(changes: dict, what: str, tmp_path: Path) -> None:
+    raw = {"model_type": "qwen3", "quantization_config": {"quant_method": "fp8"} | changes}
+    model = MODELS["qwen3-8b"]
+    raw |= {key: getattr(model, field) for field, (key, _) in FIELDS["qwen3"].items()}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(UserError, match=what):
+        load_config(tmp_path, priced=True)
+
+
+def test_blocks_of_scales_bound_tp() -> None:
+    """Engines refuse a part of a block: 768 channels over 4 GPUs."""
+    model = replace(MODELS["qwen3-30b-a3b"], weights="fp8", weight_block=128)
+    CostModel(model, GPUS["h100"], tp=2, software="vllm")
+    with pytest.raises(UserError, match="blocks of 128 channels, and with tp 4"):
+        CostModel(model, GPUS["h100"], tp=4, software="vllm")
 
 
 def with_config(directory: Path, case: str, **changes) -> Path:

@@ -11,6 +11,7 @@ from batch import Request
 from command.checks import UserError, did_you_mean, lookup
 from configs import GPU, GPUS
 from experiments.lib.papers import ARXIV, CHAT
+from serving.anchor import lengths_of
 from serving.calibration import LENGTH, CalibratedModel
 from serving.planner import Replica
 from serving.traffic import Fixed, make_requests, poisson, read_trace
@@ -44,8 +45,19 @@ def gpu_of(options: Namespace) -> tuple[GPU, str]:
 def requests_of(options: Namespace) -> tuple[str, list[Request], bool]:
     """The traffic's name, its requests, and whether they are of a file.
 
-    A file goes before a word of the same name.
+    A file goes before a word of the same name. With an anchor, the default is its requests.
     """
+    if options.anchor and not options.requests_file:
+        known, arrivals = lengths_of(options.anchor), poisson(options.requests, 1.0, options.seed)
+        lengths = [known[i % len(known)] for i in range(options.requests)]
+        return (
+            options.anchor.name,
+            [
+                Request(i, range(prompt), output, arrival=arrivals[i])
+                for i, (prompt, output) in enumerate(lengths)
+            ],
+            False,
+        )
     path = options.requests_file or Path(CHAT.name)
     word, count = str(path), options.requests
     if not path.exists() and word in DATASETS:

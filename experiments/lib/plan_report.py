@@ -95,13 +95,15 @@ def dollars_of(question: Question, replica: Replica, rate: float) -> dict[str, f
     return {"1000 requests": 1e3 * request, "million output tokens": 1e6 * request / tokens}
 
 
-def print_anchor(anchor: Anchor | None) -> None:
+def print_anchor(anchor: Anchor | None, replica: Replica) -> None:
     """What one factor mends, and what remains: scaled over measured."""
     if anchor is None:
         return
     print(
         f"anchor     {anchor.name}: your server's iterations take {three_digits(anchor.factor)} x"
-        " ours: every\n           time below is scaled by it"
+        " ours: every\n           time below is scaled by it. It is read as a server of"
+        f" {replica.cost.model.name} on\n           {hardware_of(replica)}: of another model,"
+        " format or GPU it says nothing"
     )
     if (count := len(anchor.factors)) > 1:
         ends = " to ".join(three_digits(end(anchor.factors)) for end in (min, max))
@@ -148,7 +150,7 @@ def print_capacity(plan: Plan) -> None:
         print(textwrap.fill(said, 88, subsequent_indent=15 * " "))
     if dollars := dollars_of(plan.question, replica, best.rate):
         said = [f"${three_digits(each)} per {what}" for what, each in dollars.items()]
-        print(f"dollars        {', '.join(said)}")
+        print(f"dollars        at that rate: {', '.join(said)}")
     print_error(replica, plan.question.traffic)
     rows = []
     for budget, found in plan.curves[OURS].items():
@@ -214,6 +216,8 @@ def who_holds(plan: Plan, demand: Demand) -> str:
         said += f", the busiest minute at {load(busiest)}"
     elif busiest:
         said += f". The busiest minute takes {math.ceil(busiest / capacity)}"
+    if (price := plan.question.dollars) is not None:
+        said += f", for ${three_digits(price * count * plan.replica.gpus)} an hour"
     if low and (more := math.ceil(demand.rate / low)) > count:
         said += f". With the lowest capacity of the other samples: {more}"
     return said
@@ -322,6 +326,7 @@ def print_engines(options: Namespace, plan: Plan) -> None:
         parts = textwrap.wrap(line, 88, break_on_hyphens=False, break_long_words=False)
         named = [part.replace(place, quoted) for part in parts]
         print(f"\n{engine}:\n  " + " \\\n    ".join(named))
+    print("\nThe length is that of the longest request here: give more if yours are longer.")
     if plan.replica.stages > 1:
         print("\nOn a pipeline, SGLang mixes no chunks with decodes: expect less of it.")
 
@@ -438,7 +443,11 @@ def answer_of(
         "dollars": dollars_of(question, replica, best.rate),
         "batch size": replica.size(best.budget), "cache tokens": replica.holds(best.budget),
         "interval": [min(plan.draws), max(plan.draws)] if plan.draws else None,
-        "demands": [asdict(each) for each in question.demands],
+        "demands": [
+            asdict(each) | {"replicas": (count := math.ceil(each.rate / best.rate)),
+                            "gpus": count * replica.gpus, "load": each.rate / (count * best.rate)}
+            for each in question.demands
+        ],
         "policies": {
             name: [{"budget": size, "capacity": each.rate} for size, each in curve.items()]
             for name, curve in plan.curves.items()
