@@ -17,6 +17,7 @@ from configs.constants import (
     constants,
     reduce_seconds,
 )
+from configs.experts import EXPERTS, FP8
 from costmodel import ATTENTION_P, DIAGONAL, ENDS, KERNELS, CostModel, make_batch
 from experiments import fit, law_variants
 from experiments.lib import measured_kernels
@@ -294,10 +295,19 @@ def test_the_constants_are_what_the_script_finds(monkeypatch, capsys) -> None:
     assert capsys.readouterr().out.count('"vllm"): Efficiency(') == len(FOLDERS)
 
 
+def held(gpu: str) -> dict:
+    """What `fit.fit_later` finds, without a search."""
+    found = {"fp8 experts" if weights == "fp8" else "experts": own
+             for (on, weights), own in EXPERTS.items() if on == gpu}  # fmt: skip
+    own = {"fp8 product": replace(EFFICIENCY[gpu, "vllm"], **FP8[gpu])} if gpu in FP8 else {}
+    return found | own
+
+
 def test_the_script_complains_of_other_constants(monkeypatch) -> None:
     """Of a GPU's constants, and of the sharpness of the corner. Nothing is searched for here."""
     monkeypatch.setattr(sys, "argv", ["fit.py", "vllm"])
     monkeypatch.setattr(fit, "fit_gpu", lambda *_: PLAIN)
+    monkeypatch.setattr(fit, "fit_later", held)
     monkeypatch.setattr(fit, "print_corners", lambda *_: ATTENTION_P)
     with pytest.raises(SystemExit, match="other constants of a100-80gb, vllm"):
         fit.main()
