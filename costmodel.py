@@ -106,7 +106,7 @@ class CostModel:
     ) -> None:
         if (
             type(tp) is not int
-            or tp < 1
+            or not 1 <= tp <= model.intermediate
             or model.n_head % tp
             or (model.n_kv_head % tp and tp % model.n_kv_head)
         ):

@@ -88,7 +88,8 @@ UTILIZATION = 0.9
 ASYNC = "vllm-async"  # the host of today's vLLM
 STDOUT = Path("-")
 # flags of a GPU alone
-PRICED = ("host_time", "memory_utilization", "cache_tokens", "anchor", "dollars_per_gpu_hour")
+PRICED = ("weights", "host_time", "memory_utilization", "cache_tokens", "anchor")
+PRICED += ("dollars_per_gpu_hour",)
 FLAGS = {
     "model": model_flag("mistral-7b"),
     "weights": Flag("", shown="as in config.json, or bf16", choices=("bf16", "fp8")),
@@ -254,6 +255,8 @@ def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:
     name, requests, from_file = requests_of(options)
     place = options.tp, options.pp
     check_together(options)
+    if options.pp > model.n_layer:
+        raise UserError(f"--pp is {options.pp}, and {model.name} has {model.n_layer} layers")
     if options.gpu == HERE:
         replica = replica_here(options, model)
     elif options.calibration is not None:
@@ -343,17 +346,17 @@ def keep(
 ) -> None:  # fmt: skip
     """Write what is known. done: there is all that the picture shows. out: of --json -."""
     path = options.out / f"{NAME}.csv"
-    if done:
-        finish(path, rows_of(plan), lambda _: draw(plan))
-    elif plan:
-        rows_of(plan).write(path)
-        print(f"\nwrote {path}")
     if options.json and (plan or benches):
         lines = engine_lines(options, plan) if plan else {}
         replica = question.replicas[options.tp, options.pp]
         known = answer_of(question, replica, plan, benches, lines)
         text = json.dumps({"mark": MARK} | known, indent=1) + "\n"
         out.write(text) if options.json == STDOUT else write_file(options.json, text)
+    if done:
+        finish(path, rows_of(plan), lambda _: draw(plan))
+    elif plan:
+        rows_of(plan).write(path)
+        print(f"\nwrote {path}")
 
 
 if __name__ == "__main__":

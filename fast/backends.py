@@ -111,11 +111,12 @@ def candidates(cache: KVCache, name: str) -> list[str]:
     name: what `choose_backend` takes unmeasured: native, or sdpa where that cannot run.
     """
     device, dtype, head_dim = cache.k.device, cache.k.dtype, cache.k.shape[-1]
+    paged = isinstance(cache, PagedCache)
     if device.type != "cuda":
         return ["sdpa"] if name == "sdpa" else ["sdpa", name]
     why_not = {
         "varlen": why_not_varlen(device, dtype, head_dim, cache.k.shape[3]),
-        "xformers": why_not_xformers(device),
+        "xformers": "it reads slots" if paged else why_not_xformers(device),
     }
     return ["sdpa", *[each for each, why in why_not.items() if why is None]]
 

@@ -194,6 +194,7 @@ void decode(const T* q, const T* keys, const T* values, T* out, const Request& r
     float total[MAX_GROUPS];
     for (int g = 0; g < groups; g++) {
         float* score = scores + g * room;
+        store(score + context, vec{} - INFINITE);  // a run may end before whole lanes do
         float most = *std::max_element(score, score + context);
         vec sums{};
         for (int j = 0; j < context; j += LANES) {

@@ -209,10 +209,12 @@ def _rope(path: Path, raw: dict, priced: bool) -> tuple[float, tuple[float, ...]
     key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     rope = raw.get(key) or {}
     kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
-    if kind == "yarn" and priced:
-        old = rope.get(LLAMA3[-1]) or raw.get("max_position_embeddings")
+    if kind == "yarn" and priced and isinstance(rope, dict):
+        old = rope.get(LLAMA3[-1], raw.get("max_position_embeddings"))
         for name, value in (("factor", rope.get("factor")), (LLAMA3[-1], old)):
             _check_value(path, "rope", f"{key}.{name}", value)
+        if rope["factor"] < 1:
+            raise UserError(f"{path}: {key}.factor is {rope['factor']!r}; expected at least 1")
         longer = int(rope["factor"] * old)
         rope = {name: rope[name] for name in rope if name == "rope_theta"}
         kind = "default"

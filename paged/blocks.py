@@ -135,9 +135,14 @@ class BlockMemory(Memory):
         return blocks
 
     def reset(self) -> None:
-        """Nobody runs any more. What is computed can still be found."""
-        while self.tables:
-            self._drop(self.tables.popitem()[1])
+        """Nobody runs any more. What is computed can still be found.
+
+        An interrupt may have come between two lines of the books: so they are written anew.
+        """
+        self.tables, self._newcomer, self.taken = {}, (None, Table()), 0
+        self.references = [0] * len(self.references)
+        self.idle |= dict.fromkeys(sorted(self.key_of.keys() - self.idle.keys()))
+        self.free = sorted(set(range(len(self.references))) - self.key_of.keys())
 
     # ---- blocks
 

@@ -10,8 +10,6 @@ simulation would find nearly all of it. `Parts` lays ranges one behind the other
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
 
-OF_A_HASH = 512  # tokens that one id of Mooncake's traces stands for
-
 
 class Parts(Sequence):
     """Ranges of token ids, as one prompt. It takes no memory for its tokens."""
@@ -33,13 +31,6 @@ class Parts(Sequence):
             if first < stop and first + len(part) > start
         ]
         return list(chain.from_iterable(pieces))[::step]
-
-
-def of_hashes(hash_ids: Sequence[int], tokens: int) -> Parts:
-    """A prompt from a line of Mooncake's traces: equal ids stand for equal blocks of 512 tokens."""
-    blocks = [range(OF_A_HASH * each, OF_A_HASH * (each + 1)) for each in hash_ids]
-    blocks[-1] = blocks[-1][: tokens - OF_A_HASH * (len(blocks) - 1)]
-    return Parts(blocks)
 
 
 def shared(prompt: int, same: int, number: int) -> Parts:

@@ -381,7 +381,7 @@ def affordable(rate: float, precision: float, replica: Replica, traffic: Traffic
     A request has an iteration for each output token: that many, if no two requests share one. And
     the run has no more iterations than fit into its time.
     """
-    usual = int(np.median(traffic.prompts))
+    usual = max(2, int(np.median(traffic.prompts)))  # of a decode: it has a prompt before it
     decode = replica.cost.seconds(make_batch(decodes=1, context=usual))
     shared = max(1 / float(traffic.outputs.mean()), rate * decode)
     return math.ceil(max(FEW, needed(rate, precision), ITERATIONS * shared))

@@ -83,6 +83,8 @@ def busy_times(requests: Sequence[Request]) -> tuple[float, float | None] | None
     if not len(arrivals) or arrivals[0] == arrivals[-1]:
         return None
     span = arrivals[-1] - arrivals[0]
+    if span * FASTEST < len(arrivals):  # as good as at once
+        return None
     within = np.searchsorted(arrivals, arrivals + MINUTE) - np.arange(len(arrivals))
     busiest = float(within.max()) / MINUTE if span > MINUTE else None
     return float((len(arrivals) - 1) / span), busiest

@@ -71,9 +71,14 @@ def test_blocks_give_the_tokens_of_slots_in_a_thousand_runs(
     assert seen["hits"]
 
 
-@pytest.mark.parametrize("size", [1, 3, 16, 64])
+@pytest.mark.parametrize(
+    "cut", [None, 3, 7]
+)  # where a row of blocks in order is torn; None: all are shuffled
+@pytest.mark.parametrize("size", [1, 3, 5, 8, 16, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_native_attention_reads_through_the_table(size: int, dtype: torch.dtype) -> None:
+def test_native_attention_reads_through_the_table(
+    size: int, dtype: torch.dtype, cut: int | None
+) -> None:
     """Chunks and decodes over blocks that lie anywhere, against slots. The rest is NaN."""
     config = replace(MODELS["demo"], n_layer=1, hidden=128, n_head=4, n_kv_head=2)
     try:
@@ -85,7 +90,10 @@ def test_native_attention_reads_through_the_table(size: int, dtype: torch.dtype)
     slots = KVCache(config, len(rows), 200, dtype)
     memory = BlockMemory(1400, size)
     paged = PagedCache(config, len(rows), 200, dtype, memory=memory)
-    order = rng.sample(range(memory.most), paged.table.numel())
+    count = paged.table.numel()
+    order = rng.sample(range(memory.most), count)
+    if cut:
+        order = [*range(count - cut, count), *range(count - cut)]
     paged.table.copy_(torch.tensor(order).view_as(paged.table))
     for each in (slots.k, slots.v, paged.k, paged.v):
         each.fill_(float("nan"))

@@ -112,5 +112,10 @@ def check_together(options: Namespace) -> None:
             flag = f"--{name.replace('_', '-')}"
             raise UserError(f"{flag} and {other} exclude each other: leave one out")
     own = [(options.out / f"plan{end}").resolve() for end in (".csv", ".png")]
+    for flag, path in (("--anchor", options.anchor), ("--requests-file", options.requests_file)):
+        if path and path.resolve() in [*own, *([options.json.resolve()] if options.json else [])]:
+            raise UserError(
+                f"{flag} {path}: the plan would write there; give --json or --out another name"
+            )
     if options.json and options.json.resolve() in own:
         raise UserError(f"--json {options.json}: the plan writes its own file there; name another")
