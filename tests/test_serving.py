@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import call, ran
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batch import Batch, Request
@@ -254,6 +254,7 @@ def test_sarathi_serve_has_the_largest_capacity(deployment: object) -> None:
 # --------------------------------------------------------------------------------- the token budget
 
 
+@settings(deadline=None)
 @given(slo=st.floats(0.04, 1.0))
 def test_token_budget_is_the_largest_that_fits(slo: float) -> None:
     cost = MISTRAL.cost_model
