@@ -8,6 +8,7 @@ import json
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import compress
 from types import ModuleType, SimpleNamespace
 
@@ -330,18 +331,21 @@ class Paged(SarathiServe):
         self.blocks, self.model = blocks, BlockModel(case["blocks"], case["size"])
         self.tables, self.said = {}, []
 
+    def ask(self, name: str, *given: list[int]) -> object:
+        return unchanged(f"`{name}`, or what it calls,", getattr(self.blocks, name), *given)
+
     def note(self, name: str, i: int, *found: object) -> None:
         self.said.append([name, i, *found, list(self.blocks.free), list(self.blocks.references)])
 
     def can_admit(self) -> bool:
         room = bool(self.waiting) and len(self.running) < self.max_batch_size
-        return room and self.blocks.fits(fed(self.waiting[0], 0, self.waiting[0].prefill_length))
+        return room and self.ask("fits", fed(self.waiting[0], 0, self.waiting[0].prefill_length))
 
     def admit(self) -> Request | None:
         if (request := super().admit()) is None:
             return None
         tokens = fed(request, 0, request.prefill_length)
-        hits, table = (list(ask(tokens)) for ask in (self.blocks.hits, self.blocks.allocate))
+        hits, table = (list(self.ask(name, tokens)) for name in ("hits", "allocate"))
         self.note("allocate", request.request_id, hits, list(table))
         self.tables[request.request_id] = table
         request.prefilled = request.context = len(hits) * self.blocks.size
@@ -368,14 +372,14 @@ class Paged(SarathiServe):
         return request
 
     def give_back(self, i: int) -> None:
-        self.blocks.release(self.tables.pop(i))
+        self.ask("release", self.tables.pop(i))
         self.note("release", i)
 
     def run(self, request: Request, start: int, length: int) -> int:
         table = self.tables[request.request_id]
         token = self.model.feed(table, start, fed(request, start, length))
         self.said.append(["run", request.request_id, start, length])
-        self.blocks.store(list(table), fed(request, 0, start + length))
+        self.ask("store", list(table), fed(request, 0, start + length))
         return token
 
     def serve(self, arriving: list[Request]) -> None:
@@ -444,10 +448,15 @@ DRIVERS: dict[str, Callable[[ModuleType, dict], object]] = {
 }
 
 
+def unchanged(what: str, ask: Callable, *given: object) -> object:
+    """What `ask` returns. ValueError if it changes what it was given. what: its name."""
+    before = json.dumps(given)
+    answer = ask(*given)
+    if json.dumps(given) != before:
+        raise ValueError(f"{what} changes its arguments, and the caller still needs them")
+    return answer
+
+
 def answer_of(file: str, mine: ModuleType, case: dict) -> object:
     """A student's answer to a case. ValueError if the code changes what it was given."""
-    before = json.dumps(case)
-    answer = DRIVERS[file](mine, case)
-    if json.dumps(case) != before:
-        raise ValueError("your function changes its arguments, and the caller still needs them")
-    return answer
+    return unchanged("your function", partial(DRIVERS[file], mine), case)

@@ -56,7 +56,7 @@ EXERCISES = {
         Exercise("10", "bubbles of a pipeline", 8, 12),
         Exercise("11", "the window of work stealing", 9, 5),
         Exercise("12", "the table of a beam search", 10, 3),
-        Exercise("13", "blocks, shared by a prefix hash", 6, 20),
+        Exercise("13", "blocks, shared by a hash of the prefix", 6, 20),
         Exercise("hunt", "a property that finds mistakes", 6, 10),
         Exercise("final", "a policy of your own", 7, 30),
     )

@@ -46,8 +46,8 @@ class Blocks:
         self.size = size
         self.free = deque(range(blocks))  # what nobody holds, each once; the left end is next
         self.references = [0] * blocks  # of each block: how many requests hold it
-        self.block_of: dict[int, int] = {}  # hash -> the block that holds this prefix's last tokens
-        self.hash_of: dict[int, int] = {}  # the same, block -> hash
+        self.block_of: dict[int, int] = {}  # hash -> the block where this prefix ends
+        self.hash_of: dict[int, int] = {}  # the same the other way round: block -> hash
 
     def hashes(self, tokens: Sequence[int]) -> list[int]:
         """The hash of each full block of these tokens, in order. A rest has none.
@@ -67,8 +67,8 @@ class Blocks:
     def take(self) -> int:
         """Take the block at the left end of `free`: now one request holds it. Returns it.
 
-        Its old content is evicted: block_of and hash_of must forget it, if they have it. It is
-        called only if `free` is not empty.
+        Its old content is evicted. If block_of and hash_of have this block, remove it from both.
+        `take` is called only if `free` is not empty.
         """
         raise NotImplementedError
 
@@ -100,7 +100,8 @@ class Blocks:
     def store(self, table: Sequence[int], tokens: Sequence[int]) -> None:
         """The blocks of a table hold these tokens now. Full ones can be shared from now on.
 
-        If another block is known for the same prefix, it stays the one that is known.
+        If another block is known for this prefix already, that one stays known; this one does not
+        become known.
         """
         for block, key in zip(table, self.hashes(tokens), strict=False):
             if key not in self.block_of:
