@@ -414,7 +414,7 @@ def test_the_page_counts_the_stalls_of_the_book(
     page.close()
     expected = sorted(trace.stalls(bound))
     assert sorted(map(tuple, found)) == [pytest.approx(stall) for stall in expected]
-    assert bool(found) == (policy in ("orca", "vllm_v0", "hybrid_only"))
+    assert bool(found) == (policy in ("orca", "vllm_v0", "hybrid_only", "prefill_first"))
 
 
 def test_on_a_phone_chunks_stay_apart(browser: "playwright.Browser", address: str) -> None:
